@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedexp.core import storage
 from fedexp.core.errors import StorageError
-from fedexp.data.views import VIEWS, suffix
+from fedexp.data.views import suffix
 from fedexp.figures.load import RunData, load_run
 from fedexp.figures.pictures import Pictures
 from fedexp.rundir.reader import RunDirectory
@@ -32,8 +32,7 @@ METADATA: dict[str, dict[str, None]] = {
     "pdf": {"CreationDate": None},
     "svg": {"Date": None},
 }
-# These pictures are also drawn for further test views.
-INTERIM = ("class_accuracy", "class_accuracy_normalised", "local_round")
+INTERIM = ("class_accuracy", "local_round")  # prefixes of the pictures that show a running run
 
 
 def make_figures(
@@ -88,12 +87,16 @@ def interim_pictures(
     picture. No file is written, and the run may be in progress or finished. further: the history in
     each further view of the test set.
     """
-    names = [f"{name}{suffix(view)}" for name in INTERIM for view in VIEWS]
     from fedexp.figures.style import styled
 
-    run = load_run(run_dir, history, further=further)
+    drawn = {}
     with styled(look_of(run_dir).style):
-        return {name: _png(draw()) for name, draw in _figures(run) if name in names}
+        for name, draw in _figures(load_run(run_dir, history, further=further)):
+            if name.startswith(INTERIM):
+                buffer = io.BytesIO()
+                draw().savefig(buffer, format="png")
+                drawn[name] = buffer.getvalue()
+    return drawn
 
 
 def _figures(run: RunData) -> "Iterator[tuple[str, Callable[[], Figure]]]":
@@ -132,16 +135,7 @@ def save(figure: "Figure", path: Path) -> None:
             path.parent,
             OSError(errno.ELOOP, "it is a link; pictures are not written through links"),
         )
+    form = path.suffix.removeprefix(".")
     with storage.temporary_of(path) as temporary:
-        _write(figure, temporary, path.suffix.removeprefix("."))
+        figure.savefig(temporary, format=form, metadata=METADATA[form])
         os.replace(temporary, path)
-
-
-def _png(figure: "Figure") -> bytes:
-    buffer = io.BytesIO()
-    _write(figure, buffer, "png")
-    return buffer.getvalue()
-
-
-def _write(figure: "Figure", file: Path | io.BytesIO, form: str) -> None:
-    figure.savefig(file, format=form, metadata=METADATA[form])

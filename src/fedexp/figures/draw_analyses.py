@@ -72,12 +72,10 @@ def gradient_diversity(run: RunData, table: "pd.DataFrame") -> Figure:
     each layer."""
     total, name = table[table["layer"] == TOTAL], "gradient_diversity"
     values = table.pivot_table(index="round", columns="layer", values=name)[layers_of(table)]
-    finite = np.append(values.to_numpy()[np.isfinite(values.to_numpy())], 1.0)
-    subject, label = (
-        "Gradient diversity of the clients of a round",
-        "gradient diversity\nof the layer",
-    )
-    figure, above = layered(run, subject, values, label, float(np.quantile(finite, 0.98)))
+    finite = values.to_numpy()[np.isfinite(values.to_numpy())]
+    top = float(np.quantile(finite, 0.98)) if finite.size else 1.0
+    subject, label = "Gradient diversity of a round's clients", "gradient diversity\nof the layer"
+    figure, above = layered(run, subject, values, label, top)
     look: dict[str, Any] = {"marker": "o", "markersize": 3.5}
     above.plot(total["round"], total[name], color=BLUE, label="equal weights", **look)
     weighted = total[f"weighted_{name}"]

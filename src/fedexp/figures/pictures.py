@@ -4,7 +4,7 @@ subcommands."""
 import argparse
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Self
 
@@ -24,12 +24,8 @@ class Pictures:
     style: str | None = None  # a matplotlib style file (.mplstyle), read after fedexp's own
 
     def __post_init__(self) -> None:
-        require(
-            len(self.format) > 0,
-            "figures.format",
-            self.format,
-            f"at least one of {', '.join(FORMATS)}",
-        )
+        allowed = f"at least one of {', '.join(FORMATS)}"
+        require(len(self.format) > 0, "figures.format", self.format, allowed)
         for each in self.format:
             require_choice("figures.format", each, FORMATS)
         if self.style is not None:
@@ -44,22 +40,21 @@ class Pictures:
         """
         if isinstance(node, bool):
             return cls(draw=node)
-        known = {field.name for field in fields(cls)}
-        values = (
-            {key: value for key, value in node.items() if key in known}
-            if isinstance(node, Mapping)
-            else {}
-        )
+        given = node if isinstance(node, Mapping) else {}
+        known = {field.name: given.get(field.name, field.default) for field in fields(cls)}
         try:
-            return cls(**values | {"format": tuple(values.get("format", cls.format))})
+            return cls(**known | {"format": tuple(known["format"])})
         except (ConfigError, TypeError):
-            return cls(draw=values.get("draw") is not False)
+            return cls(draw=given.get("draw") is not False)
 
-    def changed(self, options: argparse.Namespace) -> Self:
+    def changed(self, options: argparse.Namespace) -> "Pictures":
         """Return these settings, with the changes that the command line's flags ask for."""
-        changes: dict[str, Any] = {"titles": False} if options.no_titles else {}
-        changes |= {"format": tuple(options.format.split(","))} if options.format else {}
-        return replace(self, **changes | ({"style": options.style} if options.style else {}))
+        return Pictures(
+            draw=self.draw,
+            format=tuple(options.format.split(",")) if options.format else self.format,
+            titles=self.titles and not options.no_titles,
+            style=options.style or self.style,
+        )
 
 
 def require_style(style: str) -> None:

@@ -154,10 +154,11 @@ def class_axis(axes: Axes, classes: Sequence[str], horizontal: bool = False) -> 
     letters. If there are many, ticks are at round numbers.
     """
     axis = axes.xaxis if horizontal else axes.yaxis
-    axis.set_label_text("class" if len(classes) <= NAMED_CLASSES else "class (index)")
     if len(classes) > NAMED_CLASSES:
+        axis.set_label_text("class (index)")
         axis.set_major_locator(integers(10))
         return
+    axis.set_label_text("class")
     shown, families = drawable(classes)
     names = [name if len(name) <= 20 else f"{name[:9]}…{name[-10:]}" for name in shown]
     axis.set_ticks(
@@ -168,5 +169,4 @@ def class_axis(axes: Axes, classes: Sequence[str], horizontal: bool = False) -> 
         parse_math=False,
     )
     if horizontal and max(map(len, names)) > 4:
-        for text in axis.get_ticklabels():
-            text.set(rotation=40, ha="right", rotation_mode="anchor")
+        axes.tick_params("x", rotation=90)
