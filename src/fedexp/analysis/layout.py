@@ -57,10 +57,8 @@ class Section:
         parts = []
         if any("[" in text for text in texts):
             spread = " ± standard deviation over seeds" * any("±" in text for text in texts)
-            parts.append(f"ours{spread} [printed]")
-            parts += ["not run where ours is missing"] * any(
-                text[0] == "[" for text in texts if text
-            )
+            missing = "; not run where ours is missing" * any(text[:1] == "[" for text in texts)
+            parts.append(f"ours{spread} [printed]{missing}")
         parts += ["forgetting in parentheses"] * any(map(IN_PARENTHESES.search, texts))
         parts += [f"`{mark}` {NOTES[mark]}" for mark in marks_in(texts)]
         text = "; ".join(parts)
@@ -75,7 +73,7 @@ def marks_in(texts: Iterable[str]) -> list[str]:
 
 def number(value: float | None, unit: str, metric: str = "") -> str:
     """Format a number as the papers do; - for None or nan."""
-    if value is None or value != value:
+    if pd.isna(value):
         return "-"
     if math.isinf(value):
         return "never"
@@ -83,25 +81,23 @@ def number(value: float | None, unit: str, metric: str = "") -> str:
     return f"{value:.{digits}f}"
 
 
+def text_in(row: Mapping[str, Any], column: str) -> str:
+    """Format a column of a row of the tidy table."""
+    return number(row[column], row["unit"], row["metric"])
+
+
 def both(row: Mapping[str, Any]) -> tuple[str, str]:
     """Return (measured value ± standard deviation, published value) of a row of the tidy table.
 
     The measured value is "" if nothing was run.
     """
-    printed = (
-        "failed"
-        if str(row["note"]).startswith("failed")
-        else number(row["printed"], row["unit"], row["metric"])
-    )
+    printed = "failed" if str(row["note"]).startswith("failed") else text_in(row, "printed")
     if not row["n"]:
         return "", printed
-    value = row["plain_last"] if shows_plain(row) else row["mean"]
-    ours = number(value, row["unit"], row["metric"])
+    ours = text_in(row, "plain_last" if shows_plain(row) else "mean")
     if row["diverged"] == row["n"]:
         ours = "failed"
-    if row["std"] is not None and row["std"] == row["std"]:
-        ours += f" ± {number(row['std'], row['unit'], row['metric'])}"
-    return ours, printed
+    return ours if pd.isna(row["std"]) else f"{ours} ± {text_in(row, 'std')}", printed
 
 
 def shows_plain(row: Mapping[str, Any]) -> bool:
@@ -109,62 +105,26 @@ def shows_plain(row: Mapping[str, Any]) -> bool:
 
     It does if the rule's view was not tested.
     """
-    return row["verdict"] == NO_VIEW or (
-        bool(row["rule"]) and missing(row["mean"]) and not missing(row["plain_last"])
-    )
+    has_plain_alone = pd.isna(row["mean"]) and not pd.isna(row["plain_last"])
+    return row["verdict"] == NO_VIEW or (bool(row["rule"]) and has_plain_alone)
 
 
-def one_number(row: Mapping[str, Any]) -> tuple[str, str]:
-    """Return (measured value with its mark, published value) of a row.
-
-    Forgetting is in parentheses.
-    """
-    bracket = "({})" if row["metric"] == "forgetting" else "{}"
-    ours, printed = both(row)
-    marked = ours + MARKS.get(row["verdict"], "") + (PLAIN_ONLY if shows_plain(row) else "")
-    marked += SOME_DIVERGED if 0 < row["diverged"] < row["n"] else ""
-    return bracket.format(marked) if row["n"] else "", bracket.format(printed)
+def in_brackets(row: Mapping[str, Any], text: str) -> str:
+    """Put a text into parentheses if the row has forgetting."""
+    return f"({text})" if row["metric"] == "forgetting" and text else text
 
 
 def one_cell(rows: Rows) -> str:
-    """Return the text of a cell: all measured and published numbers of a method in a setting."""
-    texts = [one_number(row) for row in rows]
-    ours, printed = (" ".join(text for text in side if text) for side in zip(*texts, strict=True))
-    return f"{ours} [{printed}]".strip()
-
-
-def column_names(table: pd.DataFrame) -> list[str]:
-    """Return, for each row, its column of the paper's table.
-
-    The name consists of the parts of the setting that differ between columns.
-    """
-    parts = [
-        [row["dataset"], row["partition_param"], *setting_parts(row["setting"])]
-        for row in table.to_dict("records")
-    ]
-    named = [
-        next(([p.removeprefix("column ")] for p in row if p.startswith("column ")), row)
-        for row in parts
-    ]
-    everywhere = set.intersection(*map(set, named))
-    names = [
-        " ".join(dict.fromkeys(part for part in row if part and part not in everywhere))
-        for row in named
-    ]
-    where = (
-        table.assign(column=names)
-        .groupby(["column", "method", "metric"])["clients"]
-        .transform("nunique")
-    )
-    return [
-        f"{name} K={k}" if n > 1 else name
-        for name, k, n in zip(names, table["clients"], where, strict=True)
-    ]
-
-
-def setting_parts(setting: str) -> list[str]:
-    """Split a setting into parts as columns of tables.csv name them, without thresholds."""
-    return [part for part in setting.split("; ") if not part.startswith("threshold")]
+    """Return the text of a cell: all measured values with their marks, and all published values."""
+    ours, printed = [], []
+    for row in rows:
+        value, published = both(row)
+        if value:
+            value += MARKS.get(row["verdict"], "") + PLAIN_ONLY * bool(shows_plain(row))
+            value += SOME_DIVERGED * bool(0 < row["diverged"] < row["n"])
+        ours.append(in_brackets(row, value))
+        printed.append(in_brackets(row, published))
+    return f"{' '.join(filter(None, ours))} [{' '.join(printed)}]".strip()
 
 
 def plain_cell(rows: Rows) -> str:
@@ -172,13 +132,27 @@ def plain_cell(rows: Rows) -> str:
 
     Forgetting is in parentheses.
     """
-    texts = []
-    for row in rows:
-        pair = [
-            number(row[name], row["unit"], row["metric"]) for name in ("plain_last", "plain_last10")
-        ]
-        texts.append(("({})" if row["metric"] == "forgetting" else "{}").format(", ".join(pair)))
-    return " ".join(texts)
+    texts = [f"{text_in(row, 'plain_last')}, {text_in(row, 'plain_last10')}" for row in rows]
+    return " ".join(map(in_brackets, rows, texts))
+
+
+def column_names(table: pd.DataFrame) -> list[str]:
+    """Return, for each row, its column of the paper's table.
+
+    The name consists of the parts of the setting that differ between columns, without thresholds.
+    If a cell has several numbers of clients, the name has the number too.
+    """
+    parts = []
+    for row in table.to_dict("records"):
+        setting = [part for part in row["setting"].split("; ") if not part.startswith("threshold")]
+        given = [part.removeprefix("column ") for part in setting if part.startswith("column ")]
+        parts.append(given[:1] or [row["dataset"], row["partition_param"], *setting])
+    everywhere = set.intersection(*map(set, parts))
+    shown = [[part for part in row if part and part not in everywhere] for row in parts]
+    names = [" ".join(dict.fromkeys(row)) for row in shown]
+    cells = table.assign(column=names).groupby(["column", "method", "metric"])["clients"]
+    sizes = zip(names, table["clients"], cells.transform("nunique"), strict=True)
+    return [f"{name} K={k}" if n > 1 else name for name, k, n in sizes]
 
 
 def all_sections(table: pd.DataFrame) -> list[Section]:
@@ -189,17 +163,12 @@ def all_sections(table: pd.DataFrame) -> list[Section]:
     """
     parts = sections(table)
     known = table[table["plain_last"].notna()]
-    if len(known):
-        for part in sections(known, plain_cell):
-            title = f"{part.title}: {PLAIN}".removeprefix(": ")
-            parts.append(Section(f"{title}, last round and mean of the last ten", part.table))
+    for part in sections(known, plain_cell) if len(known) else ():
+        title = f"{part.title}: {PLAIN}".removeprefix(": ")
+        parts.append(Section(f"{title}, last round and mean of the last ten", part.table))
     if len(ordered := orders(table)):
-        parts.append(
-            Section(
-                "Order of the methods in each column: Spearman's rho, and swaps beyond noise",
-                ordered,
-            )
-        )
+        title = "Order of the methods in each column: Spearman's rho, and swaps beyond noise"
+        parts.append(Section(title, ordered))
     return parts
 
 
@@ -208,21 +177,12 @@ def orders(table: pd.DataFrame) -> pd.DataFrame:
 
     Columns: Spearman's rho, the verdict, and what the verdict is based on.
     """
-    named = table.assign(column=column_names(table))
-    rows = named[named["order_by"].fillna("") != ""].drop_duplicates(
-        ["partition", "column", "metric"]
-    )
-    names = (
-        (rows["partition"] + " " + rows["column"] + " " + rows["metric"]).str.split().str.join(" ")
-    )
-    shown = pd.DataFrame(
-        {
-            "rho": rows["rho"].map(plain_number),
-            "order": rows["order"],
-            "judged by": rows["order_by"],
-        }
-    )
-    return shown.set_axis(names, axis="index")
+    keys = ["partition", "column", "metric"]
+    named = table.assign(column=column_names(table), rho=table["rho"].map(plain_number))
+    rows = named[named["order_by"].fillna("") != ""].drop_duplicates(keys)
+    names = rows["partition"] + " " + rows["column"] + " " + rows["metric"]
+    shown = rows[["rho", "order", "order_by"]].rename(columns={"order_by": "judged by"})
+    return shown.set_axis(names.str.split().str.join(" "), axis="index")
 
 
 def sections(table: pd.DataFrame, text_of: Callable[[Rows], str] = one_cell) -> list[Section]:
@@ -238,10 +198,9 @@ def sections(table: pd.DataFrame, text_of: Callable[[Rows], str] = one_cell) -> 
         cells: dict[tuple[str, str], list[Mapping[Any, Any]]] = {}
         for row in group.to_dict("records"):
             cells.setdefault((row["method"], row["column"]), []).append(row)
-        text = {key: text_of(rows) for key, rows in cells.items()}
-        methods, columns = group["method"].unique(), group["column"].unique()
-        rows = [[text.get((m, c), "") for c in columns] for m in methods]
-        found.append(Section(str(title), pd.DataFrame(rows, index=methods, columns=columns)))
+        texts = pd.Series({key: text_of(rows) for key, rows in cells.items()}).unstack()
+        texts = texts.reindex(group["method"].unique(), columns=group["column"].unique())
+        found.append(Section(str(title), texts.fillna("")))
     return found
 
 
@@ -297,11 +256,7 @@ def tabular(part: Section) -> str:
     return "".join(f"% {line}\n" for line in about if line) + text
 
 
-def plain_number(value: object) -> str:
-    if value is None or value != value:
+def plain_number(value: Any) -> str:
+    if pd.isna(value):
         return "-"
     return str(value) if isinstance(value, str | int | np.integer) else f"{value:.4g}"
-
-
-def missing(value: float | None) -> bool:
-    return value is None or value != value
