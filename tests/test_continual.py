@@ -1,5 +1,5 @@
-"""Methods for streams of tasks: generic checks over two tasks, then each against numbers of its
-own."""
+"""Methods for several tasks: generic checks over two tasks, then each method against independent
+numbers."""
 
 import functools
 from dataclasses import dataclass, fields, replace
@@ -73,8 +73,8 @@ ADAM = replace(LOCAL, optimizer="adam", lr=0.01)
 
 
 def stream(algorithm: FedAvg, **changes: Any):
-    """Four clients, two tasks of two classes and two rounds each; 12 of the 40 training examples
-    are unlabelled."""
+    """Return a simulation of four clients and two tasks of two classes with two rounds each. 12 of
+    the 40 training examples are unlabelled."""
     settings = {
         "sizes": SIZES,
         "scenario": TWO_TASKS,
@@ -231,7 +231,7 @@ every_row = pytest.mark.parametrize(
 
 
 def test_every_algorithm_has_a_row():
-    """Here, or in test_algorithms where it is defined without tasks."""
+    """The row is here, or in test_algorithms if the algorithm needs no tasks."""
     targets = {node_of(path)["_target_"] for path in (CONF / "algorithm").glob("*.yaml")}
     classes = {find_class(target, "algorithm") for target in targets}
     for_tasks = {cls for cls in classes if "none" not in cls.scenarios}
@@ -245,8 +245,8 @@ def test_every_algorithm_has_a_row():
 @engines_compared
 @every_row
 def test_engines_agree(row, engines):
-    """The server after every round of both tasks, with what is asked of all clients between
-    them."""
+    """The server is compared after every round of both tasks, including the exchanges
+    between them."""
     states = []
     for name in engines:
         simulation = on_engine(row.stream(), name)
@@ -262,7 +262,7 @@ def test_engines_agree(row, engines):
 
 
 def on_engine(simulation, name):
-    """With another engine to train and to ask models by."""
+    """Return the simulation with another engine for training and logits."""
     engine = ENGINES[name]
     surrogates = [replace(stage.surrogate, engine=engine) for stage in simulation.stages]
     stages = map(lambda stage, each: replace(stage, surrogate=each), simulation.stages, surrogates)
@@ -279,7 +279,7 @@ def test_zero_weight_gives_fedavg(row):
 
 @functools.cache
 def ends_of_tasks(algorithm: FedAvg, model: Any = None) -> tuple[torch.Tensor, torch.Tensor]:
-    """All parameters after the first and the second task, as one vector each."""
+    """Return all parameters after the first and after the second task, as one vector each."""
     simulation = stream(algorithm, model=model)
     state, ends = simulation.initial_state(), []
     for number in range(1, 5):
@@ -291,8 +291,8 @@ def ends_of_tasks(algorithm: FedAvg, model: Any = None) -> tuple[torch.Tensor, t
 
 @one_of_each_kind("row", BY_NAME, *KEPT, "heads", "refine")
 def test_every_option_changes_the_model(row):
-    """Like FedAvg in task 1 (but for heads, classes apart, server distillation), not in task 2;
-    parameters count."""
+    """The model equals FedAvg's in task 1 (except with separate heads or server distillation), but
+    not in task 2, and every option changes it."""
     first, second = ends_of_tasks(row.make(), row.model)
     fedavg = ends_of_tasks(FedAvg(), row.model)
     if row.cls not in OTHERWISE_AT_ONCE and not row.live.get("server_distillation"):
@@ -317,7 +317,7 @@ def test_every_parameter_is_varied_in_a_row(cls):
 
 @one_of_each_kind("row", BY_NAME, *KEPT, *STRUCTURE, "roles")
 def test_resume_in_the_middle_of_the_second_task(row, tmp_path):
-    """Bit by bit; the first two parts of the run know nothing of each other but the files."""
+    """The results are equal bit for bit. The two parts of the run share only the files."""
     whole = record(row.stream(), tmp_path / "whole", resume=False)
     simulation = row.stream()
     halted = replace(simulation, engine=HaltsAfter(simulation.engine, calls=training_calls(row)))
@@ -334,8 +334,8 @@ def test_resume_in_the_middle_of_the_second_task(row, tmp_path):
 
 
 def training_calls(row):
-    """How often the engine trains in rounds 1 to 3: twice where there are two roles or exchanges,
-    and the survey."""
+    """Return how often the engine trains in rounds 1 to 3: twice per round with two roles or
+    exchanges, and for FedEWC's closing exchange."""
     if row.live.get("fisher") == "old_tasks":
         return 3 + 2  # four clients, three at a time
     return 3 + (row.cls in (CFeD, FedDMC))
@@ -359,8 +359,8 @@ class HaltsAfter:
 
 @every_row
 def test_declared_needs_equal_exchanged_trees(row):
-    """In round 3, the first of task 2, in multiples of the model that clients train; label vectors
-    are small change."""
+    """Round 3 is the first of task 2. Sizes are multiples of the model that clients train; label
+    vectors are negligible."""
     simulation = row.stream()
     state = play(simulation, 2)
     model = tree.num_bytes(simulation.algorithm.broadcast(state.server)["params"])
@@ -379,8 +379,7 @@ def test_declared_needs_equal_exchanged_trees(row):
 
 @one_of_each_kind("row", BY_NAME, *KEPT)
 def test_methods_work_with_batch_norm(row):
-    """Sequential and workers to the same result; every model goes with its own running
-    statistics."""
+    """The sequential engine and workers agree; every model uses its running statistics."""
     servers = []
     for name in ("sequential", "workers"):
         model = AdaptedNormed() if row in ADAPTED else Normed()
@@ -396,8 +395,8 @@ def test_methods_work_with_batch_norm(row):
 
 
 def test_other_tasks_examples_are_never_read(monkeypatch):
-    """Every access to training examples goes through one door; it raises for what the task does not
-    own."""
+    """All training examples are read by one function, which raises here for examples of other
+    tasks."""
     from fedexp.engine.base import ClientRuntime
 
     load = ClientRuntime.load_train
@@ -446,8 +445,8 @@ def test_equation_4_equals_softmax_with_temperature():
     ("fraction", "expected"), [(0.0, 0), (0.4, 4), (0.41, 5), (0.05, 1), (1.0, 10)]
 )
 def test_cohort_splits_into_reviewers_and_learners(fraction, expected):
-    """ceil(alpha m) reviewers, the others learn, and the draw changes; in the first task everybody
-    learns."""
+    """ceil(alpha m) clients review and the others learn, with a new draw each round. In the first
+    task all learn."""
     algorithm = CFeD(**CFED | dict(review_fraction=fraction))
     infos = [stage.federation for stage in stream(algorithm).stages]
     clients, rng = list(range(10)), np.random.default_rng(0)
@@ -460,8 +459,8 @@ def test_cohort_splits_into_reviewers_and_learners(fraction, expected):
 
 
 def test_cfed_round_by_hand():
-    """Round 3 in a plain loop: learners on their examples with CE, reviewers on theirs with L_d,
-    weights n_k."""
+    """Round 3 as a plain loop: learners use cross-entropy on their examples, reviewers L_d on
+    theirs, with weights n_k."""
     algorithm = CFeD(**CFED)
     simulation = stream(
         algorithm, local=replace(LOCAL, momentum=0.0, weight_decay=0.0), augment=False
@@ -494,9 +493,9 @@ def test_cfed_round_by_hand():
 
 
 def test_server_distillation_by_hand():
-    """Eleven examples for three local models and the old one, in parts of 3, 3, 3 and 2. The
-    average of the local models is the start; SGD with momentum and weight decay for E = 2 epochs of
-    batches of 2; lambda_d is no factor."""
+    """Eleven examples are divided among three local models and the old model: 3, 3, 3 and 2.
+    Training starts from the average of the local models, with SGD, momentum and weight decay for E
+    = 2 epochs of batches of 2. lambda_d is not a factor."""
     algorithm = CFeD(**CFED | dict(server_distillation=True, lambda_d=0.1))
     simulation = stream(algorithm)
     state, net = play(simulation, 1), simulation.runtime.net
@@ -537,8 +536,8 @@ def test_server_distillation_by_hand():
 
 
 def test_centralised_cfed_mixes_batches_of_one_kind():
-    """One client with everything; as many surrogate as new examples, in batches of one kind, in
-    random order."""
+    """One client has all examples. Batches of new examples and as many batches of surrogate
+    examples come in random order."""
     simulation = stream(CFeD(**CFED, paradigm="centralized"), surrogate=0.3)
     (part,), (unlabelled,) = (
         simulation.stages[1].federation.parts,
@@ -562,8 +561,8 @@ def test_centralised_cfed_mixes_batches_of_one_kind():
 
 
 def test_centralised_cfed_draws_its_surrogate_examples_at_random():
-    """Of 100 examples 12 for as many new ones, others in every round; together in the end all of
-    them. Where there are fewer, all of them are repeated."""
+    """Each round uses as many of the 100 surrogate examples as there are new examples. All are used
+    in the end. If there are fewer surrogate examples, they are repeated."""
     algorithm = CFeD(**CFED, paradigm="centralized")
     info = replace(
         stream(algorithm, surrogate=0.3).stages[1].federation, surrogate=(np.arange(1000, 1100),)
@@ -584,7 +583,7 @@ def test_centralised_cfed_draws_its_surrogate_examples_at_random():
 
 def test_ewc_fisher_of_softmax_regression():
     """d(-log q_y)/dW_cd = (p_c - [c = y]) x_d, so F_cd is the mean of its square over all examples
-    of the task. Three clients are asked at a time, so the fourth alone."""
+    of the task. The four clients form groups of three and one."""
     simulation = stream(FedEWC(lambda_=1.0, fisher="old_tasks"), model=SoftmaxRegression())
     state, runtime, info = play(simulation, 2), simulation.runtime, simulation.stages[0].federation
     x, y = runtime.load_train(torch.from_numpy(np.concatenate(info.parts)), None)
@@ -596,8 +595,8 @@ def test_ewc_fisher_of_softmax_regression():
 
 
 def test_no_closing_exchange_after_the_last_task():
-    """The Fisher matrices of a task are for the ones that follow: of three tasks, all clients are
-    asked after the first two, each time by the exchange of that task."""
+    """The Fisher matrices of a task are used in later tasks, so with three tasks there are closing
+    exchanges after the first two."""
     asked = []
 
     class Noting(FedEWC):
@@ -621,7 +620,7 @@ def test_no_closing_exchange_after_the_last_task():
 
 
 def test_ewc_quadratic_sums_over_tasks():
-    """P (w - a)^2 against F1 (w - t1)^2 + F2 (w - t2)^2: equal gradients, values up to a
+    """P (w - a)^2 has the gradient of F1 (w - t1)^2 + F2 (w - t2)^2, and equals it up to a
     constant."""
     algorithm = FedEWC(lambda_=3.0, fisher="old_tasks")
     simulation = stream(algorithm)
@@ -654,8 +653,8 @@ def test_ewc_quadratic_sums_over_tasks():
 
 
 def test_ewc_released_variant_by_hand():
-    """Round 3 of one client: G pair by pair at the model that it received, on the new task's
-    batches alone."""
+    """Round 3 of one client: G is computed for each pair at the received model, on the new task's
+    batches only."""
     algorithm = FedEWC(lambda_=50.0, fisher="released")
     local = replace(LOCAL, epochs=1, momentum=0.0, weight_decay=0.0)
     simulation = stream(
@@ -702,7 +701,7 @@ def test_ewc_released_variant_by_hand():
 
 @pytest.mark.parametrize("local", [LOCAL, ADAM], ids=["sgd", "adam"])
 def test_inactive_heads_do_not_change(local):
-    """Bit by bit, also under weight decay; the active head moves."""
+    """They are equal bit for bit, also with weight decay. The active head changes."""
     simulation = stream(FedMultiHead(), local=local)
     state = play(simulation, 2)
     before = {k: state.server["params"][k].clone() for k in HEAD}
@@ -715,7 +714,8 @@ def test_inactive_heads_do_not_change(local):
 
 
 def test_each_head_predicts_its_task():
-    """Disjoint classes: the rows of the task; shared labels: rows of its own for each task."""
+    """With disjoint classes, a head is the rows of the task's classes. With shared labels, each
+    task has separate rows."""
     assert FedMultiHead().heads([[0, 1], [2, 3]]).tolist() == [[0, 1, -1, -1], [-1, -1, 2, 3]]
     assert FedMultiHead().heads([[0, 1], [0, 1]]).tolist() == [[0, 1], [2, 3]]
     simulation = stream(FedMultiHead())
@@ -735,7 +735,7 @@ def test_each_head_predicts_its_task():
 
 
 def consolidation_loss(targets, server, **logits):
-    """Of models whose answers are the given logits; the classes of `server` are old and new."""
+    """Return the loss of models with the given logits; `server` has the old and new classes."""
     logits = {name: torch.tensor([row], dtype=torch.float64) for name, row in logits.items()}
     shared = {name: DMC[name] for name in ("student", "epochs_factor", "rate_factor", "whole_set")}
     exchange = Consolidation(targets=targets, **shared)
@@ -773,7 +773,7 @@ def test_dmc_ignores_future_classes():
 
 
 def test_dmc_new_model_trains_only_on_new_classes():
-    """With targets=split its loss is the cross-entropy over classes 2 and 3."""
+    """With targets=split, the loss is the cross-entropy over classes 2 and 3."""
     logits, y = torch.tensor([[50.0, 40.0, 1.0, 3.0]]), torch.tensor([2])
     ctx = context(server={"new_classes": torch.tensor([0.0, 0.0, 1.0, 1.0])})
     net = lambda params, x: SimpleNamespace(logits=logits)  # noqa: E731
@@ -782,8 +782,8 @@ def test_dmc_new_model_trains_only_on_new_classes():
 
 
 def test_dmc_keeps_new_model_and_student_separate():
-    """From round 3 on: `new` learns from round to round, the student of `student=initial` does not
-    depend on the last student, and the consolidation has its own epochs and learning rate."""
+    """From round 3 on, `new` continues to train, the student with student=initial does not depend
+    on the previous student, and consolidation has separate epochs and learning rate."""
     simulation = stream(FedDMC(**DMC))
     state = play(simulation, 3)
     news = [state.server["new"]]
@@ -803,8 +803,8 @@ def test_dmc_keeps_new_model_and_student_separate():
 
 
 def test_centralised_dmc_starts_both_models_from_the_old_one():
-    """The shipped option, as in CFeD's released code: at the beginning of task 2 of one round a
-    task."""
+    """With the shipped option (as in CFeD's released code), at the beginning of task 2 with one
+    round per task."""
     node = node_of(CONF / "algorithm/dmc.yaml")
     del node["_target_"]
     simulation = stream(FedDMC(**node), scenario=replace(TWO_TASKS, rounds_per_task=1), rounds=1)
@@ -840,8 +840,8 @@ def test_missing_surrogate_is_refused(algorithm):
 
 
 def test_server_distillation_uses_each_example_once():
-    """m + 1 parts, disjoint, together all of the server's examples; each labelled by its own
-    model."""
+    """The m + 1 parts are disjoint and contain all of the server's examples. Each is labelled by
+    one model."""
     simulation = stream(CFeD(**CFED | dict(server_distillation=True)))
     asked, drawn = [], []
 

@@ -1,5 +1,4 @@
-"""`import fedexp`: runs and sweeps as DataFrames and models, runs that Python starts, models tested
-and written."""
+"""`import fedexp`: runs and sweeps as DataFrames and models; run, evaluate and export."""
 
 import json
 import os
@@ -51,7 +50,7 @@ def train(directory: Path, *overrides: str) -> fedexp.Run:
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> fedexp.Run:
-    """Four rounds, of which every second model is kept beside the checkpoints."""
+    """Four rounds; keep_models=2 keeps every second model in addition to the checkpoints."""
     return train(
         tmp_path_factory.mktemp("runs") / "run",
         "rounds=4",
@@ -63,7 +62,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> fedexp.Run:
 
 @pytest.fixture(scope="module")
 def test_set() -> tuple[torch.Tensor, np.ndarray]:
-    """The digits' test images as a model reads them, made without fedexp's loading."""
+    """The digits' test images as a model reads them, made without fedexp."""
     digits = load_digits()
     _, test = stratified_split(digits.target, 0.2, 0)
     images = (digits.images[test] / 16 - 0.3054) / 0.3761
@@ -129,8 +128,7 @@ def test_changing_a_table_does_not_change_the_run(run):
 
 @pytest.mark.parametrize("number", [None, 2, 3, 4])
 def test_model_has_accuracy_of_its_round(run, test_set, number):
-    """In fp64: its accuracy class by class, computed here with torch alone, is that of
-    class_accuracy.csv."""
+    """In fp64, the class accuracies computed here with torch equal class_accuracy.csv."""
     images, labels = test_set
     model = run.model(number)
     assert isinstance(model, torch.nn.Module)
@@ -146,7 +144,7 @@ def test_model_has_accuracy_of_its_round(run, test_set, number):
 
 
 def test_kept_models(run):
-    """Every second one by keep_models=2, the last and the one before it by the checkpoints."""
+    """keep_models=2 keeps every second model; the checkpoints keep the last two."""
     assert run.kept_rounds == [2, 3, 4]
     with pytest.raises(
         ConfigError, match=r"round 1 is not kept; kept rounds: 2, 3, 4; .*keep_models=<n>"
@@ -155,8 +153,8 @@ def test_kept_models(run):
 
 
 def test_kept_local_models(run):
-    """Their mean by examples (FedNTD Eq. 2) is the global model after the round, which is kept too,
-    as is the one before it; a file is as large as one model."""
+    """Their mean weighted by examples (FedNTD Eq. 2) is the global model after the round. The
+    global models before and after the round are kept too. A file has the size of one model."""
     clients = run.kept_clients(3)
     rows = run.clients.query("round == 3").set_index("client")["examples"]
     assert clients == sorted(rows.index)
@@ -190,7 +188,8 @@ def test_kept_local_models(run):
     ],
 )
 def test_rounds_with_kept_global_model(kept, local, rounds):
-    """Those of keep_models, and before and after each of keep_local_models."""
+    """They are the rounds of keep_models, and those before and after each round of
+    keep_local_models."""
     settings = replace(SETTINGS, keep_models=kept, keep_local_models=local)
     assert [number for number in range(5) if settings.keeps_model(number)] == rounds
 
@@ -206,7 +205,7 @@ def test_invalid_keep_local_models_is_refused(wrong):
 
 @pytest.mark.parametrize("key", ["keep_models", "keep_local_models"])
 def test_keeping_models_after_last_round_is_refused(key):
-    """The last of all tasks; every n-th round may be none."""
+    """The last round is that of all tasks. An interval may be longer than the run."""
     with pytest.raises(ConfigError, match=rf"{key}: round 99 is after the last one \(rounds=3\)"):
         make_simulation(**{key: [1, 99]})
     make_simulation(**{key: 99})
@@ -241,7 +240,7 @@ def test_missing_or_damaged_file_is_named(run, tmp_path):
 
 
 def test_python_run_equals_command_line_run(run, tmp_path, monkeypatch):
-    """The same tidy files but for the clock, and the same fingerprint."""
+    """The tables are equal except for times, and so is the fingerprint."""
     monkeypatch.setattr(sys, "argv", ["fedexp"])
     arguments = [*SMALL, "rounds=4", "algorithm=fedntd", f"hydra.run.dir={tmp_path / 'other'}"]
     assert main.main(arguments) == 0
@@ -286,7 +285,7 @@ def test_directory_of_another_run_is_not_overwritten(run, tmp_path):
 
 
 def test_overwrite_replaces_finished_run(tmp_path):
-    """overwrite=True removes the run there only once another has begun."""
+    """overwrite=True removes the old run only when the new one has started."""
     there = tmp_path / "run"
     first = train(there, "rounds=1")
     (there / "models").mkdir(exist_ok=True)
@@ -321,7 +320,7 @@ def test_resuming_finished_run_changes_nothing(run):
 
 @pytest.mark.slow
 def test_hydra_state_is_restored(tmp_path):
-    """An application's own Hydra, its configuration and its loader."""
+    """An application's Hydra, its configuration and its loader are not changed."""
     import hydra
     from hydra._internal import hydra as application
     from hydra.core.global_hydra import GlobalHydra
@@ -337,8 +336,7 @@ def test_hydra_state_is_restored(tmp_path):
 
 
 def test_failed_run_records_error(tmp_path):
-    """A class of the user's whose aggregation raises: the exception comes through, and error.txt
-    has it too."""
+    """If a user's aggregation raises, the exception is raised here, and error.txt contains it."""
     (tmp_path / "conf" / "algorithm").mkdir(parents=True)
     (tmp_path / "conf/algorithm/broken.yaml").write_text("_target_: broken_for_python.Broken\n")
     module = tmp_path / "broken_for_python.py"
@@ -408,7 +406,7 @@ def test_evaluate_equals_results_of_run(run, capsys, tmp_path):
 
 
 def image_folder(root: Path, images: np.ndarray, labels: np.ndarray, names: list[str]) -> list[str]:
-    """A tree of grey images; the overrides that name it."""
+    """Write a tree of grey images, and return the overrides that name it."""
     from PIL import Image
 
     for split in ("train", "test"):
@@ -420,9 +418,8 @@ def image_folder(root: Path, images: np.ndarray, labels: np.ndarray, names: list
 
 
 def test_evaluate_on_another_test_set(run, tmp_path):
-    """Digits enlarged eight times, on a scale to 255, in folders of two classes alone: the classes
-    are found by their names, the images come back to 8 x 8 and the run's normalisation, whatever
-    the data set's own is."""
+    """Digits are enlarged eight times, scaled to 255, and written to folders of two classes.
+    Classes are matched by name; images are converted to 8 x 8 with the run's normalisation."""
     digits = load_digits()
     chosen = np.flatnonzero(np.isin(digits.target, [3, 7]))[:60]
     large = np.kron(digits.images[chosen], np.ones((8, 8))) * 15  # 0..240: 15 a grey level
@@ -446,9 +443,8 @@ def test_evaluate_on_another_test_set(run, tmp_path):
 
 
 def test_evaluate_matches_classes_by_name(run, tmp_path):
-    """The same images in folders whose sorted order is another one than the labels' (10 before 3 as
-    texts would be): each counts for the class of its name; and names that nobody knows are refused
-    where their number differs."""
+    """The order of the folders differs from that of the labels. Unknown class names are refused if
+    their number differs."""
     digits = load_digits()
     chosen = np.flatnonzero(np.isin(digits.target, [7, 9]))[:20]
     images = (digits.images[chosen] * 15).astype(np.uint8)
@@ -469,8 +465,8 @@ def test_evaluate_matches_classes_by_name(run, tmp_path):
 
 @pytest.mark.slow
 def test_evaluate_run_with_task_heads(tmp_path):
-    """The heads of randomly drawn tasks, from the directory alone; on another test set the task
-    follows from the class, whose 360 images are all of the digits' own test part."""
+    """The heads of randomly drawn tasks are read from the directory. On another test set, an
+    example's class determines its task; all 360 digits of the test part are used."""
     stream = [
         "scenario=class_incremental",
         "scenario.num_tasks=5",
@@ -495,8 +491,8 @@ def test_evaluate_run_with_task_heads(tmp_path):
 
 @pytest.mark.slow
 def test_evaluate_run_on_texts(tmp_path):
-    """Its own vocabulary is that of another set of texts too, also where that set would make
-    another one."""
+    """The run's vocabulary is used for another set of texts, even if that set would make another
+    vocabulary."""
     rng = np.random.default_rng(0)
     words = [chr(0x4E00 + k) for k in range(30)]
     for name, first in (("thucnews", 0), ("sina2019", 10)):
@@ -530,7 +526,7 @@ def test_evaluate_run_on_texts(tmp_path):
 
 @pytest.mark.slow
 def test_evaluate_with_moved_data(tmp_path):
-    """The run's own data lie elsewhere now: data_dir says where."""
+    """data_dir names the new directory of the run's data."""
     digits = load_digits()
     chosen = np.arange(200)
     images = (digits.images[chosen] * 15).astype(np.uint8)
@@ -574,8 +570,7 @@ def test_export_as_a_state_dict(run, tmp_path):
 
 
 def test_export_as_safetensors(run, tmp_path):
-    """Read back by the layout of the format: 8 bytes of length, json, then the tensors one after
-    the other."""
+    """The file is parsed by its layout: 8 bytes of length, json, then the tensors."""
     pytest.importorskip("safetensors")
     content = fedexp.export(run, tmp_path / "model.safetensors").read_bytes()
     (length,) = struct.unpack("<Q", content[:8])
@@ -605,7 +600,7 @@ def test_export_refuses_other_suffix_and_names_missing_package(run, tmp_path, mo
 
 
 def copied(run: fedexp.Run, target: Path, **changes: object) -> Path:
-    """A copy of a run with another configuration."""
+    """Copy a run with another configuration."""
     import shutil
 
     shutil.copytree(run.directory, target)
@@ -660,7 +655,7 @@ def test_model_of_other_shape_is_refused(run, tmp_path):
 
 @pytest.fixture(scope="module")
 def sweep(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two algorithms, two seeds, and a job that has failed."""
+    """Two algorithms, two seeds, and a failed job."""
     directory = tmp_path_factory.mktemp("sweep")
     for algorithm in ("fedavg", "fedntd"):
         for seed in (0, 1):
@@ -730,7 +725,7 @@ def test_repr_is_one_line(sweep, monkeypatch):
 
 
 def test_python_sweep_equals_command_line_sweep(sweep, tmp_path, monkeypatch):
-    """The same runs as those made one by one, also where a job fails; bad input is an exception."""
+    """The runs equal single runs, also if a job fails. Bad input raises."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["a notebook"])
     options = [*SMALL, "algorithm=fedavg,fedntd", "seed=1", "rounds=1", "evaluate=personal"]
@@ -759,8 +754,8 @@ def test_load_run_of_sweep_suggests_load_sweep(sweep):
 
 
 def test_varying_options():
-    """alpha is shown once; beta is FedNTD's own and equal in its runs; tau differs between two of
-    them; what is free (figures) and what all share (rounds) is left out."""
+    """alpha is shown once; beta belongs to FedNTD and is equal in its runs; tau differs between two
+    runs. Options without effect (figures) and common options (rounds) are left out."""
 
     def config(algorithm: str, alpha: float, **own: float) -> dict:
         node = {"_target_": f"x.{algorithm}", **own}

@@ -36,7 +36,8 @@ EQUAL = (8, 8, 8, 8)
 
 
 def one_round(algorithm, rounds=2, **changes):
-    """(simulation, state before the last round, its cohort, what came back, its description)."""
+    """Return (simulation, state before the last round, its cohort, the results of training, the
+    round)."""
     simulation = make_simulation(algorithm, **changes)
     state = play(simulation, rounds - 1)
     cohort = assemble(simulation, state, rounds)
@@ -76,7 +77,8 @@ def test_fedavgm_is_momentum_on_the_server():
 @pytest.mark.parametrize("momentum", [0.0, 0.5, 0.9])
 @pytest.mark.parametrize("steps", [1, 2, 7, 60])
 def test_effective_steps_equal_progress_under_constant_gradient(momentum, steps):
-    """With gradient 1 and lr 1, momentum SGD goes sum over s of (1 + rho + ... + rho^(s-1))."""
+    """With gradient 1 and lr 1, momentum SGD moves by the sum over s of (1 + rho + ... +
+    rho^(s-1))."""
     position = buffer = 0.0
     for _ in range(steps):
         buffer = momentum * buffer + 1
@@ -99,7 +101,8 @@ def test_fednova_with_equal_clients_is_fedavg(optimizer):
 
 
 def test_fednova_equals_formula_of_paper():
-    """w - lr * tau_eff * sum_k p_k d_k with d_k = (w - w_k) / (lr a_k), client by client."""
+    """w - lr * tau_eff * sum_k p_k d_k with d_k = (w - w_k) / (lr a_k), computed for each
+    client."""
     simulation, state, cohort, trained, about = one_round(FedNova(variant="plain"))
     start, lr = flat(state.server["params"]), about.lr
     p = about.weights / about.weights.sum()
@@ -113,7 +116,7 @@ def test_fednova_equals_formula_of_paper():
 
 
 def test_fednova_counts_steps_with_adam():
-    """a_k = tau_k, and the correction of the variants is refused: its size is not that of
+    """a_k = tau_k. The other variants' correction is refused, because Adam's updates are not
     gradients."""
     adam = replace(LOCAL, optimizer="adam", lr=0.01)
     simulation = make_simulation(FedNova(variant="plain"), adam)
@@ -130,8 +133,7 @@ def test_fednova_counts_steps_with_adam():
 
 
 def test_fednova_mean_direction():
-    """d_mean <- (1 - sum_S n_k / n) d_mean + sum_S (n_k / n) d_k, and what clients keep is their
-    d_k."""
+    """d_mean <- (1 - sum_S n_k / n) d_mean + sum_S (n_k / n) d_k. Clients keep their d_k."""
     simulation, state, cohort, trained, about = one_round(FedNova(variant="ccvr"))
     sizes = np.array([len(part) for part in simulation.stages[0].federation.parts])
     share = torch.from_numpy(sizes[cohort.clients] / sizes.sum())
@@ -157,7 +159,7 @@ def test_fednova_mean_direction():
     ],
 )
 def test_server_state_is_mean_or_sum_of_client_states(algorithm, server, client, mean):
-    """Those that have never taken part count with 0."""
+    """Clients that have never taken part count as 0."""
     simulation = make_simulation(algorithm, participation=0.4, local=replace(LOCAL, lr=0.02))
     state = play(simulation, 4)
     assert 0 < len(state.clients) <= 5
@@ -167,8 +169,8 @@ def test_server_state_is_mean_or_sum_of_client_states(algorithm, server, client,
 
 
 def test_scaffold_variate_weighted_by_examples_counts_every_client():
-    """With two of five clients a round c is sum_k (n_k / n) c_k over all five, n = 1 + 3 + 7 + 8 +
-    6 = 25; those that have never taken part count with 0. So c moves by less than the mean over the
+    """With two of five clients per round, c is sum_k (n_k / n) c_k over all five, n = 1 + 3 + 7 + 8
+    + 6 = 25. Clients that have never taken part count as 0, so c moves less than the mean of the
     two."""
     algorithm = Scaffold(divisor="steps", variates="examples")
     simulation = make_simulation(
@@ -185,8 +187,8 @@ def test_scaffold_variate_weighted_by_examples_counts_every_client():
 
 @pytest.mark.parametrize("divisor", ["steps", "effective"])
 def test_client_without_steps_keeps_its_variate(divisor):
-    """Its gradient is not 0 but unknown: c_k <- c_k, and nothing to add to c. With a step c_k - c
-    is added."""
+    """Its gradient is unknown, not 0: c_k <- c_k, and c does not change. With one step, c_k - c is
+    added."""
     algorithm = Scaffold(divisor=divisor, variates="uniform")
     w, c = {"w": torch.tensor([3.0, 1.0])}, {"w": torch.tensor([0.5, -0.25])}
     ctx = Context(
@@ -217,7 +219,7 @@ CONVEX = replace(PLAIN, epochs=5, batch_size=50, lr=0.1, weight_decay=1.0)
 
 
 def optimum(simulation, weights):
-    """Newton's method on the weighted mean of the clients' objectives."""
+    """Return the minimiser of the weighted mean of the clients' objectives, by Newton's method."""
     runtime, parts = simulation.runtime, simulation.stages[0].federation.parts
     shares = torch.tensor(weights, dtype=torch.float64) / sum(weights)
     params = simulation.initial
@@ -246,8 +248,7 @@ def optimum(simulation, weights):
 
 
 def distances(algorithm, sizes, *weights, rounds=45):
-    """How far the end of a run is from the optimum of the clients' objectives with each of these
-    weights."""
+    """Return the distances of a run's final model from the optimum for each of the weights."""
     simulation = make_simulation(
         algorithm,
         CONVEX,
@@ -281,8 +282,8 @@ def test_methods_that_reach_the_optimum(algorithm, reaches, rounds):
 
 @pytest.mark.slow
 def test_scaffold_fixed_point_depends_on_variate_weights():
-    """Models are averaged with n_k in both cases: only the weights of the variates decide what is
-    minimised."""
+    """Models are averaged with n_k in both cases, so only the weights of the variates decide the
+    fixed point."""
     sizes = (3, 7, 10, 12)
     to_mean, to_weighted = distances(
         Scaffold(divisor="steps", variates="uniform"), sizes, [1] * 4, sizes
@@ -375,8 +376,8 @@ def fisher_context(estimator, samples, local):
 
 
 def analytic(params, batch):
-    """Gradient of the cross-entropy of each example: (softmax - one-hot) outer x, and without x for
-    the bias."""
+    """Return the gradient of each example's cross-entropy: (softmax - one-hot) outer x, without x
+    for the bias."""
     x = batch.x.flatten(1)
     z = x @ params["classifier.weight"].T + params["classifier.bias"]
     delta = z.softmax(-1)
@@ -396,8 +397,8 @@ def test_fedcurv_fisher_of_softmax_regression():
 
 
 def test_fedcurv_computes_fisher_on_an_extra_pass():
-    """All examples once, in another order and with other augmentation than in training; fewer
-    batches where `samples` needs no more; the other batches of a shorter client are masked."""
+    """The pass has all examples once, in another order and with other augmentation than training.
+    With few `samples`, it has fewer batches. A shorter client's missing batches are masked."""
     local = replace(LOCAL, epochs=2, batch_size=4)
     algorithm = FedCurv(lambda_=1.0, samples=500, estimator="batch")
     simulation = make_simulation(algorithm, local, (10, 3), SoftmaxRegression(), participation=1.0)
@@ -425,7 +426,8 @@ def test_fedcurv_stops_after_s_examples(samples, used):
 
 
 def test_fedcurv_penalty_sums_over_other_clients():
-    """lambda sum_{j != k} (w - w_j)^T diag(u_j) (w - w_j), up to a constant: compare two points."""
+    """lambda sum_{j != k} (w - w_j)^T diag(u_j) (w - w_j) up to a constant, compared at
+    two points."""
     algorithm = FedCurv(lambda_=0.7, samples=5, estimator="batch")
     simulation = make_simulation(algorithm)
     state = play(simulation, 3)

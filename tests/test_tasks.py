@@ -1,5 +1,4 @@
-"""Sequences of tasks, surrogate sets, shards, the continual metrics, and what of it a command line
-reaches."""
+"""Task sequences, surrogate sets, shards, continual metrics, and their options."""
 
 import json
 from dataclasses import replace
@@ -29,7 +28,7 @@ SPLIT = {"split": [0.7, 0.1, 0.2], "evaluate_on": "test"}
 
 
 class Loads:
-    """A data set of the group, already in memory."""
+    """A data set that is already in memory."""
 
     kind = "images"
 
@@ -41,7 +40,7 @@ class Loads:
 
 
 def images(name="a", train=400, test=100, classes=10, shape=(4, 4, 1), seed=0):
-    """Every image holds its own number, so that examples can be followed."""
+    """Return images that contain their index, so that examples can be identified."""
     total = train + test
     rng = np.random.default_rng(seed)
     x = np.zeros((total, *shape), np.uint8)
@@ -53,7 +52,7 @@ def images(name="a", train=400, test=100, classes=10, shape=(4, 4, 1), seed=0):
 
 
 def number(x):
-    """Which example an image is."""
+    """Return the index that each image contains."""
     return (x[:, 0, 0, 0].long() + 256 * x[:, 0, 1, 0].long()).tolist()
 
 
@@ -70,8 +69,8 @@ def rng():
 
 
 def test_class_incremental_tasks():
-    """Disjoint classes 3, 3, 4; of every class 70/10/20 %; nothing twice; images keep their
-    labels."""
+    """Tasks have 3, 3 and 4 disjoint classes, each split 70/10/20 %. No example appears twice, and
+    labels are kept."""
     data = images()
     sequence = class_incremental().sequence(Loads(data), rng())
     assert [task.classes for task in sequence.tasks] == [(0, 1, 2), (3, 4, 5), (6, 7, 8, 9)]
@@ -98,7 +97,7 @@ def test_class_incremental_tasks():
 
 
 def test_evaluate_on_validation_part():
-    """The three parts are the same whichever of the last two is evaluated on."""
+    """The three parts do not depend on which of them is evaluated on."""
     test, validation = (
         class_incremental(evaluate_on=on).sequence(Loads(images()), rng()).data
         for on in ("test", "validation")
@@ -139,7 +138,7 @@ def test_shuffled_classes():
 
 
 def test_domain_incremental_tasks():
-    """One task a data set; three of the classes, numbered anew; each example stays with its own
+    """One task per data set with three of the classes, numbered from 0. Each example stays in its
     domain."""
     first, second = images("a"), images("b", train=200, test=100, seed=1)
     scenario = DomainIncremental(
@@ -165,7 +164,8 @@ def test_domain_incremental_tasks():
 
 
 def test_surrogate_set_excludes_test_examples():
-    """Of 359 test images of digits divided anew, 286 are among its own training images."""
+    """If the digits are split again, 286 of their 359 test images are training images of the
+    original split."""
     lines = "scenario=class_incremental", "surrogate.dataset=digits"
     (problem,) = surrogate_problems(build(composed(*lines)))
     assert problem.startswith("surrogate.dataset=digits: scenario=class_incremental splits")
@@ -175,8 +175,8 @@ def test_surrogate_set_excludes_test_examples():
 
 
 def test_class_has_same_label_in_all_domains():
-    """c0 and c1 have changed places in the second data set. Of labels 2 to 9 alone, or under other
-    names, nothing is wrong."""
+    """c0 and c1 are exchanged in the second data set. Labels 2 to 9, or other names, are
+    accepted."""
     first, names = images("a"), ("c1", "c0", *(f"c{c}" for c in range(2, 10)))
     given = dict(rounds_per_task=1, **SPLIT)
 
@@ -288,8 +288,8 @@ def test_surrogate_data_set_is_appended():
 
 
 def test_surrogate_set_without_official_split_is_used_whole():
-    """Caltech-256, whose test part is drawn here; not where it is the data set that is tested
-    on."""
+    """fedexp draws the test part of Caltech-256. It is not used if the run is tested on this data
+    set."""
     data, other = images(), images("other", train=60, test=15, seed=3)
     loads = Loads(other)
     loads.splits_itself = Caltech256.splits_itself
@@ -305,7 +305,7 @@ def test_surrogate_set_without_official_split_is_used_whole():
 
 
 def test_withheld_examples_of_some_classes():
-    """Half of the examples of classes 3 and 7 is withheld, and nothing of the others."""
+    """Half of the examples of classes 3 and 7 are withheld, and no others."""
     data, tasks = images(), (Task("all", tuple(range(10)), np.arange(400)),)
     attached, left, numbers = surrogate(fraction=0.5, classes=[7, 3]).attach(data, tasks, rng())
     assert set(data.y_train[numbers].tolist()) == {3, 7}
@@ -324,8 +324,8 @@ def test_surrogate_data_set_with_some_classes():
 
 
 def test_surrogate_data_set_with_some_examples():
-    """20 of 60 different images, in their order; other ones with another seed, and all of them with
-    their number."""
+    """20 of 60 different images in ascending order. Another seed draws others; examples=60 uses
+    all."""
     data, other = images(), images("other", train=60, shape=(4, 4, 1), seed=3)
     found = []
     for seed in (0, 1):
@@ -376,7 +376,7 @@ def test_invalid_surrogate_classes_are_refused(changes, message):
     ("shards", "clients", "total"), [(2, 100, None), (4, 100, None), (1, 7, 9), (40, 100, 200)]
 )
 def test_surrogate_shards_are_disjoint_if_possible(shards, clients, total):
-    """Everybody has `shards` different shards of about equal size; disjoint while they last."""
+    """Each client has `shards` different shards of about equal size."""
     numbers = np.arange(1000, 3305)
     dealt = surrogate(shards=shards, total_shards=total).draw_shards(numbers, clients, rng())
     pieces = total or 2 * clients
@@ -392,11 +392,11 @@ def test_surrogate_shards_are_disjoint_if_possible(shards, clients, total):
 
 @pytest.mark.parametrize("clients", [2, 3])
 def test_clients_and_server_draw_shards_independently(clients):
-    """Two of four shards of one example each, over 180 seeds. The draw of the server and, with
-    three clients, for whom there are too few, that of another client are independent of the first
-    client's: of the six pairs of shards one has no shard in common with it, four have one, one has
-    both. So 30, 120 and 30 are expected, with deviations of 5, 6.3 and 5. Two clients share the
-    four shards."""
+    """Each draws two of four shards of one example, with 180 seeds. The server's draw is
+    independent of the first client's, and so is another client's if there are three clients and too
+    few shards. Of the six pairs, one shares no shard with the first client's pair, four share one,
+    and one shares both. So 30, 120 and 30 are expected, with deviations of 5, 6.3 and 5. Two
+    clients divide the four shards."""
     numbers, first, server, second = np.arange(4), [], [], []
     for seed in range(180):
         dealt = surrogate(total_shards=4).draw_shards(numbers, clients, np.random.default_rng(seed))
@@ -414,8 +414,8 @@ def test_clients_and_server_draw_shards_independently(clients):
 
 
 def test_surrogate_shards_are_random():
-    """Two shards of two of four examples, one for each client: six halves, 30 of 180 each with a
-    deviation of 5."""
+    """Two clients each draw one of two shards of two examples. Each of the six halves is expected
+    30 times in 180, with a deviation of 5."""
     deal = surrogate(shards=1, server_shards=1, total_shards=2).draw_shards
     halves = [
         tuple(deal(np.arange(4), 2, np.random.default_rng(seed)).clients[0].tolist())
@@ -433,7 +433,8 @@ def test_too_few_surrogate_examples_are_refused():
 
 
 def test_images_are_converted_to_other_size_and_channels():
-    """Size, channels and scale of the first: a constant colour stays what its luma says."""
+    """Images get the size, channels and scale of the first data set. A constant colour becomes its
+    luma."""
     like = replace(images(shape=(6, 6, 1)), max_value=16)
     colour = torch.tensor([255, 0, 0], dtype=torch.uint8).expand(3, 12, 12, 3)
     grey = resize_images(colour, 255, like)
@@ -451,7 +452,7 @@ def test_images_are_converted_to_other_size_and_channels():
 
 
 def test_text_domains_after_images_are_refused():
-    """sina2019 and sogoucs are the default, which nobody has typed."""
+    """sina2019 and sogoucs are the default domains."""
     built = build(composed("scenario=domain_incremental"))
     (problem,) = domain_problems(built.dataset, built.scenario)
     assert problem.startswith("scenario.domains=[sina2019,sogoucs]: must be data sets with images")
@@ -472,8 +473,8 @@ def test_texts_and_images_cannot_be_combined():
 
 @pytest.mark.parametrize("sort_by_label", [False, True])
 def test_equal_shards_partition(sort_by_label):
-    """s shards of equal size each; sorted, a client's two shards hold at most four classes, mostly
-    two."""
+    """Each client has s shards of equal size. Sorted by label, two shards have at most four
+    classes."""
     labels = np.repeat(np.arange(10), 100)
     split = Shards(shards_per_client=2, sort_by_label=sort_by_label).split(labels, 50, rng())
     assert split.sizes.tolist() == [20] * 50
@@ -593,7 +594,7 @@ def test_incompatible_options_are_refused(overrides, message):
 
 
 def test_centralized_run_has_one_client():
-    """The centralised twin: one client with all of the task, whatever the partition says."""
+    """It has all examples of a task, whatever the partition."""
     built = build(composed("algorithm=lwf", "scenario=class_incremental", "surrogate.fraction=0.1"))
     simulation = prepare(built).simulation
     sizes = [stage.federation.parts[0].size for stage in simulation.stages]
@@ -609,8 +610,8 @@ def test_centralized_run_has_one_client():
 
 @pytest.mark.parametrize("partition", ["equal_shards", "iid", "lda", "sharding"])
 def test_partitions_divide_a_task(partition):
-    """A partition sees the task's classes alone: all of its examples (but the rest of a division),
-    of its labels."""
+    """A partition contains all examples of the task's classes, except the remainder of a
+    division."""
     extra = ["min_size=1", "alpha=1"] if partition == "lda" else []
     extra += ["num_clients=6"]
     data, parts = divide(
@@ -647,8 +648,8 @@ def run_once(directory, *overrides):
 
 
 def test_files_of_a_task_sequence(tmp_path):
-    """tasks.csv, the columns of rounds.csv and the summary agree; one partition file for each task;
-    roles are named."""
+    """tasks.csv, rounds.csv and the summary agree. Each task has a partition file, and roles are
+    named."""
     summary = run_once(
         tmp_path, "algorithm=cfed", "surrogate.fraction=0.2", "surrogate.total_shards=40"
     )
@@ -686,8 +687,7 @@ def test_files_of_a_task_sequence(tmp_path):
 
 @pytest.mark.slow
 def test_local_metrics_use_label_counts_of_the_task(tmp_path):
-    """In-local accuracy needs the label counts of the round's own task: with those of task 1 it
-    would be undefined."""
+    """With the label counts of task 1, in-local accuracy would be undefined."""
     run_once(tmp_path, "forgetting_metric=in_out_local", "algorithm=fedlwf")
     rounds = pd.read_csv(tmp_path / "rounds.csv")
     assert rounds["in_local_accuracy"][1:].notna().all()

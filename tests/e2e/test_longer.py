@@ -1,5 +1,4 @@
-"""A run that ends before its last round (`stop`), and one that is given more rounds than it was
-begun with."""
+"""Runs that stop early (`stop`), and runs that are extended."""
 
 import json
 import shutil
@@ -57,7 +56,7 @@ class Odd(ForgettingMetric):
 
 @pytest.fixture
 def odd(tmp_path, monkeypatch):
-    """The options of a metric that gives another column from round 3 on."""
+    """Return the options of a metric that has another column from round 3 on."""
     add_class(tmp_path, "forgetting_metric", "odd", METRIC, "name: mine\n")
     monkeypatch.syspath_prepend(tmp_path)
     return "--config-dir", "own", "forgetting_metric=odd"
@@ -86,8 +85,8 @@ def test_failed_extension_restores_complete_run(fedexp, tmp_path, odd):
 
 
 def test_killed_extension_can_be_resumed(fedexp, tmp_path, monkeypatch):
-    """The directory as a kill before each write leaves it: a plain `resume=` runs the rounds that
-    overrides.yaml asks for."""
+    """The directory is copied before each write, as a kill would leave it. Then `resume=` runs the
+    rounds in overrides.yaml."""
     fedexp.done(*RUN, "rounds=1", "hydra.run.dir=run")
     write, left = storage.write_atomically, []
 
@@ -116,8 +115,8 @@ def test_extended_run_keeps_evaluation_of_old_last_round(fedexp, tmp_path):
 
 
 def test_cosine_schedule_refuses_more_rounds(fedexp, tmp_path):
-    """The rates of two rounds there are 0.05 and 0.025; the first two of four rounds would be 0.05
-    and 0.0427."""
+    """The rates of two rounds are 0.05 and 0.025; with four rounds, the first two would be 0.05 and
+    0.0427."""
     fedexp.done(*RUN, "rounds=2", "local.schedule=cosine", "hydra.run.dir=run")
     rates = pd.read_csv(tmp_path / "run/rounds.csv")["lr"].iloc[1:]
     assert rates.to_list() == pytest.approx([0.05, 0.025], abs=1e-12)
@@ -131,7 +130,7 @@ def test_cosine_schedule_refuses_more_rounds(fedexp, tmp_path):
 
 
 def test_extension_needs_more_rounds_than_finished(tmp_path):
-    """It was to have nine and is at two: with rounds=2 there would be nothing to go on with."""
+    """A run of nine rounds is at round two, so rounds=2 is refused."""
     (tmp_path / "rounds.csv").write_text("round,test_accuracy\n0,0.1\n1,0.2\n2,0.3\n")
     with pytest.raises(ConfigError, match="rounds=2: the run is at round 2 already; must be more"):
         resuming.check_extension(tmp_path, {"rounds": 9}, {"rounds": 2})
@@ -139,8 +138,8 @@ def test_extension_needs_more_rounds_than_finished(tmp_path):
 
 
 def test_extended_job_stays_in_its_sweep(fedexp, tmp_path):
-    """The sweep's command counts it as it is, and with these rounds finds it; so does another
-    sweep, whose note of the run with fewer rounds no longer holds."""
+    """The sweep's command counts the extended job, and finds it with the new number of rounds.
+    Another sweep that reused the shorter run no longer does."""
     seeds = (*RUN, "seed=0,1")
     sweep = ("--multirun", *seeds, "hydra.sweep.dir=multirun/a")
     other = ("--multirun", *seeds, "hydra.sweep.dir=multirun/b")
@@ -204,7 +203,7 @@ def test_patience_uses_test_data_only_on_request(fedexp):
 
 
 def test_round_that_exceeds_minutes_is_not_started(monkeypatch):
-    """One minute from second 100 on; at second 150 there are 10 seconds left."""
+    """The minute begins at second 100, so 10 seconds are left at second 150."""
     clock, stop = [100.0], Stop(patience=None, metric=None, minutes=1.0)
     monkeypatch.setattr(stopping, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
     watch = stopping.Stopping(SimpleNamespace(stop=stop), None, dict)

@@ -1,4 +1,4 @@
-"""A run that is continued, or asked for twice; tests/e2e/test_processes.py kills some."""
+"""Resume a run, or repeat its command. tests/e2e/test_processes.py kills runs."""
 
 import shutil
 from pathlib import Path
@@ -30,7 +30,7 @@ def run(fedexp, shelf, tmp_path) -> Path:
 
 
 def test_resuming_complete_run_changes_nothing(fedexp, run):
-    """Also when its checkpoints are damaged, since it needs none."""
+    """The checkpoints may be damaged, since they are not needed."""
     for name in ("latest.pt", "previous.pt"):
         (run / "checkpoint" / name).write_bytes(b"no checkpoint")
     before = content_of(run)
@@ -41,7 +41,7 @@ def test_resuming_complete_run_changes_nothing(fedexp, run):
 
 @pytest.mark.slow
 def test_run_interrupted_while_drawing_is_not_complete(fedexp, tmp_path, monkeypatch):
-    """summary.json comes last."""
+    """summary.json is written last."""
     figures = ("rounds=1", *SMALL, "figures=true", "hydra.run.dir=run")
 
     def die(*arguments):
@@ -81,7 +81,7 @@ IN_A_SWEEP = ("--multirun", *OTHER, "hydra.sweep.dir=.")
     ],
 )
 def test_run_with_other_configuration_is_not_changed(fedexp, run, name, arguments, words):
-    """Hydra itself would write over its files in .hydra, before anything can be refused."""
+    """Hydra would overwrite the files in .hydra before fedexp could refuse the command."""
     target = run.rename(run.with_name(name))
     before = content_of(target)
     said = fedexp.refused(*arguments).err
@@ -91,7 +91,7 @@ def test_run_with_other_configuration_is_not_changed(fedexp, run, name, argument
 
 
 def test_resume_from_previous_checkpoint_if_latest_is_damaged(fedexp, run, shelf):
-    """What is lost is said; tests/test_checkpoint.py has more damages."""
+    """The log says which rounds run again. tests/test_checkpoint.py has more kinds of damage."""
     (run / "summary.json").unlink()
     latest = bytearray((run / "checkpoint/latest.pt").read_bytes())
     latest[len(latest) // 2] ^= 1
@@ -143,8 +143,7 @@ def test_changed_partition_is_refused(fedexp, run):
 
 
 def test_run_with_changed_table_starts_again(fedexp, run, shelf):
-    """As by an editor that writes CRLF. What was there is kept, and nothing ends in the middle of a
-    row."""
+    """An editor may write CRLF, for example. The old files are kept."""
     (run / "summary.json").unlink()
     changed = (run / "rounds.csv").read_bytes().replace(b"\n", b"\r\n")
     (run / "rounds.csv").write_bytes(changed)
@@ -184,8 +183,7 @@ def test_resumed_job_keeps_sweep_name(fedexp, tmp_path):
 
 
 def test_spans_list_settings_of_resumed_run(fedexp, tmp_path, monkeypatch):
-    """A run that is resumed with another engine is not equal bit for bit to one with either of
-    them."""
+    """A run that is resumed with another engine does not equal a run with either engine."""
     with monkeypatch.context() as patched:
         patched.setattr("fedexp.training.run.write_results", lambda *arguments: 1 / 0)
         assert fedexp("rounds=2", *SMALL, "hydra.run.dir=run").code == 1
@@ -203,7 +201,7 @@ def test_spans_list_settings_of_resumed_run(fedexp, tmp_path, monkeypatch):
 
 
 def test_removed_job_directory_is_reported_to_launcher(tmp_path, capsys):
-    """joblib's processes have no other way to tell; the note is said, counted and removed."""
+    """joblib's processes leave a note, which is printed, counted and removed."""
     sweep = tmp_path / "many"
     sweep.mkdir()
     job = SimpleNamespace(directory=sweep / "gone", choices={})
@@ -217,7 +215,7 @@ def test_removed_job_directory_is_reported_to_launcher(tmp_path, capsys):
     ("algorithm", "words"), [("fedewc", "SGD diverges where"), ("fedalign", "batch norm")]
 )
 def test_failing_method_shows_hint(algorithm, words, fedexp, tmp_path):
-    """In the console, run.log and summary; a rate of 1e6 makes any run diverge."""
+    """The console, run.log and summary have it. With a rate of 1e6, any run diverges."""
     scenario = ("scenario=class_incremental",) if algorithm == "fedewc" else ()
     answer = fedexp.done(
         f"algorithm={algorithm}", *scenario, "rounds=1", "local.lr=1e6", *SMALL, "hydra.run.dir=run"

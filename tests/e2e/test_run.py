@@ -1,4 +1,4 @@
-"""What one run leaves behind, and that the same command gives the same run."""
+"""The files of a run, and that the same command gives the same run."""
 
 import gzip
 import json
@@ -85,14 +85,14 @@ def test_run_directory_is_complete(fedexp, tmp_path):
 
 
 def examples_per_class() -> np.ndarray:
-    """Of the test set of digits: a stratified fifth."""
+    """Return the class counts of the digits' test set, a stratified fifth."""
     labels = load_digits().target
     return np.bincount(train_test_split(labels, test_size=0.2, stratify=labels, random_state=0)[1])
 
 
 @pytest.mark.slow
 def test_same_command_twice_is_the_same_run(fedexp, tmp_path):
-    """And summary.json says what had to be equal for that."""
+    """`determinism` in summary.json lists what must be equal."""
     said = {}
     for name, more in {"a": (), "b": (), "other": ("seeds.sampling=1",)}.items():
         fedexp.done("rounds=2", "forgetting_metric=all", f"hydra.run.dir={name}", *SMALL, *more)
@@ -136,8 +136,8 @@ def test_diverged_run_has_results(fedexp, tmp_path):
 
 @pytest.mark.slow
 def test_profile_of_the_second_round(fedexp, tmp_path):
-    """One call of the fused optimizer for each local step of round 2, and nothing of the other
-    rounds."""
+    """The fused optimizer is called once per local step of round 2, and other rounds are not
+    profiled."""
     fedexp.done(*SMALL, "rounds=3", "profile=true", "hydra.run.dir=run")
     operations = pd.read_csv(tmp_path / "run/profile/operations.csv").set_index("operation")
     clients = pd.read_csv(tmp_path / "run/clients.csv")
@@ -152,7 +152,7 @@ def test_profile_of_the_second_round(fedexp, tmp_path):
 
 
 def test_seven_steps_lead_from_the_command_to_a_round(fedexp, monkeypatch):
-    """Those that CONTRIBUTING.md names, and no other function of fedexp between them."""
+    """CONTRIBUTING.md names them, and no other function of fedexp is on the stack."""
     tour = re.findall(
         r"^\| `(\w+)` \| `(\S+)` \|", (SOURCE.parent / "CONTRIBUTING.md").read_text(), re.MULTILINE
     )
@@ -176,7 +176,7 @@ def test_seven_steps_lead_from_the_command_to_a_round(fedexp, monkeypatch):
 
 @pytest.mark.slow
 def test_closed_pipe_does_not_stop_the_run(tmp_path):
-    """As in `fedexp | head -1`."""
+    """For example in `fedexp | head -1`."""
     command = [
         sys.executable,
         "-m",
