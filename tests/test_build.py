@@ -321,7 +321,7 @@ def test_algorithm_of_another_package(tmp_path, monkeypatch):
     config = composed(target, "+algorithm.rho=2")
     algorithm = build(config).algorithm
     assert (type(algorithm).__name__, algorithm.rho) == ("Theirs", 2.0)
-    (sentence,) = trust.foreign(OmegaConf.to_container(config))
+    (sentence,) = trust.describe_foreign_classes(OmegaConf.to_container(config))
     for part in ("their_package.Theirs", str(tmp_path / "their_package.py"), str(option)):
         assert part in sentence
     assert errors_of(target) == ["algorithm.rho: is missing"]

@@ -16,7 +16,7 @@ from fedexp.core.errors import ConfigError
 from fedexp.data import marks
 from fedexp.data.marks import SourceFile, checksums, content_mark, count_changed_files, join_marks
 from fedexp.rundir import origin, run_reuse
-from fedexp.rundir.fingerprint import as_made, data_marks, fingerprint
+from fedexp.rundir.fingerprint import data_marks, fingerprint, with_recorded_marks
 from test_compare import make_run
 from test_datasets import (
     dataset,
@@ -149,12 +149,12 @@ def test_every_file_that_a_data_set_reads_counts(
     files = {file.path for file in source.files}
     assert files <= read
     assert {Path(path).name for path in read - files} <= {*naming}
-    (before,) = origin.marks_of({}, {"dataset": source}).values()
+    (before,) = origin.current_marks({}, {"dataset": source}).values()
     assert before.startswith(f"{len(files)} file")
     for path in sorted(files):
         change(Path(path))
         source = source_of(name, overrides, tmp_path)
-        (now,) = origin.marks_of({}, {"dataset": source}).values()
+        (now,) = origin.current_marks({}, {"dataset": source}).values()
         assert checksums(now) != checksums(before)
         assert count_changed_files(before, now, str(tmp_path)) == 1
         before = now
@@ -163,10 +163,10 @@ def test_every_file_that_a_data_set_reads_counts(
 def test_mnist_counts_its_four_files(mnist_files, tmp_path):  # noqa: F811
     write_raw(tmp_path / "MNIST/raw", mnist_files)
     source = dataset("mnist", tmp_path)
-    (mark,) = origin.marks_of({}, {"dataset": source}).values()
+    (mark,) = origin.current_marks({}, {"dataset": source}).values()
     assert mark.startswith("4 files (bytes ")
     (tmp_path / "MNIST/raw/t10k-labels-idx1-ubyte").unlink()
-    assert origin.marks_of({}, {"dataset": source}) == {}, "they are fetched by the run"
+    assert origin.current_marks({}, {"dataset": source}) == {}, "they are fetched by the run"
 
 
 @pytest.fixture
@@ -228,7 +228,7 @@ def photos(tmp_path: Path) -> dict:
 
 def note(directory: Path, config: dict, found: dict[str, str]) -> None:
     directory.mkdir(exist_ok=True, parents=True)
-    origin.note(directory, config, make_simulation().runtime.data, found)
+    origin.record(directory, config, make_simulation().runtime.data, found)
 
 
 def test_the_fingerprint_counts_bytes(tmp_path):
@@ -236,34 +236,34 @@ def test_the_fingerprint_counts_bytes(tmp_path):
     before, found = fingerprint(config), data_marks(config)
     change(tmp_path / "photos/train/a/000.png")
     assert fingerprint(config) != before
-    assert fingerprint(as_made(config, found)) == before
+    assert fingerprint(with_recorded_marks(config, found)) == before
 
 
 def test_changed_data_are_refused_or_noted(tmp_path, caplog):
     config, directory = photos(tmp_path), tmp_path / "run"
-    first = origin.marks_of(config, {})
+    first = origin.current_marks(config, {})
     note(directory, config, first)
     change(tmp_path / "photos/train/a/000.png")
-    now = origin.marks_of(config, {})
+    now = origin.current_marks(config, {})
     with pytest.raises(ConfigError, match=r"dataset\.root: 1 of 8 files differ\naccept_changed_"):
         origin.check_data(directory, now, config)
     accepted = config | {"accept_changed_data": True}
     origin.check_data(directory, now, accepted)
-    origin.say_what_changed(directory, now, accepted)
+    origin.log_changes(directory, now, accepted)
     assert "dataset.root: the data have changed, 1 of 8 files differ since" in caplog.text
     note(directory, config, now)
     both = join_marks(first["dataset.root"], now["dataset.root"])
-    assert origin.noted_marks(directory) == {"dataset.root": both}
+    assert origin.recorded_marks(directory) == {"dataset.root": both}
     assert origin.read(directory)["fingerprint"] not in (
         fingerprint(config, first),
         fingerprint(config, now),
     )
     origin.check_data(directory, now, config)
     note(directory, config, now)  # resumed once more: the first rounds were made with other bytes
-    assert origin.noted_marks(directory) == {"dataset.root": both}
+    assert origin.recorded_marks(directory) == {"dataset.root": both}
     change(tmp_path / "photos/train/a/000.png")  # as it was
     with pytest.raises(ConfigError, match="1 of 8 files differ"):
-        origin.check_data(directory, origin.marks_of(config, {}), config)
+        origin.check_data(directory, origin.current_marks(config, {}), config)
 
 
 def test_relative_paths_of_a_resumed_run_begin_where_it_began(tmp_path, monkeypatch):
@@ -277,7 +277,7 @@ def test_relative_paths_of_a_resumed_run_begin_where_it_began(tmp_path, monkeypa
     config = OmegaConf.create({"data_dir": "data", "dataset": {"root": "photos"}})
 
     def paths(*typed):
-        found = origin.from_where_it_began(config, tmp_path / "run", typed)
+        found = origin.with_original_paths(config, tmp_path / "run", typed)
         return found.data_dir, found.dataset.root
 
     there = tmp_path / "there"
@@ -292,11 +292,11 @@ def test_what_an_attempt_without_rounds_has_noted_is_of_no_run(tmp_path):
     marks = [{"dataset.files": f"2 files (bytes {digit * 16})"} for digit in "01"]
     odd = {"way": {"precision": math.nan}, "directory": math.nan, "marks": marks[0]}
     (directory / origin.NAME).write_text(json.dumps(odd))
-    origin.note(directory, {}, data, marks[1], {"precision": "fp64"}, resumed=False)
+    origin.record(directory, {}, data, marks[1], {"precision": "fp64"}, resumed=False)
     found = origin.read(directory)
     assert (found["marks"], found["way"]) == (marks[1], {"precision": "fp64"})
     assert found["directory"] == str(Path.cwd())
-    origin.note(directory, {}, data, marks[1], {"precision": "fp32"})
+    origin.record(directory, {}, data, marks[1], {"precision": "fp32"})
     assert origin.read(directory) == found
 
 
@@ -336,10 +336,10 @@ def test_a_run_that_noted_no_bytes_is_resumed_and_notes_them(tmp_path):
         directory = tmp_path / f"run{len(former)}"
         note(directory, config, former)
         assert origin.differences(directory, config, config) == []
-        now = origin.marks_of(config, {})
+        now = origin.current_marks(config, {})
         origin.check_data(directory, now, config)
         note(directory, config, now)
-        assert origin.noted_marks(directory) == now
+        assert origin.recorded_marks(directory) == now
 
 
 def test_files_that_no_option_names_count_in_what_a_run_notes(tmp_path):

@@ -294,7 +294,7 @@ def test_changed_table_matches_no_checkpoint(damage, name, undisturbed, tmp_path
     saved = checkpoint.load(directory)
     assert saved.state is None
     assert name in saved.problem
-    assert checkpoint.kept(directory) is None
+    assert checkpoint.saved_round(directory) is None
 
 
 def test_running_checksum_equals_checksum_of_file(tmp_path):

@@ -10,9 +10,9 @@ import yaml
 
 from fedexp.data.marks import checksums, join_marks
 from fedexp.rundir import origin, run_reuse
-from fedexp.rundir.code_hash import marked
-from fedexp.rundir.fingerprint import as_made, data_marks, fingerprint
-from fedexp.rundir.sweeps import SweepDirectory, with_latest
+from fedexp.rundir.code_hash import code_mark
+from fedexp.rundir.fingerprint import data_marks, fingerprint, with_recorded_marks
+from fedexp.rundir.sweeps import SweepDirectory, without_outdated
 from test_compare import make_run
 from toy_federation import make_simulation
 
@@ -59,23 +59,23 @@ def plug(tmp_path, monkeypatch):
     ],
 )
 def test_a_mark_is_of_all_that_a_class_imports(plug, name):
-    before = marked("plug.decay.Decay")
+    before = code_mark("plug.decay.Decay")
     assert re.fullmatch(r"plug\.decay\.Decay \(code [0-9a-f]{16}\)", before)
-    assert marked("plug.decay.Decay") == before
+    assert code_mark("plug.decay.Decay") == before
     path = plug / name
     text = path.read_text()
     path.write_text(f"{text}X = 1\n")
-    assert marked("plug.decay.Decay") != before
+    assert code_mark("plug.decay.Decay") != before
     path.write_text(text)
-    assert marked("plug.decay.Decay") == before
+    assert code_mark("plug.decay.Decay") == before
 
 
 def test_what_has_no_mark(plug):
     """What is not imported does not count; nor what has a version, or is fedexp's, or is not there,
     or has one."""
-    before = marked("plug.decay.Decay")
+    before = code_mark("plug.decay.Decay")
     (plug / "other.py").write_text("X = 1\n")
-    assert marked("plug.decay.Decay") == before
+    assert code_mark("plug.decay.Decay") == before
     for target in (
         "torch.nn.Linear",
         "fedexp.models.cnn.CNN",
@@ -83,12 +83,12 @@ def test_what_has_no_mark(plug):
         "Anything",
         before,
     ):
-        assert marked(target) is None, target
+        assert code_mark(target) is None, target
 
 
 def test_a_file_that_is_no_python_has_a_mark_too(plug):
     (plug / "helper.py").write_text("def (:\n")
-    assert marked("plug.decay.Decay") is not None
+    assert code_mark("plug.decay.Decay") is not None
 
 
 def test_a_fingerprint_counts_the_code_and_a_run_that_was_made_keeps_its_own(plug):
@@ -97,14 +97,14 @@ def test_a_fingerprint_counts_the_code_and_a_run_that_was_made_keeps_its_own(plu
     (plug / "helper.py").write_text("def help(): return 2\n")
     assert fingerprint(CONFIG) != before
     assert fingerprint(CONFIG, marks) == before
-    assert fingerprint(as_made(CONFIG, marks)) == before
-    unknown = fingerprint(as_made(CONFIG, {}))  # of a version that did not note it
+    assert fingerprint(with_recorded_marks(CONFIG, marks)) == before
+    unknown = fingerprint(with_recorded_marks(CONFIG, {}))  # of a version that did not note it
     assert unknown not in (before, fingerprint(CONFIG))
 
 
 def test_a_class_of_an_installed_package_is_the_same_in_a_run_that_was_made():
     config = {"model": {"_target_": "torch.nn.Linear"}}
-    assert fingerprint(as_made(config, data_marks(config))) == fingerprint(config)
+    assert fingerprint(with_recorded_marks(config, data_marks(config))) == fingerprint(config)
 
 
 def note(directory, config=CONFIG):
@@ -119,12 +119,12 @@ def test_a_resume_with_other_code_is_no_other_configuration_but_noted(plug, tmp_
     (plug / "decay.py").write_text("class Decay: 2\n")
     assert origin.differences(tmp_path, CONFIG, CONFIG) == []
     marks = data_marks(CONFIG)
-    ((key, (then, now)),) = origin.changes(origin.noted_marks(tmp_path), marks).items()
+    ((key, (then, now)),) = origin.find_changes(origin.recorded_marks(tmp_path), marks).items()
     assert key == "algorithm._target_"
     assert then != now
     origin.check_data(tmp_path, marks, CONFIG)
     data = make_simulation().runtime.data
-    origin.note(tmp_path, CONFIG, data, marks)
+    origin.record(tmp_path, CONFIG, data, marks)
     found = origin.read(tmp_path)
     assert (
         found["marks"][key]
@@ -135,8 +135,8 @@ def test_a_resume_with_other_code_is_no_other_configuration_but_noted(plug, tmp_
         first,
         fingerprint(CONFIG),
     ), "it stands for a run with neither code"
-    assert origin.changes(origin.noted_marks(tmp_path), marks) == {}, "it is noted already"
-    origin.note(tmp_path, CONFIG, data, marks)
+    assert origin.find_changes(origin.recorded_marks(tmp_path), marks) == {}, "it is noted already"
+    origin.record(tmp_path, CONFIG, data, marks)
     assert origin.read(tmp_path) == found
     assert origin.differences(tmp_path, CONFIG, CONFIG) == []
     other = CONFIG | {"algorithm": {"_target_": "plug.helper.Decay", "mu": 1.0}}
@@ -173,7 +173,7 @@ def test_a_table_has_one_run_of_those_that_differ_in_their_code(plug, tmp_path, 
         note(run)
     with caplog.at_level(logging.WARNING, "fedexp"):
         assert [
-            run.directory.name for run in with_latest(SweepDirectory(tmp_path / "sweep").jobs)
+            run.directory.name for run in without_outdated(SweepDirectory(tmp_path / "sweep").jobs)
         ] == ["run0", "run2"]
     assert (
         "runs left out, since the code of your own classes or the data were others: 1"

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from fedexp.config.cohorts import Cohorts, check_begun
+from fedexp.config.cohorts import Cohorts, check_completed_rounds
 from fedexp.config.settings import Seeds
 from fedexp.core.errors import ConfigError
 from fedexp.training.exchange import sample
@@ -112,7 +112,7 @@ def test_resumed_run_keeps_cohorts(tmp_path):
         f"{r},{c},7\n" for r in (1, 2) for c in ASCENDING[r]
     )
     write(tmp_path / "clients.csv", table)
-    check_begun(tmp_path, ASCENDING, 2)
-    check_begun(tmp_path, None, 2)
+    check_completed_rounds(tmp_path, ASCENDING, 2)
+    check_completed_rounds(tmp_path, None, 2)
     with pytest.raises(ConfigError, match="other clients for round 2"):
-        check_begun(tmp_path, ASCENDING | {2: [0, 2, 3, 4]}, 2)
+        check_completed_rounds(tmp_path, ASCENDING | {2: [0, 2, 3, 4]}, 2)

@@ -20,7 +20,7 @@ from fedexp.papers.aggregate import write_report
 from fedexp.rundir import run_reuse
 from fedexp.rundir.lock import is_occupied
 from fedexp.rundir.reader import RunDirectory, finished_summary
-from fedexp.rundir.repair import begin_again_where_damaged
+from fedexp.rundir.repair import repair_job
 from fedexp.rundir.sweeps import SweepDirectory
 from test_view import write_run
 from toy_federation import composed
@@ -284,7 +284,7 @@ def test_a_job_that_was_refused_is_tried_again_without_a_word_of_damage(
     (tmp_path / "error.txt").write_text("local.optimizer=adam: ...")
     if left == "a table":
         (tmp_path / "rounds.csv").write_text("round\n0\n")
-    begin_again_where_damaged(tmp_path, ["algorithm=scaffold", "local.optimizer=adam"])
+    repair_job(tmp_path, ["algorithm=scaffold", "local.optimizer=adam"])
     assert ("config.yaml: is missing" in caplog.text) == (left == "a table")
     assert (tmp_path / "damaged").exists() == (left == "a table")
     assert not (tmp_path / "summary.json").exists()

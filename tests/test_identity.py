@@ -199,7 +199,7 @@ def write(directory, values, data=None):
     directory.mkdir(exist_ok=True)
     (directory / "config.yaml").write_text(yaml.safe_dump(values))
     if data is not None:
-        origin.note(directory, values, data, origin.marks_of(values, {}, data))
+        origin.record(directory, values, data, origin.current_marks(values, {}, data))
     return directory
 
 
@@ -218,7 +218,7 @@ def test_what_may_differ_on_resume(tmp_path):
             check_resume(run, folder(tmp_path / "elsewhere", "algorithm=fedntd"))
     other = folder(tree(tmp_path / "other", names=("a",)))
     check_resume(noted, other)
-    marks = origin.marks_of(other, {})
+    marks = origin.current_marks(other, {})
     with pytest.raises(
         ConfigError,
         match=r"\n  dataset\.root: 4 of 4 files differ\naccept_changed_data=",
@@ -234,7 +234,7 @@ def test_what_a_directory_notes(tmp_path):
     """Four classes, 40 training and 20 test images of 6 x 6 grey pixels: see
     toy_federation.Noise."""
     data, values = make_simulation().runtime.data, container()
-    origin.note(tmp_path, values, data, {})
+    origin.record(tmp_path, values, data, {})
     found = json.loads((tmp_path / "fingerprint.json").read_text())
     assert (found["fingerprint"], found["marks"], found["directory"]) == (
         fingerprint(values),

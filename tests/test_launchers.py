@@ -150,7 +150,7 @@ def test_jobs_share_the_cores(monkeypatch, share, changes, expected):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_checked_composition_accepts_launchers_but_no_other_classes(name):
-    with composing.checked():
+    with composing.use_checked_loader():
         launching(f"hydra/launcher={name}")
         if name != "ray":
             return

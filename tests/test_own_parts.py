@@ -321,19 +321,21 @@ def test_arrays_that_have_changed_are_noticed_by_a_resume(tmp_path):
     """Those of a class that names no files; accepted, they are noted beside the first ones."""
     source = Given(**GIVEN, changed={})
     data = source.load()
-    marks = origin.marks_of({}, {"dataset": source}, data)
-    origin.note(tmp_path, {}, data, marks)
+    marks = origin.current_marks({}, {"dataset": source}, data)
+    origin.record(tmp_path, {}, data, marks)
     origin.check_data(tmp_path, marks, {}, data)
     for split in ("x_train", "x_test"):
         other = Given(**GIVEN, changed={split: IMAGES + np.uint8(1)}).load()
-        changed = origin.marks_of({}, {}, other)
+        changed = origin.current_marks({}, {}, other)
         with pytest.raises(
             ConfigError, match=r"\n  inputs: arrays \(bytes \w+\) there, arrays \(bytes \w+\) now\n"
         ):
             origin.check_data(tmp_path, changed, {}, other)
     origin.check_data(tmp_path, changed, {"accept_changed_data": True}, other)
-    origin.note(tmp_path, {}, other, changed)
-    assert origin.noted_marks(tmp_path)["inputs"] == join_marks(marks["inputs"], changed["inputs"])
+    origin.record(tmp_path, {}, other, changed)
+    assert origin.recorded_marks(tmp_path)["inputs"] == join_marks(
+        marks["inputs"], changed["inputs"]
+    )
     origin.check_data(tmp_path, changed, {}, other)
     (tmp_path / origin.NAME).unlink()  # of a run of before
     origin.check_data(tmp_path, marks, {}, data)
@@ -343,13 +345,15 @@ def test_of_a_class_that_names_its_files_their_bytes_count(tmp_path):
     """And not its arrays, which another version of a decoder may make otherwise."""
     (tmp_path / "a.jpg").write_bytes(b"1")
     source = FromFiles(**GIVEN | {"data_dir": str(tmp_path)}, changed={})
-    marks = origin.marks_of({}, {"dataset": source}, source.load())
+    marks = origin.current_marks({}, {"dataset": source}, source.load())
     assert list(marks) == ["dataset.files"]
     assert re.fullmatch(r"1 file \(bytes \w{16}\)", marks["dataset.files"])
     (tmp_path / "a.jpg").write_bytes(b"2")
-    assert list(origin.changes(marks, origin.marks_of({}, {"dataset": source}))) == list(marks)
+    assert list(origin.find_changes(marks, origin.current_marks({}, {"dataset": source}))) == list(
+        marks
+    )
     (tmp_path / "a.jpg").unlink()
-    assert origin.marks_of({}, {"dataset": source}) == {}
+    assert origin.current_marks({}, {"dataset": source}) == {}
 
 
 class Shadowing(Given):

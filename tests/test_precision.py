@@ -87,7 +87,7 @@ def test_a_resumed_run_keeps_its_precision(monkeypatch, tmp_path):
     assert resuming.recorded_precision(tmp_path) is None
     # as noted by a version that timed convolutions too
     way = {"precision": "bf16", "convolution": "winograd"}
-    origin.note(tmp_path, {}, make_simulation().runtime.data, {}, way)
+    origin.record(tmp_path, {}, make_simulation().runtime.data, {}, way)
     assert resuming.recorded_precision(tmp_path) == "bf16"
 
 

@@ -15,7 +15,7 @@ from fedexp.core.errors import ConfigError
 from fedexp.papers.aggregate import write_tables
 from fedexp.rundir import revisions, run_reuse
 from fedexp.rundir.fingerprint import data_marks, fingerprint, group_name
-from fedexp.rundir.revisions import REVISIONS, latest, outdated
+from fedexp.rundir.revisions import REVISIONS, latest_revisions, outdated
 from fedexp.rundir.sweeps import SweepDirectory
 from fedexp.training.resuming import check_resume
 from test_reproduction import COMMITTED, run_directory
@@ -153,7 +153,10 @@ def test_a_correction_changes_the_fingerprint_of_what_it_concerns_alone(line, ot
 def test_a_second_correction_of_a_method_has_the_next_number(line, found):
     more, number, words = found
     before, now = container(line), container(f"{line} {more}")
-    assert (latest(before), latest(now)) == ({"algorithm": 2}, {"algorithm": number})
+    assert (latest_revisions(before), latest_revisions(now)) == (
+        {"algorithm": 2},
+        {"algorithm": number},
+    )
     (told,) = outdated(now | {"revisions": {"algorithm": 2}})
     assert words in told
 
@@ -178,7 +181,7 @@ def test_the_next_correction(monkeypatch):
         ["older code: FedCurv (x)"],
         ["older code: FedNTD (y)"],
     ]
-    assert latest(today[0]) == {"algorithm": 3}
+    assert latest_revisions(today[0]) == {"algorithm": 3}
 
 
 def test_a_user_cannot_give_the_number():

@@ -13,7 +13,7 @@ from fedexp.papers.aggregate import write_tables
 from fedexp.rundir import run_reuse
 from fedexp.rundir.fingerprint import fingerprint
 from fedexp.rundir.run_reuse import cell_key, find_reusable, finished_runs
-from fedexp.rundir.sweeps import SweepDirectory, with_latest
+from fedexp.rundir.sweeps import SweepDirectory, without_outdated
 from test_compare import make_run, one
 from toy_federation import composed
 
@@ -187,7 +187,7 @@ def test_a_job_that_is_complete_elsewhere_is_not_run_again(tmp_path, monkeypatch
         path.name for path in job.iterdir() if path.is_file() and "lock" not in path.name
     ) == [run_reuse.NOTE]
     assert "and is reused" in capsys.readouterr().err
-    runs = with_latest(SweepDirectory(tmp_path / "multirun" / "b").jobs)
+    runs = without_outdated(SweepDirectory(tmp_path / "multirun" / "b").jobs)
     assert [run.finished for run in runs] == [True, True]
     assert {run.directory for run in runs} == {
         first,

@@ -16,7 +16,7 @@ from fedexp.cli.job import resume_command
 from fedexp.config import trust
 from fedexp.config.options import conf_directory
 from fedexp.config.overrides import read_stored
-from fedexp.config.trust import own_folders, require_named
+from fedexp.config.trust import require_typed_destination, user_folders
 from fedexp.core import yaml_files
 from fedexp.core.errors import ConfigError
 from fedexp.data.huggingface import load
@@ -32,8 +32,8 @@ SOURCES = sorted(path for folder in ("src", "benchmarks") for path in (ROOT / fo
 # files are read by torchvision once their checksums are those of the published ones.
 KNOWN = {
     "engine/processes/channel.py": {"import pickle", "torch.load without weights_only=True"},
-    # with filter="data", and zipfile writes nothing outside; test_archive.py
-    "data/download.py": {"tar.extractall", "packed.extractall"},
+    # tar files with filter="data"; shutil skips zip entries that lead outside (test_archive.py)
+    "data/download.py": {"shutil.unpack_archive"},
 }
 MODULES = {"pickle", "cPickle", "_pickle", "cloudpickle", "dill", "joblib", "shelve", "marshal"}
 CALLS = {"eval", "exec", "compile", "__import__", "unsafe_load", "full_load", "read_pickle"}
@@ -152,11 +152,11 @@ def test_a_place_that_only_the_directory_names_is_refused(overrides, refused):
     tracker = TensorBoard(logdir="/home")
     if refused:
         with pytest.raises(ConfigError, match="says where the run is tracked"):
-            require_named(tracker, overrides, Path("x"))
+            require_typed_destination(tracker, overrides, Path("x"))
     else:
-        require_named(tracker, overrides, Path("x"))
-    require_named(NoTracker(), overrides, Path("x"))
-    require_named(Several(members=[NoTracker()]), overrides, Path("x"))
+        require_typed_destination(tracker, overrides, Path("x"))
+    require_typed_destination(NoTracker(), overrides, Path("x"))
+    require_typed_destination(Several(members=[NoTracker()]), overrides, Path("x"))
 
 
 def test_what_is_typed_takes_the_place_of_what_is_stored(tmp_path):
@@ -171,15 +171,17 @@ def test_what_is_typed_takes_the_place_of_what_is_stored(tmp_path):
 
 
 def test_folders_of_the_user_are_those_that_are_not_fedexp_s(tmp_path):
-    assert own_folders([conf_directory(), tmp_path]) == [tmp_path]
+    assert user_folders([conf_directory(), tmp_path]) == [tmp_path]
 
 
 def test_a_class_of_a_run_is_trusted_under_its_target_alone(tmp_path):
     (tmp_path / "logging.yaml").write_text("handlers:\n  x: {class: own.Handler}\n")
     (tmp_path / "model.yaml").write_text("_target_: own.Model\n")
-    assert trust.named_by("own.Model", [tmp_path]) == tmp_path / "model.yaml"
-    assert trust.named_by("own.Handler", [tmp_path]) is None
-    assert trust.named_by("own.Handler", [tmp_path], trust.NAMES) == tmp_path / "logging.yaml"
+    assert trust.find_naming_file("own.Model", [tmp_path]) == tmp_path / "model.yaml"
+    assert trust.find_naming_file("own.Handler", [tmp_path]) is None
+    assert (
+        trust.find_naming_file("own.Handler", [tmp_path], trust.NAMES) == tmp_path / "logging.yaml"
+    )
 
 
 def test_the_resume_command_names_where_the_run_is_tracked():

@@ -157,7 +157,7 @@ class Stops:
             folder = self.folder / "looked at"
             journal.restore(needed, folder)
             jobs = [path.parent for path in folder.rglob("checkpoint")]
-            found = {str(job.relative_to(folder)): checkpoint.kept(job) for job in jobs}
+            found = {str(job.relative_to(folder)): checkpoint.saved_round(job) for job in jobs}
             shutil.rmtree(folder)
             self._kept[key] = {job: after for job, after in found.items() if after is not None}
         return self._kept[key]

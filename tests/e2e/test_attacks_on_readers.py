@@ -85,8 +85,8 @@ def test_a_bomb_in_the_configuration_of_a_run_elsewhere(tmp_path):
 def test_odd_notes_of_how_a_run_began(tmp_path, text):
     (tmp_path / origin.NAME).write_text(text)
     found = origin.read(tmp_path)
-    assert origin.mapping_of(found, "marks") == {}
-    assert origin.mapping_of(found, "data") == {}
+    assert origin.get_mapping(found, "marks") == {}
+    assert origin.get_mapping(found, "data") == {}
 
 
 @pytest.mark.parametrize("value", [5, None, ["x"], "../../../../etc", "/etc", "\0", {"a": 1}])

@@ -107,7 +107,7 @@ def test_a_full_disk(fedexp, tmp_path, whole, disk):
     disk(f"size={int(size)}")
     run = tmp_path / "disk/run"
     answer = fedexp(*RUN, "hydra.run.dir=disk/run")
-    kept = checkpoint.kept(run)
+    kept = checkpoint.saved_round(run)
     assert kept is not None
     assert kept < 4
     assert_fails(
@@ -120,7 +120,7 @@ def test_a_full_disk(fedexp, tmp_path, whole, disk):
     assert_whole_files(run)
     assert not list(run.rglob("*.tmp"))
     assert_fails(fedexp("resume=disk/run"), "No space left on device")  # still
-    assert checkpoint.kept(run) >= kept
+    assert checkpoint.saved_round(run) >= kept
     disk(f"size={int(20 * size)}")
     fedexp.done("resume=disk/run")
     assert_same_run(run, whole)

@@ -143,7 +143,7 @@ def image_template(run: RunDirectory, parts: Parts) -> ImageData:
     from fedexp.data.datasets import Dataset
     from fedexp.rundir import origin
 
-    shape = origin.mapping_of(origin.read(run.directory), "data").get("shape")
+    shape = origin.get_mapping(origin.read(run.directory), "data").get("shape")
     source = parts.dataset
     if not isinstance(source, Dataset) or not isinstance(shape, list) or len(shape) != 3:
         found = drop_training_part(source.load())

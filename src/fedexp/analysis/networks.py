@@ -129,7 +129,7 @@ def input_shape(run: RunDirectory, parts: Parts, kept: KeptModel) -> Any:
 
     It is the shape recorded in the run. If there is no usable record, the data set is loaded.
     """
-    noted: Any = origin.mapping_of(origin.read(run.directory), "data").get("shape")
+    noted: Any = origin.get_mapping(origin.read(run.directory), "data").get("shape")
     kind, vectors = parts.dataset.kind, kept.params.get("embedding.weight")
     if fits(noted, [lambda n: type(n) is int and 0 < n < 2**31]):
         if kind == "images" and len(noted) == 3:

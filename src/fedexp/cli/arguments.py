@@ -282,7 +282,7 @@ def add_stored_overrides(overrides: list[str], multirun: bool, folders: list[Pat
     stored = directory / ".hydra" / "overrides.yaml"
     kept = read_stored(stored, [*list_groups(folders), *PRESETS], typed.keys())
     path = quote_literal(str(directory))
-    # overrides given now follow resume=, see `typed_now`
+    # overrides given now follow resume=, see `typed_overrides`
     return [*kept, f"resume={path}", *later, f"hydra.run.dir={path}"]
 
 

@@ -40,7 +40,7 @@ def composed(overrides: Sequence[str], config_dir: Path | None = None) -> Iterat
     extra = [] if config_dir is None else [check_config_dir(config_dir)]
     plan = parse([*(f"--config-dir={path}" for path in extra), *check_overrides(overrides)])
     with ExitStack() as held:
-        held.enter_context(composing.checked())
+        held.enter_context(composing.use_checked_loader())
         held.enter_context(isolated_hydra())
         try:
             config = compose_all(plan.launches[0], extra)

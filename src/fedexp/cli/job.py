@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedexp.config.overrides import destinations, typed_now
+from fedexp.config.overrides import destinations, typed_overrides
 from fedexp.core import console, interrupts
 from fedexp.core.errors import (
     BAD_INPUT,
@@ -138,9 +138,9 @@ def say_stopped(directory: Path) -> int:
 
     The empty directory of a job that has not begun is removed.
     """
-    from fedexp.rundir.checkpoint import kept
+    from fedexp.rundir.checkpoint import saved_round
 
-    if (after := kept(directory)) is not None:
+    if (after := saved_round(directory)) is not None:
         print(f"{directory.name}: stopped by the budget after round {after}", file=sys.stderr)
     else:
         with suppress(OSError):
@@ -150,9 +150,9 @@ def say_stopped(directory: Path) -> int:
 
 def say_interrupted(job: "Job") -> None:
     """Print how to resume, or that there is no saved state to resume from."""
-    from fedexp.rundir.checkpoint import kept
+    from fedexp.rundir.checkpoint import saved_round
 
-    if kept(job.directory) is not None:
+    if saved_round(job.directory) is not None:
         print(f"\nInterrupted. Continue with:  {resume_command(job)}", file=sys.stderr)
     else:
         print("\nInterrupted before the first evaluation; nothing to resume.", file=sys.stderr)
@@ -164,18 +164,21 @@ def resume_command(job: "Job") -> str:
     The command repeats `--config-dir`, since the run may need the user's config groups, and the
     overrides that say where the run is tracked, see `fedexp.config.trust`.
     """
-    from fedexp.config.trust import own_folders
+    from fedexp.config.trust import user_folders
 
-    folders = [f"--config-dir={display_path(folder)}" for folder in own_folders()]
-    named = destinations(typed_now(job.overrides))
+    folders = [f"--config-dir={display_path(folder)}" for folder in user_folders()]
+    named = destinations(typed_overrides(job.overrides))
     return shlex.join(["fedexp", *folders, f"resume={display_path(job.directory)}", *named])
 
 
 def continue_hint(job: "Job") -> str:
     """Return a message with the last saved round and the command that continues the run."""
-    from fedexp.rundir.checkpoint import kept
+    from fedexp.rundir.checkpoint import saved_round
 
-    after, same = kept(job.directory), job.sweep is not None or not has_started(job.directory)
+    after, same = (
+        saved_round(job.directory),
+        job.sweep is not None or not has_started(job.directory),
+    )
     command = "the same command" if same else resume_command(job)
     if after is None:
         return f"No state was saved; begin again with:  {command}"

@@ -18,7 +18,7 @@ from fedexp.figures.pictures import Pictures, picture_files
 from fedexp.metrics.history import load_history
 from fedexp.rundir import files
 from fedexp.rundir.analyses import round_means
-from fedexp.rundir.links import require_no_way_out
+from fedexp.rundir.links import require_no_outside_links
 from fedexp.rundir.reader import RunDirectory
 from fedexp.trackers.base import RoundRecord, RunInfo, Tracker, final_tables
 from fedexp.trackers.several import TrackerGroup
@@ -47,7 +47,7 @@ def push(directory: Path, changes: Mapping[str, Any], new: bool = False) -> bool
 
     Raises ConfigError if a link leads out of the directory, since its target would be uploaded.
     """
-    require_no_way_out(directory)
+    require_no_outside_links(directory)
     if is_sweep(directory):
         return push_tables(directory, changes, new)
     run = load_finished(directory)

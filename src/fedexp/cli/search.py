@@ -27,7 +27,7 @@ from fedexp.core.private.of_optuna import reopened
 from fedexp.rundir.fingerprint import short_hash
 from fedexp.rundir.objective import direction_of, objective_name, value_of
 from fedexp.rundir.reader import RunDirectory
-from fedexp.rundir.sweeps import standing_in
+from fedexp.rundir.sweeps import resolve_reuse
 from fedexp.training.stopping import SEARCH, TRIAL, Watch
 
 optuna.logging.set_verbosity(optuna.logging.WARNING)
@@ -169,7 +169,7 @@ def tell(study: optuna.Study, number: int, result: Any, objective: str) -> None:
     # not resolved, since a path may contain `${`
     runtime: Any = OmegaConf.to_container(result.hydra_cfg.hydra.runtime, resolve=False)
     directory = Path(runtime["output_dir"])
-    run = standing_in(RunDirectory(directory))
+    run = resolve_reuse(RunDirectory(directory))
     trial, value = reopened(study, number), value_of(run.summary, objective)
     trial.set_user_attr("run", directory.name)
     trial.set_user_attr("rounds", run.summary.get("rounds"))

@@ -47,7 +47,9 @@ class Cohorts(Checked, prefix="cohorts."):
         range or appears twice. The message names the file, the round and the client.
         """
         if self.draw == "round":
-            return {number: _of_round(number, num_clients, size) for number in range(1, rounds + 1)}
+            return {
+                number: draw_round(number, num_clients, size) for number in range(1, rounds + 1)
+            }
         if self.path is None:
             return None
         path = Path(self.path)
@@ -61,7 +63,7 @@ class Cohorts(Checked, prefix="cohorts."):
         return {number: sorted(table[number]) for number in range(1, rounds + 1)}
 
 
-def _of_round(number: int, num_clients: int, size: int) -> list[int]:
+def draw_round(number: int, num_clients: int, size: int) -> list[int]:
     drawn = np.random.RandomState(number - 1).choice(num_clients, size, replace=False)
     return sorted(drawn.tolist())
 
@@ -90,7 +92,7 @@ def check_clients(path: Path, number: int, clients: list[Any], num_clients: int,
         )
 
 
-def check_begun(directory: Path, cohorts: Rounds | None, rounds: int) -> None:
+def check_completed_rounds(directory: Path, cohorts: Rounds | None, rounds: int) -> None:
     """Raise ConfigError if the file now has other clients for rounds that the run completed."""
     if cohorts is None or not rounds:
         return

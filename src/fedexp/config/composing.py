@@ -18,7 +18,7 @@ from hydra.plugins.config_source import ConfigResult
 from omegaconf import DictConfig, OmegaConf
 
 from fedexp.config.overrides import leaves
-from fedexp.config.trust import NAMES, named_by
+from fedexp.config.trust import NAMES, find_naming_file
 from fedexp.core.errors import ConfigError
 from fedexp.core.private import of_hydra
 from fedexp.core.private.of_hydra import CORE_PLUGINS, ConfigLoaderImpl, ConfigRepository
@@ -87,7 +87,7 @@ class CheckedLoader(ConfigLoaderImpl):
     def load_configuration(self, *arguments: Any, **options: Any) -> DictConfig:
         """Compose the configuration. Raises ConfigError if Hydra would call an untrusted class."""
         config = super().load_configuration(*arguments, **options)
-        check_called(config)
+        check_classes(config)
         return config
 
 
@@ -97,7 +97,7 @@ def install() -> None:
 
 
 @contextmanager
-def checked() -> Iterator[None]:
+def use_checked_loader() -> Iterator[None]:
     """Use the checked loader while the block runs, and restore the previous loader afterwards."""
     before = of_hydra.current_loader()
     install()
@@ -107,7 +107,7 @@ def checked() -> Iterator[None]:
         of_hydra.replace_loader(before)
 
 
-def check_called(config: DictConfig) -> None:
+def check_classes(config: DictConfig) -> None:
     """Raise ConfigError unless every class that Hydra imports is known or named by the user.
 
     The nodes in CALLED are checked. Their references are checked too, since a reference could point
@@ -126,7 +126,9 @@ def check_called(config: DictConfig) -> None:
                 continue
             if text in KNOWN | REFERENCES:
                 continue
-            if text.startswith("ext://") or not named_by(text, folders, None if refers else NAMES):
+            if text.startswith("ext://") or not find_naming_file(
+                text, folders, None if refers else NAMES
+            ):
                 raise ConfigError(
                     f"{key}={text}: is not among the classes and references that Hydra may use"
                     " here; one of your own, or of a plugin, is written in a yaml file of your own"

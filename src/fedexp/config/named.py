@@ -45,13 +45,13 @@ def with_named_members(config: DictConfig, group: str) -> DictConfig:
     shared = {key: value for key, value in config[group].items() if key in SHARED}
     nodes = []
     for name in members:
-        node = node_of(name, f"{group}.members", group)
+        node = load_node(name, f"{group}.members", group)
         if "members" in node:
             raise ConfigError(
                 f"{group}.members={list(members)}: {name} is itself a {SEVERAL[group]}"
             )
         taken = {key: value for key, value in shared.items() if key in node}
-        nodes.append(changed(node | taken, options.get(name, {}), f"{group}.{name}", name))
+        nodes.append(with_changes(node | taken, options.get(name, {}), f"{group}.{name}", name))
     node = {"_target_": config[group]._target_, **shared, "members": nodes}
     return with_node(config, group, node)
 
@@ -60,15 +60,19 @@ def with_named_datasets(config: DictConfig) -> DictConfig:
     """Return a copy of the configuration with names of data sets replaced by their nodes."""
     if domains := OmegaConf.select(config, "scenario.domains"):
         nodes = [
-            node_of(name, "scenario.domains") if isinstance(name, str) else name for name in domains
+            load_node(name, "scenario.domains") if isinstance(name, str) else name
+            for name in domains
         ]
         config = with_node(config, "scenario.domains", nodes)
     surrogate = OmegaConf.select(config, "surrogate.dataset")
     if isinstance(surrogate, str):
-        node, options = node_of(surrogate, "surrogate.dataset"), config.surrogate.get("options", {})
+        node, options = (
+            load_node(surrogate, "surrogate.dataset"),
+            config.surrogate.get("options", {}),
+        )
         if not isinstance(options, DictConfig | dict):
             raise ConfigError(f"surrogate.options={options}: must be {OPTIONS}")
-        node = changed(node, options, "surrogate.options", surrogate)
+        node = with_changes(node, options, "surrogate.options", surrogate)
         config = with_node(config, "surrogate.dataset", node)
     return config
 
@@ -81,7 +85,7 @@ def with_node(config: DictConfig, key: str, node: Any) -> DictConfig:
     return config
 
 
-def changed(
+def with_changes(
     node: dict[str, Any], changes: Mapping[str, Any], key: str, name: str
 ) -> dict[str, Any]:
     """Return an option's node with changed values.
@@ -94,7 +98,7 @@ def changed(
     return OmegaConf.to_container(OmegaConf.merge(node, changes))  # type: ignore[return-value]
 
 
-def node_of(name: str, key: str, group: str = "dataset", resolve: bool = False) -> dict[str, Any]:
+def load_node(name: str, key: str, group: str = "dataset", resolve: bool = False) -> dict[str, Any]:
     """Return the node of a group's option. Raises ConfigError if there is no such option.
 
     key: the configuration key that has the name. resolve: whether to resolve interpolations; they

@@ -26,7 +26,7 @@ def check_names(overrides: Sequence[str], groups: Collection[str]) -> None:
     call it.
     """
     for text in overrides:
-        override = parsed(text)
+        override = parse_override(text)
         if override is None:
             continue  # Hydra will say what is wrong with it
         if override.package is not None and re.split(r"[.:]", override.package)[0].strip() in (
@@ -38,7 +38,7 @@ def check_names(overrides: Sequence[str], groups: Collection[str]) -> None:
                 f"{text}: an option cannot be put there; a group takes the name of one of its"
                 " options"
             )
-        names = names_in(override) if is_group(override.key_or_group, groups) else []
+        names = chosen_options(override) if is_group(override.key_or_group, groups) else []
         if wrong := [name for name in names if is_path(name)]:
             raise ConfigError(
                 f"{text}: {wrong[0]} is a path; a group takes the name of one of its options"
@@ -64,7 +64,7 @@ def read_stored(path: Path, groups: Collection[str], typed: Collection[str]) -> 
     for text in kept:
         if not is_of_a_run(text, groups):
             raise ConfigError(f"{path}: {text} is not the override of a run")
-        if any("${" in REFERENCE.sub("", f"{key}={value}") for key, value in assigned(text)):
+        if any("${" in REFERENCE.sub("", f"{key}={value}") for key, value in assigned_values(text)):
             raise ConfigError(
                 f"{path}: {text} calls a resolver, which could read the environment; give"
                 f" {key_of(text)} on the command line to use it"
@@ -74,16 +74,16 @@ def read_stored(path: Path, groups: Collection[str], typed: Collection[str]) -> 
 
 def is_of_a_run(text: str, groups: Collection[str]) -> bool:
     """Return whether an override sets values of a single run, or names options of its groups."""
-    override = parsed(text)
+    override = parse_override(text)
     if override is None or override.package is not None or override.is_sweep_override():
         return False
     key = override.key_or_group
-    names = names_in(override) if is_group(key, groups) else []
+    names = chosen_options(override) if is_group(key, groups) else []
     outside = text.startswith("-") or key.startswith("hydra")
     return not outside and not any(is_path(name) or "${" in name for name in names)
 
 
-def typed_now(overrides: Sequence[str]) -> list[str]:
+def typed_overrides(overrides: Sequence[str]) -> list[str]:
     """Return the overrides given to this command, without those stored in the run directory.
 
     The stored overrides come before `resume=`.
@@ -96,18 +96,18 @@ def destinations(overrides: Sequence[str]) -> list[str]:
     """Return the overrides that choose where a tracker sends or writes a run."""
 
     def names_one(text: str) -> bool:
-        return any(key.rpartition(".")[2] in DESTINATIONS for key, _ in assigned(text))
+        return any(key.rpartition(".")[2] in DESTINATIONS for key, _ in assigned_values(text))
 
     return [text for text in overrides if names_one(text)]
 
 
-def assigned(text: str) -> list[tuple[str, str]]:
+def assigned_values(text: str) -> list[tuple[str, str]]:
     """Return (key, value) for each value that an override sets.
 
     Mappings are flattened: `local={lr: 1}` gives `local.lr`. The list is empty for a sweep and for
     an override that Hydra cannot parse.
     """
-    override = parsed(text)
+    override = parse_override(text)
     if override is None or override.is_sweep_override():
         return []
     found = leaves(override.value(), override.key_or_group)
@@ -126,7 +126,7 @@ def leaves(node: object, key: str = "") -> Iterator[tuple[str, Any]]:
         yield key, node
 
 
-def parsed(text: str) -> Any:
+def parse_override(text: str) -> Any:
     """Parse an override with Hydra's parser; return None if the parser fails."""
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
@@ -141,7 +141,7 @@ def is_group(key: str, groups: Collection[str]) -> bool:
     return "/" in key or key in groups
 
 
-def names_in(override: Any) -> list[str]:
+def chosen_options(override: Any) -> list[str]:
     """Return the options that a group's override chooses, including those of a sweep or a list."""
     from hydra.core.override_parser.types import Glob
 

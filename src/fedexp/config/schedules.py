@@ -4,7 +4,7 @@ from typing import Any
 
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
-from fedexp.config.named import changed, node_of, with_node
+from fedexp.config.named import load_node, with_changes, with_node
 from fedexp.config.spelling import option_of
 from fedexp.core.errors import ConfigError, nearest
 
@@ -102,5 +102,5 @@ def partition_node(number: int, change: Any) -> dict[str, Any]:
             f" {', '.join(PARTITIONS)}{nearest(name, PARTITIONS)}"
         )
     given = {str(key): value for key, value in change.items() if key != "name"}
-    node = changed(node_of(name, where, "partition", resolve=True), given, where, name)
+    node = with_changes(load_node(name, where, "partition", resolve=True), given, where, name)
     return {"_target_": TARGETS["NewPartition"], "round": number, "partition": node}

@@ -93,7 +93,7 @@ class Settings(Checked):
 
     def keeps_local_models(self, round: int) -> bool:
         """Return whether the clients' local models of a round are kept."""
-        return is_among(round, self.keep_local_models)
+        return is_chosen(round, self.keep_local_models)
 
     def keeps_model(self, round: int) -> bool:
         """Return whether the global model after a round is kept.
@@ -101,7 +101,7 @@ class Settings(Checked):
         It is kept if `keep_models` chooses the round, and before and after a round whose local
         models are kept.
         """
-        return is_among(round, self.keep_models) or any(
+        return is_chosen(round, self.keep_models) or any(
             map(self.keeps_local_models, (round, round + 1))
         )
 
@@ -138,7 +138,7 @@ def require_rounds(key: str, value: Any, first: int) -> None:
     require(good and len(numbers) > 0, key, value, wanted)
 
 
-def is_among(round: int, chosen: Any) -> bool:
+def is_chosen(round: int, chosen: Any) -> bool:
     """Return whether `chosen` includes a round; see `require_rounds` for its values.
 
     For every n-th round, the first round is n.

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from fedexp.config.named import search_path
-from fedexp.config.overrides import destinations, key_of, leaves, typed_now
+from fedexp.config.overrides import destinations, key_of, leaves, typed_overrides
 from fedexp.core import yaml_files
 from fedexp.core.errors import ConfigError
 from fedexp.core.storage import display_path
@@ -32,7 +32,7 @@ NAMES = (TARGET, "()", "class")
 
 def require_trusted(name: str, key: str) -> None:
     """Raise ConfigError for a class outside fedexp that no yaml file of the user names."""
-    if name.startswith(OWN) or named_by(name):
+    if name.startswith(OWN) or find_naming_file(name):
         return
     raise ConfigError(
         f"{key}={name}: lies outside fedexp; a class of your own is named in a yaml file of your"
@@ -41,16 +41,20 @@ def require_trusted(name: str, key: str) -> None:
     )
 
 
-def require_named(tracker: TrackerConfig, overrides: Sequence[str], directory: Path) -> None:
+def require_typed_destination(
+    tracker: TrackerConfig, overrides: Sequence[str], directory: Path
+) -> None:
     """Raise ConfigError if only the run directory says where a resumed run is tracked.
 
-    The message has the command that allows it. overrides: the job's overrides, see `typed_now`.
+    The message has the command that allows it.
+
+    overrides: the job's overrides, see `typed_overrides`.
     """
-    typed = typed_now(overrides)
+    typed = typed_overrides(overrides)
     stored = destinations(overrides[: len(overrides) - len(typed)])
     if not stored or tracker.stays:
         return
-    folders = [f"--config-dir={folder}" for folder in own_folders()]
+    folders = [f"--config-dir={folder}" for folder in user_folders()]
     resume = f"resume={display_path(directory)}"
     command = [*folders, resume, *typed, *stored]
     raise ConfigError(
@@ -60,7 +64,7 @@ def require_named(tracker: TrackerConfig, overrides: Sequence[str], directory: P
     )
 
 
-def own_folders(folders: Sequence[Path] | None = None) -> list[Path]:
+def user_folders(folders: Sequence[Path] | None = None) -> list[Path]:
     """Return the directories that the user gave with --config-dir.
 
     folders: the directories that Hydra searches; None for those of the current configuration.
@@ -87,7 +91,7 @@ def find_class(name: str, key: str) -> type:
     return found
 
 
-def foreign(values: Any) -> list[str]:
+def describe_foreign_classes(values: Any) -> list[str]:
     """Return a sentence for each class outside fedexp that a checked configuration names.
 
     The sentence has the class's source file and the yaml file that names it.
@@ -98,18 +102,20 @@ def foreign(values: Any) -> list[str]:
             source = inspect.getfile(find_class(name, "_target_"))
         except (TypeError, OSError):
             source = "an unknown file"
-        sentences.append(f"not fedexp's own code: {name} from {source}, named in {named_by(name)}")
+        sentences.append(
+            f"not fedexp's own code: {name} from {source}, named in {find_naming_file(name)}"
+        )
     return sentences
 
 
-def named_by(
+def find_naming_file(
     text: str, folders: Sequence[Path] | None = None, keys: Collection[str] | None = (TARGET,)
 ) -> Path | None:
     """Return the user's yaml file that names this class, or None.
 
-    folders: see `own_folders`. keys: last parts of the keys that name a class; None: any key.
+    folders: see `user_folders`. keys: last parts of the keys that name a class; None: any key.
     """
-    for path in (path for own in own_folders(folders) for path in sorted(own.rglob("*.yaml"))):
+    for path in (path for own in user_folders(folders) for path in sorted(own.rglob("*.yaml"))):
         with suppress(OSError, ValueError):  # the error is reported if the option is used
             content = yaml_files.load(path.read_text(encoding="utf-8"))
             for key, value in leaves(content):

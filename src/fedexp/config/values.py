@@ -30,7 +30,7 @@ from fedexp.data.partition import Partitioner
 from fedexp.figures.pictures import Pictures, as_node
 from fedexp.metrics.forgetting_metric import ForgettingMetric
 from fedexp.rundir.fingerprint import flatten
-from fedexp.rundir.revisions import latest
+from fedexp.rundir.revisions import latest_revisions
 from fedexp.trackers.base import TrackerConfig
 
 T = TypeVar("T")
@@ -145,7 +145,7 @@ def resolve(config: DictConfig) -> dict[str, Any]:
     found = {str(k): v for k, v in values.items()}
     if isinstance(word := found.get("evaluate"), str):
         found["evaluate"] = subjects_of(word)
-    return found | {"revisions": latest(found)}
+    return found | {"revisions": latest_revisions(found)}
 
 
 def attempt(errors: list[str], action: Callable[..., T], *arguments: Any) -> T | None:
@@ -207,7 +207,7 @@ def make(schema: type[T], values: Mapping[str, Any], prefix: str) -> T:
     # A user's class may allow infinite values, but config.yaml could not be read back with them.
     for name, value in converted.items():
         finite = not any(
-            isinstance(number, float) and not math.isfinite(number) for number in numbers_in(value)
+            isinstance(number, float) and not math.isfinite(number) for number in scalars_in(value)
         )
         require(finite, f"{prefix}{name}", value, "finite")
     return made
@@ -219,7 +219,7 @@ def convert(annotation: Any, value: Any, key: str) -> Any:
     For example, "0.1" is accepted as a number and 1.5 is not accepted as an integer.
     """
     annotation = without_limits(annotation)
-    if base := part_in(annotation):
+    if base := dataclass_in(annotation):
         return convert_part(annotation, base, value, key)
     if annotation is Any:
         return value
@@ -234,19 +234,19 @@ def convert(annotation: Any, value: Any, key: str) -> Any:
         alone = not isinstance(value, list) and attempt([], convert, annotation, [value], key)
         hint = f", such as [{value}]" if alone else ""
         raise ConfigError(f"{key}={value}: must be {describe(annotation)}{hint}") from error
-    if any(isinstance(number, int) and abs(number) >= 2**63 for number in numbers_in(result)):
+    if any(isinstance(number, int) and abs(number) >= 2**63 for number in scalars_in(result)):
         raise ConfigError(f"{key}={value}: must be {describe(annotation)} of at most 64 bits")
     return tuple(result) if str(annotation).startswith("tuple") and result is not None else result
 
 
-def part_in(annotation: Any) -> type | None:
+def dataclass_in(annotation: Any) -> type | None:
     """Return the dataclass in an annotation: the annotation, or one of its arguments, or None.
 
     For example, it is `A` for `A`, `list[A]` and `A | None`.
     """
     if isinstance(annotation, type) and dataclasses.is_dataclass(annotation):
         return annotation
-    return next(filter(None, map(part_in, getattr(annotation, "__args__", ()))), None)
+    return next(filter(None, map(dataclass_in, getattr(annotation, "__args__", ()))), None)
 
 
 def convert_part(annotation: Any, base: type, value: object, key: str) -> Any:
@@ -271,11 +271,11 @@ def holder_of(annotation: Any) -> type:
     return dataclasses.make_dataclass("Holder", [("value", annotation)])
 
 
-def numbers_in(value: object) -> list[Any]:
+def scalars_in(value: object) -> list[Any]:
     """Return the scalars of nested lists and mappings."""
     items = list(value.values()) if isinstance(value, dict) else value
     return (
-        [each for item in items for each in numbers_in(item)]
+        [each for item in items for each in scalars_in(item)]
         if isinstance(items, list | tuple)
         else [items]
     )

@@ -31,7 +31,7 @@ from fedexp.papers.judge import TOLERANCES
 from fedexp.papers.paper_figures import paper_pictures
 from fedexp.rundir.evidence import with_kept
 from fedexp.rundir.reader import RunDirectory
-from fedexp.rundir.sweeps import SweepDirectory, with_latest
+from fedexp.rundir.sweeps import SweepDirectory, without_outdated
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -84,7 +84,7 @@ def write_tables(
     """Write table.csv, .md and .tex of a sweep, and rounds_to_target.csv; return the paths. Nothing
     where no run is over. source: where its runs lie, if not in its own directory; asked: how
     table.tex is to be laid out."""
-    jobs, sweep = with_latest(SweepDirectory(source or directory).jobs), sweep_of(directory)
+    jobs, sweep = without_outdated(SweepDirectory(source or directory).jobs), sweep_of(directory)
     left_out = damage_of(jobs)
     for line in left_out:
         log.warning("%s: %s", directory, line)

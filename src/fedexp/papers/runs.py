@@ -34,7 +34,7 @@ from fedexp.rundir.reader import RunDirectory
 from fedexp.rundir.revisions import value_of
 from fedexp.rundir.run_reuse import ROOT
 from fedexp.rundir.schema import OVER
-from fedexp.rundir.sweeps import SweepDirectory, with_latest
+from fedexp.rundir.sweeps import SweepDirectory, without_outdated
 
 # measure -> column of rounds.csv in the plain view
 MEASURES = {
@@ -141,7 +141,7 @@ def records(directory: Path, wanted: Wanted) -> dict[str, Record]:
     evidence file."""
     found = {
         run.directory.name: of_directory(run)
-        for run in with_latest(SweepDirectory(directory.absolute()).jobs)
+        for run in without_outdated(SweepDirectory(directory.absolute()).jobs)
         if wanted(run.overrides, run.config)
     }
     for path in sorted((directory / evidence.FOLDER).glob(f"*{evidence.SUFFIX}")):

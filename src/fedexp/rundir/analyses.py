@@ -52,7 +52,7 @@ def round_means(name: str, rows: Iterable[Mapping[str, Any]]) -> dict[str, float
     all layers together, or separately before and after local training. nan and inf are left out.
     """
     found = {}
-    for suffix, chosen in told(list(rows)).items():
+    for suffix, chosen in rows_to_average(list(rows)).items():
         for column, title in TABLES[name].columns.items():
             values = np.array([row[column] for row in chosen], dtype=np.float64)
             if np.isfinite(values).any():
@@ -60,7 +60,7 @@ def round_means(name: str, rows: Iterable[Mapping[str, Any]]) -> dict[str, float
     return found
 
 
-def told(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Mapping[str, Any]]]:
+def rows_to_average(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Mapping[str, Any]]]:
     """Return suffix of the tracker's name -> the rows to average."""
     if not rows or "epoch" not in rows[0]:
         return {"": [row for row in rows if row.get("layer", "total") == "total"]}

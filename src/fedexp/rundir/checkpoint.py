@@ -137,7 +137,7 @@ def load(directory: Path, check: Callable[[Any], None] = lambda state: None) -> 
             state = storage.load_tree(directory / name)
             check_form(directory / name, state)
             check(state)
-            check_what_it_needs(directory, state)
+            check_needed_files(directory, state)
             found.append(state)
             break
         except ConfigError as error:
@@ -159,14 +159,14 @@ def exists(directory: Path) -> bool:
     return any((directory / name).exists() for name in (files.CHECKPOINT, files.PREVIOUS))
 
 
-def check_what_it_needs(directory: Path, state: Mapping[str, Any]) -> None:
+def check_needed_files(directory: Path, state: Mapping[str, Any]) -> None:
     checksums = state.get("checksums", {})  # older checkpoints have none
     for file, length in state.get("lengths", {}).items():
         if Path(file).name != file:
             raise ConfigError(
                 f"{directory}: a checkpoint names {file!r}, which is not a file of the run"
             )
-        csv_files.check_beginning(directory / file, length, checksums.get(file))
+        csv_files.check_prefix(directory / file, length, checksums.get(file))
     for client, version in state.get("clients", {}).items():
         storage.check_tree(directory / files.CLIENT_STATES / file_name(client, version))
 
@@ -187,7 +187,7 @@ def set_tables_aside(directory: Path) -> None:
     files.set_aside(directory, (*files.TABLES, files.CHECKPOINT, files.PREVIOUS))
 
 
-def kept(directory: Path) -> int | None:
+def saved_round(directory: Path) -> int | None:
     """Return the round of the saved state, or None if there is no state to resume from."""
     try:
         saved = load(directory)

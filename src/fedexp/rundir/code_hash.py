@@ -11,7 +11,7 @@ OWN, CODE = "fedexp", " (code "
 INSTALLED = frozenset({"site-packages", "dist-packages", "lib-dynload"})  # packages have versions
 
 
-def marked(target: str) -> str | None:
+def code_mark(target: str) -> str | None:
     """Return `<class> (code <checksum>)` for a user's class.
 
     The checksum covers the file of the class's module and the files that this imports, directly or
@@ -22,16 +22,16 @@ def marked(target: str) -> str | None:
     comment, since changes without an effect cannot be recognised.
     """
     module = target.rpartition(".")[0]
-    root = place_of(module.partition(".")[0])
+    root = package_directory(module.partition(".")[0])
     if root is None or INSTALLED & {*root.parts} or CODE in target:  # it is marked already
         return None
-    digest, files = hashlib.sha256(), sources(root, module)
+    digest, files = hashlib.sha256(), source_files(root, module)
     for name in sorted(files):
         digest.update(f"{name} {read(files[name])[0]}\n".encode())
     return f"{target}{CODE}{digest.hexdigest()[:16]})" if files else None
 
 
-def place_of(package: str) -> Path | None:
+def package_directory(package: str) -> Path | None:
     """Return the directory that contains a package or a top-level module, or None."""
     if package in ("", OWN):
         return None
@@ -46,7 +46,7 @@ def place_of(package: str) -> Path | None:
     return Path(spec.origin).parent if spec.origin else None
 
 
-def sources(root: Path, module: str) -> dict[str, Path]:
+def source_files(root: Path, module: str) -> dict[str, Path]:
     """Return name -> file for a module and all modules below `root` that it imports.
 
     Indirect imports and the parent packages are included.
@@ -59,7 +59,7 @@ def sources(root: Path, module: str) -> dict[str, Path]:
         if path is not None and name not in found and name.partition(".")[0] != OWN:
             found[name] = path
             package = name if path.name == "__init__.py" else name.rpartition(".")[0]
-            names += [package, *imported(read(path)[1], package)]
+            names += [package, *imported_names(read(path)[1], package)]
     return found
 
 
@@ -101,7 +101,7 @@ def read_once(path: Path, changed: int, size: int) -> tuple[str, tuple[tuple[int
     return hashlib.sha256(content).hexdigest(), tuple(found)
 
 
-def imported(imports: tuple[tuple[int, str], ...], package: str) -> Iterator[str]:
+def imported_names(imports: tuple[tuple[int, str], ...], package: str) -> Iterator[str]:
     """Yield the absolute names of the imports in a module of `package`."""
     for dots, name in imports:
         if dots:

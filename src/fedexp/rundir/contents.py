@@ -67,7 +67,7 @@ def read_values(path: Path) -> Any:
     except Damaged:
         raise
     except ValueError as error:
-        raise Damaged(f"is not {kind} ({shown(error)})") from None
+        raise Damaged(f"is not {kind} ({shorten(error)})") from None
     if kind == "yaml" and not text.endswith("\n"):
         raise Damaged("ends in the middle of a line")
     return content
@@ -77,7 +77,7 @@ def read_mapping(path: Path) -> dict[str, Any]:
     """Return the mapping with string keys in a .json or .yaml file. Raises Damaged."""
     content = read_values(path)
     if not fits(content, {str: lambda value: True}):
-        raise Damaged(f"is not a mapping with texts as keys ({shown(content)})")
+        raise Damaged(f"is not a mapping with texts as keys ({shorten(content)})")
     found: dict[str, Any] = content
     return found
 
@@ -86,7 +86,7 @@ def read_overrides(path: Path) -> list[str]:
     """Return the list of strings in .hydra/overrides.yaml. Raises Damaged."""
     content = read_values(path)
     if not fits(content, [str]):
-        raise Damaged(f"is not a list of texts ({shown(content)})")
+        raise Damaged(f"is not a list of texts ({shorten(content)})")
     found: list[str] = content
     return found
 
@@ -101,7 +101,7 @@ def check_plain(node: object) -> None:
         case dict():
             for key, value in node.items():
                 if not isinstance(key, str | int):
-                    raise Damaged(f"has a key that is not a text ({shown(key)})")
+                    raise Damaged(f"has a key that is not a text ({shorten(key)})")
                 check_plain(value)
         case list():
             for value in node:
@@ -141,14 +141,14 @@ def read_table(path: Path, columns: Columns) -> pd.DataFrame:
             warnings.simplefilter("error", pd.errors.ParserWarning)
             table = pd.read_csv(io.StringIO(text), index_col=False, low_memory=False)
     except (ValueError, OverflowError, pd.errors.ParserWarning) as error:
-        raise Damaged(f"is not a table ({shown(error)})") from None
+        raise Damaged(f"is not a table ({shorten(error)})") from None
     if missing := [name for name in (*columns.keys, *columns.values) if name not in table]:
         raise Damaged(f"has no column {', '.join(missing)}")
     for name in table.columns.difference(list(columns.texts), sort=False):
         if not pd.api.types.is_numeric_dtype(table[name]):
             numbers = table[name].map(as_number).astype(float)
             odd = table[name][numbers.isna() & table[name].notna()]
-            problems += [f"has {shown(value)!r} in the column {name}" for value in odd[:1]]
+            problems += [f"has {shorten(value)!r} in the column {name}" for value in odd[:1]]
             table[name] = numbers
     valid = is_count(table[list(columns.keys)]).all(axis=1)
     if not valid.all():
@@ -186,7 +186,7 @@ def is_count(values: pd.DataFrame) -> pd.DataFrame:
     return (values >= 0) & (values < 1e9) & (values == np.floor(values))
 
 
-def shown(value: object) -> str:
+def shorten(value: object) -> str:
     """Return a value or error as a short text on one line."""
     text = " ".join(str(value).split()) or type(value).__name__
     return text if len(text) <= LENGTH else f"{text[:LENGTH]}..."

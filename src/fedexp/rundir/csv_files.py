@@ -124,7 +124,7 @@ def checksum(path: Path, length: int) -> int:
     return found
 
 
-def check_beginning(path: Path, length: int, expected: int | None) -> None:
+def check_prefix(path: Path, length: int, expected: int | None) -> None:
     """Raise TableDamaged unless the first `length` bytes are whole rows with the right checksum.
 
     expected: the CRC-32 of these bytes; None if it is unknown.

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from fedexp.data.marks import checksums, content_mark, file_mark
-from fedexp.rundir.code_hash import CODE, marked
-from fedexp.rundir.revisions import noted, value_of
+from fedexp.rundir.code_hash import CODE, code_mark
+from fedexp.rundir.revisions import recorded_revisions, value_of
 
 FORMAT = 2  # version of the fingerprint's format
 OWN = "fedexp."
@@ -131,7 +131,7 @@ def essential(
     """
     marks = data_marks(container) if data is None else data
     flat = flatten(dict(container))
-    for part, number in noted(container).items():
+    for part, number in recorded_revisions(container).items():
         if isinstance(value_of(container, part), Mapping):
             flat[f"{part}.revision"] = number
     values: dict[str, Any] = FORMER | {k: mark for k, mark in marks.items() if k.endswith(FILES)}
@@ -185,7 +185,7 @@ def is_own_class(key: str, value: object) -> bool:
     return key.rpartition(".")[2] == TARGET and isinstance(value, str) and not value.startswith(OWN)
 
 
-def as_made(container: Mapping[str, Any], marks: Mapping[str, str]) -> dict[str, Any]:
+def with_recorded_marks(container: Mapping[str, Any], marks: Mapping[str, str]) -> dict[str, Any]:
     """Return a run's configuration with the marks recorded when the run was made.
 
     The marks replace the users' classes and the data paths, so the current code and data are not
@@ -202,7 +202,7 @@ def as_made(container: Mapping[str, Any], marks: Mapping[str, str]) -> dict[str,
         if not isinstance(node, Mapping):
             return node
         kept = {key: noted(value, f"{prefix}{key}.") for key, value in node.items()}
-        if is_own_class(f"{prefix}{TARGET}", kept.get(TARGET)) and marked(kept[TARGET]):
+        if is_own_class(f"{prefix}{TARGET}", kept.get(TARGET)) and code_mark(kept[TARGET]):
             kept[TARGET] += f"{CODE}unknown)"
         known = {key: marks.get(f"{prefix}{key}", "") for key in kept}
         return kept | {key: mark for key, mark in known.items() if checksums(mark)}
@@ -214,7 +214,7 @@ def as_made(container: Mapping[str, Any], marks: Mapping[str, str]) -> dict[str,
 def code_marks(container: Mapping[str, Any]) -> dict[str, str]:
     """Return key -> mark of the code for each user's class. Classes without a mark are left out."""
     values = flatten(dict(container))
-    marks = {key: marked(value) for key, value in values.items() if is_own_class(key, value)}
+    marks = {key: code_mark(value) for key, value in values.items() if is_own_class(key, value)}
     return {key: mark for key, mark in marks.items() if mark is not None}
 
 

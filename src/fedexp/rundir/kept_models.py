@@ -84,7 +84,7 @@ def kept_rounds(directory: Path) -> list[int]:
     """Return the rounds with a complete global model, in ascending order."""
     rounds = {model.round for model in from_checkpoints(directory)[0]}
     for (number, client), path in model_files(directory).items():
-        if client is None and is_whole(path):
+        if client is None and is_complete(path):
             rounds.add(number)
     return sorted(rounds)
 
@@ -92,7 +92,7 @@ def kept_rounds(directory: Path) -> list[int]:
 def kept_clients(directory: Path, number: int) -> list[int]:
     """Return the clients with a complete local model of a round, in ascending order."""
     files_of_round = {c: path for (n, c), path in model_files(directory).items() if n == number}
-    return sorted(c for c, path in files_of_round.items() if c is not None and is_whole(path))
+    return sorted(c for c, path in files_of_round.items() if c is not None and is_complete(path))
 
 
 def local_rounds(directory: Path) -> list[int]:
@@ -116,17 +116,17 @@ def load(directory: Path, number: int | None = None, client: int | None = None) 
     if wanted in models:
         return models[wanted]
     if wanted in paths:
-        return model_in(paths[wanted], storage.load_tree(paths[wanted]), wanted, client)
+        return check_model(paths[wanted], storage.load_tree(paths[wanted]), wanted, client)
     if not rounds and problems:
         raise ConfigError("\n".join(problems))
     whose = "a model" if client is None else f"a model of client {client}"
     of_round = "" if wanted is None else f" of round {wanted}"
-    kept_here = f"; kept rounds: {listed(rounds)}" if rounds else ""
+    kept_here = f"; kept rounds: {format_numbers(rounds)}" if rounds else ""
     hint = HINT if client is None else LOCAL_HINT
     raise ConfigError(f"{directory}: {whose}{of_round} is not kept{kept_here}; {hint}")
 
 
-def listed(numbers: Sequence[int]) -> str:
+def format_numbers(numbers: Sequence[int]) -> str:
     """Return numbers separated by commas, at most the first 20."""
     return ", ".join(map(str, numbers[:20])) + (", ..." if len(numbers) > 20 else "")
 
@@ -142,14 +142,14 @@ def from_checkpoints(directory: Path) -> tuple[list[KeptModel], list[str]]:
             state = storage.load_tree(path)
             check_form(path, state)
             models.append(
-                model_in(path, state["server"] | {"round": state["round"]}, state["round"])
+                check_model(path, state["server"] | {"round": state["round"]}, state["round"])
             )
         except ConfigError as error:
             problems.append(str(error))
     return models, problems
 
 
-def model_in(path: Path, state: object, number: int, client: int | None = None) -> KeptModel:
+def check_model(path: Path, state: object, number: int, client: int | None = None) -> KeptModel:
     """Return the model in a loaded file.
 
     Raises ConfigError unless the file has a model of this round and client.
@@ -164,7 +164,7 @@ def model_in(path: Path, state: object, number: int, client: int | None = None) 
     return KeptModel(number, **parts, client=client)
 
 
-def is_whole(path: Path) -> bool:
+def is_complete(path: Path) -> bool:
     """Return whether the checksums of all records of a file are right."""
     try:
         storage.check_tree(path)

@@ -22,10 +22,10 @@ def require_run_directory(directory: Path, given: str) -> None:
             there = False
         if not there:
             raise ConfigError(f"resume={given}: not a run directory (no {name} there)")
-    require_no_way_out(directory)
+    require_no_outside_links(directory)
 
 
-def require_no_way_out(directory: Path) -> None:
+def require_no_outside_links(directory: Path) -> None:
     """Raise ConfigError for a link out of a run directory.
 
     Also raise it for an entry that is neither a file nor a folder.
@@ -33,7 +33,7 @@ def require_no_way_out(directory: Path) -> None:
     home = directory.resolve()
     for folder, folders, names in os.walk(directory):
         for path in (Path(folder, name) for name in (*folders, *names)):
-            if path.is_symlink() and not leads_into(path, home):
+            if path.is_symlink() and not stays_inside(path, home):
                 raise ConfigError(
                     f"{path}: is a link out of the run directory; a run is not continued through"
                     " links"
@@ -44,7 +44,7 @@ def require_no_way_out(directory: Path) -> None:
             folders.remove(WANDB)
 
 
-def leads_into(link: Path, home: Path) -> bool:
+def stays_inside(link: Path, home: Path) -> bool:
     try:
         return link.resolve(strict=True).is_relative_to(home)
     except (OSError, RuntimeError):  # the target is missing, so it could be made, or links cycle

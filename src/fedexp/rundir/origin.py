@@ -46,7 +46,7 @@ PATHS = (
 )
 
 
-def marks_of(
+def current_marks(
     container: Mapping[str, Any],
     sources: Mapping[str, "DataSource"],
     data: "Data | None" = None,
@@ -65,7 +65,7 @@ def marks_of(
     return found if inputs is None else found | {"inputs": f"arrays{BYTES}{inputs})"}
 
 
-def note(
+def record(
     directory: Path,
     container: Mapping[str, Any],
     data: "Data",
@@ -78,15 +78,16 @@ def note(
     If the code or data have changed, the marks combine the old and the new checksums. Such a run
     then never replaces a run that was made with only one version.
 
-    marks: the run's `marks_of`. way: how steps are computed; a resumed run keeps the recorded way.
-    resumed: False if the run has no rounds yet; the record of an earlier attempt is then ignored.
+    marks: the run's `current_marks`. way: how steps are computed; a resumed run keeps the recorded
+    way. resumed: False if the run has no rounds yet; the record of an earlier attempt is then
+    ignored.
     """
     found = read(directory)
-    before = noted_marks(directory) if resumed else {}
-    noted = mapping_of(found, "way") if resumed else {}
+    before = recorded_marks(directory) if resumed else {}
+    noted = get_mapping(found, "way") if resumed else {}
     begun_in = found.get("directory")
     kept = before | dict(marks) | {key: mark for key, mark in before.items() if checksums(mark)}
-    kept |= {key: join_marks(then, now) for key, (then, now) in changes(before, marks).items()}
+    kept |= {key: join_marks(then, now) for key, (then, now) in find_changes(before, marks).items()}
     content = {
         "fingerprint": fingerprint(container, kept),
         "marks": kept,
@@ -120,9 +121,9 @@ def describe(data: "Data") -> dict[str, Any]:
     return sizes | {"shape": shape, "labels": checksum("\n".join(data.classes), *labels)}
 
 
-def noted_marks(directory: Path) -> dict[str, str]:
+def recorded_marks(directory: Path) -> dict[str, str]:
     """Return the marks recorded in a run's directory."""
-    found = mapping_of(read(directory), "marks")
+    found = get_mapping(read(directory), "marks")
     return {key: mark for key, mark in found.items() if isinstance(mark, str)}
 
 
@@ -135,13 +136,13 @@ def differences(
 
     Data with a recorded mark, and data found on one side only (moved or missing), are ignored
     here. `check_data` and the partition check them. Changed code of the same class is not a
-    difference, see `changes`.
+    difference, see `find_changes`.
     """
-    noted = noted_marks(directory)
+    noted = recorded_marks(directory)
     there, asked = noted or data_marks(saved), data_marks(container)
     before, now = essential(saved, there), essential(container, asked)
     unknown = there.keys() ^ asked.keys()
-    unknown |= {key for key, mark in asked.items() if of_the_same(noted.get(key, ""), mark)}
+    unknown |= {key for key, mark in asked.items() if have_same_source(noted.get(key, ""), mark)}
     return [
         f"{key}: {before.get(key, '(absent)')} there, {now.get(key, '(absent)')} asked for"
         for key in sorted((now.keys() | before.keys()) - unknown)
@@ -149,7 +150,7 @@ def differences(
     ]
 
 
-def changes(noted: Mapping[str, str], now: Mapping[str, str]) -> dict[str, tuple[str, str]]:
+def find_changes(noted: Mapping[str, str], now: Mapping[str, str]) -> dict[str, tuple[str, str]]:
     """Return key -> (recorded mark, current mark) for data and users' classes that have changed.
 
     The latest recorded checksum is compared with the current one.
@@ -157,13 +158,13 @@ def changes(noted: Mapping[str, str], now: Mapping[str, str]) -> dict[str, tuple
     found = {}
     for key in sorted(noted.keys() & now.keys()):
         then, mark = noted[key], now[key]
-        known = checksums(then) and of_the_same(then, mark)
+        known = checksums(then) and have_same_source(then, mark)
         if known and checksums(then)[-1] != checksums(mark)[-1]:
             found[key] = then, mark
     return found
 
 
-def of_the_same(then: str, now: str) -> bool:
+def have_same_source(then: str, now: str) -> bool:
     """Return whether two marks of a key describe the same data or class, ignoring checksums."""
     same = then.partition(" (")[0] == now.partition(" (")[0]
     return bool(then and checksums(now)) and (same or BYTES in now)
@@ -180,20 +181,22 @@ def check_data(
     With `accept_changed_data`, the bytes of inputs may differ. Sizes and labels must always be
     equal, since the partition depends on them.
 
-    marks: the run's current `marks_of`. data: the loaded data; None if they are not loaded.
+    marks: the run's current `current_marks`. data: the loaded data; None if they are not loaded.
     """
-    before, now = mapping_of(read(directory), "data"), {} if data is None else describe(data)
+    before, now = get_mapping(read(directory), "data"), {} if data is None else describe(data)
     lines = [
         f"{key}: {before[key]} there, {now[key]} now"
         for key in now
         if before.get(key, now[key]) != now[key]
     ]
     advice = "" if lines else "\naccept_changed_data=true continues on them and records it"
-    found = changes(noted_marks(directory), marks)
+    found = find_changes(recorded_marks(directory), marks)
     if not lines and container.get("accept_changed_data"):
         return
     lines += [
-        f"{key}: {in_words(*found[key], container, key)}" for key in found if BYTES in marks[key]
+        f"{key}: {describe_change(*found[key], container, key)}"
+        for key in found
+        if BYTES in marks[key]
     ]
     if lines:
         raise ConfigError(
@@ -203,19 +206,17 @@ def check_data(
         )
 
 
-def say_what_changed(
-    directory: Path, marks: Mapping[str, str], container: Mapping[str, Any]
-) -> None:
+def log_changes(directory: Path, marks: Mapping[str, str], container: Mapping[str, Any]) -> None:
     """Log which code and data have changed since the previous rounds."""
-    for key, (then, now) in changes(noted_marks(directory), marks).items():
+    for key, (then, now) in find_changes(recorded_marks(directory), marks).items():
         if BYTES in now:
-            words = f"the data have changed, {in_words(then, now, container, key)}"
+            words = f"the data have changed, {describe_change(then, now, container, key)}"
         else:
             words = f"the code of {now.partition(' ')[0]} has changed"
         log.warning("%s: %s since the rounds before were made", key, words)
 
 
-def in_words(then: str, now: str, container: Mapping[str, Any], key: str) -> str:
+def describe_change(then: str, now: str, container: Mapping[str, Any], key: str) -> str:
     """Return how two marks of data differ: the number of changed files if it is known."""
     data_dir = flatten(container).get(f"{key.rpartition('.')[0]}.data_dir", "")
     number = count_changed_files(then, now, str(data_dir))
@@ -224,12 +225,12 @@ def in_words(then: str, now: str, container: Mapping[str, Any], key: str) -> str
     return f"{number:,} of {now.partition(' (')[0]} differ"
 
 
-def mapping_of(node: Mapping[str, Any], key: str) -> dict[str, Any]:
+def get_mapping(node: Mapping[str, Any], key: str) -> dict[str, Any]:
     found = node.get(key)
     return found if isinstance(found, dict) else {}
 
 
-def from_where_it_began(config: DictConfig, directory: Path, typed: Sequence[str]) -> DictConfig:
+def with_original_paths(config: DictConfig, directory: Path, typed: Sequence[str]) -> DictConfig:
     """Return a resumed run's configuration with its relative data paths made absolute.
 
     Relative paths refer to the working directory of the run's first command, except paths given in

@@ -125,7 +125,7 @@ class RunDirectory:
             try:
                 return [str(name) for name in load_npz(path)["classes"]]
             except (ConfigError, KeyError, TypeError) as error:
-                raise Damaged(contents.shown(str(error).removeprefix(f"{path}: "))) from None
+                raise Damaged(contents.shorten(str(error).removeprefix(f"{path}: "))) from None
 
         return self._read(files.PARTITION, read)
 

@@ -14,7 +14,7 @@ from fedexp.rundir.reader import RunDirectory
 log = logging.getLogger("fedexp")
 
 
-def begin_again_where_damaged(directory: Path, overrides: Sequence[str]) -> None:
+def repair_job(directory: Path, overrides: Sequence[str]) -> None:
     """Prepare a job's directory, so that the job can continue. This process must hold its lock.
 
     Without a readable configuration, the files may belong to another run, so they are moved to
@@ -27,7 +27,7 @@ def begin_again_where_damaged(directory: Path, overrides: Sequence[str]) -> None
     # the job failed before it began, and no file is damaged
     if left == [files.SUMMARY] and run.status == "failed":
         with storage.storing(directory):
-            remove_attempt(directory)
+            remove_failed_attempt(directory)
         return
     if not left:
         return
@@ -49,7 +49,7 @@ def begin_again_where_damaged(directory: Path, overrides: Sequence[str]) -> None
         storage.write_atomically(directory / files.OVERRIDES, text)
 
 
-def remove_attempt(directory: Path) -> None:
+def remove_failed_attempt(directory: Path) -> None:
     """Remove the files of a failed attempt.
 
     Folders with the names of a run's files are moved to damaged/.

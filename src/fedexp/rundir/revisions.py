@@ -276,7 +276,7 @@ REVISIONS: tuple[Revision, ...] = (
 )
 
 
-def latest(container: Values) -> dict[str, int]:
+def latest_revisions(container: Values) -> dict[str, int]:
     """Return part -> number of its last correction, for the corrected parts of a configuration."""
     found: dict[str, int] = {}
     for revision in REVISIONS:
@@ -285,7 +285,7 @@ def latest(container: Values) -> dict[str, int]:
     return found
 
 
-def noted(container: Values) -> dict[str, int]:
+def recorded_revisions(container: Values) -> dict[str, int]:
     """Return part -> revision number as listed in a configuration."""
     found = container.get("revisions")
     if not isinstance(found, Mapping):
@@ -299,7 +299,7 @@ def outdated(container: Values) -> list[str]:
     An example is `older code: FedCurv (the Fisher information ...)`. The list is empty if the run's
     revision numbers are current.
     """
-    before = noted(container)
+    before = recorded_revisions(container)
     return [
         f"older code: {revision.name} ({revision.what})"
         for revision in REVISIONS

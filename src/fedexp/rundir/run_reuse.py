@@ -14,7 +14,7 @@ import yaml
 from fedexp.core import storage
 from fedexp.data.views import PLAIN, configured_views
 from fedexp.rundir import contents, files, origin
-from fedexp.rundir.fingerprint import as_made, fingerprint
+from fedexp.rundir.fingerprint import fingerprint, with_recorded_marks
 from fedexp.rundir.reader import RunDirectory, finished_summary
 
 NOTE, ROOT = "elsewhere.json", "multirun"
@@ -91,7 +91,7 @@ def finished_by_training(directory: Path) -> Finished:
     found: dict[str, list[tuple[Path, Mapping[str, Any]]]] = {}
     for run in finished_runs(directory):
         if run.config:
-            config = as_made(run.config, origin.noted_marks(run.directory))
+            config = with_recorded_marks(run.config, origin.recorded_marks(run.directory))
             found.setdefault(training_key(config), []).append((run.directory, config))
     return found
 
@@ -116,7 +116,7 @@ def find_reusable(
         is_enough = {*configured_views(found)} >= views and subjects_of(found) >= subjects
         if not is_enough or other == directory.absolute() or finished_summary(other) is None:
             continue
-        if not origin.changes(origin.noted_marks(other), marks()):
+        if not origin.find_changes(origin.recorded_marks(other), marks()):
             return other
     return None
 

@@ -39,12 +39,12 @@ class SweepDirectory:
         """All jobs, sorted by directory name, including failed and unfinished jobs."""
         found = {path.parent for name in MARKS for path in self.directory.glob(f"*/{name}")}
         found |= {path.parent.parent for path in self.directory.glob(f"*/{files.OVERRIDES}")}
-        return [standing_in(RunDirectory(path)) for path in sorted(found)]
+        return [resolve_reuse(RunDirectory(path)) for path in sorted(found)]
 
     @cached_property
     def complete(self) -> list[RunDirectory]:
         """The finished runs without damage. Tables are made from these runs."""
-        return with_latest([run for run in self.jobs if run.finished])
+        return without_outdated([run for run in self.jobs if run.finished])
 
     @cached_property
     def begun(self) -> list[RunDirectory]:
@@ -75,7 +75,7 @@ class SweepDirectory:
         storage.write_json(self.directory / MARKER, {"sweep": sweep})
 
 
-def with_latest(runs: list[RunDirectory]) -> list[RunDirectory]:
+def without_outdated(runs: list[RunDirectory]) -> list[RunDirectory]:
     """Return the runs without outdated ones.
 
     If finished runs differ only in the code of users' classes or the bytes of the data, only one of
@@ -87,7 +87,7 @@ def with_latest(runs: list[RunDirectory]) -> list[RunDirectory]:
             same.setdefault(frozenset(run.overrides), []).append(run)
     others: set[Path] = set()
     for found in same.values():
-        latest = found[0] if len(found) == 1 else max(found, key=as_now_and_time)
+        latest = found[0] if len(found) == 1 else max(found, key=recency)
         others |= {run.directory for run in found} - {latest.directory}
     if others:
         log.warning(
@@ -99,18 +99,18 @@ def with_latest(runs: list[RunDirectory]) -> list[RunDirectory]:
 
 def has_marks(directory: Path) -> bool:
     """Return whether changed code or data would give a job another directory."""
-    marks = origin.noted_marks(directory).items()
+    marks = origin.recorded_marks(directory).items()
     return any(checksums(mark) and key.endswith((TARGET, ".root", ".path")) for key, mark in marks)
 
 
-def as_now_and_time(run: RunDirectory) -> tuple[bool, float]:
+def recency(run: RunDirectory) -> tuple[bool, float]:
     """Return (whether the run's code and data are current, time when the run ended in seconds)."""
-    return not origin.changes(origin.noted_marks(run.directory), data_marks(run.config)), (
+    return not origin.find_changes(origin.recorded_marks(run.directory), data_marks(run.config)), (
         run.directory / files.SUMMARY
     ).stat().st_mtime
 
 
-def standing_in(run: RunDirectory) -> RunDirectory:
+def resolve_reuse(run: RunDirectory) -> RunDirectory:
     """Return the other sweep's run that a job uses, or `run` if the job has a finished run."""
     other = None if run.finished else reused_run(run.directory)
     return run if other is None else RunDirectory(other, tuple(run.overrides))

@@ -10,7 +10,7 @@ from fedexp.algorithms.base import FedAvg
 from fedexp.algorithms.exemplars import Exemplars
 from fedexp.algorithms.server_optimizers import ServerOptimizer
 from fedexp.config.build import Built
-from fedexp.config.overrides import assigned
+from fedexp.config.overrides import assigned_values
 from fedexp.config.settings import Settings
 from fedexp.core.errors import ConfigError, require_choice
 from fedexp.data.partition import Natural
@@ -53,7 +53,9 @@ def check_used(values: Mapping[str, Any], typed: Sequence[str]) -> None:
 
     values: the resolved configuration.
     """
-    keys = dict.fromkeys(key for text in typed for key, _ in assigned(text) if key in USED_WITH)
+    keys = dict.fromkeys(
+        key for text in typed for key, _ in assigned_values(text) if key in USED_WITH
+    )
     wrong = [
         f"{key}={value_at(values, key)}: only has an effect with {' or '.join(USED_WITH[key])}"
         for key in keys

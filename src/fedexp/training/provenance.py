@@ -62,7 +62,7 @@ def begin_span(
 ) -> None:
     """Record the versions, hardware and data for the rounds from here on, if they have changed.
 
-    marks: `origin.marks_of` the run.
+    marks: `origin.current_marks` the run.
     """
     data = {key: mark for key, mark in marks.items() if BYTES in mark}
     now = code_and_hardware(config, hardware) | {"data": data}

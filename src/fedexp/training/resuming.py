@@ -16,15 +16,15 @@ import torch
 
 from fedexp.algorithms.local_training import SCHEDULES_OVER_ALL_ROUNDS
 from fedexp.config.build import Built
-from fedexp.config.cohorts import check_begun
-from fedexp.config.overrides import key_of, typed_now
+from fedexp.config.cohorts import check_completed_rounds
+from fedexp.config.overrides import key_of, typed_overrides
 from fedexp.core import storage
 from fedexp.core.errors import ConfigError
 from fedexp.data.partitioned import Partition, find_task_partitions
 from fedexp.figures.pictures import picture_files
 from fedexp.rundir import checkpoint, contents, csv_files, files, origin, run_reuse
 from fedexp.rundir.reader import RunDirectory, finished_summary
-from fedexp.rundir.repair import begin_again_where_damaged
+from fedexp.rundir.repair import repair_job
 from fedexp.trackers.progress import result_table
 from fedexp.training.checks import value_at
 from fedexp.training.job import Job
@@ -44,8 +44,8 @@ def with_original_paths(job: Job) -> Job:
     """Return a resumed job with data paths that are relative to where the run was started."""
     if job.sweep is not None or job.config.get("resume") is None:
         return job
-    typed = [key_of(override) for override in typed_now(job.overrides)]
-    return replace(job, config=origin.from_where_it_began(job.config, job.directory, typed))
+    typed = [key_of(override) for override in typed_overrides(job.overrides)]
+    return replace(job, config=origin.with_original_paths(job.config, job.directory, typed))
 
 
 def check_start(job: Job, built: Built, config: Mapping[str, Any]) -> bool:
@@ -63,12 +63,12 @@ def check_start(job: Job, built: Built, config: Mapping[str, Any]) -> bool:
         require_new(job.directory)
         return False
     if not is_resumed:
-        begin_again_where_damaged(job.directory, job.overrides)
+        repair_job(job.directory, job.overrides)
         if not checkpoint.exists(job.directory):  # new, or ended before its first checkpoint
             return False
     check_resume(job.directory, config, alone=job.sweep is None)
     if checkpoint.exists(job.directory) or finished_summary(job.directory) is not None:
-        origin.check_data(job.directory, origin.marks_of(config, built.sources), config)
+        origin.check_data(job.directory, origin.current_marks(config, built.sources), config)
     return True
 
 
@@ -98,7 +98,7 @@ def find_in_other_sweep(job: Job, built: Built, config: Mapping[str, Any]) -> di
     The other run's directory is recorded in this job's directory.
     """
     other = run_reuse.find_reusable(
-        job.directory, config, marks=lambda: origin.marks_of(config, built.sources)
+        job.directory, config, marks=lambda: origin.current_marks(config, built.sources)
     )
     if other is None:
         return None
@@ -109,7 +109,7 @@ def find_in_other_sweep(job: Job, built: Built, config: Mapping[str, Any]) -> di
 
 def recorded_precision(directory: Path) -> str | None:
     """Return the precision that a run started with, or None if it was not recorded."""
-    return origin.mapping_of(origin.read(directory), "way").get("precision")
+    return origin.get_mapping(origin.read(directory), "way").get("precision")
 
 
 def restore_state(
@@ -125,7 +125,7 @@ def restore_state(
             raise ConfigError(
                 f"resume={directory}: the data have changed: they give another partition ({name})"
             )
-    check_begun(directory, simulation.cohorts, state.round)
+    check_completed_rounds(directory, simulation.cohorts, state.round)
     if state.status in ("completed", "stopped") and state.round < simulation.rounds:
         state.status, state.stopped = "running", {}
     return state

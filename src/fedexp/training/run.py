@@ -12,13 +12,13 @@ from typing import Any
 import torch
 
 from fedexp.config.build import Built, build
-from fedexp.config.overrides import typed_now
-from fedexp.config.trust import require_named
+from fedexp.config.overrides import typed_overrides
+from fedexp.config.trust import require_typed_destination
 from fedexp.core import storage
 from fedexp.rundir import checkpoint, files, origin, run_reuse
-from fedexp.rundir.links import require_no_way_out
+from fedexp.rundir.links import require_no_outside_links
 from fedexp.rundir.lock import occupied
-from fedexp.rundir.repair import remove_attempt
+from fedexp.rundir.repair import remove_failed_attempt
 from fedexp.trackers.base import RunInfo, Tracker, final_tables
 from fedexp.trackers.progress import Progress, result_line, result_table
 from fedexp.trackers.several import TrackerGroup
@@ -63,17 +63,17 @@ def train_run(job: Job) -> dict[str, Any]:
         # A sweep's job may wait for a GPU, and no other process may start it meanwhile.
         is_locked = job.sweep is not None or (job.directory / files.CONFIG).exists()
         if is_locked:
-            require_no_way_out(job.directory)
+            require_no_outside_links(job.directory)
             make_directory(job.directory)
             held.enter_context(occupied(job.directory))
         continues = check_start(job, built, config)
         summary = find_finished(job, built, config, continues)
         if summary is not None:
             return summary
-        require_named(built.tracker, job.overrides, job.directory)
+        require_typed_destination(built.tracker, job.overrides, job.directory)
         # a sweep's job that has begun continues unchanged, and a search tries everything
         if job.watch is None and (not continues or job.sweep is None):
-            check_used(config, typed_now(job.overrides))
+            check_used(config, typed_overrides(job.overrides))
         built = held.enter_context(on_a_gpu(built, job.place))
         job.deadline.check()  # the job may have waited for a GPU
         if job.sweep is not None:
@@ -90,7 +90,7 @@ def train_run(job: Job) -> dict[str, Any]:
         run = open_run(job, built, config, prepared, continues)
         held.enter_context(handle_failures(run))
         with storage.storing(run.directory):
-            remove_attempt(run.directory)
+            remove_failed_attempt(run.directory)
             files.remove_temporaries(run.directory)
         held.enter_context(run_log(run.directory, early))
         begin(run)
@@ -105,7 +105,7 @@ def open_run(
 ) -> Run:
     """Return the run with its saved state, or with its initial state if it begins."""
     simulation, hardware = prepared.simulation, prepared.hardware
-    marks = origin.marks_of(config, built.sources, simulation.runtime.data)
+    marks = origin.current_marks(config, built.sources, simulation.runtime.data)
     saved, state = None, None
     if continues:
         saved = checkpoint.load(job.directory, fits_run(job.directory, simulation))

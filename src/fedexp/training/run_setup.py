@@ -11,7 +11,7 @@ import yaml
 
 from fedexp.config.build import Built
 from fedexp.config.overrides import OF_COMMAND, key_of
-from fedexp.config.trust import foreign
+from fedexp.config.trust import describe_foreign_classes
 from fedexp.core import storage, tree
 from fedexp.core.errors import BudgetSpent, ConfigError, RunFailed, StorageError
 from fedexp.data.changes import describe_change
@@ -38,7 +38,7 @@ class Run:
     config: dict[str, Any]  # resolved, with the groups' `choices`
     simulation: Simulation
     hardware: Resolved
-    marks: Mapping[str, str]  # of the data and of the user's classes, see `origin.marks_of`
+    marks: Mapping[str, str]  # of the data and of the user's classes, see `origin.current_marks`
     saved: checkpoint.Saved | None
     state: State
 
@@ -76,7 +76,7 @@ def handle_failures(run: Run) -> Iterator[None]:
         raise
     except Exception as error:
         state = run.resumed
-        if before and state is not None and checkpoint.kept(run.directory) == state["round"]:
+        if before and state is not None and checkpoint.saved_round(run.directory) == state["round"]:
             resuming.restore_files(run.directory, before, state["lengths"])
         if isinstance(error, ConfigError):
             raise RunFailed(str(error)) from error
@@ -85,7 +85,7 @@ def handle_failures(run: Run) -> Iterator[None]:
 
 def begin(run: Run) -> None:
     """Write and log what runs, on which hardware and from which round."""
-    for sentence in foreign(run.config):
+    for sentence in describe_foreign_classes(run.config):
         log.warning("%s", sentence)
     log.info("hardware: %s", run.hardware.sentence())
     if slow := run.hardware.trouble():
@@ -97,7 +97,7 @@ def begin(run: Run) -> None:
     else:
         begin_resumed(run, run.resumed["round"])
     data, way = run.simulation.runtime.data, {"precision": run.hardware.precision}
-    origin.note(run.directory, run.config, data, run.marks, way, run.resumed is not None)
+    origin.record(run.directory, run.config, data, run.marks, way, run.resumed is not None)
 
 
 def begin_new(run: Run) -> None:
@@ -129,7 +129,7 @@ def begin_resumed(run: Run, after: int) -> None:
     last = csv_files.last_round(run.directory) or 0
     lost = f"; later rounds, up to round {last}, are run again" if last > after else ""
     log.info("resuming after round %d%s", after, lost)
-    origin.say_what_changed(run.directory, run.marks, run.config)
+    origin.log_changes(run.directory, run.marks, run.config)
     if resuming.is_extended(run.directory, run.config):
         log.info("the run now has rounds=%s", run.config["rounds"])
         write_options(run)
