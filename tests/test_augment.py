@@ -198,7 +198,7 @@ def test_draws_reach_every_value_and_no_other():
 
 def test_reflecting_more_than_the_image_is_refused():
     aug = Augmentation(**{**OFF, "crop_padding": 8, "padding_mode": "reflect"})
-    with pytest.raises(ConfigError, match="crop_padding=8: must be below 8"):
+    with pytest.raises(ConfigError, match="crop_padding=8: must be less than 8"):
         aug.draw(np.random.default_rng(0), 1, 8, 8)
 
 

@@ -88,7 +88,7 @@ def test_texts_saved_by_the_library(datasets, tmp_path):
     [
         ("dataset.train_split=trian", "no such split.*nearest: 'train'"),
         ("dataset.column=picture", "must be one of the columns img, label"),
-        ("dataset.column=label", "has no images but int"),
+        ("dataset.column=label", "contains int, not images"),
         ("dataset.path=null", "must be a name on the Hugging Face hub, .* or a local folder"),
     ],
 )

@@ -133,7 +133,11 @@ def test_shakespeare_has_a_client_for_each_role(tmp_path):
 
 @pytest.mark.parametrize(
     ("y", "message"),
-    [(["~"], "y that LEAF has not"), (["ab"], "y that"), ([], "1 texts but 0 next")],
+    [
+        (["~"], "y must contain single characters of LEAF"),
+        (["ab"], "y must"),
+        ([], "1 texts but 0 next"),
+    ],
 )
 def test_a_broken_file_of_shakespeare_is_named(y, message, tmp_path):
     write_roles(tmp_path / "shakespeare" / "test", ROMEO=(["a"], ["b"]))

@@ -308,7 +308,7 @@ GIVEN: dict[str, Any] = {
         ),
         ({"classes": None, "y_test": None}, "`read` returns no y_test, classes"),
         ({"y_train": [0, 1, 0, 1]}, r"y_train is list; .* y int64 \[N\]"),
-        ({"classes": ["a", "b", "c", "a", "b"]}, "several classes are called a, b$"),
+        ({"classes": ["a", "b", "c", "a", "b"]}, "several classes have the name a, b$"),
     ],
 )
 def test_arrays_of_the_wrong_kind_are_refused(changed, message):

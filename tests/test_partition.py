@@ -523,7 +523,7 @@ def test_missing_partition_file(tmp_path):
 @pytest.mark.parametrize(
     ("partitioner", "clients", "message"),
     [
-        (IID(), 501, "num_clients=501: more clients than training examples (500)"),
+        (IID(), 501, "num_clients=501: must be at most 500, the number of training examples"),
         (IID(), 0, "num_clients=0: must be at least 1"),
         (lda(min_size=51), 10, "min_size=51: must be at most 50"),
         (Natural(), 10, "use one that has them, such as dataset=femnist"),
@@ -713,7 +713,7 @@ def test_a_partition_from_a_file_may_not_hold_public_examples(tmp_path):
     path.write_text(json.dumps([[0, 1, 2], [5, 6]]))
     partition = make_partition(File(path=str(path)), labels, 2, 2, rng(), None, np.array([3, 4]))
     assert [part.tolist() for part in partition.parts] == [[0, 1, 2], [5, 6]]
-    with pytest.raises(ConfigError, match="client 1 holds example 5, which is in the public set"):
+    with pytest.raises(ConfigError, match="client 1 has example 5, which is in the public set"):
         make_partition(File(path=str(path)), labels, 2, 2, rng(), None, np.array([4, 5]))
 
 
@@ -747,7 +747,7 @@ def test_a_partition_from_a_file_counts_surrogate_examples_and_may_not_hold_them
     path.write_text(json.dumps([parts[0], [*parts[1], withheld], parts[2]]))
     built = build(toy_federation.composed(*from_file, f"partition.path={path}"))
     with pytest.raises(
-        ConfigError, match=f"client 1 holds example {withheld}, which is a surrogate example"
+        ConfigError, match=f"client 1 has example {withheld}, which is a surrogate example"
     ):
         divide(built)
 

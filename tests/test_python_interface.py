@@ -291,7 +291,7 @@ def test_overwrite_replaces_finished_run(tmp_path):
     (there / "models").mkdir(exist_ok=True)
     (there / "models" / "old").touch()
     before = first.summary["accuracy"]
-    with pytest.raises(ConfigError, match="more clients than training examples"):
+    with pytest.raises(ConfigError, match="the number of training examples"):
         fedexp.run([*SMALL, "rounds=1", "num_clients=2000"], directory=there, overwrite=True)
     assert fedexp.load_run(there).summary["accuracy"] == before
     assert os.listdir(tmp_path) == ["run"]

@@ -173,7 +173,7 @@ def test_schedule_options_become_partitions():
         ),
         (
             "schedule.clients=[-1]",
-            "schedule.clients=[-1]: must be a list of clients from 0 on, or null",
+            "schedule.clients=[-1]: must be a list of client numbers, counted from 0, or null",
         ),
     ],
 )
@@ -189,7 +189,7 @@ def test_schedule_conflicts_are_refused(monkeypatch, capsys):
     for overrides, message in (
         (
             ["schedule.partition={31:iid}"],
-            "schedule.partition: round 31 is after the last one (rounds=30)",
+            "schedule.partition: round 31 is after the last round (rounds=30)",
         ),
         (
             ["schedule.classes={5:{3:0.1}}", "scenario=class_incremental"],

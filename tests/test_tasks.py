@@ -210,9 +210,9 @@ def test_domains_must_have_same_number_of_classes():
             {"split": [0.8, 0.0, 0.2], "evaluate_on": "validation"},
             "more than 0 for the validation part",
         ),
-        ({"split": None, "evaluate_on": "validation"}, "nothing is held out"),
-        ({"classes": [[0, 1], [1]]}, "no class stands twice"),
-        ({"classes": [[0], []]}, "not empty"),
+        ({"split": None, "evaluate_on": "validation"}, "must be test with scenario.split=null"),
+        ({"classes": [[0, 1], [1]]}, "lists without repeated classes"),
+        ({"classes": [[0], []]}, "at least one class"),
         ({"num_tasks": 0}, "at least 1"),
         ({"rounds_per_task": 0}, "at least 1"),
         ({"evaluate_on": "tset"}, "nearest: 'test'"),
@@ -342,11 +342,11 @@ def test_surrogate_data_set_with_some_examples():
     everything, _, _ = surrogate(dataset=Loads(other), examples=60).attach(data, (), rng())
     assert torch.equal(everything.x_train[400:], other.x_train)
     for changes, message in (
-        ({"examples": 61}, "surrogate.examples=61: must be at most the 60 that there are"),
+        ({"examples": 61}, "surrogate.examples=61: must be at most 60"),
         ({"examples": 0}, "surrogate.examples=0: must be at least 1, or null"),
         (
             {"examples": 5, "dataset": None, "fraction": 0.5},
-            "surrogate.examples=5: must be null without a surrogate.da",
+            "surrogate.examples=5: must be null without surrogate.da",
         ),
     ):
         with pytest.raises(ConfigError, match=message):
@@ -361,7 +361,7 @@ def test_surrogate_data_set_with_some_examples():
         ({"fraction": 0.5, "classes": [10]}, "surrogate.classes=.*labels from 0 to 9"),
         (
             {"classes": [1]},
-            "surrogate.classes=.*null without a surrogate.dataset or surrogate.fraction",
+            "surrogate.classes=.*null without surrogate.dataset or surrogate.fraction",
         ),
     ],
 )
@@ -428,7 +428,9 @@ def test_surrogate_shards_are_random():
 def test_too_few_surrogate_examples_are_refused():
     with pytest.raises(ConfigError, match="150 examples cannot be cut into 200 shards"):
         surrogate().draw_shards(np.arange(150), 100, rng())
-    with pytest.raises(ConfigError, match=r"surrogate.shards=5: must be at most the 4 shards"):
+    with pytest.raises(
+        ConfigError, match=r"surrogate.shards=5: must be at most 4, the number of shards"
+    ):
         surrogate(shards=5).draw_shards(np.arange(150), 2, rng())
 
 

@@ -214,10 +214,10 @@ def test_resume_continues_bit_for_bit(tmp_path):
             ["plain", "augmentd"],
             ["test_views=augmentd", "plain, augmented", "nearest: 'augmented'"],
         ),
-        (["augmented"], ["test_views=[augmented]", "first view is plain"]),
-        (["augmented", "plain"], ["test_views=[augmented,plain]", "first view is plain"]),
-        ([], ["test_views=[]", "first view is plain"]),
-        (["plain", "plain"], ["test_views=[plain,plain]", "twice"]),
+        (["augmented"], ["test_views=[augmented]", "starts with plain"]),
+        (["augmented", "plain"], ["test_views=[augmented,plain]", "starts with plain"]),
+        ([], ["test_views=[]", "starts with plain"]),
+        (["plain", "plain"], ["test_views=[plain,plain]", "without repetitions"]),
     ],
 )
 def test_invalid_views_are_refused(views, words):

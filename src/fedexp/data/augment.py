@@ -54,7 +54,7 @@ class Augmentation(Checked, prefix="dataset.augmentation."):
         side = min(height, width)
         fits = self.padding_mode == "zero" or self.crop_padding < side
         key = f"{self.prefix}crop_padding"
-        require(fits, key, self.crop_padding, f"below {side} to reflect")
+        require(fits, key, self.crop_padding, f"less than {side} with padding_mode=reflect")
         offset, angle = 2 * self.crop_padding, round(self.rotation * UNITS_PER_DEGREE)
         centre = (height - 1, width - 1) if self.cutout else (0, 0)
         high = np.array([offset, offset, int(self.flip), *centre, angle])

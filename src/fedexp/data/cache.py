@@ -66,7 +66,7 @@ def _read(path: Path) -> Arrays | None:
     except FileNotFoundError:
         return None
     except Exception as error:  # numpy and zipfile raise many types for a damaged file
-        log.warning("decoding again: the cache %s cannot be read (%s)", path, error)
+        log.warning("the cache %s cannot be read (%s); decoding again", path, error)
         return None
 
 

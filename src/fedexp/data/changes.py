@@ -38,7 +38,8 @@ class NewShares:
 
 
 Clients = Annotated[
-    list[int], Limit("a list of clients from 0 on", lambda v: len(v) > 0 and min(v) >= 0)
+    list[int],
+    Limit("a list of client numbers, counted from 0", lambda v: len(v) > 0 and min(v) >= 0),
 ]
 
 
@@ -51,7 +52,7 @@ class DataSchedule(Checked, prefix="schedule."):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        words = "null without schedule.classes, whose clients they are"
+        words = "null without schedule.classes"
         unused = not self.classes and self.clients and min(self.clients) >= 0
         require(not unused, "schedule.clients", self.clients, words)
 
@@ -67,7 +68,7 @@ class DataSchedule(Checked, prefix="schedule."):
             latest = max((each.round for each in changes), default=0)
             if latest > last:
                 raise ConfigError(
-                    f"schedule.{name}: round {latest} is after the last one (rounds={last})"
+                    f"schedule.{name}: round {latest} is after the last round (rounds={last})"
                 )
 
     def partition_at(self, round: int) -> NewPartition | None:

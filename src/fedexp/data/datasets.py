@@ -71,7 +71,7 @@ class Dataset(DataSource):
         super().__post_init__()
         many = len(self.mean)
         good = len(self.std) == many
-        require(good, "dataset.std", list(self.std), f"{many} values, as dataset.mean")
+        require(good, "dataset.std", list(self.std), f"{many} values, as many as in dataset.mean")
 
     @property
     def channels(self) -> int:
@@ -95,7 +95,9 @@ class Dataset(DataSource):
             raise ConfigError(f"dataset={self.name}: `read` returns no {', '.join(missing)}")
         classes = tuple(str(c) for c in arrays["classes"])
         if twice := [name for name, times in Counter(classes).items() if times > 1]:
-            raise ConfigError(f"dataset={self.name}: several classes are called {', '.join(twice)}")
+            raise ConfigError(
+                f"dataset={self.name}: several classes have the name {', '.join(twice)}"
+            )
         for split in ("train", "test"):
             self._check(split, arrays[f"x_{split}"], arrays[f"y_{split}"], len(classes))
         inputs = [np.ascontiguousarray(arrays[f"x_{split}"]).data for split in ("train", "test")]

@@ -142,7 +142,7 @@ class HuggingFaceImages(Hub, Dataset):
         for number, image in enumerate(split[column]):
             if not isinstance(image, Image.Image):
                 raise ConfigError(
-                    f"dataset.column={column}: has no images but {type(image).__name__}"
+                    f"dataset.column={column}: contains {type(image).__name__}, not images"
                 )
             try:
                 arrays.append(to_array(image, self.channels, self.size))
@@ -152,7 +152,8 @@ class HuggingFaceImages(Hub, Dataset):
                 ) from error
             if arrays[-1].shape != arrays[0].shape:
                 raise ConfigError(
-                    f"dataset.size=null: the images of {self.path} have several sizes; give one"
+                    f"dataset.size=null: the images of {self.path} have different sizes; must be a"
+                    " number of pixels"
                 )
         return np.stack(arrays)
 

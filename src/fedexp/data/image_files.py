@@ -58,7 +58,7 @@ def class_folders(folder: Path) -> list[str]:
             " dataset.test_fraction=0.2 draws a test set"
         ) from error
     if not names:
-        raise ConfigError(f"{folder}: has no class folders; expected <class>/<image> in it")
+        raise ConfigError(f"{folder}: has no class folders; expected <class>/<image>")
     return names
 
 
@@ -85,7 +85,7 @@ def list_files(
             folders[:] = [name for name in folders if recursive and not name.startswith(".")]
             for inner in (Path(place, name) for name in folders):
                 if inner.is_symlink() and Path(place).resolve().is_relative_to(inner.resolve()):
-                    raise ConfigError(f"{inner}: is a link to a folder that it lies in; remove it")
+                    raise ConfigError(f"{inner}: is a link to a folder that contains it; remove it")
             for name in names:
                 if name.startswith(".") or not name.lower().endswith(suffixes):
                     continue
@@ -98,7 +98,7 @@ def list_files(
                 found.append(SourceFile(path, status.st_size, status.st_mtime_ns))
     except OSError as error:
         raise ConfigError(
-            f"{error.filename}: cannot be read ({error.strerror}); mend or remove it"
+            f"{error.filename}: cannot be read ({error.strerror}); repair or remove it"
         ) from error
     return sorted(found)
 
@@ -148,9 +148,7 @@ def scan_flat(root: Path, train_splits: Sequence[str]) -> tuple[Labelled, list[s
     Raises ConfigError if there is a folder test.
     """
     if (root / "test").is_dir():
-        raise ConfigError(
-            f"{root}: has a folder test; dataset.test_fraction is for trees without one (null here)"
-        )
+        raise ConfigError(f"{root}: has a folder test; use it with dataset.test_fraction=null")
     if all((root / split).is_dir() for split in train_splits):
         return scan_splits(root, train_splits)
     classes = class_folders(root)
@@ -180,7 +178,7 @@ def stratified_split(
         )
     except ValueError as error:
         raise ConfigError(
-            f"dataset.test_fraction={test_fraction}: no such split of {len(labels)} ({error})"
+            f"dataset.test_fraction={test_fraction}: cannot split {len(labels)} images ({error})"
         ) from error
     return np.sort(train), np.sort(test)
 
@@ -227,7 +225,8 @@ def decode(files: Sequence[SourceFile], channels: int, size: int | None) -> np.n
             (h, w), (h0, w0) = pixels.shape[:2], first.shape[:2]
             raise ConfigError(
                 f"{files[i].path}: is {w}x{h} pixels, but {files[0].path} is {w0}x{h0}; all"
-                " must be equal (with dataset=image_folder, dataset.size=<pixels> resizes them)"
+                " images must have one size (with dataset=image_folder, dataset.size=<pixels>"
+                " resizes them)"
             )
         x[i] = pixels
 

@@ -35,9 +35,9 @@ def find_split_files(folder: Path, kind: str = KIND, how: str = COMMAND) -> list
     files = sorted(folder.glob("*.json"))
     if not files:
         raise ConfigError(
-            f"{folder}: has no json files. {kind} cannot be downloaded ready-made: run LEAF's "
-            f"`{how}` (github.com/TalwalkarLab/leaf, data/{kind.lower()}) and "
-            "put its data/train/*.json and data/test/*.json into the folders train and test there"
+            f"{folder}: has no json files. {kind} cannot be downloaded: run LEAF's `{how}`"
+            f" (github.com/TalwalkarLab/leaf, data/{kind.lower()}) and put data/train/*.json and"
+            " data/test/*.json into the folders train and test of the data set"
         )
     return files
 
@@ -76,7 +76,7 @@ def read_users(
         try:
             user_data = json.loads(path.read_bytes())["user_data"]
             for user, samples in user_data.items():
-                require_valid(user not in users, f"user {user} is in another file, too")
+                require_valid(user not in users, f"user {user} is also in another file")
                 users[user] = sample(samples["x"], samples["y"])
         except Exception as error:  # a json file can contain anything
             raise ConfigError(
@@ -88,12 +88,13 @@ def read_users(
 def _check_samples(x: list[list[float]], y: list[int]) -> tuple[np.ndarray, np.ndarray]:
     require_valid(len(x) == len(y), f"{len(x)} images but {len(y)} labels")
     pixels = np.asarray(x, np.float64).reshape(len(x), SIDE, SIDE, 1)
-    require_valid(all(type(label) is int for label in y), "labels that are no integers")
+    require_valid(all(type(label) is int for label in y), "the labels must be integers")
     labels = np.array(y, np.int64)
     require_valid(
-        not ((labels < 0) | (labels >= len(CLASSES))).any(), f"labels outside 0..{len(CLASSES) - 1}"
+        not ((labels < 0) | (labels >= len(CLASSES))).any(),
+        f"the labels must be from 0 to {len(CLASSES) - 1}",
     )
-    require_valid(bool(((pixels >= 0) & (pixels <= 1)).all()), "pixels outside 0..1")
+    require_valid(bool(((pixels >= 0) & (pixels <= 1)).all()), "the pixels must be from 0 to 1")
     return np.rint(pixels * 255).astype(np.uint8), labels  # exact: LEAF divided 8-bit values by 255
 
 

@@ -48,10 +48,8 @@ class Partitioner(Checked, prefix="partition."):
         """
         labels = np.asarray(labels)
         require(num_clients >= 1, "num_clients", num_clients, "at least 1")
-        if num_clients > len(labels):
-            raise ConfigError(
-                f"num_clients={num_clients}: more clients than training examples ({len(labels)})"
-            )
+        words = f"at most {len(labels)}, the number of training examples"
+        require(num_clients <= len(labels), "num_clients", num_clients, words)
         classes = int(labels.max()) + 1 if num_classes is None else num_classes
         given: Any = self.assign(labels, classes, num_clients, rng, owners)
         if not (isinstance(given, tuple) and len(given) == 2 and isinstance(given[1], Mapping)):
@@ -139,9 +137,7 @@ def refuse_examples(parts: Iterable[np.ndarray], what: str) -> None:
     """Raise ConfigError if any client holds one of these examples, which clients must not hold."""
     for client, part in enumerate(parts):
         if part.size:
-            raise ConfigError(
-                f"partition: client {client} holds example {part[0]}, which is {what}"
-            )
+            raise ConfigError(f"partition: client {client} has example {part[0]}, which is {what}")
 
 
 def make_partition(

@@ -162,11 +162,9 @@ class Partition:
             info = json.loads(str(arrays["info"]))
             whole = partition_hash(parts) == str(arrays["hash"])
         except (ValueError, TypeError, IndexError) as error:
-            raise ConfigError(
-                f"{path}: damaged, its arrays do not belong together ({error})"
-            ) from error
+            raise ConfigError(f"{path}: is damaged: its arrays do not match ({error})") from error
         if not whole:
-            raise ConfigError(f"{path}: damaged, its indices do not match its hash")
+            raise ConfigError(f"{path}: is damaged: its indices do not match its hash")
         others = [arrays.get(name, np.zeros(0, np.int64)) for name in ("public", "validation")]
         return cls(parts, arrays["counts"], str(arrays["hash"]), info, *others)
 

@@ -36,8 +36,7 @@ class Rotations(MultiTask):
         data = dataset.load()
         if not isinstance(data, ImageData):
             raise ConfigError(
-                f"scenario=rotations: {data.name} has texts; it must have images, which can be"
-                " turned"
+                f"scenario=rotations: needs a data set of images, but {data.name} has texts"
             )
         x, y, own_test = pool_examples([data], data)
         train, held = self.divide(y, own_test, rng)

@@ -62,10 +62,10 @@ def check_samples(x: list[str], y: list[str]) -> tuple[list[str], list[str]]:
     Raises ValueError if they are invalid.
     """
     require_valid(len(x) == len(y), f"{len(x)} texts but {len(y)} next characters")
-    require_valid(all(type(text) is str for text in x), "texts that are none")
+    require_valid(all(type(text) is str for text in x), "x must contain texts")
     require_valid(
         all(type(each) is str and len(each) == 1 and each in LETTERS for each in y),
-        "y that LEAF has not",
+        "y must contain single characters of LEAF",
     )
     return x, y
 

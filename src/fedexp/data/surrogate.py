@@ -38,13 +38,13 @@ class Surrogate(Checked, prefix="surrogate."):
     def __post_init__(self) -> None:
         super().__post_init__()
         another = self.dataset is not None
-        words = "0 with a surrogate.dataset: the examples come from one of them"
+        words = "0 if surrogate.dataset is set"
         require(not (self.fraction and another), "surrogate.fraction", self.fraction, words)
-        words = "null without a surrogate.dataset"
+        words = "null without surrogate.dataset"
         require(another or self.examples is None, "surrogate.examples", self.examples, words)
-        words = "{} without a surrogate.dataset"
+        words = "{} without surrogate.dataset"
         require(another or not self.options, "surrogate.options", self.options, words)
-        words = "null without a surrogate.dataset or surrogate.fraction"
+        words = "null without surrogate.dataset or surrogate.fraction"
         require(self.given or self.classes is None, "surrogate.classes", self.classes, words)
 
     @property
@@ -70,7 +70,7 @@ class Surrogate(Checked, prefix="surrogate."):
         """Return the requested number of the inputs [n, ...], in their order."""
         if self.examples is None:
             return inputs
-        words = f"at most the {len(inputs)} that there are"
+        words = f"at most {len(inputs)}, the number of examples"
         require(self.examples <= len(inputs), "surrogate.examples", self.examples, words)
         drawn = np.sort(rng.choice(len(inputs), self.examples, replace=False))
         return inputs[torch.from_numpy(drawn)]
@@ -85,7 +85,7 @@ class Surrogate(Checked, prefix="surrogate."):
         valid = all(0 <= c < data.num_classes for c in self.classes)
         require(valid, key, self.classes, words)
         found = torch.isin(labels, torch.tensor(self.classes))
-        require(bool(found.any()), key, self.classes, "labels that examples have")
+        require(bool(found.any()), key, self.classes, "labels of at least one example")
         return found
 
     def attach(
@@ -125,7 +125,7 @@ class Surrogate(Checked, prefix="surrogate."):
         """
         total = self.total_shards or 2 * num_clients
         for key, count in (("shards", self.shards), ("server_shards", self.server_shards)):
-            words = f"at most the {total} shards that there are"
+            words = f"at most {total}, the number of shards"
             require(count <= total, f"surrogate.{key}", count, words)
         if len(numbers) < total:
             raise ConfigError(

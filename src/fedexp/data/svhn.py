@@ -90,6 +90,6 @@ def read_mat(path: Path) -> tuple[np.ndarray, np.ndarray]:
             raise ValueError(f"X {x.shape} of {x.dtype} and y {y.shape}")
     except Exception as error:  # scipy raises many types
         raise ConfigError(
-            f"{path}: is corrupt ({error}); delete it, so that the next run restores it"
+            f"{path}: is corrupt ({error}); delete it, and the next run downloads it again"
         ) from error
     return np.ascontiguousarray(x.transpose(3, 0, 1, 2)), y % 10

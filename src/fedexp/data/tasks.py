@@ -87,7 +87,7 @@ class MultiTask(Scenario):
         super().__post_init__()
         name = self.evaluate_on
         if self.split is None:
-            words = "test with scenario.split=null, since nothing is held out"
+            words = "test with scenario.split=null"
             require(name == "test", "scenario.evaluate_on", name, words)
         elif len(self.split) == 3:
             held = self.split[1 if name == "validation" else 2]
@@ -137,8 +137,8 @@ class ClassIncremental(MultiTask):
         super().__post_init__()
         key, given = "scenario.classes", self.classes or []
         flat = [c for task in given for c in task]
-        require(len(set(flat)) == len(flat), key, given, "lists in which no class stands twice")
-        require(all(given), key, given, "lists that are not empty")
+        require(len(set(flat)) == len(flat), key, given, "lists without repeated classes")
+        require(all(given), key, given, "lists with at least one class")
 
     def split_classes(self, num_classes: int, rng: np.random.Generator) -> list[list[int]]:
         """Return the classes of each task.
@@ -191,12 +191,12 @@ class DomainIncremental(MultiTask):
             if data.num_classes != first.num_classes and self.classes is None:
                 raise ConfigError(
                     f"scenario.domains: {data.name} has {data.num_classes} classes, {first.name}"
-                    f" {first.num_classes}; the tasks share their labels (scenario.classes=[0,1,2]"
-                    " keeps these of every data set)"
+                    f" {first.num_classes}; all tasks must have the same classes"
+                    " (scenario.classes=[0,1,2] uses only these)"
                 )
         chosen = list(range(first.num_classes)) if self.classes is None else list(self.classes)
         wrong = [c for c in chosen if not 0 <= c < min(data.num_classes for data in every)]
-        require(not wrong, "scenario.classes", wrong, "labels that every data set has")
+        require(not wrong, "scenario.classes", wrong, "labels that exist in every data set")
         for data in every[1:]:
             require_same_names(first, data, chosen)
         x, y, own_test = pool_examples(every, first)
@@ -228,8 +228,8 @@ def require_same_names(first: Data, other: Data, labels: Sequence[int]) -> None:
         if mine.get(name, label) != label:
             raise ConfigError(
                 f"scenario.domains: the class {name} has the label {mine[name]} in {first.name} and"
-                f" {label} in {other.name}; the tasks share their labels (class.txt or"
-                " dataset.classes orders those of texts)"
+                f" {label} in {other.name}; all tasks must use the same labels (class.txt"
+                " or dataset.classes orders the classes of texts)"
             )
 
 
@@ -257,8 +257,8 @@ def assemble(
     for name, (train, held) in zip(names, parts, strict=True):
         if not len(train) or not len(held):
             raise ConfigError(
-                f"scenario: the task of {name} has {len(train)} training and {len(held)} test"
-                " examples"
+                f"scenario: the task {name} has {len(train)} training and {len(held)} test"
+                " examples; it needs some of both"
             )
     rows, tests = (np.concatenate([part[i] for part in parts]) for i in range(2))
     edges = np.cumsum([0, *(len(train) for train, _ in parts)]).tolist()

@@ -78,7 +78,7 @@ class TextSource(DataSource):
     def __post_init__(self) -> None:
         super().__post_init__()
         fits = self.vectors is None or self.vocabulary is not None
-        words = "null without dataset.vocabulary, whose entries they belong to"
+        words = "null without dataset.vocabulary"
         require(fits, "dataset.vectors", self.vectors, words)
 
     @property
@@ -170,7 +170,7 @@ class TextDataset(TextSource):
             raise ConfigError(f"{path}: is not UTF-8 ({error})") from error
         names = tuple(line.strip() for line in lines if line.strip())
         if not names or len(set(names)) < len(names):
-            raise ConfigError(f"{path}: must have the name of a class in each line, all different")
+            raise ConfigError(f"{path}: must have one class name per line, without repetitions")
         return names
 
 

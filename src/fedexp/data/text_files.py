@@ -47,7 +47,7 @@ def find_files(folder: Path, layout: str | None = None) -> tuple[list[Path], lis
     raise ConfigError(
         f"{folder}: has no texts{'' if layout is None else f' with dataset.layout={layout}'}, and"
         " they cannot be downloaded. Put there train.txt and test.txt (each line a text, a tab and"
-        " the number of its class) with class.txt (a class name a line), or train.csv and test.csv"
+        " a class number) with class.txt (one class name per line), or train.csv and test.csv"
         " (columns title, body, label), or CFeD's files (such as thucnews_train_classIL1.csv and"
         " thucnews_test_classIL1.csv)"
     )
@@ -80,7 +80,7 @@ def _read_txt(path: Path) -> Iterator[tuple[int, str, str]]:
                 text, tab, label = line.rpartition("\t")
                 if not tab:
                     raise ConfigError(
-                        f"{path}, line {number}: must be a text, a tab and the number of its class"
+                        f"{path}, line {number}: must be a text, a tab and a class number"
                     )
                 yield number, text.strip(), label.strip()
 
@@ -132,7 +132,7 @@ def name_classes(train: Sequence[Example]) -> tuple[str, ...]:
         missing = min(set(numbers) - found, key=int)
         raise ConfigError(
             f"{train[0].place.partition(',')[0]}: class {missing} has no training text, but a"
-            " larger number has; name all classes in class.txt, one a line"
+            " larger number has; list all class names in class.txt, one per line"
         )
     return tuple(sorted(found))
 

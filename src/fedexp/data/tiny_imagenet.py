@@ -28,7 +28,7 @@ def scan_published(root: Path) -> Tree:
         )
     except (ValueError, KeyError) as error:
         raise ConfigError(
-            f"{annotations}: a line has no class of {root / 'train'} ({error})"
+            f"{annotations}: a line names a class that {root / 'train'} does not have ({error})"
         ) from error
     if not labelled:
         raise ConfigError(f"{annotations}: names no images")

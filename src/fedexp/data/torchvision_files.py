@@ -73,4 +73,4 @@ def read_idx(path: Path, rank: int) -> np.ndarray:
 
 
 def corrupt_file(path: Path) -> ConfigError:
-    return ConfigError(f"{path}: is corrupt; delete it, so that the next run restores it")
+    return ConfigError(f"{path}: is corrupt; delete it, and the next run downloads it again")

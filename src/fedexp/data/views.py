@@ -50,26 +50,16 @@ def file_in_view(name: str, view: str) -> str:
 
 def require_views(views: Sequence[str]) -> None:
     """Raise ConfigError unless the test views are known and different, and the first is plain."""
-    require_list("test_views", views, TEST_VIEWS, "view ")
+    require_list("test_views", views, TEST_VIEWS)
 
 
-def require_list(key: str, values: Sequence[str], choices: Sequence[str], noun: str = "") -> None:
-    """Raise ConfigError unless all values are allowed and different, with the first choice first.
-
-    noun: what messages call a value, followed by a space.
-    """
+def require_list(key: str, values: Sequence[str], choices: Sequence[str]) -> None:
+    """Raise ConfigError unless all values are allowed and different and start with choices[0]."""
     for value in values:
         require_choice(key, value, choices)
-    named = f"[{','.join(values)}]"
-    require(
-        list(values[:1]) == [choices[0]], key, named, f"a list whose first {noun}is {choices[0]}"
-    )
-    require(
-        len(set(values)) == len(values),
-        key,
-        named,
-        f"a list in which no {noun or 'name '}stands twice",
-    )
+    valid = list(values[:1]) == [choices[0]] and len(set(values)) == len(values)
+    words = f"a list that starts with {choices[0]}, without repetitions"
+    require(valid, key, f"[{','.join(values)}]", words)
 
 
 def extra_views(views: Iterable[str]) -> tuple[str, ...]:
