@@ -10,7 +10,7 @@ from pathlib import Path
 from benchmarks import measure
 from benchmarks.measure import Contestant, fedexp
 from benchmarks.w1 import EPOCHS, OVERRIDES, ROOT, data_overrides, data_sentence, prepare_workload
-from fedexp.engine.hardware import EMULATED, cores, cost_of_bf16
+from fedexp.engine.hardware import EMULATED, bf16_slowdown, cores
 
 
 def contestants(options: argparse.Namespace, workload: Path, data: list[str]) -> list[Contestant]:
@@ -119,7 +119,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     options = parser.parse_args(arguments)
     if options.precisions is None:
         options.precisions = ["fp32", "bf16"]
-        if cost_of_bf16() > EMULATED:
+        if bf16_slowdown() > EMULATED:
             options.precisions = ["fp32"]
             print(
                 "bf16 is left out, which this CPU emulates; --precisions=fp32,bf16 measures it all"

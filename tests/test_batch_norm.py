@@ -15,7 +15,7 @@ from fedexp.algorithms.fedntd import FedNTD
 from fedexp.algorithms.moon import Moon
 from fedexp.core import tree
 from fedexp.engine.base import EVALUATION_BATCH, EVALUATION_BATCH_CUDA, ClientRuntime
-from fedexp.engine.batch_norm import batch_norm, leaving_out_padding, uses_batch_statistics
+from fedexp.engine.batch_norm import batch_norm, ignore_padding, uses_batch_statistics
 from fedexp.engine.network import FunctionalNetwork, LiveNetwork
 from fedexp.engine.sequential import Sequential
 from fedexp.engine.vectorised.clients import ClientNetwork
@@ -134,12 +134,12 @@ def test_the_mask_applies_to_layers_in_training_only():
     layer(x)  # so that running statistics differ from those of the batch
     layer.eval()
     plain = layer(x)
-    with leaving_out_padding(mask):
+    with ignore_padding(mask):
         assert_equal(layer(x), plain)
         counted = layer.train()(x)
     assert_equal(counted[mask > 0], nn.BatchNorm2d(3).double()(x[mask > 0]), atol=1e-13)
     assert layer.num_batches_tracked == 2
-    with leaving_out_padding(None):
+    with ignore_padding(None):
         assert_equal(layer(x), nn.BatchNorm2d(3).double()(x), atol=0)
 
 

@@ -355,9 +355,10 @@ def test_subnormal_numbers_are_zero_in_training(engine):
     [(1.1, "bf16", False), (3.14, "bf16", True), (3.14, "fp32", False)],
 )
 def test_slow_bf16_is_reported(ratio, precision, slow, monkeypatch):
-    monkeypatch.setattr("fedexp.engine.hardware.cost_of_bf16", lambda: ratio)
-    said = hardware(engine="sequential", precision=precision).resolve(True, 10).trouble()
-    assert ("took 3.1 times as long as fp32" in said) if slow else said is None
+    monkeypatch.setattr("fedexp.engine.hardware.bf16_slowdown", lambda: ratio)
+    resolved = hardware(engine="sequential", precision=precision).resolve(True, 10)
+    reason = resolved.reason_for_slowness()
+    assert ("took 3.1 times as long as fp32" in reason) if slow else reason is None
 
 
 def test_arithmetic_differs_if_sums_may_be_rounded_differently():
@@ -636,18 +637,18 @@ def test_learning_rate_of_a_round():
 
 
 @pytest.mark.slow  # a process imports torch
-def test_subnormals_as_zero_applies_to_all_threads_and_is_restored():
+def test_flush_subnormals_applies_to_all_threads_and_is_restored():
     """Threads that torch starts inherit the setting."""
     code = """
         import sys, torch
-        from fedexp.engine.network import subnormals_as_zero
+        from fedexp.engine.network import flush_subnormals
         torch.set_num_threads(2)
         def survivors():
             scaled = torch.full((4_000_000,), 1e-30) * 1e-9
             product = torch.full((500, 500), 1e-30) @ torch.full((500, 500), 1e-12)
             return [int(scaled.count_nonzero()), int(product.count_nonzero())]
-        with subnormals_as_zero():
-            with subnormals_as_zero():
+        with flush_subnormals():
+            with flush_subnormals():
                 pass
             print(*survivors())
         print(sys.float_info.min / 2 > 0)

@@ -18,7 +18,7 @@ from toy_federation import HARDWARE, LOCAL, make_simulation
 def cost(monkeypatch):
     """A CPU with bf16 instructions."""
     costs = [1.0]
-    monkeypatch.setattr("fedexp.engine.hardware.cost_of_bf16", lambda: costs[0])
+    monkeypatch.setattr("fedexp.engine.hardware.bf16_slowdown", lambda: costs[0])
     return costs
 
 

@@ -1,4 +1,4 @@
-"""Gradients do not load torch's compiler (core/private/of_torch.py)."""
+"""Gradients do not load torch's compiler (core/private/torch_internals.py)."""
 
 import subprocess
 import sys
@@ -13,7 +13,7 @@ pytestmark = pytest.mark.skipif(
 
 GRADIENT = """
 import sys, torch
-from fedexp.core.private.of_torch import without_compiler
+from fedexp.core.private.torch_internals import without_compiler
 def gradient():
     return torch.func.grad(lambda x: (x**3).sum())(torch.ones(2)).tolist()
 without_compiler()

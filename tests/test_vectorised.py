@@ -25,7 +25,7 @@ from fedexp.engine.vectorised import graphs as graphs_module
 from fedexp.engine.vectorised.clients import ClientNetwork, Clients
 from fedexp.engine.vectorised.convolution import convolve
 from fedexp.engine.vectorised.engine import OutOfMemory, Vectorised
-from fedexp.engine.vectorised.graphs import Graphs, rounded
+from fedexp.engine.vectorised.graphs import Graphs, graph_size
 from fedexp.metrics.analysis import LocalEpochs
 from fedexp.models.cnn import CNN
 from fedexp.testing import assert_equal
@@ -138,7 +138,7 @@ def test_only_plain_convolutions_run_per_client(shape, options, taken, monkeypat
     expected = value_and_gradients(function, x, weight, bias)
 
     def under_the_mode(*inputs):
-        with convolution.ClientByClient():
+        with convolution.PerClientConvolutions():
             return function(*inputs)
 
     torch.testing.assert_close(
@@ -269,10 +269,10 @@ def test_first_chunk_from_free_memory(monkeypatch):
     simulation = make_simulation()
     shared = Shared(FedAvg(), simulation.runtime, {}, 0.1)
     for each, chunk in ((120, 4), (501, 1), (0, 500)):
-        monkeypatch.setattr(engine_module, "memory_of_one", lambda shared, cohort, each=each: each)
+        monkeypatch.setattr(engine_module, "client_memory", lambda shared, cohort, each=each: each)
         assert engine_module.chunk_that_fits(shared, None) == chunk
     monkeypatch.setattr(
-        engine_module, "memory_of_one", lambda shared, cohort: Limited(0)(Clients0(), None)
+        engine_module, "client_memory", lambda shared, cohort: Limited(0)(Clients0(), None)
     )
     assert engine_module.chunk_that_fits(shared, None) == 1
 
@@ -595,11 +595,11 @@ def test_out_of_memory_while_recording_halves_the_chunk(caplog):
 
 
 def test_graph_sizes_waste_at_most_a_quarter():
-    sizes = [rounded(active, 1000) for active in range(1, 1001)]
+    sizes = [graph_size(active, 1000) for active in range(1, 1001)]
     assert sorted(set(sizes))[:15] == [1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28]
     assert len(set(sizes)) == 8 + 4 * 7  # 4 for each doubling from 8 to 1,024
     assert all(active <= size <= 1.25 * active for active, size in enumerate(sizes, 1))
-    assert [rounded(active, 9) for active in (8, 9)] == [8, 9]
+    assert [graph_size(active, 9) for active in (8, 9)] == [8, 9]
 
 
 # --- kernels launched
@@ -762,13 +762,13 @@ def test_gpu_graphs_equal_eager_steps(algorithm):
 @pytest.mark.gpu
 def test_gpu_streams_write_to_memory_of_the_main_stream(monkeypatch):
     """Memory that one side stream has freed may still be in use when another one writes."""
-    allocated, room_for = [], tree.room_for
+    allocated, empty_stack = [], tree.empty_stack
 
     def recording(leaf, count):
         allocated.append(torch.cuda.current_stream())
-        return room_for(leaf, count)
+        return empty_stack(leaf, count)
 
-    monkeypatch.setattr(tree, "room_for", recording)
+    monkeypatch.setattr(tree, "empty_stack", recording)
     x, weight = normal(3, 2, 6, 6, 6).cuda(), normal(3, 5, 6, 3, 3).cuda()
     vmap(grad(lambda *inputs: (convolve(*inputs, None, (1, 1)) ** 2).sum(), argnums=(0, 1)))(
         x, weight

@@ -29,7 +29,7 @@ from fedexp.algorithms.local_training import LocalTraining
 from fedexp.config.build import Built
 from fedexp.config.cohorts import SAMPLED, Cohorts
 from fedexp.config.settings import ALL_LOCAL, LocalEvaluation, Seeds, Settings
-from fedexp.core.private.of_hydra import ConfigLoaderImpl
+from fedexp.core.private.hydra_internals import ConfigLoaderImpl
 from fedexp.core.tree import Params, Tree
 from fedexp.data.augment import Augmentation
 from fedexp.data.changes import NO_SCHEDULE, DataSchedule

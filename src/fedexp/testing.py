@@ -24,7 +24,7 @@ from fedexp.engine.base import Cohort, Engine, Shared, Trained
 from fedexp.engine.hardware import Resolved
 from fedexp.engine.network import LiveNetwork
 from fedexp.engine.processes.workers import Workers
-from fedexp.engine.sequential import OneClient, Sequential
+from fedexp.engine.sequential import ClientTraining, Sequential
 from fedexp.engine.vectorised.engine import Vectorised
 from fedexp.rundir import checkpoint
 from fedexp.training import exchange
@@ -168,7 +168,7 @@ def gradient_of(simulation: Simulation, function: Loss) -> Params:
     sent = exchange.broadcast(algorithm, state.server)
     shared = Shared(algorithm, runtime, sent, 0.1)
     last = assemble(simulation, state, 3).take([-1])
-    client = OneClient(shared, LiveNetwork(runtime.net), last)
+    client = ClientTraining(shared, LiveNetwork(runtime.net), last)
     setup = algorithm.client_setup(runtime.net, client.data, client.ctx)
     ctx, batch = replace(client.ctx, setup=setup), next(client.data.batches())
     generator = torch.Generator().manual_seed(3)

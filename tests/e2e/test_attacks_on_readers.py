@@ -44,7 +44,7 @@ def test_a_table_that_is_a_link_is_replaced_and_not_followed(tmp_path, thesis):
 
 
 def test_a_temporary_file_that_is_a_link_is_not_followed(tmp_path, thesis):
-    with storage.temporary_of(tmp_path / "table.csv") as temporary:
+    with storage.temporary_path(tmp_path / "table.csv") as temporary:
         temporary.symlink_to(thesis)
         storage.write_atomically(tmp_path / "table.csv", b"run\n")
     assert thesis.read_text() == "years of work\n"

@@ -17,7 +17,7 @@ from helpers import SMALL, summary_of, table
 from fedexp.cli.commands import call
 from fedexp.cli.push import last_wandb_id, load_finished
 from fedexp.core.errors import ConfigError
-from fedexp.core.private.of_wandb import service_process
+from fedexp.core.private.wandb_internals import service_process
 from fedexp.trackers.wandb_tracker import WandbTracker
 from wandb_runs import clean_home, content, read_run, run_folders  # noqa: F401 (a fixture)
 

@@ -30,7 +30,7 @@ from torch.optim.sgd import sgd
 
 from fedexp.algorithms.local_training import LocalTraining
 from fedexp.core import tree
-from fedexp.core.private.of_torch import copy_each
+from fedexp.core.private.torch_internals import copy_each
 from fedexp.core.tree import Params, Tree
 
 BETAS, EPS = (0.9, 0.999), 1e-8  # of the Adam family

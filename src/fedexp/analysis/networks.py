@@ -24,7 +24,7 @@ from fedexp.core.rng import generator_for, torch_seed
 from fedexp.data.rotations import Rotations
 from fedexp.data.tasks import ClassIncremental, DomainIncremental, Scenario
 from fedexp.data.types import DataSource, TextShape
-from fedexp.engine.network import require_room, seeded_torch, trainable
+from fedexp.engine.network import require_memory, seeded_torch, trainable
 from fedexp.models import Model
 from fedexp.rundir import files, kept_models, origin
 from fedexp.rundir.kept_models import KeptModel
@@ -165,7 +165,7 @@ def load_network(
                 return parts.algorithm.adapt(module, federation)
             return module
 
-        require_room(build)
+        require_memory(build)
         with seeded_torch(torch_seed(parts.seeds.training, "initial model")):
             module = build()
     except ConfigError as error:

@@ -23,7 +23,7 @@ from fedexp.config.values import make, resolve
 from fedexp.core import storage
 from fedexp.core.errors import ConfigError
 from fedexp.core.limits import Checked, Count, CountFrom0, CountOrNone
-from fedexp.core.private.of_optuna import reopened
+from fedexp.core.private.optuna_internals import reopened
 from fedexp.rundir.fingerprint import short_hash
 from fedexp.rundir.objective import direction_of, objective_name, value_of
 from fedexp.rundir.reader import RunDirectory

@@ -20,8 +20,8 @@ from omegaconf import DictConfig, OmegaConf
 from fedexp.config.overrides import leaves
 from fedexp.config.trust import NAMES, find_naming_file
 from fedexp.core.errors import ConfigError
-from fedexp.core.private import of_hydra
-from fedexp.core.private.of_hydra import CORE_PLUGINS, ConfigLoaderImpl, ConfigRepository
+from fedexp.core.private import hydra_internals
+from fedexp.core.private.hydra_internals import CORE_PLUGINS, ConfigLoaderImpl, ConfigRepository
 
 PLUGINS = "hydra_plugins.hydra"
 KNOWN = {
@@ -93,18 +93,18 @@ class CheckedLoader(ConfigLoaderImpl):
 
 def install() -> None:
     """Replace Hydra's loader by the checked loader."""
-    of_hydra.replace_loader(CheckedLoader)
+    hydra_internals.replace_loader(CheckedLoader)
 
 
 @contextmanager
 def use_checked_loader() -> Iterator[None]:
     """Use the checked loader while the block runs, and restore the previous loader afterwards."""
-    before = of_hydra.current_loader()
+    before = hydra_internals.current_loader()
     install()
     try:
         yield
     finally:
-        of_hydra.replace_loader(before)
+        hydra_internals.replace_loader(before)
 
 
 def check_classes(config: DictConfig) -> None:

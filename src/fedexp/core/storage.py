@@ -58,7 +58,7 @@ def storing(path: Path) -> Iterator[None]:
 
 
 @contextmanager
-def temporary_of(path: Path) -> Iterator[Path]:
+def temporary_path(path: Path) -> Iterator[Path]:
     """Yield a hidden path in the file's folder, to be renamed to the file when complete.
 
     See `remove_temporaries`.
@@ -79,7 +79,7 @@ def write_atomically(path: Path, content: bytes, sync_folder: bool = True) -> No
     """
     with storing(path):
         make_folder(path.parent)
-        with temporary_of(path) as temporary:
+        with temporary_path(path) as temporary:
             with suppress(FileNotFoundError):
                 temporary.unlink()
             # "x" fails if a link exists, so nothing is written through it
@@ -97,10 +97,10 @@ def make_folder(folder: Path) -> None:
     if not folder.is_dir():
         make_folder(folder.parent)
         folder.mkdir(exist_ok=True)
-        sync_above(folder, 1)
+        sync_parents(folder, 1)
 
 
-def sync_above(folder: Path, levels: int) -> None:
+def sync_parents(folder: Path, levels: int) -> None:
     """Sync the entries of up to `levels` parents of a folder.
 
     If the parents are new and not synced, a power failure can lose the folder and everything in it.

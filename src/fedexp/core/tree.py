@@ -20,7 +20,7 @@ def zeros_like(tree: Tree) -> Tree:
     return tree_map(torch.zeros_like, tree)
 
 
-def room_for(leaf: torch.Tensor, count: int) -> torch.Tensor:
+def empty_stack(leaf: torch.Tensor, count: int) -> torch.Tensor:
     """Return an uninitialised tensor [count, ...] for a leaf [...].
 
     Each of its `count` parts has the memory layout of the leaf.

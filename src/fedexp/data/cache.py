@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from fedexp.core.storage import temporary_of
+from fedexp.core.storage import temporary_path
 from fedexp.data.marks import CACHE, checksum
 
 log = logging.getLogger("fedexp")
@@ -76,7 +76,7 @@ def _write(path: Path, arrays: Arrays) -> None:
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with temporary_of(path) as temporary:
+        with temporary_path(path) as temporary:
             with temporary.open("wb") as file:
                 np.savez(file, allow_pickle=False, **arrays)  # type: ignore[arg-type]
                 file.flush()

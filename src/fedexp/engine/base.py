@@ -41,7 +41,7 @@ class Probe:
     marks: tuple[int, ...]  # local steps, ascending; 0: before the first; empty: no test
     epochs: tuple[int, ...]  # the local epochs that end at the marks
     numbers: Tensor  # int64 [n], indices of the training examples
-    room: int  # the largest number of marks in the cohort
+    max_marks: int  # the largest number of marks in the cohort
 
 
 @dataclass(frozen=True)
@@ -96,9 +96,9 @@ class Trained:
     """Test view -> int64 [|S|, C]: correct predictions of the local models on the test set."""
     evaluation_seconds: float = 0.0  # time for `class_correct` and for probes
     probed: dict[str, Tensor] | None = None
-    """Correct predictions at the probes' marks: `test` int64 [|S|, room, C], `train` [|S|, room].
+    """Correct predictions at the M marks of the probes, -1 if not tested.
 
-    The value -1 means not tested.
+    `test`: int64 [|S|, M, C]. `train`: int64 [|S|, M].
     """
 
 
@@ -124,20 +124,20 @@ class Gather:
         positions: positions of the part's clients in the cohort.
         """
 
-        def put(room: Tensor | None, leaf: Tensor | None) -> None:
-            if room is not None and leaf is not None:
+        def put(target: Tensor | None, leaf: Tensor | None) -> None:
+            if target is not None and leaf is not None:
                 for row, position in enumerate(positions):
-                    room[position].copy_(leaf[row])
+                    target[position].copy_(leaf[row])
 
         leaves = {name: getattr(part, name) for name in STACKED}
         if not self._stacked:
-            self._stacked = tree.map(self._room, leaves)
+            self._stacked = tree.map(self._allocate, leaves)
         tree.map(put, self._stacked, leaves)
         for position, state in zip(positions, part.states, strict=True):
             self._states[position] = state
         self._seconds += part.evaluation_seconds
 
-    def _room(self, leaf: Tensor | None) -> Tensor | None:
+    def _allocate(self, leaf: Tensor | None) -> Tensor | None:
         return None if leaf is None else leaf.new_empty(self.count, *leaf.shape[1:])
 
     def result(self, parallel: int = 1) -> Trained:
@@ -359,7 +359,7 @@ class ScheduledData:
         return len(self.lengths)
 
 
-def has_own_step(algorithm: FedAvg) -> bool:
+def overrides_local_step(algorithm: FedAvg) -> bool:
     """Return whether an algorithm overrides FedAvg's local step."""
     return type(algorithm).local_step is not FedAvg.local_step
 

@@ -26,20 +26,20 @@ def uses_batch_statistics(module: nn.Module) -> bool:
     return any(part.running_mean is None for part in module.modules() if isinstance(part, KINDS))
 
 
-def keeps_statistics(layer: nn.Module) -> bool:
+def has_running_statistics(layer: nn.Module) -> bool:
     """Return whether a layer is a batch norm layer with running statistics."""
     return isinstance(layer, KINDS) and layer.running_mean is not None
 
 
-def leaving_out_padding(mask: Tensor | None) -> AbstractContextManager[Any]:
+def ignore_padding(mask: Tensor | None) -> AbstractContextManager[Any]:
     """Return a context in which F.batch_norm counts only the rows with mask 1.
 
     mask: [B], 1 for examples and 0 for padding. None: all rows count.
     """
-    return nullcontext() if mask is None else _Counting(mask)
+    return nullcontext() if mask is None else _MaskedBatchNorm(mask)
 
 
-class _Counting(TorchFunctionMode):
+class _MaskedBatchNorm(TorchFunctionMode):
     """Mode that replaces F.batch_norm, which nn.BatchNorm1d, 2d and 3d call."""
 
     def __init__(self, mask: Tensor):

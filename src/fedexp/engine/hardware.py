@@ -33,7 +33,7 @@ def is_device(name: str) -> bool:
     return name in ("auto", "cpu", "cuda") or name.removeprefix("cuda:").isdigit()
 
 
-def few_threads(number: int | None) -> bool:
+def is_thread_count(number: int | None) -> bool:
     """Return whether a number of threads is allowed; OpenMP ends the process if it gets more."""
     return number is None or 1 <= number <= 1024
 
@@ -51,7 +51,7 @@ class Hardware(Checked, prefix="hardware."):
     workers: CountOrNone
     precision: Literal["auto", "fp32", "tf32", "bf16", "fp64"]
     # CPU threads of a process; None: one with workers, else OMP_NUM_THREADS or one per core
-    threads: Annotated[int | None, Limit("at least 1 and at most 1024, or null", few_threads)]
+    threads: Annotated[int | None, Limit("at least 1 and at most 1024, or null", is_thread_count)]
     chunk: CountOrNone  # clients at a time in the vectorised engine; None: as many as fit
     cuda_graphs: bool  # the vectorised engine on CUDA records its steps and replays them
     # jobs of a sweep on one GPU at a time, if a machine runs several jobs (fedexp.training.gpus)
@@ -76,7 +76,7 @@ class Hardware(Checked, prefix="hardware."):
         share: number of cores for this run if other runs use the rest. None: all cores of the
         process.
         """
-        device, why = self._device()
+        device, reason = self._device()
         share = cores() if share is None else min(share, cores())
         workers, ranks = self._workers(device, cohort_size, share), self._ranks()
         engine = self.engine
@@ -92,7 +92,7 @@ class Hardware(Checked, prefix="hardware."):
         inner = "vectorised" if device.type == "cuda" and vectorises else "sequential"
         single = Vectorised(self.chunk, self.cuda_graphs)
         count = {"workers": workers, "distributed": ranks}.get(engine, 1)
-        resolved = Resolved(device, engine, self.precision, threads, count, single, inner, why)
+        resolved = Resolved(device, engine, self.precision, threads, count, single, inner, reason)
         self._check(resolved, vectorises)
         return resolved
 
@@ -155,7 +155,7 @@ class Resolved:
     workers: int  # number of processes that train
     vectorised: Vectorised  # as requested, whether used or not
     inner: str  # engine of each worker
-    why: str
+    reason: str
     timed: Mapping[str, float] | None = None
     """Precision -> seconds per step if the precision was chosen by timing.
 
@@ -174,7 +174,7 @@ class Resolved:
     def precisions(self) -> list[str]:
         """Return the precisions that `auto` chooses from, which are fast on this device."""
         if self.device.type == "cpu":
-            return ["fp32"] if cost_of_bf16() > EMULATED else ["fp32", "bf16"]
+            return ["fp32"] if bf16_slowdown() > EMULATED else ["fp32", "bf16"]
         ampere = torch.cuda.is_bf16_supported(including_emulation=False)
         return ["fp32", "tf32", "bf16"] if ampere else ["fp32"]
 
@@ -187,11 +187,11 @@ class Resolved:
         """Return the engine that trains the clients, in this process or in others."""
         return self.inner if self.engine in ("workers", "distributed") else self.engine
 
-    def trouble(self) -> str | None:
+    def reason_for_slowness(self) -> str | None:
         """Return why this choice is slow, based on a short trial, or None if it is not."""
         if self.precision != "bf16" or self.device.type != "cpu":
             return None
-        ratio = cost_of_bf16()
+        ratio = bf16_slowdown()
         if ratio < SLOW:
             return None
         return f"in a short trial it took {ratio:.1f} times as long as fp32 on this CPU"
@@ -236,9 +236,9 @@ class Resolved:
         cuda = self.device.type == "cuda"
         name = self.device_name if cuda else plural(self.threads, "thread")
         if self.engine not in ("workers", "distributed"):
-            return f"{self.device} ({name}), engine {self.engine}, {self.precision}: {self.why}"
+            return f"{self.device} ({name}), engine {self.engine}, {self.precision}: {self.reason}"
         count = plural(self.workers, "worker" if self.engine == "workers" else "distributed rank")
-        return f"{self.device} ({count} of {name} each), {self.precision}: {self.why}"
+        return f"{self.device} ({count} of {name} each), {self.precision}: {self.reason}"
 
     def as_dict(self) -> dict[str, Any]:
         """Return the values for summary.json."""
@@ -268,8 +268,8 @@ class Resolved:
             values |= {"chunk": self.vectorised.chunk}
         if self.device.type == "cuda":
             values |= {"cuda": torch.version.cuda, "cudnn": torch.backends.cudnn.version()}
-        left_out = ("workers", "seconds_of_a_step")
-        return {name: value for name, value in values.items() if name not in left_out}
+        exact = ("workers", "seconds_of_a_step")  # do not affect rounding
+        return {name: value for name, value in values.items() if name not in exact}
 
 
 def default_threads(share: int) -> int:
@@ -288,7 +288,7 @@ def cores() -> int:
 
 
 @lru_cache
-def cost_of_bf16() -> float:
+def bf16_slowdown() -> float:
     """Return the time of a convolution in bf16 on this CPU relative to fp32, the best of five
     trials.
 

@@ -16,44 +16,46 @@ from fedexp.core.tree import Params
 from fedexp.engine.base import ClientRuntime, Probe
 from fedexp.engine.network import FunctionalNetwork
 
-NONE = -1  # value of counts if predictions were not counted
+NOT_TESTED = -1  # value of counts if predictions were not counted
 
 
-def no_counts(runtime: ClientRuntime, count: int, room: int) -> dict[str, Tensor]:
+def empty_counts(runtime: ClientRuntime, count: int, max_marks: int) -> dict[str, Tensor]:
     """Return empty counts of correct predictions for `count` clients.
 
-    `test` is int64 [count, room, C], and `train` is int64 [count, room].
+    `test` is int64 [count, max_marks, C], and `train` is int64 [count, max_marks].
     """
-    shapes = {"test": (count, room, runtime.data.num_classes), "train": (count, room)}
-    return {name: torch.full(shape, NONE, device=runtime.device) for name, shape in shapes.items()}
+    shapes = {"test": (count, max_marks, runtime.data.num_classes), "train": (count, max_marks)}
+    return {
+        name: torch.full(shape, NOT_TESTED, device=runtime.device) for name, shape in shapes.items()
+    }
 
 
-def right_on_own(runtime: ClientRuntime, model: Params, numbers: Tensor) -> int:
+def count_correct(runtime: ClientRuntime, model: Params, numbers: Tensor) -> int:
     """Return the number of training examples that a model predicts correctly, without augmentation.
 
-    Return NONE if the model has a head for each task or `numbers` is empty.
+    Return NOT_TESTED if the model has a head for each task or `numbers` is empty.
 
     model: parameters and buffers.
     """
     if runtime.heads is not None or not len(numbers):
-        return NONE
+        return NOT_TESTED
     labels = runtime.data.y_train[numbers.to(runtime.device)]
     return int((runtime.logits(model, numbers).argmax(-1) == labels).sum())
 
 
 @dataclass
-class Watch:
+class ClientProbe:
     """Tests one client's model during training at the marks of its probe."""
 
     runtime: ClientRuntime
     probe: Probe
     seconds: float = 0.0  # time for tests
-    counts: dict[str, Tensor] = field(init=False)  # leaves [1, room, ...]
+    counts: dict[str, Tensor] = field(init=False)  # leaves [1, max_marks, ...]
 
     def __post_init__(self) -> None:
-        self.counts = no_counts(self.runtime, 1, self.probe.room)
+        self.counts = empty_counts(self.runtime, 1, self.probe.max_marks)
 
-    def after(self, step: int, live: FunctionalNetwork, params: Params) -> None:
+    def test_after(self, step: int, live: FunctionalNetwork, params: Params) -> None:
         """Test the model after this many local steps if the probe has a mark there.
 
         live: the network in training.
@@ -64,7 +66,7 @@ class Watch:
         model = {name: leaf.detach() for name, leaf in params.items()} | live.buffers()
         shown = self.runtime.tested_on(self.runtime.views[0])
         self.counts["test"][0, place] = shown.evaluate(model).class_correct
-        self.counts["train"][0, place] = right_on_own(self.runtime, model, self.probe.numbers)
+        self.counts["train"][0, place] = count_correct(self.runtime, model, self.probe.numbers)
         self.seconds += time.perf_counter() - start
 
 

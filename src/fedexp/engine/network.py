@@ -12,9 +12,9 @@ from torch.func import functional_call, grad_and_value
 from fedexp.core import tree
 from fedexp.core.errors import ConfigError
 from fedexp.core.memory import free_memory, size_of
-from fedexp.core.private.of_torch import outside_transforms, without_compiler
+from fedexp.core.private.torch_internals import outside_transforms, without_compiler
 from fedexp.core.tree import Params
-from fedexp.engine.batch_norm import has_batch_norm, keeps_statistics, leaving_out_padding
+from fedexp.engine.batch_norm import has_batch_norm, has_running_statistics, ignore_padding
 from fedexp.engine.teachers import OutputCache
 from fedexp.models import Output
 
@@ -46,7 +46,7 @@ class FunctionalNetwork:
         weights = self.own(params)
         return self._forward(lambda: functional_call(self.module, weights, (x,)), x, mask)
 
-    def in_training(
+    def call_in_training(
         self, params: Params, buffers: Params, x: Tensor, mask: Tensor | None = None
     ) -> Output:
         """Return the output in train mode, and update the running statistics `buffers` in place."""
@@ -88,7 +88,7 @@ class FunctionalNetwork:
         The stage never runs in bf16.
         """
         whole = dict(self.module.named_parameters()) | params
-        with leaving_out_padding(mask):
+        with ignore_padding(mask):
             return self.module.slim(whole, x, width)  # type: ignore[operator]
 
     def norm_inputs(self, params: Params, x: Tensor) -> tuple[Output, list[tuple[Tensor, ...]]]:
@@ -106,7 +106,7 @@ class FunctionalNetwork:
 
         with contextlib.ExitStack() as stack:
             for layer in self.module.modules():
-                if keeps_statistics(layer):
+                if has_running_statistics(layer):
                     stack.callback(layer.register_forward_pre_hook(look).remove)
             return self(params, x), found
 
@@ -128,7 +128,7 @@ class FunctionalNetwork:
         return {name: buffer.detach().clone() for name, buffer in self.module.named_buffers()}
 
     def _forward(self, call: Callable[[], Output], x: Tensor, mask: Tensor | None) -> Output:
-        with leaving_out_padding(mask):
+        with ignore_padding(mask):
             if self.precision != "bf16":
                 return call()
             with torch.autocast(x.device.type, torch.bfloat16):
@@ -237,7 +237,7 @@ def seeded_torch(seed: int) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def subnormals_as_zero() -> Iterator[None]:
+def flush_subnormals() -> Iterator[None]:
     """Treat numbers below 1e-38 (fp32) as zero while the block runs.
 
     Some CPUs are so slow with such numbers that a round took 1.2 times as long. The setting applies
@@ -252,7 +252,7 @@ def subnormals_as_zero() -> Iterator[None]:
         torch.set_flush_denormal(before)
 
 
-def require_room(make: Callable[[], torch.nn.Module]) -> None:
+def require_memory(make: Callable[[], torch.nn.Module]) -> None:
     """Raise ConfigError if a model needs more than the free memory, without allocating it."""
     try:
         with torch.device("meta"):

@@ -33,7 +33,7 @@ class BatchSchedule:
         return int(self.lengths.sum())
 
 
-def left_out(examples: int, batch_size: int) -> int:
+def count_skipped_examples(examples: int, batch_size: int) -> int:
     """Return how many of a client's examples a pass leaves out if batches of one example are
     skipped.
 

@@ -26,10 +26,10 @@ from fedexp.engine.base import (
     ScheduledData,
     Shared,
     Trained,
-    has_own_step,
+    overrides_local_step,
 )
 from fedexp.engine.batch_norm import uses_batch_statistics
-from fedexp.engine.measures import Watch
+from fedexp.engine.measures import ClientProbe
 from fedexp.engine.network import LiveNetwork, seeded_torch
 from fedexp.engine.teachers import OutputCache
 
@@ -47,15 +47,15 @@ class Sequential(Engine):
         runtime.net.set_buffers(server["buffers"])
         live, gather = LiveNetwork(runtime.net), Gather(len(cohort.clients))
         for position, client in enumerate(cohort.clients):
-            one = OneClient(shared, live, cohort.take([position]))
+            training = ClientTraining(shared, live, cohort.take([position]))
             # Random numbers drawn by layers, such as dropout, depend only on the client and the
             # round, not on the process or the order in which clients are trained.
             with seeded_torch(torch_seed(runtime.seed, "layers", cohort.round, client)):
-                gather.add([position], one.play(evaluate_local))
+                gather.add([position], training.run(evaluate_local))
         return gather.result()
 
 
-class OneClient:
+class ClientTraining:
     """One client's training in one round."""
 
     def __init__(self, shared: Shared, live: LiveNetwork, alone: Cohort):
@@ -66,7 +66,7 @@ class OneClient:
         self.algorithm, self.runtime, self.server = shared.algorithm, shared.runtime, shared.server
         self.live, runtime = live, shared.runtime
         self.client, self.round = alone.clients[0], alone.round
-        self.watch = Watch(runtime, alone.probes[0]) if alone.probes else None
+        self.probe = ClientProbe(runtime, alone.probes[0]) if alone.probes else None
         self.data = ScheduledData(runtime, alone.schedules[0])
         self.ctx = Context(
             server=self.server,
@@ -82,7 +82,7 @@ class OneClient:
     def _to_tensor(self, values: np.ndarray | int) -> Tensor:
         return torch.as_tensor(np.asarray(values), device=self.runtime.device)
 
-    def play(self, evaluate_local: bool) -> Trained:
+    def run(self, evaluate_local: bool) -> Trained:
         self.live.load(self.server["params"], self.server["buffers"])
         hook = "client_setup"
         try:
@@ -110,25 +110,25 @@ class OneClient:
             start = time.perf_counter()
             correct = self.evaluate(trained, buffers)
             seconds += time.perf_counter() - start
-        if self.watch is not None:
-            seconds, probed = seconds + self.watch.seconds, self.watch.counts
+        if self.probe is not None:
+            seconds, probed = seconds + self.probe.seconds, self.probe.counts
         messages, buffers = tree.map(lambda leaf: leaf[None], (message, buffers))
         return Trained(messages, [state], loss[None], buffers, correct, seconds, probed)
 
     def train(self) -> Tensor:
         """Run the local steps and return the mean objective, or 0 if the client has no steps."""
         algorithm, live, ctx = self.algorithm, self.live, self.ctx
-        own = has_own_step(algorithm)
+        own = overrides_local_step(algorithm)
         params = live.snapshot() if own else live.params
         memory, total = optimizers.memory_of(params, ctx.local), torch.zeros_like(ctx.steps)
-        self.look(0, params)
+        self.test_probe(0, params)
         for batch in self.batches():
             if own:
                 params, memory, loss = algorithm.local_step(live, params, memory, batch, ctx)
             else:
                 loss = self.step(memory, batch)
             total += loss.detach()
-            self.look(batch.step + 1, params)
+            self.test_probe(batch.step + 1, params)
         if own:
             live.load(params, live.buffers())
         return total / ctx.steps.clamp(min=1)
@@ -156,10 +156,10 @@ class OneClient:
         finally:
             self.live.cache = None
 
-    def look(self, step: int, params: Params) -> None:
+    def test_probe(self, step: int, params: Params) -> None:
         """Test the model after this many local steps if a probe requests it."""
-        if self.watch is not None:
-            self.watch.after(step, self.live, params)
+        if self.probe is not None:
+            self.probe.test_after(step, self.live, params)
 
     @torch.no_grad()
     def finish(self, trained: Params) -> tuple[Tree, Tree]:

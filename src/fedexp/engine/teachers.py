@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from fedexp.core.private.of_torch import in_transform
+from fedexp.core.private.torch_internals import in_transform
 from fedexp.core.tree import Params
 from fedexp.models import Output
 

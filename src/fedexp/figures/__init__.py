@@ -136,6 +136,6 @@ def save(figure: "Figure", path: Path) -> None:
             OSError(errno.ELOOP, "it is a link; pictures are not written through links"),
         )
     form = path.suffix.removeprefix(".")
-    with storage.temporary_of(path) as temporary:
+    with storage.temporary_path(path) as temporary:
         figure.savefig(temporary, format=form, metadata=METADATA[form])
         os.replace(temporary, path)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from fedexp.core.errors import ConfigError, require
 from fedexp.core.limits import Count, Counts, Limit
-from fedexp.core.private.of_torch import in_transform
+from fedexp.core.private.torch_internals import in_transform
 from fedexp.core.tree import Params
 from fedexp.models import Model, Output, slim_convolution
 

@@ -10,7 +10,7 @@ from torch.autograd import Function
 
 from fedexp.core.errors import ConfigError
 from fedexp.core.limits import Count, Counts, ShareBelow1
-from fedexp.core.private.of_torch import in_transform
+from fedexp.core.private.torch_internals import in_transform
 from fedexp.data.types import TextShape
 from fedexp.models import Model, Output
 

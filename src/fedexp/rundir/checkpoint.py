@@ -114,7 +114,7 @@ def save(directory: Path, state: Tree) -> None:
     """
     latest, previous = directory / files.CHECKPOINT, directory / files.PREVIOUS
     if latest.exists():
-        with storage.storing(previous), storage.temporary_of(previous) as temporary:
+        with storage.storing(previous), storage.temporary_path(previous) as temporary:
             try:
                 os.link(latest, temporary)
             except OSError:  # some file systems have no links

@@ -17,7 +17,7 @@ from threading import Thread
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeVar
 
 from fedexp.core.limits import Limit, Name, Positive
-from fedexp.core.private.of_wandb import service_process
+from fedexp.core.private.wandb_internals import service_process
 from fedexp.core.storage import display_path
 from fedexp.trackers.base import RoundRecord, RunInfo, Tracker, TrackerConfig
 from fedexp.trackers.names import SUMMARIES, flat_summary, metrics_of

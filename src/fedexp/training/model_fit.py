@@ -14,7 +14,7 @@ from fedexp.core.errors import ConfigError, lacks_memory
 from fedexp.data.types import Data, ImageData
 from fedexp.engine.base import ClientRuntime
 from fedexp.engine.network import trainable
-from fedexp.engine.schedule import left_out
+from fedexp.engine.schedule import count_skipped_examples
 from fedexp.engine.vectorised.graphs import is_out_of_memory
 from fedexp.models import Model
 from fedexp.models.own import LogitsOnly, Reading, describe_head, unreadable_input
@@ -135,7 +135,7 @@ def count_left_out(
     for federation in tasks:
         clients = range(federation.num_clients)
         sizes = [len(training_part_of(algorithm, federation, client)) for client in clients]
-        alone = [left_out(size, local.batch_size) for size in sizes]
+        alone = [count_skipped_examples(size, local.batch_size) for size in sizes]
         unable = {client for client in clients if sizes[client] == alone[client]}
         if len(unable) == federation.num_clients:
             task = f" of task {federation.task + 1}" if len(tasks) > 1 else ""

@@ -17,7 +17,7 @@ from fedexp.data.views import evaluation_views
 from fedexp.engine.base import ClientRuntime
 from fedexp.engine.batch_norm import has_batch_norm
 from fedexp.engine.hardware import Resolved
-from fedexp.engine.network import LAYOUT, FunctionalNetwork, require_room, seeded_torch, trainable
+from fedexp.engine.network import LAYOUT, FunctionalNetwork, require_memory, seeded_torch, trainable
 from fedexp.metrics.forgetting_metric import BackwardTransfer, ForgettingMetric, Metrics, RoundDrop
 from fedexp.metrics.personal import Personal
 from fedexp.training import local_evaluation
@@ -119,7 +119,7 @@ def make_model(built: Built, data: Data, federation: Federation) -> tuple[nn.Mod
         return model.build(data.shape, data.num_classes)
 
     own = algorithm if isinstance(algorithm, families.OwnModel) else None
-    require_room(build if own is None else lambda: own.adapt(build(), federation))
+    require_memory(build if own is None else lambda: own.adapt(build(), federation))
     with model_file_errors(model), seeded_torch(torch_seed(built.seeds.training, "initial model")):
         module = build()
         check_parts(module, algorithm)

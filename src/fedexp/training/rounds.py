@@ -30,7 +30,7 @@ from fedexp.core.rng import generator_for, torch_seed
 from fedexp.core.tree import Tree
 from fedexp.data.changes import describe_change
 from fedexp.data.types import ImageData
-from fedexp.engine.network import LiveNetwork, seeded_torch, subnormals_as_zero
+from fedexp.engine.network import LiveNetwork, flush_subnormals, seeded_torch
 from fedexp.metrics.accuracy import class_accuracy, overall_accuracy
 from fedexp.training.analysing import alignment_rows, analyse, trained_models
 from fedexp.training.exchange import (
@@ -134,7 +134,7 @@ def profiling(
     return nullcontext()
 
 
-@subnormals_as_zero()
+@flush_subnormals()
 def play_round(simulation: Simulation, state: State) -> RoundResult:
     """Compute one round from a state, which is not changed."""
     clock, number = Clock(), state.round + 1

@@ -57,7 +57,7 @@ def make_directory(directory: Path) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         (directory / ".hydra").mkdir(exist_ok=True)
         storage.sync(directory)
-        storage.sync_above(directory, NEW_LEVELS)
+        storage.sync_parents(directory, NEW_LEVELS)
     except OSError as error:
         raise ConfigError(f"{directory}: cannot be written ({error.strerror})") from error
 
@@ -88,7 +88,7 @@ def begin(run: Run) -> None:
     for sentence in describe_foreign_classes(run.config):
         log.warning("%s", sentence)
     log.info("hardware: %s", run.hardware.sentence())
-    if slow := run.hardware.trouble():
+    if slow := run.hardware.reason_for_slowness():
         log.warning("hardware.precision=bf16: %s", slow)
     begin_span(run.state, run.config, run.hardware, run.marks)
     place_states(run.simulation, run.state)

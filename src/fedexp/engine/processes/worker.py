@@ -20,7 +20,7 @@ from fedexp.core import tree
 from fedexp.core.errors import ConfigError
 from fedexp.core.tree import Params, Tree
 from fedexp.engine.base import ClientRuntime, Cohort, Engine, Evaluation, Shared, Trained
-from fedexp.engine.network import subnormals_as_zero
+from fedexp.engine.network import flush_subnormals
 from fedexp.engine.processes.channel import Channel
 
 CPU = torch.device("cpu")
@@ -121,7 +121,7 @@ def serve(channel: Channel, worker: Worker) -> None:
             channel.send_value(answer)
 
 
-@subnormals_as_zero()
+@flush_subnormals()
 def run(order: Call, worker: Worker) -> Any:
     """Return the answer to an order, or a Failure if it raises an exception."""
     try:

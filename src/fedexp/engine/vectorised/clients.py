@@ -15,25 +15,25 @@ from fedexp.algorithms import optimizers
 from fedexp.algorithms.base import Batch, Context, Network
 from fedexp.algorithms.families import OwnStart, Prepared, initial_params_of
 from fedexp.core import tree
-from fedexp.core.private.of_torch import copy_each
+from fedexp.core.private.torch_internals import copy_each
 from fedexp.core.tree import Params, Tree
-from fedexp.engine.base import ClientRuntime, Cohort, Shared, has_own_step
+from fedexp.engine.base import ClientRuntime, Cohort, Shared, overrides_local_step
 from fedexp.engine.network import FunctionalNetwork
 from fedexp.engine.schedule import BatchSchedule
-from fedexp.engine.vectorised.convolution import ClientByClient
+from fedexp.engine.vectorised.convolution import PerClientConvolutions
 from fedexp.models import Output
 
 # images loaded at once, in bytes: several steps, so that few kernels are launched
 LOAD_BYTES = 1 << 26
 
 
-class Fixed(NamedTuple):
-    """Values of the clients that a step reads, with leaves [C, ...]."""
+class ClientInputs(NamedTuple):
+    """Values that the hooks of the clients read, with leaves [C, ...]."""
 
     personals: Tree
     states: Tree
     plans: Tree
-    begun: Tree
+    setups: Tree
     steps: Tensor
 
 
@@ -46,7 +46,7 @@ class Frame:
 
     server: Tree
     lr: float | Tensor
-    fixed: Fixed
+    inputs: ClientInputs
     params: Params  # leaves [C, ...]
     buffers: Params  # running statistics; leaves [C, ...]
     memory: Tree  # the optimizer's state; leaves [C, ...]
@@ -75,7 +75,7 @@ class ClientNetwork(Network):
         self._moving: Params | None = None
         self._batch: Batch | None = None
 
-    def show(self, batch: Batch) -> Batch:
+    def set_batch(self, batch: Batch) -> Batch:
         """Store the client's current batch. Its padding is recognised by its images."""
         self._batch = batch
         return batch
@@ -83,11 +83,11 @@ class ClientNetwork(Network):
     def __call__(self, params: Params, x: Tensor, mask: Tensor | None = None) -> Output:
         if mask is None and self._batch is not None and x is self._batch.x:
             mask = self._batch.mask
-        with ClientByClient():
+        with PerClientConvolutions():
             if params is not self._moving:
                 return self.net(self._reference | params, x, mask)
             moved = {name: value.clone() for name, value in self._buffers.items()}
-            output = self.net.in_training(params, moved, x, mask)
+            output = self.net.call_in_training(params, moved, x, mask)
         if mask is not None:  # a batch without examples changes no statistics
             there = mask.sum() > 0
             moved = {k: torch.where(there, moved[k], v) for k, v in self._buffers.items()}
@@ -109,7 +109,7 @@ class ClientNetwork(Network):
         return grads, value
 
     def slim(self, params: Params, x: Tensor, width: float, mask: Tensor | None = None) -> Tensor:
-        with ClientByClient():
+        with PerClientConvolutions():
             return self.net.slim(params, x, width, mask)
 
     def buffers(self) -> Params:
@@ -130,7 +130,7 @@ class PaddedData:
         for step in range(self.steps):
             draws = None if self.draws is None else self.draws[step]
             x, y = self.runtime.load_train(self.index[step], draws)
-            yield self.net.show(Batch(x, y, self.mask[step], step))
+            yield self.net.set_batch(Batch(x, y, self.mask[step], step))
 
     def take(self, index: Tensor, draws: Tensor | None = None) -> tuple[Tensor, Tensor]:
         return self.runtime.load_train(index, draws)
@@ -140,11 +140,11 @@ class PaddedData:
         return self.index.shape[0]
 
 
-def context(shared: Shared, server: Tree, lr: float | Tensor, one: Fixed) -> Context:
+def context(shared: Shared, server: Tree, lr: float | Tensor, one: ClientInputs) -> Context:
     """Return the context that one client's hooks may read."""
     rate: Any = lr  # a tensor if steps are recorded
     local = shared.runtime.local
-    return Context(server, one.personals, one.states, one.plans, one.begun, rate, one.steps, local)
+    return Context(server, one.personals, one.states, one.plans, one.setups, rate, one.steps, local)
 
 
 # --- the schedules of all clients
@@ -216,20 +216,20 @@ class Clients:
 
         plans = tree.map(stacked, *cohort.plans)
         steps = upload(torch.as_tensor(self.padded.steps, dtype=runtime.dtype), runtime.device)
-        fixed = Fixed(personals, states, plans, {}, steps)
+        inputs = ClientInputs(personals, states, plans, {}, steps)
         if isinstance(algorithm, Prepared):
-            begun, buffers = self._prepared(algorithm, fixed), self._copies("buffers")
+            setups, buffers = self._prepared(algorithm, inputs), self._copies("buffers")
         else:
-            begun, buffers = self._per_client(algorithm.client_setup, fixed)
-        fixed = fixed._replace(begun=begun)
+            setups, buffers = self._per_client(algorithm.client_setup, inputs)
+        inputs = inputs._replace(setups=setups)
         if isinstance(algorithm, OwnStart):
-            params, buffers = self._own_start(algorithm, fixed)
+            params, buffers = self._own_start(algorithm, inputs)
         else:
             params = self._copies("params")
             buffers = {name: value.clone() for name, value in buffers.items()}
         memory = optimizers.memory_of(params, runtime.local)
         losses = torch.zeros_like(steps)
-        self.frame = Frame(shared.server, shared.lr, fixed, params, buffers, memory, losses)
+        self.frame = Frame(shared.server, shared.lr, inputs, params, buffers, memory, losses)
 
     def steps(self) -> Iterator[tuple[int, Iterator[Batch]]]:
         """Yield (number of active clients, batches of their next steps) until all steps are done.
@@ -263,11 +263,15 @@ class Clients:
             return self.shared.algorithm.finish(net, params, data, ctx)
 
         frame = self.frame
-        outcome, buffers = self._per_client(finish, frame.fixed, frame.buffers, frame.params)
+        outcome, buffers = self._per_client(finish, frame.inputs, frame.buffers, frame.params)
         return *outcome, buffers
 
     def _per_client(
-        self, hook: Callable[..., Any], fixed: Fixed, own: Params | None = None, *values: Tree
+        self,
+        hook: Callable[..., Any],
+        inputs: ClientInputs,
+        own: Params | None = None,
+        *values: Tree,
     ) -> tuple[Any, Params]:
         """Run hook(net, data, context, *values) for all clients.
 
@@ -282,7 +286,7 @@ class Clients:
             mask: Tensor,
             draws: Tensor | None,
             buffers: Params,
-            one: Fixed,
+            one: ClientInputs,
             *rest: Tree,
         ) -> tuple[Tree, Params]:
             net = ClientNetwork(shared.runtime.net, buffers, None if own is None else buffers)
@@ -297,20 +301,20 @@ class Clients:
             own_or_sent = own
         dims = (1, 1, None if padded.draws is None else 1, 0, 0, *[0] * len(values))
         arrays = (padded.index, padded.mask, padded.draws)
-        return vmap(call, in_dims=dims)(*arrays, own_or_sent, fixed, *values)
+        return vmap(call, in_dims=dims)(*arrays, own_or_sent, inputs, *values)
 
     def _copies(self, name: str) -> Params:
         """Return writable copies of the received parameters or buffers, with leaves [C, ...]."""
         found = {}
         for key, value in self.shared.server[name].items():
-            found[key] = tree.room_for(value, self.count).copy_(
+            found[key] = tree.empty_stack(value, self.count).copy_(
                 value.expand(self.count, *value.shape)
             )
         return found
 
-    def _own_start(self, algorithm: OwnStart, fixed: Fixed) -> tuple[Params, Params]:
+    def _own_start(self, algorithm: OwnStart, inputs: ClientInputs) -> tuple[Params, Params]:
         """Return the parameters and running statistics from which each client starts."""
-        start, _ = self._per_client(partial(initial_params_of, algorithm), fixed)
+        start, _ = self._per_client(partial(initial_params_of, algorithm), inputs)
         buffers, params = self._copies("buffers"), {}
         for name, value in start.items():
             if name in buffers:
@@ -318,19 +322,19 @@ class Clients:
             else:
                 # Same memory layout as the server's model, for fast optimizers and convolutions.
                 like = self.shared.server["params"].get(name, value[0])
-                params[name] = tree.room_for(like, self.count).copy_(value)
+                params[name] = tree.empty_stack(like, self.count).copy_(value)
         return params, buffers
 
-    def _prepared(self, algorithm: Prepared, fixed: Fixed) -> Tree:
+    def _prepared(self, algorithm: Prepared, inputs: ClientInputs) -> Tree:
         """Run `prepare` on each batch of the first pass, for the clients that have the batch.
 
         Return leaves [C, batches, ...], which are 0 for missing batches.
         """
         shared, runtime = self.shared, self.shared.runtime
 
-        def call(x: Tensor, y: Tensor, mask: Tensor, one: Fixed) -> Tree:
+        def call(x: Tensor, y: Tensor, mask: Tensor, one: ClientInputs) -> Tree:
             net = ClientNetwork(runtime.net, shared.server["buffers"])
-            batch = net.show(Batch(x, y, mask, 0))
+            batch = net.set_batch(Batch(x, y, mask, 0))
             ctx = context(shared, shared.server, shared.lr, one)
             return algorithm.prepare(net, batch, mask, ctx)
 
@@ -339,7 +343,7 @@ class Clients:
         for step in range(own.max()):
             active = int((own > step).sum())
             index, mask, draws = self.padded.part(step, active)
-            here = tree.map(lambda leaf, a=active: leaf[:a], fixed)
+            here = tree.map(lambda leaf, a=active: leaf[:a], inputs)
             made = vmap(call)(*runtime.load_train(index, draws), mask, here)
             if rooms is None:
                 shape = (self.count, own.max())
@@ -353,15 +357,15 @@ def local_step(shared: Shared, frame: Frame, active: int, batch: Batch) -> None:
 
     batch: leaves [active, B, ...].
     """
-    head, buffers, fixed = tree.map(
-        lambda leaf: leaf[:active], ((frame.params, frame.memory), frame.buffers, frame.fixed)
+    head, buffers, inputs = tree.map(
+        lambda leaf: leaf[:active], ((frame.params, frame.memory), frame.buffers, frame.inputs)
     )
     params, memory = head
     algorithm, runtime = shared.algorithm, shared.runtime
-    own = has_own_step(algorithm)
+    own = overrides_local_step(algorithm)
 
     def step(
-        params: Params, memory: Tree, buffers: Params, x: Any, y: Any, mask: Any, one: Fixed
+        params: Params, memory: Tree, buffers: Params, x: Any, y: Any, mask: Any, one: ClientInputs
     ) -> tuple[Any, ...]:
         """Return one client's result of the step, its running statistics and its loss.
 
@@ -370,14 +374,14 @@ def local_step(shared: Shared, frame: Frame, active: int, batch: Batch) -> None:
         """
         ctx = context(shared, frame.server, frame.lr, one)
         net = ClientNetwork(runtime.net, buffers)
-        rows = net.show(Batch(x, y, mask, batch.step))
+        rows = net.set_batch(Batch(x, y, mask, batch.step))
         if own:
             *moved, loss = algorithm.local_step(net, params, memory, rows, ctx)
             return tuple(moved), net.buffers(), loss
         grads, loss = net.gradient(lambda p: algorithm.objective(net, p, rows, ctx), params)
         return algorithm.transform_grads(grads, params, rows, ctx), net.buffers(), loss
 
-    new, moved, losses = vmap(step)(params, memory, buffers, batch.x, batch.y, batch.mask, fixed)
+    new, moved, losses = vmap(step)(params, memory, buffers, batch.x, batch.y, batch.mask, inputs)
     if buffers:
         copy_each(list(buffers.values()), [moved[name] for name in buffers])
     if own:

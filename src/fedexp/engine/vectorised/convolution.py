@@ -18,7 +18,7 @@ from torch.func import vmap
 from torch.overrides import TorchFunctionMode
 
 from fedexp.core import tree
-from fedexp.core.private.of_torch import is_wrapped
+from fedexp.core.private.torch_internals import is_wrapped
 
 FEW_CHANNELS = 4  # up to this many input channels, `gradient_of_weights` is used
 STREAMS = 16  # more streams rarely run on one device at the same time
@@ -28,7 +28,7 @@ One = Callable[..., Tensor]  # function of one client's tensors
 Dims = tuple[Any, ...]  # the clients' dimension in each input, or None if all clients share it
 
 
-class ClientByClient(TorchFunctionMode):
+class PerClientConvolutions(TorchFunctionMode):
     """Mode that replaces F.conv2d by `convolve`.
 
     It applies if input and weight are both stacked, without dilation and groups.
@@ -125,7 +125,7 @@ class _Convolution(Function):
             return vmap(function, in_dims[:3])(x, weight, bias), 0
         addend = None if bias is None else bias.movedim(dims[2], 0)[:, :, None, None]
         stacked = [x.movedim(dims[0], 0), weight.movedim(dims[1], 0)]
-        return side_by_side([function], stacked, addend)[0], 0
+        return apply_per_client([function], stacked, addend)[0], 0
 
 
 class _Gradients(Function):
@@ -179,7 +179,7 @@ class _Gradients(Function):
         )
         few = x.shape[2] <= FEW_CHANNELS and x.dtype != torch.bfloat16
         functions = gradients(padding, stride, of_x, of_weight and not few, of_bias)
-        found = list(side_by_side(functions, [grad, x, weight]))
+        found = list(apply_per_client(functions, [grad, x, weight]))
         if of_weight and few:
             found.insert(int(of_x), gradient_of_weights(grad, x, weight, padding, stride))
         return tuple(found), (0,) * len(found)
@@ -221,7 +221,7 @@ def gradient_of_weights(
     return total.unflatten(2, (h, w, channels)).permute(0, 1, 4, 2, 3)
 
 
-def side_by_side(
+def apply_per_client(
     functions: list[One], stacked: list[Tensor], addend: Tensor | None = None
 ) -> tuple[Tensor, ...]:
     """Apply each function to each slice of the first dimension, on CUDA in several streams.
@@ -241,7 +241,7 @@ def side_by_side(
         result = functions[which](*(value[i] for value in stacked))
         if which not in rooms:
             with torch.cuda.stream(here):
-                rooms[which] = tree.room_for(result, count)
+                rooms[which] = tree.empty_stack(result, count)
         if addend is None:
             rooms[which][i].copy_(result)
         else:

@@ -19,7 +19,7 @@ from fedexp.core import tree
 from fedexp.core.tree import Params
 from fedexp.engine.base import ClientRuntime, Cohort, Engine, Gather, Probe, Shared, Trained
 from fedexp.engine.batch_norm import uses_batch_statistics
-from fedexp.engine.measures import no_counts, right_on_own
+from fedexp.engine.measures import count_correct, empty_counts
 from fedexp.engine.vectorised.clients import Clients, Frame
 from fedexp.engine.vectorised.graphs import CudaCapture, Graphs, is_out_of_memory, run_steps
 
@@ -99,7 +99,7 @@ class Vectorised(Engine):
         """Train clients, sorted by falling number of steps, and return their results."""
         clients, probed, correct = Clients(shared, cohort), None, None
         if cohort.probes:
-            clients.watch = watch = FrameWatch(shared.runtime, cohort.probes, testing)
+            clients.watch = watch = FrameProbes(shared.runtime, cohort.probes, testing)
             probed = watch.counts
         run_steps(clients, self._graphs)
         messages, states, buffers = clients.finish()
@@ -107,7 +107,7 @@ class Vectorised(Engine):
             with testing:
                 models = clients.frame.params | buffers
                 correct = class_correct(shared.runtime, cohort.round, models)
-        losses = clients.frame.losses / clients.frame.fixed.steps.clamp(min=1)
+        losses = clients.frame.losses / clients.frame.inputs.steps.clamp(min=1)
         each = tree.unstack(states, len(cohort.clients))
         return Trained(messages, each, losses, buffers, correct, probed=probed)
 
@@ -159,7 +159,7 @@ def evaluate_together(
     return correct
 
 
-class FrameWatch:
+class FrameProbes:
     """Tests the models of a frame at the marks of their probes.
 
     Models with a mark at the same step are tested together.
@@ -167,7 +167,8 @@ class FrameWatch:
 
     def __init__(self, runtime: ClientRuntime, probes: Sequence[Probe], testing: "Stopwatch"):
         self.runtime, self.probes, self.testing = runtime, probes, testing
-        self.counts = no_counts(runtime, len(probes), probes[0].room)  # leaves [C, room, ...]
+        # leaves [C, max_marks, ...]
+        self.counts = empty_counts(runtime, len(probes), probes[0].max_marks)
 
     def __call__(self, step: int, frame: Frame) -> None:
         """Test the clients that have a mark after this many steps."""
@@ -181,7 +182,7 @@ class FrameWatch:
                 probe, one = self.probes[row], tree.row(models, i)
                 place = probe.marks.index(step)
                 self.counts["test"][row, place] = correct[i]
-                self.counts["train"][row, place] = right_on_own(self.runtime, one, probe.numbers)
+                self.counts["train"][row, place] = count_correct(self.runtime, one, probe.numbers)
 
 
 class Stopwatch:
@@ -227,7 +228,7 @@ class Stopwatch:
 def chunk_that_fits(shared: Shared, cohort: Cohort) -> int:
     """Return the number of clients that can be trained together in the free memory, at least 1."""
     try:
-        each = max(memory_of_one(shared, cohort), 1)
+        each = max(client_memory(shared, cohort), 1)
     except RuntimeError as error:
         if not is_out_of_memory(error):
             raise
@@ -235,7 +236,7 @@ def chunk_that_fits(shared: Shared, cohort: Cohort) -> int:
     return max(int(SHARE_OF_MEMORY * free_memory(shared.runtime.device) / each), 1)
 
 
-def memory_of_one(shared: Shared, cohort: Cohort) -> int:
+def client_memory(shared: Shared, cohort: Cohort) -> int:
     """Return a client's peak memory in bytes, measured in the first step of the longest client."""
     device = shared.runtime.device
     alone = cohort.take(cohort.longest_first()[:1])

@@ -31,12 +31,12 @@ def run_steps(clients: Clients, graphs: "Graphs | None") -> None:
     if clients.watch is not None:
         clients.watch(0, steps.frame)
     for active, batches in clients.steps():
-        steps.keep(active)
+        steps.retire(active)
         for batch in batches:
             steps.step(active, batch)
             if clients.watch is not None:
                 clients.watch(batch.step + 1, steps.frame)
-    steps.keep(0)
+    steps.retire(0)
 
 
 class Steps:
@@ -54,7 +54,7 @@ class Steps:
         """Take one step of the first `active` clients."""
         local_step(self.clients.shared, self.clients.frame, active, batch)
 
-    def keep(self, active: int) -> None:
+    def retire(self, active: int) -> None:
         """Finish all clients except the first `active`, whose values must be final in the clients'
         frame.
 
@@ -174,7 +174,7 @@ class Replaying(Steps):
     def __init__(self, graphs: Graphs, clients: Clients, recorded: Recorded):
         super().__init__(clients)
         self.graphs, self.recorded = graphs, recorded
-        # clients that had a step when `keep` was last called; all at first
+        # clients that had a step when `retire` was last called; all at first
         self.before = clients.count
         source, target = clients.frame, recorded.frame
         target.lr.fill_(source.lr)  # type: ignore[union-attr]
@@ -190,9 +190,9 @@ class Replaying(Steps):
             getattr(into, name)[:active].copy_(getattr(batch, name))
         # a tensor, because a number would be recorded as a constant
         into.step.fill_(batch.step)  # type: ignore[attr-defined]
-        self.graphs.step(self.recorded, rounded(active, self.clients.count))
+        self.graphs.step(self.recorded, graph_size(active, self.clients.count))
 
-    def keep(self, active: int) -> None:
+    def retire(self, active: int) -> None:
         """Copy out the finished clients, before a graph for more clients overwrites them."""
         done, ours, theirs = slice(active, self.before), self.clients.frame, self.recorded.frame
         kept = ((each.params, each.buffers, each.losses) for each in (ours, theirs))
@@ -200,10 +200,10 @@ class Replaying(Steps):
         self.before = active
 
 
-def rounded(active: int, count: int) -> int:
+def graph_size(active: int, count: int) -> int:
     """Return the number of clients of the graph to use, at most `count`.
 
-    It is `active` rounded up to three binary digits: 1 to 8, 10, 12, 14, 16, 20, ... At most a
+    It is `active` graph_size up to three binary digits: 1 to 8, 10, 12, 14, 16, 20, ... At most a
     quarter of the computation is wasted.
     """
     unit = 1 << max(active.bit_length() - 3, 0)
