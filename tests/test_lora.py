@@ -7,7 +7,6 @@ import pytest
 import torch
 from torch import nn
 
-import fedexp
 from fedexp.core import tree
 from fedexp.core.errors import ConfigError
 from fedexp.models.lora import LoRA, LowRank, merge
@@ -16,7 +15,6 @@ from fedexp.models.pretrained import Torchvision
 from fedexp.training.rounds import play_round
 from test_algorithms import assert_equal
 from test_own_models import Net, simulation_of
-from test_python_interface import train
 from toy_federation import ENGINES, make_simulation, play
 
 HEAD = {"classifier.weight", "classifier.bias"}
@@ -145,62 +143,3 @@ def test_unsupported_layers_are_refused(model, message):
         torch.device("cpu" if isinstance(model, Own) else "meta"),
     ):
         model.build(shape, 4)
-
-
-def test_adapters_equal_peft():
-    """Equal A and B give equal outputs and equal merged layers."""
-    peft = pytest.importorskip("peft")
-    torch.manual_seed(0)
-    plain = Net((1, 6, 6), 4).double()
-    config = peft.LoraConfig(
-        r=2, lora_alpha=3, target_modules=["stem", "inner"], init_lora_weights=False
-    )
-    ours = Own(lora=LoRA(rank=2, alpha=3.0, targets=("stem", "inner"))).build((1, 6, 6), 4).double()
-    ours.load_state_dict(
-        {f"backbone.{k}": v for k, v in plain.state_dict().items() if "fc" not in k}, strict=False
-    )
-    ours.classifier.load_state_dict(plain.fc.state_dict())
-    for name in ("stem", "inner"):
-        getattr(ours.backbone, name).base.load_state_dict(getattr(plain, name).state_dict())
-    theirs = peft.get_peft_model(plain, config).double()
-    for name in ("stem", "inner"):
-        mine, layer = getattr(ours.backbone, name), getattr(theirs.base_model.model, name)
-        mine.down.load_state_dict(layer.lora_A["default"].state_dict())
-        mine.up.load_state_dict(layer.lora_B["default"].state_dict())
-    x = torch.randn(3, 1, 6, 6, dtype=torch.float64)
-    torch.testing.assert_close(ours(x).logits, theirs(x))
-    torch.testing.assert_close(merge(ours)(x).logits, theirs.merge_and_unload()(x))
-
-
-@pytest.mark.slow
-def test_exported_model_has_merged_adapters(tmp_path):
-    """The file of a whole run has the names of a network without adapters and gives equal
-    outputs."""
-    name = [
-        "model=torchvision",
-        "model.name=resnet18",
-        "model.image_size=32",
-        "rounds=1",
-        "num_clients=20",
-    ]
-    lora = [
-        "model.lora.rank=2",
-        "model.lora.targets=[conv1,conv2]",
-        "local.epochs=1",
-        "participation=0.1",
-    ]
-    run = train(tmp_path / "run", *name, *lora)
-    adapted = run.model().network
-    weights = torch.load(fedexp.export(run, tmp_path / "model.pt"), weights_only=True)
-    plain = (
-        Torchvision(name="resnet18", weights=None, image_size=32)
-        .build((1, 8, 8), 10)
-        .double()
-        .eval()
-    )
-    plain.load_state_dict(weights)
-    x = torch.randn(3, 1, 8, 8, dtype=torch.float64)
-    torch.testing.assert_close(plain(x).logits, adapted(x).logits)
-    assert any(
-        module.up.weight.any() for module in adapted.modules() if isinstance(module, LowRank)
-    )

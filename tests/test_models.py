@@ -176,9 +176,8 @@ def test_resnet18_equals_torchvision():
 
 @pytest.mark.slow
 def test_weights_file_sets_all_but_the_last_layer(tmp_path):
-    """torchvision's state dict for 1000 classes in a model for 10; files of other networks are
-    refused."""
-    from torchvision.models import resnet18, resnet34
+    """torchvision's state dict for 1000 classes in a model for 10 classes."""
+    from torchvision.models import resnet18
 
     pretrained = resnet18(weights=None)
     torch.nn.init.uniform_(pretrained.bn1.running_mean)
@@ -193,18 +192,10 @@ def test_weights_file_sets_all_but_the_last_layer(tmp_path):
         if not name.startswith("fc."):
             assert torch.equal(model.state_dict()[f"backbone.{name}"], value), name
     assert torch.equal(model.classifier.weight, plain.classifier.weight)
-    with torch.device("meta"):
-        # how much room it takes is asked without reading
-        assert spec.build(CIFAR, 10).classifier.weight.is_meta
     with pytest.raises(
         ConfigError, match=r"model.weights=.*conv1.weight does not fit.*colour images"
     ):
         spec.build(MNIST, 10)
-    torch.save(resnet34(weights=None).state_dict(), path)
-    with pytest.raises(
-        ConfigError, match=r"model.weights=.* does not fit; must be .* this model.depth"
-    ):
-        spec.build(CIFAR, 10)
     path.write_bytes(b"no weights")
     with pytest.raises(ConfigError, match=r"model.weights=.*: is not a weights file"):
         spec.build(CIFAR, 10)

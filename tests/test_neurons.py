@@ -1,18 +1,19 @@
 """Alignment of neurons (FedNTD Table 2): numbers worked by hand, and a run."""
 
-import json
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
-from fedexp.cli import main
+import fedexp
+from fedexp.core.errors import ConfigError
 from fedexp.engine.measures import class_means
 from fedexp.engine.network import FunctionalNetwork
 from fedexp.metrics.neurons import alignment, dead, preferences
 from fedexp.models.cnn import CNN
 from fedexp.training.analysing import alignment_rows, trained_models
+from quick_runs import SMALL
 
 # Three classes, four neurons: they prefer class 1, 0, 2 and, dead, 0.
 H = np.array([[0.1, 2.0, 0.0, 0.0], [0.5, 1.0, 0.3, 0.0], [0.2, 0.0, 0.4, 0.0]])
@@ -109,25 +110,14 @@ def test_last_hidden_activations_equal_the_features(precision):
 
 
 @pytest.mark.slow
-def test_alignment_is_written_for_the_last_round(tmp_path, monkeypatch, capsys):
-    """In summary.json, only with forgetting_metric=alignment. With one client, the local model is
-    the new global model, so both agree."""
-    monkeypatch.chdir(tmp_path)
-    small = [
-        "rounds=2",
-        "local.epochs=1",
-        "num_clients=4",
-        "participation=0.25",
-        "alpha=1",
-        "tracker=none",
-    ]
-    small += ["figures=false", "hardware.engine=sequential", "hardware.threads=1", "model=cnn_3fc"]
-    monkeypatch.setattr("sys.argv", ["fedexp"])
-    assert main.main([*small, "forgetting_metric=alignment", "hydra.run.dir=run"]) == 0
-    layers = json.loads((tmp_path / "run" / "summary.json").read_text())["alignment"]
-    assert [(row["layer"], row["neurons"]) for row in layers] == [(1, 512), (2, 128)]
+def test_alignment_is_written_for_the_last_round(tmp_path):
+    """With one client, the local model is the new global model, so both agree."""
+    options = [*SMALL, "rounds=2", "num_clients=4", "participation=0.25", "alpha=1"]
+    options += ["model.hidden=[8,6]", "forgetting_metric=alignment"]
+    layers = fedexp.run(options, directory=tmp_path / "run").summary["alignment"]
+    assert [(row["layer"], row["neurons"]) for row in layers] == [(1, 8), (2, 6)]
     for row in layers:
-        assert 0 < row["aggregated"] < 1
         assert (row["local"], row["local_std"]) == (row["aggregated"], 0)
-    assert main.main(["model=resnet10", "forgetting_metric=alignment", "tracker=none"]) == 2
-    assert "has no fully connected hidden layers" in capsys.readouterr().err
+    refused = ["model=resnet10", "forgetting_metric=alignment"]
+    with pytest.raises(ConfigError, match="has no fully connected hidden layers"):
+        fedexp.run(refused, directory=tmp_path / "other")

@@ -6,10 +6,7 @@ h = W x + (alpha / r) B A x. W is frozen; A [r, in] and B [out, r] are trained, 
 with zeros. Linear layers and convolutions can be adapted: for a convolution, A is a convolution
 like W's with r outputs, and B is a 1 x 1 convolution.
 
-The parameter names differ from those of the library peft, but the values are those of peft with
-`init_lora_weights=True`; a test compares them if peft is installed. peft also wraps whole models,
-selects and saves adapters by name, and requires transformers. A federation needs only the code
-below.
+Initial values are those of the library peft with `init_lora_weights=True`.
 """
 
 import math
