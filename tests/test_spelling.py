@@ -140,7 +140,7 @@ def test_a_run_needs_a_working_directory_that_is_there(tmp_path, monkeypatch, ca
     assert main.main(["rounds=1", "tracker=none"]) == 2
     assert (
         capsys.readouterr().err
-        == "fedexp: the working directory has been removed; go to one that is there\n"
+        == "fedexp: the working directory has been removed; change to an existing directory\n"
     )
 
 
@@ -148,5 +148,5 @@ def test_a_resumed_run_stays_in_its_directory(tmp_path):
     (tmp_path / ".hydra").mkdir()
     (tmp_path / ".hydra" / "overrides.yaml").write_text("- rounds=1\n")
     (tmp_path / "config.yaml").write_text("rounds: 1\n")
-    with pytest.raises(ConfigError, match=r"^hydra\.run\.dir=b: does not go with resume="):
+    with pytest.raises(ConfigError, match=r"^hydra\.run\.dir=b: cannot be used with resume="):
         parse([f"resume={tmp_path}", "hydra.run.dir=b"])

@@ -37,7 +37,7 @@ forgetting_metric=[round_drop,degree] => group | forgetting_metric=all measures 
 --multrun seed=0,1 => --multrun | nearest: '--multirun'
 --cfg nothing => fedexp: argument --cfg/-c: invalid choice: 'nothing' | 'job', 'hydra', 'all'
 alpha=[ => alpha=[
-rounds => rounds: not of the form key=value, and no subcommand
+rounds => rounds: neither key=value nor a subcommand
 rounds=5;6 => rounds=5;6 | (the character ; needs quotes around the value, as in 'key="a;b"')
 seed=0,1,2 => seed=0,1,2: several values | fedexp --multirun seed=0,1,2 | is written seed=[0,1,2]
 resume=nowhere => resume=nowhere | not a run directory

@@ -287,7 +287,7 @@ def load_run(
     path = Path(directory).expanduser()
     if not any((path / name).exists() for name in MARKS):
         inside = f"; it holds {len(found)} runs: load_sweep" if (found := find_runs(path)) else ""
-        raise ConfigError(f"{path}: no run is there (none of {', '.join(MARKS)}){inside}")
+        raise ConfigError(f"{path}: holds no run (none of {', '.join(MARKS)}){inside}")
     return Run(path, None if config_dir is None else Path(config_dir))
 
 
@@ -304,7 +304,7 @@ def load_sweep(
     if not jobs:
         from fedexp.rundir.evidence import how_to_restore
 
-        reason = f"no run is in it{how_to_restore(path)}" if path.is_dir() else "is not a directory"
+        reason = f"holds no run{how_to_restore(path)}" if path.is_dir() else "is not a directory"
         raise ConfigError(f"{path}: {reason}")
     own = None if config_dir is None else Path(config_dir)
     return Sweep(path, tuple(Run(job, own) for job in jobs))

@@ -115,7 +115,7 @@ def safetensors_writer() -> Callable[[dict[str, torch.Tensor], dict[str, str]], 
         from safetensors.torch import save
     except ImportError:
         raise ConfigError(
-            f"the form .safetensors needs the package safetensors: {how_to_install('safetensors')};"
-            " .pt needs nothing"
+            f"{SAFETENSORS}: needs the package safetensors: {how_to_install('safetensors')};"
+            " .pt needs no package"
         ) from None
     return save

@@ -56,7 +56,7 @@ def run(
     """
     given = [*check_overrides(overrides), *directory_override("hydra.run.dir", directory)]
     if overwrite and directory is None:
-        raise ConfigError("overwrite=True: goes with directory=<of the run>")
+        raise ConfigError("overwrite=True: needs directory=")
     own = None if config_dir is None else Path(config_dir)
     log_to_console()
     with composed(given, own) as config:
@@ -127,7 +127,7 @@ def replaced_run(directory: Path) -> Iterator[None]:
         yield
         return
     if Path.cwd().is_relative_to(directory.resolve()):
-        raise ConfigError(f"{directory}: is the working directory, or above it; not overwritten")
+        raise ConfigError(f"{directory}: contains the working directory and is not overwritten")
     aside = directory.with_name(f".{directory.name}.overwritten")
     with occupied(directory):
         shutil.rmtree(aside, ignore_errors=True)

@@ -30,7 +30,7 @@ def is_subcommand(arguments: Sequence[str]) -> bool:
         return False
     if arguments[0] not in SUBCOMMANDS:
         raise ConfigError(
-            f"{arguments[0]}: not of the form key=value, and no subcommand"
+            f"{arguments[0]}: neither key=value nor a subcommand"
             f"{nearest(arguments[0], SUBCOMMANDS)}; subcommands: {', '.join(SUBCOMMANDS)}"
         )
     return True
@@ -59,7 +59,7 @@ def parse_arguments(parser: ArgumentParser, arguments: Sequence[str]) -> Namespa
 
 
 def report(parser: ArgumentParser, arguments: Sequence[str]) -> int:
-    """Write a sweep's tables and pictures with published values.
+    """Write a sweep's tables and figures, with published values.
 
     `--out TABLE` writes all runs below the directories to one table (TABLE.csv and TABLE.md) with
     one row per run. `--restore DIR` makes run directories DIR/<sweep>/<run> from the files that
@@ -73,21 +73,25 @@ def report(parser: ArgumentParser, arguments: Sequence[str]) -> int:
     add = parser.add_argument
     add("directories", nargs="+", type=Path)
     add("--out", type=Path, help="path of the two files without their suffix")
-    add("--no-figures", action="store_true", help="tables alone")
-    kept = "write what the report needs of each run into SWEEP/runs, to be committed"
+    add("--no-figures", action="store_true", help="write no figures")
+    kept = "write a small file of each run to SWEEP/runs, which can be committed"
     add("--keep", action="store_true", help=kept)
-    restored = "make run directories DIR/<sweep>/<run> of what --keep has written"
+    restored = "write run directories DIR/<sweep>/<run> from the files of --keep, and no tables"
     add("--restore", type=Path, metavar="DIR", help=restored)
     known = ", ".join(MEASURES)
-    add("--metric", default="", help=f"measures of forgetting between tasks, with commas: {known}")
+    add(
+        "--metric",
+        default="",
+        help=f"comma-separated measures of forgetting between tasks: {known}",
+    )
     add_picture_flags(parser)
     add_layout_flags(parser)
     options = parse_arguments(parser, arguments)
     if options.restore is not None and (options.keep or options.out is not None or options.metric):
-        raise ConfigError("--restore: works alone, without --keep, --out and --metric")
+        raise ConfigError("--restore: cannot be used with --keep, --out or --metric")
     if options.out is not None and not options.out.name:
         raise ConfigError(
-            f"--out={options.out}: name the two files without their suffix, such as tables/all"
+            f"--out={options.out}: must be a path without a suffix, such as tables/all"
         )
     measures = [name for name in options.metric.split(",") if name]
     for name in measures:
@@ -140,9 +144,9 @@ def evaluate(parser: ArgumentParser, arguments: Sequence[str]) -> int:
     add("run", type=Path, help="a run directory")
     overrides = "dataset=<option>, dataset.<key>=<value>, data_dir=<directory> (as for a run)"
     add("overrides", nargs="*", help=overrides)
-    add("--round", type=int, help="after which the model was kept (default: the last)")
+    add("--round", type=int, help="round of the kept model (default: the last)")
     add("--device", default="auto", help="auto, cpu, cuda or cuda:<number>")
-    add("--out", type=Path, help="write the table to this csv file too")
+    add("--out", type=Path, help="also write the table to this csv file")
     add("--config-dir", type=Path, help="a directory of your own groups")
     options = parse_arguments(parser, arguments)
     run = require_run(options.run)
@@ -163,7 +167,7 @@ def analyse(parser: ArgumentParser, arguments: Sequence[str]) -> int:
     """Analyse the loss, curvature and features of a run's models.
 
     It works with a run of any algorithm. Local models are included if the run was started with
-    `keep_local_models=[<rounds>]`. Tables and pictures are written to <run>/analysis/.
+    `keep_local_models=[<rounds>]`. Tables and figures are written to <run>/analysis/.
     """
     from fedexp.cli.analyse import add_arguments, analyse
 
@@ -173,10 +177,7 @@ def analyse(parser: ArgumentParser, arguments: Sequence[str]) -> int:
 
 
 def figures(parser: ArgumentParser, arguments: Sequence[str]) -> int:
-    """Draw a run's pictures again.
-
-    The run may be finished or interrupted.
-    """
+    """Draw a run's figures again, also if the run was interrupted."""
     from fedexp.cli.flags import add_picture_flags
     from fedexp.figures import look_of, make_figures
 
@@ -188,7 +189,7 @@ def figures(parser: ArgumentParser, arguments: Sequence[str]) -> int:
             paths = make_figures(run_dir, look=look_of(run_dir).changed(options))
             if not paths:
                 needed = "rounds.csv, class_accuracy.csv or partition.npz"
-                raise ConfigError(f"{run_dir}: no run to draw here (needs {needed})")
+                raise ConfigError(f"{run_dir}: has no run to draw ({needed} is missing)")
             print(*paths, sep="\n")
         except ConfigError as error:
             code = say(str(error))
@@ -215,11 +216,11 @@ def push(parser: ArgumentParser, arguments: Sequence[str]) -> int:
     from fedexp.cli.push import UPLOAD_SECONDS, list_directories, push
 
     add = parser.add_argument
-    add("directory", nargs="+", type=Path, help="of a finished run, or of a sweep")
-    add("--project", help="instead of that of the run's configuration")
-    add("--entity", help="user or team")
+    add("directory", nargs="+", type=Path, help="a finished run or a sweep")
+    add("--project", help="W&B project (default: the project of the run)")
+    add("--entity", help="W&B user or team")
     add("--mode", choices=("auto", "online", "offline"), default="auto")
-    add("--new", action="store_true", help="make a new W&B run also where there is one")
+    add("--new", action="store_true", help="always make a new W&B run")
     options = parse_arguments(parser, arguments)
     given = {"project": options.project, "entity": options.entity, "mode": options.mode}
     changes = {key: value for key, value in given.items() if value is not None}
@@ -238,7 +239,7 @@ def dashboard(parser: ArgumentParser, arguments: Sequence[str]) -> int:
     """Make a W&B workspace with panels for fedexp's runs.
 
     The workspace has sections for accuracy, classes, forgetting, local training, time and
-    communication, bar charts of the results, and the pictures. Runs are grouped by their
+    communication, bar charts of the results, and the figures. Runs are grouped by their
     configuration, so curves are means over seeds with the standard deviation.
 
     `--print` shows the specification instead of saving it, and needs no network and no account. The
@@ -248,10 +249,10 @@ def dashboard(parser: ArgumentParser, arguments: Sequence[str]) -> int:
 
     from fedexp.trackers.dashboard import save, specification, workspace
 
-    where = "where the runs are, such as team/fedexp"
+    where = "project of the runs, such as team/fedexp"
     parser.add_argument("project", metavar="ENTITY/PROJECT", help=where)
-    parser.add_argument("--name", default="fedexp", help="of the workspace (default: fedexp)")
-    shown = "print the specification, save nothing"
+    parser.add_argument("--name", default="fedexp", help="name of the workspace (default: fedexp)")
+    shown = "print the specification instead of saving it"
     parser.add_argument("--print", action="store_true", dest="show", help=shown)
     options = parse_arguments(parser, arguments)
     made = workspace(options.project, options.name)
@@ -264,7 +265,7 @@ def reproduction(parser: ArgumentParser, arguments: Sequence[str]) -> int:
 
     The command reads `multirun/<sweep>/table.csv` (written by `fedexp report`) and
     `multirun/<sweep>/runs` (written by `fedexp report --keep`). From the runs it computes the
-    statistics on the first screen and draws the picture and the learning curves into
+    statistics on the first screen and draws the learning curves into
     `docs/reproduction`.
 
     `--check` writes nothing; the exit code is 1 if a file is out of date. `--status` writes nothing
@@ -274,17 +275,19 @@ def reproduction(parser: ArgumentParser, arguments: Sequence[str]) -> int:
 
     add = parser.add_argument
     add("--root", type=Path, default=Path(), help="the checkout (default: the working directory)")
-    check = "write nothing; exit 1 where REPRODUCTION.md is not current"
+    check = "write nothing; exit with 1 if a file is out of date"
     add("--check", action="store_true", help=check)
-    status = "show what is measured and what the rest would cost"
+    status = "show what has been measured and what the rest would cost"
     add("--status", action="store_true", help=status)
-    data = "with --status: where data sets lie (default: FEDEXP_DATA, else data/ of the checkout)"
+    data = (
+        "with --status: directory of data sets (default: FEDEXP_DATA, else data/ in the checkout)"
+    )
     data += "; may be repeated"
     add("--data-dir", action="append", type=Path, metavar="DIR", help=data)
     options = parse_arguments(parser, arguments)
     root = options.root
     if not (root / "docs" / "reproduction").is_dir():
-        raise ConfigError(f"no docs/reproduction in {root.absolute()}; --root names a checkout")
+        raise ConfigError(f"--root={root}: must be a checkout with docs/reproduction")
     if options.status:
         return show_status(root, options.data_dir)
     found = all_files(root)

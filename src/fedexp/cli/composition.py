@@ -73,11 +73,9 @@ def check_overrides(overrides: Sequence[str]) -> list[str]:
             f"{overrides!r}: must be a list of overrides, such as ['algorithm=fedntd', 'rounds=5']"
         )
     if wrong := [each for each in overrides if not isinstance(each, str)]:
-        raise ConfigError(f"{wrong[0]!r}: must be a text of the form key=value")
+        raise ConfigError(f"{wrong[0]!r}: must be a string of the form key=value")
     if flags := [each for each in overrides if each.startswith("-")]:
-        raise ConfigError(
-            f"{flags[0]}: a flag of the command line; here only overrides (key=value) are taken"
-        )
+        raise ConfigError(f"{flags[0]}: must be an override (key=value), not a flag")
     return list(overrides)
 
 

@@ -29,13 +29,13 @@ def read_dataset(
         k for k in keys if k not in ("dataset", "data_dir") and not k.startswith("dataset.")
     ]:
         raise ConfigError(
-            f"{wrong[0]}: only dataset, its keys (dataset.root) and data_dir can be set here"
+            f"{wrong[0]}: only dataset, its keys (such as dataset.root) and data_dir can be set"
         )
     if not keys:
         return None, None
     if "dataset" not in keys and (within := [k for k in keys if k != "data_dir"]):
         raise ConfigError(
-            f"{within[0]}: goes with dataset=<option>; without it, it is the run's own test set"
+            f"{within[0]}: needs dataset=<option>; without it, the run's test set is used"
         )
     with composed(overrides, config_dir) as config:
         values = resolve(without_hydra(config))

@@ -6,18 +6,18 @@ from fedexp.figures.pictures import FORMATS
 
 
 def add_picture_flags(parser: ArgumentParser) -> None:
-    """Add the flags for the pictures' style, which override the run's configuration."""
+    """Add the flags for the style of figures, which override the run's configuration."""
     parser.add_argument(
-        "--format", help=f"of the pictures, several with commas: {','.join(FORMATS)}"
+        "--format", help=f"comma-separated formats of the figures: {','.join(FORMATS)}"
     )
-    parser.add_argument("--no-titles", action="store_true", help="pictures without a title")
-    parser.add_argument(
-        "--style", help="a matplotlib style file (.mplstyle), read after fedexp's own"
-    )
+    parser.add_argument("--no-titles", action="store_true", help="draw figures without titles")
+    parser.add_argument("--style", help="matplotlib style file (.mplstyle), read after fedexp's")
 
 
 def add_layout_flags(parser: ArgumentParser) -> None:
     """Add the flags for the layout of a sweep's table."""
-    parser.add_argument("--metrics", help="values of summary.json, such as best_accuracy")
-    parser.add_argument("--sort", help="name, or a metric, whose best row comes first")
-    parser.add_argument("--transpose", action="store_true", help="rows as columns")
+    parser.add_argument(
+        "--metrics", help="comma-separated values of summary.json, such as best_accuracy"
+    )
+    parser.add_argument("--sort", help="sort rows by name, or by a metric, best first")
+    parser.add_argument("--transpose", action="store_true", help="exchange rows and columns")

@@ -155,7 +155,10 @@ def say_interrupted(job: "Job") -> None:
     if saved_round(job.directory) is not None:
         print(f"\nInterrupted. Continue with:  {resume_command(job)}", file=sys.stderr)
     else:
-        print("\nInterrupted before the first evaluation; nothing to resume.", file=sys.stderr)
+        print(
+            "\nInterrupted before the first evaluation; there is nothing to resume.",
+            file=sys.stderr,
+        )
 
 
 def resume_command(job: "Job") -> str:

@@ -57,7 +57,7 @@ def check_installed(overrides: Sequence[str]) -> None:
     """Raise ConfigError if the chosen launcher or sweeper is not installed."""
     if "hydra/sweeper=optuna" in overrides and not importable("optuna"):
         raise ConfigError(
-            f"hydra/sweeper=optuna: is not installed; {how_to_install('optuna')} brings it"
+            f"hydra/sweeper=optuna: is not installed; install it with {how_to_install('optuna')}"
         )
     start = "hydra/launcher="
     names = [text.removeprefix(start) for text in overrides if text.startswith(start)]
@@ -66,7 +66,7 @@ def check_installed(overrides: Sequence[str]) -> None:
     extra, library = EXTRAS[names[-1]]
     if not importable(library) or not importable(f"hydra_plugins.hydra_{library}_launcher"):
         raise ConfigError(
-            f"hydra/launcher={names[-1]}: is not installed; {how_to_install(extra)} brings it"
+            f"hydra/launcher={names[-1]}: is not installed; install it with {how_to_install(extra)}"
         )
 
 
@@ -109,7 +109,7 @@ def describe_launch(launcher: str, options: Mapping[str, Any], jobs: int, direct
         return f"hydra/launcher={launcher}: {jobs} jobs, {options['n_jobs']} at a time"
     if launcher.startswith("submitit"):
         return (
-            f"hydra/launcher={launcher}: {jobs} jobs; what they print is in"
+            f"hydra/launcher={launcher}: {jobs} jobs; their output is in"
             f" {display_path(directory / '.submitit')}"
         )
     return f"hydra/launcher={launcher}: {jobs} jobs"

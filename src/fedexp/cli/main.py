@@ -118,9 +118,7 @@ def check_readable(arguments: Sequence[str]) -> None:
     """Raise ConfigError for an argument or a working directory that is not UTF-8 text."""
     for text in (*arguments, working_directory()):
         if any("\ud800" <= letter <= "\udfff" for letter in text):  # bytes that are not text
-            raise ConfigError(
-                f"{text!r}: is not UTF-8 text; give the file or directory another name"
-            )
+            raise ConfigError(f"{text!r}: is not UTF-8 text; rename the file or directory")
 
 
 def information_text(flags: Mapping[str, str], words: list[str]) -> str | None:
@@ -153,7 +151,7 @@ def run(plan: Plan, watch: "SweepWatch | None" = None) -> int:
     from fedexp.config import composing
 
     if not working_directory():
-        raise ConfigError("the working directory has been removed; go to one that is there")
+        raise ConfigError("the working directory has been removed; change to an existing directory")
     began = time.time()
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises instead of printing and exiting
     composing.install()

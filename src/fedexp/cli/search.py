@@ -214,7 +214,7 @@ def write_results(study: optuna.Study, directory: Path, objective: str) -> None:
     states = Counter(table["state"])
     counts = f"{states['complete']} trials, {states['pruned']} pruned, {states['fail']} failed"
     if not states["complete"]:
-        print(f"{counts}: none has a value of {objective}")
+        print(f"{counts}; no trial has a value of {objective}")
         return
     best = study.best_trial
     values = " ".join(assigned(study, best.number))

@@ -187,7 +187,7 @@ def explain_launcher_error(error: Exception, directory: Path, launcher: str) -> 
     """Return the message for an error of the launcher; `run_job` handles the errors of jobs."""
     reason = (str(error).strip() or "no reason given").splitlines()[0]
     return (
-        f"hydra/launcher={launcher}: {type(error).__name__}: {reason}\nThe launcher cannot work, or"
-        " the process of a job has ended before the job (killed, out of memory). The same command"
-        f" with hydra.sweep.dir={display_path(directory)} continues what is not complete."
+        f"hydra/launcher={launcher}: {type(error).__name__}: {reason}\nThe launcher does not work,"
+        " or a job's process was killed (for example, out of memory). The same command with"
+        f" hydra.sweep.dir={display_path(directory)} continues."
     )

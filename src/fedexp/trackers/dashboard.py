@@ -53,7 +53,8 @@ def workspace(project: str, name: str) -> "Workspace":
         from wandb_workspaces import workspaces as ws
     except ImportError as error:
         raise ConfigError(
-            f"needs the package wandb-workspaces: {how_to_install('dashboard')} ({error})"
+            "fedexp dashboard: needs the package wandb-workspaces:"
+            f" {how_to_install('dashboard')} ({error})"
         ) from None
     results = (f"summary:{name}" for name in RESULTS)
     return ws.Workspace(
@@ -111,15 +112,12 @@ def save(made: "Workspace") -> str:
 
     try:
         if not is_logged_in(wandb.setup().settings):
-            raise ConfigError(
-                "W&B has no key: log in first (`wandb login`), or see the specification with"
-                " --print"
-            )
+            raise ConfigError("W&B has no key; log in with `wandb login`, or use --print")
         return made.save().url
     except ConfigError:
         raise
     except Exception as error:  # the server, the account or the project may be at fault
         reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise ConfigError(f"W&B has not taken the workspace ({reason})") from error
+        raise ConfigError(f"W&B has refused the workspace ({reason})") from error
     finally:
         end_service()  # wandb.setup() has started it
