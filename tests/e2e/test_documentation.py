@@ -35,6 +35,7 @@ from fedexp.cli.arguments import parse
 from fedexp.cli.commands import SUBCOMMANDS, call
 from fedexp.config.build import build
 from fedexp.config.options import known_keys, list_options
+from fedexp.config.spelling import ALIASES
 from fedexp.core.errors import ConfigError
 from fedexp.metrics.forgetting_metric import Metrics
 from fedexp.training.checks import check
@@ -339,7 +340,8 @@ def test_options_in_text_exist():
                         and (CONF / key).is_dir()
                         and value != "null"
                     )
-                    known_option = not option or value in list_options(key, [CONF])
+                    names = [*list_options(key, [CONF]), *ALIASES.get(key, {})] if option else []
+                    known_option = not option or value in names
                     assert attack or known_option, f"{page}: `{span}`"
 
 
