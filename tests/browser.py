@@ -1,7 +1,6 @@
-"""A real headless Chromium, spoken to through a pipe in its DevTools protocol, so that no package
-is needed for it."""
+"""Control a headless Chromium through a pipe with its DevTools protocol, without a further
+package."""
 
-import base64
 import json
 import os
 import select
@@ -33,8 +32,8 @@ def find_chromium() -> str | None:
 
 
 class Page:
-    """One tab. `errors`: what its script threw or logged as an error; `requests`: every address
-    that it asked for."""
+    """One tab. `errors`: exceptions and logged errors of its scripts; `requests`: all requested
+    addresses."""
 
     def __init__(self, read: int, write: int):
         self._read, self._write, self._buffer, self._last = read, write, b"", 0
@@ -83,16 +82,14 @@ class Page:
             case "Network.requestWillBeSent":
                 self.requests.append(parameters["request"]["url"])
 
-    def open(self, path: Path, fragment: str = "") -> float:
-        """Loads a file; seconds until its script has run."""
-        start = time.monotonic()
+    def open(self, path: Path, fragment: str = "") -> None:
+        """Load a file and wait for its script."""
         self.call("Page.navigate", url=path.absolute().as_uri() + fragment)
         while self.run("document.readyState") != "complete":
             time.sleep(0.01)
-        return time.monotonic() - start
 
     def run(self, expression: str) -> Any:
-        """The value of an expression of JavaScript; a promise is awaited."""
+        """Return the value of a JavaScript expression. A promise is awaited."""
         answer = self.call(
             "Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True
         )
@@ -100,7 +97,7 @@ class Page:
         return answer["result"].get("value")
 
     def settle(self) -> None:
-        """Until what has come into sight is drawn: two frames later."""
+        """Wait two frames, after which visible parts are drawn."""
         self.run(
             "new Promise(r => requestAnimationFrame(() => requestAnimationFrame(() =>"
             " setTimeout(r))))"
@@ -130,7 +127,7 @@ class Page:
         self.settle()
 
     def look(self, width: int, height: int, dark: bool = False) -> None:
-        """The window's size and the system's colours."""
+        """Set the size of the window and the colours of the system."""
         self.call(
             "Emulation.setDeviceMetricsOverride",
             width=width,
@@ -142,27 +139,10 @@ class Page:
         self.call("Emulation.setEmulatedMedia", features=[feature])
         self.settle()
 
-    def screenshot(self, path: Path, whole: bool = False) -> None:
-        """whole: the page to its end, not only the window."""
-        if whole:
-            size = self.call("Page.getLayoutMetrics")["cssContentSize"]
-            width = self.run("innerWidth")
-            self.call(
-                "Emulation.setDeviceMetricsOverride",
-                width=width,
-                height=int(size["height"]),
-                deviceScaleFactor=1,
-                mobile=False,
-            )
-            self.settle()
-        path.write_bytes(
-            base64.b64decode(self.call("Page.captureScreenshot", format="png")["data"])
-        )
-
 
 @contextmanager
 def chromium() -> Iterator[Page]:
-    """A page of a new browser with an empty profile, which ends with the block."""
+    """Start a browser with an empty profile, and end it after the block."""
     program = find_chromium()
     assert program, "no chromium here"
     to_browser, write = os.pipe()
@@ -170,7 +150,7 @@ def chromium() -> Iterator[Page]:
     with tempfile.TemporaryDirectory(
         prefix="fedexp-chromium-", ignore_cleanup_errors=True
     ) as profile:
-        # The protocol is spoken on descriptors 3 and 4.
+        # The protocol uses the descriptors 3 and 4.
         command = f'exec "$0" "$@" 3<&{to_browser} 4>&{from_browser}'
         process = subprocess.Popen(
             ["/bin/bash", "-c", command, program, *FLAGS, f"--user-data-dir={profile}"],
@@ -183,7 +163,7 @@ def chromium() -> Iterator[Page]:
         try:
             yield Page(read, write)
         finally:
-            os.close(write)  # the browser ends when nobody speaks to it any more
+            os.close(write)  # the browser ends when the pipe is closed
             try:
                 process.wait(10)
             except subprocess.TimeoutExpired:

@@ -1,4 +1,4 @@
-"""The committed runs of the benchmark: better than chance, and no two methods are the same."""
+"""Check the committed runs of the benchmark."""
 
 from pathlib import Path
 
@@ -30,7 +30,7 @@ def test_every_method_is_better_than_chance():
     ] == []
 
 
-def test_both_sweeps_have_the_same_methods_and_settings():
+def test_small_and_full_benchmark_have_the_same_methods_and_settings():
     small, full = (load_sweep(name, [CONF]) for name in (NAME, "forgetting_benchmark"))
     cells = [
         [block.fields(each) for block in sweep.blocks for each in block.combinations()]
@@ -41,9 +41,9 @@ def test_both_sweeps_have_the_same_methods_and_settings():
     assert len({cell["setting"] for cell in cells[0]}) == 3
 
 
-def test_a_key_of_a_scenario_waits_for_the_settings_that_know_it():
-    """Hydra composes once with what has one value; without the two experiments there is no
-    scenario.replay."""
+def test_single_value_of_a_scenario_is_written_as_a_choice():
+    """Hydra first composes single values without the experiments, where scenario.replay does not
+    exist."""
     settings = {"benchmark/digits_class_incremental": {}, "benchmark/digits_domain_incremental": {}}
     both = Block({"experiment": settings, "scenario.replay": {"50": {}}}, ("algorithm=fedavg",), ())
     known = ["experiment=" + ",".join(settings), "algorithm=fedavg"]
@@ -53,9 +53,7 @@ def test_a_key_of_a_scenario_waits_for_the_settings_that_know_it():
 
 
 @pytest.mark.slow
-def test_no_method_stands_for_another():
-    """Of the committed runs of a setting and seed, no two methods have the same losses in all
-    rounds."""
+def test_no_two_methods_have_equal_losses():
     with with_kept(ROOT / "multirun" / NAME) as source:
         runs = runs_of(load_sweep(NAME, [CONF]), SweepDirectory(source).complete)
         losses = [tuple(run.values("train_loss")) for run in runs["run"]]

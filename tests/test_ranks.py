@@ -24,7 +24,7 @@ from fedexp.analysis.sweep import Sweep, read_block
 from fedexp.analysis.view.collect import benchmark
 
 
-def test_the_numbers_of_the_paper():
+def test_friedman_and_nemenyi_match_the_example_of_the_paper():
     """Section 3.2.2: C4.5, +m, +cf, +m+cf on 14 data sets have mean ranks 3.143, 2.000, 2.893,
     1.964. By hand: the sum of squares is 9.878 + 4 + 8.369 + 3.857 = 26.105, minus 4 * 25 / 4 = 25,
     times 12 * 14 / 20 = 8.4 gives 9.28; F = 13 * 9.28 / (14 * 3 - 9.28) = 3.69; CD = 2.569 sqrt(4 *
@@ -45,50 +45,46 @@ def test_the_numbers_of_the_paper():
         (0.0, 3, 1.0),
     ],
 )
-def test_the_probability_of_three_methods(chi_square, blocks, expected):
+def test_p_value_with_two_degrees_of_freedom(chi_square, blocks, expected):
     """With 2 and d degrees of freedom P(F >= f) = (1 + 2 f / d)^(-d / 2), where d = 2 (N - 1)."""
     assert p_value(chi_square, blocks, 3) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(("count", "q"), [(2, 1.960), (3, 2.343), (5, 2.728), (10, 3.164)])
-def test_quantiles_of_the_paper_s_table(count, q):
+def test_critical_difference_uses_the_quantiles_of_the_paper(count, q):
     assert critical_difference(count, 1) / math.sqrt(count * (count + 1) / 6) == pytest.approx(
         q, abs=0.001
     )
 
 
-def test_friedman_is_that_of_scipy_without_ties():
+def test_friedman_without_ties_equals_scipy():
     values = np.random.default_rng(0).normal(size=(7, 5))
     chi_square, _ = stats.friedmanchisquare(*values.T)
     assert friedman(ranks_of(values).mean(0), 7) == pytest.approx(chi_square)
 
 
-def test_equal_values_share_their_rank_and_a_failed_run_is_last():
+def test_ties_share_a_rank_and_failed_runs_are_last():
     assert ranks_of(np.array([[0.5, 0.5, 0.9, -np.inf]])).tolist() == [[2.5, 2.5, 1.0, 4.0]]
 
 
-def test_methods_come_best_first_and_the_same_order_everywhere_is_no_chance():
+def test_the_same_order_in_all_blocks_is_significant():
     found = compare_methods(["a", "b", "c"], np.array([[0.1, 0.3, 0.2]] * 4))
     assert (found.methods, found.ranks, found.p) == (("b", "c", "a"), (1.0, 2.0, 3.0), 0.0)
 
 
-def test_groups_that_do_not_differ():
-    """With CD 1: 1.0 and 1.5 are one group, 1.5 with 2.2 another, 4.0 is alone."""
-    found = Comparison(("a", "b", "c", "d"), (1.0, 1.5, 2.2, 4.0), 5, 0.01, 1.0)
-    assert found.cliques == [(0, 1), (1, 2)]
-
-
-def test_a_group_within_another_is_left_out():
-    """With CD 1 the first three are one group; the second with the third is a part of it. 3.0
-    differs from all."""
-    found = Comparison(("a", "b", "c", "d"), (1.0, 1.25, 1.5, 3.0), 5, 0.01, 1.0)
-    assert found.cliques == [(0, 2)]
-
-
-def test_the_critical_difference_itself_is_a_difference():
-    """Demsar (JMLR 2006), section 3.2.2: mean ranks that differ by at least the critical
-    difference."""
-    assert Comparison(("a", "b", "c"), (1.0, 1.5, 2.0), 5, 0.01, 1.0).cliques == [(0, 1), (1, 2)]
+@pytest.mark.parametrize(
+    ("ranks", "cliques"),
+    [
+        ((1.0, 1.5, 2.2, 4.0), [(0, 1), (1, 2)]),
+        # the second and the third method are part of the first group
+        ((1.0, 1.25, 1.5, 3.0), [(0, 2)]),
+        # section 3.2.2: ranks differ if they are at least the critical difference apart
+        ((1.0, 1.5, 2.0), [(0, 1), (1, 2)]),
+    ],
+)
+def test_groups_of_methods_that_do_not_differ(ranks, cliques):
+    """The critical difference is 1."""
+    assert Comparison(tuple("abcd")[: len(ranks)], ranks, 5, 0.01, 1.0).cliques == cliques
 
 
 # --- the report
@@ -139,9 +135,8 @@ def finished():
     ]
 
 
-def test_the_tables_of_a_benchmark(sweep, finished):
-    """Accuracy in per cent with F, mean and standard deviation (0.1 / sqrt(2) = 7.1 points over two
-    seeds); what was sent both ways, and the seconds of all rounds."""
+def test_report_has_results_costs_and_ranks(sweep, finished):
+    """The standard deviation over two seeds is 0.1 / sqrt(2) = 7.1 points."""
     results, costs, *ranks = benchmark_sections(sweep, finished)
     assert results.table.loc["FedAvg"].tolist() == [
         "55.0 ± 7.1 (0.30 ± 0.00)",
@@ -150,12 +145,10 @@ def test_the_tables_of_a_benchmark(sweep, finished):
     assert results.table.loc["FedNTD", "tasks"] == "40.0 (0.50), 1 of 2 diverged"
     assert results.table.loc["CFeD", "skew"] == "-"
     assert set(costs.table["tasks"]) == {"4.0 MB, 3.0 s"}
-    assert [len(each.table) for each in ranks] == [2, 2, 3, 3], (
-        "in both settings; where there are tasks, with CFeD"
-    )
+    assert [len(each.table) for each in ranks] == [2, 2, 3, 3]  # CFeD was run on tasks only
 
 
-def test_the_ranks_of_a_benchmark(sweep, finished):
+def test_methods_are_ranked_within_the_settings_that_they_share(sweep, finished):
     """By hand, accuracy, (skew 0, skew 1, tasks 0, tasks 1): FedNTD wins both of skew, ties in
     tasks 0 and has diverged in tasks 1: (1 + 1 + 1.5 + 2) / 4 = 1.375, FedAvg 1.625. With tasks
     alone CFeD is first in both, then FedAvg (2.5 + 2) / 2 and FedNTD (2.5 + 3) / 2. Less forgetting
@@ -172,12 +165,12 @@ def test_the_ranks_of_a_benchmark(sweep, finished):
     assert tasks.comparison.ranks == (1.0, 2.25, 2.75)
 
 
-def test_a_method_without_all_seeds_is_not_ranked(sweep, finished):
+def test_method_with_a_missing_seed_is_not_ranked(sweep, finished):
     both, *_ = rankings(sweep, runs_of(sweep, [run for run in finished if run is not finished[2]]))
     assert both.settings == ("tasks",)
 
 
-def test_the_diagram_shows_every_method_in_a_bar_of_the_critical_difference(sweep, finished):
+def test_diagram_has_a_bar_of_the_critical_difference_for_each_method(sweep, finished):
     ranking = rankings(sweep, runs_of(sweep, finished))[2]
     (axes,) = diagram(ranking).axes
     assert [text.get_text() for text in axes.get_yticklabels()] == ["CFeD", "FedAvg", "FedNTD"]
@@ -186,9 +179,7 @@ def test_the_diagram_shows_every_method_in_a_bar_of_the_critical_difference(swee
     assert lengths == pytest.approx([ranking.comparison.critical_difference] * 3)
 
 
-def test_the_page_of_a_sweep_shows_the_tables_of_a_benchmark(
-    sweep, finished, monkeypatch, tmp_path
-):
+def test_page_of_a_sweep_shows_the_benchmark(sweep, finished, monkeypatch, tmp_path):
     monkeypatch.setattr("fedexp.analysis.view.collect.sweep_of", lambda directory: sweep)
     shown = benchmark(tmp_path, [SimpleNamespace(**vars(run), finished=True) for run in finished])
     assert shown[0]["columns"] == ["method", "skew", "tasks"]

@@ -1,4 +1,4 @@
-"""Measures of forgetting between tasks, worked by hand, and read from finished runs."""
+"""Measures of forgetting between tasks, against values worked by hand."""
 
 import numpy as np
 import pytest
@@ -31,7 +31,7 @@ def test_by_hand(name):
 
 
 @pytest.mark.parametrize("name", MEASURES)
-def test_tasks_to_come_do_not_count(name):
+def test_later_tasks_do_not_count(name):
     wide = np.hstack([A, np.full((3, 2), 0.99)])
     assert MEASURES[name](wide, np.append(INITIAL, [0.9, 0.9])) == pytest.approx(
         BY_HAND[name], abs=1e-15
@@ -39,8 +39,7 @@ def test_tasks_to_come_do_not_count(name):
 
 
 @pytest.mark.parametrize("name", MEASURES)
-def test_one_task(name):
-    """What compares tasks is undefined; what does not is that task's accuracy."""
+def test_with_one_task_only_accuracies_are_defined(name):
     expected = {"average_incremental_accuracy": 0.75, "last_accuracy": 0.75}
     assert MEASURES[name](A[:1], INITIAL) == pytest.approx(expected.get(name, np.nan), nan_ok=True)
 
@@ -48,11 +47,11 @@ def test_one_task(name):
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("matrix", [A[:0], np.empty((0, 0))], ids=["no row", "nothing"])
 @pytest.mark.parametrize("name", MEASURES)
-def test_no_task(name, matrix):
+def test_without_tasks_all_measures_are_nan(name, matrix):
     assert np.isnan(MEASURES[name](matrix, INITIAL[: matrix.shape[1]]))
 
 
-def test_forgetting_from_any_beside_mammoth_s_code():
+def test_forgetting_from_any_against_mammoth_s_code():
     """The released code pads with 0 what was not tested after a task. Task 2 is known at 0.45 after
     task 1, at 0.4 when it is learned, at 0.3 in the end; task 1 falls from 0.5 to 0.35: (0.15 +
     0.15) / 2, and with the padding (0.15 + 0.1) / 2. Its trainer tests the next task too: then
@@ -67,7 +66,7 @@ def test_forgetting_from_any_beside_mammoth_s_code():
         assert np.mean([best[i] - results[-1][i] for i in range(2)]) == pytest.approx(expected)
 
 
-def test_the_measure_that_runs_log_is_one_of_them():
+def test_runs_log_forgetting_from_learning():
     assert task_forgetting(A[:2], A[2]) == pytest.approx(BY_HAND["forgetting_from_learning"])
 
 
@@ -103,7 +102,7 @@ def finished(tmp_path):
     return tmp_path
 
 
-def test_a_report_shows_any_measure(finished, capsys):
+def test_report_shows_measures(finished, capsys):
     assert call("report", [str(finished), "--metric", ",".join(MEASURES)]) == 0
     head, _, *rows = capsys.readouterr().out.splitlines()
     names = [cell.strip() for cell in head.strip("|").split("|")]
@@ -114,22 +113,17 @@ def test_a_report_shows_any_measure(finished, capsys):
     assert len(cells) == 2
     (run,) = (row for row in cells if row["last_accuracy"])
     assert {name: float(run[name]) for name in MEASURES} == pytest.approx(BY_HAND, abs=5e-5)
-    # nothing is written unasked
+    # files are only written with --out
     assert not any(path.name.startswith("table") for path in finished.iterdir())
 
 
-def test_measures_stand_in_a_table_too(finished, capsys):
-    assert (
-        call(
-            "report",
-            [str(finished), "--out", str(finished / "table"), "--metric", "forward_transfer"],
-        )
-        == 0
-    )
+def test_report_writes_measures_to_a_table(finished, capsys):
+    out = finished / "table"
+    assert call("report", [str(finished), "--out", str(out), "--metric", "forward_transfer"]) == 0
     assert "forward_transfer" in (finished / "table.csv").read_text().splitlines()[0]
 
 
-def test_an_unknown_measure_is_named(finished, capsys):
+def test_unknown_measure_is_refused(finished, capsys):
     assert call("report", [str(finished), "--metric", "forgeting_from_best"]) == 2
     said = capsys.readouterr().err
     assert "forgeting_from_best" in said
