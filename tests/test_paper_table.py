@@ -1,5 +1,4 @@
-"""table.tex as a paper has it: its rows, columns and cells by hand, and a real LaTeX that compiles
-it."""
+"""Test the layout of table.tex by hand, and compile it with LaTeX."""
 
 import shutil
 import subprocess
@@ -20,7 +19,7 @@ COMPILERS = ("pdflatex", "xelatex", "lualatex", "tectonic")
 
 
 def make(folder, results):
-    """Runs of several seeds each: overrides -> (accuracies, None where the run diverged;
+    """Write runs of several seeds. results: overrides -> (accuracies, None for a diverged run;
     forgetting)."""
     for overrides, (accuracies, forgetting) in results.items():
         for seed, accuracy in enumerate(accuracies):
@@ -34,7 +33,7 @@ def latex(runs, layout):
 
 
 def body(text: str) -> list[list[str]]:
-    """The cells of each line that has any."""
+    """Return the cells of each row."""
     lines = [
         line.removesuffix(r" \\")
         for line in text.splitlines()
@@ -52,7 +51,7 @@ METHODS = {
 }
 
 
-def test_methods_as_rows_and_metrics_as_columns(tmp_path):
+def test_rows_are_methods_and_columns_are_metrics(tmp_path):
     make(tmp_path, METHODS)
     text = latex(SweepDirectory(tmp_path).complete, Layout())
     assert body(text) == [
@@ -70,23 +69,16 @@ def test_methods_as_rows_and_metrics_as_columns(tmp_path):
     assert text.startswith("% Mean ± standard deviation over 2 seeds; best in bold.\n")
 
 
-def test_only_what_varies_is_named_and_columns_are_the_data(tmp_path):
-    make(
-        tmp_path,
-        {
-            f"dataset={dataset} alpha={alpha} algorithm={method} participation=0.2": (
-                (accuracy, accuracy),
-                0.1,
-            )
-            for dataset in ("digits",)
-            for alpha, method, accuracy in [
-                (10, "fedavg", 0.8),
-                (0.5, "fedavg", 0.6),
-                (10, "fedntd", 0.7),
-                (0.5, "fedntd", 0.65),
-            ]
-        },
-    )
+def test_columns_are_settings_named_by_differing_options(tmp_path):
+    results = [
+        (10, "fedavg", 0.8),
+        (0.5, "fedavg", 0.6),
+        (10, "fedntd", 0.7),
+        (0.5, "fedntd", 0.65),
+    ]
+    for alpha, method, accuracy in results:
+        overrides = f"dataset=digits alpha={alpha} algorithm={method} participation=0.2"
+        make(tmp_path, {overrides: ((accuracy, accuracy), 0.1)})
     assert body(latex(SweepDirectory(tmp_path).complete, Layout(metrics=("accuracy",)))) == [
         [r"Accuracy (\%)", "alpha=0.5", "alpha=10"],  # by value
         # by the mean of a row, 70 and 67.5
@@ -107,7 +99,7 @@ def test_only_what_varies_is_named_and_columns_are_the_data(tmp_path):
     assert r"\cmidrule(lr){2-3} \cmidrule(lr){4-5}" in both
 
 
-def test_rows_in_the_order_asked_for(tmp_path):
+def test_rows_are_sorted_by_the_flag(tmp_path):
     make(tmp_path, METHODS)
 
     def first(sort):
@@ -125,50 +117,31 @@ def test_rows_in_the_order_asked_for(tmp_path):
         first("acuracy")
 
 
-def test_what_looks_equal_is_equally_bold(tmp_path):
-    make(
-        tmp_path,
-        {
-            "algorithm=a": ((0.70001,), 0.1),
-            "algorithm=b": ((0.70004,), 0.1),
-            "algorithm=c": ((0.6,), 0.1),
-        },
-    )
+def test_values_that_are_shown_equal_are_both_bold(tmp_path):
+    for name, accuracy in (("a", 0.70001), ("b", 0.70004), ("c", 0.6)):
+        make(tmp_path, {f"algorithm={name}": ((accuracy,), 0.1)})
     text = latex(SweepDirectory(tmp_path).complete, Layout(metrics=("accuracy",)))
     assert [row[1] for row in body(text)][1:] == [r"\textbf{70.00}", r"\textbf{70.00}", "60.00"]
     assert "One seed; best in bold." in text
 
 
-def test_which_numbers_are_accuracies_and_which_are_better_when_small():
-    accuracies = (
-        "accuracy",
-        "best_accuracy",
-        "accuracy_augmented",
-        "personal_accuracy_worst_augmented",
-    )
-    small = (
-        "forgetting",
-        "forgetting_augmented",
-        "forgetting_degree",
-        "personal_forgetting_worst",
-        "test_loss",
-    )
+def test_kinds_of_measures():
+    accuracies = ("accuracy", "best_accuracy", "personal_accuracy_worst_augmented")
+    small = ("forgetting", "forgetting_augmented", "personal_forgetting_worst", "test_loss")
     assert all(map(is_accuracy, (*accuracies, "personal_accuracy_std")))
     assert all(map(less_is_better, (*small, "personal_accuracy_std")))
     assert not any(map(is_accuracy, small))
     assert not any(map(less_is_better, accuracies))
-    assert [form(0.5, name) for name in ("accuracy_augmented", "forgetting_augmented")] == [
-        "50.00",
-        "0.500",
-    ]
+    assert form(0.5, "accuracy_augmented") == "50.00"
+    assert form(0.5, "forgetting_augmented") == "0.500"
 
 
-def test_a_single_method_is_not_the_best_of_any(tmp_path):
+def test_single_method_is_not_bold(tmp_path):
     make(tmp_path, {"algorithm=fedavg": ((0.5, 0.5), 0.1)})
     assert "textbf" not in latex(SweepDirectory(tmp_path).complete, Layout())
 
 
-def test_flags_of_the_report(tmp_path, capsys):
+def test_report_has_flags_for_the_table(tmp_path, capsys):
     make(tmp_path, METHODS)
     assert (
         call(
@@ -184,26 +157,18 @@ def test_flags_of_the_report(tmp_path, capsys):
     assert "figures.format=jpg: must be one of png, pdf, svg" in capsys.readouterr().err
 
 
-def test_a_named_sweep_keeps_the_table_beside_the_print_unless_asked(tmp_path):
+def test_named_sweep_has_published_values_unless_a_layout_is_given(tmp_path):
     SweepDirectory(tmp_path).mark("fedntd_table1")
-    make(
-        tmp_path,
-        {
-            f"experiment=fedntd/cifar10_s2 algorithm={a}": ((0.5,), 0.1)
-            for a in ("fedavg", "fedntd")
-        },
-    )
+    for name in ("fedavg", "fedntd"):
+        make(tmp_path, {f"experiment=fedntd/cifar10_s2 algorithm={name}": ((0.5,), 0.1)})
     write_tables(tmp_path)
     assert "[40.14 (0.59)]" in (tmp_path / "table.tex").read_text()
     write_tables(tmp_path, asked=Layout(metrics=("accuracy",)))
-    assert [row[0] for row in body((tmp_path / "table.tex").read_text())] == [
-        "",
-        "FedAvg",
-        "FedNTD",
-    ]
+    rows = body((tmp_path / "table.tex").read_text())
+    assert [row[0] for row in rows] == ["", "FedAvg", "FedNTD"]
 
 
-def test_names_are_escaped(tmp_path):
+def test_names_are_escaped_for_latex(tmp_path):
     make(
         tmp_path, {"algorithm=a_b note=5%": ((0.5,), 0.1), "algorithm=b note=#{x}$": ((0.4,), 0.1)}
     )
@@ -211,8 +176,8 @@ def test_names_are_escaped(tmp_path):
     assert heads[1:] == [r"a\_b note=5\%", r"b note=\#\{x\}\$"]
 
 
-def test_measures_of_several_kinds_of_runs_have_columns_where_they_are(tmp_path):
-    """A stream of tasks in one setting, none in the other."""
+def test_each_setting_has_the_measures_of_its_runs(tmp_path):
+    """One setting is continual learning, the other is not."""
     tasks = {"average_accuracy": 0.6, "task_forgetting": 0.2}
     for name in ("fedavg", "fedntd"):
         make_run(tmp_path, ["experiment=a", f"algorithm={name}"], accuracy=0.5)
@@ -225,13 +190,12 @@ def test_measures_of_several_kinds_of_runs_have_columns_where_they_are(tmp_path)
     ]
 
 
-def test_names_are_sorted_by_value():
+def test_numbers_in_names_are_sorted_by_value():
     assert ordered(["mu=10", "mu=9", "", "mu=0.5"]) == ["", "mu=0.5", "mu=9", "mu=10"]
 
 
-def test_names_as_they_are_shown():
-    """Methods by their papers' names, numbers that a search has drawn with three digits, or with as
-    many as keep them apart. What a user types is short enough."""
+def test_displayed_names():
+    """Long numbers, as from a search, have three digits, or as many as keep names different."""
     assert displayed(["fedavg", "moon mu=0.00125", "cfed_c", "mine"]) == [
         "FedAvg",
         "MOON mu=0.00125",
@@ -245,9 +209,9 @@ def test_names_as_they_are_shown():
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not any(map(shutil.which, COMPILERS)), reason="no LaTeX here")
+@pytest.mark.skipif(not any(map(shutil.which, COMPILERS)), reason="needs LaTeX")
 @pytest.mark.parametrize("transpose", [False, True])
-def test_a_real_latex_compiles_it(tmp_path, transpose):
+def test_latex_compiles_the_table(tmp_path, transpose):
     make(
         tmp_path,
         {

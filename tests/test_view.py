@@ -1,5 +1,4 @@
-"""`fedexp view`: what is in the page, that its data cannot break out of it, and that a
-browser shows it."""
+"""Test the page of `fedexp view`: its data, their escaping, and what a browser shows."""
 
 import base64
 import json
@@ -77,7 +76,7 @@ def write_sweep(
 
 
 def add_augmented(directory: Path) -> list[float]:
-    """A second view with half of every accuracy; those of the first, class by class."""
+    """Add a second test view with half of each accuracy; return the accuracies of the first."""
     table = pd.read_csv(directory / "class_accuracy.csv")
     table.assign(accuracy=table["accuracy"] / 2).to_csv(
         directory / "class_accuracy_augmented.csv", index=False
@@ -86,7 +85,7 @@ def add_augmented(directory: Path) -> list[float]:
 
 
 def page_data(page: str) -> dict:
-    """The data as the browser reads them."""
+    """Return the data of a page as the browser reads them."""
     return json.loads(page.partition('type="application/json">')[2].partition("</script>")[0])
 
 
@@ -97,7 +96,7 @@ def level(value: float) -> int:
 # --- the data
 
 
-def test_a_sweep(tmp_path):
+def test_page_has_the_results_of_a_sweep(tmp_path):
     sweep = write_sweep(tmp_path / "mine")
     data = page_data(render(collect([sweep])))
     assert (data["title"], len(data["runs"])) == ("mine", 8)
@@ -120,15 +119,15 @@ def test_a_sweep(tmp_path):
     assert data["classes"][run["heat"]["classes"]] == ["class 0", "class 1", "class 2"]
 
 
-def test_the_configuration_differences_first(tmp_path):
+def test_differing_options_come_first(tmp_path):
     keys = collect([write_sweep(tmp_path / "mine", seeds=1)])["keys"]
     assert [key["key"] for key in keys if "of" in key] == ["alpha", "choices.algorithm"]
     assert keys[0] == {"key": "alpha", "values": ["0.1", "1"], "of": [0, 1, 0, 1]}
     assert {"key": "local.epochs", "values": ["5"]} in keys
 
 
-def test_tables_are_those_of_the_report(tmp_path):
-    """Each number of table.csv and rounds_to_target.csv; columns that say nothing are left out."""
+def test_tables_equal_those_of_the_report(tmp_path):
+    """Columns without information are omitted."""
     sweep = write_sweep(tmp_path / "mine")
     write_tables(sweep)
     (table,) = collect([sweep])["tables"]
@@ -147,14 +146,14 @@ def test_tables_are_those_of_the_report(tmp_path):
     assert table["means"]["best"]["forgetting"] == [0, 1, 2, 3], "equal"
 
 
-def test_what_diverged_is_counted_where_something_did(tmp_path):
+def test_diverged_runs_are_counted_if_there_are_any(tmp_path):
     sweep = write_sweep(tmp_path / "mine")
     assert "diverged" not in collect([sweep])["tables"][0]["means"]["columns"]
     change_summary(sweep / "fedntd_1_1", status="diverged")
     assert collect([sweep])["tables"][0]["means"]["columns"][-2:] == ["n", "diverged"]
 
 
-def test_a_named_sweep_beside_the_print(tmp_path):
+def test_named_sweep_is_compared_with_published_values(tmp_path):
     sweep = tmp_path / "fedntd_table1"
     for seed in ("0", "1"):
         write_run(
@@ -193,7 +192,7 @@ def test_single_runs_and_several_directories(tmp_path, capsys):
     assert (sweep / "view.html").exists(), "the directory that they share"
 
 
-def test_what_is_missing_damaged_or_failed_is_said(tmp_path):
+def test_page_lists_missing_and_damaged_files_and_failed_runs(tmp_path):
     sweep = write_sweep(tmp_path / "mine", alphas=["1"], seeds=3)
     (sweep / "fedavg_1_0/class_accuracy.csv").unlink()
     (sweep / "fedavg_1_1/summary.json").write_text('{"status": "comp')
@@ -223,19 +222,19 @@ def test_what_is_missing_damaged_or_failed_is_said(tmp_path):
     assert runs["went_wrong"] == runs["went_wrong"] | failed
 
 
-def test_a_command_can_be_pasted_into_a_shell(tmp_path):
-    """The run may be somebody else's."""
+def test_command_is_quoted_for_a_shell(tmp_path):
+    """The run may come from another person."""
     path = write_run(tmp_path / "run", {"tracker.name": "$(touch stolen); x", "seed": "1"})
     (run,) = collect([path])["runs"]
     assert run["command"] == "fedexp 'tracker.name=$(touch stolen); x' seed=1"
 
 
-def test_long_runs_are_thinned_and_it_is_said(tmp_path):
+def test_long_runs_are_thinned(tmp_path):
     (run,) = collect([write_run(tmp_path / "long", {}, rounds=700, classes=30)])["runs"]
     assert run["every"] == 3
     assert len(run["curves"]["test_accuracy"]) <= MOST_POINTS + 1
     assert run["heat"]["every"] == 2
-    assert len(base64.b64decode(run["heat"]["data"])) == 30 * 351, "the last round is always there"
+    assert len(base64.b64decode(run["heat"]["data"])) == 30 * 351, "with the last round"
 
 
 def test_runs_are_named_by_the_options_in_which_they_differ(tmp_path):
@@ -252,16 +251,16 @@ def test_runs_are_named_by_the_options_in_which_they_differ(tmp_path):
     assert [run["method"] for run in data["runs"]] == [2, 0, 1, None]
 
 
-def test_the_data_cannot_leave_their_element(tmp_path):
+def test_data_cannot_end_their_element(tmp_path):
     run = write_run(tmp_path / "bad", {"note": NASTY}, names=[NASTY, "b", "c"])
     data = collect([run])
     page = render(data | {"title": NASTY})
-    assert page.count("</script>") == 2, "that of the data and that of the script"
+    assert page.count("</script>") == 2, "of the data and of the script"
     assert "<img" not in page
     assert page_data(page)["classes"] == [[NASTY, "b", "c"]]
 
 
-def test_the_page_has_no_address(tmp_path):
+def test_page_refers_to_no_address(tmp_path):
     page = render(collect([write_run(tmp_path / "run", {})]))
     for address in ("http:", "https:", "//cdn", "@import", "src=", "url("):
         assert address not in page.replace("http://www.w3.org/2000/svg", ""), address
@@ -270,7 +269,7 @@ def test_the_page_has_no_address(tmp_path):
 # --- the command
 
 
-def test_writes_the_page_and_says_where(tmp_path, capsys, monkeypatch):
+def test_command_prints_the_path_of_the_page(tmp_path, capsys, monkeypatch):
     opened = []
     monkeypatch.setattr("webbrowser.open", opened.append)
     sweep = write_sweep(tmp_path / "mine", seeds=1)
@@ -281,7 +280,7 @@ def test_writes_the_page_and_says_where(tmp_path, capsys, monkeypatch):
 
 
 @pytest.mark.parametrize("case", ["missing", "a file", "empty", "unwritable"])
-def test_bad_input(case, tmp_path, capsys):
+def test_unusable_paths_are_refused(case, tmp_path, capsys):
     sweep = write_sweep(tmp_path / "sweeps" / "mine", seeds=1, alphas=["1"])
     (tmp_path / "empty").mkdir()
     (tmp_path / "taken").mkdir()
@@ -302,9 +301,8 @@ def test_bad_input(case, tmp_path, capsys):
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_the_selector_of_test_images_has_both_heat_maps(tmp_path):
-    """Its two values are the names of a run's heat maps in the data; a run of one view has the
-    first alone."""
+def test_both_test_views_have_heat_maps(tmp_path):
+    """The values of the selector are the names of a run's heat maps in the data."""
     sweep = write_sweep(tmp_path / "mine", seeds=1)
     accuracies = add_augmented(sweep / "fedavg_0.1_0")
     call("view", [str(sweep)])
@@ -327,8 +325,7 @@ def test_the_selector_of_test_images_has_both_heat_maps(tmp_path):
 
 @pytest.fixture(scope="module")
 def shown(tmp_path_factory):
-    """A browser at the page of a sweep with hostile names, a run that diverged, one that failed,
-    one without files."""
+    """Open the page of a sweep with hostile names, a diverged run and a failed run."""
     folder = tmp_path_factory.mktemp("view")
     sweep = write_sweep(folder / "mine", algorithms=["fedavg", "fedntd"], seeds=3, classes=4)
     write_run(
@@ -352,9 +349,7 @@ def shown(tmp_path_factory):
 
 browser = [
     pytest.mark.slow,
-    pytest.mark.skipif(
-        find_chromium() is None, reason="no chromium here (apt-get install chromium)"
-    ),
+    pytest.mark.skipif(find_chromium() is None, reason="needs chromium (apt-get install chromium)"),
 ]
 
 
@@ -382,10 +377,10 @@ def texts(page: Page, selector: str) -> list[str]:
     return page.run(f"[...document.querySelectorAll({selector!r})].map(node => node.textContent)")
 
 
-class TestInABrowser:
+class TestInBrowser:
     pytestmark = browser
 
-    def test_shows_everything_and_asks_for_nothing(self, shown):
+    def test_page_is_shown_without_requests(self, shown):
         assert "15 runs" in shown.run("document.querySelector('#about').textContent")
         assert texts(shown, "#statuses button") == ["13 completed", "1 diverged", "1 failed"]
         assert len(texts(shown, "#runs tbody tr")) == 15
@@ -393,8 +388,7 @@ class TestInABrowser:
         assert [address.split(":")[0] for address in shown.requests] == ["file"]
         assert shown.errors == []
 
-    def test_the_personal_accuracy_of_a_run_is_beside_its_accuracy(self, shown):
-        """Where a run of the page has one; other columns that no run has are left out."""
+    def test_columns_are_shown_if_a_run_has_them(self, shown):
         heads = texts(shown, "#runs thead th")
         assert "validation" not in heads
         column = heads.index("personal")
@@ -402,7 +396,7 @@ class TestInABrowser:
         assert sorted(set(cells)) == sorted(["0.8125", "–"])
         assert cells[texts(shown, "#runs button.link").index("fedntd_0.1_1")] == "0.8125"
 
-    def test_hostile_text_is_text(self, shown):
+    def test_hostile_text_is_shown_as_text(self, shown):
         click(shown, "#runs button.link", "broken")
         assert NASTY in shown.run("document.querySelector('#details').textContent")
         shown.run("document.querySelector('#details').close()")
@@ -411,14 +405,14 @@ class TestInABrowser:
         assert shown.run("document.images.length") == 0
         assert shown.run("document.scripts.length") == 2
 
-    def test_selectors(self, shown):
+    def test_selectors_change_the_curves(self, shown):
         choose(shown, "#setting", "0")  # alpha=0.1
         lines = "#curves .charts .panel:first-child path[stroke-dasharray]"
         assert len(texts(shown, lines)) == 2
         assert len(texts(shown, "#heat canvas")) == 2
         choose(shown, "#seeds", "lines")
         assert len(texts(shown, lines)) == 6
-        choose(shown, "#setting", "1")  # alpha=1: moon too, with a cross at its end
+        choose(shown, "#setting", "1")  # alpha=1: also MOON, which ends with a cross
         assert len(texts(shown, lines)) == 3 + 3 + 2
         choose(shown, "#seeds", "band")
         assert len(texts(shown, lines)) == 2 + 2
@@ -428,8 +422,8 @@ class TestInABrowser:
         click(shown, "#methods button", "all")
         assert shown.errors == []
 
-    def test_the_test_images_are_chosen(self, shown):
-        """Half of every accuracy in the second view: another picture for the run that has it."""
+    def test_test_view_can_be_chosen(self, shown):
+        """The second view has half of each accuracy."""
         choose(shown, "#setting", "0")
         choose(shown, "#seed", "0")
         show(shown, "#heat")
@@ -444,8 +438,7 @@ class TestInABrowser:
         choose(shown, "#seed", "mean")
 
     def test_heat_maps_have_the_colours_of_their_values(self, shown):
-        """A cell of the best class is as bright as the scale says: viridis at 0 and at its
-        value."""
+        """The colours are those of viridis."""
         choose(shown, "#setting", "0")
         show(shown, "#heat")
         look = (
@@ -462,14 +455,14 @@ class TestInABrowser:
         assert shown.run(look.format(row=60)) != raw
         choose(shown, "#scale", "raw")
 
-    def test_finds_runs(self, shown):
+    def test_search_finds_runs(self, shown):
         choose(shown, "#find", "fedntd alpha=1 seed=2", "input")
         assert texts(shown, "#runs tbody tr:not([hidden]) button.link") == ["fedntd_1_2"]
         assert texts(shown, "#found") == ["1 of 15 runs"]
         shown.run("document.querySelector('#statuses button.diverged').click()")
         assert texts(shown, "#runs tbody tr:not([hidden]) button.link") == ["off"]
 
-    def test_by_keyboard(self, shown):
+    def test_page_can_be_used_with_the_keyboard(self, shown):
         choose(shown, "#setting", "0")
         shown.run("document.querySelector('#setting').focus()")
         shown.press("ArrowDown")
@@ -490,8 +483,8 @@ class TestInABrowser:
         assert shown.run("document.querySelector('#tip').textContent").startswith("round 1")
 
     @pytest.mark.parametrize("dark", [False, True])
-    def test_fits_a_phone_and_is_readable(self, shown, dark):
-        """No sideways scrolling; text against its ground by at least 4.5 (WCAG AA)."""
+    def test_page_fits_a_phone_with_readable_colours(self, shown, dark):
+        """The contrast of text is at least 4.5 (WCAG AA)."""
         shown.look(390, 800, dark)
         assert shown.run("document.documentElement.scrollWidth") <= 390
         contrast = """(() => {
@@ -514,7 +507,7 @@ class TestInABrowser:
         assert lines >= 3, "graphics"
         shown.look(1200, 900)
 
-    def test_the_address_keeps_the_view(self, shown, tmp_path):
+    def test_address_restores_the_selection(self, shown, tmp_path):
         source = shown.run("decodeURI(location.pathname)")
         page = shutil.copy(source, tmp_path / "copy.html")
         shown.open(Path(page), "#setting=1&seeds=lines&scale=normalised&hidden=0")
@@ -528,10 +521,9 @@ class TestInABrowser:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(find_chromium() is None, reason="no chromium here (apt-get install chromium)")
-def test_stays_fast_with_300_runs(tmp_path):
-    """Size of the file; seconds of the page's thread (CPU, not the clock of a busy machine) to load
-    and to switch."""
+@pytest.mark.skipif(find_chromium() is None, reason="needs chromium (apt-get install chromium)")
+def test_page_is_fast_with_300_runs(tmp_path):
+    """Times are CPU seconds of the page's thread."""
     algorithms = ["fedavg", "fedntd", "fedprox", "moon", "scaffold", "fednova"]
     sweep = write_sweep(
         tmp_path / "big", algorithms, [str(a / 10) for a in range(1, 11)], 5, rounds=60, classes=10

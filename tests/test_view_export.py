@@ -1,5 +1,4 @@
-"""What leaves a page of `fedexp view`, in a real browser: overlays, charts as SVG and CSV, the page
-on paper."""
+"""Test overlays, exported charts and the print version of a page of `fedexp view` in a browser."""
 
 import base64
 import io
@@ -18,7 +17,7 @@ pytestmark = browser
 
 @pytest.fixture(scope="module")
 def shown(tmp_path_factory):
-    """A browser at the page of a sweep over alpha, with a hostile name in it."""
+    """Open the page of a sweep over alpha that has a hostile name."""
     sweep = write_sweep(
         tmp_path_factory.mktemp("view") / "mine",
         algorithms=["fedavg", "fedntd"],
@@ -39,7 +38,7 @@ def shown(tmp_path_factory):
 
 
 def saved(page: Page, kind: str, panel: int = 0) -> str:
-    """The file that a button of a chart offers."""
+    """Return the file that a button of a chart offers."""
     page.run("URL.createObjectURL = (blob) => { window.offered = blob; return 'blob:none'; }")
     page.run("HTMLAnchorElement.prototype.click = function () { window.fileName = this.download; }")
     page.run(
@@ -49,9 +48,8 @@ def saved(page: Page, kind: str, panel: int = 0) -> str:
     return page.run("window.offered.text()")
 
 
-def test_all_values_of_a_parameter_in_one_chart(shown):
-    """Two methods at alpha 0.1 and 1, and one at 1 alone: the lines of an overlay, each with a look
-    of its own."""
+def test_overlay_shows_all_values_of_a_parameter(shown):
+    """Each line has its own colour and dashes."""
     choose(shown, "#setting", "overlay")
     assert shown.run("document.querySelectorAll('#curves .panel').length") == 2  # left and right
     named = texts(shown, "#curves .panel:first-child .legend span")
@@ -74,8 +72,8 @@ def test_all_values_of_a_parameter_in_one_chart(shown):
     assert shown.errors == []
 
 
-def test_a_chart_leaves_the_page_as_numbers(shown):
-    """The CSV has the points of the chart; hostile names stay texts, also for a spreadsheet."""
+def test_csv_has_the_points_of_the_chart(shown):
+    """Hostile names are no formulas for a spreadsheet."""
     choose(shown, "#setting", "0")
     table = pd.read_csv(io.StringIO(saved(shown, "CSV")))
     assert shown.run("window.fileName").endswith("test_accuracy.csv")
@@ -92,16 +90,17 @@ def test_a_chart_leaves_the_page_as_numbers(shown):
     assert cells == ["'=1+1", "'@x", "'-2", '"a,b"', '"a""b"', "3"]
 
 
-def test_a_chart_leaves_the_page_as_a_picture(shown):
-    """The SVG is well-formed with any name, has axes, title and legend, and needs nothing of the
-    page."""
+def test_svg_is_complete_and_well_formed(shown):
+    """It has axes, title and legend, and does not depend on the page."""
     for setting in ("0", "overlay"):
         choose(shown, "#setting", setting)
         text = saved(shown, "SVG")
         root = ElementTree.fromstring(text)
-        said = ["".join(node.itertext()) for node in root.iter("{http://www.w3.org/2000/svg}text")]
+        shown_texts = [
+            "".join(node.itertext()) for node in root.iter("{http://www.w3.org/2000/svg}text")
+        ]
         names = shown.run("linesOf(shownSettings(), state.left).map((line) => line.name)")
-        assert {"round", "test accuracy", *names} <= set(said)
+        assert {"round", "test accuracy", *names} <= set(shown_texts)
         assert "var(" not in text
         assert "<script" not in text
         assert not [
@@ -110,8 +109,8 @@ def test_a_chart_leaves_the_page_as_a_picture(shown):
     choose(shown, "#setting", "0")
 
 
-def test_the_page_prints_whole(shown):
-    """On paper nothing is cut off, folded or not yet drawn, and no button of a screen is left."""
+def test_printed_page_is_complete(shown):
+    """It shows all parts, and no buttons."""
     shown.run("dispatchEvent(new Event('beforeprint'))")
     shown.call("Emulation.setEmulatedMedia", media="print")
     shown.settle()
