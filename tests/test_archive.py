@@ -52,14 +52,14 @@ def folder(tmp_path) -> Path:
 
 
 @pytest.mark.parametrize("name", ["x.tar", "x.tar.gz", "x.zip"])
-def test_files_and_folders_arrive(name, folder, tmp_path):
+def test_unpack_writes_all_files(name, folder, tmp_path):
     (folder / "set").mkdir()  # of an earlier attempt
     (folder / "set" / "a.txt").write_bytes(b"half")
     unpack(write_archive(tmp_path / name, FILES), folder)
     assert below(folder) == FILES
 
 
-def test_a_single_file_arrives(folder, tmp_path):
+def test_unpack_gz_file(folder, tmp_path):
     (tmp_path / "labels-idx1-ubyte.gz").write_bytes(gzip.compress(b"abc" * 1000))
     unpack(tmp_path / "labels-idx1-ubyte.gz", folder)
     assert below(folder) == {"labels-idx1-ubyte": b"abc" * 1000}
@@ -67,7 +67,7 @@ def test_a_single_file_arrives(folder, tmp_path):
 
 @pytest.mark.parametrize("name", ["../keep.txt", "a/../../keep.txt", "/fedexp-never"])
 @pytest.mark.parametrize("suffix", ["tar", "zip"])
-def test_nothing_is_written_outside(name, suffix, folder, tmp_path):
+def test_unpack_writes_nothing_outside(name, suffix, folder, tmp_path):
     made = write_archive(tmp_path / f"x.{suffix}", {name: b"stolen"})
     try:
         unpack(made, folder)
@@ -93,7 +93,7 @@ def test_links_that_leave_the_folder_and_devices_are_refused(info, folder, tmp_p
     assert below(folder) == {}
 
 
-def test_a_link_in_a_zip_is_a_file_with_its_target_as_text(folder, tmp_path):
+def test_zip_links_become_text_files(folder, tmp_path):
     info = zipfile.ZipInfo("link")
     info.external_attr = 0o120777 << 16
     with zipfile.ZipFile(tmp_path / "x.zip", "w") as packed:
@@ -105,9 +105,7 @@ def test_a_link_in_a_zip_is_a_file_with_its_target_as_text(folder, tmp_path):
 
 @pytest.mark.parametrize("name", ["x.tar", "x.tar.gz", "x.zip", "x.gz"])
 @pytest.mark.parametrize("content", [b"<html>not found</html>", b"\x1f\x8b\x08", b"PK\x03\x04"])
-def test_an_archive_that_cannot_be_unpacked_is_one_message_and_nothing_is_left(
-    name, content, folder
-):
+def test_damaged_archives_are_refused(name, content, folder):
     """Also where its md5 is the right one."""
     (folder / name).write_bytes(content)
 

@@ -76,7 +76,7 @@ def fast(
 
 
 @pytest.mark.parametrize("padding_mode", ["zero", "reflect"])
-def test_every_crop_and_flip_is_torchvisions(padding_mode):
+def test_crop_and_flip_equal_torchvision(padding_mode):
     aug = Augmentation(**{**OFF, "crop_padding": 4, "padding_mode": padding_mode, "flip": True})
     positions = list(itertools.product(range(9), range(9), range(2)))
     images = make_images(len(positions), side=12)
@@ -110,7 +110,7 @@ def test_fedntd_hole_covers_eight_rows_above_and_seven_below():
 
 @pytest.mark.parametrize("degrees", [-180.0, -90.0, -15.0, -0.4, 0.0, 3.7, 15.0, 90.0])
 @pytest.mark.parametrize("side", [28, 33])
-def test_rotation_is_torchvisions(degrees, side):
+def test_rotation_equals_torchvision(degrees, side):
     aug = Augmentation(**{**OFF, "rotation": 180.0})
     images = make_images(3, side=side)
     draws = torch.zeros(3, DRAWS, dtype=torch.int64)
@@ -121,7 +121,7 @@ def test_rotation_is_torchvisions(degrees, side):
     assert different.float().mean() < 0.003
 
 
-def test_all_parts_together_in_the_published_order():
+def test_all_transforms_equal_torchvision():
     aug = Augmentation(**{**CIFAR, "rotation": 15.0})
     images = make_images(40)
     draws = torch.from_numpy(aug.draw(np.random.default_rng(3), 40, 32, 32))
@@ -150,7 +150,7 @@ def test_vmap_equals_a_loop_and_a_leading_dimension(options):
 
 
 @pytest.mark.parametrize("channels", [1, 3])
-def test_without_draws_it_is_to_tensor_and_normalize(channels):
+def test_without_augmentation_equals_torchvision(channels):
     normalise = Normalise(
         mean=NORMALISE.mean[:channels], std=NORMALISE.std[:channels], max_value=16
     )
@@ -177,7 +177,7 @@ def test_types_and_memory():
         torch.testing.assert_close(out.double(), exact, rtol=tolerance, atol=tolerance)
 
 
-def test_draws_reach_every_value_and_no_other():
+def test_draws_cover_their_range():
     aug = Augmentation(**{**CIFAR, "rotation": 0.01})
     draws = aug.draw(np.random.default_rng(0), 4000, 20, 24)
     assert draws.dtype == np.int64

@@ -137,9 +137,7 @@ def change(path: Path) -> None:
 
 
 @pytest.mark.parametrize(("name", "overrides", "write", "naming"), SETS)
-def test_every_file_that_a_data_set_reads_counts(
-    name, overrides, write, naming, tmp_path, recorded
-):
+def test_mark_covers_every_file_that_is_read(name, overrides, write, naming, tmp_path, recorded):
     write(tmp_path)
     source = source_of(name, overrides, tmp_path)
     recorded.clear()
@@ -160,7 +158,7 @@ def test_every_file_that_a_data_set_reads_counts(
         before = now
 
 
-def test_mnist_counts_its_four_files(mnist_files, tmp_path):  # noqa: F811
+def test_mnist_mark_covers_four_files(mnist_files, tmp_path):  # noqa: F811
     write_raw(tmp_path / "MNIST/raw", mnist_files)
     source = dataset("mnist", tmp_path)
     (mark,) = origin.current_marks({}, {"dataset": source}).values()
@@ -181,7 +179,7 @@ def files_in(folder: Path) -> list[SourceFile]:
     return [SourceFile.of(path) for path in folder.rglob("*") if path.is_file()]
 
 
-def test_files_are_read_again_only_where_a_size_or_time_has_changed(read, tmp_path):
+def test_unchanged_files_are_not_read_again(read, tmp_path):
     for name in ("a/1", "a/2", "b/1"):
         path = tmp_path / "set" / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -209,7 +207,7 @@ def test_files_are_read_again_only_where_a_size_or_time_has_changed(read, tmp_pa
     assert count_changed_files(now, later, str(tmp_path / "none")) is None
 
 
-def test_a_mark_that_somebody_else_wrote_leads_to_no_file(tmp_path):
+def test_malformed_marks_name_no_file(tmp_path):
     for odd in ("../../x", "*", "x (bytes ../../etc/passwd)", "x (bytes *)", ""):
         assert count_changed_files(odd, odd, str(tmp_path)) is None
         assert checksums(odd) == []
@@ -231,7 +229,7 @@ def note(directory: Path, config: dict, found: dict[str, str]) -> None:
     origin.record(directory, config, make_simulation().runtime.data, found)
 
 
-def test_the_fingerprint_counts_bytes(tmp_path):
+def test_fingerprint_depends_on_bytes(tmp_path):
     config = photos(tmp_path)
     before, found = fingerprint(config), data_marks(config)
     change(tmp_path / "photos/train/a/000.png")
@@ -239,7 +237,7 @@ def test_the_fingerprint_counts_bytes(tmp_path):
     assert fingerprint(with_recorded_marks(config, found)) == before
 
 
-def test_changed_data_are_refused_or_noted(tmp_path, caplog):
+def test_changed_data_are_refused_unless_accepted(tmp_path, caplog):
     config, directory = photos(tmp_path), tmp_path / "run"
     first = origin.current_marks(config, {})
     note(directory, config, first)
@@ -266,7 +264,7 @@ def test_changed_data_are_refused_or_noted(tmp_path, caplog):
         origin.check_data(directory, origin.current_marks(config, {}), config)
 
 
-def test_relative_paths_of_a_resumed_run_begin_where_it_began(tmp_path, monkeypatch):
+def test_resume_resolves_relative_paths_from_the_first_directory(tmp_path, monkeypatch):
     """Unless they are typed anew, or nothing is there any more."""
     for folder in ("there/photos", "there/data", "here/data"):
         (tmp_path / folder).mkdir(parents=True)
@@ -287,7 +285,7 @@ def test_relative_paths_of_a_resumed_run_begin_where_it_began(tmp_path, monkeypa
     assert paths("data_dir") == ("data", "photos")
 
 
-def test_what_an_attempt_without_rounds_has_noted_is_of_no_run(tmp_path):
+def test_record_of_an_attempt_without_rounds_is_ignored(tmp_path):
     directory, data = tmp_path, make_simulation().runtime.data
     marks = [{"dataset.files": f"2 files (bytes {digit * 16})"} for digit in "01"]
     odd = {"way": {"precision": math.nan}, "directory": math.nan, "marks": marks[0]}
@@ -301,7 +299,7 @@ def test_what_an_attempt_without_rounds_has_noted_is_of_no_run(tmp_path):
 
 
 @pytest.mark.parametrize("key", ["dataset.root", "dataset.files"])
-def test_a_run_elsewhere_on_other_data_does_not_stand_for_a_job(key, tmp_path):
+def test_run_on_other_data_is_not_reused(key, tmp_path):
     """It is found again by what it noted; a run that noted nothing counts."""
     config = photos(tmp_path) if key.endswith("root") else {"dataset": {"name": "news"}}
     now = data_marks(config) or {key: "2 files (bytes 0123456789abcdef)"}
@@ -321,7 +319,7 @@ def test_a_run_elsewhere_on_other_data_does_not_stand_for_a_job(key, tmp_path):
     assert run_reuse.find_reusable(job, config, marks=lambda: now) is None
 
 
-def test_a_data_dir_that_cannot_be_written_costs_only_time(read, tmp_path):
+def test_marks_need_no_writable_data_dir(read, tmp_path):
     (tmp_path / ".fedexp_cache").write_text("a file in the way")
     (tmp_path / "x").write_text("1")
     found = [content_mark(lambda: files_in(tmp_path), str(tmp_path)) for _ in range(2)]
@@ -329,7 +327,7 @@ def test_a_data_dir_that_cannot_be_written_costs_only_time(read, tmp_path):
     assert len(read) == 4
 
 
-def test_a_run_that_noted_no_bytes_is_resumed_and_notes_them(tmp_path):
+def test_resume_records_missing_marks(tmp_path):
     """Nothing can be said of its data; those of the rounds from here on are known."""
     config = photos(tmp_path)
     for former in ({}, {"dataset.root": "8 files 0123456789abcdef"}):
@@ -342,7 +340,7 @@ def test_a_run_that_noted_no_bytes_is_resumed_and_notes_them(tmp_path):
         assert origin.recorded_marks(directory) == now
 
 
-def test_files_that_no_option_names_count_in_what_a_run_notes(tmp_path):
+def test_fingerprint_depends_on_recorded_files(tmp_path):
     found = []
     for digits in ("0" * 16, "1" * 16):
         note(tmp_path / digits, {}, {"dataset.files": f"2 files (bytes {digits})"})

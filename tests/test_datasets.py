@@ -128,7 +128,7 @@ PUBLISHED = {
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_option_builds_under_its_own_name(name, tmp_path):
+def test_every_data_set_option_builds(name, tmp_path):
     built = dataset(name, tmp_path)
     assert built.name == name
     assert built.data_dir == str(tmp_path)
@@ -136,7 +136,7 @@ def test_every_option_builds_under_its_own_name(name, tmp_path):
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_pre_processing_is_the_published_one(name, tmp_path):
+def test_preprocessing_equals_published_values(name, tmp_path):
     built = dataset(name, tmp_path)
     mean, std, (padding, mode, flip, cutout) = PUBLISHED[name]
     assert list(built.mean) == mean
@@ -149,7 +149,7 @@ def test_pre_processing_is_the_published_one(name, tmp_path):
 # ---- digits ----
 
 
-def test_digits_is_scikit_learns_set_split_by_class(tmp_path):
+def test_digits_equals_scikit_learn(tmp_path):
     from sklearn.datasets import load_digits
 
     data, again = load("digits", tmp_path), load("digits", tmp_path)
@@ -218,15 +218,13 @@ def check_mnist(data: ImageData) -> None:
 
 
 @pytest.mark.parametrize("compressed", [False, True])
-def test_mnist_files_put_there_by_hand_need_no_network(
-    compressed, mnist_files, no_network, tmp_path
-):
+def test_existing_mnist_files_need_no_network(compressed, mnist_files, no_network, tmp_path):
     write_raw(tmp_path / "MNIST" / "raw", mnist_files, compressed)
     check_mnist(load("mnist", tmp_path))
     assert no_network == []
 
 
-def test_jobs_that_need_the_same_files_at_once_fetch_them_once(mnist_files, tmp_path, caplog):
+def test_concurrent_jobs_download_files_once(mnist_files, tmp_path, caplog):
     write_raw(tmp_path / "web", mnist_files, compressed=True)
     logged = caplog.at_level(logging.INFO, "fedexp")
     with web_folder(tmp_path / "web") as address, logged, ThreadPoolExecutor(3) as pool:
@@ -246,7 +244,7 @@ def test_a_download_with_a_wrong_md5_is_not_used(mnist_files, tmp_path):
     assert not (tmp_path / "data" / "MNIST" / "raw" / "t10k-labels-idx1-ubyte").exists()
 
 
-def test_without_network_one_message_says_what_to_do(no_network, tmp_path):
+def test_download_failure_lists_files_and_md5(no_network, tmp_path):
     with pytest.raises(ConfigError) as error:
         load("mnist", tmp_path)
     message = str(error.value)
@@ -258,7 +256,7 @@ def test_without_network_one_message_says_what_to_do(no_network, tmp_path):
     assert len({url.split("/")[2] for url in no_network}) == 2
 
 
-def test_images_and_labels_of_different_number_are_refused(mnist_files, tmp_path):
+def test_unequal_numbers_of_images_and_labels_are_refused(mnist_files, tmp_path):
     files = {**mnist_files, "train-labels-idx1-ubyte": idx_bytes(np.zeros(5, np.uint8))}
     write_raw(tmp_path / "MNIST" / "raw", files)
     with pytest.raises(ConfigError, match="6 images and 5 labels"):
@@ -309,9 +307,7 @@ def check_cifar(data: ImageData) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:Python 3.14 will:DeprecationWarning")
-def test_cifar_archive_from_a_mirror_or_put_there_by_hand(
-    cifar_archive, no_network, tmp_path, monkeypatch
-):
+def test_cifar_archive_is_unpacked_and_checked(cifar_archive, no_network, tmp_path, monkeypatch):
     (tmp_path / "data").mkdir()
     os.link(cifar_archive, tmp_path / "data" / cifar_archive.name)
     check_cifar(load("cifar10", tmp_path / "data"))
@@ -360,7 +356,7 @@ def write_leaf(folder: Path, **files: str) -> None:
         (folder / f"{name}.json").write_text(text)
 
 
-def test_femnist_reads_leafs_files_and_numbers_the_writers(tmp_path):
+def test_femnist_numbers_writers_by_name(tmp_path):
     a, b, t = pixels(0, 2, 28, 28), pixels(1, 1, 28, 28), pixels(2, 1, 28, 28)
     train, test = tmp_path / "femnist" / "train", tmp_path / "femnist" / "test"
     write_leaf(
@@ -377,7 +373,7 @@ def test_femnist_reads_leafs_files_and_numbers_the_writers(tmp_path):
         assert data.num_classes == 62
 
 
-def test_missing_leaf_files_say_how_to_make_them(tmp_path):
+def test_missing_leaf_files_are_explained(tmp_path):
     with pytest.raises(ConfigError, match=r"femnist/train: has no json files.*preprocess\.sh"):
         load("femnist", tmp_path)
 
@@ -443,7 +439,7 @@ def test_caltech_as_published_is_resized_and_split(no_network, tmp_path):
     assert other.x_test[:, 0, 0, 0].tolist() != data.x_test[:, 0, 0, 0].tolist()
 
 
-def test_cinic_joins_the_valid_images_when_asked(no_network, tmp_path):
+def test_cinic_can_join_validation_images(no_network, tmp_path):
     write_tree(tmp_path / "cinic10", {"cat": 1, "dog": 2}, splits=("train", "valid", "test"))
     assert load("cinic10", tmp_path).y_train.tolist() == [0, 1, 1]
     data = load("cinic10", tmp_path, "dataset.train_splits=[train,valid]")
@@ -459,7 +455,7 @@ def load_folder(tmp_path: Path, *overrides: str) -> ImageData:
     return load("image_folder", tmp_path, f"dataset.root='{tmp_path / 'images'}'", *overrides)
 
 
-def test_grey_palette_and_transparent_images_become_colour_and_back(tmp_path):
+def test_images_are_converted_to_grey_or_colour(tmp_path):
     root = tmp_path / "images"
     colour = pixels(0, 4, 4, 3)
     for split in ("train", "test"):
@@ -477,7 +473,7 @@ def test_grey_palette_and_transparent_images_become_colour_and_back(tmp_path):
     assert np.array_equal(grey.x_train[0, ..., 0].numpy(), pixels(1, 4, 4))
 
 
-def test_a_tree_without_a_test_part_is_split_by_class_and_seed(tmp_path):
+def test_undivided_tree_is_split_by_class_and_seed(tmp_path):
     write_tree(tmp_path, {"a": 10, "b": 20}, splits=("images",))
     with pytest.raises(
         ConfigError,
@@ -500,7 +496,7 @@ def test_a_tree_without_a_test_part_is_split_by_class_and_seed(tmp_path):
     assert not torch.equal(data.x_test, other.x_test)
 
 
-def test_a_tree_with_a_training_part_alone_is_split_too(tmp_path):
+def test_tree_without_test_folder_is_split(tmp_path):
     write_tree(tmp_path / "images", {"a": 5, "b": 5}, splits=("train",))
     with pytest.raises(ConfigError, match=r"images/test: this folder .*dataset\.test_fraction"):
         load_folder(tmp_path)
@@ -510,7 +506,7 @@ def test_a_tree_with_a_training_part_alone_is_split_too(tmp_path):
         load_folder(tmp_path, "dataset.test_fraction=0.4")
 
 
-def test_unequal_sizes_are_refused_by_name_or_resized(tmp_path):
+def test_images_of_unequal_size_are_refused_or_resized(tmp_path):
     write_tree(tmp_path / "images", {"a": 2})
     write_image(tmp_path / "images" / "train" / "a" / "wide.png", np.full((6, 9, 3), 77, np.uint8))
     with pytest.raises(ConfigError, match=r"wide\.png: is 9x6 pixels.*dataset\.size"):
@@ -560,7 +556,7 @@ def entries(data_dir: Path) -> list[Path]:
     return sorted((data_dir / ".fedexp_cache").iterdir())
 
 
-def test_a_changed_added_removed_or_moved_file_is_decoded_again(decoded, tmp_path):
+def test_changed_files_are_decoded_again(decoded, tmp_path):
     root = tmp_path / "images"
     write_tree(root, {"a": 2, "b": 1})
     first, second = load_folder(tmp_path), load_folder(tmp_path)
@@ -578,7 +574,7 @@ def test_a_changed_added_removed_or_moved_file_is_decoded_again(decoded, tmp_pat
     assert len(entries(tmp_path)) == 1  # outdated entries are removed
 
 
-def test_options_have_their_own_entries(decoded, tmp_path):
+def test_each_size_has_a_cache_entry(decoded, tmp_path):
     write_tree(tmp_path / "images", {"a": 2})
     for _ in range(2):
         assert load_folder(tmp_path).shape == (3, 4, 4)
@@ -603,7 +599,7 @@ def test_a_damaged_cache_is_built_again(damage, decoded, tmp_path, caplog):
     assert len([r for r in caplog.records if "cannot be read" in r.message]) == 1
 
 
-def test_a_cache_that_cannot_be_written_costs_one_line(decoded, tmp_path, caplog):
+def test_unwritable_cache_logs_one_warning(decoded, tmp_path, caplog):
     write_tree(tmp_path / "images", {"a": 2})
     (tmp_path / ".fedexp_cache").write_text("a file in the way")
     assert len(load_folder(tmp_path).x_train) == 2

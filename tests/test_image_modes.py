@@ -43,7 +43,7 @@ def expected(mode):
 
 @pytest.mark.parametrize("channels", [1, 3])
 @pytest.mark.parametrize(("mode", "suffix"), FILES)
-def test_a_file_of_each_mode(mode, suffix, channels, tmp_path):
+def test_image_modes_are_converted(mode, suffix, channels, tmp_path):
     path = tmp_path / f"image.{suffix}"
     MODES[mode][0].save(path, **BEST.get(suffix, {}))
     pixels = _read_image(str(path), channels, None)

@@ -37,7 +37,7 @@ def write_emnist(folder: Path, split: str, labels: list[int], packed: bool = Fal
 
 
 @pytest.mark.parametrize(("folder", "packed"), [("raw", False), ("raw", True), ("raw/gzip", True)])
-def test_emnist_is_turned_upright(folder, packed, tmp_path):
+def test_emnist_images_are_transposed(folder, packed, tmp_path):
     x = write_emnist(tmp_path / "EMNIST" / folder, "balanced", [0, 46, 10], packed)
     for _ in range(2):  # decoded, then from the cache
         data = load("emnist", tmp_path)
@@ -47,14 +47,14 @@ def test_emnist_is_turned_upright(folder, packed, tmp_path):
         assert [data.classes[c] for c in data.y_train] == ["0", "t", "A"]
 
 
-def test_the_letters_of_emnist_count_from_one(tmp_path):
+def test_emnist_letters_start_at_one(tmp_path):
     write_emnist(tmp_path / "EMNIST" / "raw", "letters", [1, 26, 2])
     data = load("emnist", tmp_path, "dataset.split=letters")
     assert (data.num_classes, data.y_train.tolist()) == (26, [0, 25, 1])
     assert [data.classes[c] for c in data.y_train] == ["a", "z", "b"]
 
 
-def test_what_is_wrong_with_emnist_is_named(tmp_path, no_network):  # noqa: F811
+def test_wrong_emnist_files_are_refused(tmp_path, no_network):  # noqa: F811
     with pytest.raises(Exception, match=r"dataset.split=leters: .*nearest: 'letters'"):
         dataset("emnist", tmp_path, "dataset.split=leters")
     with pytest.raises(ConfigError, match=r"dataset=emnist: .*\n.*\n  gzip.zip"):
@@ -80,7 +80,7 @@ def write_svhn(folder: Path, split: str, labels: list[int]) -> np.ndarray:
 
 
 @pytest.mark.parametrize("folder", [".", "svhn"])
-def test_svhn_has_its_digit_0_as_10(folder, tmp_path):
+def test_svhn_label_10_is_digit_0(folder, tmp_path):
     train = write_svhn(tmp_path / folder, "train", [10, 1, 9])
     write_svhn(tmp_path / folder, "test", [5, 10])
     data = load("svhn", tmp_path)
@@ -92,7 +92,7 @@ def test_svhn_has_its_digit_0_as_10(folder, tmp_path):
     assert np.array_equal(more.x_train.numpy(), np.concatenate([train, extra]))
 
 
-def test_what_is_wrong_with_svhn_is_named(tmp_path, no_network):  # noqa: F811
+def test_wrong_svhn_files_are_refused(tmp_path, no_network):  # noqa: F811
     with pytest.raises(
         ConfigError, match=r"dataset=svhn: (.|\n)*train_32x32.mat(.|\n)*test_32x32.mat"
     ):
@@ -139,7 +139,7 @@ def test_shakespeare_has_a_client_for_each_role(tmp_path):
         ([], "1 texts but 0 next"),
     ],
 )
-def test_a_broken_file_of_shakespeare_is_named(y, message, tmp_path):
+def test_damaged_shakespeare_files_are_refused(y, message, tmp_path):
     write_roles(tmp_path / "shakespeare" / "test", ROMEO=(["a"], ["b"]))
     with pytest.raises(
         ConfigError, match=r"shakespeare/train: has no json files. Shakespeare cannot.*--tf 0.8"
@@ -152,7 +152,7 @@ def test_a_broken_file_of_shakespeare_is_named(y, message, tmp_path):
         load("shakespeare", tmp_path)
 
 
-def test_the_lstm_is_its_recurrence():
+def test_lstm_equals_its_equations():
     """The published equations, by hand: i, f, g, o = split(W x + U h + b); c = f c + i g; h = o
     tanh(c)."""
     torch.manual_seed(0)
@@ -203,7 +203,7 @@ def test_ag_news_is_read_as_published(tmp_path):
 
 
 @pytest.mark.parametrize("row", ['"5","a","b"', '"1","a"', "class,title,description"])
-def test_a_line_of_ag_news_that_is_none_is_named(row, tmp_path):
+def test_invalid_ag_news_records_are_refused(row, tmp_path):
     write_news(tmp_path / "ag_news", "train", '"1","a","b"', row)
     write_news(tmp_path / "ag_news", "test", '"1","a","b"')
     with pytest.raises(ConfigError, match=r"train.csv, record 2: must be a class from 1 to 4"):

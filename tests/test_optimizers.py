@@ -60,7 +60,7 @@ def local_of(name: str) -> LocalTraining:
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_step_is_torch_s(name):
+def test_step_equals_torch(name):
     """Five steps on a quadratic bowl in float64, by the pure step, in place, and by torch.optim."""
     local, start = local_of(name), {"a": random(3, 2), "b": random(4, seed=1)}
     theirs = list(leaves(start).values())
@@ -85,7 +85,7 @@ def test_step_is_torch_s(name):
 
 
 @pytest.mark.parametrize("name", ["adam", "adamw", "adamax"])
-def test_a_count_on_the_device_corrects_the_bias_as_exactly_as_an_integer(name):
+def test_bias_correction_with_a_step_tensor(name):
     """In fp32, as steps are recorded on a GPU; of 1 - 0.999^2 in fp32 only four digits would be
     right."""
     local, start = local_of(name), {"w": torch.linspace(-1, 1, 7)}
@@ -126,7 +126,7 @@ def test_engines_agree_on_every_optimizer(name, engines):
     ids=lambda value: value["schedule"] if isinstance(value, dict) else "",
 )
 @pytest.mark.parametrize("warmup", [0, 4])
-def test_schedules_are_torch_s(changes, make, warmup):
+def test_schedules_equal_torch(changes, make, warmup):
     """Of 12 rounds, with and without torch's LinearLR before it."""
     rounds, local = 12, replace(LOCAL, warmup=warmup, **changes)
     schedules = torch.optim.lr_scheduler
@@ -146,7 +146,7 @@ def test_schedules_are_torch_s(changes, make, warmup):
             scheduler.step()
 
 
-def test_a_schedule_begins_anew_with_every_task():
+def test_schedule_restarts_with_each_task():
     simulation = stream(FedAvg(), local=replace(LOCAL, schedule="cosine", warmup=1), rounds=3)
     per_task = simulation.rounds_per_task
     first = [simulation.lr_at(number) for number in range(1, per_task + 1)]
@@ -218,7 +218,7 @@ def test_sgd_with_momentum_is_fedavgm():
 
 @pytest.mark.parametrize("name", ["adam", "yogi", "adagrad"])
 @pytest.mark.parametrize("algorithm", [FedAvg(), FedProx(mu=0.1)], ids=lambda a: type(a).__name__)
-def test_adaptive_rounds_are_the_reference_loop(name, algorithm):
+def test_adaptive_rounds_equal_reference_loop(name, algorithm):
     """Rounds of the algorithm alone from the loop's models; the loop itself is Algorithm 2 over one
     flat vector."""
     beta1 = {"adagrad": 0.0}.get(name, 0.9)
@@ -249,7 +249,7 @@ ROWS = first_of_each_class(SHIPPED, CONTINUAL)
 
 
 @one_of_each_kind("name", ROWS, *KEPT, *DRAWN, *ON_THE_SERVER, *STRUCTURE, "own_step", "public")
-def test_every_algorithm_takes_a_server_optimizer_or_says_why(name):
+def test_algorithms_support_or_refuse_server_optimizers(name):
     row = ROWS[name]
     algorithm, server = row.make(), ServerOptimizer(optimizer="adam", lr=0.01)
     problems = list(server_problems(algorithm, server))
@@ -269,7 +269,7 @@ def test_every_algorithm_takes_a_server_optimizer_or_says_why(name):
     )
 
 
-def test_resume_goes_on_with_what_the_server_remembers(tmp_path):
+def test_resume_restores_server_optimizer_state(tmp_path):
     simulation = with_server(make_simulation(rounds=5), optimizer="adam")
     whole = record(simulation, tmp_path / "whole", resume=False)
     stopping = Stopping(simulation.engine, LOCAL.lr_at(3), KeyboardInterrupt)
@@ -313,7 +313,7 @@ def test_centralized_has_no_server_optimizer():
     [name if name in PAIR else pytest.param(name, marks=pytest.mark.slow) for name in ENGINES],
     ids=str,
 )
-def test_fedavg_is_sgd_with_lr_1_to_the_bit(engine):
+def test_server_sgd_with_lr_1_equals_fedavg_bit_for_bit(engine):
     simulation = replace(make_simulation(), engine=ENGINES[engine])
     plain, stepped = (
         play(each).server["params"]
@@ -323,7 +323,7 @@ def test_fedavg_is_sgd_with_lr_1_to_the_bit(engine):
         assert torch.equal(stepped[name], value), name
 
 
-def test_a_server_optimizer_costs_no_bytes():
+def test_server_optimizer_adds_no_communication():
     plain = make_simulation()
     for each in (plain, with_server(plain, optimizer="yogi")):
         result = play_round(each, each.initial_state())
@@ -332,7 +332,7 @@ def test_a_server_optimizer_costs_no_bytes():
 
 
 @pytest.mark.parametrize("name", ["adamw", "adagrad", "nesterov"])
-def test_rounds_are_torch_s(name):
+def test_rounds_equal_torch(name):
     """One client alone: its rounds are torch.optim's, fresh in each round."""
     local = local_of(name)
     simulation = make_simulation(local=local, sizes=(10,), participation=1.0)

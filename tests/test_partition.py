@@ -91,7 +91,7 @@ def test_sharding_gives_at_most_s_classes_and_equal_sizes(setting, seed):
 
 @few
 @given(st.lists(st.integers(8, 40), min_size=4, max_size=4), SEEDS)
-def test_sharding_cuts_contiguous_blocks_and_deals_the_left_over_to_the_first(class_sizes, seed):
+def test_sharding_cuts_contiguous_blocks(class_sizes, seed):
     labels = rng(seed).permutation(np.repeat(np.arange(4), class_sizes))
     # m = 1 * 32 / 4 = 8 blocks a class
     partition = Sharding(shards_per_client=1).split(labels, 32, rng(seed))
@@ -135,7 +135,7 @@ PAIRS = [(0, 1), (0, 2), (0, 3), (1, 2), (1, 3), (2, 3)]  # of four examples
         "lda",
     ],
 )
-def test_all_deals_are_equally_likely(partitioner, labels, possible):
+def test_all_partitions_are_equally_likely(partitioner, labels, possible):
     """Two clients share four examples. Over 180 seeds the first one gets each possible half about
     equally often."""
     halves = [
@@ -281,7 +281,7 @@ def released_sharding(labels, shards_per_client, clients, seed):
 
 
 @pytest.mark.parametrize("seed", [19940817, 3])
-def test_the_draw_of_the_released_code(seed):
+def test_numpy_seed_equals_released_code(seed):
     """The same examples for each client; another seed of the run changes nothing, another
     numpy_seed all."""
     labels = balanced(classes=10, per_class=200, seed=1)
@@ -315,7 +315,7 @@ class Fixed:
         return indices
 
 
-def test_cap_by_hand():
+def test_lda_balance_by_hand():
     # 3 classes of 10, 2 clients: N/K = 15. Class 0: q = (0.8, 0.2) -> cut at 8: 8 and 2. Class 1: q
     # = (0.75, 0.25) -> cut at 7: 7 and 3; they hold 15 and 5. Class 2: client 0 holds 15, which is
     # not < 15, so q = (0, 1): 0 and 10.
@@ -327,7 +327,7 @@ def test_cap_by_hand():
     assert lda(balance=False).split(labels, 2, Fixed(q)).counts.tolist() == [[8, 7, 5], [2, 3, 5]]
 
 
-def test_lda_draw_whose_mass_falls_on_full_clients_is_repeated():
+def test_lda_repeats_draws_without_mass():
     # after class 0 client 0 holds 10 >= N/K = 10; class 1 then has q = (1, 0): nothing is left to
     # share
     with pytest.raises(ConfigError, match="min_size"):
@@ -386,13 +386,13 @@ def split(name, seed=7):
 
 
 @pytest.mark.parametrize("name", SCHEMES)
-def test_partition_is_a_function_of_the_seed_and_never_changes(name):
+def test_partition_is_reproducible(name):
     assert split(name).hash == split(name).hash
     assert split(name).hash != split(name, seed=8).hash
     assert split(name).hash[:8] == SCHEMES[name][1]  # golden: published runs must stay reproducible
 
 
-def test_hash_depends_on_every_index_and_on_the_cuts_and_not_on_the_order():
+def test_hash_ignores_order_within_clients():
     labels = np.zeros(10, dtype=int)
 
     def digest(*parts):
@@ -406,7 +406,7 @@ def test_hash_depends_on_every_index_and_on_the_cuts_and_not_on_the_order():
     )
 
 
-def test_build_refuses_what_no_scheme_may_return():
+def test_build_refuses_invalid_parts():
     labels = np.zeros(4, dtype=int)
     for parts in ([[0, 1], [1, 2]], [[0, 4]], [[-1, 0]], [[0], []]):
         with pytest.raises((AssertionError, IndexError)):
@@ -428,7 +428,7 @@ def test_save_and_load(name, tmp_path):
     assert list(tmp_path.iterdir()) == [path]  # no temporary file left
 
 
-def test_load_refuses_damage(tmp_path):
+def test_load_refuses_damaged_files(tmp_path):
     path = tmp_path / "partition.npz"
     with pytest.raises(ConfigError, match=r"partition\.npz"):
         Partition.load(path)
@@ -446,7 +446,7 @@ def test_load_refuses_damage(tmp_path):
         Partition.load(path)
 
 
-def test_a_failed_write_keeps_the_old_file(tmp_path):
+def test_failed_write_keeps_the_old_file(tmp_path):
     path = tmp_path / "a.npz"
     save_npz(path, x=np.arange(3))
 
@@ -594,7 +594,7 @@ def public(labels, fraction, balanced, seed=0):
     fraction=st.floats(0, 0.99),
     seed=st.integers(0, 9),
 )
-def test_a_balanced_public_set(sizes, fraction, seed):
+def test_balanced_public_set_has_equal_class_sizes(sizes, fraction, seed):
     """floor(f N) examples; no class has two fewer than another unless it is used up."""
     labels = rng(seed).permutation(np.repeat(np.arange(len(sizes)), sizes))
     chosen = public(labels, fraction, True, seed)
@@ -625,7 +625,7 @@ def test_all_public_sets_are_equally_likely(balanced, fraction, possible):
     assert all(abs(sets.count(each) - 180 / len(possible)) <= 20 for each in possible)
 
 
-def test_a_random_public_set_follows_the_data():
+def test_random_public_set_follows_the_data():
     labels = np.repeat([0, 1], [9000, 1000])
     counts = np.bincount(labels[public(labels, 0.1, False)])
     assert counts.sum() == 1000
@@ -635,7 +635,7 @@ def test_a_random_public_set_follows_the_data():
 @pytest.mark.parametrize(
     "partitioner", [IID(), lda(alpha=5.0), Natural()], ids=lambda p: type(p).__name__
 )
-def test_clients_share_what_is_not_public(partitioner):
+def test_clients_get_no_public_examples(partitioner):
     labels, owners = np.arange(400) % 5, np.arange(400) % 7
     held = public(labels, 0.1, True)
     partition = make_partition(partitioner, labels, 5, 4, rng(), owners, held)
@@ -678,9 +678,7 @@ def test_clients_share_what_is_not_public(partitioner):
         "server",
     ],
 )
-def test_what_is_drawn_of_the_data_depends_on_the_seed_of_the_partition_alone(
-    options, drawn, monkeypatch
-):
+def test_data_draws_depend_only_on_the_partition_seed(options, drawn, monkeypatch):
     """Each draw by itself. withheld: the surrogate examples are the same ones, and only their
     shards are drawn; divided: the clients' examples are the same ones."""
     options, assign = dict(options), toy_federation.Ragged.assign
@@ -707,7 +705,7 @@ def test_what_is_drawn_of_the_data_depends_on_the_seed_of_the_partition_alone(
     assert all(draw(seed) != first for seed in (1, 2))
 
 
-def test_a_partition_from_a_file_may_not_hold_public_examples(tmp_path):
+def test_partition_file_with_public_examples_is_refused(tmp_path):
     labels = np.arange(20) % 2
     path = tmp_path / "parts.json"
     path.write_text(json.dumps([[0, 1, 2], [5, 6]]))
@@ -717,7 +715,7 @@ def test_a_partition_from_a_file_may_not_hold_public_examples(tmp_path):
         make_partition(File(path=str(path)), labels, 2, 2, rng(), None, np.array([4, 5]))
 
 
-def test_a_partition_from_a_file_counts_surrogate_examples_and_may_not_hold_them(tmp_path):
+def test_partition_file_counts_surrogate_examples(tmp_path):
     """The file that a run with a surrogate set and a public set has left gives every client the
     same examples again, with the same seed: its indices count all training examples, also those
     that were withheld. A client that the file gives a withheld example is refused, as one with a
@@ -759,7 +757,7 @@ def test_natural_clients_can_be_the_largest():
 
 
 @pytest.mark.parametrize("choice", ["random", "largest"])
-def test_a_public_set_comes_from_the_writers_that_take_part(choice):
+def test_public_set_comes_from_participating_writers(choice):
     owners = np.repeat(np.arange(10), 20)
     owners[:5] = 9  # the largest writer
     data = SimpleNamespace(y_train=torch.arange(200) % 4, owners=owners, num_classes=4)

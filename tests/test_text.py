@@ -102,7 +102,7 @@ def test_lines_of_text_and_class_number(tmp_path):
     assert data.name == "news"
 
 
-def test_byte_order_mark_windows_line_ends_and_blank_lines_are_no_text(tmp_path):
+def test_byte_order_marks_and_blank_lines_are_ignored(tmp_path):
     write(
         tmp_path,
         train_txt="\ufeffa\t0\r\n\r\nb\t1\r\n",
@@ -140,7 +140,7 @@ def test_csv_files_with_numbers_of_classes(tmp_path):
     assert (data.classes, data.y_train.tolist()) == (("x", "y", "z"), [1, 0])
 
 
-def test_order_of_classes_can_be_given(tmp_path):
+def test_class_order_can_be_set(tmp_path):
     write(
         tmp_path,
         train_csv="body,label\na,y\nb,x\n",
@@ -177,7 +177,7 @@ def test_files_of_cfeds_code(tmp_path):
     assert (decoded(data, data.x_train), data.classes) == (["b___"], ("0",))
 
 
-def test_the_server_s_texts_come_with_dropout_where_it_is_drawn(tmp_path):
+def test_public_texts_have_dropout_keys_on_request(tmp_path):
     """A key behind each text, another for each use; TextCNN in training then differs from
     evaluation."""
     write(tmp_path, **TXT)
@@ -242,7 +242,7 @@ def test_vocabulary_and_vectors_from_files(tmp_path):
     assert dataset(tmp_path, vocabulary="vocab.json").load().vectors is None
 
 
-def test_entries_for_unknown_and_padding_are_added_with_vectors(tmp_path):
+def test_unk_and_pad_are_added_to_vectors(tmp_path):
     folder = write(tmp_path, **TXT)
     write_vocabulary(
         folder, ["新", "京"], anything=np.array([[1.0, 2.0], [3.0, 6.0]]), label=np.zeros(3)
@@ -330,7 +330,7 @@ def test_vectors_must_fit_the_vocabulary(tmp_path):
     assert "vectors.npz: is missing; dataset.vectors=null" in message_of(news.load)
 
 
-def test_long_articles_are_no_damage(tmp_path):
+def test_long_articles_are_read(tmp_path):
     article = "body,label\n" + "长" * 200_000 + ",x\n"  # beyond csv's default limit
     write(tmp_path, train_csv=article, test_csv=article)
     assert dataset(tmp_path).load().vocabulary == ("长", UNK, PAD)
@@ -366,7 +366,7 @@ def test_draws_become_the_last_column(tmp_path):
     assert torch.equal(mapped, keyed)
 
 
-def test_keys_are_spread_over_all_integers_and_do_not_depend_on_their_number():
+def test_dropout_keys_are_uniform():
     few, many = (DropoutKeys().draw(np.random.default_rng(3), n) for n in (10, 4000))
     assert np.array_equal(few, many[:10])
     assert (many.shape, many.dtype) == ((4000, 1), np.int64)
@@ -397,7 +397,7 @@ def test_parameter_counts(words, width, classes, count):
     assert sum(p.numel() for p in model.parameters()) == count
 
 
-def test_vectors_are_the_first_embedding_and_else_the_configured_width():
+def test_embedding_starts_from_vectors():
     vectors = torch.randn(7, 6)
     model = textcnn().build(TextShape(5, 7, vectors), 3)
     assert torch.equal(model.embedding.weight, vectors)
@@ -409,7 +409,7 @@ def test_vectors_are_the_first_embedding_and_else_the_configured_width():
     assert float(model.embedding.weight.detach().std()) == pytest.approx(1, abs=0.02)
 
 
-def test_initialisation_is_xavier_normal_with_the_fans_of_a_convolution_over_a_plane():
+def test_initialisation_is_xavier_normal():
     model = textcnn().build(TextShape(32, 10, None), 9)
     for layer, height in zip(model.convolutions, (2, 3, 4), strict=True):
         area = height * 300
@@ -447,7 +447,7 @@ def small_model(**changes: Any):
     return model
 
 
-def test_equals_the_obvious_implementation():
+def test_textcnn_equals_loops():
     model = small_model().eval()
     x = torch.randint(9, (7, 6))
     out = model(x)
@@ -486,7 +486,7 @@ def splitmix(key: int, unit: int) -> int:
     return finalise((finalise(key % 2**64) + (unit + 1) * 0x9E3779B97F4A7C15) % 2**64)
 
 
-def test_kept_units_are_those_of_the_integer_hash():
+def test_dropout_mask_equals_splitmix():
     # SplitMix64's first number from the state 0 (prng.di.unimi.it/splitmix64.c); the finaliser
     # leaves 0 as it is.
     assert splitmix(0, 0) == 0xE220A8397B1DCDAF
@@ -540,7 +540,7 @@ def keyed(x: torch.Tensor, seed: int = 0) -> torch.Tensor:
     )
 
 
-def test_dropout_scales_what_it_keeps_and_repeats():
+def test_dropout_scales_and_is_reproducible():
     model = small_model(filters=6).train()
     x = keyed(torch.randint(9, (5, 6)))
     maps = model._convolved(model.embedding(x[:, :6]))
@@ -564,7 +564,7 @@ def test_no_dropout_in_evaluation_without_a_key_or_at_rate_zero():
 
 
 @pytest.mark.parametrize("train", [True, False])
-def test_clients_with_their_own_weights_under_vmap(train):
+def test_vmap_equals_separate_clients(train):
     """Losses and gradients of three clients at once are those of each alone."""
     model = small_model().train(train)
     stacked = {k: torch.randn(3, *p.shape, dtype=p.dtype) for k, p in model.named_parameters()}
@@ -583,7 +583,7 @@ def test_clients_with_their_own_weights_under_vmap(train):
             torch.testing.assert_close(together[name][k], value, rtol=1e-11, atol=1e-12)
 
 
-def test_the_vectorised_engine_drops_out_in_training_alone():
+def test_vectorised_engine_uses_dropout_only_in_training():
     """What is differentiated runs in train mode, with the keys of its texts; a teacher does not."""
     model, x = small_model(), keyed(torch.randint(9, (4, 6)), 1)
     params = {k: p.detach() for k, p in model.named_parameters()}

@@ -26,7 +26,7 @@ PHOTOS = (
 
 
 @pytest.mark.slow
-def test_images_may_lie_elsewhere_on_resume(fedexp, tmp_path, monkeypatch):
+def test_resume_finds_moved_images(fedexp, tmp_path, monkeypatch):
     """A relative dataset.root begins where the run did; moved images are found again by what they
     are."""
     write_images(tmp_path / "photos", 10, 5)
@@ -48,7 +48,7 @@ def test_images_may_lie_elsewhere_on_resume(fedexp, tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_sweep_tells_folders_by_their_images(fedexp, tmp_path):
+def test_sweep_distinguishes_folders_by_content(fedexp, tmp_path):
     """Two folders of one name are two jobs; the same images at another place are the job that is
     complete."""
     write_images(tmp_path / "a/photos", 10, 5)
@@ -76,7 +76,7 @@ def bitmaps(root: Path) -> list[Path]:
     return sorted((root / "train").rglob("*.bmp"))
 
 
-def test_changed_images_are_refused_on_resume_unless_they_are_accepted(fedexp, tmp_path):
+def test_resume_refuses_changed_images_unless_accepted(fedexp, tmp_path):
     files = bitmaps(tmp_path / "photos")
     options = (*PHOTOS, "dataset.root=photos", "data_dir=cache")
     fedexp.done(*options, "hydra.run.dir=run")
@@ -106,7 +106,7 @@ def test_changed_images_are_refused_on_resume_unless_they_are_accepted(fedexp, t
     assert "1 of 30 files differ" in answer.err, "accepted once only"
 
 
-def test_a_run_without_a_saved_round_begins_anew_on_changed_images(fedexp, tmp_path):
+def test_run_without_saved_rounds_restarts_on_changed_images(fedexp, tmp_path):
     files = bitmaps(tmp_path / "photos")
     options = (*PHOTOS, "dataset.root=photos", "data_dir=cache", "rounds=1")
     fedexp.done(*options, "hydra.run.dir=run")
@@ -125,7 +125,7 @@ TEXTS = (
 )
 
 
-def test_changed_texts_are_refused_on_resume_and_run_again_by_another_sweep(fedexp, tmp_path):
+def test_changed_texts_are_refused_on_resume_and_rerun_by_sweeps(fedexp, tmp_path):
     """No option names their files: the job of the same sweep is refused, that of another is run
     and not counted."""
     folder = tmp_path / "texts/thucnews"
@@ -160,7 +160,7 @@ def test_changed_texts_are_refused_on_resume_and_run_again_by_another_sweep(fede
 
 
 @pytest.mark.slow
-def test_a_sweep_runs_jobs_on_changed_images_anew_and_shows_these(fedexp, tmp_path):
+def test_sweep_reruns_jobs_on_changed_images(fedexp, tmp_path):
     """A job is named by the bytes of its folder; the table has the run on the images as they
     are."""
     files = bitmaps(tmp_path / "photos")
@@ -179,7 +179,7 @@ def test_a_sweep_runs_jobs_on_changed_images_anew_and_shows_these(fedexp, tmp_pa
     assert f"{first.parent.name} is complete (1 rounds); nothing to do" in answer.err
 
 
-def test_changing_nothing_needs_no_acceptance(fedexp):
+def test_unchanged_data_need_no_acceptance(fedexp):
     answer = fedexp("accept_changed_data=true")
     assert answer.code == 2
     assert "accept_changed_data=true: needs resume=<run directory>" in answer.err
