@@ -93,8 +93,12 @@ def divide(built: Built) -> tuple[Data, list[Division]]:
         division = Division(partition, federation, shards.server)
         parts.append(replace(division, changes=scheduled_changes(built, data, task, division)))
     held_out = [part.partition.validation for part in parts]
-    for mix in (apply_task_orders, record_met_classes, add_replay_buffers):
-        parts = mix(built, parts)
+    if isinstance(scenario, MultiTask):
+        parts = apply_task_orders(built, scenario, parts)
+        if scenario.mixes_tasks:
+            parts = record_met_classes(parts)
+        if scenario.replay:
+            parts = add_replay_buffers(scenario, parts, seed)
     return add_validation_set(data, held_out, origin), parts
 
 
@@ -107,15 +111,11 @@ def hold_out_from_all_tasks(
     trains on a validation example in another form. Otherwise the tasks are unchanged, and the
     validation examples are None, because they are drawn for each task separately.
     """
-    if (
-        not built.validation.fraction
-        or not isinstance(built.scenario, MultiTask)
-        or not built.scenario.repeats_examples
-    ):
+    repeats = isinstance(built.scenario, MultiTask) and built.scenario.repeats_examples
+    if not built.validation.fraction or not repeats:
         return tasks, [None] * len(tasks)
-    chosen = built.validation.choose(
-        len(tasks[0].train), generator_for(built.seeds.partition, "validation")
-    )
+    rng = generator_for(built.seeds.partition, "validation")
+    chosen = built.validation.choose(len(tasks[0].train), rng)
     rest = [replace(task, train=np.delete(task.train, chosen)) for task in tasks]
     return rest, [task.train[chosen] for task in tasks]
 
@@ -130,11 +130,10 @@ def draw_task_orders(scenario: Scenario, clients: int, tasks: int, seed: int) ->
     return draw_orders(clients, tasks, generator_for(seed, "task orders"))
 
 
-def apply_task_orders(built: Built, parts: list[Division]) -> list[Division]:
+def apply_task_orders(built: Built, scenario: MultiTask, parts: list[Division]) -> list[Division]:
     """Return the divisions at each stage if clients learn the tasks in different orders."""
-    orders = draw_task_orders(
-        built.scenario, built.settings.num_clients, len(parts), built.seeds.partition
-    )
+    clients, seed = built.settings.num_clients, built.seeds.partition
+    orders = draw_task_orders(scenario, clients, len(parts), seed)
     if orders is None:
         return parts
     federation = parts[0].federation
@@ -148,28 +147,23 @@ def apply_task_orders(built: Built, parts: list[Division]) -> list[Division]:
     return made
 
 
-def record_met_classes(built: Built, parts: list[Division]) -> list[Division]:
-    """Record the classes that clients held in earlier stages, if clients mix the tasks."""
-    if not isinstance(built.scenario, MultiTask) or not built.scenario.mixes_tasks:
-        return parts
+def record_met_classes(parts: list[Division]) -> list[Division]:
+    """Record the classes that clients held in earlier stages."""
     held = np.stack([part.federation.counts.sum(0) for part in parts])  # [T, C]
     met = [tuple(np.flatnonzero(held[:stage].sum(0)).tolist()) for stage in range(len(parts))]
     return [part.with_federation(met=classes) for part, classes in zip(parts, met, strict=True)]
 
 
-def add_replay_buffers(built: Built, parts: list[Division]) -> list[Division]:
+def add_replay_buffers(scenario: MultiTask, parts: list[Division], seed: int) -> list[Division]:
     """Add the examples in each client's replay buffer to its training examples (`scenario.replay`).
 
     The partitions still contain only the new examples.
     """
-    scenario = built.scenario
-    if not isinstance(scenario, MultiTask) or not scenario.replay:
-        return parts
     labels, classes = parts[0].federation.labels, parts[0].federation.num_classes
     columns = []
     for client in range(parts[0].federation.num_clients):
         own = [part.partition.parts[client] for part in parts]
-        rng = generator_for(built.seeds.partition, "replay", client)
+        rng = generator_for(seed, "replay", client)
         held = fill_buffers(own, labels, scenario.replay, scenario.replay_policy, rng)
         columns.append([np.sort(np.concatenate(pair)) for pair in zip(own, held, strict=True)])
     made = []

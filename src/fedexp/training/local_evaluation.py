@@ -10,7 +10,7 @@ from fedexp.core.errors import require
 from fedexp.core.rng import generator_for
 from fedexp.data.held_out import draw_balanced
 from fedexp.engine.base import ClientRuntime
-from fedexp.training.simulation import Simulation
+from fedexp.training.simulation import Simulation, class_counts
 
 log = logging.getLogger("fedexp")
 
@@ -68,7 +68,8 @@ def describe(simulation: Simulation) -> dict[str, Any]:
     chosen, runtime = simulation.local_evaluation, simulation.runtime
     found: dict[str, Any] = {} if chosen.every is None else {"every": chosen.every}
     for view, numbers in runtime.local_examples.items():
-        part, whole = simulation.local_counts[view], simulation.test_counts[view][0]
+        tested = runtime.local_test(view, 0)[0], runtime.tested_on(view)
+        part, whole = (class_counts(each.data) for each in tested)
         error = standard_error(part, whole)
         found[view] = {"examples": len(numbers), "standard_error": error}
     return found

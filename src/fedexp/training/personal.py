@@ -18,7 +18,7 @@ from fedexp.engine.batch_norm import uses_batch_statistics
 from fedexp.metrics.accuracy import class_accuracy
 from fedexp.models import Output
 from fedexp.rundir.client_states import to
-from fedexp.training.simulation import Simulation
+from fedexp.training.simulation import Simulation, class_counts
 
 
 def evaluate_personal(
@@ -52,7 +52,7 @@ def evaluate_personal(
             correct[view][client] = test.right(model, holds[client]).cpu().numpy()
     found = {}
     for view, right in correct.items():
-        accuracy = class_accuracy(right, simulation.test_counts[view][0])
+        accuracy = class_accuracy(right, class_counts(tests[view].runtime.data))
         found[view] = np.where(holds, accuracy, np.nan)
     return found
 

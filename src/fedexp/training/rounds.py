@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from fedexp.algorithms.exemplars import Exemplars
 from fedexp.algorithms.families import (
@@ -46,7 +47,7 @@ from fedexp.training.job import Deadline
 from fedexp.training.personal import evaluate_personal
 from fedexp.training.profiling import profiled
 from fedexp.training.recorder import Recorder, defer_signals
-from fedexp.training.simulation import Simulation
+from fedexp.training.simulation import Simulation, class_counts
 from fedexp.training.state import RoundResult, Scores, State
 from fedexp.training.stopping import Stopping, Watch
 from fedexp.training.summary import summary_of
@@ -256,17 +257,16 @@ def evaluate(simulation: Simulation, server: Tree, number: int) -> dict[str, Sco
     scores = {}
     for view in simulation.runtime.views:
         evaluation = simulation.engine.evaluate(simulation.runtime, model, view, number)
-        of_classes, of_tasks = simulation.test_counts[view]
-        correct = evaluation.class_correct.cpu().numpy()
+        data = simulation.runtime.tested_on(view).data
+        correct, totals = evaluation.class_correct.cpu().numpy(), class_counts(data)
         tasks: list[float] = []
-        if simulation.has_tasks:
-            tasks = class_accuracy(evaluation.task_correct.cpu().numpy(), of_tasks).tolist()
-        scores[view] = Scores(
-            class_accuracy(correct, of_classes),
-            overall_accuracy(correct, of_classes),
-            tasks,
-            float(evaluation.loss),
-        )
+        if data.test_tasks is not None:
+            of_tasks = torch.bincount(data.test_tasks, minlength=data.num_tasks)
+            right = evaluation.task_correct
+            tasks = class_accuracy(right.cpu().numpy(), of_tasks.cpu().numpy()).tolist()
+        accuracy = overall_accuracy(correct, totals)
+        loss = float(evaluation.loss)
+        scores[view] = Scores(class_accuracy(correct, totals), accuracy, tasks, loss)
     return scores
 
 
@@ -279,8 +279,11 @@ def local_accuracy(simulation: Simulation, done: Sequence[CohortResult]) -> dict
     tested = [each.trained.class_correct for each in done if each.trained.class_correct is not None]
     if not tested:
         return {}
-    counts = simulation.local_counts
-    return {v: class_accuracy(right.cpu().numpy(), counts[v]) for v, right in tested[-1].items()}
+    found = {}
+    for view, right in tested[-1].items():
+        data = simulation.runtime.local_test(view, 0)[0].data
+        found[view] = class_accuracy(right.cpu().numpy(), class_counts(data))
+    return found
 
 
 def distributed_accuracy(
@@ -298,7 +301,7 @@ def distributed_accuracy(
     for view in runtime.views:
         tested, draws = runtime.local_test(view, number)
         right = tested.evaluate(server["params"], draws).class_correct
-        found[view] = class_accuracy(right.cpu().numpy(), simulation.local_counts[view])
+        found[view] = class_accuracy(right.cpu().numpy(), class_counts(tested.data))
     return found
 
 

@@ -13,12 +13,13 @@ from fedexp.config.cohorts import Rounds
 from fedexp.config.settings import ALL_LOCAL, NO_STOP, LocalEvaluation, Seeds, Settings, Stop
 from fedexp.core.tree import Params, Tree
 from fedexp.data.partitioned import Partition, changed_partition_name, task_partition_name
+from fedexp.data.types import Data
 from fedexp.engine.base import ClientRuntime, Engine
 from fedexp.metrics.analysis import NO_ANALYSIS, Analysis
 from fedexp.metrics.forgetting_metric import Metrics
 from fedexp.metrics.history import History
 from fedexp.rundir import files
-from fedexp.training.state import State, ViewResults
+from fedexp.training.state import Scores, State, ViewResults
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,11 @@ class Stage:
     federation: Federation
     public: PublicData | None
     surrogate: PublicData | None  # the server's unlabelled examples
+
+
+def class_counts(data: Data) -> np.ndarray:
+    """Return the number of test examples of each class, int64 [C]."""
+    return torch.bincount(data.y_test, minlength=data.num_classes).cpu().numpy()
 
 
 @dataclass(frozen=True)
@@ -122,41 +128,9 @@ class Simulation:
         return self.tests_local(round) and not tested_before
 
     @cached_property
-    def test_counts(self) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-        """Return view -> (test examples of each class, int [C], and of each task, int [T])."""
-        counts = {}
-        for view in self.runtime.views:
-            data = self.runtime.tested_on(view).data
-            tasks = torch.zeros_like(data.y_test) if data.test_tasks is None else data.test_tasks
-            classes = torch.bincount(data.y_test, minlength=data.num_classes)
-            of_tasks = torch.bincount(tasks, minlength=data.num_tasks)
-            counts[view] = (classes.cpu().numpy(), of_tasks.cpu().numpy())
-        return counts
-
-    @cached_property
     def local_columns(self) -> tuple[str, ...]:
-        """Return the names of the values measured for local models.
-
-        They are found by computing the metrics for an artificial model with the same accuracy in
-        all classes.
-        """
-        if not self.metrics.needs_local:
-            return ()
-        history, classes = self.new_history(), self.runtime.data.num_classes
-        even = np.full(classes, 1 / classes)
-        history.add(0, even)
-        history.add_local(1, np.zeros(1, dtype=np.int64), even[None])
-        history.add(1, even)
-        return tuple(self.metrics.client_values(history))
-
-    @cached_property
-    def local_counts(self) -> dict[str, np.ndarray]:
-        """Return view -> examples of each class on which local models are tested, int [C]."""
-        counts = {}
-        for view in self.runtime.views:
-            data = self.runtime.local_test(view, 0)[0].data
-            counts[view] = torch.bincount(data.y_test, minlength=data.num_classes).cpu().numpy()
-        return counts
+        """Return the names of the values measured for local models."""
+        return tuple(self.metrics.client_values(self.example_state().history))
 
     def lr_at(self, round: int) -> float:
         """Return a round's learning rate. The schedule restarts with every task."""
@@ -173,6 +147,24 @@ class Simulation:
         server |= self.server_optimizer.begin(server["params"])
         tested = {view: ViewResults(self.new_history()) for view in self.runtime.views}
         return State(server | {"buffers": self.initial_buffers}, tested)
+
+    def example_state(self) -> State:
+        """Return a state after two rounds of models with the same accuracy in all classes.
+
+        It shows the names of the values that the metrics compute.
+        """
+        state, classes = self.initial_state(), self.runtime.data.num_classes
+        even, settings = np.full(classes, 1 / classes), self.settings
+        scores = Scores(even, 1 / classes, [1 / classes] * len(self.stages), 0.0)
+        for number in (0, 1):
+            state.add_scores(number, dict.fromkeys(state.tested, scores))
+            for tested in state.tested.values():
+                if self.metrics.needs_personal:
+                    tested.history.add_personal(number, np.tile(even, (settings.num_clients, 1)))
+                if self.metrics.needs_local and number:
+                    cohort = np.arange(settings.cohort_size)
+                    tested.history.add_local(number, cohort, np.tile(even, (len(cohort), 1)))
+        return state
 
     def new_history(self) -> History:
         """Return an empty history with each client's class counts and the rounds in which they

@@ -2,8 +2,6 @@
 
 from typing import Any
 
-import numpy as np
-
 from fedexp.core.errors import ConfigError
 from fedexp.data.views import VALIDATION, rename_for_view, selection_view
 from fedexp.metrics.targets import rounds_to_target
@@ -11,7 +9,7 @@ from fedexp.rundir import files
 from fedexp.training import local_evaluation
 from fedexp.training.rows import merged, plain, round_row, task_history
 from fedexp.training.simulation import Simulation
-from fedexp.training.state import Scores, State, ViewResults
+from fedexp.training.state import State, ViewResults
 
 # Keys of summary.json that are not results of rounds.
 RESERVED = (
@@ -116,15 +114,7 @@ def check_names(simulation: Simulation) -> None:
     The metrics are computed for models with the same accuracy in all classes. Other errors in a
     metric appear during the run.
     """
-    state, classes = simulation.initial_state(), simulation.runtime.data.num_classes
-    even = np.full(classes, 1 / classes)
-    scores = Scores(even, 1 / classes, [1 / classes] * len(simulation.stages), 0.0)
-    for number in (0, 1):
-        state.add_scores(number, dict.fromkeys(state.tested, scores))
-        for tested in state.tested.values():
-            if simulation.metrics.needs_personal:
-                everyone = np.tile(even, (simulation.settings.num_clients, 1))
-                tested.history.add_personal(number, everyone)
+    state = simulation.example_state()
     try:
         round_row(simulation, state, {}, None)
         summary_of(simulation, state)
