@@ -197,7 +197,7 @@ def test_schedule_conflicts_are_refused(monkeypatch, capsys):
         ),
         (
             ["schedule.partition={5:iid}", "partition=file", "partition.path=x.npz"],
-            "needs partition=iid, lda,",
+            "needs partition=iid, dirichlet,",
         ),
         (
             ["schedule.partition={5:iid}", "validation.fraction=0.1", "validation.per_client=true"],

@@ -262,7 +262,7 @@ def schedule_problems(built: Built) -> Iterator[str]:
         yield "schedule: not with algorithm.paradigm=centralized, which has one client"
     if isinstance(built.partition, File | Natural):
         yield (
-            "schedule: needs partition=iid, lda, sharding or equal_shards, which divide all"
+            "schedule: needs partition=iid, dirichlet, sharding or equal_shards, which divide all"
             " training examples"
         )
     if built.validation.fraction and built.validation.per_client:
