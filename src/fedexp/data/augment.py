@@ -1,5 +1,4 @@
-"""Augmentation and normalisation of image batches as one gather from the data set that lies on the
-device.
+"""Augmentation and normalisation of image batches in one gather from the stored images.
 
 The random numbers of a round are drawn beforehand (`Augmentation.draw`), so that `load_batch` is a
 pure function that runs unchanged under torch.func.vmap. Semantics are those of torchvision's

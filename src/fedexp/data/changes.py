@@ -72,9 +72,7 @@ class DataSchedule(Checked, prefix="schedule."):
                 )
 
     def partition_at(self, round: int) -> NewPartition | None:
-        """Return the latest change of the partition up to a round, or None if there is no such
-        change.
-        """
+        """Return the latest change of the partition up to a round, or None."""
         begun = [each for each in self.partition if each.round <= round]
         return max(begun, key=lambda each: each.round, default=None)
 

@@ -1,4 +1,4 @@
-"""The image data sets of conf/dataset, each of which loads to an ImageData.
+"""The image data sets of conf/dataset.
 
 CIFAR, CINIC-10, Tiny-ImageNet and Caltech-256 are read from a tree
 `<data_dir>/<name>/{train,test}/<class>/<image>` if there is one (the class index is the folder's

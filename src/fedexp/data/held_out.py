@@ -1,4 +1,4 @@
-"""Training examples that no client holds: the server's public set and the validation set."""
+"""Training examples that are given to no client: the server's public set and the validation set."""
 
 import numpy as np
 

@@ -99,6 +99,6 @@ def _check_samples(x: list[list[float]], y: list[int]) -> tuple[np.ndarray, np.n
 
 
 def require_valid(condition: bool, message: str) -> None:
-    """Raise ValueError with this message unless the condition on a file holds."""
+    """Raise ValueError with this message unless the condition is true."""
     if not condition:
         raise ValueError(message)

@@ -1,4 +1,4 @@
-"""Partition schemes, which decide the training examples that each client holds.
+"""Partition schemes, which divide the training examples among the clients.
 
 Sources: FedNTD (NeurIPS 2022) appendix B.5 for sharding and LDA, LEAF (arXiv 1812.01097) for
 natural clients. A partitioner is built from `conf/partition/*.yaml`; `split` is a pure function of
@@ -39,8 +39,8 @@ class Partitioner(Checked, prefix="partition."):
     ) -> Partition:
         """Split the training set among `num_clients` clients.
 
-        labels: int [N], from 0 to C - 1, or -1 for a surrogate example, which no client may hold
-        (see `has_global_indices`).
+        labels: int [N], from 0 to C - 1, or -1 for a surrogate example, which no client may
+        get (see `has_global_indices`).
         owners: int [N], each example's natural client, or None.
         num_classes: C. Defaults to the largest label + 1.
 
@@ -134,7 +134,7 @@ def check_parts(
 
 
 def refuse_examples(parts: Iterable[np.ndarray], what: str) -> None:
-    """Raise ConfigError if any client holds one of these examples, which clients must not hold."""
+    """Raise ConfigError if a client has any of these examples."""
     for client, part in enumerate(parts):
         if part.size:
             raise ConfigError(f"partition: client {client} has example {part[0]}, which is {what}")
@@ -196,7 +196,7 @@ class Sharding(Partitioner):
     A class with n_c examples is cut into m = s*K/C contiguous blocks in the order of the data set.
     The remaining n_c mod m examples are added to the first blocks, one each. A shuffled table [K,
     s], in which each class appears m times, gives the classes that each client draws from. A client
-    holds at most s classes, because a class may appear in its row more than once.
+    has at most s classes, because a class may appear in its row more than once.
 
     With `numpy_seed`, the draw is the same as in the released code after
     `np.random.seed(numpy_seed)` and `random.seed(numpy_seed)`: each client gets the same classes

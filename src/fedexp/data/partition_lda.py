@@ -16,7 +16,7 @@ def draw_sizes(
     """Return one draw of how many examples of each class each client gets, int64 [C, K].
 
     For each class in order, q ~ Dir_K(alpha) is drawn, and the class is cut at floor(n_c *
-    cumsum(q)). With `balance`, q_k is first set to 0 for clients that already hold N/K examples or
+    cumsum(q)). With `balance`, q_k is first set to 0 for clients that already have N/K examples or
     more, and q is renormalised.
 
     All sizes are zero if a class has its whole mass on full clients, which happens only if q
@@ -60,7 +60,7 @@ class LDA(Partitioner):
 
     alpha: Positive  # concentration; smaller is more heterogeneous
     min_size: Count  # smallest n_k
-    balance: bool  # the cap: a client that holds N/K examples gets no more
+    balance: bool  # the cap: a client with N/K examples gets no more
     max_draws: Count
     numpy_seed: Seed32 | None = None  # seed of the released code's draw; None: use seeds.partition
 

@@ -1,7 +1,7 @@
 """Replay buffers of a client: examples from earlier tasks that it keeps training on.
 
 This is rehearsal as in centralised continual learning (`scenario.replay`), but separately on every
-client; no example leaves its client. The buffer for task t holds examples that the client chose
+client; no example leaves its client. The buffer for task t contains examples that the client chose
 from its examples of the tasks before t, whether or not it took part in a round.
 
 Policies:
@@ -9,7 +9,7 @@ Policies:
 - `reservoir`: every example seen so far is in the buffer with the same probability. This is
   algorithm R (Vitter, "Random Sampling with a Reservoir", ACM Transactions on Mathematical Software
   1985), with one pass per task.
-- `class_balanced`: the buffer holds size // classes examples of each class seen so far, or all of
+- `class_balanced`: the buffer has size // classes examples of each class seen so far, or all of
   them if the class has fewer. Every example of a class is in the buffer with the same probability,
   whichever task it came with.
 """

@@ -2,7 +2,7 @@
 
 This follows the MNIST rotations of Lopez-Paz and Ranzato (NeurIPS 2017, section 4) and gives a
 stream of domains without a second data set. An image is used either for training in all tasks or
-for testing in all tasks, so that no test image is trained on at another angle. The same holds for
+for testing in all tasks, so that no test image is trained on at another angle. The same is true for
 the validation set (fedexp.training.division).
 """
 

@@ -12,13 +12,13 @@ from fedexp.data.types import Task
 def blur_tasks(tasks: Sequence[Task], share: float, rng: np.random.Generator) -> tuple[Task, ...]:
     """Return the tasks after a share of each task's training examples has moved to the other tasks.
 
-    From each task with n examples, round(share * n) are drawn at random and dealt in turn to the
+    From each task with n examples, round(share * n) are drawn at random and moved in turn to the
     other tasks. Tasks of equal size keep their size up to rounding, so `share` of a task's examples
     come from other tasks. Names, classes and test examples do not change.
 
     Raises ConfigError if there is only one task.
     """
-    require(len(tasks) > 1, "scenario.blur", share, "0 where there is only one task")
+    require(len(tasks) > 1, "scenario.blur", share, "0 with only one task")
     kept, arrived = [], [[np.zeros(0, np.int64)] for _ in tasks]
     for number, task in enumerate(tasks):
         drawn = rng.permutation(task.train)
@@ -48,7 +48,7 @@ def draw_orders(clients: int, tasks: int, rng: np.random.Generator) -> np.ndarra
 def reorder_parts(
     parts: Sequence[Sequence[np.ndarray]], orders: np.ndarray
 ) -> list[list[np.ndarray]]:
-    """Return the examples that each client holds at each stage, [T][K].
+    """Return each client's examples at each stage, [T][K].
 
     parts: each client's examples of each task, [T][K].
     orders: int [K, T], see `draw_orders`.

@@ -147,7 +147,7 @@ class Surrogate(Checked, prefix="surrogate."):
 
 @dataclass(frozen=True)
 class Shards:
-    """The surrogate examples that each client and the server hold."""
+    """The surrogate examples of each client and of the server."""
 
     clients: tuple[np.ndarray, ...]
     server: np.ndarray

@@ -175,9 +175,7 @@ Domains = Annotated[
 
 
 class DomainIncremental(MultiTask):
-    """Each task is another data set with the same classes. The first is that of the group
-    `dataset`.
-    """
+    """Each task is another data set with the same classes. The first is `dataset`."""
 
     name = "domain_incremental"
 

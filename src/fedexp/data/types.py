@@ -115,7 +115,7 @@ class Data(ABC):
 
 
 class DataSource(Checked, ABC, prefix="dataset."):
-    """Base class of the `dataset` group: where a data set is stored and how it is read."""
+    """Base class of the `dataset` group: how a data set is stored and read."""
 
     kind: ClassVar[str]  # images | text
     in_words: ClassVar[str] = "the name of a data set"
