@@ -1,5 +1,4 @@
-"""For all tests. Before torch is imported: test workers share the cores; each computes with one
-thread, unspinning."""
+"""Fixtures of all tests. Before torch is imported, each test process is limited to one thread."""
 
 import functools
 import gc
@@ -24,11 +23,11 @@ from omegaconf._utils import get_yaml_loader
 from fedexp.cli import launchers
 from fedexp.figures import style
 
-gc.disable()  # until all modules are imported and all tests collected, of which nothing is garbage
+gc.disable()  # until all modules are imported and all tests are collected
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
-# Handlers, propagation and level of each logger, before any test or fixture.
+# Handlers, propagation and level of each logger before any test.
 LOGGING = {
     name: (
         [*logging.getLogger(name).handlers],
@@ -47,8 +46,7 @@ get_mode, load, create_choices = (
 
 
 def get_mode_quickly(self: Hydra, config_name: str | None, overrides: list[str]) -> RunMode | None:
-    """Hydra composes everything a first time to look for `hydra.mode`, which few commands set;
-    None: it is not set."""
+    """Return None if no override sets `hydra.mode`. Hydra would compose everything to find out."""
     plain = not any(
         argument.startswith(("--config", "-c", "hydra.mode", "+", "~")) for argument in sys.argv[1:]
     )
@@ -61,8 +59,7 @@ def parsed(text: str) -> Any:
 
 
 def load_quickly(file_: str | Path | IO[Any]) -> Any:
-    """A command reads some 40 yaml files, nearly all of them the same in all tests; equal texts are
-    parsed once."""
+    """Parse equal yaml texts once. A command reads about 40 yaml files, mostly the same ones."""
     try:
         content = parsed(
             Path(file_).read_text(encoding="utf-8")
@@ -71,21 +68,19 @@ def load_quickly(file_: str | Path | IO[Any]) -> Any:
         )
     except (OSError, ValueError, RecursionError, yaml.YAMLError):
         if isinstance(file_, str | Path):
-            return load(file_)  # whose message names the file
+            return load(file_)  # its message names the file
         raise
     return OmegaConf.create({} if content is None else content)
 
 
 def choices_where_needed(overrides: Any, elements: list[Any], self_added: bool) -> Any:
-    """Hydra makes a node of all choices for each file that it reads; it is read where a defaults
-    list has `${...}`."""
+    """Make Hydra's node of all choices only if a defaults list has `${...}`."""
     needed = any(not element.is_self() and element.is_interpolation() for element in elements)
     return create_choices(overrides, elements, self_added) if needed else None
 
 
 def register_once(conf: Path) -> None:
-    """A command gives Hydra's store of launchers those of conf/; a process of tests has many
-    commands, and one store except where a test takes its place."""
+    """Register the launchers once per store of Hydra."""
     store = ConfigStore.instance().repo
     if not any(known is store.get("hydra", {}).get("launcher") for known in REGISTERED):
         register(conf)
@@ -94,13 +89,13 @@ def register_once(conf: Path) -> None:
 
 @pytest.fixture(autouse=True, scope="session")
 def quick_libraries() -> Iterator[None]:
-    """What Hydra does is the same; what it does twice is done once. Pictures have fewer pixels."""
+    """Avoid repeated work of Hydra, and draw figures with fewer pixels."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Hydra, "get_mode", get_mode_quickly)
         patch.setattr(OmegaConf, "load", staticmethod(load_quickly))
         patch.setattr(defaults_list, "_create_interpolation_map", choices_where_needed)
         patch.setattr(launchers, "register", register_once)
-        gc.freeze()  # torch and its kin are some million objects, of which none is ever garbage
+        gc.freeze()  # the millions of objects of torch are never garbage
         gc.set_threshold(20_000, 20, 20)
         gc.enable()
         patch.setattr(
@@ -113,8 +108,7 @@ def quick_libraries() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def no_power_cut(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Waiting for the disk takes most of the time of some tests, and only a machine that goes down
-    would show it."""
+    """Do not wait for the disk. It would take most of the time of some tests."""
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
 
 
@@ -126,14 +120,12 @@ def logging_as_at_first() -> None:
         ]
         logger.handlers[:] = pytests + handlers
         logger.propagate = propagate
-        logger.setLevel(level)  # which also forgets which levels were enabled
+        logger.setLevel(level)  # this also clears the cache of enabled levels
 
 
 @pytest.fixture(autouse=True)
 def same_logging() -> Iterator[None]:
-    """The command line and Hydra set up logging; left so, a later test in the same process would
-    find more on stderr, or a stream that is closed. Before a test too: the fixtures of a module run
-    commands as well."""
+    """Restore logging before and after each test, since the command line and Hydra change it."""
     logging_as_at_first()
     yield
     logging_as_at_first()

@@ -1,4 +1,4 @@
-"""`budget=<minutes>`: the deadline within a run, what is left behind, and how far it goes."""
+"""`budget=<minutes>`: the deadline of jobs, the preview, and continuing after it."""
 
 import json
 import re
@@ -62,7 +62,7 @@ def test_invalid_budgets_are_refused(arguments, message, capsys, here):
 
 
 def test_deadline_is_an_override_of_each_job():
-    """1e9 seconds after the epoch. The multiruns stay in their order."""
+    """The deadline is 1e9 seconds after the epoch. The order of the multiruns is kept."""
     moment = "+hydra.job.env_set.FEDEXP_DEADLINE='1000000000.000'"
     launches = preview.add_deadline([["seed=0,1"], ["seed=2"]], 1e9)
     assert launches == [["seed=0,1", moment], ["seed=2", moment]]
@@ -75,7 +75,7 @@ def test_deadline_is_an_override_of_each_job():
 
 
 def test_work_must_end_before_the_deadline(monkeypatch):
-    """At second 100, what takes 9 seconds is over before second 110; what takes 10 is not."""
+    """At second 100, work of 9 seconds ends before second 110, and work of 10 seconds does not."""
     monkeypatch.setattr(time, "time", lambda: 100.0)
     Deadline().check(1e9)
     Deadline(110.0).check(9.0)
@@ -106,8 +106,9 @@ def test_a_round_starts_only_if_it_can_be_saved_by_the_deadline(monkeypatch, tmp
 
 
 def test_budget_stops_a_job_and_the_same_command_continues(here, capsys, monkeypatch):
-    """Rounds are made to look as if they took most of the time: the job stops after round 2 of 4,
-    the other does not begin; then both are made whole."""
+    """The deadline is simulated: the first job stops after round 2 of 4, and the second does not
+    start. The same command then completes both.
+    """
     checked = []
 
     def check(self: Deadline, seconds: float = 0.0) -> None:
@@ -142,8 +143,7 @@ def test_budget_stops_a_job_and_the_same_command_continues(here, capsys, monkeyp
 
 @pytest.mark.slow
 def test_run_of_another_sweep_is_reused(here, capsys):
-    """The same job in two directories: one is run, the other names it; and so the preview says
-    before."""
+    """Two sweeps have the same job. It is run once, as the preview says."""
     assert fedexp("rounds=1", "hydra.sweep.dir=multirun/a", "budget=60") == 0
     jobs = plan_jobs(
         [["rounds=1", *SMALL, f"hydra.sweep.dir=multirun/{name}"] for name in "ab"], []
@@ -159,8 +159,9 @@ def test_run_of_another_sweep_is_reused(here, capsys):
 
 @pytest.mark.slow
 def test_budget_covers_several_sweeps(here, capsys):
-    """Sweep x has fedavg, y fedavg and fedprox: two runs for three jobs, each in the directory of
-    its sweep."""
+    """Sweep x has fedavg, sweep y fedavg and fedprox: two runs for three jobs, each in the
+    directory of its sweep.
+    """
     (here / "own" / "sweep").mkdir(parents=True)
     for name, algorithms in (("x", ["fedavg"]), ("y", ["fedavg", "fedprox"])):
         axis = ", ".join(f"{each}: {{}}" for each in algorithms)
@@ -186,7 +187,7 @@ def test_spent_budget_starts_no_job(here, capsys):
 
 
 def test_preview_counts_jobs_within_the_budget(capsys):
-    """30 s a job: the minute is enough for two. A job that takes longer is not passed over."""
+    """Two jobs of 30 s fit into a minute. A job that takes longer is not skipped."""
     preview.show_limit([30.0, 30.0, 30.0], 1)
     preview.show_limit([30.0, None, 40.0], 1)
     preview.show_limit([70.0, 30.0], 1)
@@ -199,7 +200,7 @@ def test_preview_counts_jobs_within_the_budget(capsys):
 
 
 def test_kept_run_gives_a_time_estimate(here, capsys):
-    """Seed 0 was run and only its file is left: seed 1 has an estimate from that file."""
+    """Seed 0 was run and only its kept file is left. It gives an estimate for seed 1."""
     assert fedexp("seed=0", "rounds=2", "hydra.sweep.dir=multirun/a") == 0
     assert main.main(["report", "multirun/a", "--keep", "--no-figures"]) == 0
     (made,) = (here / "multirun" / "a").glob("digits_*")
@@ -209,7 +210,7 @@ def test_kept_run_gives_a_time_estimate(here, capsys):
     jobs = plan_jobs([["rounds=2", "seed=0,1", *SMALL, "hydra.sweep.dir=multirun/a"]], [])
     left = preview.show_jobs(jobs, find_measured_runs(jobs))
     seconds = [float(cell) for cell in kept["tables"]["rounds.csv"]["seconds"].split(",") if cell]
-    # of two rounds: their median twice
+    # the median of two rounds, twice
     assert left == [pytest.approx(sum(seconds))] * 2
     first, second, *_, counts = capsys.readouterr().out.splitlines()
     machine = re.escape(kept["summary"]["hardware"]["name"])
@@ -219,8 +220,10 @@ def test_kept_run_gives_a_time_estimate(here, capsys):
 
 
 def test_kept_run_covers_jobs_with_the_same_or_fewer_tests(here, monkeypatch):
-    """Plain views alone are not enough for a job with both; another rate is another run, other
-    hardware is not."""
+    """A run with plain views is not enough for a job with both views.
+
+    A run with another learning rate is another run; other hardware makes no difference.
+    """
 
     def jobs(*overrides: str) -> list[Planned]:
         return plan_jobs(

@@ -1,4 +1,4 @@
-"""`fedexp --shell-completion`: what it offers is what exists, and a real bash completes with it."""
+"""`fedexp --shell-completion` offers groups, options, keys and paths that exist."""
 
 import os
 import shutil
@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[1]
 
 
 def offered(line: str) -> list[str]:
-    """For a command line up to the cursor, without its first word."""
+    """Return the completions of a command line, given without its first word."""
     return sorted(set(complete(line.split(" "), [CONF])))
 
 

@@ -1,4 +1,4 @@
-"""The console is a view of a run: what it cannot show does not fail anything."""
+"""Output that the console cannot show does not fail a run."""
 
 import errno
 import io
@@ -13,7 +13,7 @@ from fedexp.training.run_log import EARLY_LINES, early_lines, run_log
 
 
 class Broken(io.StringIO):
-    """A terminal that has been closed."""
+    """A closed terminal."""
 
     def write(self, text):
         raise OSError(errno.EIO, "Input/output error")
@@ -91,8 +91,9 @@ def log():
 
 
 def test_run_log_starts_with_earlier_lines(tmp_path, log, terminal):
-    """Of its own run alone: not of the run before in the same process, nor of one in another
-    thread."""
+    """It has only lines of its run, not of an earlier run in the same process or of a run in
+    another thread.
+    """
     runs = [tmp_path / "first", tmp_path / "second"]
     for directory in runs:
         directory.mkdir()

@@ -1,5 +1,6 @@
-"""docs/guide/your_own_parts.md, followed to the letter: its files are written out of tree, its
-commands are run."""
+"""The examples of docs/guide/your_own_parts.md: the files are written to a directory, and the
+commands are run.
+"""
 
 import json
 import os
@@ -20,15 +21,14 @@ from fedexp.data.datasets import Digits
 PAGE = Path(__file__).parents[1] / "docs" / "guide" / "your_own_parts.md"
 FILES = re.compile(r"^`([^`\n]+)`\n```\w+\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 COMMANDS = re.compile(r"^```sh\n(PYTHONPATH=\. fedexp .*?)\n```$", re.MULTILINE)
-# Small, and the same for every run, so that runs can be compared.
-pytestmark = pytest.mark.slow  # each command is a process of its own
+# Small runs that can be compared.
+pytestmark = pytest.mark.slow  # each command starts a process
 SMALL = ["tracker=none", "figures=false", "rounds=2", "local.epochs=1", "min_size=1"]
 SMALL += ["hardware=cpu", "hardware.engine=sequential", "hardware.threads=1"]
 
 
 def fedexp(directory: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Runs the command as the page does: in the directory of one's own package, which PYTHONPATH
-    names."""
+    """Run the command as the page does: in the user's directory, with PYTHONPATH=."""
     environment = os.environ | {"PYTHONPATH": ".", "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "fedexp", *arguments]
     return subprocess.run(
@@ -37,7 +37,7 @@ def fedexp(directory: Path, *arguments: str) -> subprocess.CompletedProcess[str]
 
 
 def follow(directory: Path, group: str, *more: str) -> subprocess.CompletedProcess[str]:
-    """The page's command that chooses an option of `group`."""
+    """Run the page's command that chooses an option of `group`."""
     (line,) = [
         c
         for c in COMMANDS.findall(PAGE.read_text(encoding="utf-8"))
@@ -49,7 +49,7 @@ def follow(directory: Path, group: str, *more: str) -> subprocess.CompletedProce
 
 
 def rounds(directory: Path) -> pd.DataFrame:
-    """rounds.csv without the columns that depend on the clock."""
+    """Return rounds.csv without the columns that depend on the clock."""
     table = pd.read_csv(directory / "rounds.csv")
     return table[
         [c for c in table if not c.endswith(("_seconds", "_per_second")) and c != "seconds"]
@@ -58,7 +58,7 @@ def rounds(directory: Path) -> pd.DataFrame:
 
 @pytest.fixture(scope="module")
 def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory with the package and the yaml files of the page."""
+    """Return a directory with the package and the yaml files of the page."""
     directory = tmp_path_factory.mktemp("out_of_tree")
     written = FILES.findall(PAGE.read_text(encoding="utf-8"))
     assert written
@@ -70,7 +70,7 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def reference(workplace: Path) -> pd.DataFrame:
-    """FedAvg with fedexp's own options."""
+    """Return the rounds of FedAvg with the default options."""
     done = fedexp(workplace, *SMALL, "hydra.run.dir=reference")
     assert done.returncode == 0, done.stderr
     return rounds(workplace / "reference")
@@ -87,7 +87,7 @@ def test_algorithm(workplace: Path, reference: pd.DataFrame):
     assert said in done.stderr
     assert said in (workplace / "smoothed" / "run.log").read_text(encoding="utf-8")
     smoothed = rounds(workplace / "smoothed")
-    # From the same initial model, another loss already in the first round.
+    # The initial model is the same; the loss differs from the first round on.
     assert smoothed["test_loss"][0] == reference["test_loss"][0]
     assert (smoothed["train_loss"][1:] != reference["train_loss"][1:]).all()
 
@@ -110,8 +110,7 @@ def test_check_of_the_page(workplace: Path):
 
 
 def test_metric_and_algorithm_without_smoothing(workplace: Path, reference: pd.DataFrame):
-    # One run for both claims: the metric adds a column, and smoothing=0 computes exactly what
-    # FedAvg does.
+    # The metric adds a column, and smoothing=0 equals FedAvg.
     done = follow(
         workplace,
         "forgetting_metric",
@@ -127,7 +126,7 @@ def test_metric_and_algorithm_without_smoothing(workplace: Path, reference: pd.D
     accuracy = pd.read_csv(workplace / "measured" / "class_accuracy.csv").pivot(
         index="round", columns="class", values="accuracy"
     )
-    # After two rounds the only earlier model, the initial one excluded, is that of round 1.
+    # The only earlier model is that of round 1; the initial model does not count.
     assert table["worst_class_forgetting"].isna().tolist() == [True, True, False]
     assert table["worst_class_forgetting"][2] == (accuracy.loc[1] - accuracy.loc[2]).max()
 

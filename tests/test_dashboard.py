@@ -1,5 +1,4 @@
-"""The saved workspace: its specification shows what runs log, under the names that the tracker
-gives."""
+"""The W&B workspace shows the metrics under the names that the tracker logs."""
 
 import json
 import sys

@@ -1,5 +1,4 @@
-"""The site of the documentation: it builds, and its search works from the disk, without a
-network."""
+"""The documentation's site builds, and its search works without a network."""
 
 import os
 import subprocess

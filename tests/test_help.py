@@ -1,5 +1,4 @@
-"""`fedexp --help`: complete, true to the configuration, and quick (nothing heavy is imported for
-it)."""
+"""`fedexp --help` is complete and correct, and imports no slow modules."""
 
 import re
 import subprocess
@@ -21,20 +20,20 @@ OPTIONS = [
     (group, option) for group in list_groups([CONF]) for option in list_options(group, [CONF])
 ]
 KNOB = re.compile(r"(?<!\S)([a-z_][a-z_.]*)=(\S+)")
-# Knobs that exist only beside some option, and what stands for a value that a text cannot give.
+# Options that a knob needs.
 COMPANIONS = {"shards_per_client": ["partition=sharding"], "algorithm.beta": ["algorithm=fedntd"]}
 COMPANIONS |= {"server.lr": ["server.optimizer=adam"]}
 COMPANIONS |= {"algorithm.tau": ["algorithm=fedntd"], "algorithm.mu": ["algorithm=fedprox"]}
 
 
 def section(group: str) -> list[str]:
-    """The lines of one group in the help."""
+    """Return the lines of a group in the help."""
     after = TEXT.split(f"\n  {group}\n", 1)[1]
     return re.match(r"(?:   .*\n)*", after).group().splitlines()
 
 
 def check(overrides: list[str]) -> None:
-    """Composes and checks a configuration as a run would."""
+    """Compose and check a configuration as a run would."""
     with initialize_config_dir(str(CONF), version_base="1.3"):
         build(compose("config", overrides))
 
@@ -110,7 +109,7 @@ def test_user_groups_are_listed(tmp_path: Path):
     ids=" ".join,
 )
 def test_help_imports_no_heavy_modules(arguments: list[str], tmp_path: Path):
-    """What makes the start slow is torch and its kin; a clock would measure the machine instead."""
+    """Importing torch would make the start slow. Measuring time would depend on the machine."""
     code = (
         f"import sys\nsys.argv = ['fedexp', *{arguments!r}]\nfrom fedexp.cli.main import main\ncode"
         " = main()\nheavy = {'torch', 'torchvision', 'pandas', 'sklearn', 'matplotlib', 'wandb',"

@@ -1,4 +1,4 @@
-"""Hydra's launchers as fedexp configures them, and what a job knows of its place."""
+"""Hydra's launchers with fedexp's defaults, and what a job knows of its place."""
 
 import warnings
 
@@ -23,7 +23,7 @@ NAMES = list_options("launcher", [CONF])
 
 
 def launching(*overrides: str):
-    """The configuration in the process that launches."""
+    """Return the configuration of the process that launches the jobs."""
     launchers.register(CONF)
     with warnings.catch_warnings(), initialize_config_dir(str(CONF), version_base="1.3"):
         warnings.simplefilter("error")
@@ -34,7 +34,7 @@ def launching(*overrides: str):
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("installed", [True, False])
 def test_every_launcher_composes_with_its_plugin_and_without(monkeypatch, name, installed):
-    launchers.register(CONF)  # has the plugins register theirs, once in a process
+    launchers.register(CONF)  # makes the plugins register their configs
     options = dict(ConfigStore.instance().repo["hydra"]["launcher"])
     if not installed:
         del options[f"{name}.yaml"]
@@ -78,7 +78,7 @@ def test_jobs_at_once(monkeypatch, gpus, changes, expected):
 
 @pytest.mark.parametrize(("seeds", "given", "expected"), [(3, "-1", 3), (20, "-1", 8), (3, "2", 2)])
 def test_launch_options_reach_the_jobs(monkeypatch, tmp_path, seeds, given, expected):
-    """Jobs compose anew from the overrides of Hydra, in which it must stand."""
+    """Each job composes its configuration again from Hydra's overrides."""
     pytest.importorskip("hydra_plugins.hydra_joblib_launcher")
     monkeypatch.setattr(hardware, "cores", lambda: 8)
     monkeypatch.chdir(tmp_path)
@@ -135,8 +135,8 @@ def test_read_place(overrides, expected):
         (1, {}, ("sequential", 1, 1)),
         (4, {"threads": 2}, ("workers", 2, 2)),
         (4, {"engine": "sequential"}, ("sequential", 1, 4)),
-        (99, {}, ("workers", 6, 1)),  # of clients; more cores are promised than there are
-        (1, {"workers": 3}, ("workers", 3, 1)),  # as asked for
+        (99, {}, ("workers", 6, 1)),  # 6 clients; the share exceeds the cores
+        (1, {"workers": 3}, ("workers", 3, 1)),  # as given
     ],
 )
 def test_jobs_share_the_cores(monkeypatch, share, changes, expected):

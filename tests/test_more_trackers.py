@@ -1,4 +1,4 @@
-"""TensorBoard and MLflow, each read back with its own reader; several trackers at once."""
+"""TensorBoard and MLflow, whose logs are read with their own readers, and several trackers."""
 
 import math
 from dataclasses import replace
@@ -32,7 +32,7 @@ def made(folder: Path) -> Path:
 
 
 def events(folder: Path):
-    """The event files of a folder as TensorBoard reads them."""
+    """Return the event files of a folder, read by TensorBoard."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     found = EventAccumulator(str(folder), size_guidance={"scalars": 0, "images": 0, "tensors": 0})
@@ -64,8 +64,10 @@ def test_tensorboard_has_the_metrics_of_a_run(tmp_path, caplog):
 
 @pytest.mark.parametrize("saved", [0, 1])
 def test_resumed_run_replaces_repeated_rounds_in_tensorboard(saved, tmp_path):
-    """Rounds 0 to 3 were written, the checkpoint is of round 0 or 1; the configuration stands there
-    once."""
+    """Rounds 0 to 3 were written, and the checkpoint is of round 0 or 1.
+
+    The configuration is logged once.
+    """
     pytest.importorskip("tensorboard")
     tracker = TensorBoard(logdir=None).create()
     tracker.start(make_info(tmp_path))
@@ -80,8 +82,7 @@ def test_resumed_run_replaces_repeated_rounds_in_tensorboard(saved, tmp_path):
 
 
 def test_run_resumed_from_round_0_continues_its_tensorboard_log(tmp_path, monkeypatch):
-    """Its checkpoint is of round 0. TensorBoard has its configuration once: the second part is not
-    another run."""
+    """The run was interrupted in its first round. Its configuration is logged once."""
     pytest.importorskip("tensorboard")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.argv", ["fedexp"])
@@ -157,7 +158,7 @@ def test_mlflow_has_the_metrics_of_a_run(tmp_path, client, caplog):
 
 @pytest.mark.parametrize("saved", [0, 1])
 def test_resumed_run_continues_its_mlflow_run(saved, tmp_path, client):
-    """One run, no round twice; a run that begins anew in the same directory is another."""
+    """No round is logged twice. A new run in the same directory is another MLflow run."""
     info = make_info(tmp_path)
     timed = [
         replace(make_record(n), values={**make_record(n).values, "seconds": 1.0}) for n in range(4)
@@ -202,61 +203,61 @@ def test_missing_package_is_one_message(name, monkeypatch):
 # --- several
 
 
-class Telling(Tracker):
-    """Notes what it is told."""
+class RecordingTracker(Tracker):
+    """A tracker that records its calls."""
 
     def __init__(self, own: str | None = None):
-        self.told: list[str] = []
-        self.own = own
+        self.calls: list[str] = []
+        self.identity = own
 
     @property
     def run_id(self) -> str | None:
-        return self.own
+        return self.identity
 
     def start(self, info: RunInfo) -> None:
-        self.told.append("start")
+        self.calls.append("start")
 
     def log_round(self, record: RoundRecord) -> None:
-        self.told.append(f"round {record.round}")
+        self.calls.append(f"round {record.round}")
 
     def finish(self, summary, figures, tables) -> None:
-        self.told.append("finish")
+        self.calls.append("finish")
 
     def abort(self) -> None:
-        self.told.append("abort")
+        self.calls.append("abort")
 
 
 def test_group_calls_each_tracker(tmp_path):
-    first, second = Telling(), Telling("id")
+    first, second = RecordingTracker(), RecordingTracker("id")
     both = TrackerGroup([first, second])
     track(both, make_info(tmp_path), rounds=range(2))
     both.abort()
-    assert first.told == second.told == ["start", "round 0", "round 1", "finish"]
+    assert first.calls == second.calls == ["start", "round 0", "round 1", "finish"]
     assert both.run_id == "id"
 
 
-class Failing(Telling):
+class FailingTracker(RecordingTracker):
     def log_round(self, record: RoundRecord) -> None:
         super().log_round(record)
         raise OSError("full")
 
 
 def test_group_stops_calling_a_failed_tracker(tmp_path, caplog):
-    first, second = Failing(), Telling()
+    first, second = FailingTracker(), RecordingTracker()
     both = TrackerGroup([first, second])
     track(both, make_info(tmp_path), rounds=range(2))
-    assert first.told == ["start", "round 0"]
-    assert second.told == ["start", "round 0", "round 1", "finish"]
+    assert first.calls == ["start", "round 0"]
+    assert second.calls == ["start", "round 0", "round 1", "finish"]
     assert len(warnings(caplog)) == 1
 
 
 def test_aborted_tracker_is_not_finished(tmp_path):
-    tracker = Telling()
+    tracker = RecordingTracker()
     both = TrackerGroup([tracker])
     both.start(make_info(tmp_path))
     both.abort()
     both.finish({}, [], {})
-    assert tracker.told == ["start", "abort"]
+    assert tracker.calls == ["start", "abort"]
 
 
 def test_group_is_local_if_all_members_are():
@@ -266,7 +267,7 @@ def test_group_is_local_if_all_members_are():
 
 
 def test_unevaluated_round_has_no_class_accuracy():
-    """Those of a view's last test are of an earlier round; nan and None are left out."""
+    """The last test of a view is from an earlier round. nan and None are left out."""
     history = History(np.ones((1, 2), dtype=np.int64))
     history.add(2, np.array([0.25, math.nan]))
     found = [

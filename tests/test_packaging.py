@@ -1,5 +1,6 @@
-"""The built wheel, installed into a clean environment and used from another directory (needs a
-package index)."""
+"""The wheel, installed into a clean environment and used from another directory (needs a package
+index).
+"""
 
 import json
 import os
@@ -22,8 +23,7 @@ ROOT = Path(__file__).parents[1]
 
 
 def call(*command: str | Path, cwd: Path) -> str:
-    """Standard output of a command that succeeds, run without a trace of the checkout in its
-    environment."""
+    """Run a command without the checkout in its environment; return its output."""
     hidden = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
     environment = {
         k: v for k, v in os.environ.items() if k not in hidden and not k.startswith("FEDEXP_")
@@ -46,8 +46,9 @@ def names(wheel: Path) -> set[str]:
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory with the sdist, the wheel built from it, and in direct/ the wheel built from the
-    checkout."""
+    """Return a directory with the sdist and the wheel built from it, and with the wheel built from
+    the checkout in direct/.
+    """
     out = tmp_path_factory.mktemp("dist")
     call(sys.executable, "-m", "build", "--outdir", out, ROOT, cwd=out)
     call(sys.executable, "-m", "build", "--wheel", "--outdir", out / "direct", ROOT, cwd=out)
@@ -56,8 +57,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def environment(built: Path) -> Iterator[Path]:
-    """bin/ of a new environment in which only the wheel and its dependencies are; removed
-    afterwards."""
+    """Yield bin/ of a new environment that has only the wheel and its dependencies."""
     with tempfile.TemporaryDirectory(prefix="fedexp-wheel-") as folder:
         venv.create(folder, with_pip=True)
         (wheel,) = (built / "direct").glob("*.whl")
@@ -82,13 +82,12 @@ def test_wheel_and_sdist_contents(built: Path):
         if name.startswith((".venv", "data", "outputs", "multirun", "build", "dist"))
     }
     tables = (
-        # those of REPRODUCTION.md, no runs
+        # tables of REPRODUCTION.md, without runs
         r"multirun/(README\.md|\w+/(table\.(csv|md|tex)|rounds_to_target\.csv))"
     )
     assert not {name for name in strays if not re.fullmatch(tables, name)}
 
-    # Whichever way the wheel is built, it has the same files, all of conf/ among them and nothing
-    # beside the package.
+    # Both wheels have the same files: the package with conf/.
     assert names(from_sdist) == names(direct)
     assert {f"fedexp/{name}" for name in conf_files()} <= names(direct)
     assert {f"fedexp/view/page.{kind}" for kind in ("html", "css", "js")} <= names(direct)

@@ -1,4 +1,4 @@
-"""README.md, CONTRIBUTING.md and docs/: links lead somewhere, tables of options are complete."""
+"""Links in README.md, CONTRIBUTING.md and docs/ work, and the tables of options are complete."""
 
 import re
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ NAMES = [path.relative_to(ROOT).as_posix() for path in PAGES]
 CODE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\(([^)\s]+)\)|^\[\w+\]: (\S+)$", re.MULTILINE)
 HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
-# Made for the site only.
+# Generated for the site.
 GENERATED = {
     ROOT / "docs" / "algorithms" / f"{name}.md" for name in list_options("algorithm", [CONF])
 }
@@ -74,9 +74,9 @@ def test_table_of_groups_is_complete():
         f"`{name}`" for name in ("launcher", "sweep", "sweeper", "tuned")
     }
     for group, (options, *_) in table.items():
-        if group not in ("`algorithm`", "`experiment`"):  # these have pages of their own
+        if group not in ("`algorithm`", "`experiment`"):  # they have separate pages
             known = set(list_options(group.strip("`"), [CONF]))
-            if group == "`dataset`":  # they are too many for one cell
+            if group == "`dataset`":  # too many for one cell
                 options = read(ROOT / "docs" / "guide" / "data.md").split("## Downloads")[0]
             assert known <= set(re.findall(r"\w+", options)), group
     for line in re.findall(r"^\| (`\w+`) \| (.*) \|$", read(ROOT / "README.md"), re.MULTILINE):

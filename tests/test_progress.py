@@ -59,15 +59,16 @@ def terminal(width: int = 80) -> Console:
 
 
 def in_stream(record: RoundRecord, average: float | None) -> RoundRecord:
-    """The same in a stream of tasks; average is undefined in round 0 and where nothing is
-    evaluated."""
+    """Return the same record with `average_accuracy`, which is undefined in round 0 and in rounds
+    that are not evaluated.
+    """
     return RoundRecord(
         record.round, dict(record.values) | {"average_accuracy": average}, record.class_accuracy
     )
 
 
 def plain_output(total: int, first: int = 0) -> list[str]:
-    console = Console(file=io.StringIO(), width=20)  # far narrower than a line
+    console = Console(file=io.StringIO(), width=20)  # narrower than a line
     progress = Progress(console)
     progress.start(make_info(total, first))
     for number in range(first + 1 if first else 0, total + 1):
@@ -107,11 +108,11 @@ def test_time_left_uses_recent_rounds():
     progress = Progress(Console(file=io.StringIO()))
     progress.start(make_info(100))
     assert progress.seconds_left is None
-    progress.log_round(make_record(0, seconds=50.0))  # the initial model's evaluation is no round
+    progress.log_round(make_record(0, seconds=50.0))  # the initial model is not a round
     assert progress.seconds_left is None
     for number in range(1, 31):
         progress.log_round(make_record(number, seconds=100.0 if number <= 10 else 3.0))
-    # the slow start is out of the window of 20 rounds
+    # only the last 20 rounds count
     assert progress.seconds_left == pytest.approx(70 * 3.0)
 
 
@@ -158,7 +159,7 @@ def test_live_display_fits_and_shows_the_status(width, status):
     assert frame[1].rstrip().endswith(f"2 s/round  {status}")
     assert len(frame[1]) <= width
     assert frame[2].strip() == "accuracy 0.5000  best 0.5000  forgetting 0.100  train loss 1.5"
-    assert output.count("\x1b[?25l") == output.count("\x1b[?25h") == 1  # the cursor is back
+    assert output.count("\x1b[?25l") == output.count("\x1b[?25h") == 1  # the cursor is shown again
 
 
 def test_abort_restores_the_terminal():
@@ -261,8 +262,7 @@ def test_duration(seconds, text):
 
 
 def test_line_shows_test_loss_before_the_first_training():
-    """Nobody has trained before round 1, so that the test loss stands there; afterwards that of
-    training."""
+    """There is no training loss before round 1."""
     console = Console(file=io.StringIO())
     progress = Progress(console)
     progress.start(make_info(1))

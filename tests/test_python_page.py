@@ -1,5 +1,4 @@
-"""The code of docs/guide/python.md and of its notebook, executed block after block as a reader
-would."""
+"""The code of docs/guide/python.md and of its notebook runs."""
 
 import json
 import re
@@ -23,8 +22,7 @@ def cells_of_the_notebook() -> list[str]:
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty directory, and the engine of one process, which begins sooner and gives the same
-    numbers."""
+    """Change to an empty directory, and make runs small."""
     import matplotlib
 
     import fedexp

@@ -1,4 +1,4 @@
-"""A search: what may be asked for, the values that trials take, and small studies on digits."""
+"""Searches: objective, search space, pruning, and early stopping."""
 
 import subprocess
 import sys
@@ -131,8 +131,9 @@ def opened(directory, *overrides, space=("local.lr",), objective="accuracy"):
 
 
 def test_trial_below_the_median_is_pruned(tmp_path):
-    """Of two finished trials with 0.5 and 0.7 after round 2 the median is 0.6: 0.55 is pruned, 0.65
-    is not, and a round that was reported before a resume counts once."""
+    """Two finished trials have 0.5 and 0.7 after round 2, so the median is 0.6: 0.55 is pruned,
+    0.65 is not. A round reported before a resume counts once.
+    """
     study = opened(tmp_path)
     for value in (0.5, 0.7):
         trial = study.ask()
@@ -150,12 +151,12 @@ def test_trial_below_the_median_is_pruned(tmp_path):
 
 
 def test_optuna_is_only_imported_for_a_search():
-    """A run without one must not need it."""
+    """Optuna is an optional dependency."""
     program = "import fedexp.cli.job, fedexp.training.run, sys; sys.exit('optuna' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
 
 
-# --- the end before the last round
+# --- early stopping
 
 
 def test_patience_counts_rounds_since_the_best():
@@ -165,15 +166,17 @@ def test_patience_counts_rounds_since_the_best():
 
 
 def seen(*accuracy):
-    """A state after as many evaluated rounds."""
+    """Return a state after these evaluated rounds."""
     rounds = [(0, 0.0), *enumerate(accuracy, 1)]
     tested = {VALIDATION: SimpleNamespace(accuracy=rounds)}
     return SimpleNamespace(accuracy=rounds, round=len(accuracy), tested=tested)
 
 
 def test_patience_ends_a_run_without_improvement():
-    """Patience 2: one round after the best it goes on, two after it ends; an equal accuracy is no
-    better one."""
+    """With patience 2, the run continues one round after the best one and ends after two.
+
+    An equal accuracy is not an improvement.
+    """
     stop = Stop(patience=2, metric=None, minutes=None)
     stopping = Stopping(SimpleNamespace(stop=stop), None, None)
     ended = {"by": "patience", "patience": 2}
@@ -187,8 +190,10 @@ def test_patience_ends_a_run_without_improvement():
 
 
 def test_time_limit_ends_a_run_before_a_round_that_exceeds_it(monkeypatch):
-    """Two minutes from second 1,000 on end at 1,120. At 1,100 a round of 19 seconds is begun, one
-    of 20 is not."""
+    """Two minutes from second 1,000 end at second 1,120.
+
+    At second 1,100, a round of 19 seconds starts, and a round of 20 seconds does not.
+    """
     now = [1000.0]
     monkeypatch.setattr("time.perf_counter", lambda: now[0])
     stopping = Stopping(
@@ -217,7 +222,7 @@ def test_stopped_run_is_over_for_the_same_options():
     assert is_finished({"status": "completed"}, NO_STOP, True)
     assert is_finished(patient, three, True)
     assert not is_finished(patient, NO_STOP, False)
-    assert not is_finished(timed, five, True)  # by its name: as many minutes again
+    assert not is_finished(timed, five, True)  # resumed by name: it gets the minutes again
     assert is_finished(timed, five, False)
     assert not is_finished(timed, NO_STOP, False)
     assert is_finished(pruned, NO_STOP, False)
@@ -225,8 +230,10 @@ def test_stopped_run_is_over_for_the_same_options():
 
 
 def test_study_of_another_experiment_is_refused(tmp_path):
-    """The same command with another tracker or on other hardware continues it; another number of
-    rounds, method, searched key or objective is refused."""
+    """The tracker and the hardware may differ.
+
+    The number of rounds, the algorithm, the searched keys and the objective may not.
+    """
     opened(tmp_path)
     opened(tmp_path, "hardware.threads=1", "figures=false")
     for overrides, more in (

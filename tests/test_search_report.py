@@ -1,4 +1,4 @@
-"""Searches: the report names the best value of each method by the rule."""
+"""The report of a search names the best value of each method."""
 
 from fedexp.analysis.sweep import load_sweep
 from fedexp.config.options import list_options
@@ -11,8 +11,10 @@ CIFAR = "experiment=fedka/cifar10"
 
 
 def test_report_names_the_best_value_of_each_method(tmp_path):
-    """FedKA: beta 0.1 has 50 and 60 % (mean 55), 0.01 has 57, 0.5 diverged at a higher accuracy;
-    FedProx one value."""
+    """FedKA has 50 and 60 % (mean 55) with beta 0.1, and 57 % with 0.01.
+
+    With 0.5, it diverged at a higher accuracy. FedProx has one value.
+    """
     for i, (beta, accuracy) in enumerate(
         [("0.1", 0.5), ("0.1", 0.6), ("0.01", 0.57), ("0.5", 0.9)]
     ):

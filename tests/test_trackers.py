@@ -1,5 +1,4 @@
-"""What W&B is told, by a stand-in for wandb; slow tests read real runs back. No test needs a
-network."""
+"""The W&B tracker with a fake wandb. Slow tests use wandb itself, without a network."""
 
 import io
 import logging
@@ -48,7 +47,7 @@ TABLE = pd.DataFrame(
 
 @pytest.fixture(autouse=True)
 def empty_cwd(tmp_path, monkeypatch):
-    """A working directory that must stay empty."""
+    """Change to a working directory, which must stay empty."""
     (tmp_path / "cwd").mkdir()
     monkeypatch.chdir(tmp_path / "cwd")
     yield
@@ -130,8 +129,10 @@ def test_a_run_is_logged_with_its_configuration_metrics_and_results(
 
 
 def test_results_do_not_use_the_step_of_the_next_round(tmp_path, fake_wandb):
-    """W&B drops rows whose step is not greater than the last one. The results get the step after
-    the last round's, so the next round needs a greater one."""
+    """W&B drops rows whose step is not greater than the last one.
+
+    Results take the step after the last round's, so the next round needs a greater step.
+    """
     track(guarded(), make_info(tmp_path), range(3))
     assert [step for step, _ in fake_wandb.runs[0].logged] == [0, 10, 20, None, None]
 
@@ -140,7 +141,7 @@ def test_an_aborted_run_is_resumed_under_its_id(tmp_path, fake_wandb):
     first, second = guarded(), guarded()
     first.start(make_info(tmp_path / "a"))
     first.abort()
-    first.abort()  # a second time is allowed
+    first.abort()  # may be called twice
     track(second, make_info(tmp_path, wandb_id=first.run_id, first_round=1), range(2, 4))
     before, after = fake_wandb.runs
     assert before.asked["id"] == after.asked["id"] == first.run_id == second.run_id
@@ -267,7 +268,6 @@ def test_image_interval(every, rounds, interval):
 
 
 def test_each_column_has_a_unique_name_in_a_section():
-    """Every column that a run can have is in one of the six sections, and no two share a name."""
     columns = {
         *RECORD_TAIL,
         *TASK_COLUMNS,
@@ -291,7 +291,7 @@ def test_each_column_has_a_unique_name_in_a_section():
     assert columns >= NAMES.keys()
     assert metric_name("round_forgetting") == "forgetting/round"
     assert metric_name("evaluation_seconds") == "time/evaluation"
-    assert metric_name("worst_class_forgetting") == "forgetting/worst_class"  # a user's own
+    assert metric_name("worst_class_forgetting") == "forgetting/worst_class"  # of a user's metric
     assert class_metric("001.ak/47") == "class/001_ak_47"
 
 
@@ -400,7 +400,7 @@ def test_log_contains_no_paths_of_the_machine(tmp_path):
 
 @pytest.mark.slow
 def test_wandb_never_prompts_for_a_key(tmp_path):
-    """In a process of its own with a terminal for wandb to ask in: it does not; only `online` is worth a warning."""
+    """Run in a separate process with a terminal. Only `mode=online` logs a warning."""
     pty = pytest.importorskip("pty")
     program = (
         "import sys; sys.path.insert(0, sys.argv[1]); import logging; logging.basicConfig(format='%(message)s')\n"

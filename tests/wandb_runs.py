@@ -1,5 +1,4 @@
-"""A stand-in for wandb that notes what it is told, and real W&B runs read back by wandb's own
-client; no network."""
+"""A fake wandb that records its calls, and functions that read W&B runs. No network is used."""
 
 import json
 import os
@@ -24,9 +23,11 @@ CLOCK = ("_runtime", "_timestamp", "_wandb")  # in rows and summaries
 
 @pytest.fixture(autouse=True)
 def clean_home(tmp_path_factory, monkeypatch):
-    """No key, no settings of the user, an empty home that must stay empty; nothing is left
-    running."""
-    wait_for_no("wandb-core")  # of a test before it
+    """Use an empty home without a key or settings, which must stay empty.
+
+    No process may be left running.
+    """
+    wait_for_no("wandb-core")  # of an earlier test
     home = tmp_path_factory.mktemp("home")
     for name in [name for name in os.environ if name.startswith("WANDB_")]:
         monkeypatch.delenv(name)
@@ -45,7 +46,7 @@ def clean_home(tmp_path_factory, monkeypatch):
 
 
 class FakeRun:
-    """A W&B run that keeps what it is told."""
+    """A W&B run that records its calls."""
 
     def __init__(self, **asked):
         self.asked, self.logged, self.metrics = asked, [], {}
@@ -71,8 +72,7 @@ class FakeRun:
 
 @pytest.fixture(name="fake_wandb")
 def make_fake_wandb(monkeypatch):
-    """wandb without its background process, with a key and a server that answers; `.runs` are those
-    that were begun."""
+    """Replace wandb by a fake with a key and a server that answers. `runs` has its runs."""
     settings = SimpleNamespace(mode="online", api_key="key", base_url="https://api.wandb.ai")
     fake = SimpleNamespace(settings=settings, runs=[])
 
@@ -87,7 +87,7 @@ def make_fake_wandb(monkeypatch):
 
 
 def wait_for_no(name: str, seconds: float = 30.0) -> None:
-    """Wait until no child is called so: on a busy machine one needs seconds for its end."""
+    """Wait until no child process has this name. On a busy machine, it takes seconds to end."""
     end = time.monotonic() + seconds
     while left := children(name):
         assert time.monotonic() < end, left
@@ -95,7 +95,7 @@ def wait_for_no(name: str, seconds: float = 30.0) -> None:
 
 
 def children(name: str) -> list[str]:
-    """Command lines of this process's living children that contain `name`."""
+    """Return the command lines of this process's living children that contain `name`."""
     listing = subprocess.run(
         ["ps", "-o", "stat=,args=", "--ppid", str(os.getpid())], capture_output=True, text=True
     )
@@ -136,8 +136,7 @@ def run_folders(directory: Path) -> list[Path]:
 
 
 def inspect(folder: Path, *options: str) -> str:
-    """What `wandb leet inspect` says about a run folder; asked of the program behind it, which
-    starts at once."""
+    """Return what `wandb leet inspect` prints for a run folder."""
     from wandb.util import get_core_path
 
     (file,) = folder.glob("*.wandb")
@@ -155,15 +154,16 @@ def inspect(folder: Path, *options: str) -> str:
 
 
 def read_run(folder: Path) -> tuple[dict[str, Any], list[dict[str, Any]], list[dict[str, Any]]]:
-    """Summary of the run, its history rows with nested keys joined by dots, and all records."""
+    """Return the summary, the history rows (nested keys joined by dots), and all records."""
     records = [json.loads(line) for line in inspect(folder).splitlines()]
     history = [r["history"]["item"] for r in records if r["type"] == "history"]
     return json.loads(inspect(folder, "--summary")), history, records
 
 
 def content(folder: Path) -> dict[str, Any]:
-    """All that a run says, without what depends on the clock; images and tables as the bytes of
-    their files."""
+    """Return the content of a run that does not depend on the clock, with images and tables as
+    bytes.
+    """
     run, history, records = read_run(folder)
     (record,) = [r["run"] for r in records if r["type"] == "run"]
     defined = [r["metric"] for r in records if r["type"] == "metric"]
@@ -181,7 +181,7 @@ def content(folder: Path) -> dict[str, Any]:
 
 
 def without_clock(row: dict[str, Any]) -> dict[str, Any]:
-    """Nor the random name that W&B gives to the artifact of each table."""
+    """Remove values that depend on the clock, and the random names of artifacts."""
     kept = {
         key: value
         for key, value in row.items()

@@ -1,4 +1,4 @@
-"""Fixtures that run the command line, in this process (quick) or as a process of its own."""
+"""Fixtures that run the command line, in this process or in a new one."""
 
 import logging
 import os
@@ -22,7 +22,7 @@ class Answer:
 
 
 class CommandLine:
-    """`fedexp(*arguments)`; `done` and `refused` also check how it ends."""
+    """Run the command line: `fedexp(*arguments)`. `done` and `refused` also check the exit code."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]):
         self._monkeypatch, self._capfd = monkeypatch, capfd
@@ -45,7 +45,7 @@ class CommandLine:
         return answer
 
     def refused(self, *arguments: str) -> Answer:
-        """With exit code 2 and one message."""
+        """Run a command that must end with exit code 2 and one message."""
         answer = self(*arguments)
         assert answer.code == 2, answer.err
         assert "Traceback" not in answer.err + answer.out
@@ -55,7 +55,7 @@ class CommandLine:
 
 @pytest.fixture
 def fedexp(monkeypatch, capfd, tmp_path) -> Iterator[CommandLine]:
-    """The command line in an empty working directory, without W&B unless asked for."""
+    """Yield the command line in an empty working directory, without W&B by default."""
     monkeypatch.chdir(tmp_path)
     for name in [name for name in os.environ if name.startswith("WANDB_")]:
         monkeypatch.delenv(name)
@@ -72,7 +72,7 @@ def fedexp(monkeypatch, capfd, tmp_path) -> Iterator[CommandLine]:
 
 @pytest.fixture(scope="session")
 def forks() -> Iterator[ForkServer]:
-    """Starts command lines that can be killed."""
+    """Yield a server that starts command lines, which can be killed."""
     server = ForkServer()
     yield server
     server.close()
@@ -80,7 +80,7 @@ def forks() -> Iterator[ForkServer]:
 
 @pytest.fixture
 def start(forks, tmp_path) -> Iterator[Callable[..., Forked]]:
-    """`start(*arguments)`: the same as a process of its own."""
+    """Yield `start(*arguments)`, which starts the command line as a process."""
     running: list[Forked] = []
 
     def call(*arguments: str) -> Forked:

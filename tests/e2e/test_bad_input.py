@@ -1,6 +1,7 @@
-"""Bad input: one clear message, exit code 2, no traceback, nothing left behind.
+"""Bad input ends with one message, exit code 2, no traceback and no files.
 
-tests/test_build.py has the ranges and types of values."""
+tests/test_build.py checks the ranges and types of values.
+"""
 
 import json
 
@@ -11,7 +12,7 @@ from helpers import SMALL, assert_same_run
 from fedexp import ConfigError, run
 from fedexp.config.options import conf_directory
 
-# what is typed => what the message must say | ...
+# arguments => parts of the message
 CASES = """
 algorithm=fedntdd => algorithm=fedntdd | nearest: 'fedntd' | fedmultihead, fednova, fedntd
 algoritm=fedntd => algoritm | nearest: 'algorithm'
@@ -171,8 +172,8 @@ def test_unreadable_user_options_are_refused(fedexp, tmp_path, kind, content, wo
     "arguments", [["algorithm=fedavg"], ["--multirun", "seed=0,1"], ["--cfg", "job"]]
 )
 def test_user_option_with_a_name_of_fedexp_is_refused(fedexp, tmp_path, arguments):
-    """Hydra would take that of fedexp without a word."""
-    for name in ("algorithm/fedavg.yaml", "sweep/benchmark.yaml"):  # a sweep is read from there
+    """Hydra would use fedexp's option without a message."""
+    for name in ("algorithm/fedavg.yaml", "sweep/benchmark.yaml"):  # a sweep may have the same name
         (tmp_path / "conf_mine" / name).parent.mkdir(parents=True)
         (tmp_path / "conf_mine" / name).write_text("")
     answer = fedexp.refused("--config-dir", "conf_mine", *arguments)
@@ -210,26 +211,26 @@ def test_user_option_with_a_name_of_fedexp_is_refused(fedexp, tmp_path, argument
     ],
 )
 def test_invalid_run_directories_are_refused(fedexp, tmp_path, overrides, config, word):
-    """What somebody else wrote there names no code and no directory with configurations."""
+    """Files from another person cannot name classes or configuration directories."""
     (tmp_path / "run" / ".hydra").mkdir(parents=True)
     (tmp_path / "run" / ".hydra" / "overrides.yaml").write_bytes(overrides)
     (tmp_path / "run" / "config.yaml").write_bytes(config)
     assert word in fedexp.refused("resume=run", "tracker=none").err
     left = {path.name for path in tmp_path.rglob("*") if path.is_file()}
-    # a lock's file stays, see fedexp.rundir.lock
+    # the lock file stays, see fedexp.rundir.lock
     assert left - {".lock"} == {"config.yaml", "overrides.yaml"}
 
 
 @pytest.mark.slow
 def test_batch_size_may_exceed_the_data(fedexp, tmp_path):
-    """Batches are padded to their size, which once asked for 16 GB here."""
+    """Batches are padded to their size, which must not need 16 GB here."""
     for name, size in (("all", 1437), ("more", 2**31)):
         fedexp.done(*SMALL, "rounds=1", f"local.batch_size={size}", f"hydra.run.dir={name}")
     assert_same_run(tmp_path / "all", tmp_path / "more")
 
 
 def test_refused_sweep_keeps_an_existing_directory(fedexp, tmp_path):
-    """Also where it holds the same as one that this command has made."""
+    """The directory holds the same files as a new sweep."""
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "multirun.yaml").write_text("")
     fedexp.refused("--multirun", "local.lrr=0.1,0.2", "hydra.sweep.dir=mine")
@@ -251,7 +252,7 @@ def test_refused_sweep_writes_nothing(fedexp, tmp_path, overrides, message):
 
 
 def test_empty_working_directory_is_kept(fedexp, tmp_path):
-    """Also when it is empty and the run directory would have been in it."""
+    """The run directory would have been in it."""
     assert fedexp("rounds=0", "hydra.run.dir=run").code == 2
     assert tmp_path.exists()
     assert list(tmp_path.iterdir()) == []

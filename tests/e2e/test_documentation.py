@@ -1,10 +1,8 @@
-"""The commands of README.md and of the other pages, executed; no word of them may name what is not
-there.
+"""The commands of README.md and the other pages are valid and run.
 
-Every command (a line of a shell block or of an indented block, or `code` that begins with a
-program) is composed and checked; those of fedexp are also run (slow), in an empty directory, with
-`REDUCED` and small data sets in place of the real ones. The rest stands in `NOT_EXECUTED`, with the
-reason.
+A command is a line of a shell block or an indented block, or inline code that starts with a
+program. All commands are composed and checked. Slow tests also run those of fedexp in an empty
+directory, with `REDUCED` and small data sets. `NOT_EXECUTED` has the other commands.
 """
 
 import contextlib
@@ -44,7 +42,7 @@ ROOT = Path(__file__).resolve().parents[2]
 CONF = ROOT / "conf"
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 FAQ = "docs/guide/faq.md"
-# Pages of the repository; one per algorithm is made for the site only.
+# Pages of the repository. The pages of algorithms are generated.
 WRITTEN = [
     path.relative_to(ROOT).as_posix()
     for pattern in ("*.md", "benchmarks/*.md", "docs/[!r]*/*.md", "docs/*.md")
@@ -54,7 +52,7 @@ WRITTEN = [
 FENCE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 INDENTED = re.compile(r"(?<=\n\n)(?:    [^\n]+\n)+")
 SPAN = re.compile(r"`([^`\n]+)`")
-# of a command that wants arguments
+# a subcommand without its arguments
 NAME = re.compile("fedexp (report|view|evaluate|figures|push|dashboard|analyse)")
 PROGRAMS = (
     "fedexp",
@@ -68,7 +66,7 @@ PROGRAMS = (
     "export",
     "PYTHONPATH=.",
 )
-# What stands in a command for something that differs from user to user, and an example of it.
+# Placeholder in a command -> example.
 EXAMPLES = {
     "sweep=<name>": "sweep=fedntd_table1",
     "hydra/launcher=<name>": "hydra/launcher=joblib",
@@ -87,7 +85,7 @@ EXAMPLES = {
     "<file>": "run/partition.npz",
     "<name>": "fedavg",
 }
-# What must have been run before, where a command names it.
+# Directory in a command -> the command that makes it.
 BEFORE = {
     "run": "rounds=1 hydra.run.dir=run",
     "outputs/2026-11-21/13-54-41.559336_digits_fedavg_seed0": "rounds=1 hydra.run.dir={}",
@@ -97,7 +95,7 @@ BEFORE = {
         "scenario=class_incremental algorithm=fedlwf partition=equal_shards hydra.run.dir={}/fedlwf"
     ),
 }
-# How much every run is reduced: one client of five, one epoch, one round.
+# Each run has one client of five, one epoch, one round.
 REDUCED = {
     "rounds": "1",
     "local.epochs": "1",
@@ -106,7 +104,7 @@ REDUCED = {
     "figures": "false",
 }
 REDUCED |= {"hardware.engine": "sequential"}
-# The part of a named sweep that is run, where the command does not say which.
+# The part of a named sweep that is run, unless the command restricts it.
 PART = {
     "forgetting_benchmark": {"experiment": "benchmark/domain_incremental", "algorithm": "fedavg"},
     "forgetting_benchmark_digits": {
@@ -163,15 +161,15 @@ def is_executed(command: str) -> bool:
 
 @cache
 def texts() -> dict[str, str]:
-    """Every page by its path, README.md first."""
-    sys.path.insert(0, str(ROOT / "docs"))  # no part of the package
+    """Return path -> text of all pages, README.md first."""
+    sys.path.insert(0, str(ROOT / "docs"))  # not part of the package
     from build_pages import pages
 
     return {"README.md": README} | pages()
 
 
 def lines_of(text: str) -> Iterator[str]:
-    """The shell lines of a page."""
+    """Yield the shell lines of a page."""
     for language, body in FENCE.findall(text):
         if language in ("sh", "bash", "shell", "console"):
             yield from body.splitlines()
@@ -184,7 +182,7 @@ def lines_of(text: str) -> Iterator[str]:
 
 
 def normal(line: str) -> str:
-    """Without comments and dots, with an example for every placeholder."""
+    """Return a command without comments and dots, with an example for each placeholder."""
     for placeholder, example in EXAMPLES.items():
         line = line.replace(placeholder, example)
     line = re.sub(r"(^|\s+)#.*", "", line).replace("...", "")
@@ -192,7 +190,7 @@ def normal(line: str) -> str:
 
 
 def commands_of(text: str) -> list[str]:
-    """The commands of a page, each once."""
+    """Return the commands of a page, each once."""
     return list(dict.fromkeys(filter(None, map(normal, lines_of(text)))))
 
 
@@ -206,7 +204,7 @@ def small_pictures() -> list[str]:
 
 @cache
 def commands() -> dict[str, str]:
-    """Command -> the first page that has it, except the commands of test_faq_messages."""
+    """Return command -> the first page that has it, except the commands of test_faq_messages."""
     found: dict[str, str] = {}
     for page, text in texts().items():
         for command in commands_of(text) if page != FAQ else ():
@@ -215,12 +213,12 @@ def commands() -> dict[str, str]:
 
 
 def ours(command: str) -> bool:
-    """Whether it is one of fedexp's."""
+    """Return whether a command runs fedexp."""
     return command.startswith(("fedexp", "python -m fedexp", "torchrun"))
 
 
 def arguments_of(command: str) -> list[str] | None:
-    """What the command line of `fedexp` gets from a command; None: another program's."""
+    """Return the arguments of `fedexp` in a command; None for another program."""
     words = shlex.split(command)
     if words[0] == "make":
         return next(
@@ -236,13 +234,13 @@ def arguments_of(command: str) -> list[str] | None:
 
 
 def subcommand(arguments: Sequence[str]) -> str | None:
-    """Which one it is, of a command line of `fedexp`."""
+    """Return the subcommand that these arguments call, if any."""
     return arguments[0] if arguments and arguments[0] in SUBCOMMANDS else None
 
 
 @cache
 def help_of(name: str) -> str:
-    """The help of a subcommand, of `analyse` with that of all its kinds."""
+    """Return the help of a subcommand, for `analyse` including all kinds."""
     found = io.StringIO()
     kinds = [["run", kind] for kind in KINDS] if name == "analyse" else [[]]
     for words in kinds:
@@ -255,8 +253,10 @@ def help_of(name: str) -> str:
 
 
 def jobs(arguments: Sequence[str]) -> Iterator[list[str]]:
-    """Overrides of as many jobs as it takes to see every value of a multirun; of a named sweep, its
-    first ones."""
+    """Yield the overrides of jobs that together have every value of a multirun.
+
+    For a named sweep, yield the first jobs.
+    """
     asked = parse([a for a in arguments if not a.startswith("resume=")])
     if {"--help", "--config-dir", "--shell-completion"} & set(asked.flags):
         return
@@ -268,14 +268,13 @@ def jobs(arguments: Sequence[str]) -> Iterator[list[str]]:
             yield [axis[i % len(axis)] for axis in axes]
 
 
-# so that fewer configurations are to be composed
+# left out, so that fewer configurations are composed
 ALWAYS_FITS = re.compile(r"(seed|rounds)=\d+|tracker=none")
 
 
 @cache
 def compose_and_check(job: frozenset[str]) -> None:
-    """Whether every option, key and value exists and they go together, as far as that can be said
-    without data."""
+    """Check that all options, keys and values exist and can be combined, without reading data."""
     with initialize_config_dir(str(CONF), version_base="1.3"):
         built = build(compose("config", sorted(job)))
     check(built, Metrics(members=(built.forgetting_metric,)))
@@ -298,7 +297,7 @@ def test_commands_of_the_readme_are_valid(command):
 @pytest.mark.slow
 @pytest.mark.timeout(1200)  # all in one test
 def test_commands_that_are_not_run_are_valid():
-    """Those of the algorithms' pages and of NOT_EXECUTED."""
+    """These are in NOT_EXECUTED or on the pages of algorithms."""
     for command, page in commands().items():
         if page.startswith("docs/algorithms/") or not is_executed(command):
             try:
@@ -313,18 +312,22 @@ def test_every_page_is_checked():
 
 
 def test_every_skipped_command_has_a_reason():
-    """A command that is not run has a reason."""
     left_out = [c for c in commands() if not ours(c) and is_executed(c)]
     assert not left_out, "run it, or say in NOT_EXECUTED why not"
 
 
-FOREIGN = "smooth|--shell-completion|allow_pickle|train_transform"  # of others, or of an example
+FOREIGN = (
+    "smooth|--shell-completion|allow_pickle|train_transform"  # of other programs or of examples
+)
 
 
 def test_options_in_text_exist():
-    """`key=value` in a sentence: the key exists, and so does the value where it names an option."""
+    """For `key=value` in a sentence, the key must exist.
+
+    A value of a group must be one of its options.
+    """
     known = {*known_keys(CONF, []), *(path.name for path in CONF.iterdir() if path.is_dir())}
-    # on the page of a group its keys go without its name
+    # the page of a group names its keys without the group
     short = {key.rpartition(".")[2] for key in known}
     others = ("hydra", "wandb", "pip", "make", "eval", "resume", "key=value", "group=option")
     # arguments of Python functions, and what SECURITY.md quotes
@@ -334,7 +337,7 @@ def test_options_in_text_exist():
             for key, value in re.findall(r"(?<!\S)([a-z_][a-z_.]*)=(\S+)", span):
                 if not span.startswith(others) and not re.search(FOREIGN, span):
                     assert key in known or key in short, f"{page}: `{span}`"
-                    attack = ".." in value  # what SECURITY.md says is refused
+                    attack = ".." in value  # quoted in SECURITY.md
                     option = (
                         re.fullmatch(r"[\w./-]+", value)
                         and (CONF / key).is_dir()
@@ -346,7 +349,7 @@ def test_options_in_text_exist():
 
 
 def program_of(path: Path) -> Path:
-    """The file of the function `main` that a module of one import takes it from."""
+    """Return the module that defines `main`, if a module imports it."""
     found = re.search(
         r"^from (fedexp\.\S+) import main$", path.read_text(encoding="utf-8"), re.MULTILINE
     )
@@ -393,8 +396,9 @@ def test_make_pip_and_python_commands_exist():
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Small data sets under the names of real ones: 10 classes of images, texts of three classes a
-    task."""
+    """Write small data sets under the names of real ones: images of 10 classes, and texts with
+    three classes per task.
+    """
     directory, rng = tmp_path_factory.mktemp("data"), np.random.default_rng(0)
     for name, size in (
         ("mnist", 28),
@@ -434,7 +438,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def reduced(arguments: Sequence[str]) -> list[str]:
-    """The same command on small data, one round long."""
+    """Return a command's arguments for small data and one round."""
     if subcommand(arguments) or any(
         a.startswith("resume=") or a in ("--help", "--cfg") for a in arguments
     ):
@@ -450,7 +454,7 @@ def reduced(arguments: Sequence[str]) -> list[str]:
         for a in kept
         if a not in ("tracker=none", "--multirun") or (a == "--multirun" and len(kept) > 1)
     ]
-    # of a list's values: one, or two
+    # one or two values of a list
     most = "" if "sweep=" in str(kept) or "precision=bf16" in str(kept) else ",[^,]+"
     kept = [re.sub(rf"^((?:seed|algorithm)=[^,]+{most}),.*", r"\1", a) for a in kept]
     kept = [re.sub(r"(n_trials)=\d+$", r"\1=2", a) for a in kept]
@@ -460,7 +464,7 @@ def reduced(arguments: Sequence[str]) -> list[str]:
     if "profile" in given or any(
         key.startswith(("schedule.", "analysis.rounds", "keep_")) for key in given
     ):
-        del changes["rounds"]  # the second is traced; later ones have other data
+        del changes["rounds"]  # these need a second round
     if "local.warmup" in given:
         changes["rounds"] = str(int(given["local.warmup"]) + 1)
     if (sweep := given.get("sweep")) is not None:
@@ -478,7 +482,7 @@ def reduced(arguments: Sequence[str]) -> list[str]:
 @pytest.mark.timeout(1200)  # a page is one test
 @pytest.mark.parametrize("page", [page for page in WRITTEN if page != FAQ])
 def test_commands(page, fedexp, fresh_processes, data, tmp_path, monkeypatch):
-    """All of a page, one after the other in one directory."""
+    """Run all commands of a page in one directory."""
     monkeypatch.setenv("FEDEXP_DATA", str(data))
     (tmp_path / "photos").symlink_to(data / "photos")
     (tmp_path / "flowers").symlink_to(data / "photos" / "train")  # no test folder
@@ -499,7 +503,7 @@ def test_commands(page, fedexp, fresh_processes, data, tmp_path, monkeypatch):
 
 
 def execute(command, fedexp, monkeypatch) -> tuple[int, str]:
-    """(exit code, what it has said on stderr) of a command of ours, reduced."""
+    """Run a reduced command; return (exit code, stderr)."""
     words = shlex.split(command)
     if words[0] == "fedexp":
         done = fedexp(*reduced(words[1:]))
@@ -553,7 +557,7 @@ def test_every_faq_command_has_a_message():
     ("lines", "message"), [entry[1:] for entry in ENTRIES], ids=[entry[0] for entry in ENTRIES]
 )
 def test_faq_messages(lines, message, fedexp, monkeypatch):
-    """Each command prints the message below it, to the letter but for `...`."""
+    """Each command prints the message below it; `...` matches any text."""
     monkeypatch.setenv("FEDEXP_DATA", "data")
     for line in lines.splitlines():
         answer = fedexp(*shlex.split(line)[1:])

@@ -1,5 +1,4 @@
-"""Sweeps under Hydra's launchers: what is said where one cannot work, and real ones beside the
-basic one."""
+"""Sweeps with each of Hydra's launchers give the same runs as the basic launcher."""
 
 import json
 import os
@@ -28,15 +27,17 @@ def test_missing_launcher_names_its_extra(fedexp, monkeypatch, tmp_path):
         assert (answer.code, answer.err) == (2, f"fedexp: hydra/launcher={name}: {advice}\n")
     assert "pip install -e '.[optuna]'" in fedexp.refused("-m", "hydra/sweeper=optuna").err
     assert not list(tmp_path.iterdir())
-    # which launches nothing
+    # a preview launches nothing
     preview = fedexp("--multirun", "hydra/launcher=ray", "seed=0,1", "preview=true")
     assert preview.out.splitlines()[-1] == "2 jobs: 0 done, 2 new"
 
 
 @pytest.fixture
 def sweep(fedexp, fresh_processes, monkeypatch, tmp_path):
-    """`sweep("joblib", ...)` in sweeps/joblib, where no other sweep looks; its processes import
-    what this one does."""
+    """Return a function that runs a sweep with a launcher in sweeps/<launcher>.
+
+    Its processes have the same import path.
+    """
     add_class(tmp_path, "algorithm", "broken", ALGORITHM)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(SOURCE), str(tmp_path)]))
     monkeypatch.syspath_prepend(tmp_path)
@@ -49,8 +50,9 @@ def sweep(fedexp, fresh_processes, monkeypatch, tmp_path):
 
 
 def check_against_basic(sweep, launcher: str, *options: str) -> None:
-    """The runs and tables are those of the basic launcher, which has been; jobs that fail leave the
-    others alone."""
+    """Check that runs and tables equal those of the basic launcher, and that failing jobs do not
+    affect others.
+    """
     answer = sweep(launcher, *GRID, *options)
     assert answer.code == 0, answer.err
     assert f"hydra/launcher={launcher}: 4 jobs" in answer.out
@@ -98,7 +100,7 @@ def test_joblib_and_submitit_equal_the_basic_launcher(sweep):
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_sweep_continues_after_a_killed_joblib_process(sweep, tmp_path):
-    """joblib gives all jobs up when one process is killed; nothing that they had is lost."""
+    """joblib stops all jobs if a process is killed. The same command continues them."""
     pytest.importorskip("hydra_plugins.hydra_joblib_launcher")
     arguments = ("seed=0,1", "rounds=30", "hydra.launcher.n_jobs=2")
     with ThreadPoolExecutor() as pool:
@@ -119,8 +121,7 @@ def test_sweep_continues_after_a_killed_joblib_process(sweep, tmp_path):
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_removed_job_directory_fails_the_sweep(sweep, tmp_path):
-    """The job is told of and counts as failed; the others and the table are whole; the same command
-    mends it."""
+    """The job counts as failed, and the others are complete. The same command runs it again."""
     pytest.importorskip("hydra_plugins.hydra_joblib_launcher")
     arguments = ("seed=0,1", "rounds=30", "hydra.launcher.n_jobs=2")
     with ThreadPoolExecutor() as pool:
@@ -140,7 +141,7 @@ def test_removed_job_directory_fails_the_sweep(sweep, tmp_path):
 
 
 def first_job(sweep: Path) -> Path:
-    """Return the directory of the first job that has got somewhere."""
+    """Wait for a job with several rounds; return its directory."""
     while not (
         found := [
             path for path in sweep.glob("*/rounds.csv") if len(path.read_text().splitlines()) > 3
@@ -160,7 +161,7 @@ def kill_one(sweep: Path) -> Path:
 def remove_one(sweep: Path) -> Path:
     """Remove the directory of the first job; return it."""
     job = first_job(sweep)
-    job.rename(sweep.parent / "removed")  # at once: nothing is written in between
+    job.rename(sweep.parent / "removed")  # at once, so that nothing is written in between
     return job
 
 

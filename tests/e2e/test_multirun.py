@@ -1,4 +1,4 @@
-"""Sweeps: every job complete, apart from the others, and a failing one does not stop the rest."""
+"""Sweeps: all jobs are complete and independent, and a failing job does not stop the others."""
 
 import json
 from pathlib import Path
@@ -13,8 +13,9 @@ from wandb_runs import read_run, run_folders
 
 
 def jobs(tmp_path: Path, order: str = "algorithm") -> list[Path]:
-    """Directories of the jobs by a key of their configuration (the algorithm: as in `choices`),
-    then seed."""
+    """Return the job directories, sorted by a key of their configuration (or a group's option) and
+    the seed.
+    """
 
     def key(directory: Path) -> tuple:
         config = yaml.safe_load((directory / "config.yaml").read_text())
@@ -49,7 +50,7 @@ def test_job_of_a_sweep_equals_a_single_run(fedexp, tmp_path):
         assert not (directory / "figures").exists()  # figures=false
     (table,) = tmp_path.glob("multirun/*/table.csv")
     assert not (table.parent / "figures").exists()
-    # The third job in one process is the run that the same options give alone.
+    # The third job equals a single run with the same options.
     fedexp.done("algorithm=fedntd", "rounds=2", "hydra.run.dir=alone", *SMALL)
     assert_same_run(jobs(tmp_path)[2], tmp_path / "alone")
 
@@ -97,7 +98,7 @@ def test_each_job_is_a_wandb_run(fedexp, tmp_path):
     assert len(identities) == 2
     assert len(groups) == 1  # repetitions
     assert not (tmp_path / "wandb").exists()
-    # The means and standard deviations are a run of their own.
+    # The table of means and standard deviations is a separate W&B run.
     sweep = directory.parent
     (offline,) = run_folders(sweep)
     run, _, records = read_run(offline)
@@ -113,7 +114,7 @@ def test_each_job_is_a_wandb_run(fedexp, tmp_path):
     assert stds.tolist() == printed["accuracy_std"].tolist()
     assert run["summary"]["tables/rounds_to_target"]["nrows"] == 1
     assert answer.err.count("wandb sync") == 3
-    # Pushed again: the same ids.
+    # A push keeps the ids.
     assert call("push", [str(sweep), "--mode", "offline"]) == 0
     assert {
         folder.name.rpartition("-")[2] for d in jobs(tmp_path) for folder in run_folders(d)
@@ -126,8 +127,7 @@ SWEEP = ("--multirun", "hydra.sweep.dir=multirun/again", "rounds=3", *SMALL)
 
 @pytest.mark.slow
 def test_same_command_runs_only_incomplete_jobs(fedexp, tmp_path):
-    """What is complete stays as it is; a seed that is added runs; a job that failed is tried
-    again."""
+    """Complete jobs are unchanged, an added seed is run, and a failed job is run again."""
     fedexp.done(*SWEEP, "seed=0,1")
     first = {path.name: (path / "summary.json").stat().st_mtime_ns for path in jobs(tmp_path)}
     broken = jobs(tmp_path)[1]

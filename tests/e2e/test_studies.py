@@ -1,4 +1,4 @@
-"""Small studies on digits: values, report, resume, pruning, and what is refused."""
+"""Small Optuna studies on digits: values, report, resume, pruning, and refused input."""
 
 import sqlite3
 
@@ -27,7 +27,7 @@ def test_study_finds_the_best_trial_and_continues(fedexp, tmp_path):
         assert summary["validation_accuracy"] == trial["validation_accuracy"]
         assert config["local"]["lr"] == trial["local.lr"]
         assert config["local"]["momentum"] == trial["local.momentum"]
-        assert "accuracy" not in summary  # test data were not asked for
+        assert "accuracy" not in summary  # test data are not used
     best = trials.loc[trials["validation_accuracy"].idxmax()]
     said = (
         f"2 trials, 0 pruned, 0 failed; the best, trial {best['trial']}, has validation_accuracy="
@@ -69,7 +69,7 @@ def test_interrupted_trial_resumes(fedexp, tmp_path, monkeypatch):
 
 
 def draws(seed):
-    """The rates of the first two trials of a random sampler."""
+    """Return the learning rates of the first two trials of a random sampler."""
     import optuna
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
@@ -80,7 +80,7 @@ def draws(seed):
 
 @pytest.mark.slow
 def test_worse_trial_is_pruned(fedexp, tmp_path):
-    """A rate of 1e-9 learns nothing: it is worse than the one trial before it, with 0.05."""
+    """A learning rate of 1e-9 learns nothing, so its trial is worse than the trial with 0.05."""
     seed = next(seed for seed in range(100) if draws(seed) == ["0.05", "1e-9"])
     pruning = (
         "hydra.sweeper.startup_trials=1",
@@ -107,7 +107,7 @@ def test_worse_trial_is_pruned(fedexp, tmp_path):
     ]
     ours, others = (each["validation_accuracy"] for each in reversed(curve))
     worse = [r for r in ours.index if r > 1 and ours.loc[1:r].max() < others[r]]
-    assert worse == [summary["rounds"]]  # pruned in the first such round after the warm-up
+    assert worse == [summary["rounds"]]  # pruned in the first worse round after the warm-up
     assert "1 trials, 1 pruned, 0 failed" in answer.out
 
 

@@ -1,5 +1,4 @@
-"""W&B runs of whole runs: pushed from the tidy files they equal the tracked ones; whatever W&B
-does, a run finishes."""
+"""W&B runs of whole runs. Pushed runs equal tracked ones, and a run finishes if W&B fails."""
 
 import os
 import shutil
@@ -34,7 +33,7 @@ ARRAYS = ("partition*.npz", "local_class_accuracy.npz")
 
 
 def bare_copy(directory: Path, copy: Path) -> Path:
-    """The tidy files alone."""
+    """Copy only the csv, json and npz files of a run."""
     copy.mkdir()
     for path in [path for pattern in (*TIDY, *ARRAYS) for path in directory.glob(pattern)]:
         shutil.copy(path, copy)
@@ -60,7 +59,7 @@ def test_pushed_run_equals_the_tracked_run(fedexp, tmp_path, capfd):
     assert last_wandb_id(copy) != last_wandb_id(run)
     assert f"wandb sync copy/wandb/{pushed.name}" in capfd.readouterr().err
 
-    seen = content(tracked)  # and they are what they are meant to be
+    seen = content(tracked)  # and both are correct
     assert seen["name"] == "fedavg_digits_lda0.1_seed0"
     assert (seen["job_type"], seen["tags"]) == (
         "fedavg",
@@ -143,7 +142,7 @@ def test_push_keeps_the_id_and_skips_unfinished_runs(fedexp, tmp_path, capfd):
     ],
 )
 def test_pushed_run_equals_the_tracked_run_with_options(fedexp, tmp_path, options):
-    """With the pictures of the end, drawn anew."""
+    """The figures are drawn again."""
     run = make_run(fedexp, *OFFLINE, *options, "figures=true")
     copy = bare_copy(run, tmp_path / "copy")
     assert call("push", [str(copy), "--mode", "offline"]) == 0
@@ -160,7 +159,9 @@ def test_pushed_run_equals_the_tracked_run_with_options(fedexp, tmp_path, option
 
 @contextmanager
 def server(status: int | None):
-    """A W&B server that answers everything with a status, or never: its address."""
+    """Yield the address of a server that answers every request with this status; None: it never
+    answers.
+    """
     done = threading.Event()
 
     class Handler(BaseHTTPRequestHandler):
@@ -190,7 +191,7 @@ def server(status: int | None):
 
 
 def signal_service(number: int):
-    """A tracker whose wandb-core gets a signal after the first round."""
+    """Return a `log_round` that sends a signal to wandb-core after the first round."""
     plain = WandbTracker.log_round
 
     def log_round(self, record):
@@ -202,7 +203,7 @@ def signal_service(number: int):
 
 
 def slow_disk(pipe: Path):
-    """A tracker that waits for a file which never comes, after the first round."""
+    """Return an `_interim_images` that waits forever after the first round."""
     plain = WandbTracker._interim_images
 
     def images(self, record):
@@ -224,10 +225,8 @@ SERVERS = {"unreachable": None, "invalid key": 401, "slow server": None}
     ["invalid key", "slow disk", "unreachable", "slow server", "killed", "stopped", "no place"],
 )
 def test_run_finishes_if_wandb_fails(fedexp, tmp_path, monkeypatch, fault):
-    """Exit code 0, complete tidy files, equal to those of an untracked run, and exactly one
-    warning."""
-    # A key is refused at once: there is time for wandb-core to start on a busy machine, where 1 s
-    # is too short.
+    """The exit code is 0, there is one warning, and the files equal those of an untracked run."""
+    # An invalid key is refused at once, but wandb-core may need seconds to start.
     seconds = 20 if fault == "invalid key" else 1
     options = [
         "tracker=wandb",
@@ -269,6 +268,8 @@ def test_run_finishes_if_wandb_fails(fedexp, tmp_path, monkeypatch, fault):
     for name, frame in REFERENCE.items():
         pd.testing.assert_frame_equal(table(tmp_path / "run", name), frame)
     if fault == "killed":
-        assert call("push", ["run", "--mode", "offline"]) == 0  # later all of it, under the same id
+        assert (
+            call("push", ["run", "--mode", "offline"]) == 0
+        )  # a push uploads all of it under the same id
         *_, pushed = run_folders(tmp_path / "run")
         assert [row["round"] for row in read_run(pushed)[1]][:4] == [0, 1, 2, 3]
