@@ -67,7 +67,7 @@ def test_forgetting_from_any_against_mammoth_s_code():
 
 
 def test_runs_log_forgetting_from_learning():
-    assert task_forgetting(A[:2], A[2]) == pytest.approx(BY_HAND["forgetting_from_learning"])
+    assert task_forgetting(A) == pytest.approx(BY_HAND["forgetting_from_learning"])
 
 
 # --- fedexp report --metric

@@ -522,11 +522,11 @@ def test_task_metrics_by_hand():
 
 
 def test_task_metrics_of_first_round():
-    values = np.array([0.5, 0.2])
-    assert np.isnan(average_accuracy(values, 0))
-    assert np.isnan(new_task_accuracy(values, 0))
-    assert np.isnan(task_forgetting(np.empty((0, 2)), values))
-    assert task_forgetting(np.array([[0.9, 0.0]]), values) == pytest.approx(0.4)
+    matrix = np.array([[0.9, 0.0], [0.5, 0.2]])
+    assert np.isnan(average_accuracy(matrix[:0]))
+    assert np.isnan(new_task_accuracy(matrix[:0]))
+    assert np.isnan(task_forgetting(matrix[:1]))
+    assert task_forgetting(matrix) == pytest.approx(0.4)
 
 
 # --- from a configuration

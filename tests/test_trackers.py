@@ -17,7 +17,7 @@ import wandb
 from fedexp.core.errors import ConfigError
 from fedexp.metrics.forgetting_metric import All
 from fedexp.metrics.history import History
-from fedexp.metrics.tasks import TASK_COLUMNS
+from fedexp.metrics.tasks import FORMULAS
 from fedexp.trackers.base import NoTracker, RoundRecord, RunInfo, Tracker
 from fedexp.trackers.names import NAMES, SUMMARIES, class_metric, flat_summary, metric_name
 from fedexp.trackers.several import TrackerGroup
@@ -270,7 +270,7 @@ def test_image_interval(every, rounds, interval):
 def test_each_column_has_a_unique_name_in_a_section():
     columns = {
         *RECORD_TAIL,
-        *TASK_COLUMNS,
+        *FORMULAS,
         *metric_columns(),
         "test_accuracy",
         "test_loss",

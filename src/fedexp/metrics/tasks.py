@@ -12,32 +12,35 @@ from typing import Any
 
 import numpy as np
 
-TASK_COLUMNS = ("average_accuracy", "new_task_accuracy", "task_forgetting")
+
+def average_accuracy(matrix: np.ndarray) -> float:
+    """Return 1/t sum_{s <= t} a_{t,s} for accuracies a [t, T], or nan before the first task."""
+    learned = len(matrix)
+    return float(np.mean(matrix[-1, :learned])) if learned else float("nan")
 
 
-def average_accuracy(accuracies: np.ndarray, learned: int) -> float:
-    """Return 1/t sum_{s <= t} a_{t,s} for accuracies [T], or nan before the first task."""
-    return float(np.mean(accuracies[:learned])) if learned else float("nan")
+def new_task_accuracy(matrix: np.ndarray) -> float:
+    """Return a_{t,t} for accuracies a [t, T], or nan before the first task."""
+    learned = len(matrix)
+    return float(matrix[-1, learned - 1]) if learned else float("nan")
 
 
-def new_task_accuracy(accuracies: np.ndarray, learned: int) -> float:
-    """Return a_{t,t}, or nan before the first task."""
-    return float(accuracies[learned - 1]) if learned else float("nan")
-
-
-def task_forgetting(matrix: np.ndarray, accuracies: np.ndarray) -> float:
+def task_forgetting(matrix: np.ndarray) -> float:
     """Return the mean over s < t of a_{s,s} - a_{t,s}, the accuracy lost on the earlier tasks.
 
-    This is the negative of backward transfer (Lopez-Paz and Ranzato, NeurIPS 2017). matrix [t - 1,
-    T]: accuracies after each earlier task; accuracies [T]: the current ones. The value is nan for
-    the first task.
+    This is the negative of backward transfer (Lopez-Paz and Ranzato, NeurIPS 2017), for accuracies
+    a [t, T]. The value is nan until the second task.
     """
-    before = len(matrix)
-    return (
-        float(np.mean(np.diag(matrix[:, :before]) - accuracies[:before]))
-        if before
-        else float("nan")
-    )
+    earlier = len(matrix) - 1
+    if earlier < 1:
+        return float("nan")
+    return float(np.mean(np.diag(matrix[:-1, :earlier]) - matrix[-1, :earlier]))
+
+
+FORMULAS = {
+    function.__name__: function
+    for function in (average_accuracy, new_task_accuracy, task_forgetting)
+}
 
 
 def over_clients(
@@ -89,25 +92,12 @@ class TaskHistory:
 
     def values(self) -> dict[str, float]:
         """Return the values of the last round."""
-        now, learned = self.accuracy[-1], self.task
-        before = self.matrix()[: max(learned - 1, 0)]
-        return self.values_at(before, now, learned)
+        before = self.matrix()[: max(self.task - 1, 0)]
+        return self.values_of(np.vstack([before, self.accuracy[-1:]])[: self.task])
 
-    def values_at(self, before: np.ndarray, now: np.ndarray, learned: int) -> dict[str, float]:
-        """Return the values of a round.
-
-        before [t - 1, T]: the accuracies at the end of each earlier task; now [T]: the accuracies
-        of this round; learned: t.
-        """
-        return {
-            "average_accuracy": over_clients(
-                lambda a: average_accuracy(a, learned), self.orders, now
-            ),
-            "new_task_accuracy": over_clients(
-                lambda a: new_task_accuracy(a, learned), self.orders, now
-            ),
-            "task_forgetting": over_clients(task_forgetting, self.orders, before, now),
-        }
+    def values_of(self, matrix: np.ndarray) -> dict[str, float]:
+        """Return the values for accuracies [t, T], whose last row may be within task t."""
+        return {name: over_clients(f, self.orders, matrix) for name, f in FORMULAS.items()}
 
     def summary(self) -> dict[str, Any]:
         """Return the values of the last round and the accuracies at the end of each task."""
@@ -115,7 +105,7 @@ class TaskHistory:
         matrix = self.matrix()
         ends = []
         for t, row in enumerate(matrix, 1):
-            found = self.values_at(matrix[: t - 1], row, t)
+            found = self.values_of(matrix[:t])
             both = {name: found[name] for name in ("average_accuracy", "new_task_accuracy")}
             ends.append({"task": t, **both, "accuracies": row.tolist()})
         orders = {} if self.orders is None else {"task_orders": (self.orders + 1).tolist()}
