@@ -71,6 +71,19 @@ class ClientProbe:
 
 
 @torch.no_grad()
+def collect_features(runtime: ClientRuntime, params: Params) -> Tensor | None:
+    """Return the features of the test examples, [n, D]; None if the model does not return any."""
+    numbers = torch.arange(len(runtime.data.y_test), device=runtime.device)
+    batches = []
+    for index in numbers.split(runtime.evaluation_batch):
+        features: Tensor | None = runtime.net(params, runtime.load_test(index)[0]).features
+        if features is None:
+            return None
+        batches.append(features.flatten(1))
+    return torch.cat(batches)
+
+
+@torch.no_grad()
 def class_means(runtime: ClientRuntime, model: Mapping[str, Params]) -> list[np.ndarray]:
     """Return the mean activations on each class's test examples, per fully connected hidden layer.
 

@@ -12,7 +12,7 @@ from fedexp.core import tree
 from fedexp.core.errors import ConfigError
 from fedexp.core.tree import Params, Tree
 from fedexp.engine.base import ClientRuntime
-from fedexp.engine.measures import class_means
+from fedexp.engine.measures import class_means, collect_features
 from fedexp.metrics import neurons
 from fedexp.metrics.accuracy import class_accuracy
 from fedexp.metrics.analysis import CKA, Analysed, Epochs, GradientDiversity
@@ -70,7 +70,7 @@ def round_measurements(
         gradients=lambda: local_gradients(
             runtime, result.sent, [federation.parts[client] for client in clients]
         ),
-        features=lambda: (test_features(runtime, state.server), test_features(runtime, server)),
+        features=lambda: (features_of(runtime, state.server), features_of(runtime, server)),
     )
 
 
@@ -100,22 +100,13 @@ def epochs_of(
     )
 
 
-@torch.no_grad()
-def test_features(runtime: ClientRuntime, model: Tree) -> torch.Tensor:
-    """Return a model's features of the examples that the run is tested on, [n, D].
-
-    model: `params` and `buffers`.
-    """
+def features_of(runtime: ClientRuntime, model: Tree) -> torch.Tensor:
+    """Return a model's features of the test examples, [n, D]. model: `params` and `buffers`."""
     runtime = runtime.tested_on(runtime.views[0])
     runtime.net.set_buffers(model["buffers"])
-    params = runtime.net.own(model["params"])
-    numbers = torch.arange(len(runtime.data.y_test), device=runtime.device)
-    return torch.cat(
-        [
-            runtime.net(params, runtime.load_test(index)[0]).features.flatten(1)
-            for index in numbers.split(runtime.evaluation_batch)
-        ]
-    )
+    features = collect_features(runtime, runtime.net.own(model["params"]))
+    assert features is not None, "`check_analyses` refuses models without features"
+    return features
 
 
 def local_gradients(runtime: ClientRuntime, model: Tree, parts: Sequence[Any]) -> Params:

@@ -19,6 +19,7 @@ from fedexp.core.tree import Params
 from fedexp.data.partitioned import Partition, find_task_partitions
 from fedexp.data.types import Data
 from fedexp.engine.base import ClientRuntime
+from fedexp.engine.measures import collect_features
 from fedexp.figures.load import describe
 from fedexp.rundir import files, kept_models
 from fedexp.rundir.kept_models import KeptModel
@@ -67,23 +68,18 @@ class Subject:
         found = self.runtime.evaluate(params)
         return float(found.loss), int(found.class_correct.sum()) / len(self.labels)
 
-    @torch.no_grad()
     def features(self, model: KeptModel) -> np.ndarray:
         """Return the features [n, D] of the examples, which are the classifier's input.
 
         Raises ConfigError if the model does not provide its features.
         """
-        params, batches = self.load(model), []
-        numbers = torch.arange(len(self.labels), device=self.runtime.device)
-        for index in numbers.split(self.runtime.evaluation_batch):
-            features = self.runtime.net(params, self.runtime.load_test(index)[0]).features
-            if features is None:
-                raise ConfigError(
-                    f"{self.run.directory}: the model's features are unknown; name its last layer"
-                    " with model.head"
-                )
-            batches.append(features.flatten(1).double().cpu())
-        return torch.cat(batches).numpy()
+        features = collect_features(self.runtime, self.load(model))
+        if features is None:
+            raise ConfigError(
+                f"{self.run.directory}: the model's features are unknown; name its last layer with"
+                " model.head"
+            )
+        return features.double().cpu().numpy()
 
 
 def load_subject(
