@@ -249,7 +249,7 @@ def test_files_that_unpack_to_too_many_bytes_are_refused():
     """More than 200 times as many, but for what needs no more than 64 MiB."""
     check_size(2**26, 1)
     check_size(200 * 2**20, 2**20)
-    with pytest.raises(ValueError, match="stand for 209,715,201, more than 200 times"):
+    with pytest.raises(ValueError, match="expand to 209,715,201, more than 200 times"):
         check_size(200 * 2**20 + 1, 2**20)
 
 

@@ -1,5 +1,5 @@
 """In the role of an attacker: what no run has made in the place of files that a run need not have.
-A named pipe would be waited for, a few packed bytes stand for more than the memory, and a link
+A named pipe would be waited for, a few bytes expand to more than the memory, and a link
 leads to a file of the reader's own."""
 
 import io
@@ -126,7 +126,7 @@ def test_what_is_a_file(tmp_path):
             regular(path)
 
 
-def test_a_few_bytes_that_stand_for_gigabytes_are_refused(tmp_path):
+def test_a_few_bytes_that_expand_to_gigabytes_are_refused(tmp_path):
     """128 MB of zeros, packed to a thousandth."""
     path = tmp_path / "partition.npz"
     with (
@@ -139,7 +139,7 @@ def test_a_few_bytes_that_stand_for_gigabytes_are_refused(tmp_path):
         for _ in range(2**7):
             file.write(bytes(2**20))
     assert path.stat().st_size < 2**19
-    with pytest.raises(ConfigError, match=r"partition\.npz: cannot be read .* stand for 134,"):
+    with pytest.raises(ConfigError, match=r"partition\.npz: cannot be read .* expand to 134,"):
         load_npz(path)
 
 
@@ -197,7 +197,7 @@ def test_a_history_of_more_classes_than_its_rows_fill_is_refused(tmp_path):
     rows = ["round,class,accuracy", *(f"{i},0,0.5" for i in range(1000))]
     (tmp_path / "class_accuracy.csv").write_text("\n".join(rows))
     with pytest.raises(
-        ConfigError, match=r"class_accuracy\.csv: must have .* stand for 128,000,000"
+        ConfigError, match=r"class_accuracy\.csv: must have .* expand to 128,000,000"
     ):
         load_history(tmp_path)
 
@@ -220,7 +220,7 @@ def test_local_models_of_a_round_far_after_the_last_are_refused(tmp_path):
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        (torch.zeros(1).expand(10**12), "4 bytes stand for 4,000,000,000,000"),
+        (torch.zeros(1).expand(10**12), "4 bytes expand to 4,000,000,000,000"),
         (torch.empty(10**12, device="meta"), "a tensor is sparse or has no values"),
         (torch.eye(2).to_sparse(), "a tensor is sparse or has no values"),
     ],

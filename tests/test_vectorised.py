@@ -213,8 +213,8 @@ def test_out_of_memory_halves_the_chunk(error, evaluate_local, monkeypatch, capl
     assert_same_training(trained, expected, atol=0)
     assert limited.counts == [5, 2, 1, 1, 1, 1, 1]
     assert [record.message for record in caplog.records] == [
-        "out of memory with 5 clients at a time; round 2 again with 2",
-        "out of memory with 2 clients at a time; round 2 again with 1",
+        "out of memory with 5 clients at a time; repeating round 2 with 2",
+        "out of memory with 2 clients at a time; repeating round 2 with 1",
     ]
     assert_equal(state.server, before)
     assert_equal(list(cohort.states), states)
@@ -590,7 +590,7 @@ def test_out_of_memory_while_recording_halves_the_chunk(caplog):
             train(engine, simulation, state), train(Vectorised(2), simulation, state), atol=1e-13
         )
     assert [r.message for r in caplog.records] == [
-        "out of memory with 4 clients at a time; round 2 again with 2"
+        "out of memory with 4 clients at a time; repeating round 2 with 2"
     ]
 
 

@@ -451,7 +451,7 @@ def test_a_bomb_of_aliases_is_refused_within_seconds(fedexp, tmp_path, more):
     refused(
         fedexp("--config-dir", "conf", *more),
         "mine.yaml",
-        "aliases stand for more than 10,000 values",
+        "aliases expand to more than 10,000 values",
     )
     assert time.monotonic() - began < 10
 
@@ -465,14 +465,14 @@ def test_a_named_sweep_that_would_stop_its_reader(fedexp, tmp_path, kind):
         path.write_text("# Mine.\npaper: x\ntable: x\nblocks: []\n" + BOMB)
     else:
         os.mkfifo(path)
-    words = "aliases stand for more than 10,000 values" if kind == "bomb" else "is not a file"
+    words = "aliases expand to more than 10,000 values" if kind == "bomb" else "is not a file"
     refused(fedexp("--multirun", "--config-dir", "conf", "sweep=mine"), "mine.yaml", words)
 
 
 @pytest.mark.parametrize("name", [".hydra/overrides.yaml", "config.yaml"])
 def test_a_bomb_of_aliases_in_a_run_directory(fedexp, theirs, name):
     (theirs / name).write_text(BOMB)
-    refused(fedexp("resume=theirs"), name, "aliases stand for more than 10,000 values")
+    refused(fedexp("resume=theirs"), name, "aliases expand to more than 10,000 values")
 
 
 def test_aliases_of_a_usual_size_are_read(fedexp, tmp_path):

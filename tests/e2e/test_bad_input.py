@@ -21,7 +21,7 @@ lr=0.1 => lr: no such option or key (nearest: 'local.lr')
 +foo=1 => foo | no such key
 algorithm.beta=1 => algorithm.beta | only exists with | algorithm=fedntd
 dataset=cifar10 algorithm=flashback => Flashback needs a public set | public.fraction=0.025
-model.hidden=[1000000000000] => model: its parameters take | of memory are free
+model.hidden=[1000000000000] => model: must fit into the free memory of | its parameters need
 num_clients=2000 => num_clients=2000 | 1437
 algorithm._target_=os.system => algorithm._target_=os.system | outside fedexp | --config-dir
 ++dataset.augmentation._target_=os.system => dataset.augmentation._target_=os.system | outside
@@ -207,7 +207,11 @@ def test_user_option_with_a_name_of_fedexp_is_refused(fedexp, tmp_path, argument
         ),
         (b"[]\n", b"\xff", "config.yaml: is not text (UTF-8)"),
         (b"[]\n", b"[1]\n", "config.yaml: is not a mapping with texts as keys"),
-        (b"[]\n", b"- " * 1000, "config.yaml: is not yaml (it is nested too deeply)"),
+        (
+            b"[]\n",
+            b"- " * 1000,
+            "config.yaml: is not yaml (it is nested more than 200",
+        ),
     ],
 )
 def test_invalid_run_directories_are_refused(fedexp, tmp_path, overrides, config, word):

@@ -211,7 +211,7 @@ def test_without_memory_for_torch_there_is_one_message(tmp_path):
     )
     said = process.communicate(timeout=120)[0].decode()
     assert process.returncode == 1, said
-    assert said.startswith("fedexp: the system gives no more memory (")
+    assert said.startswith("fedexp: out of memory (")
     assert len(said.splitlines()) == 1
 
 

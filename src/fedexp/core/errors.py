@@ -58,7 +58,7 @@ def lacks_memory(error: BaseException) -> bool:
 
 def say_no_memory(error: BaseException) -> int:
     """Print that memory is missing; return the exit code."""
-    return say(f"the system gives no more memory ({str(error) or type(error).__name__})", FAILED)
+    return say(f"out of memory ({str(error) or type(error).__name__})", FAILED)
 
 
 def say(message: str, code: int = BAD_INPUT) -> int:

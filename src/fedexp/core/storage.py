@@ -181,7 +181,7 @@ def check_tree(path: Path) -> None:
 def check_size(size: int, packed: int) -> None:
     """Raise ValueError if `packed` bytes of a file would expand to too many bytes in memory."""
     if size > SMALL and size > RATIO * packed:
-        raise ValueError(f"{packed:,} bytes stand for {size:,}, more than {RATIO} times as many")
+        raise ValueError(f"{packed:,} bytes expand to {size:,}, more than {RATIO} times as many")
 
 
 def remove_if_empty(directory: Path, here: Path) -> None:

@@ -50,7 +50,7 @@ def check(text: str) -> None:
         elif isinstance(event, yaml.AliasEvent):
             total += sizes.get(event.anchor, 0)
             if total > LIMIT:
-                raise TooManyAliases(f"its aliases stand for more than {LIMIT:,} values")
+                raise TooManyAliases(f"its aliases expand to more than {LIMIT:,} values")
         elif isinstance(event, yaml.NodeEvent):
             sizes[event.anchor] = 1
             if isinstance(event, yaml.CollectionStartEvent):
@@ -58,7 +58,7 @@ def check(text: str) -> None:
                 sizes[event.anchor] = math.inf
             total += 1
         if len(begun) > DEEPEST:
-            raise ValueError("it is nested too deeply")
+            raise ValueError(f"it is nested more than {DEEPEST} levels deep")
 
 
 def check_directories(folders: Iterable[Path]) -> None:

@@ -71,17 +71,17 @@ class Cohort:
         return sorted(range(len(self.clients)), key=lambda i: -self.schedules[i].steps)
 
     def shares(self, count: int) -> list[list[int]]:
-        """Deal the positions to at most `count` processes with about equal numbers of steps.
+        """Split the positions into at most `count` shares with about equal numbers of steps.
 
         No share is empty.
         """
-        piles: list[list[int]] = [[] for _ in range(min(count, len(self.clients)))]
-        steps = [0] * len(piles)
+        shares: list[list[int]] = [[] for _ in range(min(count, len(self.clients)))]
+        steps = [0] * len(shares)
         for position in self.longest_first():
             least = steps.index(min(steps))
-            piles[least].append(position)
+            shares[least].append(position)
             steps[least] += self.schedules[position].steps
-        return piles
+        return shares
 
 
 @dataclass(frozen=True)

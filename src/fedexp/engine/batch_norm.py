@@ -84,7 +84,8 @@ def batch_norm(
         return F.batch_norm(input, running_mean, running_var, weight, bias, False, momentum, eps)
     if len(mask) != len(input):
         raise ValueError(
-            f"batch norm of {len(input)} rows with a mask of {len(mask)}: give the network its mask"
+            f"batch norm: the mask has {len(mask)} values for {len(input)} rows; pass the batch's"
+            " mask to the network"
         )
     wide = mask.dtype if input.dtype.itemsize < 4 else input.dtype  # sum bf16 values in fp32
     values = input.to(wide).flatten(2) if input.dim() > 2 else input.to(wide)[..., None]

@@ -265,5 +265,6 @@ def require_memory(make: Callable[[], torch.nn.Module]) -> None:
     free = free_memory()
     if size > free:
         raise ConfigError(
-            f"model: its parameters take {size_of(size)}, and {size_of(free)} of memory are free"
+            f"model: must fit into the free memory of {size_of(free)}; its parameters need"
+            f" {size_of(size)}"
         )

@@ -188,7 +188,7 @@ class ClientTraining:
 def make_cache(runtime: ClientRuntime, data: ScheduledData) -> OutputCache | None:
     """Return a cache for teachers' outputs on a client's examples, or None if no input repeats.
 
-    On a GPU there is no cache, because a lookup would wait for the device.
+    A GPU has no cache, because a lookup would wait for the device.
     """
     drawn = data.draws is not None and runtime.augmentation is not None
     augmented = drawn and runtime.augmentation.changes_inputs  # type: ignore[union-attr]

@@ -28,11 +28,11 @@ from fedexp.engine.processes.ranks import Ranks
 from fedexp.engine.processes.worker import Worker, serve
 from fedexp.engine.processes.workers import LOST, Process, Workers
 
-GATHERING = timedelta(minutes=10)  # until all processes have started
-ANSWER = 10.0  # seconds in which a process that connects must show the key
+START_TIMEOUT = timedelta(minutes=10)  # until all processes have started
+KEY_TIMEOUT = 10.0  # seconds in which a process that connects must send the key
 # Number of bytes of the key. Rank 0 accepts only processes that have read it from torch's store.
 KEY = 32
-MEETING = "fedexp"  # name in the store of rank 0's port and key
+STORE_NAME = "fedexp"  # name in the store of rank 0's port and key
 
 # rank -> connection, for all runs of this command
 connected: dict[int, NetworkChannel] = {}
@@ -76,7 +76,7 @@ class Distributed(Workers):
 
 def skip_answers(channel: NetworkChannel) -> None:
     """Wait until a rank has done its orders, and ignore its answers, which a failed run left."""
-    channel.send_value(partial(Worker.echo, value=MEETING))
+    channel.send_value(partial(Worker.echo, value=STORE_NAME))
     answer = None
     while not isinstance(answer, str):  # no other order is answered by a str
         answer = channel.receive()
@@ -133,42 +133,42 @@ def accept(ranks: Ranks) -> None:
     dual = socket.has_dualstack_ipv6()
     family = socket.AF_INET6 if dual else socket.AF_INET
     with (
-        explaining(ranks),
+        convert_errors(ranks),
         socket.create_server(("", 0), family=family, dualstack_ipv6=dual) as server,
     ):
-        server.settimeout(GATHERING.total_seconds())
+        server.settimeout(START_TIMEOUT.total_seconds())
         store = open_store(ranks)
-        store.set(MEETING, f"{server.getsockname()[1]} {key.hex()}")
+        store.set(STORE_NAME, f"{server.getsockname()[1]} {key.hex()}")
         while len(connected) < ranks.size - 1:
             connection, _ = server.accept()
-            connection.settimeout(ANSWER)
+            connection.settimeout(KEY_TIMEOUT)
             channel = NetworkChannel(connection)
             with suppress(*LOST):  # a process that is not a rank
                 if hmac.compare_digest(channel.receive_bytes(KEY), key):
-                    connected[channel.receive()] = opened(channel)
+                    connected[channel.receive()] = configure(channel)
 
 
 def connect(ranks: Ranks) -> NetworkChannel:
     """Connect another rank to rank 0."""
-    with explaining(ranks):
-        port, key = open_store(ranks).get(MEETING).decode().split()  # waits for rank 0
+    with convert_errors(ranks):
+        port, key = open_store(ranks).get(STORE_NAME).decode().split()  # waits for rank 0
         address = os.environ["MASTER_ADDR"], int(port)
-        channel = NetworkChannel(socket.create_connection(address, GATHERING.total_seconds()))
+        channel = NetworkChannel(socket.create_connection(address, START_TIMEOUT.total_seconds()))
         channel.connection.sendall(bytes.fromhex(key))
         channel.send_value(ranks.rank)
-        return opened(channel)
+        return configure(channel)
 
 
 def open_store(ranks: Ranks) -> dist.Store:
     """Return torch's store of text, which all ranks can read and write."""
     os.environ.setdefault("MASTER_PORT", "29500")
     query = f"env://?rank={ranks.rank}&world_size={ranks.size}"
-    store, _, _ = next(dist.rendezvous(query, timeout=GATHERING))
+    store, _, _ = next(dist.rendezvous(query, timeout=START_TIMEOUT))
     return store
 
 
-def opened(channel: NetworkChannel) -> NetworkChannel:
-    """Set the options of a connection between two runs' messages, which may be hours apart."""
+def configure(channel: NetworkChannel) -> NetworkChannel:
+    """Set the options of a connection, whose messages may be hours apart, and return it."""
     channel.connection.settimeout(None)
     channel.connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     channel.connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -176,7 +176,7 @@ def opened(channel: NetworkChannel) -> NetworkChannel:
 
 
 @contextmanager
-def explaining(ranks: Ranks) -> Iterator[None]:
+def convert_errors(ranks: Ranks) -> Iterator[None]:
     """Raise ConfigError if the ranks do not all connect."""
     try:
         yield

@@ -29,12 +29,12 @@ from fedexp.engine.processes.channel import Channel, pack
 from fedexp.engine.processes.worker import CPU, Call, Failure, Worker, cut_evenly, move
 
 log = logging.getLogger("fedexp")
-TRIES = 2  # an order that has ended two processes is not given to a third one
+TRIES = 2  # processes that an order may end
 LOST = (EOFError, OSError)  # exceptions of a channel whose other end has closed
 
 
 class WorkerDied(RuntimeError):
-    """A process died during its work, and so did its replacement."""
+    """A worker process ended during its work, and so did its replacement."""
 
 
 @dataclass
@@ -96,7 +96,7 @@ class LocalProcess(Process):
             code = self.popen.wait()
         if code >= 0:
             return f"exit code {code}"
-        oom = ", as the system's out-of-memory killer sends it" if code == -signal.SIGKILL else ""
+        oom = ", perhaps because the system has no more memory" if code == -signal.SIGKILL else ""
         return f"signal {-code} ({signal.Signals(-code).name}{oom})"
 
     def close(self) -> None:
@@ -108,7 +108,7 @@ class LocalProcess(Process):
 class Workers(Engine):
     """Engine over several processes.
 
-    inner: engine with which a process trains a client or a share of the cohort.
+    inner: engine that trains a client or a share of the cohort in a process.
     hardware: hardware of each process (fedexp.engine.hardware.Resolved).
     count: number of processes.
     share: whether a process receives its share of a cohort at once (to vectorise it), or one client
@@ -267,7 +267,7 @@ class Workers(Engine):
     def _replace(self, process: Process, order: Order) -> None:
         what = f"{order.name}: {process.name} ended by {process.end()}"
         if order.tries >= TRIES:
-            raise WorkerDied(f"{what}, as did the one before it")
-        log.warning("%s; starting another", what)
+            raise WorkerDied(f"{what}, as did the worker before it")
+        log.warning("%s; starting another worker", what)
         i = self._processes.index(process)
         self._processes[i] = self._start(i)

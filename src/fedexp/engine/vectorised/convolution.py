@@ -152,7 +152,7 @@ class _Gradients(Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> NoReturn:
         raise NotImplementedError(
-            "the gradient of a gradient through a convolution: use hardware.engine=sequential"
+            "second derivatives of convolutions need hardware.engine=sequential"
         )
 
     @staticmethod

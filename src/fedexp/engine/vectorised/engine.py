@@ -62,8 +62,7 @@ class Vectorised(Engine):
     def _attempt(
         self, shared: Shared, cohort: Cohort, chunk: int, evaluate_local: bool
     ) -> Trained | None:
-        """Train the whole cohort, `chunk` clients at a time, or return None if it needs too much
-        memory.
+        """Train the cohort, `chunk` clients at a time, or return None if it needs too much memory.
 
         The arguments are not changed, so a failed attempt has no side effects. The method does not
         raise, because an exception would keep the tensors in its frames alive.
@@ -81,11 +80,11 @@ class Vectorised(Engine):
                 raise
             if chunk == 1:
                 raise OutOfMemory(
-                    "one client at a time does not fit into the memory of the device; try"
+                    "one client at a time does not fit into the device's memory; try"
                     " hardware.precision=bf16, a smaller local.batch_size or hardware=cpu"
                     f" ({error})"
                 ) from None
-        what = "out of memory with %d clients at a time; round %d again with %d"
+        what = "out of memory with %d clients at a time; repeating round %d with %d"
         log.warning(what, chunk, cohort.round, chunk // 2)
         if self._graphs is not None:
             self._graphs.clear()
