@@ -1,5 +1,4 @@
-"""The yardstick of the benchmarks trains what fedexp trains, and reports are built right from given
-measurements."""
+"""Test that the reference of the benchmarks trains as fedexp does, and test their reports."""
 
 import math
 import subprocess
@@ -13,7 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-sys.path.insert(0, str(Path(__file__).parents[1]))  # benchmarks/ is no part of the package
+sys.path.insert(0, str(Path(__file__).parents[1]))  # benchmarks/ is not part of the package
 
 from benchmarks import bare, gpu, measure, pairs, scale, w1
 from benchmarks.measure import Contestant
@@ -50,7 +49,7 @@ FEW = (
 
 
 @pytest.mark.slow
-def test_a_workload_on_a_machine_without_cifar10(tmp_path, monkeypatch):
+def test_workload_without_cifar10_uses_random_pixels(tmp_path, monkeypatch):
     monkeypatch.setenv("FEDEXP_DATA", str(tmp_path))
     assert w1.data_overrides() == [f"data_dir={tmp_path}", "dataset=random_pixels"]
     assert w1.data_sentence(w1.data_overrides()) != "real CIFAR-10"
@@ -61,8 +60,7 @@ def test_a_workload_on_a_machine_without_cifar10(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_the_workload_is_what_fedexp_trains(tmp_path):
-    """Numbers of examples against those that a run writes down."""
+def test_workload_has_the_examples_of_a_fedexp_run(tmp_path):
     chosen = [f"data_dir={tmp_path}", "dataset=few_random_pixels", *FEW]
     command = measure.fedexp(
         *w1.OVERRIDES, *chosen, "rounds=2", "hardware=cpu", "model.channels=[2,2]", "figures=false"
@@ -74,7 +72,7 @@ def test_the_workload_is_what_fedexp_trains(tmp_path):
     assert w1.prepare_workload(2, chosen).sizes.ravel().tolist() == clients.examples.tolist()
 
 
-def test_bare_augmentation_is_that_of_fedexp():
+def test_bare_augmentation_equals_fedexp():
     augmentation = Augmentation(
         crop_padding=4, padding_mode="zero", flip=True, cutout=16, rotation=0.0
     )
@@ -98,9 +96,8 @@ def test_bare_draws_cover_their_ranges():
 
 
 @pytest.mark.parametrize("algorithm", [FedAvg(), NTD], ids=["fedavg", "fedntd"])
-def test_bare_training_is_that_of_fedexp(algorithm):
-    """One client in float64, 2 epochs of 3 batches: the weights agree, from the same initial model
-    and batches."""
+def test_bare_training_equals_fedexp(algorithm):
+    """One client in float64, with 2 epochs of 3 batches."""
     torch.manual_seed(0)
     settings = dict(
         epochs=2, batch_size=4, optimizer="sgd", lr=0.05, lr_decay=1.0, momentum=w1.MOMENTUM
@@ -122,7 +119,7 @@ def test_bare_training_is_that_of_fedexp(algorithm):
     trained = Sequential().train(Shared(algorithm, workbench, server, local.lr), cohort, False)
 
     nets = [bare.Net().double().to(memory_format=torch.channels_last) for _ in range(2)]
-    for net in nets:  # the parameters stand in the same order
+    for net in nets:  # the parameters have the same order
         net.load_state_dict(dict(zip(net.state_dict(), server["params"].values(), strict=True)))
     rows = [row[:length] for row, length in zip(schedule.index, schedule.lengths, strict=True)]
     batches = [(*workbench.load_train(row, None),) for row in rows]
@@ -137,7 +134,7 @@ def test_bare_training_is_that_of_fedexp(algorithm):
 
 
 def test_not_true_distillation_by_hand():
-    """Label 0: classes 1 and 2 are left, teacher (1/2, 1/2), student (3/4, 1/4)."""
+    """Without label 0, the teacher has (1/2, 1/2) and the student (3/4, 1/4)."""
     student, teacher = torch.tensor([[9.0, math.log(3.0), 0.0]]), torch.zeros(1, 3)
     expected = 0.5 * np.log(0.5 / 0.75) + 0.5 * np.log(0.5 / 0.25)
     assert bare.not_true_distillation(student, teacher, torch.tensor([0])).item() == pytest.approx(
@@ -165,7 +162,7 @@ def test_first_round_is_not_counted(tmp_path: Path):
 
 
 def test_table_takes_ratios_within_a_repetition(tmp_path: Path):
-    """The machine is half as fast in the second repetition: rates spread, ratios do not."""
+    """If the machine is slower in the second repetition, rates vary but ratios do not."""
     reps: dict[str, list[measure.Rep]] = {"floor": [], "ours": []}
     for slow in (1.0, 2.0):
         for name, seconds in (("floor", 3.0), ("ours", 2.0)):
@@ -182,7 +179,7 @@ def test_table_takes_ratios_within_a_repetition(tmp_path: Path):
     assert "| ours | 2 | 38 (25 to 50) | 6.00 (4.00 to 8.00) |  |  |" in without
 
 
-def test_contestants_run_in_turn_and_failures_do_not_stop_the_others(tmp_path: Path, monkeypatch):
+def test_contestants_take_turns_and_failures_do_not_stop_others(tmp_path: Path, monkeypatch):
     good = "import sys, shutil; shutil.copytree(sys.argv[1], sys.argv[2])"
     write(tmp_path / "given", [9.0, 1.0])
     command = (sys.executable, "-c", good, str(tmp_path / "given"), "OUT")
@@ -216,8 +213,7 @@ def test_contestants_run_in_turn_and_failures_do_not_stop_the_others(tmp_path: P
 
 @pytest.mark.slow
 def test_gpu_benchmark_prints_every_figure(capsys, monkeypatch):
-    """On a CPU, with two rounds of a tenth of the images: the shape of what it prints, and no
-    figure."""
+    """Run two small rounds on a CPU and check the form of the output."""
     arguments = ["--device=cpu", "--rounds=2", "--bare-rounds=2", "--repeats=1"]
     small = ["dataset=few_random_pixels", "num_clients=20", "local.epochs=1"]
     small += ["model.channels=[4,4]", "model.hidden=[8]"]
@@ -254,8 +250,7 @@ def test_bare_model_is_the_cnn_of_w1():
 
 @pytest.mark.parametrize("name", pairs.PAIRS)
 def test_pairs_train_the_same_model(name, capsys):
-    """A view more changes no number, and FedReg's ascents in one batch no more than rounding does
-    (fp32)."""
+    """A further view changes no weight, and ascents in one batch only by rounding (fp32)."""
     small = ["--set=participation=0.03", "--set=model.channels=[4,8]", "--set=model.hidden=[16]"]
     assert pairs.main([name, "--quick", "--rounds=1", *small]) == 0
     found = capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""How pictures are drawn: formats, titles, a style file, and names in any script."""
+"""Test formats, titles and style files of figures, and names in any script."""
 
 import warnings
 from dataclasses import replace
@@ -21,11 +21,11 @@ from fedexp.figures.style import styled
 from test_figures import ALL, CONFIG, make_run
 
 ENTRIES = list(font_manager.fontManager.ttflist)
-TWO = {"curves", "loss"}  # what a run without accuracies of classes and without its partition has
+TWO = {"curves", "loss"}  # of a run without class accuracies and partition
 
 
 def make_small(folder: Path, pictures: set[str] = TWO) -> None:
-    """A run with two pictures, or all but that of local models."""
+    """Write a run with two figures, or with all except that of local models."""
     make_run(folder, rounds=2, classes=3, clients=3, local=False)
     if pictures == TWO:
         (folder / "class_accuracy.csv").unlink()
@@ -37,9 +37,8 @@ def make_small(folder: Path, pictures: set[str] = TWO) -> None:
     [TWO, pytest.param(ALL - {"local_round"}, marks=pytest.mark.slow)],
     ids=["two", "all"],
 )
-def test_formats_titles_and_a_style_of_ones_own(tmp_path, pictures):
-    """Each picture in each format, without a title and in the size and colours of the user's file;
-    and the same files when they are drawn again."""
+def test_formats_titles_and_style_file(tmp_path, pictures):
+    """Drawing a figure again gives the same file."""
     make_small(tmp_path, pictures)
     style = tmp_path / "paper.mplstyle"
     style.write_text(
@@ -66,17 +65,15 @@ def test_formats_titles_and_a_style_of_ones_own(tmp_path, pictures):
         "Accuracy and forgetting of the global model"
         in (tmp_path / "figures" / "curves.svg").read_text()
     )
-    assert matplotlib.rcParams["figure.figsize"][0] != 4, (
-        "the style of a picture is no state of the process"
-    )
+    assert matplotlib.rcParams["figure.figsize"][0] != 4, "the process keeps its style"
 
 
-def test_pictures_are_drawn_as_the_configuration_says(tmp_path):
+def test_figures_follow_the_configuration(tmp_path):
     make_small(tmp_path)
     (tmp_path / "config.yaml").write_text(
         CONFIG + "figures: {draw: true, format: [pdf], titles: true, style: gone}\n"
     )
-    # The style file is not there any more: as if nothing had been said.
+    # The style file does not exist, so the default settings are used.
     assert {p.suffix for p in make_figures(tmp_path)} == {".png"}
     (tmp_path / "config.yaml").write_text(CONFIG + "figures: {format: [pdf]}\n")
     assert {p.suffix for p in make_figures(tmp_path)} == {".pdf"}
@@ -86,7 +83,7 @@ def test_pictures_are_drawn_as_the_configuration_says(tmp_path):
 
 
 def font_with(letters: str, path: Path) -> None:
-    """A font that has nothing but these letters, as rectangles."""
+    """Write a font with only these letters, as rectangles."""
     pen = TTGlyphPen(None)
     for i, corner in enumerate([(0, 0), (0, 700), (500, 700), (500, 0)]):
         (pen.lineTo if i else pen.moveTo)(corner)
@@ -106,15 +103,15 @@ def font_with(letters: str, path: Path) -> None:
 
 def labels_of(folder: Path) -> list[str]:
     with styled():
-        warnings.simplefilter("error")  # a letter that no font has would be one
+        warnings.simplefilter("error")  # such as a letter that no font has
         figure = draw.data_distribution(load_run(folder), np.ones((3, 4), int))
         FigureCanvasAgg(figure).draw()
     return [label.get_text() for label in figure.axes[1].get_yticklabels()]
 
 
 def test_class_names_in_any_script(tmp_path, monkeypatch):
-    """Drawn where a font of the system has the letters, else by number; no warning either way, and
-    no mathematics."""
+    """A name is replaced by its number if no font has its letters. `$` does not start
+    mathematics."""
     names = ["体育", "cat", "財経", "a$b$ c\td"]
     make_run(tmp_path / "run", classes=4, local=False, names=names)
     monkeypatch.setattr(

@@ -1,11 +1,10 @@
-"""Pictures from the files of a run directory: which are written, and that they show exactly what
-the files say."""
+"""Test the figures of a run: which are written, and that they show the values of the files."""
 
-import csv
 import json
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 from PIL import Image
 
@@ -34,9 +33,9 @@ choices: {}
 """
 
 
-def write_csv(path, header, rows):
-    with path.open("w", newline="") as file:
-        csv.writer(file).writerows([header, *rows])
+def write_partition(path, counts, names):
+    parts = tuple(np.split(np.arange(counts.sum()), np.cumsum(counts.sum(1))[:-1]))
+    Partition(parts, counts, partition_hash(parts), {}).save(path, names)
 
 
 def make_run(
@@ -45,27 +44,20 @@ def make_run(
     """A run directory with random accuracies, or the given ones [evaluated rounds, C]; returns the
     accuracies."""
     folder.mkdir(exist_ok=True)
-    rng = np.random.default_rng(0)
-    evaluated = list(range(0, rounds + 1, interval))
+    rng, number = np.random.default_rng(0), np.arange(rounds + 1)
+    evaluated = number[::interval]
     if accuracy is None:
         accuracy = rng.uniform(0, 1, (len(evaluated), classes))
     counts = rng.integers(0, 30, (clients, classes))
-    parts = tuple(np.split(np.arange(counts.sum()), np.cumsum(counts.sum(1))[:-1]))
-    Partition(parts, counts, partition_hash(parts), {}).save(
-        folder / "partition.npz", names or [f"class {c}" for c in range(classes)]
-    )
-    rows = []
-    for t in range(rounds + 1):
-        tested = [np.nanmean(accuracy[evaluated.index(t)]), 1.5] if t in evaluated else ["", ""]
-        rows.append([t, *tested, 2 - t / rounds if t else "", 0.1 if t > 1 else "", ""])
-    header = ["round", "test_accuracy", "test_loss", "train_loss", "forgetting", "round_forgetting"]
-    write_csv(folder / "rounds.csv", header, rows)
-    cells = [
-        (t, c, "" if np.isnan(a) else a)
-        for t, row in zip(evaluated, accuracy, strict=True)
-        for c, a in enumerate(row)
-    ]
-    write_csv(folder / "class_accuracy.csv", ["round", "class", "accuracy"], cells)
+    names = names or [f"class {c}" for c in range(classes)]
+    write_partition(folder / "partition.npz", counts, names)
+    table = pd.DataFrame({"train_loss": 2 - number / rounds, "forgetting": 0.1}, number)
+    table["test_accuracy"] = pd.Series(np.nanmean(accuracy, 1), evaluated)
+    table["test_loss"] = 1.5 + 0 * table["test_accuracy"]
+    table.loc[0, "train_loss"] = table.loc[:1, "forgetting"] = np.nan
+    table.to_csv(folder / "rounds.csv", index_label="round")
+    cells = pd.DataFrame(accuracy, evaluated).rename_axis("round").rename_axis(columns="class")
+    cells.stack().rename("accuracy").to_csv(folder / "class_accuracy.csv")
     (folder / "config.yaml").write_text(CONFIG)
     (folder / "summary.json").write_text(json.dumps({"status": "completed"}))
     if local:
@@ -85,41 +77,36 @@ def make_stream(folder, tasks=3, rounds_per_task=2, interval=1, clients=4):
     [tasks, K, C]."""
     rounds = tasks * rounds_per_task
     make_run(folder, rounds=rounds, interval=interval, clients=clients, local=False)
-    rng = np.random.default_rng(1)
-    evaluated = range(0, rounds + 1, interval)
-    accuracy = rng.uniform(0, 1, (len(evaluated), tasks))
-    rows = [
-        (r, -(-r // rounds_per_task), s, a)
-        for r, row in zip(evaluated, accuracy, strict=True)
-        for s, a in enumerate(row, 1)
-    ]
-    write_csv(folder / "tasks.csv", ["round", "task", "evaluated_task", "accuracy"], rows)
+    rng, number = np.random.default_rng(1), np.arange(0, rounds + 1, interval)
+    accuracy = rng.uniform(0, 1, (len(number), tasks))
+    table = pd.DataFrame(accuracy, number, range(1, tasks + 1)).rename_axis(
+        columns="evaluated_task"
+    )
+    table.index = pd.MultiIndex.from_arrays([number, -(-number // rounds_per_task)])
+    table = table.rename_axis(index=["round", "task"]).stack().rename("accuracy")
+    table.to_csv(folder / "tasks.csv")
     counts = rng.integers(0, 30, (tasks, clients, 10))
-    for number, count in enumerate(counts, 1):
-        parts = tuple(np.split(np.arange(count.sum()), np.cumsum(count.sum(1))[:-1]))
-        name = "partition.npz" if number == 1 else f"partition_task{number}.npz"
-        Partition(parts, count, partition_hash(parts), {"rounds_per_task": rounds_per_task}).save(
-            folder / name, [f"class {c}" for c in range(10)]
-        )
+    for task, count in enumerate(counts, 1):
+        name = "partition.npz" if task == 1 else f"partition_task{task}.npz"
+        write_partition(folder / name, count, [f"class {c}" for c in range(10)])
     return accuracy, counts
 
 
 def dotted_lines(axes):
-    """The rounds at which axes have a vertical dotted line."""
+    """Return the rounds at which axes have a vertical dotted line."""
     lines = [np.unique(line.get_xdata()) for line in axes.lines if line.get_linestyle() == ":"]
     return [x.item() for x in lines]
 
 
 def map_array(figure):
-    """The numbers behind the (first) heat map of a figure."""
+    """Return the values of the first heat map of a figure."""
     axes = next(a for a in figure.axes if a.collections or a.images)
     return np.ma.filled((*axes.collections, *axes.images)[0].get_array(), np.nan)
 
 
 @pytest.fixture
 def unrendered(monkeypatch):
-    """Figures are made and written, but not rendered, which takes most of the time: for tests of
-    which there are."""
+    """Write figures without rendering them, which takes most of the time."""
     monkeypatch.setattr(
         "matplotlib.figure.Figure.savefig",
         lambda self, path, **options: path.write_bytes(b"picture"),
@@ -134,13 +121,13 @@ def unrendered(monkeypatch):
         pytest.param({"rounds": 1, "classes": 2, "clients": 1}, marks=pytest.mark.slow),
     ],
 )
-def test_every_picture_is_written(tmp_path, monkeypatch, shape):
-    # as outside of tests
+def test_all_figures_are_written(tmp_path, monkeypatch, shape):
+    # the style that users get
     monkeypatch.setattr(style, "OURS", Path(style.__file__).with_name("fedexp.mplstyle"))
     make_run(tmp_path, **shape)
     paths = make_figures(tmp_path)
     assert {p.stem for p in paths} == ALL
-    assert sorted(paths) == sorted((tmp_path / "figures").iterdir())  # no temporary file is left
+    assert sorted(paths) == sorted((tmp_path / "figures").iterdir())  # without temporary files
     for path in paths:
         with Image.open(path) as image:
             image.load()
@@ -161,7 +148,7 @@ def test_every_picture_is_written(tmp_path, monkeypatch, shape):
         (["rounds.csv", "class_accuracy.csv", "partition.npz"], set()),
     ],
 )
-def test_missing_files_leave_out_their_pictures_only(tmp_path, unrendered, missing, left):
+def test_figures_of_missing_files_are_omitted(tmp_path, unrendered, missing, left):
     make_run(tmp_path)
     for name in missing:
         (tmp_path / name).unlink()
@@ -169,7 +156,7 @@ def test_missing_files_leave_out_their_pictures_only(tmp_path, unrendered, missi
     assert left or not (tmp_path / "figures").exists()
 
 
-def test_a_failed_write_keeps_the_old_picture(tmp_path, unrendered, monkeypatch):
+def test_failed_write_keeps_the_old_figure(tmp_path, unrendered, monkeypatch):
     make_run(tmp_path)
     old = make_figures(tmp_path)[0].read_bytes()
 
@@ -193,7 +180,7 @@ def test_heat_map_shows_the_csv(tmp_path):
     np.testing.assert_array_equal(map_array(draw.class_accuracy(run, run.history)), accuracy.T)
 
 
-def test_normalised_columns_sum_to_one_and_a_zero_column_stays_zero(tmp_path):
+def test_normalised_columns_sum_to_one_except_a_zero_column(tmp_path):
     accuracy = np.array([[0.0, 0.0, 0.0], [0.2, 0.0, 0.6], [0.5, np.nan, 0.0], [0.3, 0.3, 0.3]])
     make_run(tmp_path, classes=3, accuracy=accuracy, local=False)
     run = load_run(tmp_path)
@@ -203,7 +190,7 @@ def test_normalised_columns_sum_to_one_and_a_zero_column_stays_zero(tmp_path):
     np.testing.assert_allclose(np.nansum(shown, 0), [0, 1, 1, 1])
 
 
-def test_round_picture_puts_the_global_models_around_the_local_ones(tmp_path):
+def test_local_round_shows_local_models_between_the_global_models(tmp_path):
     accuracy = make_run(tmp_path, rounds=3, classes=5)
     saved = np.load(tmp_path / "local_class_accuracy.npz")["accuracy"]
     run = load_run(tmp_path)
@@ -216,7 +203,7 @@ def test_round_picture_puts_the_global_models_around_the_local_ones(tmp_path):
 
 
 @pytest.mark.parametrize(("clients", "classes"), [(1, 1), (4, 10), (3432, 10)])
-def test_data_distribution_shows_the_examples_of_each_client_and_class(tmp_path, clients, classes):
+def test_data_distribution_shows_examples_per_client_and_class(tmp_path, clients, classes):
     make_run(tmp_path, classes=classes, clients=clients, local=False)
     run = load_run(tmp_path)
     totals, cells = draw.data_distribution(run, run.counts).axes[:2]
@@ -224,7 +211,7 @@ def test_data_distribution_shows_the_examples_of_each_client_and_class(tmp_path,
     np.testing.assert_array_equal(np.ma.filled(cells.images[0].get_array(), 0), run.counts.T)
 
 
-def test_curves_skip_rounds_without_evaluation_and_mark_best_and_targets(tmp_path):
+def test_curves_show_evaluated_rounds_the_best_round_and_targets(tmp_path):
     accuracy = np.array([[0.1, 0.1], [0.5, 0.3], [0.2, 0.2]])
     make_run(tmp_path, rounds=4, classes=2, interval=2, accuracy=accuracy, local=False)
     above, below = draw.curves(load_run(tmp_path)).axes
@@ -240,13 +227,15 @@ def test_curves_skip_rounds_without_evaluation_and_mark_best_and_targets(tmp_pat
     np.testing.assert_allclose(below.lines[0].get_xydata(), [[2, 0.1], [3, 0.1], [4, 0.1]])
 
 
-def test_a_diverged_run_is_drawn_up_to_its_last_finite_values(tmp_path):
+def test_diverged_run_is_drawn_up_to_the_last_finite_values(tmp_path):
     make_run(tmp_path, local=False)
-    write_csv(
-        tmp_path / "rounds.csv",
-        ["round", "test_accuracy", "test_loss", "train_loss"],
-        [[0, 0.1, 2.3, ""], [1, 0.3, 400.0, 2.0], [2, "nan", "inf", "nan"]],
-    )
+    rows = [
+        "round,test_accuracy,test_loss,train_loss",
+        "0,0.1,2.3,",
+        "1,0.3,400,2",
+        "2,nan,inf,nan",
+    ]
+    (tmp_path / "rounds.csv").write_text("\n".join(rows) + "\n")
     (tmp_path / "summary.json").write_text(json.dumps({"status": "diverged"}))
     run = load_run(tmp_path)
     np.testing.assert_array_equal(run.points("test_loss"), [[0, 1], [2.3, 400]])
@@ -265,14 +254,14 @@ def test_a_diverged_run_is_drawn_up_to_its_last_finite_values(tmp_path):
         {"tasks": 10, "rounds_per_task": 3},
     ],
 )
-def test_tasks_picture_shows_the_csv(tmp_path, shape):
+def test_tasks_figure_shows_the_csv(tmp_path, shape):
     accuracy, _ = make_stream(tmp_path, **shape)
     run = load_run(tmp_path)
     figure = draw.tasks(run, run.tasks)
     above, below = figure.axes[:2]
     np.testing.assert_array_equal(map_array(figure), accuracy.T)
     assert above.collections[0].get_clim() == (0, 1)
-    # in round 0 nothing is being learned
+    # no task is learned in round 0
     rounds = np.arange(1, len(accuracy)) * shape.get("interval", 1)
     learned = np.ceil(rounds / shape["rounds_per_task"]).astype(int)
     average, new = below.lines[:2]
@@ -299,8 +288,7 @@ def test_dotted_lines_mark_where_tasks_begin(tmp_path, shape, borders):
         assert dotted_lines(axes) == borders
 
 
-def test_titles_name_the_run():
-    """By its configuration or, of a run without one, by its summary."""
+def test_titles_describe_the_run():
     choices = {"algorithm": "mine", "dataset": "cifar10", "partition": "sharding"}
     config = {"choices": choices, "shards_per_client": 2, "num_clients": 100, "seed": 3}
     title = "mine on cifar10, sharding shards_per_client=2, 100 clients, seed 3"
@@ -312,7 +300,7 @@ def test_titles_name_the_run():
 @pytest.mark.parametrize(
     "name", ["config.yaml", "summary.json", "partition.npz", "class_accuracy.csv", "tasks.csv"]
 )
-def test_a_damaged_file_is_named(tmp_path, name):
+def test_damaged_file_is_named(tmp_path, name):
     make_run(tmp_path, local=False)
     (tmp_path / name).write_text("[{\n1")
     with pytest.raises(ConfigError, match=name):

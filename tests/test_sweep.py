@@ -1,4 +1,4 @@
-"""Named sweeps against the printed tables, and the names of runs."""
+"""Test named sweeps, previews of jobs, names of runs, and locks."""
 
 import functools
 import itertools
@@ -65,7 +65,7 @@ def test_each_published_cell_belongs_to_one_job(name):
 
 
 @every_sweep
-def test_a_run_is_assigned_to_its_cell(name):
+def test_run_is_assigned_to_its_cell(name):
     sweep, seen = load(name), set()
     for block in sweep.blocks:
         for combination in block.combinations():
@@ -126,7 +126,7 @@ def test_every_value_of_an_option_is_valid(name):
         build(composed(*job))
 
 
-def test_overrides_restrict_axes_or_add_to_them():
+def test_overrides_restrict_or_extend_axes():
     sweep = load("fedntd_table8")
     assert sum(len(list(expand(each))) for each in launches(sweep, ["seed=0,1"])) == 50
     (only,) = launches(sweep, ["algorithm=fedntd", "local.epochs=1,20", "seed=0,1", "rounds=5"])
@@ -143,8 +143,8 @@ def test_overrides_restrict_axes_or_add_to_them():
         launches(load("fedka_table6"), ["algorithm.anchors=missing", "experiment=fedka/cifar100"])
 
 
-def test_overrides_restrict_what_blocks_fix():
-    """CFeD(C) has a block of its own, which names the algorithm once for both rates."""
+def test_overrides_restrict_fixed_values():
+    """The block of CFeD(C) fixes the algorithm for both rates."""
     sweep = load("cfed_table1")
     (overrides,) = launches(sweep, ["algorithm=cfed_c", "experiment=cfed/text_class"])
     jobs = list(expand(overrides))
@@ -158,9 +158,8 @@ def test_overrides_restrict_what_blocks_fix():
     assert [len(list(expand(each))) for each in slow] == [5, 1]
 
 
-def test_a_mapping_of_the_command_line_stands_instead_of_the_sweep_s():
-    """Hydra would merge both, and refuse the second round of the clients' data as an unknown
-    key."""
+def test_mapping_of_the_command_line_replaces_that_of_the_sweep():
+    """Hydra would merge both."""
     given = ["rounds=4", "schedule.partition={4:{name:sharding,shards_per_client:3}}"]
     (overrides,) = launches(load("fedntd_fig18"), given)
     (job,) = expand(overrides)
@@ -189,14 +188,14 @@ def test_shared_overrides_may_replace_what_a_block_fixes():
         assert cell_of(fig3, changed, ["rounds=9"])[0] == block
 
 
-def test_an_unknown_sweep_is_named():
+def test_unknown_sweep_is_refused():
     with pytest.raises(
         ConfigError, match=r"sweep=fedntd_tabel1: no such sweep \(nearest: 'fedntd_table1.?'\)"
     ):
         load("fedntd_tabel1")
 
 
-def test_of_sweeps_with_one_name_the_first_counts(tmp_path):
+def test_first_sweep_of_a_name_is_used(tmp_path):
     for folder, name, text in [
         ("a", "all", "defaults: {seed: 1, rounds: 3}\none: {rounds: 5}\n"),
         ("b", "all", "one: {rounds: 7}\ntwo: {rounds: 9}\n"),
@@ -226,7 +225,7 @@ def test_other_overrides_change_the_protocol():
 
 
 def whole_text(path):
-    """An experiment's file, and those that it builds on."""
+    """Return the text of an experiment's file and of the files that it includes."""
     text = path.read_text(encoding="utf-8")
     bases = re.findall(r"^  - (\w+/_\w+)$", text, re.MULTILINE)
     return "\n".join(
@@ -238,8 +237,8 @@ def whole_text(path):
 
 
 @pytest.mark.slow  # composes 35 configurations
-def test_experiments_say_all_of_their_protocol():
-    """A setting of a paper does not hang on the defaults, which may change."""
+def test_experiments_set_all_options_of_their_protocol():
+    """The defaults may change."""
     for name in list_options("experiment", [CONF]):
         text = whole_text(CONF / "experiment" / f"{name}.yaml")
         keys = (
@@ -247,7 +246,7 @@ def test_experiments_say_all_of_their_protocol():
             " momentum weight_decay"
         )
         for key in [*keys.split(), "override /model", "override /partition"]:
-            assert f"{key}:" in text, f"{name} does not say {key}"
+            assert f"{key}:" in text, f"{name} does not set {key}"
         build(composed(f"experiment={name}"))
 
 
@@ -265,7 +264,7 @@ def test_tuned_values_are_used_unless_the_command_line_sets_others(options, key,
     assert OmegaConf.select(composed(*options.split()), key) == value
 
 
-def test_the_command_line_wins_over_the_setting():
+def test_command_line_overrides_the_experiment():
     config = composed(
         "experiment=fedntd/cifar10_s3", "dataset=digits", "rounds=2", "shards_per_client=5"
     )
@@ -276,7 +275,7 @@ def test_the_command_line_wins_over_the_setting():
 # --- names and locks
 
 
-def test_a_directory_is_named_by_what_decides_the_result():
+def test_hash_in_directory_names_depends_on_options_that_affect_results():
     def digests(overrides):
         every = [composed(override) for override in ["seed=0", *overrides.split()]]
         return {short_hash(OmegaConf.to_container(each, resolve=True)) for each in every}
@@ -289,8 +288,8 @@ def test_a_directory_is_named_by_what_decides_the_result():
 
 
 @pytest.mark.slow
-def test_planned_jobs_have_the_directories_of_runs(tmp_path, monkeypatch, capsys):
-    """One job made, one interrupted, one new: what preview=true shows; nothing is run."""
+def test_preview_shows_the_states_of_jobs(tmp_path, monkeypatch, capsys):
+    """One job is completed, then interrupted; the others are new."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.argv", ["fedexp"])
     small = [
@@ -317,9 +316,9 @@ def test_planned_jobs_have_the_directories_of_runs(tmp_path, monkeypatch, capsys
     assert job_status(jobs[0]) == "interrupted at 2"
 
 
-def test_how_long_a_job_will_take():
-    """From a run with 2 s a round, of 10 rounds and three tasks of a stream, 7 of the 30 rounds
-    done. By hand: (30 - 7) * 2 = 46 and 30 * 2 = 60."""
+def test_remaining_seconds_of_a_job():
+    """A round takes 2 s, and the run has 3 tasks of 10 rounds: 30 * 2 = 60 s, and (30 - 7) * 2 = 46 s
+    after round 7."""
     config = {
         "dataset": {"name": "digits"},
         "num_clients": 20,
@@ -336,14 +335,14 @@ def test_how_long_a_job_will_take():
     assert left(**other) == (60, " (another algorithm's rounds)")
     assert left(num_clients=30) == (None, "")
     assert left(rounds="ten") == (None, "")
-    # a run that is here counts before one of which a file is kept, a like algorithm before others
+    # directories are preferred to kept files, and runs of the same algorithm to others
     kept = preview.measure(config | other, [3.0], 1, "Xeon")
     assert left(runs=[kept]) == (30, " (another algorithm's rounds) (on Xeon)")
     assert left(runs=[kept, run], **other) == (60, " (another algorithm's rounds)")
     assert left(runs=[run, preview.measure(config | other, [4.0], 1)], **other) == (40, "")
 
 
-def test_the_time_of_a_round_depends_on_the_device_and_the_epochs_but_not_on_the_rate():
+def test_work_of_a_round_depends_on_device_and_epochs_but_not_on_the_rate():
     """hardware.device=auto is the CPU here, unless there is a GPU."""
 
     def work(device, **local):
@@ -357,8 +356,8 @@ def test_the_time_of_a_round_depends_on_the_device_and_the_epochs_but_not_on_the
     assert work("cpu", epochs=1) != work("cpu")
 
 
-def test_a_preview_names_jobs_by_their_options_in_one_directory(tmp_path, monkeypatch, capsys):
-    """The default directory is named by the time: the first job's, not one for each."""
+def test_preview_names_jobs_by_options_within_one_directory(tmp_path, monkeypatch, capsys):
+    """The default directory has the time of the first job."""
     monkeypatch.chdir(tmp_path)
     options = ["rounds=2", "alpha=0.1,1", "algorithm=fedavg,fedntd"]
     jobs = plan_jobs([options], [])
@@ -372,7 +371,7 @@ def test_a_preview_names_jobs_by_their_options_in_one_directory(tmp_path, monkey
     assert preview.name_jobs([later]) == ["digits_hash"]
 
 
-def test_no_time_is_said_where_no_round_was_measured(tmp_path, capsys):
+def test_preview_without_measured_rounds_has_no_estimate(tmp_path, capsys):
     jobs = [Planned(tmp_path / name, {"rounds": 2}) for name in "ab"]
     preview.show_jobs(jobs, [])
     *_, left, counts = capsys.readouterr().out.splitlines()
@@ -381,7 +380,7 @@ def test_no_time_is_said_where_no_round_was_measured(tmp_path, capsys):
     assert counts == "2 jobs: 0 done, 2 new"
 
 
-def test_a_run_that_its_options_have_ended_is_done_for_those_options_alone(tmp_path):
+def test_stopped_run_is_done_only_for_the_same_stopping_options(tmp_path):
     why = {"by": "minutes", "minutes": 1.0}
     summary = {
         "status": "stopped",
@@ -413,8 +412,8 @@ def test_a_run_that_its_options_have_ended_is_done_for_those_options_alone(tmp_p
     ]
 
 
-def test_peak_memory_counts_the_processes_of_a_run():
-    """A child that holds 64 MB more raises it by about as much."""
+def test_peak_memory_includes_child_processes():
+    """The child process holds 64 MB."""
     program = "import sys; held = b'x' * 64_000_000; print(len(held), flush=True); sys.stdin.read()"
     before = peak_memory(torch.device("cpu"))
     with subprocess.Popen(
@@ -429,7 +428,7 @@ def test_peak_memory_counts_the_processes_of_a_run():
     assert provenance.own_peak() > 50e6
 
 
-def test_a_reader_s_short_lock_does_not_stop_a_run(tmp_path):
+def test_run_waits_for_a_short_lock(tmp_path):
     glance = FileLock(tmp_path / LOCK, thread_local=False)
     glance.acquire()
     later = threading.Timer(0.1, glance.release)
@@ -458,7 +457,7 @@ def test_one_process_at_a_time(tmp_path):
         (["--multirun", "preview=maybe"], "preview=maybe: must be true or false"),
     ],
 )
-def test_bad_sweeps(arguments, message, capsys):
+def test_wrong_sweep_options_are_refused(arguments, message, capsys):
     assert main.main(arguments) == 2
     assert message in capsys.readouterr().err
 
@@ -467,8 +466,7 @@ def test_bad_sweeps(arguments, message, capsys):
 
 
 def text_files(folder):
-    """Tiny data sets in the layouts of thucnews, sina2019, sogoucs and weibo: 12 titles of each of
-    nine classes."""
+    """Write tiny data sets in the formats of thucnews, sina2019, sogoucs and weibo."""
     names = [f"class{c}" for c in range(9)]
     lines = [f"{'abcdefghi'[c] * 5} title {i}\t{c}" for i in range(12) for c in range(9)]
     for name in ("thucnews", "sina2019", "sogoucs"):
@@ -495,25 +493,25 @@ TEXTS = [
 
 @pytest.mark.slow
 @every_sweep
-def test_the_first_job_of_every_sweep_runs_small(name, tmp_path, monkeypatch):
-    """On digits, or on tiny texts in the layouts of the real ones."""
+def test_first_job_of_each_sweep_runs(name, tmp_path, monkeypatch):
+    """On digits, or on tiny texts."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.argv", ["fedexp"])
     text_files(tmp_path / "data")
     job = next(expand(launches(load(name), [])[0]))
     texts = any("text" in override for override in job)
     changes = [*SMOKE, *(TEXTS if texts else IMAGES)]
-    late = ("schedule.", "keep_local_models")  # in rounds that a run of one round has not
+    late = ("schedule.", "keep_local_models")  # need more than one round
     job = [text for text in job if not text.startswith(late)]
     config = composed(*job)
     if "lda" in str(config.partition._target_).lower():
         changes += ["alpha=10", "min_size=1"]
     if not texts:
-        changes += ["test_views=[plain]"]  # digits are not augmented
+        changes += ["test_views=[plain]"]  # digits have no augmentation
     if config.surrogate.dataset or config.surrogate.fraction:
         changes += ["surrogate.total_shards=20"]
     if "train_splits" in config.dataset:
-        changes += ["~dataset.train_splits"]  # of CINIC-10 alone
+        changes += ["~dataset.train_splits"]  # of CINIC-10 only
     keys = {override.partition("=")[0] for override in changes}
     kept = [override for override in job if override.partition("=")[0] not in keys]
     assert main.main([*kept, *changes, f"data_dir={tmp_path / 'data'}", "hydra.run.dir=run"]) == 0

@@ -1,5 +1,4 @@
-"""Pictures of sweeps: which are drawn, how runs are grouped, and that they show exactly what the
-files say."""
+"""Test the figures of sweeps: how runs are grouped, and which values are shown."""
 
 import json
 
@@ -27,7 +26,7 @@ def make_run(
     column=None,
     **summary,
 ):
-    """A run directory with random class accuracies; returns them [rounds + 1, C]."""
+    """Write a run directory with random class accuracies; return them, [rounds + 1, C]."""
     directory = folder / f"run{len(list(folder.glob('run*'))):02d}"
     (directory / ".hydra").mkdir(parents=True)
     rng = np.random.default_rng([seed, len(str(overrides))])
@@ -36,22 +35,10 @@ def make_run(
     (directory / ".hydra" / "overrides.yaml").write_text(
         yaml.safe_dump([*overrides, f"seed={seed}"])
     )
-    algorithm = next(
-        (o.partition("=")[2] for o in overrides if o.startswith("algorithm=")), "fedavg"
-    )
-    content = {
-        "status": status,
-        "algorithm": algorithm,
-        "dataset": "digits",
-        "partition": "lda",
-        "seed": seed,
-    }
-    content |= {
-        "rounds": rounds,
-        "accuracy": accuracy[-1].mean(),
-        "best_accuracy": 0.9,
-        "forgetting": 0.1,
-    } | summary
+    chosen = [text.partition("=")[2] for text in overrides if text.startswith("algorithm=")]
+    content = {"status": status, "algorithm": (chosen or ["fedavg"])[0], "dataset": "digits"}
+    content |= {"partition": "lda", "seed": seed, "rounds": rounds, "best_accuracy": 0.9}
+    content |= {"accuracy": accuracy[-1].mean(), "forgetting": 0.1} | summary
     (directory / "summary.json").write_text(json.dumps(content))
     return accuracy
 
@@ -64,25 +51,15 @@ def methods(setting):
     return {method.name: len(method.runs) for method in setting.methods}
 
 
-def test_methods_stand_side_by_side_in_each_setting(tmp_path):
-    """Seeds are together; what all runs share is said once; rounds=5 is a setting of its own, never
-    mixed in."""
+def test_runs_are_grouped_by_setting_and_method(tmp_path):
+    """Overrides of all runs are in the title only. rounds=5 is a separate setting."""
     for experiment in ("fedntd/cifar10_s2", "fedntd/mnist_s2"):
-        for method in (
-            ["algorithm=fedavg"],
-            ["algorithm=fedntd"],
-            ["algorithm=fednova", "algorithm.variant=ccvr"],
-        ):
-            for seed in (1, 0):
-                make_run(
-                    tmp_path,
-                    [f"experiment={experiment}", *method, "data_dir=x", "participation=0.2"],
-                    seed,
-                )
-    make_run(
-        tmp_path,
-        ["experiment=fedntd/mnist_s2", "algorithm=fedavg", "participation=0.2", "rounds=5"],
-    )
+        given = [f"experiment={experiment}", "participation=0.2"]
+        for seed in (1, 0):
+            make_run(tmp_path, [*given, "data_dir=x", "algorithm=fedavg"], seed)
+            make_run(tmp_path, [*given, "algorithm=fedntd"], seed)
+            make_run(tmp_path, [*given, "algorithm=fednova", "algorithm.variant=ccvr"], seed)
+    make_run(tmp_path, [*given, "algorithm=fedavg", "rounds=5"])
     found = settings(tmp_path)
     assert list(found) == ["fedntd/cifar10_s2", "fedntd/mnist_s2", "fedntd/mnist_s2 rounds=5"]
     assert methods(found["fedntd/mnist_s2"]) == {
@@ -95,7 +72,7 @@ def test_methods_stand_side_by_side_in_each_setting(tmp_path):
     assert found["fedntd/mnist_s2"].title == "fedntd/mnist_s2, participation=0.2"
 
 
-def test_one_algorithm_s_options_are_its_methods(tmp_path):
+def test_options_of_a_single_algorithm_are_methods(tmp_path):
     for lr in (0.1, 0.01):
         make_run(tmp_path, [f"local.lr={lr}"])
     assert methods(settings(tmp_path)["digits lda"]) == {
@@ -104,8 +81,8 @@ def test_one_algorithm_s_options_are_its_methods(tmp_path):
     }
 
 
-def test_curves_are_mean_and_standard_deviation(tmp_path):
-    """Of the rounds that all seeds have: the second seed has diverged after round 2."""
+def test_curves_show_mean_and_standard_deviation(tmp_path):
+    """Only rounds of all seeds are shown: the second seed diverged after round 2."""
     first = make_run(tmp_path, ["algorithm=fedntd"], 0).mean(1)
     second = make_run(tmp_path, ["algorithm=fedntd"], 1, "diverged", rounds=2).mean(1)
     (setting,) = settings(tmp_path).values()
@@ -126,8 +103,7 @@ def test_curves_are_mean_and_standard_deviation(tmp_path):
     assert legend.get_title().get_text() == "mean ± standard\ndeviation, n=2"
 
 
-def test_a_spread_is_named_where_there_is_one(tmp_path):
-    """With one seed nothing is said; where numbers of seeds differ, each curve says its own."""
+def test_legend_gives_the_number_of_seeds(tmp_path):
     make_run(tmp_path, ["algorithm=fedavg"])
     make_run(tmp_path, ["algorithm=fedntd"])
 
@@ -142,7 +118,7 @@ def test_a_spread_is_named_where_there_is_one(tmp_path):
     assert shown() == ("mean ± standard\ndeviation", ["FedAvg, n=1", "FedNTD, n=2"])
 
 
-def test_a_method_has_one_colour_in_all_figures_of_a_sweep(tmp_path):
+def test_method_has_the_same_colour_in_all_figures(tmp_path):
     """FedAvg comes second in one setting and is a baseline of FedNTD's parameter."""
     for alpha in (0.1, 1):
         if alpha == 1:
@@ -164,7 +140,7 @@ def test_a_method_has_one_colour_in_all_figures_of_a_sweep(tmp_path):
 
 
 @pytest.mark.slow
-def test_heat_maps_have_the_lowest_seed_of_every_method_and_one_scale(tmp_path):
+def test_heat_maps_show_the_lowest_seed_of_each_method_on_one_scale(tmp_path):
     runs = {
         name: [make_run(tmp_path, [f"algorithm={name}"], seed) for seed in (0, 1)]
         for name in ("fedavg", "fedntd", "fedprox", "moon", "scaffold")
@@ -183,9 +159,8 @@ def test_heat_maps_have_the_lowest_seed_of_every_method_and_one_scale(tmp_path):
     np.testing.assert_allclose(shares.sum(0), 1, rtol=1e-12)
 
 
-def test_distributions_of_round_forgetting(tmp_path):
-    """Global over rounds 2, 3, ... and, where local models were evaluated, over the same rounds and
-    clients."""
+def test_round_forgetting_is_shown_as_distribution(tmp_path):
+    """Rounds count from 2 on, for local models with all clients."""
     accuracy = make_run(tmp_path, ["algorithm=fedavg"], local=True)
     make_run(tmp_path, ["algorithm=fedntd"])
     (setting,) = settings(tmp_path).values()
@@ -197,8 +172,8 @@ def test_distributions_of_round_forgetting(tmp_path):
     np.testing.assert_array_equal(local.lines[0].get_xdata()[1:], expected)
 
 
-def test_accuracy_and_forgetting_against_a_parameter(tmp_path):
-    """FedNTD Fig. 15: beta in seeds 0 and 1, tau apart from it, FedAvg dotted."""
+def test_measures_are_drawn_against_a_parameter(tmp_path):
+    """As in FedNTD Fig. 15. Another parameter, tau, has a separate figure."""
     for seed in (0, 1):
         make_run(tmp_path, ["experiment=a", "algorithm=fedavg"], seed, accuracy=0.3)
         for beta, accuracy in ((3, 0.6), (0.3, 0.5), (1, 0.7)):
@@ -231,7 +206,7 @@ def test_accuracy_and_forgetting_against_a_parameter(tmp_path):
 
 
 def make_stream(folder, overrides, average, forgetting):
-    """A run of two tasks of two rounds each; its accuracy and F rank the other way round."""
+    """Write a run of two tasks of two rounds each, whose accuracy and F rank methods inversely."""
     make_run(
         folder,
         [*overrides, "scenario=class_incremental"],
@@ -255,8 +230,7 @@ def make_stream(folder, overrides, average, forgetting):
     pd.DataFrame(rows).to_csv(directory / "tasks.csv", index=False)
 
 
-def test_a_stream_of_tasks_has_the_same_measures_in_figure_table_and_page(tmp_path):
-    """They rank the methods as one: CFeD has the better average accuracy, FedAvg the better F."""
+def test_continual_learning_has_the_same_measures_in_figure_table_and_page(tmp_path):
     make_stream(tmp_path, ["algorithm=cfed"], [0.1, 0.2, 0.3, 0.6], 0.25)
     make_stream(tmp_path, ["algorithm=fedavg"], [0.1, 0.2, 0.3, 0.4], 0.5)
     (setting,) = settings(tmp_path).values()
@@ -271,8 +245,8 @@ def test_a_stream_of_tasks_has_the_same_measures_in_figure_table_and_page(tmp_pa
     assert collect([tmp_path])["measures"][:2] == ["average_accuracy", "task_forgetting"]
 
 
-def test_a_parameter_of_a_stream_is_shown_by_the_measures_of_tasks(tmp_path):
-    """By the test accuracy and F, the larger rate would be the better one."""
+def test_parameter_in_continual_learning_is_shown_by_task_measures(tmp_path):
+    """By test accuracy and F, the larger rate would be better."""
     for lr, average in ((0.1, 0.6), (0.2, 0.4)):
         overrides = ["algorithm=cfed", f"local.lr={lr}"]
         make_stream(tmp_path, overrides, [0.1, 0.2, 0.3, average], 1 - average)
@@ -284,7 +258,7 @@ def test_a_parameter_of_a_stream_is_shown_by_the_measures_of_tasks(tmp_path):
 
 
 def make_search(folder):
-    """Four trials, tested on the validation set alone; the last was stopped after one round."""
+    """Write four trials without a test on the test set. A search stopped the last one."""
     for lr, value in ((0.0953, 0.7), (0.001132477255572942, 0.5), (0.01, 0.6), (0.03, 0.9)):
         stopped = {"status": "stopped", "stopped": {"by": "search"}} if lr == 0.03 else {}
         values = {"validation_accuracy": value, "validation_forgetting": 1 - value}
@@ -303,9 +277,8 @@ def make_search(folder):
         (directory / "config.yaml").write_text(yaml.safe_dump(config))
 
 
-def test_the_tables_of_a_search_show_what_it_has_measured(tmp_path):
-    """The validation accuracy, the best first; numbers with three digits; what was stopped stands
-    last, is never the best, and its mark is explained."""
+def test_tables_of_a_search_show_validation_measures(tmp_path):
+    """The pruned trial is last and never the best."""
     make_search(tmp_path)
     write_tables(tmp_path)
     tex = (tmp_path / "table.tex").read_text()
@@ -327,7 +300,7 @@ def test_the_tables_of_a_search_show_what_it_has_measured(tmp_path):
     assert table["means"]["best"]["validation_accuracy"] == [0]
 
 
-def test_the_figures_of_a_search_show_what_it_has_measured(tmp_path):
+def test_figures_of_a_search_show_validation_measures(tmp_path):
     make_search(tmp_path)
     (setting,) = settings(tmp_path).values()
     assert [axes.get_ylabel() for axes in draw_sweep.curves(setting).axes] == [
@@ -337,23 +310,21 @@ def test_the_figures_of_a_search_show_what_it_has_measured(tmp_path):
     assert "FedAvg local.lr=0.03 (pruned)" in [method.label for method in setting.methods]
     (sweep,) = sweep_figures.parameter_sweeps(SweepDirectory(tmp_path).complete)
     above, _ = draw_sweep.parameter(sweep).axes
-    assert above.lines[0].get_ydata().tolist() == [0.5, 0.6, 0.7], (
-        "without the one that was stopped"
-    )
+    assert above.lines[0].get_ydata().tolist() == [0.5, 0.6, 0.7]  # without the pruned trial
 
 
-def test_the_report_has_tables_and_pictures(tmp_path):
+def test_report_writes_tables_and_figures(tmp_path):
     for name in ("fedavg", "fedntd"):
         make_run(tmp_path, ["experiment=fedntd/cifar10_s2", f"algorithm={name}"])
     paths = write_report(tmp_path, figures=True)
     kinds = ("curves", "class_accuracy", "class_accuracy_normalised", "round_forgetting")
     assert [path.name for path in paths[4:]] == [f"fedntd_cifar10_s2_{kind}.png" for kind in kinds]
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in paths[4:])
-    assert len(list((tmp_path / "figures").iterdir())) == 4  # nothing half-written
+    assert len(list((tmp_path / "figures").iterdir())) == 4  # without temporary files
     assert len(write_report(tmp_path, figures=False)) == 4
 
 
-def test_a_picture_that_fails_costs_no_table(tmp_path, caplog, monkeypatch):
+def test_failed_figure_does_not_affect_tables(tmp_path, caplog, monkeypatch):
     make_run(tmp_path, ["algorithm=fedavg"])
     (tmp_path / "run00" / "partition.npz").write_text("no archive")
     monkeypatch.setattr("fedexp.papers.aggregate.log.propagate", True)
