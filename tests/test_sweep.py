@@ -317,8 +317,8 @@ def test_preview_shows_the_states_of_jobs(tmp_path, monkeypatch, capsys):
 
 
 def test_remaining_seconds_of_a_job():
-    """A round takes 2 s, and the run has 3 tasks of 10 rounds: 30 * 2 = 60 s, and 23 * 2 = 46 s after
-    round 7."""
+    """A round takes 2 s, and the run has 3 tasks of 10 rounds: 30 * 2 = 60 s. After 7 rounds,
+    23 * 2 = 46 s are left."""
     config = {
         "dataset": {"name": "digits"},
         "num_clients": 20,
