@@ -98,7 +98,7 @@ def test_resume_from_previous_checkpoint_if_latest_is_damaged(fedexp, run, shelf
     (run / "checkpoint/latest.pt").write_bytes(latest)
     answer = fedexp.done("resume=run")
     assert "latest.pt: damaged (the checksum of" in answer.err
-    assert "the checkpoint before it is used" in answer.err
+    assert "the previous checkpoint is used" in answer.err
     assert "resuming after round 1; later rounds, up to round 2, are run again" in answer.err
     assert (run / "checkpoint/damaged.pt").read_bytes() == latest
     assert_same_run(run, shelf / "run")

@@ -17,7 +17,6 @@ from fedexp.config.trust import require_typed_destination
 from fedexp.core import storage
 from fedexp.rundir import checkpoint, files, origin, run_reuse
 from fedexp.rundir.links import require_no_outside_links
-from fedexp.rundir.lock import occupied
 from fedexp.rundir.repair import remove_failed_attempt
 from fedexp.trackers.base import RunInfo, Tracker, final_tables
 from fedexp.trackers.progress import Progress, result_line, result_table
@@ -41,7 +40,7 @@ from fedexp.training.resuming import (
 from fedexp.training.rounds import run_rounds
 from fedexp.training.rows import merged
 from fedexp.training.run_log import early_lines, run_log
-from fedexp.training.run_setup import Run, begin, handle_failures, make_directory
+from fedexp.training.run_setup import Run, begin, handle_failures, locked_directory
 from fedexp.training.simulation import Simulation
 from fedexp.training.summary import check_names, summary_of
 
@@ -51,7 +50,7 @@ log = logging.getLogger("fedexp")
 def train_run(job: Job) -> dict[str, Any]:
     """Train a run to its end and return its summary.
 
-    User errors raise ConfigError and leave no files behind. Once the run has begun, they raise
+    User errors raise ConfigError and leave no files behind; after the run has started, they raise
     RunFailed.
     """
     job = with_original_paths(job)
@@ -60,18 +59,17 @@ def train_run(job: Job) -> dict[str, Any]:
     config = built.values | {"choices": dict(job.choices)}
     with ExitStack() as held:
         early = held.enter_context(early_lines())
-        # A sweep's job may wait for a GPU, and no other process may start it meanwhile.
+        # A sweep's job is locked early, because it may wait for a GPU.
         is_locked = job.sweep is not None or (job.directory / files.CONFIG).exists()
         if is_locked:
             require_no_outside_links(job.directory)
-            make_directory(job.directory)
-            held.enter_context(occupied(job.directory))
+            held.enter_context(locked_directory(job.directory))
         continues = check_start(job, built, config)
         summary = find_finished(job, built, config, continues)
         if summary is not None:
             return summary
         require_typed_destination(built.tracker, job.overrides, job.directory)
-        # a sweep's job that has begun continues unchanged, and a search tries everything
+        # options without effect are allowed in a search and when a sweep continues a job
         if job.watch is None and (not continues or job.sweep is None):
             check_used(config, typed_overrides(job.overrides))
         built = held.enter_context(on_a_gpu(built, job.place))
@@ -83,9 +81,8 @@ def train_run(job: Job) -> dict[str, Any]:
         prepared = prepare(built, job.place.cores, before)
         if not continues:
             check_names(prepared.simulation)
-        make_directory(job.directory)
         if not is_locked:
-            held.enter_context(occupied(job.directory))
+            held.enter_context(locked_directory(job.directory))
             require_new(job.directory)  # another process may have been faster
         run = open_run(job, built, config, prepared, continues)
         held.enter_context(handle_failures(run))
@@ -103,7 +100,7 @@ def train_run(job: Job) -> dict[str, Any]:
 def open_run(
     job: Job, built: Built, config: dict[str, Any], prepared: Prepared, continues: bool
 ) -> Run:
-    """Return the run with its saved state, or with its initial state if it begins."""
+    """Return the run with its saved state, or with the initial state of a new run."""
     simulation, hardware = prepared.simulation, prepared.hardware
     marks = origin.current_marks(config, built.sources, simulation.runtime.data)
     saved, state = None, None
@@ -118,7 +115,7 @@ def open_run(
 
 @contextmanager
 def on_a_gpu(built: Built, place: Place) -> Iterator[Built]:
-    """Hold a GPU that few other jobs on this machine use, if there are GPUs."""
+    """Reserve the GPU with the fewest jobs while the block runs, if the launcher assigns none."""
     hardware = built.hardware
     names = gpus.visible() if place.finds_gpu and hardware.takes_any_gpu else []
     if not names:
@@ -136,7 +133,7 @@ def recording(run: Run, info: RunInfo) -> Iterator[tuple[Recorder, list[Tracker]
     """
     tracker: Tracker = TrackerGroup([run.built.tracker.create()])
     trackers = [Progress(among_others=not run.job.place.alone), tracker]
-    lengths = None if run.resumed is None else run.resumed["lengths"]
+    lengths = None if run.resumed_state is None else run.resumed_state["lengths"]
     recorder = Recorder(run.directory, run.simulation, trackers, lengths)
     try:
         for each in trackers:
@@ -163,7 +160,7 @@ def run_info(run: Run) -> RunInfo:
         classes=run.simulation.runtime.data.classes,
         wandb_id=state.wandb_id,
         best_accuracy=None if state.best is None else state.best[1],
-        resumed=run.resumed is not None,
+        resumed=run.resumed_state is not None,
     )
 
 

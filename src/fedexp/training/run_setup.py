@@ -1,4 +1,4 @@
-"""A run with everything that it consists of, and what is written and logged when it begins."""
+"""The parts of a run, and what is written and logged when it starts or resumes."""
 
 import logging
 from collections.abc import Iterator, Mapping
@@ -18,6 +18,7 @@ from fedexp.data.changes import describe_change
 from fedexp.engine.hardware import Resolved
 from fedexp.rundir import checkpoint, csv_files, files, origin
 from fedexp.rundir.client_states import choose_place
+from fedexp.rundir.lock import occupied
 from fedexp.training import resuming
 from fedexp.training.job import Job
 from fedexp.training.provenance import begin_span
@@ -31,7 +32,7 @@ NEW_LEVELS = 3
 
 @dataclass(frozen=True)
 class Run:
-    """A run that is ready to begin or to continue."""
+    """A run that is ready to start or to resume."""
 
     job: Job
     built: Built
@@ -47,12 +48,14 @@ class Run:
         return self.job.directory
 
     @property
-    def resumed(self) -> Mapping[str, Any] | None:
-        """Return the saved state that the run resumes from, or None if it begins with round 0."""
+    def resumed_state(self) -> Mapping[str, Any] | None:
+        """Return the saved state that the run resumes from, or None if it starts with round 0."""
         return None if self.saved is None else self.saved.state
 
 
-def make_directory(directory: Path) -> None:
+@contextmanager
+def locked_directory(directory: Path) -> Iterator[None]:
+    """Create a run's directory and keep other processes out of it while the block runs."""
     try:
         directory.mkdir(parents=True, exist_ok=True)
         (directory / ".hydra").mkdir(exist_ok=True)
@@ -60,11 +63,13 @@ def make_directory(directory: Path) -> None:
         storage.sync_parents(directory, NEW_LEVELS)
     except OSError as error:
         raise ConfigError(f"{directory}: cannot be written ({error.strerror})") from error
+    with occupied(directory):
+        yield
 
 
 @contextmanager
 def handle_failures(run: Run) -> Iterator[None]:
-    """Turn a ConfigError in the block into RunFailed, because the run has begun.
+    """Turn a ConfigError in the block into RunFailed, because the run has started.
 
     If a complete run was given more rounds and fails before it saved one of them, its files are
     restored.
@@ -75,7 +80,7 @@ def handle_failures(run: Run) -> Iterator[None]:
     except (BudgetSpent, StorageError):  # the run can be resumed
         raise
     except Exception as error:
-        state = run.resumed
+        state = run.resumed_state
         if before and state is not None and checkpoint.saved_round(run.directory) == state["round"]:
             resuming.restore_files(run.directory, before, state["lengths"])
         if isinstance(error, ConfigError):
@@ -92,16 +97,16 @@ def begin(run: Run) -> None:
         log.warning("hardware.precision=bf16: %s", slow)
     begin_span(run.state, run.config, run.hardware, run.marks)
     place_states(run.simulation, run.state)
-    if run.resumed is None:
+    if run.resumed_state is None:
         begin_new(run)
     else:
-        begin_resumed(run, run.resumed["round"])
+        begin_resumed(run, run.resumed_state["round"])
     data, way = run.simulation.runtime.data, {"precision": run.hardware.precision}
-    origin.record(run.directory, run.config, data, run.marks, way, run.resumed is not None)
+    origin.record(run.directory, run.config, data, run.marks, way, run.resumed_state is not None)
 
 
 def begin_new(run: Run) -> None:
-    """Write the inputs of a run that begins with round 0.
+    """Write the inputs of a run that starts with round 0.
 
     Damaged tables cannot be rebuilt from a state, so they are moved to another directory.
     """
@@ -121,10 +126,10 @@ def begin_new(run: Run) -> None:
 
 
 def begin_resumed(run: Run, after: int) -> None:
-    """Log the round after which a run resumes, and what has changed since."""
+    """Log the round after which a run resumes and the code and data that have changed."""
     assert run.saved is not None
     if run.saved.problem is not None:
-        log.warning("%s; the checkpoint before it is used", run.saved.problem)
+        log.warning("%s; the previous checkpoint is used", run.saved.problem)
         checkpoint.set_aside(run.directory)
     last = csv_files.last_round(run.directory) or 0
     lost = f"; later rounds, up to round {last}, are run again" if last > after else ""
