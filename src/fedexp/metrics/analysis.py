@@ -34,8 +34,7 @@ Rounds = Annotated[
 
 @dataclass(frozen=True)
 class Epochs:
-    """Accuracies of local models at P points of their training: before training (epoch 0) and after
-    epochs."""
+    """Accuracies of local models at P points of local training, the first before it (epoch 0)."""
 
     # [S]: the epochs after which each client was tested; an empty list if the client was not tested
     numbers: Sequence[Sequence[int]]
@@ -47,8 +46,8 @@ class Epochs:
 
 
 @dataclass(frozen=True)
-class Analysed:
-    """A round as the analyses see it: models, data and weights of its S clients."""
+class RoundMeasurements:
+    """The measurements from which analyses of a round are computed, for its S clients."""
 
     round: int
     clients: Sequence[int]
@@ -86,7 +85,7 @@ class Analysis(Checked, prefix="analysis."):
         """
         return False
 
-    def rows(self, found: Analysed) -> list[Row]:
+    def rows(self, measured: RoundMeasurements) -> list[Row]:
         """Return the file's rows for a round; the columns are the same in all rounds."""
         raise NotImplementedError
 
@@ -102,7 +101,7 @@ class NoAnalysis(Analysis):
 NO_ANALYSIS = NoAnalysis()
 
 
-class InRounds(Analysis):
+class PeriodicAnalysis(Analysis):
     """An analysis in chosen rounds: those in `rounds` or, if `rounds` is None, every n-th round and
     the last."""
 
@@ -115,7 +114,7 @@ class InRounds(Analysis):
         return round % self.every == 0 or round == last
 
 
-class WeightDivergence(InRounds):
+class WeightDivergence(PeriodicAnalysis):
     """`weight_divergence.csv`: distances of local models from the global model and each other.
 
     The file has a row for each round, client and layer; `total` is the whole model. `l1` and `l2`
@@ -127,26 +126,26 @@ class WeightDivergence(InRounds):
 
     file = "weight_divergence.csv"
 
-    def rows(self, found: Analysed) -> list[Row]:
-        if found.local is None:
+    def rows(self, measured: RoundMeasurements) -> list[Row]:
+        if measured.local is None:
             return []
         values = {}
         for norm in divergence.NORMS:
-            values[norm] = divergence.from_global(found.local, found.start, norm)
-            values[f"others_{norm}"] = divergence.from_others(found.local, norm)
-        distance = np.full(len(found.clients), np.nan)
-        if found.start_accuracy is not None:
-            distance = divergence.distribution_distance(found.start_accuracy, found.counts)
+            values[norm] = divergence.from_global(measured.local, measured.start, norm)
+            values[f"others_{norm}"] = divergence.from_others(measured.local, norm)
+        distance = np.full(len(measured.clients), np.nan)
+        if measured.start_accuracy is not None:
+            distance = divergence.distribution_distance(measured.start_accuracy, measured.counts)
         return [
-            {"round": found.round, "client": client, "layer": layer}
+            {"round": measured.round, "client": client, "layer": layer}
             | {name: float(one[layer][i]) for name, one in values.items()}
             | {"distribution_distance": float(distance[i]) if layer == TOTAL else math.nan}
-            for i, client in enumerate(found.clients)
+            for i, client in enumerate(measured.clients)
             for layer in values["l1"]
         ]
 
 
-class GradientDiversity(InRounds):
+class GradientDiversity(PeriodicAnalysis):
     """`gradient_diversity.csv`: diversity of the clients' gradients at the global model.
 
     The file has a row for each round and layer; `total` is the whole model. Each gradient is that
@@ -158,25 +157,25 @@ class GradientDiversity(InRounds):
 
     file = "gradient_diversity.csv"
 
-    def rows(self, found: Analysed) -> list[Row]:
-        gradients, count = found.gradients(), len(found.clients)
+    def rows(self, measured: RoundMeasurements) -> list[Row]:
+        gradients, count = measured.gradients(), len(measured.clients)
         uniform = torch.full((count,), 1 / count, dtype=torch.float64)
         columns = {
             "gradient_diversity": gradient_diversity(gradients),
             "weighted_gradient_diversity": gradient_diversity(
-                gradients, torch.as_tensor(found.weights)
+                gradients, torch.as_tensor(measured.weights)
             ),
             "mean_squared_norm": mean_squared_norm(gradients, uniform),
             "squared_norm_of_mean": squared_norm_of_mean(gradients, uniform),
         }
         return [
-            {"round": found.round, "layer": layer, "clients": count}
+            {"round": measured.round, "layer": layer, "clients": count}
             | {name: float(values[layer]) for name, values in columns.items()}
             for layer in columns["gradient_diversity"]
         ]
 
 
-class CKA(InRounds):
+class CKA(PeriodicAnalysis):
     """`cka.csv`: linear CKA between the global model's features before and after a round, on the
     test set.
 
@@ -186,11 +185,11 @@ class CKA(InRounds):
 
     file = "cka.csv"
 
-    def rows(self, found: Analysed) -> list[Row]:
-        return [{"round": found.round, "cka": linear_cka(*found.features())}]
+    def rows(self, measured: RoundMeasurements) -> list[Row]:
+        return [{"round": measured.round, "cka": linear_cka(*measured.features())}]
 
 
-class LocalEpochs(InRounds):
+class LocalEpochs(PeriodicAnalysis):
     """`local_epochs.csv`: local models' accuracy before training and after each epoch.
 
     These are the values of FedNTD Fig. 6.
@@ -204,14 +203,14 @@ class LocalEpochs(InRounds):
     between: bool  # True: test after every epoch; False: only before the first and after the last
     clients: CountOrNone  # number of clients tested per round, the first of the cohort; None: all
 
-    def rows(self, found: Analysed) -> list[Row]:
-        epochs = found.epochs
+    def rows(self, measured: RoundMeasurements) -> list[Row]:
+        epochs = measured.epochs
         if epochs is None:
             return []
-        inside, outside = in_out_local(epochs.accuracy, found.counts[:, None])
+        inside, outside = in_out_local(epochs.accuracy, measured.counts[:, None])
         return [
             {
-                "round": found.round,
+                "round": measured.round,
                 "client": client,
                 "epoch": epoch,
                 "test_accuracy": float(epochs.test_accuracy[i, place]),
@@ -219,12 +218,12 @@ class LocalEpochs(InRounds):
                 "out_local_accuracy": float(outside[i, place]),
                 "train_accuracy": float(epochs.train_accuracy[i, place]),
             }
-            for i, client in enumerate(found.clients)
+            for i, client in enumerate(measured.clients)
             for place, epoch in enumerate(epochs.numbers[i])
         ]
 
 
-class SeveralAnalyses(InRounds):
+class SeveralAnalyses(PeriodicAnalysis):
     """Several analyses in one run, all in the same rounds unless the options of one say
     otherwise."""
 

@@ -15,7 +15,7 @@ from fedexp.engine.base import ClientRuntime
 from fedexp.engine.measures import class_means, collect_features
 from fedexp.metrics import neurons
 from fedexp.metrics.accuracy import class_accuracy
-from fedexp.metrics.analysis import CKA, Analysed, Epochs, GradientDiversity
+from fedexp.metrics.analysis import CKA, Epochs, GradientDiversity, RoundMeasurements
 from fedexp.models.own import LogitsOnly, describe_head
 from fedexp.training.exchange import CohortResult
 from fedexp.training.simulation import Simulation
@@ -42,7 +42,7 @@ def analyse(
 
 def round_measurements(
     simulation: Simulation, state: State, server: Tree, result: CohortResult
-) -> Analysed:
+) -> RoundMeasurements:
     """Return the measurements from which the analyses of a round are computed.
 
     result: of the last exchange in which clients sent a model.
@@ -58,7 +58,7 @@ def round_measurements(
     tested = bool(state.accuracy) and state.accuracy[-1][0] == state.round
     if tested and is_same(start, runtime.net.own(state.server["params"])):
         accuracy = state.history.class_accuracy[-1]
-    return Analysed(
+    return RoundMeasurements(
         round=result.cohort.round,
         clients=clients,
         counts=federation.counts[clients],
