@@ -120,7 +120,7 @@ def reduce_classes(
         if not len(parts[client]):
             raise ConfigError(f"schedule.classes: leaves client {client} without examples")
     info = partition.info | {"shares": {str(c): share for c, share in shares.items()}}
-    return replace(partition, info=info).holding(parts, labels, num_classes)
+    return replace(partition, info=info).with_parts(parts, labels, num_classes)
 
 
 def describe_change(partition: Partition) -> str:

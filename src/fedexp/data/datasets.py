@@ -32,8 +32,8 @@ from fedexp.data.image_files import (
     label_files,
     list_images,
     load_images,
-    scan_flat,
     scan_tree,
+    scan_undivided,
     stratified_split,
 )
 from fedexp.data.marks import SourceFile, checksum
@@ -272,8 +272,8 @@ class ImageFolder(ImageFiles):
     def scan(self) -> Tree:
         root = Path(self.root)
         if self.test_fraction is not None:
-            files, classes = scan_flat(root, self.train_splits)
-            return draw_test_part(files, classes, self.test_fraction, self.split_seed)
+            tree = scan_undivided(root, self.train_splits)
+            return draw_test_part(tree, self.test_fraction, self.split_seed)
         return scan_tree(root, self.train_splits)
 
 
@@ -349,7 +349,8 @@ class Caltech256(Published, ImageFiles):
         # folder count
         by_class = [list_images(self.published_folder / name, recursive=False) for name in folders]
         classes = [name.partition(".")[2] or name for name in folders]  # 001.ak47
-        return draw_test_part(label_files(by_class), classes, self.test_fraction, self.split_seed)
+        tree = Tree(label_files(by_class), [], classes)
+        return draw_test_part(tree, self.test_fraction, self.split_seed)
 
     @property
     def is_present(self) -> bool:

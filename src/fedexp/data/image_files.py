@@ -139,8 +139,8 @@ def scan_tree(root: Path, train_splits: Sequence[str] = ("train",)) -> Tree:
     return Tree(train, scan_classes(root / "test", classes), classes)
 
 
-def scan_flat(root: Path, train_splits: Sequence[str]) -> tuple[Labelled, list[str]]:
-    """Return (files, classes) of a tree without a test part.
+def scan_undivided(root: Path, train_splits: Sequence[str]) -> Tree:
+    """Return the files of a tree without a test part, all as training files.
 
     The tree is `<root>/<class>/*`, or `<root>/<split>/<class>/*` if the folders `train_splits`
     exist.
@@ -150,9 +150,11 @@ def scan_flat(root: Path, train_splits: Sequence[str]) -> tuple[Labelled, list[s
     if (root / "test").is_dir():
         raise ConfigError(f"{root}: has a folder test; use it with dataset.test_fraction=null")
     if all((root / split).is_dir() for split in train_splits):
-        return scan_splits(root, train_splits)
-    classes = class_folders(root)
-    return label_files([list_images(root / name) for name in classes]), classes
+        files, classes = scan_splits(root, train_splits)
+    else:
+        classes = class_folders(root)
+        files = label_files([list_images(root / name) for name in classes])
+    return Tree(files, [], classes)
 
 
 def list_tree_files(root: Path, train_splits: Sequence[str], undivided: bool) -> list[SourceFile]:
@@ -160,9 +162,8 @@ def list_tree_files(root: Path, train_splits: Sequence[str], undivided: bool) ->
 
     undivided: whether the tree has no test part.
     """
-    if undivided:
-        return [file for file, _ in scan_flat(root, train_splits)[0]]
-    return scan_tree(root, train_splits).files
+    scan = scan_undivided if undivided else scan_tree
+    return scan(root, train_splits).files
 
 
 def stratified_split(
@@ -183,13 +184,12 @@ def stratified_split(
     return np.sort(train), np.sort(test)
 
 
-def draw_test_part(
-    files: Labelled, classes: Sequence[str], test_fraction: float, seed: int
-) -> Tree:
-    """Return a tree from files without a test part, by drawing test images from each class."""
+def draw_test_part(tree: Tree, test_fraction: float, seed: int) -> Tree:
+    """Return an undivided tree with some images of each class moved to the test part."""
+    files = tree.train
     labels = np.array([label for _, label in files])
     train, test = stratified_split(labels, test_fraction, seed)
-    return Tree([files[i] for i in train], [files[i] for i in test], classes)
+    return Tree([files[i] for i in train], [files[i] for i in test], tree.classes)
 
 
 def load_images(

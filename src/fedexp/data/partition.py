@@ -7,7 +7,7 @@ the labels and a random generator.
 
 import random
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -155,20 +155,18 @@ def make_partition(
     num_classes: number of classes of the data set; `labels` may lack some of them.
     public: int [M], indices of the public examples, may be empty.
     """
-    if partitioner.has_global_indices or not len(public):
+    if not len(public):
+        return partitioner.split(labels, num_clients, rng, owners, num_classes=num_classes)
+    if partitioner.has_global_indices:
         partition = partitioner.split(labels, num_clients, rng, owners, num_classes=num_classes)
-        if not len(public):
-            return partition
-        both = [np.intersect1d(part, public) for part in partition.parts]
-        refuse_examples(both, "in the public set")
+        parts = list(partition.parts)
+        refuse_examples([np.intersect1d(part, public) for part in parts], "in the public set")
     else:
         rest = np.setdiff1d(np.arange(len(labels)), public)
         kept = None if owners is None else owners[rest]
         partition = partitioner.split(labels[rest], num_clients, rng, kept, num_classes=num_classes)
         parts = [rest[part] for part in partition.parts]
-        partition = Partition.build(parts, labels, num_classes, partition.info)
-    held = np.bincount(labels[public], minlength=num_classes).tolist()
-    return replace(partition, public=public, info=partition.info | {"public_counts": held})
+    return partition.with_parts(parts, labels, num_classes, public=public)
 
 
 class IID(Partitioner):

@@ -93,25 +93,30 @@ class Partition:
             f" {total}{server} ({', '.join([*used, f'hash {self.hash[:12]}'])})"
         )
 
-    def renumber(self, numbers: np.ndarray, labels: np.ndarray, num_classes: int) -> "Partition":
-        """Return the partition with its example i replaced by example numbers[i] of labels [N]."""
-        info, parts = dict(self.info), [numbers[part] for part in self.parts]
-        public = numbers[self.public]
-        if len(public):
-            info["public_counts"] = np.bincount(labels[public], minlength=num_classes).tolist()
-        return replace(Partition.build(parts, labels, num_classes, info), public=public)
-
-    def holding(
-        self, parts: Sequence[np.ndarray], labels: np.ndarray, num_classes: int
+    def with_parts(
+        self,
+        parts: Iterable[np.ndarray],
+        labels: np.ndarray,
+        num_classes: int,
+        **others: np.ndarray,
     ) -> "Partition":
         """Return the partition with other examples for each client.
 
-        The public and validation examples do not change.
-
         parts: each client's indices into labels [N].
+        others: `public` or `validation`, ascending, if they change.
         """
-        rest = Partition.build(parts, labels, num_classes, self.info)
-        return replace(rest, public=self.public, validation=self.validation)
+        info = self.info | {
+            f"{name}_counts": np.bincount(labels[numbers], minlength=num_classes).tolist()
+            for name, numbers in others.items()
+            if len(numbers)
+        }
+        held_out: dict[str, Any] = {"public": self.public, "validation": self.validation}
+        return replace(Partition.build(parts, labels, num_classes, info), **(held_out | others))
+
+    def renumber(self, numbers: np.ndarray, labels: np.ndarray, num_classes: int) -> "Partition":
+        """Return the partition with its example i replaced by example numbers[i] of labels [N]."""
+        parts = [numbers[part] for part in self.parts]
+        return self.with_parts(parts, labels, num_classes, public=numbers[self.public])
 
     def with_validation(
         self, validation: np.ndarray, labels: np.ndarray, num_classes: int
@@ -121,11 +126,7 @@ class Partition:
         validation: indices into labels [N].
         """
         parts = [np.setdiff1d(part, validation) for part in self.parts]
-        info = self.info | {
-            "validation_counts": np.bincount(labels[validation], minlength=num_classes).tolist()
-        }
-        rest = Partition.build(parts, labels, num_classes, info)
-        return replace(rest, public=self.public, validation=np.sort(validation))
+        return self.with_parts(parts, labels, num_classes, validation=np.sort(validation))
 
     def save(self, path: Path, classes: Sequence[str]) -> None:
         """Write partition.npz.

@@ -155,11 +155,7 @@ class Shards:
 
 def load_like(dataset: DataSource, like: Data) -> Data:
     """Load another data set. Texts are read with the first data set's vocabulary."""
-    if isinstance(dataset, TextSource):
-        if not isinstance(like, TextData):
-            raise ConfigError(
-                f"{dataset.name} has texts, {like.name} has images: they cannot be used together"
-            )
+    if isinstance(dataset, TextSource) and isinstance(like, TextData):
         return dataset.load(like)
     return dataset.load()
 

@@ -142,7 +142,7 @@ def apply_task_orders(built: Built, scenario: MultiTask, parts: list[Division]) 
     stages = reorder_parts([part.partition.parts for part in parts], orders)
     made = []
     for part, rows in zip(parts, stages, strict=True):
-        partition = part.partition.holding(rows, federation.labels, federation.num_classes)
+        partition = part.partition.with_parts(rows, federation.labels, federation.num_classes)
         made.append(part.with_partition(partition).with_federation(shared=known))
     return made
 
