@@ -3,6 +3,7 @@ trained."""
 
 import os
 import warnings
+from abc import abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -59,14 +60,20 @@ class Pretrained(OwnModel):
         there = self.weights in (None, DEFAULT) or Path(str(self.weights)).is_file()
         require(there, "model.weights", self.weights, "a file that exists, DEFAULT or null")
 
-    def resized(self) -> tuple[int, int] | None:
-        return None if self.image_size is None else (self.image_size, self.image_size)
+    @abstractmethod
+    def reading(self, network: nn.Module) -> Reading:
+        """Return the module that converts images to the input of the network."""
 
-    def require_colours(self, shape: Any) -> None:
+    def build(self, shape: Any, num_classes: int) -> Headed | LogitsOnly:
+        """Return the network for images of `shape` (channels, height, width), with a new last
+        layer."""
         if shape[0] not in (1, 3):
             raise ConfigError(
                 f"model.name={self.name}: needs images with 1 or 3 channels; these have {shape[0]}"
             )
+        network = self.network(shape, num_classes)
+        head = self.head or last_linear(network, num_classes)
+        return self.finish(network, head, shape, num_classes, self.reading(network))
 
 
 class Torchvision(Pretrained):
@@ -76,18 +83,11 @@ class Torchvision(Pretrained):
     the training of the weights; without, as the data set defines.
     """
 
-    def build(self, shape: Any, num_classes: int) -> Headed | LogitsOnly:
-        """Return the network for images of `shape` (channels, height, width), with a new last
-        layer."""
-        self.require_colours(shape)
-        network = self.network(shape, num_classes)
-        head = self.head or last_linear(network, num_classes)
-        reading = Reading(self.resized(), None, None)
-        if self.weights is not None:
-            reading = Reading(self.resized(), *self.normalisation())
-            if not next(network.parameters()).is_meta:
-                self.load(network, head)
-        return self.finish(network, head, shape, num_classes, reading)
+    def reading(self, network: nn.Module) -> Reading:
+        size = None if self.image_size is None else (self.image_size, self.image_size)
+        if self.weights is None:
+            return Reading(size, None, None)
+        return Reading(size, *self.normalisation())
 
     def normalisation(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
         """Return the mean and standard deviation per channel used in the training of the published
@@ -106,43 +106,38 @@ class Torchvision(Pretrained):
         extra = {"aux_logits": False, "init_weights": True} if self.name in WITHOUT_BRANCHES else {}
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            return models.get_model(self.name, weights=None, num_classes=num_classes, **extra)
+            network = models.get_model(self.name, weights=None, num_classes=num_classes, **extra)
+        if self.weights is not None and not next(network.parameters()).is_meta:
+            head = self.head or last_linear(network, num_classes) or ""
+            found = self.published_weights() if self.weights == DEFAULT else None
+            load_weights(network, self.weights, head, f"torchvision's {self.name}", found)
+        return network
 
-    def load(self, network: nn.Module, head: str | None) -> None:
-        if self.weights != DEFAULT:
-            load_weights(network, str(self.weights), head or "", f"torchvision's {self.name}")
-            return
+    def published_weights(self) -> Any:
+        """Return the state dict that torchvision recommends, downloaded if necessary."""
         from torchvision.models import get_model_weights
 
         try:
-            default: Any = get_model_weights(self.name).DEFAULT  # type: ignore[attr-defined]
-            found = default.get_state_dict(progress=False, check_hash=True, weights_only=True)
+            weights: Any = get_model_weights(self.name).DEFAULT  # type: ignore[attr-defined]
+            return weights.get_state_dict(progress=False, check_hash=True, weights_only=True)
         except (OSError, RuntimeError) as error:
             raise not_downloaded(self.name, error) from error
-        load_weights(network, DEFAULT, head or "", f"torchvision's {self.name}", found)
 
 
 class Timm(Pretrained):
     """Any network of the library timm; images are resized and normalised as the network
     requires."""
 
-    def build(self, shape: Any, num_classes: int) -> Headed | LogitsOnly:
-        """Return the network for images of `shape` (channels, height, width), with a new last
-        layer.
-
-        Raises ConfigError if timm is not installed.
-        """
-        self.require_colours(shape)
-        network = self.network(shape, num_classes)
+    def reading(self, network: nn.Module) -> Reading:
         from timm.data import resolve_model_data_config
 
         wants = resolve_model_data_config(network)
-        size = self.resized() or tuple(wants["input_size"][1:])
+        size = tuple(wants["input_size"][1:])
+        if self.image_size is not None:
+            size = (self.image_size, self.image_size)
         known = wants["interpolation"] in ("bilinear", "bicubic")
         interpolation = wants["interpolation"] if known else "bilinear"
-        reading = Reading(size, wants["mean"], wants["std"], interpolation)
-        head = self.head or last_linear(network, num_classes)
-        return self.finish(network, head, shape, num_classes, reading)
+        return Reading(size, wants["mean"], wants["std"], interpolation)
 
     @weights_only()
     def network(self, shape: Any, num_classes: int) -> nn.Module:
