@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.colors import to_rgba
 from matplotlib.figure import Figure
 
 from fedexp.analysis.draw_sweep import look, shortened, style_of
@@ -36,24 +35,25 @@ SIDES = ("in", "out")
 
 
 def pictures(setting: "Setting") -> "Iterator[tuple[str, Callable[[Setting], Figure]]]":
-    """Yield (name, function that draws it) of each picture that the runs have data for."""
-    files = [file for method in setting.methods for file in method.files]
-    if any(LOCAL_EPOCHS in file.analyses for file in files):
+    """Yield (name, function that draws it) of each figure that the runs have data for."""
+    if measured(setting, LOCAL_EPOCHS):
         yield "local_epochs", local_epochs
         yield "local_training", local_training
-    if any(WEIGHT_DIVERGENCE in file.analyses for file in files):
+    if measured(setting, WEIGHT_DIVERGENCE):
         yield "weight_divergence", weight_divergence
-    if any(
-        file.has("in_local_accuracy") and file.history and file.history.local_rounds
-        for file in files
-    ):
+    files = [file for method in setting.methods for file in method.files if file.history]
+    if any(file.has("in_local_accuracy") for file in files):
         yield "in_out_local", in_out
 
 
-def table_of(method: "Method", name: str) -> pd.DataFrame | None:
-    """Return an analysis table with the rows of all runs of a method; None if no run has it."""
-    found = [file.analyses[name] for file in method.files if name in file.analyses]
-    return pd.concat(found) if found else None
+def measured(setting: "Setting", name: str) -> "list[tuple[Method, pd.DataFrame]]":
+    """Return each method whose runs have an analysis table, with the rows of all its runs."""
+    found = []
+    for method in setting.methods:
+        tables = [file.analyses[name] for file in method.files if name in file.analyses]
+        if tables:
+            found.append((method, pd.concat(tables)))
+    return found
 
 
 def local_epochs(setting: "Setting") -> Figure:
@@ -62,11 +62,10 @@ def local_epochs(setting: "Setting") -> Figure:
     Epoch 0 is before local training. Bars show mean and standard deviation over clients and seeds.
     """
     series, last = [], 0
-    for method in setting.methods:
-        if (table := table_of(method, LOCAL_EPOCHS)) is not None:
-            last = int(table["round"].max())
-            style = look(method.number) | {"label": method.label}
-            series.append((table[table["round"] == last], style))
+    for method, table in measured(setting, LOCAL_EPOCHS):
+        last = int(table["round"].max())
+        style = look(method.number) | {"label": method.label}
+        series.append((table[table["round"] == last], style))
     return epochs(series, f"Local training in round {last}\n{shortened(setting.title)}")
 
 
@@ -83,15 +82,14 @@ def local_training(setting: "Setting") -> Figure:
         "train_accuracy": "local training examples",
         "in_local_accuracy": "own distribution (in-local)",
     }
+    for method, table in measured(setting, LOCAL_EPOCHS):
+        last = table.groupby(["round", "client"])["epoch"].transform("max")
+        means = table[table["epoch"] == last].groupby("round").mean(numeric_only=True)
+        for axes, column in zip(every, titles, strict=False):
+            axes.plot(means.index, means[column], **style_of(method))
     for method in setting.methods:
-        style = style_of(method)
-        if (table := table_of(method, LOCAL_EPOCHS)) is not None:
-            last = table.groupby(["round", "client"])["epoch"].transform("max")
-            means = table[table["epoch"] == last].groupby("round")[list(titles)].mean()
-            for axes, column in zip(every, titles, strict=False):
-                axes.plot(means.index, means[column], **style)
         rounds, values = method.curve("test_accuracy")
-        every[2].plot(rounds, values.mean(0), **style)
+        every[2].plot(rounds, values.mean(0), **style_of(method))
     for axes, name in zip(every, [*titles.values(), "global model, test set"], strict=True):
         accuracy_panel(axes, name, "round", 6)
     every[0].set_ylabel("accuracy")
@@ -108,8 +106,8 @@ def weight_divergence(setting: "Setting") -> Figure:
     """
     figure = Figure(figsize=(width(), 6.2), layout="constrained")
     above, below = figure.subfigures(2, 1, squeeze=False, height_ratios=(1.1, 1)).flat
-    tables = [(method, table_of(method, WEIGHT_DIVERGENCE)) for method in setting.methods]
-    found = [(m, table[table["layer"] == TOTAL]) for m, table in tables if table is not None]
+    tables = measured(setting, WEIGHT_DIVERGENCE)
+    found = [(method, table[table["layer"] == TOTAL]) for method, table in tables]
     clouds = above.subplots(1, min(len(found), MOST), squeeze=False, sharex=True, sharey=True)[0]
     curves = below.subplots(1, 2)
     for axes, (method, total) in zip(clouds, found, strict=False):
@@ -133,13 +131,12 @@ def cloud(axes: Axes, total: pd.DataFrame, colour: str, label: str) -> None:
 
     The title gives Pearson's correlation of the two distances.
     """
-    known = total.dropna(subset=["l1", "distribution_distance"])
-    known = known[np.isfinite(known["l1"])]
-    x, y = known["distribution_distance"].to_numpy(), known["l1"].to_numpy()
-    late = known["round"].to_numpy() / max(known["round"].max(), 1) if len(known) else np.empty(0)
-    axes.scatter(x, y, s=9, linewidth=0, color=[to_rgba(colour, 0.1 + 0.8 * each) for each in late])
-    varied = len(x) > 1 and x.std() > 0 and y.std() > 0
-    axes.set_title(f"{label}: correlation {np.corrcoef(x, y)[0, 1]:.2f}" if varied else label)
+    known = total[np.isfinite(total["l1"]) & np.isfinite(total["distribution_distance"])]
+    late = known["round"] / max(known["round"].max(), 1)
+    look: dict[str, Any] = {"c": colour, "alpha": 0.1 + 0.8 * late, "s": 9, "linewidth": 0}
+    axes.scatter(known["distribution_distance"], known["l1"], **look)
+    correlation = known["distribution_distance"].corr(known["l1"])
+    axes.set_title(label if np.isnan(correlation) else f"{label}: correlation {correlation:.2f}")
     axes.set_xlabel(MISFIT)
 
 
