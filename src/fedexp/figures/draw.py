@@ -33,7 +33,6 @@ from fedexp.figures.style import (
 from fedexp.metrics.forgetting import normalised_heat_map
 from fedexp.metrics.history import History
 from fedexp.metrics.targets import rounds_to_target
-from fedexp.metrics.tasks import average_accuracy, new_task_accuracy
 
 PER_ROW = 4  # heat maps side by side
 BESIDE: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (1.01, 1), "borderaxespad": 0}
@@ -115,14 +114,13 @@ def tasks(run: RunData, file: TaskFile, view: str = PLAIN) -> Figure:
     above.set_ylabel("task")
     above.yaxis.set_major_locator(integers(NAMED_CLASSES))
     task_lines(run, above, "white")
-    for label, measure, colour in (
-        ("average accuracy on the learned tasks", average_accuracy, BLUE),
-        ("new-task accuracy", new_task_accuracy, ORANGE),
-    ):
-        pairs = zip(file.accuracy, file.learning, strict=True)
-        values = np.array([measure(row, task) for row, task in pairs])
-        defined = np.isfinite(values)
-        line(below, file.rounds[defined], values[defined], colour, label)
+    begun = file.learning > 0
+    rounds, accuracy, learning = file.rounds[begun], file.accuracy[begun], file.learning[begun]
+    is_learned = np.arange(accuracy.shape[1]) < learning[:, None]
+    average = accuracy.mean(axis=1, where=is_learned)
+    line(below, rounds, average, BLUE, "average accuracy on the learned tasks")
+    latest = accuracy[np.arange(len(rounds)), learning - 1]
+    line(below, rounds, latest, ORANGE, "new-task accuracy")
     if not below.lines:
         say(below, "undefined before the first round")
     below.set_ylim(0, 1.03)
