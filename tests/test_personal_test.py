@@ -83,21 +83,6 @@ def test_personal_accuracy_is_weighted_by_client_distribution():
     assert (weights * (labels == found)).sum(1) == pytest.approx(slow, abs=1e-12)
 
 
-def test_sampled_client_test_sets_have_same_mean_accuracy():
-    """Clients' test sets drawn from their label distributions: 200,000 draws, standard error below
-    0.0012."""
-    simulation = make_simulation(participation=1.0)
-    params, counts = play(simulation, 2).server["params"], simulation.stages[0].partition.counts
-    labels, found = answers(simulation, params)
-    classes = np.array([(found[labels == c] == c).mean() for c in range(4)])
-    rng = np.random.default_rng(0)
-    for row, exact in zip(counts, personal_accuracy(classes, counts), strict=True):
-        drawn = rng.choice(4, 200_000, p=row / row.sum())
-        images = rng.integers(0, 5, 200_000)  # five test images a class
-        right = np.stack([(found == labels)[labels == c] for c in range(4)])
-        assert right[drawn, images].mean() == pytest.approx(exact, abs=0.006)
-
-
 def test_personal_forgetting_by_hand():
     """Two classes and three rounds. Drops: 0.8 - 0.5 = 0.3 and 0.6 - 0.4 = 0.2. Client 0 has 3 and
     1 examples: forgetting 0.75 * 0.3 + 0.25 * 0.2 = 0.275, accuracy 0.75 * 0.5 + 0.25 * 0.4 =
