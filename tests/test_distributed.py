@@ -52,7 +52,7 @@ def test_several_processes_use_the_distributed_engine(monkeypatch):
         monkeypatch.setenv(name, value)
     for engine in ("auto", "distributed"):
         chosen = resolve(engine=engine)
-        assert (chosen.engine, chosen.inner) == ("distributed", "sequential")
+        assert (chosen.engine, chosen.trainer) == ("distributed", Sequential())
         assert (chosen.workers, chosen.threads) == (8, 1)
     for engine in ("sequential", "workers", "vectorised"):
         with pytest.raises(ConfigError, match=f"hardware.engine={engine}: must be auto or"):

@@ -108,7 +108,7 @@ def test_steps_of_one_client_or_of_all_are_timed(engine, monkeypatch):
     """The vectorised engine is timed with all clients of a round."""
     calls = []
     hardware = resolved(engine=engine)
-    cls = type(hardware.client_engine())
+    cls = type(hardware.trainer)
     train = cls.train
 
     def counted(self, shared, cohort, *rest):

@@ -43,9 +43,7 @@ FEDERATION = (
     *("dataset.augmentation.crop_padding=1", "model.channels=[3]", "model.hidden=[8]"),
     *("hardware=cpu", "hardware.engine=sequential", "hardware.precision=fp64", "tracker=none"),
 )
-PROCESS = Resolved(  # each of two workers
-    torch.device("cpu"), "workers", "fp64", 1, 2, Vectorised(None), "sequential", "a test"
-)
+PROCESS = Resolved(torch.device("cpu"), "workers", "fp64", 1, 2, Sequential(), "a test")
 ENGINES = {
     "sequential": Sequential(),
     "workers": Workers(Sequential(), PROCESS, 2, share=False),  # started when first used

@@ -1,5 +1,6 @@
 """Choice of device, engine and precision for a run (config group `hardware`)."""
 
+import copy
 import ctypes
 import os
 import platform
@@ -89,10 +90,11 @@ class Hardware(Checked, prefix="hardware."):
         several = engine in ("workers", "distributed")
         # One thread, so that the number of cores does not change how sums are rounded.
         threads = self.threads or (1 if several else default_threads(share))
-        inner = "vectorised" if device.type == "cuda" and vectorises else "sequential"
-        single = Vectorised(self.chunk, self.cuda_graphs)
+        trainer: Engine = Sequential()
+        if engine == "vectorised" or (several and device.type == "cuda" and vectorises):
+            trainer = Vectorised(self.chunk, self.cuda_graphs)
         count = {"workers": workers, "distributed": ranks}.get(engine, 1)
-        resolved = Resolved(device, engine, self.precision, threads, count, single, inner, reason)
+        resolved = Resolved(device, engine, self.precision, threads, count, trainer, reason)
         self._check(resolved, vectorises)
         return resolved
 
@@ -106,7 +108,7 @@ class Hardware(Checked, prefix="hardware."):
         for name, default in VECTORISED.items():
             value = getattr(self, name)
             allowed = f"{default} with hardware.engine={engine}, which does not use it"
-            fits = value == default or resolved.kind == "vectorised"
+            fits = value == default or resolved.vectorises
             require(fits, f"hardware.{name}", value, allowed)
 
     def _workers(self, device: torch.device, cohort_size: int, share: int) -> int:
@@ -153,8 +155,7 @@ class Resolved:
     precision: str  # auto until timing has decided
     threads: int  # of each process
     workers: int  # number of processes that train
-    vectorised: Vectorised  # as requested, whether used or not
-    inner: str  # engine of each worker
+    trainer: Engine  # trains the clients, in this process or in each worker
     reason: str
     timed: Mapping[str, float] | None = None
     """Precision -> seconds per step if the precision was chosen by timing.
@@ -183,9 +184,9 @@ class Resolved:
         return replace(self, precision=precision, timed=timed)
 
     @property
-    def kind(self) -> str:
-        """Return the engine that trains the clients, in this process or in others."""
-        return self.inner if self.engine in ("workers", "distributed") else self.engine
+    def vectorises(self) -> bool:
+        """Return whether the vectorised engine trains the clients, in this process or in others."""
+        return isinstance(self.trainer, Vectorised)
 
     def reason_for_slowness(self) -> str | None:
         """Return why this choice is slow, based on a short trial, or None if it is not."""
@@ -198,18 +199,16 @@ class Resolved:
 
     def in_one_process(self) -> "Resolved":
         """Return the hardware of one worker, for use in this process."""
-        return replace(self, engine=self.inner, workers=1) if self.engine == "workers" else self
+        if self.engine != "workers":
+            return self
+        return replace(self, engine="vectorised" if self.vectorises else "sequential", workers=1)
 
     def make_engine(self) -> Engine:
         """Return the engine of the run."""
-        inner = self.client_engine()
+        trainer = copy.copy(self.trainer)  # engines keep chunk sizes and graphs
         if self.engine == "workers":
-            return Workers(inner, self, self.workers, share=self.inner == "vectorised")
-        return Distributed(inner, self) if self.engine == "distributed" else inner
-
-    def client_engine(self) -> Engine:
-        """Return an engine that trains clients in one process."""
-        return replace(self.vectorised) if self.kind == "vectorised" else Sequential()
+            return Workers(trainer, self, self.workers, share=self.vectorises)
+        return Distributed(trainer, self) if self.engine == "distributed" else trainer
 
     def apply(self) -> None:
         """Set process-wide options of torch.
@@ -261,11 +260,11 @@ class Resolved:
         they do not change any bit.
         """
         values = self.as_dict() | {
-            "engine": self.kind,
+            "engine": "vectorised" if self.vectorises else "sequential",
             "cpu_capability": torch.backends.cpu.get_cpu_capability(),
         }
-        if self.kind == "vectorised":
-            values |= {"chunk": self.vectorised.chunk}
+        if isinstance(self.trainer, Vectorised):
+            values |= {"chunk": self.trainer.chunk}
         if self.device.type == "cuda":
             values |= {"cuda": torch.version.cuda, "cudnn": torch.backends.cudnn.version()}
         exact = ("workers", "seconds_of_a_step")  # do not affect rounding

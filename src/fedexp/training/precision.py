@@ -1,5 +1,6 @@
 """Choose the fastest precision for a run with `hardware.precision=auto`."""
 
+import copy
 import logging
 import time
 from collections.abc import Sequence
@@ -52,10 +53,10 @@ def time_steps(
     A step trains one client, or all clients in the vectorised engine. The precisions are timed in
     turn, so that other work on the machine slows all of them.
     """
-    count = clients if hardware.kind == "vectorised" else 1
+    count = clients if hardware.vectorises else 1
     cohort = make_timing_cohort(runtime, count)
     server = {"params": runtime.net.parameters(), "buffers": runtime.net.buffers()}
-    engines = {name: hardware.client_engine() for name in precisions}
+    engines = {name: copy.copy(hardware.trainer) for name in precisions}
     shared = {}
     for name in precisions:
         copied = replace(runtime, net=runtime.net.copy(precision=name))

@@ -203,7 +203,7 @@ class Replaying(Steps):
 def graph_size(active: int, count: int) -> int:
     """Return the number of clients of the graph to use, at most `count`.
 
-    It is `active` graph_size up to three binary digits: 1 to 8, 10, 12, 14, 16, 20, ... At most a
+    It is `active` rounded up to three binary digits: 1 to 8, 10, 12, 14, 16, 20, ... At most a
     quarter of the computation is wasted.
     """
     unit = 1 << max(active.bit_length() - 3, 0)
