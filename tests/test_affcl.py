@@ -1,5 +1,4 @@
-"""AF-FCL: the flow against Jacobians, the loss against the released formulas written a second
-time."""
+"""AF-FCL: the flow compared with Jacobians, the loss with the released formulas."""
 
 import copy
 import math
@@ -37,8 +36,7 @@ def assert_close(actual, expected):
 
 
 def flow(width, seed=0):
-    """With weights that are not close to the identity, and not so large that it could hardly be
-    inverted."""
+    """Return a flow whose weights are neither close to the identity nor hard to invert."""
     torch.manual_seed(seed)
     made = Flow(width, 4, 3).double()
     params = {
@@ -54,7 +52,9 @@ def one_hot(*labels):
 
 @pytest.mark.parametrize("width", [3, 4, 9])
 def test_flow_density_equals_change_of_variables(width):
-    """log N(u) + log |det du/dh|, the Jacobian by autograd; and u leads back to h."""
+    """The log density is log N(u) + log |det du/dh|, with the Jacobian by autograd. The inverse
+    maps u to h.
+    """
     density, h, given = flow(width), logits(2, width), one_hot(1, 3)
     found, noise = density.log_density(h, given)
     for i in range(2):
@@ -70,7 +70,7 @@ def test_flow_density_equals_change_of_variables(width):
 
 
 def released_weight(sample, label, noise, labels, typical):
-    """Of one drawn feature, as in probability_in_localdata."""
+    """Compute the weight of one drawn feature as probability_in_localdata does."""
     own = noise[labels == label]
     if not len(own):
         return typical
@@ -99,7 +99,7 @@ def test_credibility_equals_released_code():
 
 
 def fitted(**changes):
-    """With a flow of four features, the model that it goes with, and the model of before."""
+    """Return AF-FCL with a flow of four features, its current model and its old model."""
     algorithm, density = replace(AF, **changes), flow(4)
     object.__setattr__(algorithm, "shape", density.flow)
     models = []
@@ -130,7 +130,7 @@ def client_context(algorithm, received, old=None):
 
 
 def answers_of(model, h):
-    """forward_from_xa of classify_net.py; without its hidden layer where a model has none."""
+    """Compute forward_from_xa of classify_net.py, without the hidden layer if the model has none."""
     if LAYER[0] in model:
         h = F.leaky_relu(h @ model[LAYER[0]].T + model[LAYER[1]])
     return h @ model[WEIGHT].T + model[BIAS]
@@ -140,8 +140,9 @@ def answers_of(model, h):
 @pytest.mark.parametrize("space", ["latent", "released"])
 @pytest.mark.parametrize("later", [False, True])
 def test_loss_equals_released_code(space, later, trained):
-    """Step 1 of batches of four: places 4 to 7 of the bank. The last row of the batch is
-    padding."""
+    """Step 1 with batches of four uses places 4 to 7 of the bank. The last row of the batch is
+    padding.
+    """
     algorithm, params, old = fitted(credibility=space, replay_trains=trained)
     ctx = client_context(algorithm, params, old if later else None)
     found = algorithm.objective(Table(), params, Batch(torch.arange(6), LABELS, MASK, 1), ctx)
@@ -183,8 +184,9 @@ def test_loss_equals_released_code(space, later, trained):
     ("trained", "replayed"), [("hidden", set(LAYER)), ("classifier", {WEIGHT, BIAS})]
 )
 def test_each_loss_term_trains_only_its_part(trained, replayed):
-    """What is drawn trains the hidden layer or the classifier alone, the densities the flow
-    alone. The authors' classifier_fb_optimizer holds the parameters whose names have `fc2`."""
+    """Replay trains only the hidden layer or the classifier, and the density terms train only the
+    flow. The authors' classifier_fb_optimizer has the parameters with `fc2` in their names.
+    """
     algorithm, params, old = fitted(replay_trains=trained)
     batch = Batch(torch.arange(6), LABELS, MASK, 0)
 
@@ -209,7 +211,7 @@ def test_each_loss_term_trains_only_its_part(trained, replayed):
 
 
 def test_hidden_layer_is_part_of_the_model():
-    """It stands between the features and the classifier, whose first values stay."""
+    """The layer is between the features and the classifier, whose initial values do not change."""
     last = torch.nn.Linear(5, 3).double()
     made, features = Deeper(last).double(), logits(4, 5)
     assert torch.equal(made.weight, last.weight)
@@ -224,7 +226,7 @@ def test_hidden_layer_is_part_of_the_model():
 
 
 def test_steps_cycle_through_the_bank():
-    """Of six features, four in each step."""
+    """The bank has six features, and each step uses four."""
     ctx = context(steps=torch.tensor(3.0))
     rows = [rows_of_step(step, ctx.local.batch_size, 6, ctx.steps).tolist() for step in range(3)]
     assert rows == [[0, 1, 2, 3], [4, 5, 0, 1], [2, 3, 4, 5]]
@@ -238,9 +240,10 @@ def test_steps_cycle_through_the_bank():
     ],
 )
 def test_features_are_drawn_from_classes_met_so_far(changed, met):
-    """Ten classes in tasks of 3, 3 and 4. Where clients meet the tasks in orders of their own, some
-    client has met each class at the first stage: serverPreciseFCL.py unites `classes_so_far` of all
-    users, and before the next task keeps that as `available_labels_past`."""
+    """Ten classes are in tasks of 3, 3 and 4. If clients learn the tasks in different orders, some
+    client has met each class at the first stage: serverPreciseFCL.py joins `classes_so_far` of all
+    users, and keeps the result as `available_labels_past` for the next task.
+    """
     given = ("scenario=class_incremental", "partition=lda", "alpha=5", "num_clients=6", "rounds=1")
     _, parts = divide(build(composed(*given, *changed)))
     algorithm = replace(AF, bank=1000)

@@ -1,5 +1,4 @@
-"""Unpacking what a data set is published in: it arrives whole, and nothing is written or linked
-outside of its folder."""
+"""Archives are unpacked completely, and nothing is written or linked outside the folder."""
 
 import gzip
 import hashlib
@@ -45,7 +44,7 @@ def below(folder: Path) -> dict[str, bytes]:
 
 @pytest.fixture
 def folder(tmp_path) -> Path:
-    """Where to unpack; a neighbour of what must stay as it is."""
+    """Return a folder to unpack into, beside a file that must not change."""
     (tmp_path / "keep.txt").write_text("mine")
     (tmp_path / "here").mkdir()
     return tmp_path / "here"
@@ -106,7 +105,7 @@ def test_zip_links_become_text_files(folder, tmp_path):
 @pytest.mark.parametrize("name", ["x.tar", "x.tar.gz", "x.zip", "x.gz"])
 @pytest.mark.parametrize("content", [b"<html>not found</html>", b"\x1f\x8b\x08", b"PK\x03\x04"])
 def test_damaged_archives_are_refused(name, content, folder):
-    """Also where its md5 is the right one."""
+    """The archive is damaged although its md5 is correct."""
     (folder / name).write_bytes(content)
 
     class Archived(Published):

@@ -1,5 +1,4 @@
-"""Augmentation and normalisation against torchvision's transforms on fixed offsets, and against
-slow loops."""
+"""Augmentation and normalisation compared with torchvision's transforms and with loops."""
 
 import itertools
 from typing import Any
@@ -38,8 +37,9 @@ def make_images(n: int, side: int = 32, channels: int = 3) -> torch.Tensor:
 def slow(
     image: torch.Tensor, draw: torch.Tensor, aug: Augmentation, normalise: Normalise
 ) -> torch.Tensor:
-    """One example through torchvision's functional transforms in the published order, float32 [C,
-    H, W]."""
+    """Apply torchvision's functional transforms to one example in the published order; return
+    float32 [C, H, W].
+    """
     height, width, _ = image.shape
     dy, dx, flip, cy, cx, angle = draw.tolist()
     x = image.permute(2, 0, 1)

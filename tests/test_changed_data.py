@@ -1,5 +1,6 @@
-"""Marks of data: every file that a data set reads counts with its bytes, which are read again only
-where its size or time has changed."""
+"""Marks of data cover the bytes of every file. Files are read again only if their size or time has
+changed.
+"""
 
 import json
 import math
@@ -102,7 +103,7 @@ def note_opened(event: str, arguments: tuple) -> None:
 
 @pytest.fixture
 def recorded(monkeypatch):
-    """The paths that are opened from here on."""
+    """Return a list of the paths that are opened from now on."""
     if not getattr(sys, "fedexp_test_hook", False):
         sys.addaudithook(note_opened)  # stays for good
         sys.fedexp_test_hook = True
@@ -130,7 +131,7 @@ def source_of(name, overrides, root):
 
 
 def change(path: Path) -> None:
-    """Turn the last bit of a file: same name, same size."""
+    """Flip the last bit of a file, which keeps its name and size."""
     content, time = path.read_bytes(), path.stat().st_mtime_ns + 1
     path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
     os.utime(path, ns=(time, time))  # the file system's clock may stand still
@@ -169,7 +170,7 @@ def test_mnist_mark_covers_four_files(mnist_files, tmp_path):  # noqa: F811
 
 @pytest.fixture
 def read(monkeypatch):
-    """Paths whose checksum is made."""
+    """Return a list of the paths whose checksums are computed."""
     calls, original = [], marks.file_checksum
     monkeypatch.setattr(marks, "file_checksum", lambda path: calls.append(path) or original(path))
     return calls
@@ -265,7 +266,7 @@ def test_changed_data_are_refused_unless_accepted(tmp_path, caplog):
 
 
 def test_resume_resolves_relative_paths_from_the_first_directory(tmp_path, monkeypatch):
-    """Unless they are typed anew, or nothing is there any more."""
+    """Paths that are given on the command line or no longer exist are not changed."""
     for folder in ("there/photos", "there/data", "here/data"):
         (tmp_path / folder).mkdir(parents=True)
     monkeypatch.chdir(tmp_path / "there")
@@ -300,7 +301,7 @@ def test_record_of_an_attempt_without_rounds_is_ignored(tmp_path):
 
 @pytest.mark.parametrize("key", ["dataset.root", "dataset.files"])
 def test_run_on_other_data_is_not_reused(key, tmp_path):
-    """It is found again by what it noted; a run that noted nothing counts."""
+    """A run is found by its recorded marks. A run without marks is reused too."""
     config = photos(tmp_path) if key.endswith("root") else {"dataset": {"name": "news"}}
     now = data_marks(config) or {key: "2 files (bytes 0123456789abcdef)"}
     make_run(tmp_path / run_reuse.ROOT / "sweep", [], [0.5])
@@ -328,7 +329,9 @@ def test_marks_need_no_writable_data_dir(read, tmp_path):
 
 
 def test_resume_records_missing_marks(tmp_path):
-    """Nothing can be said of its data; those of the rounds from here on are known."""
+    """Nothing is known about the data of the earlier rounds; the data of later rounds are
+    recorded.
+    """
     config = photos(tmp_path)
     for former in ({}, {"dataset.root": "8 files 0123456789abcdef"}):
         directory = tmp_path / f"run{len(former)}"

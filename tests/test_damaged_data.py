@@ -1,6 +1,5 @@
-"""Damaged files of every kind that a data set is read from: one message that names the file, or the
-data; never another error. Each format is damaged in the ways that are known, and then at random
-(more so where the test is slow).
+"""Damaged files in every format: one message names the file or the data set, and no other error is
+raised. Each format is damaged in known ways, and then at random (more often in slow tests).
 """
 
 import gzip
@@ -41,7 +40,7 @@ def picture(suffix: str, side: int = 16) -> bytes:
 
 
 def png_header(width: int, height: int) -> bytes:
-    """A png that claims this size and holds a pixel."""
+    """Return a png file that claims this size and contains one pixel."""
 
     def chunk(kind: bytes, content: bytes) -> bytes:
         return (
@@ -131,7 +130,7 @@ def test_idx_files_of_wrong_rank_are_refused(tmp_path):
 
 
 def test_truncated_gz_file_is_not_unpacked(no_network, tmp_path):
-    """Its md5 is wrong: what is there stays as it is, and the message says which file is wanted."""
+    """Its md5 is wrong. The file is kept, and the message names the correct md5."""
     folder = tmp_path / "MNIST" / "raw"
     folder.mkdir(parents=True)
     (folder / "train-images-idx3-ubyte.gz").write_bytes(
@@ -229,7 +228,7 @@ def test_invalid_vectors_are_refused(content, tmp_path):
 
 
 def test_an_array_that_claims_to_be_huge_is_refused(tmp_path):
-    """Before memory is taken for it, or when there is none: the file has 100 bytes."""
+    """The file has 100 bytes, and no memory is allocated for the array."""
     header = io.BytesIO()
     np.lib.format.write_array_header_1_0(
         header, {"descr": "<f8", "fortran_order": False, "shape": (2**60,)}
@@ -246,7 +245,7 @@ def test_an_array_that_claims_to_be_huge_is_refused(tmp_path):
 
 
 def test_files_that_unpack_to_too_many_bytes_are_refused():
-    """More than 200 times as many, but for what needs no more than 64 MiB."""
+    """The limit is 200 times the size of the file, or 64 MiB if that is larger."""
     check_size(2**26, 1)
     check_size(200 * 2**20, 2**20)
     with pytest.raises(ValueError, match="expand to 209,715,201, more than 200 times"):
@@ -321,7 +320,7 @@ FORMATS: dict[str, tuple[bytes, Callable[[Path], object]]] = {
 
 @st.composite
 def damaged(draw, content: bytes) -> bytes:
-    """With some bytes changed, removed or added, or cut off."""
+    """Change, remove or add some bytes, or truncate the content."""
     changed = bytearray(content)
     for _ in range(draw(st.integers(1, 4))):
         at = draw(st.integers(0, len(changed)))
@@ -376,7 +375,7 @@ def images_with(folder: Path, name: str) -> Path:
     "kind", ["a link to nothing", "a link to itself", "a pipe", "a circle of folders"]
 )
 def test_pipes_and_broken_links_are_refused(kind, tmp_path):
-    """A pipe would be waited for, and folders in a circle would be read forty times over."""
+    """Reading a pipe would block, and a circular link would repeat a folder 40 times."""
     path = images_with(tmp_path, "loop" if kind == "a circle of folders" else "1.png")
     match kind:
         case "a link to nothing":

@@ -1,5 +1,4 @@
-"""Data sets: each official format in small, image trees, cache, downloads, and the messages for
-missing files."""
+"""Data sets: each published format in small, image trees, the cache, downloads, and missing files."""
 
 import contextlib
 import gzip
@@ -63,7 +62,7 @@ def write_image(path: Path, image: np.ndarray) -> None:
 def write_tree(
     root: Path, classes: dict[str, int], splits: tuple[str, ...] = ("train", "test"), side: int = 4
 ) -> None:
-    """`classes[name]` PNG images of random colours per class and split."""
+    """Write `classes[name]` PNG images of random colours per class and split."""
     for s, split in enumerate(splits):
         for c, (name, n) in enumerate(classes.items()):
             for i in range(n):
@@ -74,7 +73,7 @@ def write_tree(
 
 @pytest.fixture
 def no_network(monkeypatch) -> list[str]:
-    """Every attempt to open an address fails at once and is listed."""
+    """Let every attempt to open an address fail at once, and return the addresses."""
     tried: list[str] = []
 
     def refuse(request, *args, **kwargs):
@@ -185,7 +184,9 @@ def idx_bytes(array: np.ndarray) -> bytes:
 
 @pytest.fixture
 def mnist_files(monkeypatch) -> dict[str, bytes]:
-    """Four small idx files; torchvision's md5 sums are set to those of their gz form."""
+    """Return four small idx files, after setting torchvision's md5 sums to those of the packed
+    files.
+    """
     arrays = {
         "train-images-idx3-ubyte": pixels(0, 6, 5, 5),
         "train-labels-idx1-ubyte": np.array([0, 1, 9, 3, 4, 5], np.uint8),
@@ -268,8 +269,9 @@ def test_unequal_numbers_of_images_and_labels_are_refused(mnist_files, tmp_path)
 
 @pytest.fixture
 def cifar_archive(monkeypatch, tmp_path) -> Path:
-    """`cifar-10-python.tar.gz` with two images a file, in CIFAR's layout (a row is the red, green,
-    then blue plane)."""
+    """Write `cifar-10-python.tar.gz` with two images per file in CIFAR's layout: the red, green
+    and blue plane of each image.
+    """
     folder = tmp_path / "made" / "cifar-10-batches-py"
     folder.mkdir(parents=True)
     contents: dict[str, Any] = {"batches.meta": {"label_names": list("abcdefghij")}}
@@ -539,7 +541,7 @@ def test_class_folders_must_agree(tmp_path):
 
 @pytest.fixture
 def decoded(monkeypatch) -> list[int]:
-    """The numbers of images of each decoding."""
+    """Return a list of the number of images in each decoding."""
     from fedexp.data import image_files
 
     calls, original = [], image_files.decode

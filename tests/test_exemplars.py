@@ -1,5 +1,4 @@
-"""Methods that keep examples chosen by a model: GLFC and FedCBDR against their formulas, written a
-second time."""
+"""Methods that keep examples chosen by a model: GLFC and FedCBDR compared with loops."""
 
 from dataclasses import replace
 
@@ -44,7 +43,7 @@ def objective(algorithm, params, **server):
 
 @pytest.mark.parametrize("compensation", [True, False])
 def test_glfc_loss_equals_released_code(compensation):
-    """There over three outputs; here class 3, which is to come, is one more negative in the sum."""
+    """The released code sums over three outputs. Here the future class 3 adds one more negative."""
     z, before = logits(6, 4), logits(6, 4, seed=1)
     loss = objective(
         replace(GLFC_, compensation=compensation), {"z": z}, old={"z": before}, known=OLD, new=NEW
@@ -69,7 +68,7 @@ def test_glfc_loss_equals_released_code(compensation):
 
 
 def test_glfc_gradients_of_known_classes_equal_released_code():
-    """Its _compute_loss and efficient_old_class_weight, whose network has three outputs so far."""
+    """Compare with _compute_loss and efficient_old_class_weight, for a network with three outputs."""
     z, before = logits(6, 4).requires_grad_(), logits(6, 4, seed=1)
     algorithm = replace(GLFC_, lambda_gc=0.5, lambda_rd=0.5)
     loss = objective(algorithm, {"z": z}, old={"z": before}, known=OLD, new=NEW)
@@ -100,10 +99,11 @@ def test_glfc_learns_the_first_task_by_binary_cross_entropy():
 
 
 def test_herding_by_hand():
-    """Features at 0, 20, 40 and 100 degrees; their mean points to 38.9 degrees and has length 0.82.
-    The closest single one is that at 40. With it, the closest mean is that with 20: at 30 degrees,
-    of length 0.98, 0.20 off; with 100 (at 70, 0.87) it would be 0.46 off, and with 0 (at 20, 0.94)
-    0.31."""
+    """Features are at 0, 20, 40 and 100 degrees. Their mean points to 38.9 degrees and has length
+    0.82, so the closest single feature is at 40. The closest mean of two includes the one at 20:
+    it is at 30 degrees, has length 0.98, and is 0.20 away. With 100 (at 70, length 0.87) it would
+    be 0.46 away, and with 0 (at 20, length 0.94) 0.31.
+    """
     angles = torch.deg2rad(torch.tensor([0.0, 20, 40, 100], dtype=torch.float64))
     features = 3 * torch.stack([angles.cos(), angles.sin()], 1)
     assert herding(features, 2).tolist() == [2, 1]
@@ -111,8 +111,9 @@ def test_herding_by_hand():
 
 
 def test_herding_breaks_ties_by_order():
-    """Features at -20, 20 and 0 degrees: after that at 0, the others are as far from the mean. A
-    rounding, here of 1e-5 degrees, by which the mean lies nearer to the second, decides nothing."""
+    """Features are at -20, 20 and 0 degrees. After the one at 0, the others are equally far from
+    the mean. A rounding error, here 1e-5 degrees, must not decide between them.
+    """
     angles = torch.deg2rad(torch.tensor([-20.0, 20 + 1e-5, 0], dtype=torch.float64))
     assert herding(torch.stack([angles.cos(), angles.sin()], 1), 2).tolist() == [2, 0]
 
@@ -128,8 +129,9 @@ def test_glfc_keeps_equal_numbers_per_class():
 
 
 def test_prototypes_are_the_images_closest_to_the_class_mean():
-    """Of two examples of a class, which are equally far from their mean, the one that the client
-    trains on first."""
+    """If a class has two examples, both are equally far from the mean, and the one trained on
+    first is chosen.
+    """
     simulation = stream(GLFC_, augment=False, sizes=(1, 3, 5, 2))
     cohort = assemble(simulation, simulation.initial_state(), 1)
     algorithm, net = simulation.algorithm, simulation.runtime.net
@@ -155,8 +157,9 @@ def test_prototypes_are_the_images_closest_to_the_class_mean():
 
 
 def test_proxy_server_sends_the_best_model_of_the_task():
-    """A model that is worse on the prototypes than the one before does not replace it; one that is
-    as good does."""
+    """A model with lower accuracy on the prototypes does not replace the best model; one with
+    equal accuracy does.
+    """
     simulation = stream(GLFC_)
     state = play(simulation, 1)
     prototypes, net = state.server["prototypes"], LiveNetwork(simulation.runtime.net)
@@ -182,8 +185,9 @@ def test_proxy_server_sends_the_best_model_of_the_task():
 
 
 def test_leverage_equals_projection_diagonal():
-    """X (X^T X)^-1 X^T, whose trace is the rank; a column that depends on others adds nothing. With
-    the n columns of U that Eq. (4) prints every score is 1."""
+    """The projection is X (X^T X)^-1 X^T. A linearly dependent column changes nothing. With all n
+    columns of U, as Eq. (4) is printed, every score is 1.
+    """
     x = logits(7, 3)
     expected = (x @ torch.linalg.inv(x.T @ x) @ x.T).diagonal()
     assert_close(leverage(x), expected)
@@ -193,9 +197,10 @@ def test_leverage_equals_projection_diagonal():
 
 
 def test_fedcbdr_draws_by_leverage_over_all_clients():
-    """Four examples share a direction (tau 1/4 each), two have one each of their own (tau 1): p =
-    1/12 and 1/3. Of one drawn, a lonely one comes 2/3 of the time: 2,000 of 3,000, with a deviation
-    of 26. One without a feature never."""
+    """Four examples share a direction (tau = 1/4 each), and two have separate directions (tau =
+    1), so p = 1/12 and 1/3. A single draw is one of the two with probability 2/3: 2,000 of 3,000,
+    with a standard deviation of 26. An example with zero features is never drawn.
+    """
     points = torch.zeros(7, 3, dtype=torch.float64)
     points[:4, 0], points[4, 1], points[5, 2] = 1, 5, 0.1
     kept, own = [np.array([9]), np.zeros(0, int)], [np.array([0, 1, 4]), np.array([2, 3, 5, 6])]
@@ -217,8 +222,9 @@ def test_fedcbdr_draws_by_leverage_over_all_clients():
 
 
 def test_fedcbdr_loss_equals_loops():
-    """Eq. (7): two old examples, three new ones; classes 1 and 3 have the temperature of new
-    classes."""
+    """Eq. (7) with two old and three new examples. Classes 1 and 3 have the temperature of new
+    classes.
+    """
     z = logits(6, 4)
     loss = objective(CBDR, {"z": z}, known=OLD)
     expected = 0.0
@@ -256,9 +262,9 @@ def test_clients_train_on_kept_examples(algorithm):
 
 @pytest.mark.parametrize("algorithm", [CBDR, GLFC_], ids=["fedcbdr", "glfc"])
 def test_local_training_accuracy_includes_kept_examples(algorithm):
-    """In the second task: right answers among all examples that a client trains on, its own of the
-    task and those that it has kept, over their number; counted here again by the model that the
-    client sends at the end."""
+    """In the second task, the accuracy covers the client's examples of the task and its kept
+    examples. It is computed again here with the model that the client sends.
+    """
     epochs = LocalEpochs(rounds=None, every=1, between=True, clients=None)
     same_rate = replace(LOCAL, lr_decay=1.0)
     simulation = stream(algorithm, participation=1.0, analysis=epochs, local=same_rate)
@@ -278,8 +284,9 @@ def test_local_training_accuracy_includes_kept_examples(algorithm):
 
 
 def test_leverage_is_exact_for_rotated_features():
-    """Eq. (1): each of two clients rotates its rows by P_k, both the columns by one Q; the server
-    decomposes what it is sent, and client k undoes P_k in its rows of U."""
+    """Eq. (1): client k rotates its rows by P_k, and both clients rotate the columns by Q. The
+    server decomposes the result, and client k inverts P_k in its rows of U.
+    """
     x, sizes = logits(8, 3), (5, 3)
     rotations = [torch.linalg.qr(logits(n, n, seed=n))[0] for n in (*sizes, 4)]
     q = torch.linalg.qr(logits(3, 3, seed=9))[0]

@@ -76,8 +76,9 @@ def test_16_bits_with_a_sign_are_refused(tmp_path):
 
 
 def test_16_bits_of_a_pgm_file(tmp_path):
-    """Pillow opens it as I; a file with a lower maximum is scaled by Pillow itself: 1023 is white
-    here, 512 in the middle."""
+    """Pillow opens the file in mode I. It scales files with a lower maximum itself: here 1023 is
+    white.
+    """
     path = tmp_path / "image.pgm"
     path.write_bytes(b"P5 2 2 65535\n" + WIDE.astype(">u2").tobytes())
     np.testing.assert_array_equal(_read_image(str(path), 1, None)[..., 0], RAMP)
@@ -99,8 +100,9 @@ def test_16_bits_of_a_tiff_whose_zero_is_white(tmp_path):
 
 
 def test_colours_of_16_bits_agree_with_greys(tmp_path):
-    """A PNG of 16-bit colours, written chunk by chunk since Pillow writes none: its pixels equal
-    those of the grey."""
+    """Pillow cannot write 16-bit colours, so the PNG is written chunk by chunk. Its pixels equal
+    those of the grey image.
+    """
 
     def chunk(kind, content):
         return (

@@ -1,5 +1,6 @@
-"""LANDER: the server's phase and the local loss against loops of the released code's form;
-embeddings from files."""
+"""LANDER: the server's phase and the local loss compared with loops of the released code, and
+embeddings from files.
+"""
 
 import copy
 import re
@@ -48,9 +49,9 @@ def kl(student, teacher, temperature):
 
 
 def test_generated_images_equal_released_code():
-    """A warm-up and five batches of three steps with a batch norm teacher of classes 1 and 3; a
-    batch of twelve has two noisy layers, and the student of the fourth and later batches has been
-    trained."""
+    """A warm-up and five batches of three steps, with a batch norm teacher of classes 1 and 3. A
+    batch of twelve has two noisy layers, and the student is trained from the fourth batch on.
+    """
     simulation = stream(model=Normed())
     state = play(simulation, 2)
     teacher = copy.deepcopy(simulation.runtime.net.module).requires_grad_(False).eval()
@@ -144,8 +145,9 @@ def test_generated_images_equal_released_code():
 
 
 def test_student_batches_are_reshuffled_every_pass(monkeypatch):
-    """As a DataLoader with shuffle=True that is begun again: nine images in batches of four, two
-    in a pass and one image left out."""
+    """Like a DataLoader with shuffle=True: nine images in batches of four give two batches per
+    pass, and one image is left out.
+    """
     monkeypatch.setattr(label_generator, "STUDENT_BATCH", 4)
     torch.manual_seed(0)
     batches = shuffled(9)
@@ -164,7 +166,7 @@ def test_labels_are_balanced():
 
 
 def test_student_skips_batches_of_one(monkeypatch):
-    """Five images in batches of two: batch norm would have nothing to compare the last with."""
+    """Five images in batches of two leave a batch of one, for which batch norm is undefined."""
     monkeypatch.setattr(label_generator, "STUDENT_BATCH", 2)
     simulation = stream(model=Normed())
     server = play(simulation, 1).server
@@ -180,8 +182,7 @@ def test_student_skips_batches_of_one(monkeypatch):
 
 
 def test_local_loss_equals_loops():
-    """Classes 0 and 1 are old, 2 and 3 new; the features are a linear layer beside the
-    classifier."""
+    """Classes 0 and 1 are old, 2 and 3 new. The features are a linear layer beside the classifier."""
     torch.manual_seed(0)
     new, old = (torch.tensor(row).double() for row in ([0, 0, 1, 1], [1, 1, 0, 0]))
     models = [
@@ -232,8 +233,9 @@ def test_local_loss_equals_loops():
 
 
 def test_penalty_is_zero_within_the_radius():
-    """The bound is of the batch's mean: squared distances 0.05 and 0.3 have the mean 0.175, within
-    the radius 0.2."""
+    """The radius limits the batch mean: squared distances 0.05 and 0.3 have the mean 0.175, below
+    0.2.
+    """
     anchors = torch.zeros(2, 1).double()
 
     def net(params, x, mask=None):
@@ -249,8 +251,9 @@ def test_penalty_is_zero_within_the_radius():
 
 
 def test_mapping_keeps_logits_and_old_model_is_sent_from_task_2():
-    """The layer beside the classifier is a part of the model; logits stay those of the plain
-    model."""
+    """The layer beside the classifier is a part of the model, and the logits equal those of the
+    plain model.
+    """
     simulation = stream()
     module = simulation.runtime.net.module
     x = torch.randn(2, 1, 6, 6, dtype=torch.float64)
@@ -316,8 +319,9 @@ def test_missing_embeddings_are_refused():
 
 
 def test_weights_by_hand():
-    """Of 6 classes 3 old: alpha = log2(4) = 2, beta = sqrt(1/2) = 0.70711; 0.2 * 1.5 / beta and 0.4
-    * 2 * beta."""
+    """Three of six classes are old: alpha = log2(4) = 2, beta = sqrt(1/2) = 0.70711. The weights
+    are 0.2 * 1.5 / beta and 0.4 * 2 * beta.
+    """
     cur, pre = LANDER_.weights(torch.tensor(3.0), torch.tensor(6.0))
     assert float(cur) == pytest.approx(0.42426, abs=1e-5)
     assert float(pre) == pytest.approx(0.56569, abs=1e-5)

@@ -1,5 +1,4 @@
-"""EMNIST, SVHN, Shakespeare and AG News, from tiny files in the formats of their authors; the
-network for the third."""
+"""EMNIST, SVHN, Shakespeare and AG News from small files in the published formats, and the LSTM."""
 
 import gzip
 import json
@@ -20,7 +19,7 @@ from test_datasets import compose, dataset, idx_bytes, load, no_network, pixels 
 
 
 def write_emnist(folder: Path, split: str, labels: list[int], packed: bool = False) -> np.ndarray:
-    """Write the files of a split, and return its training images as they are in the file."""
+    """Write the files of a split. Return the stored training images."""
     x, y = pixels(0, len(labels), 3, 4), np.array(labels, np.uint8)
     parts = {
         "train-images-idx3": x,
@@ -69,7 +68,7 @@ def test_wrong_emnist_files_are_refused(tmp_path, no_network):  # noqa: F811
 
 
 def write_svhn(folder: Path, split: str, labels: list[int]) -> np.ndarray:
-    """Write a file of MATLAB as the authors do, and return its images [n, 32, 32, 3]."""
+    """Write a MATLAB file in the published format. Return its images [n, 32, 32, 3]."""
     x = pixels(len(labels), len(labels), 32, 32, 3)
     folder.mkdir(parents=True, exist_ok=True)
     savemat(
@@ -153,8 +152,7 @@ def test_damaged_shakespeare_files_are_refused(y, message, tmp_path):
 
 
 def test_lstm_equals_its_equations():
-    """The published equations, by hand: i, f, g, o = split(W x + U h + b); c = f c + i g; h = o
-    tanh(c)."""
+    """The equations are i, f, g, o = split(W x + U h + b), c = f c + i g, h = o tanh(c)."""
     torch.manual_seed(0)
     network = LSTM(dimension=3, hidden=4, layers=2).build(TextShape(5, 7, None), 6).double()
     words = torch.randint(0, 7, (2, 5))

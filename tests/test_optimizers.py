@@ -1,5 +1,6 @@
-"""Optimizers and schedules of clients against torch.optim, server optimizers against Algorithm 2 of
-Reddi et al."""
+"""Optimizers and schedules of clients compared with torch.optim, server optimizers with Algorithm
+2 of Reddi et al.
+"""
 
 import functools
 import warnings
@@ -61,7 +62,7 @@ def local_of(name: str) -> LocalTraining:
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_step_equals_torch(name):
-    """Five steps on a quadratic bowl in float64, by the pure step, in place, and by torch.optim."""
+    """Five float64 steps on a quartic bowl, by the pure step, the step in place and torch.optim."""
     local, start = local_of(name), {"a": random(3, 2), "b": random(4, seed=1)}
     theirs = list(leaves(start).values())
     optimizer = TORCH[name](theirs, local.lr, weight_decay=local.weight_decay)
@@ -86,8 +87,9 @@ def test_step_equals_torch(name):
 
 @pytest.mark.parametrize("name", ["adam", "adamw", "adamax"])
 def test_bias_correction_with_a_step_tensor(name):
-    """In fp32, as steps are recorded on a GPU; of 1 - 0.999^2 in fp32 only four digits would be
-    right."""
+    """In fp32, as when steps are recorded on a GPU, 1 - 0.999^2 would have only four correct
+    digits.
+    """
     local, start = local_of(name), {"w": torch.linspace(-1, 1, 7)}
     memory = {key: {"w": torch.full((7,), 0.1)} for key in optimizers.memory_of(start, local)}
     for number in (0, 1, 5):
@@ -101,8 +103,7 @@ def test_bias_correction_with_a_step_tensor(name):
 @engines_compared
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_engines_agree_on_every_optimizer(name, engines):
-    """Stacked, in processes and one after the other; two rounds, since what is remembered is fresh
-    in each."""
+    """Two rounds are played, since the optimizer state is new in each round."""
     simulation = make_simulation(local=local_of(name))
     states = [play(replace(simulation, engine=ENGINES[engine]), 2) for engine in engines]
     for other in states[1:]:
@@ -127,7 +128,7 @@ def test_engines_agree_on_every_optimizer(name, engines):
 )
 @pytest.mark.parametrize("warmup", [0, 4])
 def test_schedules_equal_torch(changes, make, warmup):
-    """Of 12 rounds, with and without torch's LinearLR before it."""
+    """12 rounds with and without a warm-up by torch's LinearLR."""
     rounds, local = 12, replace(LOCAL, warmup=warmup, **changes)
     schedules = torch.optim.lr_scheduler
     optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=LOCAL.lr)
@@ -219,8 +220,7 @@ def test_sgd_with_momentum_is_fedavgm():
 @pytest.mark.parametrize("name", ["adam", "yogi", "adagrad"])
 @pytest.mark.parametrize("algorithm", [FedAvg(), FedProx(mu=0.1)], ids=lambda a: type(a).__name__)
 def test_adaptive_rounds_equal_reference_loop(name, algorithm):
-    """Rounds of the algorithm alone from the loop's models; the loop itself is Algorithm 2 over one
-    flat vector."""
+    """The loop is Algorithm 2 on one flat vector, applied to rounds of the plain algorithm."""
     beta1 = {"adagrad": 0.0}.get(name, 0.9)
     plain = make_simulation(algorithm)
     simulation = with_server(plain, optimizer=name)
@@ -333,7 +333,7 @@ def test_server_optimizer_adds_no_communication():
 
 @pytest.mark.parametrize("name", ["adamw", "adagrad", "nesterov"])
 def test_rounds_equal_torch(name):
-    """One client alone: its rounds are torch.optim's, fresh in each round."""
+    """One client is trained with torch.optim, with a new optimizer in each round."""
     local = local_of(name)
     simulation = make_simulation(local=local, sizes=(10,), participation=1.0)
     state = simulation.initial_state()

@@ -50,7 +50,7 @@ def lda(alpha=0.5, min_size=1, balance=True, max_draws=2000):
 
 
 def check(partition: Partition, labels: np.ndarray, clients: int, covers: bool):
-    """What every partition promises, by plain loops."""
+    """Check with plain loops what every partition must satisfy."""
     seen: set[int] = set()
     for k, part in enumerate(partition.parts):
         assert part.dtype == np.int64
@@ -136,8 +136,9 @@ PAIRS = [(0, 1), (0, 2), (0, 3), (1, 2), (1, 3), (2, 3)]  # of four examples
     ],
 )
 def test_all_partitions_are_equally_likely(partitioner, labels, possible):
-    """Two clients share four examples. Over 180 seeds the first one gets each possible half about
-    equally often."""
+    """Two clients share four examples. Over 180 seeds, the first client gets each possible half
+    about equally often.
+    """
     halves = [
         tuple(partitioner.split(np.array(labels), 2, rng(seed)).parts[0].tolist())
         for seed in range(180)
@@ -149,7 +150,7 @@ def test_all_partitions_are_equally_likely(partitioner, labels, possible):
 
 
 def split_if_possible(partitioner, labels, clients, seed):
-    """Examples whose alpha is too small for any draw to fit are not counted."""
+    """Return the partition; hypothesis skips examples in which alpha is too small for any draw."""
     try:
         return partitioner.split(labels, clients, rng(seed))
     except ConfigError:
@@ -195,8 +196,9 @@ def test_natural_choice_of_owners_is_uniform():
 
 # ------------------------------------------------------------------ LDA
 def literal_lda(labels, classes, clients, alpha, min_size, balance, generator):
-    """The routine of protocols 0.1, one number at a time; examples shuffled for the accepted
-    draw."""
+    """Compute protocols 0.1 one number at a time. Examples are shuffled only for the accepted
+    draw.
+    """
     n = len(labels)
     while True:
         held, amounts = [0] * clients, []
@@ -235,8 +237,9 @@ def test_lda_equals_the_literal_routine(alpha, clients, min_size, balance, seed)
 
 
 def released_lda(labels, alpha, clients, seed):
-    """FedNTD's code in plain steps, with numpy's global generator: class by class shuffled, then
-    its proportions."""
+    """Compute FedNTD's code in plain steps with numpy's global generator: shuffle each class, then
+    draw its proportions.
+    """
     np.random.seed(seed)  # noqa: NPY002
     while True:
         held = [[] for _ in range(clients)]
@@ -259,7 +262,9 @@ def released_lda(labels, alpha, clients, seed):
 
 
 def released_sharding(labels, shards_per_client, clients, seed):
-    """Likewise: a table of classes shuffled by Python's generator, and shards by numpy's."""
+    """Compute FedNTD's code in plain steps: Python's generator shuffles a table of classes,
+    numpy's draws shards.
+    """
     np.random.seed(seed)  # noqa: NPY002
     random.seed(seed)
     classes = labels.max() + 1
@@ -282,8 +287,7 @@ def released_sharding(labels, shards_per_client, clients, seed):
 
 @pytest.mark.parametrize("seed", [19940817, 3])
 def test_numpy_seed_equals_released_code(seed):
-    """The same examples for each client; another seed of the run changes nothing, another
-    numpy_seed all."""
+    """Each client gets the same examples as in the released code. The run's seed has no effect."""
     labels = balanced(classes=10, per_class=200, seed=1)
     options = {"alpha": 0.3, "min_size": 10, "balance": True, "max_draws": 2000}
     for scheme, slow in (
@@ -302,7 +306,7 @@ def test_numpy_seed_equals_released_code(seed):
 
 
 class Fixed:
-    """Stands in for a generator: given proportions, no shuffling."""
+    """A generator with given proportions that does not shuffle."""
 
     def __init__(self, q):
         self.q = np.array(q)
@@ -362,8 +366,9 @@ def test_lda_skips_an_absent_class():
 
 @pytest.mark.slow
 def test_lda_rejection_rate():
-    """protocols 0.1: on CIFAR-10's label counts, K=100, alpha=0.1, a draw has every n_k >= 10 with
-    probability 0.24."""
+    """In protocols 0.1, a draw on CIFAR-10's label counts with K=100 and alpha=0.1 has every n_k
+    >= 10 with probability 0.24.
+    """
     labels = np.repeat(np.arange(10), 5000)
     draws = [lda(0.1, 10).split(labels, 100, rng(seed)).info["draws"] for seed in range(60)]
     # the number of draws is geometric with p = 0.24: mean 4.17, sd sqrt(0.76) / 0.24 = 3.6, of the
@@ -595,7 +600,9 @@ def public(labels, fraction, balanced, seed=0):
     seed=st.integers(0, 9),
 )
 def test_balanced_public_set_has_equal_class_sizes(sizes, fraction, seed):
-    """floor(f N) examples; no class has two fewer than another unless it is used up."""
+    """The set has floor(f N) examples. Class sizes differ by at most one unless a class is used
+    up.
+    """
     labels = rng(seed).permutation(np.repeat(np.arange(len(sizes)), sizes))
     chosen = public(labels, fraction, True, seed)
     assert len(chosen) == len(set(chosen.tolist())) == int(fraction * len(labels) + 1e-9)
@@ -615,8 +622,9 @@ def test_balanced_public_set_has_equal_class_sizes(sizes, fraction, seed):
     ],
 )
 def test_all_public_sets_are_equally_likely(balanced, fraction, possible):
-    """Of two examples of each of two classes, over 180 seeds: 30 or 45 of each set, with a
-    deviation of 5 or 5.8."""
+    """Two classes have two examples each. Over 180 seeds, each possible set is expected 30 or 45
+    times, with a standard deviation of 5 or 5.8.
+    """
     sets = [
         tuple(public(np.array([0, 0, 1, 1]), fraction, balanced, seed).tolist())
         for seed in range(180)
@@ -679,8 +687,9 @@ def test_clients_get_no_public_examples(partitioner):
     ],
 )
 def test_data_draws_depend_only_on_the_partition_seed(options, drawn, monkeypatch):
-    """Each draw by itself. withheld: the surrogate examples are the same ones, and only their
-    shards are drawn; divided: the clients' examples are the same ones."""
+    """Each case tests one draw. withheld: the surrogate examples are fixed, and only their shards
+    are drawn. divided: the clients' examples are fixed.
+    """
     options, assign = dict(options), toy_federation.Ragged.assign
     if options.pop("divided", False):
         monkeypatch.setattr(
@@ -716,10 +725,10 @@ def test_partition_file_with_public_examples_is_refused(tmp_path):
 
 
 def test_partition_file_counts_surrogate_examples(tmp_path):
-    """The file that a run with a surrogate set and a public set has left gives every client the
-    same examples again, with the same seed: its indices count all training examples, also those
-    that were withheld. A client that the file gives a withheld example is refused, as one with a
-    public example is."""
+    """The partition.npz of a run with surrogate and public examples gives every client the same
+    examples again, since its indices count all training examples. A file that gives a client a
+    withheld example is refused.
+    """
     chosen = [
         "surrogate.fraction=0.2",
         "surrogate.total_shards=4",

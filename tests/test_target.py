@@ -1,5 +1,6 @@
-"""TARGET: the generator and the local loss against loops of the released code's form; statistics by
-hand."""
+"""TARGET: the generator and the local loss compared with loops of the released code; statistics by
+hand.
+"""
 
 import copy
 from dataclasses import replace
@@ -43,9 +44,10 @@ def test_generator_output_has_the_image_size(height, width):
 
 
 def test_generated_images_equal_released_code():
-    """Two batches of three steps with a batch norm teacher, whose statistics hooks look at; the
-    labels are 1 or 3. The released teacher has outputs for these two alone, so the cross-entropy is
-    over these: of 0 and 2, which may be classes of later tasks, it knows nothing."""
+    """Two batches of three steps with a batch norm teacher, whose statistics are read by hooks.
+    The released teacher has outputs only for the known classes 1 and 3, so the cross-entropy is
+    over these.
+    """
     simulation = make_simulation(model=Normed(), participation=1.0)
     state = play(simulation, 2)
     teacher = copy.deepcopy(simulation.runtime.net.module).requires_grad_(False).eval()
@@ -102,8 +104,10 @@ def test_generated_images_equal_released_code():
 
 
 def test_moving_statistics_by_hand():
-    """One layer of one channel, running mean 1 and variance 2. First batch (3, 4): 2 + 2. Second
-    (5, 6), a tenth of it and nine of the first: mean 3.2, variance 4.2: 2.2 + 2.2."""
+    """One layer has one channel with running mean 1 and variance 2. The first batch (3, 4) has
+    distance 2 + 2. The second batch (5, 6) is averaged with weights 0.1 and 0.9: mean 3.2 and
+    variance 4.2, so distance 2.2 + 2.2.
+    """
     one, two = (torch.tensor([value]) for value in (1.0, 2.0))
     seen = Statistics()
     first, second = (
@@ -118,8 +122,9 @@ def test_moving_statistics_by_hand():
 
 
 def test_teacher_recognises_generated_images():
-    """After some steps, most images are taken for the labels that they were made for, of the three
-    classes that the teacher knows. The labels are drawn after the generator and z."""
+    """After some steps, the teacher predicts the intended label for most images, among its three
+    known classes. The labels are drawn after the generator and z.
+    """
     simulation = make_simulation(participation=1.0)
     model = play(simulation, 3).server["params"]
     larger = dict(batches=1, batch_size=16, steps=60, lr_generator=0.02, width=4)
@@ -137,8 +142,9 @@ def test_teacher_recognises_generated_images():
 
 
 def test_local_loss_equals_loops():
-    """Classes 0 and 1 are old, 2 is new, 3 is to come: CE over class 2 and, of the images, KD over
-    classes 0 and 1."""
+    """Classes 0 and 1 are old, 2 is new, and 3 is a future class. Cross-entropy is over class 2,
+    and distillation on the images over classes 0 and 1.
+    """
     torch.manual_seed(0)
     new, old = (torch.tensor(row).double() for row in ([0, 0, 1, 0], [1, 1, 0, 0]))
     weight, before = torch.randn(36, 4).double(), torch.randn(36, 4).double()
@@ -176,8 +182,9 @@ def test_local_loss_equals_loops():
 
 
 def test_server_keeps_and_sends_images():
-    """In task 1 neither old model nor images; in task 2 those made at its beginning, the same until
-    its end."""
+    """Task 1 has neither an old model nor images. Task 2 keeps the images generated at its
+    beginning.
+    """
     simulation = stream()
     first, second, third = (play(simulation, rounds).server for rounds in (2, 3, 4))
     assert first.keys() == {"params", "buffers", "new"}

@@ -1,5 +1,4 @@
-"""Texts: both file layouts and that of CFeD, vocabularies and vectors, and TextCNN with its
-repeatable dropout."""
+"""Texts: file layouts, vocabularies and vectors, and TextCNN with its reproducible dropout."""
 
 import copy
 import json
@@ -53,7 +52,7 @@ def dataset(data_dir: Path, **values: Any) -> TextDataset:
 
 
 def write(data_dir: Path, **files: str) -> Path:
-    """Files of the set `news`; train_txt -> train.txt."""
+    """Write files of the data set `news`; train_txt becomes train.txt."""
     folder = data_dir / "news"
     folder.mkdir(parents=True, exist_ok=True)
     for name, content in files.items():
@@ -70,7 +69,7 @@ def write_vocabulary(folder: Path, words: list[str], **arrays: np.ndarray) -> No
 
 
 def decoded(data, x: torch.Tensor) -> list[str]:
-    """Texts as they were encoded, with _ for padding and ? for the unknown."""
+    """Return encoded texts as strings, with _ for padding and ? for unknown characters."""
     marks = {PAD: "_", UNK: "?"}
     return [
         "".join(marks.get(data.vocabulary[k], data.vocabulary[k]) for k in row)
@@ -152,8 +151,9 @@ def test_class_order_can_be_set(tmp_path):
 
 
 def test_files_of_cfeds_code(tmp_path):
-    """Columns 0, 1, 2 (perhaps after an index), tasks in files of their own; eval files are
-    training data."""
+    """The columns are 0, 1, 2, possibly after an index. Each task has separate files, and eval
+    files are training data.
+    """
     folder = write(tmp_path)
     for k in range(3):
         for split in ("train", "eval", "test"):
@@ -178,8 +178,9 @@ def test_files_of_cfeds_code(tmp_path):
 
 
 def test_public_texts_have_dropout_keys_on_request(tmp_path):
-    """A key behind each text, another for each use; TextCNN in training then differs from
-    evaluation."""
+    """Each text has a key, different for each use. TextCNN then gives different logits in training
+    mode.
+    """
     write(tmp_path, **TXT)
     data = dataset(tmp_path).load()
     module = SMALL.build(data.shape, 2)
@@ -424,7 +425,7 @@ def test_initialisation_is_xavier_normal():
 
 
 def obvious(model, words: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Features and logits of one text, filter by filter and window by window."""
+    """Compute features and logits of one text, filter by filter and window by window."""
     vectors, outputs = model.embedding.weight[words], []
     for layer in model.convolutions:
         height = layer.weight.shape[2]
@@ -439,7 +440,7 @@ def obvious(model, words: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def small_model(**changes: Any):
-    """In float64, with biases that are not zero."""
+    """Return a model in float64 with nonzero biases."""
     torch.manual_seed(0)
     model = replace(SMALL, **changes).build(TextShape(6, 9, None), 3).double()
     for parameter in model.parameters():
@@ -476,7 +477,7 @@ def test_texts_shorter_than_a_filter_are_refused():
 
 
 def splitmix(key: int, unit: int) -> int:
-    """The hash of `kept` in Python's unbounded integers: 0..2^64 - 1."""
+    """Compute the hash in `kept` with Python's unbounded integers, from 0 to 2^64 - 1."""
 
     def finalise(z: int) -> int:
         z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9 % 2**64
@@ -513,7 +514,7 @@ def correlation(a: torch.Tensor, b: torch.Tensor) -> float:
 @pytest.mark.parametrize("p", [0.1, 0.5])
 @pytest.mark.parametrize("kind", ["neighbours", "random"])
 def test_masks_are_uniform_and_independent(p, kind):
-    """Rates and correlations of 2000 x 768 units lie within 5 standard deviations."""
+    """Rates and correlations of 2000 x 768 units are within 5 standard deviations."""
     drawn = torch.from_numpy(DropoutKeys().draw(np.random.default_rng(5), 2000))
     keys = drawn if kind == "random" else torch.arange(-1000, 1000)[:, None]
     mask = dropout_mask(keys, 768, p)
@@ -565,7 +566,7 @@ def test_no_dropout_in_evaluation_without_a_key_or_at_rate_zero():
 
 @pytest.mark.parametrize("train", [True, False])
 def test_vmap_equals_separate_clients(train):
-    """Losses and gradients of three clients at once are those of each alone."""
+    """Losses and gradients of three clients computed together equal those computed separately."""
     model = small_model().train(train)
     stacked = {k: torch.randn(3, *p.shape, dtype=p.dtype) for k, p in model.named_parameters()}
     x, y = (
@@ -584,7 +585,7 @@ def test_vmap_equals_separate_clients(train):
 
 
 def test_vectorised_engine_uses_dropout_only_in_training():
-    """What is differentiated runs in train mode, with the keys of its texts; a teacher does not."""
+    """The differentiated model runs in training mode with dropout keys; a teacher does not."""
     model, x = small_model(), keyed(torch.randint(9, (4, 6)), 1)
     params = {k: p.detach() for k, p in model.named_parameters()}
     trained, tested = (

@@ -10,7 +10,7 @@ from helpers import assert_same_run, content_of, summary_of, write_images
 
 
 def interrupt(directory: Path) -> None:
-    """As if it had been killed in its second round."""
+    """Leave the run as if it had been killed in its second round."""
     (directory / "summary.json").unlink()
     shutil.move(directory / "checkpoint/previous.pt", directory / "checkpoint/latest.pt")
 
@@ -27,8 +27,9 @@ PHOTOS = (
 
 @pytest.mark.slow
 def test_resume_finds_moved_images(fedexp, tmp_path, monkeypatch):
-    """A relative dataset.root begins where the run did; moved images are found again by what they
-    are."""
+    """A relative dataset.root refers to the directory in which the run began. Moved images are
+    recognised by their content.
+    """
     write_images(tmp_path / "photos", 10, 5)
     fedexp.done(*PHOTOS, "dataset.root=photos", "hydra.run.dir=run")
     shutil.copytree(tmp_path / "run", tmp_path / "whole")
@@ -49,8 +50,9 @@ def test_resume_finds_moved_images(fedexp, tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_sweep_distinguishes_folders_by_content(fedexp, tmp_path):
-    """Two folders of one name are two jobs; the same images at another place are the job that is
-    complete."""
+    """Two folders with the same name are two jobs. The same images in another folder belong to the
+    finished job.
+    """
     write_images(tmp_path / "a/photos", 10, 5)
     write_images(tmp_path / "b/photos", 9, 5)
     sweep = ("--multirun", "hydra.sweep.dir=sweep", *PHOTOS, "rounds=1")
@@ -63,7 +65,7 @@ def test_sweep_distinguishes_folders_by_content(fedexp, tmp_path):
 
 
 def change(*paths: Path) -> None:
-    """Turn the last bit of files: same names, same sizes."""
+    """Flip the last bit of files, which keep their names and sizes."""
     for path in paths:
         content, time = path.read_bytes(), path.stat().st_mtime_ns + 1
         path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
@@ -71,7 +73,7 @@ def change(*paths: Path) -> None:
 
 
 def bitmaps(root: Path) -> list[Path]:
-    """Images whose files have no checksum in them; return the training files."""
+    """Write images in a format without checksums. Return the training files."""
     write_images(root, 10, 5, suffix="bmp")
     return sorted((root / "train").rglob("*.bmp"))
 
@@ -126,8 +128,7 @@ TEXTS = (
 
 
 def test_changed_texts_are_refused_on_resume_and_rerun_by_sweeps(fedexp, tmp_path):
-    """No option names their files: the job of the same sweep is refused, that of another is run
-    and not counted."""
+    """No option names the text files. The same sweep refuses the job; another sweep runs it again."""
     folder = tmp_path / "texts/thucnews"
     folder.mkdir(parents=True)
     (folder / "class.txt").write_text("x\ny\n")
@@ -161,8 +162,9 @@ def test_changed_texts_are_refused_on_resume_and_rerun_by_sweeps(fedexp, tmp_pat
 
 @pytest.mark.slow
 def test_sweep_reruns_jobs_on_changed_images(fedexp, tmp_path):
-    """A job is named by the bytes of its folder; the table has the run on the images as they
-    are."""
+    """A job is identified by the bytes of its folder, and the table shows the run on the current
+    images.
+    """
     files = bitmaps(tmp_path / "photos")
     sweep = ("--multirun", "hydra.sweep.dir=sweep", *PHOTOS, "rounds=1", "dataset.root=photos")
     sweep = (*sweep, "data_dir=cache")
