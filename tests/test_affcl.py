@@ -130,7 +130,7 @@ def client_context(algorithm, received, old=None):
 
 
 def answers_of(model, h):
-    """Compute forward_from_xa of classify_net.py, without the hidden layer if the model has none."""
+    """Compute forward_from_xa of classify_net.py, without a hidden layer if there is none."""
     if LAYER[0] in model:
         h = F.leaky_relu(h @ model[LAYER[0]].T + model[LAYER[1]])
     return h @ model[WEIGHT].T + model[BIAS]

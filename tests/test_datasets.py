@@ -1,4 +1,4 @@
-"""Data sets: each published format in small, image trees, the cache, downloads, and missing files."""
+"""Data sets: published formats in small, image trees, the cache, downloads, missing files."""
 
 import contextlib
 import gzip

@@ -68,7 +68,7 @@ def test_glfc_loss_equals_released_code(compensation):
 
 
 def test_glfc_gradients_of_known_classes_equal_released_code():
-    """Compare with _compute_loss and efficient_old_class_weight, for a network with three outputs."""
+    """Compare with _compute_loss and efficient_old_class_weight for three outputs."""
     z, before = logits(6, 4).requires_grad_(), logits(6, 4, seed=1)
     algorithm = replace(GLFC_, lambda_gc=0.5, lambda_rd=0.5)
     loss = objective(algorithm, {"z": z}, old={"z": before}, known=OLD, new=NEW)

@@ -182,7 +182,7 @@ def test_student_skips_batches_of_one(monkeypatch):
 
 
 def test_local_loss_equals_loops():
-    """Classes 0 and 1 are old, 2 and 3 new. The features are a linear layer beside the classifier."""
+    """Classes 0 and 1 are old, 2 and 3 new. Features are a linear layer beside the classifier."""
     torch.manual_seed(0)
     new, old = (torch.tensor(row).double() for row in ([0, 0, 1, 1], [1, 1, 0, 0]))
     models = [

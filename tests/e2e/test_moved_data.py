@@ -128,7 +128,7 @@ TEXTS = (
 
 
 def test_changed_texts_are_refused_on_resume_and_rerun_by_sweeps(fedexp, tmp_path):
-    """No option names the text files. The same sweep refuses the job; another sweep runs it again."""
+    """No option names the text files. The same sweep refuses the job; another one reruns it."""
     folder = tmp_path / "texts/thucnews"
     folder.mkdir(parents=True)
     (folder / "class.txt").write_text("x\ny\n")
