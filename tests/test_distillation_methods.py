@@ -36,7 +36,6 @@ from fedexp.engine.vectorised.clients import Clients
 from fedexp.models import Output
 from fedexp.models.cnn import CNN
 from fedexp.models.resnet import BottleneckResNet, CifarResNet
-from fedexp.testing import train
 from toy_federation import (
     ENGINES,
     LOCAL,
@@ -52,16 +51,8 @@ from toy_federation import (
     make_simulation,
     play,
     random,
+    trained_round,
 )
-
-
-def trained_round(algorithm, rounds=2, **changes):
-    simulation = make_simulation(algorithm, **changes)
-    state = play(simulation, rounds - 1)
-    cohort = assemble(simulation, state, rounds)
-    trained = train(simulation.engine, simulation, state, cohort)
-    return simulation, state, trained, describe(simulation, state, cohort, trained)
-
 
 # --- FedKD
 
@@ -317,9 +308,7 @@ def test_feddf_returns_a_student_even_if_the_average_is_better():
     whose own answers are the labels; the released code returns a student all the same, the best
     one."""
     algorithm = df(epochs_on_server=0, lr=100.0, steps=6, patience=6)
-    simulation, state, trained, about = trained_round(
-        algorithm, public=0.3, sizes=(3, 7, 8, 10), rounds=2
-    )
+    simulation, state, trained, about = trained_round(algorithm, public=0.3, sizes=(3, 7, 8, 10))
     server = algorithm.aggregate(state.server, trained.messages, about) | {"buffers": {}}
 
     class AlwaysRight(Mislabelled):

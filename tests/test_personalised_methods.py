@@ -31,6 +31,7 @@ from toy_federation import (
     assert_close,
     broadcast,
     flat,
+    float64,
     make_simulation,
     play,
     play_round,
@@ -43,7 +44,7 @@ def context(simulation, rounds, position):
     cohort = assemble(simulation, state, rounds + 1)
     data = ScheduledData(simulation.runtime, cohort.schedules[position])
     plan = {k: torch.as_tensor(v) for k, v in cohort.plans[position].items()}
-    steps = torch.tensor(float(data.steps), dtype=torch.float64)
+    steps = float64(float(data.steps))
     sent, lr = broadcast(simulation, state), simulation.runtime.local.lr_at(rounds + 1)
     ctx = Context(
         sent, cohort.personals[position], cohort.states[position], plan, {}, lr, steps, LOCAL
@@ -206,10 +207,10 @@ def test_fedrod_is_finite_if_padding_has_absent_classes():
     algorithm, C = FedRoD(gamma=1.0), 4
     simulation = make_simulation(algorithm)
     ctx, data, _, _ = context(simulation, 1, 0)
-    ctx = replace(ctx, plan={"prior": torch.tensor([0.0] + [-1e30] * (C - 1), dtype=torch.float64)})
+    ctx = replace(ctx, plan={"prior": float64([0.0] + [-1e30] * (C - 1))})
     params = algorithm.initial_params(simulation.runtime.net, data, ctx)
     x, _ = data.take(torch.tensor([0, 1]))
-    batch = Batch(x, torch.tensor([0, 3]), torch.tensor([1.0, 0.0], dtype=torch.float64), 0)
+    batch = Batch(x, torch.tensor([0, 3]), float64([1.0, 0.0]), 0)
     grads, loss = torch.func.grad_and_value(
         lambda p: algorithm.objective(simulation.runtime.net, p, batch, ctx)
     )(params)
@@ -315,13 +316,11 @@ def test_fedfomo_weights_equal_loops(distance, federations):
         apart = (other - flat(base)).norm(p=1 if distance == "l1" else 2)
         gains.append((loss(flat(base)) - loss(other)) / float(apart))
     total = sum(max(g, 0.0) for g in gains)
-    expected = torch.tensor(
-        [max(g, 0.0) / total if total else 0.0 for g in gains], dtype=torch.float64
-    )
+    expected = float64([max(g, 0.0) / total if total else 0.0 for g in gains])
     assert_close(ctx.setup["weights"], expected, 1e-9)
     assert_close(
         ctx.setup["affinity"],
-        torch.tensor([g / abs(sum(gains)) for g in gains[:2]], dtype=torch.float64),
+        float64([g / abs(sum(gains)) for g in gains[:2]]),
         1e-9,
     )
     moved = flat(base) + sum(
@@ -348,8 +347,8 @@ def test_fedfomo_federations_are_clusters_of_affinities():
     first = assemble(simulation, simulation.initial_state(), 1)
     assert [each["valid"].tolist() for each in first.personals] == [[0] * 5] * 5
     state = play(simulation, 1)
-    server = state.server | {"federation": torch.tensor([0, 0, 0, 0, 1]).double()}
-    server["trained"] = torch.tensor([1, 1, 2, 2, 0]).double()
+    server = state.server | {"federation": float64([0, 0, 0, 0, 1])}
+    server["trained"] = float64([1, 1, 2, 2, 0])
     mean = flat(state.clients[2]["params"]) * 7 / 15 + flat(state.clients[3]["params"]) * 8 / 15
     averages = simulation.algorithm.average_federations(server, state.clients)
     for each in averages:
@@ -412,7 +411,7 @@ def test_fedfomo_draws_exploration_for_each_slot():
     always first."""
     algorithm, others = fomo(models=2, epsilon=0.5), np.arange(1, 9)
     affinity = torch.zeros(9, 9, dtype=torch.float64)
-    affinity[0, 1:3] = torch.tensor([9.0, 8.0], dtype=torch.float64)
+    affinity[0, 1:3] = float64([9.0, 8.0])
     server = {"affinity": affinity, "round": torch.zeros(())}
     draws = [
         algorithm.choose_models_for(server, 0, others, np.random.default_rng(i)) for i in range(200)
@@ -613,7 +612,7 @@ def test_fedpac_does_not_align_in_the_first_round():
 def test_fedpac_combination_minimises_the_objective():
     """V and D by loops; the solution is no worse than any of many points of the simplex."""
     generator = np.random.default_rng(0)
-    count = torch.tensor([[4, 0, 2], [1, 5, 0], [3, 3, 3]]).double()
+    count = float64([[4, 0, 2], [1, 5, 0], [3, 3, 3]])
     mean = torch.from_numpy(generator.normal(size=(3, 3, 2)))
     mean[count == 0] = 0
     square = (mean**2).sum(-1) + torch.from_numpy(generator.random((3, 3))) * (count > 0)

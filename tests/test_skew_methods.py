@@ -1,5 +1,4 @@
-"""Methods against label skew, each against its formula written a second time, in float64 on tiny
-tensors."""
+"""Methods for label skew against their formulas, in float64."""
 
 from dataclasses import replace
 
@@ -7,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.testing import assert_close
 
 from fedexp.algorithms.base import FedAvg
 from fedexp.algorithms.feddecorr import FedDecorr, decorrelation
@@ -22,17 +22,15 @@ from fedexp.algorithms.fedssd import FedSSD, credibility
 from fedexp.algorithms.interfaces import Batch, Context
 from fedexp.algorithms.local_training import LocalTraining
 from fedexp.algorithms.server_optimizers import ServerOptimizer
-from fedexp.engine.base import Shared
 from fedexp.models import Output
 from toy_federation import (
-    ENGINES,
     LARGER,
-    assemble,
-    broadcast,
-    describe,
     flat,
+    float64,
     make_simulation,
     play,
+    random,
+    trained_round,
 )
 
 SGD = LocalTraining(
@@ -41,7 +39,7 @@ SGD = LocalTraining(
 
 
 class Table:
-    """A network whose logits stand in its parameters: row b of params["z"] answers example b."""
+    """A network whose parameters are its logits: row b of params["z"] for example b."""
 
     def __call__(self, params, x):
         return Output(params["z"][x], params["z"][x])
@@ -54,16 +52,12 @@ class Table:
 
 
 def context(server=None, client=None, plan=None, lr=0.1):
-    one = torch.tensor(1.0, dtype=torch.float64)
+    one = float64(1.0)
     return Context({"params": {}} | (server or {}), {}, client or {}, plan or {}, {}, lr, one, SGD)
 
 
 def batch_of(y, mask=None):
     return Batch(torch.arange(len(y)), torch.as_tensor(y), mask, 0)
-
-
-def logits(*shape, seed=0):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 # --- losses
@@ -72,8 +66,8 @@ def logits(*shape, seed=0):
 @pytest.mark.parametrize("tau", [1.0, 2.0])
 def test_fedlmd_equals_released_code(tau):
     """The released code subtracts 1000 from the logits of the classes that are masked."""
-    z, teacher, y = logits(3, 5), logits(3, 5, seed=1), torch.tensor([0, 3, 1])
-    minority = torch.tensor([0.0, 1, 1, 0, 1], dtype=torch.float64)
+    z, teacher, y = random(3, 5), random(3, 5, seed=1), torch.tensor([0, 3, 1])
+    minority = float64([0.0, 1, 1, 0, 1])
     method = FedLMD(beta=0.7, tau=tau, teacher=True)
     loss = method.example_loss(
         Table(),
@@ -85,28 +79,28 @@ def test_fedlmd_equals_released_code(tau):
     p = (teacher / tau - 1000 * major - 1000 * label).softmax(1)
     log_q = (z / tau - 1000 * label).log_softmax(1)
     expected = F.cross_entropy(z, y) + 0.7 * tau**2 * F.kl_div(log_q, p, reduction="batchmean")
-    torch.testing.assert_close(loss.mean(), expected, rtol=1e-12, atol=0)
+    assert_close(loss.mean(), expected, rtol=1e-12, atol=0)
 
 
 def test_fedlmd_without_a_teacher_by_hand():
     """C = 4, y = 0, majority {0, 1}: p = 1/2 on classes 2 and 3. With z = (0, 0, 0, log 2): q over
     {1, 2, 3} is (1, 1, 2) / 4, so KL = 1/2 log((1/2) / (1/4)) + 1/2 log((1/2) / (1/2)) = log(2) /
     2."""
-    z = torch.tensor([[0.0, 0, 0, np.log(2)]], dtype=torch.float64)
-    minority = torch.tensor([0.0, 0, 1, 1], dtype=torch.float64)
+    z = float64([[0.0, 0, 0, np.log(2)]])
+    minority = float64([0.0, 0, 1, 1])
     method = FedLMD(beta=1.0, tau=1.0, teacher=False)
     loss = method.example_loss(
         Table(), {"z": z}, batch_of([0]), context(plan={"minority": minority})
     )
-    torch.testing.assert_close(loss, F.cross_entropy(z, torch.tensor([0]))[None] + np.log(2) / 2)
+    assert_close(loss, F.cross_entropy(z, torch.tensor([0]))[None] + np.log(2) / 2)
 
 
 def test_fedlmd_distils_nothing_without_minority_classes():
-    z, minority = logits(2, 3), torch.tensor([1.0, 0, 0], dtype=torch.float64)
+    z, minority = random(2, 3), float64([1.0, 0, 0])
     method = FedLMD(beta=1.0, tau=1.0, teacher=True)
-    sent = context({"params": {"z": logits(2, 3, seed=1)}}, plan={"minority": minority})
+    sent = context({"params": {"z": random(2, 3, seed=1)}}, plan={"minority": minority})
     loss = method.example_loss(Table(), {"z": z}, batch_of([0, 0]), sent)
-    torch.testing.assert_close(loss, F.cross_entropy(z, torch.tensor([0, 0]), reduction="none"))
+    assert_close(loss, F.cross_entropy(z, torch.tensor([0, 0]), reduction="none"))
     grads = torch.func.grad(
         lambda p: method.example_loss(Table(), p, batch_of([0, 0]), sent).sum()
     )({"z": z})
@@ -124,33 +118,31 @@ def test_fedlmd_majority_classes_have_above_average_counts():
 
 @pytest.mark.parametrize("variant", ["released", "paper"])
 def test_feddecorr_equals_numpy_correlation(variant):
-    features = logits(6, 4)
+    features = random(6, 4)
     K = torch.from_numpy(np.corrcoef(features.numpy().T))
     outside = K[~torch.eye(4, dtype=torch.bool)] ** 2
     # C = (n - 1) K, n = 6
     expected = outside.sum() / 16 if variant == "paper" else 25 * outside.mean() / 6
     # eps
-    torch.testing.assert_close(decorrelation(features, None, variant), expected, rtol=1e-6, atol=0)
+    assert_close(decorrelation(features, None, variant), expected, rtol=1e-6, atol=0)
 
 
 def test_feddecorr_ignores_padding_and_single_examples():
-    features, mask = logits(6, 4), torch.tensor([1.0, 0, 1, 1, 0, 1], dtype=torch.float64)
+    features, mask = random(6, 4), float64([1.0, 0, 1, 1, 0, 1])
     for variant in ("released", "paper"):
         expected = decorrelation(features[mask > 0], None, variant)
-        torch.testing.assert_close(
-            decorrelation(features, mask, variant), expected, rtol=1e-12, atol=0
-        )
+        assert_close(decorrelation(features, mask, variant), expected, rtol=1e-12, atol=0)
         assert decorrelation(features[:1], None, variant) == 0
     whole = FedDecorr(beta=0.3, variant="paper")
     loss = whole.objective(Table(), {"z": features}, batch_of([0, 1, 2, 3, 0, 1]), context())
     plain = F.cross_entropy(features, torch.tensor([0, 1, 2, 3, 0, 1]))
-    torch.testing.assert_close(loss, plain + 0.3 * decorrelation(features, None, "paper"))
+    assert_close(loss, plain + 0.3 * decorrelation(features, None, "paper"))
 
 
 def test_fedlc_by_hand():
     """n = (16, 1, 0), tau = 2: margins 2 / 2 = 1 and 2, class 2 is out. z = (0, 0, 5), y = 0:
     -log(e^-1 / (e^-1 + e^-2)) = log(1 + e^-1)."""
-    z = torch.tensor([[0.0, 0, 5]], dtype=torch.float64)
+    z = float64([[0.0, 0, 5]])
     simulation = make_simulation(FedLC(tau=2.0))
     federation = replace(
         simulation.stages[0].federation, counts=np.array([[16, 1, 0]]), parts=(np.arange(17),)
@@ -160,15 +152,15 @@ def test_fedlc_by_hand():
         for k, v in FedLC(tau=2.0).host_plan(federation, 0, np.random.default_rng(0)).items()
     }
     loss = FedLC(tau=2.0).example_loss(Table(), {"z": z}, batch_of([0]), context(plan=plan))
-    torch.testing.assert_close(loss, torch.tensor([np.log1p(np.exp(-1))]))
+    assert_close(loss, torch.tensor([np.log1p(np.exp(-1))]))
 
 
 def test_fedrs_by_hand():
     """alpha = 0.5, class 1 is absent. z = (0, 2 log 3), y = 0: -log(1 / (1 + 3)) = log 4."""
-    z = torch.tensor([[0.0, 2 * np.log(3)]], dtype=torch.float64)
-    plan = {"factor": torch.tensor([1.0, 0.5], dtype=torch.float64)}
+    z = float64([[0.0, 2 * np.log(3)]])
+    plan = {"factor": float64([1.0, 0.5])}
     loss = FedRS(alpha=0.5).example_loss(Table(), {"z": z}, batch_of([0]), context(plan=plan))
-    torch.testing.assert_close(loss, torch.tensor([np.log(4)], dtype=torch.float64))
+    assert_close(loss, float64([np.log(4)]))
 
 
 def test_fedrs_restricts_missing_classes():
@@ -187,12 +179,12 @@ def test_fedssd_credibility_by_hand():
     0; none of class 2. M_0 = 3/4 (1 - 1/2), M_1 = 1/2 (1 - 1/4)."""
     labels, answers = torch.tensor([0, 0, 0, 0, 1, 1]), torch.tensor([0, 0, 0, 1, 1, 0])
     found = credibility(F.one_hot(answers, 3).double(), labels)
-    torch.testing.assert_close(found, torch.tensor([3 / 8, 3 / 8, 0], dtype=torch.float64))
+    assert_close(found, float64([3 / 8, 3 / 8, 0]))
 
 
 def test_fedssd_loss_equals_loops():
-    z, teacher, y = logits(3, 4), 2 * logits(3, 4, seed=1), torch.tensor([2, 0, 3])
-    trusted = torch.tensor([0.9, 0.3, 0.7, 0.0], dtype=torch.float64)
+    z, teacher, y = random(3, 4), 2 * random(3, 4, seed=1), torch.tensor([2, 0, 3])
+    trusted = float64([0.9, 0.3, 0.7, 0.0])
     sent = context({"params": {"z": teacher}, "credibility": trusted})
     loss = FedSSD(m_max=1.5, threshold=0.1).example_loss(Table(), {"z": z}, batch_of(y), sent)
     for b, label in enumerate(y.tolist()):
@@ -201,7 +193,7 @@ def test_fedssd_loss_equals_loops():
         for k in range(4):
             weight = 1.5 * max(trusted[k] * (1 - (1 - p[label]) ** 0.5) - 0.1, 0)
             expected = expected + (weight * teacher[b, k] - weight * z[b, k]) ** 2
-        torch.testing.assert_close(loss[b], expected, rtol=1e-12, atol=0)
+        assert_close(loss[b], expected, rtol=1e-12, atol=0)
     assert (loss - F.cross_entropy(z, y, reduction="none")).max() > 1e-3
 
 
@@ -216,7 +208,7 @@ def test_fedssd_measures_credibility_of_the_received_model():
     pairs, labels = list(zip(y.tolist(), answers.tolist(), strict=True)), y.tolist()
     rates = [[pairs.count((j, k)) / labels.count(j) for k in range(4)] for j in range(4)]
     expected = [rates[k][k] * (1 - max(rates[j][k] for j in range(4) if j != k)) for k in range(4)]
-    torch.testing.assert_close(server["credibility"], torch.tensor(expected, dtype=torch.float64))
+    assert_close(server["credibility"], float64(expected))
     assert max(expected) > 0
 
 
@@ -227,15 +219,15 @@ def test_fedgkd_distils_from_mean_of_last_models():
     assert simulation.algorithm.broadcast(simulation.initial_state().server)["distils"] == 0
     one, two, three = (play(simulation, rounds).server for rounds in (1, 2, 3))
     # the initial model, whose mean with it this might be, is never among them
-    torch.testing.assert_close(simulation.algorithm.broadcast(one)["teacher"], one["params"])
+    assert_close(simulation.algorithm.broadcast(one)["teacher"], one["params"])
     sent = simulation.algorithm.broadcast(three)
     expected = {k: (two["params"][k] + three["params"][k]) / 2 for k in three["params"]}
-    torch.testing.assert_close(sent["teacher"], expected)
-    z, teacher, y = logits(3, 4), logits(3, 4, seed=1), torch.tensor([0, 1, 3])
-    server = {"teacher": {"z": teacher}, "distils": torch.tensor(1.0, dtype=torch.float64)}
+    assert_close(sent["teacher"], expected)
+    z, teacher, y = random(3, 4), random(3, 4, seed=1), torch.tensor([0, 1, 3])
+    server = {"teacher": {"z": teacher}, "distils": float64(1.0)}
     loss = simulation.algorithm.example_loss(Table(), {"z": z}, batch_of(y), context(server)).mean()
     kl = F.kl_div((z / 2).log_softmax(1), (teacher / 2).softmax(1), reduction="batchmean")
-    torch.testing.assert_close(loss, F.cross_entropy(z, y) + 0.5 * 4 * kl)
+    assert_close(loss, F.cross_entropy(z, y) + 0.5 * 4 * kl)
 
 
 # --- steps, against torch.optim.SGD on the gradient of the paper
@@ -256,16 +248,16 @@ def grad_at(z, y):
 
 
 def test_fedsam_uses_gradient_at_perturbed_point():
-    z, y = logits(3, 4), [0, 1, 3]
+    z, y = random(3, 4), [0, 1, 3]
     memory = {"momentum": {"z": torch.zeros_like(z)}}
     params, _, loss = FedSAM(rho=0.3).local_step(Table(), {"z": z}, memory, batch_of(y), context())
     g = grad_at(z, y)
-    torch.testing.assert_close(params["z"], sgd_step(z, grad_at(z + 0.3 * g / g.norm(), y)))
-    torch.testing.assert_close(loss, F.cross_entropy(z, torch.as_tensor(y)))
+    assert_close(params["z"], sgd_step(z, grad_at(z + 0.3 * g / g.norm(), y)))
+    assert_close(loss, F.cross_entropy(z, torch.as_tensor(y)))
 
 
 def test_fedspeed_step_by_hand():
-    z, start, h, y = logits(3, 4), logits(3, 4, seed=1), logits(3, 4, seed=2), [0, 1, 3]
+    z, start, h, y = random(3, 4), random(3, 4, seed=1), random(3, 4, seed=2), [0, 1, 3]
     method = FedSpeed(rho=0.3, lambda_=0.2, alpha=0.75, clip=0.1)
     memory = {"momentum": {"z": torch.zeros_like(z)}}
     ctx = context({"params": {"z": start}}, {"h": {"z": h}})
@@ -275,13 +267,13 @@ def test_fedspeed_step_by_hand():
     leaf = z.clone().requires_grad_()
     leaf.grad = whole
     torch.nn.utils.clip_grad_norm_([leaf], 0.1)
-    torch.testing.assert_close(params["z"], sgd_step(z, leaf.grad))
+    assert_close(params["z"], sgd_step(z, leaf.grad))
     _, state = method.finish(Table(), params, None, ctx)
-    torch.testing.assert_close(state["h"]["z"], h + params["z"] - start)
+    assert_close(state["h"]["z"], h + params["z"] - start)
 
 
 def test_fedsmoo_step_by_hand():
-    z, start, h, dual, s = (logits(3, 4, seed=seed) for seed in range(5))
+    z, start, h, dual, s = (random(3, 4, seed=seed) for seed in range(5))
     y, method = [0, 1, 3], FedSMOO(rho=0.3, lambda_=0.2, clip=0.0)
     ctx = context({"params": {"z": start}, "s": {"z": s}}, {"h": {"z": h}, "dual": {"z": dual}})
     params = {"z": z, "dual.z": dual}
@@ -289,29 +281,17 @@ def test_fedsmoo_step_by_hand():
     params, memory, _ = method.local_step(Table(), params, memory, batch_of(y), ctx)
     d = grad_at(z, y) - dual - s
     e = 0.3 * d / d.norm()
-    torch.testing.assert_close(params["z"], sgd_step(z, grad_at(z + e, y) + 0.2 * (z - start + h)))
-    torch.testing.assert_close(params["dual.z"], dual + e - s)
+    assert_close(params["z"], sgd_step(z, grad_at(z + e, y) + 0.2 * (z - start + h)))
+    assert_close(params["dual.z"], dual + e - s)
     assert memory["momentum"].keys() == params.keys()
 
 
 # --- servers
 
 
-def trained(algorithm, rounds=1):
-    """Return (simulation, state, cohort's messages, what the server knows) of the round after
-    `rounds`."""
-    simulation = make_simulation(algorithm)
-    state = play(simulation, rounds)
-    cohort = assemble(simulation, state, rounds + 1)
-    engine = ENGINES["sequential"]
-    result = engine.train(
-        Shared(algorithm, simulation.runtime, broadcast(simulation, state), 0.1), cohort, False
-    )
-    return state, result.messages, describe(simulation, state, cohort, result)
-
-
 def test_fedexp_step_size_by_hand():
-    state, messages, about = trained(FedExPStep(eps=1e-3))
+    _, state, trained, about = trained_round(FedExPStep(eps=1e-3))
+    messages = trained.messages
     start = flat(state.server["params"])
     updates = [
         flat({k: v[i] for k, v in messages["params"].items()}) - start
@@ -323,9 +303,9 @@ def test_fedexp_step_size_by_hand():
         2 * (mean @ mean + 1e-3)
     )
     new = FedExPStep(eps=1e-3).aggregate(state.server, messages, about)["params"]
-    torch.testing.assert_close(flat(new), start + max(1.0, float(spread)) * mean)
+    assert_close(flat(new), start + max(1.0, float(spread)) * mean)
     small = FedExPStep(eps=1e9).aggregate(state.server, messages, about)["params"]
-    torch.testing.assert_close(small, FedAvg().aggregate(state.server, messages, about)["params"])
+    assert_close(small, FedAvg().aggregate(state.server, messages, about)["params"])
 
 
 def test_fedspeed_and_fedsmoo_server_steps_by_hand():
@@ -333,16 +313,17 @@ def test_fedspeed_and_fedsmoo_server_steps_by_hand():
         FedSpeed(rho=0.1, lambda_=0.5, alpha=1.0, clip=0.0),
         FedSMOO(rho=0.1, lambda_=0.5, clip=0.0),
     ):
-        state, messages, about = trained(algorithm)
+        _, state, trained, about = trained_round(algorithm)
+        messages = trained.messages
         server = algorithm.aggregate(state.server, messages, about)
         share, start = (about.weights / about.weights.sum()).double(), state.server["params"]
         for k, stacked in messages["params"].items():
             h = state.server["h"][k] + (stacked - start[k]).sum(0) / about.federation.num_clients
-            torch.testing.assert_close(server["h"][k], h)
-            torch.testing.assert_close(server["params"][k], torch.tensordot(share, stacked, 1) + h)
+            assert_close(server["h"][k], h)
+            assert_close(server["params"][k], torch.tensordot(share, stacked, 1) + h)
         if "s" in server:
             mean = flat({k: torch.tensordot(share, v, 1) for k, v in messages["dual"].items()})
-            torch.testing.assert_close(flat(server["s"]), 0.1 * mean / mean.norm())
+            assert_close(flat(server["s"]), 0.1 * mean / mean.norm())
 
 
 def test_fedgkd_keeps_the_last_global_models():
@@ -354,4 +335,4 @@ def test_fedgkd_keeps_the_last_global_models():
     )
     two, three = (play(simulation, rounds).server for rounds in (2, 3))
     expected = {k: (two["params"][k] + three["params"][k]) / 2 for k in three["params"]}
-    torch.testing.assert_close(method.broadcast(three)["teacher"], expected)
+    assert_close(method.broadcast(three)["teacher"], expected)

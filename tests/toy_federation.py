@@ -1,8 +1,7 @@
-"""A federation small enough for exact comparisons, assembled by `fedexp.training.prepare` from real
-classes in float64. What users check their algorithms with is in `fedexp.testing`.
+"""A small federation in float64, for exact comparisons. See also `fedexp.testing`.
 
-Five clients of 1 to 8 examples with batches of 4 make everything ragged: numbers of steps differ,
-last batches are partial, one client never fills a batch.
+Five clients have 1 to 8 examples, in batches of 4: numbers of steps differ, last batches are
+partial, and one client never fills a batch.
 """
 
 import copy
@@ -46,7 +45,7 @@ from fedexp.models import Model, Output
 from fedexp.models.cnn import CNN
 from fedexp.models.lora import LoRA
 from fedexp.models.own import OwnModel
-from fedexp.testing import ENGINES
+from fedexp.testing import ENGINES, train
 from fedexp.testing import PROCESS as PROCESS
 from fedexp.testing import assemble as assemble
 from fedexp.testing import play as play
@@ -61,7 +60,7 @@ CONF = Path(__file__).parents[1] / "conf"
 HARDWARE = {"device": "cpu", "engine": "auto", "precision": "fp32", "cuda_graphs": True}
 HARDWARE |= {"jobs_per_gpu": 1}
 HARDWARE |= dict.fromkeys(("workers", "threads", "chunk"))
-# what `make test` compares of every algorithm; the others carry the same values
+# engines that `make test` compares for every algorithm
 PAIR = ("sequential", "vectorised")
 engines_compared = pytest.mark.parametrize(
     "engines",
@@ -116,7 +115,7 @@ TWO_TASKS = ClassIncremental(
 
 
 class Noise(Dataset):
-    """40 training and 20 test images of 6 x 6 grey pixels in 4 classes, random."""
+    """40 training and 20 test images, with 6 x 6 random grey pixels and 4 classes."""
 
     def read(self) -> dict[str, Any]:
         rng = np.random.default_rng(7)
@@ -130,7 +129,7 @@ class Noise(Dataset):
 
 
 class Ragged(Partitioner):
-    """Clients of the given sizes; examples that are left over are unused."""
+    """Partition with the given sizes; the other examples are unused."""
 
     sizes: tuple[int, ...]
 
@@ -141,7 +140,7 @@ class Ragged(Partitioner):
 
 
 class Normed(Model):
-    """A model whose batch norm keeps running statistics, as torchvision's ResNets do."""
+    """A model whose batch norm has running statistics, like torchvision's ResNets."""
 
     mixes_examples: ClassVar[bool] = True
     vectorises: ClassVar[bool] = True
@@ -163,7 +162,7 @@ class NormedModule(nn.Module):
 
 
 class Unmoved(Normed):
-    """A model whose batch norm goes by the batch at hand in evaluation too, as that of resnet10."""
+    """A model whose batch norm uses batch statistics also in evaluation, like resnet10."""
 
     def build(self, shape: tuple[int, int, int], num_classes: int) -> nn.Module:
         module = super().build(shape, num_classes)
@@ -209,7 +208,7 @@ class Adapted(OwnModel):
 
 
 class AdaptedNormed(Adapted):
-    """The same with batch norm on the pixels."""
+    """Also with batch norm on the pixels."""
 
     def network(self, shape: tuple[int, int, int], num_classes: int) -> nn.Module:
         network = super().network(shape, num_classes)
@@ -235,7 +234,7 @@ def make_simulation(
     local_evaluation: LocalEvaluation = ALL_LOCAL,
     **settings: Any,
 ) -> Simulation:
-    """The small federation; `settings` are changes of SETTINGS."""
+    """Return a simulation of the small federation. `settings` are changes of SETTINGS."""
     data = {
         "name": "noise",
         "data_dir": "unused",
@@ -286,30 +285,49 @@ def describe(simulation: Simulation, state: State, cohort: Cohort, trained: Trai
     return one.describe(cohort, trained)
 
 
+def trained_round(
+    algorithm: FedAvg, number: int = 2, **changes: Any
+) -> tuple[Simulation, State, Trained, ServerRound]:
+    """Train the clients of round `number`.
+
+    Return the simulation, the state before the round, the clients' results, and the round as the
+    server's hooks receive it.
+    """
+    simulation = make_simulation(algorithm, **changes)
+    state = play(simulation, number - 1)
+    cohort = assemble(simulation, state, number)
+    trained = train(simulation.engine, simulation, state, cohort)
+    return simulation, state, trained, describe(simulation, state, cohort, trained)
+
+
 def assert_close(actual: Any, expected: Any, atol: float = 1e-12) -> None:
-    """Tensors, or trees of them, whose entries differ by at most `atol`."""
+    """Check that the entries of two trees of tensors differ by at most `atol`."""
     torch.testing.assert_close(actual, expected, rtol=0, atol=atol)
 
 
+def float64(values: Any) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.float64)
+
+
 def random(*shape: int, seed: int = 0) -> torch.Tensor:
-    """Standard normal numbers."""
+    """Return standard normal numbers in float64."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(*shape, generator=generator, dtype=torch.float64)
 
 
 def context(**given: Any) -> Context:
-    """What a hook of a client may read, empty but for what is given."""
+    """Return the context of a client's hooks, empty except for the given fields."""
     one = torch.ones((), dtype=torch.float64)
     return replace(Context({}, {}, {}, {}, {}, 0.1, one, LOCAL), **given)
 
 
 def leaves(params: Params) -> Params:
-    """Copies that gradients can be taken of."""
+    """Return copies of the parameters with requires_grad."""
     return {name: value.detach().clone().requires_grad_() for name, value in params.items()}
 
 
 def stepped(params: Params, loss: torch.Tensor, lr: float = 0.1) -> Params:
-    """Leaves after one step of plain gradient descent."""
+    """Return the leaves after one step of gradient descent."""
     grads = torch.autograd.grad(loss, list(params.values()))
     return leaves({k: v - lr * g for (k, v), g in zip(params.items(), grads, strict=True)})
 
@@ -319,7 +337,7 @@ def detached(params: Params) -> Params:
 
 
 def flat(params: Params) -> torch.Tensor:
-    """All parameters as one vector."""
+    """Return all parameters as one vector."""
     return torch.cat([params[name].flatten() for name in sorted(params)])
 
 
