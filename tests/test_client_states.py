@@ -16,7 +16,7 @@ from fedexp.algorithms.fedrep import FedRep
 from fedexp.algorithms.flashback import Flashback
 from fedexp.algorithms.interfaces import Needs
 from fedexp.algorithms.scaffold import Scaffold
-from fedexp.analysis.algorithm_costs import table
+from fedexp.analysis.algorithm_costs import requirements_table
 from fedexp.core import tree
 from fedexp.core.memory import free_memory, size_of
 from fedexp.models.resnet import BottleneckResNet
@@ -212,7 +212,7 @@ def test_each_client_counts_with_what_it_is_sent():
 def test_the_table_of_the_algorithms_page_is_current():
     text = (CONF.parent / "docs" / "algorithms" / "index.md").read_text(encoding="utf-8")
     shown = text.split("<!-- requirements -->\n")[1].split("\n<!-- /requirements -->")[0]
-    assert shown == table(CONF / "algorithm"), "fedexp requirements prints the table"
+    assert shown == requirements_table(CONF / "algorithm"), "fedexp requirements prints the table"
 
 
 # --- models with running statistics

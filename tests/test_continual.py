@@ -29,7 +29,7 @@ from fedexp.algorithms.lander import LANDER
 from fedexp.algorithms.lorm import LoRM
 from fedexp.algorithms.pilora import PILoRA
 from fedexp.algorithms.target import TARGET
-from fedexp.analysis.algorithm_costs import node_of
+from fedexp.analysis.algorithm_costs import read_option
 from fedexp.config.trust import find_class
 from fedexp.core import storage, tree
 from fedexp.core.errors import ConfigError
@@ -232,7 +232,7 @@ every_row = pytest.mark.parametrize(
 
 def test_every_algorithm_has_a_row():
     """The row is here, or in test_algorithms if the algorithm needs no tasks."""
-    targets = {node_of(path)["_target_"] for path in (CONF / "algorithm").glob("*.yaml")}
+    targets = {read_option(path)["_target_"] for path in (CONF / "algorithm").glob("*.yaml")}
     classes = {find_class(target, "algorithm") for target in targets}
     for_tasks = {cls for cls in classes if "none" not in cls.scenarios}
     assert for_tasks == {row.cls for row in EVERY}
@@ -805,7 +805,7 @@ def test_dmc_keeps_new_model_and_student_separate():
 def test_centralised_dmc_starts_both_models_from_the_old_one():
     """With the shipped option (as in CFeD's released code), at the beginning of task 2 with one
     round per task."""
-    node = node_of(CONF / "algorithm/dmc.yaml")
+    node = read_option(CONF / "algorithm/dmc.yaml")
     del node["_target_"]
     simulation = stream(FedDMC(**node), scenario=replace(TWO_TASKS, rounds_per_task=1), rounds=1)
     algorithm, state = simulation.algorithm, play(simulation, 1)

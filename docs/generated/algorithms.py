@@ -11,8 +11,7 @@ from typing import Any, Literal, get_args, get_origin
 import yaml
 
 from fedexp.algorithms.base import FedAvg
-from fedexp.analysis.algorithm_costs import node_of
-from fedexp.analysis.algorithm_costs import table as requirements_table
+from fedexp.analysis.algorithm_costs import read_option, requirements_table
 from fedexp.cli.help import description
 from fedexp.config.options import list_options
 from fedexp.config.values import make_target
@@ -35,7 +34,7 @@ def builds_on(name: str) -> str | None:
 @cache
 def algorithm(name: str) -> FedAvg:
     """With the defaults of its yaml."""
-    return make_target(node_of(algorithm_file(name)), "algorithm", FedAvg)
+    return make_target(read_option(algorithm_file(name)), "algorithm", FedAvg)
 
 
 def field_comments(schema: type) -> dict[str, str]:

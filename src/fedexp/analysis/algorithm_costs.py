@@ -38,7 +38,7 @@ def rows(folder: Path) -> Iterator[tuple[str, Needs]]:
     Centralised algorithms are omitted, since they exchange nothing.
     """
     for path in sorted(folder.glob("*.yaml")):
-        node = node_of(path)
+        node = read_option(path)
         if node.get("paradigm") == "centralized":
             continue
         first: dict[str, Any] = {}
@@ -49,36 +49,36 @@ def rows(folder: Path) -> Iterator[tuple[str, Needs]]:
             yield name, make_target(node | changes, "algorithm", FedAvg).needs
 
 
-def node_of(path: Path) -> dict[str, Any]:
+def read_option(path: Path) -> dict[str, Any]:
     """Return the content of an option's file, merged with the options in its defaults."""
     node: Any = OmegaConf.to_container(OmegaConf.load(path))
     before: dict[str, Any] = {}
     for name in node.pop("defaults", ()):
-        before |= {} if name == "_self_" else node_of(path.with_name(f"{name}.yaml"))
+        before |= {} if name == "_self_" else read_option(path.with_name(f"{name}.yaml"))
     return before | node
 
 
-def models(number: float) -> str:
+def format_size(number: float) -> str:
     """Format a multiple of the model's size |w|."""
     return "-" if number == 0 else "|w|" if number == 1 else f"{number:g} |w|"
 
 
-def computation(needs: Needs) -> str:
+def describe_computation(needs: Needs) -> str:
     """Return the computation that is needed in addition to one gradient per step."""
     gradients = needs.gradients if needs.gradients != 1 else 0
     of_cohort, others = needs.server_teachers
     teachers = f"|S| + {others}" if of_cohort and others else "|S|" * of_cohort or others
     parts = [
-        (numbered(gradients, "gradient"), numbered(needs.teachers, "teacher"), "a step"),
+        (count_noun(gradients, "gradient"), count_noun(needs.teachers, "teacher"), "a step"),
         (
-            numbered(needs.gradient_passes, "gradient pass"),
-            numbered(needs.forward_passes, "forward pass"),
+            count_noun(needs.gradient_passes, "gradient pass"),
+            count_noun(needs.forward_passes, "forward pass"),
             "a round",
         ),
         (needs.work, "", ""),
         (
-            numbered(teachers, "teacher"),
-            numbered(needs.server_passes, "gradient pass") or needs.server_work,
+            count_noun(teachers, "teacher"),
+            count_noun(needs.server_passes, "gradient pass") or needs.server_work,
             "on the server",
         ),
     ]
@@ -86,22 +86,23 @@ def computation(needs: Needs) -> str:
     return "; ".join(f"{what} {where}".strip() for what, where in texts if what)
 
 
-def numbered(number: int | str, noun: str) -> str:
+def count_noun(number: int | str, noun: str) -> str:
     """Return a number and its noun, such as `2 passes`; "" for zero."""
     plural = "" if number == 1 else "es" if noun.endswith("s") else "s"
     return f"{number} {noun}{plural}" if number else ""
 
 
-def line(cells: tuple[str, ...]) -> str:
+def table_row(cells: tuple[str, ...]) -> str:
     return "| " + " | ".join(cell.replace("|", "\\|") or "-" for cell in cells) + " |"
 
 
-def table(folder: Path) -> str:
-    lines = [line(HEAD), "|" + " --- |" * len(HEAD)]
+def requirements_table(folder: Path) -> str:
+    lines = [table_row(HEAD), "|" + " --- |" * len(HEAD)]
     for name, needs in rows(folder):
-        traffic = f"{models(needs.up)} / {models(needs.down)}" if needs.up or needs.down else ""
+        sizes = f"{format_size(needs.up)} / {format_size(needs.down)}"
+        traffic = sizes if needs.up or needs.down else ""
         unsent = needs.unsent and f"without {needs.unsent}"
         traffic = "; ".join(part for part in (traffic, needs.small, unsent) if part)
         kept = needs.client_state, needs.server_state
-        lines.append(line((name, *kept, traffic, needs.data, computation(needs))))
+        lines.append(table_row((name, *kept, traffic, needs.data, describe_computation(needs))))
     return "\n".join(lines)

@@ -82,7 +82,7 @@ def read_parts(run: RunDirectory, data_dir: str | None = None) -> Parts:
     except ConfigError as error:
         raise ConfigError(f"{where}: {error}") from error
     classes = number_of_classes(run)
-    tasks = tasks_of(scenario, classes, seeds.partition)
+    tasks = task_classes(scenario, classes, seeds.partition)
     return Parts(model, algorithm, scenario, dataset, tasks, classes, seeds)
 
 
@@ -115,7 +115,7 @@ def number_of_classes(run: RunDirectory) -> int:
     return len(names)
 
 
-def tasks_of(scenario: Scenario, num_classes: int, seed: int) -> tuple[tuple[int, ...], ...]:
+def task_classes(scenario: Scenario, num_classes: int, seed: int) -> tuple[tuple[int, ...], ...]:
     """Return the classes of each task, as drawn in the run."""
     if isinstance(scenario, ClassIncremental):
         return tuple(map(tuple, scenario.split_classes(num_classes, generator_for(seed, "tasks"))))

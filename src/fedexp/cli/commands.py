@@ -300,11 +300,11 @@ def requirements(parser: ArgumentParser, arguments: Sequence[str]) -> int:
     The output is the table of docs/algorithms/index.md. It extends FedNTD's Table 6 (statefulness,
     communication, extra data) to all algorithms, using the `needs` that they declare.
     """
-    from fedexp.analysis.algorithm_costs import table
+    from fedexp.analysis.algorithm_costs import requirements_table
     from fedexp.config.options import conf_directory
 
     parse_arguments(parser, arguments)
-    print(table(conf_directory() / "algorithm"))
+    print(requirements_table(conf_directory() / "algorithm"))
     return 0
 
 

@@ -76,12 +76,12 @@ class OwnModel(Model):
                 f"model.head={head}: has {layer.out_features} outputs; must have {num_classes}, one"
                 " per class"
             )
-        if layer.weight.is_meta or not is_image(shape):
+        if layer.weight.is_meta or not is_image_shape(shape):
             return split_head(network, head, reading)
         x = torch.ones(2, *shape)
-        expected = logits_of(network, x, reading)
+        expected = compute_logits(network, x, reading)
         split = split_head(network, head, reading)
-        if not returns(split, x, expected):
+        if not has_same_output(split, x, expected):
             raise ConfigError(
                 f"model.head={head}: is not the last layer; the network changes the output of this"
                 " layer"
@@ -98,12 +98,12 @@ def split_head(network: nn.Module, head: str, reading: "Reading | None" = None) 
     return Headed(network, layer, reading)
 
 
-def is_image(shape: Any) -> bool:
+def is_image_shape(shape: Any) -> bool:
     return isinstance(shape, tuple) and [type(side) for side in shape] == [int] * 3
 
 
 @torch.no_grad()
-def logits_of(network: nn.Module, x: Tensor, reading: "Reading | None") -> Any:
+def compute_logits(network: nn.Module, x: Tensor, reading: "Reading | None") -> Any:
     """Return the output of a network in eval mode for x.
 
     Raises ConfigError if the network cannot process x.
@@ -118,7 +118,7 @@ def logits_of(network: nn.Module, x: Tensor, reading: "Reading | None") -> Any:
 
 
 @torch.no_grad()
-def returns(split: "Headed", x: Tensor, expected: Any) -> bool:
+def has_same_output(split: "Headed", x: Tensor, expected: Any) -> bool:
     """Return whether the separated head, applied to its features [B, D], returns the expected
     logits."""
     split.eval()

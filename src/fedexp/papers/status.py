@@ -13,7 +13,7 @@ from hydra import compose, initialize_config_dir
 
 from fedexp.algorithms.base import FedAvg
 from fedexp.analysis import layout
-from fedexp.analysis.algorithm_costs import node_of
+from fedexp.analysis.algorithm_costs import read_option
 from fedexp.analysis.sweep import Sweep, cell_of
 from fedexp.config.options import conf_directory
 from fedexp.config.values import make_target
@@ -101,7 +101,7 @@ def workload(overrides: frozenset[str]) -> dict[str, Any]:
     setting = frozenset(text for text in overrides if not text.startswith("algorithm"))
     config = composed(setting)
     choices = config.hydra.runtime.choices
-    node = node_of(conf_directory() / "algorithm" / f"{algorithm}.yaml")
+    node = read_option(conf_directory() / "algorithm" / f"{algorithm}.yaml")
     data = [choices["dataset"], *(config.scenario.get("domains") or ())]
     if make_target(dict(node), "algorithm", FedAvg).needs.surrogate and config.surrogate.dataset:
         data.append(config.surrogate.dataset)

@@ -66,11 +66,14 @@ def round_measurements(
         start=start,
         start_accuracy=accuracy,
         local=local,
-        epochs=epochs_of(runtime, federation, result),
+        epochs=local_epoch_accuracies(runtime, federation, result),
         gradients=lambda: local_gradients(
             runtime, result.sent, [federation.parts[client] for client in clients]
         ),
-        features=lambda: (features_of(runtime, state.server), features_of(runtime, server)),
+        features=lambda: (
+            test_set_features(runtime, state.server),
+            test_set_features(runtime, server),
+        ),
     )
 
 
@@ -81,7 +84,7 @@ def is_same(one: Params, other: Params) -> bool:
     )
 
 
-def epochs_of(
+def local_epoch_accuracies(
     runtime: ClientRuntime, federation: Federation, result: CohortResult
 ) -> Epochs | None:
     """Return the accuracies of local models at the tested epochs; None if none was tested."""
@@ -100,7 +103,7 @@ def epochs_of(
     )
 
 
-def features_of(runtime: ClientRuntime, model: Tree) -> torch.Tensor:
+def test_set_features(runtime: ClientRuntime, model: Tree) -> torch.Tensor:
     """Return a model's features of the test examples, [n, D]. model: `params` and `buffers`."""
     runtime = runtime.tested_on(runtime.views[0])
     runtime.net.set_buffers(model["buffers"])

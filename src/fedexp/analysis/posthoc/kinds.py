@@ -62,7 +62,7 @@ class Result:
         return [*self.lines, *(f"  {display_path(path)}" for path in paths)]
 
 
-def subject_of(
+def selected_subject(
     run: RunDirectory, options: Namespace, number: int | None, client: int | None = None
 ) -> Subject:
     """Return the model and the examples that the options select."""
@@ -96,11 +96,11 @@ def loss_plane(run: RunDirectory, options: Namespace) -> Iterator[Result]:
     """
     if options.directions == "models":
         number = last_local_round(run) if options.round is None else options.round
-        subject = subject_of(run, options, number)
+        subject = selected_subject(run, options, number)
         models = chosen_models(run, subject.model.round, options.models)
         plane = planes.model_plane(subject, models, options.points)
     else:
-        subject = subject_of(run, options, options.round, options.client)
+        subject = selected_subject(run, options, options.round, options.client)
         plane = planes.plane_around(
             subject, options.directions, options.points, options.span, options.seed
         )
@@ -159,7 +159,7 @@ def noise(run: RunDirectory, options: Namespace) -> Iterator[Result]:
 
     The columns are draw, strength, loss, accuracy.
     """
-    subject = subject_of(run, options, options.round, options.client)
+    subject = selected_subject(run, options, options.round, options.client)
     found = selected_noise(subject, options)
     draws, strengths = np.indices(found.loss.shape)
     columns = {"draw": draws, "strength": found.strengths[strengths]}
@@ -189,7 +189,7 @@ def hessian(run: RunDirectory, options: Namespace) -> Iterator[Result]:
 
     The columns are number, eigenvalue, residual.
     """
-    subject = subject_of(run, options, options.round, options.client)
+    subject = selected_subject(run, options, options.round, options.client)
     found = largest_eigenvalues(subject, options.eigenvalues, options.seed, options.tolerance)
     numbers = np.arange(1, len(found.values) + 1)
     table = pd.DataFrame(
@@ -210,7 +210,7 @@ def hypersphere(run: RunDirectory, options: Namespace) -> Iterator[Result]:
     The columns are model, class, angle, density. The arrays contain the examples' angles.
     """
     for number in rounds_to_show(run, options.round):
-        subject = subject_of(run, options, number)
+        subject = selected_subject(run, options, number)
         models = models_of_round(run, number, options.clients)
         angles, labels = features.circle_angles(subject, models), subject.labels
         names = [model_name(model) for model in models]
@@ -265,7 +265,7 @@ def comparable_subjects(
     runs: Mapping[str, RunDirectory], options: Namespace, number: int
 ) -> dict[str, Subject]:
     """Return label -> subject for a round. Raises ConfigError if the runs' examples differ."""
-    subjects = {label: subject_of(run, options, number) for label, run in runs.items()}
+    subjects = {label: selected_subject(run, options, number) for label, run in runs.items()}
     features.require_same_examples(list(subjects.values()))
     return subjects
 
@@ -276,7 +276,7 @@ def neurons(run: RunDirectory, options: Namespace) -> Iterator[Result]:
     The columns are model, neuron, class.
     """
     for number in rounds_to_show(run, options.round):
-        subject = subject_of(run, options, number)
+        subject = selected_subject(run, options, number)
         found = preferred_classes(subject)
         size = found.classes.shape[1]
         frames = [

@@ -32,7 +32,7 @@ def noise_result(run: RunDirectory, options: Mapping[str, Any]) -> tuple[NoiseCu
     Raises ConfigError if the model was not kept.
     """
     given = with_defaults(run, "noise", options)
-    subject = kinds.subject_of(run, given, given.round, given.client)
+    subject = kinds.selected_subject(run, given, given.round, given.client)
     return kinds.selected_noise(subject, given), model_name(subject.model)
 
 
