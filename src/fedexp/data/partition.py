@@ -214,8 +214,10 @@ class Sharding(Partitioner):
     ) -> Assigned:
         per_client = self.shards_per_client
         shards, remainder = divmod(per_client * num_clients, num_classes)
-        words = f"such that its product with num_clients={num_clients} is a multiple of the"
-        words += f" {num_classes} classes"
+        words = (
+            f"such that its product with num_clients={num_clients} is a multiple of the"
+            f" {num_classes} classes"
+        )
         require(not remainder, "shards_per_client", per_client, words)
         sizes = np.bincount(labels, minlength=num_classes)
         if sizes.min() < shards:

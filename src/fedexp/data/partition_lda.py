@@ -3,6 +3,8 @@
 FedNTD calls it LDA, MOON and FedKA call it Dir, and FedAlign uses it as well.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from fedexp.core.errors import ConfigError, require
@@ -75,21 +77,19 @@ class LDA(Partitioner):
         most = len(labels) // num_clients
         words = f"at most {most}, the training examples per client"
         require(self.min_size <= most, "min_size", self.min_size, words)
-        class_sizes, largest = np.bincount(labels, minlength=num_classes), 0
+        members = [np.flatnonzero(labels == c) for c in range(num_classes)]
+        class_sizes, largest = np.array([len(numbers) for numbers in members]), 0
         legacy = None if self.numpy_seed is None else np.random.RandomState(self.numpy_seed)
         for draws in range(1, self.max_draws + 1):
             if legacy is None:
                 sizes = draw_sizes(class_sizes, num_clients, self.alpha, self.balance, rng)
+                orders = []
             else:
-                sizes, orders = self._draw_released(labels, class_sizes, num_clients, legacy)
+                sizes, orders = self._draw_released(members, num_clients, legacy)
             smallest = int(sizes.sum(0).min())
             if smallest >= self.min_size:
-                if legacy is None:
-                    members = [np.flatnonzero(labels == c) for c in range(num_classes)]
-                    orders = [rng.permutation(numbers) for numbers in members]
-                edges = np.cumsum(sizes, axis=1)[:, :-1]
-                piles = [np.split(order, row) for order, row in zip(orders, edges, strict=True)]
-                return list(map(np.concatenate, zip(*piles, strict=True))), {"draws": draws}
+                orders = orders or [rng.permutation(numbers) for numbers in members]
+                return divide(orders, sizes), {"draws": draws}
             largest = max(largest, smallest)
         raise ConfigError(
             f"partition=dirichlet alpha={self.alpha:g} num_clients={num_clients}: none of"
@@ -99,23 +99,29 @@ class LDA(Partitioner):
         )
 
     def _draw_released(
-        self,
-        labels: np.ndarray,
-        class_sizes: np.ndarray,
-        num_clients: int,
-        rng: np.random.RandomState,
+        self, members: Sequence[np.ndarray], num_clients: int, rng: np.random.RandomState
     ) -> tuple[np.ndarray, list[np.ndarray]]:
         """Shuffle each class and draw its proportions in turn, with one of numpy's legacy
         generators.
 
+        members: each class's examples.
+
         Return the number of examples of each class per client [C, K], and each class's examples
         in shuffled order.
         """
-        sizes = np.zeros((len(class_sizes), num_clients), dtype=np.int64)
-        cap = len(labels) / num_clients if self.balance else np.inf
-        orders = [np.flatnonzero(labels == c) for c in range(len(class_sizes))]
-        for c in np.flatnonzero(class_sizes):
-            rng.shuffle(orders[c])
-            q = rng.dirichlet(np.repeat(self.alpha, num_clients))
-            sizes[c] = cut_class(class_sizes[c], q * (sizes.sum(0) < cap))
+        sizes = np.zeros((len(members), num_clients), dtype=np.int64)
+        cap = sum(map(len, members)) / num_clients if self.balance else np.inf
+        orders = [numbers.copy() for numbers in members]
+        for c, order in enumerate(orders):
+            if len(order):
+                rng.shuffle(order)
+                q = rng.dirichlet(np.repeat(self.alpha, num_clients))
+                sizes[c] = cut_class(len(order), q * (sizes.sum(0) < cap))
         return sizes, orders
+
+
+def divide(orders: Sequence[np.ndarray], sizes: np.ndarray) -> list[np.ndarray]:
+    """Return each client's examples: those of each class are cut, in order, into sizes [C, K]."""
+    edges = np.cumsum(sizes, axis=1)[:, :-1]
+    piles = [np.split(order, row) for order, row in zip(orders, edges, strict=True)]
+    return [np.concatenate(parts) for parts in zip(*piles, strict=True)]
