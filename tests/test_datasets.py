@@ -542,15 +542,15 @@ def test_class_folders_must_agree(tmp_path):
 @pytest.fixture
 def decoded(monkeypatch) -> list[int]:
     """Return a list of the number of images in each decoding."""
-    from fedexp.data import image_files
+    from fedexp.data import datasets
 
-    calls, original = [], image_files.decode
+    calls, original = [], datasets.decode
 
     def counting(files, *args):
         calls.append(len(files))
         return original(files, *args)
 
-    monkeypatch.setattr(image_files, "decode", counting)
+    monkeypatch.setattr(datasets, "decode", counting)
     return calls
 
 

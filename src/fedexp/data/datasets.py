@@ -28,10 +28,10 @@ from fedexp.data.image_files import (
     MODES,
     Tree,
     class_folders,
+    decode,
     draw_test_part,
     label_files,
     list_images,
-    load_images,
     scan_tree,
     scan_undivided,
     stratified_split,
@@ -141,6 +141,21 @@ class Dataset(DataSource):
         content = [file.stamp(self.data_dir) for file in self.files]
         return load_cached(self.data_dir, self.name, content, options, build)
 
+    def read_tree(self, tree: Tree, size: int | None = None) -> Arrays:
+        """Return the decoded images of a tree, resized if `size` is given, from the cache if
+        possible.
+        """
+        train, test = ([label for _, label in part] for part in (tree.train, tree.test))
+
+        def build() -> Arrays:
+            x, n = decode(tree.files, self.channels, size), len(train)
+            return make_arrays((x[:n], train), (x[n:], test), tree.classes)
+
+        content = [file.stamp(self.data_dir) for file in tree.files]
+        content += [f"train {train} test {test} classes {list(tree.classes)}"]
+        options = {"channels": self.channels, "size": size}
+        return load_cached(self.data_dir, self.name, content, options, build)
+
     def image_tree(self) -> Path | None:
         """Return `<data_dir>/<name>` if it is a tree of train and test images, else None."""
         root = Path(self.data_dir, self.name)
@@ -209,7 +224,7 @@ class TorchvisionDataset(Published, Dataset):
 
     def read(self) -> Arrays:
         if self.tree is not None:
-            return load_images(self.data_dir, self.name, self.tree, self.channels)
+            return self.read_tree(self.tree)
         self.fetch_missing()
         return self.cached(self.archive.read)
 
@@ -249,8 +264,7 @@ class ImageFiles(Dataset):
     def read(self) -> Arrays:
         if isinstance(self, Published):
             self.fetch_missing()
-        size = getattr(self, "size", None)
-        return load_images(self.data_dir, self.name, self.tree, self.channels, size)
+        return self.read_tree(self.tree, getattr(self, "size", None))
 
 
 class ImageFolder(ImageFiles):

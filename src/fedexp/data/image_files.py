@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fedexp.core.errors import ConfigError
-from fedexp.data.cache import Arrays, load_cached, make_arrays
 from fedexp.data.marks import SourceFile, map_in_threads
 
 if TYPE_CHECKING:
@@ -190,21 +189,6 @@ def draw_test_part(tree: Tree, test_fraction: float, seed: int) -> Tree:
     labels = np.array([label for _, label in files])
     train, test = stratified_split(labels, test_fraction, seed)
     return Tree([files[i] for i in train], [files[i] for i in test], tree.classes)
-
-
-def load_images(
-    data_dir: str, name: str, tree: Tree, channels: int, size: int | None = None
-) -> Arrays:
-    """Return the decoded arrays of image files, from the cache if possible."""
-    train, test = ([label for _, label in part] for part in (tree.train, tree.test))
-
-    def build() -> Arrays:
-        x, n = decode(tree.files, channels, size), len(train)
-        return make_arrays((x[:n], train), (x[n:], test), tree.classes)
-
-    content = [file.stamp(data_dir) for file in tree.files]
-    content += [f"train {train} test {test} classes {list(tree.classes)}"]
-    return load_cached(data_dir, name, content, {"channels": channels, "size": size}, build)
 
 
 def decode(files: Sequence[SourceFile], channels: int, size: int | None) -> np.ndarray:
