@@ -78,12 +78,13 @@ class LDA(Partitioner):
         words = f"at most {most}, the training examples per client"
         require(self.min_size <= most, "min_size", self.min_size, words)
         members = [np.flatnonzero(labels == c) for c in range(num_classes)]
-        class_sizes, largest = np.array([len(numbers) for numbers in members]), 0
+        class_sizes = np.array([len(numbers) for numbers in members])
+        orders: list[np.ndarray] = []
+        largest = 0
         legacy = None if self.numpy_seed is None else np.random.RandomState(self.numpy_seed)
         for draws in range(1, self.max_draws + 1):
             if legacy is None:
                 sizes = draw_sizes(class_sizes, num_clients, self.alpha, self.balance, rng)
-                orders = []
             else:
                 sizes, orders = self._draw_released(members, num_clients, legacy)
             smallest = int(sizes.sum(0).min())
