@@ -170,7 +170,7 @@ participation=0 => participation=0.0: must be greater than 0 and at most 1
 rounds=0 => rounds=0: must be at least 1
 augment=maybe => augment=maybe: must be true or false
 targets=[50] => targets=[50.0]: must be a list of numbers greater than 0 and at most 1
-targets=0.5 => targets=0.5: must be a list of values that are each a number
+targets=0.5 => targets=0.5: must be a list of values, each a number
 hardware.threads=0 => hardware.threads=0: must be at least 1 and at most 1024, or null
 hardware.precision=fp61 => hardware.precision=fp61: must be one of auto, fp32, tf32, bf16, fp64
 weighting=example => weighting=example: must be one of examples, uniform (nearest: 'examples')
@@ -182,7 +182,7 @@ algorithm=fedprox +algorithm.muu=1 => algorithm.muu: no such key (nearest: 'mu')
 algorithm=fedprox ~algorithm.mu => algorithm.mu: is missing
 algorithm._target_=fedexp.engine.hardware.FedAvg => ...: cannot be imported
 algorithm._target_=fedexp.core.tree.map => ...: must be a dataclass
-algorithm._target_=os.system => algorithm._target_=os.system: lies outside fedexp
+algorithm._target_=os.system => algorithm._target_=os.system: is not a class of fedexp
 +dataset.augmentation.flop=true => dataset.augmentation.flop: no such key (nearest: 'flip')
 dataset.augmentation.cutout=-1 => dataset.augmentation.cutout=-1: must be at least 0
 dataset.std=[0] => dataset.std=[0.0]: must be greater than 0
@@ -279,16 +279,16 @@ def test_values_are_converted(annotation, value, expected):
         (float, True, "key=True: must be a number"),
         (bool, 2.5, "key=2.5: must be true or false"),
         (bool, 2, "key=2: must be true or false"),
-        (str, None, "key=None: must be a text"),
-        (str, ["a"], "key=['a']: must be a text"),
+        (str, None, "key=None: must be a string"),
+        (str, ["a"], "key=['a']: must be a string"),
         (int | None, "a", "key=a: must be an integer, or null"),
         (
             list[float],
             1.0,
-            "key=1.0: must be a list of values that are each a number, such as [1.0]",
+            "key=1.0: must be a list of values, each a number, such as [1.0]",
         ),
-        (list[float], ["a"], "key=['a']: must be a list of values that are each a number"),
-        (tuple[int, ...], [1.5], "key=[1.5]: must be a list of values that are each an integer"),
+        (list[float], ["a"], "key=['a']: must be a list of values, each a number"),
+        (tuple[int, ...], [1.5], "key=[1.5]: must be a list of values, each an integer"),
     ],
 )
 def test_wrong_types_are_refused_in_words(annotation, value, message):
@@ -312,7 +312,9 @@ def test_algorithm_of_another_package(tmp_path, monkeypatch):
     (tmp_path / "their_package.py").write_text(THEIRS)
     monkeypatch.syspath_prepend(tmp_path)
     target = "algorithm._target_=their_package.Theirs"
-    assert errors_of(target, "+algorithm.rho=2")[0].startswith(f"{target}: lies outside fedexp")
+    assert errors_of(target, "+algorithm.rho=2")[0].startswith(
+        f"{target}: is not a class of fedexp"
+    )
     assert "their_package" not in sys.modules
     option = tmp_path / "conf_mine" / "algorithm" / "theirs.yaml"
     option.parent.mkdir(parents=True)

@@ -65,7 +65,7 @@ DAMAGES = {  # what happens, to which file of the latest state, and what is said
     "rows lost": (
         lambda path: os.truncate(path, path.stat().st_size - 1),
         "rounds.csv",
-        "shorter than",
+        "has fewer bytes than",
     ),
     "rows changed": (turn_the_last_digit, "rounds.csv", "changed since"),
 }
@@ -99,7 +99,7 @@ def test_two_damaged_checkpoints_are_both_named(undisturbed, tmp_path):
         cut(directory / name)
     with pytest.raises(
         ConfigError,
-        match=r"(?s)latest\.pt: damaged.*previous\.pt: damaged.*remove .*to begin again",
+        match=r"(?s)latest\.pt: damaged.*previous\.pt: damaged.*remove .*to start again",
     ):
         checkpoint.load(directory)
     shutil.rmtree(directory / "checkpoint")
@@ -386,7 +386,9 @@ def test_checkpoint_of_another_run_counts_as_damaged(name, undisturbed, tmp_path
     assert re.search(words, saved.problem), saved.problem
     assert saved.state["round"] == ROUNDS - 1
     shutil.copy(directory / files.CHECKPOINT, directory / files.PREVIOUS)
-    with pytest.raises(ConfigError, match=r"(?s)no checkpoint is whole; remove .*to begin again"):
+    with pytest.raises(
+        ConfigError, match=r"(?s)no checkpoint can be read; remove .*to start again"
+    ):
         checkpoint.load(directory, check)
 
 

@@ -176,7 +176,7 @@ def test_a_table_has_one_run_of_those_that_differ_in_their_code(plug, tmp_path, 
             run.directory.name for run in without_outdated(SweepDirectory(tmp_path / "sweep").jobs)
         ] == ["run0", "run2"]
     assert (
-        "runs left out, since the code of your own classes or the data were others: 1"
+        "runs left out because the code of your own classes or the data have changed: 1"
         in caplog.text
     )
     (plug / "helper.py").write_text(codes[1])

@@ -89,7 +89,7 @@ FOUR = [0, 1, 2, 3]
         ("file.json", GOOD | {"2": [0, 1, 2, -1]}, "round 2: client -1 is out of range 0 to 4"),
         ("file.json", GOOD | {"2": [0, 1, 2, True]}, "round 2: client true is not an integer"),
         ("file.json", GOOD | {"2": [0, 1, 1, 2]}, "round 2: client 1 appears twice"),
-        ("file.json", GOOD | {"2": [0, 1, 2]}, "round 2: has 3 clients.*is 4.*participation=0.6"),
+        ("file.json", GOOD | {"2": [0, 1, 2]}, "round 2: has 3 clients.*have 4.*participation=0.6"),
         ("file.csv", "round,who\n1,2\n", "columns round and client"),
         ("file.csv", "round,client\n1,two\n", "columns round and client.*two"),
         (
@@ -114,5 +114,5 @@ def test_resumed_run_keeps_cohorts(tmp_path):
     write(tmp_path / "clients.csv", table)
     check_completed_rounds(tmp_path, ASCENDING, 2)
     check_completed_rounds(tmp_path, None, 2)
-    with pytest.raises(ConfigError, match="other clients for round 2"):
+    with pytest.raises(ConfigError, match="the clients of round 2"):
         check_completed_rounds(tmp_path, ASCENDING | {2: [0, 2, 3, 4]}, 2)

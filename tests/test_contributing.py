@@ -83,7 +83,7 @@ def test_algorithm(workplace: Path, reference: pd.DataFrame):
         workplace / "mine" / "smoothed.py",
         workplace / "conf_mine" / "algorithm" / "smoothed.yaml",
     )
-    said = f"not fedexp's own code: mine.smoothed.Smoothed from {source}, named in {option}"
+    said = f"class outside fedexp: mine.smoothed.Smoothed from {source}, named in {option}"
     assert said in done.stderr
     assert said in (workplace / "smoothed" / "run.log").read_text(encoding="utf-8")
     smoothed = rounds(workplace / "smoothed")

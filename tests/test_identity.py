@@ -247,7 +247,7 @@ def test_what_a_directory_notes(tmp_path):
     labels = data.y_train.clone()
     labels[0] = 1 - labels[0]
     with pytest.raises(
-        ConfigError, match=r"the data are not those .*\n  labels: \w+ there, \w+ now"
+        ConfigError, match=r"the data have changed .*\n  labels: \w+ there, \w+ now"
     ):
         origin.check_data(
             tmp_path, {}, values | {"accept_changed_data": True}, replace(data, y_train=labels)

@@ -344,7 +344,7 @@ def test_failed_run_records_error(tmp_path):
         assert failed.status == "failed"
         assert "the aggregation broke" in (tmp_path / "run" / "error.txt").read_text()
         assert failed.model(0).network is not None  # of the initial model, which was saved
-        with pytest.raises(ConfigError, match=r"lies outside fedexp; .*in Python config_dir="):
+        with pytest.raises(ConfigError, match=r"is not a class of fedexp; .*in Python config_dir="):
             fedexp.load_run(tmp_path / "run").model(0)
     finally:
         sys.path.remove(str(tmp_path))
@@ -599,7 +599,8 @@ def test_foreign_class_is_not_called(run, tmp_path):
         run, tmp_path / "a", model={"_target_": "subprocess.Popen", "args": ["touch", "x"]}
     )
     with pytest.raises(
-        ConfigError, match=r"config\.yaml: model\._target_=subprocess\.Popen: lies outside fedexp"
+        ConfigError,
+        match=r"config\.yaml: model\._target_=subprocess\.Popen: is not a class of fedexp",
     ):
         fedexp.load_run(other).model()
 

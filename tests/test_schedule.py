@@ -144,7 +144,7 @@ def test_schedule_options_become_partitions():
         ("schedule.partition=[iid]", "schedule.partition"),
         (
             "schedule.partition={1:iid}",
-            "schedule.partition: 1 is not a round in which something can change (2, 3, ...)",
+            "schedule.partition: 1 must be a round from 2 on",
         ),
         (
             "schedule.partition={5:{name:ldaa}}",

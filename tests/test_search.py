@@ -62,11 +62,11 @@ def test_objective_must_be_a_finite_number():
     ("name", "views", "words"),
     [
         ("validation_acuracy", ("validation",), r"nearest: 'validation_accuracy'"),
-        ("accuracy", ("validation",), "not evaluated there; it needs evaluate_on=both"),
+        ("accuracy", ("validation",), "needs evaluate_on=both"),
         (
             "validation_forgetting",
             ("plain",),
-            r"it needs a validation set \(validation\.fraction=0\.1\)",
+            r"needs a validation set \(validation\.fraction=0\.1\)",
         ),
     ],
 )

@@ -440,7 +440,7 @@ def test_run_waits_for_a_short_lock(tmp_path):
 
 def test_one_process_at_a_time(tmp_path):
     assert not is_occupied(tmp_path)
-    message = r"process \d+ on .* is working there"
+    message = r"process \d+ on .* is using this directory"
     with occupied(tmp_path):
         assert is_occupied(tmp_path)
         with pytest.raises(Occupied, match=message), occupied(tmp_path):

@@ -71,7 +71,7 @@ def test_a_preset_in_the_run_directory_is_not_reached(fedexp, theirs, node, comp
         (theirs / "config.yaml").unlink()
     refused(
         fedexp("resume=theirs"),
-        "is not the override of a run" if complete else "not a run directory",
+        "is not an override of a single run" if complete else "not a run directory",
     )
 
 
@@ -192,7 +192,7 @@ def test_a_run_is_sent_to_no_account_that_only_its_directory_names(
     before = contents(theirs)
     answer = fedexp("resume=theirs")
     refused(answer, "says where the run is tracked")
-    command = answer.err.strip().partition("if that is meant:  ")[2]
+    command = answer.err.strip().partition("to allow this:  ")[2]
     assert shlex.split(command) == ["fedexp", "resume=theirs", *stored]
     assert contents(theirs) == before | {str(theirs / ".lock"): b""}
     offline = "++tracker.options.wandb.mode=offline" if several else "tracker.mode=offline"
@@ -265,7 +265,7 @@ def test_a_link_out_of_a_run_directory_is_not_followed(
         answer = fedexp("--multirun", *RUN, "hydra.sweep.dir=.", "hydra.sweep.subdir=theirs")
     else:
         answer = fedexp("resume=theirs")
-    refused(answer, str(path), "is a link out of the run directory")
+    refused(answer, str(path), "links to a file outside the run directory")
     assert contents(mine) == before
 
 
@@ -298,8 +298,8 @@ def test_links_that_stay_inside_and_folders_of_editors_do_not_stop_a_run(fedexp,
 @pytest.mark.parametrize(
     ("key", "value", "said"),
     [
-        ("clients", {"../../../mine/1": 1}, "clients is not what a checkpoint holds"),
-        ("lengths", {"../mine/thesis.txt": 1}, "lengths is not what a checkpoint holds"),
+        ("clients", {"../../../mine/1": 1}, "clients is not valid in a checkpoint"),
+        ("lengths", {"../mine/thesis.txt": 1}, "lengths is not valid in a checkpoint"),
     ],
 )
 def test_a_path_in_a_checkpoint_is_damage(fedexp, theirs, mine, key, value, said):
@@ -308,7 +308,7 @@ def test_a_path_in_a_checkpoint_is_damage(fedexp, theirs, mine, key, value, said
     torch.save(state | {key: value}, theirs / files.CHECKPOINT)
     (theirs / files.PREVIOUS).unlink(missing_ok=True)
     before = contents(mine)
-    refused(fedexp("resume=theirs"), said, "no checkpoint is whole")
+    refused(fedexp("resume=theirs"), said, "no checkpoint can be read")
     assert contents(mine) == before
 
 
@@ -384,7 +384,7 @@ def test_no_way_of_writing_it_leaves_the_configuration_directories(fedexp, tmp_p
     (tmp_path / "conf/experiment/mine.yaml").write_text("defaults: [/../x]\n")
     refused(
         fedexp("--config-dir", "conf", "experiment=mine", *SMALL),
-        "x: lies outside the configuration directories",
+        "x: is outside the configuration directories",
     )
     refused(
         fedexp(

@@ -66,7 +66,7 @@ def test_what_a_link_leads_to_is_not_uploaded(tmp_path, thesis, name):
     (theirs / "table.csv").write_text("run\n")
     (theirs / name).unlink(missing_ok=True)
     (theirs / name).symlink_to(thesis if "." in name else thesis.parent)
-    with pytest.raises(ConfigError, match="is a link out of the run directory"):
+    with pytest.raises(ConfigError, match="links to a file outside the run directory"):
         push.push(theirs, {})
 
 

@@ -60,7 +60,7 @@ hydra.run.dir=${nothing} => fedexp: Interpolation key 'nothing' not found
 partition=sharding alpha=0.1 => alpha | only exists with partition=lda
 shards_per_client=2 => only exists with partition=equal_shards or partition=sharding
 model={a:1} => model={a:1} | group
-figures=3 => figures=3: is a node; its keys: figures.draw
+figures=3 => figures=3: must be a node with the keys figures.draw
 figures.format=[jpg] figures.style=nowhere.mplstyle => =jpg | png, pdf, svg | nowhere.mplstyle
 rounds=0 hydra/job_logging=default => rounds=0
 rounds=0 hydra.output_subdir=own => rounds=0
@@ -192,21 +192,25 @@ def test_user_option_with_a_name_of_fedexp_is_refused(fedexp, tmp_path, argument
         (b"[1, 2", b"{}", "overrides.yaml: is not yaml"),
         (b"- rounds=1", b"{}", "overrides.yaml: ends in the middle of a line"),
         (b"", b"{}", "overrides.yaml: is empty"),
-        (b"a: 1\n", b"{}", "overrides.yaml: is not a list of texts"),
-        (b"[1]\n", b"{}", "overrides.yaml: is not a list of texts"),
-        (b"[--config-dir=theirs]\n", b"{}", "--config-dir=theirs is not the override of a run"),
+        (b"a: 1\n", b"{}", "overrides.yaml: is not a list of strings"),
+        (b"[1]\n", b"{}", "overrides.yaml: is not a list of strings"),
+        (
+            b"[--config-dir=theirs]\n",
+            b"{}",
+            "--config-dir=theirs is not an override of a single run",
+        ),
         (
             b"['+hydra.callbacks.x={_target_:os.system}']\n",
             b"{}",
-            "hydra.callbacks.x={_target_:os.system} is not the override of a run",
+            "hydra.callbacks.x={_target_:os.system} is not an override of a single run",
         ),
         (
             b"[algorithm._target_=os.system]\n",
             b"{}",
-            "algorithm._target_=os.system: lies outside fedexp",
+            "algorithm._target_=os.system: is not a class of fedexp",
         ),
         (b"[]\n", b"\xff", "config.yaml: is not text (UTF-8)"),
-        (b"[]\n", b"[1]\n", "config.yaml: is not a mapping with texts as keys"),
+        (b"[]\n", b"[1]\n", "config.yaml: is not a mapping with strings as keys"),
         (
             b"[]\n",
             b"- " * 1000,

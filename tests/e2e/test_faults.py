@@ -190,7 +190,7 @@ def test_a_run_directory_that_is_removed(fedexp, tmp_path, monkeypatch):
     answer = fedexp(*RUN, "hydra.run.dir=run")
     assert_fails(
         answer,
-        "removed or moved while the run went on",
+        "removed or moved during the run",
         "No state was saved; begin again with:  the same command",
     )
     assert not (tmp_path / "run").exists()
@@ -199,7 +199,7 @@ def test_a_run_directory_that_is_removed(fedexp, tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_a_run_directory_that_is_moved_goes_on_where_it_is(fedexp, tmp_path, whole, monkeypatch):
     at_round(3, monkeypatch, lambda directory: directory.rename(tmp_path / "elsewhere"))
-    assert_fails(fedexp(*RUN, "hydra.run.dir=run"), "removed or moved while the run went on")
+    assert_fails(fedexp(*RUN, "hydra.run.dir=run"), "removed or moved during the run")
     assert not (tmp_path / "run").exists()
     monkeypatch.undo()
     monkeypatch.chdir(tmp_path)

@@ -173,7 +173,7 @@ def test_sweep_reruns_jobs_on_changed_images(fedexp, tmp_path):
     change(*files[:2])
     answer = fedexp.done(*sweep)
     assert len(list((tmp_path / "sweep").glob("*/summary.json"))) == 2
-    assert "runs left out, since the code of your own classes or the data were others: 1" in (
+    assert "runs left out because the code of your own classes or the data have changed: 1" in (
         answer.err
     )
     change(*files[:2])

@@ -110,7 +110,7 @@ def test_resume_without_valid_checkpoint(fedexp, run, shelf, monkeypatch):
         (run / "checkpoint" / name).write_bytes(b"no checkpoint")
     before = content_of(run)
     answer = fedexp.refused("resume=run")
-    for word in ("latest.pt: damaged", "previous.pt: damaged", "to begin again"):
+    for word in ("latest.pt: damaged", "previous.pt: damaged", "to start again"):
         assert word in answer.err
     assert content_of(run) == before
     shutil.rmtree(run / "checkpoint")  # as if killed before it was written for the first time

@@ -86,8 +86,8 @@ def check_clients(path: Path, number: int, clients: list[Any], num_clients: int,
             raise ConfigError(f"{where}: client {client} appears twice")
     if len(clients) != size:
         raise ConfigError(
-            f"{where}: has {len(clients)} clients, and participation times"
-            f" num_clients={num_clients} is {size}"
+            f"{where}: has {len(clients)} clients; must have {size} (participation times"
+            f" num_clients={num_clients})"
             + (f"; use participation={len(clients) / num_clients:g}" if clients else "")
         )
 
@@ -100,7 +100,7 @@ def check_completed_rounds(directory: Path, cohorts: Rounds | None, rounds: int)
     for number in range(1, rounds + 1):
         if before.get(number) != cohorts[number]:
             raise ConfigError(
-                f"resume={directory}: cohorts.path now names other clients for round {number}"
+                f"resume={directory}: the clients of round {number} in cohorts.path have changed"
             )
 
 

@@ -72,7 +72,7 @@ class CheckedRepository(ConfigRepository):
         normal = posixpath.normpath(config_path.replace("\\", "/"))
         if normal.startswith(("/", "..")):
             raise ConfigError(
-                f"{config_path}: lies outside the configuration directories; --config-dir adds one"
+                f"{config_path}: is outside the configuration directories; --config-dir adds one"
             )
         return super().load_config(config_path)
 
@@ -130,7 +130,7 @@ def check_classes(config: DictConfig) -> None:
                 text, folders, None if refers else NAMES
             ):
                 raise ConfigError(
-                    f"{key}={text}: is not among the classes and references that Hydra may use"
-                    " here; one of your own, or of a plugin, is written in a yaml file of your own"
-                    " directory, which --config-dir gives"
+                    f"{key}={text}: is not a class or reference that Hydra may use here; name"
+                    " your own classes and those of plugins in a yaml file of a directory"
+                    " given with --config-dir"
                 )

@@ -37,10 +37,10 @@ def with_named_members(config: DictConfig, group: str) -> DictConfig:
         example = examples.get(group, "{local_epochs: {clients: 3}}")
         raise ConfigError(f"{group}.options={options}: must be nodes by name, such as {example}")
     if unknown := {str(key) for key in options} - set(members):
-        raise ConfigError(f"{group}.{min(unknown)}: is none of {group}.members={list(members)}")
+        raise ConfigError(f"{group}.{min(unknown)}: must be one of {group}.members={list(members)}")
     if "none" in members:
         raise ConfigError(
-            f"{group}=[{','.join(members)}]: none goes alone ({group}=none); leave it out"
+            f"{group}=[{','.join(members)}]: none cannot be combined with other options; remove it"
         )
     shared = {key: value for key, value in config[group].items() if key in SHARED}
     nodes = []
@@ -48,7 +48,7 @@ def with_named_members(config: DictConfig, group: str) -> DictConfig:
         node = load_node(name, f"{group}.members", group)
         if "members" in node:
             raise ConfigError(
-                f"{group}.members={list(members)}: {name} is itself a {SEVERAL[group]}"
+                f"{group}.members={list(members)}: {name} must not be a {SEVERAL[group]}"
             )
         taken = {key: value for key, value in shared.items() if key in node}
         nodes.append(with_changes(node | taken, options.get(name, {}), f"{group}.{name}", name))

@@ -35,13 +35,13 @@ def check_names(overrides: Sequence[str], groups: Collection[str]) -> None:
             "",
         ):
             raise ConfigError(
-                f"{text}: an option cannot be put there; a group takes the name of one of its"
-                " options"
+                f"{text}: an option cannot be put into this package; give the name of one of"
+                " the group's options"
             )
         names = chosen_options(override) if is_group(override.key_or_group, groups) else []
         if wrong := [name for name in names if is_path(name)]:
             raise ConfigError(
-                f"{text}: {wrong[0]} is a path; a group takes the name of one of its options"
+                f"{text}: {wrong[0]} is a path; give the name of one of the group's options"
             )
 
 
@@ -63,7 +63,7 @@ def read_stored(path: Path, groups: Collection[str], typed: Collection[str]) -> 
         kept = [text for text in kept if not key_of(text).startswith("tracker.")]
     for text in kept:
         if not is_of_a_run(text, groups):
-            raise ConfigError(f"{path}: {text} is not the override of a run")
+            raise ConfigError(f"{path}: {text} is not an override of a single run")
         if any("${" in REFERENCE.sub("", f"{key}={value}") for key, value in assigned_values(text)):
             raise ConfigError(
                 f"{path}: {text} calls a resolver, which could read the environment; give"

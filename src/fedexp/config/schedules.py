@@ -54,9 +54,7 @@ def by_round(key: str, written: Any) -> dict[int, Any]:
     for number, change in value.items():
         text = str(number)
         if not text.isdecimal() or int(text) < 2:
-            raise ConfigError(
-                f"schedule.{key}: {text} is not a round in which something can change (2, 3, ...)"
-            )
+            raise ConfigError(f"schedule.{key}: {text} must be a round from 2 on")
         found[int(text)] = change
     return found
 

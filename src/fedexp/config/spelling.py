@@ -63,17 +63,17 @@ def check_values(overrides: Sequence[str], folders: Sequence[Path]) -> None:
             raise ConfigError(f"{override}: must be a directory")
         if name in groups and (removed or (equals and not value)):
             options = ", ".join(list_options(name, list(folders)))
-            raise ConfigError(f"{override}: every run has one; options: {options}")
+            raise ConfigError(f"{override}: the group needs an option; options: {options}")
         if removed and known_keys(conf_directory(), []).get(name) == []:
             raise ConfigError(
-                f"{override}: every run has it; leave it out for its default, or set it with"
+                f"{override}: it cannot be removed; leave it out for its default, or set it with"
                 f" {name}=<value>"
             )
         if name == "seeds" and not removed and not value.startswith(("{", "$")):
             command = f"fedexp --multirun seed={value}" if "," in value else f"seed={value}"
             raise ConfigError(
-                f"{override}: say {command}; seeds.partition, seeds.sampling and seeds.training"
-                " set one of its uses each"
+                f"{override}: use {command}, or set seeds.partition, seeds.sampling and"
+                " seeds.training"
             )
 
 

@@ -35,9 +35,9 @@ def require_trusted(name: str, key: str) -> None:
     if name.startswith(OWN) or find_naming_file(name):
         return
     raise ConfigError(
-        f"{key}={name}: lies outside fedexp; a class of your own is named in a yaml file of your"
-        " own directory, which --config-dir (in Python config_dir=) gives, not on the command line"
-        " (docs/guide/your_own_parts.md has an example)"
+        f"{key}={name}: is not a class of fedexp; name your own classes in a yaml file of a"
+        " directory given with --config-dir (in Python config_dir=), not on the command line (see"
+        " docs/guide/your_own_parts.md)"
     )
 
 
@@ -58,8 +58,8 @@ def require_typed_destination(
     resume = f"resume={display_path(directory)}"
     command = [*folders, resume, *typed, *stored]
     raise ConfigError(
-        f"{resume}: its directory, and not this command, says where the run is tracked"
-        f" ({', '.join(map(key_of, stored))}); if that is meant:  fedexp"
+        f"{resume}: only its directory, not this command, says where the run is tracked"
+        f" ({', '.join(map(key_of, stored))}); to allow this:  fedexp"
         f" {shlex.join(command)}"
     )
 
@@ -103,7 +103,7 @@ def describe_foreign_classes(values: Any) -> list[str]:
         except (TypeError, OSError):
             source = "an unknown file"
         sentences.append(
-            f"not fedexp's own code: {name} from {source}, named in {find_naming_file(name)}"
+            f"class outside fedexp: {name} from {source}, named in {find_naming_file(name)}"
         )
     return sentences
 

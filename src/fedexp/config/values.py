@@ -36,7 +36,7 @@ from fedexp.trackers.base import TrackerConfig
 T = TypeVar("T")
 
 REFERENCE = re.compile(r"\$\{([\w.]+)\}")
-KINDS = {int: "an integer", float: "a number", bool: "true or false", str: "a text"}
+KINDS = {int: "an integer", float: "a number", bool: "true or false", str: "a string"}
 
 # the nodes and groups whose classes do not need torch
 FIRST_NODES: dict[str, Any] = {
@@ -187,7 +187,7 @@ def make(schema: type[T], values: Mapping[str, Any], prefix: str) -> T:
     fields = {f.name: f for f in dataclasses.fields(schema) if f.init}  # type: ignore[arg-type]
     if not isinstance(values, Mapping):
         keys = ", ".join(f"{prefix}{name}" for name in fields)
-        raise ConfigError(f"{prefix.rstrip('.')}={values}: is a node; its keys: {keys}")
+        raise ConfigError(f"{prefix.rstrip('.')}={values}: must be a node with the keys {keys}")
     errors, converted = [], {}
     for name in values.keys() - fields.keys():
         errors.append(
@@ -294,6 +294,6 @@ def describe(annotation: Any) -> str:
     if origin is dict:
         return OPTIONS
     if origin in (list, tuple):
-        return f"a list of values that are each {names[0]}"
+        return f"a list of values, each {names[0]}"
     text = " or ".join(names) or str(annotation)
     return f"{text}, or null" if optional else text

@@ -150,7 +150,7 @@ def load(directory: Path, check: Callable[[Any], None] = lambda state: None) -> 
     if tables:
         return Saved(None, problems[0])
     raise ConfigError(
-        "\n".join([*problems, f"no checkpoint is whole; remove {directory} to begin again"])
+        "\n".join([*problems, f"no checkpoint can be read; remove {directory} to start again"])
     )
 
 
@@ -211,7 +211,7 @@ def check_form(path: Path, state: object) -> None:
             raise ConfigError(f"{path}: not a checkpoint of a run ({word} {names})")
     wrong = misfit(state, FORM | OPTIONAL)
     if wrong is not None:
-        raise ConfigError(f"{path}: {wrong} is not what a checkpoint holds")
+        raise ConfigError(f"{path}: {wrong} is not valid in a checkpoint")
 
 
 def by_view(state: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:

@@ -116,7 +116,7 @@ def file_name(client: int, round: int) -> str:
     cannot name files outside the folder.
     """
     if type(client) is not int or type(round) is not int:
-        raise ConfigError(f"client {client!r}, round {round!r}: do not name the state of a client")
+        raise ConfigError(f"client {client!r}, round {round!r}: must be integers")
     return f"{client}.{round}.pt"
 
 

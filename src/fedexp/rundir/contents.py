@@ -77,7 +77,7 @@ def read_mapping(path: Path) -> dict[str, Any]:
     """Return the mapping with string keys in a .json or .yaml file. Raises Damaged."""
     content = read_values(path)
     if not fits(content, {str: lambda value: True}):
-        raise Damaged(f"is not a mapping with texts as keys ({shorten(content)})")
+        raise Damaged(f"is not a mapping with strings as keys ({shorten(content)})")
     found: dict[str, Any] = content
     return found
 
@@ -86,7 +86,7 @@ def read_overrides(path: Path) -> list[str]:
     """Return the list of strings in .hydra/overrides.yaml. Raises Damaged."""
     content = read_values(path)
     if not fits(content, [str]):
-        raise Damaged(f"is not a list of texts ({shorten(content)})")
+        raise Damaged(f"is not a list of strings ({shorten(content)})")
     found: list[str] = content
     return found
 
@@ -101,7 +101,7 @@ def check_plain(node: object) -> None:
         case dict():
             for key, value in node.items():
                 if not isinstance(key, str | int):
-                    raise Damaged(f"has a key that is not a text ({shorten(key)})")
+                    raise Damaged(f"has a key that is not a string ({shorten(key)})")
                 check_plain(value)
         case list():
             for value in node:

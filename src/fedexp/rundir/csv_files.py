@@ -38,9 +38,7 @@ class CsvFile:
                 path.unlink(missing_ok=True)
                 return
             if not path.exists() or path.stat().st_size < self.length:
-                raise ConfigError(
-                    f"{path}: shorter than its checkpoint says; this run cannot be resumed"
-                )
+                raise ConfigError(f"{path}: has fewer bytes than its checkpoint recorded")
             with open(path, newline="", encoding="utf-8") as file:
                 self._columns = next(csv.reader([file.readline()]))
             os.truncate(path, self.length)
@@ -99,7 +97,7 @@ class CsvFile:
             there = False
         if not there:
             raise StorageError(
-                self.path, OSError(errno.ENOENT, "it was removed or moved while the run went on")
+                self.path, OSError(errno.ENOENT, "it was removed or moved during the run")
             )
 
     def sync(self) -> None:
@@ -133,7 +131,7 @@ def check_prefix(path: Path, length: int, expected: int | None) -> None:
         if not length:
             return
         if path.stat().st_size < length:
-            raise TableDamaged(f"{path}: shorter than its checkpoint says")
+            raise TableDamaged(f"{path}: has fewer bytes than its checkpoint recorded")
         with open(path, "rb") as file:
             file.seek(length - 1)
             ends = file.read(1) == b"\n"

@@ -160,7 +160,7 @@ def check_model(path: Path, state: object, number: int, client: int | None = Non
         raise ConfigError(f"{path}: not a model of client {client}")
     parts: dict[str, Any] = {part: state.get(part) for part in ("params", "buffers")}
     if not fits(parts, {str: {str: torch.Tensor}}):
-        raise ConfigError(f"{path}: not a model (its parameters are not tensors by name)")
+        raise ConfigError(f"{path}: not a model (its parameters are not a dict of tensors)")
     return KeptModel(number, **parts, client=client)
 
 

@@ -21,7 +21,7 @@ def require_run_directory(directory: Path, given: str) -> None:
         except (OSError, ValueError):
             there = False
         if not there:
-            raise ConfigError(f"resume={given}: not a run directory (no {name} there)")
+            raise ConfigError(f"resume={given}: not a run directory ({name} is missing)")
     require_no_outside_links(directory)
 
 
@@ -34,12 +34,9 @@ def require_no_outside_links(directory: Path) -> None:
     for folder, folders, names in os.walk(directory):
         for path in (Path(folder, name) for name in (*folders, *names)):
             if path.is_symlink() and not stays_inside(path, home):
-                raise ConfigError(
-                    f"{path}: is a link out of the run directory; a run is not continued through"
-                    " links"
-                )
+                raise ConfigError(f"{path}: links to a file outside the run directory; remove it")
             if not path.is_file() and not path.is_dir():
-                raise ConfigError(f"{path}: is neither a file nor a folder; remove it to go on")
+                raise ConfigError(f"{path}: is neither a file nor a folder; remove it")
         if WANDB in folders:
             folders.remove(WANDB)
 

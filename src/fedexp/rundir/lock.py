@@ -36,7 +36,7 @@ def occupied(directory: Path) -> Iterator[None]:
     try:
         lock.acquire(poll_interval=0.02)
     except Timeout:
-        raise Occupied(f"{directory}: {owner_of(directory)} is working there") from None
+        raise Occupied(f"{directory}: {owner_of(directory)} is using this directory") from None
     except OSError as error:
         raise ConfigError(f"{directory}: cannot be written ({error.strerror})") from error
     try:

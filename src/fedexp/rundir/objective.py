@@ -61,8 +61,8 @@ def check_objective(name: str, views: Iterable[str], further: Iterable[str]) -> 
             if elsewhere[0] == PLAIN
             else "a validation set (validation.fraction=0.1), or a view"
         )
-        raise ConfigError(f"objective={name}: the run is not evaluated there; it needs {need}")
+        raise ConfigError(f"objective={name}: needs {need}")
     raise ConfigError(
-        f"objective={name}: no such number in summary.json{nearest(name, here)}; there are: "
+        f"objective={name}: summary.json has no such number{nearest(name, here)}; allowed: "
         f"{', '.join(here)}"
     )

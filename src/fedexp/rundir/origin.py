@@ -189,7 +189,11 @@ def check_data(
         for key in now
         if before.get(key, now[key]) != now[key]
     ]
-    advice = "" if lines else "\naccept_changed_data=true continues on them and records it"
+    advice = (
+        ""
+        if lines
+        else "\naccept_changed_data=true continues with the changed data and records the change"
+    )
     found = find_changes(recorded_marks(directory), marks)
     if not lines and container.get("accept_changed_data"):
         return
@@ -200,7 +204,7 @@ def check_data(
     ]
     if lines:
         raise ConfigError(
-            f"{directory}: the data are not those that this run began with\n  "
+            f"{directory}: the data have changed since the run started\n  "
             + "\n  ".join(lines)
             + advice
         )
@@ -213,7 +217,7 @@ def log_changes(directory: Path, marks: Mapping[str, str], container: Mapping[st
             words = f"the data have changed, {describe_change(then, now, container, key)}"
         else:
             words = f"the code of {now.partition(' ')[0]} has changed"
-        log.warning("%s: %s since the rounds before were made", key, words)
+        log.warning("%s: %s since the previous rounds", key, words)
 
 
 def describe_change(then: str, now: str, container: Mapping[str, Any], key: str) -> str:

@@ -299,7 +299,9 @@ class RunDirectory:
 def require_run(directory: Path) -> RunDirectory:
     """Return the run in a directory. Raises ConfigError if the directory holds no run."""
     if not any((directory / name).exists() for name in MARKS):
-        raise ConfigError(f"{directory}: no run is there (none of {', '.join(MARKS)})")
+        raise ConfigError(
+            f"{directory}: is not a run directory (it has none of {', '.join(MARKS)})"
+        )
     return RunDirectory(directory)
 
 

@@ -91,7 +91,7 @@ def without_outdated(runs: list[RunDirectory]) -> list[RunDirectory]:
         others |= {run.directory for run in found} - {latest.directory}
     if others:
         log.warning(
-            "runs left out, since the code of your own classes or the data were others: %d",
+            "runs left out because the code of your own classes or the data have changed: %d",
             len(others),
         )
     return [run for run in runs if run.directory not in others]
