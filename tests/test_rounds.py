@@ -16,7 +16,7 @@ from fedexp.data.held_out import Validation
 from fedexp.metrics.forgetting_metric import RoundDrop
 from fedexp.rundir import files
 from fedexp.trackers.base import Tracker
-from fedexp.training.exchange import Clock, Exchange, aggregate, not_finite
+from fedexp.training.exchange import Clock, Exchange, aggregate, find_non_finite
 from fedexp.training.recorder import Recorder, defer_signals
 from fedexp.training.rounds import local_accuracy, play_round, record_initial, run_rounds
 from fedexp.training.rows import client_rows, plain, training_values
@@ -136,11 +136,11 @@ def test_find_clients_that_are_not_finite():
     simulation = make_simulation(model=Normed(), participation=1.0)
     server = simulation.initial_state().server
     answers = Exchange(simulation, FedAvg(), server, {}, 1).run(range(5), Clock())
-    assert not_finite([answers]) == []
+    assert find_non_finite([answers]) == []
     answers.losses[0] = math.inf
     answers.trained.messages["params"]["norm.bias"][2, 1] = math.nan
     answers.trained.buffers["norm.running_mean"][4, 0] = math.nan
-    assert not_finite([answers]) == [0, 2, 4]
+    assert find_non_finite([answers]) == [0, 2, 4]
 
 
 @dataclass(frozen=True, kw_only=True)

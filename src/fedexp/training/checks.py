@@ -1,4 +1,4 @@
-"""Checks that the parts of a configuration fit together, made before data are loaded."""
+"""Check that the parts of a configuration fit together, before data are loaded."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain

@@ -270,7 +270,7 @@ def hold_out_per_client(
 
 @dataclass(frozen=True)
 class PublicSet:
-    """Training examples that no client holds, never augmented (the hooks' PublicData)."""
+    """The server's public or surrogate examples, never augmented (the hooks' PublicData)."""
 
     runtime: ClientRuntime
     numbers: torch.Tensor  # int64 [n], indices of training examples

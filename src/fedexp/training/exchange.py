@@ -131,7 +131,11 @@ class Exchange:
     def schedule(
         self, role: FedAvg, client: int, epochs: int | None = None, again: str = ""
     ) -> BatchSchedule:
-        """Return a client's batches. `epochs` and `again` change the passes and their order."""
+        """Return a client's batches.
+
+        epochs: number of passes. None: as many as the role has.
+        again: suffix that selects other random numbers.
+        """
         runtime = self.simulation.runtime
         return make_schedule(
             part=training_part_of(role, self.federation, client),
@@ -265,7 +269,7 @@ def sample(simulation: Simulation, number: int) -> list[int]:
     return np.sort(sampler.choice(total, size, replace=False)).tolist()
 
 
-def not_finite(done: Sequence[CohortResult]) -> list[int]:
+def find_non_finite(done: Sequence[CohortResult]) -> list[int]:
     """Return the clients whose loss, message or running statistics contain NaN or Inf."""
     found: set[int] = set()
     for each in done:

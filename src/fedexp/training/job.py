@@ -1,4 +1,4 @@
-"""A job as the command line passes it on: its configuration, its place and its deadline."""
+"""A job from the command line: its configuration, its resources and its deadline."""
 
 import math
 import time

@@ -98,7 +98,7 @@ def name_of(model: Model) -> str:
 
 
 def check_frozen(module: torch.nn.Module, algorithm: FedAvg) -> None:
-    """Raise ConfigError if frozen parameters leave nothing to train or include required ones.
+    """Raise ConfigError if all parameters are frozen, or if the algorithm must train a frozen one.
 
     Frozen parameters have requires_grad=False. Their number is logged.
     """

@@ -75,7 +75,7 @@ def check_start(job: Job, built: Built, config: Mapping[str, Any]) -> bool:
 def find_finished(
     job: Job, built: Built, config: Mapping[str, Any], continues: bool
 ) -> dict[str, Any] | None:
-    """Return the summary of the job's run if it needs no more rounds, here or in another sweep."""
+    """Return the summary of a finished run, of this job or of another sweep, or None."""
     if not continues:
         return None if job.sweep is None else find_in_other_sweep(job, built, config)
     summary = finished_summary(job.directory)

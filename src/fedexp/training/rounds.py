@@ -40,7 +40,7 @@ from fedexp.training.exchange import (
     Exchange,
     aggregate,
     aggregate_all,
-    not_finite,
+    find_non_finite,
     sample,
 )
 from fedexp.training.job import Deadline
@@ -137,7 +137,7 @@ def profiling(
 
 @flush_subnormals()
 def play_round(simulation: Simulation, state: State) -> RoundResult:
-    """Compute one round from a state, which is not changed."""
+    """Return the result of the round after a state, which is not changed."""
     clock, number = Clock(), state.round + 1
     algorithm, stage = simulation.algorithm, simulation.stage_of(number)
     if number in dict(simulation.changes):
@@ -244,7 +244,7 @@ def diverged_clients(
     """
     if math.isfinite(train_loss) and tree.is_finite(server["params"]):
         return None
-    clients = not_finite(done)
+    clients = find_non_finite(done)
     what = f"the loss or the model of clients {clients}" if clients else "the aggregated model"
     log.warning("round %d: %s is not finite; the run has diverged", number, what)
     return clients

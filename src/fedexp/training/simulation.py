@@ -87,7 +87,7 @@ class Simulation:
         return self.stages + tuple(stage for _, stage in self.changes)
 
     def partition_files(self) -> dict[str, Stage]:
-        """Return file name -> the stage whose partition the file holds."""
+        """Return file name -> the stage with the partition in this file."""
         tasks = range(2, len(self.stages) + 1)
         names = [files.PARTITION, *map(task_partition_name, tasks)]
         names += [changed_partition_name(first) for first, _ in self.changes]

@@ -44,7 +44,7 @@ class Scores:
 
 @dataclass(frozen=True)
 class RoundResult:
-    """Everything that a round returns."""
+    """The result of a round."""
 
     round: int
     is_last: bool

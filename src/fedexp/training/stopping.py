@@ -1,7 +1,7 @@
 """Reasons that end a run before its last round: patience, minutes, or a search that prunes the run.
 
 The reason is stored in the state and in summary.json (`stopped`: `by`, and the option's value).
-Such a run counts as finished. A command that asks for more continues it.
+Such a run counts as finished. A command with other limits continues it.
 """
 
 import math
