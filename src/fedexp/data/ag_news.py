@@ -34,10 +34,6 @@ class AgNews(Published, TextSource):
     def paths(self) -> Sequence[Path]:
         return self.with_vocabulary([self.folder / name for name, _ in self.published])
 
-    @property
-    def is_present(self) -> bool:
-        return all((self.folder / name).is_file() for name, _ in self.published)
-
     def read(self, length: int) -> LabelledTexts:
         self.fetch_missing()
         train, test = (read_news(self.folder / name, length) for name, _ in self.published)

@@ -203,10 +203,6 @@ class TorchvisionDataset(Published, Dataset):
         return self.archive.paths
 
     @property
-    def is_present(self) -> bool:
-        return all(path.is_file() for path in self.paths)
-
-    @property
     def hosts(self) -> Sequence[str]:
         return self.archive.hosts
 

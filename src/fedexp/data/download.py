@@ -50,9 +50,9 @@ class Published(DataSource):
         return Path(self.data_dir)
 
     @property
-    @abstractmethod
     def is_present(self) -> bool:
         """Return whether the files exist, unpacked."""
+        return bool(self.paths) and all(path.is_file() for path in self.paths)
 
     def fetch_missing(self) -> None:
         """Download and unpack the files if they are missing.

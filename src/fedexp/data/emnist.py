@@ -43,12 +43,9 @@ class Emnist(Published, Dataset):
 
     @property
     def paths(self) -> list[Path]:
-        """Return the files of PARTS that exist."""
-        return [path for part in PARTS if (path := self.find(part)) is not None]
-
-    @property
-    def is_present(self) -> bool:
-        return len(self.paths) == len(PARTS)
+        """Return the files of PARTS, or an empty list if one is missing."""
+        found = list(filter(None, map(self.find, PARTS)))
+        return found if len(found) == len(PARTS) else []
 
     def read(self) -> Arrays:
         self.fetch_missing()

@@ -51,10 +51,6 @@ class Svhn(Published, Dataset):
                 return paths
         return ()
 
-    @property
-    def is_present(self) -> bool:
-        return bool(self.paths)
-
     def read(self) -> Arrays:
         self.fetch_missing()
         paths = dict(zip(self.splits, self.paths, strict=True))
