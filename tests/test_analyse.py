@@ -393,57 +393,54 @@ def test_figures_of_a_sweep_write_no_files(run):
     assert sorted(run.directory.rglob("*")) == before
 
 
-def test_each_kind_writes_a_table_and_a_figure(run, capsys):
-    (plane,), paths, _ = tables(
-        run, capsys, "loss_plane", "--points", "3", "--format", "svg", "--device", "cpu"
-    )
-    assert [path.name for path in paths] == [
-        f"loss_plane_round2_random.{form}" for form in ("csv", "npz", "svg")
-    ]
+@pytest.mark.parametrize(
+    ("arguments", "name", "columns"),
+    [
+        ("loss_plane --points 3 --format svg", "loss_plane_round2_random", "x,y,loss,accuracy"),
+        (
+            "loss_plane --directions models --points 3 --data train",
+            "loss_plane_round2_models",
+            "x,y,loss,accuracy",
+        ),
+        ("noise --strengths 0,0.1", "noise_round2_absolute", "draw,strength,loss,accuracy"),
+        ("hessian --eigenvalues 2 --examples 30", "hessian_round2", "number,eigenvalue,residual"),
+        ("hypersphere --examples 40", "hypersphere_round2", "model,class,angle,density"),
+        ("tsne --examples 12 --perplexity 5", "tsne_round2", "round,model,example,class,x,y"),
+        ("neurons", "neurons_round2", "model,neuron,class"),
+    ],
+)
+def test_each_kind_writes_a_table_and_a_figure(run, capsys, arguments, name, columns):
+    (table,), paths, printed = tables(run, capsys, *arguments.split())
+    assert {path.stem for path in paths} == {name}
+    assert {path.suffix for path in paths} - {".npz"} == {
+        ".csv",
+        ".svg" if "svg" in arguments else ".png",
+    }
+    assert ",".join(table) == columns
+    if "model" in table:
+        clients = [f"client {c}" for c in run.kept_clients(2)]
+        shown = ["global, round 1", *clients, "global, round 2"]
+        assert set(table["model"]) <= set(shown)
+        assert {shown[0], shown[-1]} <= set(table["model"])
+    if "eigenvalue" in table:
+        assert f"{table['eigenvalue'][0]:.5g}" in printed
+
+
+def test_analyses_agree_with_the_results_of_the_run(run, capsys):
+    (plane,), _, _ = tables(run, capsys, "loss_plane", "--points", "3")
     middle = plane.query("x == 0 and y == 0").iloc[0]
     assert middle["loss"] == pytest.approx(run.rounds["test_loss"].iloc[-1], rel=1e-9)
     assert middle["accuracy"] == pytest.approx(run.summary["accuracy"], abs=1e-12)
-    (noise,), paths, printed = tables(run, capsys, "noise", "--strengths", "0,0.1", "--draws", "3")
-    assert [path.name for path in paths] == [
-        "noise_round2_absolute.csv",
-        "noise_round2_absolute.png",
-    ]
+    (noise,), _, printed = tables(run, capsys, "noise", "--strengths", "0,0.1", "--draws", "3")
     assert noise["draw"].tolist() == [0, 0, 1, 1, 2, 2]
-    whole = tables(run, capsys, "noise", "--strengths", "0", "--draws", "1", "--examples", "9999")[
-        0
-    ][0]
-    assert whole["loss"].tolist() == [run.rounds["test_loss"].iloc[-1]]
-    assert whole["accuracy"].tolist() == [run.summary["accuracy"]]
+    assert noise["loss"].tolist()[::2] == [run.rounds["test_loss"].iloc[-1]] * 3
+    assert noise["accuracy"][0] == run.summary["accuracy"]
     assert f"noise 0.1: loss {noise.query('strength == 0.1')['loss'].mean():.4f}" in printed
-    (models,), paths, _ = tables(
-        run, capsys, "loss_plane", "--directions", "models", "--points", "3", "--data", "train"
-    )
-    assert len(models) == 9
-    with np.load(paths[1]) as arrays:
-        assert str(arrays["models"][0]) == "global, round 2"
-    (spectrum,), _, printed = tables(
-        run, capsys, "hessian", "--eigenvalues", "2", "--examples", "30"
-    )
-    assert list(spectrum) == ["number", "eigenvalue", "residual"]
-    assert f"{spectrum['eigenvalue'][0]:.5g}" in printed
-    clients = run.kept_clients(2)
-    shown = ["global, round 1", *(f"client {c}" for c in clients), "global, round 2"]
-    (circle,), paths, _ = tables(run, capsys, "hypersphere", "--examples", "40", "--clients", "4")
-    assert list(circle["model"].unique()) == shown
-    with np.load(paths[1]) as arrays:
-        assert arrays["angles"].shape == (6, 40)
     (neurons,), _, printed = tables(run, capsys, "neurons")
-    assert neurons.groupby("model").size().to_dict() == dict.fromkeys(shown, 16)
-    first = neurons.query("model == 'global, round 1'")["class"].to_numpy()
-    same = [
-        (group["class"].to_numpy() == first).mean()
-        for name, group in neurons.groupby("model")
-        if "client" in name
-    ]
-    assert f"{np.mean(same):.4f} of the neurons keep their class" in printed
-    (embedding,), _, _ = tables(run, capsys, "tsne", "--examples", "12", "--perplexity", "5")
-    assert list(embedding) == ["round", "model", "example", "class", "x", "y"]
-    assert embedding.groupby("model").size().to_dict() == dict.fromkeys(shown, 12)
+    classes = neurons.pivot(index="neuron", columns="model", values="class")
+    local = classes.filter(like="client")
+    agreement = local.eq(classes["global, round 1"], axis=0).to_numpy().mean()
+    assert f"{agreement:.4f} of the neurons keep their class" in printed
 
 
 @pytest.mark.parametrize(

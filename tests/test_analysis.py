@@ -180,13 +180,8 @@ def test_analyses_agree_on_all_engines(engine):
     found = play_round(simulation, state).analyses
     for name in expected:
         assert TABLES[name].keys[0] == "round"
-        for row, other in zip(found[name], expected[name], strict=True):
-            assert row.keys() == other.keys()
-            assert [v for v in row.values() if isinstance(v, str | int)] == [
-                v for v in other.values() if isinstance(v, str | int)
-            ]
-            numbers = [[v for v in each.values() if isinstance(v, float)] for each in (row, other)]
-            np.testing.assert_allclose(numbers[0], numbers[1], rtol=1e-9, atol=1e-12)
+        rows, others = (pd.DataFrame(each[name]) for each in (found, expected))
+        pd.testing.assert_frame_equal(rows, others, rtol=1e-9, atol=1e-12)
     clients = sample(simulation, 1)
     assert [
         row["client"] for row in found["weight_divergence.csv"] if row["layer"] == "total"

@@ -189,34 +189,3 @@ def test_clients_skipped_because_of_batch_norm_are_reported(tmp_path, caplog):
 
 def recorder_summary(simulation, directory):
     return summary_of(simulation, record(simulation, directory, resume=False))
-
-
-def test_copied_network_keeps_frozen_parameters():
-    net = make_simulation(model=frozen("convolutions")).runtime.net
-    copy = net.copy(torch.device("cpu"))
-    assert copy.trained == net.trained < {name for name, _ in net.module.named_parameters()}
-
-
-def test_frozen_parameters_are_not_counted_in_traffic():
-    whole, part = (
-        make_simulation(model=model) for model in (frozen("nothing"), frozen("convolutions"))
-    )
-    results = [play_round(simulation, simulation.initial_state()) for simulation in (whole, part)]
-    sizes = [tree.num_bytes(simulation.initial) for simulation in (whole, part)]
-    clients = len(results[0].cohort.clients)
-    # float64: the weights and biases of the convolution
-    assert sizes[0] - sizes[1] == 8 * (3 * 1 * 3 * 3 + 3)
-    for direction in ("bytes_up", "bytes_down"):
-        assert [getattr(result, direction) for result in results] == [
-            clients * size for size in sizes
-        ]
-
-
-def test_skipped_examples_give_no_warning(caplog):
-    with caplog.at_level(logging.INFO, logger="fedexp"):
-        assert make_simulation(model=Normed(), sizes=(5, 4)).left_out == {
-            "clients": 0,
-            "examples": 1,
-        }
-    assert not [r for r in caplog.records if r.levelno >= logging.WARNING]
-    assert "leaves out 1 examples" in caplog.text

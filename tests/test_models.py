@@ -14,7 +14,7 @@ from torch.func import functional_call, grad, vmap
 
 from fedexp.core.errors import ConfigError
 from fedexp.models.cnn import CNN, pool
-from fedexp.models.resnet import CifarResNet, TorchvisionResNet
+from fedexp.models.resnet import TorchvisionResNet
 from toy_federation import random
 
 CONF = Path(__file__).parents[1] / "conf" / "model"
@@ -248,9 +248,7 @@ VALID = {"channels": (32, 64), "kernel": 5, "padding": 2, "hidden": (512,)}
 @pytest.mark.parametrize(
     ("cls", "values", "key"),
     [
-        (CNN, VALID | {"channels": ()}, "model.channels"),
         (CNN, VALID | {"padding": 5}, "model.padding"),
-        (CifarResNet, {"widths": ()}, "model.widths"),
         (TorchvisionResNet, {"depth": 20, "weights": None}, "model.depth"),
         (
             TorchvisionResNet,

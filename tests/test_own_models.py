@@ -408,24 +408,6 @@ def test_grey_images_are_repeated_and_resized():
     )
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        (
-            {"name": "resnet81"},
-            r"model.name=resnet81: torchvision has no .* of this name \(nearest: 'resnet",
-        ),
-        (
-            {"weights": "nowhere.pth"},
-            r"model.weights=nowhere.pth: must be a file that exists, DEFAULT or null",
-        ),
-    ],
-)
-def test_invalid_torchvision_options_are_refused(changes, message):
-    with pytest.raises(ConfigError, match=message):
-        make_simulation(model=torchvision(**changes))
-
-
 def test_weights_of_another_network_are_refused(weights):
     with pytest.raises(
         ConfigError, match=r"model.weights=.* must be the state dict of torchvision's resnet34"
