@@ -1,5 +1,4 @@
-"""FedALA, FedRoD, FedFOMO, FedPAC: what stays personal, what is averaged, and every formula written
-out."""
+"""FedALA, FedRoD, FedFOMO and FedPAC against their formulas."""
 
 import math
 from dataclasses import replace
@@ -20,6 +19,7 @@ from fedexp.core.errors import ConfigError
 from fedexp.data.changes import DataSchedule, NewShares
 from fedexp.engine.base import ScheduledData, Shared
 from fedexp.engine.network import LiveNetwork
+from fedexp.testing import set_up_client
 from test_continual import TWO_TASKS
 from toy_federation import (
     LARGER,
@@ -39,29 +39,16 @@ from toy_federation import (
 
 
 def context(simulation, rounds, position):
-    """(context of one client in the round after `rounds`, its data, its number)."""
+    """Return a client's context after `client_setup` in the round after `rounds`, its data, its
+    number and the server's state."""
     state = play(simulation, rounds)
-    cohort = assemble(simulation, state, rounds + 1)
-    data = ScheduledData(simulation.runtime, cohort.schedules[position])
-    plan = {k: torch.as_tensor(v) for k, v in cohort.plans[position].items()}
-    steps = float64(float(data.steps))
-    sent, lr = broadcast(simulation, state), simulation.runtime.local.lr_at(rounds + 1)
-    ctx = Context(
-        sent, cohort.personals[position], cohort.states[position], plan, {}, lr, steps, LOCAL
-    )
-    client = cohort.clients[position]
-    return (
-        replace(ctx, setup=simulation.algorithm.client_setup(simulation.runtime.net, data, ctx)),
-        data,
-        client,
-        state,
-    )
+    client = set_up_client(simulation, state, position)
+    return client.ctx, client.data, client.client, state
 
 
 @pytest.mark.parametrize("method", ["ala", "fomo"])
 def test_padding_does_not_change_statistics(method):
-    """Of six examples, beside a client of twenty: what is padded to the number of the latter's
-    counts no more than where the client is alone."""
+    """Plans are padded to the size of the largest client, here twenty examples beside six."""
     simulation = make_simulation(
         globals()[method](), model=Unmoved(), sizes=(6, 20), participation=1.0
     )
@@ -98,7 +85,7 @@ def test_fedala_does_nothing_before_first_participation():
 
 @pytest.mark.parametrize("times", [1, 2])
 def test_fedala_learns_its_weights_by_projected_descent(times):
-    """The second time a client takes part: `max_passes` passes; later: one."""
+    """The second participation has `max_passes` passes, later ones have one."""
     simulation = make_simulation(ala(eta=0.5), participation=1.0)
     ctx, data, client, _ = context(simulation, times, 3)
     assert ctx.client["rounds"] == times
@@ -233,8 +220,8 @@ def fomo(**changes):
 
 
 def test_fedfomo_trains_and_validates_on_different_examples():
-    """An example is for validation where its number has drawn less than 0.3; of a client's examples
-    at least the one that has drawn least, and never all."""
+    """Examples with a random number below 0.3 are for validation: at least one of a client's
+    examples, and never all."""
     simulation = make_simulation(fomo(), sizes=(1, 2, 3, 8, 6))
     info, algorithm = simulation.stages[0].federation, simulation.algorithm
     drawn = validation_draws(len(info.labels))
@@ -260,9 +247,8 @@ def test_fedfomo_trains_and_validates_on_different_examples():
 
 
 def test_fedfomo_never_validates_on_training_examples():
-    """A client whose examples become fewer, or others, as in a schedule: of those that stay, what
-    was for validation is so still, and what was trained on too. It depends on the number of an
-    example, not on which others there are."""
+    """If a schedule changes a client's examples, those that stay keep their use, which depends only
+    on the index of an example."""
     numbers = np.arange(0, 40, 2)
     info = make_simulation(fomo()).stages[0].federation
     whole = replace(info, parts=(numbers,))
@@ -291,8 +277,8 @@ def averages_by_loops(state, federations):
 
 @pytest.mark.parametrize(("distance", "federations"), [("l1", 0), ("l2", 0), ("l1", 2)])
 def test_fedfomo_weights_equal_loops(distance, federations):
-    """Against the model before the client's last training; its own trained model is a candidate
-    like the others, and so are the averages of sub-federations and their mean."""
+    """Models are compared with the model before the client's last training. The client's trained
+    model, the averages of sub-federations and their mean are candidates too."""
     algorithm = fomo(distance=distance, federations=federations)
     simulation = make_simulation(algorithm, participation=0.6)
     ctx, data, client, state = context(simulation, 3, 1)
@@ -332,9 +318,8 @@ def test_fedfomo_weights_equal_loops(distance, federations):
 
 
 def test_fedfomo_federations_are_clusters_of_affinities():
-    """Of six clients, 0, 2, 4 prefer each other and 1, 3, 5; the weak affinity of 0 to 1 counts
-    little. Before a client has trained there are no averages, and those of a sub-federation without
-    a trained model are left out."""
+    """Of six clients, 0, 2, 4 prefer each other, and so do 1, 3, 5; client 0 has a weak affinity to
+    1. Sub-federations without a trained model have no average."""
     P = torch.eye(6).double()
     for i in range(6):
         P[i, i % 2 :: 2] = 3.0
@@ -373,8 +358,8 @@ def test_fedfomo_tracks_last_participation():
 
 
 def test_fedfomo_baseline_is_the_model_before_last_training():
-    """A client without candidates (there are no others) goes on from its trained model if that is
-    better; with a model that training made worse, it goes back."""
+    """A client without candidates starts from its trained model if that is better than the model
+    before, and otherwise from the model before."""
     simulation = make_simulation(fomo(models=1), sizes=(10,), participation=1.0)
     ctx, _, _, state = context(simulation, 2, 0)
     own, before = state.clients[0]["params"], state.clients[0]["before"]
@@ -407,8 +392,7 @@ def test_fedfomo_breaks_ties_at_random():
 
 
 def test_fedfomo_draws_exploration_for_each_slot():
-    """Half of four places are random: over many draws the best model is nearly always sent, but not
-    always first."""
+    """Each of two slots is random with probability 1/2."""
     algorithm, others = fomo(models=2, epsilon=0.5), np.arange(1, 9)
     affinity = torch.zeros(9, 9, dtype=torch.float64)
     affinity[0, 1:3] = float64([9.0, 8.0])
@@ -423,8 +407,8 @@ def test_fedfomo_draws_exploration_for_each_slot():
 
 @pytest.mark.parametrize(("number", "epsilon"), [(0, 1.0), (1, 0.75), (2, 0.5), (4, 0.0), (6, 0.0)])
 def test_fedfomo_exploration_decays_by_round(number, epsilon):
-    """From 1 it falls by 0.25 a round. Client 1 is the best of eight and is chosen with 1 - epsilon
-    + epsilon / 8: of 400 draws its number has a deviation of at most 10."""
+    """Client 1, the best of eight, is chosen with probability 1 - epsilon + epsilon / 8. In 400
+    draws, the standard deviation of the number is at most 10."""
     algorithm, others = fomo(models=1, epsilon=1.0, epsilon_decay=0.25), np.arange(1, 9)
     affinity = torch.zeros(9, 9, dtype=torch.float64)
     affinity[0, 1] = 1.0
@@ -437,9 +421,8 @@ def test_fedfomo_exploration_decays_by_round(number, epsilon):
 
 
 def test_fedfomo_counts_rounds_and_keeps_batch_counts_whole():
-    """The count of a mixture is that of the model that it moves, so a client's model has counted
-    the batches of its last training. The average has the largest count that any has had, also where
-    the cohort's are smaller."""
+    """A client's model counts the batches of its last training, and the average has the largest
+    count so far."""
     simulation = make_simulation(fomo(), model=Normed(), participation=0.4, sizes=LARGER)
     name, state, steps, cohorts = "norm.num_batches_tracked", play(simulation, 0), {}, []
     for number in range(1, 6):
@@ -461,8 +444,8 @@ def test_fedfomo_counts_rounds_and_keeps_batch_counts_whole():
 
 
 def test_fedfomo_models_keep_their_running_statistics():
-    """Those of a client go into its next training; what is tested has the mean of all clients' with
-    n_k."""
+    """A client's next training starts from its statistics; the tested model has the mean over all
+    clients, weighted by n_k."""
     simulation = make_simulation(fomo(), model=Normed(), participation=0.6)
     name, state = "norm.running_mean", play(simulation, 2)
     initial = simulation.initial_buffers[name]
@@ -484,7 +467,7 @@ def test_fedfomo_models_keep_their_running_statistics():
 
 
 def test_fedfomo_tests_the_average_of_all_clients_models():
-    """With n_k; who has never taken part still has the initial model."""
+    """Weighted by n_k. Clients that have not participated have the initial model."""
     simulation = make_simulation(fomo(), participation=0.4)
     state = play(simulation, 2)
     assert len(state.clients) < 5
@@ -498,9 +481,8 @@ def test_fedfomo_tests_the_average_of_all_clients_models():
 
 @pytest.mark.parametrize("change", ["tasks", "schedule"])
 def test_fedfomo_average_weights_sum_to_one_if_clients_change(change):
-    """Its weights are those of the first task or partition, so that each model counts by w_k / sum
-    w, whatever n_k is when it changes: here from round 3 on clients have a replay buffer, or fewer
-    examples of two classes."""
+    """The weights w_k / sum w are those of the first task or partition. From round 3 on, clients
+    have a replay buffer, or fewer examples of two classes."""
     few = DataSchedule(
         partition=[], classes=[NewShares(round=3, shares={0: 0.3, 1: 0.5})], clients=[1, 2]
     )
@@ -579,8 +561,8 @@ def test_fedpac_statistics_by_hand():
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 def test_fedpac_round_equals_autograd(optimizer):
-    """The classifier for an epoch with lr 0.2, then the body for two on CE + lambda * MSE, one
-    client; round 2."""
+    """In round 2, one client trains the classifier for one epoch with lr 0.2, then the body for two
+    on CE + lambda * MSE."""
     local = replace(LOCAL, epochs=2, optimizer=optimizer)
     simulation = make_simulation(pac(lambda_=0.7), local, (10,), participation=1.0)
     ctx, data, _, state = context(simulation, 1, 0)
@@ -610,7 +592,7 @@ def test_fedpac_does_not_align_in_the_first_round():
 
 
 def test_fedpac_combination_minimises_the_objective():
-    """V and D by loops; the solution is no worse than any of many points of the simplex."""
+    """V and D by loops. No random point of the simplex is better than the solution."""
     generator = np.random.default_rng(0)
     count = float64([[4, 0, 2], [1, 5, 0], [3, 3, 3]])
     mean = torch.from_numpy(generator.normal(size=(3, 3, 2)))

@@ -155,6 +155,21 @@ def assert_engines_agree(simulation: Simulation, state: State, engines: Sequence
             assert_equal(found, expected, 1e-12, f"{what}: {name}")
 
 
+def set_up_client(simulation: Simulation, state: State, position: int = -1) -> ClientTraining:
+    """Return a client of the next round after `client_setup`.
+
+    position: position of the client in the cohort.
+    """
+    algorithm, runtime, number = simulation.algorithm, simulation.runtime, state.round + 1
+    sent = exchange.broadcast(algorithm, state.server)
+    shared = Shared(algorithm, runtime, sent, simulation.lr_at(number))
+    cohort = assemble(simulation, state, number).take([position])
+    client = ClientTraining(shared, LiveNetwork(runtime.net), cohort)
+    setup = algorithm.client_setup(runtime.net, client.data, client.ctx)
+    client.ctx = replace(client.ctx, setup=setup)
+    return client
+
+
 def gradient_of(simulation: Simulation, function: Loss) -> Params:
     """Check a local loss's gradient against finite differences, and return the gradient.
 
@@ -162,22 +177,18 @@ def gradient_of(simulation: Simulation, function: Loss) -> Params:
     and penalties are flat at the initial parameters. Raises AssertionError if it differs from
     finite differences along a random direction.
     """
-    algorithm, runtime, state = simulation.algorithm, simulation.runtime, play(simulation, 2)
-    sent = exchange.broadcast(algorithm, state.server)
-    shared = Shared(algorithm, runtime, sent, 0.1)
-    last = assemble(simulation, state, 3).take([-1])
-    client = ClientTraining(shared, LiveNetwork(runtime.net), last)
-    setup = algorithm.client_setup(runtime.net, client.data, client.ctx)
-    ctx, batch = replace(client.ctx, setup=setup), next(client.data.batches())
+    net = simulation.runtime.net
+    client = set_up_client(simulation, play(simulation, 2))
+    ctx, batch = client.ctx, next(client.data.batches())
     generator = torch.Generator().manual_seed(3)
     params = {}
-    for name, value in initial_params_of(algorithm, runtime.net, client.data, ctx).items():
-        if name not in sent["buffers"]:
+    for name, value in initial_params_of(client.algorithm, net, client.data, ctx).items():
+        if name not in ctx.server["buffers"]:
             noise = torch.randn(value.shape, generator=generator, dtype=value.dtype)
             params[name] = (value + 0.05 * noise).requires_grad_()
 
     def loss(*leaves: torch.Tensor) -> torch.Tensor:
-        return function(runtime.net, dict(zip(params, leaves, strict=True)), batch, ctx)
+        return function(net, dict(zip(params, leaves, strict=True)), batch, ctx)
 
     values = tuple(params.values())
     try:
@@ -186,7 +197,7 @@ def gradient_of(simulation: Simulation, function: Loss) -> Params:
         )
     except RuntimeError as error:  # the type is not public
         raise AssertionError(f"finite differences against the gradient: {error}") from error
-    return torch.func.grad(lambda p: function(runtime.net, p, batch, ctx))(params)
+    return torch.func.grad(lambda p: function(net, p, batch, ctx))(params)
 
 
 def record(simulation: Simulation, directory: Path, resume: bool = False) -> State:
