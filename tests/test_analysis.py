@@ -20,9 +20,9 @@ from fedexp.cli.push import records
 from fedexp.config.build import build
 from fedexp.core import tree
 from fedexp.core.errors import ConfigError
-from fedexp.figures import _figures
+from fedexp.figures import list_figures
 from fedexp.figures.draw_analyses import class_reduction, degrees
-from fedexp.figures.load import load_run, reduced_of
+from fedexp.figures.load import find_reduced_classes, load_run
 from fedexp.figures.style import styled
 from fedexp.metrics import weight_divergence as divergence
 from fedexp.metrics.analysis import (
@@ -429,7 +429,7 @@ def test_resumed_run_has_the_same_analysis_tables(tmp_path, monkeypatch):
 def draw_of(tmp_path, name):
     """Return the panels of a table's figure; the run directory contains nothing else."""
     assert RunDirectory(tmp_path).analysis(name) is not None
-    figure = dict(_figures(load_run(tmp_path)))[name.removesuffix(".csv")]()
+    figure = dict(list_figures(load_run(tmp_path)))[name.removesuffix(".csv")]()
     with styled():
         figure.canvas.draw()
     return figure.axes
@@ -548,8 +548,8 @@ def test_class_reduction_figure():
     assert rounds.tolist() == [1, 3]
     np.testing.assert_allclose(values, [0.25 / 0.500001, -1.0])
     config = {"schedule": {"classes": [{"round": 3, "shares": {"0": 0.25}}], "clients": None}}
-    assert reduced_of(config, history) == ((0, 0),)
-    assert reduced_of({}, history) == ()
+    assert find_reduced_classes(config, history) == ((0, 0),)
+    assert find_reduced_classes({}, history) == ()
     run = SimpleNamespace(reduced=((0, 0),), classes=("cat",), title="a run")
     above, below = class_reduction(run, history).axes
     assert below.lines[0].get_ydata().tolist() == [4, 4, 1]

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from fedexp.analysis.benchmark import runs_of
+from fedexp.analysis.benchmark import select_runs
 from fedexp.analysis.sweep import Block, load_sweep
 from fedexp.rundir.evidence import with_kept
 from fedexp.rundir.sweeps import SweepDirectory
@@ -55,7 +55,7 @@ def test_single_value_of_a_scenario_is_written_as_a_choice():
 @pytest.mark.slow
 def test_no_two_methods_have_equal_losses():
     with with_kept(ROOT / "multirun" / NAME) as source:
-        runs = runs_of(load_sweep(NAME, [CONF]), SweepDirectory(source).complete)
+        runs = select_runs(load_sweep(NAME, [CONF]), SweepDirectory(source).complete)
         losses = [tuple(run.values("train_loss")) for run in runs["run"]]
     assert len(runs) > 100
     assert not runs.assign(losses=losses).duplicated(["setting", "losses"]).any()

@@ -462,7 +462,7 @@ def test_a_seed_that_diverged_stays_beside_those_with_a_value(tmp_path):
     for metric in ("accuracy", "forgetting"):
         row = one(table, setting="E=5", method="FedProx", metric=metric)
         assert (row["n"], row["diverged"], row["not_shown"]) == (3, 1, 0)
-        assert "†" in layout.one_cell([row])
+        assert "†" in layout.format_cell([row])
 
 
 def test_runs_of_one_seed_in_two_precisions_are_one_seed(tmp_path):

@@ -6,9 +6,9 @@ import subprocess
 import pytest
 
 from fedexp.analysis.layout import latex as layout_tex
-from fedexp.analysis.measures import form, is_accuracy, less_is_better
+from fedexp.analysis.measures import format_value, is_accuracy, less_is_better
 from fedexp.analysis.naming import displayed, ordered
-from fedexp.analysis.paper_table import Layout, table_of
+from fedexp.analysis.paper_table import Layout, make_table
 from fedexp.cli.commands import call
 from fedexp.core.errors import ConfigError
 from fedexp.papers.aggregate import write_tables
@@ -29,7 +29,7 @@ def make(folder, results):
 
 
 def latex(runs, layout):
-    return layout_tex([table_of(runs, layout)])
+    return layout_tex([make_table(runs, layout)])
 
 
 def body(text: str) -> list[list[str]]:
@@ -132,8 +132,8 @@ def test_kinds_of_measures():
     assert all(map(less_is_better, (*small, "personal_accuracy_std")))
     assert not any(map(is_accuracy, small))
     assert not any(map(less_is_better, accuracies))
-    assert form(0.5, "accuracy_augmented") == "50.00"
-    assert form(0.5, "forgetting_augmented") == "0.500"
+    assert format_value(0.5, "accuracy_augmented") == "50.00"
+    assert format_value(0.5, "forgetting_augmented") == "0.500"
 
 
 def test_single_method_is_not_bold(tmp_path):
@@ -182,7 +182,7 @@ def test_each_setting_has_the_measures_of_its_runs(tmp_path):
     for name in ("fedavg", "fedntd"):
         make_run(tmp_path, ["experiment=a", f"algorithm={name}"], accuracy=0.5)
         make_run(tmp_path, ["experiment=b", f"algorithm={name}"], **tasks)
-    assert list(table_of(SweepDirectory(tmp_path).complete, Layout()).table) == [
+    assert list(make_table(SweepDirectory(tmp_path).complete, Layout()).table) == [
         ("a", "Accuracy (%)"),
         ("a", "Forgetting"),
         ("b", "Average accuracy (%)"),

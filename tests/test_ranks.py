@@ -9,7 +9,7 @@ import pytest
 import yaml
 from scipy import stats
 
-from fedexp.analysis.benchmark import benchmark_sections, rankings, runs_of
+from fedexp.analysis.benchmark import benchmark_sections, rankings, select_runs
 from fedexp.analysis.draw_ranks import diagram
 from fedexp.analysis.ranks import (
     Comparison,
@@ -21,7 +21,7 @@ from fedexp.analysis.ranks import (
     ranks_of,
 )
 from fedexp.analysis.sweep import Sweep, read_block
-from fedexp.analysis.view.collect import benchmark
+from fedexp.analysis.view.collect import encode_benchmark
 
 
 def test_friedman_and_nemenyi_match_the_example_of_the_paper():
@@ -153,7 +153,7 @@ def test_methods_are_ranked_within_the_settings_that_they_share(sweep, finished)
     tasks 0 and has diverged in tasks 1: (1 + 1 + 1.5 + 2) / 4 = 1.375, FedAvg 1.625. With tasks
     alone CFeD is first in both, then FedAvg (2.5 + 2) / 2 and FedNTD (2.5 + 3) / 2. Less forgetting
     is better."""
-    both, forgetting, tasks, _ = rankings(sweep, runs_of(sweep, finished))
+    both, forgetting, tasks, _ = rankings(sweep, select_runs(sweep, finished))
     assert (both.settings, both.seeds) == (("skew", "tasks"), (0, 1))
     assert dict(zip(both.comparison.methods, both.comparison.ranks, strict=True)) == {
         "FedNTD": 1.375,
@@ -166,12 +166,14 @@ def test_methods_are_ranked_within_the_settings_that_they_share(sweep, finished)
 
 
 def test_method_with_a_missing_seed_is_not_ranked(sweep, finished):
-    both, *_ = rankings(sweep, runs_of(sweep, [run for run in finished if run is not finished[2]]))
+    both, *_ = rankings(
+        sweep, select_runs(sweep, [run for run in finished if run is not finished[2]])
+    )
     assert both.settings == ("tasks",)
 
 
 def test_diagram_has_a_bar_of_the_critical_difference_for_each_method(sweep, finished):
-    ranking = rankings(sweep, runs_of(sweep, finished))[2]
+    ranking = rankings(sweep, select_runs(sweep, finished))[2]
     (axes,) = diagram(ranking).axes
     assert [text.get_text() for text in axes.get_yticklabels()] == ["CFeD", "FedAvg", "FedNTD"]
     assert axes.lines[0].get_xdata() == pytest.approx(ranking.comparison.ranks)
@@ -180,10 +182,12 @@ def test_diagram_has_a_bar_of_the_critical_difference_for_each_method(sweep, fin
 
 
 def test_page_of_a_sweep_shows_the_benchmark(sweep, finished, monkeypatch, tmp_path):
-    monkeypatch.setattr("fedexp.analysis.view.collect.sweep_of", lambda directory: sweep)
-    shown = benchmark(tmp_path, [SimpleNamespace(**vars(run), finished=True) for run in finished])
+    monkeypatch.setattr("fedexp.analysis.view.collect.find_sweep", lambda directory: sweep)
+    shown = encode_benchmark(
+        tmp_path, [SimpleNamespace(**vars(run), finished=True) for run in finished]
+    )
     assert shown[0]["columns"] == ["method", "skew", "tasks"]
     assert shown[0]["rows"][2] == ["CFeD", "-", "60.0 ± 0.0 (0.50 ± 0.00)"]
     assert len(shown) == 6
-    monkeypatch.setattr("fedexp.analysis.view.collect.sweep_of", lambda directory: None)
-    assert benchmark(tmp_path, []) == []
+    monkeypatch.setattr("fedexp.analysis.view.collect.find_sweep", lambda directory: None)
+    assert encode_benchmark(tmp_path, []) == []

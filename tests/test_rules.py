@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from fedexp.analysis.rules import Rule, ema, read_rule
-from fedexp.analysis.sweep import launches, load_sweep, protocol_of
+from fedexp.analysis.sweep import find_protocol_changes, launches, load_sweep
 from fedexp.config.options import list_options
 from fedexp.papers.cells import cells
 from fedexp.papers.judge import COLUMN, order, swapped, tolerance, verdict, with_order
@@ -345,7 +345,7 @@ def test_every_sweep_states_its_rule(name):
     assert all(
         [o for o in each if o.startswith("test_views")] == asked for each in launches(sweep, asked)
     )
-    assert protocol_of(sweep, views) == []
+    assert find_protocol_changes(sweep, views) == []
 
 
 def table8(folder):

@@ -17,7 +17,14 @@ import torch
 from filelock import FileLock
 from omegaconf import OmegaConf
 
-from fedexp.analysis.sweep import as_written, cell_of, expand, launches, load_sweep, protocol_of
+from fedexp.analysis.sweep import (
+    expand,
+    find_cell,
+    find_protocol_changes,
+    launches,
+    load_sweep,
+    normalise,
+)
 from fedexp.cli import main, preview
 from fedexp.cli.preview import Planned, job_status, plan_jobs, seconds_left
 from fedexp.config.build import build
@@ -70,33 +77,33 @@ def test_run_is_assigned_to_its_cell(name):
     for block in sweep.blocks:
         for combination in block.combinations():
             overrides = [*block.fixed, "seed=2", *(f"{key}={value}" for key, value in combination)]
-            assert cell_of(sweep, overrides) == (block, block.fields(combination))
+            assert find_cell(sweep, overrides) == (block, block.fields(combination))
             assert frozenset(overrides) not in seen
             seen.add(frozenset(overrides))
-    assert cell_of(sweep, ["seed=2"]) is None
+    assert find_cell(sweep, ["seed=2"]) is None
 
 
 def test_overrides_are_compared_as_hydra_writes_them():
     """Hydra's sweeper writes `True`, `$\\{rounds\\}` and 0.001 into overrides.yaml; a sweep's file
     has `true`, `${rounds}` and 1e-3."""
-    assert as_written(r"keep_local_models=$\{rounds\}") == "keep_local_models=${rounds}"
-    assert as_written("forgetting_metric.local=True") == "forgetting_metric.local=true"
-    assert as_written("algorithm=fedavg") == "algorithm=fedavg"
-    assert as_written("local.lr=1e-3") == as_written("local.lr=1.0e-3") == "local.lr=0.001"
-    assert as_written("rounds=20") == "rounds=20"
+    assert normalise(r"keep_local_models=$\{rounds\}") == "keep_local_models=${rounds}"
+    assert normalise("forgetting_metric.local=True") == "forgetting_metric.local=true"
+    assert normalise("algorithm=fedavg") == "algorithm=fedavg"
+    assert normalise("local.lr=1e-3") == normalise("local.lr=1.0e-3") == "local.lr=0.001"
+    assert normalise("rounds=20") == "rounds=20"
     sweep = load("fedntd_fig15")
     job, *_ = [job for job in launches(sweep, []) if "algorithm.tau_squared=false" in job]
     job = next(each for each in expand(job))
     noted = [option.replace("=false", "=False") for option in job]
-    assert cell_of(sweep, noted) == cell_of(sweep, job) is not None
-    assert protocol_of(sweep, noted) == protocol_of(sweep, job) == []
+    assert find_cell(sweep, noted) == find_cell(sweep, job) is not None
+    assert find_protocol_changes(sweep, noted) == find_protocol_changes(sweep, job) == []
     cfed = load("cfed_table1")
     run = ["experiment=cfed/text_class", "rounds=1", "local.epochs=20", "local.batch_size=128"]
     for rate in ("1e-3", "0.001"):
         job = [*run, "algorithm=lwf", f"local.lr={rate}"]
-        assert cell_of(cfed, [*job, "seed=0"])[1]["method"] == "LwF"
-        assert protocol_of(cfed, job) == []
-    _, fields = cell_of(cfed, [*run, "algorithm=cfed_c", "local.lr=1e-06"])
+        assert find_cell(cfed, [*job, "seed=0"])[1]["method"] == "LwF"
+        assert find_protocol_changes(cfed, job) == []
+    _, fields = find_cell(cfed, [*run, "algorithm=cfed_c", "local.lr=1e-06"])
     assert fields["method"] == "CFeD(C) lr=1e-6"
 
 
@@ -174,18 +181,20 @@ def test_shared_overrides_may_replace_what_a_block_fixes():
     given = ["rounds=4", "keep_local_models=[4]"]
     run = ["experiment=fedntd/cifar10_iid", "algorithm=fedavg", "model=cnn_circle"]
     run += [*given, "schedule.partition={4:iid}"]
-    assert cell_of(fig18, run) is None
-    assert cell_of(fig18, run, given)[1]["setting"] == "IID, then s=2"
-    assert cell_of(fig18, run, ["rounds=4"]) is None
-    assert cell_of(fig18, run[:-1], run) is None
+    assert find_cell(fig18, run) is None
+    assert find_cell(fig18, run, given)[1]["setting"] == "IID, then s=2"
+    assert find_cell(fig18, run, ["rounds=4"]) is None
+    assert find_cell(fig18, run[:-1], run) is None
     for partition, name in (("{4:iid}", "homogeneous"), ("null", "heterogeneous")):
         run = ["experiment=fedntd/cifar10_s2", "algorithm=fedavg", *given]
-        assert cell_of(fig19, [*run, f"schedule.partition={partition}"], run)[1]["setting"] == name
+        assert (
+            find_cell(fig19, [*run, f"schedule.partition={partition}"], run)[1]["setting"] == name
+        )
     for block in fig3.blocks:  # they differ by rounds and a mapping: the literal one counts
         run = ["experiment=fedka/cifar10", "algorithm=fedavg", *block.fixed]
-        assert cell_of(fig3, run, [])[0] == cell_of(fig3, run)[0] == block
+        assert find_cell(fig3, run, [])[0] == find_cell(fig3, run)[0] == block
         changed = [*(each for each in run if "rounds" not in each), "rounds=9"]
-        assert cell_of(fig3, changed, ["rounds=9"])[0] == block
+        assert find_cell(fig3, changed, ["rounds=9"])[0] == block
 
 
 def test_unknown_sweep_is_refused():
@@ -220,8 +229,11 @@ def test_other_overrides_change_the_protocol():
         "seed=7",
         "tracker=none",
     ]
-    assert protocol_of(sweep, [*same, "data_dir=x"]) == []
-    assert protocol_of(sweep, [*same, "rounds=5", "+local.lr=1"]) == ["rounds=5", "+local.lr=1"]
+    assert find_protocol_changes(sweep, [*same, "data_dir=x"]) == []
+    assert find_protocol_changes(sweep, [*same, "rounds=5", "+local.lr=1"]) == [
+        "rounds=5",
+        "+local.lr=1",
+    ]
 
 
 def whole_text(path):

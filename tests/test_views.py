@@ -13,7 +13,7 @@ from fedexp.core.rng import generator_for
 from fedexp.data.tasks import ClassIncremental
 from fedexp.data.views import require_views
 from fedexp.engine.base import Shared
-from fedexp.figures import _figures
+from fedexp.figures import list_figures
 from fedexp.figures.load import load_run
 from fedexp.figures.pictures import Pictures
 from fedexp.metrics.forgetting_metric import RoundDrop
@@ -294,5 +294,5 @@ def test_figures_of_both_views(tmp_path):
     run = load_run(tmp_path)
     assert list(run.histories) == ["plain", "augmented"]
     names = ("class_accuracy", "class_accuracy_normalised", "local_round")
-    drawn = [name for name, _ in _figures(run)]
+    drawn = [name for name, _ in list_figures(run)]
     assert {f"{name}{end}" for name in names for end in ("", "_augmented")} <= set(drawn)

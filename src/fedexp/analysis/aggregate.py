@@ -25,7 +25,7 @@ WHAT_A_IS = (
 )
 
 
-def without_repeats(runs: Sequence[RunDirectory]) -> list[RunDirectory]:
+def drop_repeats(runs: Sequence[RunDirectory]) -> list[RunDirectory]:
     """Return the runs, without those whose seed was run again with more test views."""
     keys = [(name, run.summary.get("seed")) for name, run in zip(names(runs), runs, strict=True)]
     most: Counter[Any] = Counter()
@@ -34,10 +34,10 @@ def without_repeats(runs: Sequence[RunDirectory]) -> list[RunDirectory]:
     return [run for key, run in zip(keys, runs, strict=True) if len(run.views) == most[key]]
 
 
-def states_of(jobs: Iterable[RunDirectory]) -> str:
+def describe_states(jobs: Iterable[RunDirectory]) -> str:
     """Return a sentence that counts the runs by status; "" if all are completed.
 
-    Damaged runs are not counted: `damage_of` reports them.
+    Damaged runs are not counted: `describe_damage` reports them.
     """
     sound = [run for run in jobs if not run.damaged]
     found = Counter("pruned" if is_pruned(run) else run.status for run in sound)
@@ -47,7 +47,7 @@ def states_of(jobs: Iterable[RunDirectory]) -> str:
     return f"\n{found.total()} runs: {counts}.\n"
 
 
-def chosen_values(means: pd.DataFrame) -> layout.Section:
+def choose_values(means: pd.DataFrame) -> layout.Section:
     """Return the value with the highest accuracy for each setting and algorithm of a search.
 
     A value is not chosen if every run with it diverged.
@@ -58,16 +58,16 @@ def chosen_values(means: pd.DataFrame) -> layout.Section:
     table = pd.DataFrame(
         {"chosen": best["chosen"], "accuracy (%)": (100 * best["accuracy"]).map("{:.2f}".format)}
     )
-    return layout.Section(CHOSEN, table.set_axis(labels_of(best), axis="index"))
+    return layout.Section(CHOSEN, table.set_axis(label_rows(best), axis="index"))
 
 
-def labels_of(table: pd.DataFrame) -> list[str]:
+def label_rows(table: pd.DataFrame) -> list[str]:
     """Return the displayed row names of a table of settings and methods."""
     columns = ["setting", "method"] if table["setting"].nunique() > 1 else ["method"]
     return displayed(differing(table[columns].agg(" ".join, axis="columns")))
 
 
-def damage_of(jobs: Sequence[RunDirectory]) -> list[str]:
+def describe_damage(jobs: Sequence[RunDirectory]) -> list[str]:
     """Return a line for each job that the tables leave out because its files are damaged."""
     return [
         f"Left out, damaged: {run.directory.name}: {run.describe_damage()} (the same `--multirun`"
@@ -85,7 +85,7 @@ def rounds_to_targets(runs: Sequence[RunDirectory]) -> pd.DataFrame:
     missing if any seed diverged or never reaches the target (Flashback Table 1).
     """
     table = pd.DataFrame(names(runs, of_data=True), columns=["setting", "method"])
-    table["best"] = [np.nan if run.diverged else best_of(run) for run in runs]
+    table["best"] = [np.nan if run.diverged else read_best_accuracy(run) for run in runs]
     table["A"] = SHARE * table.groupby("setting")["best"].transform("max")
     for name, factor in zip(ROUNDS, FACTORS, strict=True):
         pairs = zip(runs, factor * table["A"], strict=True)
@@ -96,13 +96,13 @@ def rounds_to_targets(runs: Sequence[RunDirectory]) -> pd.DataFrame:
     rules: dict[str, Any] = dict.fromkeys(("A", "fedavg", "precision"), "first")
     rules |= dict.fromkeys(ROUNDS, lambda column: column.mean(skipna=False))
     found = groups.agg(rules)
-    fedavg = found.apply(lambda method: rounds_of_fedavg(found, method), axis="columns")
+    fedavg = found.apply(lambda method: find_rounds_of_fedavg(found, method), axis="columns")
     speedups = (fedavg / found[ROUNDS]).set_axis([f"speedup_{f:g}A" for f in FACTORS], axis=1)
     shown = found[["setting", "method", "A", *ROUNDS]].join(speedups)
     return shown.sort_values(["setting", *reversed(ROUNDS)], kind="stable")
 
 
-def rounds_of_fedavg(methods: pd.DataFrame, method: "pd.Series[Any]") -> "pd.Series[float]":
+def find_rounds_of_fedavg(methods: pd.DataFrame, method: "pd.Series[Any]") -> "pd.Series[float]":
     """Return the rounds that FedAvg needs to each target in a method's setting and precision.
 
     If FedAvg was not run in this precision, its runs in any other are used. If several variants of
@@ -113,7 +113,7 @@ def rounds_of_fedavg(methods: pd.DataFrame, method: "pd.Series[Any]") -> "pd.Ser
     return (fedavg if same.empty else same)[ROUNDS].min()
 
 
-def best_of(run: RunDirectory) -> float:
+def read_best_accuracy(run: RunDirectory) -> float:
     """Return the best accuracy of a run, on the validation set if it has one."""
     return float(run.summary.get("validation_best_accuracy", run.summary.get("best_accuracy", 0.0)))
 

@@ -14,7 +14,7 @@ import pandas as pd
 
 from fedexp.analysis.layout import Section
 from fedexp.analysis.ranks import ALPHA, Comparison, compare_methods
-from fedexp.analysis.sweep import Sweep, cell_of
+from fedexp.analysis.sweep import Sweep, find_cell
 from fedexp.rundir.reader import RunDirectory
 
 
@@ -39,12 +39,12 @@ class Ranking:
         )
 
 
-def runs_of(sweep: Sweep, runs: Sequence[RunDirectory]) -> pd.DataFrame:
+def select_runs(sweep: Sweep, runs: Sequence[RunDirectory]) -> pd.DataFrame:
     """Return the runs of a benchmark: method, setting, seed, run, in the order of the sweep's
     file."""
     rows = []
     for run in runs:
-        if cell := cell_of(sweep, run.overrides):
+        if cell := find_cell(sweep, run.overrides):
             rows.append(cell[1] | {"seed": int(run.summary["seed"]), "run": run})
     keys = ["method", "setting"]
     table = pd.DataFrame(rows, columns=[*keys, "seed", "run"])
@@ -56,7 +56,7 @@ def runs_of(sweep: Sweep, runs: Sequence[RunDirectory]) -> pd.DataFrame:
     return table.sort_values([*keys, "seed"])
 
 
-def value_of(run: RunDirectory, names: Sequence[str]) -> float:
+def read_value(run: RunDirectory, names: Sequence[str]) -> float:
     """Return the first of these values that a run has; nan if it diverged or has none of them."""
     values = [run.summary[name] for name in names if run.summary.get(name) is not None]
     return float(values[0]) if values and not run.diverged else np.nan
@@ -72,14 +72,14 @@ def rankings(sweep: Sweep, runs: pd.DataFrame) -> list[Ranking]:
         tuple(group.unique()) for _, group in runs.groupby("method", observed=True)["setting"]
     ]
     made = [
-        ranking_of(measure, names, settings, runs)
+        rank_methods(measure, names, settings, runs)
         for settings in sorted(dict.fromkeys(places), key=len, reverse=True)
         for measure, names in sweep.ranks.items()
     ]
     return [ranking for ranking in made if ranking]
 
 
-def ranking_of(
+def rank_methods(
     measure: str, names: Sequence[str], settings: tuple[str, ...], runs: pd.DataFrame
 ) -> Ranking | None:
     """Rank the methods that have a run of every seed in all these settings.
@@ -98,7 +98,7 @@ def ranking_of(
         return None
     # Larger values are better, and a run without a value is the worst.
     sign = -1 if names[-1].endswith("forgetting") else 1
-    values = sign * table.map(lambda run: value_of(run, names)).to_numpy(dtype=float)
+    values = sign * table.map(lambda run: read_value(run, names)).to_numpy(dtype=float)
     methods = [str(name) for name in table]
     compared = compare_methods(methods, np.nan_to_num(values, nan=-np.inf))
     return Ranking(measure, settings, seeds, compared)
@@ -106,47 +106,47 @@ def ranking_of(
 
 def benchmark_sections(sweep: Sweep, finished: Sequence[RunDirectory]) -> list[Section]:
     """Return the tables of a benchmark: results, cost and ranks."""
-    runs = runs_of(sweep, finished)
+    runs = select_runs(sweep, finished)
     if runs.empty:
         return []
-    results = by_method(runs, lambda group: result_text(group, sweep.ranks.values()))
-    costs = by_method(runs, cost_text)
+    results = tabulate(runs, lambda group: format_results(group, sweep.ranks.values()))
+    costs = tabulate(runs, format_cost)
     return [
         Section("Accuracy in per cent (F) ± standard deviation over seeds", results),
         Section("Cost of a run: MB sent, both ways, of all clients; seconds of its rounds", costs),
-        *(Section(each.title, rank_table(each)) for each in rankings(sweep, runs)),
+        *(Section(each.title, tabulate_ranks(each)) for each in rankings(sweep, runs)),
     ]
 
 
-def by_method(runs: pd.DataFrame, text_of: Callable[[list[RunDirectory]], str]) -> pd.DataFrame:
+def tabulate(runs: pd.DataFrame, text_of: Callable[[list[RunDirectory]], str]) -> pd.DataFrame:
     """Return methods x settings. text_of: returns the text of a cell from the runs of its seeds."""
     groups = runs.groupby(["method", "setting"], observed=True)["run"]
     table = groups.agg(lambda group: text_of(list(group))).unstack().fillna("-")
     return table.rename_axis(index=None, columns=None)
 
 
-def result_text(runs: Sequence[RunDirectory], measures: Iterable[Sequence[str]]) -> str:
+def format_results(runs: Sequence[RunDirectory], measures: Iterable[Sequence[str]]) -> str:
     """Return the first measure, and the other measures in parentheses. Accuracies are in per
     cent."""
     sound = [run for run in runs if not run.diverged]
     texts: list[str] = []
     for names in measures:
         is_percent = names[-1].endswith("accuracy")
-        values = [(100 if is_percent else 1) * value_of(run, names) for run in sound]
-        text = spread(values, 1 if is_percent else 2)
+        values = [(100 if is_percent else 1) * read_value(run, names) for run in sound]
+        text = format_spread(values, 1 if is_percent else 2)
         texts.append(f"({text})" if texts else text)
     failed = len(runs) - len(sound)
     return " ".join(texts) + (f", {failed} of {len(runs)} diverged" if failed else "")
 
 
-def cost_text(runs: Sequence[RunDirectory]) -> str:
+def format_cost(runs: Sequence[RunDirectory]) -> str:
     """Return the MB and seconds of a run, averaged over seeds."""
     sent = np.mean([sum(run.values("bytes_up") + run.values("bytes_down")) for run in runs])
     seconds = np.mean([sum(run.values("seconds")) for run in runs])
     return f"{sent / 1e6:.1f} MB, {seconds:.1f} s"
 
 
-def spread(values: Sequence[float], digits: int) -> str:
+def format_spread(values: Sequence[float], digits: int) -> str:
     """Return mean ± standard deviation (n - 1 in the denominator).
 
     Return only the mean for a single value, and - for no value.
@@ -157,7 +157,7 @@ def spread(values: Sequence[float], digits: int) -> str:
     return f"{text} ± {np.std(values, ddof=1):.{digits}f}" if len(values) > 1 else text
 
 
-def rank_table(ranking: Ranking) -> pd.DataFrame:
+def tabulate_ranks(ranking: Ranking) -> pd.DataFrame:
     """Return one row per method, the best first.
 
     Columns: the mean rank, and the letters of the groups that the method belongs to. Methods in a

@@ -14,10 +14,10 @@ from fedexp.figures.style import (
     BLUE,
     GREEN,
     ORANGE,
-    entitle,
     legend,
     panels,
     round_axis,
+    set_title,
     stroke,
     width,
 )
@@ -122,7 +122,9 @@ def weight_divergence(setting: "Setting") -> Figure:
         axes.set_ylim(bottom=0)
         round_axis(axes, 8)
     curves[0].legend()
-    entitle(figure, f"Weight divergence and distance of distributions\n{shortened(setting.title)}")
+    set_title(
+        figure, f"Weight divergence and distance of distributions\n{shortened(setting.title)}"
+    )
     return figure
 
 

@@ -16,7 +16,7 @@ from matplotlib.ticker import MaxNLocator
 from fedexp.analysis.measures import is_pruned, less_is_better, main_measures
 from fedexp.figures.draw import class_maps, task_lines
 from fedexp.figures.draw_analyses import BARS
-from fedexp.figures.style import GREY, legend, panels, round_axis, say, stroke
+from fedexp.figures.style import GREY, legend, panels, round_axis, stroke, write_note
 from fedexp.rundir.reader import RunDirectory
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def curves(setting: "Setting") -> Figure:
         if axes.lines:
             task_lines(setting.methods[0].files[0], axes, GREY)
         else:
-            say(axes, "no round has it")
+            write_note(axes, "no round has it")
         axes.set_ylabel(measure.label)
     grid[0].set_ylim(bottom=0)
     round_axis(grid[-1])

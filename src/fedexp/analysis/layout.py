@@ -81,23 +81,23 @@ def number(value: float | None, unit: str, metric: str = "") -> str:
     return f"{value:.{digits}f}"
 
 
-def text_in(row: Mapping[str, Any], column: str) -> str:
+def format_column(row: Mapping[str, Any], column: str) -> str:
     """Format a column of a row of the tidy table."""
     return number(row[column], row["unit"], row["metric"])
 
 
-def both(row: Mapping[str, Any]) -> tuple[str, str]:
+def format_values(row: Mapping[str, Any]) -> tuple[str, str]:
     """Return (measured value ± standard deviation, published value) of a row of the tidy table.
 
     The measured value is "" if nothing was run.
     """
-    printed = "failed" if str(row["note"]).startswith("failed") else text_in(row, "printed")
+    printed = "failed" if str(row["note"]).startswith("failed") else format_column(row, "printed")
     if not row["n"]:
         return "", printed
-    ours = text_in(row, "plain_last" if shows_plain(row) else "mean")
+    ours = format_column(row, "plain_last" if shows_plain(row) else "mean")
     if row["diverged"] == row["n"]:
         ours = "failed"
-    return ours if pd.isna(row["std"]) else f"{ours} ± {text_in(row, 'std')}", printed
+    return ours if pd.isna(row["std"]) else f"{ours} ± {format_column(row, 'std')}", printed
 
 
 def shows_plain(row: Mapping[str, Any]) -> bool:
@@ -114,11 +114,11 @@ def in_brackets(row: Mapping[str, Any], text: str) -> str:
     return f"({text})" if row["metric"] == "forgetting" and text else text
 
 
-def one_cell(rows: Rows) -> str:
+def format_cell(rows: Rows) -> str:
     """Return the text of a cell: all measured values with their marks, and all published values."""
     ours, printed = [], []
     for row in rows:
-        value, published = both(row)
+        value, published = format_values(row)
         if value:
             value += MARKS.get(row["verdict"], "") + PLAIN_ONLY * bool(shows_plain(row))
             value += SOME_DIVERGED * bool(0 < row["diverged"] < row["n"])
@@ -127,12 +127,14 @@ def one_cell(rows: Rows) -> str:
     return f"{' '.join(filter(None, ours))} [{' '.join(printed)}]".strip()
 
 
-def plain_cell(rows: Rows) -> str:
+def format_plain_cell(rows: Rows) -> str:
     """Return the plain test of a method in a setting: the last round, and the mean of the last ten.
 
     Forgetting is in parentheses.
     """
-    texts = [f"{text_in(row, 'plain_last')}, {text_in(row, 'plain_last10')}" for row in rows]
+    texts = [
+        f"{format_column(row, 'plain_last')}, {format_column(row, 'plain_last10')}" for row in rows
+    ]
     return " ".join(map(in_brackets, rows, texts))
 
 
@@ -163,16 +165,16 @@ def all_sections(table: pd.DataFrame) -> list[Section]:
     """
     parts = sections(table)
     known = table[table["plain_last"].notna()]
-    for part in sections(known, plain_cell) if len(known) else ():
+    for part in sections(known, format_plain_cell) if len(known) else ():
         title = f"{part.title}: {PLAIN}".removeprefix(": ")
         parts.append(Section(f"{title}, last round and mean of the last ten", part.table))
-    if len(ordered := orders(table)):
+    if len(ordered := tabulate_orders(table)):
         title = "Order of the methods in each column: Spearman's rho, and swaps beyond noise"
         parts.append(Section(title, ordered))
     return parts
 
 
-def orders(table: pd.DataFrame) -> pd.DataFrame:
+def tabulate_orders(table: pd.DataFrame) -> pd.DataFrame:
     """Return one row per column of the paper's table that has enough methods.
 
     Columns: Spearman's rho, the verdict, and what the verdict is based on.
@@ -185,7 +187,7 @@ def orders(table: pd.DataFrame) -> pd.DataFrame:
     return shown.set_axis(names.str.split().str.join(" "), axis="index")
 
 
-def sections(table: pd.DataFrame, text_of: Callable[[Rows], str] = one_cell) -> list[Section]:
+def sections(table: pd.DataFrame, text_of: Callable[[Rows], str] = format_cell) -> list[Section]:
     """Lay out the tidy table as the paper has it.
 
     text_of: returns the text of a cell from its rows.

@@ -78,7 +78,7 @@ def less_is_better(key: str) -> bool:
     return "_std" in key or direction_of(key, None) == "min"
 
 
-def form(value: float, key: str) -> str:
+def format_value(value: float, key: str) -> str:
     """Format a value as papers do. Accuracies are in per cent."""
     return f"{100 * value:.2f}" if is_accuracy(key) else f"{value:.3f}"
 
@@ -89,12 +89,12 @@ def title_of(key: str) -> str:
     return f"{words} (%)" if is_accuracy(key) else words
 
 
-def origin(summaries: Iterable[Mapping[str, Any]]) -> dict[str, str]:
+def describe_origin(summaries: Iterable[Mapping[str, Any]]) -> dict[str, str]:
     """Return the seeds, commits and hardware of runs, as far as their summaries give them."""
     known = list(summaries)
     seeds = {int(each["seed"]) for each in known if each.get("seed") is not None}
     commits = {str(each["commit"])[:7] for each in known if each.get("commit")}
-    machines = {machine(each["hardware"]) for each in known if each.get("hardware")}
+    machines = {describe_machine(each["hardware"]) for each in known if each.get("hardware")}
     return {
         "seeds": " ".join(map(str, sorted(seeds))),
         "commits": " ".join(sorted(commits)),
@@ -102,7 +102,7 @@ def origin(summaries: Iterable[Mapping[str, Any]]) -> dict[str, str]:
     }
 
 
-def machine(hardware: Mapping[str, Any]) -> str:
+def describe_machine(hardware: Mapping[str, Any]) -> str:
     """Return a run's hardware as text, such as `AMD EPYC (cpu, fp32)`."""
     return f"{hardware.get('name')} ({hardware.get('device')}, {hardware.get('precision')})"
 

@@ -10,17 +10,31 @@ from fedexp.config.options import conf_directory
 
 # Prefixes of overrides for where a run is computed. hardware.precision changes results and is not
 # one of them.
-WHERE = tuple(
+HARDWARE = tuple(
     f"hardware{rest}"
     for rest in ("=", ".device", ".engine", ".threads", ".workers", ".chunk", ".jobs")
 )
 # Prefixes of overrides that names leave out.
-UNSAID = (
-    *("seed", "resume", "tracker", "hydra", "data_dir", "checkpoint_interval", "profile", *WHERE),
+UNNAMED = (
+    *(
+        "seed",
+        "resume",
+        "tracker",
+        "hydra",
+        "data_dir",
+        "checkpoint_interval",
+        "profile",
+        *HARDWARE,
+    ),
     *("figures", "objective", "test_views", "evaluate", "forgetting_metric", "analysis"),
     *("keep_models", "keep_local_models"),
 )
-SAID = ("experiment=", "dataset=", "partition=", "algorithm=")  # every name has these groups
+NAMED_GROUPS = (
+    "experiment=",
+    "dataset=",
+    "partition=",
+    "algorithm=",
+)  # every name has these groups
 # Keys of the data. With a single algorithm, they define settings and all other keys define methods.
 DATA = ("dataset", "scenario", "partition", "alpha", "shards_per_client", "num_clients")
 LONG = re.compile(r"\d*\.\d{4,}(e[+-]?\d+)?")
@@ -39,17 +53,17 @@ class RunLike(Protocol):
 Run = TypeVar("Run", bound=RunLike)
 
 
-def said(run: RunLike) -> list[str]:
+def named_overrides(run: RunLike) -> list[str]:
     """Return the overrides that appear in names."""
-    return [text.lstrip("+") for text in run.overrides if not text.startswith(UNSAID)]
+    return [text.lstrip("+") for text in run.overrides if not text.startswith(UNNAMED)]
 
 
 def shared_overrides(runs: Iterable[RunLike]) -> set[str]:
-    every = [set(said(run)) for run in runs]
+    every = [set(named_overrides(run)) for run in runs]
     return set.intersection(*every) if every else set()
 
 
-def chosen(run: RunLike) -> Mapping[str, Any]:
+def summary_and_options(run: RunLike) -> Mapping[str, Any]:
     """Return the run's summary and each group's option in one mapping. A run that has not ended has
     options too."""
     return {**(getattr(run, "config", {}).get("choices") or {}), **run.summary}
@@ -68,17 +82,17 @@ def names(
     without: a key to leave out.
     """
     shared = shared_overrides(runs)
-    of_data = of_data or len({chosen(run).get("algorithm") for run in runs}) == 1
+    of_data = of_data or len({summary_and_options(run).get("algorithm") for run in runs}) == 1
     found = []
     for run in runs:
-        texts = [text for text in said(run) if text.partition("=")[0] != without]
-        of = chosen(run)
+        texts = [text for text in named_overrides(run) if text.partition("=")[0] != without]
+        of = summary_and_options(run)
         places = [text.partition("=")[2] for text in texts if text.startswith("experiment=")]
         place = places[-1] if places else f"{of.get('dataset')} {of.get('partition')}"
         method = [str(of.get("algorithm"))]
         setting: list[str] = []
         for text in texts:
-            if text in shared or text.startswith(SAID):
+            if text in shared or text.startswith(NAMED_GROUPS):
                 continue
             key = text.partition("=")[0]
             mine = text.startswith("algorithm.") or (of_data and key not in DATA)
@@ -144,10 +158,10 @@ def rounded(text: str, digits: int) -> str:
 
 def ordered(labels: Iterable[str]) -> list[str]:
     """Sort labels by name, and numbers in them by value."""
-    return sorted(labels, key=natural)
+    return sorted(labels, key=natural_key)
 
 
-def natural(text: str) -> list[tuple[float, str]]:
+def natural_key(text: str) -> list[tuple[float, str]]:
     """Return a sort key that compares numbers by value and puts them before words."""
     pieces = re.split(r"(\d+(?:\.\d+)?)", text)
     return [(float(piece), "") if i % 2 else (math.inf, piece) for i, piece in enumerate(pieces)]

@@ -14,11 +14,11 @@ import pandas as pd
 
 from fedexp.analysis.layout import PRUNED, SOME_DIVERGED, Section
 from fedexp.analysis.measures import (
-    form,
+    describe_origin,
+    format_value,
     is_pruned,
     less_is_better,
     main_measures,
-    origin,
     title_of,
 )
 from fedexp.analysis.naming import differing, displayed, grouped, ordered
@@ -60,7 +60,7 @@ def means(runs: Sequence[RunDirectory], further: Iterable[str] = ()) -> pd.DataF
     main = [measure.key for measure in main_measures(runs)]
     values = list(dict.fromkeys([*main, *VALUES, *further]))
     rows = [
-        {"setting": setting, "method": method} | mean_row(members, values)
+        {"setting": setting, "method": method} | average_row(members, values)
         for setting, methods in grouped(runs, of_data=True).items()
         for method, members in methods.items()
     ]
@@ -71,17 +71,22 @@ def means(runs: Sequence[RunDirectory], further: Iterable[str] = ()) -> pd.DataF
     return table.sort_values(by, ascending=[*[True] * (len(by) - 1), less_is_better(by[-1])])
 
 
-def mean_row(runs: Sequence[RunDirectory], values: Sequence[str]) -> dict[Any, Any]:
+def average_row(runs: Sequence[RunDirectory], values: Sequence[str]) -> dict[Any, Any]:
     """Return the row of table.csv for the seeds of a method. values: keys of summary.json."""
     counts = {"n": len(runs), "diverged": sum(run.diverged for run in runs)}
     counts["pruned"] = sum(map(is_pruned, runs))
     sound = [[run.summary.get(key) for key in values] for run in runs if not run.diverged]
     table = pd.DataFrame(sound, columns=list(values), dtype=float)
     spread = table.std().add_suffix("_std")
-    return counts | origin(run.summary for run in runs) | table.mean().to_dict() | spread.to_dict()
+    return (
+        counts
+        | describe_origin(run.summary for run in runs)
+        | table.mean().to_dict()
+        | spread.to_dict()
+    )
 
 
-def table_of(runs: Sequence[RunDirectory], layout: Layout) -> Section:
+def make_table(runs: Sequence[RunDirectory], layout: Layout) -> Section:
     """Return the table of runs. Raises ConfigError for a metric that no run has."""
     found = {key for run in runs for key, value in run.summary.items() if is_number(value)}
     require_known(layout.metrics, sorted(found), "--metrics")
@@ -96,7 +101,9 @@ def table_of(runs: Sequence[RunDirectory], layout: Layout) -> Section:
     ranks = pd.Series({place: rank(record, place[2]) for place, record in records.items()})
     column = ranks.groupby(level=[1, 2])
     best = (column.transform("size") > 1) & (ranks == column.transform("min")) & (ranks < math.inf)
-    texts = pd.Series({key: text_of(record, key[2], best[key]) for key, record in records.items()})
+    texts = pd.Series(
+        {key: format_cell(record, key[2], best[key]) for key, record in records.items()}
+    )
     methods, settings = ordered(set(table["method"])), ordered(groups)
     if layout.sort != "name":
         known = ranks[ranks < math.inf].xs(layout.sort or metrics[0], level=2)
@@ -106,10 +113,10 @@ def table_of(runs: Sequence[RunDirectory], layout: Layout) -> Section:
     wide: Any = texts.unstack([0, 2] if layout.transpose else [1, 2])
     heads = itertools.product(columns, metrics)
     shown = wide.loc[rows, [head for head in heads if head in wide]].fillna("-")
-    return section(shown, about(set(table["n"])))
+    return make_section(shown, describe_seeds(set(table["n"])))
 
 
-def section(table: pd.DataFrame, about: str) -> Section:
+def make_section(table: pd.DataFrame, describe_seeds: str) -> Section:
     """Return a table of texts with its displayed names. Its columns are (name, metric)."""
     names, metrics = (list(table.columns.unique(level)) for level in (0, 1))
     shown = displayed(differing(names)) if len(names) > 1 else [""]
@@ -117,8 +124,8 @@ def section(table: pd.DataFrame, about: str) -> Section:
     table = table.rename(columns={metric: title_of(metric) for metric in metrics}, level=1)
     table = table.set_axis(displayed(differing(table.index)), axis="index")
     if len(metrics) == 1 and len(names) > 1:
-        return Section("", table.droplevel(1, axis="columns"), title_of(metrics[0]), about)
-    return Section("", table, "", about)
+        return Section("", table.droplevel(1, axis="columns"), title_of(metrics[0]), describe_seeds)
+    return Section("", table, "", describe_seeds)
 
 
 def rank(record: Mapping[Any, Any], metric: str) -> float:
@@ -130,15 +137,17 @@ def rank(record: Mapping[Any, Any], metric: str) -> float:
     value = record.get(metric, math.nan)
     if math.isnan(value) or record["pruned"]:
         return math.inf
-    return float(form(value, metric)) * (1 if less_is_better(metric) else -1)
+    return float(format_value(value, metric)) * (1 if less_is_better(metric) else -1)
 
 
-def text_of(record: Mapping[Any, Any], metric: str, best: bool) -> str:
+def format_cell(record: Mapping[Any, Any], metric: str, best: bool) -> str:
     """Return mean ± standard deviation (n - 1 in the denominator) in Markdown."""
     value, spread = record.get(metric, math.nan), record.get(f"{metric}_std", math.nan)
     if math.isnan(value):
         return "diverged" if record["diverged"] else "-"
-    text = form(value, metric) + ("" if math.isnan(spread) else f" ± {form(spread, metric)}")
+    text = format_value(value, metric) + (
+        "" if math.isnan(spread) else f" ± {format_value(spread, metric)}"
+    )
     text = f"**{text}**" if best else text
     return text + SOME_DIVERGED * bool(record["diverged"]) + PRUNED * bool(record["pruned"])
 
@@ -155,7 +164,7 @@ def require_known(names: Iterable[str], known: Sequence[str], flag: str) -> None
             )
 
 
-def about(sizes: set[int]) -> str:
+def describe_seeds(sizes: set[int]) -> str:
     """Return the text above a table. sizes: the different numbers of seeds in a cell."""
     counts = " to ".join(map(str, sorted({min(sizes), max(sizes)})))
     seeds = f"Mean ± standard deviation over {counts} seeds" if max(sizes) > 1 else "One seed"

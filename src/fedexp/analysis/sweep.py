@@ -64,7 +64,9 @@ class Block:
 
     def values_of(self, key: str) -> Collection[str]:
         """Return the values that the block's runs have for a key, as far as the block sets them."""
-        return self.axes.get(key) or [text for k, text in map(split, self.fixed) if k == key]
+        return self.axes.get(key) or [
+            text for k, text in map(split_override, self.fixed) if k == key
+        ]
 
     def restricted(self, given: Mapping[str, Sequence[str]]) -> "Block | None":
         """Return the block restricted to the values that the command line gives.
@@ -89,19 +91,21 @@ class Block:
         keys = set(map(key_of, others))
         kept = [text for text in self.fixed if not (is_mapping(text) and key_of(text) in keys)]
         several = any(len(values) > 1 for key, values in self.axes.items() if "." not in key)
-        every = [grid(key, values, several) for key, values in self.axes.items()] + kept
+        every = [make_grid(key, values, several) for key, values in self.axes.items()] + kept
         # Groups first: a key such as algorithm.beta belongs to the option of its group.
-        return sorted(every, key=lambda text: "." in split(text)[0])
+        return sorted(every, key=lambda text: "." in split_override(text)[0])
 
     def match(self, given: Fields, shared: Fields | None) -> tuple[int, int] | None:
         """Return how specifically the block describes a run; None if the run is not in the block.
 
         The first number counts the block's conditions, the second the fixed overrides that the run
-        has literally. For the arguments, see `cell_of`.
+        has literally. For the arguments, see `find_cell`.
         """
         if any(given.get(key) not in values for key, values in self.axes.items()):
             return None
-        replaced = [(key, text) for key, text in map(split, self.fixed) if given.get(key) != text]
+        replaced = [
+            (key, text) for key, text in map(split_override, self.fixed) if given.get(key) != text
+        ]
         for key, value in replaced:
             mine = given.get(key, "")
             of_user = mine == (shared or {}).get(key) and not mine.startswith("{")
@@ -110,13 +114,13 @@ class Block:
         return len(self.axes) + len(self.fixed), len(self.fixed) - len(replaced)
 
 
-def split(override: str) -> tuple[str, str]:
+def split_override(override: str) -> tuple[str, str]:
     """Return (key, value) of an override."""
     key, _, value = override.partition("=")
     return key, value
 
 
-def grid(key: str, values: Collection[str], several: bool) -> str:
+def make_grid(key: str, values: Collection[str], several: bool) -> str:
     """Return the override that sweeps a key over these values.
 
     several: whether any group has several options. Hydra composes single values once for all jobs,
@@ -130,7 +134,7 @@ def grid(key: str, values: Collection[str], several: bool) -> str:
 
 def is_mapping(override: str) -> bool:
     """Return whether the value of an override is a mapping."""
-    return split(override)[1].startswith("{")
+    return split_override(override)[1].startswith("{")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -189,7 +193,7 @@ def load_sweep(name: str, folders: Sequence[Path]) -> Sweep:
         raise ConfigError(f"{path}: not a sweep ({error!r}); see conf/sweep/fedntd.yaml") from error
 
 
-def sweep_of(directory: Path) -> Sweep | None:
+def find_sweep(directory: Path) -> Sweep | None:
     """Return the named sweep that a directory belongs to; None for any other directory."""
     try:
         return load_sweep(SweepDirectory(directory).name, [conf_directory()])
@@ -203,7 +207,7 @@ def read_block(node: Mapping[str, Any], measures: tuple[Mapping[str, Any], ...])
     axes = {key: values for key, values in node.items() if key not in ("with", "measures")}
     return Block(
         {key: read_axis(values) for key, values in axes.items()},
-        tuple(map(as_written, node.get("with", ()))),
+        tuple(map(normalise, node.get("with", ()))),
         tuple(node.get("measures", measures)),
     )
 
@@ -211,7 +215,7 @@ def read_block(node: Mapping[str, Any], measures: tuple[Mapping[str, Any], ...])
 def read_axis(values: Mapping[Any, Mapping[str, Any]]) -> dict[str, Fields]:
     """Return the values of an axis as Hydra's sweeper writes them, with their fields as text."""
     return {
-        rewritten(str(value)): {name: str(text) for name, text in fields.items()}
+        normalise_value(str(value)): {name: str(text) for name, text in fields.items()}
         for value, fields in values.items()
     }
 
@@ -225,11 +229,11 @@ def launches(sweep: Sweep, overrides: Sequence[str]) -> list[list[str]]:
     """
     keys = {key for block in sweep.blocks for key in block.axes}
     given = {
-        key: [rewritten(each) for each in values.split(",")]
-        for key, values in map(split, overrides)
+        key: [normalise_value(each) for each in values.split(",")]
+        for key, values in map(split_override, overrides)
         if key in keys
     }
-    others = [text for text in overrides if split(text)[0] not in given]
+    others = [text for text in overrides if split_override(text)[0] not in given]
     if not any(text.startswith("test_views=") for text in others):
         others += sweep.common
     blocks = [block.restricted(given) for block in sweep.blocks]
@@ -247,7 +251,7 @@ def launches(sweep: Sweep, overrides: Sequence[str]) -> list[list[str]]:
     return lists
 
 
-def cell_of(
+def find_cell(
     sweep: Sweep, overrides: Iterable[str], shared: Iterable[str] | None = None
 ) -> tuple[Block, dict[str, str]] | None:
     """Return (block, fields of the published cells) of a run; None if the run is not in the sweep.
@@ -259,8 +263,8 @@ def cell_of(
     any other mapping for the same key. A run with such replacements does not reproduce the cell,
     but is shown in pictures. None: the run must have every fixed override literally.
     """
-    given = dict(split(as_written(text)) for text in overrides)
-    same = None if shared is None else dict(split(as_written(text)) for text in shared)
+    given = dict(split_override(normalise(text)) for text in overrides)
+    same = None if shared is None else dict(split_override(normalise(text)) for text in shared)
     scores = [block.match(given, same) for block in sweep.blocks]
     best = max((score for score in scores if score), default=None)
     if best is None:
@@ -269,17 +273,17 @@ def cell_of(
     return block, block.fields((key, given[key]) for key in block.axes)
 
 
-def as_written(override: str) -> str:
+def normalise(override: str) -> str:
     """Return an override of a run in the form that sweep files have.
 
     Hydra's sweeper escapes braces, capitalises truth values and rewrites numbers. This function
     removes the backslashes, lowercases truth values and formats numbers as Python does.
     """
     key, equals, value = override.replace("\\{", "{").replace("\\}", "}").partition("=")
-    return f"{key}{equals}{rewritten(value)}"
+    return f"{key}{equals}{normalise_value(value)}"
 
 
-def rewritten(value: str) -> str:
+def normalise_value(value: str) -> str:
     """Return a decimal number as Python and Hydra's sweeper format it, such as 1e-3 as 0.001.
 
     Truth values are in lower case. Any other text is returned unchanged.
@@ -290,13 +294,13 @@ def rewritten(value: str) -> str:
     return str(float(value)) if is_decimal else value
 
 
-def protocol_of(sweep: Sweep, overrides: Sequence[str]) -> list[str]:
+def find_protocol_changes(sweep: Sweep, overrides: Sequence[str]) -> list[str]:
     """Return the overrides that change the published protocol. A run with any of them is not a
     reproduction."""
     keys = {key for block in sweep.blocks for key in block.axes}
     fixed = {text for block in sweep.blocks for text in block.fixed}
-    changes = [text for text in map(as_written, overrides) if text not in fixed]
-    named = [(split(text)[0].lstrip("+~"), text) for text in changes]
+    changes = [text for text in map(normalise, overrides) if text not in fixed]
+    named = [(split_override(text)[0].lstrip("+~"), text) for text in changes]
     return [text for key, text in named if key not in keys and not key.startswith(HARMLESS)]
 
 

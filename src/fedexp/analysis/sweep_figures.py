@@ -21,7 +21,15 @@ import numpy as np
 import pandas as pd
 
 from fedexp.analysis.measures import is_pruned
-from fedexp.analysis.naming import SAID, displayed, grouped, names, ordered, said, shared_overrides
+from fedexp.analysis.naming import (
+    NAMED_GROUPS,
+    displayed,
+    grouped,
+    named_overrides,
+    names,
+    ordered,
+    shared_overrides,
+)
 from fedexp.data.views import VALIDATION, name_in_view
 from fedexp.figures.load import RunData, load_run
 from fedexp.figures.pictures import Pictures
@@ -114,11 +122,11 @@ class ParameterSweep:
         """Return the runs of a method by the parameter's value, in ascending order."""
         found: dict[float, list[RunDirectory]] = {}
         for run in method.runs:
-            found.setdefault(numbers_of(run)[self.key], []).append(run)
+            found.setdefault(numeric_overrides(run)[self.key], []).append(run)
         return dict(sorted(found.items()))
 
 
-def look_of_sweep(runs: Sequence[RunDirectory]) -> Pictures:
+def read_settings_of_sweep(runs: Sequence[RunDirectory]) -> Pictures:
     """Return the picture settings of the first run whose configuration has any."""
     found = (run.config["figures"] for run in runs if "figures" in run.config)
     return Pictures.of(next(found, None))
@@ -147,10 +155,10 @@ def settings(runs: Sequence[RunDirectory]) -> list[Setting]:
     """Group runs by setting and method. Methods are sorted by name."""
     shared, groups, every = shared_overrides(runs), grouped(runs), method_names(runs)
     of_experiment = any(text.startswith("experiment=") for text in shared)
-    in_name = ("experiment=", "algorithm=") if of_experiment else SAID
+    in_name = ("experiment=", "algorithm=") if of_experiment else NAMED_GROUPS
     common = " ".join(sorted(text for text in shared if not text.startswith(in_name)))
     return [
-        Setting(shown, methods_of(groups[setting], every), common)
+        Setting(shown, make_methods(groups[setting], every), common)
         for setting, shown in zip(groups, displayed(list(groups)), strict=True)
     ]
 
@@ -163,51 +171,51 @@ def method_names(runs: Sequence[RunDirectory], further: Iterable[str] = ()) -> l
     return list(dict.fromkeys([*ordered({name for _, name in names(runs)}), *ordered(further)]))
 
 
-def methods_of(
+def make_methods(
     groups: Mapping[str, Iterable[RunDirectory]], every: Sequence[str]
 ) -> tuple[Method, ...]:
     """Return the methods with these runs (name -> runs), in the order of all names."""
     shown = enumerate(zip(every, displayed(every), strict=True))
     return tuple(
-        Method(label, by_seed(groups[name]), number)
+        Method(label, sort_by_seed(groups[name]), number)
         for number, (name, label) in shown
         if name in groups
     )
 
 
-def by_seed(runs: Iterable[RunDirectory]) -> tuple[RunDirectory, ...]:
+def sort_by_seed(runs: Iterable[RunDirectory]) -> tuple[RunDirectory, ...]:
     return tuple(sorted(runs, key=lambda run: run.summary.get("seed") or 0))
 
 
 def parameter_sweeps(runs: Sequence[RunDirectory]) -> list[ParameterSweep]:
     """Return a parameter sweep for each setting and each key that takes several numbers there."""
-    keys = dict.fromkeys(key for run in runs for key in numbers_of(run))
-    return [sweep for key in keys for sweep in sweeps_of(key, runs)]
+    keys = dict.fromkeys(key for run in runs for key in numeric_overrides(run))
+    return [sweep for key in keys for sweep in find_parameter_sweeps(key, runs)]
 
 
-def sweeps_of(key: str, runs: Sequence[RunDirectory]) -> Iterator[ParameterSweep]:
+def find_parameter_sweeps(key: str, runs: Sequence[RunDirectory]) -> Iterator[ParameterSweep]:
     """Yield a key's parameter sweeps: one for each setting in which the key takes several
     values."""
-    algorithms = {run.summary["algorithm"] for run in runs if key in numbers_of(run)}
+    algorithms = {run.summary["algorithm"] for run in runs if key in numeric_overrides(run)}
     groups = grouped(runs, without=key)
     every = method_names(runs, {name for methods in groups.values() for name in methods})
     for setting, methods in groups.items():
         with_key, without_key = {}, {}
         for name, members in methods.items():
-            if having := [run for run in members if key in numbers_of(run)]:
+            if having := [run for run in members if key in numeric_overrides(run)]:
                 with_key[name] = having
             elif members[0].summary["algorithm"] not in algorithms:
                 without_key[name] = members
-        lines, baselines = methods_of(with_key, every), methods_of(without_key, every)
+        lines, baselines = make_methods(with_key, every), make_methods(without_key, every)
         sweep = ParameterSweep(key, displayed([setting])[0], lines, baselines)
         if any(len(sweep.points(method)) > 1 for method in lines):
             yield sweep
 
 
-def numbers_of(run: RunDirectory) -> dict[str, float]:
+def numeric_overrides(run: RunDirectory) -> dict[str, float]:
     """Return key -> value of the overrides whose values are finite numbers."""
     found = {}
-    for text in said(run):
+    for text in named_overrides(run):
         key, _, value = text.partition("=")
         try:
             found[key] = float(value)

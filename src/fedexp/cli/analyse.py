@@ -145,11 +145,11 @@ def analyse(options: Namespace) -> list[str]:
     from fedexp.analysis.posthoc import kinds
     from fedexp.cli.composition import composed
     from fedexp.cli.job import log_to_console
-    from fedexp.figures import look_of
+    from fedexp.figures import read_settings
     from fedexp.rundir.reader import RunDirectory
 
     check(options)
-    look = look_of(options.run).changed(options)
+    look = read_settings(options.run).changed(options)
     log_to_console()
     with composed([], options.config_dir) if options.config_dir else nullcontext():
         run = RunDirectory(options.run)

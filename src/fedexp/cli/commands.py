@@ -179,14 +179,14 @@ def analyse(parser: ArgumentParser, arguments: Sequence[str]) -> int:
 def figures(parser: ArgumentParser, arguments: Sequence[str]) -> int:
     """Draw a run's figures again, also if the run was interrupted."""
     from fedexp.cli.flags import add_picture_flags
-    from fedexp.figures import look_of, make_figures
+    from fedexp.figures import make_figures, read_settings
 
     parser.add_argument("run_dir", nargs="+", type=Path, help="a run directory (holds rounds.csv)")
     add_picture_flags(parser)
     options, code = parse_arguments(parser, arguments), 0
     for run_dir in options.run_dir:
         try:
-            paths = make_figures(run_dir, look=look_of(run_dir).changed(options))
+            paths = make_figures(run_dir, look=read_settings(run_dir).changed(options))
             if not paths:
                 needed = "rounds.csv, class_accuracy.csv or partition.npz"
                 raise ConfigError(f"{run_dir}: has no run to draw ({needed} is missing)")

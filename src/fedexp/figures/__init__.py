@@ -47,11 +47,11 @@ def make_figures(
     figures that its files allow. Raises ConfigError if a file is damaged, and OSError if the
     directory cannot be written.
     """
-    look = look or look_of(run_dir)
-    return save_all(run_dir / "figures", _figures(load_run(run_dir, summary=summary)), look)
+    look = look or read_settings(run_dir)
+    return save_all(run_dir / "figures", list_figures(load_run(run_dir, summary=summary)), look)
 
 
-def look_of(run_dir: Path) -> Pictures:
+def read_settings(run_dir: Path) -> Pictures:
     """Return the picture settings of a run's configuration."""
     return Pictures.of(RunDirectory(run_dir).config.get("figures"))
 
@@ -90,8 +90,8 @@ def interim_pictures(
     from fedexp.figures.style import styled
 
     drawn = {}
-    with styled(look_of(run_dir).style):
-        for name, draw in _figures(load_run(run_dir, history, further=further)):
+    with styled(read_settings(run_dir).style):
+        for name, draw in list_figures(load_run(run_dir, history, further=further)):
             if name.startswith(INTERIM):
                 buffer = io.BytesIO()
                 draw().savefig(buffer, format="png")
@@ -99,7 +99,7 @@ def interim_pictures(
     return drawn
 
 
-def _figures(run: RunData) -> "Iterator[tuple[str, Callable[[], Figure]]]":
+def list_figures(run: RunData) -> "Iterator[tuple[str, Callable[[], Figure]]]":
     """Yield (name, function that draws it) of each figure that the run has data for."""
     from fedexp.figures import draw, draw_analyses
 

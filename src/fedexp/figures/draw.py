@@ -28,7 +28,7 @@ from fedexp.figures.style import (
     map_height,
     panels,
     round_axis,
-    say,
+    write_note,
 )
 from fedexp.metrics.forgetting import normalised_heat_map
 from fedexp.metrics.history import History
@@ -55,7 +55,7 @@ def class_accuracy(
 ) -> Figure:
     """Draw a heat map (classes x rounds) of class-wise test accuracy (FedNTD Fig. 2a, Flashback
     Fig. 5)."""
-    return class_maps([("", run, history)], run.title, normalised, _of(view))
+    return class_maps([("", run, history)], run.title, normalised, _name_view(view))
 
 
 def class_maps(
@@ -106,7 +106,7 @@ def tasks(run: RunData, file: TaskFile, view: str = PLAIN) -> Figure:
     """Draw a heat map (tasks x rounds) of test accuracy, above the two accuracies of CFeD (Fig.
     3)."""
     height = map_height(file.accuracy.shape[1])
-    subject = f"Test accuracy on the tasks{_of(view)}"
+    subject = f"Test accuracy on the tasks{_name_view(view)}"
     figure, (above, below) = _figure(run, subject, 3.7 + height, (height, 2.2))
     image = map_cells(above, file.rounds, file.accuracy, 1.0, first=1)
     colour_bar(figure, above, image, "test accuracy\non the task", file.accuracy)
@@ -122,7 +122,7 @@ def tasks(run: RunData, file: TaskFile, view: str = PLAIN) -> Figure:
     latest = accuracy[np.arange(len(rounds)), learning - 1]
     line(below, rounds, latest, ORANGE, "new-task accuracy")
     if not below.lines:
-        say(below, "undefined before the first round")
+        write_note(below, "undefined before the first round")
     below.set_ylim(0, 1.03)
     below.set_ylabel("test accuracy")
     task_lines(run, below, GREY)
@@ -171,7 +171,7 @@ def curves(run: RunData) -> Figure:
         line(below, *run.points(column), colour, label, faint=faint)
     below.set_ylabel("forgetting")
     if not below.lines:
-        say(below, "undefined before the second evaluated round")
+        write_note(below, "undefined before the second evaluated round")
     _round_axes(run, above, below)
     return figure
 
@@ -224,9 +224,7 @@ def local_round(run: RunData, history: History, view: str = PLAIN) -> Figure:
     rows, last = round_picture(history), history.local_rounds[-1]
     clients = [f"client {k}" for k in history.sampled[-1]]
     names = [f"global, round {last - 1}", *clients, f"global, round {last}"]
-    subject = (
-        f"Class-wise test accuracy{_of(view)} within round {last}: before, local models, after"
-    )
+    subject = f"Class-wise test accuracy{_name_view(view)} before, within and after round {last}"
     figure, (axes,) = _figure(run, subject, 1.9 + map_height(len(names)))
     image = round_map(axes, rows)
     colour_bar(figure, axes, image, "test accuracy of the class", rows)
@@ -265,7 +263,7 @@ def round_picture(history: History) -> np.ndarray:
     return np.vstack([before[0], local, by_round.get(last, absent)])
 
 
-def _of(view: str) -> str:
+def _name_view(view: str) -> str:
     """Return the part of a title that names a view of the test set."""
     return {PLAIN: "", VALIDATION: ", validation set"}.get(view, f", {view} test images")
 

@@ -117,11 +117,13 @@ def load_run(
         histories={view: each for view, each in histories.items() if each.rounds},
         tasks_of={view: file for view, file in tasks.items() if file is not None},
         analyses={name: table for name, table in tables if table is not None and len(table)},
-        reduced=reduced_of(run.config, histories.get(PLAIN)),
+        reduced=find_reduced_classes(run.config, histories.get(PLAIN)),
     )
 
 
-def reduced_of(config: Mapping[str, Any], history: History | None) -> tuple[tuple[int, int], ...]:
+def find_reduced_classes(
+    config: Mapping[str, Any], history: History | None
+) -> tuple[tuple[int, int], ...]:
     """Return (client, class) pairs whose examples the schedule reduces.
 
     If the schedule names no clients, each class is paired with the client that held most of its

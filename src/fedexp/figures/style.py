@@ -52,7 +52,7 @@ def stroke(share: float = 1.0) -> float:
     return share * float(matplotlib.rcParams["lines.linewidth"])
 
 
-def entitle(figure: Figure, text: str) -> None:
+def set_title(figure: Figure, text: str) -> None:
     """Write the title above all panels. The text is not parsed as mathematics."""
     shown, families = drawable_text(text)
     figure.suptitle(shown, fontfamily=families, parse_math=False)
@@ -114,7 +114,7 @@ def panels(
     """
     figure = Figure(figsize=(max(width(), wide), height), layout="constrained")
     if title:
-        entitle(figure, title)
+        set_title(figure, title)
     return figure, figure.subplots(rows, columns, squeeze=False, **options)
 
 
@@ -141,7 +141,7 @@ def round_axis(axes: Axes, ticks: int = 12) -> None:
     axes.xaxis.set_major_locator(integers(ticks))
 
 
-def say(axes: Axes, why: str) -> None:
+def write_note(axes: Axes, why: str) -> None:
     """Write the reason why a panel has no curves."""
     axes.text(0.5, 0.5, why, transform=axes.transAxes, ha="center")
     axes.set_yticks([])

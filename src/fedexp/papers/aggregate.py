@@ -13,16 +13,16 @@ import pandas as pd
 from fedexp.analysis import layout, paper_table
 from fedexp.analysis.aggregate import (
     WHAT_A_IS,
-    chosen_values,
-    damage_of,
-    labels_of,
+    choose_values,
+    describe_damage,
+    describe_states,
+    drop_repeats,
+    label_rows,
     rounds_to_targets,
-    states_of,
-    without_repeats,
 )
-from fedexp.analysis.benchmark import benchmark_sections, rankings, runs_of
-from fedexp.analysis.sweep import Sweep, sweep_of
-from fedexp.analysis.sweep_figures import look_of_sweep, slug, sweep_pictures
+from fedexp.analysis.benchmark import benchmark_sections, rankings, select_runs
+from fedexp.analysis.sweep import Sweep, find_sweep
+from fedexp.analysis.sweep_figures import read_settings_of_sweep, slug, sweep_pictures
 from fedexp.core import storage
 from fedexp.figures import save_all
 from fedexp.papers import readings
@@ -51,10 +51,10 @@ def write_report(
         try:
             runs, sweep, folder = (
                 SweepDirectory(source).complete,
-                sweep_of(directory),
+                find_sweep(directory),
                 directory / "figures",
             )
-            look = look_of_sweep(runs)
+            look = read_settings_of_sweep(runs)
             look = look.changed(flags) if flags else look
             paths = paths + save_all(folder, paper_pictures(sweep, runs), look)
             paths = paths + save_all(folder, sweep_pictures(runs), look)
@@ -73,7 +73,7 @@ def rank_pictures(
     from fedexp.analysis.draw_ranks import diagram
 
     if sweep is not None and sweep.ranks:
-        for each in rankings(sweep, runs_of(sweep, runs)):
+        for each in rankings(sweep, select_runs(sweep, runs)):
             name = " ".join(["critical difference", each.measure, *each.settings])
             yield slug(name), partial(diagram, each)
 
@@ -84,17 +84,17 @@ def write_tables(
     """Write table.csv, .md and .tex of a sweep, and rounds_to_target.csv; return the paths. Nothing
     where no run is over. source: where its runs lie, if not in its own directory; asked: how
     table.tex is to be laid out."""
-    jobs, sweep = without_outdated(SweepDirectory(source or directory).jobs), sweep_of(directory)
-    left_out = damage_of(jobs)
+    jobs, sweep = without_outdated(SweepDirectory(source or directory).jobs), find_sweep(directory)
+    left_out = describe_damage(jobs)
     for line in left_out:
         log.warning("%s: %s", directory, line)
     finished = [run for run in jobs if run.finished]
-    runs = without_repeats(finished)
+    runs = drop_repeats(finished)
     if not runs:
         return []
     wanted = paper_table.Layout() if asked is None else asked
-    own, table = paper_table.table_of(runs, wanted), paper_table.means(runs)
-    shown, head = [own], f"# {directory.name}\n{states_of(jobs)}"
+    own, table = paper_table.make_table(runs, wanted), paper_table.means(runs)
+    shown, head = [own], f"# {directory.name}\n{describe_states(jobs)}"
     in_latex = shown
     if sweep is not None and len(printed_cells(sweep)):
         table = readings.table_of(sweep, directory)
@@ -105,11 +105,11 @@ def write_tables(
         if ranked:
             shown, head = ranked, f"# {sweep.title}\n"
     elif sweep is not None and sweep.choose:
-        shown = [own, chosen_values(table)]
+        shown = [own, choose_values(table)]
     head += "".join(f"\n{line}\n" for line in left_out)
     every = rounds_to_targets(runs)
     targets = every.drop(columns=["setting", "method"]).dropna(axis=1, how="all")
-    targets = targets.set_axis(labels_of(every), axis="index").map(layout.plain_number)
+    targets = targets.set_axis(label_rows(every), axis="index").map(layout.plain_number)
     parts = [f"{head}\n{layout.all_markdown(shown)}", f"## Rounds to target\n\n{WHAT_A_IS}\n"]
     contents = {
         "table.csv": table.to_csv(index=False),
@@ -149,7 +149,7 @@ def verdicts(tidy: pd.DataFrame) -> str:
 
 def beside_print(directory: Path) -> dict[str, Any] | None:
     """Return the table of a sweep as `fedexp view` shows it; None of one without printed values."""
-    sweep = sweep_of(directory)
+    sweep = find_sweep(directory)
     if sweep is None or not len(printed_cells(sweep)):
         return None
     tidy = readings.table_of(sweep, directory)
@@ -165,7 +165,7 @@ def beside_print(directory: Path) -> dict[str, Any] | None:
 
 def cell(row: Mapping[str, Any]) -> dict[str, Any]:
     """Return a cell with one printed value and ours."""
-    ours, printed = layout.both(row)
+    ours, printed = layout.format_values(row)
     said = {name: str(row[name]) for name in ("metric", "unit", "verdict", "note")}
     return {
         "ours": ours,

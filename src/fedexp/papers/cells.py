@@ -16,9 +16,9 @@ import numpy as np
 import pandas as pd
 
 from fedexp.algorithms.local_training import SCHEDULES_OVER_ALL_ROUNDS
-from fedexp.analysis.measures import origin
+from fedexp.analysis.measures import describe_origin
 from fedexp.analysis.rules import Rule
-from fedexp.analysis.sweep import Sweep, cell_of, protocol_of
+from fedexp.analysis.sweep import Sweep, find_cell, find_protocol_changes
 from fedexp.config.options import conf_directory
 from fedexp.core import yaml_files
 from fedexp.data.views import PLAIN, VALIDATION
@@ -87,7 +87,7 @@ def measured(sweep: Sweep, printed: pd.DataFrame, runs: pd.DataFrame) -> pd.Data
     rows: list[dict[str, Any]] = []
     for _, parts in runs.groupby(["sweep", "run"], sort=False):
         run = parts.iloc[0]
-        found = cell_of(sweep, run["overrides"])
+        found = find_cell(sweep, run["overrides"])
         if found is None:
             continue
         for measure in found[0].measures:
@@ -208,7 +208,7 @@ def departures(sweep: Sweep, run: Any) -> list[str]:
     """Return how a run (a row of runs) departs from the protocol of the printed table: other
     options, other data under its name, or a method that was corrected since."""
     return (
-        protocol_of(sweep, run["overrides"])
+        find_protocol_changes(sweep, run["overrides"])
         + other_data(run["summary"], run["overrides"])
         + outdated(run["config"])
     )
@@ -279,7 +279,7 @@ def row_of(sweep: Sweep, row: Mapping[str, Any], jobs: pd.DataFrame) -> dict[str
         "protocol": "" if not len(used) else "full" if full else "reduced",
         "changes": changes,
         "not_shown": len(over) - len(used),
-        **origin(used["summary"]),
+        **describe_origin(used["summary"]),
         "from": " ".join(sorted(set(used["made_by"]) - set(used["sweep"]))),
         "note": row["note"],
         "released": row["released"],

@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from fedexp.analysis.naming import displayed, names, said, shared_overrides
-from fedexp.analysis.sweep import Sweep, as_written, cell_of
-from fedexp.analysis.sweep_figures import Method, Setting, by_seed, slug
+from fedexp.analysis.naming import displayed, named_overrides, names, shared_overrides
+from fedexp.analysis.sweep import Sweep, find_cell, normalise
+from fedexp.analysis.sweep_figures import Method, Setting, slug, sort_by_seed
 from fedexp.core.errors import ConfigError
 from fedexp.rundir.reader import RunDirectory
 
@@ -126,21 +126,23 @@ def labelled(sweep: Sweep, runs: Sequence[RunDirectory]) -> list[Setting]:
     fixed = {text for block in sweep.blocks for text in block.fixed}
     found: dict[str, dict[str, list[RunDirectory]]] = {}
     for run, (setting, method) in zip(runs, names(runs), strict=True):
-        cell = cell_of(sweep, run.overrides, same)
+        cell = find_cell(sweep, run.overrides, same)
         method = displayed([method])[0]
         if cell and "method" in cell[1]:
-            own = [text for text in others(said(run), axes, fixed) if text not in shared]
+            own = [text for text in others(named_overrides(run), axes, fixed) if text not in shared]
             method = AND.join([cell[1]["method"], *own])
         place = found.setdefault(cell[1].get("setting", setting) if cell else setting, {})
         place.setdefault(method, []).append(run)
     every = {method: runs for methods in found.values() for method in methods}
     numbers = {name: number for number, name in enumerate(in_order(sweep, "method", every))}
-    common = " ".join(o for o in others(sorted(shared), axes, fixed) if o in said(runs[0]))
+    common = " ".join(
+        o for o in others(sorted(shared), axes, fixed) if o in named_overrides(runs[0])
+    )
     return [
         Setting(
             setting,
             tuple(
-                Method(m, by_seed(found[setting][m]), numbers[m])
+                Method(m, sort_by_seed(found[setting][m]), numbers[m])
                 for m in numbers
                 if m in found[setting]
             ),
@@ -152,4 +154,4 @@ def labelled(sweep: Sweep, runs: Sequence[RunDirectory]) -> list[Setting]:
 
 def others(overrides: Sequence[str], axes: set[str], fixed: set[str]) -> list[str]:
     """Return those of some overrides that are the user's own, not the sweep's."""
-    return [o for o in overrides if o.partition("=")[0] not in axes and as_written(o) not in fixed]
+    return [o for o in overrides if o.partition("=")[0] not in axes and normalise(o) not in fixed]

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from fedexp.analysis.layout import markdown
-from fedexp.analysis.naming import said, shared_overrides
+from fedexp.analysis.naming import named_overrides, shared_overrides
 from fedexp.core.errors import ConfigError
 from fedexp.core.storage import display_path, write_atomically
 from fedexp.figures.pictures import PNG
@@ -47,7 +47,11 @@ def row(run: RunDirectory, shared: set[str]) -> dict[str, Any]:
         for name in ("dataset", *OF_TASKS, "algorithm", *COLUMNS, *OF_SOME)
     }
     values["options"] = " ".join(
-        sorted(text for text in said(run) if text not in shared and not text.startswith(SAID))
+        sorted(
+            text
+            for text in named_overrides(run)
+            if text not in shared and not text.startswith(SAID)
+        )
     )
     for end in (run.summary.get("tasks") or [])[1:]:
         values[f"average_task{end['task']}"] = end["average_accuracy"]

@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from fedexp.analysis.sweep import Sweep, cell_of, protocol_of
+from fedexp.analysis.sweep import Sweep, find_cell, find_protocol_changes
 from fedexp.config.overrides import key_of
 from fedexp.core.errors import ConfigError
 from fedexp.data.views import VIEWS, name_in_view
@@ -108,13 +108,13 @@ def counted_runs(
 def as_job(sweep: Sweep, overrides: list[str], config: Mapping[str, Any]) -> list[str] | None:
     """Return the overrides of a run with what its configuration says of the sweep's other keys;
     None unless it is a run of the sweep at its protocol."""
-    if protocol_of(sweep, overrides):
+    if find_protocol_changes(sweep, overrides):
         return None
     given = {key_of(text) for text in overrides}
     keys = {key for block in sweep.blocks for key in [*block.axes, *map(key_of, block.fixed)]}
     values = {key: value_of(config, key) for key in sorted(keys - given)}
     more = [f"{key}={value}" for key, value in values.items() if isinstance(value, SCALARS)]
-    return [*overrides, *more] if cell_of(sweep, [*overrides, *more]) else None
+    return [*overrides, *more] if find_cell(sweep, [*overrides, *more]) else None
 
 
 def rows_of(directory: Path, wanted: Wanted) -> Iterator[dict[str, Any]]:

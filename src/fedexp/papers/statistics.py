@@ -14,7 +14,7 @@ import pandas as pd
 from scipy import signal, stats
 
 from fedexp.analysis.rules import Rule
-from fedexp.analysis.sweep import Sweep, cell_of
+from fedexp.analysis.sweep import Sweep, find_cell
 from fedexp.papers.cells import departures, printed_cells
 from fedexp.papers.judge import ABSOLUTE, FORGETTING
 from fedexp.papers.readings import in_two_readings
@@ -44,7 +44,7 @@ def table1_runs(sweep: Sweep, runs: pd.DataFrame) -> pd.DataFrame:
     mine = runs[(runs["made_by"] == sweep.name) & (runs["status"] == "completed")]
     rows = []
     for _, run in mine.drop_duplicates("run").iterrows():
-        found = cell_of(sweep, run["overrides"])
+        found = find_cell(sweep, run["overrides"])
         if found is not None and not departures(sweep, run):
             rows.append({**found[1], "run": run["run"]})
     names = pd.DataFrame(rows, columns=[*CELL, "run"])

@@ -14,7 +14,7 @@ from hydra import compose, initialize_config_dir
 from fedexp.algorithms.base import FedAvg
 from fedexp.analysis import layout
 from fedexp.analysis.algorithm_costs import read_option
-from fedexp.analysis.sweep import Sweep, cell_of
+from fedexp.analysis.sweep import Sweep, find_cell
 from fedexp.config.options import conf_directory
 from fedexp.config.values import make_target
 from fedexp.papers.cells import departures, printed_cells
@@ -140,7 +140,7 @@ def with_costs(
     rows = []
     for _, run in facts.iterrows():
         sweep, given = sweeps[run["sweep"]], set(run["overrides"])
-        if cell_of(sweep, run["overrides"]) and not departures(sweep, run):
+        if find_cell(sweep, run["overrides"]) and not departures(sweep, run):
             mine = jobs[jobs["sweep"] == run["sweep"]]
             fits = mine.index[[given.issuperset(texts) for texts in mine["overrides"]]]
             rows += [{"job": job, "cpu": run["cpu"], "gpu": run["gpu"]} for job in fits[:1]]

@@ -19,11 +19,11 @@ import pandas as pd
 
 import fedexp
 from fedexp.analysis import paper_table
-from fedexp.analysis.aggregate import labels_of, rounds_to_targets, without_repeats
+from fedexp.analysis.aggregate import drop_repeats, label_rows, rounds_to_targets
 from fedexp.analysis.benchmark import benchmark_sections
 from fedexp.analysis.measures import is_pruned, less_is_better, main_measures
 from fedexp.analysis.naming import displayed, names, ordered
-from fedexp.analysis.sweep import sweep_of
+from fedexp.analysis.sweep import find_sweep
 from fedexp.core.errors import ConfigError, nearest
 from fedexp.core.storage import regular
 from fedexp.data.views import AUGMENTED, PLAIN, file_in_view, suffix
@@ -105,9 +105,9 @@ def collect(
             "setting": None if setting is None else settings.index(setting),
             "method": None if method is None else methods.index(method),
         }
-        rows.append(row | describe(run, shared))
-    shown = [tables(*group, beside_print) for group in by_sweep(paths, runs).items()]
-    sweep = sweep_of(paths[0].absolute())
+        rows.append(row | describe_run(run, shared))
+    shown = [collect_tables(*group, beside_print) for group in group_by_sweep(paths, runs).items()]
+    sweep = find_sweep(paths[0].absolute())
     title = sweep.title if sweep else paths[0].absolute().name
     return {
         "title": title if len(paths) == 1 else f"{len(paths)} directories of runs",
@@ -118,8 +118,8 @@ def collect(
         "methods": displayed(methods),  # in the same order as figures assign colours
         "axes": shared.axes,
         "classes": shared.classes,
-        "measures": measures(runs),
-        "keys": configurations(runs),
+        "measures": list_measures(runs),
+        "keys": encode_configurations(runs),
         "runs": rows,
         "tables": [table for table in shown if table is not None],
     }
@@ -132,7 +132,7 @@ def index_of(item: Any, values: list[Any]) -> int:
     return values.index(item)
 
 
-def describe(run: RunDirectory, shared: Shared) -> dict[str, Any]:
+def describe_run(run: RunDirectory, shared: Shared) -> dict[str, Any]:
     """Return a run's data, except its setting, method and configuration."""
     report = error_of(run)
     found = {
@@ -141,11 +141,11 @@ def describe(run: RunDirectory, shared: Shared) -> dict[str, Any]:
         "command": shlex.join(["fedexp", *run.overrides]) if run.overrides else "",
         "problems": problems_of(run),
         "error": report and report.strip()[-2000:],
-        "summary": {name: plain(run.summary[name]) for name in SHOWN if name in run.summary},
-        **curves(run.rounds, shared),
-        "heat": heat(run, next(iter(run.views), PLAIN), shared),
+        "summary": {name: to_json(run.summary[name]) for name in SHOWN if name in run.summary},
+        **encode_curves(run.rounds, shared),
+        "heat": encode_heat_map(run, next(iter(run.views), PLAIN), shared),
     }
-    if augmented := heat(run, AUGMENTED, shared):
+    if augmented := encode_heat_map(run, AUGMENTED, shared):
         found["heat_augmented"] = augmented
     return found
 
@@ -172,7 +172,7 @@ def error_of(run: RunDirectory) -> str | None:
         return None
 
 
-def plain(value: object) -> Any:
+def to_json(value: object) -> Any:
     """Return a value that JSON can store.
 
     Floats are rounded to four significant digits; nan and infinity become None.
@@ -180,9 +180,9 @@ def plain(value: object) -> Any:
     if isinstance(value, float):
         return float(f"{value:.4g}") if math.isfinite(value) else None
     if isinstance(value, dict):
-        return {str(key): plain(item) for key, item in value.items()}
+        return {str(key): to_json(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [plain(item) for item in value]
+        return [to_json(item) for item in value]
     return value if value is None or isinstance(value, str | int) else str(value)
 
 
@@ -194,7 +194,7 @@ def is_measure(column: str) -> bool:
     )
 
 
-def measures(runs: Sequence[RunDirectory]) -> list[str]:
+def list_measures(runs: Sequence[RunDirectory]) -> list[str]:
     """Return the columns of rounds.csv in which any run has a value, the main measures first."""
     tables = [run.rounds.dropna(axis=1, how="all") for run in runs if run.rounds is not None]
     used = [str(name) for table in tables for name in table]
@@ -202,7 +202,7 @@ def measures(runs: Sequence[RunDirectory]) -> list[str]:
     return list(filter(is_measure, dict.fromkeys(main + used)))
 
 
-def curves(table: pd.DataFrame | None, shared: Shared) -> dict[str, Any]:
+def encode_curves(table: pd.DataFrame | None, shared: Shared) -> dict[str, Any]:
     """Return a run's curves as plain data.
 
     Keys:
@@ -217,18 +217,18 @@ def curves(table: pd.DataFrame | None, shared: Shared) -> dict[str, Any]:
     starts = table["round"][table["task"].diff() > 0] if "task" in table else ()
     columns = [str(name) for name in table if is_measure(str(name))]
     table = table.dropna(subset=columns, how="all")
-    kept, every = thin(len(table), MOST_POINTS)
+    kept, every = choose_rows(len(table), MOST_POINTS)
     table = table[kept]
     values = table[columns].dropna(axis=1, how="all")
     return {
         "axis": index_of(table["round"].astype(int).tolist(), shared.axes),
-        "curves": {name: plain(values[name].tolist()) for name in values},
+        "curves": {name: to_json(values[name].tolist()) for name in values},
         "every": every,
         "tasks": [int(r) - 1 for r in starts if r > 1],
     }
 
 
-def thin(length: int, most: int) -> tuple[np.ndarray, int]:
+def choose_rows(length: int, most: int) -> tuple[np.ndarray, int]:
     """Choose about `most` rows to keep: every n-th row, and the last one.
 
     Return (whether each row is kept, bool [length]; n).
@@ -239,7 +239,7 @@ def thin(length: int, most: int) -> tuple[np.ndarray, int]:
     return kept, every
 
 
-def heat(run: RunDirectory, view: str, shared: Shared) -> dict[str, Any] | None:
+def encode_heat_map(run: RunDirectory, view: str, shared: Shared) -> dict[str, Any] | None:
     """Return the class accuracies in a test view as plain data; None if there are none.
 
     Keys:
@@ -254,7 +254,7 @@ def heat(run: RunDirectory, view: str, shared: Shared) -> dict[str, Any] | None:
     matrix = table.pivot_table(index="round", columns="class", values="accuracy", aggfunc="last")
     count = max(len(names or ()), int(matrix.columns.max()) + 1)
     matrix = matrix.reindex(columns=range(count), index=table["round"].unique()).sort_index()
-    kept, every = thin(len(matrix), max(2, MOST_CELLS // max(count, 1)))
+    kept, every = choose_rows(len(matrix), max(2, MOST_CELLS // max(count, 1)))
     shares = np.round(matrix[kept].clip(0, 1).to_numpy() * LEVELS)
     levels = np.where(np.isfinite(shares), shares, 255).astype(np.uint8)
     return {
@@ -265,13 +265,15 @@ def heat(run: RunDirectory, view: str, shared: Shared) -> dict[str, Any] | None:
     }
 
 
-def configurations(runs: Sequence[RunDirectory]) -> list[dict[str, Any]]:
+def encode_configurations(runs: Sequence[RunDirectory]) -> list[dict[str, Any]]:
     """Return, for every key, its different values and the index of each run's value.
 
     An index of -1 means that the run lacks the key. Indices are omitted if all runs have the same
     value. Keys whose values differ come first.
     """
-    flat = [{key: as_typed(value) for key, value in flatten(run.config).items()} for run in runs]
+    flat = [
+        {key: format_option(value) for key, value in flatten(run.config).items()} for run in runs
+    ]
     found = []
     for key in dict.fromkeys(key for values in flat for key in values):
         places, values = pd.factorize(np.array([each.get(key) for each in flat], dtype=object))
@@ -280,11 +282,13 @@ def configurations(runs: Sequence[RunDirectory]) -> list[dict[str, Any]]:
     return sorted(found, key=lambda each: "of" not in each)
 
 
-def as_typed(value: object) -> str:
+def format_option(value: object) -> str:
     return value if isinstance(value, str) else json.dumps(value, default=str)
 
 
-def by_sweep(paths: Sequence[Path], runs: Sequence[RunDirectory]) -> dict[Path, list[RunDirectory]]:
+def group_by_sweep(
+    paths: Sequence[Path], runs: Sequence[RunDirectory]
+) -> dict[Path, list[RunDirectory]]:
     """Group the finished runs by the given directory that contains them.
 
     Run directories that are themselves in `paths` are grouped by their parent directory.
@@ -297,23 +301,23 @@ def by_sweep(paths: Sequence[Path], runs: Sequence[RunDirectory]) -> dict[Path, 
     return groups
 
 
-def tables(
+def collect_tables(
     directory: Path, runs: list[RunDirectory], beside_print: BesidePrint
 ) -> dict[str, Any] | None:
     """Return a sweep's table, as in table.csv, and its rounds to target; None if no run has
     finished."""
-    known = without_repeats(runs)
+    known = drop_repeats(runs)
     if not known:
         return None
     targets = rounds_to_targets(known).dropna(axis=1, how="all")
-    found = {"title": directory.absolute().name, "targets": frame(targets)}
+    found = {"title": directory.absolute().name, "targets": encode_table(targets)}
     if printed := beside_print(directory.absolute()):
         return found | printed
-    table = means(paper_table.means(known))
-    return found | {"means": table, "sections": benchmark(directory, runs)}
+    table = encode_means(paper_table.means(known))
+    return found | {"means": table, "sections": encode_benchmark(directory, runs)}
 
 
-def means(table: pd.DataFrame) -> dict[str, Any]:
+def encode_means(table: pd.DataFrame) -> dict[str, Any]:
     """Return the means over seeds.
 
     The column n is omitted if every mean has one seed; the columns diverged and pruned are omitted
@@ -328,13 +332,13 @@ def means(table: pd.DataFrame) -> dict[str, Any]:
     for name in columns.drop("best_round", errors="ignore"):
         ranks = sound[name].groupby(table["setting"]).rank("min", ascending=less_is_better(name))
         best[name] = np.flatnonzero(ranks == 1).tolist()
-    return frame(table[["setting", "method", *columns, *counts]]) | {"best": best}
+    return encode_table(table[["setting", "method", *columns, *counts]]) | {"best": best}
 
 
-def benchmark(directory: Path, runs: list[RunDirectory]) -> list[dict[str, Any]]:
+def encode_benchmark(directory: Path, runs: list[RunDirectory]) -> list[dict[str, Any]]:
     """Return a benchmark's tables: results, cost and ranks. Return an empty list for any other
     sweep."""
-    sweep = sweep_of(directory.absolute())
+    sweep = find_sweep(directory.absolute())
     if sweep is None or not sweep.ranks:
         return []
     found = []
@@ -345,8 +349,8 @@ def benchmark(directory: Path, runs: list[RunDirectory]) -> list[dict[str, Any]]
     return found
 
 
-def frame(table: pd.DataFrame) -> dict[str, Any]:
+def encode_table(table: pd.DataFrame) -> dict[str, Any]:
     """Return a table of settings and methods as plain data, with its displayed row names."""
     rest = table.drop(columns=["setting", "method"]).astype(object)
-    rows = zip(labels_of(table), rest.to_numpy().tolist(), strict=True)
-    return {"columns": ["run", *rest], "rows": [[name, *map(plain, row)] for name, row in rows]}
+    rows = zip(label_rows(table), rest.to_numpy().tolist(), strict=True)
+    return {"columns": ["run", *rest], "rows": [[name, *map(to_json, row)] for name, row in rows]}
