@@ -160,7 +160,7 @@ def noise(run: RunDirectory, options: Namespace) -> Iterator[Result]:
     The columns are draw, strength, loss, accuracy.
     """
     subject = selected_subject(run, options, options.round, options.client)
-    found = selected_noise(subject, options)
+    found = measured_noise(subject, options)
     draws, strengths = np.indices(found.loss.shape)
     columns = {"draw": draws, "strength": found.strengths[strengths]}
     columns |= {"loss": found.loss, "accuracy": found.accuracy}
@@ -179,7 +179,7 @@ def noise(run: RunDirectory, options: Namespace) -> Iterator[Result]:
     )
 
 
-def selected_noise(subject: Subject, options: Namespace) -> NoiseCurve:
+def measured_noise(subject: Subject, options: Namespace) -> NoiseCurve:
     """Return loss and accuracy of the subject's model under the noise that the options select."""
     return measure_noise(subject, options.strengths, options.draws, options.scale, options.seed)
 

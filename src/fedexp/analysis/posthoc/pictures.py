@@ -33,7 +33,7 @@ def noise_result(run: RunDirectory, options: Mapping[str, Any]) -> tuple[NoiseCu
     """
     given = with_defaults(run, "noise", options)
     subject = kinds.selected_subject(run, given, given.round, given.client)
-    return kinds.selected_noise(subject, given), model_name(subject.model)
+    return kinds.measured_noise(subject, given), model_name(subject.model)
 
 
 def joint_embedding(
@@ -61,10 +61,10 @@ def require_local_models(run: RunDirectory) -> int:
 def with_defaults(run: RunDirectory, kind: str, options: Mapping[str, Any]) -> Namespace:
     """Return flags with the defaults of the kind.
 
-    `client: first` selects the first client with a kept model of the last round with local models.
+    `client: first` selects the first local model of the last round with kept local models.
     """
     given = dict(options)
     if given.get("client") == "first":
         given["round"] = require_local_models(run)
-        given["client"] = kept_models.kept_clients(run.directory, given["round"])[0]
+        given["client"] = min(kept_models.local_files(run.directory)[given["round"]])
     return Namespace(**COMMON | OF_KIND[kind] | given)
