@@ -1,4 +1,4 @@
-"""Every algorithm: one row buys the generic checks; then each loss against a formula of its own."""
+"""Generic checks of every algorithm (one row each), and the losses of FedNTD and FedProx."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, fields, replace
@@ -76,24 +76,23 @@ from toy_federation import (
 class Row:
     """An algorithm with parameters at which it differs from FedAvg.
 
-    Each parameter, changed alone, must change the result: a number to its half (0 to 0.5), a switch
-    to its opposite, a text to the value in `other`. Except those without meaning in this row
-    (`silent`, which must then change nothing at all) and those that cannot be changed alone
-    (`refused`).
+    A change of any single parameter must change the result: a number is halved (0 becomes 0.5), a
+    bool inverted, a text replaced by its value in `other`. Parameters in `silent` have no effect in
+    this row, and those in `refused` cannot be changed alone.
     """
 
     cls: type[FedAvg]
     live: dict[str, Any] = field(default_factory=dict)
-    # changes of `live` that make it FedAvg; None: there are none
+    # changes of `live` that give FedAvg; None: no such changes
     zero: dict[str, Any] | None = None
     other: dict[str, Any] = field(default_factory=dict)
     silent: tuple[str, ...] = ()
     refused: tuple[str, ...] = ()
-    public: float = 0.0  # fraction of the training data that the server holds
-    model: Any = None  # another than the toy's
-    # its global model is FedAvg's, and the clients' own models are what is looked at
+    public: float = 0.0  # fraction of the training data on the server
+    model: Any = None  # None: the small CNN
+    # the global model is FedAvg's, so the personal models are compared
     personal: bool = False
-    stops_gradient: bool = False  # parts of the objective are constants to the gradient
+    stops_gradient: bool = False  # parts of the objective have no gradient
 
     def make(self, **changes: Any) -> FedAvg:
         return self.cls(**self.live | changes)
@@ -109,7 +108,7 @@ class Row:
         return "-".join([self.cls.__name__, *map(str, self.live.values())])
 
     def simulation(self, algorithm: FedAvg | None = None, **settings: Any) -> Simulation:
-        """With this row's algorithm, or another on the same data."""
+        """Return a simulation of this row's algorithm, or of another one on the same data."""
         return make_simulation(
             algorithm or self.make(), **{"public": self.public, "model": self.model} | settings
         )
@@ -117,8 +116,7 @@ class Row:
 
 @dataclass(frozen=True, kw_only=True)
 class EveryHook(ServerTraining):
-    """No method, but one that uses every hook and keeps state on both sides, so that the engines
-    have to carry it."""
+    """An algorithm that uses every hook and has server and client states."""
 
     pull: float
 
@@ -169,7 +167,7 @@ class EveryHook(ServerTraining):
 
 @dataclass(frozen=True, kw_only=True)
 class SignDescent(FedAvg):
-    """Has a local step of its own, which replaces the optimizer of both engines."""
+    """Overrides the local step, which replaces the optimizer of both engines."""
 
     scale: float
 
@@ -216,7 +214,7 @@ FLASHBACK = {"gamma": 0.5, "epochs_on_server": 2, "on_clients": True, "on_server
 DF = {"lr": 0.05, "batch_size": 3, "clip": 0.05, "epochs_on_server": 2}
 DF |= {"steps": 12, "patience": 4, "interval": 2, "validation": 0.5}
 DF_OTHER = {"batch_size": 2, "epochs_on_server": 1, "steps": 2, "patience": 1, "interval": 3}
-KL, MSE = ("mse_reduction",), ("tau", "tau_squared")  # what means nothing with the other distance
+KL, MSE = ("mse_reduction",), ("tau", "tau_squared")  # without effect with the other distance
 SHIPPED = [
     Row(FedAvg, zero={}),
     Row(FedProx, live=dict(mu=0.5), zero=dict(mu=0.0)),
@@ -371,7 +369,7 @@ BY_NAME = {row.name: row for row in ROWS}
 
 
 def rows(chosen: Callable[[Row], bool] = lambda row: True) -> pytest.MarkDecorator:
-    """Parametrises over rows; of the rows of one algorithm the first is for `make test`."""
+    """Parametrise over rows. Only the first row of an algorithm is not slow."""
     marks = {True: (), False: pytest.mark.slow}
     params = [
         pytest.param(row, id=row.name, marks=marks[row is FIRST[row.cls]])
@@ -382,15 +380,17 @@ def rows(chosen: Callable[[Row], bool] = lambda row: True) -> pytest.MarkDecorat
 
 
 def every_engine(first: str) -> pytest.MarkDecorator:
-    """Parametrises over engines, of which the first is for `make test`."""
+    """Parametrise over engines. Only `first` is not slow."""
     marks = {name: () if name == first else pytest.mark.slow for name in ENGINES}
     params = [pytest.param(engine, id=name, marks=marks[name]) for name, engine in ENGINES.items()]
     return pytest.mark.parametrize("engine", params)
 
 
 def trajectory(simulation, rounds=3, personal=False) -> Iterator[torch.Tensor]:
-    """All parameters after each round, as one vector; a round is played when it is asked for.
-    personal: those of the clients' own models."""
+    """Yield all parameters after each round as one vector.
+
+    personal: use the clients' personal models.
+    """
     state, federation = simulation.initial_state(), simulation.stages[0].federation
     for _ in range(rounds):
         state.advance(play_round(simulation, state))
@@ -409,8 +409,7 @@ def trajectory(simulation, rounds=3, personal=False) -> Iterator[torch.Tensor]:
 
 
 def differ(some, others, by) -> bool:
-    """Whether two trajectories differ after any round, by more than `by`; ends with the first one
-    that does."""
+    """Return whether two trajectories differ by more than `by` after any round."""
     return any(
         a.shape != b.shape or (a - b).abs().max() > by for a, b in zip(some, others, strict=False)
     )
@@ -425,8 +424,7 @@ def clone(value):
 
 @rows()
 def test_vectorised_engine_equals_sequential_engine(row):
-    """In round 2, where teachers and what is kept differ from the start, and one client of four is
-    new."""
+    """In round 2, when there are teachers and client states, and one client of four is new."""
     simulation = row.simulation()
     assert_engines_agree(simulation, play(simulation, 1), PAIR)
 
@@ -456,8 +454,7 @@ def test_zero_weight_gives_fedavg(row):
     "transform_grads",
 )
 def test_every_option_changes_the_model(row):
-    """Differs from FedAvg within three rounds, and every parameter matters where it has a
-    meaning."""
+    """The result differs from FedAvg's within three rounds."""
 
     def rounds_of(algorithm: FedAvg | None = None) -> Iterator[torch.Tensor]:
         return trajectory(row.simulation(algorithm, sizes=LARGER), personal=row.personal)
@@ -492,8 +489,7 @@ def test_every_option_is_varied_in_some_row(cls):
 
 @rows(lambda row: not row.stops_gradient)
 def test_gradient_equals_finite_differences(row):
-    """Along random directions, in round 3, away from the start, where distillation and penalties
-    are not flat."""
+    """In round 3, away from the initial parameters, where distillation and penalties are flat."""
     simulation = row.simulation(sizes=LARGER)
     gradient_of(simulation, simulation.algorithm.objective)
     if row.cls.penalty is not FedAvg.penalty:
@@ -505,8 +501,7 @@ def test_gradient_equals_finite_differences(row):
 @every_engine(first="sequential")
 @one_of_each_kind("row", BY_NAME)
 def test_hooks_do_not_modify_their_arguments(row, engine):
-    """Nothing that a round is given changes: server, client states, schedules, plans, data, frozen
-    network."""
+    """Server, client states, schedules, plans, data and the frozen network do not change."""
     simulation = row.simulation()
     state = play(simulation, 1)
     cohort, data = assemble(simulation, state, 2), simulation.runtime.data
@@ -539,8 +534,7 @@ def test_hooks_do_not_modify_their_arguments(row, engine):
 @every_engine(first="vectorised")
 @one_of_each_kind("row", BY_NAME, *KEPT, *DRAWN, *LOSSES, "transform_grads")
 def test_aggregation_ignores_cohort_order(row, engine):
-    """What a client sends depends on the client alone. Not bitwise: vectorised kernels may round by
-    position."""
+    """Not bit for bit, because vectorised kernels may round by position."""
     simulation = row.simulation()
     state = play(simulation, 1)
     cohort, order = assemble(simulation, state, 2), [2, 0, 3, 1]
@@ -577,7 +571,7 @@ class Stopping(Engine):
 
 
 def tables(directory):
-    """The files of a run without the columns that depend on the clock."""
+    """Return the tables of a run without the columns of times."""
     result = {}
     for name in (files.ROUNDS, files.CLASSES, files.CLIENTS):
         header, *rows = [line.split(",") for line in (directory / name).read_text().splitlines()]
@@ -597,7 +591,7 @@ def tables(directory):
 )
 @one_of_each_kind("row", {row.cls.__name__: row for row in ROWS}, *KEPT, *DRAWN, *ON_THE_SERVER)
 def test_resumed_run_equals_uninterrupted_run(row, error, interval, tmp_path):
-    """Bit by bit, also when files hold rows that the checkpoint does not know."""
+    """Bit for bit, also if files have rows after the checkpoint."""
     simulation = row.simulation(rounds=5, participation=0.4, checkpoint_interval=interval)
     whole = record(simulation, tmp_path / "whole", resume=False)
     stopping = Stopping(simulation.engine, LOCAL.lr_at(3), error)
@@ -620,7 +614,7 @@ def test_resumed_run_equals_uninterrupted_run(row, error, interval, tmp_path):
 
 @pytest.mark.parametrize("engine", ["sequential", "vectorised"])
 def test_client_state_persists_between_rounds(engine, tmp_path):
-    """A client finds what it kept at its last participation; who never took part has nothing."""
+    """Only clients that have participated have a state."""
     simulation = make_simulation(EveryHook(pull=0.1), engine=engine, rounds=6, participation=0.4)
     state = record(simulation, tmp_path, resume=False)
     rows = [line.split(",") for line in (tmp_path / files.CLIENTS).read_text().splitlines()[1:]]
@@ -635,7 +629,7 @@ def test_stateless_algorithms_keep_no_client_state(tmp_path):
     assert not list((tmp_path / "checkpoint").glob("clients/*"))
 
 
-# --- losses against formulas of their own
+# --- losses against formulas
 
 
 def logits(rows=5, classes=6, scale=2.0, seed=0, dtype=torch.float64):
@@ -644,7 +638,7 @@ def logits(rows=5, classes=6, scale=2.0, seed=0, dtype=torch.float64):
 
 
 def objective(algorithm, teacher, student, y, mask=None):
-    """The objective of a model whose only parameters are its logits."""
+    """Return the objective of a model whose only parameters are its logits."""
 
     def net(params, x):
         return Output(x, params["logits"])
@@ -660,7 +654,7 @@ def ntd(**changes):
 
 
 def without_label(z, y):
-    """The C-1 logits of the other classes, row by row."""
+    """Return the C - 1 logits of the other classes for each row."""
     return torch.stack(
         [torch.cat([row[:c], row[c + 1 :]]) for row, c in zip(z, y.tolist(), strict=True)]
     )
@@ -721,14 +715,12 @@ def test_fedntd_is_finite_for_extreme_logits(row, dtype):
 
 
 def test_masked_mean_without_examples_is_zero():
-    """A client of the vectorised engine that has run out of steps sees batches without any
-    example."""
+    """In the vectorised engine, finished clients have batches without examples."""
     assert masked_mean(torch.tensor([3.0, 4.0]), torch.zeros(2)) == 0
 
 
 def test_fedprox_gradient_is_mu_times_distance():
-    """w_{i+1} = w_i - lr * (grad CE(w_i) + mu * (w_i - w_0)), with the gradient of the penalty
-    written out."""
+    """w_{i+1} = w_i - lr * (grad CE(w_i) + mu * (w_i - w_0))."""
     local, mu = replace(LOCAL, epochs=3, momentum=0.0, weight_decay=0.0), 0.7
     simulation = make_simulation(FedProx(mu=mu), local=local, sizes=(10,), participation=1.0)
     state, runtime = simulation.initial_state(), simulation.runtime
@@ -761,8 +753,8 @@ def test_parameters_out_of_range_are_refused(cls, changes, key):
 
 
 def test_fedntd_has_no_gradient_on_the_true_class():
-    """The gradient on the label's logit is exactly 0, and the teacher's logit of the label is not
-    read."""
+    """The gradient of the label's logit is exactly 0, and the teacher's logit of the label has no
+    effect."""
     teacher, student = logits(seed=1), logits(seed=2).requires_grad_()
     not_true = torch.arange(6) != Y[:, None]
     for algorithm in (ntd(tau=2.0), ntd(distance="mse")):
@@ -796,7 +788,7 @@ def test_fedntd_of_two_classes_is_cross_entropy():
     "row", [r for r in SHIPPED if r.cls in (FedAvg, FedNTD, FedKD)], ids=lambda row: row.name
 )
 def test_padding_does_not_change_the_loss(row):
-    """A padded batch has the loss and gradient of the same batch without its padding."""
+    """Loss and gradient equal those without padding."""
     teacher, student = logits(seed=1), logits(seed=2).requires_grad_()
     mask = torch.tensor([1.0, 1.0, 1.0, 0.0, 0.0], dtype=torch.float64)
     padded = objective(row.make(), teacher, student, Y, mask)

@@ -1,5 +1,4 @@
-"""What clients keep, in memory and in files; what algorithms say they need against what they
-exchange."""
+"""Client states in memory and in files; declared needs of algorithms against their traffic."""
 
 from dataclasses import replace
 
@@ -49,7 +48,7 @@ def names(folder):
 
 
 @pytest.mark.parametrize("resident", [True, False])
-def test_states_come_back_from_their_files(tmp_path, resident):
+def test_states_are_restored_from_files(tmp_path, resident):
     states = ClientStates()
     states.place(torch.device("cpu"), resident)
     states.update({3: state(3), 7: state(7)})
@@ -65,18 +64,17 @@ def test_states_come_back_from_their_files(tmp_path, resident):
         again[4]
 
 
-def test_only_what_has_changed_is_written_and_old_files_stay_until_tidied(tmp_path):
+def test_only_changed_states_are_written_and_old_files_remain_until_tidy(tmp_path):
     states = ClientStates()
     states.update({0: state(0), 1: state(1)})
     first = states.save(tmp_path, 1)
     states[1] = state(5)
     assert states.save(tmp_path, 2) == {0: 1, 1: 2}
     assert names(tmp_path) == ["0.1.pt", "1.1.pt", "1.2.pt"]
-    # Had the run died here, before its checkpoint was written, the one before would still find
-    # everything.
+    # If the run ended here, before its checkpoint, the previous checkpoint would still be complete.
     assert ClientStates(tmp_path, first)[1]["n"] == 1
     states.tidy()
-    # still: the latest checkpoint may turn out damaged
+    # the latest checkpoint may be damaged
     assert names(tmp_path) == ["0.1.pt", "1.1.pt", "1.2.pt"]
     states[1] = state(6)
     states.save(tmp_path, 3)
@@ -94,7 +92,7 @@ def test_states_in_files_do_not_stay_in_memory(tmp_path):
     assert not states._memory
 
 
-def test_a_run_with_states_in_files_is_the_same_run(tmp_path):
+def test_states_in_files_do_not_change_the_run(tmp_path):
     (row,) = [
         row
         for row in SHIPPED
@@ -112,7 +110,7 @@ def test_a_run_with_states_in_files_is_the_same_run(tmp_path):
     assert len({name.split(".")[0] for name in names(tmp_path)}) == len(state.clients) > 2
 
 
-def test_where_states_are_kept(monkeypatch):
+def test_large_states_are_kept_in_files(monkeypatch):
     monkeypatch.setattr(client_states, "free_memory", lambda: 4_000_000_000)
     cpu = torch.device("cpu")
     assert choose_place(9_000_000, 100, cpu)[1:] == (
@@ -137,9 +135,8 @@ ROWS = {
 
 
 @pytest.mark.parametrize("row", ROWS.values(), ids=ROWS)
-def test_needs_are_what_is_exchanged(row):
-    """Of one client in round 3, in multiples of the model; `small` is less than a third of one
-    here."""
+def test_declared_needs_equal_traffic(row):
+    """For one client in round 3, in multiples of the model. Here `small` is less than a third."""
     simulation = row.simulation(local=PLAIN, augment=False, sizes=(1, 3, 4, 4, 2))
     needs, model = simulation.algorithm.needs, tree.num_bytes(simulation.initial)
     state = play(simulation, 2)
@@ -157,7 +154,7 @@ def test_needs_are_what_is_exchanged(row):
 
 # Numbers that one client sends and receives in round 3. The model has 290 parameters: a convolution
 # of 3 filters of 9 weights and a bias (30), a hidden layer of 8 x 27 + 8 (224), and a classifier of
-# 4 x 8 + 4 (36). What is sent: by a client that holds one class of four, by one that holds all.
+# 4 x 8 + 4 (36). Sent numbers: by a client with one class of four, and by one with all classes.
 FOMO = FedFOMO(models=2, validation=0.3, epsilon=0.0, epsilon_decay=0.05, distance="l1")
 FLASHBACK = Flashback(gamma=0.1, epochs_on_server=1, on_clients=True, on_server=True)
 NUMBERS = {
@@ -190,9 +187,8 @@ def test_traffic_by_hand(name):
     assert (result.bytes_up, result.bytes_down) == (8 * (up[0] + 2 * up[1]), 8 * 3 * down)
 
 
-def test_what_is_not_there_yet_is_not_counted():
-    """In round 1 no model of another client can be sent, no d_j returned, and no class has a
-    prototype."""
+def test_missing_models_and_prototypes_are_not_counted():
+    """In round 1, there are no models of other clients and no prototypes."""
     found = []
     for algorithm in (FOMO, FedProto(lambda_=1.0)):
         simulation = make_simulation(algorithm, PLAIN, participation=1.0)
@@ -201,15 +197,15 @@ def test_what_is_not_there_yet_is_not_counted():
     assert found[0].bytes_up == 5 * 8 * 290
 
 
-def test_each_client_counts_with_what_it_is_sent():
-    """Of three clients only the first has a model: the two others are sent it, and it gets none."""
+def test_traffic_differs_between_clients():
+    """Only the first of three clients has a model, which is sent to the other two."""
     simulation = make_simulation(FOMO, PLAIN, (5, 6, 7), participation=1.0)
     state = play(simulation, 1)
     state.clients = {0: state.clients[0]}
     assert play_round(simulation, state).bytes_down == 2 * 8 * 290
 
 
-def test_the_table_of_the_algorithms_page_is_current():
+def test_the_table_of_requirements_is_current():
     text = (CONF.parent / "docs" / "algorithms" / "index.md").read_text(encoding="utf-8")
     shown = text.split("<!-- requirements -->\n")[1].split("\n<!-- /requirements -->")[0]
     assert shown == requirements_table(CONF / "algorithm"), "fedexp requirements prints the table"
@@ -230,8 +226,7 @@ def test_the_table_of_the_algorithms_page_is_current():
     ],
 )
 def test_batch_norm_models_run_with_every_algorithm(row, tmp_path):
-    """On the sequential and the worker engine, to the same result; running statistics move and are
-    averaged."""
+    """Sequential and workers engine give the same result, and running statistics change."""
     staged = row.cls.__name__ == "FedAlign"
     model = BottleneckResNet(widths=(4, 8), blocks=1) if staged else Normed()
     servers = []
@@ -254,10 +249,9 @@ KEEPING = {name: row for name, row in first_of_each_class(SHIPPED).items() if ro
 
 
 @pytest.mark.parametrize("name", KEEPING)
-def test_running_statistics_that_clients_keep_are_a_part_of_the_run(name, tmp_path, monkeypatch):
-    """A state that a run with batch norm has saved fits the run that goes on from it. The size by
-    which a run decides where states are kept counts the running statistics: it is that of the state
-    of a client that has taken part."""
+def test_kept_running_statistics_are_saved_and_counted(name, tmp_path, monkeypatch):
+    """A resumed run accepts the saved states, and the estimated size of a state includes running
+    statistics."""
     run, sizes = KEEPING[name].simulation(model=Normed(), rounds=4), []
     full_run(run, tmp_path, rounds=2)
     saved = checkpoint.load(tmp_path, fits_run(tmp_path, run))
@@ -272,8 +266,8 @@ def test_running_statistics_that_clients_keep_are_a_part_of_the_run(name, tmp_pa
     assert sizes == [tree.num_bytes(next(iter(state.clients.values())))]
 
 
-def test_nothing_is_sent_that_is_not_declared():
-    """FedAvg: one model down and one up, exactly, also with running statistics."""
+def test_fedavg_sends_one_model_each_way():
+    """Also with running statistics."""
     for model in (None, Normed()):
         simulation = make_simulation(model=model)
         result = play_round(simulation, simulation.initial_state())

@@ -1,5 +1,4 @@
-"""FedKD, Flashback, FedDF, FedKA, FedReg, MOON, FedAlign: losses and server steps against sums
-written out."""
+"""FedKD, Flashback, FedDF, FedKA, FedReg, MOON and FedAlign against their formulas."""
 
 import logging
 import math
@@ -69,7 +68,7 @@ def test_fedkd_equals_fedntd_with_lambda_zero():
 
 
 def test_flashback_class_weights_by_hand():
-    """Three classes; nobody has seen the last one."""
+    """Three classes; no client has the last one."""
     pi, mu = torch.tensor([4.0, 0.0, 0.0]), torch.tensor([[2.0, 3.0, 0.0], [1.0, 1.0, 0.0]])
     # Client 0: alpha = pi / (mu_0 + pi) = 4 / 6, 0 / 3, 0 / 0.
     assert_close(class_weights(pi[None], mu[0]), torch.tensor([[4 / 6, 0.0, 0.0]]), 1e-7)
@@ -90,7 +89,7 @@ def test_flashback_loss_equals_loops():
                 total[n] += alpha[i, c] * p[c] * math.log(p[c] / q[c])
     loss = distillation_loss(*distillation_targets(alpha, teachers), student)
     assert_close(loss, total)
-    assert loss.min() < 0, "it is not a divergence, and must not be clamped"
+    assert loss.min() < 0, "not a divergence, so it must not be clamped"
 
 
 @pytest.mark.parametrize(
@@ -108,7 +107,7 @@ def test_flashback_loss_equals_loops():
     ],
 )
 def test_flashback_counts_participations_up_to_the_limit(gamma, times):
-    """1 / (1 / 93) is 92.99999999999999 in float64; 3 - 1e-6 is no rounding of 3."""
+    """1 / (1 / 93) is 92.99999999999999 in float64; 3 - 1e-6 is less than 3."""
     assert (
         Flashback(
             gamma=gamma, epochs_on_server=1, on_clients=True, on_server=True
@@ -119,8 +118,7 @@ def test_flashback_counts_participations_up_to_the_limit(gamma, times):
 
 @pytest.mark.parametrize("on_server", [True, False])
 def test_flashback_sends_label_counts(on_server):
-    """Over 6 rounds, client by client: gamma mu_k is added in the first two participations and
-    never again."""
+    """gamma mu_k is added only in the first two participations."""
     algorithm = Flashback(gamma=0.5, epochs_on_server=1, on_clients=True, on_server=on_server)
     simulation = make_simulation(algorithm, public=0.15)
     times = np.zeros(5, int)
@@ -136,7 +134,7 @@ def test_flashback_sends_label_counts(on_server):
 
 
 def test_flashback_server_step_equals_autograd():
-    """E_s epochs of SGD with momentum from the average, on CE plus distillation with the pi of
+    """E_s epochs of SGD with momentum start from the average, on CE plus distillation with pi from
     before the round."""
     algorithm = Flashback(gamma=0.5, epochs_on_server=2, on_clients=True, on_server=True)
     simulation, state, trained, about = trained_round(algorithm, 3, public=0.15)
@@ -234,7 +232,7 @@ def test_feddf_distils_mean_logits_without_labels():
 
 
 class Watched:
-    """A public set that notes which of its examples are read."""
+    """A public set that records the examples that are read."""
 
     def __init__(self, public):
         self.public, self.read = public, []
@@ -250,18 +248,16 @@ class Watched:
 @pytest.mark.parametrize(
     ("steps", "patience", "seen", "best"),
     [
-        # Steps 2, 4, 6, 8: the best at 4; step 6 equals it, which is no gain; at 8 four steps are
-        # without gain.
+        # at steps 2, 4, 6, 8: the best is 4; step 6 equals it; at 8, four steps had no gain
         (20, 4, [0.25, 0.75, 0.75, 0.5], 1),
-        # At 6, 8 and 10 two to six steps are without gain; the step 12 is better, and 13 the last
-        # one.
+        # at 6, 8 and 10, two to six steps had no gain; step 12 is better, and 13 is the last
         (13, 7, [0.25, 0.75, 0.0, 0.5, 0.25, 1.0, 0.5], 5),
         (5, 1, [0.0, 0.25, 0.25], 1),  # no gain in one step at 5
     ],
 )
 def test_feddf_stops_early_and_returns_the_best_model(monkeypatch, steps, patience, seen, best):
-    """With looks every two steps at floor(0.3 * 12) = 3 held-out examples, on which it never
-    trains."""
+    """Validation every two steps uses floor(0.3 * 12) = 3 held-out examples, which are never
+    trained on."""
     algorithm, students, held = df(steps=steps, patience=patience, interval=2), [], []
     algorithm = replace(algorithm, validation=0.3)
     simulation = make_simulation(algorithm, public=0.3, sizes=(3, 7, 8, 10))
@@ -284,7 +280,7 @@ def test_feddf_stops_early_and_returns_the_best_model(monkeypatch, steps, patien
     assert held == [held[0]] * len(seen)
     assert len(held[0]) == 3
     assert sum(map(len, public.read)) == 3 * min(2 * len(seen), steps), (
-        "batches of three of the nine that are left"
+        "batches of three of the other nine"
     )
     trained = [number for batch in public.read for number in batch]
     assert set(trained[:9]) == set(range(12)) - set(held[0])
@@ -304,9 +300,8 @@ def test_feddf_validation_accuracy_by_counting():
 
 
 def test_feddf_returns_a_student_even_if_the_average_is_better():
-    """With a learning rate that ruins the model nothing is as good as the average that it began as,
-    whose own answers are the labels; the released code returns a student all the same, the best
-    one."""
+    """The average is the best model, because its predictions are the labels. The released code
+    still returns the best student."""
     algorithm = df(epochs_on_server=0, lr=100.0, steps=6, patience=6)
     simulation, state, trained, about = trained_round(algorithm, public=0.3, sizes=(3, 7, 8, 10))
     server = algorithm.aggregate(state.server, trained.messages, about) | {"buffers": {}}
@@ -325,8 +320,7 @@ def test_feddf_returns_a_student_even_if_the_average_is_better():
     ("model", "sizes"), [(None, [4, 4, 1]), (Normed(), [4, 4]), (Unmoved(), [4, 4])]
 )
 def test_server_skips_batches_of_one_with_batch_norm(model, sizes):
-    """Nine public examples in batches of four: as on a client, one example is no batch for batch
-    norm, whether or not it keeps running statistics; without batch norm it is one."""
+    """Nine public examples in batches of four."""
     simulation = make_simulation(df(batch_size=4), model=model, public=0.225, sizes=(3, 7, 8, 10))
     net, public = LiveNetwork(simulation.runtime.net), simulation.stages[0].public
     batches, found = distillation.minibatches(np.random.default_rng(0), len(public), 4, 1), []
@@ -340,8 +334,7 @@ def test_server_skips_batches_of_one_with_batch_norm(model, sizes):
 
 
 def test_feddf_needs_two_public_examples_to_validate():
-    """Of one example, which is held out, none is left to train on: refused before the run
-    begins."""
+    """A single example would be held out, so none would remain for training."""
     with pytest.raises(
         ConfigError,
         match=r"public\.fraction=0\.026: 1 of 40 training examples; FedDF .* at least 2",
@@ -361,8 +354,7 @@ def ka(**changes):
 
 
 def federation():
-    """One client with 7 examples of class 0, 2 of class 1, 1 of class 2, none of class 3; another
-    with the rest."""
+    """One client has 7, 2, 1 and 0 examples of the four classes; another has 3 of the last."""
     labels = np.array([0] * 7 + [1] * 2 + [2] + [3] * 3)
     parts = (np.arange(10), np.arange(10, 13))
     counts = np.stack([np.bincount(labels[part], minlength=4) for part in parts])
@@ -370,8 +362,7 @@ def federation():
 
 
 def test_fedka_classes_by_hand():
-    """Shares 0.7, 0.2, 0.1, 0: with the threshold 0.25 class 0 is dominant, 1 and 2 are not, 3 is
-    missing."""
+    """Shares 0.7, 0.2, 0.1, 0 and threshold 0.25: 0 is dominant, 1 and 2 are not, 3 is missing."""
     missing, rare, dominant = ka().classes(federation(), 0)
     assert (missing.tolist(), rare.tolist(), dominant.tolist()) == (
         [False, False, False, True],
@@ -422,14 +413,13 @@ def test_fedka_chooses_anchors_by_loss(selection):
 
 @pytest.mark.parametrize("model", [Normed(), Unmoved()], ids=["running", "batch"])
 def test_fedka_padding_does_not_change_running_statistics(model):
-    """Loss and running statistics are those of the anchors that there are, and of the batch alone
-    without any."""
+    """Loss and running statistics come only from the anchors and the batch, without padding."""
     simulation, algorithm = make_simulation(model=model), ka(beta=0.3)
     x, y = simulation.runtime.load_train(torch.arange(8), None)
     teacher, batch = random(3, 4, seed=4), Batch(x[:5], y[:5], None, 0)
 
     def step(count, slots=3):
-        """The loss with so many anchors in so many slots, and the running statistics after it."""
+        """Return the loss with `count` anchors in `slots` slots, and the statistics after it."""
         net = LiveNetwork(simulation.runtime.net)
         net.load(simulation.initial, simulation.initial_buffers)
         plan = {"valid": (torch.arange(slots) < count).double(), "columns": torch.ones(4).double()}
@@ -445,8 +435,8 @@ def test_fedka_padding_does_not_change_running_statistics(model):
 
 
 def test_fedka_teacher_runs_only_on_anchors():
-    """Two anchors in four slots, with batch norm that goes by the batch at hand; without any,
-    answers are finite."""
+    """Two anchors in four slots, with batch norm that uses batch statistics. Without anchors,
+    outputs are finite."""
     simulation, algorithm = make_simulation(model=Unmoved()), ka()
     params, net = simulation.initial, simulation.runtime.net
     data = ScheduledData(
@@ -493,8 +483,7 @@ def test_fedka_loss_equals_loops():
 
 
 def test_fedreg_round_equals_autograd():
-    """Both parts of every step written out, one client of 10 examples, batches of 4, 4 and 2, two
-    epochs."""
+    """One client with 10 examples, batches of 4, 4 and 2, and two epochs."""
     algorithm = FedReg(gamma=0.6, eta_s=0.05, eta_ratio=0.3, ascent=3)
     local = replace(PLAIN, epochs=2, lr=0.2)
     simulation = make_simulation(algorithm, local, (10,), participation=1.0)
@@ -541,10 +530,9 @@ def test_fedreg_round_equals_autograd():
 
 @pytest.mark.parametrize("engine", ["sequential", "vectorised"])
 def test_fedreg_images_do_not_change_running_statistics(engine):
-    """With a learning rate that moves nothing, 20 examples in batches of ten and 30 epochs, the
-    running mean is that of the examples: of what is left of the first one 0.9**60 = 0.002 of it. (A
-    released client's own model never sees generated images in training mode: `penal_model` is
-    another copy.) With them it was 0.07 standard deviations off."""
+    """With a negligible learning rate and 60 batches, the running mean is the examples' mean: the
+    initial value has the weight 0.9**60 = 0.002. In the released code, generated images pass
+    through another copy (`penal_model`). With them, the mean was 0.07 standard deviations off."""
     local = replace(PLAIN, epochs=30, batch_size=10, lr=1e-12)
     algorithm = FedReg(gamma=0.5, eta_s=0.2, eta_ratio=0.5, ascent=5)
     simulation = make_simulation(
@@ -597,7 +585,7 @@ def test_moon_keeps_the_last_local_model():
 
 
 def test_fedalign_norm_equals_singular_value():
-    """On matrices with one singular value (rank 1), where power iterations end after one step."""
+    """Exact for rank 1, where power iterations end after one step."""
     first, second = random(3, 4, 1, 1, seed=1), random(3, 6, 1, 1, seed=2)
     singular = torch.linalg.matrix_norm(first.flatten(2) @ second.flatten(2).transpose(1, 2), ord=2)
     assert_close(spectral_norm(first, second), singular)
@@ -608,15 +596,14 @@ def test_fedalign_norm_equals_singular_value():
 
 
 def trained_norms(net):
-    """Give the batch norms scales and shifts as after some training."""
+    """Set scales and shifts of the batch norm layers to random values."""
     for number, layer in enumerate(m for m in net.modules() if isinstance(m, torch.nn.BatchNorm2d)):
         layer.weight.data = 1 + 0.5 * random(len(layer.weight), seed=number)
         layer.bias.data = random(len(layer.bias), seed=number + 100)
 
 
 def test_fedalign_narrow_stage_uses_fewer_channels():
-    """Of one convolution: with the full width it is the stage itself, with less its first
-    channels."""
+    """For a stage of one convolution, a smaller width gives the first channels."""
     cnn = CNN(channels=(3, 20), kernel=3, padding=1, hidden=(8,)).build((1, 8, 8), 4).double()
     cnn.keeps_maps = True
     before, after = cnn(random(5, 1, 8, 8)).maps
@@ -638,10 +625,9 @@ def test_fedalign_narrow_stage_uses_fewer_channels():
 
 
 def released_stage(stage, x, width):
-    """Write once more what the authors' code does at a width below 1 (models/resnet_fedalign.py
-    `reuse_feature`, models/slimmable_ops.py `USConv2d` and `USBatchNorm2d`): input and output
-    channels are sliced everywhere, and a batch norm keeps scale and shift of the channels that are
-    left."""
+    """Compute a stage like the authors' code at a width below 1 (models/resnet_fedalign.py
+    `reuse_feature`, models/slimmable_ops.py `USConv2d` and `USBatchNorm2d`): all layers use the
+    first input and output channels."""
 
     def layer(pair, x, stride=1):
         convolution, norm = pair
@@ -675,8 +661,8 @@ def test_fedalign_narrow_stage_equals_released_code():
 
 
 def test_fedalign_penalty_equals_released_code():
-    """It compares the narrow stage with its narrow input, and reaches every parameter of the
-    stage."""
+    """The penalty compares the narrow stage with its narrow input, and has a gradient for every
+    parameter of the stage."""
     algorithm = FedAlign(mu=0.5, width=0.25, clip=0.0)
     model = BottleneckResNet(widths=(4, 16, 32), blocks=1)
     simulation = make_simulation(algorithm, model=model, sizes=(5, 4))
@@ -720,7 +706,7 @@ def test_divergence_has_no_gradient_for_the_teacher():
 
 
 def test_fedalign_gradient_by_hand():
-    """Of mu * constant * L_lip through the narrow stage alone, beside that of the cross-entropy."""
+    """The gradient of mu * constant * L_lip passes only through the narrow stage."""
     algorithm = FedAlign(mu=0.5, width=0.4, clip=0.0)
     simulation = make_simulation(algorithm)
     net, params = simulation.runtime.net, simulation.initial
@@ -732,7 +718,7 @@ def test_fedalign_gradient_by_hand():
     output = net(params, batch.x)
 
     def lipschitz(p):
-        # an image of one channel, not less
+        # the image has one channel
         narrow = spectral_norm(output.maps[0], net.slim(p, output.maps[0], 0.4))
         return ((narrow - spectral_norm(*output.maps)) ** 2).mean()
 
@@ -773,8 +759,8 @@ def test_public_examples_belong_to_no_client():
 
 
 def test_fedreg_prepares_no_padding_on_the_vectorised_engine(monkeypatch):
-    """Clients of 10 and 3 examples in batches of 4: three batches of the first pass and one, so 4 x
-    4 rows are loaded for the generated data, and not 2 x 3 x 4."""
+    """Clients of 10 and 3 examples have three batches of 4 and one, so generated data need 4 x 4
+    rows instead of 2 x 3 x 4."""
     rows, load, prepared = [], ClientRuntime.load_train, Clients._prepared
 
     def counted(self, *arguments):

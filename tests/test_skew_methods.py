@@ -164,7 +164,7 @@ def test_fedrs_by_hand():
 
 
 def test_fedrs_restricts_missing_classes():
-    """One example is enough for a class to be there."""
+    """A class with one example is not missing."""
     simulation = make_simulation(FedRS(alpha=0.25))
     federation = replace(simulation.stages[0].federation, counts=np.array([[5, 1, 0], [0, 2, 0]]))
     factors = [
@@ -175,8 +175,8 @@ def test_fedrs_restricts_missing_classes():
 
 
 def test_fedssd_credibility_by_hand():
-    """Of class 0, 3 of 4 are right and 1 is taken for class 1; of class 1, 1 of 2 and 1 for class
-    0; none of class 2. M_0 = 3/4 (1 - 1/2), M_1 = 1/2 (1 - 1/4)."""
+    """Class 0: 3 of 4 right, 1 predicted as class 1. Class 1: 1 of 2 right, 1 predicted as class 0.
+    Class 2 has no examples. M_0 = 3/4 (1 - 1/2), M_1 = 1/2 (1 - 1/4)."""
     labels, answers = torch.tensor([0, 0, 0, 0, 1, 1]), torch.tensor([0, 0, 0, 1, 1, 0])
     found = credibility(F.one_hot(answers, 3).double(), labels)
     assert_close(found, float64([3 / 8, 3 / 8, 0]))
@@ -198,8 +198,7 @@ def test_fedssd_loss_equals_loops():
 
 
 def test_fedssd_measures_credibility_of_the_received_model():
-    """In round 1 nothing; then the accuracies of each global model on the public examples, counted
-    one by one."""
+    """It is 0 in round 1, and then comes from predictions on the public examples."""
     simulation = make_simulation(FedSSD(m_max=1.0, threshold=0.0), public=0.2, sizes=LARGER)
     assert simulation.initial_state().server["credibility"].tolist() == [0, 0, 0, 0]
     server, public = play(simulation, 2).server, simulation.stages[0].public
@@ -218,7 +217,7 @@ def test_fedgkd_distils_from_mean_of_last_models():
     simulation = make_simulation(FedGKD(gamma=0.5, tau=2.0, models=2))
     assert simulation.algorithm.broadcast(simulation.initial_state().server)["distils"] == 0
     one, two, three = (play(simulation, rounds).server for rounds in (1, 2, 3))
-    # the initial model, whose mean with it this might be, is never among them
+    # the initial model is never included
     assert_close(simulation.algorithm.broadcast(one)["teacher"], one["params"])
     sent = simulation.algorithm.broadcast(three)
     expected = {k: (two["params"][k] + three["params"][k]) / 2 for k in three["params"]}
@@ -234,7 +233,7 @@ def test_fedgkd_distils_from_mean_of_last_models():
 
 
 def sgd_step(z, grad):
-    """Return what torch's SGD makes of one step with this gradient."""
+    """Return the result of one step of torch's SGD with this gradient."""
     z = z.clone().requires_grad_()
     z.grad = grad.clone()
     torch.optim.SGD([z], lr=SGD.lr, momentum=SGD.momentum, weight_decay=SGD.weight_decay).step()
@@ -327,8 +326,8 @@ def test_fedspeed_and_fedsmoo_server_steps_by_hand():
 
 
 def test_fedgkd_keeps_the_last_global_models():
-    """With a server optimizer the global model is not the average: the teacher is the mean of what
-    was sent."""
+    """With a server optimizer, the global model is not the average, and the teacher is the mean of
+    global models."""
     method = FedGKD(gamma=0.5, tau=2.0, models=2)
     simulation = replace(
         make_simulation(method), server_optimizer=ServerOptimizer(optimizer="adam", lr=0.01)
