@@ -253,7 +253,7 @@ def test_kept_running_statistics_are_saved_and_counted(name, tmp_path, monkeypat
     """A resumed run accepts the saved states, and the estimated size of a state includes running
     statistics."""
     run, sizes = KEEPING[name].simulation(model=Normed(), rounds=4), []
-    full_run(run, tmp_path, rounds=2)
+    full_run(KEEPING[name].simulation(model=Normed(), rounds=2), tmp_path)
     saved = checkpoint.load(tmp_path, fits_run(tmp_path, run))
     assert (saved.state["round"], saved.problem) == (2, None)
     state = State.from_tree(saved.state, torch.device("cpu"), tmp_path)

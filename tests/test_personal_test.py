@@ -360,18 +360,17 @@ def test_personal_columns_of_local_models(tmp_path):
 
 @pytest.mark.parametrize("views", [["plain"], ["plain", "augmented"]])
 def test_resume_continues_bit_for_bit(views, tmp_path):
-    def make(subjects=BOTH):
-        return make_simulation(PERSONAL["fedrod"], rounds=4, evaluate=subjects, test_views=views)
+    def make(subjects=BOTH, rounds=4):
+        own = PERSONAL["fedrod"]
+        return make_simulation(own, rounds=rounds, evaluate=subjects, test_views=views)
 
     whole, summary = full_run(make(), tmp_path / "whole")
-    full_run(make(), tmp_path / "parts", rounds=2)
-    assert (
-        checkpoint.load(tmp_path / "parts", fits_run(tmp_path / "parts", make())).state["round"]
-        == 2
-    )
+    parts = tmp_path / "parts"
+    full_run(make(rounds=2), parts)
+    assert checkpoint.load(parts, fits_run(parts, make())).state["round"] == 2
     with pytest.raises(ConfigError, match=r"not of this run \(history\.personal_accuracy\)"):
-        checkpoint.load(tmp_path / "parts", fits_run(tmp_path / "parts", make(["global"])))
-    again, resumed = full_run(make(), tmp_path / "parts")
+        checkpoint.load(parts, fits_run(parts, make(["global"])))
+    again, resumed = full_run(make(), parts, resume=True)
     assert again == whole
     assert measured(resumed) == measured(summary)
     assert f"personal_global_accuracy{'_augmented' if len(views) > 1 else ''}" in whole[0]
@@ -406,9 +405,9 @@ def test_personal_accuracy_weights_all_tasks_so_far(tmp_path):
     ("subjects", "words"),
     [
         (["global", "personel"], ["evaluate=personel", "nearest: 'personal'"]),
-        (["personal"], ["evaluate=[personal]", "first", "global"]),
+        (["personal"], ["evaluate=[personal]", "starts with global"]),
         ([], ["evaluate=[]"]),
-        (["global", "global"], ["twice"]),
+        (["global", "global"], ["without repetitions"]),
     ],
 )
 def test_invalid_evaluate_list_is_refused(subjects, words):

@@ -25,10 +25,9 @@ from fedexp.figures.pictures import Pictures
 from fedexp.metrics.forgetting_metric import RoundDrop
 from fedexp.rundir import checkpoint, files
 from fedexp.rundir.reader import RunDirectory
+from fedexp.testing import record
 from fedexp.trackers.names import metric_name
-from fedexp.training.recorder import Recorder
 from fedexp.training.results import write_results
-from fedexp.training.rounds import run_rounds
 from fedexp.training.state import State
 from fedexp.training.summary import summary_of
 from toy_federation import ENGINES, assemble, make_simulation, play
@@ -68,9 +67,7 @@ def slow_test(simulation, model):
 def recorded(directory, **options):
     """Run the small federation with its files."""
     simulation = make(**options)
-    directory.mkdir()
-    recorder, state = Recorder(directory, simulation, [], None), simulation.initial_state()
-    run_rounds(simulation, state, recorder)
+    state = record(simulation, directory)
     simulation.stages[0].partition.save(
         directory / files.PARTITION, simulation.runtime.data.classes
     )
@@ -80,7 +77,6 @@ def recorded(directory, **options):
         "dataset": "noise",
     } | summary_of(simulation, state)
     write_results(directory, state, summary, Pictures(draw=False))
-    recorder.close()
     return simulation, state, json.loads((directory / files.SUMMARY).read_text())
 
 

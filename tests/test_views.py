@@ -18,12 +18,11 @@ from fedexp.figures.load import load_run
 from fedexp.figures.pictures import Pictures
 from fedexp.metrics.forgetting_metric import RoundDrop
 from fedexp.metrics.history import load_history
-from fedexp.rundir import checkpoint, files
+from fedexp.rundir import files
+from fedexp.testing import record
 from fedexp.trackers.names import class_metric, flat_summary, metric_name
-from fedexp.training.recorder import Recorder
 from fedexp.training.results import write_results
-from fedexp.training.rounds import play_round, record_initial, record_round, run_rounds
-from fedexp.training.state import State
+from fedexp.training.rounds import play_round
 from fedexp.training.summary import summary_of
 from toy_federation import AUGMENTATION, ENGINES, assemble, make_simulation, play
 
@@ -112,28 +111,12 @@ def test_augmented_test_changes_every_round():
     assert not torch.equal(first, second)
 
 
-def full_run(simulation, directory, rounds=None):
-    """Run to the end, or stop after some rounds as if killed. Return the rows of rounds.csv without
-    times, and the summary."""
-    saved = checkpoint.load(directory) if checkpoint.exists(directory) else None
-    start = simulation.initial_state()
-    state = (
-        start
-        if saved is None
-        else State.from_tree(saved.state, simulation.runtime.device, directory)
-    )
-    recorder = Recorder(
-        directory, simulation, [], None if saved is None else saved.state["lengths"]
-    )
-    if rounds is None:
-        run_rounds(simulation, state, recorder)
-        write_results(directory, state, summary_of(simulation, state), Pictures(draw=False))
-    else:
-        record_initial(simulation, state, recorder)
-        for _ in range(rounds):
-            record_round(state, play_round(simulation, state), recorder)
-    recorder.close()
-    return rows_of(directory / files.ROUNDS), summary_of(simulation, state)
+def full_run(simulation, directory, resume=False):
+    """Run to the end. Return the rows of rounds.csv without times, and the summary."""
+    state = record(simulation, directory, resume)
+    summary = summary_of(simulation, state)
+    write_results(directory, state, summary, Pictures(draw=False))
+    return rows_of(directory / files.ROUNDS), summary
 
 
 def rows_of(path):
@@ -150,7 +133,8 @@ def measured(summary):
 
 
 def with_local(**changes):
-    return make_simulation(forgetting_metric=RoundDrop(local=True), rounds=4, **changes)
+    given = {"forgetting_metric": RoundDrop(local=True), "rounds": 4}
+    return make_simulation(**given | changes)
 
 
 def test_second_view_does_not_change_plain_results(tmp_path):
@@ -199,8 +183,8 @@ def test_augmented_view_has_separate_history(tmp_path):
 @pytest.mark.slow
 def test_resume_continues_bit_for_bit(tmp_path):
     whole, summary = full_run(with_local(test_views=BOTH), tmp_path / "whole")
-    full_run(with_local(test_views=BOTH), tmp_path / "parts", rounds=2)
-    again, resumed = full_run(with_local(test_views=BOTH), tmp_path / "parts")
+    full_run(with_local(test_views=BOTH, rounds=2), tmp_path / "parts")
+    again, resumed = full_run(with_local(test_views=BOTH), tmp_path / "parts", resume=True)
     assert again == whole
     assert measured(resumed) == measured(summary)
     for name in ("class_accuracy_augmented.csv", "local_class_accuracy_augmented.npz"):
