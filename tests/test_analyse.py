@@ -342,7 +342,7 @@ def test_tsne_refuses_runs_that_do_not_match(run, others, capsys):
     copy, wide = map(str, others)
     for arguments, words in (
         (["--with", str(run.directory)], "the same run is given twice"),
-        (["--with", str(run.directory.parent)], "no run is there"),
+        (["--with", str(run.directory.parent)], "is not a run directory"),
         (
             ["--with", wide, "--examples", "12"],
             "fedavg and fedntd: their features have 2 and 16 dimensions",

@@ -213,7 +213,7 @@ def test_what_may_differ_on_resume(tmp_path):
         check_resume(run, folder(tmp_path / "elsewhere"))
         check_resume(run, moved(folder(tmp_path / "elsewhere", "tracker=none")))
         with pytest.raises(
-            ConfigError, match=r"algorithm\._target_: FedAvg there, FedNTD asked for"
+            ConfigError, match=r"algorithm\._target_: FedAvg in the run, FedNTD now"
         ):
             check_resume(run, folder(tmp_path / "elsewhere", "algorithm=fedntd"))
     other = folder(tree(tmp_path / "other", names=("a",)))
@@ -247,7 +247,7 @@ def test_what_a_directory_notes(tmp_path):
     labels = data.y_train.clone()
     labels[0] = 1 - labels[0]
     with pytest.raises(
-        ConfigError, match=r"the data have changed .*\n  labels: \w+ there, \w+ now"
+        ConfigError, match=r"the data have changed .*\n  labels: \w+ in the run, \w+ now"
     ):
         origin.check_data(
             tmp_path, {}, values | {"accept_changed_data": True}, replace(data, y_train=labels)

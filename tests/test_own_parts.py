@@ -328,7 +328,8 @@ def test_arrays_that_have_changed_are_noticed_by_a_resume(tmp_path):
         other = Given(**GIVEN, changed={split: IMAGES + np.uint8(1)}).load()
         changed = origin.current_marks({}, {}, other)
         with pytest.raises(
-            ConfigError, match=r"\n  inputs: arrays \(bytes \w+\) there, arrays \(bytes \w+\) now\n"
+            ConfigError,
+            match=r"\n  inputs: arrays \(bytes \w+\) in the run, arrays \(bytes \w+\) now\n",
         ):
             origin.check_data(tmp_path, changed, {}, other)
     origin.check_data(tmp_path, changed, {"accept_changed_data": True}, other)

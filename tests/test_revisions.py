@@ -203,7 +203,7 @@ def test_a_run_of_before_stands_for_none_of_after_and_is_not_resumed(tmp_path):
     assert run_reuse.find_reusable(job, values) == tmp_path / "multirun" / "new" / "run"
     shutil.rmtree(tmp_path / "multirun" / "new")
     assert run_reuse.find_reusable(job, values) is None
-    with pytest.raises(ConfigError, match=r"algorithm\.revision: \(absent\) there, 2 asked for"):
+    with pytest.raises(ConfigError, match=r"algorithm\.revision: \(absent\) in the run, 2 now"):
         check_resume(tmp_path / "multirun" / "old" / "run", values)
 
 

@@ -115,7 +115,7 @@ def test_what_is_left_empty_or_does_not_go_together_is_one_message(
     assert error.startswith(message)
     assert "Traceback" not in out + error
     assert list(tmp_path.iterdir()) == []
-    names = error.partition("there are: ")[2].split(", ")
+    names = error.partition("allowed: ")[2].split(", ")
     assert len(set(names)) == len(names)
 
 

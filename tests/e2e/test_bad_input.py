@@ -23,9 +23,9 @@ algorithm.beta=1 => algorithm.beta | only exists with | algorithm=fedntd
 dataset=cifar10 algorithm=flashback => Flashback needs a public set | public.fraction=0.025
 model.hidden=[1000000000000] => model: must fit into the free memory of | its parameters need
 num_clients=2000 => num_clients=2000 | 1437
-algorithm._target_=os.system => algorithm._target_=os.system | outside fedexp | --config-dir
-++dataset.augmentation._target_=os.system => dataset.augmentation._target_=os.system | outside
-surrogate.dataset={_target_:os.system} => surrogate.dataset._target_=os.system | outside fedexp
+algorithm._target_=os.system => algorithm._target_=os.system | not a class of fedexp | --config-dir
+++dataset.augmentation._target_=os.system => dataset.augmentation._target_=os.system | a class of
+surrogate.dataset={_target_:os.system} => surrogate.dataset._target_=os.system | a class of fedexp
 +hydra.callbacks.x={_target_:os.system} => hydra.callbacks.x | _target_ | --config-dir
 hardware=cpu hardware.precision=tf32 => tf32 | without a GPU
 forgetting_metric=all eval_interval=2 local_evaluation.every=3 => multiple of eval_interval=2

@@ -144,7 +144,7 @@ def differences(
     unknown = there.keys() ^ asked.keys()
     unknown |= {key for key, mark in asked.items() if have_same_source(noted.get(key, ""), mark)}
     return [
-        f"{key}: {before.get(key, '(absent)')} there, {now.get(key, '(absent)')} asked for"
+        f"{key}: {before.get(key, '(absent)')} in the run, {now.get(key, '(absent)')} now"
         for key in sorted((now.keys() | before.keys()) - unknown)
         if now.get(key) != before.get(key)
     ]
@@ -185,7 +185,7 @@ def check_data(
     """
     before, now = get_mapping(read(directory), "data"), {} if data is None else describe(data)
     lines = [
-        f"{key}: {before[key]} there, {now[key]} now"
+        f"{key}: {before[key]} in the run, {now[key]} now"
         for key in now
         if before.get(key, now[key]) != now[key]
     ]
@@ -225,7 +225,7 @@ def describe_change(then: str, now: str, container: Mapping[str, Any], key: str)
     data_dir = flatten(container).get(f"{key.rpartition('.')[0]}.data_dir", "")
     number = count_changed_files(then, now, str(data_dir))
     if number is None:
-        return f"{then} there, {now} now"
+        return f"{then} in the run, {now} now"
     return f"{number:,} of {now.partition(' (')[0]} differ"
 
 
