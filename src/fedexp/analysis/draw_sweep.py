@@ -1,4 +1,4 @@
-"""Draw the pictures of a sweep. Each function takes the runs of a setting and returns a matplotlib
+"""Draw the figures of a sweep. Each function takes the runs of a setting and returns a matplotlib
 Figure."""
 
 import textwrap
@@ -27,7 +27,7 @@ SPREAD = "mean ± standard\ndeviation"
 
 
 def pictures(setting: "Setting") -> "Iterator[tuple[str, Callable[[Setting], Figure]]]":
-    """Yield (name, function that draws it) of each picture that the runs have data for."""
+    """Yield (name, function that draws it) of each figure that the runs have data for."""
     yield "curves", curves
     if any(method.files[0].history for method in setting.methods):
         yield "class_accuracy", partial(class_accuracy, normalised=False)

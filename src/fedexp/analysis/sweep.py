@@ -261,7 +261,7 @@ def find_cell(
     overrides: the overrides that the run was started with. shared: overrides that all compared runs
     share; a fixed override may be replaced by one of them with the same key, and a fixed mapping by
     any other mapping for the same key. A run with such replacements does not reproduce the cell,
-    but is shown in pictures. None: the run must have every fixed override literally.
+    but is shown in figures. None: the run must have every fixed override literally.
     """
     given = dict(split_override(normalise(text)) for text in overrides)
     same = None if shared is None else dict(split_override(normalise(text)) for text in shared)

@@ -1,6 +1,6 @@
-"""Draw a sweep's pictures from its run directories: methods side by side, one set per setting.
+"""Draw a sweep's figures from its run directories: methods side by side, one set per setting.
 
-Pictures are written to `<sweep>/figures/`. Each setting has `<setting>_curves.png` (mean and
+Figures are written to `<sweep>/figures/`. Each setting has `<setting>_curves.png` (mean and
 standard deviation over seeds), `<setting>_class_accuracy.png` and `_class_accuracy_normalised.png`
 (one seed of every method), and `<setting>_round_forgetting.png` (cumulative distributions,
 Flashback Fig. 4). If a parameter takes several values, `<setting>_<parameter>.png` is added (FedNTD
@@ -127,7 +127,7 @@ class ParameterSweep:
 
 
 def read_settings_of_sweep(runs: Sequence[RunDirectory]) -> Pictures:
-    """Return the picture settings of the first run whose configuration has any."""
+    """Return the figure settings of the first run whose configuration has any."""
     found = (run.config["figures"] for run in runs if "figures" in run.config)
     return Pictures.of(next(found, None))
 

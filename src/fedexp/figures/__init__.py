@@ -1,4 +1,4 @@
-"""Draw a run's pictures from the files of its directory, during the run or at any later time.
+"""Draw a run's figures from the files of its directory, during the run or at any later time.
 
     fedexp figures <run directory>...
 
@@ -32,7 +32,7 @@ METADATA: dict[str, dict[str, None]] = {
     "pdf": {"CreationDate": None},
     "svg": {"Date": None},
 }
-INTERIM = ("class_accuracy", "local_round")  # prefixes of the pictures that show a running run
+INTERIM = ("class_accuracy", "local_round")  # prefixes of the figures that show a running run
 
 
 def make_figures(
@@ -52,7 +52,7 @@ def make_figures(
 
 
 def read_settings(run_dir: Path) -> Pictures:
-    """Return the picture settings of a run's configuration."""
+    """Return the figure settings of a run's configuration."""
     return Pictures.of(RunDirectory(run_dir).config.get("figures"))
 
 
@@ -81,10 +81,10 @@ def save_all(
 def interim_pictures(
     run_dir: Path, history: "History", further: "Mapping[str, History] | None" = None
 ) -> dict[str, bytes]:
-    """Return name -> PNG content of pictures that show the run up to the last round of `history`.
+    """Return name -> PNG content of figures that show the run up to the last round of `history`.
 
     They are the heat maps of class accuracies and, if local models were evaluated, the latest round
-    picture. No file is written, and the run may be in progress or finished. further: the history in
+    figure. No file is written, and the run may be in progress or finished. further: the history in
     each further view of the test set.
     """
     from fedexp.figures.style import styled

@@ -1,4 +1,4 @@
-"""Draw the pictures of a run. Each function takes RunData and returns a matplotlib Figure."""
+"""Draw the figures of a run. Each function takes RunData and returns a matplotlib Figure."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -216,7 +216,7 @@ def data_distribution(run: RunData, counts: np.ndarray) -> Figure:
 
 
 def local_round(run: RunData, history: History, view: str = PLAIN) -> Figure:
-    """Draw the round picture of the last round with local models (Flashback Fig. 2).
+    """Draw the round figure of the last round with local models (Flashback Fig. 2).
 
     Its rows are the global model before the round, the local models, and the global model after the
     round.
@@ -237,7 +237,7 @@ def local_round(run: RunData, history: History, view: str = PLAIN) -> Figure:
 
 
 def round_map(axes: Axes, rows: np.ndarray) -> AxesImage:
-    """Draw a round picture, with lines between the global models and the local models."""
+    """Draw a round figure, with lines between the global models and the local models."""
     image = draw_cells(axes, rows, colour_map(), vmin=0, vmax=1)
     for boundary in (0.5, len(rows) - 1.5):
         axes.axhline(boundary, color="white", linewidth=2.5 if len(rows) < 30 else 1)

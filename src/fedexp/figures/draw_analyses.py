@@ -1,4 +1,4 @@
-"""Draw the pictures of the group `analysis`.
+"""Draw the figures of the group `analysis`.
 
 Each function takes a run and one of its analysis tables, and returns a matplotlib Figure.
 """

@@ -1,4 +1,4 @@
-"""Load a run directory into arrays for its pictures. Any file may be missing or incomplete."""
+"""Load a run directory into arrays for its figures. Any file may be missing or incomplete."""
 
 import math
 from collections.abc import Mapping

@@ -16,10 +16,10 @@ LATEX = re.compile(r"^\s*text\.usetex\s*:\s*(1|t|y|on|true|yes)\b", re.MULTILINE
 
 @dataclass(frozen=True, kw_only=True)
 class Pictures:
-    """Settings of the pictures of a run or sweep. `figures=false` means `draw=False`."""
+    """Settings of the figures of a run or sweep. `figures=false` means `draw=False`."""
 
     draw: bool = True  # at the end of a run
-    format: tuple[str, ...] = ("png",)  # each picture is written in each format
+    format: tuple[str, ...] = ("png",)  # each figure is written in each format
     titles: bool = True
     style: str | None = None  # a matplotlib style file (.mplstyle), read after fedexp's own
 
@@ -81,7 +81,7 @@ def as_node(value: object) -> Any:
 
 
 def picture_files(folder: Path, stems: Sequence[str] | None = None) -> list[Path]:
-    """Return the pictures in a folder, sorted by path. stems: if given, only files with these
+    """Return the figures in a folder, sorted by path. stems: if given, only files with these
     names."""
     found = (path for form in FORMATS for path in folder.glob(f"*.{form}"))
     return sorted(path for path in found if stems is None or path.stem in stems)

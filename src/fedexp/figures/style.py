@@ -32,7 +32,7 @@ _one_at_a_time = threading.RLock()  # matplotlib's style is global to the proces
 
 @contextmanager
 def styled(style: str | None = None) -> Iterator[None]:
-    """Draw and write pictures in fedexp's style within the block.
+    """Draw and write figures in fedexp's style within the block.
 
     style: a matplotlib style file of the user, which is applied after fedexp's. matplotlib's
     warnings about missing letters and the space for a legend are suppressed.
@@ -43,7 +43,7 @@ def styled(style: str | None = None) -> Iterator[None]:
 
 
 def width() -> float:
-    """Return the width of a picture in inches."""
+    """Return the width of a figure in inches."""
     return float(matplotlib.rcParams["figure.figsize"][0])
 
 
