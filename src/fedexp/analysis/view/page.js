@@ -118,11 +118,11 @@ function chart(settings, measure) {
   holder.append(head);
   const lines = linesOf(settings, measure);
   if (!lines.length) {
-    holder.append(make("p", { class: "note" }, "No run shown here has values of it."));
+    holder.append(make("p", { class: "note" }, "No run shown here has this measure."));
     return holder;
   }
-  const said = lines.map((line) => `${line.name} ${number(line.points.at(-1)[1])} in round ${line.points.at(-1)[0]}`);
-  const svg = make("svg", { class: "chart", role: "img", tabindex: 0, "aria-label": `${words(measure)}: ${said.join("; ")}. Arrow keys read the rounds.` });
+  const texts = lines.map((line) => `${line.name} ${number(line.points.at(-1)[1])} in round ${line.points.at(-1)[0]}`);
+  const svg = make("svg", { class: "chart", role: "img", tabindex: 0, "aria-label": `${words(measure)}: ${texts.join("; ")}. Arrow keys read the rounds.` });
   holder.append(svg);
   if (state.setting === "overlay") holder.append(make("div", { class: "legend" }, lines.map((line) => make("span", {}, swatch(line.look), line.name))));
   const draw = () => drawChart(svg, settings, measure, lines);
@@ -226,10 +226,10 @@ function drawCurves() {
   const runs = shownSettings().flatMap(shownRuns);
   const thinned = Math.max(1, ...runs.map((run) => run.every ?? 1));
   $("#curves-note").textContent = [
-    state.seeds === "band" ? "Mean over seeds, band one standard deviation; runs that diverged are left out of it and end with a cross." : "A line is a run; those that diverged end with a cross.",
-    thinned > 1 ? `Long curves: only every ${thinned}th evaluated round (or fewer are left out) is on this page; rounds.csv has all.` : "",
-    runs.some((run) => ["running", "unfinished"].includes(run.status)) ? "A run that is not over counts as far as it has come." : "",
-    runs.some((run) => run.tasks?.length) ? "Vertical lines: a new task begins." : "",
+    state.seeds === "band" ? "Mean over seeds with a band of one standard deviation. Runs that diverged are not in the mean; they end with a cross." : "One line per run. Runs that diverged end with a cross.",
+    thinned > 1 ? `Long curves show at most every ${thinned}th evaluated round; rounds.csv has all rounds.` : "",
+    runs.some((run) => ["running", "unfinished"].includes(run.status)) ? "Unfinished runs are shown up to their last round." : "",
+    runs.some((run) => run.tasks?.length) ? "Vertical lines mark the start of a task." : "",
   ].filter(Boolean).join(" ");
 }
 
@@ -286,7 +286,7 @@ function heatCard(setting, method, group, chosen) {
     holder.append(make("p", { class: "note" }, chip(status), ` ${plural(chosen.filter((run) => run.status === status).length, "run")}`));
   }
   if (!runs.length) {
-    holder.append(make("p", { class: "note" }, "No class accuracies (class_accuracy.csv is missing or cannot be read, or no run is left for a mean)."));
+    holder.append(make("p", { class: "note" }, "No class accuracies: class_accuracy.csv is missing or damaged, or all runs diverged."));
     return holder;
   }
   if (runs.length < group.length) holder.append(make("p", { class: "note" }, `${group.length - runs.length} of ${group.length} left out: other rounds or classes, or no file.`));
@@ -368,7 +368,7 @@ function drawMaps() {
   const end = state.scale === "raw" ? "1" : `${number(Math.min(1, 3 / most))}${most > 3 ? " or more" : ""}`;
   $("#heat-note").replaceChildren(
     make("span", { class: "scale" }, "0", make("i", {}), `${end}: ${state.scale === "raw" ? "test accuracy of the class" : `its share of the round's summed accuracy (uniform: ${number(1 / (most || 1))})`}; grey: undefined`),
-    `One row a class, one column an evaluated round; values to ${1 / data.levels}.${thinned > 1 ? ` Only every ${thinned}th evaluated round, or fewer are left out; class_accuracy.csv has all.` : ""}`);
+    `One row per class, one column per evaluated round. Values are rounded to ${1 / data.levels}.${thinned > 1 ? ` Long runs show at most every ${thinned}th evaluated round; class_accuracy.csv has all rounds.` : ""}`);
 }
 
 // ---- tables
@@ -429,7 +429,7 @@ function numberCells(values, spreads = []) {
 
 const COUNTS = ["n", "diverged", "pruned"];
 
-/** Builds a table from data of `collect.frame`. `<name>_std` is shown in the same cell as `<name>`. */
+/** Builds a table from data of `collect.encode_table`. `<name>_std` is shown in the same cell as `<name>`. */
 function framed(frame, label) {
   const column = (name) => frame.rows.map((row) => row[frame.columns.indexOf(name)]);
   const shown = frame.columns.filter((name) => !name.endsWith("_std"));
@@ -448,7 +448,7 @@ function printedCell(entries) {
   return make("td", {}, entries.map((entry) => {
     const kind = { within: "within", "failed as printed": "within", "not reached as printed": "within", outside: "outside" }[entry.verdict] ?? "";
     const mark = { within: "✓ ", outside: "✗ " }[kind] ?? "";
-    const about = `${words(entry.metric)}, ${entry.unit}: ${entry.verdict}; ${entry.n ? plural(entry.n, "run") : "no run"}${entry.diverged ? `, ${entry.diverged} diverged` : ""}${entry.note ? `; print: ${entry.note}` : ""}`;
+    const about = `${words(entry.metric)}, ${entry.unit}: ${entry.verdict}; ${entry.n ? plural(entry.n, "run") : "no run"}${entry.diverged ? `, ${entry.diverged} diverged` : ""}${entry.note ? `; note: ${entry.note}` : ""}`;
     const ours = entry.n ? make("b", { class: kind }, mark + entry.ours) : make("span", { class: "note" }, "–");
     const label = entries.length > 1 ? make("small", {}, words(entry.metric)) : null;
     return make("div", { class: "cell", title: about }, label, ours, make("small", {}, `[${entry.printed}]`));
@@ -465,9 +465,9 @@ function aboutMeans(frame) {
   const has = (name) => frame.columns.includes(name);
   return [
     frame.columns.some((name) => name.endsWith("_std")) ? "Mean ± standard deviation over n seeds, last round" : "Last round",
-    Object.values(frame.best).some((rows) => rows.length) ? "the best of each column in bold" : "",
-    has("diverged") ? "runs that diverged are counted and left out" : "",
-    has("pruned") ? "pruned: stopped by the search before the last round, never the best" : "",
+    Object.values(frame.best).some((rows) => rows.length) ? "the best value of each column in bold" : "",
+    has("diverged") ? "runs that diverged are counted but not in the means" : "",
+    has("pruned") ? "pruned: stopped by the search before the last round, and never the best" : "",
   ].filter(Boolean).join("; ") + ".";
 }
 
@@ -475,15 +475,15 @@ function drawTables() {
   for (const item of data.tables) {
     if (data.tables.length > 1 || item.cells) $("#results").append(make("h3", {}, item.title));
     if (item.cells) {
-      $("#results").append(make("p", { class: "note" }, `Ours ± standard deviation over seeds [printed]; ✓ within the tolerance of the print, ✗ outside. ${item.caption}`), printedTable(item));
+      $("#results").append(make("p", { class: "note" }, `Our value ± standard deviation over seeds [published value]; ✓ within the tolerance, ✗ outside. ${item.caption}`), printedTable(item));
     } else {
       $("#results").append(make("p", { class: "note" }, aboutMeans(item.means)), framed(item.means, "Means over seeds"));
       for (const part of item.sections) $("#results").append(make("h3", {}, part.title), framed(part, part.title));
     }
     if (data.tables.length > 1) $("#targets").append(make("h3", {}, item.title));
-    $("#targets").append(make("p", { class: "note" }, "Rounds to 0.75, 0.9 and 1 times A, mean over seeds; A is 0.95 of the best accuracy of any run of the setting. Speed-up: against FedAvg. –: a seed never gets there."), framed(item.targets, "Rounds to target"));
+    $("#targets").append(make("p", { class: "note" }, "Rounds to 0.75, 0.9 and 1 times A, averaged over seeds. A is 0.95 times the best accuracy of any run of the setting. Speed-ups are relative to FedAvg. –: a seed never reaches the target."), framed(item.targets, "Rounds to target"));
   }
-  if (!data.tables.length) for (const id of ["#results", "#targets"]) $(id).append(make("p", { class: "note" }, "No run is over yet, or none of those that are over can be read."));
+  if (!data.tables.length) for (const id of ["#results", "#targets"]) $(id).append(make("p", { class: "note" }, "No finished run can be read."));
 }
 
 // ---- runs and their configuration
@@ -554,7 +554,7 @@ function details(i) {
     run.error ? make("pre", {}, run.error) : "",
     run.command ? make("pre", {}, run.command) : "",
     make("h3", {}, "Result"), result(true),
-    make("div", { class: "head" }, make("h3", {}, "Configuration, what differs first"), make("label", {}, "Find ", search)), make("div", { class: "keys" }, keys),
+    make("div", { class: "head" }, make("h3", {}, "Configuration; differing options first"), make("label", {}, "Find ", search)), make("div", { class: "keys" }, keys),
     make("h3", {}, "Software and hardware"), result(false),
   );
   dialog.showModal();
