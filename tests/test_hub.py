@@ -79,15 +79,15 @@ def test_texts_saved_by_the_library(datasets, tmp_path):
     ]
     assert [data.classes[c] for c in (*data.y_train, *data.y_test)] == ["good", "bad", "bad"]
     save(datasets, tmp_path / "more", train, {"text": ["ax"], "label": ["new"]})
-    with pytest.raises(ConfigError, match="has the label 'new', which is none of the 2 classes"):
+    with pytest.raises(ConfigError, match="has the label 'new', which is not one of the 2 classes"):
         load("huggingface_text", tmp_path, f"dataset.path='{tmp_path / 'more'}'")
 
 
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("dataset.train_split=trian", "no such split.*nearest: 'train'"),
-        ("dataset.column=picture", "must be one of the columns img, label"),
+        ("dataset.train_split=trian", "must be one of train, test .nearest: 'train'"),
+        ("dataset.column=picture", "must be one of img, label"),
         ("dataset.column=label", "contains int, not images"),
         ("dataset.path=null", "must be a name on the Hugging Face hub, .* or a local folder"),
     ],

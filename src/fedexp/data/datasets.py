@@ -145,7 +145,8 @@ class Dataset(DataSource):
         """Return the decoded images of a tree, resized if `size` is given, from the cache if
         possible.
         """
-        train, test = ([label for _, label in part] for part in (tree.train, tree.test))
+        train = [label for _, label in tree.train]
+        test = [label for _, label in tree.test]
 
         def build() -> Arrays:
             x, n = decode(tree.files, self.channels, size), len(train)

@@ -114,7 +114,7 @@ def encode_labels(
             f"dataset.label={column}: has the label {unknown.pop()!r}, which is not one of the"
             f" {len(known)} classes"
         )
-    y_train, y_test = ([numbers[label] for label in labels] for labels in raw)
+    y_train, y_test = (list(map(numbers.__getitem__, labels)) for labels in raw)
     return y_train, y_test, tuple(map(str, names or known))
 
 
@@ -165,5 +165,6 @@ class HuggingFaceTexts(Hub, TextSource):
     def read(self, length: int) -> LabelledTexts:
         train, test, column, label = self.splits("text")
         y_train, y_test, classes = encode_labels(train, test, label)
-        parts = [[str(text)[:length] for text in split[column]] for split in (train, test)]
-        return LabelledTexts(parts[0], parts[1], y_train, y_test, classes)
+        x_train = [str(text)[:length] for text in train[column]]
+        x_test = [str(text)[:length] for text in test[column]]
+        return LabelledTexts(x_train, x_test, y_train, y_test, classes)

@@ -188,7 +188,9 @@ def draw_test_part(tree: Tree, test_fraction: float, seed: int) -> Tree:
     files = tree.train
     labels = np.array([label for _, label in files])
     train, test = stratified_split(labels, test_fraction, seed)
-    return Tree([files[i] for i in train], [files[i] for i in test], tree.classes)
+    kept = [files[i] for i in train]
+    drawn = [files[i] for i in test]
+    return Tree(kept, drawn, tree.classes)
 
 
 def decode(files: Sequence[SourceFile], channels: int, size: int | None) -> np.ndarray:

@@ -57,8 +57,8 @@ def read_femnist(train: Iterable[Path], test: Iterable[Path]) -> Arrays:
 
 def pool_users(users: dict[str, tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
     """Return all users' images and labels, sorted by user name."""
-    pairs = [users[name] for name in sorted(users)]
-    return np.concatenate([x for x, _ in pairs]), np.concatenate([y for _, y in pairs])
+    x, y = zip(*(users[name] for name in sorted(users)), strict=True)
+    return np.concatenate(x), np.concatenate(y)
 
 
 def read_users(

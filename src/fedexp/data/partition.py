@@ -6,7 +6,7 @@ the labels and a random generator.
 """
 
 import random
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, ClassVar, Literal
 
@@ -237,8 +237,7 @@ class Sharding(Partitioner):
             random.Random(self.numpy_seed).shuffle(table)
             legacy = np.random.RandomState(self.numpy_seed)
             drawn = [left[c].pop(legacy.choice(len(left[c]), replace=False)) for c in table]
-        starts = range(0, len(drawn), per_client)
-        return [np.concatenate(drawn[start : start + per_client]) for start in starts], {}
+        return _join_shards(drawn, per_client), {}
 
 
 class Shards(Partitioner):
@@ -275,8 +274,14 @@ class Shards(Partitioner):
         if self.sort_by_label:
             order = order[np.argsort(labels[order], kind="stable")]
         shards = np.array_split(order, total)
-        table = rng.permutation(total).reshape(num_clients, self.shards_per_client)
-        return [np.concatenate([shards[i] for i in row]) for row in table], {}
+        drawn = [shards[i] for i in rng.permutation(total)]
+        return _join_shards(drawn, self.shards_per_client), {}
+
+
+def _join_shards(shards: Sequence[np.ndarray], per_client: int) -> list[np.ndarray]:
+    """Return each client's examples, which are those of `per_client` consecutive shards."""
+    starts = range(0, len(shards), per_client)
+    return [np.concatenate(shards[start : start + per_client]) for start in starts]
 
 
 def _cut_blocks(indices: np.ndarray, number: int) -> list[np.ndarray]:

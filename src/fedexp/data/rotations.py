@@ -40,12 +40,11 @@ class Rotations(MultiTask):
             )
         x, y, own_test = pool_examples([data], data)
         train, held = self.divide(y, own_test, rng)
-        starts = [i * len(y) for i in range(len(self.angles))]
-        return assemble(
-            data,
-            torch.cat([rotate_images(x, angle) for angle in self.angles]),
-            np.tile(y, len(self.angles)),
-            [(start + train, start + held) for start in starts],
-            [f"{data.name} turned by {angle:g} degrees" for angle in self.angles],
-            [list(range(data.num_classes))] * len(self.angles),
-        )
+        rotated, parts, names = [], [], []
+        for number, angle in enumerate(self.angles):
+            start = number * len(y)
+            rotated.append(rotate_images(x, angle))
+            parts.append((start + train, start + held))
+            names.append(f"{data.name} turned by {angle:g} degrees")
+        classes = [range(data.num_classes)] * len(self.angles)
+        return assemble(data, torch.cat(rotated), np.tile(y, len(parts)), parts, names, classes)

@@ -53,7 +53,7 @@ def reorder_parts(
     parts: each client's examples of each task, [T][K].
     orders: int [K, T], see `draw_orders`.
     """
-    stages = range(len(parts))
-    return [
-        [parts[order[stage]][client] for client, order in enumerate(orders)] for stage in stages
-    ]
+    stages = []
+    for tasks in orders.T:  # each client's task
+        stages.append([parts[task][client] for client, task in enumerate(tasks)])
+    return stages

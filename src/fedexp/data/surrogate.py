@@ -141,8 +141,11 @@ class Surrogate(Checked, prefix="surrogate."):
             rows = [rng.choice(total, self.shards, replace=False) for _ in range(num_clients)]
             drawn = np.stack(rows)
         own = rng.choice(total, self.server_shards, replace=False)
-        clients = tuple(np.sort(np.concatenate([pieces[i] for i in row])) for row in drawn)
-        return Shards(clients, np.sort(np.concatenate([pieces[i] for i in own])))
+
+        def joined(shards: np.ndarray) -> np.ndarray:
+            return np.sort(np.concatenate([pieces[i] for i in shards]))
+
+        return Shards(tuple(map(joined, drawn)), joined(own))
 
 
 @dataclass(frozen=True)

@@ -193,7 +193,8 @@ class DomainIncremental(MultiTask):
                     " (scenario.classes=[0,1,2] uses only these)"
                 )
         chosen = list(range(first.num_classes)) if self.classes is None else list(self.classes)
-        wrong = [c for c in chosen if not 0 <= c < min(data.num_classes for data in every)]
+        fewest = min(data.num_classes for data in every)
+        wrong = [c for c in chosen if not 0 <= c < fewest]
         require(not wrong, "scenario.classes", wrong, "labels that exist in every data set")
         for data in every[1:]:
             require_same_names(first, data, chosen)
@@ -258,7 +259,8 @@ def assemble(
                 f"scenario: the task {name} has {len(train)} training and {len(held)} test"
                 " examples; it needs some of both"
             )
-    rows, tests = (np.concatenate([part[i] for part in parts]) for i in range(2))
+    rows = np.concatenate([train for train, _ in parts])
+    tests = np.concatenate([held for _, held in parts])
     edges = np.cumsum([0, *(len(train) for train, _ in parts)]).tolist()
     data = replace(
         like,

@@ -154,7 +154,8 @@ class TextDataset(TextSource):
     def read(self, length: int) -> LabelledTexts:
         parts = [read_texts(paths, length) for paths in find_files(self.folder, self.layout)]
         classes = self._classes(parts[0])
-        train, test = ([example.text for example in part] for part in parts)
+        train = [example.text for example in parts[0]]
+        test = [example.text for example in parts[1]]
         y_train, y_test = (label_numbers(part, classes) for part in parts)
         return LabelledTexts(train, test, y_train, y_test, classes)
 

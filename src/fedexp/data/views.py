@@ -76,7 +76,9 @@ def evaluation_views(
     so that test data are used only on request.
     """
     on = evaluate_on or (VALIDATION if held_out else TEST)
-    return (*(() if on == VALIDATION else test_views), *(() if on == TEST else (VALIDATION,)))
+    if on == VALIDATION:
+        return (VALIDATION,)
+    return (*test_views, VALIDATION) if on == BOTH else tuple(test_views)
 
 
 def configured_views(config: Mapping[str, Any]) -> tuple[str, ...]:
