@@ -66,5 +66,7 @@ def with_defaults(run: RunDirectory, kind: str, options: Mapping[str, Any]) -> N
     given = dict(options)
     if given.get("client") == "first":
         given["round"] = require_local_models(run)
-        given["client"] = min(kept_models.local_files(run.directory)[given["round"]])
+        files = kept_models.model_files(run.directory)
+        clients = [client for number, client in files if number == given["round"]]
+        given["client"] = min(client for client in clients if client is not None)
     return Namespace(**COMMON | OF_KIND[kind] | given)
