@@ -4,6 +4,7 @@ Any file may be missing, truncated or damaged; the page lists such problems.
 """
 
 import base64
+import itertools
 import json
 import math
 import os
@@ -106,7 +107,9 @@ def collect(
             "method": None if method is None else methods.index(method),
         }
         rows.append(row | describe_run(run, shared))
-    shown = [collect_tables(*group, beside_print) for group in group_by_sweep(paths, runs).items()]
+    finished = [run for run in runs if run.finished]
+    sweeps = itertools.groupby(finished, lambda run: run.directory.parent)
+    tables = [collect_tables(directory, list(group), beside_print) for directory, group in sweeps]
     sweep = find_sweep(paths[0].absolute())
     title = sweep.title if sweep else paths[0].absolute().name
     return {
@@ -121,7 +124,7 @@ def collect(
         "measures": list_measures(runs),
         "keys": encode_configurations(runs),
         "runs": rows,
-        "tables": [table for table in shown if table is not None],
+        "tables": tables,
     }
 
 
@@ -286,29 +289,11 @@ def format_option(value: object) -> str:
     return value if isinstance(value, str) else json.dumps(value, default=str)
 
 
-def group_by_sweep(
-    paths: Sequence[Path], runs: Sequence[RunDirectory]
-) -> dict[Path, list[RunDirectory]]:
-    """Group the finished runs by the given directory that contains them.
-
-    Run directories that are themselves in `paths` are grouped by their parent directory.
-    """
-    groups: dict[Path, list[RunDirectory]] = {}
-    for run in runs:
-        if run.finished:
-            above = next((path for path in paths if path in run.directory.parents), None)
-            groups.setdefault(above or run.directory.parent, []).append(run)
-    return groups
-
-
 def collect_tables(
     directory: Path, runs: list[RunDirectory], beside_print: BesidePrint
-) -> dict[str, Any] | None:
-    """Return a sweep's table, as in table.csv, and its rounds to target; None if no run has
-    finished."""
+) -> dict[str, Any]:
+    """Return the table of a sweep's finished runs, as in table.csv, and their rounds to target."""
     known = drop_repeats(runs)
-    if not known:
-        return None
     targets = rounds_to_targets(known).dropna(axis=1, how="all")
     found = {"title": directory.absolute().name, "targets": encode_table(targets)}
     if printed := beside_print(directory.absolute()):
