@@ -11,8 +11,9 @@ import pytest
 import torch
 
 from fedexp.config.build import build
+from fedexp.training.evaluation import evaluate
 from fedexp.training.prepare import prepare
-from fedexp.training.rounds import evaluate, play_round
+from fedexp.training.rounds import play_round
 from fedexp.training.simulation import Simulation
 from toy_federation import composed
 

@@ -16,7 +16,7 @@ from fedexp.metrics.forgetting_metric import All, RoundDrop
 from fedexp.rundir import checkpoint, files
 from fedexp.testing import record
 from fedexp.training.checkpoint_fit import Mismatch, check_history
-from fedexp.training.local_evaluation import standard_error
+from fedexp.training.evaluation import standard_error
 from fedexp.training.summary import summary_of
 from test_continual import TWO_TASKS
 from toy_federation import ENGINES, assemble, make_simulation, play

@@ -28,7 +28,7 @@ from fedexp.models.resnet import CifarResNet
 from fedexp.rundir import checkpoint
 from fedexp.trackers.names import metric_name
 from fedexp.training.checkpoint_fit import fits_run
-from fedexp.training.personal import ModelTest, evaluate_personal, has_shared_body
+from fedexp.training.evaluation import ModelTest, evaluate_personal, has_shared_body
 from test_views import full_run, measured
 from toy_federation import TWO_TASKS, Normed, assert_close, composed, make_simulation, play
 

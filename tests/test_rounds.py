@@ -16,9 +16,10 @@ from fedexp.data.held_out import Validation
 from fedexp.metrics.forgetting_metric import RoundDrop
 from fedexp.rundir import files
 from fedexp.trackers.base import Tracker
+from fedexp.training.evaluation import local_accuracy
 from fedexp.training.exchange import Clock, Exchange, aggregate, find_non_finite
 from fedexp.training.recorder import Recorder, defer_signals
-from fedexp.training.rounds import local_accuracy, play_round, record_initial, run_rounds
+from fedexp.training.rounds import play_round, record_initial, run_rounds
 from fedexp.training.rows import client_rows, plain, training_values
 from fedexp.training.state import Scores
 from fedexp.training.summary import summary_of

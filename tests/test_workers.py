@@ -20,8 +20,9 @@ from fedexp.engine.processes.worker import Worker, run
 from fedexp.engine.processes.workers import WorkerDied, Workers
 from fedexp.engine.sequential import ClientFailure, Sequential
 from fedexp.engine.vectorised.engine import Vectorised
+from fedexp.training.evaluation import model_of
 from fedexp.training.recorder import Recorder
-from fedexp.training.rounds import model_of, record_initial, run_rounds
+from fedexp.training.rounds import record_initial, run_rounds
 from toy_federation import LARGER, PROCESS, assemble, make_simulation
 
 CHANNELS = pytest.mark.parametrize("kind", [Channel, NetworkChannel])

@@ -20,10 +20,10 @@ from fedexp.engine.hardware import Resolved
 from fedexp.engine.network import LAYOUT, FunctionalNetwork, require_memory, seeded_torch, trainable
 from fedexp.metrics.forgetting_metric import BackwardTransfer, ForgettingMetric, Metrics, RoundDrop
 from fedexp.metrics.personal import Personal
-from fedexp.training import local_evaluation
 from fedexp.training.analysing import check_analyses
 from fedexp.training.checks import check, check_kept
 from fedexp.training.division import divide, draw_task_orders
+from fedexp.training.evaluation import choose_local_examples
 from fedexp.training.model_fit import (
     check_frozen,
     check_parts,
@@ -72,7 +72,7 @@ def prepare(built: Built, share: int | None = None, before: str | None = None) -
     check_reads(built.model, runtime)
     hardware = choose_precision(hardware, runtime, built.settings.cohort_size, before)
     net = FunctionalNetwork(module, hardware.precision, runtime.net.trained)
-    chosen = local_evaluation.choose(runtime, built.local_evaluation.examples)
+    chosen = choose_local_examples(runtime, built.local_evaluation.examples)
     runtime = replace(runtime, net=net, local_examples=chosen)
     engine = hardware.make_engine()
     mixes_examples = built.model.mixes_examples and has_batch_norm(module)

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from fedexp.algorithms.exemplars import Exemplars
 from fedexp.algorithms.families import (
@@ -32,8 +31,14 @@ from fedexp.core.tree import Tree
 from fedexp.data.changes import describe_change
 from fedexp.data.types import ImageData
 from fedexp.engine.network import LiveNetwork, flush_subnormals, seeded_torch
-from fedexp.metrics.accuracy import class_accuracy, overall_accuracy
 from fedexp.training.analysing import alignment_rows, analyse, trained_models
+from fedexp.training.evaluation import (
+    distributed_accuracy,
+    evaluate,
+    evaluate_personal,
+    local_accuracy,
+    model_of,
+)
 from fedexp.training.exchange import (
     Clock,
     CohortResult,
@@ -44,11 +49,10 @@ from fedexp.training.exchange import (
     sample,
 )
 from fedexp.training.job import Deadline
-from fedexp.training.personal import evaluate_personal
 from fedexp.training.profiling import profiled
 from fedexp.training.recorder import Recorder, defer_signals
-from fedexp.training.simulation import Simulation, class_counts
-from fedexp.training.state import RoundResult, Scores, State
+from fedexp.training.simulation import Simulation
+from fedexp.training.state import RoundResult, State
 from fedexp.training.stopping import Stopping, Watch
 from fedexp.training.summary import summary_of
 
@@ -250,61 +254,6 @@ def diverged_clients(
     return clients
 
 
-def evaluate(simulation: Simulation, server: Tree, number: int) -> dict[str, Scores]:
-    """Return the accuracies of the global model after round `number` by view."""
-    # made once, because an engine with several processes sends every new object
-    model = model_of(server)
-    scores = {}
-    for view in simulation.runtime.views:
-        evaluation = simulation.engine.evaluate(simulation.runtime, model, view, number)
-        data = simulation.runtime.tested_on(view).data
-        correct, totals = evaluation.class_correct.cpu().numpy(), class_counts(data)
-        tasks: list[float] = []
-        if data.test_tasks is not None:
-            of_tasks = torch.bincount(data.test_tasks, minlength=data.num_tasks)
-            right = evaluation.task_correct
-            tasks = class_accuracy(right.cpu().numpy(), of_tasks.cpu().numpy()).tolist()
-        accuracy = overall_accuracy(correct, totals)
-        loss = float(evaluation.loss)
-        scores[view] = Scores(class_accuracy(correct, totals), accuracy, tasks, loss)
-    return scores
-
-
-def local_accuracy(simulation: Simulation, done: Sequence[CohortResult]) -> dict[str, np.ndarray]:
-    """Return the class accuracies of the cohort's local models by view, [|S|, C] each.
-
-    They come from the last exchange that evaluated local models. Return an empty dict if no
-    exchange did.
-    """
-    tested = [each.trained.class_correct for each in done if each.trained.class_correct is not None]
-    if not tested:
-        return {}
-    found = {}
-    for view, right in tested[-1].items():
-        data = simulation.runtime.local_test(view, 0)[0].data
-        found[view] = class_accuracy(right.cpu().numpy(), class_counts(data))
-    return found
-
-
-def distributed_accuracy(
-    simulation: Simulation, server: Tree, number: int
-) -> dict[str, np.ndarray]:
-    """Return the class accuracies of the model before round `number` by view, [C] each.
-
-    The test examples are those of the local models. Return an empty dict if the values are not
-    needed or the previous round's test already gives them.
-    """
-    if not simulation.tests_distributed(number):
-        return {}
-    runtime, found = simulation.runtime, {}
-    runtime.net.set_buffers(server["buffers"])
-    for view in runtime.views:
-        tested, draws = runtime.local_test(view, number)
-        right = tested.evaluate(server["params"], draws).class_correct
-        found[view] = class_accuracy(right.cpu().numpy(), class_counts(tested.data))
-    return found
-
-
 def begin_task(simulation: Simulation, server: Tree, number: int) -> Tree:
     """Return the server's state at the start of a task after the first."""
     algorithm, runtime = simulation.algorithm, simulation.runtime
@@ -338,8 +287,3 @@ def measure_alignment(
         return []
     runtime = simulation.runtime.tested_on(simulation.runtime.views[0])
     return alignment_rows(runtime, model_of(before), model_of(after), trained_models(done))
-
-
-def model_of(server: Tree) -> Tree:
-    """Return the server's model without the rest of the server's state."""
-    return {name: server[name] for name in ("params", "buffers")}

@@ -6,7 +6,7 @@ from fedexp.core.errors import ConfigError
 from fedexp.data.views import VALIDATION, rename_for_view, selection_view
 from fedexp.metrics.targets import rounds_to_target
 from fedexp.rundir import files
-from fedexp.training import local_evaluation
+from fedexp.training.evaluation import describe_local_evaluation
 from fedexp.training.rows import merged, plain, round_row, task_history
 from fedexp.training.simulation import Simulation
 from fedexp.training.state import State, ViewResults
@@ -48,7 +48,7 @@ def summary_of(simulation: Simulation, state: State) -> dict[str, Any]:
             parts.append(rename_for_view({"rounds_to_target": reached}, view))
     optional = {
         "alignment": state.alignment,
-        "local_evaluation": local_evaluation.describe(simulation),
+        "local_evaluation": describe_local_evaluation(simulation),
         "left_out": simulation.left_out,
         "schedule": changes(simulation),
         "stopped": state.stopped if state.status == "stopped" else {},

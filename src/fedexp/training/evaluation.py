@@ -1,0 +1,244 @@
+"""Tests of the global model, of local models and of personal models.
+
+A client's personal model is tested on the classes that the client holds in any task. If it differs
+from the global model only in the classifier, the features of the test set are computed once for all
+clients.
+"""
+
+import logging
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+
+from fedexp.algorithms import heads
+from fedexp.algorithms.families import Personal
+from fedexp.core.errors import require
+from fedexp.core.rng import generator_for
+from fedexp.core.tree import Params, Tree
+from fedexp.data.held_out import draw_balanced
+from fedexp.engine.base import ClientRuntime
+from fedexp.engine.batch_norm import uses_batch_statistics
+from fedexp.metrics.accuracy import class_accuracy, overall_accuracy
+from fedexp.models import Output
+from fedexp.rundir.client_states import to
+from fedexp.training.exchange import CohortResult
+from fedexp.training.simulation import Simulation, class_counts
+from fedexp.training.state import Scores
+
+log = logging.getLogger("fedexp")
+
+
+def model_of(server: Tree) -> Tree:
+    """Return the server's model without the rest of the server's state."""
+    return {name: server[name] for name in ("params", "buffers")}
+
+
+def evaluate(simulation: Simulation, server: Tree, number: int) -> dict[str, Scores]:
+    """Return the accuracies of the global model after round `number` by view."""
+    # made once, because an engine with several processes sends every new object
+    model = model_of(server)
+    scores = {}
+    for view in simulation.runtime.views:
+        evaluation = simulation.engine.evaluate(simulation.runtime, model, view, number)
+        data = simulation.runtime.tested_on(view).data
+        correct, totals = evaluation.class_correct.cpu().numpy(), class_counts(data)
+        tasks: list[float] = []
+        if data.test_tasks is not None:
+            of_tasks = torch.bincount(data.test_tasks, minlength=data.num_tasks)
+            right = evaluation.task_correct
+            tasks = class_accuracy(right.cpu().numpy(), of_tasks.cpu().numpy()).tolist()
+        accuracy = overall_accuracy(correct, totals)
+        loss = float(evaluation.loss)
+        scores[view] = Scores(class_accuracy(correct, totals), accuracy, tasks, loss)
+    return scores
+
+
+def local_accuracy(simulation: Simulation, done: Sequence[CohortResult]) -> dict[str, np.ndarray]:
+    """Return the class accuracies of the cohort's local models by view, [|S|, C] each.
+
+    They come from the last exchange that evaluated local models. Return an empty dict if no
+    exchange did.
+    """
+    tested = [each.trained.class_correct for each in done if each.trained.class_correct is not None]
+    if not tested:
+        return {}
+    found = {}
+    for view, right in tested[-1].items():
+        data = simulation.runtime.local_test(view, 0)[0].data
+        found[view] = class_accuracy(right.cpu().numpy(), class_counts(data))
+    return found
+
+
+def distributed_accuracy(
+    simulation: Simulation, server: Tree, number: int
+) -> dict[str, np.ndarray]:
+    """Return the class accuracies of the model before round `number` by view, [C] each.
+
+    The test examples are those of the local models. Return an empty dict if the values are not
+    needed or the previous round's test already gives them.
+    """
+    if not simulation.tests_distributed(number):
+        return {}
+    runtime, found = simulation.runtime, {}
+    runtime.net.set_buffers(server["buffers"])
+    for view in runtime.views:
+        tested, draws = runtime.local_test(view, number)
+        right = tested.evaluate(server["params"], draws).class_correct
+        found[view] = class_accuracy(right.cpu().numpy(), class_counts(tested.data))
+    return found
+
+
+def evaluate_personal(
+    simulation: Simulation,
+    server: Tree,
+    kept: Mapping[int, Tree],
+    number: int,
+) -> dict[str, np.ndarray]:
+    """Return view -> class accuracies of each client's model after round `number`, float64 [K, C].
+
+    The value is nan for a class that the client does not hold or that the view has no examples of.
+
+    kept: client -> state. A client that has never taken part has its first state.
+    """
+    runtime, federation = simulation.runtime, simulation.stage_of(number).federation
+    holds = np.sum([stage.partition.counts for stage in simulation.all_stages], axis=0) > 0
+    runtime.net.set_buffers(server["buffers"])
+    tests = {
+        view: ModelTest(runtime.tested_on(view), server, runtime.test_draws(view, number))
+        for view in runtime.views
+    }
+    correct = {view: np.zeros(holds.shape, dtype=np.int64) for view in tests}
+    algorithm = simulation.algorithm
+    first = simulation.first_client_state(algorithm, federation)
+    for client in range(len(holds)):
+        state = to(kept.get(client, first), runtime.device)
+        model = server["params"]
+        if isinstance(algorithm, Personal):
+            model = algorithm.personal_model(server, client, state, federation)
+        for view, test in tests.items():
+            correct[view][client] = test.right(model, holds[client]).cpu().numpy()
+    found = {}
+    for view, right in correct.items():
+        accuracy = class_accuracy(right, class_counts(tests[view].runtime.data))
+        found[view] = np.where(holds, accuracy, np.nan)
+    return found
+
+
+class ModelTest:
+    """Test of many models on the examples of one view.
+
+    runtime: has these examples as its test set (`tested_on`).
+    """
+
+    def __init__(self, runtime: ClientRuntime, server: Tree, draws: torch.Tensor | None):
+        self.runtime, self.params, self.draws = runtime, server["params"], draws
+
+    @torch.no_grad()
+    def right(self, model: Params, classes: np.ndarray) -> torch.Tensor:
+        """Return the correct predictions on test examples of the given classes, int64 [C].
+
+        A model that normalises by batch statistics is tested in the same batches as the global
+        model.
+
+        classes: bool [C].
+        """
+        runtime, y = self.runtime, self.runtime.data.y_test
+        wanted = torch.from_numpy(classes).to(runtime.device)
+        numbers = self.examples
+        if not uses_batch_statistics(runtime.net.module):
+            numbers = numbers[wanted[y]]
+        correct = torch.zeros(len(classes), dtype=torch.int64, device=runtime.device)
+        shared = has_shared_body(model, self.params)
+        for index in numbers.split(runtime.evaluation_batch):
+            if shared:
+                outputs = heads.logits(self.features[index], heads.head(model))
+            else:
+                outputs = self.output(model, index).logits
+            answers = runtime.class_logits(outputs, index).argmax(-1)
+            correct.index_add_(0, y[index], (answers == y[index]).to(torch.int64))
+        return correct * wanted
+
+    @property
+    def examples(self) -> torch.Tensor:
+        """Return the indices of all test examples, int64 [M]."""
+        return torch.arange(len(self.runtime.data.y_test), device=self.runtime.device)
+
+    def output(self, model: Params, index: torch.Tensor) -> Output:
+        """Return a model's output for the test examples `index`."""
+        return self.runtime.net(model, self.runtime.load_test(index, self.draws)[0])
+
+    @cached_property
+    def features(self) -> torch.Tensor:
+        """Return the global model's features of all test examples, [M, D]."""
+        batches = self.examples.split(self.runtime.evaluation_batch)
+        return torch.cat([self.output(self.params, index).features for index in batches])
+
+
+def has_shared_body(model: Params, params: Params) -> bool:
+    """Return whether a model has the same tensors as the global model, except in the classifier."""
+    if model.keys() != params.keys() or not set(heads.HEAD) <= model.keys():
+        return False
+    return all(value is params[name] for name, value in model.items() if name not in heads.HEAD)
+
+
+def choose_local_examples(runtime: ClientRuntime, examples: int | None) -> dict[str, torch.Tensor]:
+    """Return view -> indices of the test examples for local models, or {} for all examples.
+
+    The indices are the same in every run on the same data.
+
+    Raises ConfigError if `examples` is smaller than the number of classes.
+    """
+    if examples is None:
+        return {}
+    found = {}
+    for view in runtime.views:
+        data = runtime.tested_on(view).data
+        labels, classes = data.y_test.cpu().numpy(), data.num_classes
+        least = len(np.unique(labels))
+        allowed = f"at least {least}, one of each class"
+        require(examples >= least, "local_evaluation.examples", examples, allowed)
+        rng = generator_for(0, "local evaluation")
+        numbers = draw_balanced(labels, classes, examples, rng)
+        found[view] = torch.from_numpy(numbers).to(runtime.device)
+        part, whole = (np.bincount(each, minlength=classes) for each in (labels[numbers], labels))
+        log.info(
+            "local models are tested on %d of %d examples (%s); the standard error of their"
+            " accuracy on a class is at most %.3f",
+            len(numbers),
+            len(labels),
+            view,
+            standard_error(part, whole),
+        )
+    return found
+
+
+def standard_error(part: np.ndarray, whole: np.ndarray) -> float:
+    """Return the largest standard error of an accuracy on one class.
+
+    It is sqrt(p (1 - p) / n_c * (N_c - n_c) / (N_c - 1)) with p = 1/2, if n_c examples are drawn
+    from N_c without replacement.
+
+    part: n, int [C].
+    whole: N, int [C].
+    """
+    n, total = part[part > 0], whole[part > 0]
+    return float(np.sqrt(0.25 / n * (total - n) / np.maximum(total - 1, 1)).max())
+
+
+def describe_local_evaluation(simulation: Simulation) -> dict[str, Any]:
+    """Return what summary.json says about reduced tests of local models, or {} if they are
+    complete.
+
+    The keys are `every` and, for each view, a dict with `examples` and `standard_error`.
+    """
+    chosen, runtime = simulation.local_evaluation, simulation.runtime
+    found: dict[str, Any] = {} if chosen.every is None else {"every": chosen.every}
+    for view, numbers in runtime.local_examples.items():
+        tested = runtime.local_test(view, 0)[0], runtime.tested_on(view)
+        part, whole = (class_counts(each.data) for each in tested)
+        error = standard_error(part, whole)
+        found[view] = {"examples": len(numbers), "standard_error": error}
+    return found
