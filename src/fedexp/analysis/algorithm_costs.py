@@ -60,7 +60,9 @@ def read_option(path: Path) -> dict[str, Any]:
 
 def format_size(number: float) -> str:
     """Format a multiple of the model's size |w|."""
-    return "-" if number == 0 else "|w|" if number == 1 else f"{number:g} |w|"
+    if number == 0:
+        return "-"
+    return "|w|" if number == 1 else f"{number:g} |w|"
 
 
 def describe_computation(needs: Needs) -> str:
@@ -88,8 +90,11 @@ def describe_computation(needs: Needs) -> str:
 
 def count_noun(number: int | str, noun: str) -> str:
     """Return a number and its noun, such as `2 passes`; "" for zero."""
-    plural = "" if number == 1 else "es" if noun.endswith("s") else "s"
-    return f"{number} {noun}{plural}" if number else ""
+    if not number:
+        return ""
+    if number != 1:
+        noun += "es" if noun.endswith("s") else "s"
+    return f"{number} {noun}"
 
 
 def table_row(cells: tuple[str, ...]) -> str:

@@ -136,13 +136,14 @@ class WeightDivergence(PeriodicAnalysis):
         distance = np.full(len(measured.clients), np.nan)
         if measured.start_accuracy is not None:
             distance = divergence.distribution_distance(measured.start_accuracy, measured.counts)
-        return [
-            {"round": measured.round, "client": client, "layer": layer}
-            | {name: float(one[layer][i]) for name, one in values.items()}
-            | {"distribution_distance": float(distance[i]) if layer == TOTAL else math.nan}
-            for i, client in enumerate(measured.clients)
-            for layer in values["l1"]
-        ]
+        rows = []
+        for i, client in enumerate(measured.clients):
+            for layer in values["l1"]:
+                row: Row = {"round": measured.round, "client": client, "layer": layer}
+                row |= {name: float(norms[layer][i]) for name, norms in values.items()}
+                row["distribution_distance"] = float(distance[i]) if layer == TOTAL else math.nan
+                rows.append(row)
+        return rows
 
 
 class GradientDiversity(PeriodicAnalysis):
@@ -159,20 +160,19 @@ class GradientDiversity(PeriodicAnalysis):
 
     def rows(self, measured: RoundMeasurements) -> list[Row]:
         gradients, count = measured.gradients(), len(measured.clients)
+        weights = torch.as_tensor(measured.weights)
         uniform = torch.full((count,), 1 / count, dtype=torch.float64)
         columns = {
             "gradient_diversity": gradient_diversity(gradients),
-            "weighted_gradient_diversity": gradient_diversity(
-                gradients, torch.as_tensor(measured.weights)
-            ),
+            "weighted_gradient_diversity": gradient_diversity(gradients, weights),
             "mean_squared_norm": mean_squared_norm(gradients, uniform),
             "squared_norm_of_mean": squared_norm_of_mean(gradients, uniform),
         }
-        return [
-            {"round": measured.round, "layer": layer, "clients": count}
-            | {name: float(values[layer]) for name, values in columns.items()}
-            for layer in columns["gradient_diversity"]
-        ]
+        rows = []
+        for layer in columns["gradient_diversity"]:
+            row: Row = {"round": measured.round, "layer": layer, "clients": count}
+            rows.append(row | {name: float(values[layer]) for name, values in columns.items()})
+        return rows
 
 
 class CKA(PeriodicAnalysis):

@@ -24,12 +24,10 @@ def rounds_to_target(
     known = (number >= 1) & ~np.isnan(value)
     number, value = number[known], value[known]
     best = value.max(initial=-np.inf)
-    wanted = {str(float(x)): float(x) for x in targets} | {
-        f"{float(x)}*best": float(x) * best for x in fractions
-    }
-
-    def first(target: float) -> int | None:
+    wanted = {str(float(x)): float(x) for x in targets}
+    wanted |= {f"{float(x)}*best": float(x) * best for x in fractions}
+    found: dict[str, int | None] = {}
+    for key, target in wanted.items():
         reached = number[value >= target - 1e-12]  # f * best may be rounded to above an equal value
-        return int(reached[0]) if reached.size else None
-
-    return {key: first(target) for key, target in wanted.items()}
+        found[key] = int(reached[0]) if reached.size else None
+    return found

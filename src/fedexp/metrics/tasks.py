@@ -55,7 +55,9 @@ def over_clients(
     if orders is None:
         return formula(*accuracies)
     different, counts = np.unique(orders, axis=0, return_counts=True)
-    values = [formula(*(array[..., order] for array in accuracies)) for order in different]
+    values = []
+    for order in different:
+        values.append(formula(*(array[..., order] for array in accuracies)))
     return float(np.average(values, weights=counts))
 
 

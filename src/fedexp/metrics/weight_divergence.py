@@ -33,12 +33,13 @@ def from_others(local: Params, norm: str = "l1") -> dict[str, Tensor]:
     local: leaves [S, ...]. The value is nan if S = 1.
     """
     count = len(next(iter(local.values())))
-    rows = [
-        from_global(local, {name: leaf[k] for name, leaf in local.items()}, norm)
-        for k in range(count)
-    ]
+    sums: dict[str, list[Tensor]] = {}
+    for k in range(count):
+        model = {name: leaf[k] for name, leaf in local.items()}
+        for layer, norms in from_global(local, model, norm).items():
+            sums.setdefault(layer, []).append(norms.sum())
     others = count - 1 or float("nan")
-    return {layer: torch.stack([row[layer].sum() for row in rows]) / others for layer in rows[0]}
+    return {layer: torch.stack(distances) / others for layer, distances in sums.items()}
 
 
 def distribution_distance(class_accuracy: np.ndarray, counts: np.ndarray) -> np.ndarray:

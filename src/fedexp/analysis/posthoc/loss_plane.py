@@ -75,7 +75,8 @@ def model_plane(subject: Subject, models: Sequence[KeptModel], points: int) -> P
     Running statistics are those of the subject's model at every point. Raises ConfigError if the
     models lie on a line.
     """
-    params, names = [subject.load(each) for each in models], [model_name(each) for each in models]
+    params = [subject.load(model) for model in models]
+    names = [model_name(model) for model in models]
     subject.load(subject.model)
     try:
         u, v, places = plane_through(params)

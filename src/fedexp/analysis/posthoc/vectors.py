@@ -28,7 +28,10 @@ def unflatten(vector: torch.Tensor, like: Params) -> Params:
 
 def move(origin: Params, steps: Sequence[tuple[float, Params]]) -> Params:
     """Return origin + sum_i s_i d_i for steps (s_i, d_i)."""
-    return {name: value + sum(s * d[name] for s, d in steps) for name, value in origin.items()}
+    found = {}
+    for name, value in origin.items():
+        found[name] = value + sum(s * d[name] for s, d in steps)
+    return found
 
 
 def gaussian(params: Params, seed: int, number: int) -> Params:
