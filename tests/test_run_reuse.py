@@ -1,4 +1,4 @@
-"""A run that one sweep has made counts in the tables of others, and its job is not run again."""
+"""Runs of one sweep count in the tables of other sweeps, and their jobs do not run again."""
 
 import json
 
@@ -19,7 +19,7 @@ from toy_federation import composed
 
 
 def make(folder, overrides, accuracy, choices, **changes):
-    """A finished run of a composed configuration, in both views unless the overrides say
+    """Write a finished run of a composed configuration, in both views unless the overrides say
     otherwise."""
     plain = PLAIN in overrides
     seed = next(
@@ -45,10 +45,9 @@ def table10(folder):
     return pd.read_csv(folder / "table.csv", keep_default_na=False)
 
 
-def test_a_run_of_another_table_counts(tmp_path):
-    """Table 1's run with seed 0 and another sweep's with seed 1 are both runs of Table 10 at
-    R=0.1; the second run with seed 0, there, is not counted again, and one of another learning
-    rate not at all."""
+def test_run_of_another_table_counts(tmp_path):
+    """Table 1's run with seed 0 and another sweep's run with seed 1 both count in Table 10 at
+    R=0.1. A second run with seed 0 and a run with another learning rate do not."""
     multirun = tmp_path / "multirun"
     make(multirun / "fedntd_table1", [*CIFAR, "data_dir=/somewhere"], 0.40, CHOICES)
     make(multirun / "fedntd_table8", [*CIFAR, "participation=0.1", "seed=0"], 0.90, CHOICES)
@@ -78,14 +77,14 @@ def test_a_run_of_another_table_counts(tmp_path):
     assert (row["n"], float(row["mean"]), row["from"]) == (2, pytest.approx(36), "fedntd_table8")
 
 
-def test_only_below_a_multirun_directory(tmp_path):
+def test_only_runs_below_multirun_are_reused(tmp_path):
     make(tmp_path / "other" / "fedntd_table1", CIFAR, 0.4, CHOICES)
     assert list(finished_runs(tmp_path / "other" / "fedntd_table10")) == []
     make(tmp_path / "multirun" / "deeper" / "s", CIFAR, 0.4, CHOICES)
     assert len(list(finished_runs(tmp_path / "multirun" / "fedntd_table10"))) == 1
 
 
-def test_what_makes_two_runs_the_same():
+def test_run_key_and_cell_key():
     def keys(*overrides):
         config = resolve(composed(*CIFAR, *overrides))
         return fingerprint(config), cell_key(config)
@@ -98,7 +97,7 @@ def test_what_makes_two_runs_the_same():
     assert keys("rounds=5")[1] != base[1]
 
 
-def test_a_failed_or_unfinished_run_stands_for_nothing(tmp_path):
+def test_failed_or_unfinished_run_is_not_reused(tmp_path):
     folder = tmp_path / "multirun" / "a"
     directory, config = make(folder, CIFAR, 0.4, CHOICES), resolve(composed(*CIFAR))
     job = tmp_path / "multirun" / "b" / "job"
@@ -109,8 +108,8 @@ def test_a_failed_or_unfinished_run_stands_for_nothing(tmp_path):
     assert find_reusable(job, config) is None
 
 
-def test_a_run_with_more_views_stands_for_one_with_fewer(tmp_path):
-    """Its plain numbers are equal; the reverse would leave the second view out."""
+def test_run_with_more_views_is_reused_for_fewer(tmp_path):
+    """Its plain values are equal. The reverse would lack the second view."""
     folder = tmp_path / "multirun" / "a"
     directory, job = make(folder, CIFAR, 0.4, CHOICES), tmp_path / "multirun" / "b" / "job"
     assert find_reusable(job, resolve(composed(*CIFAR))) == directory
@@ -123,9 +122,9 @@ def test_a_run_with_more_views_stands_for_one_with_fewer(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_run_in_both_views_comes_before_one_of_the_same_seed_in_the_plain_one(tmp_path):
-    """Table 10 is judged in the augmented view, so no plain run hides the one of Table 1 in
-    both."""
+def test_run_in_both_views_is_preferred(tmp_path):
+    """Table 10 is judged in the augmented view, so a plain run must not hide Table 1's run in both
+    views."""
     multirun = tmp_path / "multirun"
     for folder, views, accuracy in (("a", PLAIN, 0.9), ("fedntd_table1", BOTH, 0.42)):
         make(multirun / folder, [*CIFAR, views], accuracy, CHOICES)
@@ -145,10 +144,8 @@ def test_a_run_in_both_views_comes_before_one_of_the_same_seed_in_the_plain_one(
         ([BOTH], ["local.lr=0.5"], "1 jobs: 0 done, 1 new"),
     ],
 )
-def test_the_preview_knows_what_another_sweep_has_done(
-    tmp_path, monkeypatch, capsys, views, local, expected
-):
-    """A preview said `new`, and counted its time, of jobs that are then not run."""
+def test_preview_shows_runs_of_other_sweeps(tmp_path, monkeypatch, capsys, views, local, expected):
+    """The preview does not count the time of jobs that would not run."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.argv", ["fedexp"])
     made = make(
@@ -165,7 +162,7 @@ def test_the_preview_knows_what_another_sweep_has_done(
 
 
 @pytest.mark.slow  # two sweeps of small runs
-def test_a_job_that_is_complete_elsewhere_is_not_run_again(tmp_path, monkeypatch, capsys, caplog):
+def test_job_reuses_run_of_another_sweep(tmp_path, monkeypatch, capsys, caplog):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.argv", ["fedexp"])
     small = [
