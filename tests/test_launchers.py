@@ -11,7 +11,7 @@ from hydra.types import RunMode
 from omegaconf import OmegaConf
 
 from fedexp.cli import launchers
-from fedexp.cli.launchers import complete_overrides, jobs_at_once, quoted, read_place
+from fedexp.cli.launchers import COMMAND, complete_overrides, jobs_at_once, quoted, read_place
 from fedexp.config import composing
 from fedexp.config.options import list_options
 from fedexp.core.errors import ConfigError
@@ -89,12 +89,13 @@ def test_launch_options_reach_the_jobs(monkeypatch, tmp_path, seeds, given, expe
         f"seed=range({seeds})",
     )
     config = launching(*options)
-    assert complete_overrides(config) == seeds
+    assert complete_overrides(config, "id") == seeds
     assert config.hydra.launcher.n_jobs == expected
     assert config.hydra.sweep.dir == str(tmp_path / "it's")
     job = launching(*config.hydra.overrides.hydra, "seed=1")
     assert job.hydra.launcher.n_jobs == expected
     assert job.hydra.sweep.dir == str(tmp_path / "it's")
+    assert job.hydra.job.env_set == {COMMAND: "id"}
     assert read_place(job.hydra.launcher) == Place(8 // expected, finds_gpu=True, alone=False)
 
 

@@ -106,7 +106,7 @@ def test_no_reader_waits_for_a_pipe(sweep, tmp_path):
     assert origin.read(sweep / "hurt") == {}
     (sweep / NOTES).mkdir()
     os.mkfifo(sweep / NOTES / "1.json")
-    assert collect_exit_codes(sweep, ()) == [FAILED]
+    assert collect_exit_codes(sweep, "") == [FAILED]
     with pytest.raises(ConfigError, match="cannot be read"):
         load_history(sweep / "hurt")
     for name in ("summary.json", "class_accuracy.csv"):

@@ -100,7 +100,7 @@ def test_an_extra_is_installed_from_the_checkout_or_by_name(monkeypatch, tmp_pat
         (["objective=nothing"], "fedexp: objective=nothing: summary.json has no such number"),
         (
             ["figures=false", "figures.titles=false"],
-            "fedexp: figures.titles: goes with the options of figures, not with",
+            "fedexp: figures.titles: cannot be combined with figures=<value>",
         ),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",

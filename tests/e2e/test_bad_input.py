@@ -36,7 +36,7 @@ num_clients=${nothing} => num_clients | nothing
 algorithm=3 => group | algorithm=fedntd
 forgetting_metric=[round_drop,degree] => group | forgetting_metric=all measures all of them
 --multrun seed=0,1 => --multrun | nearest: '--multirun'
---cfg nothing => fedexp: argument --cfg/-c: invalid choice: 'nothing' | 'job', 'hydra', 'all'
+--cfg nothing => fedexp: argument --cfg/-c: invalid choice: 'nothing' | job | hydra
 alpha=[ => alpha=[
 rounds => rounds: neither key=value nor a subcommand
 rounds=5;6 => rounds=5;6 | (the character ; needs quotes around the value, as in 'key="a;b"')

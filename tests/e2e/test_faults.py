@@ -19,7 +19,8 @@ import pytest
 from helpers import SMALL, assert_same_run, summary_of
 from kills import Tally, check_all
 
-from fedexp.cli.sweeps import collect_exit_codes, find_notes, write_note
+from fedexp.cli.launchers import COMMAND
+from fedexp.cli.sweeps import collect_exit_codes, write_note
 from fedexp.core import storage
 from fedexp.core.errors import BAD_INPUT, FAILED, StorageError
 from fedexp.rundir import checkpoint
@@ -227,13 +228,15 @@ def test_a_clock_that_jumps_back(fedexp, tmp_path, whole, monkeypatch):
     assert all(0 < value < 100 for value in seconds)
 
 
-def test_only_failures_of_this_command_count(tmp_path):
-    write_note(tmp_path, None, FAILED)
-    before = find_notes(tmp_path)
-    assert collect_exit_codes(tmp_path, before) == []
-    write_note(tmp_path, None, BAD_INPUT)
-    assert collect_exit_codes(tmp_path, before) == [BAD_INPUT]
-    assert find_notes(tmp_path) == before
+def test_only_failures_of_this_command_count(tmp_path, monkeypatch):
+    """Two commands may work on the same sweep."""
+    for command, code in (("ours", BAD_INPUT), ("theirs", FAILED)):
+        monkeypatch.setenv(COMMAND, command)
+        write_note(tmp_path, None, code)
+    assert collect_exit_codes(tmp_path, "ours") == [BAD_INPUT]
+    assert collect_exit_codes(tmp_path, "ours") == []
+    assert collect_exit_codes(tmp_path, "theirs") == [FAILED]
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(

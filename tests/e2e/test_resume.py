@@ -206,7 +206,7 @@ def test_removed_job_directory_is_reported_to_launcher(tmp_path, capsys):
     sweep.mkdir()
     job = SimpleNamespace(directory=sweep / "gone", choices={})
     record_failure(job, "rounds.csv: it was removed", 1, sweep)
-    assert collect_exit_codes(sweep, (), elsewhere=True) == [1]
+    assert collect_exit_codes(sweep, "", elsewhere=True) == [1]
     assert f"{sweep / 'gone'}: rounds.csv: it was removed" in capsys.readouterr().err
     assert not list(sweep.iterdir())
 

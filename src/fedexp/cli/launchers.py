@@ -25,6 +25,7 @@ EXTRAS = {
     "submitit_slurm": ("slurm", "submitit"),
     "ray": ("ray", "ray"),
 }
+COMMAND = "FEDEXP_COMMAND"  # environment variable of each job: the id of the launching command
 
 
 def register(conf: Path) -> None:
@@ -77,12 +78,12 @@ def importable(module: str) -> bool:
         return False
 
 
-def complete_overrides(config: DictConfig) -> int:
+def complete_overrides(config: DictConfig, command: str) -> int:
     """Add the overrides that only the launching process can know; return the number of jobs.
 
     Each job composes its configuration again from Hydra's overrides. The added overrides are the
-    sweep's absolute directory, since a job may start in another working directory (Ray), and the
-    number of jobs that joblib runs at a time.
+    sweep's absolute directory, since a job may start in another working directory (Ray), the number
+    of jobs that joblib runs at a time, and the id of this command.
     """
     from fedexp.analysis.sweep import expand
 
@@ -91,13 +92,14 @@ def complete_overrides(config: DictConfig) -> int:
     jobs = sum(1 for _ in expand(config.hydra.overrides.task)) if trials is None else int(trials)
     directory = str(Path(config.hydra.sweep.dir).absolute())
     added: dict[str, Any] = {"hydra.sweep.dir": directory, "hydra.output_subdir": None}
+    added[f"hydra.job.env_set.{COMMAND}"] = command
     if config.hydra.launcher.get("n_jobs") == -1:
         added["hydra.launcher.n_jobs"] = min(jobs_at_once(config.hardware), jobs)
     with read_write(config), open_dict(config):
         for key, value in added.items():
             OmegaConf.update(config, key, value)
             text = quoted(value) if isinstance(value, str) else json.dumps(value)
-            config.hydra.overrides.hydra.append(f"{key}={text}")
+            config.hydra.overrides.hydra.append(f"++{key}={text}")
     return jobs
 
 

@@ -93,14 +93,14 @@ def explain_key(found: re.Match[str], conf: Path, extra: list[Path]) -> str:
     """Return the message for a key that is not in the composed configuration."""
     key = found[1].split("@")[0]
     if key == "launcher":
-        return "launcher: is hydra/launcher"
+        return "launcher: must be written hydra/launcher"
     known = known_keys(conf, extra)
     if owners := known.get(key):
         return f"{key}: only exists with {' or '.join(owners)}"
     if key in known:
         parent = key.rpartition(".")[0]
         hint = "; figures.draw=false draws none" if parent == "figures" else ""
-        return f"{key}: goes with the options of {parent}, not with {parent}=<one value>{hint}"
+        return f"{key}: cannot be combined with {parent}=<value>{hint}"
     meant = find_meant_key(key, known)
     hint = f" (nearest: '{meant}')" if meant else nearest(key, known)
     return f"{key}: no such option or key{hint}; `fedexp --help` lists them"

@@ -5,13 +5,14 @@ Hydra's launchers may run the jobs in other processes or on other machines.
 
 import json
 import os
-import time
-from collections.abc import Collection, Iterator
+import shutil
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, open_dict, read_write
@@ -31,7 +32,8 @@ NOTES = ".failed"  # folder of a sweep with a note from each failed job to the l
 class SweepWatch:
     """The state of a command's sweeps, by directory."""
 
-    begun: dict[Path, set[Path]] = field(default_factory=dict)  # sweep -> notes before its start
+    command: str = field(default_factory=lambda: uuid4().hex)  # id of the command
+    begun: list[Path] = field(default_factory=list)
     made: set[Path] = field(default_factory=set)  # directories that are new
     running: dict[Path, str] = field(default_factory=dict)  # running sweep -> its launcher
     said: set[str] = field(default_factory=set)  # messages printed for jobs
@@ -85,16 +87,15 @@ class Sweeps(Callback):
             config.hydra.output_subdir = None
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
-        """Record the notes of earlier failures and print where the jobs run."""
+        """Record that the sweep has begun and print where the jobs run."""
         directory = Path(config.hydra.sweep.dir).absolute()
         launcher = config.hydra.runtime.choices["hydra/launcher"]
-        jobs = launchers.complete_overrides(config)
-        if watch := _current.get():
-            if not directory.exists():
-                watch.made.add(directory)
-            # a sweep may consist of several multiruns
-            watch.begun.setdefault(directory, find_notes(directory))
-            watch.running[directory] = launcher
+        watch = _current.get() or SweepWatch()
+        jobs = launchers.complete_overrides(config, watch.command)
+        if not directory.exists():
+            watch.made.add(directory)
+        watch.begun.append(directory)
+        watch.running[directory] = launcher
         if launcher != "basic":
             interrupts.release()  # this process only waits
             print(
@@ -108,29 +109,25 @@ class Sweeps(Callback):
             watch.running.pop(Path(config.hydra.sweep.dir).absolute(), None)
 
 
-def find_notes(sweep: Path) -> set[Path]:
-    return set(sweep.glob(f"{NOTES}/*.json"))
-
-
 def write_note(sweep: Path, message: str | None, code: int) -> None:
     """Leave a failed job's exit code for the process that launched the sweep.
 
     message: the error, if it could not be written to the job's directory.
     """
+    folder = sweep / NOTES / os.environ.get(launchers.COMMAND, "")
     with suppress(OSError):
-        (sweep / NOTES).mkdir(exist_ok=True)
-        path = sweep / NOTES / f"{os.getpid()}-{time.time_ns()}.json"
-        write_json(path, {"error": message, "exit_code": code})
+        write_json(folder / f"{uuid4().hex}.json", {"error": message, "exit_code": code})
 
 
-def collect_exit_codes(sweep: Path, before: Collection[Path], elsewhere: bool = False) -> list[int]:
+def collect_exit_codes(sweep: Path, command: str, elsewhere: bool = False) -> list[int]:
     """Return the exit codes of the sweep's jobs that failed in this command.
 
-    before: the value of `find_notes` before the sweep. elsewhere: whether the jobs ran in other
-    processes; if so, errors that are not in a job's directory are printed here.
+    elsewhere: whether the jobs ran in other processes; if so, errors that are not in a job's
+    directory are printed here.
     """
     codes = []
-    for path in sorted(find_notes(sweep).difference(before)):
+    folder = sweep / NOTES / command
+    for path in sorted(folder.glob("*.json")):
         try:
             note = json.loads(regular(path).read_text(encoding="utf-8"))
             code, error = int(note["exit_code"]), note["error"]
@@ -139,7 +136,7 @@ def collect_exit_codes(sweep: Path, before: Collection[Path], elsewhere: bool = 
         codes.append(code)
         if error and elsewhere:
             say(str(error))
-        path.unlink(missing_ok=True)
+    shutil.rmtree(folder, ignore_errors=True)
     with suppress(OSError):
         (sweep / NOTES).rmdir()
     return codes
@@ -165,17 +162,17 @@ def show_report(directory: Path, name: str | None, figures: bool) -> None:
 
 
 def write_reports(watch: SweepWatch, plan: Plan, elsewhere: bool) -> list[int]:
-    """Write the reports of the sweeps that have ended.
+    """Write the reports of the sweeps.
 
     Return the exit codes of failed jobs and of reports that cannot be written. elsewhere: see
     `collect_exit_codes`.
     """
     codes = []
-    for sweep, before in watch.begun.items():
+    for sweep in dict.fromkeys(watch.begun):  # a sweep may consist of several multiruns
         if not sweep.is_dir():
             codes.append(say(f"{sweep}: was removed while the sweep ran", FAILED))
             continue
-        codes += collect_exit_codes(sweep, before, elsewhere)
+        codes += collect_exit_codes(sweep, watch.command, elsewhere)
         try:
             show_report(sweep, plan.sweep_in(sweep), plan.draws)
         except StorageError as error:
