@@ -348,47 +348,21 @@ def test_options_in_text_exist():
                     assert attack or known_option, f"{page}: `{span}`"
 
 
-def program_of(path: Path) -> Path:
-    """Return the module that defines `main`, if a module imports it."""
-    found = re.search(
-        r"^from (fedexp\.\S+) import main$", path.read_text(encoding="utf-8"), re.MULTILINE
-    )
-    return ROOT / "src" / f"{found[1].replace('.', '/')}.py" if found else path
-
-
 def test_make_pip_and_python_commands_exist():
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     targets = set(re.findall(r"^([a-z-]+):", makefile, re.MULTILINE))
-    variables = set(re.findall(r"^([A-Z]+) \?=", makefile, re.MULTILINE))
-    extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"][
-        "optional-dependencies"
-    ]
+    targets |= {f"{name}=" for name in re.findall(r"^([A-Z]+) \?=", makefile, re.MULTILINE)}
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     for command, page in commands().items():
         words = shlex.split(command)
         if words[0] == "make":
-            given = [word.partition("=")[0] for word in words if "=" in word]
-            named = {word for word in words[1:] if "=" not in word}
+            named = {re.sub("=.*", "=", word) for word in words[1:]}
             assert named <= targets, (page, command)
-            assert set(given) <= variables, (page, command)
         if words[0] == "pip":
-            named = {
-                name
-                for word in words
-                for group in re.findall(r"\[(.*)\]", word)
-                for name in group.split(",")
-            }
-            assert named <= extras.keys(), (page, command)
+            extras = ",".join(re.findall(r"\[(.*?)\]", command)).split(",")
+            assert set(filter(None, extras)) <= project["optional-dependencies"].keys(), command
         if words[:2] == ["python", "-m"] and words[2] != "build":
-            file = (
-                ROOT / ("src" if words[2].startswith("fedexp") else "") / words[2].replace(".", "/")
-            )
-            sources = [
-                path for path in (file.with_suffix(".py"), file / "__main__.py") if path.exists()
-            ]
-            assert sources, (page, command)
-            flags = [word.partition("=")[0] for word in words[3:] if word.startswith("--")]
-            text = program_of(sources[0]).read_text(encoding="utf-8")
-            assert all(flag in text for flag in flags), (page, command)
+            assert importlib.util.find_spec(words[2]), (page, command)
 
 
 # --- running them
