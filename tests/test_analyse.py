@@ -21,7 +21,7 @@ from fedexp.analysis.sweep_figures import Method, Setting
 from fedexp.cli import main
 from fedexp.core.errors import ConfigError
 from fedexp.models.cnn import CNN
-from fedexp.papers.paper_figures import draw_one
+from fedexp.papers.paper_figures import draw_picture
 from fedexp.rundir import kept_models
 from fedexp.rundir.kept_models import KeptModel
 from fedexp.rundir.reader import RunDirectory
@@ -324,7 +324,7 @@ def test_tsne_of_two_runs(run, others, capsys, monkeypatch):
         np.testing.assert_allclose(places[f"run: client {client}"], mine, rtol=1e-9)
         np.testing.assert_allclose(places[f"copy: client {clients[i - 1]}"], mine, rtol=1e-9)
     settings = settings_of(run.directory, others[0])
-    figure = draw_one(
+    figure = draw_picture(
         {"name": "x", "kind": "joint_tsne", "clients": 1, "examples": 12},
         settings,
         "FedNTD Fig. 21",
@@ -333,9 +333,11 @@ def test_tsne_of_two_runs(run, others, capsys, monkeypatch):
     np.testing.assert_allclose(lines["B: 1 local model"], places[f"copy: client {clients[0]}"])
     np.testing.assert_allclose(lines["A: 2 global models"][12:], places["run: global, round 2"])
     with pytest.raises(ConfigError, match="no run of homogeneous is finished"):
-        draw_one({"kind": "joint_tsne", "settings": ["homogeneous"]}, settings, "FedNTD Fig. 21")
+        draw_picture(
+            {"kind": "joint_tsne", "settings": ["homogeneous"]}, settings, "FedNTD Fig. 21"
+        )
     with pytest.raises(ConfigError, match="no setting has the runs of two methods"):
-        draw_one({"kind": "joint_tsne"}, settings_of(run.directory), "FedNTD Fig. 21")
+        draw_picture({"kind": "joint_tsne"}, settings_of(run.directory), "FedNTD Fig. 21")
 
 
 def test_tsne_refuses_runs_that_do_not_match(run, others, capsys):
@@ -366,12 +368,12 @@ def test_noise_figure_of_a_sweep(run, others):
     small = {"kind": "noise", "examples": 20, "device": "cpu", "draws": 2, "strengths": [0.0, 0.2]}
     subject = load_subject(RunDirectory(run.directory), 2, most=20)
     settings, clients = settings_of(run.directory, others[0]), run.kept_clients(2)
-    same = draw_one(small, settings, "FedNTD Fig. 14").axes[0].lines
+    same = draw_picture(small, settings, "FedNTD Fig. 14").axes[0].lines
     assert same[0].get_label() == "A"
     wanted = measure_noise(subject, [0.0, 0.2], 2, "absolute", 0).loss.mean(0)
     for line in same:
         np.testing.assert_allclose(line.get_xydata().T, [[0, 0.2], wanted], rtol=1e-12)
-    local = draw_one(small | {"client": "first"}, settings, "FedNTD Fig. 14").axes[0].lines
+    local = draw_picture(small | {"client": "first"}, settings, "FedNTD Fig. 14").axes[0].lines
     for line, client in zip(local, clients[:2], strict=True):
         params = subject.load(kept_models.load(run.directory, 2, client))
         assert line.get_ydata()[0] == pytest.approx(

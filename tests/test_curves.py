@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from fedexp.analysis.sweep import load_sweep
-from fedexp.papers.curves import as_svg, learning_curves
+from fedexp.papers.curves import draw_learning_curves, render_svg
 from fedexp.papers.runs import read_runs
 from test_compare import make_run
 from toy_federation import CONF
@@ -13,7 +13,7 @@ S2 = "experiment=fedntd/cifar10_s2"
 
 
 def drawn(folder):
-    return learning_curves(load_sweep("fedntd_table1", [CONF]), read_runs([folder]))
+    return draw_learning_curves(load_sweep("fedntd_table1", [CONF]), read_runs([folder]))
 
 
 def test_means_over_seeds_of_each_method_a_row_for_each_setting(tmp_path):
@@ -44,7 +44,7 @@ def test_means_over_seeds_of_each_method_a_row_for_each_setting(tmp_path):
 
 def test_equal_runs_have_equal_bytes(tmp_path):
     make_run(tmp_path, [S2, "algorithm=fedavg"], [0.2, 0.4], seed=0)
-    assert as_svg(drawn(tmp_path)) == as_svg(drawn(tmp_path))
+    assert render_svg(drawn(tmp_path)) == render_svg(drawn(tmp_path))
 
 
 def test_nothing_is_drawn_without_rounds_or_of_tasks(tmp_path):

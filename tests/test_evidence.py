@@ -18,7 +18,7 @@ from fedexp.figures.load import load_run
 from fedexp.rundir import evidence
 from fedexp.rundir.reader import RunDirectory
 from fedexp.rundir.sweeps import SweepDirectory
-from test_reproduction import COMMITTED, run_directory
+from test_reproduction import EARLY, run_directory
 
 
 def remove_runs(sweep: Path) -> None:
@@ -32,12 +32,12 @@ def remove_runs(sweep: Path) -> None:
 )
 def test_a_table_is_made_again_to_the_byte(tmp_path, capsys, count):
     """From the files alone, with no run directory there; keeping twice gives the same bytes."""
-    sweep, runs = tmp_path / "multirun" / "fedntd_table1", COMMITTED["fedntd_table1"][:count]
+    sweep, runs = tmp_path / "multirun" / "fedntd_table1", list(EARLY)[:count]
     for i, run in enumerate(runs):
         run_directory(sweep / f"run{i}", run)
     SweepDirectory(sweep).mark("fedntd_table1")
     assert call("report", [str(sweep), "--keep", "--no-figures"]) == 0
-    assert f"{len(runs)} runs are kept in " in capsys.readouterr().out
+    assert f"Kept {len(runs)} runs in " in capsys.readouterr().out
     first = {path.name: path.read_bytes() for path in evidence.keep_runs(sweep)}
     names = ("table.csv", "table.md", "table.tex", "rounds_to_target.csv")
     before = {name: (sweep / name).read_bytes() for name in names}
@@ -108,16 +108,12 @@ def test_what_is_kept_of_a_run(tmp_path, monkeypatch, capsys):
     } == written
 
 
-def test_class_accuracies_are_kept_as_counts():
-    """135 of 1135 and 0 of 1135, 490 of 980 (one half) and 7 of 980 (1 of 140): the smallest
-    denominators do."""
+def test_files_with_counts_of_correct_examples_are_read():
+    """135 of 1135 and 0 of 1135, 490 of 980 and 7 of 980."""
+    table = {"round": "0,0,1,1", "class": "0,1,0,1", "accuracy": "135,490,0,7", "of": "1135,980"}
     cells = [135 / 1135, 0.5, 0.0, 7 / 980]
-    table = {"round": "0,0,1,1", "class": "0,1,0,1", "accuracy": ",".join(map(repr, cells))}
-    kept = evidence.as_counts(table)
-    assert kept == {"accuracy": "27,70,0,1", "of": "227,140"}
-    assert evidence.as_accuracies(table | kept) == table
-    assert evidence.as_counts(table | {"accuracy": "0.1,0.2,0.3,"}) == {}
-    assert evidence.as_counts(table | {"accuracy": "0.123456789,0.5,0.5,0.5"}) == {}
+    expected = {"round": "0,0,1,1", "class": "0,1,0,1", "accuracy": ",".join(map(repr, cells))}
+    assert evidence.as_accuracies(table) == expected
 
 
 @pytest.mark.parametrize(
@@ -237,7 +233,7 @@ def test_a_file_that_unpacks_to_more_than_a_run_has(tmp_path):
 def test_a_run_that_is_here_counts_before_its_file(tmp_path):
     """One that is not over does not; a note of another sweep's run is no run that is kept."""
     sweep = tmp_path / "a"
-    for name, run in zip(("over", "begun"), COMMITTED["fedntd_table1"], strict=False):
+    for name, run in zip(("over", "begun"), EARLY, strict=False):
         run_directory(sweep / name, run)
     evidence.keep_runs(sweep)
     note = {"format": 1, "overrides": [], "elsewhere": "../../b/run"}
@@ -245,13 +241,10 @@ def test_a_run_that_is_here_counts_before_its_file(tmp_path):
     path = sweep / "over/summary.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"mine": 1}))
     (sweep / "begun/summary.json").unlink()
-    with evidence.with_kept(sweep) as source:
-        found = {
-            name: json.loads((source / name / "summary.json").read_text())
-            for name in ("over", "begun")
-        }
-    assert found["over"]["mine"] == 1
-    assert found["begun"]["status"] == "completed"
+    with evidence.all_jobs(sweep) as jobs:
+        begun, over = [job.summary for job in jobs]
+    assert over["mine"] == 1
+    assert begun["status"] == "completed"
     assert len(list(evidence.kept_below([sweep]))) == 2
 
 
@@ -264,7 +257,7 @@ def test_a_run_of_another_sweep_that_is_kept_counts(tmp_path):
     """A job of sweep b for which a run of sweep a stands: both are files, and the table of b has
     it."""
     for name in "ab":
-        run_directory(tmp_path / "multirun" / name / "one", COMMITTED["fedntd_table1"][0])
+        run_directory(tmp_path / "multirun" / name / "one")
     other = tmp_path / "multirun" / "b" / "one"
     for name in ("summary.json", "rounds.csv"):
         (other / name).unlink()
@@ -282,7 +275,7 @@ def test_kept_runs_as_run_directories(tmp_path, capsys):
     """Two runs of sweep a, and a job of sweep b for which one of them stands: load_sweep reads what
     is restored."""
     multirun, out = tmp_path / "multirun", tmp_path / "out"
-    for name, run in zip(("one", "two"), COMMITTED["fedntd_table1"], strict=False):
+    for name, run in zip(("one", "two"), EARLY, strict=False):
         run_directory(multirun / "a" / name, run)
     shutil.copytree(multirun / "a" / "one", multirun / "b" / "other")
     for name in ("summary.json", "rounds.csv"):
@@ -303,7 +296,7 @@ def test_kept_runs_as_run_directories(tmp_path, capsys):
     ):
         fedexp.load_sweep(sweeps[0])
     assert call("report", [*map(str, sweeps), "--restore", str(out)]) == 0
-    assert f"2 runs are restored in {out / 'a'}" in capsys.readouterr().out
+    assert f"Restored 2 runs to {out / 'a'}" in capsys.readouterr().out
     found = {run.directory.name: run.rounds for run in fedexp.load_sweep(out / "a").members}
     # from round 1
     assert {name: rounds["test_accuracy"].tolist()[1:] for name, rounds in found.items()} == before
@@ -336,8 +329,8 @@ def test_a_run_that_stands_for_a_job_from_no_other_sweep_beside_it_is_kept_as_a_
     """A note that the files of other sweeps cannot keep must not make them all unreadable."""
     sweep = tmp_path / "multirun" / "a"
     job = sweep / "two"
-    run_directory((job / note).parent / "one", COMMITTED["fedntd_table1"][0])
-    run_directory(job, COMMITTED["fedntd_table1"][0])
+    run_directory((job / note).parent / "one")
+    run_directory(job)
     for name in ("summary.json", "rounds.csv"):
         (job / name).unlink()
     (job / "elsewhere.json").write_text(json.dumps({"run": note}))
@@ -345,13 +338,15 @@ def test_a_run_that_stands_for_a_job_from_no_other_sweep_beside_it_is_kept_as_a_
     evidence.keep_runs(sweep)
     kept = evidence.read(sweep / "runs" / "two.json.xz")
     assert (kept["overrides"], "elsewhere" in kept) == (["seed=7"], False)
-    with evidence.with_kept(sweep) as source:
-        assert RunDirectory(source / "two").finished
+    shutil.rmtree(job)
+    with evidence.all_jobs(sweep) as jobs:
+        assert all(job.finished for job in jobs)
+        assert jobs[-1].overrides == ["seed=7"]
 
 
 def test_what_is_restored_is_as_open_as_what_the_user_makes(tmp_path):
     sweep, out = tmp_path / "multirun" / "a", tmp_path / "out"
-    run_directory(sweep / "one", COMMITTED["fedntd_table1"][0])
+    run_directory(sweep / "one")
     evidence.keep_runs(sweep)
     (tmp_path / "usual").mkdir()
     evidence.restore(sweep, out)
@@ -362,7 +357,7 @@ def test_what_cannot_be_restored(tmp_path, capsys):
     """A directory that exists, a damaged file and a sweep without files: one line each, and nothing
     is written."""
     sweep, out = tmp_path / "multirun" / "a", tmp_path / "out"
-    for name, run in zip(("one", "two"), COMMITTED["fedntd_table1"], strict=False):
+    for name, run in zip(("one", "two"), EARLY, strict=False):
         run_directory(sweep / name, run)
     first, second = evidence.keep_runs(sweep)
     (out / "a" / "two").mkdir(parents=True)
@@ -377,8 +372,8 @@ def test_what_cannot_be_restored(tmp_path, capsys):
     assert not out.exists()
     shutil.rmtree(sweep / evidence.FOLDER)
     assert call("report", [str(sweep), "--restore", str(out)]) == 2
-    assert "has no runs/*.json.xz of a finished run" in capsys.readouterr().err
+    assert "has no runs/*.json.xz; `--keep` writes these files" in capsys.readouterr().err
     assert call("report", [str(sweep), "--restore", str(out), "--keep"]) == 2
     assert not out.exists()
     assert call("report", [str(sweep), "--out", "."]) == 2
-    assert "--out=.: name the two files without their suffix" in capsys.readouterr().err
+    assert "--out=.: must be a path without a suffix" in capsys.readouterr().err

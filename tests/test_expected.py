@@ -4,12 +4,10 @@ import json
 
 import pytest
 
-from fedexp.analysis.sweep import load_sweep
 from fedexp.cli import main
 from fedexp.config.options import list_options
-from fedexp.papers.cells import EXPECTED, cells, expected, other_data
-from fedexp.papers.runs import read_runs
-from test_compare import TABLE8, make_run, one
+from fedexp.papers.cells import EXPECTED, expected, find_data_changes
+from test_compare import RUN8, make_run, table8
 from toy_federation import CONF, composed
 
 CIFAR = {"train": 50_000, "test": 10_000, "classes": 10, "clients": 100}
@@ -35,45 +33,34 @@ def test_expected_numbers_do_not_decide_a_run():
 
 def test_other_data_are_named():
     here = ["experiment=fedntd/cifar10_s2"]
-    assert other_data({"data": CIFAR}, here) == []
-    assert other_data({}, here) == []  # an old summary
+    assert find_data_changes({"data": CIFAR}, here) == []
+    assert find_data_changes({}, here) == []  # an old summary
     # rounding: less than one in a thousand
-    assert other_data({"data": CIFAR | {"train": 49_960}}, here) == []
-    assert other_data({"data": CIFAR | {"train": 5_000, "classes": 9}}, here) == [
+    assert find_data_changes({"data": CIFAR | {"train": 49_960}}, here) == []
+    assert find_data_changes({"data": CIFAR | {"train": 5_000, "classes": 9}}, here) == [
         "data: 5,000 training examples, not 50,000",
         "data: 9 classes, not 10",
     ]
-    assert other_data({"data": CIFAR | {"clients": 20}}, [*here, "num_clients=20"]) == []
-    assert other_data({"data": CIFAR | {"clients": 1}}, here) == []  # centralised
-    assert other_data({"data": CIFAR}, ["experiment=mine/own"]) == []
+    assert find_data_changes({"data": CIFAR | {"clients": 20}}, [*here, "num_clients=20"]) == []
+    assert find_data_changes({"data": CIFAR | {"clients": 1}}, here) == []  # centralised
+    assert find_data_changes({"data": CIFAR}, ["experiment=mine/own"]) == []
 
 
 def test_thucnews_with_20000_titles_is_not_that_of_the_paper():
     bundled = {"train": 9_000, "test": 9_000, "classes": 9, "clients": 100}
-    assert other_data({"data": bundled}, ["experiment=cfed/text_class"]) == [
+    assert find_data_changes({"data": bundled}, ["experiment=cfed/text_class"]) == [
         "data: 9,000 training examples, not 502,180",
         "data: 9,000 test examples, not 143,480",
     ]
 
 
 def test_other_data_under_the_same_name_are_reduced(tmp_path):
-    sweep = load_sweep("fedntd_table8", [CONF])
-    make_run(tmp_path, [*TABLE8, "algorithm=fedavg"], [0.4], data=CIFAR | {"train": 5_000})
-    row = one(
-        cells(sweep, read_runs([tmp_path])),
-        setting="E=5",
-        method="FedAvg",
-        metric="accuracy",
-    )
+    make_run(tmp_path, RUN8, [0.4], data=CIFAR | {"train": 5_000})
+    row = table8(tmp_path)
     assert (row["protocol"], row["verdict"]) == ("reduced", "not judged: reduced protocol")
     assert row["changes"] == "data: 5,000 training examples, not 50,000"
-    make_run(tmp_path, [*TABLE8, "algorithm=fedavg"], [0.4], data=CIFAR)
-    row = one(
-        cells(sweep, read_runs([tmp_path])),
-        setting="E=5",
-        method="FedAvg",
-        metric="accuracy",
-    )
+    make_run(tmp_path, RUN8, [0.4], data=CIFAR)
+    row = table8(tmp_path)
     assert (row["protocol"], row["verdict"], row["not_shown"]) == ("full", "within", 1)
 
 

@@ -8,8 +8,8 @@ from fedexp.analysis.sweep import load_sweep
 from fedexp.config.options import list_options
 from fedexp.papers import readings
 from fedexp.papers.aggregate import write_report, write_tables
-from fedexp.papers.cells import printed_cells
-from fedexp.papers.readings import claims_section, explained, first
+from fedexp.papers.cells import published_cells
+from fedexp.papers.readings import check_claims, count_explained, first_reading
 from fedexp.rundir import evidence
 from fedexp.rundir.sweeps import SweepDirectory
 from test_compare import cells, make_run, one
@@ -42,7 +42,7 @@ def test_both_readings_of_a_printed_value_stand_in_rows_of_their_own(tmp_path):
     assert other["rho"] == other["order"] == ""  # the same print twice is no order
     names = list(dict.fromkeys(table["method"]))
     assert names[names.index("MOON") + 1] == "MOON (released)"
-    assert len(first(table)) == 196
+    assert len(first_reading(table)) == 196
     (line,) = [line for line in text.splitlines() if line.startswith("| MOON (released), acc")]
     assert line == "| MOON (released), accuracy | 3.49 | 0.49 | 0 of 1 |"
 
@@ -55,7 +55,7 @@ def test_a_reading_without_a_label_is_named_after_its_sweep(tmp_path, monkeypatc
         return pd.DataFrame({"method": ["A"], "n": [1], "mean": [mean]})
 
     monkeypatch.setattr(readings, "cells", made)
-    table = readings.table_of(load_sweep("cfed_table1", [CONF]), tmp_path / "cfed_table1")
+    table = readings.compare_sweep(load_sweep("cfed_table1", [CONF]), tmp_path / "cfed_table1")
     assert table["method"].tolist() == ["A", "A (lr1e-6)"]
     assert table["mean"].tolist() == [1.0, 2.0]
 
@@ -67,8 +67,8 @@ def test_a_value_outside_in_one_reading_and_within_in_another_is_explained(tmp_p
     given = [SETTING, "algorithm=moon", "algorithm.mu=0.1"]
     make_run(tmp_path / "fedntd_table1_released", given, [0.39])
     table, _ = report(tmp_path / "fedntd_table1", "fedntd_table1")
-    assert explained(table) == 1
-    assert explained(first(table)) == 0
+    assert count_explained(table) == 1
+    assert count_explained(first_reading(table)) == 0
 
 
 def test_a_reading_whose_runs_are_kept_as_files_stands_in_the_table(tmp_path):
@@ -98,14 +98,14 @@ def test_what_the_text_claims_against_the_printed_table(tmp_path):
     sweep = load_sweep("flashback_table1", [CONF])
     table = cells(tmp_path, sweep.name)
     ran = {"mean": table["printed"], "protocol": "full", "n": 1, "reading": ""}
-    (section,) = claims_section(sweep, table.assign(**ran))
+    (section,) = check_claims(sweep, table.assign(**ran))
     rows = section.table.to_dict("index").values()
     assert [row["text"] for row in rows] == ["29.5", "54.4", "88.5", "4.6"]
     assert [float(row["printed table"]) for row in rows] == pytest.approx(
         [29.5, 54.44, 122, 2.86], abs=0.01
     )
     assert all(row["ours"] == row["printed table"] for row in rows)
-    assert len(printed_cells(sweep, sweep.claims)) == len(rows) == 4
+    assert len(published_cells(sweep, sweep.claims)) == len(rows) == 4
 
 
 def test_a_claim_says_how_many_of_its_cells_were_run(tmp_path):

@@ -1,25 +1,20 @@
 """Reporting rules, noise, and the order of methods, by numbers worked by hand."""
 
 import math
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
-import yaml
 
 from fedexp.analysis.rules import Rule, ema, read_rule
 from fedexp.analysis.sweep import find_protocol_changes, launches, load_sweep
 from fedexp.config.options import list_options
 from fedexp.papers.cells import cells
-from fedexp.papers.judge import COLUMN, order, swapped, tolerance, verdict, with_order
+from fedexp.papers.judge import COLUMN, add_order, compute_tolerance, find_swaps, judge, judge_order
 from fedexp.papers.runs import read_runs
-from fedexp.papers.status import judged_orders
-from test_compare import TABLE8, make_run, one
+from fedexp.papers.status import list_judged_orders
+from test_compare import RUN8, make_run, one, table8
 from toy_federation import CONF
-
-ROOT = Path(__file__).parents[1]
-NOTES = ROOT / "docs" / "reproduction"
 
 
 def test_exponential_moving_average():
@@ -34,20 +29,6 @@ def test_exponential_moving_average():
     assert ema(values.tolist(), 0.6) == pytest.approx(
         0.6**49 * values[0] + weights @ values[1:], abs=1e-14
     )
-
-
-def test_what_the_two_readings_of_the_weight_differ_by():
-    """The numbers of the docstring of `ema`, from the committed runs."""
-    runs = yaml.safe_load((NOTES / "runs.yaml").read_text(encoding="utf-8"))["fedntd_table1"]
-    plain = [run for run in runs if run["rounds"].endswith("_rounds.csv")][:24]
-    differences = []
-    for run in plain:
-        table = pd.read_csv(NOTES / run["rounds"]).query("round >= 1")
-        curves = [table[name].dropna().tolist() for name in ("test_accuracy", "forgetting")]
-        differences.append([abs(ema(curve, 0.6) - ema(curve, 0.4)) for curve in curves])
-    accuracy, forgetting = np.array(differences).T
-    assert (100 * accuracy.mean(), 100 * accuracy.max()) == pytest.approx((0.7, 3.2), abs=0.05)
-    assert (forgetting.mean(), forgetting.max()) == pytest.approx((0.007, 0.032), abs=0.0005)
 
 
 @pytest.mark.parametrize(
@@ -124,83 +105,62 @@ def test_the_known_spread_over_seeds_is_the_noise_of_fewer_than_three():
 
 def test_noise_is_part_of_the_tolerance():
     accuracy = {"unit": "percent", "metric": "accuracy", "value": "40", "std": ""}
-    assert [tolerance(accuracy, error) for error in (None, 0.9, 1.5)] == [2.0, 2.0, 3.0]
-    assert [tolerance(accuracy | {"std": "1.4"}, error) for error in (None, 1.3, 1.5)] == [
+    assert [compute_tolerance(accuracy, error) for error in (None, 0.9, 1.5)] == [2.0, 2.0, 3.0]
+    assert [compute_tolerance(accuracy | {"std": "1.4"}, error) for error in (None, 1.3, 1.5)] == [
         2.8,
         2.8,
         3.0,
     ]
     lost = {"unit": "fraction", "metric": "forgetting", "value": "0.4", "std": ""}
-    assert [tolerance(lost, error) for error in (None, 0.02, 0.04)] == [0.05, 0.05, 0.08]
+    assert [compute_tolerance(lost, error) for error in (None, 0.02, 0.04)] == [0.05, 0.05, 0.08]
     rounds = {"unit": "rounds", "metric": "rounds_to_A", "value": "100", "std": ""}
-    assert [tolerance(rounds, error) for error in (None, 10.0, 20.0)] == [25.0, 25.0, 40.0]
+    assert [compute_tolerance(rounds, error) for error in (None, 10.0, 20.0)] == [25.0, 25.0, 40.0]
 
 
-def column(ours, errors, printed, stds):
-    names = {
-        "method": ["A", "B", "C"],
-        "ours": ours,
-        "ours_error": errors,
-        "printed": printed,
-        "printed_std": stds,
-    }
-    return pd.DataFrame(names)
+APART, EQUAL = [50.0, 40.0, 38.0], [50.0, 50.0, 38.0]  # published values of A, B, C
+NEAR = [50.0, 45.0, 38.0]
+ONE, NONE = [1.0, 1.0, 1.0], [None, None, None]
 
 
-def test_swaps_beyond_noise_are_named():
-    """Printed A 50 > B 40 > C 38. Ours B 46 > A 42: 4 apart, noise 2 sqrt(1 + 1) = 2.83, so
-    swapped; with errors of 1.5 each it is 4.24 and nothing can be said. C above B by 1 where the
-    print has 2 between: within noise."""
-    printed, none = [50.0, 40.0, 38.0], [None] * 3
-    assert swapped(column([42.0, 46.0, 30.0], [1.0, 1.0, 1.0], printed, none)) == (
-        ["B above A"],
-        [],
-    )
-    assert swapped(column([42.0, 46.0, 30.0], [1.5, 1.5, 1.5], printed, none)) == ([], [])
-    assert swapped(column([60.0, 46.0, 47.0], [1.0, 1.0, 1.0], printed, none)) == ([], [])
-    assert swapped(column([60.0, 46.0, 50.0], [1.0, 1.0, 1.0], printed, none)) == (
-        ["C above B"],
-        [],
-    )
-    # The print's own standard deviations, 1 each: 2 apart is less than 2 sqrt(2).
-    assert swapped(column([60.0, 46.0, 50.0], [1.0, 1.0, 1.0], printed, [1.0, 1.0, 1.0])) == (
-        [],
-        [],
-    )
-    # Without a known error of A nothing can be said of A and B; of a pair in the printed order
-    # nothing need be known.
-    assert swapped(column([42.0, 46.0, 30.0], [None, 1.0, 1.0], printed, none)) == ([], ["A"])
-    assert swapped(column([60.0, 46.0, 30.0], [None, None, 1.0], printed, none)) == ([], [])
-    assert swapped(column([42.0, 46.0, 50.0], [None, 1.0, 1.0], printed, none)) == (
-        ["C above B"],
-        ["A"],
-    )
-
-
-def test_equal_values_are_no_swap():
-    """Printed A 50 = B 50, or ours A 46 = B 46: neither stands above the other, whatever is known
-    of the noise."""
-    none, twice, apart = [None] * 3, [50.0, 50.0, 38.0], [50.0, 40.0, 38.0]
-    assert swapped(column([60.0, 40.0, 30.0], [1.0, 1.0, 1.0], twice, none)) == ([], [])
-    assert swapped(column([40.0, 60.0, 30.0], [1.0, 1.0, 1.0], twice, none)) == ([], [])
-    assert swapped(column([40.0, 60.0, 30.0], [None, 1.0, 1.0], twice, none)) == ([], [])
-    assert swapped(column([46.0, 46.0, 30.0], [None, 1.0, 1.0], apart, none)) == ([], [])
-    assert swapped(column([46.0, 46.0, 30.0], [0.0, 0.0, 0.0], apart, none)) == ([], [])
-
-
-def test_a_swap_is_more_than_two_standard_errors():
-    """Errors of 1.5 and 2 are 2 sqrt(2.25 + 4) = 5 together: a difference of 5 is within noise, 5.5
-    is not."""
-    printed, none = [50.0, 45.0, 38.0], [None] * 3
-    assert swapped(column([41.0, 46.0, 30.0], [1.5, 2.0, 1.0], printed, none)) == ([], [])
-    assert swapped(column([40.5, 46.0, 30.0], [1.5, 2.0, 1.0], printed, none)) == (
-        ["B above A"],
-        [],
-    )
-    assert swapped(column([10.0, 90.0, 5.0], [1.5, 2.0, 1.0], printed, [1.5, 2.0, 1.0])) == ([], [])
-    assert swapped(
-        column([10.0, 90.0, 5.0], [1.5, 2.0, 1.0], [50.5, *printed[1:]], [1.5, 2.0, 1.0])
-    ) == (["B above A"], [])
+@pytest.mark.parametrize(
+    ("ours", "errors", "printed", "stds", "swaps", "unknown"),
+    [
+        # B 46 > A 42: 4 apart, noise 2 sqrt(1 + 1) = 2.83; with errors of 1.5 it is 4.24
+        ([42.0, 46.0, 30.0], ONE, APART, NONE, ["B above A"], []),
+        ([42.0, 46.0, 30.0], [1.5, 1.5, 1.5], APART, NONE, [], []),
+        # C above B by 1 is noise, by 4 is a swap
+        ([60.0, 46.0, 47.0], ONE, APART, NONE, [], []),
+        ([60.0, 46.0, 50.0], ONE, APART, NONE, ["C above B"], []),
+        # published standard deviations of 1: B and C are 2 apart, less than 2 sqrt(2)
+        ([60.0, 46.0, 50.0], ONE, APART, ONE, [], []),
+        # the error of A is unknown; pairs in the published order need no error
+        ([42.0, 46.0, 30.0], [None, 1.0, 1.0], APART, NONE, [], ["A"]),
+        ([60.0, 46.0, 30.0], [None, None, 1.0], APART, NONE, [], []),
+        ([42.0, 46.0, 50.0], [None, 1.0, 1.0], APART, NONE, ["C above B"], ["A"]),
+        # equal published values, or equal measured ones, are no swap
+        ([60.0, 40.0, 30.0], ONE, EQUAL, NONE, [], []),
+        ([40.0, 60.0, 30.0], ONE, EQUAL, NONE, [], []),
+        ([40.0, 60.0, 30.0], [None, 1.0, 1.0], EQUAL, NONE, [], []),
+        ([46.0, 46.0, 30.0], [None, 1.0, 1.0], APART, NONE, [], []),
+        ([46.0, 46.0, 30.0], [0.0, 0.0, 0.0], APART, NONE, [], []),
+        # errors of 1.5 and 2: noise 2 sqrt(2.25 + 4) = 5, which is not exceeded by 5
+        ([41.0, 46.0, 30.0], [1.5, 2.0, 1.0], NEAR, NONE, [], []),
+        ([40.5, 46.0, 30.0], [1.5, 2.0, 1.0], NEAR, NONE, ["B above A"], []),
+        ([10.0, 90.0, 5.0], [1.5, 2.0, 1.0], NEAR, [1.5, 2.0, 1.0], [], []),
+        (
+            [10.0, 90.0, 5.0],
+            [1.5, 2.0, 1.0],
+            [50.5, 45.0, 38.0],
+            [1.5, 2.0, 1.0],
+            ["B above A"],
+            [],
+        ),
+    ],
+)
+def test_swaps_beyond_noise(ours, errors, printed, stds, swaps, unknown):
+    columns = {"method": ["A", "B", "C"], "ours": ours, "ours_error": errors}
+    table = pd.DataFrame(columns | {"printed": printed, "printed_std": stds})
+    assert find_swaps(table) == (swaps, unknown)
 
 
 @pytest.mark.parametrize(
@@ -215,7 +175,7 @@ def test_a_swap_is_more_than_two_standard_errors():
 )
 def test_the_tolerance_itself_is_within(difference, expected):
     row = {"note": "", "metric": "accuracy", "mean": 50.0, "tolerance": 2.0}
-    assert verdict(row | {"difference": difference}, [False]) == expected
+    assert judge(row | {"difference": difference}, [False]) == expected
 
 
 def test_a_cell_of_which_half_the_runs_diverged():
@@ -223,8 +183,8 @@ def test_a_cell_of_which_half_the_runs_diverged():
     have."""
     accuracy = {"note": "", "metric": "accuracy", "mean": 9.0, "difference": 1.0, "tolerance": 2.0}
     half, failed = [True, False], 'failed; printed "10.00 (Failure)"'
-    assert verdict(accuracy, half) == "within"
-    assert verdict(accuracy, [True, True]) == "outside"
+    assert judge(accuracy, half) == "within"
+    assert judge(accuracy, [True, True]) == "outside"
     printed = accuracy | {"note": failed}
     for runs, mean, expected in (
         (half, 40.0, "outside"),
@@ -235,10 +195,10 @@ def test_a_cell_of_which_half_the_runs_diverged():
         (half, 8.0, "failed as printed"),
         (half, 12.5, "outside"),
     ):
-        assert verdict(printed | {"mean": mean}, runs) == expected
+        assert judge(printed | {"mean": mean}, runs) == expected
     lost = printed | {"metric": "forgetting"}
-    assert verdict(lost, half) == "not judged: no printed number"
-    assert verdict(lost, [True, True]) == "failed as printed"
+    assert judge(lost, half) == "not judged: no printed number"
+    assert judge(lost, [True, True]) == "failed as printed"
 
 
 def tidy(mean, last10):
@@ -255,22 +215,22 @@ def tidy(mean, last10):
 def test_the_order_of_a_column():
     """By the paper's rule where all have it, or have diverged; else by the plain test, for all; not
     with two methods."""
-    ruled = order(tidy([9.0, 8.0, 7.0], [1.0, 2.0, 3.0]))
+    ruled = judge_order(tidy([9.0, 8.0, 7.0], [1.0, 2.0, 3.0]))
     assert ruled == {
         "rho": pytest.approx(1),
         "order": "no swap beyond noise",
         "order_by": "the rule",
     }
-    plain = order(tidy([9.0, None, 7.0], [1.0, 2.0, 3.0]))
+    plain = judge_order(tidy([9.0, None, 7.0], [1.0, 2.0, 3.0]))
     assert (plain["rho"], plain["order_by"]) == (pytest.approx(-1), "mean_of_last(10), plain test")
     assert plain["order"] == "swapped: B above A; C above A; C above B"
     lost = tidy([9.0, 8.0, 7.0, None], [1.0, 2.0, 3.0, None]).assign(diverged=[0, 0, 0, 1])
-    assert order(lost) == ruled
+    assert judge_order(lost) == ruled
     # one of two runs diverged, so the method takes part, and has no number under the rule
     half = lost.assign(n=2)
-    assert order(half)["order_by"] == "mean_of_last(10), plain test"
-    assert order(half.assign(mean=[9.0, 8.0, 7.0, 6.0]))["order_by"] == "the rule"
-    assert order(tidy([None] * 3, [1.0, 2.0, None]))["order"] == "not judged: 2 of 3 methods"
+    assert judge_order(half)["order_by"] == "mean_of_last(10), plain test"
+    assert judge_order(half.assign(mean=[9.0, 8.0, 7.0, 6.0]))["order_by"] == "the rule"
+    assert judge_order(tidy([None] * 3, [1.0, 2.0, None]))["order"] == "not judged: 2 of 3 methods"
 
 
 def test_an_order_without_known_noise_is_not_called_reproduced():
@@ -278,16 +238,18 @@ def test_an_order_without_known_noise_is_not_called_reproduced():
     a swap. A swap that is known beside it counts; where all stand as printed, no noise need be
     known."""
     table = tidy([8.0, 9.0, 7.0], [1.0] * 3).assign(error=[None, 0.1, 0.1])
-    found = order(table)
+    found = judge_order(table)
     assert (found["rho"], found["order"]) == (
         pytest.approx(0.5),
         "not judged: no noise is known of A",
     )
     table = table.assign(**dict.fromkeys(COLUMN, "x"), **found)
-    assert judged_orders(table) == []
-    assert judged_orders(table.assign(order="no swap beyond noise")) == ["no swap beyond noise"]
-    assert order(table.assign(mean=[7.0, 8.0, 9.0]))["order"] == "swapped: C above B"
-    assert order(table.assign(mean=[9.0, 8.0, 7.0]))["order"] == "no swap beyond noise"
+    assert list_judged_orders(table) == []
+    assert list_judged_orders(table.assign(order="no swap beyond noise")) == [
+        "no swap beyond noise"
+    ]
+    assert judge_order(table.assign(mean=[7.0, 8.0, 9.0]))["order"] == "swapped: C above B"
+    assert judge_order(table.assign(mean=[9.0, 8.0, 7.0]))["order"] == "no swap beyond noise"
 
 
 def cfed_column(protocols, changes):
@@ -297,7 +259,7 @@ def cfed_column(protocols, changes):
         protocol=protocols, changes=changes, note="", rule=""
     )
     table["printed"] = [3.0, 2.0, 1.0]
-    return with_order(table.assign(**dict.fromkeys(COLUMN, "x")))
+    return add_order(table.assign(**dict.fromkeys(COLUMN, "x")))
 
 
 def test_runs_on_other_data_are_judged_by_order_alone():
@@ -348,18 +310,9 @@ def test_every_sweep_states_its_rule(name):
     assert find_protocol_changes(sweep, views) == []
 
 
-def table8(folder):
-    return one(
-        cells(load_sweep("fedntd_table8", [CONF]), read_runs([folder])),
-        setting="E=5",
-        method="FedAvg",
-        metric="accuracy",
-    )
-
-
 def test_a_run_without_the_view_is_not_judged(tmp_path):
     """Printed 40.14; plain 40 then 42, so nothing but the plain values stands there."""
-    make_run(tmp_path, [*TABLE8, "algorithm=fedavg"], [0.4, 0.42], views=False)
+    make_run(tmp_path, RUN8, [0.4, 0.42], views=False)
     row = table8(tmp_path)
     assert (row["verdict"], row["rule"]) == (
         "not judged: no augmented view",
@@ -367,7 +320,7 @@ def test_a_run_without_the_view_is_not_judged(tmp_path):
     )
     assert pd.isna(row["mean"])
     assert (row["plain_last"], row["plain_last10"]) == pytest.approx((42, 41))
-    make_run(tmp_path, [*TABLE8, "algorithm=fedavg", "seed=1"], [0.4])  # a seed that has the view
+    make_run(tmp_path, [*RUN8, "seed=1"], [0.4])  # a seed that has the view
     row = table8(tmp_path)
     assert (row["verdict"], row["n"], row["mean"], row["not_shown"]) == ("within", 1, 40, 1)
 
@@ -375,7 +328,7 @@ def test_a_run_without_the_view_is_not_judged(tmp_path):
 def test_one_seed_s_noise_widens_the_tolerance(tmp_path):
     """Rounds 0.30 and 0.50: s = 0.1414, EMA 0.38, its error s / 2 = 0.0707, so a tolerance of 14.14
     points."""
-    make_run(tmp_path, [*TABLE8, "algorithm=fedavg"], [0.3, 0.5])
+    make_run(tmp_path, RUN8, [0.3, 0.5])
     row = table8(tmp_path)
     assert (row["mean"], row["error"], row["tolerance"]) == pytest.approx(
         (38, 5 * 2**0.5, 10 * 2**0.5)

@@ -142,8 +142,8 @@ class First:
         self.sweep = sweeps[statistics.SWEEP]
         self.all_runs = reproduction.all_runs(ROOT, sweeps)
         self.tables = reproduction.all_tables(ROOT, sweeps, self.all_runs)
-        self.every = statistics.table1_runs(self.sweep, self.all_runs)
-        self.runs = statistics.with_both_views(self.every)
+        self.every = statistics.select_runs(self.sweep, self.all_runs)
+        self.runs = statistics.select_both_views(self.every)
         self.table = statistics.cells(self.sweep, self.runs)
         self.ours = statistics.select(self.table)
 
@@ -197,7 +197,7 @@ def test_gain_over_fedavg(first, second, metric):
             mine.append((values[0] - values[1], prints[0] - prints[1]))
     x, y = np.array(mine).T
     r = ((x - x.mean()) @ (y - y.mean())) / len(x) / x.std() / y.std()
-    found = first_screen.gain(of(first.ours, metric))
+    found = first_screen.compare_gains(of(first.ours, metric))
     assert found["n"] == len(mine)
     assert found["correlation"] == pytest.approx(r)
     assert found["sign"] == sum(a * b > 0 for a, b in mine)
@@ -342,7 +342,7 @@ def test_swings_of_methods_and_of_the_sum(first, second):
                 for cell in (one, other)
             )
             found.append(a @ b / np.sqrt((a @ a) * (b @ b)))
-    assert statistics.shared_swings(first.runs) == pytest.approx(np.mean(found))
+    assert statistics.correlate_swings(first.runs) == pytest.approx(np.mean(found))
     ratios = {"CIFAR-10": [], "MNIST": []}
     for run in itertools.chain(*second.of.values()):
         accuracy = run.values["augmented", "accuracy"][-50:] / 100
@@ -392,8 +392,8 @@ def test_orders_on_other_data():
 
 
 def test_the_first_screen_has_the_numbers_of_the_second_computation(first, second):
-    facts = first_screen.facts(ROOT, first.sweep, first.all_runs, first.tables)
-    text = " ".join(first_screen.text(facts).split())
+    facts = first_screen.compute_facts(ROOT, first.sweep, first.all_runs, first.tables)
+    text = " ".join(first_screen.render_page(facts).split())
     accuracy, forgetting = (
         np.sqrt(np.mean(second.far(metric) ** 2)) for metric in ("accuracy", "forgetting")
     )
@@ -404,14 +404,13 @@ def test_the_first_screen_has_the_numbers_of_the_second_computation(first, secon
         for cell in second.cells
         for metric in SPREAD
     ]
-    assert f"{len(second.cells)} of them, in {len(second.columns)} columns" in text
-    assert f"accuracy with an RMSE of {accuracy:.2f} points [" in text
+    assert f"{len(second.cells)} of the cells, in {len(second.columns)} columns" in text
+    assert f"accuracies with an RMSE of {accuracy:.2f} points [" in text
     assert f"and F with {forgetting:.3f} [" in text
     assert f"Their RMSE is {held:.2f} points" in text
     assert f"{len(far) - sum(far)} of {len(far)} values are within the tolerance" in text
-    assert text.count(", printed ") - text.count(", printed +") - text.count(", printed -") >= sum(
-        far
-    )
+    listed = text.count(", published ") - text.count(", published +") - text.count(", published -")
+    assert listed >= sum(far)
 
 
 def test_what_was_tried_and_what_does_not_fit(first, second):
@@ -426,12 +425,12 @@ def test_what_was_tried_and_what_does_not_fit(first, second):
             > limits[m]
             for m in limits
         )
-    assert first_screen.second_seeds(first.sweep, first.runs) == {
+    assert first_screen.count_second_seeds(first.sweep, first.runs) == {
         "n": len(several),
         "outside": outside,
     }
 
-    *rows, together = first_screen.tried(first.tables[statistics.SWEEP])
+    *rows, together = first_screen.count_tried_readings(first.tables[statistics.SWEEP])
     for name in ("failures", "fixed", "controls", "broken"):
         assert together[name] == sum(row[name] for row in rows)
     values = 2 * sum(len(committed(name)) for name in READINGS)
@@ -441,7 +440,7 @@ def test_what_was_tried_and_what_does_not_fit(first, second):
     far = dict(zip(second.cells, second.far("forgetting"), strict=True))
     mine = [cell for cell in cifar if cell[2] == "FedNTD"]
     rest = [np.mean([far[c] for c in cifar if c[:2] == cell[:2] and c != cell]) for cell in mine]
-    found = first_screen.forgetting_of_fedntd(first.ours)
+    found = first_screen.compare_forgetting_of_fedntd(first.ours)
     assert (found["n"], found["low"]) == (len(mine), sum(far[cell] < 0 for cell in mine))
     assert found["bias"] == pytest.approx(np.mean([far[cell] for cell in mine]))
     relative = np.mean([far[cell] for cell in mine]) - np.mean(rest)
@@ -454,4 +453,4 @@ def test_what_was_tried_and_what_does_not_fit(first, second):
     both = np.stack([high.values["augmented", "accuracy"][-50:], low], axis=1)
     both = both - line @ np.linalg.lstsq(line, both, rcond=None)[0]
     r = both[:, 0] @ both[:, 1] / np.sqrt((both[:, 0] @ both[:, 0]) * (both[:, 1] @ both[:, 1]))
-    assert first_screen.across_precisions(ROOT, first.runs) == pytest.approx(r)
+    assert first_screen.correlate_precisions(ROOT, first.runs) == pytest.approx(r)

@@ -1,9 +1,8 @@
 """`fedexp reproduction --status`: what is measured, what it has cost, and what is
 left."""
 
-import json
-import shutil
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
@@ -32,16 +31,13 @@ def row_of(out: str, sweep: str) -> dict[str, str]:
     )
 
 
-def add_run(sweep: Path, name: str, algorithm: str, seconds: float, hardware: dict) -> None:
-    run = {
-        "rounds": "cifar10_s2_fedavg_rounds.csv",
-        "overrides": ["experiment=fedntd/cifar10_s2", f"algorithm={algorithm}"],
-        "commit": "abcdef0",
-        "hardware": hardware,
-    }
-    run_directory(sweep / name, run)
-    path = sweep / name / "summary.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"seconds": seconds}))
+def add_run(sweep: Path, name: str, algorithm: str, hours: float | None, **hardware: Any) -> None:
+    run_directory(
+        sweep / name,
+        overrides=["experiment=fedntd/cifar10_s2", f"algorithm={algorithm}"],
+        hardware={"name": "X", "device": "cpu", "precision": "fp32", "threads": 1} | hardware,
+        seconds=hours and 3600 * hours,
+    )
 
 
 def test_what_is_measured_spent_and_left(tmp_path, capsys, monkeypatch):
@@ -53,15 +49,8 @@ def test_what_is_measured_spent_and_left(tmp_path, capsys, monkeypatch):
     (tmp_path / "data" / "MNIST").mkdir()
     monkeypatch.delenv("FEDEXP_DATA", raising=False)
     sweep = tmp_path / "multirun" / "fedntd_table1"
-    cpu = {"name": "CPU", "device": "cpu", "precision": "fp32", "threads": 2, "workers": 1}
-    add_run(sweep, "a", "fedavg", 7200, cpu)
-    add_run(
-        sweep,
-        "b",
-        "fedntd",
-        3600,
-        {"name": "H100", "device": "cuda:0", "precision": "tf32", "threads": 8},
-    )
+    add_run(sweep, "a", "fedavg", 2, threads=2, workers=1)
+    add_run(sweep, "b", "fedntd", 1, device="cuda:0", precision="tf32", threads=8)
     SweepDirectory(sweep).mark("fedntd_table1")
     write_tables(sweep)
     evidence.keep_runs(sweep)
@@ -98,8 +87,6 @@ def in_both_views(sweep: Path, name: str) -> None:
     path.write_text(
         yaml.safe_dump(yaml.safe_load(path.read_text()) | {"test_views": ["plain", "augmented"]})
     )
-    classes = sweep / name / "class_accuracy.csv"
-    shutil.copy(classes, classes.with_name("class_accuracy_augmented.csv"))
 
 
 def test_what_is_left_costs_what_committed_rounds_took(tmp_path, capsys, monkeypatch):
@@ -110,13 +97,7 @@ def test_what_is_left_costs_what_committed_rounds_took(tmp_path, capsys, monkeyp
     for name in ("a/CIFAR10", "a/cifar-100-python", "b/MNIST", "b/cinic-10"):
         (tmp_path / name).mkdir(parents=True)
     sweep = tmp_path / "multirun" / "fedntd_table1"
-    add_run(
-        sweep,
-        "a",
-        "fedavg",
-        3 * 3600,
-        {"name": "CPU", "device": "cpu", "precision": "fp32", "threads": 1},
-    )
+    add_run(sweep, "a", "fedavg", 3)
     in_both_views(sweep, "a")
     evidence.keep_runs(sweep)
     remove_runs(sweep)
@@ -149,18 +130,8 @@ def test_runs_of_an_early_version_have_no_times(tmp_path, capsys):
     """Two runs of 2 hours on one core each, and one whose seconds nobody noted."""
     (tmp_path / "docs" / "reproduction").mkdir(parents=True)
     sweep = tmp_path / "multirun" / "fedntd_table1"
-    for name, algorithm, seconds in (
-        ("a", "fedavg", 7200),
-        ("b", "fedntd", 7200),
-        ("c", "moon", None),
-    ):
-        add_run(
-            sweep,
-            name,
-            algorithm,
-            seconds,
-            {"name": "CPU", "device": "cpu", "precision": "fp32", "threads": 1},
-        )
+    for name, algorithm, hours in (("a", "fedavg", 2), ("b", "fedntd", 2), ("c", "moon", None)):
+        add_run(sweep, name, algorithm, hours)
     assert call("reproduction", ["--root", str(tmp_path), "--status"]) == 0
     assert (
         row_of(capsys.readouterr().out, "fedntd_table1")["spent"]
@@ -179,12 +150,12 @@ def test_runs_of_an_early_version_have_no_times(tmp_path, capsys):
 def test_hours_of_a_run_count_its_cores_or_gpus(hardware, hours):
     """Two hours of a GPU with eight threads beside it, of three workers with a GPU each, of three
     with two cores each."""
-    found = status.hours_of({"hardware": hardware, "seconds": 7200})
+    found = status.compute_hours({"hardware": hardware, "seconds": 7200})
     assert {unit: value for unit, value in found.items() if value == value} == hours
 
 
 def jobs_of(sweep: str) -> pd.DataFrame:
-    return pd.DataFrame(status.jobs_of(load_sweep(sweep, [CONF]), None))
+    return pd.DataFrame(status.list_jobs(load_sweep(sweep, [CONF]), None))
 
 
 def job_of(jobs: pd.DataFrame, *wanted: str) -> pd.Series:
@@ -201,7 +172,7 @@ def test_what_a_job_costs_follows_from_its_passes_over_the_data():
     run = {"sweep": "fedntd_table1", "overrides": [setting, "algorithm=fedavg"], "cpu": 10.0}
     facts = pd.DataFrame([run | {"config": {}, "summary": {}, "gpu": float("nan")}])
     jobs = pd.concat([jobs_of(name) for name in names], ignore_index=True)
-    found = status.with_costs(jobs, facts, {name: load_sweep(name, [CONF]) for name in names})
+    found = status.add_costs(jobs, facts, {name: load_sweep(name, [CONF]) for name in names})
     of = {name: part for name, part in found.groupby("sweep")}
     measured = job_of(of["fedntd_table1"], setting, "algorithm=fedavg")
     assert (measured["passes"], measured["cpu"]) == (100, pytest.approx(10))

@@ -16,7 +16,7 @@ from fedexp.analysis.sweep import load_sweep
 from fedexp.analysis.view import render
 from fedexp.analysis.view.collect import LEVELS, MOST_POINTS, collect
 from fedexp.cli.commands import call
-from fedexp.papers.aggregate import beside_print, write_tables
+from fedexp.papers.aggregate import comparison_table, write_tables
 from toy_federation import CONF
 
 NAMES = ("FedNTD", "FedAvg")  # the better one first
@@ -160,7 +160,7 @@ def test_named_sweep_is_compared_with_published_values(tmp_path):
             sweep / f"run{seed}",
             {"experiment": "fedntd/mnist_s2", "algorithm": "fedavg", "seed": seed},
         )
-    data = collect([sweep], beside_print)
+    data = collect([sweep], comparison_table)
     (table,) = data["tables"]
     assert data["title"] == load_sweep("fedntd_table1", [CONF]).title
     accuracy, forgetting = table["cells"]["FedAvg"]["MNIST s=2"]

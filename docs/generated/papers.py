@@ -11,7 +11,7 @@ from typing import Any
 from fedexp.analysis.sweep import Sweep
 from fedexp.cli.help import description
 from fedexp.config.options import list_options, read_sweeps
-from fedexp.papers.cells import TABLES, printed_cells
+from fedexp.papers.cells import TABLES, published_cells
 
 from .names import methods, sweeps, title
 from .text import CONF, ROOT, comments, prose, table
@@ -38,7 +38,7 @@ def paper_tables(paper: str) -> str:
         jobs = sum(len(list(block.combinations())) for block in sweep.blocks)
         what = prose(sweep.title.partition(": ")[2])
         which = sweep.title.partition(": ")[0].removeprefix(f"{paper} ")
-        printed = len(printed_cells(sweep))
+        printed = len(published_cells(sweep))
         lines.append(
             (which, what, f"`sweep={sweep.name}`", str(jobs), str(printed), committed(sweep.name))
         )

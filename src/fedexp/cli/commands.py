@@ -68,7 +68,7 @@ def report(parser: ArgumentParser, arguments: Sequence[str]) -> int:
     """
     from fedexp.cli.flags import add_layout_flags, add_picture_flags
     from fedexp.metrics.task_matrix import MEASURES
-    from fedexp.papers.report import one_table, sweep_reports
+    from fedexp.papers.report import write_run_table, write_sweep_reports
 
     add = parser.add_argument
     add("directories", nargs="+", type=Path)
@@ -97,8 +97,8 @@ def report(parser: ArgumentParser, arguments: Sequence[str]) -> int:
     for name in measures:
         require_choice("--metric", name, tuple(MEASURES))
     if options.out is None and not measures:
-        return sweep_reports(options)
-    return one_table(options.directories, options.out, measures)
+        return write_sweep_reports(options)
+    return write_run_table(options.directories, options.out, measures)
 
 
 def view(parser: ArgumentParser, arguments: Sequence[str]) -> int:
@@ -109,7 +109,7 @@ def view(parser: ArgumentParser, arguments: Sequence[str]) -> int:
     from fedexp.analysis.view import render
     from fedexp.analysis.view.collect import collect
     from fedexp.core.storage import display_path, write_atomically
-    from fedexp.papers.aggregate import beside_print
+    from fedexp.papers.aggregate import comparison_table
 
     directories = "a sweep (multirun/<sweep>) or a run; several share a page"
     parser.add_argument("directories", nargs="+", type=Path, help=directories)
@@ -119,7 +119,7 @@ def view(parser: ArgumentParser, arguments: Sequence[str]) -> int:
     common = os.path.commonpath([path.absolute() for path in options.directories])
     out = options.out or Path(common, "view.html")
     try:
-        write_atomically(out, render(collect(options.directories, beside_print)).encode())
+        write_atomically(out, render(collect(options.directories, comparison_table)).encode())
     except OSError as error:
         return say(f"{out}: cannot be written ({error.strerror})")
     print(display_path(out))
@@ -271,7 +271,7 @@ def reproduction(parser: ArgumentParser, arguments: Sequence[str]) -> int:
     `--check` writes nothing; the exit code is 1 if a file is out of date. `--status` writes nothing
     and shows how much of each table is measured, the cost so far and the cost of the rest.
     """
-    from fedexp.papers.reproduction import all_files, check_files, show_status, write_files
+    from fedexp.papers.reproduction import all_files, check_files, print_status, write_files
 
     add = parser.add_argument
     add("--root", type=Path, default=Path(), help="the checkout (default: the working directory)")
@@ -289,7 +289,7 @@ def reproduction(parser: ArgumentParser, arguments: Sequence[str]) -> int:
     if not (root / "docs" / "reproduction").is_dir():
         raise ConfigError(f"--root={root}: must be a checkout with docs/reproduction")
     if options.status:
-        return show_status(root, options.data_dir)
+        return print_status(root, options.data_dir)
     found = all_files(root)
     return check_files(root, found) if options.check else write_files(root, found)
 

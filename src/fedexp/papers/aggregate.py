@@ -1,5 +1,5 @@
-"""A directory of runs as tables: means over seeds, rounds to a target, and, for a named sweep,
-beside the print."""
+"""Write the tables of a sweep: means over seeds, rounds to a target and, for a sweep of a paper,
+the comparison with published values."""
 
 import argparse
 import logging
@@ -26,10 +26,10 @@ from fedexp.analysis.sweep_figures import read_settings_of_sweep, slug, sweep_pi
 from fedexp.core import storage
 from fedexp.figures import save_all
 from fedexp.papers import readings
-from fedexp.papers.cells import printed_cells
+from fedexp.papers.cells import published_cells
 from fedexp.papers.judge import TOLERANCES
-from fedexp.papers.paper_figures import paper_pictures
-from fedexp.rundir.evidence import with_kept
+from fedexp.papers.paper_figures import make_pictures
+from fedexp.rundir.evidence import all_jobs
 from fedexp.rundir.reader import RunDirectory
 from fedexp.rundir.sweeps import SweepDirectory, without_outdated
 
@@ -42,31 +42,35 @@ log = logging.getLogger("fedexp")
 def write_report(
     directory: Path, figures: bool, flags: argparse.Namespace | None = None
 ) -> list[Path]:
-    """Write the tables of a sweep and, if asked for, its pictures; return the paths. A picture that
-    fails costs no table. flags: those of `fedexp.cli.flags`."""
-    with with_kept(directory) as source:
-        paths = write_tables(directory, source, paper_table.Layout.of(flags) if flags else None)
+    """Write the tables of a sweep and, if asked for, its figures; return the paths.
+
+    A figure that fails does not stop the report. flags: see `fedexp.cli.flags`.
+    """
+    with all_jobs(directory) as jobs:
+        paths = write_tables(directory, jobs, paper_table.Layout.of(flags) if flags else None)
         if not paths or not figures:
             return paths
         try:
-            runs, sweep, folder = (
-                SweepDirectory(source).complete,
+            runs, sweep = (
+                without_outdated([job for job in jobs if job.finished]),
                 find_sweep(directory),
-                directory / "figures",
             )
             look = read_settings_of_sweep(runs)
             look = look.changed(flags) if flags else look
-            paths = paths + save_all(folder, paper_pictures(sweep, runs), look)
-            paths = paths + save_all(folder, sweep_pictures(runs), look)
-            return paths + save_all(folder, rank_pictures(sweep, runs), look)
+            for drawn in (
+                make_pictures(sweep, runs),
+                sweep_pictures(runs),
+                make_rank_pictures(sweep, runs),
+            ):
+                paths += save_all(directory / "figures", drawn, look)
         except Exception:
             log.exception(
                 "the figures could not be drawn; `fedexp report %s` tries again", directory
             )
-            return paths
+        return paths
 
 
-def rank_pictures(
+def make_rank_pictures(
     sweep: Sweep | None, runs: Sequence[RunDirectory]
 ) -> "Iterator[tuple[str, Callable[[], Figure]]]":
     """Yield (name, call that draws it) of the critical-difference diagrams of a benchmark."""
@@ -79,12 +83,17 @@ def rank_pictures(
 
 
 def write_tables(
-    directory: Path, source: Path | None = None, asked: paper_table.Layout | None = None
+    directory: Path,
+    jobs: list[RunDirectory] | None = None,
+    asked: paper_table.Layout | None = None,
 ) -> list[Path]:
-    """Write table.csv, .md and .tex of a sweep, and rounds_to_target.csv; return the paths. Nothing
-    where no run is over. source: where its runs lie, if not in its own directory; asked: how
-    table.tex is to be laid out."""
-    jobs, sweep = without_outdated(SweepDirectory(source or directory).jobs), find_sweep(directory)
+    """Write table.csv, .md and .tex of a sweep, and rounds_to_target.csv; return the paths.
+
+    Nothing is written if no run is finished. jobs: of the sweep; by default, those of its run
+    directories. asked: the layout of table.tex.
+    """
+    jobs = without_outdated(SweepDirectory(directory).jobs if jobs is None else jobs)
+    sweep = find_sweep(directory)
     left_out = describe_damage(jobs)
     for line in left_out:
         log.warning("%s: %s", directory, line)
@@ -96,9 +105,9 @@ def write_tables(
     own, table = paper_table.make_table(runs, wanted), paper_table.means(runs)
     shown, head = [own], f"# {directory.name}\n{describe_states(jobs)}"
     in_latex = shown
-    if sweep is not None and len(printed_cells(sweep)):
-        table = readings.table_of(sweep, directory)
-        shown, head = readings.all_sections(sweep, table), heading(sweep, table)
+    if sweep is not None and len(published_cells(sweep)):
+        table = readings.compare_sweep(sweep, directory)
+        shown, head = readings.report_sections(sweep, table), make_heading(sweep, table)
         in_latex = shown if wanted == paper_table.Layout() else [own]
     elif sweep is not None and sweep.ranks:
         ranked = benchmark_sections(sweep, finished)
@@ -122,54 +131,43 @@ def write_tables(
     return [directory / name for name in contents]
 
 
-def heading(sweep: Sweep, tidy: pd.DataFrame) -> str:
-    """Return what the table shows, how many verdicts of each kind there are, and what was run at
-    another protocol."""
-    lines = [
-        f"# {sweep.title}",
-        f"Rule: {sweep.rule}. {TOLERANCES}",
-        verdicts(tidy),
-    ]
+def make_heading(sweep: Sweep, tidy: pd.DataFrame) -> str:
+    """Return the first lines of table.md: title, rule, tolerances, verdicts, departures."""
+    lines = [f"# {sweep.title}", f"Rule: {sweep.rule}. {TOLERANCES}", count_verdicts(tidy)]
     if sources := sorted({name for text in tidy["from"] for name in text.split()}):
-        lines.append(
-            "Counted too are runs that other sweeps have made:"
-            f" {', '.join(f'`{name}`' for name in sources)}."
-        )
+        names = ", ".join(f"`{name}`" for name in sources)
+        lines.append(f"The table includes runs of other sweeps: {names}.")
     if changes := [text for text in tidy["changes"].unique() if text]:
         lines.append(f"Other protocols (`~`): {'; '.join(f'`{text}`' for text in changes)}.")
     return "\n\n".join(lines) + "\n"
 
 
-def verdicts(tidy: pd.DataFrame) -> str:
-    """Return how many printed values have which verdict, each counted in its first reading."""
-    counts = readings.first(tidy)["verdict"].value_counts()
+def count_verdicts(tidy: pd.DataFrame) -> str:
+    """Return the number of published values with each verdict in the first reading, as text."""
+    counts = readings.first_reading(tidy)["verdict"].value_counts()
     texts = ", ".join(f"{number} {kind}" for kind, number in counts.items())
-    return f"{counts.sum()} printed values: {texts}."
+    return f"{counts.sum()} published values: {texts}."
 
 
-def beside_print(directory: Path) -> dict[str, Any] | None:
-    """Return the table of a sweep as `fedexp view` shows it; None of one without printed values."""
+def comparison_table(directory: Path) -> dict[str, Any] | None:
+    """Return the table of a sweep for `fedexp view`; None without published values."""
     sweep = find_sweep(directory)
-    if sweep is None or not len(printed_cells(sweep)):
+    if sweep is None or not len(published_cells(sweep)):
         return None
-    tidy = readings.table_of(sweep, directory)
+    tidy = readings.compare_sweep(sweep, directory)
     named = tidy.assign(column=layout.column_names(tidy))
     cells: dict[str, dict[str, list[dict[str, Any]]]] = {}
     for (method, column), group in named.groupby(["method", "column"], sort=False):
         records: list[Mapping[Any, Any]] = list(group.to_dict("records"))
-        cells.setdefault(str(method), {})[str(column)] = list(map(cell, records))
-    caption = f"{verdicts(tidy)} Rule: {sweep.rule}. {TOLERANCES}"
+        cells.setdefault(str(method), {})[str(column)] = list(map(page_cell, records))
+    caption = f"{count_verdicts(tidy)} Rule: {sweep.rule}. {TOLERANCES}"
     columns = [str(name) for name in named["column"].unique()]
     return {"title": sweep.title, "caption": caption, "columns": columns, "cells": cells}
 
 
-def cell(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a cell with one printed value and ours."""
+def page_cell(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a cell with one published value and the measured value."""
     ours, printed = layout.format_values(row)
-    said = {name: str(row[name]) for name in ("metric", "unit", "verdict", "note")}
-    return {
-        "ours": ours,
-        "printed": printed,
-        "n": int(row["n"]),
-        "diverged": int(row["diverged"]),
-    } | said
+    texts = {name: str(row[name]) for name in ("metric", "unit", "verdict", "note")}
+    counts = {name: int(row[name]) for name in ("n", "diverged")}
+    return {"ours": ours, "printed": printed} | counts | texts

@@ -1,8 +1,7 @@
-"""The printed values of a paper's table beside the runs of its sweep: a row for each.
+"""Compare each published value of a paper's table with the runs of its sweep.
 
-`cells` gives the rows of table.csv. Runs of different protocols are never put together: those at
-the sweep's own stand beside the print or, where there are none, the largest group that was run at
-another.
+`cells` returns the rows of table.csv. Runs at different protocols are never averaged: the runs at
+the sweep's protocol count or, if there are none, the largest group at another protocol.
 """
 
 import math
@@ -22,21 +21,22 @@ from fedexp.analysis.sweep import Sweep, find_cell, find_protocol_changes
 from fedexp.config.options import conf_directory
 from fedexp.core import yaml_files
 from fedexp.data.views import PLAIN, VALIDATION
-from fedexp.papers.judge import tolerance, verdict, with_order
+from fedexp.papers.judge import add_order, compute_tolerance, judge
 from fedexp.rundir.revisions import outdated
 from fedexp.rundir.schema import OVER
 
 TABLES = Path(__file__).parent / "published" / "tables.csv"
-# what the papers' released code gives at the printed protocol, where known
+# known results of the papers' released code at the published protocol
 RELEASED = TABLES.with_name("released.csv")
 OF_RELEASED = ["paper", "table", "dataset", "partition_param", "setting", "method", "metric"]
 CELL = (
     *("dataset", "partition", "partition_param", "clients", "participation", "local_epochs"),
     *("setting", "method"),
 )
-EMPTY = ("not_applicable", "not_run")  # beginnings of the notes on cells that are printed empty
+EMPTY = ("not_applicable", "not_run")  # prefixes of the notes on cells without a value
 OF_RULE, OF_TASKS = ("accuracy", "forgetting"), ("average_accuracy", "new_task_accuracy")
 AGAINST_FEDAVG = ("rounds_to_fedavg", "speedup_to_fedavg")
+NUMBERS = ["value", "error", "plain_last", "plain_last10", "plain_error"]
 LAST, LAST_TEN = Rule("last"), Rule("mean_of_last(10)")
 EXPECTED = {  # by an option of the group `experiment`
     "train": "training examples",
@@ -48,8 +48,11 @@ ROUNDING = 0.001  # of an expected number: a split by fractions may round elsewh
 
 
 @cache
-def printed_values() -> pd.DataFrame:
-    """Return all printed values as texts, with `released`, such as `84.5 (round 110, seed 1)`."""
+def load_published() -> pd.DataFrame:
+    """Return all published values as text.
+
+    The column `released` has values of the released code, such as `84.5 (round 110, seed 1)`.
+    """
     table = pd.read_csv(TABLES, dtype=str, keep_default_na=False)
     released = pd.read_csv(RELEASED, dtype=str, keep_default_na=False)
     released["released"] = released["value"] + " (" + released["of"] + ")"
@@ -58,32 +61,33 @@ def printed_values() -> pd.DataFrame:
     return both.fillna({"released": ""})
 
 
-def printed_cells(sweep: Sweep, table: str = "") -> pd.DataFrame:
-    """Return the printed values of a sweep's table, or of another one of its paper."""
-    known = printed_values()
+def published_cells(sweep: Sweep, table: str = "") -> pd.DataFrame:
+    """Return the published values of a sweep's table, or of another table of its paper."""
+    known = load_published()
     mine = (known["paper"] == sweep.paper) & (known["table"] == (table or sweep.table))
     return known[mine & (known["method"] != "(all)")]
 
 
 def cells(sweep: Sweep, runs: pd.DataFrame) -> pd.DataFrame:
-    """Return a row for every printed value of a sweep, whether it has been run or not.
+    """Return a row for each published value of a sweep, whether it has been run or not.
 
-    runs: those of its directory, as of `runs.read_runs`."""
-    printed = printed_cells(sweep)
-    found = measured(sweep, printed, runs)
-    jobs = dict(list(found.groupby("cell")))
-    values: list[dict[Any, Any]] = printed.to_dict("records")
-    rows = [
-        row_of(sweep, row, jobs.get(cell, found.iloc[:0]))
-        for cell, row in zip(printed.index, values, strict=True)
-    ]
-    return with_order(pd.DataFrame(rows, index=printed.index)) if rows else pd.DataFrame()
+    runs: of the sweep, see `runs.read_runs`.
+    """
+    printed = published_cells(sweep)
+    found = measure_runs(sweep, printed, runs)
+    every: dict[Any, dict[Any, Any]] = printed.to_dict("index")
+    rows = [make_row(sweep, row, found[found["cell"] == cell]) for cell, row in every.items()]
+    return add_order(pd.DataFrame(rows, index=printed.index)) if rows else pd.DataFrame()
 
 
-def measured(sweep: Sweep, printed: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
-    """Return a row for each run and each printed value (`cell`) that it stands beside: `value` and
-    its standard `error` within the run, fractions or rounds (inf: never reached), and `changes`,
-    how the run departs from the protocol of the table."""
+def measure_runs(sweep: Sweep, printed: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
+    """Return a row for each run and each published value (`cell`) that it can be compared with.
+
+    kind: the measured value, of `measures` in the sweep's file
+    value, error: the measured value (a fraction, or rounds; inf: never reached) and its standard
+        error within the run
+    changes: how the run departs from the protocol of the table
+    """
     rows: list[dict[str, Any]] = []
     for _, parts in runs.groupby(["sweep", "run"], sort=False):
         run = parts.iloc[0]
@@ -93,18 +97,20 @@ def measured(sweep: Sweep, printed: pd.DataFrame, runs: pd.DataFrame) -> pd.Data
         for measure in found[0].measures:
             wanted = found[1] | {k: str(measure[k]) for k in ("metric", "setting") if k in measure}
             mine = printed[(printed[list(wanted)] == pd.Series(wanted)).all(axis=1)]
-            values: list[dict[Any, Any]] = mine.to_dict("records")
-            for cell, row in zip(mine.index, values, strict=True):
-                numbers = numbers_of(sweep, row, parts, measure)
+            matches: dict[Any, dict[Any, Any]] = mine.to_dict("index")
+            for cell, row in matches.items():
+                numbers = measure_run(sweep, row, parts, measure)
                 rows.append({**run, "cell": cell, "kind": measure["value"], **numbers})
-    names = ["cell", "kind", "changes", "value", "error", "plain_last", "plain_last10"]
-    table = pd.DataFrame(rows, columns=[*runs.columns, *names, "plain_error", "diverged"])
-    table = without_repeats(table)
-    return against_fedavg(table, printed) if table["kind"].isin(AGAINST_FEDAVG).any() else table
+    names = [*runs.columns, "cell", "kind", "changes", "diverged", *NUMBERS]
+    table = drop_repeats(pd.DataFrame(rows, columns=names))
+    return (
+        add_rounds_to_fedavg(table, printed) if table["kind"].isin(AGAINST_FEDAVG).any() else table
+    )
 
 
-def without_repeats(table: pd.DataFrame) -> pd.DataFrame:
-    """Return the table without another sweep's run of a seed that the sweep has itself."""
+def drop_repeats(table: pd.DataFrame) -> pd.DataFrame:
+    """Remove another sweep's runs of a cell and seed that the sweep has run, and repeats of such
+    runs."""
     borrowed = table["run"].str.contains("/").astype(bool)
     own = table[~borrowed & table["value"].notna()]
     have = pd.MultiIndex.from_frame(own[["cell", "seed"]])
@@ -114,34 +120,36 @@ def without_repeats(table: pd.DataFrame) -> pd.DataFrame:
     return table[~borrowed | table.index.isin(kept)].reset_index(drop=True)
 
 
-def numbers_of(
+def measure_run(
     sweep: Sweep, row: Mapping[str, Any], parts: pd.DataFrame, measure: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return what one run says of a printed value."""
+    """Return the numbers of one run for a published value.
+
+    row: of the published values. parts: the run's rows of `read_runs`. measure: of the sweep.
+    """
     run, kind = parts.iloc[0], str(measure["value"])
     found: dict[str, Any] = {"diverged": run["status"] == "diverged"}
-    changes = departures(sweep, run)
+    changes = find_departures(sweep, run)
     if run["status"] not in OVER:
-        return found | {"changes": join_changes(changes)}
+        kind = "none"
     if kind in OF_RULE:
-        values = values_of(parts, kind, sweep.rule.view)
-        found["value"] = sweep.rule.reported(values, kind)
-        found["error"] = sweep.rule.standard_error(values)
-        plain = values_of(parts, kind)
-        found["plain_last"] = LAST.reported(plain, kind)
-        found["plain_last10"] = LAST_TEN.reported(plain, kind)
-        found["plain_error"] = LAST_TEN.standard_error(plain)
+        values, plain = select_curve(parts, kind, sweep.rule.view), select_curve(parts, kind)
+        found["value"] = sweep.rule.reported(values.tolist(), kind)
+        found["error"] = sweep.rule.standard_error(values.tolist())
+        found["plain_last"] = LAST.reported(plain.tolist(), kind)
+        found["plain_last10"] = LAST_TEN.reported(plain.tolist(), kind)
+        found["plain_error"] = LAST_TEN.standard_error(plain.tolist())
     elif kind in OF_TASKS:
-        values = values_of(parts, kind, task=int(measure["task"]))
+        task = int(measure["task"])
         ends = {end["task"]: end[kind] for end in run["summary"].get("tasks") or ()}
-        found["value"] = ends.get(int(measure["task"]))
-        found["error"] = LAST.standard_error(values)
+        found["value"] = ends.get(task)
+        found["error"] = LAST.standard_error(select_curve(parts, kind, task=task).tolist())
     elif kind == "accuracy_at":
-        found["value"] = curve_of(parts, PLAIN).get(int(measure["round"]))
+        found["value"] = select_curve(parts, "accuracy").get(int(measure["round"]))
     elif kind == "rounds_to":
         validated = (parts["view"] == VALIDATION).any()
-        curve = curve_of(parts, VALIDATION if validated else PLAIN)
-        found["value"] = rounds_to(curve, float(measure["factor"]) * target_of(row))
+        curve = select_curve(parts, "accuracy", VALIDATION if validated else PLAIN)
+        found["value"] = count_rounds_to(curve, float(measure["factor"]) * look_up_target(row))
         schedule = (run["config"].get("local") or {}).get("schedule")
         # fewer rounds do not change when a target is reached
         if np.isfinite(found["value"]) and schedule not in SCHEDULES_OVER_ALL_ROUNDS:
@@ -152,78 +160,80 @@ def numbers_of(
     return found | {"changes": join_changes(changes)}
 
 
-def values_of(parts: pd.DataFrame, measure: str, view: str = PLAIN, task: int = 0) -> list[float]:
-    """Return the values of one run round by round, of all tasks or of one."""
-    mine = (parts["measure"] == measure) & (parts["view"] == view)
+def select_curve(parts: pd.DataFrame, measure: str, view: str = PLAIN, task: int = 0) -> pd.Series:
+    """Return the values of one run by round, in all tasks (0) or in one."""
+    mine = parts[(parts["measure"] == measure) & (parts["view"] == view)]
     if task:
-        mine &= parts["task"] == task
-    return [float(value) for values in parts.loc[mine, "values"] for value in values]
+        mine = mine[mine["task"] == task]
+    curves = [pd.Series(each["values"], index=each["rounds"]) for _, each in mine.iterrows()]
+    return pd.concat(curves) if curves else pd.Series(dtype=float)
 
 
-def curve_of(parts: pd.DataFrame, view: str) -> pd.Series:
-    """Return the accuracy of one run by round."""
-    mine = parts[(parts["measure"] == "accuracy") & (parts["view"] == view)]
-    rounds = np.concatenate([np.empty(0), *mine["rounds"]])
-    return pd.Series(values_of(parts, "accuracy", view), index=rounds.astype(int))
-
-
-def rounds_to(curve: pd.Series, accuracy: float) -> float:
-    """Return the first round that reaches an accuracy; infinite where none does."""
+def count_rounds_to(curve: pd.Series, accuracy: float) -> float:
+    """Return the first round that reaches an accuracy, or infinity if no round does."""
     reached = curve.index[curve >= accuracy]
     return float(reached[0]) if len(reached) else math.inf
 
 
-def target_of(row: Mapping[str, Any]) -> float:
-    """Return Flashback's A of a setting, a fraction."""
-    known = printed_values()
+def look_up_target(row: Mapping[str, Any]) -> float:
+    """Return Flashback's target accuracy A of a setting as a fraction."""
+    known = load_published()
     same = known["metric"] == "target_accuracy"
     for name in ("paper", "table", "dataset", "partition_param"):
         same &= known[name] == row[name]
     return float(known.loc[same, "value"].iloc[0])
 
 
-def against_fedavg(table: pd.DataFrame, printed: pd.DataFrame) -> pd.DataFrame:
-    """Return the table with rounds to the accuracy that FedAvg ends at (its mean over seeds, of the
-    same data set and protocol), or how many times fewer than FedAvg's number of rounds these are.
-    FedAvg itself has no such value but by definition."""
+def add_rounds_to_fedavg(table: pd.DataFrame, printed: pd.DataFrame) -> pd.DataFrame:
+    """Add the rounds to FedAvg's last accuracy, or the speed-up: FedAvg's rounds over these.
+
+    FedAvg's accuracy and rounds are means over seeds, on the same data set and at the same
+    protocol. FedAvg itself gets no value.
+    """
     place = printed.loc[table["cell"], ["dataset", "method"]].set_index(table.index)
     table = table.assign(dataset=place["dataset"])
-    base = table[(place["method"] == "FedAvg") & (table["measure"] == "accuracy")]
-    base = base[base["status"].isin(OVER) & ~base["diverged"]]
-    base = base.drop_duplicates(["dataset", "changes", "seed"])
+    is_fedavg = place["method"] == "FedAvg"
+    base = table[is_fedavg & (table["measure"] == "accuracy") & (table["status"] != "diverged")]
+    base = base[base["status"].isin(OVER)].drop_duplicates(["dataset", "changes", "seed"])
     base = base.assign(end=[v[-1] for v in base["values"]], last=[r[-1] for r in base["rounds"]])
     ends = base.groupby(["dataset", "changes"])[["end", "last"]].mean()
-    wanted = table["kind"].isin(AGAINST_FEDAVG) & (place["method"] != "FedAvg")
-    for i in table.index[wanted & table["status"].isin(OVER)]:
-        key = (table.loc[i, "dataset"], table.loc[i, "changes"])
+    wanted = table["kind"].isin(AGAINST_FEDAVG) & ~is_fedavg & table["status"].isin(OVER)
+    for i, row in table[wanted].iterrows():
+        key = (row["dataset"], row["changes"])
         if key in ends.index:
-            curve = pd.Series(table.loc[i, "values"], index=table.loc[i, "rounds"])
-            rounds = rounds_to(curve, ends.loc[key, "end"])
+            curve = pd.Series(row["values"], index=row["rounds"])
+            rounds = count_rounds_to(curve, ends.loc[key, "end"])
             fewer = ends.loc[key, "last"] / rounds
-            table.loc[i, "value"] = fewer if "speedup" in table.loc[i, "kind"] else rounds
+            table.loc[i, "value"] = fewer if "speedup" in row["kind"] else rounds
     return table
 
 
-def departures(sweep: Sweep, run: Any) -> list[str]:
-    """Return how a run (a row of runs) departs from the protocol of the printed table: other
-    options, other data under its name, or a method that was corrected since."""
+def find_departures(sweep: Sweep, run: Any) -> list[str]:
+    """Return how a run departs from the protocol of the paper's table.
+
+    Departures are other options, other data under the same name, and later corrections of the
+    method. run: a row of `runs.read_runs`.
+    """
     return (
         find_protocol_changes(sweep, run["overrides"])
-        + other_data(run["summary"], run["overrides"])
+        + find_data_changes(run["summary"], run["overrides"])
         + outdated(run["config"])
     )
 
 
 def join_changes(changes: list[str]) -> str:
-    """Return departures as a text: options first, in one part."""
+    """Return departures as one text, options first."""
     said = [text for text in changes if text.startswith(("data: ", "older code: "))]
     options = " ".join(text for text in changes if text not in said)
     return "; ".join(filter(None, [options, *said]))
 
 
-def other_data(summary: Mapping[str, Any], overrides: list[str]) -> list[str]:
-    """Return how the data of a run differ from those that its experiment expects, such as `data:
-    10,000 training examples, not 502,180`; [] for a summary without these numbers."""
+def find_data_changes(summary: Mapping[str, Any], overrides: list[str]) -> list[str]:
+    """Return how the data of a run differ from the data that its experiment expects.
+
+    An example is `data: 10,000 training examples, not 502,180`. Return [] for a summary without
+    these numbers.
+    """
     given = dict(text.lstrip("+").partition("=")[::2] for text in overrides)
     found, wanted = summary.get("data") or {}, dict(expected(given.get("experiment", "")))
     if "num_clients" in given:
@@ -241,42 +251,47 @@ def other_data(summary: Mapping[str, Any], overrides: list[str]) -> list[str]:
 @cache
 def expected(experiment: str) -> dict[str, int | None]:
     """Return the numbers of examples, classes and clients that an option of the group `experiment`
-    expects; {} of another name."""
+    expects; {} for an unknown option."""
     path = conf_directory() / "experiment" / f"{experiment}.yaml"
     if not experiment or not path.is_file():
         return {}
     return yaml_files.load(path.read_text(encoding="utf-8")).get("expected") or {}
 
 
-def one_per_seed(runs: pd.DataFrame) -> pd.DataFrame:
-    """Return the runs of a cell that count, one a seed.
+def select_one_per_seed(runs: pd.DataFrame) -> pd.DataFrame:
+    """Return the runs of a cell that count, one per seed.
 
-    A run without the view of the rule does not count beside those that have it. Of a seed that was
-    run twice, the run in the precision that most runs have counts."""
+    A run without the view of the rule does not count beside runs that have it. If a seed was run
+    twice, the run in the more frequent precision counts.
+    """
     there = runs["value"].notna()
     known = runs[there | runs["diverged"].astype(bool)] if there.any() else runs
-    size = known.groupby(known["precision"].fillna("").astype(str))["run"].transform("size")
-    best = known.assign(size=size, there=known["value"].notna())
-    best = best.sort_values(["size", "there"], ascending=False, kind="stable")
-    best = best.assign(seed=best["seed"].fillna(best["run"])).drop_duplicates("seed")
-    return known.loc[sorted(best.index)]
+    frequency = known.groupby(known["precision"].astype(str))["run"].transform("size")
+    best = known.assign(frequency=frequency, there=known["value"].notna())
+    best = best.sort_values(["frequency", "there"], ascending=False, kind="stable")
+    seeds = best["seed"].astype(object).fillna(best["run"])
+    return known.loc[sorted(best[~seeds.duplicated()].index)]
 
 
-def row_of(sweep: Sweep, row: Mapping[str, Any], jobs: pd.DataFrame) -> dict[str, Any]:
-    """Return a printed value with what its runs say. jobs: rows of `measured`."""
+def make_row(sweep: Sweep, row: Mapping[str, Any], jobs: pd.DataFrame) -> dict[str, Any]:
+    """Return the row of a published value with the results of its runs.
+
+    jobs: rows of `measure_runs` for the value.
+    """
     over = jobs[jobs["status"].isin(OVER)]
-    full = (over["changes"] == "").any() or not len(over)
-    changes = "" if full else str(over["changes"].value_counts().index[0])
-    used = one_per_seed(over[over["changes"] == changes])
+    is_full = (over["changes"] == "").any() or not len(over)
+    changes = "" if is_full else str(over["changes"].value_counts().index[0])
+    used = select_one_per_seed(over[over["changes"] == changes])
     states = [f"{count} {state}" for state, count in Counter(jobs["status"]).items()]
-    said = {name: row[name] for name in ("paper", "table", *CELL, "metric", "unit")}
-    return {
-        **said,
-        "status": ", ".join(states) or "not run",
-        "n": len(used),
-        "diverged": int(used["diverged"].sum()),
-        **judged(sweep, row, used, changes),
-        "protocol": "" if not len(used) else "full" if full else "reduced",
+    protocol = "full" if is_full else "reduced"
+    found = {name: row[name] for name in ("paper", "table", *CELL, "metric", "unit")}
+    found |= {"status": ", ".join(states) or "not run", "n": len(used)}
+    found |= {"diverged": int(used["diverged"].sum())}
+    values = compare_to_published(sweep, row, used)
+    why = reason_not_judged(sweep, {**row, **values}, used, changes)
+    found |= values | {"verdict": judge({**row, **values}, used["diverged"].tolist(), why)}
+    return found | {
+        "protocol": protocol if len(used) else "",
         "changes": changes,
         "not_shown": len(over) - len(used),
         **describe_origin(used["summary"]),
@@ -286,48 +301,54 @@ def row_of(sweep: Sweep, row: Mapping[str, Any], jobs: pd.DataFrame) -> dict[str
     }
 
 
-def judged(
-    sweep: Sweep, row: Mapping[str, Any], used: pd.DataFrame, changes: str
+def compare_to_published(
+    sweep: Sweep, row: Mapping[str, Any], used: pd.DataFrame
 ) -> dict[str, Any]:
-    """Return ours beside the print, their difference, the tolerance and the verdict.
-
-    used: the runs that count; changes: how they depart from the protocol."""
+    """Return the measured value with its errors, its difference from the published value, and the
+    tolerance. used: the runs that count."""
     scale = 100.0 if row["unit"] == "percent" else 1.0
-    sound = used[~used["diverged"].astype(bool)]
-    names = ["value", "error", "plain_last", "plain_last10", "plain_error"]
-    numbers = sound[names].astype(float) * scale
-    known = numbers["value"].dropna()
-    never = bool(np.isinf(known).any())  # the mean over the other seeds would flatter
-    mean = math.inf if never else known.mean()
-    spread = math.nan if never else known.std()
+    numbers = used.loc[~used["diverged"].astype(bool), NUMBERS].astype(float) * scale
+    known, plain = numbers["value"].dropna(), numbers["plain_last10"].dropna()
+    never = bool(np.isinf(known).any())  # a mean over the other seeds would be too good
+    mean, spread = (math.inf, math.nan) if never else (known.mean(), known.std())
     printed = float(row["value"] or "nan")
-    error = spread / math.sqrt(len(known)) if len(known) > 1 else numbers["error"].mean()
-    plain = numbers["plain_last10"].dropna()
+    error = numbers["error"].mean()
+    if len(known) > 1:
+        error = spread / math.sqrt(len(known))
     plain_error = numbers["plain_error"].mean()
     if len(plain) > 1:
         plain_error = plain.std() / math.sqrt(len(plain))
-    ruled = used["kind"].isin(OF_RULE).any()
-    over_seeds = sweep.rule.error_over_seeds(row["metric"] if ruled else "", len(known))
-    found = {
-        "rule": str(sweep.rule) if ruled else "",
+    is_ruled = used["kind"].isin(OF_RULE).any()
+    over_seeds = sweep.rule.error_over_seeds(row["metric"] if is_ruled else "", len(known))
+    return {
+        "rule": str(sweep.rule) if is_ruled else "",
         "mean": mean,
         "std": spread,
-        "error": error if len(numbers) else math.nan,
+        "error": error,
         "plain_last": numbers["plain_last"].mean(),
         "plain_last10": plain.mean(),
         "plain_error": plain_error,
         "printed": printed,
         "printed_std": float(row["std"] or "nan"),
         "difference": mean - printed,
-        "tolerance": tolerance(row, error if over_seeds is None else over_seeds * scale),
+        "tolerance": compute_tolerance(row, error if over_seeds is None else over_seeds * scale),
     }
-    why = ""
+
+
+def reason_not_judged(
+    sweep: Sweep, row: Mapping[str, Any], used: pd.DataFrame, changes: str
+) -> str:
+    """Return why a value cannot be judged, or "".
+
+    row: with the results of `compare_to_published`. used: the runs that count. changes: their
+    departures from the protocol.
+    """
     if changes:
-        why = "reduced protocol"
-    elif row["method"] == "FedAvg" and used["kind"].isin(AGAINST_FEDAVG).any():
-        why = "by definition"
-    elif ruled and sweep.rule.view != PLAIN and math.isnan(mean):
-        why = f"no {sweep.rule.view} view"
-    elif never and np.isfinite(known).any():
-        why = f"reached by {np.isfinite(known).sum()} of {len(known)}"
-    return found | {"verdict": verdict({**row, **found}, used["diverged"].tolist(), why)}
+        return "reduced protocol"
+    if row["method"] == "FedAvg" and used["kind"].isin(AGAINST_FEDAVG).any():
+        return "by definition"
+    if row["rule"] and sweep.rule.view != PLAIN and math.isnan(row["mean"]):
+        return f"no {sweep.rule.view} view"
+    known = used.loc[~used["diverged"].astype(bool), "value"].dropna().astype(float)
+    reached = int(np.isfinite(known).sum())
+    return f"reached by {reached} of {len(known)}" if 0 < reached < len(known) else ""

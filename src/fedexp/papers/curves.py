@@ -1,7 +1,7 @@
 """Learning curves of the runs of a sweep, a row of panels for each setting.
 
-A panel has the mean over seeds of each method, in a band of one standard deviation, and as circles
-what is known of the papers' released code.
+A panel shows the mean over seeds of each method in a band of one standard deviation. Circles are
+known values of the papers' released code.
 """
 
 import io
@@ -23,37 +23,39 @@ from fedexp.rundir.schema import OVER
 
 # experiment, algorithm, round, test_accuracy, source
 RELEASED_CURVES = RELEASED.with_name("released_curves.csv")
-# overrides by which runs are not put into different rows
+# prefixes of overrides that do not make a separate row
 NOT_OF_A_SETTING = ("hardware", "rounds=", "targets=")
 MOST_POINTS = 50  # of a curve, which keeps the file small
 SVG: Any = {"svg.hashsalt": "fedexp", "svg.fonttype": "none"}
 
 
-def learning_curves(sweep: Sweep, runs: pd.DataFrame) -> Figure | None:
-    """Draw accuracy in the plain test and both measures in the view of the paper's rule; None where
-    no run has rounds without tasks. runs: of the sweep, as of `runs.read_runs`."""
+def draw_learning_curves(sweep: Sweep, runs: pd.DataFrame) -> Figure | None:
+    """Draw accuracy in the plain test, and accuracy and forgetting in the view of the paper's rule.
+
+    Return None if no run has rounds without tasks. runs: see `runs.read_runs`.
+    """
     known = runs[(runs["task"] == 0) & runs["status"].isin(OVER) & (runs["measure"] != "")]
     if not len(known):
         return None
-    places = named(known.drop_duplicates("run"))
+    places = name_runs(known.drop_duplicates("run"))
     known = known.merge(places, on="run")
     columns = {("accuracy", PLAIN): None, ("accuracy", sweep.rule.view): None}
     columns[("forgetting", sweep.rule.view)] = None
-    settings, numbers = sorted(known["setting"].unique()), numbers_of(known)
+    settings, numbers = sorted(known["setting"].unique()), number_methods(known)
     figure = Figure(figsize=(4.2 * len(columns), 2.6 * len(settings)), layout="constrained")
     grid = figure.subplots(len(settings), len(columns), squeeze=False)
     for row, setting in zip(grid, settings, strict=True):
         mine = known[known["setting"] == setting]
         for axes, (measure, view) in zip(row, columns, strict=True):
-            draw(axes, mine[(mine["measure"] == measure) & (mine["view"] == view)], numbers)
+            draw_curves(axes, mine[(mine["measure"] == measure) & (mine["view"] == view)], numbers)
             axes.set_title(f"{measure}, {view} test", fontsize=8)
-        released(row[0], setting, numbers)
+        draw_released(row[0], setting, numbers)
         row[0].set_ylabel(setting, fontsize=8)
         row[0].legend(fontsize=5)
     return figure
 
 
-def named(facts: pd.DataFrame) -> pd.DataFrame:
+def name_runs(facts: pd.DataFrame) -> pd.DataFrame:
     """Return the setting and method of each run (a row)."""
     told = [SimpleNamespace(**dict(fact)) for _, fact in facts.iterrows()]
     for fact in told:
@@ -62,13 +64,13 @@ def named(facts: pd.DataFrame) -> pd.DataFrame:
     return found.assign(run=facts["run"].to_numpy())
 
 
-def numbers_of(known: pd.DataFrame) -> dict[str, int]:
-    """Return the number of each method, which decides its colour in all panels."""
+def number_methods(known: pd.DataFrame) -> dict[str, int]:
+    """Return method -> number, which determines its colour in all panels."""
     return {name: number for number, name in enumerate(sorted(known["method"].unique()))}
 
 
-def draw(axes: Axes, runs: pd.DataFrame, numbers: Mapping[str, int]) -> None:
-    """Draw the curves of all methods in one panel, of a seed that was run twice the last one."""
+def draw_curves(axes: Axes, runs: pd.DataFrame, numbers: Mapping[str, int]) -> None:
+    """Draw the curves of all methods in one panel. If a seed was run twice, the last run counts."""
     for method, group in runs.groupby("method"):
         seeds = group.drop_duplicates("seed", keep="last")
         pairs = zip(seeds["values"], seeds["rounds"], strict=True)
@@ -81,8 +83,8 @@ def draw(axes: Axes, runs: pd.DataFrame, numbers: Mapping[str, int]) -> None:
     axes.set_ylim(bottom=0)
 
 
-def released(axes: Axes, setting: str, numbers: Mapping[str, int]) -> None:
-    """Draw circles for the released code in a setting that is an experiment alone."""
+def draw_released(axes: Axes, setting: str, numbers: Mapping[str, int]) -> None:
+    """Draw circles for the released code if the setting is an experiment."""
     table = pd.read_csv(RELEASED_CURVES)
     for method, number in numbers.items():
         group = table[(table["experiment"] == setting) & (table["algorithm"] == method)]
@@ -98,8 +100,8 @@ def released(axes: Axes, setting: str, numbers: Mapping[str, int]) -> None:
             )
 
 
-def as_svg(figure: Figure) -> bytes:
-    """Return a figure as SVG without date and random ids: equal figures have equal bytes."""
+def render_svg(figure: Figure) -> bytes:
+    """Return a figure as SVG without date and random ids. Equal figures have equal bytes."""
     file = io.BytesIO()
     with mpl.rc_context(SVG):
         figure.savefig(file, format="svg", metadata={"Date": None})

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from fedexp.analysis.sweep import Sweep
 from fedexp.figures import style
 from fedexp.papers import statistics
-from fedexp.papers.runs import hours_of
+from fedexp.papers.runs import compute_hours
 from fedexp.papers.statistics import CELL, COLUMN, PLAIN, SWEEP, is_held_out, is_within, select
 
 PICTURE = Path("docs", "reproduction", "first_screen.svg")
@@ -29,8 +29,8 @@ IN_TWO_PRECISIONS = "mnist_sharding_fedavg_seed0_both"
 IN_BF16 = Path("docs", "reproduction", "mnist_sharding_fedavg_bf16_seed0_rounds.csv")
 
 
-def text(found: dict[str, Any]) -> str:
-    """Return the first screen. found: see `facts`."""
+def render_page(found: dict[str, Any]) -> str:
+    """Return the first screen. found: see `compute_facts`."""
     made = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
         undefined=StrictUndefined,
@@ -46,7 +46,7 @@ def text(found: dict[str, Any]) -> str:
     return made.get_template("first_screen.md.j2").render(found).strip()
 
 
-def picture(table: pd.DataFrame) -> Figure:
+def draw_values(table: pd.DataFrame) -> Figure:
     """Draw accuracies, and gains over FedAvg, against the published values. table: see `cells`."""
     table = table[table["metric"] == "accuracy"]
     ours, plain = select(table), select(table, PLAIN)
@@ -57,7 +57,7 @@ def picture(table: pd.DataFrame) -> Figure:
             ends = np.array([points["printed"].min() - 3, points["printed"].max() + 3])
             axes.plot(ends, ends, color=style.GREY)
             axes.fill_between(ends, ends - BAND, ends + BAND, color=style.GREY, alpha=0.2)
-            axes.set(xlabel=f"{unit}, printed (points)", ylabel=f"{unit}, ours (points)")
+            axes.set(xlabel=f"{unit}, published (points)", ylabel=f"{unit}, ours (points)")
         left.scatter(plain["printed"], plain["value"], s=10, color=style.GREY, label="plain test")
         arrow = {"arrowstyle": "->", "color": style.GREY, "lw": 0.6}
         for row in ours.merge(plain, on=CELL, suffixes=("", "_plain")).to_dict("records"):
@@ -77,25 +77,25 @@ def picture(table: pd.DataFrame) -> Figure:
     return figure
 
 
-def facts(
+def compute_facts(
     root: Path, sweep: Sweep, runs: pd.DataFrame, tables: Mapping[str, pd.DataFrame]
 ) -> dict[str, Any]:
     """Return all numbers of the page; {} if fewer than two columns have two methods in both views.
 
     root: the checkout. sweep: of Table 1. runs: of all sweeps, see `runs.read_runs`. tables: by
-    sweep, see `readings.table_of`.
+    sweep, see `readings.compare_sweep`.
     """
-    every = statistics.table1_runs(sweep, runs)
-    mine = statistics.with_both_views(every)
+    every = statistics.select_runs(sweep, runs)
+    mine = statistics.select_both_views(every)
     if (mine.groupby(COLUMN)["method"].nunique() > 1).sum() < 2:
         return {}
     return (
-        of_values(sweep, mine)
-        | of_noise(root, sweep, mine)
-        | of_other_runs(runs, tables)
+        compare_values(sweep, mine)
+        | measure_noise(root, sweep, mine)
+        | summarise_other_runs(runs, tables)
         | {
             "pairs": statistics.method_pairs(every),
-            "left": left(sweep, mine),
+            "left": estimate_rest(sweep, mine),
             "picture": PICTURE.as_posix(),
             "draws": f"{statistics.DRAWS:,}",
             "views": statistics.VIEWS,
@@ -104,7 +104,7 @@ def facts(
     )
 
 
-def of_values(sweep: Sweep, runs: pd.DataFrame) -> dict[str, Any]:
+def compare_values(sweep: Sweep, runs: pd.DataFrame) -> dict[str, Any]:
     """Return the numbers that compare our values with the published ones. runs: in both views."""
     table = statistics.cells(sweep, runs)
     ours, plain = select(table), select(table, PLAIN)
@@ -126,46 +126,46 @@ def of_values(sweep: Sweep, runs: pd.DataFrame) -> dict[str, Any]:
         "errors": statistics.errors(table, ["dataset", "metric", "view", "rule"]),
         "rmse_interval": {m: statistics.interval(by_metric[m], statistics.rmse) for m in metrics},
         "bias_interval": statistics.interval(by_metric["accuracy"], statistics.bias),
-        "gain": {metric: gain(by_metric[metric]) for metric in metrics},
+        "gain": {metric: compare_gains(by_metric[metric]) for metric in metrics},
         "chance": statistics.chance(ours),
         "held_chance": statistics.chance(held),
         "held_plain_within": is_within(plain[is_held_out(plain)]).sum(),
         "nearer": statistics.nearer(table, statistics.INFERRED, ("plain", "ema(0.6)")),
         "nearer_ten": statistics.nearer(table, statistics.INFERRED, last_ten),
         "rivals": statistics.rivals(runs, table),
-        "outside": outside(ours),
-        "fedntd": forgetting_of_fedntd(ours),
+        "outside": list_outside(ours),
+        "fedntd": compare_forgetting_of_fedntd(ours),
         "sums": {name: statistics.rmse(part.to_numpy()) for name, part in sums},
     }
 
 
-def of_noise(root: Path, sweep: Sweep, runs: pd.DataFrame) -> dict[str, Any]:
+def measure_noise(root: Path, sweep: Sweep, runs: pd.DataFrame) -> dict[str, Any]:
     """Return the numbers on seeds, swings and precisions. runs: in both views."""
     return {
         "spread": statistics.known_spread(sweep),
         "seeds": statistics.seed_spread(runs),
-        "second_seeds": second_seeds(sweep, runs),
+        "second_seeds": count_second_seeds(sweep, runs),
         "swing_of_sum": statistics.swing_of_sum(runs),
-        "swings": statistics.shared_swings(runs),
-        "precisions": across_precisions(root, runs),
+        "swings": statistics.correlate_swings(runs),
+        "precisions": correlate_precisions(root, runs),
     }
 
 
-def of_other_runs(runs: pd.DataFrame, tables: Mapping[str, pd.DataFrame]) -> dict[str, Any]:
+def summarise_other_runs(runs: pd.DataFrame, tables: Mapping[str, pd.DataFrame]) -> dict[str, Any]:
     """Return the numbers on other readings, other tables, and incomplete files of runs."""
     summaries = runs.drop_duplicates(["sweep", "run"])["summary"]
     without = runs[(runs["sweep"] == SWEEP) & (runs["view"] == "augmented")]
     without = without[[summary.get("commit") is None for summary in without["summary"]]]
     return {
-        "readings": tried(tables[SWEEP]),
-        "orders": orders_on_other_data(tables),
-        "other_tables": other_tables(tables),
+        "readings": count_tried_readings(tables[SWEEP]),
+        "orders": list_orders_on_other_data(tables),
+        "other_tables": count_other_tables(tables),
         "reconstructed": sum(bool(summary.get("reconstructed")) for summary in summaries),
         "without_commit": sorted(without["run"].unique()),
     }
 
 
-def gain(table: pd.DataFrame) -> dict[str, Any]:
+def compare_gains(table: pd.DataFrame) -> dict[str, Any]:
     found = statistics.gains(table)
     agrees = np.sign(found["value"]) == np.sign(found["printed"])
     return {
@@ -176,13 +176,13 @@ def gain(table: pd.DataFrame) -> dict[str, Any]:
     }
 
 
-def outside(table: pd.DataFrame) -> list[dict[Any, Any]]:
+def list_outside(table: pd.DataFrame) -> list[dict[Any, Any]]:
     """Return the values outside the tolerance, with the `digits` to show."""
     far = table[~is_within(table)].sort_values(["metric", *CELL])
     return far.assign(digits=far["metric"].map({"accuracy": 1, "forgetting": 2})).to_dict("records")
 
 
-def forgetting_of_fedntd(table: pd.DataFrame) -> dict[str, Any]:
+def compare_forgetting_of_fedntd(table: pd.DataFrame) -> dict[str, Any]:
     """Return the distance of FedNTD's F from the published values on CIFAR-10 (`bias`), and from
     the distance of the other methods in its column (`relative`)."""
     mine = table[(table["dataset"] == "CIFAR-10") & (table["metric"] == "forgetting")]
@@ -197,12 +197,12 @@ def forgetting_of_fedntd(table: pd.DataFrame) -> dict[str, Any]:
     }
 
 
-def second_seeds(sweep: Sweep, runs: pd.DataFrame) -> dict[str, int]:
+def count_second_seeds(sweep: Sweep, runs: pd.DataFrame) -> dict[str, int]:
     """Return how many cells have several seeds (`n`), and how many of these had a value outside
     the fixed tolerance with the first."""
     runs = runs[runs["view"] == "augmented"]
     several = runs[runs.groupby(CELL)["seed"].transform("nunique") > 1]
-    first = select(statistics.cells(sweep, statistics.first_seeds(several)))
+    first = select(statistics.cells(sweep, statistics.select_first_seeds(several)))
     far = first[first["difference"].abs() > first["metric"].map(statistics.FIXED)]
     return {
         "n": len(first[CELL].drop_duplicates()),
@@ -210,7 +210,7 @@ def second_seeds(sweep: Sweep, runs: pd.DataFrame) -> dict[str, int]:
     }
 
 
-def tried(table: pd.DataFrame) -> list[dict[Any, Any]]:
+def count_tried_readings(table: pd.DataFrame) -> list[dict[Any, Any]]:
     """Return for each other reading, and all together, how many values outside and within the
     fixed tolerance it was tried on, and how many of each changed sides."""
     found = statistics.other_readings(table)
@@ -227,7 +227,7 @@ def tried(table: pd.DataFrame) -> list[dict[Any, Any]]:
     ]
 
 
-def across_precisions(root: Path, runs: pd.DataFrame) -> float:
+def correlate_precisions(root: Path, runs: pd.DataFrame) -> float:
     """Return the correlation of the swings of one run in fp32 and in bf16; nan without its rounds
     in bf16."""
     known = runs[runs["run"] == IN_TWO_PRECISIONS]
@@ -235,14 +235,14 @@ def across_precisions(root: Path, runs: pd.DataFrame) -> float:
         return np.nan
     rounds = pd.read_csv(root / IN_BF16)["test_accuracy_augmented"].to_numpy()[1:]
     other = known.assign(method="bf16", values=pd.Series([rounds] * len(known), known.index))
-    return statistics.shared_swings(pd.concat([known, other]))
+    return statistics.correlate_swings(pd.concat([known, other]))
 
 
-def left(sweep: Sweep, runs: pd.DataFrame) -> dict[str, float]:
+def estimate_rest(sweep: Sweep, runs: pd.DataFrame) -> dict[str, float]:
     """Return what of Table 1 was not run -> its cost in core hours; 0 if it is not known. A run
     is taken to cost the median of those on its data set."""
     facts = runs.drop_duplicates("run")
-    facts = facts.assign(hours=[hours_of(summary)["cpu"] for summary in facts["summary"]])
+    facts = facts.assign(hours=[compute_hours(summary)["cpu"] for summary in facts["summary"]])
     hours = facts.groupby("dataset")["hours"].median()
     seeds = facts.groupby(CELL)["seed"].nunique()
     every = statistics.published(sweep)[CELL].drop_duplicates()
@@ -256,7 +256,7 @@ def left(sweep: Sweep, runs: pd.DataFrame) -> dict[str, float]:
     return found | {again: float((more * hours).sum())}
 
 
-def orders_on_other_data(tables: Mapping[str, pd.DataFrame]) -> list[dict[Any, Any]]:
+def list_orders_on_other_data(tables: Mapping[str, pd.DataFrame]) -> list[dict[Any, Any]]:
     """Return the columns of CFeD with three methods or more on other data than the paper's."""
     rows: list[dict[Any, Any]] = []
     for name in ON_OTHER_DATA:
@@ -266,7 +266,7 @@ def orders_on_other_data(tables: Mapping[str, pd.DataFrame]) -> list[dict[Any, A
     return rows
 
 
-def other_tables(tables: Mapping[str, pd.DataFrame]) -> list[dict[str, Any]]:
+def count_other_tables(tables: Mapping[str, pd.DataFrame]) -> list[dict[str, Any]]:
     """Return the judged tables beside Table 1: `sweep`, values `within`, of `n`."""
     rows = []
     for name, table in tables.items():

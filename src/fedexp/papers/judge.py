@@ -1,5 +1,5 @@
-"""Verdicts: whether a value lies within the tolerance of the print, and whether the methods stand
-in its order."""
+"""Verdicts: whether a value is within the tolerance of the published one, and whether the methods
+have the published order."""
 
 import itertools
 import math
@@ -10,16 +10,16 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-# How far from the printed value is still "within": a fraction of the unit, or of the printed value
-# (rounds, ratios).
+# Tolerances by unit; for rounds and ratios, as a fraction of the published value.
 ABSOLUTE = {"percent": 2.0, "fraction": 0.02}
 FORGETTING, RELATIVE = 0.05, 0.25
 REDUCED = "reduced protocol"
 TOLERANCES = (
-    f"Within: accuracy by {ABSOLUTE['percent']:g} points, two printed standard deviations or two"
-    f" standard errors of ours, whichever is most; forgetting and alignment by {FORGETTING}, rounds"
-    f" and speed-ups by {RELATIVE:.0%}, or two standard errors. A standard error is taken from the"
-    " seeds; below three, from a known spread over seeds or, without one, from the last ten rounds."
+    f"Tolerance: for accuracy, {ABSOLUTE['percent']:g} points, two published standard deviations or"
+    " two standard errors of our value, whichever is largest; for forgetting and alignment,"
+    f" {FORGETTING}, and for rounds and speed-ups, {RELATIVE:.0%}, or two standard errors. The"
+    " standard error is computed from the seeds; for fewer than three, from a known standard"
+    " deviation over seeds or, without one, from the last ten rounds."
 )
 DATA, TABLE = "on other data", "the value in the table"  # of metrics without a rule
 COLUMN = (
@@ -34,9 +34,11 @@ COLUMN = (
 )
 
 
-def tolerance(row: Mapping[str, str], error: float | None = None) -> float:
-    """Return how far our value may lie from a printed one, in its unit; error: the standard error
-    of ours, in the same."""
+def compute_tolerance(row: Mapping[str, str], error: float | None = None) -> float:
+    """Return the largest difference from a published value that is within the tolerance.
+
+    row: of the published values. error: the standard error of our value, in the same unit.
+    """
     noise = 0.0 if error is None or math.isnan(error) else 2 * error
     if not row["value"]:
         return math.nan
@@ -46,11 +48,13 @@ def tolerance(row: Mapping[str, str], error: float | None = None) -> float:
     return max(least, 2 * float(row["std"] or 0), noise)
 
 
-def verdict(row: Mapping[str, Any], diverged: Sequence[bool], why: str = "") -> str:
+def judge(row: Mapping[str, Any], diverged: Sequence[bool], why: str = "") -> str:
     """Return the verdict: within | outside | failed as printed | not reached as printed | not run |
     not judged: <why>.
 
-    row: of the tidy table; diverged: of each run; why: it cannot be judged, unless all diverged."""
+    row: of the tidy table. diverged: for each run. why: the reason not to judge, which does not
+    count if all runs diverged.
+    """
     note, difference = str(row["note"]), row["difference"]
     if not diverged:
         return "not run"
@@ -59,7 +63,7 @@ def verdict(row: Mapping[str, Any], diverged: Sequence[bool], why: str = "") -> 
     if note.startswith("suspect"):
         return "not judged: suspect print"
     if note.startswith("failed"):
-        return beside_a_failure(row, all(diverged))
+        return judge_published_failure(row, all(diverged))
     if all(diverged):
         return "outside"
     if why or math.isnan(row["mean"]):
@@ -71,10 +75,11 @@ def verdict(row: Mapping[str, Any], diverged: Sequence[bool], why: str = "") -> 
     return "within" if abs(difference) <= row["tolerance"] else "outside"
 
 
-def beside_a_failure(row: Mapping[str, Any], diverged: bool) -> str:
-    """Return the verdict on what is printed as failed. Some failures have an accuracy, that of
-    chance: a run that ends there has failed as printed, with finite numbers too. A forgetting has
-    none, so only a run that diverged is judged.
+def judge_published_failure(row: Mapping[str, Any], diverged: bool) -> str:
+    """Return the verdict on a value that is published as failed.
+
+    Some of these have an accuracy at chance level: a run that ends at this accuracy has failed as
+    published. The forgetting has no such number, so it is judged only if all runs diverged.
     """
     if not diverged and row["metric"] == "forgetting":
         return "not judged: no printed number"
@@ -83,40 +88,44 @@ def beside_a_failure(row: Mapping[str, Any], diverged: bool) -> str:
     return "failed as printed" if diverged or at_chance else "outside"
 
 
-def with_order(cells: pd.DataFrame) -> pd.DataFrame:
+def add_order(cells: pd.DataFrame) -> pd.DataFrame:
     """Return the cells with `rho`, `order` and `order_by`: the verdict on the order of the methods
     in each column of the paper's table.
 
-    Prints that are not suspect take part, and runs at the full protocol; where there are none,
-    those that depart from it in their data alone and have the same data."""
+    Suspect published values are left out. Runs at the full protocol count; if there are none, runs
+    on the same other data that follow the protocol otherwise.
+    """
     known = cells["printed"].notna() & ~cells["note"].str.startswith(("suspect", "failed"))
-    data = cells["changes"].map(other_data)
+    data = cells["changes"].map(only_data_changes)
     full = cells["protocol"] == "full"
     found = cells.assign(rho=np.nan, order="", order_by="")
     for _, column in cells[known & (full | (data != ""))].groupby(list(COLUMN), sort=False):
         whole = bool(full[column.index].any())
         same = data[column.index].mode()[0]
         alike = column[full[column.index] if whole else data[column.index] == same]
-        for key, value in order(alike, whole).items():
+        for key, value in judge_order(alike, whole).items():
             found.loc[alike.index, key] = value
     return found
 
 
-def other_data(changes: str) -> str:
-    """Return in what training and test data runs depart from the protocol; "" where they do not, or
-    not in their data alone. Fewer surrogate examples, which not every method of a column reads, are
-    data too."""
+def only_data_changes(changes: str) -> str:
+    """Return the changes of the data; "" if there are none, or if other settings changed too.
+
+    The number of surrogate examples is left out, since not all methods of a column use them.
+    """
     texts = [text for text in changes.split("; ") if not text.startswith("surrogate.examples=")]
     return "; ".join(texts) if all(text.startswith("data: ") for text in texts) else ""
 
 
-def order(column: pd.DataFrame, full: bool = True) -> dict[str, Any]:
-    """Return Spearman's rho between ours and the print, and what is swapped beyond noise, in one
-    column of a table. full: at the paper's protocol, not on other data.
+def judge_order(column: pd.DataFrame, full: bool = True) -> dict[str, Any]:
+    """Return Spearman's rho between our values and the published ones in one column of a table, and
+    the pairs that are swapped beyond noise.
 
-    Ours is the value under the paper's rule where all methods have it but those that have diverged;
-    else, of all of them, the mean of the last ten rounds of the plain test. rho needs three
-    methods."""
+    If all methods that did not diverge have a value under the paper's rule, these values count;
+    otherwise, the mean of the last ten rounds of the plain test. At least three methods are needed.
+
+    full: whether the runs are at the paper's protocol, not on other data.
+    """
     alive = column.loc[column["diverged"] < column["n"], "mean"]
     ruled = bool(len(alive) and alive.notna().all())
     ours, error = ("mean", "error") if ruled else ("plain_last10", "plain_error")
@@ -124,7 +133,7 @@ def order(column: pd.DataFrame, full: bool = True) -> dict[str, Any]:
     if len(known) < 3:
         return {"rho": math.nan, "order": f"not judged: {len(known)} of 3 methods", "order_by": ""}
     names = {ours: "ours", error: "ours_error"}
-    swaps, unknown = swapped(known.rename(columns=names, errors="raise"))
+    swaps, unknown = find_swaps(known.rename(columns=names, errors="raise"))
     verdict = "no swap beyond noise"
     if swaps:
         verdict = f"swapped: {'; '.join(swaps)}"
@@ -135,12 +144,15 @@ def order(column: pd.DataFrame, full: bool = True) -> dict[str, Any]:
     return {"rho": rho, "order": verdict, "order_by": by if full else f"{by}, {DATA}"}
 
 
-def swapped(methods: pd.DataFrame) -> tuple[list[str], list[str]]:
-    """Return the pairs that stand the other way round than printed, both here and there by more
-    than two standard errors of the difference; and the methods without a known error in pairs that
-    stand so, which cannot be judged. Where the print has no error, its difference counts.
+def find_swaps(methods: pd.DataFrame) -> tuple[list[str], list[str]]:
+    """Return the pairs with the opposite order of the published one, and the methods of such pairs
+    that cannot be judged because their error is unknown.
 
-    methods: columns method, ours, ours_error, printed, printed_std."""
+    Both differences must exceed two standard errors. A published value without a standard deviation
+    has the error 0.
+
+    methods: columns method, ours, ours_error, printed, printed_std.
+    """
     found: list[str] = []
     unknown: dict[str, None] = {}
     for pair in itertools.combinations(methods.to_dict("records"), 2):

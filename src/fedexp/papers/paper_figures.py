@@ -1,15 +1,15 @@
-"""The figures of a paper, drawn from the runs of the sweep that has their name: `pictures` in
-conf/sweep/<name>.yaml.
+"""The figures of a paper, drawn from the runs of the sweep with its name: `pictures` in the sweep's
+file.
 
-Each is a mapping with `kind` (one of `draw_one` or of AFTER), options of that kind and, where a
-sweep has several, `name`: the picture is <sweep>_<name>, and of AFTER one of each run. `only` names
-the methods that a picture shows, `settings` the settings; without them it shows all. The fields
-`setting` and `method` beside the values of the sweep's axes label its runs; of several seeds,
-pictures of single runs show the lowest.
+Each picture is a mapping with `kind` (of `draw_paper.DRAWN`, or of `fedexp analyse` for a figure of
+each run), options of that kind and, if a sweep has several, `name`. The file is
+<sweep>_<name>. `only` lists the methods and `settings` the settings to show. Labels are the fields
+`method` and `setting` of the sweep's axes. Of several seeds, figures of single runs show the
+lowest.
 """
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -23,135 +23,120 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 log = logging.getLogger("fedexp")
-AND = ", "  # between the name of a method and what the user varies beside the sweep
-AFTER = ("loss_plane", "hypersphere", "tsne")  # kinds of `fedexp analyse`: a picture for each run
+AND = ", "  # between the name of a method and overrides that the user has added
+FILTERS = ("kind", "name", "only", "settings")  # keys of a picture that are not options of its kind
 
 
-def paper_pictures(
+def make_pictures(
     sweep: Sweep | None, runs: Sequence[RunDirectory]
 ) -> "Iterator[tuple[str, Callable[[], Figure]]]":
-    """Yield (name, call that draws it) of the pictures that a named sweep asks for; one that its
-    runs have no data for is left out, which is said."""
+    """Yield (name, function that draws it) of the pictures of a sweep. A picture that the runs have
+    no data for is left out with a warning."""
     if sweep is None or not sweep.pictures or not runs:
         return
-    settings = labelled(sweep, runs)
+    from fedexp.papers import draw_paper
+
+    settings = label_runs(sweep, runs)
     for node in sweep.pictures:
         name = "_".join(filter(None, [sweep.name, str(node.get("name", ""))]))
-        if node["kind"] in AFTER:
-            yield from pictures_of_runs(node, settings, name)
-            continue
-        try:
-            figure = draw_one(node, settings, sweep.title.partition(": ")[0])
-        except ConfigError as error:
-            log.warning("%s: not drawn (%s)", name, error)
-            continue
-        yield name, partial(lambda figure: figure, figure)
-
-
-def pictures_of_runs(
-    node: Mapping[str, Any], settings: Sequence[Setting], name: str
-) -> "Iterator[tuple[str, Callable[[], Figure]]]":
-    """Yield (name, call that draws it) of an analysis of kept models, a picture for each setting
-    and method."""
-    from fedexp.analysis.posthoc.pictures import make_picture
-
-    options = {key: value for key, value in node.items() if key not in ("kind", "name")}
-    for setting in settings:
-        for method in setting.methods:
-            each = slug("_".join([name, setting.name, method.name]))
+        drawn: dict[str, Callable[[], Any]] = {}
+        if node["kind"] in draw_paper.DRAWN:
+            title = sweep.title.partition(": ")[0]
+            drawn[name] = partial(draw_picture, node, settings, title)
+        else:
+            for setting in settings:
+                for method in setting.methods:
+                    each = slug("_".join([name, setting.name, method.name]))
+                    drawn[each] = partial(draw_run, node, method.runs[0])
+        for each, draw in drawn.items():
             try:
-                yield each, make_picture(method.runs[0], str(node["kind"]), options)
+                figure = draw()
             except ConfigError as error:
                 log.warning("%s: not drawn (%s)", each, error)
+            else:
+                yield each, partial(lambda figure: figure, figure)
 
 
-def draw_one(node: Mapping[str, Any], settings: Sequence[Setting], title: str) -> "Figure":
-    """Draw one picture. node: its mapping in the sweep's file. Raises ConfigError where the runs
-    lack what it shows."""
-    from fedexp.papers import draw_kept, draw_paper
+def draw_run(node: Mapping[str, Any], run: RunDirectory) -> "Figure":
+    """Draw one run's picture of `fedexp analyse`. node: as for `draw_picture`."""
+    from fedexp.analysis.posthoc.pictures import make_picture
 
-    kinds: dict[str, Callable[..., Figure]] = {
-        "class_maps": draw_paper.class_maps,
-        "class_curves": draw_paper.class_curves,
-        "consistency": draw_paper.consistency,
-        "curves": draw_paper.curves,
-        "levels": draw_paper.levels,
-        "data": draw_paper.data,
-        "client_classes": draw_paper.client_classes,
-        "client_class": draw_paper.client_class,
-        "round_models": draw_paper.round_models,
-        "round_forgetting": draw_paper.round_forgetting,
-        "neurons": draw_paper.neurons,
-        "noise": draw_kept.noise,
-        "joint_tsne": draw_kept.joint_tsne,
-    }
-    options = {
-        key: value for key, value in node.items() if key not in ("kind", "name", "only", "settings")
-    }
+    return make_picture(run, str(node["kind"]), select_options(node))()
+
+
+def draw_picture(node: Mapping[str, Any], settings: Sequence[Setting], title: str) -> "Figure":
+    """Draw one picture. node: its mapping in the sweep's file. Raises ConfigError if the runs lack
+    what it shows."""
+    from fedexp.papers import draw_paper
+
     only, within = node.get("only"), node.get("settings")
-    shown = [
-        Setting(each.name, chosen, each.common)
-        for each in settings
-        if (within is None or each.name in within)
-        and (
-            chosen := tuple(
-                m for m in each.methods if only is None or m.name.partition(AND)[0] in only
-            )
-        )
-    ]
+    shown = []
+    for setting in settings:
+        methods = [m for m in setting.methods if not only or m.name.partition(AND)[0] in only]
+        if methods and (not within or setting.name in within):
+            shown.append(Setting(setting.name, tuple(methods), setting.common))
     if not shown:
         raise ConfigError(f"no run of {', '.join([*(within or ()), *(only or ())])} is finished")
-    return kinds[str(node["kind"])](shown, title, **options)
+    if settings[0].common:
+        title = f"{title} ({settings[0].common})"
+    return draw_paper.DRAWN[str(node["kind"])](shown, title, **select_options(node))
 
 
-def in_order(sweep: Sweep, field: str, found: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what was found by name in the order in which the sweep's file has these names in a
-    field; others last."""
-    every = [
-        block.fields(each).get(field) for block in sweep.blocks for each in block.combinations()
-    ]
-
-    def place(name: str) -> int:
-        known = name if name in every else name.partition(AND)[0]
-        return every.index(known) if known in every else len(every)
-
-    return dict(sorted(found.items(), key=lambda item: place(item[0])))
+def select_options(node: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in node.items() if key not in FILTERS}
 
 
-def labelled(sweep: Sweep, runs: Sequence[RunDirectory]) -> list[Setting]:
-    """Return the runs by setting and method, as the fields of the sweep's file call them; those
-    that it has not, by their overrides."""
-    shared, same = shared_overrides(runs), set.intersection(*(set(run.overrides) for run in runs))
-    axes = {key for block in sweep.blocks for key in block.axes}
-    fixed = {text for block in sweep.blocks for text in block.fixed}
+def label_runs(sweep: Sweep, runs: Sequence[RunDirectory]) -> list[Setting]:
+    """Return the runs by setting and method, in the order of the sweep's file.
+
+    Names are those of the sweep's file, with overrides that the user has added; for runs that the
+    file does not have, their overrides.
+    """
+    shared = shared_overrides(runs)
+    same = set.intersection(*(set(run.overrides) for run in runs))
     found: dict[str, dict[str, list[RunDirectory]]] = {}
     for run, (setting, method) in zip(runs, names(runs), strict=True):
-        cell = find_cell(sweep, run.overrides, same)
+        fields = (find_cell(sweep, run.overrides, same) or (None, {}))[1]
         method = displayed([method])[0]
-        if cell and "method" in cell[1]:
-            own = [text for text in others(named_overrides(run), axes, fixed) if text not in shared]
-            method = AND.join([cell[1]["method"], *own])
-        place = found.setdefault(cell[1].get("setting", setting) if cell else setting, {})
-        place.setdefault(method, []).append(run)
-    every = {method: runs for methods in found.values() for method in methods}
-    numbers = {name: number for number, name in enumerate(in_order(sweep, "method", every))}
-    common = " ".join(
-        o for o in others(sorted(shared), axes, fixed) if o in named_overrides(runs[0])
-    )
+        if "method" in fields:
+            added = [
+                text for text in added_overrides(sweep, named_overrides(run)) if text not in shared
+            ]
+            method = AND.join([fields["method"], *added])
+        methods = found.setdefault(fields.get("setting", setting), {})
+        methods.setdefault(method, []).append(run)
+    every = {name for methods in found.values() for name in methods}
+    numbers = {name: i for i, name in enumerate(sort_labels(sweep, "method", every))}
+    common = " ".join(added_overrides(sweep, sorted(shared)))
+    settings = []
+    for setting in sort_labels(sweep, "setting", found):
+        members = sorted(found[setting].items(), key=lambda item: numbers[item[0]])
+        methods_ = [Method(name, sort_by_seed(group), numbers[name]) for name, group in members]
+        settings.append(Setting(setting, tuple(methods_), common))
+    return settings
+
+
+def sort_labels(sweep: Sweep, field: str, labels: Iterable[str]) -> list[str]:
+    """Sort labels by the order in which the sweep's file has these values of a field; other labels
+    come last."""
+    known: dict[str | None, int] = {}
+    for block in sweep.blocks:
+        for combination in block.combinations():
+            known.setdefault(block.fields(combination).get(field), len(known))
+
+    def place(label: str) -> tuple[int, str]:
+        own = known.get(label, known.get(label.partition(AND)[0], len(known)))
+        return own, label
+
+    return sorted(labels, key=place)
+
+
+def added_overrides(sweep: Sweep, overrides: Sequence[str]) -> list[str]:
+    """Return the overrides that are the user's own, not the sweep's."""
+    axes = {key for block in sweep.blocks for key in block.axes}
+    fixed = {text for block in sweep.blocks for text in block.fixed}
     return [
-        Setting(
-            setting,
-            tuple(
-                Method(m, sort_by_seed(found[setting][m]), numbers[m])
-                for m in numbers
-                if m in found[setting]
-            ),
-            common,
-        )
-        for setting in in_order(sweep, "setting", found)
+        text
+        for text in overrides
+        if text.partition("=")[0] not in axes and normalise(text) not in fixed
     ]
-
-
-def others(overrides: Sequence[str], axes: set[str], fixed: set[str]) -> list[str]:
-    """Return those of some overrides that are the user's own, not the sweep's."""
-    return [o for o in overrides if o.partition("=")[0] not in axes and normalise(o) not in fixed]

@@ -1,7 +1,6 @@
-"""The reports of `fedexp report SWEEP ...`, and all runs below some directories as one table."""
+"""The command `fedexp report`: reports of sweeps, and one table of all runs below directories."""
 
 import argparse
-import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,52 +21,51 @@ from fedexp.rundir.evidence import FOLDER, SUFFIX, how_to_restore, keep_runs, re
 from fedexp.rundir.reader import RunDirectory
 from fedexp.rundir.sweeps import find_runs
 
-# Columns of the table of all runs; those of OF_SOME where a run has a value.
+# Columns of the table of all runs. Those of OF_SOME are left out if no run has a value.
 OF_TASKS = ("scenario", "partition")  # in a table with runs of continual learning
 RESULTS = ("accuracy", "last5_accuracy", "best_accuracy", "forgetting", "round_forgetting")
 COSTS = ("seconds_per_round", "mb_up_per_client", "mb_down_per_client")
-COLUMNS = ("seed", "status", "rounds", *RESULTS, *COSTS)
 OF_SOME = (
     *("validation_accuracy", "validation_best_accuracy", "best_round"),
     *("personal_accuracy", "personal_accuracy_worst", "personal_forgetting"),
 )
 DIGITS = {"rounds": 0, "best_round": 0, "forgetting": 3, **dict.fromkeys(COSTS, 2)}
-AFTER_TASK = re.compile(r"(average|new)_task\d+")
-# beginnings of overrides that columns say
-SAID = ("dataset=", "algorithm=", "scenario=", "partition=", "rounds=", "eval_interval")
+# prefixes of overrides that other columns show
+SHOWN = ("dataset=", "algorithm=", "scenario=", "partition=", "rounds=", "eval_interval")
 
 
-def row(run: RunDirectory, shared: set[str]) -> dict[str, Any]:
-    """One finished run. last5_accuracy: mean over the last five evaluated rounds; bytes: mean of a
-    client's exchange in a round. Both accuracies after each task from the second on: after the
-    first they are one, and CFeD's tables leave it out."""
+def make_row(run: RunDirectory, shared: set[str], tasks: Sequence[int]) -> dict[str, Any]:
+    """Return the row of a finished run.
+
+    last5_accuracy: mean over the last five evaluated rounds
+    mb_up_per_client, mb_down_per_client: mean of a client's exchange in a round
+    average_task2, new_task2, ...: accuracies after each task but the first, after which both are
+        the same
+
+    shared: overrides of all runs. tasks: the tasks after the first of any run.
+    """
+    summary = run.summary
+    found = {name: summary.get(name) for name in ("dataset", *OF_TASKS, "algorithm")}
+    own = set(named_overrides(run)) - shared
+    found["options"] = " ".join(sorted(text for text in own if not text.startswith(SHOWN)))
+    found |= {name: summary.get(name) for name in ("seed", "status", "rounds", *RESULTS)}
+    found["last5_accuracy"] = np.mean(run.values(run.accuracy_name or "")[-5:] or [np.nan])
+    found["seconds_per_round"] = np.median(run.values("seconds") or [np.nan])
     clients = np.nan if run.clients is None else run.clients.groupby("round").size().mean()
-    values = {
-        name: run.summary.get(name)
-        for name in ("dataset", *OF_TASKS, "algorithm", *COLUMNS, *OF_SOME)
-    }
-    values["options"] = " ".join(
-        sorted(
-            text
-            for text in named_overrides(run)
-            if text not in shared and not text.startswith(SAID)
-        )
-    )
-    for end in (run.summary.get("tasks") or [])[1:]:
-        values[f"average_task{end['task']}"] = end["average_accuracy"]
-        values[f"new_task{end['task']}"] = end["new_task_accuracy"]
-    values["task_forgetting"] = run.summary.get("task_forgetting")
-    values["last5_accuracy"] = np.mean(run.values(run.accuracy_name or "")[-5:] or [np.nan])
-    values["seconds_per_round"] = np.median(run.values("seconds") or [np.nan])
     for way in ("up", "down"):
         sent = np.mean(run.values(f"bytes_{way}") or [np.nan])
-        values[f"mb_{way}_per_client"] = sent / clients / 1e6
-    return values
+        found[f"mb_{way}_per_client"] = sent / clients / 1e6
+    ends = {end["task"]: end for end in summary.get("tasks") or ()}
+    for task in tasks:
+        found[f"average_task{task}"] = ends.get(task, {}).get("average_accuracy")
+        found[f"new_task{task}"] = ends.get(task, {}).get("new_task_accuracy")
+    found["task_forgetting"] = summary.get("task_forgetting")
+    return found | {name: summary.get(name) for name in OF_SOME}
 
 
 def task_measures(run: RunDirectory, names: Sequence[str]) -> dict[str, float]:
-    """Return the measures of this name of a run; nan where it has no tasks, or no accuracy of the
-    initial model."""
+    """Return measures of forgetting between tasks; nan if the run has no tasks, or if a measure
+    needs the initial model's accuracy and the run does not have it."""
     matrix = np.array(
         [end["accuracies"] for end in run.summary.get("tasks") or []], dtype=np.float64
     )
@@ -82,23 +80,21 @@ def task_measures(run: RunDirectory, names: Sequence[str]) -> dict[str, float]:
     return {name: over_clients(MEASURES[name], columns, matrix, start) for name in names}
 
 
-def sweep_reports(options: argparse.Namespace) -> int:
+def write_sweep_reports(options: argparse.Namespace) -> int:
     """Write the report of each sweep and print its table. options: the flags of `fedexp report`."""
-    PNG.changed(options)  # raises ConfigError for a flag that is wrong, before anything is written
+    PNG.changed(options)  # raises ConfigError for an invalid flag before anything is written
     for directory in options.directories:
         if not directory.is_dir():
             print(f"fedexp: {directory}: is not a directory", file=sys.stderr)
             return 2
         if options.restore is not None:
-            restored(directory, options.restore / directory.resolve().name)
+            restore_sweep(directory, options.restore / directory.resolve().name)
             continue
         if options.keep:
             kept = keep_runs(directory)
             size = sum(path.stat().st_size for path in kept)
-            print(
-                f"{len(kept)} runs are kept in {display_path(directory / FOLDER)}: {size / 1e6:.2f}"
-                " MB\n"
-            )
+            folder = display_path(directory / FOLDER)
+            print(f"Kept {len(kept)} runs in {folder} ({size / 1e6:.2f} MB)\n")
         paths = write_report(directory, not options.no_figures, options)
         if not paths:
             print(f"fedexp: no finished run in {directory}", file=sys.stderr)
@@ -108,19 +104,16 @@ def sweep_reports(options: argparse.Namespace) -> int:
     return 0
 
 
-def restored(sweep: Path, target: Path) -> None:
-    """Make the run directories of a sweep's files, and say where. Raises ConfigError where the
-    sweep has no files."""
+def restore_sweep(sweep: Path, target: Path) -> None:
+    """Make run directories from a sweep's kept files. Raises ConfigError if there are none."""
     made = restore(sweep, target)
     if not made:
-        raise ConfigError(
-            f"{sweep}: has no {FOLDER}/*{SUFFIX} of a finished run, which --keep writes"
-        )
-    print(f"{len(made)} runs are restored in {display_path(target)}")
+        raise ConfigError(f"{sweep}: has no {FOLDER}/*{SUFFIX}; `--keep` writes these files")
+    print(f"Restored {len(made)} runs to {display_path(target)}")
 
 
-def one_table(directories: Sequence[Path], out: Path | None, measures: Sequence[str]) -> int:
-    """Print all runs below the directories as one table, and write it where `out` says so."""
+def write_run_table(directories: Sequence[Path], out: Path | None, measures: Sequence[str]) -> int:
+    """Print all runs below the directories as one table. out: path of its files, without suffix."""
     there = [RunDirectory(path) for directory in directories for path in find_runs(directory)]
     for run in there:
         if run.damaged:
@@ -132,18 +125,17 @@ def one_table(directories: Sequence[Path], out: Path | None, measures: Sequence[
         print(f"fedexp: no finished run below {places}{hint}", file=sys.stderr)
         return 2
     shared = shared_overrides(finished)
-    table = pd.DataFrame([row(run, shared) | task_measures(run, measures) for run in finished])
-    after = [str(name) for name in table if AFTER_TASK.fullmatch(str(name))]
-    after.sort(key=lambda name: (int(name.rpartition("task")[2]), name))
-    of_tasks = (
-        [*after, "task_forgetting"] if any(run.summary.get("tasks") for run in finished) else []
-    )
-    some = [name for name in OF_SOME if table[name].notna().any()]
-    first = ["dataset", *(OF_TASKS if of_tasks else ()), "algorithm"]
-    options = ["options"] * any(table["options"])
-    table = table[[*first, *options, *COLUMNS, *of_tasks, *some, *measures]]
-    table = table.sort_values([*first, "seed"])
-    cells = {name: [cell(str(name), value) for value in table[name]] for name in table}
+    ends = [end for run in finished for end in run.summary.get("tasks") or ()]
+    tasks = sorted({end["task"] for end in ends} - {1})
+    rows = [make_row(run, shared, tasks) | task_measures(run, measures) for run in finished]
+    table = pd.DataFrame(rows)
+    left_out = [name for name in OF_SOME if table[name].isna().all()]
+    left_out += [] if ends else [*OF_TASKS, "task_forgetting"]
+    left_out += [] if table["options"].any() else ["options"]
+    table = table.drop(columns=left_out)
+    key = [name for name in ("dataset", *OF_TASKS, "algorithm", "seed") if name in table]
+    table = table.sort_values(key)
+    cells = {name: [format_cell(str(name), value) for value in table[name]] for name in table}
     text = markdown(pd.DataFrame(cells).set_index("dataset"), "dataset")
     if out is not None:
         write_atomically(out.with_suffix(".csv"), table.to_csv(index=False).encode())
@@ -152,8 +144,8 @@ def one_table(directories: Sequence[Path], out: Path | None, measures: Sequence[
     return 0
 
 
-def cell(name: str, value: Any) -> str:
-    """Return a value of a column as it is printed."""
+def format_cell(name: str, value: Any) -> str:
+    """Format a value of a column."""
     if pd.isna(value):
         return ""
     if isinstance(value, str) or name == "seed":

@@ -12,48 +12,48 @@ from fedexp.analysis.sweep import Sweep, load_sweep
 from fedexp.config.options import conf_directory, list_options
 from fedexp.core.storage import storing, write_atomically
 from fedexp.papers import first_screen, readings
-from fedexp.papers.cells import printed_cells
-from fedexp.papers.curves import as_svg, learning_curves
-from fedexp.papers.runs import counted_runs, read_runs
+from fedexp.papers.cells import published_cells
+from fedexp.papers.curves import draw_learning_curves, render_svg
+from fedexp.papers.runs import collect_runs, read_runs
 from fedexp.papers.statistics import SWEEP
-from fedexp.papers.status import status
+from fedexp.papers.status import format_status
 
 FOLDER = Path("docs", "reproduction", "curves")
 HEAD = "<!-- Written by `fedexp reproduction` from multirun/*/runs. Do not edit. -->"
 
 
 def all_files(root: Path) -> dict[Path, bytes]:
-    """Return path -> content of all that is written in a checkout: REPRODUCTION.md and the pictures
-    that it names.
+    """Return path -> content of REPRODUCTION.md and its pictures.
 
-    Raises ConfigError for a damaged file of a run."""
+    Raises ConfigError if the file of a run is damaged.
+    """
     sweeps = all_sweeps()
     runs = all_runs(root, sweeps)
     found: dict[Path, bytes] = {}
     for name in runs["sweep"].unique():
-        mine = counted_runs(sweeps[name], root / "multirun" / name, runs)
-        figure = learning_curves(sweeps[name], mine)
+        mine = collect_runs(sweeps[name], root / "multirun" / name, runs)
+        figure = draw_learning_curves(sweeps[name], mine)
         if figure is not None:
-            found[FOLDER / f"{name}.svg"] = as_svg(figure)
+            found[FOLDER / f"{name}.svg"] = render_svg(figure)
     screen = "# Reproduction\n\nToo few runs of FedNTD's Table 1 are kept here to compare them."
     tables = all_tables(root, sweeps, runs)
-    facts = first_screen.facts(root, sweeps[SWEEP], runs, tables)
+    facts = first_screen.compute_facts(root, sweeps[SWEEP], runs, tables)
     if facts:
-        screen = first_screen.text(facts)
-        found[first_screen.PICTURE] = as_svg(first_screen.picture(facts["table"]))
-    page = document(sweeps, tables, screen, set(found))
+        screen = first_screen.render_page(facts)
+        found[first_screen.PICTURE] = render_svg(first_screen.draw_values(facts["table"]))
+    page = make_page(sweeps, tables, screen, set(found))
     return {Path("REPRODUCTION.md"): page.encode()} | found
 
 
 def all_sweeps() -> dict[str, Sweep]:
-    """Return the sweeps that stand for a table or figure of a paper, by name."""
+    """Return name -> sweep for all sweeps that reproduce a table or figure of a paper."""
     conf = [conf_directory()]
     found = {name: load_sweep(name, conf) for name in list_options("sweep", conf)}
     return {name: sweep for name, sweep in found.items() if sweep.paper}
 
 
 def all_runs(root: Path, sweeps: Mapping[str, Sweep]) -> pd.DataFrame:
-    """Return the runs of all these sweeps that are here."""
+    """Return the runs of these sweeps in a checkout."""
     folders = [root / "multirun" / name for name in sweeps]
     return read_runs([folder for folder in folders if folder.is_dir()])
 
@@ -61,30 +61,30 @@ def all_runs(root: Path, sweeps: Mapping[str, Sweep]) -> pd.DataFrame:
 def all_tables(
     root: Path, sweeps: Mapping[str, Sweep], runs: pd.DataFrame
 ) -> dict[str, pd.DataFrame]:
-    """Return the table of each sweep that has printed values and a run."""
+    """Return the table of each sweep that has published values and a run."""
     made = {
-        name: readings.table_of(sweeps[name], root / "multirun" / name, runs)
+        name: readings.compare_sweep(sweeps[name], root / "multirun" / name, runs)
         for name in runs["sweep"].unique()
-        if len(printed_cells(sweeps[name]))
+        if len(published_cells(sweeps[name]))
     }
     return {name: table for name, table in made.items() if (table["n"] > 0).any()}
 
 
-def document(
+def make_page(
     sweeps: Mapping[str, Sweep],
     tables: Mapping[str, pd.DataFrame],
     screen: str,
     pictures: Collection[Path],
 ) -> str:
-    """Return REPRODUCTION.md. tables: of the sweeps with runs; screen: its beginning."""
+    """Return REPRODUCTION.md. tables: of the sweeps with runs. screen: the first part."""
     others = {name for sweep in sweeps.values() for name in sweep.readings}
-    texts = [HEAD, screen, "## Measured tables", "In brackets: the printed value."]
+    texts = [HEAD, screen, "## Measured tables", "Published values are in brackets."]
     for name, sweep in sweeps.items():
         if name in tables and name not in others:
             curves = [name, *(other for other in sweep.readings if other in tables)]
             paths = [FOLDER / f"{each}.svg" for each in curves]
             shown = [path for path in paths if path in pictures]
-            texts.append(section(sweep, tables[name], shown))
+            texts.append(make_section(sweep, tables[name], shown))
     texts.append(
         f"{len(sweeps) - len(tables)} of {len(sweeps)} tables and figures have no run here."
         " `fedexp reproduction --status` lists them with the hours that each takes, and"
@@ -93,11 +93,11 @@ def document(
     return "\n\n".join(part.strip() for part in texts) + "\n"
 
 
-def section(sweep: Sweep, table: pd.DataFrame, pictures: Sequence[Path] = ()) -> str:
-    """Return a section: what was run, the measured values, the learning curves."""
-    texts = [f"### {sweep.title}", f"`sweep={sweep.name}`: {origin(table)}"]
+def make_section(sweep: Sweep, table: pd.DataFrame, pictures: Sequence[Path] = ()) -> str:
+    """Return the section of a sweep: what was run, measured values, learning curves."""
+    texts = [f"### {sweep.title}", f"`sweep={sweep.name}`: {describe_origin(table)}"]
     texts[-1] += f" [All numbers](multirun/{sweep.name}/table.csv)."
-    parts = readings.all_sections(sweep, table, table[table["n"] > 0])
+    parts = readings.report_sections(sweep, table, table[table["n"] > 0])
     kept = [part for part in parts if not is_order(part)]
     texts.append(layout.all_markdown(kept, level=4))
     if pictures:
@@ -107,46 +107,50 @@ def section(sweep: Sweep, table: pd.DataFrame, pictures: Sequence[Path] = ()) ->
 
 
 def is_order(part: layout.Section) -> bool:
-    """Return whether a section is about the order of methods, which the first screen has."""
+    """Return whether a section shows the order of methods, which the first screen shows too."""
     return part.title.startswith("Order of the methods")
 
 
-def origin(table: pd.DataFrame) -> str:
-    """Return what was run of a table: values, seeds, departures from the protocol, commits and
-    hardware."""
-    printed = readings.first(table)
-    count, changes = Counter(printed["protocol"]), distinct(table["changes"], "; ")
+def describe_origin(table: pd.DataFrame) -> str:
+    """Return a summary of the runs of a table: number of values, departures from the protocol,
+    seeds, commits and hardware."""
+    printed = readings.first_reading(table)
+    count, changes = Counter(printed["protocol"]), list_distinct(table["changes"], "; ")
     texts = [
-        f"{count['full']} printed values at the full protocol" if count["full"] else "",
-        f"{count['reduced']} at another, not judged ({'; '.join(changes)})" if changes else "",
-        f"seeds {', '.join(distinct(table['seeds'], ' '))}",
-        f"commits {', '.join(distinct(table['commits'], ' '))}",
-        f"on {', '.join(distinct(table['hardware'], '; '))}",
+        f"{count['full']} published values at the full protocol" if count["full"] else "",
+        f"{count['reduced']} at another protocol, not judged ({'; '.join(changes)})"
+        if changes
+        else "",
+        f"seeds {', '.join(list_distinct(table['seeds'], ' '))}",
+        f"commits {', '.join(list_distinct(table['commits'], ' '))}",
+        f"on {', '.join(list_distinct(table['hardware'], '; '))}",
     ]
     return "; ".join(filter(None, texts)) + "."
 
 
-def distinct(values: pd.Series, separator: str) -> list[str]:
-    """Return the parts of all values, each once."""
+def list_distinct(values: pd.Series, separator: str) -> list[str]:
+    """Return the different parts of texts, sorted."""
     return sorted({part for value in values for part in str(value).split(separator) if part})
 
 
-def show_status(root: Path, data: Sequence[Path]) -> int:
-    """Print the table of a checkout; return the exit code. data: where data sets lie."""
+def print_status(root: Path, data: Sequence[Path]) -> int:
+    """Print the state of all tables; return the exit code. data: directories with data sets."""
     sweeps = all_sweeps()
     runs = all_runs(root, sweeps)
     tables = all_tables(root, sweeps, runs)
     folders = data or [Path(os.environ.get("FEDEXP_DATA", root / "data"))]
     both = {name: (sweep, tables.get(name)) for name, sweep in sweeps.items()}
-    print(status(both, runs, folders), end="")
+    print(format_status(both, runs, folders), end="")
     return 0
 
 
 def check_files(root: Path, found: Mapping[Path, bytes]) -> int:
-    """Say which files are not current; return the exit code. Of pictures, whose bytes depend on the
-    version of matplotlib, only whether they are there."""
+    """Print the files that are out of date; return the exit code.
+
+    Pictures only need to exist, since their bytes depend on the version of matplotlib.
+    """
     text = root / "REPRODUCTION.md"
-    old = [path for path in found if not (root / path).is_file()] + left_over(root, found)
+    old = [path for path in found if not (root / path).is_file()] + find_stale_curves(root, found)
     if text.is_file() and text.read_bytes() != found[Path(text.name)]:
         old.append(Path(text.name))
     for path in old:
@@ -156,8 +160,8 @@ def check_files(root: Path, found: Mapping[Path, bytes]) -> int:
     return 1 if old else 0
 
 
-def left_over(root: Path, found: Mapping[Path, bytes]) -> list[Path]:
-    """Return the pictures of runs that are no longer there."""
+def find_stale_curves(root: Path, found: Mapping[Path, bytes]) -> list[Path]:
+    """Return the learning curves in a checkout whose runs have been removed."""
     there = [path.relative_to(root) for path in sorted((root / FOLDER).glob("*.svg"))]
     return [path for path in there if path not in found]
 
@@ -166,7 +170,7 @@ def write_files(root: Path, found: Mapping[Path, bytes]) -> int:
     for path, content in found.items():
         write_atomically(root / path, content)
         print(f"  {root / path}")
-    for path in left_over(root, found):
+    for path in find_stale_curves(root, found):
         with storing(root / path):
             (root / path).unlink()
     return 0

@@ -1,24 +1,22 @@
-"""All runs of sweeps as one tidy table, read from run directories and from evidence files.
+"""All runs of sweeps as one tidy table, read from run directories and kept files.
 
 `read_runs` returns a row for each run, view of the test set, measure and task:
 
-sweep, run    the directory of the sweep and, in it, that of the run
-made_by       the sweep that made the run: another one where its run is counted here
-overrides     list of what started the job
-config, summary   contents of config.yaml and summary.json, dicts
+sweep, run    names of the sweep's directory and the run's directory
+made_by       sweep that made the run; another one if its run is reused
+overrides     list of the overrides that started the job
+config, summary   contents of config.yaml and summary.json as dicts
 status        completed | stopped | diverged | failed | damaged | running | unfinished
-seed, precision   of the run; None where unknown
+seed, precision   of the run; None if unknown
 view          plain | augmented | validation
 measure       a key of MEASURES
-task          of continual learning, from 1 on; 0 without tasks
-rounds, values    arrays [R]: the evaluated rounds from 1 on, and the fraction after each
+task          number of the task, from 1 on; 0 without tasks
+rounds, values    arrays [R] of the evaluated rounds from 1 on, and the values (fractions)
 
-A run without such a measure has one row with an empty view and measure.
+A run without any of these measures has one row with an empty view and measure.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
-from functools import partial
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -49,65 +47,56 @@ COLUMNS = (
 )
 
 SCALARS = (str, int, float)
-Wanted = Callable[[list[str], dict[str, Any]], Any]  # overrides and configuration of a run
 
 
-@dataclass(frozen=True)
-class Record:
-    """What the tables read of one run, wherever it is stored."""
-
-    made_by: str
-    overrides: list[str]
-    config: dict[str, Any]
-    summary: dict[str, Any]
-    status: str
-    table: pd.DataFrame  # rounds.csv from round 1 on
-
-    @property
-    def is_finished(self) -> bool:
-        return self.status in OVER
-
-
-def read_runs(
-    directories: Iterable[Path],
-    wanted: Wanted = lambda overrides, config: True,
-) -> pd.DataFrame:
+def read_runs(directories: Iterable[Path], only: Sweep | None = None) -> pd.DataFrame:
     """Return the runs of these sweeps' directories; see the columns above.
 
-    wanted: which runs, by overrides and configuration. Raises ConfigError for an evidence file that
-    is damaged."""
-    rows = [row for directory in directories for row in rows_of(directory, wanted)]
+    only: a sweep whose cells the runs must belong to, at its protocol. Raises ConfigError if a kept
+    file is damaged.
+    """
+    rows: list[dict[str, Any]] = []
+    for directory in directories:
+        for name, facts in sorted(read_sweep(directory, only).items()):
+            table = facts.pop("table")
+            common = {"sweep": directory.name, "run": name} | facts
+            empty = {"view": "", "measure": "", "task": 0, "rounds": (), "values": ()}
+            rows += [common | each for each in list(split_series(table)) or [empty]]
     return pd.DataFrame(rows, columns=list(COLUMNS)).astype({"task": int})
 
 
-def counted_runs(
+def collect_runs(
     sweep: Sweep, directory: Path, everything: pd.DataFrame | None = None
 ) -> pd.DataFrame:
-    """Return the runs of a sweep's directory, and those that other sweeps below the same `multirun`
-    have finished at its protocol, with the overrides of its job; their `run` is <sweep>/<run>.
+    """Return the runs of a sweep's directory, and finished runs at its protocol of other sweeps
+    below the same `multirun`.
 
-    everything: all runs there, where they have been read."""
+    Runs of other sweeps have the overrides of the sweep's job, and are named <sweep>/<run>.
+
+    everything: all runs below `multirun`, if they have been read.
+    """
     if everything is None:
-        own, root = read_runs([directory]), directory.absolute().parent
+        root = directory.absolute().parent
         folders = sorted(root.iterdir()) if root.name == ROOT and sweep.paper else []
         others = [path for path in folders if path.is_dir() and path.name != directory.name]
-        fits = partial(as_job, sweep)
-        return counted_runs(sweep, directory, pd.concat([own, read_runs(others, fits)]))
-    mine = everything["sweep"] == directory.name
-    others_there = everything[~mine & everything["status"].isin(OVER)]
+        everything = pd.concat([read_runs([directory]), read_runs(others, sweep)])
+    is_own = everything["sweep"] == directory.name
+    others_ = everything[~is_own & everything["status"].isin(OVER)]
     jobs: dict[Any, Any] = {}
-    for _, run in others_there.drop_duplicates(["sweep", "run"]).iterrows():
-        jobs[run["sweep"], run["run"]] = as_job(sweep, run["overrides"], run["config"])
-    keys = list(zip(others_there["sweep"], others_there["run"], strict=True))
-    found = others_there.assign(overrides=[jobs[key] for key in keys])
+    for _, run in others_.drop_duplicates(["sweep", "run"]).iterrows():
+        jobs[run["sweep"], run["run"]] = match_job(sweep, run["overrides"], run["config"])
+    keys = zip(others_["sweep"], others_["run"], strict=True)
+    found = others_.assign(overrides=[jobs[key] for key in keys])
     found = found[found["overrides"].notna()]
     found = found.assign(run=found["sweep"] + "/" + found["run"], sweep=directory.name)
-    return pd.concat([everything[mine], found], ignore_index=True)
+    return pd.concat([everything[is_own], found], ignore_index=True)
 
 
-def as_job(sweep: Sweep, overrides: list[str], config: Mapping[str, Any]) -> list[str] | None:
-    """Return the overrides of a run with what its configuration says of the sweep's other keys;
-    None unless it is a run of the sweep at its protocol."""
+def match_job(sweep: Sweep, overrides: list[str], config: Mapping[str, Any]) -> list[str] | None:
+    """Return the overrides of a run, and those of the sweep's other keys from its configuration.
+
+    Return None unless the run belongs to a cell of the sweep, at the sweep's protocol.
+    """
     if find_protocol_changes(sweep, overrides):
         return None
     given = {key_of(text) for text in overrides}
@@ -117,78 +106,72 @@ def as_job(sweep: Sweep, overrides: list[str], config: Mapping[str, Any]) -> lis
     return [*overrides, *more] if find_cell(sweep, [*overrides, *more]) else None
 
 
-def rows_of(directory: Path, wanted: Wanted) -> Iterator[dict[str, Any]]:
-    """Yield the rows of one sweep's directory."""
-    for name, record in sorted(records(directory, wanted).items()):
-        common = {
-            "sweep": directory.name,
-            "run": name,
-            "made_by": record.made_by,
-            "overrides": record.overrides,
-            "config": record.config,
-            "summary": record.summary,
-            "status": record.status,
-            "seed": record.summary.get("seed"),
-            "precision": (record.summary.get("hardware") or {}).get("precision"),
-        }
-        found = list(series(record.table))
-        for each in found or [{"view": "", "measure": "", "task": 0, "rounds": (), "values": ()}]:
-            yield common | each
+def read_sweep(directory: Path, only: Sweep | None) -> dict[str, dict[str, Any]]:
+    """Return run -> its facts for a sweep's directory.
 
-
-def records(directory: Path, wanted: Wanted) -> dict[str, Record]:
-    """Return the runs of a sweep's directory by name; one that is over here counts before its
-    evidence file."""
-    found = {
-        run.directory.name: of_directory(run)
-        for run in without_outdated(SweepDirectory(directory.absolute()).jobs)
-        if wanted(run.overrides, run.config)
-    }
-    for path in sorted((directory / evidence.FOLDER).glob(f"*{evidence.SUFFIX}")):
-        name = path.name.removesuffix(evidence.SUFFIX)
-        if name in found and found[name].is_finished:
-            continue
-        kept = of_file(path)
-        if kept is not None and wanted(kept.overrides, kept.config):
-            found[name] = kept
+    A finished run directory is preferred to the kept file of the same run.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    for run in without_outdated(SweepDirectory(directory.absolute()).jobs):
+        if only is None or match_job(only, run.overrides, run.config):
+            found[run.directory.name] = read_directory(run)
+    for name, path in evidence.kept_files(directory).items():
+        if name not in found or found[name]["status"] not in OVER:
+            facts = read_kept(path)
+            if facts and (only is None or match_job(only, facts["overrides"], facts["config"])):
+                found[name] = facts
     return found
 
 
-def of_directory(run: RunDirectory) -> Record:
-    made_by = run.directory.parent.name
-    return Record(made_by, run.overrides, run.config, run.summary, run.status, run.table)
+def read_directory(run: RunDirectory) -> dict[str, Any]:
+    """Return the columns of a run, and its `table` rounds.csv from round 1 on."""
+    facts = {"status": run.status, "overrides": run.overrides, "table": run.table}
+    return facts | common_facts(run.directory.parent.name, run.config, run.summary)
 
 
-def of_file(path: Path) -> Record | None:
-    """Return the run of an evidence file; None where the run of another sweep that it names is not
-    there. Raises ConfigError for a damaged file."""
+def read_kept(path: Path) -> dict[str, Any] | None:
+    """Return the facts of a run from its kept file.
+
+    Return None if the file names a run of another sweep that is not there. Raises ConfigError if
+    the file is damaged.
+    """
     content = evidence.read(path)
     overrides = [str(text) for text in content["overrides"]]
     if "elsewhere" in content:
         other = path.parents[2].joinpath(*PurePosixPath(content["elsewhere"]).parts[-2:])
-        kept = other.parent / evidence.FOLDER / f"{other.name}{evidence.SUFFIX}"
+        kept = evidence.kept_files(other.parent).get(other.name)
         if RunDirectory(other).finished:
-            return replace(of_directory(RunDirectory(other)), overrides=overrides)
-        record = of_file(kept) if kept.is_file() else None
-        return record and replace(record, overrides=overrides)
+            return read_directory(RunDirectory(other)) | {"overrides": overrides}
+        facts = read_kept(kept) if kept else None
+        return facts and facts | {"overrides": overrides}
+    summary = content["summary"]
     try:
-        table = frame_of(content["tables"].get(files.ROUNDS, {}))
-        status = str(content["summary"]["status"])
+        table = make_frame(content["tables"].get(files.ROUNDS, {}))
+        facts = {"status": str(summary["status"]), "overrides": overrides, "table": table}
     except evidence.DAMAGE as error:
         raise ConfigError(f"{path}: not the file of a run ({error!r})") from error
-    made_by = path.parents[1].name
-    return Record(made_by, overrides, content["config"], content["summary"], status, table)
+    return facts | common_facts(path.parents[1].name, content["config"], summary)
 
 
-def frame_of(columns: Mapping[str, str]) -> pd.DataFrame:
-    """Return a table of an evidence file from round 1 on; its columns are texts with commas."""
+def common_facts(made_by: str, config: dict[str, Any], summary: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "made_by": made_by,
+        "config": config,
+        "summary": summary,
+        "seed": summary.get("seed"),
+        "precision": (summary.get("hardware") or {}).get("precision"),
+    }
+
+
+def make_frame(columns: Mapping[str, str]) -> pd.DataFrame:
+    """Return a table of a kept file from round 1 on. columns: name -> cells with commas."""
     cells = {name: text.split(",") for name, text in columns.items()}
     table = pd.DataFrame({name: [float(c or "nan") for c in cells[name]] for name in cells})
     return table[table["round"] >= 1] if len(table) else table
 
 
-def series(table: pd.DataFrame) -> Iterator[dict[str, Any]]:
-    """Yield rounds and values of each view and measure that a table of rounds has, task by task."""
+def split_series(table: pd.DataFrame) -> Iterator[dict[str, Any]]:
+    """Yield rounds and values of each view, measure and task that a table of rounds has."""
     for view in VIEWS:
         for measure, column in MEASURES.items():
             name = name_in_view(column, view)
@@ -203,8 +186,8 @@ def series(table: pd.DataFrame) -> Iterator[dict[str, Any]]:
                 yield where | {"rounds": rounds, "values": values}
 
 
-def hours_of(summary: Mapping[str, Any]) -> dict[str, float]:
-    """Return the hours of all rounds of a run on CPU cores and on GPUs; nan where unknown."""
+def compute_hours(summary: Mapping[str, Any]) -> dict[str, float]:
+    """Return the core hours (`cpu`) and GPU hours (`gpu`) of a run; nan if unknown."""
     hardware, seconds = summary.get("hardware") or {}, summary.get("seconds") or np.nan
     hours = seconds * max(hardware.get("workers") or 1, 1) / 3600
     if str(hardware.get("device", "cpu")).startswith("cuda"):

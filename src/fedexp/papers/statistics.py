@@ -1,6 +1,6 @@
 """How closely the committed runs reproduce FedNTD's Table 1.
 
-`table1_runs` and `cells` make tidy tables, from which the other functions compute the numbers of
+`select_runs` and `cells` make tidy tables, from which the other functions compute the numbers of
 REPRODUCTION.md. Accuracies are in percent, forgetting F is a fraction. A cell is a data set, a
 setting and a method; a column is a data set and a setting.
 """
@@ -15,9 +15,9 @@ from scipy import signal, stats
 
 from fedexp.analysis.rules import Rule
 from fedexp.analysis.sweep import Sweep, find_cell
-from fedexp.papers.cells import departures, printed_cells
+from fedexp.papers.cells import find_departures, published_cells
 from fedexp.papers.judge import ABSOLUTE, FORGETTING
-from fedexp.papers.readings import in_two_readings
+from fedexp.papers.readings import pair_readings
 
 SWEEP = "fedntd_table1"
 COLUMN = ["dataset", "partition_param"]
@@ -33,7 +33,7 @@ DRAWS, LEVEL = 10_000, 0.95  # draws of bootstrap and permutations; level of all
 WEIGHT = 0.6  # of the moving average
 
 
-def table1_runs(sweep: Sweep, runs: pd.DataFrame) -> pd.DataFrame:
+def select_runs(sweep: Sweep, runs: pd.DataFrame) -> pd.DataFrame:
     """Return the completed runs of Table 1 at the full protocol with today's code.
 
     There is a row for each run, view and metric, with its cell, the published value (`printed`,
@@ -45,7 +45,7 @@ def table1_runs(sweep: Sweep, runs: pd.DataFrame) -> pd.DataFrame:
     rows = []
     for _, run in mine.drop_duplicates("run").iterrows():
         found = find_cell(sweep, run["overrides"])
-        if found is not None and not departures(sweep, run):
+        if found is not None and not find_departures(sweep, run):
             rows.append({**found[1], "run": run["run"]})
     names = pd.DataFrame(rows, columns=[*CELL, "run"])
     mine = mine[mine["view"].isin(VIEWS) & mine["measure"].isin(SCALE)]
@@ -56,12 +56,12 @@ def table1_runs(sweep: Sweep, runs: pd.DataFrame) -> pd.DataFrame:
 
 def published(sweep: Sweep) -> pd.DataFrame:
     """Return the published values: the columns of CELL, `metric`, `printed` and `printed_std`."""
-    table = printed_cells(sweep).rename(columns={"value": "printed", "std": "printed_std"})
+    table = published_cells(sweep).rename(columns={"value": "printed", "std": "printed_std"})
     numbers = table[["printed", "printed_std"]].apply(pd.to_numeric)
     return table[[*CELL, "metric"]].join(numbers).dropna(subset="printed")
 
 
-def with_both_views(runs: pd.DataFrame) -> pd.DataFrame:
+def select_both_views(runs: pd.DataFrame) -> pd.DataFrame:
     """Return the runs that have both views; if a seed was run twice, the first of its runs."""
     first = runs[runs["view"] == "augmented"].drop_duplicates([*CELL, "seed", "metric"])
     return runs[runs["run"].isin(first["run"])]
@@ -237,7 +237,7 @@ def method_pairs(runs: pd.DataFrame) -> pd.DataFrame:
     for key, part in runs.groupby([*COLUMN, "metric"]):
         methods = part.groupby("view")["method"].nunique()
         view = "augmented" if len(methods) > 1 and methods.nunique() == 1 else "plain"
-        mine = first_seeds(part[part["view"] == view])
+        mine = select_first_seeds(part[part["view"] == view])
         for one, other in combinations(mine.to_dict("records"), 2):
             far = one["values"] - other["values"]
             error = np.std(far[-WINDOW:], ddof=1) * np.sqrt((1 - WEIGHT) / (1 + WEIGHT))
@@ -251,7 +251,7 @@ def method_pairs(runs: pd.DataFrame) -> pd.DataFrame:
     return pairs.assign(decidable=decidable, swapped=swapped)
 
 
-def first_seeds(runs: pd.DataFrame) -> pd.DataFrame:
+def select_first_seeds(runs: pd.DataFrame) -> pd.DataFrame:
     """Return one run of each cell and metric: the lowest seed, complete runs first."""
     rebuilt = [bool(summary.get("reconstructed")) for summary in runs["summary"]]
     ordered = runs.assign(rebuilt=rebuilt).sort_values(["seed", "rebuilt"])
@@ -306,12 +306,12 @@ def rivals(runs: pd.DataFrame, table: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(found)
 
 
-def shared_swings(runs: pd.DataFrame) -> float:
+def correlate_swings(runs: pd.DataFrame) -> float:
     """Return the mean correlation of the accuracies of two methods of one column in the last WINDOW
     rounds, after subtracting straight lines."""
     mine = runs[(runs["view"] == "augmented") & (runs["metric"] == "accuracy")]
     found = []
-    for _, part in first_seeds(mine).groupby(COLUMN):
+    for _, part in select_first_seeds(mine).groupby(COLUMN):
         rest = signal.detrend([values[-WINDOW:] for values in part["values"]])
         if len(rest) > 1:
             found.append(np.corrcoef(rest)[np.triu_indices(len(rest), 1)])
@@ -339,9 +339,9 @@ def other_readings(table: pd.DataFrame) -> pd.DataFrame:
 
     `was` and `now` say whether the first and the other reading are within the fixed tolerance.
 
-    table: of the sweep, see `fedexp.papers.readings.table_of`.
+    table: of the sweep, see `fedexp.papers.readings.compare_sweep`.
     """
-    both = in_two_readings(table)
+    both = pair_readings(table)
     limit = both["metric"].map(FIXED)
     was, now = both["difference_first"].abs() <= limit, both["difference"].abs() <= limit
     return both.assign(was=was, now=now)

@@ -16,7 +16,7 @@ import json
 import lzma
 import re
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
 from tempfile import TemporaryDirectory
@@ -38,8 +38,9 @@ from fedexp.data.partitioned import (
 )
 from fedexp.data.views import VIEWS, file_in_view
 from fedexp.rundir import files, origin
-from fedexp.rundir.reader import RunDirectory, finished_summary
-from fedexp.rundir.run_reuse import NOTE, ROOT
+from fedexp.rundir.reader import RunDirectory
+from fedexp.rundir.run_reuse import NOTE
+from fedexp.rundir.sweeps import SweepDirectory, resolve_reuse
 
 FORMAT = 1
 FOLDER, SUFFIX = "runs", ".json.xz"
@@ -56,7 +57,6 @@ KINDS = {  # types of the parts of a file
 }
 # errors that reading an invalid file may raise
 DAMAGE = (LookupError, ValueError, TypeError, AttributeError, ArithmeticError, RecursionError)
-LARGEST = 20_000  # most test examples of a class
 TABLES = (files.ROUNDS, files.TASKS, *(file_in_view(files.CLASSES, view) for view in VIEWS))
 PHASES, LOSSES = (
     re.compile(r".*(_seconds|_per_second)"),
@@ -71,11 +71,12 @@ def keep_runs(sweep: Path) -> list[Path]:
 
     A job that uses another sweep's run gets a file too.
     """
-    jobs = sorted({path.parent.parent for path in sweep.glob("*/.hydra/overrides.yaml")})
-    found = [(job, content) for job in jobs if (content := pack(job)) is not None]
-    paths = [sweep / FOLDER / f"{job.name}{SUFFIX}" for job, _ in found]
-    for path, (_, content) in zip(paths, found, strict=True):
-        storage.write_atomically(path, content, sync_folder=False)
+    paths = []
+    for job in sorted({path.parent.parent for path in sweep.glob("*/.hydra/overrides.yaml")}):
+        content = pack(job)
+        if content is not None:
+            paths.append(sweep / FOLDER / f"{job.name}{SUFFIX}")
+            storage.write_atomically(paths[-1], content, sync_folder=False)
     return paths
 
 
@@ -84,38 +85,38 @@ def pack(directory: Path) -> bytes | None:
 
     Equal runs have equal bytes.
     """
-    summary, note = finished_summary(directory), directory / NOTE
-    overrides = yaml.safe_load(
-        (directory / ".hydra" / "overrides.yaml").read_text(encoding="utf-8")
-    )
-    value: dict[str, Any] = {"format": FORMAT, "overrides": portable(overrides)}
-    if summary is None:
-        if not note.exists():
-            return None
-        value["elsewhere"] = str(json.loads(note.read_text(encoding="utf-8"))["run"])
-        # If the run is in the same sweep or outside of `multirun`, store a copy of it.
-        if not NOTED.fullmatch(value["elsewhere"]):
-            directory = directory / value.pop("elsewhere")
-            if (summary := finished_summary(directory)) is None:
-                return None
-    if summary is not None:
-        paths = [
-            directory / files.PARTITION,
-            *find_task_partitions(directory),
-            *find_changed_partitions(directory).values(),
-        ]
-        started = {
-            key: value for key, value in origin.read(directory).items() if key != "directory"
-        }
-        value |= {
-            "config": portable(RunDirectory(directory).config),
-            "origin": started,
-            "summary": portable(summary),
-            "tables": {
-                name: columns(directory / name) for name in TABLES if (directory / name).exists()
-            },
-            "partitions": [partition(path) for path in paths if path.exists()],
-        }
+    text = (directory / files.OVERRIDES).read_text(encoding="utf-8")
+    value: dict[str, Any] = {"format": FORMAT, "overrides": portable(yaml.safe_load(text))}
+    run = RunDirectory(directory)
+    if not run.finished and run.has(NOTE):
+        note = str(json.loads((directory / NOTE).read_text(encoding="utf-8"))["run"])
+        run = RunDirectory(directory / note)
+        if NOTED.fullmatch(note):
+            return compress(value | {"elsewhere": note})
+        # The run is in the same sweep or outside of `multirun`: its content is copied.
+    return compress(value | content_of(run)) if run.finished else None
+
+
+def content_of(run: RunDirectory) -> dict[str, Any]:
+    """Return the parts of a run that are kept."""
+    directory = run.directory
+    started = origin.read(directory)
+    started.pop("directory", None)
+    partitions = [
+        directory / files.PARTITION,
+        *find_task_partitions(directory),
+        *find_changed_partitions(directory).values(),
+    ]
+    return {
+        "config": portable(run.config),
+        "origin": started,
+        "summary": portable(run.summary),
+        "tables": {name: columns(directory / name) for name in TABLES if run.has(name)},
+        "partitions": [partition(path) for path in partitions if path.exists()],
+    }
+
+
+def compress(value: Mapping[str, Any]) -> bytes:
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     return lzma.compress(text.encode(), preset=9 | lzma.PRESET_EXTREME)
 
@@ -140,67 +141,30 @@ def columns(path: Path) -> dict[str, str]:
     """Return column -> its cells, separated by commas, from a csv file of numbers."""
     with path.open(newline="", encoding="utf-8") as file:
         names, *rows = csv.reader(file)
-    if not rows:
-        return dict.fromkeys(names, "")
-    table = {
-        name: ",".join(shortened(name, cell) for cell in cells)
-        for name, cells in zip(names, zip(*rows, strict=True), strict=True)
-        if not PHASES.fullmatch(name)
-    }
-    return table | as_counts(table) if names == ["round", "class", "accuracy"] else table
-
-
-def as_counts(table: Mapping[str, str]) -> dict[str, str]:
-    """Return class accuracies as numbers of correct examples, which takes a third of the space.
-
-    The key `of` has the number of examples of each class. The dict is empty if the accuracies are
-    not such fractions.
-    """
-    classes, cells = table["class"].split(","), table["accuracy"].split(",")
-    values: dict[str, list[float]] = {}
-    for label, cell in zip(classes, cells, strict=True):
-        values.setdefault(label, []).append(float(cell or "nan"))
-    sizes = {label: denominator(np.array(found)) for label, found in values.items()}
-    if None in sizes.values():
-        return {}
-    correct = [
-        round(float(cell) * (sizes[label] or 1)) for label, cell in zip(classes, cells, strict=True)
-    ]
-    found = {
-        "accuracy": ",".join(map(str, correct)),
-        "of": ",".join(str(sizes[label]) for label in values),
-    }
-    return found if as_accuracies({**table, **found})["accuracy"] == table["accuracy"] else {}
+    table = {}
+    for i, name in enumerate(names):
+        if not PHASES.fullmatch(name):
+            table[name] = ",".join(shortened(name, row[i]) for row in rows)
+    return table
 
 
 def as_accuracies(table: Mapping[str, str]) -> dict[str, str]:
-    """Return a table with class accuracies from a table with counts, the inverse of `as_counts`."""
+    """Return class accuracies from counts of correct examples, which files of version 0.1 have.
+
+    The key `of` has the number of examples of each class.
+    """
     classes, sizes = table["class"].split(","), map(int, table["of"].split(","))
     of = dict(zip(dict.fromkeys(classes), sizes, strict=True))
-    cells = (
-        repr(int(k) / of[label])
-        for label, k in zip(classes, table["accuracy"].split(","), strict=True)
-    )
+    correct = zip(classes, table["accuracy"].split(","), strict=True)
+    cells = [repr(int(k) / of[label]) for label, k in correct]
     return {"round": table["round"], "class": table["class"], "accuracy": ",".join(cells)}
-
-
-def denominator(values: np.ndarray) -> int | None:
-    """Return the smallest n such that every value is k/n for an integer k.
-
-    Return None if no n up to LARGEST satisfies this.
-    """
-    numbers = np.arange(1, LARGEST + 1)
-    for value in np.unique(values):
-        numbers = (
-            numbers[np.round(value * numbers) / numbers == value] if value == value else numbers[:0]
-        )
-    return int(numbers[0]) if len(numbers) else None
 
 
 def shortened(name: str, cell: str) -> str:
     """Return a cell rounded to the digits that its column keeps."""
-    digits = 3 if name == "seconds" else 7 if LOSSES.match(name) else None
-    return cell if digits is None or not cell else f"{float(cell):.{digits}g}"
+    if cell and name == "seconds":
+        return f"{float(cell):.3g}"
+    return f"{float(cell):.7g}" if cell and LOSSES.match(name) else cell
 
 
 def partition(path: Path) -> dict[str, Any]:
@@ -246,6 +210,8 @@ def check_form(value: Mapping[str, Any]) -> None:
     The number of examples is limited, since arrays of that size are made from the counts.
     """
     kinds = {"overrides": list} if "elsewhere" in value else KINDS
+    if "elsewhere" in value and not NOTED.fullmatch(value["elsewhere"]):
+        raise ValueError(f"{value['elsewhere']}: not a run of another sweep")
     for name, kind in kinds.items():
         if not isinstance(value[name], kind):
             raise ValueError(f"`{name}` is not a {kind.__name__}")
@@ -260,6 +226,12 @@ def check_form(value: Mapping[str, Any]) -> None:
             raise ValueError(f"a class has no name of at most {LONGEST_NAME:,} characters")
     if examples > MOST_EXAMPLES:
         raise ValueError(f"its counts are of {examples:,} examples, at most {MOST_EXAMPLES:,}")
+
+
+def kept_files(sweep: Path) -> dict[str, Path]:
+    """Return run -> file of the kept runs of a sweep."""
+    paths = sorted((sweep / FOLDER).glob(f"*{SUFFIX}"))
+    return {path.name.removesuffix(SUFFIX): path for path in paths}
 
 
 def kept_below(folders: Iterable[Path]) -> Iterator[dict[str, Any]]:
@@ -281,42 +253,71 @@ def how_to_restore(directory: Path) -> str:
 
     Return an empty string if no run is kept.
     """
-    count = sum(1 for _ in (directory / FOLDER).glob(f"*{SUFFIX}"))
+    count = len(kept_files(directory))
     command = f"`fedexp report {directory} --restore DIR` makes run directories of them"
     return f"; {count} are kept as files: {command}" if count else ""
+
+
+@contextmanager
+def kept_runs(sweep: Path, besides: Collection[str] = ()) -> Iterator[dict[str, RunDirectory]]:
+    """Yield run -> temporary run directory of the kept runs of a sweep.
+
+    A job that uses a run of another sweep gets that run; it is left out if the other sweep has
+    neither its directory nor its file. Raises ConfigError if a file cannot be read.
+
+    besides: runs to leave out.
+    """
+    with TemporaryDirectory(prefix="fedexp-") as temporary:
+        found = {}
+        for name, path in kept_files(sweep).items():
+            if name in besides:
+                continue
+            value, directory = read(path), Path(temporary) / name
+            if "elsewhere" in value:
+                other, run = PurePosixPath(value["elsewhere"]).parts[-2:]
+                source = sweep.absolute().parent / other
+                path = source / FOLDER / f"{run}{SUFFIX}"
+                if RunDirectory(source / run).finished:
+                    directory = source / run
+                elif not path.is_file():
+                    continue
+            if directory.parent == Path(temporary):
+                unpack(path, directory)
+            found[name] = RunDirectory(directory, tuple(value["overrides"]))
+        yield found
+
+
+@contextmanager
+def all_jobs(sweep: Path) -> Iterator[list[RunDirectory]]:
+    """Yield the jobs of a sweep, from run directories and kept files.
+
+    A finished run directory is preferred to the kept file of the same run.
+    """
+    kept = kept_files(sweep)
+    finished = [name for name in kept if resolve_reuse(RunDirectory(sweep / name)).finished]
+    replaced = {sweep / name for name in kept if name not in finished}
+    with kept_runs(sweep, finished) as runs:
+        jobs = [run for run in SweepDirectory(sweep).jobs if run.directory not in replaced]
+        yield sorted([*jobs, *runs.values()], key=lambda run: run.directory.name)
 
 
 def restore(sweep: Path, target: Path) -> list[Path]:
     """Make run directories `target/<run>` from a sweep's files and return them.
 
-    A job that uses another sweep's run gets a copy of that run with the job's overrides. The job is
-    left out if that run is not kept in the neighbouring sweep. Raises ConfigError, before anything
-    is written, if a directory exists or a file cannot be read.
+    Raises ConfigError, before anything is written, if a directory exists or a file cannot be read.
     """
-    sources = {
-        path.name.removesuffix(SUFFIX): path for path in sorted((sweep / FOLDER).glob(f"*{SUFFIX}"))
-    }
-    values = {name: read(path) for name, path in sources.items()}
-    for name, value in values.items():
-        if NOTED.fullmatch(note := str(value.get("elsewhere", ""))):
-            folder, run = PurePosixPath(note).parts[-2:]
-            sources[name] = sweep.absolute().parent / folder / FOLDER / f"{run}{SUFFIX}"
-    made = {target / name: path for name, path in sources.items() if path.is_file()}
-    if not made:
-        return []
-    if there := next((path for path in made if path.exists()), None):
-        raise ConfigError(f"{there}: exists already; name a directory without it")
-    with storage.storing(target), TemporaryDirectory(prefix="fedexp-") as temporary:
-        for directory, source in made.items():
-            copy = Path(temporary) / directory.name
-            unpack(source, copy)
-            own = yaml.safe_dump(values[directory.name]["overrides"], allow_unicode=True)
-            (copy / files.OVERRIDES).write_text(own, encoding="utf-8")
-        # a copy of the temporary directory would be unreadable for other users
-        target.mkdir(parents=True, exist_ok=True)
-        for directory in made:
-            shutil.copytree(Path(temporary) / directory.name, directory)
-    return list(made)
+    with kept_runs(sweep) as runs:
+        for name in runs:
+            if (target / name).exists():
+                raise ConfigError(f"{target / name}: exists already; name a directory without it")
+        with storage.storing(target):
+            for name, run in runs.items():
+                # a copy of the temporary directory itself would be unreadable for other users
+                ignored = shutil.ignore_patterns(*LEFT_OUT)
+                shutil.copytree(run.directory, target / name, ignore=ignored)
+                overrides = yaml.safe_dump(run.overrides, allow_unicode=True)
+                (target / name / files.OVERRIDES).write_text(overrides, encoding="utf-8")
+    return [target / name for name in runs]
 
 
 def unpack(path: Path, directory: Path) -> None:
@@ -349,12 +350,7 @@ def partition_name(number: int, info: Mapping[str, Any]) -> str:
 
 def texts(value: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Yield (file name, text) for the text files of a run directory."""
-    yield ".hydra/overrides.yaml", yaml.safe_dump(value["overrides"], allow_unicode=True)
-    if "elsewhere" in value:
-        if not NOTED.fullmatch(value["elsewhere"]):
-            raise ValueError(f"{value['elsewhere']}: not a run of another sweep")
-        yield NOTE, json.dumps({"run": value["elsewhere"]})
-        return
+    yield files.OVERRIDES, yaml.safe_dump(value["overrides"], allow_unicode=True)
     yield files.CONFIG, yaml.safe_dump(value["config"], sort_keys=False, allow_unicode=True)
     yield files.SUMMARY, json.dumps(value["summary"], indent=2) + "\n"
     yield origin.NAME, json.dumps(value["origin"], indent=2) + "\n"
@@ -390,49 +386,3 @@ def arrays_of(kept: Mapping[str, Any]) -> dict[str, np.ndarray]:
         "classes": np.array(kept["classes"], dtype=str),
         "info": np.array(json.dumps(kept["info"] | {"indices": NOT_KEPT, "hash": kept["hash"]})),
     }
-
-
-@contextmanager
-def with_kept(sweep: Path) -> Iterator[Path]:
-    """Yield a temporary directory with all runs of a sweep, from run directories and kept files.
-
-    If the sweep is in a `multirun` directory, the other sweeps are in neighbouring directories.
-    Without kept files, the sweep's directory is yielded.
-    """
-    parent = sweep.absolute().parent
-    inside = parent.name == ROOT
-    folders = (
-        [path for path in sorted(parent.iterdir()) if path.is_dir()]
-        if inside
-        else [sweep.absolute()]
-    )
-    if not any(next(folder.glob(f"{FOLDER}/*{SUFFIX}"), None) for folder in folders):
-        yield sweep
-        return
-    with TemporaryDirectory(prefix="fedexp-") as temporary:
-        root = Path(temporary) / (ROOT if inside else "sweep")
-        for folder in folders:
-            lay_out(folder, root / folder.name)
-        yield root / sweep.absolute().name
-
-
-def lay_out(sweep: Path, target: Path) -> None:
-    """Copy the files of a sweep's runs that tables and figures need.
-
-    A finished run directory is preferred to the kept file of the same run.
-    """
-    target.mkdir(parents=True)
-    for path in sweep.glob("*.json"):  # has the sweep's name
-        shutil.copyfile(path, target / path.name)
-    for directory in sorted(
-        path for path in sweep.iterdir() if path.is_dir() and path.name != FOLDER
-    ):
-        if (directory / ".hydra").is_dir() or (directory / files.SUMMARY).exists():
-            shutil.copytree(
-                directory, target / directory.name, ignore=shutil.ignore_patterns(*LEFT_OUT)
-            )
-    for path in sorted((sweep / FOLDER).glob(f"*{SUFFIX}")):
-        directory = target / path.name.removesuffix(SUFFIX)
-        if finished_summary(directory) is None:
-            shutil.rmtree(directory, ignore_errors=True)
-            unpack(path, directory)
