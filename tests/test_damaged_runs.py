@@ -151,7 +151,7 @@ def test_the_report_counts_the_others(sweep, name, damage, caplog, monkeypatch):
     ]
     assert len(told) == is_damaged(name, damage)
     assert [record.getMessage().partition(": ")[2] for record in caplog.records] == told
-    assert all(line.startswith(f"Left out, damaged: hurt: {name}: ") for line in told)
+    assert all(line.startswith(f"Not in the tables: hurt is damaged ({name}: ") for line in told)
 
 
 @pytest.mark.parametrize(("name", "damage"), sample(2))

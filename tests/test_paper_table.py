@@ -113,7 +113,9 @@ def test_rows_are_sorted_by_the_flag(tmp_path):
     # less is better
     assert first("forgetting") == ["FedProx mu=0.1", "FedNTD", "FedAvg", "FedProx mu=1.0"]
     assert first("name") == ["FedAvg", "FedNTD", "FedProx mu=0.1", "FedProx mu=1.0"]
-    with pytest.raises(ConfigError, match=r"--sort acuracy: no run has it \(nearest: 'accuracy'\)"):
+    with pytest.raises(
+        ConfigError, match=r"--sort acuracy: no run has this value \(nearest: 'accuracy'\)"
+    ):
         first("acuracy")
 
 
@@ -152,7 +154,9 @@ def test_report_has_flags_for_the_table(tmp_path, capsys):
     )
     assert r"Best accuracy (\%)" in (tmp_path / "table.tex").read_text()
     assert call("report", [str(tmp_path), "--no-figures", "--metrics", "acuracy"]) == 2
-    assert "--metrics acuracy: no run has it (nearest: 'accuracy')" in capsys.readouterr().err
+    assert (
+        "--metrics acuracy: no run has this value (nearest: 'accuracy')" in capsys.readouterr().err
+    )
     assert call("report", [str(tmp_path), "--format", "jpg"]) == 2
     assert "figures.format=jpg: must be one of png, pdf, svg" in capsys.readouterr().err
 

@@ -146,7 +146,7 @@ def test_overrides_restrict_or_extend_axes():
     assert [
         job for each in (known, new) for job in expand(each) if "algorithm=feddyn" in job
     ] == list(expand(new))
-    with pytest.raises(ConfigError, match="no run has all of"):
+    with pytest.raises(ConfigError, match="no run of this sweep has"):
         launches(load("fedka_table6"), ["algorithm.anchors=missing", "experiment=fedka/cifar100"])
 
 

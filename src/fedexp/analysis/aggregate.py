@@ -70,8 +70,8 @@ def label_rows(table: pd.DataFrame) -> list[str]:
 def describe_damage(jobs: Sequence[RunDirectory]) -> list[str]:
     """Return a line for each job that the tables leave out because its files are damaged."""
     return [
-        f"Left out, damaged: {run.directory.name}: {run.describe_damage()} (the same `--multirun`"
-        " runs it again)"
+        f"Not in the tables: {run.directory.name} is damaged ({run.describe_damage()}); the same"
+        " `--multirun` command runs it again"
         for run in jobs
         if run.damaged
     ]

@@ -62,7 +62,7 @@ def curves(setting: "Setting") -> Figure:
         if axes.lines:
             task_lines(setting.methods[0].files[0], axes, GREY)
         else:
-            write_note(axes, "no round has it")
+            write_note(axes, "no values")
         axes.set_ylabel(measure.label)
     grid[0].set_ylim(bottom=0)
     round_axis(grid[-1])

@@ -160,7 +160,8 @@ def require_known(names: Iterable[str], known: Sequence[str], flag: str) -> None
     for name in names:
         if name not in known:
             raise ConfigError(
-                f"{flag} {name}: no run has it{nearest(name, known)}; known: {', '.join(known)}"
+                f"{flag} {name}: no run has this value{nearest(name, known)}; available:"
+                f" {', '.join(known)}"
             )
 
 

@@ -190,7 +190,9 @@ def load_sweep(name: str, folders: Sequence[Path]) -> Sweep:
             ranks={key: tuple(names) for key, names in spec.get("ranks", {}).items()},
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ConfigError(f"{path}: not a sweep ({error!r}); see conf/sweep/fedntd.yaml") from error
+        raise ConfigError(
+            f"{path}: not a valid sweep file ({error!r}); see conf/sweep/fedntd.yaml for an example"
+        ) from error
 
 
 def find_sweep(directory: Path) -> Sweep | None:
@@ -247,7 +249,7 @@ def launches(sweep: Sweep, overrides: Sequence[str]) -> list[list[str]]:
             lists.append([*rest.arguments(), f"{key}={','.join(new)}", *others])
     if not lists:
         wanted = ", ".join(f"{key}={','.join(values)}" for key, values in given.items())
-        raise ConfigError(f"sweep={sweep.name}: no run has all of {wanted}")
+        raise ConfigError(f"sweep={sweep.name}: no run of this sweep has {wanted}")
     return lists
 
 

@@ -133,7 +133,9 @@ def save(figure: "Figure", path: Path) -> None:
     if path.parent.is_symlink():
         raise StorageError(
             path.parent,
-            OSError(errno.ELOOP, "it is a link; pictures are not written through links"),
+            OSError(
+                errno.ELOOP, "is a symbolic link; figures are only written to a real directory"
+            ),
         )
     form = path.suffix.removeprefix(".")
     with storage.temporary_path(path) as temporary:

@@ -66,7 +66,7 @@ def require_style(style: str) -> None:
         text = Path(style).read_text(encoding="utf-8") if Path(style).is_file() else None
     except (OSError, ValueError):
         text = None
-    wanted = "a matplotlib style file that is there, or null"
+    wanted = "an existing matplotlib style file, or null"
     require(text is not None, "figures.style", style, wanted)
     wanted = "a style file without text.usetex: True, which runs LaTeX"
     require(text is None or not LATEX.search(text), "figures.style", style, wanted)

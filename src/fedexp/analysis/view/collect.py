@@ -74,7 +74,7 @@ def runs_below(path: Path) -> list[Path]:
     found = find_runs(path)
     if not found:
         raise ConfigError(
-            f"{path}: neither a run nor a directory of runs (none of {', '.join(MARKS)} below it)"
+            f"{path}: contains no run (no directory with one of {', '.join(MARKS)})"
             f"{how_to_restore(path)}"
         )
     return found
