@@ -54,7 +54,7 @@ def test_pictures_are_not_written_through_a_link(tmp_path, thesis):
     from matplotlib.figure import Figure
 
     (tmp_path / "figures").symlink_to(thesis.parent)
-    with pytest.raises(StorageError, match="is a link"):
+    with pytest.raises(StorageError, match="is a symbolic link"):
         save(Figure(), tmp_path / "figures/curves.png")
     assert [path.name for path in thesis.parent.iterdir()] == ["thesis.txt"]
 
