@@ -1,8 +1,6 @@
-"""Every option composes and builds; what is wrong with a configuration is said once, completely and
-in its own words.
+"""Every option composes and builds, and errors in a configuration are reported once and completely.
 
-`python tests/test_build.py --write` renews golden/options.txt, the list of everything that a user
-can set.
+`python tests/test_build.py --write` writes golden/options.txt, the list of all options.
 """
 
 import re
@@ -35,7 +33,7 @@ NEEDED = {"file": ["partition.path=parts.json"]}  # options that are incomplete 
 
 
 def errors_of(*overrides: str) -> list[str]:
-    """The lines of the ConfigError that a configuration gives."""
+    """Return the lines of the ConfigError for a configuration."""
     with pytest.raises(ConfigError) as error:
         build(composed(*overrides))
     return str(error.value).splitlines()
@@ -49,7 +47,7 @@ def together(chosen: dict[str, str]) -> Any:
 # --- every option
 
 
-def test_groups_of_conf_are_those_that_are_built():
+def test_every_config_group_is_built():
     assert tuple(list_groups([CONF])) == tuple(GROUPS)
 
 
@@ -85,7 +83,7 @@ def test_every_model_runs_on_colour_images_or_texts(option):
 
 
 def test_option_surface():
-    """A new, renamed or lost option is seen in a diff."""
+    """New, renamed and removed options appear in the diff."""
     found = set(known_keys(CONF, [])) ^ {*SURFACE.read_text(encoding="utf-8").splitlines()}
     assert not found, "new or lost options; note them with `python tests/test_build.py --write`"
 
@@ -97,9 +95,8 @@ FEW = ("cfed/image_class", "fedka/tiny_imagenet", "fedntd/mnist_s2", "flashback/
 @pytest.mark.parametrize(
     "name", [n if n in FEW else pytest.param(n, marks=pytest.mark.slow) for n in FINGERPRINTS]
 )
-def test_settings_of_papers_decide_the_same_runs_as_ever(name):
-    """An experiment builds on a protocol; whatever is moved between the two, what is resolved stays
-    the same. Without the numbers of corrections (test_revisions.py)."""
+def test_experiments_keep_their_fingerprints(name):
+    """Revisions are left out; test_revisions.py tests them."""
     values = OmegaConf.to_container(composed(f"experiment={name}"), resolve=True)
     assert fingerprint(values | {"revisions": {}}, {}) == FINGERPRINTS[name]
 
@@ -109,7 +106,7 @@ def test_every_experiment_has_its_fingerprint():
     assert not any("_protocol" in name for name in FINGERPRINTS)
 
 
-def test_every_key_of_a_composed_configuration_is_in_the_surface():
+def test_surface_has_every_composed_key():
     known = set(known_keys(CONF, []))
 
     def keys(node: dict[str, Any], prefix: str = "") -> set[str]:
@@ -125,12 +122,12 @@ def test_every_key_of_a_composed_configuration_is_in_the_surface():
 # --- values that reach the objects
 
 
-def test_seed_sets_all_purposes_and_each_can_be_set():
+def test_seed_is_the_default_of_all_seeds():
     seeds = build(composed("seed=3", "seeds.sampling=5")).seeds
     assert (seeds.partition, seeds.sampling, seeds.training) == (3, 5, 3)
 
 
-def test_values_of_the_command_line_arrive():
+def test_overrides_set_values():
     given = "alpha=0.3 algorithm=fedntd algorithm.tau=3 targets=[0.5,1] local.lr=0.2 dataset=mnist"
     built = build(composed(*given.split()))
     assert built.partition.alpha == 0.3
@@ -140,9 +137,8 @@ def test_values_of_the_command_line_arrive():
     assert (built.local.lr, built.local.epochs) == (0.2, 3)  # epochs: mnist's own
 
 
-def test_dataset_brings_its_protocol():
-    """`_self_` stands first in the defaults, so that an option's values win over those of
-    config.yaml."""
+def test_dataset_sets_its_protocol():
+    """`_self_` comes first in the defaults, so an option's values replace those in config.yaml."""
     digits, cifar = build(composed()), build(composed("dataset=cifar10"))
     assert (digits.settings.num_clients, digits.settings.rounds, digits.local.batch_size) == (
         20,
@@ -207,15 +203,13 @@ seed=??? => seed
 
 
 @pytest.mark.parametrize("line", BAD.strip().splitlines())
-def test_bad_input_has_one_line_that_names_the_key(line):
+def test_invalid_value_is_one_line(line):
     overrides, message = line.split(" => ")
     (said,) = errors_of(*overrides.split())
     assert said.startswith(message.replace("...", overrides.split()[-1]))
 
 
 def test_all_errors_are_shown_at_once():
-    """Wrong types and values out of range, from every part and several of one part, each on its own
-    line."""
     local = ["local.lr=0", "local.batch_size=0", "local.momentum=2"]
     others = [
         "rounds=zero",
@@ -229,8 +223,8 @@ def test_all_errors_are_shown_at_once():
     assert sorted(keys) == sorted(key.split("=")[0] for key in wrong)
 
 
-def test_a_wrong_value_that_others_follow_is_said_once():
-    """Three seeds follow `seed`, and the rounds of a task follow `rounds`."""
+def test_error_of_a_referenced_value_appears_once():
+    """`seeds.*` refer to `seed`, and the rounds of a task to `rounds`."""
     assert errors_of("seed=x") == ["seed=x: must be an integer"]
     assert errors_of("seed=-1") == ["seed=-1: must be at least 0"]
     assert errors_of("rounds=x") == ["rounds=x: must be an integer"]
@@ -291,7 +285,7 @@ def test_values_are_converted(annotation, value, expected):
         (tuple[int, ...], [1.5], "key=[1.5]: must be a list of values, each an integer"),
     ],
 )
-def test_wrong_types_are_refused_in_words(annotation, value, message):
+def test_wrong_types_are_refused(annotation, value, message):
     with pytest.raises(ConfigError) as error:
         convert(annotation, value, "key")
     assert str(error.value) == message
@@ -306,9 +300,7 @@ THEIRS = (
 )
 
 
-def test_algorithm_of_another_package(tmp_path, monkeypatch):
-    """A class outside fedexp is taken from a yaml in the user's own directory, and from nowhere
-    else."""
+def test_user_class_must_be_named_in_the_users_yaml(tmp_path, monkeypatch):
     (tmp_path / "their_package.py").write_text(THEIRS)
     monkeypatch.syspath_prepend(tmp_path)
     target = "algorithm._target_=their_package.Theirs"
@@ -331,7 +323,7 @@ def test_algorithm_of_another_package(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("group", GROUPS)
-def test_a_class_of_another_group_is_refused(group):
+def test_class_of_another_group_is_refused(group):
     other = (
         "fedexp.data.partition.IID" if group != "partition" else "fedexp.trackers.base.NoTracker"
     )
@@ -345,7 +337,7 @@ def test_a_class_of_another_group_is_refused(group):
     assert wanted in str(error.value).splitlines()
 
 
-def test_a_class_of_another_kind_is_refused_inside_an_option():
+def test_nested_class_of_another_kind_is_refused():
     other = "fedexp.data.partition.IID"
     (line,) = errors_of(f"dataset.augmentation={{_target_: {other}}}")
     allowed = "fedexp.data.augment.Augmentation or a class that derives from it"
@@ -358,7 +350,7 @@ def test_a_class_of_another_kind_is_refused_inside_an_option():
     )
 
 
-def test_a_base_of_a_group_is_no_option():
+def test_abstract_class_is_refused():
     assert errors_of("partition._target_=fedexp.models.Model")[0].startswith(
         "partition._target_=fedexp.models.Model"
     )

@@ -1,5 +1,4 @@
-"""The code of a user's own classes counts in what a run is: its mark, the fingerprint, a resume,
-tables."""
+"""The code of users' classes in marks, fingerprints, resumed runs and tables."""
 
 import json
 import logging
@@ -24,8 +23,7 @@ CONFIG = {
 
 @pytest.fixture
 def plug(tmp_path, monkeypatch):
-    """A package in which decay.py imports three of its neighbours, in three ways, and other.py is
-    imported by none."""
+    """A package in which decay.py imports three modules in three ways; other.py is not imported."""
     folder = tmp_path / "place" / "plug"
     (folder / "deep").mkdir(parents=True)
     files = {
@@ -58,7 +56,7 @@ def plug(tmp_path, monkeypatch):
         "../beside.py",
     ],
 )
-def test_a_mark_is_of_all_that_a_class_imports(plug, name):
+def test_code_mark_covers_all_imported_files(plug, name):
     before = code_mark("plug.decay.Decay")
     assert re.fullmatch(r"plug\.decay\.Decay \(code [0-9a-f]{16}\)", before)
     assert code_mark("plug.decay.Decay") == before
@@ -70,9 +68,7 @@ def test_a_mark_is_of_all_that_a_class_imports(plug, name):
     assert code_mark("plug.decay.Decay") == before
 
 
-def test_what_has_no_mark(plug):
-    """What is not imported does not count; nor what has a version, or is fedexp's, or is not there,
-    or has one."""
+def test_classes_without_a_code_mark(plug):
     before = code_mark("plug.decay.Decay")
     (plug / "other.py").write_text("X = 1\n")
     assert code_mark("plug.decay.Decay") == before
@@ -86,12 +82,12 @@ def test_what_has_no_mark(plug):
         assert code_mark(target) is None, target
 
 
-def test_a_file_that_is_no_python_has_a_mark_too(plug):
+def test_code_with_a_syntax_error_has_a_mark(plug):
     (plug / "helper.py").write_text("def (:\n")
     assert code_mark("plug.decay.Decay") is not None
 
 
-def test_a_fingerprint_counts_the_code_and_a_run_that_was_made_keeps_its_own(plug):
+def test_fingerprint_depends_on_code_and_recorded_marks_keep_it(plug):
     marks, before = data_marks(CONFIG), fingerprint(CONFIG)
     assert set(marks) == {"algorithm._target_"}
     (plug / "helper.py").write_text("def help(): return 2\n")
@@ -102,7 +98,7 @@ def test_a_fingerprint_counts_the_code_and_a_run_that_was_made_keeps_its_own(plu
     assert unknown not in (before, fingerprint(CONFIG))
 
 
-def test_a_class_of_an_installed_package_is_the_same_in_a_run_that_was_made():
+def test_class_of_an_installed_package_has_no_mark():
     config = {"model": {"_target_": "torch.nn.Linear"}}
     assert fingerprint(with_recorded_marks(config, data_marks(config))) == fingerprint(config)
 
@@ -113,7 +109,7 @@ def note(directory, config=CONFIG):
     (directory / origin.NAME).write_text(json.dumps(content))
 
 
-def test_a_resume_with_other_code_is_no_other_configuration_but_noted(plug, tmp_path):
+def test_resume_with_changed_code_is_allowed_and_recorded(plug, tmp_path):
     note(tmp_path)
     first = fingerprint(CONFIG)
     (plug / "decay.py").write_text("class Decay: 2\n")
@@ -149,7 +145,7 @@ def last(mark):
     return checksums(mark)[-1]
 
 
-def test_a_run_elsewhere_with_other_code_does_not_stand_for_a_job(plug, tmp_path):
+def test_run_with_other_code_is_not_reused(plug, tmp_path):
     root = tmp_path / run_reuse.ROOT / "sweep"
     make_run(root, [], [0.5])
     run = root / "run0"
@@ -162,8 +158,8 @@ def test_a_run_elsewhere_with_other_code_does_not_stand_for_a_job(plug, tmp_path
     assert run_reuse.find_reusable(job, config) is None
 
 
-def test_a_table_has_one_run_of_those_that_differ_in_their_code(plug, tmp_path, caplog):
-    """The one with the code as it is now, which need not be the last; other jobs stay."""
+def test_table_has_the_run_with_the_current_code(plug, tmp_path, caplog):
+    """Of runs that differ only in their code, one is kept."""
     codes = ["def help(): return 1\n", "def help(): return 2\n"]
     for number, code in enumerate([*codes, codes[0]]):
         (plug / "helper.py").write_text(code)

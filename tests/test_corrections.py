@@ -1,5 +1,4 @@
-"""Values that were corrected after audits of the papers' sources: what a command line resolves
-to."""
+"""Values that were corrected after audits of the papers' sources."""
 
 import pytest
 from omegaconf import OmegaConf
@@ -62,7 +61,7 @@ def jobs(name):
     ]
 
 
-def test_fig_15_has_plain_kl():
+def test_fig_15_does_not_scale_by_tau():
     found = [job for job in jobs("fedntd_fig15") if "algorithm=fedntd" in job]
     assert len(found) > 10
     assert all("algorithm.tau_squared=false" in job for job in found)
@@ -74,7 +73,7 @@ def test_table_14_has_both_reductions():
     assert {job | {"algorithm.mse_reduction=mean"} for job in changed[0]} == changed[1]
 
 
-def test_the_released_readings():
+def test_released_readings():
     found = jobs("fedntd_table1_released")
     methods = {next(text for text in job if text.startswith("algorithm=")): job for job in found}
     assert "algorithm.mu=1.0" in methods["algorithm=fedprox"]
@@ -83,7 +82,7 @@ def test_the_released_readings():
     assert len(found) == 3 * 14
 
 
-def test_fedka_s_search_has_four_values_of_four_methods_on_three_data_sets():
+def test_fedka_search_has_four_values_of_beta():
     found = jobs("fedka_search")
     assert len(found) == 4 * 4 * 3
     assert {
@@ -94,8 +93,8 @@ def test_fedka_s_search_has_four_values_of_four_methods_on_three_data_sets():
     } == {"0.5", "0.1", "0.01", "0.001"}
 
 
-def test_the_rates_of_cfed_s_centralised_baselines():
-    """1e-3 in the first reading, 1e-6 in the second, for the same jobs."""
+def test_learning_rates_of_cfeds_centralised_baselines():
+    """1e-3 in the first reading and 1e-6 in the second, for the same jobs."""
     first = {
         job
         for job in jobs("cfed_table1")

@@ -1,6 +1,8 @@
-"""Every file of a run that tables need, with every damage, under every command that reads it: one
-damaged job is named, left out and run again; it never takes away the tables of the others, and no
-command ends in a traceback."""
+"""Every file of a run that tables need, with every damage, and every command that reads it.
+
+A damaged job is reported, left out and run again. It does not affect the tables of other jobs, and
+no command ends in a traceback.
+"""
 
 import errno
 import logging
@@ -30,7 +32,7 @@ SWEEP = ("sound", "hurt")  # the jobs
 
 
 def replace_numbers(path, value):
-    """Put a value in the place of every number after the first row, column or key."""
+    """Replace every number after the first row, column or key."""
     if path.suffix == ".csv":
         table = pd.read_csv(path).astype(object)
         table.iloc[1:] = value
@@ -76,7 +78,7 @@ CASES = [(name, damage) for name in FILES for damage in DAMAGES]
 
 
 def sample(first, every=11):
-    """All cases, of which one of so many, from this one on, is in the fast tests."""
+    """Return all cases; those not in the sample (every n-th case from `first` on) are slow."""
     return [
         case if i % every == first else pytest.param(*case, marks=pytest.mark.slow)
         for i, case in enumerate(CASES)
@@ -84,7 +86,7 @@ def sample(first, every=11):
 
 
 def write_job(directory, seed):
-    """A finished run with a partition that pictures can be drawn from."""
+    """Write a finished run with a partition, so that figures can be drawn."""
     write_run(directory, {"algorithm": "fedavg", "alpha": "1", "seed": str(seed)}, rounds=4)
     parts = tuple(np.split(np.arange(12), 4))
     classes = [f"class {c}" for c in range(3)]
@@ -107,11 +109,11 @@ def hurt(sweep, name, damage):
 
 
 def is_damaged(name, damage):
-    """A run without a summary has not come to its end; nothing there is damaged."""
+    """Return whether the job is damaged. A run without a summary is only unfinished."""
     return (name, damage) != ("summary.json", "missing")
 
 
-def test_what_is_sound_is_complete(sweep):
+def test_valid_runs_are_complete(sweep):
     jobs = SweepDirectory(sweep)
     assert [run.directory.name for run in jobs.complete] == sorted(SWEEP)
     assert [run.problems for run in jobs.jobs] == [[], []]
@@ -119,9 +121,8 @@ def test_what_is_sound_is_complete(sweep):
 
 
 @pytest.mark.parametrize(("name", "damage"), sample(0, every=4))
-def test_a_damaged_job_is_none_that_is_complete(sweep, name, damage):
-    """What decides whether the same `--multirun` command runs it again, and what another sweep may
-    count."""
+def test_damaged_job_is_not_complete(sweep, name, damage):
+    """So `--multirun` runs it again, and no other sweep uses it."""
     job = hurt(sweep, name, damage)
     assert finished_summary(job) is None
     jobs = SweepDirectory(sweep)
@@ -138,7 +139,7 @@ def test_a_damaged_job_is_none_that_is_complete(sweep, name, damage):
 
 
 @pytest.mark.parametrize(("name", "damage"), sample(0))
-def test_the_report_counts_the_others(sweep, name, damage, caplog, monkeypatch):
+def test_report_leaves_out_damaged_runs(sweep, name, damage, caplog, monkeypatch):
     monkeypatch.setattr(logging.getLogger("fedexp"), "propagate", True)
     hurt(sweep, name, damage)
     assert len(write_report(sweep, figures=False)) == 4
@@ -155,7 +156,7 @@ def test_the_report_counts_the_others(sweep, name, damage, caplog, monkeypatch):
 
 
 @pytest.mark.parametrize(("name", "damage"), sample(2))
-def test_the_table_of_all_runs_counts_the_others(sweep, name, damage, capsys):
+def test_table_of_all_runs_leaves_out_damaged_runs(sweep, name, damage, capsys):
     hurt(sweep, name, damage)
     assert call("report", [str(sweep), "--out", str(sweep / "all")]) == 0
     assert pd.read_csv(sweep / "all.csv")["seed"].tolist() == [0]
@@ -165,7 +166,7 @@ def test_the_table_of_all_runs_counts_the_others(sweep, name, damage, capsys):
 
 
 @pytest.mark.parametrize(("name", "damage"), sample(4))
-def test_the_page_shows_the_others(sweep, name, damage, capsys):
+def test_view_page_shows_the_problem(sweep, name, damage, capsys):
     hurt(sweep, name, damage)
     assert call("view", [str(sweep)]) == 0
     assert f"{name}: " in (sweep / "view.html").read_text(encoding="utf-8")
@@ -173,7 +174,7 @@ def test_the_page_shows_the_others(sweep, name, damage, capsys):
 
 
 @pytest.mark.parametrize(("name", "damage"), sample(6))
-def test_a_push_refuses_it(sweep, name, damage, capsys):
+def test_push_refuses_damaged_runs(sweep, name, damage, capsys):
     job = hurt(sweep, name, damage)
     assert call("push", [str(job), "--mode", "offline"]) == 2
     told = capsys.readouterr().err.splitlines()
@@ -183,7 +184,7 @@ def test_a_push_refuses_it(sweep, name, damage, capsys):
 
 
 @pytest.mark.parametrize(("name", "damage"), sample(8))
-def test_a_preview_runs_it_again(sweep, name, damage, capsys):
+def test_preview_plans_damaged_runs_again(sweep, name, damage, capsys):
     job = hurt(sweep, name, damage)
     planned = [preview.Planned(path, resolve(composed())) for path in (job, sweep / "sound")]
     preview.show_jobs(planned, preview.find_measured_runs(planned))
@@ -197,9 +198,8 @@ def test_a_preview_runs_it_again(sweep, name, damage, capsys):
 @pytest.mark.parametrize(
     ("name", "damage"), [case for case in CASES if case[0] != ".hydra/overrides.yaml"]
 )
-def test_pictures_of_what_there_is(sweep, name, damage, capsys):
-    """Exit code 2 and one line that names the file, or the pictures that it has nothing to do
-    with."""
+def test_figures_of_damaged_runs(sweep, name, damage, capsys):
+    """The command draws figures, or ends with code 2 and one line with the file's name."""
     job = hurt(sweep, name, damage)
     code, told = call("figures", [str(job)]), capsys.readouterr()
     assert code in (0, 2)
@@ -210,7 +210,7 @@ def test_pictures_of_what_there_is(sweep, name, damage, capsys):
     assert not list(Path(job).rglob(".*.tmp"))
 
 
-def test_pictures_for_which_there_is_no_room_are_one_message(sweep, monkeypatch, capsys):
+def test_full_disk_while_drawing_is_one_message(sweep, monkeypatch, capsys):
     def full(directory, look):
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -220,8 +220,7 @@ def test_pictures_for_which_there_is_no_room_are_one_message(sweep, monkeypatch,
     assert capsys.readouterr().err == expected
 
 
-def test_what_no_number_gives_away_is_seen(sweep):
-    """Rows that are missing, twice or of another order, and accuracies that are none."""
+def test_missing_rows_and_invalid_values_are_found(sweep):
     job = sweep / "hurt"
     rounds, classes = (
         (job / name).read_text().splitlines(keepends=True) for name in ("rounds.csv", FILES[2])
@@ -253,7 +252,7 @@ def test_what_no_number_gives_away_is_seen(sweep):
     assert RunDirectory(job).finished
 
 
-def test_a_column_of_one_s_own_may_be_called_an_accuracy(sweep):
+def test_user_column_may_have_accuracy_in_its_name(sweep):
     job = sweep / "hurt"
     table = pd.read_csv(job / "rounds.csv")
     table.assign(accuracy_drop=-0.5).to_csv(job / "rounds.csv", index=False)
@@ -263,7 +262,7 @@ def test_a_column_of_one_s_own_may_be_called_an_accuracy(sweep):
     assert problem.reason == "has -0.5 in the column in_local_accuracy, which is not an accuracy"
 
 
-def test_a_marker_or_lock_that_is_damaged_is_none(sweep):
+def test_damaged_marker_or_lock_is_ignored(sweep):
     for content in (b"", b"[", b"[]", b'{"sweep": 3}', b"\xff\xfe"):
         (sweep / "sweep.json").write_bytes(content)
         assert SweepDirectory(sweep).name == "mine"
@@ -272,11 +271,8 @@ def test_a_marker_or_lock_that_is_damaged_is_none(sweep):
 
 
 @pytest.mark.parametrize("left", ["nothing else", "a table"])
-def test_a_job_that_was_refused_is_tried_again_without_a_word_of_damage(
-    tmp_path, caplog, monkeypatch, left
-):
-    """But files of rounds that no configuration belongs to are damage, whatever the summary
-    says."""
+def test_refused_job_is_not_damaged(tmp_path, caplog, monkeypatch, left):
+    """But tables of rounds without a configuration are damage."""
     monkeypatch.setattr(logging.getLogger("fedexp"), "propagate", True)
     (tmp_path / "summary.json").write_text(
         '{"status": "failed", "error": "local.optimizer=adam: ...", "exit_code": 2}'
@@ -300,8 +296,8 @@ REPAIRS |= {".hydra/overrides.yaml": "folder"}
 
 
 @pytest.mark.slow  # a small run, and again for each damage
-def test_the_same_command_mends_it(tmp_path, monkeypatch, capsys):
-    """To the same numbers, in one go; what was there is kept."""
+def test_same_command_repairs_a_damaged_job(tmp_path, monkeypatch, capsys):
+    """The numbers are the same, and the damaged files are kept."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.argv", ["fedexp"])
     small = [

@@ -1,4 +1,4 @@
-"""Fingerprints: what they count and what not."""
+"""Fingerprints: what they depend on."""
 
 import copy
 import functools
@@ -35,7 +35,7 @@ def container(*overrides):
 
 
 def moved(node):
-    """As if every class of fedexp lay in another module."""
+    """Move every class of fedexp to another module."""
     if isinstance(node, list):
         return [moved(item) for item in node]
     if not isinstance(node, dict):
@@ -72,13 +72,13 @@ LINES = (
 
 
 @pytest.mark.parametrize("line", LINES)
-def test_classes_may_move(line):
+def test_moved_class_keeps_the_fingerprint(line):
     values = container(*line.split())
     assert fingerprint(values) == fingerprint(moved(values))
     assert essential(values) == essential(moved(values))
 
 
-def test_options_that_are_no_more_count_as_by_default():
+def test_removed_options_count_as_their_default():
     values = container()
     former = {**values["hardware"], "convolution": "auto", "jobs_together": 8}
     assert fingerprint(values | {"hardware": former}) == fingerprint(values)
@@ -100,14 +100,14 @@ def test_options_at_their_neutral_value_do_not_change_the_fingerprint(line):
     assert fingerprint(values | {"evaluate": ["global", "personal"]}) != fingerprint(older)
 
 
-def test_seeds_of_one_setting_share_a_group():
+def test_seeds_share_a_group_name():
     values = container() | {"choices": CHOICES}
     assert group_name(values) == group_name(values | {"seed": 1})
     assert group_name(values) != group_name(values | {"rounds": 1})
 
 
-def test_every_class_of_the_options_counts_by_its_name_alone():
-    """So no two of them may share one, and each can be imported."""
+def test_class_names_in_conf_are_unique_and_importable():
+    """Fingerprints have class names without modules."""
     found = {
         name
         for path in CONF.rglob("*.yaml")
@@ -120,7 +120,7 @@ def test_every_class_of_the_options_counts_by_its_name_alone():
         find_class(name, "_target_")
 
 
-def test_a_fingerprint_counts_classes_and_values():
+def test_fingerprint_depends_on_classes():
     values = container()
     assert fingerprint(values).startswith("2:")
     assert len(fingerprint(values)) == 2 + 64
@@ -139,7 +139,7 @@ def test_a_fingerprint_counts_classes_and_values():
     assert fingerprint(values | {"choices": {"algorithm": "mine"}}) == fingerprint(values)
 
 
-def test_the_data_count_and_not_their_path(tmp_path, monkeypatch):
+def test_fingerprint_depends_on_data_not_their_path(tmp_path, monkeypatch):
     first, same = tree(tmp_path / "a" / "photos"), tree(tmp_path / "b" / "images")
     digest = fingerprint(folder(first))
     assert fingerprint(folder(same)) == digest
@@ -160,8 +160,7 @@ def test_the_data_count_and_not_their_path(tmp_path, monkeypatch):
     assert data_marks(folder(first)) == {}  # a job that will fail
 
 
-def test_data_of_surrogates_and_domains_count_likewise(tmp_path, monkeypatch):
-    """Whose nodes lie deeper, and in a list."""
+def test_fingerprint_depends_on_surrogate_and_domain_data(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     options = ("surrogate.dataset=image_folder", "algorithm=cfed")
     roots = [
@@ -176,8 +175,8 @@ def test_data_of_surrogates_and_domains_count_likewise(tmp_path, monkeypatch):
     )
 
 
-def test_published_data_count_by_their_name(tmp_path):
-    """cinic10 is fetched by the first run: its files may come between two commands."""
+def test_published_data_count_by_name(tmp_path):
+    """The first run downloads cinic10, so its files may appear between two commands."""
     values = [
         resolve(composed("dataset=cinic10", f"data_dir={tmp_path / name}")) for name in ("a", "b")
     ]
@@ -185,7 +184,7 @@ def test_published_data_count_by_their_name(tmp_path):
     assert fingerprint(values[0]) == fingerprint(values[1])
 
 
-def test_a_partition_file_counts_by_its_content(tmp_path):
+def test_partition_file_counts_by_content(tmp_path):
     digests = []
     for name, text in (("a", "[[0]]"), ("b", "[[0]]"), ("c", "[[1]]")):
         (tmp_path / f"{name}.json").write_text(text)
@@ -203,7 +202,7 @@ def write(directory, values, data=None):
     return directory
 
 
-def test_what_may_differ_on_resume(tmp_path):
+def test_resume_accepts_moved_data_only(tmp_path):
     data = make_simulation().runtime.data
     photos = tree(tmp_path / "photos")
     noted = write(tmp_path / "noted", folder(photos), data)
@@ -230,9 +229,8 @@ def test_what_may_differ_on_resume(tmp_path):
         check_resume(former, other)  # its data still lie where its config.yaml says
 
 
-def test_what_a_directory_notes(tmp_path):
-    """Four classes, 40 training and 20 test images of 6 x 6 grey pixels: see
-    toy_federation.Noise."""
+def test_origin_records_fingerprint_and_data(tmp_path):
+    """The data of toy_federation.Noise have 4 classes, 40 training and 20 test images."""
     data, values = make_simulation().runtime.data, container()
     origin.record(tmp_path, values, data, {})
     found = json.loads((tmp_path / "fingerprint.json").read_text())
@@ -260,9 +258,9 @@ def test_what_a_directory_notes(tmp_path):
 
 
 @pytest.mark.skipif(not shutil.which("git"), reason="needs git")
-def test_the_commit_of_a_checkout_is_noted(tmp_path, monkeypatch):
-    """Of the checkout that the package lies in, with a `+` where a file of it has changed; of no
-    other one."""
+def test_commit_of_the_checkout_is_recorded(tmp_path, monkeypatch):
+    """The commit of fedexp's checkout ends with `+` if a file has changed; other repositories are
+    ignored."""
     who = ("-c", "user.name=a", "-c", "user.email=a@b.c", "-c", "commit.gpgsign=false")
 
     def git(*words: str, at: Path = tmp_path) -> str:

@@ -1,5 +1,4 @@
-"""Nothing is ignored: each key of a run, changed alone, changes what the run writes, or is refused,
-or stands in a list with the reason."""
+"""Every key, changed alone, changes the outcome, is refused, or is listed with a reason."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -137,8 +136,10 @@ def train(directory: Path, *overrides: str) -> dict[str, Any]:
 
 
 def outcome(directory: Path) -> dict[str, Any]:
-    """What a run has written, but for what was asked for, times, and where and how it was computed:
-    name of a file, and of a value or column in it -> content."""
+    """Return name -> content of everything that a run writes.
+
+    The configuration, times and hardware are left out.
+    """
     found: dict[str, Any] = {p.relative_to(directory).as_posix(): 0 for p in directory.rglob("*")}
     for path in directory.rglob("*.csv"):
         for name, column in pd.read_csv(path, dtype=str).items():
@@ -157,7 +158,7 @@ def outcome(directory: Path) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def usual(tmp_path_factory) -> tuple[dict[str, Any], set[str]]:
-    """The outcome of BASE, without what differs between two such runs, and all names in it."""
+    """Return the outcome of BASE that is equal in two runs, and all names in it."""
     folder = tmp_path_factory.mktemp("usual")
     first, second = (train(folder / name) for name in ("first", "second"))
     return {key: value for key, value in first.items() if second[key] == value}, {*first}
@@ -166,7 +167,7 @@ def usual(tmp_path_factory) -> tuple[dict[str, Any], set[str]]:
 @pytest.mark.parametrize(
     "key", [pytest.param(key, marks=pytest.mark.slow if key in SLOW else ()) for key in CHANGED]
 )
-def test_a_key_alone_changes_what_a_run_writes(key, usual, tmp_path, monkeypatch):
+def test_changed_key_changes_the_outcome(key, usual, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("cohorts.json").write_text("[[0,1,2,3],[1,2,3,4]]")
     same, names = usual
@@ -175,13 +176,13 @@ def test_a_key_alone_changes_what_a_run_writes(key, usual, tmp_path, monkeypatch
 
 
 @pytest.mark.parametrize("key", REFUSED)
-def test_a_key_that_nothing_would_use_is_refused(key, tmp_path):
+def test_unused_key_is_refused(key, tmp_path):
     with pytest.raises(ConfigError, match=rf"^{key}=[^\n]*$"):
         train(tmp_path / "run", f"{'++' if key == 'surrogate.options' else ''}{key}={REFUSED[key]}")
     assert not (tmp_path / "run").exists()
 
 
-def test_every_key_is_changed_or_refused_or_has_a_reason():
+def test_every_key_is_tested_or_has_a_reason():
     main = yaml.safe_load((CONF / "config.yaml").read_text(encoding="utf-8"))
     hardware = yaml.safe_load((CONF / "hardware/auto.yaml").read_text(encoding="utf-8"))
     for key in ("defaults", "hydra"):
@@ -196,7 +197,7 @@ def test_every_key_is_changed_or_refused_or_has_a_reason():
 
 
 def keys_of(node: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
-    """The keys of values, and of mappings that are empty."""
+    """Yield the keys of values and of empty mappings."""
     for name, value in node.items():
         if isinstance(value, dict) and value:
             yield from keys_of(value, f"{prefix}{name}.")
@@ -205,22 +206,22 @@ def keys_of(node: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
 
 
 @pytest.mark.parametrize("choice", UNUSED)
-def test_typed_options_that_another_choice_leaves_without_effect(choice, tmp_path):
-    """All are named at once, also where a mapping sets them; those of presets are not judged."""
+def test_typed_option_without_effect_is_refused(choice, tmp_path):
+    """All keys are reported at once, also those in a mapping."""
     keys = [each.partition("=")[0] for each in UNUSED[choice]]
     with pytest.raises(ConfigError) as error:
         train(tmp_path / "run", choice, *UNUSED[choice])
     assert [line.partition("=")[0] for line in str(error.value).splitlines()] == keys
 
 
-def test_a_search_may_try_what_another_choice_leaves_without_effect(tmp_path):
+def test_search_may_try_options_without_effect(tmp_path):
     given = [*BASE, "rounds=1", "local.optimizer=adam", "local.momentum=0.5"]
     watch = {"watch": lambda round, summary: False}
     summary = train_run(Job(composed(*given), tmp_path / "run", given, CHOICES, "search", **watch))
     assert summary["status"] == "completed"
 
 
-def test_options_of_presets_are_not_judged():
+def test_options_of_presets_may_have_no_effect():
     values = OmegaConf.to_container(composed("dataset=digits"), resolve=True)
     check_used(values | {"local": {**values["local"], "optimizer": "adam"}}, ["local.lr=0.1"])
     with pytest.raises(ConfigError, match=r"only has an effect with local.schedule=cosine"):

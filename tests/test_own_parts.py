@@ -1,4 +1,4 @@
-"""Classes of a user's own that do what no class of fedexp does: each is refused in one message."""
+"""Invalid classes of users: each is refused in one message."""
 
 import inspect
 import re
@@ -39,7 +39,7 @@ class Reduced(FedAvg):
 
 
 @pytest.mark.parametrize("engine", PAIR)
-def test_a_loss_that_is_reduced_already_is_refused(engine):
+def test_reduced_example_loss_is_refused(engine):
     # A mean counts the rows that pad a short batch on the vectorised engine.
     simulation = make_simulation(Reduced(), engine=engine)
     with pytest.raises(
@@ -53,7 +53,7 @@ def test_a_loss_that_is_reduced_already_is_refused(engine):
     play(make_simulation(Reduced(reduction="none"), engine=engine), 1)
 
 
-def test_the_page_has_all_hooks_with_their_arguments():
+def test_page_lists_all_hooks_with_arguments():
     page = (CONF.parent / "docs" / "guide" / "your_own_parts.md").read_text(encoding="utf-8")
     written = dict(re.findall(r"^\| `(\w+)\((.*)\)` \|", page, re.MULTILINE))
     hooks = {name: hook for name, hook in vars(FedAvg).items() if inspect.isfunction(hook)}
@@ -62,9 +62,9 @@ def test_the_page_has_all_hooks_with_their_arguments():
     assert found == {name: value for name, value in expected.items() if name[0] != "_"}
 
 
-def test_the_example_of_the_page_counts_rounds():
-    """That of docs/guide/your_own_parts.md: its weight is w / 4, w / 2, ... and both engines agree.
-    Without weight it is FedAvg."""
+def test_example_of_the_page():
+    """The example in docs/guide/your_own_parts.md. Its weight is w / 4, w / 2, ...; with weight 0
+    it is FedAvg."""
     page = (CONF.parent / "docs" / "guide" / "your_own_parts.md").read_text(encoding="utf-8")
     found: dict[str, Any] = {}
     exec(page.partition("`mine/reminded.py`\n```python\n")[2].partition("```\n")[0], found)
@@ -89,7 +89,7 @@ class Clipped(FedAvg):
 
 
 @pytest.mark.parametrize("value", [float("inf"), float("-inf"), float("nan")])
-def test_a_value_that_config_yaml_cannot_hold_is_refused(value):
+def test_value_that_is_not_finite_is_refused(value):
     assert make(Clipped, {"clip": 2.0}, "algorithm.").clip == 2
     for key, wrong in (("clip", value), ("more", [1, [value]]), ("more", {"a": value})):
         with pytest.raises(ConfigError, match=rf"algorithm\.{key}=.*: must be finite"):
@@ -99,8 +99,7 @@ def test_a_value_that_config_yaml_cannot_hold_is_refused(value):
 # --- a metric
 @dataclass(frozen=True)
 class Own(ForgettingMetric):
-    """Gives the columns of rounds.csv, the keys of summary.json and the columns of clients.csv that
-    it is told."""
+    """Return the given columns of rounds.csv and clients.csv and keys of summary.json."""
 
     columns: tuple[str, ...] = ()
     keys: tuple[str, ...] = ()
@@ -139,8 +138,8 @@ def run(directory, metric, **options):
         ({"of_clients": ("train_loss",)}, "clients", 3),
     ],
 )
-def test_what_a_run_writes_itself_is_not_replaced(given, file, lines, tmp_path):
-    """Where the names are known, before anything is trained or written."""
+def test_metric_cannot_use_a_reserved_name(given, file, lines, tmp_path):
+    """If the names are known in advance, nothing is trained or written."""
     name = next(reversed(given.values()))[-1]
     with pytest.raises(
         ConfigError,
@@ -151,13 +150,13 @@ def test_what_a_run_writes_itself_is_not_replaced(given, file, lines, tmp_path):
     assert (len(table.read_text().splitlines()) if table.exists() else 0) == lines
 
 
-def test_a_column_is_not_replaced_where_clients_own_models_are_tested():
+def test_reserved_name_is_refused_with_personal_models():
     own, evaluate = FedRep(head_epochs=1), ["global", "personal"]
     with pytest.raises(ConfigError, match=r"rounds\.csv already has a value lr"):
         check_names(make_simulation(own, forgetting_metric=Own(columns=("lr",)), evaluate=evaluate))
 
 
-def test_a_column_of_another_view_is_not_replaced(tmp_path):
+def test_reserved_name_of_another_view_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="already has a value test_accuracy_augmented"):
         run(
             tmp_path / "run",
@@ -166,7 +165,7 @@ def test_a_column_of_another_view_is_not_replaced(tmp_path):
         )
 
 
-def test_names_of_its_own_are_kept(tmp_path):
+def test_new_names_are_written(tmp_path):
     state = run(tmp_path / "run", Own(columns=("mine",), keys=("mine",), of_clients=("mine",)))
     assert state.status == "completed"
     header = (tmp_path / "run" / "rounds.csv").read_text().splitlines()[0].split(",")
@@ -179,15 +178,15 @@ class Gain(Own):
         return {"gain": max(float(accuracy.mean()) for accuracy in history.class_accuracy[1:])}
 
 
-def test_a_summary_is_asked_for_of_trained_rounds_alone(tmp_path):
+def test_summary_is_computed_after_training(tmp_path):
     assert (
         run(tmp_path / "run", Gain(columns=("mine",), needs_local=False), eval_interval=2).status
         == "completed"
     )
 
 
-def test_two_metrics_with_values_of_one_name_are_one_message(tmp_path):
-    """Both are nan until the second round."""
+def test_metrics_with_equal_names_are_refused(tmp_path):
+    """Both values are nan until the second round."""
     with pytest.raises(
         ConfigError, match=r"two metrics return forgetting, as .* and 1\.0; rename the value"
     ):
@@ -199,8 +198,7 @@ def test_two_metrics_with_values_of_one_name_are_one_message(tmp_path):
 
 @dataclass(frozen=True)
 class Wrong(ForgettingMetric):
-    """Gives what it is told from the second tested round on; before that nan, as what is not
-    defined yet."""
+    """Return the given values from the second evaluated round on, and nan before."""
 
     of_rounds: Any = np.nan
     of_clients: Any = None
@@ -232,20 +230,20 @@ class Wrong(ForgettingMetric):
         ({"of_clients": np.zeros((4, 3))}, "must be one number per client"),
     ],
 )
-def test_values_that_are_not_numbers_are_refused(given, message, tmp_path):
+def test_metric_must_return_numbers(given, message, tmp_path):
     with pytest.raises(ConfigError, match="forgetting_metric: Wrong returns mine=.*" + message):
         run(tmp_path / "run", Wrong(**given), eval_interval=1)
 
 
 @pytest.mark.parametrize("number", [1, True, np.float32(0.5), np.int64(2), np.nan, float("inf")])
-def test_all_types_of_numbers_are_accepted(number, tmp_path):
+def test_metric_may_return_any_number_type(number, tmp_path):
     state = run(
         tmp_path / "run", Wrong(of_rounds=number, of_run=number, of_clients=np.full(4, number))
     )
     assert state.status == "completed"
 
 
-def test_values_that_are_not_a_dict_are_refused(tmp_path):
+def test_metric_must_return_a_dict(tmp_path):
     class Scalar(Wrong):
         def summary(self, history):
             return 0.5
@@ -311,14 +309,14 @@ GIVEN: dict[str, Any] = {
         ({"classes": ["a", "b", "c", "a", "b"]}, "several classes have the name a, b$"),
     ],
 )
-def test_arrays_of_the_wrong_kind_are_refused(changed, message):
+def test_invalid_arrays_are_refused(changed, message):
     assert len(Given(**GIVEN, changed={}).load().y_train) == 4
     with pytest.raises(ConfigError, match="dataset=given: " + message):
         Given(**GIVEN, changed=changed).load()
 
 
-def test_arrays_that_have_changed_are_noticed_by_a_resume(tmp_path):
-    """Those of a class that names no files; accepted, they are noted beside the first ones."""
+def test_resume_detects_changed_arrays(tmp_path):
+    """The class names no files. Accepted changes are recorded beside the first checksum."""
     source = Given(**GIVEN, changed={})
     data = source.load()
     marks = origin.current_marks({}, {"dataset": source}, data)
@@ -342,8 +340,8 @@ def test_arrays_that_have_changed_are_noticed_by_a_resume(tmp_path):
     origin.check_data(tmp_path, marks, {}, data)
 
 
-def test_of_a_class_that_names_its_files_their_bytes_count(tmp_path):
-    """And not its arrays, which another version of a decoder may make otherwise."""
+def test_files_of_a_data_set_count_by_their_bytes(tmp_path):
+    """The arrays do not count, since another version of a decoder may return others."""
     (tmp_path / "a.jpg").write_bytes(b"1")
     source = FromFiles(**GIVEN | {"data_dir": str(tmp_path)}, changed={})
     marks = origin.current_marks({}, {"dataset": source}, source.load())
@@ -361,7 +359,7 @@ class Shadowing(Given):
     kind: str = "red"
 
 
-def test_a_field_that_hides_what_a_data_set_has_is_named():
+def test_field_that_hides_an_attribute_is_refused():
     built = replace(build(composed()), dataset=Shadowing(**GIVEN, changed={}))
     assert any(
         "dataset.kind: Shadowing has a field `kind`" in said for said in task_problems(built)
@@ -392,7 +390,7 @@ class Fixed(Partitioner):
         (None, "gives no list of indices for each client"),
     ],
 )
-def test_parts_that_no_client_can_train_on_are_refused(parts, message):
+def test_invalid_partition_is_refused(parts, message):
     labels, rng = np.array([0, 1, 0, 1]), np.random.default_rng(0)
     with pytest.raises(ConfigError, match="partition: Fixed " + message):
         Fixed(parts=parts).split(labels, 2, rng)
@@ -408,13 +406,13 @@ class Returning(Partitioner):
 @pytest.mark.parametrize(
     "given", [[[0], [1]], ([0], [1]), [[0], [1], [2]], None, ([[0], [1]], {}, 1)]
 )
-def test_parts_without_what_else_is_recorded_are_refused(given):
+def test_partition_must_return_parts_and_info(given):
     with pytest.raises(ConfigError, match="partition: Returning: `assign` must return two things"):
         Returning(given=given).split(np.array([0, 1, 0, 1]), 2, np.random.default_rng(0))
 
 
-def test_an_optional_hook_needs_its_base():
-    """Without it the hook would never be called, and the run would be FedAvg."""
+def test_optional_hook_needs_its_base():
+    """Without the base, the hook would never be called, and the run would be FedAvg."""
     with pytest.raises(ConfigError, match=r"defines refine.*families\.ServerTraining"):
 
         class Refining(FedAvg):

@@ -1,6 +1,5 @@
-"""In the role of an attacker: what no run has made in the place of files that a run need not have.
-A named pipe would be waited for, a few bytes expand to more than the memory, and a link
-leads to a file of the reader's own."""
+"""Attacks with optional files of a run directory: pipes that block, packed bytes that expand to
+more than the memory, and links to the reader's files."""
 
 import io
 import os
@@ -50,7 +49,7 @@ OPTIONAL = (
 
 @pytest.fixture
 def sweep(tmp_path) -> Path:
-    """Of two jobs: one is sound, one has pipes beside its tables."""
+    """A sweep with a valid job and a job with pipes beside its tables."""
     folder = tmp_path / "multirun" / "theirs"
     for seed, name in enumerate(("sound", "hurt")):
         write_job(folder / name, seed)
@@ -88,7 +87,6 @@ def test_no_command_waits_for_a_pipe(sweep, command, capsys):
 
 
 def test_no_reader_waits_for_a_pipe(sweep, tmp_path):
-    """The Python interface."""
     run = RunDirectory(sweep / "hurt")
     names = [
         name
@@ -117,7 +115,7 @@ def test_no_reader_waits_for_a_pipe(sweep, tmp_path):
         load_history(sweep / "sound")
 
 
-def test_what_is_a_file(tmp_path):
+def test_regular_accepts_files_only(tmp_path):
     (tmp_path / "file").write_text("x")
     (tmp_path / "link").symlink_to("file")
     assert regular(tmp_path / "link").read_text() == "x"
@@ -126,8 +124,8 @@ def test_what_is_a_file(tmp_path):
             regular(path)
 
 
-def test_a_few_bytes_that_expand_to_gigabytes_are_refused(tmp_path):
-    """128 MB of zeros, packed to a thousandth."""
+def test_zip_bomb_is_refused(tmp_path):
+    """128 MB of zeros are packed to a thousandth."""
     path = tmp_path / "partition.npz"
     with (
         zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as packed,
@@ -144,7 +142,7 @@ def test_a_few_bytes_that_expand_to_gigabytes_are_refused(tmp_path):
 
 
 def npy(kind: str, shape: tuple[int, ...]) -> bytes:
-    """The header of an array, and none of its values."""
+    """Return the header of an array without its values."""
     header = io.BytesIO()
     np.lib.format.write_array_header_1_0(
         header, {"descr": kind, "fortran_order": False, "shape": shape}
@@ -152,15 +150,15 @@ def npy(kind: str, shape: tuple[int, ...]) -> bytes:
     return header.getvalue()
 
 
-def test_arrays_of_elements_without_a_size_are_refused(tmp_path):
-    """A thousand million class names in 200 bytes."""
+def test_array_of_elements_without_size_is_refused(tmp_path):
+    """200 bytes have 10^9 class names."""
     with zipfile.ZipFile(tmp_path / "partition.npz", "w") as packed:
         packed.writestr("classes.npy", npy("|S0", (10**9,)))
     with pytest.raises(ConfigError, match="classes has elements of no size"):
         load_npz(tmp_path / "partition.npz")
 
 
-def test_a_matrix_whose_header_claims_more_than_the_memory(tmp_path):
+def test_matrix_larger_than_its_file_is_refused(tmp_path):
     (tmp_path / "x.npy").write_bytes(npy("<f4", (10**12, 10**4)))
     with pytest.raises(ConfigError, match="is not a matrix of numbers"):
         read_matrix(tmp_path / "x.npy")
@@ -179,8 +177,8 @@ def test_a_matrix_whose_header_claims_more_than_the_memory(tmp_path):
         ),
     ],
 )
-def test_a_few_rows_of_a_table_that_span_gigabytes_are_refused(tmp_path, name, columns, row):
-    """60,000 rounds and as many classes, tasks or layers: a matrix of 29 GB."""
+def test_table_with_rows_far_apart_is_refused(tmp_path, name, columns, row):
+    """60,000 rounds and as many classes, tasks or layers are a matrix of 29 GB."""
     rows = [columns, *(row.format(i=i) for i in range(60_000))]
     (tmp_path / name).write_text("\n".join(rows) + "\n")
     run = RunDirectory(tmp_path)
@@ -188,8 +186,8 @@ def test_a_few_rows_of_a_table_that_span_gigabytes_are_refused(tmp_path, name, c
     assert f"{name}: has 60000 rows too far apart" in run.describe_damage()
 
 
-def test_a_history_of_more_classes_than_its_rows_fill_is_refused(tmp_path):
-    """72 kB of two files for 1,000 rounds of 8,000,000 classes, 64 GB."""
+def test_history_with_too_many_classes_is_refused(tmp_path):
+    """Two files of 72 kB have 1,000 rounds of 8,000,000 classes (64 GB)."""
     arrays = {"indices": np.arange(1), "sizes": np.array([1]), "info": np.array("{}")}
     arrays["hash"] = np.array(partition_hash([arrays["indices"]]))
     arrays["counts"] = np.zeros((1, 8_000_000), np.int64)
@@ -202,8 +200,8 @@ def test_a_history_of_more_classes_than_its_rows_fill_is_refused(tmp_path):
         load_history(tmp_path)
 
 
-def test_local_models_of_a_round_far_after_the_last_are_refused(tmp_path):
-    """Figures count to the last of them."""
+def test_local_models_of_an_invalid_round_are_refused(tmp_path):
+    """Figures have one point per round up to the last one."""
     arrays = {"indices": np.arange(1), "sizes": np.array([1]), "info": np.array("{}")}
     arrays["hash"] = np.array(partition_hash([arrays["indices"]]))
     np.savez(tmp_path / "partition.npz", counts=np.ones((1, 1), np.int64), **arrays)
@@ -226,7 +224,7 @@ def test_local_models_of_a_round_far_after_the_last_are_refused(tmp_path):
     ],
 )
 @pytest.mark.filterwarnings("ignore")
-def test_tensors_of_a_checkpoint_that_its_bytes_do_not_hold(tmp_path, value, message):
+def test_tensor_larger_than_its_storage_is_refused(tmp_path, value, message):
     torch.save({"server": {"a": torch.zeros(3).expand(2, 3)}}, tmp_path / "x.pt")
     assert storage.load_tree(tmp_path / "x.pt")["server"]["a"].shape == (2, 3)
     torch.save({"server": {"a": value}}, tmp_path / "x.pt")
@@ -235,8 +233,8 @@ def test_tensors_of_a_checkpoint_that_its_bytes_do_not_hold(tmp_path, value, mes
             storage.load_tree(tmp_path / "x.pt", mapped)
 
 
-def test_a_checkpoint_with_packed_records_is_refused(tmp_path):
-    """torch packs none; zeros pack to a thousandth."""
+def test_compressed_checkpoint_is_refused(tmp_path):
+    """torch does not compress; zeros would be packed to a thousandth."""
     torch.save({"a": torch.zeros(100_000)}, tmp_path / "x.pt")
     with (
         zipfile.ZipFile(tmp_path / "x.pt") as archive,
@@ -248,12 +246,12 @@ def test_a_checkpoint_with_packed_records_is_refused(tmp_path):
         storage.load_tree(tmp_path / "packed.pt")
 
 
-def test_packed_arrays_of_a_usual_size_are_read(tmp_path):
+def test_compressed_arrays_are_read(tmp_path):
     np.savez_compressed(tmp_path / "x.npz", counts=np.zeros((1000, 1000)))
     assert load_npz(tmp_path / "x.npz")["counts"].shape == (1000, 1000)
 
 
-def test_a_page_shows_no_file_that_a_link_leads_to(tmp_path):
+def test_view_page_does_not_follow_links(tmp_path):
     (tmp_path / "secret").write_text("my password")
     run = write_job(tmp_path / "run", 0)
     (run / files.SUMMARY).write_text('{"status": "failed", "error": "x"}')
@@ -266,8 +264,8 @@ def test_a_page_shows_no_file_that_a_link_leads_to(tmp_path):
     assert "my password" not in (run / "view.html").read_text(encoding="utf-8")
 
 
-def test_a_push_of_a_run_whose_configuration_lacks_something_is_one_message(tmp_path, capsys):
-    """Labels are made of it; the smallest job of these tests has no model."""
+def test_push_of_an_incomplete_configuration_is_one_message(tmp_path, capsys):
+    """The configuration has no model, which labels need."""
     run = write_job(tmp_path / "run", 0)
     assert call("push", [str(run), "--mode", "offline"]) == 2
     (told,) = capsys.readouterr().err.splitlines()

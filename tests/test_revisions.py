@@ -1,5 +1,4 @@
-"""Corrections of methods: runs of before stand for none of after, are not resumed, and are shown
-but not judged."""
+"""Corrections of methods: outdated runs are not reused or resumed, and are shown without a verdict."""
 
 import functools
 import json
@@ -126,17 +125,17 @@ AGAIN = {
 
 @functools.cache
 def container(line):
-    """What a command line stands for; nobody changes it."""
+    """Return the resolved configuration of a command line. It must not be changed."""
     return resolve(composed(*line.split(), "data_dir=data"))
 
 
 def as_before(values):
-    """The configuration as the code before the corrections wrote it."""
+    """Return the configuration as it was written before the corrections."""
     return {key: value for key, value in values.items() if key != "revisions"}
 
 
 @pytest.mark.parametrize(("line", "others"), CHANGED.items())
-def test_a_correction_changes_the_fingerprint_of_what_it_concerns_alone(line, others):
+def test_correction_changes_the_fingerprint_of_its_runs_only(line, others):
     values = container(line)
     assert fingerprint(values) != fingerprint(as_before(values))
     assert outdated(values) == []
@@ -150,7 +149,7 @@ def test_a_correction_changes_the_fingerprint_of_what_it_concerns_alone(line, ot
 
 
 @pytest.mark.parametrize(("line", "found"), AGAIN.items())
-def test_a_second_correction_of_a_method_has_the_next_number(line, found):
+def test_second_correction_has_the_next_number(line, found):
     more, number, words = found
     before, now = container(line), container(f"{line} {more}")
     assert (latest_revisions(before), latest_revisions(now)) == (
@@ -161,13 +160,12 @@ def test_a_second_correction_of_a_method_has_the_next_number(line, found):
     assert words in told
 
 
-def test_every_correction_has_a_line_above():
+def test_every_correction_is_tested():
     met = {(r.part, r.name) for r in REVISIONS for line in CHANGED if r.concerns(container(line))}
     assert met == {(revision.part, revision.name) for revision in REVISIONS}
 
 
-def test_the_next_correction(monkeypatch):
-    """FedCurv once more, and FedNTD for the first time: a run of today is older code then."""
+def test_new_correction_makes_current_runs_outdated(monkeypatch):
     more = (
         revisions.Revision("algorithm", "FedCurv", 3, "x"),
         revisions.Revision("algorithm", "FedNTD", 2, "y"),
@@ -184,14 +182,13 @@ def test_the_next_correction(monkeypatch):
     assert latest_revisions(today[0]) == {"algorithm": 3}
 
 
-def test_a_user_cannot_give_the_number():
+def test_revisions_cannot_be_set():
     with pytest.raises(ConfigError, match="revisions: no such key"):
         build(composed("+revisions.algorithm=9"))
     build(composed("algorithm=fedcurv"))
 
 
-def test_a_run_of_before_stands_for_none_of_after_and_is_not_resumed(tmp_path):
-    """`complete` looks below multirun/ for a finished run with the same result."""
+def test_outdated_run_is_not_reused_or_resumed(tmp_path):
     values = container("algorithm=fedcurv")
     for name, config in (("old", as_before(values)), ("new", values)):
         run = tmp_path / "multirun" / name / "run"
@@ -207,9 +204,8 @@ def test_a_run_of_before_stands_for_none_of_after_and_is_not_resumed(tmp_path):
         check_resume(tmp_path / "multirun" / "old" / "run", values)
 
 
-def test_older_code_is_shown_but_not_judged(tmp_path):
-    """FedCurv of before its correction, beside FedAvg of the same commit, which was not
-    corrected."""
+def test_outdated_run_is_shown_without_verdict(tmp_path):
+    """FedCurv was corrected, FedAvg was not."""
     for i, name in enumerate(("cifar10_s2_fedavg", "cifar10_s2_fedcurv")):
         run_directory(tmp_path / f"run{i}", name)
     SweepDirectory(tmp_path).mark("fedntd_table1")
@@ -237,8 +233,7 @@ def test_older_code_is_shown_but_not_judged(tmp_path):
     assert set(table.loc[table["n"] > 0, "protocol"]) == {"full"}
 
 
-def test_weights_count_by_their_content(tmp_path):
-    """Another path with the same file is the same run."""
+def test_weights_count_by_content(tmp_path):
     for name, content in (("a", b"1"), ("b", b"1"), ("c", b"2")):
         (tmp_path / name).mkdir()
         (tmp_path / name / "w.pth").write_bytes(content)

@@ -1,4 +1,4 @@
-"""What fedexp reads cannot run code: no pickle but between its own processes, no unchecked
+"""Reading files cannot run code: no pickle except between fedexp's own processes, no unchecked
 extraction, no eval."""
 
 import ast
@@ -49,8 +49,8 @@ NEEDED = {"np.load": ("allow_pickle", False), "numpy.load": ("allow_pickle", Fal
 NEEDED |= {"torch.load": ("weights_only", True)}
 
 
-def faults(text: str) -> list[str]:
-    """What a program does that could run what it reads."""
+def list_unsafe_calls(text: str) -> list[str]:
+    """List what a program does that could run the content of a file."""
     found = []
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Import):
@@ -58,18 +58,18 @@ def faults(text: str) -> list[str]:
         elif isinstance(node, ast.ImportFrom):
             found += [f"import {node.module}"] * (str(node.module).partition(".")[0] in MODULES)
         elif isinstance(node, ast.Call):
-            found += call_faults(node)
+            found += check_call(node)
     return found
 
 
-def call_faults(node: ast.Call) -> list[str]:
+def check_call(node: ast.Call) -> list[str]:
     name = ast.unparse(node.func)
     last = name.rpartition(".")[2]
     given = {k.arg: k.value.value for k in node.keywords if isinstance(k.value, ast.Constant)}
     if name in NEEDED and given.get(NEEDED[name][0]) is not NEEDED[name][1]:
         return [f"{name} without {NEEDED[name][0]}={NEEDED[name][1]}"]
     if name == "yaml.load" and any(ast.unparse(k) == "Loader=LOADER" for k in node.keywords):
-        return []  # what LOADER is, test_the_loader_of_yaml_files_makes_plain_values says
+        return []  # what LOADER is, test_yaml_loader_makes_plain_values_only says
     if (
         name in ("yaml.load", "os.system", "os.popen")
         or given.get("shell") is True
@@ -82,13 +82,13 @@ def call_faults(node: ast.Call) -> list[str]:
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.relative_to(ROOT).as_posix())
-def test_nothing_that_runs_what_it_reads(path):
-    found = faults(path.read_text(encoding="utf-8"))
+def test_sources_have_no_unsafe_reader(path):
+    found = list_unsafe_calls(path.read_text(encoding="utf-8"))
     known = [KNOWN[name] for name in KNOWN if path.as_posix().endswith(name)]
     assert set(found) == set().union(*known)
 
 
-def test_the_loader_of_yaml_files_makes_plain_values():
+def test_yaml_loader_makes_plain_values_only():
     assert issubclass(yaml_files.LOADER, yaml.constructor.SafeConstructor)
     with pytest.raises(ValueError, match="could not determine a constructor"):
         yaml_files.load("!!python/object/apply:os.getcwd []")
@@ -125,8 +125,8 @@ def test_the_loader_of_yaml_files_makes_plain_values():
         ),
     ],
 )
-def test_the_check_finds(text):
-    assert len(faults(text)) == 1
+def test_unsafe_calls_are_found(text):
+    assert len(list_unsafe_calls(text)) == 1
 
 
 class Thief:
@@ -148,7 +148,7 @@ class Thief:
         (["tracker.name=x", "tracker.tags=[entity]", "resume=x"], False),
     ],
 )
-def test_a_place_that_only_the_directory_names_is_refused(overrides, refused):
+def test_tracker_destination_from_the_run_directory_is_refused(overrides, refused):
     tracker = TensorBoard(logdir="/home")
     if refused:
         with pytest.raises(ConfigError, match="says where the run is tracked"):
@@ -159,7 +159,7 @@ def test_a_place_that_only_the_directory_names_is_refused(overrides, refused):
     require_typed_destination(Several(members=[NoTracker()]), overrides, Path("x"))
 
 
-def test_what_is_typed_takes_the_place_of_what_is_stored(tmp_path):
+def test_typed_overrides_replace_stored_ones(tmp_path):
     path = tmp_path / "overrides.yaml"
     stored = ["rounds=3", "tracker=wandb", "+tracker.project=p", "resume=x", "data=${data_dir}/a"]
     path.write_text(yaml.safe_dump(stored))
@@ -170,11 +170,11 @@ def test_what_is_typed_takes_the_place_of_what_is_stored(tmp_path):
     assert read_stored(path, groups, ["tracker"]) == [stored[0], stored[4]]
 
 
-def test_folders_of_the_user_are_those_that_are_not_fedexp_s(tmp_path):
+def test_user_folders_exclude_fedexps(tmp_path):
     assert user_folders([conf_directory(), tmp_path]) == [tmp_path]
 
 
-def test_a_class_of_a_run_is_trusted_under_its_target_alone(tmp_path):
+def test_class_is_trusted_under_its_target_key_only(tmp_path):
     (tmp_path / "logging.yaml").write_text("handlers:\n  x: {class: own.Handler}\n")
     (tmp_path / "model.yaml").write_text("_target_: own.Model\n")
     assert trust.find_naming_file("own.Model", [tmp_path]) == tmp_path / "model.yaml"
@@ -184,7 +184,7 @@ def test_a_class_of_a_run_is_trusted_under_its_target_alone(tmp_path):
     )
 
 
-def test_the_resume_command_names_where_the_run_is_tracked():
+def test_resume_command_has_the_tracker_destination():
     given = ["tracker.project=stored", "resume=/x/run", "tracker.project=my runs", "seed=1"]
     job = types.SimpleNamespace(directory=Path("/x/run"), overrides=given)
     assert resume_command(job) == "fedexp resume=/x/run 'tracker.project=my runs'"
@@ -193,8 +193,8 @@ def test_the_resume_command_names_where_the_run_is_tracked():
 # ---- files of weights ----
 
 
-def test_a_library_that_would_unpickle_weights_gets_tensors_alone(tmp_path, monkeypatch):
-    """As timm did up to 1.0.24: torch.load with weights_only=False."""
+def test_timm_weights_are_not_unpickled(tmp_path, monkeypatch):
+    """timm up to 1.0.24 calls torch.load with weights_only=False."""
 
     def create_model(name, **options):
         return torch.load(options["pretrained_cfg_overlay"]["file"], weights_only=False)
@@ -212,7 +212,7 @@ def test_a_library_that_would_unpickle_weights_gets_tensors_alone(tmp_path, monk
     assert "TORCH_FORCE_WEIGHTS_ONLY_LOAD" not in os.environ
 
 
-def test_published_weights_of_torchvision_are_read_as_tensors(monkeypatch):
+def test_torchvision_weights_are_read_with_weights_only(monkeypatch):
     asked = {}
     weights = types.SimpleNamespace(get_state_dict=lambda **options: asked.update(options) or {})
     monkeypatch.setattr(
@@ -229,15 +229,15 @@ def test_published_weights_of_torchvision_are_read_as_tensors(monkeypatch):
 @pytest.mark.parametrize(
     "path", ["pandas", "./pandas", "hf://datasets/pandas", "a/b/c", "script.py", ""]
 )
-def test_a_reader_of_hugging_face_is_no_data_set(path, monkeypatch):
-    """`pandas` unpickles files of the working directory; its library is never called."""
+def test_hugging_face_loader_names_are_refused(path, monkeypatch):
+    """`pandas` would unpickle files in the working directory."""
     monkeypatch.setitem(sys.modules, "datasets", None)
     allowed = "needs the package datasets" if path == "./pandas" else "must be a name on the Hugg"
     with pytest.raises(ConfigError, match=allowed):
         load(path, None)
 
 
-def test_a_folder_with_the_name_of_a_reader_is_the_folder(tmp_path, monkeypatch):
+def test_folder_named_like_a_loader_is_read_as_a_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("pandas").mkdir()
     asked = []
@@ -255,7 +255,7 @@ def test_a_folder_with_the_name_of_a_reader_is_the_folder(tmp_path, monkeypatch)
         (b"\xff\xfe", "must be a matplotlib style file"),
     ],
 )
-def test_a_style_file_runs_no_program(tmp_path, style, said):
+def test_style_file_that_runs_latex_is_refused(tmp_path, style, said):
     (tmp_path / "evil.mplstyle").write_bytes(style)
     with pytest.raises(ConfigError, match=said):
         Pictures(style=str(tmp_path / "evil.mplstyle"))
@@ -263,14 +263,14 @@ def test_a_style_file_runs_no_program(tmp_path, style, said):
     assert Pictures.of(named) == Pictures()  # of the configuration of a run
 
 
-def test_a_style_file_without_latex_is_taken(tmp_path):
+def test_style_file_without_latex_is_accepted(tmp_path):
     (tmp_path / "fine.mplstyle").write_text("text.usetex: False\n#text.usetex: True\n")
     assert Pictures(style=str(tmp_path / "fine.mplstyle")).style
 
 
-def test_packages_are_of_versions_that_run_nothing_of_what_they_read():
-    """matplotlib 3.10.9: axes.prop_cycle of a style file is no program any more; datasets 4: nor
-    are data sets."""
+def test_dependencies_have_safe_versions():
+    """From matplotlib 3.10.9 on, a style file cannot run code; from datasets 4 on, a data set
+    cannot."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     assert "matplotlib>=3.10.9" in project["dependencies"]
     assert project["optional-dependencies"]["huggingface"] == ["datasets>=4.0"]

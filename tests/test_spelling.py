@@ -1,4 +1,4 @@
-"""Ways of writing overrides, and what messages say of names."""
+"""Spellings of overrides, and hints for misspelt names."""
 
 import subprocess
 import sys
@@ -31,30 +31,30 @@ from toy_federation import CONF
         ("dataset.classes=[ü]", "dataset.classes=[ü]"),
     ],
 )
-def test_overrides_in_the_spelling_that_hydra_knows(given, read):
+def test_spelling_is_normalised(given, read):
     assert normalise([given], [CONF]) == [read]
 
 
 @pytest.mark.parametrize("value", ["outé/x", "l'été", "中文/${now:%H}", "a\\ü"])
-def test_hydra_reads_the_letters_that_were_written(value):
+def test_hydra_reads_any_letters(value):
     (text,) = normalise([f"hydra.run.dir={value}"], [CONF])
     assert str(OverridesParser.create().parse_override(text).value()) == value
 
 
-def test_an_option_of_ones_own_comes_before_other_spellings(tmp_path):
+def test_user_option_comes_before_an_alias(tmp_path):
     (tmp_path / "partition").mkdir()
     (tmp_path / "partition" / "dirichlet.yaml").write_text("")
     assert normalise(["partition=dirichlet"], [tmp_path, CONF]) == ["partition=dirichlet"]
     assert normalise(["partition=LDA"], [tmp_path, CONF]) == ["partition=lda"]
 
 
-def test_the_nearest_name_whatever_the_case():
+def test_nearest_name_ignores_case():
     assert nearest("FedNTTD", ["fedavg", "fedntd"]) == " (nearest: 'fedntd')"
     assert nearest("minst", ["MNIST", "CIFAR10"]) == " (nearest: 'MNIST')"
     assert nearest("zzz", ["fedavg"]) == ""
 
 
-def test_an_extra_is_installed_from_the_checkout_or_by_name(monkeypatch, tmp_path):
+def test_install_command_of_an_extra(monkeypatch, tmp_path):
     monkeypatch.setattr(packages, "ROOT", tmp_path)
     assert packages.how_to_install("joblib") == "pip install 'fedexp[joblib]'"
     (tmp_path / "src" / "fedexp").mkdir(parents=True)
@@ -105,7 +105,7 @@ def test_an_extra_is_installed_from_the_checkout_or_by_name(monkeypatch, tmp_pat
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_what_is_left_empty_or_does_not_go_together_is_one_message(
+def test_empty_or_incompatible_options_are_one_message(
     arguments, message, tmp_path, monkeypatch, capsys
 ):
     monkeypatch.chdir(tmp_path)
@@ -119,8 +119,8 @@ def test_what_is_left_empty_or_does_not_go_together_is_one_message(
     assert len(set(names)) == len(names)
 
 
-def test_wrong_values_are_found_before_torch_is_imported(tmp_path):
-    """Which takes seconds; but all errors are said at once where one of them needs torch."""
+def test_invalid_values_are_found_without_torch(tmp_path):
+    """If one of the values needs torch, all errors are still reported at once."""
     script = (
         "import sys; from fedexp.cli.main import main; code = main(sys.argv[1:]);"
         " print(code, 'torch' in sys.modules)"
@@ -139,7 +139,7 @@ def test_wrong_values_are_found_before_torch_is_imported(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_run_needs_a_working_directory_that_is_there(tmp_path, monkeypatch, capsys):
+def test_removed_working_directory_is_one_message(tmp_path, monkeypatch, capsys):
     (tmp_path / "gone").mkdir()
     monkeypatch.chdir(tmp_path / "gone")
     (tmp_path / "gone").rmdir()
@@ -150,7 +150,7 @@ def test_a_run_needs_a_working_directory_that_is_there(tmp_path, monkeypatch, ca
     )
 
 
-def test_a_resumed_run_stays_in_its_directory(tmp_path):
+def test_resume_refuses_another_run_directory(tmp_path):
     (tmp_path / ".hydra").mkdir()
     (tmp_path / ".hydra" / "overrides.yaml").write_text("- rounds=1\n")
     (tmp_path / "config.yaml").write_text("rounds: 1\n")

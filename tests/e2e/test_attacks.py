@@ -1,6 +1,5 @@
-"""In the role of an attacker: a run directory, a command line or a preset that somebody else wrote
-runs no code, and touches no file outside of its run directory. Whatever succeeds leaves a folder or
-file named `stolen`."""
+"""Attacks: a run directory, command line or preset from another person runs no code and changes no
+file outside its run directory. An attack that succeeds creates a folder or file named `stolen`."""
 
 import os
 import shlex
@@ -26,15 +25,15 @@ def shelf(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def theirs(fedexp, shelf, tmp_path) -> Path:
-    """The directory of a run that is not over, as somebody else would send it."""
+    """The directory of an unfinished run from another person."""
     if not (shelf / "run").exists():
         assert fedexp(*RUN, f"hydra.run.dir={shelf}/run").code == 0
         (shelf / "run/summary.json").unlink()
     return Path(shutil.copytree(shelf / "run", tmp_path / "theirs"))
 
 
-def refused(answer, *words: str) -> None:
-    """One message, exit code 2, and nothing done."""
+def assert_refused(answer, *words: str) -> None:
+    """Assert exit code 2, one message, and no effect."""
     assert answer.code == 2, answer.err
     assert "Traceback" not in answer.err
     for word in words:
@@ -45,8 +44,8 @@ def refused(answer, *words: str) -> None:
 # ---- overrides in somebody else's directory ----
 
 
-def up_to(path: Path) -> str:
-    """The option of a group that leads from conf/<group>/ to a file."""
+def option_of(path: Path) -> str:
+    """Return the option of a group that leads from conf/<group>/ to a file."""
     from fedexp.config.options import conf_directory
 
     return os.path.relpath(path.with_suffix(""), conf_directory() / "experiment")
@@ -63,13 +62,15 @@ SETTINGS = {
 
 @pytest.mark.parametrize("node", SETTINGS)
 @pytest.mark.parametrize("complete", [True, False])
-def test_a_preset_in_the_run_directory_is_not_reached(fedexp, theirs, node, complete):
+def test_stored_override_cannot_load_a_preset_of_the_directory(fedexp, theirs, node, complete):
     preset = theirs / "innocent.yaml"
     preset.write_text("# @package _global_\n" + yaml.safe_dump(SETTINGS[node]))
-    (theirs / ".hydra/overrides.yaml").write_text(yaml.safe_dump([f"experiment={up_to(preset)}"]))
+    (theirs / ".hydra/overrides.yaml").write_text(
+        yaml.safe_dump([f"experiment={option_of(preset)}"])
+    )
     if not complete:  # it ran even where the answer was "not a run directory"
         (theirs / "config.yaml").unlink()
-    refused(
+    assert_refused(
         fedexp("resume=theirs"),
         "is not an override of a single run" if complete else "not a run directory",
     )
@@ -112,25 +113,23 @@ def test_a_preset_in_the_run_directory_is_not_reached(fedexp, theirs, node, comp
         ),
     ],
 )
-def test_overrides_that_no_run_has(fedexp, theirs, override):
+def test_stored_override_of_no_single_run_is_refused(fedexp, theirs, override):
     (theirs / ".hydra/overrides.yaml").write_text(yaml.safe_dump(["rounds=1", override]))
     answer = fedexp("resume=theirs")
-    refused(answer, "overrides.yaml")
+    assert_refused(answer, "overrides.yaml")
     assert answer.err.rstrip("\n").isprintable()
 
 
-def test_a_directory_without_a_run_is_refused_before_anything_is_composed(
-    fedexp, tmp_path, monkeypatch
-):
+def test_directory_without_a_run_is_refused_before_composing(fedexp, tmp_path, monkeypatch):
     monkeypatch.setattr("hydra.main", None)
     folder = tmp_path / "theirs"
     (folder / ".hydra").mkdir(parents=True)
     (folder / ".hydra/overrides.yaml").write_text("[rounds=1]")
-    refused(fedexp("resume=theirs"), "not a run directory (config.yaml is missing)")
+    assert_refused(fedexp("resume=theirs"), "not a run directory (config.yaml is missing)")
     os.mkfifo(folder / "config.yaml")
-    refused(fedexp("resume=theirs"), "not a run directory (config.yaml is missing)")
+    assert_refused(fedexp("resume=theirs"), "not a run directory (config.yaml is missing)")
     (tmp_path / "circle").symlink_to("circle")
-    refused(fedexp("resume=circle"), "resume=circle: not a run directory")
+    assert_refused(fedexp("resume=circle"), "resume=circle: not a run directory")
 
 
 # ---- values in somebody else's directory that reach out of it ----
@@ -149,21 +148,19 @@ def test_a_directory_without_a_run_is_refused_before_anything_is_composed(
         "tracker.name=${now:%Y}",
     ],
 )
-def test_a_stored_override_reads_no_environment(fedexp, theirs, monkeypatch, override):
+def test_stored_override_cannot_read_the_environment(fedexp, theirs, monkeypatch, override):
     monkeypatch.setenv("SECRET_KEY", "hunter2")
     store(theirs, "tracker=wandb", "tracker.mode=offline", override)
-    refused(fedexp("resume=theirs"), "overrides.yaml", "calls a resolver")
+    assert_refused(fedexp("resume=theirs"), "overrides.yaml", "calls a resolver")
     assert b"hunter2" not in b"".join(contents(theirs).values())
 
 
 def store(directory: Path, *more: str) -> None:
-    """Write the overrides of RUN, and more, into a run directory."""
+    """Write the overrides of RUN and further ones to a run directory."""
     (directory / ".hydra/overrides.yaml").write_text(yaml.safe_dump([*RUN, *more]))
 
 
-def test_references_are_no_resolvers_and_what_is_typed_replaces_what_is_stored(
-    fedexp, theirs, monkeypatch
-):
+def test_stored_references_and_typed_overrides_are_allowed(fedexp, theirs, monkeypatch):
     monkeypatch.setenv("SECRET_KEY", "hunter2")
     store(theirs, "seeds.sampling=${seed}", "data_dir=${oc.env:SECRET_KEY}")
     answer = fedexp("resume=theirs", "data_dir=data", "tracker=none")
@@ -179,11 +176,9 @@ def test_references_are_no_resolvers_and_what_is_typed_replaces_what_is_stored(
         ["++tracker.options={wandb: {entity: mallory}}"],
     ],
 )
-def test_a_run_is_sent_to_no_account_that_only_its_directory_names(
-    fedexp, theirs, monkeypatch, stored
-):
-    """Logged in; the server is never asked. The command in the message is the one that allows
-    it, and nothing has to be allowed where nothing is sent."""
+def test_run_is_not_sent_to_an_account_from_its_directory(fedexp, theirs, monkeypatch, stored):
+    """The user is logged in, but the server is not contacted. The message has the command that
+    allows it."""
     monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
     monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")
     several = "options" in stored[0]
@@ -191,7 +186,7 @@ def test_a_run_is_sent_to_no_account_that_only_its_directory_names(
     store(theirs, *choice, *stored)
     before = contents(theirs)
     answer = fedexp("resume=theirs")
-    refused(answer, "says where the run is tracked")
+    assert_refused(answer, "says where the run is tracked")
     command = answer.err.strip().partition("to allow this:  ")[2]
     assert shlex.split(command) == ["fedexp", "resume=theirs", *stored]
     assert contents(theirs) == before | {str(theirs / ".lock"): b""}
@@ -204,7 +199,7 @@ def test_a_run_is_sent_to_no_account_that_only_its_directory_names(
 
 @pytest.fixture
 def mine(tmp_path) -> Path:
-    """Files that no run has anything to do with."""
+    """The user's own files."""
     folder = tmp_path / "mine"
     (folder / "deeper").mkdir(parents=True)
     for name in ("thesis.txt", "1.1.pt", "deeper/data.csv"):
@@ -250,9 +245,7 @@ IN_SWEEP = ("checkpoint/clients", ".hydra", "summary.json", ".lock")
         ),
     ],
 )
-def test_a_link_out_of_a_run_directory_is_not_followed(
-    fedexp, theirs, mine, place, target, in_sweep
-):
+def test_link_out_of_a_run_directory_is_refused(fedexp, theirs, mine, place, target, in_sweep):
     path, before = theirs / place, contents(mine)
     if target == "hydra":
         path.rename(mine.parent / "hydra")
@@ -265,7 +258,7 @@ def test_a_link_out_of_a_run_directory_is_not_followed(
         answer = fedexp("--multirun", *RUN, "hydra.sweep.dir=.", "hydra.sweep.subdir=theirs")
     else:
         answer = fedexp("resume=theirs")
-    refused(answer, str(path), "links to a file outside the run directory")
+    assert_refused(answer, str(path), "links to a file outside the run directory")
     assert contents(mine) == before
 
 
@@ -273,7 +266,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def test_links_that_stay_inside_and_folders_of_editors_do_not_stop_a_run(fedexp, theirs):
+def test_links_inside_and_folders_of_editors_are_allowed(fedexp, theirs):
     """W&B's folder has links to logs elsewhere; Jupyter leaves folders behind."""
     (theirs / "checkpoint/clients/.ipynb_checkpoints").mkdir()
     (theirs / "checkpoint/clients/.x.tmp").mkdir()
@@ -302,13 +295,13 @@ def test_links_that_stay_inside_and_folders_of_editors_do_not_stop_a_run(fedexp,
         ("lengths", {"../mine/thesis.txt": 1}, "lengths is not valid in a checkpoint"),
     ],
 )
-def test_a_path_in_a_checkpoint_is_damage(fedexp, theirs, mine, key, value, said):
+def test_path_in_a_checkpoint_is_refused(fedexp, theirs, mine, key, value, said):
     torch.save({}, mine / "1.1.pt")  # whole, so that only its place is wrong
     state = torch.load(theirs / files.CHECKPOINT, weights_only=True)
     torch.save(state | {key: value}, theirs / files.CHECKPOINT)
     (theirs / files.PREVIOUS).unlink(missing_ok=True)
     before = contents(mine)
-    refused(fedexp("resume=theirs"), said, "no checkpoint can be read")
+    assert_refused(fedexp("resume=theirs"), said, "no checkpoint can be read")
     assert contents(mine) == before
 
 
@@ -345,8 +338,8 @@ MORE_CALLS = [  # of the same kinds
     "arguments",
     [*CALLS, *(pytest.param(arguments, marks=pytest.mark.slow) for arguments in MORE_CALLS)],
 )
-def test_hydra_calls_nothing_that_it_was_not_known_to(fedexp, arguments):
-    refused(fedexp(*arguments, *SMALL, "rounds=1"))
+def test_hydra_calls_known_classes_only(fedexp, arguments):
+    assert_refused(fedexp(*arguments, *SMALL, "rounds=1"))
 
 
 @pytest.mark.parametrize(
@@ -364,7 +357,7 @@ def test_hydra_calls_nothing_that_it_was_not_known_to(fedexp, arguments):
         "algorithm=fedavg,../x",
     ],
 )
-def test_options_are_names_and_not_paths(fedexp, tmp_path, override):
+def test_option_must_not_be_a_path(fedexp, tmp_path, override):
     (tmp_path / "x.yaml").write_text(yaml.safe_dump(CALLBACK))
     more = ["--multirun"] if "," in override else []
     if "surrogate" in override:
@@ -372,21 +365,21 @@ def test_options_are_names_and_not_paths(fedexp, tmp_path, override):
     if "domains" in override:
         more = ["scenario=domain_incremental"]
         override = override.lstrip("+")
-    refused(fedexp(override, *more, *SMALL), "is a path")
+    assert_refused(fedexp(override, *more, *SMALL), "is a path")
 
 
-def test_no_way_of_writing_it_leaves_the_configuration_directories(fedexp, tmp_path):
-    """Also defaults lists in yaml, and names that are put together as Hydra composes."""
+def test_option_cannot_leave_the_configuration_directories(fedexp, tmp_path):
+    """Not through a defaults list in yaml or a composed name either."""
     (tmp_path / "x.yaml").write_text(
         "# @package _global_\n" + yaml.safe_dump(SETTINGS["hydra.callbacks"])
     )
     (tmp_path / "conf/experiment").mkdir(parents=True)
     (tmp_path / "conf/experiment/mine.yaml").write_text("defaults: [/../x]\n")
-    refused(
+    assert_refused(
         fedexp("--config-dir", "conf", "experiment=mine", *SMALL),
         "x: is outside the configuration directories",
     )
-    refused(
+    assert_refused(
         fedexp(
             "--config-dir",
             "conf",
@@ -396,20 +389,19 @@ def test_no_way_of_writing_it_leaves_the_configuration_directories(fedexp, tmp_p
     )
 
 
-def test_a_sweep_is_a_name_and_not_a_path(fedexp, tmp_path):
-    refused(fedexp("--multirun", f"sweep={tmp_path}/x"), "sweep=", "is a path")
+def test_sweep_must_not_be_a_path(fedexp, tmp_path):
+    assert_refused(fedexp("--multirun", f"sweep={tmp_path}/x"), "sweep=", "is a path")
 
 
 @pytest.mark.parametrize(
     "flag", ["--experimental-rerun", "--experimental-rerun=x.pickle", "--exp=x.pickle"]
 )
-def test_no_job_is_run_again_from_a_pickle(fedexp, tmp_path, flag):
+def test_rerun_from_a_pickle_is_refused(fedexp, tmp_path, flag):
     (tmp_path / "x.pickle").write_bytes(b"cos\nmkdir\n(S'stolen'\ntR.")
-    refused(fedexp(flag, *(["x.pickle"] if "=" not in flag else [])), flag.partition("=")[0])
+    assert_refused(fedexp(flag, *(["x.pickle"] if "=" not in flag else [])), flag.partition("=")[0])
 
 
-def test_what_a_directory_of_the_users_names_may_be_called(fedexp, tmp_path):
-    """The rule of --config-dir: its yaml files are trusted like a program."""
+def test_class_in_the_users_yaml_is_trusted(fedexp, tmp_path):
     (tmp_path / "conf/experiment").mkdir(parents=True)
     node = {"_target_": "hydra.experimental.callback.Callback"}
     text = "# @package _global_\n" + yaml.safe_dump({"hydra": {"callbacks": {"x": node}}})
@@ -418,14 +410,14 @@ def test_what_a_directory_of_the_users_names_may_be_called(fedexp, tmp_path):
         "--config-dir", "conf", "experiment=mine", *SMALL, "rounds=1", "hydra.run.dir=run"
     )
     assert answer.code == 0, answer.err
-    refused(
+    assert_refused(
         fedexp(
             "+hydra.callbacks.x={a:1}", f"+hydra.callbacks.x._target_={node['_target_']}", *SMALL
         )
     )
 
 
-def test_what_hydra_and_its_plugins_bring_is_known(fedexp):
+def test_classes_of_hydra_and_its_plugins_are_known(fedexp):
     for more in (
         ["hydra/job_logging=default"],
         ["hydra/job_logging=stdout"],
@@ -444,11 +436,11 @@ BOMB += "".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]\n" for i in ran
 
 
 @pytest.mark.parametrize("more", [[], ["--help"], ["algorithm=mine"]])
-def test_a_bomb_of_aliases_is_refused_within_seconds(fedexp, tmp_path, more):
+def test_yaml_bomb_in_an_option_is_refused(fedexp, tmp_path, more):
     (tmp_path / "conf/algorithm").mkdir(parents=True)
     (tmp_path / "conf/algorithm/mine.yaml").write_text(BOMB)
     began = time.monotonic()
-    refused(
+    assert_refused(
         fedexp("--config-dir", "conf", *more),
         "mine.yaml",
         "aliases expand to more than 10,000 values",
@@ -458,7 +450,7 @@ def test_a_bomb_of_aliases_is_refused_within_seconds(fedexp, tmp_path, more):
 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("kind", ["bomb", "pipe"])
-def test_a_named_sweep_that_would_stop_its_reader(fedexp, tmp_path, kind):
+def test_bomb_or_pipe_as_a_sweep_is_refused(fedexp, tmp_path, kind):
     path = tmp_path / "conf/sweep/mine.yaml"
     path.parent.mkdir(parents=True)
     if kind == "bomb":
@@ -466,16 +458,16 @@ def test_a_named_sweep_that_would_stop_its_reader(fedexp, tmp_path, kind):
     else:
         os.mkfifo(path)
     words = "aliases expand to more than 10,000 values" if kind == "bomb" else "is not a file"
-    refused(fedexp("--multirun", "--config-dir", "conf", "sweep=mine"), "mine.yaml", words)
+    assert_refused(fedexp("--multirun", "--config-dir", "conf", "sweep=mine"), "mine.yaml", words)
 
 
 @pytest.mark.parametrize("name", [".hydra/overrides.yaml", "config.yaml"])
-def test_a_bomb_of_aliases_in_a_run_directory(fedexp, theirs, name):
+def test_yaml_bomb_in_a_run_directory_is_refused(fedexp, theirs, name):
     (theirs / name).write_text(BOMB)
-    refused(fedexp("resume=theirs"), name, "aliases expand to more than 10,000 values")
+    assert_refused(fedexp("resume=theirs"), name, "aliases expand to more than 10,000 values")
 
 
-def test_aliases_of_a_usual_size_are_read(fedexp, tmp_path):
+def test_few_aliases_are_allowed(fedexp, tmp_path):
     (tmp_path / "conf/experiment").mkdir(parents=True)
     (tmp_path / "conf/experiment/mine.yaml").write_text(
         "# @package _global_\nseed: &s 3\nrounds: *s\n"
@@ -485,7 +477,7 @@ def test_aliases_of_a_usual_size_are_read(fedexp, tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["pipe", "nothing", "circle"])
-def test_an_option_that_is_no_file(fedexp, tmp_path, kind):
+def test_option_that_is_not_a_file_is_refused(fedexp, tmp_path, kind):
     (tmp_path / "conf/algorithm").mkdir(parents=True)
     path = tmp_path / "conf/algorithm/mine.yaml"
     if kind == "pipe":
@@ -493,4 +485,4 @@ def test_an_option_that_is_no_file(fedexp, tmp_path, kind):
     else:
         path.symlink_to("nowhere" if kind == "nothing" else path)
     for more in ([], ["--help"], ["algorithm=mine"]):
-        refused(fedexp("--config-dir", "conf", *more), "mine.yaml: is not a file")
+        assert_refused(fedexp("--config-dir", "conf", *more), "mine.yaml: is not a file")

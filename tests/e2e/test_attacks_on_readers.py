@@ -1,5 +1,4 @@
-"""In the role of an attacker: directories that are only read (report, view, push) lead nowhere and
-hang nobody."""
+"""Attacks on commands that only read a directory (report, view, push)."""
 
 import time
 
@@ -26,7 +25,7 @@ def thesis(tmp_path):
     return path
 
 
-def test_looking_whether_a_run_is_going_on_cuts_no_file(tmp_path, thesis):
+def test_is_occupied_does_not_truncate_a_linked_file(tmp_path, thesis):
     run = tmp_path / "run"
     run.mkdir()
     (run / LOCK).symlink_to(thesis)
@@ -34,7 +33,7 @@ def test_looking_whether_a_run_is_going_on_cuts_no_file(tmp_path, thesis):
     assert thesis.read_text() == "years of work\n"
 
 
-def test_a_table_that_is_a_link_is_replaced_and_not_followed(tmp_path, thesis):
+def test_link_is_replaced_when_a_table_is_written(tmp_path, thesis):
     table = tmp_path / "table.csv"
     table.symlink_to(thesis)
     storage.write_atomically(table, b"run\n")
@@ -43,14 +42,14 @@ def test_a_table_that_is_a_link_is_replaced_and_not_followed(tmp_path, thesis):
     assert thesis.read_text() == "years of work\n"
 
 
-def test_a_temporary_file_that_is_a_link_is_not_followed(tmp_path, thesis):
+def test_temporary_link_is_not_followed(tmp_path, thesis):
     with storage.temporary_path(tmp_path / "table.csv") as temporary:
         temporary.symlink_to(thesis)
         storage.write_atomically(tmp_path / "table.csv", b"run\n")
     assert thesis.read_text() == "years of work\n"
 
 
-def test_pictures_are_not_written_through_a_link(tmp_path, thesis):
+def test_figures_are_not_written_through_a_link(tmp_path, thesis):
     from matplotlib.figure import Figure
 
     (tmp_path / "figures").symlink_to(thesis.parent)
@@ -60,7 +59,7 @@ def test_pictures_are_not_written_through_a_link(tmp_path, thesis):
 
 
 @pytest.mark.parametrize("name", ["table.csv", "config.yaml", "summary.json", "figures"])
-def test_what_a_link_leads_to_is_not_uploaded(tmp_path, thesis, name):
+def test_linked_file_is_not_uploaded(tmp_path, thesis, name):
     theirs = tmp_path / "theirs"
     theirs.mkdir()
     (theirs / "table.csv").write_text("run\n")
@@ -70,7 +69,7 @@ def test_what_a_link_leads_to_is_not_uploaded(tmp_path, thesis, name):
         push.push(theirs, {})
 
 
-def test_a_bomb_in_the_configuration_of_a_run_elsewhere(tmp_path):
+def test_yaml_bomb_in_a_configuration_is_read_as_empty(tmp_path):
     (tmp_path / "config.yaml").write_text(BOMB)
     began = time.monotonic()
     assert RunDirectory(tmp_path).config == {}
@@ -82,7 +81,7 @@ def test_a_bomb_in_the_configuration_of_a_run_elsewhere(tmp_path):
 @pytest.mark.parametrize(
     "text", ["[]", "5", '"x"', "{", "[" * 100_000, '{"marks": 5, "data": [], "directory": {}}']
 )
-def test_odd_notes_of_how_a_run_began(tmp_path, text):
+def test_invalid_origin_is_read_as_empty(tmp_path, text):
     (tmp_path / origin.NAME).write_text(text)
     found = origin.read(tmp_path)
     assert origin.get_mapping(found, "marks") == {}
@@ -90,12 +89,12 @@ def test_odd_notes_of_how_a_run_began(tmp_path, text):
 
 
 @pytest.mark.parametrize("value", [5, None, ["x"], "../../../../etc", "/etc", "\0", {"a": 1}])
-def test_a_note_of_a_run_elsewhere_that_leads_to_no_run(tmp_path, value):
+def test_invalid_reuse_note_is_ignored(tmp_path, value):
     (tmp_path / run_reuse.NOTE).write_text(yaml.safe_dump({"run": value}, default_flow_style=True))
     assert run_reuse.reused_run(tmp_path) is None
 
 
-def test_the_versions_that_matter():
+def test_version_text():
     text = version_text()
     for name in ("fedexp ", "torch ", "hydra-core ", "Python ", "CUDA "):
         assert f"\n{name}" in f"\n{text}"

@@ -1,8 +1,7 @@
-"""Disks that are full, limited, read-only or gone, clocks that jump, locks of the dead; kills are
-in test_processes.
+"""Full, limited, read-only and removed disks, clocks that jump, and locks of dead processes.
 
-Each fault ends a run with one message and exit code 1 (2 where it has not begun) and keeps the last
-good state; once it is mended, `resume=` goes on to the result of the undisturbed run.
+Each fault ends a run with one message and exit code 1 (2 before it has started) and keeps the last
+valid state. `resume=` then gives the result of the undisturbed run. test_processes has kills.
 """
 
 import errno
@@ -37,7 +36,7 @@ def shelf(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def whole(fedexp, shelf) -> Path:
-    """The run that nothing happens to, made once."""
+    """The undisturbed run, computed once."""
     if not (shelf / "run").exists():
         fedexp.done(*RUN, f"hydra.run.dir={shelf}/run")
     return shelf / "run"
@@ -45,7 +44,7 @@ def whole(fedexp, shelf) -> Path:
 
 @pytest.fixture
 def disk(tmp_path):
-    """`disk(options)` mounts a file system of its own at ./disk, or changes its options."""
+    """Return a function that mounts a file system at ./disk or changes its options."""
     folder = tmp_path / "disk"
 
     def call(options: str) -> None:
@@ -65,7 +64,7 @@ def disk(tmp_path):
 
 
 def at_round(number: int, monkeypatch, fault) -> None:
-    """Something happens when round `number` has been computed, before it is written down."""
+    """Call `fault` after a round has been computed and before it is recorded."""
     write = Recorder.write
 
     def write_round(self, state, scores, result=None):
@@ -84,7 +83,7 @@ def assert_whole_files(directory: Path) -> None:
 
 
 def assert_fails(answer, *words: str) -> None:
-    """With one message."""
+    """Assert exit code 1 and one message."""
     assert answer.code == 1, answer.err
     assert "Traceback" not in answer.err + answer.out
     assert answer.err.count("fedexp: ") == 1
@@ -93,9 +92,8 @@ def assert_fails(answer, *words: str) -> None:
 
 
 @pytest.mark.slow
-def test_a_full_disk(fedexp, tmp_path, whole, disk):
-    """Beside the other files, it has room for two and a half checkpoints with their clients'
-    states; with more room the run goes on."""
+def test_full_disk_keeps_the_last_checkpoint(fedexp, tmp_path, whole, disk):
+    """The disk has room for the other files and two and a half checkpoints."""
     page = resource.getpagesize()  # a file takes whole ones
     taken = {
         path: -(-path.stat().st_size // page) * page for path in whole.rglob("*") if path.is_file()
@@ -127,8 +125,8 @@ def test_a_full_disk(fedexp, tmp_path, whole, disk):
     assert_same_run(run, whole)
 
 
-def test_a_disk_without_room_for_the_first_checkpoint(fedexp, tmp_path, monkeypatch):
-    """The command that is printed begins the run again."""
+def test_full_disk_before_the_first_checkpoint(fedexp, tmp_path, monkeypatch):
+    """The printed command starts the run again."""
 
     def full(path, content):
         raise StorageError(path, OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
@@ -146,7 +144,7 @@ def test_a_disk_without_room_for_the_first_checkpoint(fedexp, tmp_path, monkeypa
     assert "no round was saved; the run starts again" in answer.err
 
 
-def test_a_file_size_limit(fedexp, tmp_path, whole, monkeypatch):
+def test_file_size_limit(fedexp, tmp_path, whole, monkeypatch):
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     limit = (whole / "checkpoint/latest.pt").stat().st_size - 1000
     at_round(
@@ -173,7 +171,7 @@ def test_a_file_size_limit(fedexp, tmp_path, whole, monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_read_only_directory(fedexp, tmp_path, whole, disk):
+def test_read_only_directory(fedexp, tmp_path, whole, disk):
     disk("size=50m")
     shutil.copytree(whole, tmp_path / "disk/run")
     (tmp_path / "disk/run/summary.json").unlink()
@@ -184,9 +182,7 @@ def test_a_read_only_directory(fedexp, tmp_path, whole, disk):
 
 
 @pytest.mark.slow
-def test_a_run_directory_that_is_removed(fedexp, tmp_path, monkeypatch):
-    """Nothing is left to save; what is not there is not made again, so that nobody takes it for a
-    run."""
+def test_removed_run_directory_is_not_created_again(fedexp, tmp_path, monkeypatch):
     at_round(2, monkeypatch, shutil.rmtree)
     answer = fedexp(*RUN, "hydra.run.dir=run")
     assert_fails(
@@ -198,7 +194,7 @@ def test_a_run_directory_that_is_removed(fedexp, tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_run_directory_that_is_moved_goes_on_where_it_is(fedexp, tmp_path, whole, monkeypatch):
+def test_moved_run_directory_can_be_resumed(fedexp, tmp_path, whole, monkeypatch):
     at_round(3, monkeypatch, lambda directory: directory.rename(tmp_path / "elsewhere"))
     assert_fails(fedexp(*RUN, "hydra.run.dir=run"), "removed or moved during the run")
     assert not (tmp_path / "run").exists()
@@ -209,8 +205,8 @@ def test_a_run_directory_that_is_moved_goes_on_where_it_is(fedexp, tmp_path, who
 
 
 @pytest.mark.slow
-def test_a_clock_that_jumps_back(fedexp, tmp_path, whole, monkeypatch):
-    """At every look at it, by an hour; durations come from a clock that nobody sets."""
+def test_clock_that_jumps_back(fedexp, tmp_path, whole, monkeypatch):
+    """It jumps by an hour at every call. Durations come from a monotonic clock."""
     now = [time.time()]
 
     def jumping() -> float:
@@ -248,9 +244,8 @@ def test_only_failures_of_this_command_count(tmp_path, monkeypatch):
     ],
     ids=["a number that another process has now", "another host, in the future", "half written"],
 )
-def test_locks_of_the_dead_are_taken_over(tmp_path, owner):
-    """What counts is the lock of the operating system, which died with its owner; no number is
-    looked up."""
+def test_lock_of_a_dead_process_is_taken_over(tmp_path, owner):
+    """The operating system releases the lock when its owner dies; process numbers are not used."""
     (tmp_path / LOCK).touch()
     (tmp_path / OWNER).write_text("{" if owner is None else json.dumps(owner))
     with occupied(tmp_path):

@@ -1,8 +1,8 @@
-"""Random bad input: each command ends in a finished run or in one message and exit code 2, and
-leaves nothing behind.
+"""Random input: each command ends with a finished run, or with one message and exit code 2, and
+leaves no files behind.
 
-`make test-fuzz` runs 2,000 cases (`make test-fuzz CASES=20000`); the other tests run the first of
-them.
+`make test-fuzz` runs 2,000 cases (`make test-fuzz CASES=20000`); the other tests run the first
+ones.
 """
 
 import json
@@ -50,7 +50,7 @@ def data(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def run_case(fedexp, data, tmp_path, monkeypatch) -> Iterator[Callable[[Case], str]]:
-    """Runs a case in a directory of its own; how it ended."""
+    """Return a function that runs a case in an empty directory and returns how it ended."""
     monkeypatch.setenv("TMPDIR", str(tmp_path / "temporary"))
     monkeypatch.setenv("WANDB_SILENT", "true")
 
@@ -75,7 +75,7 @@ def run_case(fedexp, data, tmp_path, monkeypatch) -> Iterator[Callable[[Case], s
             (work / name).parent.mkdir(parents=True, exist_ok=True)
             (work / name).write_bytes(content)
         os.chdir(work)
-        there = everything(directory)
+        there = snapshot(directory)
         signal.setitimer(signal.ITIMER_PROF, LIMIT)
         signal.alarm(10 * LIMIT)
         try:
@@ -96,15 +96,15 @@ def too_long(number, frame):
     raise TooLong(f"more than {LIMIT} s")
 
 
-def everything(directory: Path) -> dict[str, bytes | None]:
-    """Content of every file, None for every directory."""
+def snapshot(directory: Path) -> dict[str, bytes | None]:
+    """Return path -> content of every file, and None for every directory."""
     found = sorted(directory.rglob("*"))
     return {str(p.relative_to(directory)): p.read_bytes() if p.is_file() else None for p in found}
 
 
 def judge(case, answer, directory: Path, there: dict) -> str:
-    """Fails unless the case ended as it should."""
-    now = everything(directory)
+    """Return how a case ended. Fails unless it ended as it should."""
+    now = snapshot(directory)
     new = sorted(name for name in now if name not in there or now[name] != there[name])
     # decoded images, which the next run will want
     kept = [name for name in new if ".fedexp_cache" in name]
@@ -136,13 +136,13 @@ def judge(case, answer, directory: Path, there: dict) -> str:
 
 @pytest.fixture
 def finished(fedexp, tmp_path) -> dict[str, bytes]:
-    """The files of a run."""
+    """The files of a finished run."""
     fedexp.done(*QUICK, *NARROW, "hydra.run.dir=finished")
     return source_files(tmp_path / "finished")
 
 
 def campaign(number: int, start: int, run_case, finished) -> Counter:
-    """Runs that many random cases and fails with all those that ended badly."""
+    """Run random cases; fail with a report of all that ended badly."""
     outcomes, failures, seen = Counter(), [], set()
 
     @seed(start)
@@ -177,7 +177,7 @@ def campaign(number: int, start: int, run_case, finished) -> Counter:
 
 
 def without_run(case: Case) -> dict[str, bytes]:
-    """The files of a case but for what belongs to a run, which is long."""
+    """Return the files of a case without those of a run, which are long."""
     return {
         name: content[:2000]
         for name, content in case.files.items()

@@ -6,8 +6,8 @@ from kills import Campaign, campaign
 
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", ["sequential", "vectorised", "distributed", "sweep"])
-def test_killed_twice_a_run_ends_as_the_undisturbed_one(forks, tmp_path, engine):
-    """Random moments, always the same ones; workers are killed in test_processes."""
+def test_run_killed_twice_equals_the_undisturbed_one(forks, tmp_path, engine):
+    """The moments are random with a fixed seed; test_processes kills workers."""
     tally = campaign(Campaign(forks, tmp_path, seed=1), {engine: 2}, at_once=2)[engine]
     assert tally.kills == 2
     assert tally.parsed > 10

@@ -1,5 +1,4 @@
-"""A sample of the stops at operations on files (`make test-faults` tries all of them), and what the
-journal notes."""
+"""A sample of the stops at file operations (`make test-faults` tries all), and the journal."""
 
 import subprocess
 import sys
@@ -41,7 +40,7 @@ def moments(tmp_path) -> list[journal.Moment]:
 
 
 def after(moments, name: str, which: int = 0) -> dict[str, journal.Disk]:
-    """Kind of stop -> what is left by one after an operation."""
+    """Return kind of stop -> the files that it leaves after an operation."""
     places = [i for i, moment in enumerate(moments) if moment.operation.startswith(name)]
     return dict(journal.disks(moments[places[which] - 1], moments[places[which]]))
 
@@ -72,7 +71,7 @@ def test_what_a_stop_leaves_behind(moments):
 # processes that import torch; test_faults.py stops a run within the writing of a checkpoint
 @pytest.mark.slow
 @pytest.mark.parametrize(("experiment", "every"), [("fedavg", 60)])
-def test_a_stop_anywhere_ends_as_the_undisturbed_run(forks, tmp_path, experiment, every):
+def test_run_stopped_anywhere_equals_the_undisturbed_one(forks, tmp_path, experiment, every):
     tally = Stops(forks, tmp_path, experiment).tried((every // 2, every))
     assert tally.operations > 50
     assert tally.disks > 0

@@ -1,5 +1,4 @@
-"""What surrounds a command: its locale, its limits, its current directory, and a signal before it
-has begun."""
+"""The environment of a command: locale, limits, working directory, and early signals."""
 
 import os
 import pty
@@ -36,7 +35,7 @@ def command(*arguments: str, environment=None, **options) -> subprocess.Popen:
 # ---- signals
 
 
-def test_a_signal_during_imports_is_noted_and_raised_after_them():
+def test_signal_during_imports_is_raised_after_them():
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     # the tests may have been started under nohup
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -60,9 +59,8 @@ def test_a_signal_during_imports_is_noted_and_raised_after_them():
 
 
 @pytest.mark.slow
-def test_a_signal_while_torch_is_imported_stops_the_run_cleanly(tmp_path):
-    """A module sends the signal while it is imported, and swallows exceptions as some libraries
-    do."""
+def test_signal_while_torch_is_imported_stops_the_run(tmp_path):
+    """A module sends the signal and swallows exceptions, as some libraries do."""
     text = (
         "import os, signal\ntry:\n    os.kill(os.getpid(), signal.SIGTERM)\n    sum(range(1000))\n"
     )
@@ -96,7 +94,7 @@ ASCII = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
 
 
 @pytest.mark.slow
-def test_a_locale_without_utf_8_is_given_one(tmp_path):
+def test_locale_without_utf_8_is_replaced(tmp_path):
     (tmp_path / "ü").mkdir()
     # refused before torch is imported
     process = command("resume=ü", environment=ASCII, cwd=tmp_path)
@@ -105,14 +103,14 @@ def test_a_locale_without_utf_8_is_given_one(tmp_path):
     assert said.decode().startswith("fedexp: resume=ü: not a run directory (")
 
 
-def test_a_name_that_is_no_text_is_refused(fedexp):
+def test_name_that_is_not_utf_8_is_refused(fedexp):
     answer = fedexp.refused("hydra.run.dir='\udcff'")
     assert "is not UTF-8 text" in answer.err
 
 
 @pytest.mark.slow  # a real process
-def test_a_run_in_directories_of_any_letters(tmp_path):
-    """The console has no letter for them, nor has the locale; the run and its files have."""
+def test_run_in_directories_with_any_letters(tmp_path):
+    """The console and the locale cannot show the letters, but the run's files have them."""
     write_images(tmp_path / "ü", 20, 20)
     environment = ASCII | {"PYTHONIOENCODING": "latin-1"}
     options = [option for option in SMALL if not option.startswith("min_size")]
@@ -128,7 +126,7 @@ def test_a_run_in_directories_of_any_letters(tmp_path):
 
 
 def check_completed(run: Path, noted: str) -> None:
-    """The run is over, with its tables, and its log says once why the console misses something."""
+    """Assert that the run is complete and that its log says once why the console failed."""
     assert summary_of(run)["status"] == "completed"
     assert (run / "rounds.csv").read_text().splitlines()[-1].startswith("1,")
     assert (run / "run.log").read_text(encoding="utf-8").count(noted) == 1
@@ -139,8 +137,8 @@ def check_completed(run: Path, noted: str) -> None:
 
 @pytest.mark.slow  # a real process
 @pytest.mark.parametrize("both", [False, True])
-def test_a_console_on_a_full_disk(tmp_path, both):
-    """`> /dev/full`, and `2>&1` with it."""
+def test_console_on_a_full_disk(tmp_path, both):
+    """The output goes to /dev/full."""
     with open("/dev/full", "w") as full:
         options = {"stdout": full, "stderr": full if both else subprocess.PIPE}
         process = command(
@@ -154,8 +152,8 @@ def test_a_console_on_a_full_disk(tmp_path, both):
 
 
 @pytest.mark.slow  # a real process
-def test_a_terminal_that_is_closed_while_the_run_goes_on(tmp_path):
-    """As under nohup: SIGHUP is ignored, and then every line is an input/output error."""
+def test_closed_terminal_does_not_stop_the_run(tmp_path):
+    """As under nohup, SIGHUP is ignored, and then every printed line is an input/output error."""
     leader, terminal = pty.openpty()
 
     def begin():
@@ -181,8 +179,8 @@ def test_a_terminal_that_is_closed_while_the_run_goes_on(tmp_path):
 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("kind", ["a link to nothing", "a link to itself", "a pipe"])
-def test_what_is_no_image_is_one_message(fedexp, tmp_path, kind):
-    """A pipe would be waited for."""
+def test_file_that_is_not_an_image_is_one_message(fedexp, tmp_path, kind):
+    """Reading a pipe would block."""
     write_images(tmp_path / "images", 2, 2)
     odd = tmp_path / "images/train/a/9.png"
     if kind == "a pipe":
@@ -198,7 +196,7 @@ def test_what_is_no_image_is_one_message(fedexp, tmp_path, kind):
 
 
 @pytest.mark.slow
-def test_without_memory_for_torch_there_is_one_message(tmp_path):
+def test_lack_of_memory_for_torch_is_one_message(tmp_path):
     def limit():
         resource.setrlimit(resource.RLIMIT_AS, (1_500_000_000,) * 2)
 
@@ -215,7 +213,7 @@ def test_without_memory_for_torch_there_is_one_message(tmp_path):
     assert len(said.splitlines()) == 1
 
 
-def test_without_memory_for_the_data_there_is_one_message(fedexp, monkeypatch):
+def test_lack_of_memory_for_data_is_one_message(fedexp, monkeypatch):
     def load(*arguments):
         raise MemoryError("Unable to allocate 9 TiB for an array")
 
@@ -228,7 +226,7 @@ def test_without_memory_for_the_data_there_is_one_message(fedexp, monkeypatch):
     )
 
 
-def test_what_counts_as_lack_of_memory():
+def test_lacks_memory():
     found = [
         MemoryError(),
         OSError(12, "Cannot allocate memory"),
@@ -246,9 +244,8 @@ def test_what_counts_as_lack_of_memory():
 
 
 @pytest.mark.slow  # three processes import torch
-def test_processes_of_a_launcher_do_not_import_from_the_current_directory(tmp_path):
-    """In a process of its own: that of the tests has the current directory on its path, and would
-    hand it on."""
+def test_launcher_does_not_import_from_the_working_directory(tmp_path):
+    """In a separate process, because pytest has the working directory on its path."""
     (tmp_path / "random.py").write_text("import os; os.mkdir('stolen'); raise SystemExit(1)")
     options = [
         "--multirun",
@@ -266,9 +263,8 @@ def test_processes_of_a_launcher_do_not_import_from_the_current_directory(tmp_pa
     assert not (tmp_path / "stolen").exists()
 
 
-def test_what_it_starts_does_not_import_from_the_current_directory(tmp_path):
-    """In a process of its own: that of the tests has the current directory on its path, and would
-    hand it on."""
+def test_subprocess_does_not_import_from_the_working_directory(tmp_path):
+    """In a separate process, because pytest has the working directory on its path."""
     (tmp_path / "random.py").write_text("import os; os.mkdir('stolen'); raise SystemExit(1)")
     program = (
         "import subprocess, sys; from fedexp.cli.main import set_up_process; set_up_process()\n"
