@@ -209,7 +209,7 @@ def test_rounds_alternate_between_b_and_a():
     simulation = stream(LoRM(off_diagonal=0.5), model=Adapted(), scenario=three, rounds=3)
     state = simulation.initial_state()
     for trains_b in (True, False, True) * 2:
-        # with adapters that the server has not yet
+        # the task begins with adapters that the server does not have yet
         result, begins = play_round(simulation, state), state.round == 3
         before, after = state.server["local"], result.server["local"]
         for layer in LAYERS:

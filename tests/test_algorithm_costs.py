@@ -115,14 +115,16 @@ def counts(monkeypatch):
     return counts
 
 
-# Examples in addition to what numbers say, of `work`: (backward, forward), worked by hand.
+# Additional examples described by `work`, worked by hand: (backward, forward).
 def by_hand(algorithm, simulation, epochs):
     federation = simulation.stages[-1].federation
     if isinstance(algorithm, FedCurv):  # all 24 examples, once
         return 24, 24
     if isinstance(algorithm, FedALA):  # 0.8 of 8 examples of three clients, rounded down
         return 0, 3 * 6
-    if isinstance(algorithm, FedFOMO):  # trained on what is not for validation; 2 own models
+    if isinstance(
+        algorithm, FedFOMO
+    ):  # validation examples are not trained on; two models of its own
         held = sum(len(algorithm.held_out(federation, client)) for client in range(3))
         return -held * epochs, held * (algorithm.slots + 2 - epochs)
     if isinstance(algorithm, TARGET | LANDER):
@@ -132,7 +134,7 @@ def by_hand(algorithm, simulation, epochs):
     return 0, 0
 
 
-# whose `work` has no simple number
+# algorithms whose `work` is described in words only
 BY_WORD = (CFeD, FedDMC, FedKA, FedAlign)
 
 

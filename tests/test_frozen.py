@@ -69,7 +69,7 @@ def test_frozen_parameters_are_neither_trained_nor_sent(name):
     named = dict(simulation.runtime.net.module.named_parameters())
     body = {k: v.clone() for k, v in named.items() if k.startswith("convolutions")}
     assert body
-    # into the second task; with what is kept
+    # continual: two rounds of task 1, one of task 2
     state = play(simulation, 3 if ROWS[name] in CONTINUAL else 2)
     assert tree.is_finite(state.server["params"])
     assert not any(k.startswith("convolutions") for k in state.server["params"])

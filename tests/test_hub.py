@@ -109,7 +109,7 @@ def test_fingerprint_does_not_depend_on_the_folder(tmp_path):
         (tmp_path / name / "data.arrow").write_bytes(b"1234")
     marks = [data_marks({"dataset": {"path": str(tmp_path / name)}}) for name in ("a", "b")]
     assert marks[0] == marks[1] != {}
-    assert data_marks({"dataset": {"path": "ylecun/mnist"}}) == {}, "a name counts as it stands"
+    assert data_marks({"dataset": {"path": "ylecun/mnist"}}) == {}, "a name on the hub has no mark"
 
 
 def test_missing_package_is_reported_with_its_command(monkeypatch, tmp_path):

@@ -226,7 +226,7 @@ def test_fedproto_round_equals_loops(weighting):
     assert (info.counts.sum(0) > 0).all()
     assert_close(state.server["prototypes"]["mean"], sums / total[:, None])
     assert state.server["prototypes"]["known"].tolist() == [1] * 4
-    # 8 numbers of a mean and one more, of the classes held up, of the 3 known ones to 3 clients
+    # 8 numbers of a mean and its weight: up for each client's classes, down for 3 known classes
     assert result.bytes_up == 8 * 9 * int((info.counts > 0).sum())
     assert result.bytes_down == 8 * 9 * 3 * 3
 

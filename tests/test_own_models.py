@@ -115,7 +115,7 @@ def test_algorithms_run_on_own_networks_or_refuse_them(name):
         with pytest.raises(ConfigError, match=lacking[name]):
             simulation_of(name, Own(head="fc"))
         return
-    rounds = 3 if ROWS[name] in CONTINUAL else 2  # into the second task; with what is kept
+    rounds = 3 if ROWS[name] in CONTINUAL else 2  # continual: two rounds of task 1, one of task 2
     assert tree.is_finite(play(simulation_of(name, Own(head="fc")), rounds).server["params"])
     if name in FEATURES:
         with pytest.raises(

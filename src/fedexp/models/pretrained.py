@@ -20,7 +20,7 @@ from fedexp.models.resnet import load_weights
 
 # value of model.weights: the library's recommended weights, downloaded into its cache
 DEFAULT = "DEFAULT"
-# for the weights that torchvision publishes for classification, except those of OF_HALVES
+# normalisation of torchvision's published weights, except the networks in OF_HALVES
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 WITHOUT_BRANCHES = ("googlenet", "inception_v3")  # networks whose auxiliary outputs are removed
 # The weights of these networks come from TensorFlow and expect pixels from -1 to 1. torchvision's
