@@ -171,9 +171,11 @@ def own_model(name, simulation, state, client):
 def test_every_personal_model_is_tested(name, monkeypatch):
     """Two of five clients take part in each of two rounds. Each client's accuracy is compared with
     a test of its model, one image at a time."""
-    tested, right = [], ModelTest.right
+    tested, right = [], ModelTest.count_correct
     monkeypatch.setattr(
-        ModelTest, "right", lambda self, *given: tested.append(given[0]) or right(self, *given)
+        ModelTest,
+        "count_correct",
+        lambda self, *given: tested.append(given[0]) or right(self, *given),
     )
     simulation = make_simulation(
         PERSONAL[name], model=MODELS.get(name), participation=0.4, evaluate=BOTH
@@ -269,7 +271,7 @@ def test_shared_features_give_same_predictions():
     assert has_shared_body(model, state.server["params"])
     assert not has_shared_body(apart, state.server["params"])
     everything = np.ones(4, dtype=bool)
-    assert torch.equal(test.right(model, everything), test.right(apart, everything))
+    assert torch.equal(test.count_correct(model, everything), test.count_correct(apart, everything))
 
 
 def test_personal_model_is_tested_with_its_running_statistics():
@@ -304,9 +306,9 @@ def test_batch_statistics_use_batches_of_global_test():
     test, found = ModelTest(runtime, state.server, None), []
     for c in range(4):
         own = np.arange(4) == c
-        found.append(int(test.right(copied, own)[c]))
-        assert torch.equal(test.right(copied, own), everywhere * torch.from_numpy(own))
-        assert torch.equal(test.right(copied, ~own), everywhere * torch.from_numpy(~own))
+        found.append(int(test.count_correct(copied, own)[c]))
+        assert torch.equal(test.count_correct(copied, own), everywhere * torch.from_numpy(own))
+        assert torch.equal(test.count_correct(copied, ~own), everywhere * torch.from_numpy(~own))
     x, y = runtime.load_test(torch.arange(20))
     apart = [int((runtime.net(params, x[y == c]).logits.argmax(1) == c).sum()) for c in range(4)]
     assert apart != found == everywhere.tolist()

@@ -20,7 +20,7 @@ from fedexp.engine.processes.worker import Worker, run
 from fedexp.engine.processes.workers import WorkerDied, Workers
 from fedexp.engine.sequential import ClientFailure, Sequential
 from fedexp.engine.vectorised.engine import Vectorised
-from fedexp.training.evaluation import model_of
+from fedexp.training.evaluation import select_model
 from fedexp.training.recorder import Recorder
 from fedexp.training.rounds import record_initial, run_rounds
 from toy_federation import LARGER, PROCESS, assemble, make_simulation
@@ -207,7 +207,7 @@ def test_start_waits_for_an_answer_of_every_worker(pair_of_workers, monkeypatch)
 
     monkeypatch.setattr(engine, "_take", noted)
     simulation = make_simulation()
-    engine.start(simulation.runtime, model_of(simulation.initial_state().server))
+    engine.start(simulation.runtime, select_model(simulation.initial_state().server))
     assert sorted(taken) == [("worker 0", 0), ("worker 1", 1)]
 
 

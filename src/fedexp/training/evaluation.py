@@ -31,7 +31,7 @@ from fedexp.training.state import Scores
 log = logging.getLogger("fedexp")
 
 
-def model_of(server: Tree) -> Tree:
+def select_model(server: Tree) -> Tree:
     """Return the server's model without the rest of the server's state."""
     return {name: server[name] for name in ("params", "buffers")}
 
@@ -39,7 +39,7 @@ def model_of(server: Tree) -> Tree:
 def evaluate(simulation: Simulation, server: Tree, number: int) -> dict[str, Scores]:
     """Return the accuracies of the global model after round `number` by view."""
     # made once, because an engine with several processes sends every new object
-    model = model_of(server)
+    model = select_model(server)
     scores = {}
     for view in simulation.runtime.views:
         evaluation = simulation.engine.evaluate(simulation.runtime, model, view, number)
@@ -119,7 +119,7 @@ def evaluate_personal(
         if isinstance(algorithm, Personal):
             model = algorithm.personal_model(server, client, state, federation)
         for view, test in tests.items():
-            correct[view][client] = test.right(model, holds[client]).cpu().numpy()
+            correct[view][client] = test.count_correct(model, holds[client]).cpu().numpy()
     found = {}
     for view, right in correct.items():
         accuracy = class_accuracy(right, class_counts(tests[view].runtime.data))
@@ -137,7 +137,7 @@ class ModelTest:
         self.runtime, self.params, self.draws = runtime, server["params"], draws
 
     @torch.no_grad()
-    def right(self, model: Params, classes: np.ndarray) -> torch.Tensor:
+    def count_correct(self, model: Params, classes: np.ndarray) -> torch.Tensor:
         """Return the correct predictions on test examples of the given classes, int64 [C].
 
         A model that normalises by batch statistics is tested in the same batches as the global

@@ -31,7 +31,7 @@ def model_file_errors(model: Model) -> Iterator[None]:
         if error.filename is None or lacks_memory(error):
             raise
         raise ConfigError(
-            f"model: {error.filename}: cannot be read by {name_of(model)} ({error.strerror})"
+            f"model: {error.filename}: cannot be read by {type(model).__name__} ({error.strerror})"
         ) from error
 
 
@@ -62,7 +62,7 @@ def check_reads(model: Model, runtime: ClientRuntime) -> None:
     if logits.dim() != 2 or len(logits) != len(index) or logits.shape[1] < classes:
         wanted = [len(index), data.num_classes]
         raise ConfigError(
-            f"model: {name_of(model)}: its logits have the shape {[*logits.shape]}; must be"
+            f"model: {type(model).__name__}: its logits have the shape {[*logits.shape]}; must be"
             f" {wanted}"
         )
 
@@ -91,10 +91,6 @@ def pass_normalisation(module: torch.nn.Module, data: Data) -> None:
     reading = getattr(module, "reading", None)
     if isinstance(reading, Reading) and isinstance(data, ImageData):
         reading.set_data_normalisation(data.mean, data.std)
-
-
-def name_of(model: Model) -> str:
-    return type(model).__name__
 
 
 def check_frozen(module: torch.nn.Module, algorithm: FedAvg) -> None:

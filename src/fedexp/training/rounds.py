@@ -37,7 +37,7 @@ from fedexp.training.evaluation import (
     evaluate,
     evaluate_personal,
     local_accuracy,
-    model_of,
+    select_model,
 )
 from fedexp.training.exchange import (
     Clock,
@@ -82,7 +82,7 @@ def run_rounds(
         if state.status == "running" and stopping.is_out_of_patience(state):
             stop(state, recorder, stopping.reason(state, 0.0))  # interrupted before it was stopped
         if state.status == "running":
-            simulation.engine.start(simulation.runtime, model_of(state.server))
+            simulation.engine.start(simulation.runtime, select_model(state.server))
         while state.status == "running":
             start = time.perf_counter()
             deadline.check(max(recent) + recorder.saving_seconds)
@@ -286,4 +286,4 @@ def measure_alignment(
     if not simulation.metrics.needs_neurons:
         return []
     runtime = simulation.runtime.tested_on(simulation.runtime.views[0])
-    return alignment_rows(runtime, model_of(before), model_of(after), trained_models(done))
+    return alignment_rows(runtime, select_model(before), select_model(after), trained_models(done))

@@ -37,16 +37,17 @@ def round_row(
     scores: by view, empty if the round is not evaluated.
     result: None for the initial model.
     """
-    of_views = {view: test_values(simulation, each) for view, each in state.tested.items()}
-    for view, values in of_views.items():
+    of_views = {}
+    for view, tested in state.tested.items():
+        values = test_values(simulation, tested)
         if view in scores:
-            values["test_loss"] = scores[view].loss
+            of_views[view] = values | {"test_loss": scores[view].loss}
         else:
             of_views[view] = dict.fromkeys(values)
     view, first = next(iter(of_views.items()))
     overall = {name_in_view(name, view): first.pop(name) for name in ("test_accuracy", "test_loss")}
     trained = {} if result is None else training_values(result)
-    return merged(
+    return merge_values(
         files.ROUNDS,
         {"round": state.round},
         overall,
@@ -62,7 +63,7 @@ def test_values(simulation: Simulation, tested: ViewResults) -> Row:
     values: Row = {"test_accuracy": tested.accuracy[-1][1], "test_loss": None}
     if simulation.has_tasks:
         values |= task_history(simulation, tested).values()
-    return merged(files.ROUNDS, values, simulation.metrics.round_values(tested.history))
+    return merge_values(files.ROUNDS, values, simulation.metrics.round_values(tested.history))
 
 
 def training_values(result: RoundResult) -> Row:
@@ -113,7 +114,7 @@ def client_rows(simulation: Simulation, state: State, result: RoundResult) -> It
         else:
             not_tested = np.full(len(result.cohort.clients), np.nan)
             values = dict.fromkeys(simulation.local_columns, not_tested)
-        measured = merged(files.CLIENTS, measured, rename_for_view(values, view))
+        measured = merge_values(files.CLIENTS, measured, rename_for_view(values, view))
     cohort = result.cohort
     for i, client in enumerate(cohort.clients):
         row: Row = {"round": result.round, "client": client}
@@ -123,10 +124,10 @@ def client_rows(simulation: Simulation, state: State, result: RoundResult) -> It
         row["steps"] = cohort.schedules[i].steps
         row["train_loss"] = result.losses[i]
         local = {name: float(values[i]) for name, values in measured.items()}
-        yield merged(files.CLIENTS, row, local)
+        yield merge_values(files.CLIENTS, row, local)
 
 
-def merged(file: str, *parts: Mapping[str, Any]) -> Row:
+def merge_values(file: str, *parts: Mapping[str, Any]) -> Row:
     """Return the values of all parts.
 
     Raises ConfigError if a name is in two parts, because a metric would overwrite a value of the

@@ -38,7 +38,7 @@ from fedexp.training.resuming import (
     with_original_paths,
 )
 from fedexp.training.rounds import run_rounds
-from fedexp.training.rows import merged
+from fedexp.training.rows import merge_values
 from fedexp.training.run_log import early_lines, run_log
 from fedexp.training.run_setup import Run, begin, handle_failures, locked_directory
 from fedexp.training.simulation import Simulation
@@ -154,7 +154,7 @@ def run_info(run: Run) -> RunInfo:
     return RunInfo.of(
         run.directory,
         run.config,
-        sweep_of(run.job),
+        find_sweep(run.job),
         total_rounds=run.simulation.rounds,
         first_round=state.round,
         classes=run.simulation.runtime.data.classes,
@@ -184,11 +184,11 @@ def summarise(run: Run) -> dict[str, Any]:
     groups = ("algorithm", "dataset", "scenario", "partition", "model")
     identity: dict[str, Any] = {name: run.job.choices[name] for name in groups}
     identity |= {"seed": run.built.settings.seed, "seeds": vars(run.built.seeds)}
-    return merged(
+    return merge_values(
         files.SUMMARY,
         {"status": run.state.status},
         identity,
-        {"sweep": sweep_of(run.job)},
+        {"sweep": find_sweep(run.job)},
         origin.fingerprint_of(run.directory),
         summary_of(run.simulation, run.state),
         environment(run.config, run.hardware, run.state),
@@ -209,7 +209,7 @@ def data_sizes(simulation: Simulation) -> dict[str, int]:
     return sizes | {"classes": len(learned), "clients": federation.num_clients}
 
 
-def sweep_of(job: Job) -> str | None:
+def find_sweep(job: Job) -> str | None:
     """Return the name of the job's sweep, or None.
 
     A job that is resumed alone belongs to its sweep if Hydra's file multirun.yaml is in a directory

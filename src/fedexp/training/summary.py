@@ -7,7 +7,7 @@ from fedexp.data.views import VALIDATION, rename_for_view, selection_view
 from fedexp.metrics.targets import rounds_to_target
 from fedexp.rundir import files
 from fedexp.training.evaluation import describe_local_evaluation
-from fedexp.training.rows import merged, plain, round_row, task_history
+from fedexp.training.rows import merge_values, plain, round_row, task_history
 from fedexp.training.simulation import Simulation
 from fedexp.training.state import State, ViewResults
 
@@ -50,9 +50,9 @@ def summary_of(simulation: Simulation, state: State) -> dict[str, Any]:
         "alignment": state.alignment,
         "local_evaluation": describe_local_evaluation(simulation),
         "left_out": simulation.left_out,
-        "schedule": changes(simulation),
+        "schedule": list_changes(simulation),
         "stopped": state.stopped if state.status == "stopped" else {},
-        "hint": hint_of(simulation, state),
+        "hint": failure_hint(simulation, state),
     }
     parts.append({name: value for name, value in optional.items() if value})
     if validated:
@@ -61,7 +61,7 @@ def summary_of(simulation: Simulation, state: State) -> dict[str, Any]:
         parts.append({"not_finite": state.not_finite})
     speed = state.examples / state.train_seconds if state.train_seconds else None
     last = {"rounds": state.round, "seconds": state.seconds, "train_samples_per_second": speed}
-    found = merged(files.SUMMARY, dict.fromkeys(RESERVED), *parts, last)
+    found = merge_values(files.SUMMARY, dict.fromkeys(RESERVED), *parts, last)
     return {name: value for name, value in found.items() if name not in RESERVED}
 
 
@@ -78,7 +78,7 @@ def view_summary(simulation: Simulation, tested: ViewResults, best: int | None) 
         best_accuracy = values[rounds.index(best)]
     targets = settings.targets, settings.target_fractions
     metrics = simulation.metrics.summary(tested.history)
-    return merged(
+    return merge_values(
         files.SUMMARY,
         {"accuracy": values[-1], "best_accuracy": best_accuracy},
         {name: plain(value) for name, value in metrics.items()},
@@ -87,7 +87,7 @@ def view_summary(simulation: Simulation, tested: ViewResults, best: int | None) 
     )
 
 
-def changes(simulation: Simulation) -> list[dict[str, Any]]:
+def list_changes(simulation: Simulation) -> list[dict[str, Any]]:
     """Return the first round and the partition of each change of the clients' data."""
     names = ("scheme", "alpha", "shards_per_client", "shares")
     found = []
@@ -98,7 +98,7 @@ def changes(simulation: Simulation) -> list[dict[str, Any]]:
     return found
 
 
-def hint_of(simulation: Simulation, state: State) -> str:
+def failure_hint(simulation: Simulation, state: State) -> str:
     """Return the algorithm's hint if the run failed, or an empty string.
 
     A run has failed if it diverged or never reached twice the accuracy of chance.
