@@ -33,7 +33,7 @@ def terminal(monkeypatch):
 def test_closed_terminal_is_noted_once(monkeypatch, terminal):
     with monkeypatch.context() as patched:
         patched.setattr(sys, "stdout", Broken())
-        with console.views():
+        with console.safe_streams():
             print("lost", flush=True)
             print("lost too", flush=True)
         assert (
@@ -47,7 +47,7 @@ def test_unencodable_letters_are_escaped(monkeypatch, terminal):
     stream = io.TextIOWrapper(raw, encoding="latin-1")
     with monkeypatch.context() as patched:
         patched.setattr(sys, "stdout", stream)
-        with console.views():
+        with console.safe_streams():
             print("é 数据", flush=True)
     assert raw.getvalue() == b"\xe9 \\u6570\\u636e\n"
     assert "codec can't encode" in console.problem
@@ -61,7 +61,7 @@ def test_broken_pipe_is_ignored(monkeypatch, terminal):
     stream.write = leave
     with monkeypatch.context() as patched:
         patched.setattr(sys, "stdout", stream)
-        with console.views():
+        with console.safe_streams():
             print("unread")
     assert console.problem is None
 
@@ -70,7 +70,7 @@ def test_missing_stdout_is_ignored(monkeypatch, terminal):
     """As after `>&-`."""
     with monkeypatch.context() as patched:
         patched.setattr(sys, "stdout", None)
-        with console.views():
+        with console.safe_streams():
             print("nowhere", flush=True)
             assert sys.stdout.write("abc") == 3
     assert console.problem is None

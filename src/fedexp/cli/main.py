@@ -42,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if arguments is None:
         set_up_process()
         arguments = sys.argv[1:]
-    with console.views():
+    with console.safe_streams():
         try:
             check_readable(arguments)
             with distributed() as follower:

@@ -13,85 +13,86 @@ from typing import Any
 # logger for one line per round in run.log; the console shows rounds in another way
 ROUNDS_LOG = "fedexp.rounds"
 
-problem: str | None = None  # the first thing that went wrong in this process, for run.log
+problem: str | None = None  # the first error of this process, for run.log
 
 
-class View:
+class SafeStream:
     """A text stream whose `write` and `flush` never raise OSError or UnicodeError.
 
     If the underlying stream is None, everything written is discarded.
     """
 
     def __init__(self, stream: Any):
-        self.stream = stream
+        self.stream = stream  # None if it was closed before the process began
 
     def write(self, text: str) -> int:
-        if self.stream is None:  # closed before the process began
-            return len(text)
-        with self.forgiving():
-            try:
-                self.stream.write(text)
-            except UnicodeError as error:
-                note(error)
-                encoding = self.stream.encoding or "ascii"
-                self.stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
+        if self.stream is not None:
+            with self._ignore_errors():
+                self._write(text)
         return len(text)
+
+    def _write(self, text: str) -> None:
+        try:
+            self.stream.write(text)
+        except UnicodeError as error:
+            note_problem(error)
+            encoding = self.stream.encoding or "ascii"
+            self.stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
 
     def flush(self) -> None:
         if self.stream is not None:
-            with self.forgiving():
+            with self._ignore_errors():
                 self.stream.flush()
 
     @contextmanager
-    def forgiving(self) -> Iterator[None]:
+    def _ignore_errors(self) -> Iterator[None]:
         try:
             yield
-        except BrokenPipeError:  # the reader of `fedexp | head` has seen enough
-            self.give_up()
-        except (OSError, ValueError) as error:  # ValueError: it has been closed
-            note(error)
+        except BrokenPipeError:  # for example, `fedexp | head` has ended
+            self.discard_output()
+        except (OSError, ValueError) as error:  # ValueError: the stream is closed
+            note_problem(error)
 
-    def give_up(self) -> None:
+    def discard_output(self) -> None:
         """Discard all further output, also at the end of the process."""
-        with suppress(OSError, ValueError):
-            nowhere = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(nowhere, self.stream.fileno())
-            os.close(nowhere)
+        with suppress(OSError, ValueError), open(os.devnull, "w") as nowhere:
+            os.dup2(nowhere.fileno(), self.stream.fileno())
 
     def __getattr__(self, name: str) -> Any:
-        if name == "stream":  # while it is unpickled
+        if name == "stream":  # during unpickling
             raise AttributeError(name)
         return getattr(self.stream, name)
 
 
-def note(error: Exception) -> None:
+def note_problem(error: Exception) -> None:
     global problem
     reason = getattr(error, "strerror", None) or error
     problem = problem or f"the console cannot be written ({reason}); the run continues"
 
 
 def install() -> None:
-    """Install the views in a launcher's process. The command line's process uses `views`."""
+    """Replace both streams in a launcher's process. The command's process uses `safe_streams`."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
-        setattr(sys, name, stream if isinstance(stream, View) else View(stream))
+        setattr(sys, name, stream if isinstance(stream, SafeStream) else SafeStream(stream))
 
 
 @contextmanager
-def views() -> Iterator[None]:
-    """Replace both streams with views inside the context."""
+def safe_streams() -> Iterator[None]:
+    """Replace both streams in the block."""
     global problem
     before, problem = (sys.stdout, sys.stderr), None
     install()
     try:
         yield
     finally:
-        for view in (sys.stdout, sys.stderr):
-            if isinstance(view, View) and view.stream is not None:
+        for safe in (sys.stdout, sys.stderr):
+            if isinstance(safe, SafeStream) and safe.stream is not None:
                 try:
-                    view.stream.flush()
+                    safe.stream.flush()
                 except (OSError, ValueError, AttributeError):
-                    view.give_up()  # otherwise the interpreter tries again and exits with 120
+                    # otherwise the interpreter tries again at its end, and exits with 120
+                    safe.discard_output()
         sys.stdout, sys.stderr = before
 
 

@@ -34,9 +34,7 @@ EVALUATION_BATCH_CUDA = 1000  # larger, because each batch costs kernel launches
 
 @dataclass(frozen=True)
 class Probe:
-    """Local steps after which a client's model is tested, and the training examples used for the
-    test.
-    """
+    """Local steps after which a client's model is tested, also on some training examples."""
 
     marks: tuple[int, ...]  # local steps, ascending; 0: before the first; empty: no test
     epochs: tuple[int, ...]  # the local epochs that end at the marks
@@ -54,7 +52,7 @@ class Cohort:
     schedules: Sequence[BatchSchedule]
     states: Sequence[Tree]
     plans: Sequence[Tree]
-    personals: Sequence[Tree]  # what the server sent only to each client
+    personals: Sequence[Tree]  # the server's message to each client, besides the broadcast
     # when each client's model is tested during training; empty: never
     probes: Sequence[Probe] = ()
 
@@ -377,9 +375,8 @@ class Shared:
 class Engine(ABC):
     """Base class of the engines, which train a round's clients and evaluate models."""
 
-    def start(self, runtime: ClientRuntime, server: Tree) -> None:  # noqa: B027 (most have nothing)
-        """Do slow work once, such as starting processes, so that no round counts it as training
-        time.
+    def start(self, runtime: ClientRuntime, server: Tree) -> None:  # noqa: B027
+        """Do slow work, such as starting processes, before the first round is timed.
 
         server: a model with its "buffers".
         """
@@ -405,5 +402,5 @@ class Engine(ABC):
         """
         return [runtime.logits(model, each) for model, each in zip(models, numbers, strict=True)]
 
-    def close(self) -> None:  # noqa: B027 (most engines hold nothing)
+    def close(self) -> None:  # noqa: B027
         """Release the engine's resources, such as processes."""

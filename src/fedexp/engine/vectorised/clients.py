@@ -53,20 +53,19 @@ class Frame:
     losses: Tensor  # [C]: sum of the objective over the steps so far
 
 
-# --- what the hooks of one client see, inside vmap
+# --- arguments of one client's hooks inside vmap
 
 
 class ClientNetwork(Network):
     """A network with one client's running statistics, like engine.network.LiveNetwork.
 
     The tree that `gradient` differentiates by runs in train mode, which updates the running
-    statistics.
-    All other parameters go through the network in eval mode. The arguments are not changed:
-    `buffers` returns the statistics after training.
+    statistics. All other parameters use eval mode. The arguments are not changed: `buffers` returns
+    the statistics after training.
     """
 
     def __init__(self, net: FunctionalNetwork, buffers: Params, reference: Params | None = None):
-        """Take over a network and the client's running statistics.
+        """Wrap a network with the client's running statistics.
 
         reference: running statistics for models in eval mode. None: those in `net`, which belong to
         the received model.
@@ -141,7 +140,7 @@ class PaddedData:
 
 
 def context(shared: Shared, server: Tree, lr: float | Tensor, one: ClientInputs) -> Context:
-    """Return the context that one client's hooks may read."""
+    """Return the context of one client's hooks."""
     rate: Any = lr  # a tensor if steps are recorded
     local = shared.runtime.local
     return Context(server, one.personals, one.states, one.plans, one.setups, rate, one.steps, local)
