@@ -262,8 +262,8 @@ def test_aborted_tracker_is_not_finished(tmp_path):
 
 def test_group_is_local_if_all_members_are():
     away = TensorBoard(logdir="/home")
-    assert Several(members=[NoTracker()]).stays
-    assert not Several(members=[NoTracker(), away]).stays
+    assert Several(members=[NoTracker()]).is_local
+    assert not Several(members=[NoTracker(), away]).is_local
 
 
 def test_unevaluated_round_has_no_class_accuracy():

@@ -52,7 +52,7 @@ def require_typed_destination(
     """
     typed = typed_overrides(overrides)
     stored = destinations(overrides[: len(overrides) - len(typed)])
-    if not stored or tracker.stays:
+    if not stored or tracker.is_local:
         return
     folders = [f"--config-dir={folder}" for folder in user_folders()]
     resume = f"resume={display_path(directory)}"

@@ -112,7 +112,7 @@ class TrackerConfig(Checked, ABC, prefix="tracker."):
     """Base class of the options of the group `tracker`."""
 
     @property
-    def stays(self) -> bool:
+    def is_local(self) -> bool:
         """Return whether all tracked data stay in the run directory."""
         return False
 
@@ -131,7 +131,7 @@ class NoTracker(TrackerConfig):
     """Configuration of `tracker=none`."""
 
     @property
-    def stays(self) -> bool:
+    def is_local(self) -> bool:
         return True
 
     def create(self) -> Tracker:

@@ -57,13 +57,13 @@ SOME = (
 class Progress(Tracker):
     """Show the progress of one run.
 
-    among_others: whether other runs write to the same terminal. If so, the output is plain lines
+    shares_terminal: whether other runs write to the same terminal. If so, the output is plain lines
     that start with the run's name.
     """
 
-    def __init__(self, console: Console | None = None, among_others: bool = False) -> None:
+    def __init__(self, console: Console | None = None, shares_terminal: bool = False) -> None:
         self.console = console or Console(highlight=False)
-        self.among_others = among_others
+        self.shares_terminal = shares_terminal
         self._live: Live | None = None
 
     def start(self, info: RunInfo) -> None:
@@ -73,7 +73,7 @@ class Progress(Tracker):
         self._values: dict[str, float] = {}  # latest known value of each metric
         self._best = info.best_accuracy
         self._durations: deque[float] = deque(maxlen=RECENT)
-        if self.console.is_terminal and not self.among_others:
+        if self.console.is_terminal and not self.shares_terminal:
             self._live = Live(
                 get_renderable=self._render, console=self.console, refresh_per_second=2
             )
@@ -95,7 +95,7 @@ class Progress(Tracker):
         is_due = record.round % self._every == 0 or record.round == self._total
         if self._live is None and (self._first_line or is_due):
             self._first_line = False
-            write_line(f"{self._name}  {line}" if self.among_others else line, self.console)
+            write_line(f"{self._name}  {line}" if self.shares_terminal else line, self.console)
 
     def finish(
         self, summary: dict[str, Any], figures: Sequence[Path], tables: Mapping[str, "pd.DataFrame"]

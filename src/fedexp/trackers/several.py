@@ -24,8 +24,8 @@ class Several(TrackerConfig):
         require(len(set(kinds)) == len(kinds), "tracker.members", kinds, "different trackers")
 
     @property
-    def stays(self) -> bool:
-        return all(member.stays for member in self.members)
+    def is_local(self) -> bool:
+        return all(member.is_local for member in self.members)
 
     def check(self) -> None:
         for member in self.members:

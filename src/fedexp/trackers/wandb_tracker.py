@@ -86,7 +86,7 @@ class Wandb(TrackerConfig):
         return int(every) or None
 
     @property
-    def stays(self) -> bool:
+    def is_local(self) -> bool:
         try:
             return self.mode == "disabled" or "online" not in call_with_timeout(
                 self.modes, LOCAL_SECONDS

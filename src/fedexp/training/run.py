@@ -132,7 +132,7 @@ def recording(run: Run, info: RunInfo) -> Iterator[tuple[Recorder, list[Tracker]
     The recorder, the trackers and the engine are closed even if the block fails.
     """
     tracker: Tracker = TrackerGroup([run.built.tracker.create()])
-    trackers = [Progress(among_others=not run.job.place.alone), tracker]
+    trackers = [Progress(shares_terminal=not run.job.place.alone), tracker]
     lengths = None if run.resumed_state is None else run.resumed_state["lengths"]
     recorder = Recorder(run.directory, run.simulation, trackers, lengths)
     try:
