@@ -1,5 +1,4 @@
-"""Tables of sweeps from run directories made by hand: matching, units, tolerances, verdicts,
-targets."""
+"""Tables of sweeps from run directories made by hand."""
 
 import json
 
@@ -23,8 +22,10 @@ RUN8 = [*TABLE8, "algorithm=fedavg"]
 
 
 def make_run(folder, overrides, curve, status="completed", forgetting=0.5, views=True, **summary):
-    """A run directory with as much as the tables read; views: with an augmented test that comes out
-    the same."""
+    """Make a run directory with the files that tables read.
+
+    views: also test augmented images, with the same results.
+    """
     directory = folder / f"run{len(list(folder.glob('run*')))}"
     (directory / ".hydra").mkdir(parents=True)
     (directory / ".hydra" / "overrides.yaml").write_text(yaml.safe_dump(overrides))
@@ -75,9 +76,9 @@ def table8(folder, method="FedAvg", metric="accuracy"):
     return one(cells(folder, "fedntd_table8"), setting="E=5", method=method, metric=metric)
 
 
-def test_mean_and_standard_deviation_beside_the_print(tmp_path):
-    """FedNTD Table 8, E=5: FedAvg is printed as 40.14 (0.59). Ours: 39 and 43, mean 41, sd sqrt(8)
-    = 2.83."""
+def test_mean_and_standard_deviation(tmp_path):
+    """FedNTD Table 8, E=5: FedAvg has 40.14 (0.59). Ours: 39 and 43, mean 41, deviation sqrt(8) =
+    2.83."""
     for seed, accuracy in ((0, 0.39), (1, 0.43)):
         make_run(tmp_path, [*RUN8, f"seed={seed}"], [accuracy], forgetting=0.66)
     table = cells(tmp_path, "fedntd_table8")
@@ -94,8 +95,8 @@ def test_mean_and_standard_deviation_beside_the_print(tmp_path):
     assert (table["verdict"] == "not run").sum() == len(table) - 2 == 48
 
 
-def test_two_printed_standard_deviations_where_they_are_more(tmp_path):
-    """FedNTD Table 1, CIFAR-10 s=2, FedAvg: 40.14 with 1.15 from Table 7, so 2.30."""
+def test_tolerance_of_two_published_standard_deviations(tmp_path):
+    """FedNTD Table 1, CIFAR-10 s=2, FedAvg: 40.14, with 1.15 from Table 7, so 2.30."""
     make_run(tmp_path, ["experiment=fedntd/cifar10_s2", "algorithm=fedavg"], [0.4243])
     row = one(
         cells(tmp_path, "fedntd_table1"),
@@ -108,7 +109,7 @@ def test_two_printed_standard_deviations_where_they_are_more(tmp_path):
 
 
 def test_reduced_runs_are_not_judged_and_not_averaged_with_others(tmp_path):
-    """Of two runs of 5 rounds and one of 9, the two are shown; a full run replaces them."""
+    """The two runs of 5 rounds are shown, the run of 9 rounds is not. A full run replaces them."""
     given = ((["rounds=9"], 0.9), (["rounds=5"], 0.2), (["rounds=5", "seed=1"], 0.3))
     for overrides, accuracy in given:
         make_run(tmp_path, [*RUN8, *overrides], [accuracy])
@@ -122,7 +123,7 @@ def test_reduced_runs_are_not_judged_and_not_averaged_with_others(tmp_path):
 
 
 def test_status_and_origin_of_a_cell(tmp_path):
-    """One seed done, one diverged, one failed, one not at its end."""
+    """One seed is completed, one diverged, one failed, and one is unfinished."""
     more = {"commit": "0123456789", "hardware": {"name": "A", "device": "cpu", "precision": "fp32"}}
     make_run(tmp_path, RUN8, [0.4], seed=0, **more)
     make_run(
@@ -148,8 +149,8 @@ def test_status_and_origin_of_a_cell(tmp_path):
     assert (other["status"], other["verdict"]) == ("not run", "not run")
 
 
-def test_suspect_print_and_diverged_run(tmp_path):
-    """FedNova and SCAFFOLD of Table 10 at R=0.3 are a copy error."""
+def test_suspect_value_and_diverged_run(tmp_path):
+    """FedNova and SCAFFOLD of Table 10 at R=0.3 are a copying error in the paper."""
     given = ["experiment=fedntd/cifar10_s2", "participation=0.3", "algorithm=scaffold"]
     make_run(tmp_path / "a", given, [0.5])
     table = cells(tmp_path / "a", "fedntd_table10")
@@ -159,8 +160,8 @@ def test_suspect_print_and_diverged_run(tmp_path):
     assert table8(tmp_path / "b")["verdict"] == "outside"
 
 
-def test_rounds_to_the_printed_target(tmp_path):
-    """Flashback Table 1, CIFAR10 beta=0.1: A = 0.5, so 0.375, 0.45 and 0.5."""
+def test_rounds_to_the_published_target(tmp_path):
+    """Flashback Table 1, CIFAR10 beta=0.1: A = 0.5, so the targets are 0.375, 0.45 and 0.5."""
     make_run(
         tmp_path,
         ["experiment=flashback/cifar10_lda0.1", "algorithm=fedavg"],
@@ -181,8 +182,8 @@ def test_rounds_to_the_printed_target(tmp_path):
 
 
 def test_targets_that_are_never_reached(tmp_path):
-    """Flashback Table 1, CIFAR10 beta=0.1, FedDF: printed 105 to 0.375, and never 0.45. A second
-    seed that gets there where the first does not leaves no mean."""
+    """Flashback Table 1, CIFAR10 beta=0.1, FedDF: 105 rounds to 0.375, and 0.45 is never reached.
+    If only one of two seeds reaches a target, there is no mean."""
     feddf = ["experiment=flashback/cifar10_lda0.1", "algorithm=feddf"]
     here = {"dataset": "CIFAR10", "partition_param": "beta=0.1", "method": "FedDF"}
     make_run(tmp_path, [*feddf, "seed=0"], [0.3] * 100 + [0.4] * 10)
@@ -198,8 +199,9 @@ def test_targets_that_are_never_reached(tmp_path):
     assert row["mean"] == float("inf")  # the mean of the other seed would flatter
 
 
-def test_alignment_of_a_layer_and_a_pair(tmp_path):
-    """FedNTD Table 2, IID, FedAvg: 512 neurons 0.679 and 0.850, 128 neurons 0.771 and 0.898."""
+def test_alignment_of_each_layer_and_pair(tmp_path):
+    """FedNTD Table 2, IID, FedAvg: 0.679 and 0.850 for 512 neurons, 0.771 and 0.898 for 128
+    neurons."""
     setting = [
         "experiment=fedntd/cifar10_iid",
         "model=cnn_3fc",
@@ -214,9 +216,8 @@ def test_alignment_of_a_layer_and_a_pair(tmp_path):
     assert table["verdict"].tolist() == ["within", "within", "outside", "within"]
 
 
-def test_columns_of_the_paper_s_tables():
-    """What differs between the columns names them; a long table is cut where its partition
-    changes."""
+def test_column_names_of_published_tables():
+    """Columns are named by what differs between them. A long table is split by partition."""
 
     def columns(name):
         return {part.title: list(part.table.columns) for part in sections(cells(CONF, name))}
@@ -260,9 +261,9 @@ def test_suspect_and_reduced_cells_are_marked(tmp_path):
     assert "50.00? (0.50?)" in (tmp_path / "table.tex").read_text()
 
 
-def test_a_fedavg_run_that_diverged_lowers_no_target(tmp_path):
-    """FedAvg ends at 0.5 in the run that did not diverge, which FedKA reaches after 2 rounds, not
-    after 1."""
+def test_diverged_fedavg_run_does_not_lower_the_target(tmp_path):
+    """The FedAvg run that did not diverge ends at 0.5 after 4 rounds. FedKA reaches 0.5 after 2
+    rounds."""
     make_run(
         tmp_path,
         ["experiment=fedka/cifar10", "algorithm=fedavg", "seed=0"],
@@ -281,8 +282,7 @@ def test_a_fedavg_run_that_diverged_lowers_no_target(tmp_path):
 
 
 def test_accuracy_after_a_task_and_at_a_round(tmp_path):
-    """CFeD Table 1, Class-T: the mean after the second task stands in column T1, after the third in
-    T2."""
+    """CFeD Table 1, Class-IL: column T1 has the mean after the second task, T2 after the third."""
     ends = [
         {"task": t, "average_accuracy": 0.9 - t / 10, "new_task_accuracy": 0.5} for t in (1, 2, 3)
     ]
@@ -303,10 +303,10 @@ def test_accuracy_after_a_task_and_at_a_round(tmp_path):
     assert rows["mean"].tolist() == pytest.approx([0.1, 0.3, 0.5, 1.0])
 
 
-def test_the_noise_of_a_task_is_that_of_its_own_last_ten_rounds(tmp_path):
-    """Average accuracies of 0.68 and 0.72 in turn while task 2 is learnt, so +-0.02 about their
-    mean in the last ten rounds: s = sqrt(10 x 0.02^2 / 9) = 0.02108. The rounds before these and of
-    the other tasks do not count; task 3 has one round alone, which says nothing."""
+def test_error_of_a_task_is_estimated_from_its_last_ten_rounds(tmp_path):
+    """While task 2 is learned, average accuracies alternate between 0.68 and 0.72: s = sqrt(10 x
+    0.02^2 / 9) = 0.02108 in the last ten rounds. Earlier rounds and other tasks do not count. Task
+    3 has a single round, so its error is unknown."""
     ends = [
         {"task": t, "average_accuracy": 0.9 - t / 10, "new_task_accuracy": 0.5} for t in (1, 2, 3)
     ]
@@ -343,9 +343,8 @@ def test_tables_of_a_named_sweep(tmp_path, capsys):
     assert r"\begin{tabular}" in (folder / "table.tex").read_text()
 
 
-def test_tables_of_any_sweep(tmp_path):
-    """Means over seeds; rounds to parts of 0.95 of the best: A = 0.76, so 0.57, 0.684, 0.76, here
-    by hand."""
+def test_tables_of_a_sweep_without_published_values(tmp_path):
+    """Means over seeds, and rounds to parts of A = 0.95 x 0.8 = 0.76: 0.57, 0.684, 0.76."""
     make_run(tmp_path, ["algorithm=fedavg", "seed=0"], [0.5, 0.6, 0.7, 0.78])
     make_run(tmp_path, ["algorithm=fedavg", "seed=1"], [0.5, 0.58, 0.6, 0.76])
     make_run(tmp_path, ["algorithm=fedntd", "seed=0"], [0.6, 0.75, 0.8, 0.8])
@@ -367,15 +366,14 @@ def test_tables_of_any_sweep(tmp_path):
     assert fedntd["speedup_0.9A"] == pytest.approx(1.4)
 
 
-def test_nothing_to_report(tmp_path, capsys):
+def test_report_without_a_finished_run_fails(tmp_path, capsys):
     assert call("report", [str(tmp_path)]) == 2
     assert "no finished run" in capsys.readouterr().err
 
 
 @pytest.mark.slow
-def test_a_seed_that_was_run_again_with_more_views_counts_once(tmp_path):
-    """Rounds to a target: A is 0.95 of the best of the later run, 0.7, and not of the earlier one,
-    0.9."""
+def test_repeated_seed_with_more_views_counts_once(tmp_path):
+    """A is 0.95 of the best accuracy of the later run, 0.7; the earlier run has 0.9."""
     for views, accuracy in ((False, 0.9), (True, 0.7)):
         make_run(
             tmp_path,
@@ -397,9 +395,8 @@ def hardware(precision):
     return {"name": "A", "device": "cpu", "precision": precision}
 
 
-def test_a_seed_that_diverged_stays_beside_those_with_a_value(tmp_path):
-    """Of three seeds one diverged in its first round and has no F: accuracy and F have the same n,
-    and a mark."""
+def test_diverged_seed_is_counted_and_marked(tmp_path):
+    """One of three seeds diverged in round 1 and has no F. Accuracy and F have the same n."""
     for seed in (0, 1):
         make_run(tmp_path, [*TABLE8, "algorithm=fedprox", f"seed={seed}"], [0.4, 0.4], seed=seed)
     make_run(
@@ -417,9 +414,9 @@ def test_a_seed_that_diverged_stays_beside_those_with_a_value(tmp_path):
         assert "†" in layout.format_cell([row])
 
 
-def test_runs_of_one_seed_in_two_precisions_are_one_seed(tmp_path):
-    """Seed 0 in fp32 and in bf16, seed 1 in bf16: the two in bf16 count, of which a standard
-    deviation can be taken; of seed 0 alone, in both, there is none."""
+def test_two_precisions_of_one_seed_count_once(tmp_path):
+    """Seed 0 is run in fp32 and bf16, seed 1 in bf16. The two bf16 runs count and have a standard
+    deviation; seed 0 alone has none."""
     given = RUN8
     make_run(tmp_path / "a", given, [0.50], seed=0, hardware=hardware("fp32"))
     make_run(
@@ -448,9 +445,9 @@ def test_runs_of_one_seed_in_two_precisions_are_one_seed(tmp_path):
     )
 
 
-def test_one_that_diverged_does_not_turn_its_column_to_the_plain_test(tmp_path):
-    """FedNTD Table 1, CIFAR-10 s=2: with four methods in the augmented view and SCAFFOLD diverged,
-    rho is that of the four under the rule."""
+def test_diverged_method_does_not_change_the_view_of_its_column(tmp_path):
+    """FedNTD Table 1, CIFAR-10 s=2: four methods have the augmented view and SCAFFOLD diverged. rho
+    compares the four under the rule."""
     for number, method in enumerate(("fedavg", "fedprox", "moon", "fedntd")):
         make_run(tmp_path, [*TABLE1, f"algorithm={method}"], [0.4 + 0.03 * number] * 2)
     make_run(tmp_path, [*TABLE1, "algorithm=scaffold"], [0.1], status="diverged", forgetting=None)
@@ -472,8 +469,8 @@ def test_one_that_diverged_does_not_turn_its_column_to_the_plain_test(tmp_path):
         ("completed", 0.3, "outside", "not judged: no printed number"),
     ],
 )
-def test_printed_failure(tmp_path, status, accuracy, verdict, of_forgetting):
-    """FedNTD Table 11 prints SCAFFOLD at R=1.0 as "10.00 (Failure)" and no F. A run that ends at
+def test_published_failure(tmp_path, status, accuracy, verdict, of_forgetting):
+    """FedNTD Table 11 has "10.00 (Failure)" and no F for SCAFFOLD at R=1.0. A run that ends at
     chance has failed too."""
     given = ["experiment=fedntd/cifar10_lda0.1", "participation=1.0", "algorithm=scaffold"]
     make_run(tmp_path, given, [accuracy, accuracy], status=status)
@@ -486,14 +483,14 @@ def test_printed_failure(tmp_path, status, accuracy, verdict, of_forgetting):
     assert rows[0]["diverged"] == (status == "diverged")
 
 
-def test_a_dash_is_no_printed_value():
-    """CFeD Table 1 has 84 cells, in 6 of which it prints a dash: DMC learns new classes alone."""
+def test_dash_is_not_a_published_value():
+    """CFeD Table 1 has 84 cells, 6 of them with a dash, since DMC learns only new classes."""
     assert len(papers.published_cells(load_sweep("cfed_table1", [CONF]))) == 78
 
 
-def test_one_target_for_all_runs_of_a_setting(tmp_path):
-    """Neither the order of the options nor the precision makes another setting: A is 0.95 x 0.6 for
-    all three, and each speed-up is against FedAvg in the same precision."""
+def test_all_runs_of_a_setting_have_one_target(tmp_path):
+    """The order of options and the precision do not make another setting: A is 0.95 x 0.6 for all
+    three runs. A speed-up is against FedAvg in the same precision."""
     make_run(
         tmp_path,
         ["algorithm=fedavg", "rounds=3", "local.lr=0.1"],
@@ -513,8 +510,8 @@ def test_one_target_for_all_runs_of_a_setting(tmp_path):
     assert rounds["speedup_0.75A"].tolist() == [1, 2, 1]
 
 
-def test_a_speed_up_is_against_the_fastest_fedavg(tmp_path):
-    """Of two learning rates, with rounds 3 and 2 to 0.75 A."""
+def test_speed_up_is_against_the_fastest_fedavg(tmp_path):
+    """FedAvg with two learning rates needs 3 and 2 rounds to 0.75 A."""
     make_run(tmp_path, ["algorithm=fedavg", "local.lr=0.1"], [0.1, 0.1, 0.5, 0.5])
     make_run(tmp_path, ["algorithm=fedavg", "local.lr=0.2"], [0.1, 0.5, 0.5, 0.5])
     make_run(tmp_path, ["algorithm=fedntd", "local.lr=0.2"], [0.5, 0.5, 0.5, 0.5])
@@ -523,9 +520,9 @@ def test_a_speed_up_is_against_the_fastest_fedavg(tmp_path):
     assert targets["speedup_0.75A"].tolist() == [2, 1, 2 / 3]
 
 
-def test_a_run_that_diverged_reaches_no_target(tmp_path):
-    """Its best accuracy makes no A, and its group has no rounds, whatever the other seed has. Where
-    all runs of a setting diverged there is no A."""
+def test_diverged_run_reaches_no_target(tmp_path):
+    """Its best accuracy does not count for A, and its group has no rounds. If all runs of a setting
+    diverged, there is no A."""
     for seed, status in (("seed=0", "diverged"), ("seed=1", "completed")):
         make_run(
             tmp_path,
@@ -545,8 +542,9 @@ def test_a_run_that_diverged_reaches_no_target(tmp_path):
     assert table.loc[("cifar10 p alpha=1e6", "fedavg"), ["A", *rounds]].isna().all()
 
 
-def test_a_target_that_a_shorter_run_reaches_is_judged(tmp_path):
-    """A = 0.59: 0.4425 is reached in round 2 of 4, 0.531 is not, which 500 rounds might change."""
+def test_target_reached_by_a_shorter_run_is_judged(tmp_path):
+    """A = 0.59: 0.4425 is reached in round 2 of 4. 0.531 is not reached, but might be in 500
+    rounds."""
     here = {"dataset": "CIFAR10", "partition_param": "beta=0.5", "method": "Flashback"}
     make_run(
         tmp_path,

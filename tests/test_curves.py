@@ -1,4 +1,4 @@
-"""Learning curves of runs: means over seeds, methods, settings, and the released code."""
+"""Learning curves: means over seeds, methods and settings."""
 
 import numpy as np
 import pytest
@@ -16,7 +16,7 @@ def drawn(folder):
     return draw_learning_curves(load_sweep("fedntd_table1", [CONF]), read_runs([folder]))
 
 
-def test_means_over_seeds_of_each_method_a_row_for_each_setting(tmp_path):
+def test_mean_curve_of_each_method_and_setting(tmp_path):
     """FedAvg 0.2, 0.4 and 0.4, 0.8: means 0.3, 0.6."""
     for seed, curve in enumerate(([0.2, 0.4], [0.4, 0.8])):
         make_run(tmp_path, [S2, "algorithm=fedavg"], curve, seed=seed)
@@ -42,10 +42,10 @@ def test_means_over_seeds_of_each_method_a_row_for_each_setting(tmp_path):
     assert len(own) == 2
 
 
-def test_equal_runs_have_equal_bytes(tmp_path):
+def test_equal_runs_give_equal_bytes(tmp_path):
     make_run(tmp_path, [S2, "algorithm=fedavg"], [0.2, 0.4], seed=0)
     assert render_svg(drawn(tmp_path)) == render_svg(drawn(tmp_path))
 
 
-def test_nothing_is_drawn_without_rounds_or_of_tasks(tmp_path):
+def test_nothing_is_drawn_without_rounds(tmp_path):
     assert drawn(tmp_path) is None

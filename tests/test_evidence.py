@@ -1,4 +1,4 @@
-"""Runs as committed files: what is kept, that tables come out to the byte, and what is refused."""
+"""Kept runs: their content, tables made from them, and damaged files."""
 
 import json
 import lzma
@@ -30,8 +30,8 @@ def remove_runs(sweep: Path) -> None:
 @pytest.mark.parametrize(
     "count", [3, pytest.param(None, marks=pytest.mark.slow)], ids=["some", "all"]
 )
-def test_a_table_is_made_again_to_the_byte(tmp_path, capsys, count):
-    """From the files alone, with no run directory there; keeping twice gives the same bytes."""
+def test_report_from_kept_files_is_identical(tmp_path, capsys, count):
+    """Without run directories. Keeping twice gives the same bytes."""
     sweep, runs = tmp_path / "multirun" / "fedntd_table1", list(EARLY)[:count]
     for i, run in enumerate(runs):
         run_directory(sweep / f"run{i}", run)
@@ -50,9 +50,9 @@ def test_a_table_is_made_again_to_the_byte(tmp_path, capsys, count):
 
 
 @pytest.mark.slow  # a small run
-def test_what_is_kept_of_a_run(tmp_path, monkeypatch, capsys):
-    """Tables but for the digits of times and losses, summary and class names; nothing of the
-    machine's directories."""
+def test_content_of_a_kept_run(tmp_path, monkeypatch, capsys):
+    """Tables (with fewer digits of times and losses), summary and class names, but no directory of
+    this machine."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.argv", ["fedexp"])
     small = [
@@ -133,7 +133,7 @@ def test_files_with_counts_of_correct_examples_are_read():
         ),
     ],
 )
-def test_a_file_that_cannot_be_read(content, message, tmp_path, capsys):
+def test_unreadable_file_is_refused(content, message, tmp_path, capsys):
     path = tmp_path / "multirun" / "a" / "runs" / "x.json.xz"
     path.parent.mkdir(parents=True)
     path.write_bytes(content)
@@ -176,8 +176,8 @@ RUN = {
         ({"info": 5}, "not the file of a run"),
     ],
 )
-def test_counts_that_no_run_has(changed, message, tmp_path):
-    """Refused before an array is made of them, and nothing is written."""
+def test_invalid_counts_are_refused(changed, message, tmp_path):
+    """They are refused before an array is made from them, and nothing is written."""
     path = tmp_path / "x.json.xz"
     path.write_bytes(lzma.compress(json.dumps(RUN).encode()))
     evidence.unpack(path, tmp_path / "sound")
@@ -208,7 +208,7 @@ def test_counts_that_no_run_has(changed, message, tmp_path):
         ({"partitions": None, "elsewhere": 5}, "not the file of a run"),
     ],
 )
-def test_parts_that_no_run_has(changed, message, tmp_path):
+def test_invalid_parts_are_refused(changed, message, tmp_path):
     path = tmp_path / "x.json.xz"
     path.write_bytes(lzma.compress(json.dumps(RUN | changed).encode()))
     with pytest.raises(ConfigError, match=message):
@@ -217,7 +217,7 @@ def test_parts_that_no_run_has(changed, message, tmp_path):
 
 
 @pytest.mark.timeout(60)
-def test_a_file_that_unpacks_to_more_than_a_run_has(tmp_path):
+def test_decompression_bomb_is_refused(tmp_path):
     """Blanks that take 64 MiB and one byte, and a header that asks for a dictionary of 128 MiB."""
     path = tmp_path / "x.json.xz"
     path.write_bytes(lzma.compress(b" " * (evidence.LIMIT + 1), preset=0))
@@ -230,8 +230,8 @@ def test_a_file_that_unpacks_to_more_than_a_run_has(tmp_path):
         evidence.read(path)
 
 
-def test_a_run_that_is_here_counts_before_its_file(tmp_path):
-    """One that is not over does not; a note of another sweep's run is no run that is kept."""
+def test_finished_run_directory_is_preferred_to_its_file(tmp_path):
+    """An unfinished directory is not. A note on another sweep does not count as a kept run."""
     sweep = tmp_path / "a"
     for name, run in zip(("over", "begun"), EARLY, strict=False):
         run_directory(sweep / name, run)
@@ -248,14 +248,13 @@ def test_a_run_that_is_here_counts_before_its_file(tmp_path):
     assert len(list(evidence.kept_below([sweep]))) == 2
 
 
-def test_a_partition_that_is_made_again_has_the_checksum_of_the_first():
+def test_restored_partition_keeps_the_original_hash():
     info = json.loads(str(evidence.arrays_of(KEPT)["info"]))
     assert info == {"indices": evidence.NOT_KEPT, "hash": "abc"}
 
 
-def test_a_run_of_another_sweep_that_is_kept_counts(tmp_path):
-    """A job of sweep b for which a run of sweep a stands: both are files, and the table of b has
-    it."""
+def test_reused_run_of_another_sweep_is_kept(tmp_path):
+    """A job of sweep b uses a run of sweep a. Both are files, and the table of b has the run."""
     for name in "ab":
         run_directory(tmp_path / "multirun" / name / "one")
     other = tmp_path / "multirun" / "b" / "one"
@@ -271,9 +270,8 @@ def test_a_run_of_another_sweep_that_is_kept_counts(tmp_path):
     assert tables[0]["n"].tolist() == [1]
 
 
-def test_kept_runs_as_run_directories(tmp_path, capsys):
-    """Two runs of sweep a, and a job of sweep b for which one of them stands: load_sweep reads what
-    is restored."""
+def test_restore(tmp_path, capsys):
+    """Two runs of sweep a, and a job of sweep b that uses one of them."""
     multirun, out = tmp_path / "multirun", tmp_path / "out"
     for name, run in zip(("one", "two"), EARLY, strict=False):
         run_directory(multirun / "a" / name, run)
@@ -306,8 +304,8 @@ def test_kept_runs_as_run_directories(tmp_path, capsys):
     assert len(pd.read_csv(tmp_path / "all.csv")) == 3
 
 
-def test_a_restored_partition_is_no_partition_to_train_on(tmp_path):
-    """Its indices 0, 1, ... only stand in for those that were not kept."""
+def test_restored_partition_cannot_be_trained_on(tmp_path):
+    """Its indices 0, 1, ... replace the original ones, which are not kept."""
     kept = {
         "counts": [[1, 1], [0, 2]],
         "classes": ["a", "b"],
@@ -323,10 +321,8 @@ def test_a_restored_partition_is_no_partition_to_train_on(tmp_path):
 
 
 @pytest.mark.parametrize("note", ["../one", "../../group/t/one"])
-def test_a_run_that_stands_for_a_job_from_no_other_sweep_beside_it_is_kept_as_a_copy(
-    note, tmp_path
-):
-    """A note that the files of other sweeps cannot keep must not make them all unreadable."""
+def test_reused_run_outside_of_other_sweeps_is_copied(note, tmp_path):
+    """A note that cannot be kept must not make all files unreadable."""
     sweep = tmp_path / "multirun" / "a"
     job = sweep / "two"
     run_directory((job / note).parent / "one")
@@ -344,7 +340,7 @@ def test_a_run_that_stands_for_a_job_from_no_other_sweep_beside_it_is_kept_as_a_
         assert jobs[-1].overrides == ["seed=7"]
 
 
-def test_what_is_restored_is_as_open_as_what_the_user_makes(tmp_path):
+def test_restored_directories_have_usual_permissions(tmp_path):
     sweep, out = tmp_path / "multirun" / "a", tmp_path / "out"
     run_directory(sweep / "one")
     evidence.keep_runs(sweep)
@@ -353,9 +349,8 @@ def test_what_is_restored_is_as_open_as_what_the_user_makes(tmp_path):
     assert out.stat().st_mode == (out / "one").stat().st_mode == (tmp_path / "usual").stat().st_mode
 
 
-def test_what_cannot_be_restored(tmp_path, capsys):
-    """A directory that exists, a damaged file and a sweep without files: one line each, and nothing
-    is written."""
+def test_failed_restore_writes_nothing(tmp_path, capsys):
+    """An existing directory, a damaged file, and a sweep without files give one line each."""
     sweep, out = tmp_path / "multirun" / "a", tmp_path / "out"
     for name, run in zip(("one", "two"), EARLY, strict=False):
         run_directory(sweep / name, run)

@@ -1,4 +1,4 @@
-"""The data of an experiment against those of a run."""
+"""The data that an experiment expects, compared with the data of a run."""
 
 import json
 
@@ -22,7 +22,7 @@ def test_each_experiment_states_its_data(name):
     assert numbers["classes"] is not None
 
 
-def test_expected_numbers_do_not_decide_a_run():
+def test_expected_numbers_do_not_change_the_fingerprint():
     from fedexp.rundir.fingerprint import essential
 
     assert "expected" not in {
@@ -31,7 +31,7 @@ def test_expected_numbers_do_not_decide_a_run():
     assert composed("experiment=fedntd/cifar10_s2").expected == CIFAR
 
 
-def test_other_data_are_named():
+def test_data_changes_are_listed():
     here = ["experiment=fedntd/cifar10_s2"]
     assert find_data_changes({"data": CIFAR}, here) == []
     assert find_data_changes({}, here) == []  # an old summary
@@ -46,7 +46,7 @@ def test_other_data_are_named():
     assert find_data_changes({"data": CIFAR}, ["experiment=mine/own"]) == []
 
 
-def test_thucnews_with_20000_titles_is_not_that_of_the_paper():
+def test_thucnews_titles_differ_from_the_paper():
     bundled = {"train": 9_000, "test": 9_000, "classes": 9, "clients": 100}
     assert find_data_changes({"data": bundled}, ["experiment=cfed/text_class"]) == [
         "data: 9,000 training examples, not 502,180",
@@ -54,7 +54,7 @@ def test_thucnews_with_20000_titles_is_not_that_of_the_paper():
     ]
 
 
-def test_other_data_under_the_same_name_are_reduced(tmp_path):
+def test_run_on_other_data_is_reduced(tmp_path):
     make_run(tmp_path, RUN8, [0.4], data=CIFAR | {"train": 5_000})
     row = table8(tmp_path)
     assert (row["protocol"], row["verdict"]) == ("reduced", "not judged: reduced protocol")
@@ -64,7 +64,7 @@ def test_other_data_under_the_same_name_are_reduced(tmp_path):
     assert (row["protocol"], row["verdict"], row["not_shown"]) == ("full", "within", 1)
 
 
-def test_a_run_notes_its_data(tmp_path, monkeypatch):
+def test_summary_has_the_size_of_the_data(tmp_path, monkeypatch):
     """digits: 1,437 + 360 images of ten classes."""
     monkeypatch.setattr("sys.argv", ["fedexp"])
     monkeypatch.chdir(tmp_path)

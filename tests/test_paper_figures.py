@@ -1,5 +1,4 @@
-"""Figures in the layouts of the papers: every sweep that asks for one gets it, and it shows what
-the files say."""
+"""Figures in the layouts of the papers: each is drawn, and shows the values of the files."""
 
 import logging
 import re
@@ -24,8 +23,8 @@ NEED_MODELS = ("fedntd_fig14", "fedntd_fig17", "fedntd_fig18", "fedntd_fig19")
 
 
 def runs_of(sweep, folder, seeds=(0,)):
-    """A directory for each run of a sweep, of three rounds, five classes and four clients, who all
-    take part."""
+    """Make a directory for each run of a sweep, with three rounds, five classes and four clients in
+    each round."""
     for block in sweep.blocks:
         for combination in block.combinations():
             for seed in seeds:
@@ -59,7 +58,7 @@ def settings_of(name, folder, **options):
     return label_runs(sweep, runs_of(sweep, folder, **options)), sweep
 
 
-def test_runs_are_called_and_ordered_as_the_sweep_s_file_says(tmp_path):
+def test_labels_and_order_are_those_of_the_sweep_file(tmp_path):
     settings, sweep = settings_of("fedntd_fig2c", tmp_path, seeds=(0, 1))
     backwards = label_runs(sweep, SweepDirectory(tmp_path).complete[::-1])
     assert [(s.name, [m.name for m in s.methods]) for s in backwards] == [
@@ -70,8 +69,8 @@ def test_runs_are_called_and_ordered_as_the_sweep_s_file_says(tmp_path):
     assert all(len(method.runs) == 2 for each in settings for method in each.methods)
 
 
-def test_runs_with_other_values_of_what_a_sweep_fixes_keep_their_names(tmp_path):
-    """Fewer rounds than in the sweep's file: Hydra notes the last value of a key alone."""
+def test_changed_fixed_override_keeps_the_labels(tmp_path):
+    """Fewer rounds than in the sweep's file: Hydra notes only the last value of a key."""
     for seed in (0, 1):
         for algorithm in ("fedavg", "flashback"):
             run = [
@@ -93,8 +92,9 @@ def test_runs_with_other_values_of_what_a_sweep_fixes_keep_their_names(tmp_path)
     ]
 
 
-def test_what_the_user_varies_beside_the_sweep_makes_methods_of_their_own(tmp_path):
-    """Not seeds of one: a second learning rate on the command line. `only` still finds them."""
+def test_added_override_makes_separate_methods(tmp_path):
+    """A second learning rate on the command line is not another seed. `only` still selects the
+    methods."""
     for seed in (0, 1):
         for algorithm in ("fedavg", "flashback"):
             for lr in ("0.1", "0.01"):
@@ -117,8 +117,8 @@ def test_what_the_user_varies_beside_the_sweep_makes_methods_of_their_own(tmp_pa
     assert len(figure.axes[0].lines) == 2
 
 
-def test_each_class_has_its_curve_in_the_colour_of_the_legend(tmp_path):
-    """However many rounds there are, the colours are those of a few classes."""
+def test_class_curves_have_the_colours_of_the_legend(tmp_path):
+    """The colours do not depend on the number of rounds."""
     sweep = load_sweep("fedka_fig1", [CONF])
     make_run(tmp_path, ["experiment=fedka/cifar10", "algorithm=fedavg"], rounds=25, classes=5)
     figure = draw_paper.class_curves(
@@ -133,7 +133,7 @@ def test_each_class_has_its_curve_in_the_colour_of_the_legend(tmp_path):
             assert line.get_color() == key.get_color() == f"C{c}"
 
 
-def test_consistency_is_the_cosine_of_each_round_with_the_one_before(tmp_path):
+def test_consistency_is_the_cosine_of_consecutive_rounds(tmp_path):
     settings, sweep = settings_of("fedntd_fig2", tmp_path)
     axes = draw_paper.consistency(settings, sweep.title).axes[0]
     for line, setting in zip(axes.lines, settings, strict=True):
@@ -143,7 +143,7 @@ def test_consistency_is_the_cosine_of_each_round_with_the_one_before(tmp_path):
 
 
 def test_bars_are_means_over_seeds(tmp_path):
-    """Forgetting of two seeds is written by hand: 0.1 in every file."""
+    """The forgetting is 0.1 in each file."""
     settings, sweep = settings_of("fedntd_fig2c", tmp_path)
     axes = draw_paper.levels(settings, sweep.title).axes[0]
     assert [bar.get_height() for bar in axes.patches] == pytest.approx([0.1] * 8)
@@ -155,7 +155,7 @@ def test_bars_are_means_over_seeds(tmp_path):
     ]
 
 
-def test_the_round_picture_is_of_the_round_that_is_asked_for(tmp_path):
+def test_round_picture_shows_the_requested_round(tmp_path):
     settings, sweep = settings_of("flashback_fig2", tmp_path)
     first = settings[0].methods[0].files[0].history
     image = draw_paper.round_models(settings, sweep.title, round=2).axes[0].images[0].get_array()
@@ -168,8 +168,8 @@ def test_the_round_picture_is_of_the_round_that_is_asked_for(tmp_path):
     np.testing.assert_allclose(past_the_end[-1], first.class_accuracy[3])
 
 
-def test_kinds_of_classes_by_hand():
-    """Of 100 examples in 5 classes a class is dominant from 0.5 / 5 = 10 % on."""
+def test_dominant_and_missing_classes():
+    """Of 100 examples in 5 classes, a class is dominant from 0.5 / 5 = 10 % on."""
     counts = np.array([80, 10, 9, 1, 0])
     assert draw_paper.classify_classes(counts) == [
         "dominant",
@@ -183,8 +183,8 @@ def test_kinds_of_classes_by_hand():
     assert draw_paper.choose_non_dominant(np.array([50, 20, 30, 0, 0])) == 1
 
 
-def test_the_forgetting_degree_of_a_client_s_classes(tmp_path):
-    """(before - local) / (before + 1e-6), at least -1, round by round."""
+def test_forgetting_degree_of_a_client(tmp_path):
+    """(before - local) / (before + 1e-6), at least -1, in each round."""
     settings, sweep = settings_of("fedka_fig2", tmp_path)
     method = settings[0].methods[0]
     history = method.files[0].history
@@ -202,7 +202,7 @@ def test_the_forgetting_degree_of_a_client_s_classes(tmp_path):
         draw_paper.client_classes(settings, sweep.title, client=7)
 
 
-def test_what_is_not_there_is_said(tmp_path):
+def test_missing_runs_and_columns_are_reported(tmp_path):
     sweep = load_sweep("flashback_fig1", [CONF])
     settings = label_runs(sweep, runs_of(sweep, tmp_path))
     with pytest.raises(ConfigError, match="no run of FedXYZ is finished"):

@@ -1,4 +1,4 @@
-"""The tidy table of runs: run directories and evidence files give the same rows."""
+"""The tidy table of runs is the same from run directories and from kept files."""
 
 import lzma
 import shutil
@@ -13,7 +13,7 @@ from fedexp.rundir import evidence
 from test_compare import make_run
 
 
-def test_a_row_for_each_run_view_and_measure(tmp_path):
+def test_row_for_each_run_view_and_measure(tmp_path):
     make_run(tmp_path / "a", ["algorithm=fedavg"], [0.25, 0.5], seed=3, hardware={"precision": "p"})
     make_run(tmp_path / "a", ["algorithm=fedntd"], [0.5], views=False)
     table = read_runs([tmp_path / "a"])
@@ -36,7 +36,7 @@ def test_a_row_for_each_run_view_and_measure(tmp_path):
     assert (first["rounds"].tolist(), first["values"].tolist()) == ([1, 2], [0.25, 0.5])
 
 
-def test_rounds_of_a_task_are_apart(tmp_path):
+def test_tasks_have_separate_rows(tmp_path):
     make_run(tmp_path / "a", ["algorithm=cfed"], [0.25, 0.5, 0.75])
     path = tmp_path / "a" / "run0" / "rounds.csv"
     pd.read_csv(path).assign(task=[0, 1, 1, 2]).to_csv(path, index=False)
@@ -48,7 +48,7 @@ def test_rounds_of_a_task_are_apart(tmp_path):
     }
 
 
-def test_evidence_files_give_the_same_table(tmp_path):
+def test_kept_files_give_the_same_table(tmp_path):
     for seed in (0, 1):
         make_run(tmp_path / "a", ["algorithm=fedavg"], [0.25, 1 / 3], seed=seed)
     before = read_runs([tmp_path / "a"])
@@ -63,7 +63,7 @@ def test_evidence_files_give_the_same_table(tmp_path):
         assert all(map(np.array_equal, before["values"], other["values"]))
 
 
-def test_a_file_that_names_another_sweep_s_run_counts_it_with_its_own_overrides(tmp_path):
+def test_reused_run_has_the_overrides_of_its_job(tmp_path):
     make_run(tmp_path / "a", ["algorithm=fedavg"], [0.25])
     evidence.keep_runs(tmp_path / "a")
     shutil.rmtree(tmp_path / "a" / "run0")
@@ -78,7 +78,7 @@ def test_a_file_that_names_another_sweep_s_run_counts_it_with_its_own_overrides(
     assert table["overrides"].iloc[0] == ["algorithm=other"]
 
 
-def test_a_damaged_file_is_named(tmp_path):
+def test_damaged_file_is_named(tmp_path):
     path = tmp_path / "a" / evidence.FOLDER / f"run{evidence.SUFFIX}"
     path.parent.mkdir(parents=True)
     path.write_bytes(b"nothing")

@@ -1,4 +1,4 @@
-"""`fedexp report`: one table of many runs, with and without streams of tasks."""
+"""`fedexp report --out`: one table of many runs, with and without tasks."""
 
 import csv
 import json
@@ -41,7 +41,7 @@ PLAIN = {
 
 
 def make_run(directory, **summary):
-    """Two clients in each of two rounds."""
+    """Make a run with two clients in each of two rounds."""
     directory.mkdir(parents=True)
     (directory / files.SUMMARY).write_text(json.dumps(PLAIN | summary))
     rows = "0,0.125,,,\n1,0.25,4e6,2e6,1.5\n2,0.5,4e6,2e6,2.5\n"
@@ -58,12 +58,12 @@ def make_run(directory, **summary):
 
 
 def write_tasks(directory):
-    """tasks.csv of a run, in which one task was evaluated."""
+    """Write tasks.csv of a run in which one task was evaluated."""
     (directory / files.TASKS).write_text("round,task,evaluated_task,accuracy\n2,1,1,0.5\n")
 
 
 def stream(*averages, new=0.9):
-    """The part of the summary that a stream of tasks adds."""
+    """Return the keys of the summary of a run with tasks."""
     tasks = [
         {
             "task": t,
@@ -83,7 +83,7 @@ def stream(*averages, new=0.9):
 
 
 def table(folder):
-    """(columns, rows) of the csv file; the markdown file has the same columns and as many rows."""
+    """Return (columns, rows) of the csv file, and check that the markdown file has the same."""
     assert call("report", [str(folder), "--out", str(folder / "table")]) == 0
     with (folder / "table.csv").open(newline="") as file:
         reader = csv.DictReader(file)
@@ -94,7 +94,7 @@ def table(folder):
     return reader.fieldnames, rows
 
 
-def test_without_tasks_the_table_is_as_it_was(tmp_path, capsys):
+def test_table_without_tasks(tmp_path, capsys):
     make_run(tmp_path / "b", scenario="none", partition="lda")
     make_run(tmp_path / "a", algorithm="fedntd")  # an older run: no scenario, no partition
     columns, rows = table(tmp_path)
@@ -123,7 +123,7 @@ def test_accuracies_after_each_task(tmp_path):
     )
 
 
-def test_runs_of_different_lengths_leave_cells_empty(tmp_path):
+def test_missing_tasks_leave_cells_empty(tmp_path):
     make_run(tmp_path / "long", algorithm="cfed", **stream(0.9, 0.6, 0.5))
     # interrupted in its second task
     make_run(tmp_path / "broken", algorithm="fedewc", **stream(0.9))
@@ -153,14 +153,14 @@ def test_a_summary_without_a_key_leaves_its_cell_empty(tmp_path, key):
     assert row[key] == ""
 
 
-def test_no_run(tmp_path, capsys):
+def test_directory_without_runs(tmp_path, capsys):
     assert call("report", [str(tmp_path), "--out", str(tmp_path / "table")]) == 2
     assert "no finished run below" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
 
 
-def test_options_are_what_not_all_runs_share(tmp_path):
-    """Without what other columns say."""
+def test_options_differ_between_runs(tmp_path):
+    """Options that other columns show are left out."""
     given = (
         ("a", ["local.lr=0.1", "seed=0"]),
         ("b", ["local.lr=0.1", "algorithm=cfed", "algorithm.lambda_d=1", "rounds=9"]),
@@ -173,9 +173,8 @@ def test_options_are_what_not_all_runs_share(tmp_path):
     assert sorted(row["options"] for row in rows) == ["", "algorithm.lambda_d=1"]
 
 
-def test_a_table_that_cannot_be_written_is_one_message(tmp_path, capsys):
-    """A file stands where a directory would have to be, and a directory where the table of a sweep
-    would be."""
+def test_unwritable_table_gives_one_message(tmp_path, capsys):
+    """A file has the name of the folder, or a directory the name of the table."""
     make_run(tmp_path / "sweep" / "a")
     (tmp_path / "file").touch()
     assert call("report", [str(tmp_path / "sweep"), "--out", str(tmp_path / "file" / "table")]) == 1

@@ -44,18 +44,18 @@ def run_directory(folder: Path, name: str = "cifar10_s2_fedavg", **changes: Any)
 @pytest.mark.parametrize(
     "sweep", sorted(path.parent.name for path in MULTIRUN.glob(f"*/{evidence.FOLDER}"))
 )
-def test_committed_tables_are_what_the_committed_runs_give(sweep, tmp_path):
+def test_committed_tables_are_current(sweep, tmp_path):
     for path in MULTIRUN.glob(f"*/{evidence.FOLDER}"):
         shutil.copytree(path, tmp_path / "multirun" / path.parent.name / evidence.FOLDER)
     for path in write_report(tmp_path / "multirun" / sweep, figures=False):
         assert path.read_text() == (MULTIRUN / sweep / path.name).read_text(), path.name
 
 
-def test_the_committed_report_is_current(capsys):
+def test_committed_page_is_current(capsys):
     assert call("reproduction", ["--root", str(ROOT), "--check"]) == 0, capsys.readouterr().out
 
 
-def test_what_a_table_rests_on():
+def test_origin_of_a_table():
     """Two values at the full protocol, one at another with two departures, one not run."""
     table = pd.DataFrame(
         {
@@ -74,7 +74,7 @@ def test_what_a_table_rests_on():
 
 
 def test_only_sweeps_with_runs_have_a_section(tmp_path):
-    """Of two sweeps of one table, the second reading stands in the rows of the first."""
+    """The second reading of the table has rows in the section of the first."""
     given = ["experiment=fedntd/cifar10_s2", "algorithm=fedntd"]
     weaker = ["algorithm.tau=3", "algorithm.tau_squared=false"]
     for name, more in (("fedntd_table1", []), ("fedntd_table1_tau3", weaker)):
@@ -92,7 +92,7 @@ def test_only_sweeps_with_runs_have_a_section(tmp_path):
     assert f"{papers - 2} of {papers} tables and figures have no run here." in text
 
 
-def test_it_is_written_and_checked(tmp_path, capsys):
+def test_page_is_written_and_checked(tmp_path, capsys):
     (tmp_path / "docs" / "reproduction").mkdir(parents=True)
     assert call("reproduction", ["--root", str(tmp_path), "--check"]) == 1
     assert call("reproduction", ["--root", str(tmp_path)]) == 0
@@ -105,9 +105,8 @@ def test_it_is_written_and_checked(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("taken", ["REPRODUCTION.md", "docs/reproduction/curves"])
-def test_a_page_that_cannot_be_written_is_one_message(taken, tmp_path, capsys, monkeypatch):
-    """A directory stands where the page would be, and a file where the folder of its curves would
-    be."""
+def test_unwritable_page_gives_one_message(taken, tmp_path, capsys, monkeypatch):
+    """A directory has the name of the page, or a file the name of the folder of its curves."""
     (tmp_path / "docs/reproduction").mkdir(parents=True)
     (tmp_path / taken).mkdir() if taken.endswith(".md") else (tmp_path / taken).touch()
     files = {

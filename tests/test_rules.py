@@ -1,4 +1,4 @@
-"""Reporting rules, noise, and the order of methods, by numbers worked by hand."""
+"""Reporting rules, noise, and the order of methods, with numbers worked by hand."""
 
 import math
 
@@ -18,8 +18,8 @@ from toy_federation import CONF
 
 
 def test_exponential_moving_average():
-    """0.6 and 0.4 on 1, 0, 2: 1, then 0.6, then 0.36 + 0.8 = 1.16. The other reading: 1, 0.4, 0.16
-    + 1.2 = 1.36."""
+    """Weights 0.6 and 0.4 on 1, 0, 2: 1, then 0.6, then 0.36 + 0.8 = 1.16. With 0.4 and 0.6: 1,
+    0.4, 0.16 + 1.2 = 1.36."""
     assert ema([1.0], 0.6) == 1
     assert ema([1.0, 0.0], 0.6) == pytest.approx(0.6)
     assert ema([1.0, 0.0, 2.0], 0.6) == pytest.approx(1.16)
@@ -40,7 +40,7 @@ def test_exponential_moving_average():
         ("mean_of_last(10)", 0.3, 0.3),
     ],
 )
-def test_what_each_rule_reports(value, accuracy, forgetting):
+def test_reported_value_of_each_rule(value, accuracy, forgetting):
     """Accuracies 0.1, 0.5, 0.3; forgetting 0.4, 0.1, 0.4."""
     rule = Rule(value)
     assert rule.reported([0.1, 0.5, 0.3], "accuracy") == pytest.approx(accuracy)
@@ -51,20 +51,20 @@ def test_what_each_rule_reports(value, accuracy, forgetting):
 @pytest.mark.parametrize(
     "value", ["ema", "ema(1)", "ema(1.5)", "mean_of_last(0)", "mean_of_last", "median"]
 )
-def test_rules_that_are_none(value):
+def test_invalid_rule_is_refused(value):
     with pytest.raises(ValueError, match=r"report\.value="):
         Rule(value)
 
 
-def test_an_unknown_view():
+def test_unknown_view_is_refused():
     with pytest.raises(ValueError, match=r"report\.view=mirrored"):
         Rule("last", "mirrored")
 
 
-def test_standard_error_of_a_reported_number():
-    """The last ten rounds are 1 and 3 in turn: s = sqrt(10/9) = 1.0541. One round varies by s, the
-    mean of ten by s / sqrt(10) = 1/3, EMA(0.6) by s sqrt(0.4 / 1.6) = s / 2. What was before the
-    last ten does not count."""
+def test_standard_error_of_a_reported_value():
+    """The last ten rounds alternate between 1 and 3: s = sqrt(10/9) = 1.0541. One round has the
+    error s, the mean of ten s / sqrt(10) = 1/3, EMA(0.6) s sqrt(0.4 / 1.6) = s / 2. Earlier rounds
+    do not count."""
     values = [100.0] + [1.0, 3.0] * 5
     s = math.sqrt(10 / 9)
     assert Rule("last").standard_error(values) == pytest.approx(s)
@@ -74,10 +74,9 @@ def test_standard_error_of_a_reported_number():
     assert Rule("last").standard_error([1.0]) is None
 
 
-def test_the_error_of_a_mean_of_more_rounds_than_there_are():
-    """Four rounds 1, 3, 1, 3: the mean of all four varies by sqrt(4/3) / sqrt(4) = sqrt(1/3). Of
-    fifteen rounds the last ten have s = sqrt(10/9); a mean of twenty is one of fifteen, a mean of
-    twelve one of twelve."""
+def test_standard_error_of_a_mean_over_more_rounds_than_exist():
+    """Four rounds 1, 3, 1, 3: the mean has the error sqrt(4/3) / sqrt(4) = sqrt(1/3). In fifteen
+    rounds, the last ten have s = sqrt(10/9); a mean of twenty is a mean of fifteen."""
     assert Rule("mean_of_last(10)").standard_error([1.0, 3.0, 1.0, 3.0]) == pytest.approx(
         math.sqrt(1 / 3)
     )
@@ -86,15 +85,15 @@ def test_the_error_of_a_mean_of_more_rounds_than_there_are():
     assert Rule("mean_of_last(12)").standard_error(values) == pytest.approx(math.sqrt(10 / 9 / 12))
 
 
-def test_the_error_of_an_average_of_independent_rounds():
-    """Drawn: the standard deviation of EMA(0.6) over 4,000 runs of 40 independent rounds is half of
-    that of a round."""
+def test_standard_error_of_the_moving_average_by_simulation():
+    """Over 4,000 runs of 40 independent rounds, the standard deviation of EMA(0.6) is half of that
+    of one round."""
     drawn = np.random.default_rng(1).standard_normal((4000, 40))
     assert np.std([ema(row.tolist(), 0.6) for row in drawn]) == pytest.approx(0.5, rel=0.05)
 
 
-def test_the_known_spread_over_seeds_is_the_noise_of_fewer_than_three():
-    """By hand: 0.03 of one seed, 0.03 / sqrt(2) of the mean of two; three have their own."""
+def test_known_spread_is_used_for_fewer_than_three_seeds():
+    """One seed has the error 0.03, the mean of two 0.03 / sqrt(2). Three seeds have their own."""
     rule = read_rule({"value": "last", "spread": {"accuracy": 0.03}})
     assert rule.error_over_seeds("accuracy", 1) == 0.03
     assert rule.error_over_seeds("accuracy", 2) == pytest.approx(0.0212132, abs=1e-7)
@@ -103,7 +102,7 @@ def test_the_known_spread_over_seeds_is_the_noise_of_fewer_than_three():
     assert rule.error_over_seeds("forgetting", 1) is None
 
 
-def test_noise_is_part_of_the_tolerance():
+def test_tolerance_includes_noise():
     accuracy = {"unit": "percent", "metric": "accuracy", "value": "40", "std": ""}
     assert [compute_tolerance(accuracy, error) for error in (None, 0.9, 1.5)] == [2.0, 2.0, 3.0]
     assert [compute_tolerance(accuracy | {"std": "1.4"}, error) for error in (None, 1.3, 1.5)] == [
@@ -173,14 +172,14 @@ def test_swaps_beyond_noise(ours, errors, printed, stds, swaps, unknown):
         (math.nan, "not judged: no number"),
     ],
 )
-def test_the_tolerance_itself_is_within(difference, expected):
+def test_difference_equal_to_the_tolerance_is_within(difference, expected):
     row = {"note": "", "metric": "accuracy", "mean": 50.0, "tolerance": 2.0}
     assert judge(row | {"difference": difference}, [False]) == expected
 
 
-def test_a_cell_of_which_half_the_runs_diverged():
-    """The other half is judged. What is printed as failed has failed here too only where all runs
-    have."""
+def test_cell_with_diverged_runs():
+    """If half of the runs diverged, the others are judged. A published failure needs all runs to
+    diverge, or an accuracy at chance."""
     accuracy = {"note": "", "metric": "accuracy", "mean": 9.0, "difference": 1.0, "tolerance": 2.0}
     half, failed = [True, False], 'failed; printed "10.00 (Failure)"'
     assert judge(accuracy, half) == "within"
@@ -212,9 +211,9 @@ def tidy(mean, last10):
     return pd.DataFrame(table).head(len(mean)).assign(mean=mean, plain_last10=last10)
 
 
-def test_the_order_of_a_column():
-    """By the paper's rule where all have it, or have diverged; else by the plain test, for all; not
-    with two methods."""
+def test_order_of_a_column():
+    """The paper's rule is used if all methods that did not diverge have a value; otherwise the
+    plain test. Two methods are too few."""
     ruled = judge_order(tidy([9.0, 8.0, 7.0], [1.0, 2.0, 3.0]))
     assert ruled == {
         "rho": pytest.approx(1),
@@ -233,10 +232,10 @@ def test_the_order_of_a_column():
     assert judge_order(tidy([None] * 3, [1.0, 2.0, None]))["order"] == "not judged: 2 of 3 methods"
 
 
-def test_an_order_without_known_noise_is_not_called_reproduced():
-    """The print has A > B > C. Of A no error is known and B is above it: that is neither noise nor
-    a swap. A swap that is known beside it counts; where all stand as printed, no noise need be
-    known."""
+def test_order_with_unknown_error_is_not_judged():
+    """The published order is A > B > C. B is above A, whose error is unknown, so the order is not
+    judged. A certain swap of other methods counts. If all methods have the published order, no
+    error is needed."""
     table = tidy([8.0, 9.0, 7.0], [1.0] * 3).assign(error=[None, 0.1, 0.1])
     found = judge_order(table)
     assert (found["rho"], found["order"]) == (
@@ -253,8 +252,7 @@ def test_an_order_without_known_noise_is_not_called_reproduced():
 
 
 def cfed_column(protocols, changes):
-    """A column of CFeD's table: three methods in the printed order, of a metric that has no
-    rule."""
+    """Return a column of CFeD's table: three methods in the published order, without a rule."""
     table = tidy([9.0, 8.0, 7.0], [3.0, 2.0, 1.0]).assign(
         protocol=protocols, changes=changes, note="", rule=""
     )
@@ -262,9 +260,9 @@ def cfed_column(protocols, changes):
     return add_order(table.assign(**dict.fromkeys(COLUMN, "x")))
 
 
-def test_runs_on_other_data_are_judged_by_order_alone():
-    """The bundled titles: 10,000 of 502,180. Not beside runs in full, nor with other options, nor
-    mixed."""
+def test_only_the_order_is_judged_on_other_data():
+    """The titles in fedexp: 10,000 of 502,180. The order is not judged beside full runs, with other
+    options, or on mixed data."""
     other = "data: 10,000 training examples, not 502,180"
     found = cfed_column("reduced", other)
     assert found["rho"].tolist() == pytest.approx([1, 1, 1])
@@ -290,8 +288,8 @@ def test_runs_on_other_data_are_judged_by_order_alone():
 
 @pytest.mark.parametrize("name", list_options("sweep", [CONF]))
 def test_every_sweep_states_its_rule(name):
-    """All of FedNTD's the same one, with both views tested, but for the table made with FedAlign's
-    code and the figure of its runs; a run without them is still at the sweep's protocol."""
+    """All sweeps of FedNTD have the same rule and test both views, except the table made with
+    FedAlign's code and its figure. A run without these views is still at the sweep's protocol."""
     sweep = load_sweep(name, [CONF])
     own_code = sweep.paper == "FedNTD" and name not in ("fedntd_table13", "fedntd_fig14")
     # The spread was measured on Table 1, so it is known for its runs alone.
@@ -310,8 +308,8 @@ def test_every_sweep_states_its_rule(name):
     assert find_protocol_changes(sweep, views) == []
 
 
-def test_a_run_without_the_view_is_not_judged(tmp_path):
-    """Printed 40.14; plain 40 then 42, so nothing but the plain values stands there."""
+def test_run_without_the_view_is_not_judged(tmp_path):
+    """Published: 40.14. Plain test: 40, then 42. Only the plain values are shown."""
     make_run(tmp_path, RUN8, [0.4, 0.42], views=False)
     row = table8(tmp_path)
     assert (row["verdict"], row["rule"]) == (
@@ -325,9 +323,8 @@ def test_a_run_without_the_view_is_not_judged(tmp_path):
     assert (row["verdict"], row["n"], row["mean"], row["not_shown"]) == ("within", 1, 40, 1)
 
 
-def test_one_seed_s_noise_widens_the_tolerance(tmp_path):
-    """Rounds 0.30 and 0.50: s = 0.1414, EMA 0.38, its error s / 2 = 0.0707, so a tolerance of 14.14
-    points."""
+def test_noise_of_one_seed_widens_the_tolerance(tmp_path):
+    """Rounds 0.30 and 0.50: s = 0.1414, EMA 0.38, error s / 2 = 0.0707, tolerance 14.14 points."""
     make_run(tmp_path, RUN8, [0.3, 0.5])
     row = table8(tmp_path)
     assert (row["mean"], row["error"], row["tolerance"]) == pytest.approx(
@@ -336,7 +333,7 @@ def test_one_seed_s_noise_widens_the_tolerance(tmp_path):
     assert row["verdict"] == "within"
 
 
-def test_released_code_stands_beside_the_print(tmp_path):
+def test_values_of_released_code_are_in_the_table(tmp_path):
     table = cells(load_sweep("fedntd_table1", [CONF]), read_runs([]))
     cell = one(table, dataset="MNIST", partition_param="s=2", method="FedAvg", metric="accuracy")
     assert cell["released"] == "84.5 (plain test, round 110 of 200, seed 1)"

@@ -1,6 +1,6 @@
-"""The statistics of REPRODUCTION.md against a second computation.
+"""The statistics of REPRODUCTION.md, compared with a second computation.
 
-The second computation reads the committed files with lzma, json and csv, uses numpy alone, and
+The second computation reads the committed files with lzma, json and csv, uses only numpy, and
 shares no code with fedexp.papers.
 """
 
@@ -179,7 +179,7 @@ def test_errors_of_each_view_and_rule(first, second, metric, view, rule):
 
 
 @METRICS
-def test_which_view_and_rule_is_nearer(first, second, metric):
+def test_nearer_view_and_rule(first, second, metric):
     rule, others = ("augmented", "ema(0.6)"), [("plain", "ema(0.6)"), ("augmented", "best")]
     for other in [*others, ("augmented", "mean_of_last(10)")]:
         one, two = (abs(second.far(metric, view, BY_HAND[name])) for view, name in (rule, other))
@@ -203,9 +203,9 @@ def test_gain_over_fedavg(first, second, metric):
     assert found["sign"] == sum(a * b > 0 for a, b in mine)
 
 
-def test_chance_line(first, second):
-    """Permuting n methods of a column puts each on each print with probability 1/n, so the mean of
-    the permuted counts is known exactly; quantiles are from another generator."""
+def test_values_within_by_chance(first, second):
+    """A permutation of n methods gives each method each published value with probability 1/n, so
+    the mean of the counts is known exactly. The quantiles use another generator."""
     own, others, pairs, mean = 0, 0, 0, 0.0
     random, totals = np.random.RandomState(1), np.zeros(2000)
     for column in second.columns:
@@ -292,8 +292,8 @@ def test_rival_explanations_out_of_column(first, second, metric):
 
 
 @METRICS
-def test_bootstrap_by_column(first, second, metric):
-    """The same ends from another generator, within a tenth of the interval."""
+def test_bootstrap_interval(first, second, metric):
+    """Another generator gives the same ends within a tenth of the interval."""
     far, random = second.far(metric), np.random.RandomState(7)
     groups = [far[[cell[:2] == column for cell in second.cells]] ** 2 for column in second.columns]
     found = []
@@ -329,7 +329,7 @@ def test_interval_of_a_spread():
     assert found[["low", "high"]].tolist() == pytest.approx([0.63096, 45.1277], rel=1e-4)
 
 
-def test_swings_of_methods_and_of_the_sum(first, second):
+def test_fluctuations_of_methods_and_of_the_sum(first, second):
     def straightened(values):
         rounds = np.stack([np.ones(50), np.arange(50)], axis=1)
         return values - rounds @ np.linalg.solve(rounds.T @ rounds, rounds.T @ values)
@@ -374,10 +374,10 @@ def test_other_readings(first, second):
 
 
 def test_orders_on_other_data():
-    """By hand: three methods print 3, 2, 1. Ours are 10, 12, 5 with errors 0.5, 0.6, 1: distances
-    2, 5 and 7 against two standard errors 1.562, 2.236 and 2.332, so all pairs are decidable and
-    the first is swapped. Ranks 2, 3, 1 against 3, 2, 1: rho = 1 - 6 (1 + 1 + 0) / 24 = 0.5. Rows
-    that were not run and rows of other readings do not count."""
+    """By hand: three methods have the published values 3, 2, 1. Ours are 10, 12, 5 with errors 0.5,
+    0.6, 1: distances 2, 5 and 7 against two standard errors 1.562, 2.236 and 2.332, so all pairs
+    are decidable and the first is swapped. Ranks 2, 3, 1 against 3, 2, 1: rho = 1 - 6 (1 + 1 + 0) /
+    24 = 0.5. Rows that were not run and rows of other readings do not count."""
     rows = {
         "setting": "column",
         "reading": ["", "", "", "", "other"],
@@ -391,7 +391,7 @@ def test_orders_on_other_data():
     assert found == {"setting": "column", "n": 3, "pairs": 3, "decidable": 3, "swapped": 1}
 
 
-def test_the_first_screen_has_the_numbers_of_the_second_computation(first, second):
+def test_page_has_the_numbers_of_the_second_computation(first, second):
     facts = first_screen.compute_facts(ROOT, first.sweep, first.all_runs, first.tables)
     text = " ".join(first_screen.render_page(facts).split())
     accuracy, forgetting = (
@@ -413,8 +413,8 @@ def test_the_first_screen_has_the_numbers_of_the_second_computation(first, secon
     assert listed >= sum(far)
 
 
-def test_what_was_tried_and_what_does_not_fit(first, second):
-    """Second seeds, other readings together, FedNTD's F and the run in two precisions."""
+def test_seeds_readings_forgetting_and_precisions(first, second):
+    """Second seeds, other readings together, FedNTD's F, and the run in two precisions."""
     limits = {"accuracy": 2, "forgetting": 0.05}
     several = [cell for cell in second.cells if len({run.seed for run in second.of[cell]}) > 1]
     outside = 0

@@ -1,5 +1,4 @@
-"""`fedexp reproduction --status`: what is measured, what it has cost, and what is
-left."""
+"""`fedexp reproduction --status`: measured values, hours spent and hours left."""
 
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from toy_federation import CONF
 
 
 def row_of(out: str, sweep: str) -> dict[str, str]:
-    """The cells of a sweep by the heads of their columns."""
+    """Return the cells of a sweep by column name."""
     lines = [
         [cell.strip() for cell in line.split("|")[1:-1]]
         for line in out.splitlines()
@@ -40,10 +39,10 @@ def add_run(sweep: Path, name: str, algorithm: str, hours: float | None, **hardw
     )
 
 
-def test_what_is_measured_spent_and_left(tmp_path, capsys, monkeypatch):
+def test_measured_spent_and_left(tmp_path, capsys, monkeypatch):
     """FedAvg on two threads in 2 hours: 4 core hours; FedNTD on a GPU in 1 hour. Table 1 has 98
-    jobs, 8 settings x 7 methods of them on CIFAR-10. All are left, since neither run was tested in
-    the augmented view: 56 times 4 core hours or 1 GPU hour, from other methods for most of them."""
+    jobs, 8 settings x 7 methods of them on CIFAR-10. All are left, since neither run tested the
+    augmented view: 56 times 4 core hours or 1 GPU hour."""
     (tmp_path / "docs" / "reproduction").mkdir(parents=True)
     (tmp_path / "data" / "cifar-10-batches-py").mkdir(parents=True)
     (tmp_path / "data" / "MNIST").mkdir()
@@ -75,8 +74,7 @@ def test_what_is_measured_spent_and_left(tmp_path, capsys, monkeypatch):
 
 
 def in_both_views(sweep: Path, name: str) -> None:
-    """Make a run one that was tested in the augmented view too, where its accuracies are 0.8 of the
-    plain ones."""
+    """Add an augmented test to a run, with 0.8 of the plain accuracies."""
     rounds = pd.read_csv(sweep / name / "rounds.csv")
     rounds["test_accuracy_augmented"], rounds["forgetting_augmented"] = (
         0.8 * rounds["test_accuracy"],
@@ -89,10 +87,9 @@ def in_both_views(sweep: Path, name: str) -> None:
     )
 
 
-def test_what_is_left_costs_what_committed_rounds_took(tmp_path, capsys, monkeypatch):
-    """FedAvg in both views, 3 hours on one core: of the 56 jobs on CIFAR-10 it is the one that is
-    not left, and the others are estimated from it, though its directory is gone. Data sets may lie
-    in several directories."""
+def test_hours_left_are_estimated_from_kept_runs(tmp_path, capsys, monkeypatch):
+    """FedAvg in both views took 3 hours on one core. The other 55 jobs on CIFAR-10 are estimated
+    from it. Data sets may be in several directories."""
     (tmp_path / "docs" / "reproduction").mkdir(parents=True)
     for name in ("a/CIFAR10", "a/cifar-100-python", "b/MNIST", "b/cinic-10"):
         (tmp_path / name).mkdir(parents=True)
@@ -117,7 +114,7 @@ def test_what_is_left_costs_what_committed_rounds_took(tmp_path, capsys, monkeyp
     assert row_of(capsys.readouterr().out, "fedntd_table1")["missing"] == ""
 
 
-def test_a_damaged_file_is_one_message(tmp_path, capsys):
+def test_damaged_file_gives_one_message(tmp_path, capsys):
     (tmp_path / "docs" / "reproduction").mkdir(parents=True)
     path = tmp_path / "multirun" / "fedntd_table1" / "runs" / "x.json.xz"
     path.parent.mkdir(parents=True)
@@ -126,8 +123,8 @@ def test_a_damaged_file_is_one_message(tmp_path, capsys):
     assert "x.json.xz: not the file of a run" in capsys.readouterr().err
 
 
-def test_runs_of_an_early_version_have_no_times(tmp_path, capsys):
-    """Two runs of 2 hours on one core each, and one whose seconds nobody noted."""
+def test_runs_without_times_are_counted(tmp_path, capsys):
+    """Two runs of 2 hours on one core each, and one run without seconds."""
     (tmp_path / "docs" / "reproduction").mkdir(parents=True)
     sweep = tmp_path / "multirun" / "fedntd_table1"
     for name, algorithm, hours in (("a", "fedavg", 2), ("b", "fedntd", 2), ("c", "moon", None)):
@@ -147,9 +144,9 @@ def test_runs_of_an_early_version_have_no_times(tmp_path, capsys):
         ({"device": "cpu", "threads": 2, "workers": 3}, {"cpu": 12.0}),
     ],
 )
-def test_hours_of_a_run_count_its_cores_or_gpus(hardware, hours):
-    """Two hours of a GPU with eight threads beside it, of three workers with a GPU each, of three
-    with two cores each."""
+def test_hours_of_a_run_count_cores_or_gpus(hardware, hours):
+    """Two hours on one GPU with eight threads, on three GPUs with a worker each, and of three
+    workers with two cores each."""
     found = status.compute_hours({"hardware": hardware, "seconds": 7200})
     assert {unit: value for unit, value in found.items() if value == value} == hours
 
@@ -163,10 +160,10 @@ def job_of(jobs: pd.DataFrame, *wanted: str) -> pd.Series:
     return job
 
 
-def test_what_a_job_costs_follows_from_its_passes_over_the_data():
-    """FedAvg on CIFAR-10 s=2, 200 rounds x R=0.1 x E=5 = 100 passes, in 10 hours: with R=1.0 (Table
-    10) it takes ten times as long, FedProx with E=10 (Table 8) twice, about; a ResNet-10 has not
-    been measured."""
+def test_hours_of_a_job_follow_from_passes_over_the_data():
+    """FedAvg on CIFAR-10 s=2 makes 200 rounds x R=0.1 x E=5 = 100 passes in 10 hours. With R=1.0
+    (Table 10) it takes ten times as long, FedProx with E=10 (Table 8) twice. ResNet-10 has not been
+    measured."""
     names = ("fedntd_table1", "fedntd_table10", "fedntd_table8", "fedntd_resnet10")
     setting = "experiment=fedntd/cifar10_s2"
     run = {"sweep": "fedntd_table1", "overrides": [setting, "algorithm=fedavg"], "cpu": 10.0}
@@ -183,9 +180,9 @@ def test_what_a_job_costs_follows_from_its_passes_over_the_data():
     assert of["fedntd_resnet10"]["cpu"].isna().all()
 
 
-def test_which_data_sets_a_job_needs():
-    """CFeD Table 1: three sets of texts in domains; a surrogate set for those methods that distil
-    on it alone; with all data in one place the passes are rounds x epochs, 1 x 20."""
+def test_data_sets_of_a_job():
+    """CFeD Table 1: three sets of texts as domains; a surrogate set for the methods that distil on
+    it; with all data in one place, the passes are rounds x epochs, 1 x 20."""
     jobs = jobs_of("cfed_table1")
     domains = job_of(jobs, "experiment=cfed/text_domain", "algorithm=fedavg")
     assert domains["data"] == ("thucnews", "sina2019", "sogoucs")
