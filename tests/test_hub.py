@@ -45,9 +45,8 @@ def images(datasets, tmp_path) -> tuple[str, np.ndarray]:
     features = datasets.Features(
         {"img": datasets.Image(), "label": datasets.ClassLabel(names=["cat", "dog"])}
     )
-    parts = [
-        {"img": [Image.fromarray(each) for each in x[:n]], "label": [1, 0, 1][:n]} for n in (3, 2)
-    ]
+    shown = [Image.fromarray(each) for each in x]
+    parts = [{"img": shown[:n], "label": [1, 0, 1][:n]} for n in (3, 2)]
     return save(datasets, tmp_path / "saved", *parts, features), x
 
 

@@ -55,6 +55,15 @@ def batches(simulation, state, number):
     }
 
 
+def mean_of(models, names=None):
+    """Return the mean of models, weighted by the clients' numbers of examples."""
+    found = {}
+    for name in names or models[0]:
+        parts = zip(SIZES, models, strict=True)
+        found[name] = sum(size * model[name].detach() for size, model in parts) / sum(SIZES)
+    return found
+
+
 def take_step(optimizer, loss):
     optimizer.zero_grad()
     loss.backward()
@@ -65,11 +74,7 @@ def test_fedrep_trains_the_classifier_before_the_body():
     """Two rounds of three clients: one epoch of the classifier and two of the body, with separate
     optimizers."""
     simulation = make_simulation(FedRep(head_epochs=1), sizes=SIZES, participation=1.0)
-    net, state, weights = (
-        simulation.runtime.net,
-        simulation.initial_state(),
-        torch.tensor(SIZES).double(),
-    )
+    net, state = simulation.runtime.net, simulation.initial_state()
     kept = {client: heads.head(state.server["params"]) for client in range(3)}
     for number in (1, 2):
         lr, models = LOCAL.lr_at(number), []
@@ -90,17 +95,11 @@ def test_fedrep_trains_the_classifier_before_the_body():
             models.append(w)
         result = play_round(simulation, state)
         state.advance(result)
-        for name in state.server["params"].keys() - set(heads.HEAD):
-            mean = (
-                sum(n * w[name].detach() for n, w in zip(weights, models, strict=True))
-                / weights.sum()
-            )
-            assert_close(state.server["params"][name], mean)
+        body = mean_of(models, state.server["params"].keys() - set(heads.HEAD))
+        assert_close({name: state.server["params"][name] for name in body}, body)
         assert_close(dict(state.clients), kept)
-    whole, head = (
-        sum(v.numel() for v in each.values()) for each in (state.server["params"], kept[0])
-    )
-    assert result.bytes_up == result.bytes_down == 3 * 8 * (whole - head)
+    numbers = sum(leaf.numel() for leaf in body.values())
+    assert result.bytes_up == result.bytes_down == 3 * 8 * numbers
 
 
 def test_fedbn_does_not_average_batch_norm():
@@ -110,7 +109,7 @@ def test_fedbn_does_not_average_batch_norm():
     simulation = make_simulation(
         FedBN(), sizes=SIZES, participation=1.0, model=Normed(), local=local
     )
-    state, weights = simulation.initial_state(), torch.tensor(SIZES).double() / sum(SIZES)
+    state = simulation.initial_state()
     modules = [copy.deepcopy(simulation.runtime.net.module).requires_grad_().train() for _ in SIZES]
     for number in (1, 2):
         for client, passed in batches(simulation, state, number).items():
@@ -119,20 +118,15 @@ def test_fedbn_does_not_average_batch_norm():
                 take_step(optimizer, F.cross_entropy(modules[client](batch.x).logits, batch.y))
         shared = [name for name in modules[0].state_dict() if "norm" not in name]
         assert len(shared) == 4
-        for name in shared:
-            mean = sum(w * m.state_dict()[name] for w, m in zip(weights, modules, strict=True))
-            for module in modules:
-                module.state_dict()[name].copy_(mean)
+        mean = mean_of([module.state_dict() for module in modules], shared)
+        for module in modules:
+            module.load_state_dict(mean, strict=False)
         state.advance(play_round(simulation, state))
         for client, module in enumerate(modules):
             model = simulation.algorithm.personal_model(
                 state.server, client, state.clients[client], None
             )
-            assert model.keys() == module.state_dict().keys()
-            assert_close(
-                {k: v.double() for k, v in model.items()},
-                {k: v.double() for k, v in module.state_dict().items()},
-            )
+            assert_close(dict(model), dict(module.state_dict()))
     assert not torch.equal(state.clients[0]["norm.weight"], state.clients[1]["norm.weight"])
 
 
@@ -140,11 +134,7 @@ def test_ditto_trains_two_models_per_batch():
     """Two rounds as in the released code: v <- v - lr (grad F(v) + lambda (v - w_t)), then w <- w -
     lr grad F(w)."""
     simulation = make_simulation(Ditto(lambda_=0.7), sizes=SIZES, participation=1.0, local=PLAIN)
-    net, state, weights = (
-        simulation.runtime.net,
-        simulation.initial_state(),
-        torch.tensor(SIZES).double() / sum(SIZES),
-    )
+    net, state = simulation.runtime.net, simulation.initial_state()
 
     def gradient(params, batch):
         return torch.func.grad(lambda p: F.cross_entropy(net(p, batch.x).logits, batch.y))(params)
@@ -164,7 +154,7 @@ def test_ditto_trains_two_models_per_batch():
                 grads = gradient(w, batch)
                 w = {k: v - PLAIN.lr * grads[k] for k, v in w.items()}
             models.append(w)
-        start = {k: sum(n * w[k] for n, w in zip(weights, models, strict=True)) for k in start}
+        start = mean_of(models)
         result = play_round(simulation, state)
         state.advance(result)
         assert_close(state.server["params"], start)
