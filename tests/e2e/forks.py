@@ -1,9 +1,8 @@
-"""Command lines that start in milliseconds: a process that imports fedexp once and forks itself for
-each of them.
+"""Start command lines in milliseconds, as forks of a process that has imported fedexp.
 
-What a fork runs is `fedexp.cli.main.main`, as `python -m fedexp` does, with arguments, environment,
-working directory and output of its own, at the head of a session of its own. The server computes
-nothing itself, so that no thread of torch's is there when it forks.
+A fork runs `fedexp.cli.main.main` like `python -m fedexp`, with separate arguments, environment,
+working directory and output, in a new session. The server computes nothing, so it has no threads of
+torch when it forks.
 """
 
 import json
@@ -22,7 +21,7 @@ SOURCE = Path(__file__).resolve().parents[2] / "src"
 
 @dataclass
 class Forked:
-    """A command line; as far as tests need it, like subprocess.Popen."""
+    """A started command line, with some methods of subprocess.Popen."""
 
     server: "ForkServer"
     pid: int
@@ -46,11 +45,11 @@ class Forked:
         return self.returncode
 
     def read(self) -> str:
-        """What it has said so far."""
+        """Return its output so far."""
         return self.output.read_text()
 
     def send_signal(self, number: int) -> None:
-        if self.poll() is None:  # until it has been waited for, its number is its own
+        if self.poll() is None:  # its number is not reused before it is waited for
             os.kill(self.pid, number)
 
     def kill(self) -> None:
@@ -58,7 +57,7 @@ class Forked:
 
 
 class ForkServer:
-    """The test's side."""
+    """The client in the test process."""
 
     def __init__(self) -> None:
         environment = os.environ | {
@@ -85,7 +84,7 @@ class ForkServer:
         return json.loads(answer)
 
     def start(self, *arguments: str, folder: Path, **environment: str) -> Forked:
-        """`fedexp <arguments>` in a folder, beside which its output goes."""
+        """Start `fedexp <arguments>` in a folder, which also gets its output."""
         output = folder / f".output{len(self._started)}"
         clean = {k: v for k, v in os.environ.items() if not k.startswith("WANDB_")}
         clean |= {"PYTHONPATH": str(SOURCE), "FEDEXP_DATA": str(folder / "no data")} | environment
@@ -103,14 +102,13 @@ class ForkServer:
     def close(self) -> None:
         for process in self._started:
             process.kill()
-        self._process.kill()  # it holds nothing, and would take seconds to end by itself
+        self._process.kill()  # it would take seconds to end by itself
         self._process.wait()
 
 
 def serve() -> None:
-    """The server's side: a line of json is a command line to start or a process to ask for; the
-    answer is a line."""
-    import pandas  # noqa: F401 (what follows is imported for the forks)
+    """Answer each line of json: start a command line, or return the exit code of a process."""
+    import pandas  # noqa: F401 (these imports are for the forks)
 
     import fedexp.cli.sweeps
     import fedexp.figures.draw
@@ -132,10 +130,10 @@ def serve() -> None:
 
 
 def become(order: Mapping[str, object], replies: int) -> int:
-    """The command line; does not return."""
+    """Run the command line in the fork; does not return."""
     code: object = 1
     try:
-        # while somebody holds it, the test would wait for the answers of a server that has died
+        # otherwise the test would wait for answers after the server has died
         os.close(replies)
         os.setsid()
         os.chdir(str(order["folder"]))

@@ -1,10 +1,9 @@
-"""What a process does to the files below a folder, and what a disk may hold when it is stopped on
-the way.
+"""Record the file operations of a process, and the files that a stop may leave.
 
-`record` notes the whole folder after each operation: a file opened for writing, written, synced,
-cut, linked, moved or removed, a folder made, removed or synced. Beside what is seen, it keeps what
-is sure to survive a loss of power: the content of a file at its last fsync, and the entries of a
-folder at its last fsync. `disks` are the folders that a stop at a moment may leave behind.
+`record` stores the whole folder after each operation: a file opened for writing, written, synced,
+truncated, linked, moved or removed, a folder made, removed or synced. It also stores the content
+that survives a power failure: that of a file at its last fsync, and the entries of a folder at its
+last fsync. `disks` yields the folders that a stop at a moment may leave.
 """
 
 import builtins
@@ -31,8 +30,8 @@ CALLS = (
     "ftruncate",
     "write",
 )
-UNIMPORTANT = ("run.log", ".lock", ".owner.json", "multirun.yaml")  # nobody reads them to go on
-Entries = Mapping[int, Mapping[str, int]]  # number of a folder -> name -> number of what it names
+UNIMPORTANT = ("run.log", ".lock", ".owner.json", "multirun.yaml")  # not read by a resumed run
+Entries = Mapping[int, Mapping[str, int]]  # number of a folder -> name -> number of the entry
 Contents = Mapping[int, bytes]  # number of a file -> content
 Disk = dict[str, bytes | None]  # path -> content; None for a folder
 ROOT = 0
@@ -40,7 +39,7 @@ ROOT = 0
 
 @dataclass(frozen=True)
 class Moment:
-    """The folder after an operation. Every file and folder has a number that no other ever has."""
+    """The folder after an operation. Every file and folder has a unique number."""
 
     operation: str
     entries: Entries
@@ -50,14 +49,14 @@ class Moment:
 
 
 class Recorder:
-    """Notes moments in a file. Nothing is undone: it is for a process that ends."""
+    """Write moments to a file until the process ends."""
 
     def __init__(self, folder: Path, journal: Path):
         self.folder = folder
         self._file = open(journal, "wb")  # noqa: SIM115 (open until the process ends)
-        # one, so that a content that stays is written once
+        # one pickler, so that unchanged content is written once
         self._pickler = pickle.Pickler(self._file)
-        # (device, inode) -> number, of what is there now
+        # (device, inode) -> number, for the current files
         self._numbers: dict[tuple[int, int], int] = {}
         self._next, self._busy = ROOT, False
         self.entries: dict[int, dict[str, int]] = {}
@@ -89,13 +88,12 @@ class Recorder:
         return noted
 
     def _opened(self, event: str, args: tuple[Any, ...]) -> None:
-        """What was written before this file is opened is there; a process writes one file after the
-        other."""
+        """Record the folder before a file is opened for writing."""
         if event == "open" and isinstance(args[2], int) and args[2] & (os.O_WRONLY | os.O_RDWR):
             self.after(f"before opening {args[0]}")
 
     def after(self, operation: str, synced: int | None = None) -> None:
-        """synced: the descriptor of what has been synced."""
+        """Record the folder. synced: the descriptor of a synced file or folder."""
         if self._busy:
             return
         self._busy = True
@@ -135,7 +133,7 @@ class Recorder:
             with os.scandir(path) as entries:
                 inside = sorted(entries, key=lambda entry: entry.name)
             for entry in inside:
-                if not entry.name.startswith(".output"):  # of the process itself
+                if not entry.name.startswith(".output"):  # output of the process
                     self.entries[number][entry.name] = self._look_into(
                         entry.path, entry.stat(follow_symlinks=False)
                     )
@@ -148,7 +146,7 @@ class Recorder:
 
 
 def record(folder: Path, journal: Path) -> None:
-    """From now on, everything that this process does below a folder."""
+    """Record all operations of this process below a folder from now on."""
     Recorder(folder, journal).install()
 
 
@@ -163,24 +161,23 @@ def read(journal: Path) -> list[Moment]:
                 return moments
 
 
-# --- what a stop leaves behind
+# --- the files that a stop leaves
 
 
 def disks(before: Moment, now: Moment) -> Iterator[tuple[str, Disk]]:
-    """(kind of stop, what is there) for a process that is stopped right after the operation of
-    `now`."""
-    yield "killed", built(now.entries, now.contents)
+    """Yield (kind of stop, files) for a stop right after the operation of `now`."""
+    yield "killed", build_disk(now.entries, now.contents)
     for kind, part in (("half written", 2), ("just opened", 0)):
-        if new := written(before, now):
+        if new := changed_files(before, now):
             cut = {
-                number: partly(before.contents.get(number), now.contents[number], part)
+                number: truncated(before.contents.get(number), now.contents[number], part)
                 for number in new
             }
-            yield kind, built(now.entries, {**now.contents, **cut})
-    yield "what was not synced is gone", built(now.synced_entries, now.synced_contents)
+            yield kind, build_disk(now.entries, {**now.contents, **cut})
+    yield "what was not synced is gone", build_disk(now.synced_entries, now.synced_contents)
     yield (
         "names are kept, what was not synced in files is gone",
-        built(now.entries, now.synced_contents),
+        build_disk(now.entries, now.synced_contents),
     )
     entries = {
         folder: {
@@ -192,12 +189,11 @@ def disks(before: Moment, now: Moment) -> Iterator[tuple[str, Disk]]:
         n: cut_back(content, now.contents.get(n, content))
         for n, content in now.synced_contents.items()
     }
-    yield "removals are kept, what was not synced is gone", built(entries, contents)
+    yield "removals are kept, what was not synced is gone", build_disk(entries, contents)
 
 
-def written(before: Moment, now: Moment) -> list[int]:
-    """The files whose content has changed. A file that was moved to a name has its own content, and
-    a cut is whole."""
+def changed_files(before: Moment, now: Moment) -> list[int]:
+    """Return the files to which something was written."""
     return [
         n
         for n, content in now.contents.items()
@@ -205,8 +201,8 @@ def written(before: Moment, now: Moment) -> list[int]:
     ]
 
 
-def partly(before: bytes | None, now: bytes, part: int) -> bytes:
-    """One `part`-th of what was written is there (0: nothing)."""
+def truncated(before: bytes | None, now: bytes, part: int) -> bytes:
+    """Return the content with one `part`-th of the new bytes (0: none)."""
     kept = len(before) if before is not None and now.startswith(before) else 0
     return now[: kept + ((len(now) - kept) // part if part else 0)]
 
@@ -215,7 +211,7 @@ def cut_back(synced: bytes, now: bytes) -> bytes:
     return now if synced.startswith(now) else synced
 
 
-def built(entries: Entries, contents: Contents) -> Disk:
+def build_disk(entries: Entries, contents: Contents) -> Disk:
     disk: Disk = {}
 
     def add(number: int, path: str) -> None:
@@ -229,7 +225,7 @@ def built(entries: Entries, contents: Contents) -> Disk:
 
 
 def key_of(disk: Disk) -> bytes:
-    """Equal for disks on which everybody goes on alike."""
+    """Return a key that is equal for disks with the same relevant files."""
     digest = hashlib.sha256()
     for path, content in sorted(disk.items()):
         if path.rpartition("/")[2] not in UNIMPORTANT:
@@ -238,7 +234,7 @@ def key_of(disk: Disk) -> bytes:
 
 
 def restore(disk: Disk, folder: Path) -> None:
-    """Make the folder hold this and nothing else."""
+    """Write the files of a disk to a new folder."""
     folder.mkdir(parents=True)
     for path, content in sorted(disk.items()):
         if content is None:

@@ -1,12 +1,11 @@
-"""kill -9, many times, on every engine and on sweeps, at random moments and in the middle of
-writing.
+"""Kill runs with SIGKILL on every engine, at random moments and while they write.
 
     python tests/e2e/kills.py [--kills 50] [--seed 0] [--engines sequential workers ...]
 
-A run is started, killed, continued by the command that a user would give, killed again ... and at
-last left alone. Then it must equal an undisturbed one to the last bit. While it runs and after
-every kill, every file that is visible in its directory must be whole. Prints a line for each
-engine, and exits with 1 where anything was not as it must be.
+A run is started, killed and resumed several times by the command that a user would give. It must
+then equal an undisturbed run to the last bit. During the run and after every kill, every visible
+file in its directory must be complete. Prints a line for each engine; the exit code is 1 if a check
+failed.
 """
 
 import argparse
@@ -18,7 +17,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -54,28 +53,24 @@ ENGINES = {  # options; which undisturbed run it must equal
 
 @dataclass
 class Tally:
-    """What happened on one engine."""
+    """Counts and problems of one engine."""
 
     runs: int = 0
     kills: int = 0
-    while_writing: int = 0  # left a temporary file behind
+    while_writing: int = 0  # kills that left a temporary file
     parsed: int = 0  # files
-    broken: list[str] = field(default_factory=list)  # files that were not whole
-    different: list[str] = field(default_factory=list)  # results that were
-
-    def row(self, name: str) -> str:
-        values = (name, self.kills, self.runs, self.while_writing, self.parsed)
-        return " | ".join(map(str, (*values, len(self.broken), len(self.different))))
+    broken: list[str] = field(default_factory=list)  # incomplete files
+    different: list[str] = field(default_factory=list)  # other results than the undisturbed run
 
 
 HEADER = "engine | kills | runs | while writing | files parsed | broken | different"
 
 
-# --- whole files
+# --- complete files
 
 
 def check(path: Path) -> None:
-    """Raises where a file is not whole."""
+    """Raise an error if a file is incomplete."""
     if path.suffix == ".csv":
         text = path.read_text()
         assert text.endswith("\n"), f"the last line is {text[text.rfind(chr(10)) + 1 :]!r}"
@@ -99,9 +94,9 @@ def check(path: Path) -> None:
 def check_all(
     directory: Path, tally: Tally, seen: set[tuple[Path, int, int]] | None = None
 ) -> None:
-    """seen: files that are known to be whole, by path, time and size."""
+    """Check every file. seen: (path, time, size) of files that need no second check."""
     for path in sorted(directory.rglob("*")):
-        # which Hydra writes, and nobody reads
+        # Hydra writes them, and fedexp does not read them
         if path.name.startswith(".") or path.name == "multirun.yaml":
             continue
         try:
@@ -114,12 +109,12 @@ def check_all(
             if seen is not None:
                 seen.add(key)
         except Exception as error:
-            if path.exists():  # what is replaced may also be removed
+            if path.exists():  # otherwise it was removed meanwhile
                 tally.broken.append(f"{path}: {error}")
 
 
 class Watcher(threading.Thread):
-    """Parses what is visible and has changed, again and again."""
+    """Check new and changed files all the time."""
 
     def __init__(self, directory: Path, tally: Tally):
         super().__init__(daemon=True)
@@ -143,8 +138,7 @@ class Watcher(threading.Thread):
 
 
 class Pair:
-    """Two ranks that meet over the loopback interface, with the environment that torchrun gives
-    them."""
+    """Two ranks on the loopback interface, with the environment variables of torchrun."""
 
     def __init__(self, forks: ForkServer, arguments: Sequence[str], folder: Path):
         with socket.socket() as any_port:
@@ -168,12 +162,12 @@ class Pair:
     def kill(self, rng: random.Random) -> None:
         for rank in rng.choice(([0], [1], [0, 1])):
             self.ranks[rank].kill()
-        # the other one notices, once they have met; before, it waits for ten minutes
+        # the other rank ends too if they are connected; otherwise it waits for ten minutes
         for each in self.ranks:
             try:
                 each.wait()
             except TimeoutError:
-                # rank 0 has said on what the run computes, so they have met
+                # rank 0 has printed the hardware, so they are connected
                 if self.read().strip():
                     raise
                 each.kill()
@@ -183,16 +177,12 @@ class Pair:
         return "\n".join(rank.read() for rank in self.ranks)
 
 
-class Single:
-    """One command line; where it has workers, they end by themselves."""
-
-    def __init__(self, forks: ForkServer, arguments: Sequence[str], folder: Path):
-        self.process: Forked = forks.start(*arguments, folder=folder)
-        self.poll, self.read = self.process.poll, self.process.read
-
-    def kill(self, rng: random.Random) -> None:
-        self.process.kill()
-        self.process.wait()
+def kill(process: Forked | Pair, rng: random.Random) -> None:
+    if isinstance(process, Pair):
+        process.kill(rng)
+    else:  # workers end by themselves
+        process.kill()
+        process.wait()
 
 
 # --- the campaign
@@ -204,8 +194,10 @@ class Campaign:
         self.tallies: dict[str, Tally] = {}
         self._whole: dict[str, tuple[Path, float]] = {}
 
-    def launch(self, engine: str, folder: Path, arguments: Sequence[str]) -> Single | Pair:
-        return (Pair if engine == "distributed" else Single)(self.forks, arguments, folder)
+    def launch(self, engine: str, folder: Path, arguments: Sequence[str]) -> Forked | Pair:
+        if engine == "distributed":
+            return Pair(self.forks, arguments, folder)
+        return self.forks.start(*arguments, folder=folder)
 
     def arguments(self, engine: str) -> list[str]:
         options, _ = ENGINES[engine]
@@ -213,14 +205,14 @@ class Campaign:
             return [*options, *[option for option in RUN if not option.startswith("rounds=")]]
         return ["algorithm=scaffold", *RUN, *options, "hydra.run.dir=run"]
 
-    def again(self, engine: str, directory: Path) -> list[str]:
-        """The command that goes on, as a user would give it."""
+    def resume_command(self, engine: str, directory: Path) -> list[str]:
+        """Return the command with which a user would continue."""
         if engine != "sweep" and (directory / ".hydra" / "overrides.yaml").exists():
             return ["resume=run", "tracker=none"]
         return self.arguments(engine)
 
     def undisturbed(self, engine: str) -> tuple[Path, float]:
-        """(directory, seconds) of the run that nothing happens to."""
+        """Return (directory, seconds) of the undisturbed run, computed once."""
         if engine not in self._whole:
             folder = self.folder / f"whole_{engine}"
             folder.mkdir()
@@ -231,7 +223,7 @@ class Campaign:
         return self._whole[engine]
 
     def kill_one(self, engine: str, kills: int) -> None:
-        """A run that is killed up to so many times, and must then equal the undisturbed one."""
+        """Kill a run up to `kills` times; it must then equal the undisturbed run."""
         whole, _ = self.undisturbed(ENGINES[engine][1])
         seconds = self.undisturbed(engine)[1]
         tally = self.tallies.setdefault(engine, Tally())
@@ -241,10 +233,10 @@ class Campaign:
         directory, wanted = folder / "run", tally.kills + kills
         with Watcher(directory, tally):
             while tally.kills < wanted:
-                process = self.launch(engine, folder, self.again(engine, directory))
-                if not self.wait_for_a_moment(process, directory, seconds):
+                process = self.launch(engine, folder, self.resume_command(engine, directory))
+                if not self.wait_at_random(process, directory, seconds):
                     break
-                process.kill(self.rng)
+                kill(process, self.rng)
                 tally.kills += 1
                 tally.while_writing += any(temporaries(directory))
                 check_all(directory, tally)
@@ -253,7 +245,7 @@ class Campaign:
                     f"  {engine} {tally.runs}: kill {tally.kills}, {shown} rounds in its files",
                     flush=True,
                 )
-            process = self.launch(engine, folder, self.again(engine, directory))
+            process = self.launch(engine, folder, self.resume_command(engine, directory))
             finish(process)
         check_all(directory, tally)
         try:
@@ -261,9 +253,11 @@ class Campaign:
         except AssertionError as error:
             tally.different.append(f"{directory}: {error}")
 
-    def wait_for_a_moment(self, process: Single | Pair, directory: Path, seconds: float) -> bool:
-        """Waits for a random moment, or for a file that is being written in a random round; False:
-        it ended before."""
+    def wait_at_random(self, process: Forked | Pair, directory: Path, seconds: float) -> bool:
+        """Wait for a random time, or for a file that is being written after it.
+
+        Return False if the process has ended before.
+        """
         in_writing, after = self.rng.random() < 0.5, self.rng.uniform(0, 1.1) * seconds
         deadline = time.monotonic() + after
         while process.poll() is None:
@@ -279,13 +273,19 @@ class Campaign:
             time.sleep(0.0005)
         return False
 
+    def run(self, kills: Mapping[str, int], at_once: int = 5) -> None:
+        """Kill runs of each engine. kills: engine -> number of kills, `at_once` of them a run."""
+        for engine, count in kills.items():
+            while (done := self.tallies.setdefault(engine, Tally()).kills) < count:
+                self.kill_one(engine, min(at_once, count - done))
+
 
 def temporaries(directory: Path) -> Iterator[Path]:
-    for folder in (directory, *directory.glob("*/"), *directory.glob("*/*/")):  # of a sweep, too
+    for folder in (directory, *directory.glob("*/"), *directory.glob("*/*/")):  # also of a sweep
         yield from folder.glob(".*.tmp")
 
 
-def finish(process: Single | Pair) -> None:
+def finish(process: Forked | Pair) -> None:
     while process.poll() is None:
         time.sleep(0.02)
     assert process.poll() == 0, process.read()
@@ -296,7 +296,7 @@ def rounds_done(directory: Path) -> int:
 
 
 def compare(directory: Path, whole: Path) -> None:
-    """Tidy files, states and results."""
+    """Assert that files, states and results are equal."""
     jobs = sorted(path.parent for path in whole.rglob("rounds.csv"))
     assert [job.relative_to(whole) for job in jobs] == sorted(
         path.parent.relative_to(directory) for path in directory.rglob("rounds.csv")
@@ -322,44 +322,35 @@ def compare(directory: Path, whole: Path) -> None:
         assert names[0] == names[1], names[0] ^ names[1]
 
 
-def campaign(self: Campaign, kills: dict[str, int], at_once: int = 5) -> dict[str, Tally]:
-    """kills: on each engine, `at_once` of them on one run; what happened."""
-    for engine, count in kills.items():
-        while (done := self.tallies.get(engine, Tally()).kills) < count:
-            self.kill_one(engine, min(at_once, count - done))
-    return self.tallies
-
-
-def main(say: Callable[[str], None] = print) -> int:
+def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument(
-        "--kills", type=int, default=50, help="in all, about as many on each engine"
-    )
+    parser.add_argument("--kills", type=int, default=50, help="number of kills on all engines")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--engines", nargs="*", choices=ENGINES, default=list(ENGINES))
     options = parser.parse_args()
     share, rest = divmod(options.kills, len(options.engines))
     kills = {engine: share + (i < rest) for i, engine in enumerate(options.engines)}
-    forks = ForkServer()
-    start = time.monotonic()
+    forks, start = ForkServer(), time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
-        self = Campaign(forks, Path(folder), options.seed)
+        campaign = Campaign(forks, Path(folder), options.seed)
         try:
-            campaign(self, kills)
+            campaign.run(kills)
         except KeyboardInterrupt:
-            say("stopped; so far:")
+            print("stopped; results so far:")
         finally:
             forks.close()
-    tallies = self.tallies
-    say(f"\n{HEADER}\n" + "\n".join(tally.row(name) for name, tally in tallies.items()))
-    problems = [text for tally in tallies.values() for text in tally.broken + tally.different]
-    say(
-        f"{sum(t.kills for t in tallies.values())} kills in {time.monotonic() - start:.0f} s (seed"
-        f" {options.seed})"
-    )
-    say("\n".join(problems) or "nothing was lost, nothing was half written")
+    problems, total = [], 0
+    print(f"\n{HEADER}")
+    for name, tally in campaign.tallies.items():
+        counts = (tally.kills, tally.runs, tally.while_writing, tally.parsed)
+        failed = (len(tally.broken), len(tally.different))
+        print(" | ".join(map(str, (name, *counts, *failed))))
+        problems += tally.broken + tally.different
+        total += tally.kills
+    print(f"{total} kills in {time.monotonic() - start:.0f} s (seed {options.seed})")
+    print("\n".join(problems) or "all files were complete and all results equal")
     return 1 if problems else 0
 
 

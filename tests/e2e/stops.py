@@ -1,12 +1,12 @@
-"""Stops a small experiment at every operation on a file, in every way, and lets it go on.
+"""Stop a small experiment at every file operation, in every way, and resume it.
 
     python tests/e2e/stops.py [--only fedavg scaffold stream sweep again] [--share 1/1]
 
-An undisturbed run is recorded (`journal`). For each of its operations, what a stop there may leave
-behind is put on the disk: killed, a file half written or just opened, what was not synced gone in
-three ways. The command that a user would give then goes on from it, and must end as the undisturbed
-run, to the last bit. No checkpoint that was complete may be lost. Disks that are equal are tried
-once. Exits with 1 where anything was not as it must be.
+An undisturbed run is recorded (`journal`). For each of its operations, the files that a stop would
+leave are restored: after a kill, with a file half written or empty, and with unsynced changes lost
+in three ways. The command that a user would give then continues the run, which must equal the
+undisturbed run to the last bit. No complete checkpoint may be lost. Equal disks are tried once. The
+exit code is 1 if a check failed.
 """
 
 import argparse
@@ -15,7 +15,7 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -39,7 +39,7 @@ EXPERIMENTS = {
     "scaffold": ("algorithm=scaffold", "rounds=3", "forgetting_metric=all", "hydra.run.dir=run"),
     "stream": ("algorithm=fedlwf", "scenario=class_incremental", "rounds=2", "hydra.run.dir=run"),
     "sweep": ("--multirun", "algorithm=fedavg,scaffold", "rounds=1", "hydra.sweep.dir=run"),
-    # a run that goes on from a damaged checkpoint
+    # a run that is resumed from a damaged checkpoint
     "again": ("algorithm=scaffold", "rounds=3", "hydra.run.dir=run"),
 }
 AT_ONCE = 2
@@ -47,7 +47,7 @@ AT_ONCE = 2
 
 @dataclass
 class Tally:
-    """What happened to one experiment."""
+    """Counts and problems of one experiment."""
 
     operations: int = 0
     disks: int = 0
@@ -64,7 +64,7 @@ class Stops:
         self.folder.mkdir()
 
     def record(self) -> list[journal.Moment]:
-        """The undisturbed run and what it did; of `again`, what its second half did."""
+        """Record the undisturbed run; of the experiment `again`, its second half."""
         whole = self.folder / "whole"
         whole.mkdir()
         moments = self.recorded(whole, self.options)
@@ -79,9 +79,9 @@ class Stops:
         return moments
 
     def before_the_last_round(self, moments: Sequence[journal.Moment]) -> journal.Disk:
-        """As the run was killed when it had just saved its last round but one."""
+        """Return the files just after the last round but one was saved."""
         names = [
-            journal.built(m.entries, m.contents)
+            journal.build_disk(m.entries, m.contents)
             for m in moments
             if m.operation.startswith("replace")
         ]
@@ -98,19 +98,19 @@ class Stops:
         return journal.read(path)
 
     def command(self, folder: Path) -> list[str]:
-        """What a user would give to go on."""
+        """Return the command with which a user would continue."""
         run = folder / "run"
         begun = (run / ".hydra/overrides.yaml").exists() and (run / files.CONFIG).exists()
         return (
             ["resume=run", "tracker=none"] if begun and self.experiment != "sweep" else self.options
         )
 
-    def tried(self, share: tuple[int, int] = (1, 1)) -> Tally:
-        """share: (i, n): every n-th disk, from the i-th on."""
+    def run(self, share: tuple[int, int] = (1, 1)) -> Tally:
+        """Try the disks. share: (i, n) for every n-th disk from the i-th on."""
         start, moments = time.monotonic(), self.record()
         self.tally.operations = len(moments) - 1
         running: list[tuple[Path, str, Forked]] = []
-        for number, (what, disk) in enumerate(self.different(moments)):
+        for number, (what, disk) in enumerate(self.distinct_disks(moments)):
             if number % share[1] != share[0] - 1:
                 continue
             if len(running) == AT_ONCE:
@@ -124,30 +124,31 @@ class Stops:
         self.tally.seconds = time.monotonic() - start
         return self.tally
 
-    def different(self, moments: Sequence[journal.Moment]) -> Iterator[tuple[str, journal.Disk]]:
-        """(what was done, disk) of each disk that is like no other. Complains where a checkpoint is
-        lost."""
+    def distinct_disks(
+        self, moments: Sequence[journal.Moment]
+    ) -> Iterator[tuple[str, journal.Disk]]:
+        """Yield (description, disk) of each distinct disk. Note lost checkpoints as problems."""
         known: set[bytes] = set()
         for number, (before, now) in enumerate(itertools.pairwise(moments), 1):
             for kind, disk in journal.disks(before, now):
                 what = f"{self.experiment}, operation {number} ({now.operation}), {kind}"
-                self.check_kept(what, disk, now)
+                self.check_saved(what, disk, now)
                 if (key := journal.key_of(disk)) not in known:
                     known.add(key)
                     yield what, disk
 
-    def check_kept(self, what: str, disk: journal.Disk, now: journal.Moment) -> None:
-        """At most the checkpoint that was being written is lost."""
-        seen = self.rounds_kept(journal.built(now.entries, now.contents))
-        left = self.rounds_kept(disk)
+    def check_saved(self, what: str, disk: journal.Disk, now: journal.Moment) -> None:
+        """Only the checkpoint that was being written may be lost."""
+        seen = self.saved_rounds(journal.build_disk(now.entries, now.contents))
+        left = self.saved_rounds(disk)
         for job, after in seen.items():
             if left.get(job, -1) < after - 1:
                 self.tally.problems.append(
                     f"{what}: {job} had saved round {after}, {left.get(job, 'nothing')} is left"
                 )
 
-    def rounds_kept(self, disk: journal.Disk) -> dict[str, int]:
-        """Job -> the round after which it can go on."""
+    def saved_rounds(self, disk: journal.Disk) -> dict[str, int]:
+        """Return job -> the round that it can be resumed after."""
         needed = {
             path: content
             for path, content in disk.items()
@@ -163,7 +164,7 @@ class Stops:
         return self._kept[key]
 
     def end(self, folder: Path, what: str, process: Forked) -> None:
-        """Waits for a run that goes on, and compares it."""
+        """Wait for a resumed run and compare it."""
         if process.wait():
             self.tally.problems.append(f"{what}: exit code {process.returncode}\n{process.read()}")
         else:
@@ -173,7 +174,7 @@ class Stops:
 
     def check(self, folder: Path, what: str) -> None:
         try:
-            # of `again`, which keeps it
+            # the experiment `again` keeps this file
             (folder / "run" / checkpoint.DAMAGED).unlink(missing_ok=True)
             compare(folder / "run", self.folder / "whole/run")
             compare_tables(folder / "run", self.folder / "whole/run")
@@ -182,32 +183,32 @@ class Stops:
 
 
 def compare_tables(directory: Path, whole: Path) -> None:
-    """What the report of a sweep has written."""
+    """Assert that the tables of a sweep are equal."""
     for path in sorted(whole.glob("*.csv")) if (whole / "multirun.yaml").exists() else []:
         assert (directory / path.name).read_text() == path.read_text(), path.name
 
 
-def main(say: Callable[[str], None] = print) -> int:
+def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--only", nargs="*", choices=EXPERIMENTS, default=list(EXPERIMENTS))
     parser.add_argument("--share", default="1/1", help="i/n: every n-th disk, from the i-th on")
-    parser.add_argument("--keep", type=Path, help="a new folder for what was tried and went wrong")
+    parser.add_argument("--keep", type=Path, help="a new folder for the failed cases")
     options = parser.parse_args()
     part, of = map(int, options.share.split("/"))
     forks, problems = ForkServer(), []
-    say("experiment | operations | disks | not as they must be | seconds")
+    print("experiment | operations | disks | failed | seconds")
     with tempfile.TemporaryDirectory() as temporary:
         folder = options.keep or Path(temporary)
         folder.mkdir(exist_ok=True)
         for name in options.only:
-            tally = Stops(forks, folder, name).tried((part, of))
+            tally = Stops(forks, folder, name).run((part, of))
             problems += tally.problems
             row = (name, tally.operations, tally.disks, len(tally.problems), f"{tally.seconds:.0f}")
-            say(" | ".join(map(str, row)))
+            print(" | ".join(map(str, row)))
         forks.close()
-    say("\n".join(problems) or "every run went on to the same end")
+    print("\n".join(problems) or "every run ended with the same result")
     return 1 if problems else 0
 
 

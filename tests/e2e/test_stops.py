@@ -72,7 +72,7 @@ def test_what_a_stop_leaves_behind(moments):
 @pytest.mark.slow
 @pytest.mark.parametrize(("experiment", "every"), [("fedavg", 60)])
 def test_run_stopped_anywhere_equals_the_undisturbed_one(forks, tmp_path, experiment, every):
-    tally = Stops(forks, tmp_path, experiment).tried((every // 2, every))
+    tally = Stops(forks, tmp_path, experiment).run((every // 2, every))
     assert tally.operations > 50
     assert tally.disks > 0
     assert not tally.problems, "\n".join(tally.problems)
@@ -81,6 +81,6 @@ def test_run_stopped_anywhere_equals_the_undisturbed_one(forks, tmp_path, experi
 @pytest.mark.slow
 @pytest.mark.parametrize("experiment", EXPERIMENTS)
 def test_more_stops(forks, tmp_path, experiment):
-    tally = Stops(forks, tmp_path, experiment).tried((5, 12))
+    tally = Stops(forks, tmp_path, experiment).run((5, 12))
     assert tally.disks > 0
     assert not tally.problems, "\n".join(tally.problems)
