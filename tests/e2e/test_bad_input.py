@@ -156,7 +156,7 @@ def test_missing_and_corrupt_data_are_refused(fedexp, tmp_path):
             b"_target_: os.system\ncommand: touch stolen",
             "algorithm._target_=os.system: must be a dataclass",
         ),
-        ("sweep", b"\xb6\xeb", "mine.yaml: not a sweep"),
+        ("sweep", b"\xb6\xeb", "mine.yaml: not a valid sweep file"),
     ],
 )
 def test_unreadable_user_options_are_refused(fedexp, tmp_path, kind, content, word):
