@@ -325,7 +325,7 @@ def test_list_of_trackers_is_rewritten_to_several():
             ["tracker=[wandb,mlflow]", "tracker.mlflow.store=''"],
             "tracker.store=: must be a directory",
         ),
-        (["tracker=[wandb,several]"], "several is itself a list of trackers"),
+        (["tracker=[wandb,several]"], "several must not be a list of trackers"),
     ],
 )
 def test_invalid_lists_of_trackers_are_refused(overrides, message):

@@ -252,7 +252,7 @@ def test_folder_named_like_a_loader_is_read_as_a_folder(tmp_path, monkeypatch):
     [
         (b"text.usetex: True\n", "which runs LaTeX"),
         (b"font.size: 9\n  text.usetex : on # x\n", "which runs LaTeX"),
-        (b"\xff\xfe", "must be a matplotlib style file"),
+        (b"\xff\xfe", "must be an existing matplotlib style file"),
     ],
 )
 def test_style_file_that_runs_latex_is_refused(tmp_path, style, said):
