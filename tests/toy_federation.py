@@ -25,9 +25,10 @@ from fedexp.algorithms.base import FedAvg
 from fedexp.algorithms.exemplars import Exemplars
 from fedexp.algorithms.interfaces import Context, ServerRound
 from fedexp.algorithms.local_training import LocalTraining
+from fedexp.algorithms.server_optimizers import NO_SERVER_OPTIMIZER
 from fedexp.config.build import Built
 from fedexp.config.cohorts import SAMPLED, Cohorts
-from fedexp.config.settings import ALL_LOCAL, LocalEvaluation, Seeds, Settings
+from fedexp.config.settings import ALL_LOCAL, NO_STOP, LocalEvaluation, Seeds, Settings
 from fedexp.core.private.hydra_internals import ConfigLoaderImpl
 from fedexp.core.tree import Params, Tree
 from fedexp.data.augment import Augmentation
@@ -39,6 +40,7 @@ from fedexp.data.surrogate import Surrogate
 from fedexp.data.tasks import ClassIncremental, OneTask, Scenario
 from fedexp.engine.base import Cohort, Trained
 from fedexp.engine.hardware import Hardware
+from fedexp.figures.pictures import PNG
 from fedexp.metrics.analysis import NoAnalysis
 from fedexp.metrics.forgetting_metric import RoundDrop
 from fedexp.models import Model, Output
@@ -269,7 +271,8 @@ def make_simulation(
         cohorts=cohorts,
         validation=validation,
         local_evaluation=local_evaluation,
-        **groups,
+        values={},
+        **{"server": NO_SERVER_OPTIMIZER, "stop": NO_STOP, "figures": PNG, **groups},
     )
     return prepare(built).simulation
 

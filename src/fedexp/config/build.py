@@ -11,9 +11,9 @@ from omegaconf import DictConfig
 
 from fedexp.algorithms.base import FedAvg
 from fedexp.algorithms.local_training import LocalTraining
-from fedexp.algorithms.server_optimizers import NO_SERVER_OPTIMIZER, ServerOptimizer
-from fedexp.config.cohorts import SAMPLED, Cohorts
-from fedexp.config.settings import ALL_LOCAL, NO_STOP, LocalEvaluation, Seeds, Settings, Stop
+from fedexp.algorithms.server_optimizers import ServerOptimizer
+from fedexp.config.cohorts import Cohorts
+from fedexp.config.settings import LocalEvaluation, Seeds, Settings, Stop
 from fedexp.config.values import (
     FIRST_NODES,
     attempt,
@@ -25,15 +25,15 @@ from fedexp.config.values import (
     values_of,
 )
 from fedexp.core.errors import ConfigError
-from fedexp.data.changes import NO_SCHEDULE, DataSchedule
+from fedexp.data.changes import DataSchedule
 from fedexp.data.held_out import NO_VALIDATION, Public, Validation
 from fedexp.data.partition import Partitioner
 from fedexp.data.surrogate import Surrogate
 from fedexp.data.tasks import Scenario
 from fedexp.data.types import DataSource
 from fedexp.engine.hardware import Hardware
-from fedexp.figures.pictures import PNG, Pictures
-from fedexp.metrics.analysis import NO_ANALYSIS, Analysis
+from fedexp.figures.pictures import Pictures
+from fedexp.metrics.analysis import Analysis
 from fedexp.metrics.forgetting_metric import ForgettingMetric
 from fedexp.models import Model
 from fedexp.trackers.base import TrackerConfig
@@ -49,25 +49,25 @@ class Built:
     settings: Settings  # the scalar keys on the top level
     seeds: Seeds
     local: LocalTraining
-    server: ServerOptimizer = NO_SERVER_OPTIMIZER
+    server: ServerOptimizer
     public: Public
     surrogate: Surrogate
     validation: Validation = NO_VALIDATION
-    stop: Stop = NO_STOP
-    local_evaluation: LocalEvaluation = ALL_LOCAL
-    cohorts: Cohorts = SAMPLED
-    schedule: DataSchedule = NO_SCHEDULE
-    figures: Pictures = PNG
+    stop: Stop
+    local_evaluation: LocalEvaluation
+    cohorts: Cohorts
+    schedule: DataSchedule
+    figures: Pictures
     dataset: DataSource
     scenario: Scenario
     partition: Partitioner
     model: Model
     algorithm: FedAvg
     forgetting_metric: ForgettingMetric
-    analysis: Analysis = NO_ANALYSIS
+    analysis: Analysis
     hardware: Hardware
     tracker: TrackerConfig
-    values: dict[str, Any] = dataclasses.field(default_factory=dict, repr=False)  # resolved
+    values: dict[str, Any]  # the resolved configuration
 
     @property
     def sources(self) -> dict[str, DataSource]:

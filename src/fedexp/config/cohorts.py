@@ -75,11 +75,10 @@ def check_clients(path: Path, number: int, clients: list[Any], num_clients: int,
     """Raise ConfigError unless a cohort has `size` different clients from 0 to num_clients - 1."""
     where = f"{path}: round {number}"
     for client in clients:
-        if type(client) is not int:
-            raise ConfigError(f"{where}: client {json.dumps(client)} is not an integer")
-        if not 0 <= client < num_clients:
+        if type(client) is not int or not 0 <= client < num_clients:
             raise ConfigError(
-                f"{where}: client {client} is out of range 0 to {num_clients - 1} (num_clients)"
+                f"{where}: client {json.dumps(client)} must be an integer from 0 to"
+                f" {num_clients - 1} (num_clients={num_clients})"
             )
     for client in clients:
         if clients.count(client) > 1:

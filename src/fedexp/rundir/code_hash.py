@@ -3,7 +3,6 @@
 import ast
 import hashlib
 import importlib.util
-from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
 
@@ -59,53 +58,44 @@ def source_files(root: Path, module: str) -> dict[str, Path]:
         if path is not None and name not in found and name.partition(".")[0] != OWN:
             found[name] = path
             package = name if path.name == "__init__.py" else name.rpartition(".")[0]
-            names += [package, *imported_names(read(path)[1], package)]
+            names += [package, *(absolute(each, package) for each in read(path)[1])]
     return found
 
 
 def file_of(root: Path, module: str) -> Path | None:
-    base = root.joinpath(*module.split(".")) if module else root
-    return next(
-        (
-            path
-            for path in (base / "__init__.py", base.with_suffix(".py"))
-            if module and path.is_file()
-        ),
-        None,
-    )
+    """Return the file of a module below `root`, or None."""
+    base = root.joinpath(*module.split("."))
+    paths = (base / "__init__.py", base.with_suffix(".py")) if module else ()
+    return next((path for path in paths if path.is_file()), None)
 
 
-def read(path: Path) -> tuple[str, tuple[tuple[int, str], ...]]:
-    """Return (a file's checksum, its imports as pairs of leading dots and name)."""
+def absolute(name: str, package: str) -> str:
+    """Return the absolute name of an import in a package, or an empty string if it is invalid."""
+    try:
+        return importlib.util.resolve_name(name, package)
+    except ImportError:  # importing the module reports the error
+        return ""
+
+
+def read(path: Path) -> tuple[str, list[str]]:
+    """Return a file's checksum and the names that it imports, with the dots of relative imports."""
     stat = path.stat()
     return read_once(path, stat.st_mtime_ns, stat.st_size)
 
 
 @lru_cache(maxsize=1000)
-def read_once(path: Path, changed: int, size: int) -> tuple[str, tuple[tuple[int, str], ...]]:
+def read_once(path: Path, changed: int, size: int) -> tuple[str, list[str]]:
     content = path.read_bytes()
     try:
         nodes = list(ast.walk(ast.parse(content)))
     except (SyntaxError, ValueError):
         nodes = []  # importing the module reports the error
-    found: list[tuple[int, str]] = []
+    names = []
     for node in nodes:
         if isinstance(node, ast.Import):
-            found += [(0, alias.name) for alias in node.names]
+            names += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
-            name = node.module or ""
-            found += [
-                (node.level, name),
-                *((node.level, f"{name}.{alias.name}".strip(".")) for alias in node.names),
-            ]
-    return hashlib.sha256(content).hexdigest(), tuple(found)
-
-
-def imported_names(imports: tuple[tuple[int, str], ...], package: str) -> Iterator[str]:
-    """Yield the absolute names of the imports in a module of `package`."""
-    for dots, name in imports:
-        if dots:
-            above = package.split(".")[: len(package.split(".")) - dots + 1]
-            yield ".".join([*above, *filter(None, [name])])
-        else:
-            yield name
+            module = "." * node.level + (node.module or "")
+            start = f"{module}." if node.module else module
+            names += [module, *(f"{start}{alias.name}" for alias in node.names)]
+    return hashlib.sha256(content).hexdigest(), names
