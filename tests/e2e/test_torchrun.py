@@ -154,7 +154,7 @@ def test_a_run_continues_after_a_lost_rank_and_a_signal(pair, fedexp, monkeypatc
     two.processes[0].send_signal(signal.SIGTERM)
     codes, (said, other) = two.end()
     assert codes == [130, 1]
-    assert "fedexp --config-dir own resume=run" in said
+    assert "fedexp --config-dir=own resume=run" in said
     assert "Traceback" not in said
     assert other.startswith("fedexp: rank 1 on ")
     assert other.count("\n") == 1
