@@ -121,16 +121,10 @@ def convert_dataset(dataset: DataSource, run: RunDirectory, parts: Parts) -> Dat
     data = load_like(dataset, like)
     classes = run.class_names or []
     labels, keeps = match_classes(data, classes, run.config.get("dataset", {}).get("name", ""))
-    x = inputs_like(data, like, "test")[keeps]
-    before, after = list(data.x_test.shape[1:]), list(x.shape[1:])
-    if isinstance(data, ImageData) and before != after:
-        log.info(
-            "images of %s resized from %s to %s (height, width, channels)", data.name, before, after
-        )
     return replace(
         like,
         name=data.name,
-        x_test=x,
+        x_test=inputs_like(data, like, "test")[keeps],
         y_test=labels[keeps],
         classes=tuple(classes),
         test_tasks=None,
