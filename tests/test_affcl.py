@@ -17,8 +17,8 @@ from fedexp.algorithms.interfaces import Batch
 from fedexp.config.build import build
 from fedexp.training.division import divide
 from test_continual import stream
-from test_skew_methods import Table, logits
-from toy_federation import composed, context, play
+from test_skew_methods import Table
+from toy_federation import composed, context, play, random
 
 WEIGHTS = dict(replay=0.3, kd_last=0.6, kd_feature=0.7, kd_output=0.8, flow_last=0.4, theta=0.25)
 AF = AFFCL(**WEIGHTS, replay_trains="hidden", credibility="latent", hidden=3, bank=8)
@@ -55,7 +55,7 @@ def test_flow_density_equals_change_of_variables(width):
     """The log density is log N(u) + log |det du/dh|, with the Jacobian by autograd. The inverse
     maps u to h.
     """
-    density, h, given = flow(width), logits(2, width), one_hot(1, 3)
+    density, h, given = flow(width), random(2, width), one_hot(1, 3)
     found, noise = density.log_density(h, given)
     for i in range(2):
         jacobian = torch.autograd.functional.jacobian(
@@ -82,8 +82,8 @@ def released_weight(sample, label, noise, labels, typical):
 
 def test_credibility_equals_released_code():
     noise, drawn, typical = (
-        logits(6, 5),
-        logits(4, 5, seed=1),
+        random(6, 5),
+        random(4, 5, seed=1),
         torch.tensor(0.37, dtype=torch.float64),
     )
     # class 3 is not in the batch; class 0 has one example, and no variance
@@ -108,13 +108,13 @@ def fitted(**changes):
         models.append(
             own
             | {
-                "z": logits(6, 4, seed=seed),
-                WEIGHT: logits(4, 4, seed=seed + 2),
-                BIAS: logits(4, seed=seed),
+                "z": random(6, 4, seed=seed),
+                WEIGHT: random(4, 4, seed=seed + 2),
+                BIAS: random(4, seed=seed),
             }
         )
         if algorithm.replay_trains == "hidden":
-            weights = logits(4, 4, seed=seed + 4), logits(4, seed=seed + 6)
+            weights = random(4, 4, seed=seed + 4), random(4, seed=seed + 6)
             models[-1] |= dict(zip(LAYER, weights, strict=True))
     return algorithm, *models
 
@@ -213,7 +213,7 @@ def test_each_loss_term_trains_only_its_part(trained, replayed):
 def test_hidden_layer_is_part_of_the_model():
     """The layer is between the features and the classifier, whose initial values do not change."""
     last = torch.nn.Linear(5, 3).double()
-    made, features = Deeper(last).double(), logits(4, 5)
+    made, features = Deeper(last).double(), random(4, 5)
     assert torch.equal(made.weight, last.weight)
     assert torch.equal(made.bias, last.bias)
     params = {"classifier." + k: v for k, v in made.named_parameters()}

@@ -18,7 +18,7 @@ from fedexp.metrics.analysis import LocalEpochs
 from fedexp.testing import train
 from fedexp.training.rounds import play_round
 from test_continual import stream
-from test_skew_methods import Table, logits
+from test_skew_methods import Table
 from toy_federation import LOCAL, assemble, assert_close, broadcast, context, describe, play, random
 
 CBDR = FedCBDR(
@@ -44,7 +44,7 @@ def objective(algorithm, params, **server):
 @pytest.mark.parametrize("compensation", [True, False])
 def test_glfc_loss_equals_released_code(compensation):
     """The released code sums over three outputs. Here the future class 3 adds one more negative."""
-    z, before = logits(6, 4), logits(6, 4, seed=1)
+    z, before = random(6, 4), random(6, 4, seed=1)
     loss = objective(
         replace(GLFC_, compensation=compensation), {"z": z}, old={"z": before}, known=OLD, new=NEW
     )
@@ -69,7 +69,7 @@ def test_glfc_loss_equals_released_code(compensation):
 
 def test_glfc_gradients_of_known_classes_equal_released_code():
     """Compare with _compute_loss and efficient_old_class_weight for three outputs."""
-    z, before = logits(6, 4).requires_grad_(), logits(6, 4, seed=1)
+    z, before = random(6, 4).requires_grad_(), random(6, 4, seed=1)
     algorithm = replace(GLFC_, lambda_gc=0.5, lambda_rd=0.5)
     loss = objective(algorithm, {"z": z}, old={"z": before}, known=OLD, new=NEW)
     (found,) = torch.autograd.grad(loss, z)
@@ -91,7 +91,7 @@ def test_glfc_gradients_of_known_classes_equal_released_code():
 
 
 def test_glfc_learns_the_first_task_by_binary_cross_entropy():
-    z = logits(6, 4)
+    z = random(6, 4)
     loss = objective(GLFC_, {"z": z}, new=torch.tensor([1, 1, 1, 0], dtype=torch.float64))
     target = F.one_hot(LABELS[:5], 4).double()
     total = F.binary_cross_entropy_with_logits(z[:5], target, reduction="sum")
@@ -188,7 +188,7 @@ def test_leverage_equals_projection_diagonal():
     """The projection is X (X^T X)^-1 X^T. A linearly dependent column changes nothing. With all n
     columns of U, as Eq. (4) is printed, every score is 1.
     """
-    x = logits(7, 3)
+    x = random(7, 3)
     expected = (x @ torch.linalg.inv(x.T @ x) @ x.T).diagonal()
     assert_close(leverage(x), expected)
     assert_close(leverage(torch.cat([x, x[:, :1] - x[:, 1:2]], 1)), expected)
@@ -225,7 +225,7 @@ def test_fedcbdr_loss_equals_loops():
     """Eq. (7) with two old and three new examples. Classes 1 and 3 have the temperature of new
     classes.
     """
-    z = logits(6, 4)
+    z = random(6, 4)
     loss = objective(CBDR, {"z": z}, known=OLD)
     expected = 0.0
     for i in range(5):
@@ -287,9 +287,9 @@ def test_leverage_is_exact_for_rotated_features():
     """Eq. (1): client k rotates its rows by P_k, and both clients rotate the columns by Q. The
     server decomposes the result, and client k inverts P_k in its rows of U.
     """
-    x, sizes = logits(8, 3), (5, 3)
-    rotations = [torch.linalg.qr(logits(n, n, seed=n))[0] for n in (*sizes, 4)]
-    q = torch.linalg.qr(logits(3, 3, seed=9))[0]
+    x, sizes = random(8, 3), (5, 3)
+    rotations = [torch.linalg.qr(random(n, n, seed=n))[0] for n in (*sizes, 4)]
+    q = torch.linalg.qr(random(3, 3, seed=9))[0]
     parts = x.split(sizes)
     hidden = torch.cat([p @ part @ q for p, part in zip(rotations, parts, strict=False)])
     u = torch.linalg.svd(hidden, full_matrices=False)[0]
