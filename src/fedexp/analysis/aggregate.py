@@ -20,8 +20,8 @@ FACTORS, SHARE = (0.75, 0.9, 1.0), 0.95
 ROUNDS = [f"rounds_to_{factor:g}A" for factor in FACTORS]
 CHOSEN = "Chosen values: the highest accuracy in the last round, mean over seeds"
 WHAT_A_IS = (
-    f"A is {SHARE:g} of the best accuracy of any run of the setting; speed-ups are against FedAvg."
-    " `-`: some seed never gets there."
+    f"A is {SHARE:g} of the best accuracy of any run of the setting; speed-ups are relative to"
+    " FedAvg. `-`: some seed never reaches the target."
 )
 
 

@@ -21,11 +21,11 @@ MARKS = {
 }
 PLAIN_ONLY, SOME_DIVERGED, PRUNED = "^", "†", "‡"
 NOTES = {  # mark -> its meaning in the legend under a table
-    "*": "within the tolerance of the print",
-    "!": "outside the tolerance of the print",
-    "?": "the print cannot be right, and is not judged",
-    "~": "run at another protocol, or with older code of the method, and not judged",
-    PLAIN_ONLY: "the plain last round, not judged: not tested in the view of the paper's rule",
+    "*": "within the tolerance",
+    "!": "outside the tolerance",
+    "?": "not judged: the published value cannot be right",
+    "~": "not judged: run with another protocol or with older code of the method",
+    PLAIN_ONLY: "not judged: the plain last round; the view of the paper's rule was not tested",
     SOME_DIVERGED: "without the seeds that diverged",
     PRUNED: "stopped by the search before its last round; never the best",
 }
@@ -57,8 +57,8 @@ class Section:
         parts = []
         if any("[" in text for text in texts):
             spread = " ± standard deviation over seeds" * any("±" in text for text in texts)
-            missing = "; not run where ours is missing" * any(text[:1] == "[" for text in texts)
-            parts.append(f"ours{spread} [printed]{missing}")
+            missing = "; not run if our value is missing" * any(text[:1] == "[" for text in texts)
+            parts.append(f"ours{spread} [published]{missing}")
         parts += ["forgetting in parentheses"] * any(map(IN_PARENTHESES.search, texts))
         parts += [f"`{mark}` {NOTES[mark]}" for mark in marks_in(texts)]
         text = "; ".join(parts)
