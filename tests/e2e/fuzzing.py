@@ -193,8 +193,7 @@ YAML = [
 
 @dataclass(frozen=True)
 class Case:
-    """A command line, and the files that are there when it is given (path below the working
-    directory -> content)."""
+    """A command line and the files in its working directory (path -> content)."""
 
     arguments: tuple[str, ...]
     files: dict[str, bytes] = field(default_factory=dict)
@@ -205,7 +204,7 @@ class Case:
 
 @cache
 def defaults_of(group: str, option: str) -> dict[str, Any]:
-    """key -> default, of everything that an option of a group brings along."""
+    """Return key -> default for the keys of a group's option."""
     path = CONF / group / f"{option}.yaml"
     node = OmegaConf.load(path)
     prefix = "" if GLOBAL_OPTION.search(path.read_text(encoding="utf-8")) else f"{group}."
@@ -218,7 +217,7 @@ def defaults_of(group: str, option: str) -> dict[str, Any]:
 
 @cache
 def top_level() -> dict[str, Any]:
-    """key -> default, of conf/config.yaml."""
+    """Return key -> default for the keys of conf/config.yaml."""
     return {
         k: v
         for k, v in walk(OmegaConf.load(CONF / "config.yaml"), "").items()
@@ -246,7 +245,7 @@ def needs_of(algorithm: str) -> Needs:
 
 @cache
 def printed(key: str) -> tuple[str, ...]:
-    """The values that conf/ itself gives a key: good ones, mostly."""
+    """Return the values of a key in conf/. Most of them are valid."""
     owners = [
         top_level(),
         *(defaults_of(group, option) for group in GROUPS for option in list_options(group, [CONF])),
@@ -261,7 +260,7 @@ def printed(key: str) -> tuple[str, ...]:
 
 @cache
 def choices(group: str, option: str, key: str) -> tuple[str, ...]:
-    """The values that the message to a wrong one names."""
+    """Return the allowed values from the message for an invalid one."""
     try:
         build(composed(f"{group}={option}", f"{key}=__"))
     except ConfigError as error:
@@ -280,7 +279,7 @@ def choices(group: str, option: str, key: str) -> tuple[str, ...]:
 
 
 def likely(draw: Any, probability: float) -> bool:
-    """Shrinks to true."""
+    """Return true with a probability; hypothesis shrinks to true."""
     return draw(st.integers(0, 99)) < 100 * probability
 
 
@@ -290,7 +289,7 @@ def spell(value: Any) -> str:
 
 @st.composite
 def values(draw: Any, key: str, default: Any, known: tuple[str, ...]) -> str:
-    """A value for a key, often a valid one.
+    """Draw a value for a key, often a valid one.
 
     known: the values that the key allows, if there are only a few.
     """
@@ -323,7 +322,7 @@ def typo(draw: Any, word: str) -> str:
 
 @st.composite
 def setting(draw: Any, chosen: dict[str, str]) -> str:
-    """One override, mostly of a key that exists with the chosen options."""
+    """Draw an override, mostly of a key that the chosen options have."""
     if likely(draw, 0.03):  # a key of another option
         group = draw(st.sampled_from(GROUPS))
         chosen = {group: draw(st.sampled_from(list_options(group, [CONF])))}
@@ -426,7 +425,7 @@ FORMS = """
 
 
 def smaller(model: str) -> list[str]:
-    """Overrides that divide every width of a model by 8."""
+    """Return overrides that divide every width of a model by 8."""
     small = []
     for key, default in defaults_of("model", model).items():
         if isinstance(default, int) and default >= 32:
@@ -452,7 +451,7 @@ DATA = {
 
 @st.composite
 def groups(draw: Any) -> tuple[dict[str, str], list[str]]:
-    """Options of some groups, and overrides that they mostly need."""
+    """Draw options of some groups, and overrides that most of them need."""
     kind = draw(st.sampled_from(["digits"] * 3 + [IMAGES, TEXTS]))
     chosen, more = dict(DATA[kind][0]), [*QUICK, "participation=0.5", "hardware.device=cpu"]
     more += DATA[kind][1]
@@ -502,7 +501,7 @@ def command_lines(draw: Any) -> Case:
 
 @st.composite
 def damaged(draw: Any, content: bytes) -> bytes:
-    """With some bytes removed, doubled, replaced or cut off."""
+    """Draw the content with bytes removed, repeated, replaced or cut off."""
     for _ in range(draw(st.integers(1, 3))):
         start = draw(st.integers(0, len(content)))
         stop = min(start + draw(st.integers(0, 40)), len(content))
@@ -516,7 +515,7 @@ def damaged(draw: Any, content: bytes) -> bytes:
 
 @st.composite
 def yaml_files(draw: Any) -> Case:
-    """An option of the user's own, in --config-dir."""
+    """Draw a user's option in --config-dir."""
     group = draw(st.sampled_from(FOLDERS))
     good = (
         CONF / group / f"{draw(st.sampled_from(list_options(group, [CONF])))}.yaml"
@@ -619,13 +618,13 @@ def run_files(run: dict[str, bytes]) -> st.SearchStrategy[Case]:
 
 
 def cases(run: dict[str, bytes]) -> st.SearchStrategy[Case]:
-    """All kinds; mostly command lines."""
+    """Draw a case of any kind, mostly command lines."""
     kinds = [command_lines()] * 6 + [yaml_files()] * 2 + [partition_files(), run_files(run)]
     return st.sampled_from(range(len(kinds))).flatmap(lambda i: kinds[i])
 
 
 def source_files(root: Path) -> dict[str, bytes]:
-    """Relative path -> content of every file below a directory."""
+    """Return relative path -> content of every file below a directory."""
     return {
         path.relative_to(root).as_posix(): path.read_bytes()
         for path in sorted(root.rglob("*"))
