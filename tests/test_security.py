@@ -94,37 +94,29 @@ def test_yaml_loader_makes_plain_values_only():
         yaml_files.load("!!python/object/apply:os.getcwd []")
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        *(
-            "import pickle",
-            "from pickle import loads",
-            "import torch, dill",
-            "eval(x)",
-            "exec(x)",
-            "os.system(x)",
-        ),
-        *(
-            "np.load(p)",
-            "np.load(p, allow_pickle=True)",
-            "np.load(p, allow_pickle=flag)",
-            "torch.load(p)",
-        ),
-        *(
-            "torch.load(p, weights_only=False)",
-            "yaml.load(x)",
-            "yaml.unsafe_load(x)",
-            "tar.extractall(p)",
-        ),
-        *(
-            "subprocess.run(x, shell=True)",
-            "shutil.unpack_archive(a)",
-            "pd.read_pickle(p)",
-            "__import__(x)",
-        ),
-    ],
-)
+UNSAFE = """
+import pickle
+from pickle import loads
+import torch, dill
+eval(x)
+exec(x)
+os.system(x)
+np.load(p)
+np.load(p, allow_pickle=True)
+np.load(p, allow_pickle=flag)
+torch.load(p)
+torch.load(p, weights_only=False)
+yaml.load(x)
+yaml.unsafe_load(x)
+tar.extractall(p)
+subprocess.run(x, shell=True)
+shutil.unpack_archive(a)
+pd.read_pickle(p)
+__import__(x)
+"""
+
+
+@pytest.mark.parametrize("text", UNSAFE.strip().splitlines())
 def test_unsafe_calls_are_found(text):
     assert len(list_unsafe_calls(text)) == 1
 

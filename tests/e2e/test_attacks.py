@@ -76,42 +76,33 @@ def test_stored_override_cannot_load_a_preset_of_the_directory(fedexp, theirs, n
     )
 
 
+NOT_OF_A_RUN = r"""
++dataset@hydra.callbacks.x=digits
++dataset@hydra.callbacks.x=../../x
++dataset@other=digits
+experiment=/tmp/x
+experiment=a/../../b
+'experiment="../x"'
+experiment=${oc.env:HOME}/x
+experiment=a,../x
+experiment=choice(a,../x)
+experiment=[a,../x]
+dataset=..\x
+tuned=/x
+hydra.callbacks.x={_target_:os.mkdir}
+ hydra.callbacks.x=1
+++hydra.searchpath=[theirs]
+hydra/launcher=joblib
+--config-dir=theirs
+--experimental-rerun=x
+~hydra.callbacks
+[
+a b
+"""
+
+
 @pytest.mark.parametrize(
-    "override",
-    [
-        *(
-            "+dataset@hydra.callbacks.x=digits",
-            "+dataset@hydra.callbacks.x=../../x",
-            "+dataset@other=digits",
-        ),
-        *(
-            "experiment=/tmp/x",
-            "experiment=a/../../b",
-            "'experiment=\"../x\"'",
-            "experiment=${oc.env:HOME}/x",
-        ),
-        *(
-            "experiment=a,../x",
-            "experiment=choice(a,../x)",
-            "experiment=[a,../x]",
-            "dataset=..\\x",
-            "tuned=/x",
-        ),
-        *(
-            "hydra.callbacks.x={_target_:os.mkdir}",
-            " hydra.callbacks.x=1",
-            "++hydra.searchpath=[theirs]",
-        ),
-        *(
-            "hydra/launcher=joblib",
-            "--config-dir=theirs",
-            "--experimental-rerun=x",
-            "~hydra.callbacks",
-            "[",
-            "a b",
-            "a \x1b]0;title\x07 b",
-        ),
-    ],
+    "override", [*NOT_OF_A_RUN.strip("\n").split("\n"), "a \x1b]0;title\x07 b"]
 )
 def test_stored_override_of_no_single_run_is_refused(fedexp, theirs, override):
     (theirs / ".hydra/overrides.yaml").write_text(yaml.safe_dump(["rounds=1", override]))
@@ -342,21 +333,20 @@ def test_hydra_calls_known_classes_only(fedexp, arguments):
     assert_refused(fedexp(*arguments, *SMALL, "rounds=1"))
 
 
-@pytest.mark.parametrize(
-    "override",
-    [
-        *(
-            "dataset=../../x",
-            "experiment=../..",
-            "experiment=/x",
-            "experiment='../x'",
-            'model="../x"',
-            "dataset=a/../b",
-        ),
-        *("surrogate.dataset=../x", "+scenario.domains=[../x]"),
-        "algorithm=fedavg,../x",
-    ],
-)
+PATHS = """
+dataset=../../x
+experiment=../..
+experiment=/x
+experiment='../x'
+model="../x"
+dataset=a/../b
+surrogate.dataset=../x
+scenario.domains=[../x]
+algorithm=fedavg,../x
+"""
+
+
+@pytest.mark.parametrize("override", PATHS.split())
 def test_option_must_not_be_a_path(fedexp, tmp_path, override):
     (tmp_path / "x.yaml").write_text(yaml.safe_dump(CALLBACK))
     more = ["--multirun"] if "," in override else []
@@ -364,7 +354,6 @@ def test_option_must_not_be_a_path(fedexp, tmp_path, override):
         more = ["algorithm=cfed"]
     if "domains" in override:
         more = ["scenario=domain_incremental"]
-        override = override.lstrip("+")
     assert_refused(fedexp(override, *more, *SMALL), "is a path")
 
 
