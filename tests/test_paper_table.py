@@ -143,6 +143,13 @@ def test_single_method_is_not_bold(tmp_path):
     assert "textbf" not in latex(SweepDirectory(tmp_path).complete, Layout())
 
 
+def test_report_of_a_sweep_whose_runs_all_diverged(tmp_path):
+    make(tmp_path, {f"algorithm={name}": ((None, None), 0.1) for name in ("fedavg", "fedntd")})
+    assert len(write_tables(tmp_path)) == 4
+    rows = body((tmp_path / "table.tex").read_text())
+    assert rows[1:] == [["FedAvg", "diverged", "diverged"], ["FedNTD", "diverged", "diverged"]]
+
+
 def test_report_has_flags_for_the_table(tmp_path, capsys):
     make(tmp_path, METHODS)
     assert (

@@ -106,7 +106,8 @@ def make_table(runs: Sequence[RunDirectory], layout: Layout) -> Section:
     )
     methods, settings = ordered(set(table["method"])), ordered(groups)
     if layout.sort != "name":
-        known = ranks[ranks < math.inf].xs(layout.sort or metrics[0], level=2)
+        by = ranks.index.get_level_values(2) == (layout.sort or metrics[0])
+        known = ranks[by & (ranks < math.inf)]
         means_of_ranks = known.groupby(level=0).mean().to_dict()
         methods.sort(key=lambda method: means_of_ranks.get(method, math.inf))
     rows, columns = (settings, methods) if layout.transpose else (methods, settings)
