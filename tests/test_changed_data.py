@@ -349,3 +349,14 @@ def test_fingerprint_depends_on_recorded_files(tmp_path):
         note(tmp_path / digits, {}, {"dataset.files": f"2 files (bytes {digits})"})
         found.append(origin.read(tmp_path / digits)["fingerprint"])
     assert len({*found, fingerprint({})}) == 3
+
+
+def test_a_moved_data_dir_keeps_its_checksums(read, tmp_path):
+    folder = tmp_path / "data/set"
+    folder.mkdir(parents=True)
+    (folder / "a").write_text("1")
+    before = content_mark(lambda: files_in(folder), str(tmp_path / "data"))
+    (tmp_path / "data").rename(tmp_path / "moved")
+    moved = tmp_path / "moved"
+    assert content_mark(lambda: files_in(moved / "set"), str(moved)) == before
+    assert len(read) == 1

@@ -348,3 +348,8 @@ def test_rounds_equal_torch(name):
             optimizer.step()
         state.advance(play_round(simulation, state))
         assert_equal(state.server["params"], {k: v.detach() for k, v in w.items()}, atol=1e-12)
+
+
+def test_a_warmup_of_all_rounds_is_refused():
+    with pytest.raises(ConfigError, match=r"local\.warmup=3: must be less than the 3 rounds"):
+        make_simulation(local=replace(LOCAL, warmup=3))
