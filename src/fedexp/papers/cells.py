@@ -131,7 +131,7 @@ def measure_run(
     found: dict[str, Any] = {"diverged": run["status"] == "diverged"}
     changes = find_departures(sweep, run)
     if run["status"] not in OVER:
-        kind = "none"
+        return found | {"changes": join_changes(changes)}
     if kind in OF_RULE:
         values, plain = select_curve(parts, kind, sweep.rule.view), select_curve(parts, kind)
         found["value"] = sweep.rule.reported(values.tolist(), kind)
@@ -284,13 +284,15 @@ def make_row(sweep: Sweep, row: Mapping[str, Any], jobs: pd.DataFrame) -> dict[s
     used = select_one_per_seed(over[over["changes"] == changes])
     states = [f"{count} {state}" for state, count in Counter(jobs["status"]).items()]
     protocol = "full" if is_full else "reduced"
-    found = {name: row[name] for name in ("paper", "table", *CELL, "metric", "unit")}
-    found |= {"status": ", ".join(states) or "not run", "n": len(used)}
-    found |= {"diverged": int(used["diverged"].sum())}
     values = compare_to_published(sweep, row, used)
     why = reason_not_judged(sweep, {**row, **values}, used, changes)
-    found |= values | {"verdict": judge({**row, **values}, used["diverged"].tolist(), why)}
-    return found | {
+    return {
+        **{name: row[name] for name in ("paper", "table", *CELL, "metric", "unit")},
+        "status": ", ".join(states) or "not run",
+        "n": len(used),
+        "diverged": int(used["diverged"].sum()),
+        **values,
+        "verdict": judge({**row, **values}, used["diverged"].tolist(), why),
         "protocol": protocol if len(used) else "",
         "changes": changes,
         "not_shown": len(over) - len(used),

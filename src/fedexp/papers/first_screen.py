@@ -140,7 +140,7 @@ def compare_values(sweep: Sweep, runs: pd.DataFrame) -> dict[str, Any]:
 
 
 def measure_noise(root: Path, sweep: Sweep, runs: pd.DataFrame) -> dict[str, Any]:
-    """Return the numbers on seeds, swings and precisions. runs: in both views."""
+    """Return the numbers on seeds, fluctuations and precisions. runs: in both views."""
     return {
         "spread": statistics.known_spread(sweep),
         "seeds": statistics.seed_spread(runs),
@@ -183,8 +183,11 @@ def list_outside(table: pd.DataFrame) -> list[dict[Any, Any]]:
 
 
 def compare_forgetting_of_fedntd(table: pd.DataFrame) -> dict[str, Any]:
-    """Return the distance of FedNTD's F from the published values on CIFAR-10 (`bias`), and from
-    the distance of the other methods in its column (`relative`)."""
+    """Compare FedNTD's F on CIFAR-10 with the published values.
+
+    bias: mean difference. relative: the same minus the mean difference of the other methods of the
+    column. low: number of the `n` columns in which F is lower than published.
+    """
     mine = table[(table["dataset"] == "CIFAR-10") & (table["metric"] == "forgetting")]
     is_fedntd = mine["method"] == "FedNTD"
     far = mine[is_fedntd].set_index(COLUMN)["difference"]
@@ -198,8 +201,8 @@ def compare_forgetting_of_fedntd(table: pd.DataFrame) -> dict[str, Any]:
 
 
 def count_second_seeds(sweep: Sweep, runs: pd.DataFrame) -> dict[str, int]:
-    """Return how many cells have several seeds (`n`), and how many of these had a value outside
-    the fixed tolerance with the first."""
+    """Return the number of cells with several seeds (`n`), and of those in which a value of the
+    first seed is outside the fixed tolerance (`outside`)."""
     runs = runs[runs["view"] == "augmented"]
     several = runs[runs.groupby(CELL)["seed"].transform("nunique") > 1]
     first = select(statistics.cells(sweep, statistics.select_first_seeds(several)))
@@ -211,8 +214,11 @@ def count_second_seeds(sweep: Sweep, runs: pd.DataFrame) -> dict[str, int]:
 
 
 def count_tried_readings(table: pd.DataFrame) -> list[dict[Any, Any]]:
-    """Return for each other reading, and all together, how many values outside and within the
-    fixed tolerance it was tried on, and how many of each changed sides."""
+    """Count for each other reading, and for all together, the values that it was tried on.
+
+    failures: values outside the fixed tolerance in the first reading; fixed: of these, within it in
+    the other reading. controls: values within it; broken: of these, outside in the other reading.
+    """
     found = statistics.other_readings(table)
     groups = [(READINGS[label], found[found["reading"] == label]) for label in READINGS]
     return [
@@ -228,8 +234,10 @@ def count_tried_readings(table: pd.DataFrame) -> list[dict[Any, Any]]:
 
 
 def correlate_precisions(root: Path, runs: pd.DataFrame) -> float:
-    """Return the correlation of the swings of one run in fp32 and in bf16; nan without its rounds
-    in bf16."""
+    """Return the correlation of the fluctuations of one run in fp32 and in bf16.
+
+    Return nan if the rounds in bf16 are missing.
+    """
     known = runs[runs["run"] == IN_TWO_PRECISIONS]
     if not (root / IN_BF16).exists() or known.empty:
         return np.nan
@@ -239,8 +247,10 @@ def correlate_precisions(root: Path, runs: pd.DataFrame) -> float:
 
 
 def estimate_rest(sweep: Sweep, runs: pd.DataFrame) -> dict[str, float]:
-    """Return what of Table 1 was not run -> its cost in core hours; 0 if it is not known. A run
-    is taken to cost the median of those on its data set."""
+    """Return the missing runs of Table 1 in words -> their core hours; 0 if unknown.
+
+    A run is estimated by the median of the runs on its data set.
+    """
     facts = runs.drop_duplicates("run")
     facts = facts.assign(hours=[compute_hours(summary)["cpu"] for summary in facts["summary"]])
     hours = facts.groupby("dataset")["hours"].median()
@@ -257,7 +267,7 @@ def estimate_rest(sweep: Sweep, runs: pd.DataFrame) -> dict[str, float]:
 
 
 def list_orders_on_other_data(tables: Mapping[str, pd.DataFrame]) -> list[dict[Any, Any]]:
-    """Return the columns of CFeD with three methods or more on other data than the paper's."""
+    """Return the columns of CFeD on other data that have at least three methods."""
     rows: list[dict[Any, Any]] = []
     for name in ON_OTHER_DATA:
         if name in tables:
@@ -267,7 +277,7 @@ def list_orders_on_other_data(tables: Mapping[str, pd.DataFrame]) -> list[dict[A
 
 
 def count_other_tables(tables: Mapping[str, pd.DataFrame]) -> list[dict[str, Any]]:
-    """Return the judged tables beside Table 1: `sweep`, values `within`, of `n`."""
+    """Return `sweep`, the number `n` of judged values, and those `within` for the other tables."""
     rows = []
     for name, table in tables.items():
         counts = table["verdict"].value_counts()

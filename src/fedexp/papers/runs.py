@@ -17,7 +17,7 @@ A run without any of these measures has one row with an empty view and measure.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -138,11 +138,10 @@ def read_kept(path: Path) -> dict[str, Any] | None:
     content = evidence.read(path)
     overrides = [str(text) for text in content["overrides"]]
     if "elsewhere" in content:
-        other = path.parents[2].joinpath(*PurePosixPath(content["elsewhere"]).parts[-2:])
-        kept = evidence.kept_files(other.parent).get(other.name)
-        if RunDirectory(other).finished:
-            return read_directory(RunDirectory(other)) | {"overrides": overrides}
-        facts = read_kept(kept) if kept else None
+        source = evidence.find_reused(path.parents[1], content["elsewhere"])
+        if source is None:
+            return None
+        facts = read_directory(RunDirectory(source)) if source.is_dir() else read_kept(source)
         return facts and facts | {"overrides": overrides}
     summary = content["summary"]
     try:

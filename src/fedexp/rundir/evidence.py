@@ -149,7 +149,7 @@ def columns(path: Path) -> dict[str, str]:
 
 
 def as_accuracies(table: Mapping[str, str]) -> dict[str, str]:
-    """Return class accuracies from counts of correct examples, which files of version 0.1 have.
+    """Return class accuracies from counts of correct examples, which older files have.
 
     The key `of` has the number of examples of each class.
     """
@@ -260,7 +260,7 @@ def how_to_restore(directory: Path) -> str:
 
 @contextmanager
 def kept_runs(sweep: Path, besides: Collection[str] = ()) -> Iterator[dict[str, RunDirectory]]:
-    """Yield run -> temporary run directory of the kept runs of a sweep.
+    """Yield name -> run directory of the kept runs of a sweep, unpacked to a temporary directory.
 
     A job that uses a run of another sweep gets that run; it is left out if the other sweep has
     neither its directory nor its file. Raises ConfigError if a file cannot be read.
@@ -272,19 +272,24 @@ def kept_runs(sweep: Path, besides: Collection[str] = ()) -> Iterator[dict[str, 
         for name, path in kept_files(sweep).items():
             if name in besides:
                 continue
-            value, directory = read(path), Path(temporary) / name
-            if "elsewhere" in value:
-                other, run = PurePosixPath(value["elsewhere"]).parts[-2:]
-                source = sweep.absolute().parent / other
-                path = source / FOLDER / f"{run}{SUFFIX}"
-                if RunDirectory(source / run).finished:
-                    directory = source / run
-                elif not path.is_file():
-                    continue
-            if directory.parent == Path(temporary):
-                unpack(path, directory)
-            found[name] = RunDirectory(directory, tuple(value["overrides"]))
+            value = read(path)
+            source = find_reused(sweep, value["elsewhere"]) if "elsewhere" in value else path
+            if source is None:
+                continue
+            if not source.is_dir():
+                source = unpack(source, Path(temporary) / name)
+            found[name] = RunDirectory(source, tuple(value["overrides"]))
         yield found
+
+
+def find_reused(sweep: Path, note: str) -> Path | None:
+    """Return the directory of a run of another sweep or, if it is not there, its kept file.
+
+    note: ../../<sweep>/<run>, as the file of a job has it.
+    """
+    other, run = PurePosixPath(note).parts[-2:]
+    folder = sweep.absolute().parent / other
+    return folder / run if RunDirectory(folder / run).finished else kept_files(folder).get(run)
 
 
 @contextmanager
@@ -320,8 +325,9 @@ def restore(sweep: Path, target: Path) -> list[Path]:
     return [target / name for name in runs]
 
 
-def unpack(path: Path, directory: Path) -> None:
-    """Make a run directory from a file. Raises ConfigError if the file cannot be read."""
+def unpack(path: Path, directory: Path) -> Path:
+    """Make a run directory from a file and return it. Raises ConfigError if the file cannot be
+    read."""
     value = read(path)
     try:
         contents = dict(texts(value))
@@ -336,6 +342,7 @@ def unpack(path: Path, directory: Path) -> None:
         (directory / name).write_text(text, encoding="utf-8")
     for name, arrays in partitions.items():
         save_npz(directory / name, **arrays)
+    return directory
 
 
 def partition_name(number: int, info: Mapping[str, Any]) -> str:
