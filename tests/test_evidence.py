@@ -27,6 +27,15 @@ def remove_runs(sweep: Path) -> None:
             shutil.rmtree(path)
 
 
+def reuse_run(job: Path, note: str, overrides: str | None = None) -> None:
+    """Make a job from a run directory that uses another run instead."""
+    for name in ("summary.json", "rounds.csv"):
+        (job / name).unlink()
+    (job / "elsewhere.json").write_text(json.dumps({"run": note}))
+    if overrides:
+        (job / ".hydra" / "overrides.yaml").write_text(overrides)
+
+
 @pytest.mark.parametrize(
     "count", [3, pytest.param(None, marks=pytest.mark.slow)], ids=["some", "all"]
 )
@@ -257,10 +266,7 @@ def test_reused_run_of_another_sweep_is_kept(tmp_path):
     """A job of sweep b uses a run of sweep a. Both are files, and the table of b has the run."""
     for name in "ab":
         run_directory(tmp_path / "multirun" / name / "one")
-    other = tmp_path / "multirun" / "b" / "one"
-    for name in ("summary.json", "rounds.csv"):
-        (other / name).unlink()
-    (other / "elsewhere.json").write_text('{"run": "../../a/one"}')
+    reuse_run(tmp_path / "multirun" / "b" / "one", "../../a/one")
     for name in "ab":
         evidence.keep_runs(tmp_path / "multirun" / name)
         remove_runs(tmp_path / "multirun" / name)
@@ -276,10 +282,7 @@ def test_restore(tmp_path, capsys):
     for name, run in zip(("one", "two"), EARLY, strict=False):
         run_directory(multirun / "a" / name, run)
     shutil.copytree(multirun / "a" / "one", multirun / "b" / "other")
-    for name in ("summary.json", "rounds.csv"):
-        (multirun / "b" / "other" / name).unlink()
-    (multirun / "b" / "other" / "elsewhere.json").write_text('{"run": "../../a/one"}')
-    (multirun / "b" / "other" / ".hydra" / "overrides.yaml").write_text("[seed=7]")
+    reuse_run(multirun / "b" / "other", "../../a/one", "[seed=7]")
     sweeps = [multirun / name for name in "ab"]
     before = {
         path.name: RunDirectory(path).values("test_accuracy") for path in multirun.glob("a/*")
@@ -327,10 +330,7 @@ def test_reused_run_outside_of_other_sweeps_is_copied(note, tmp_path):
     job = sweep / "two"
     run_directory((job / note).parent / "one")
     run_directory(job)
-    for name in ("summary.json", "rounds.csv"):
-        (job / name).unlink()
-    (job / "elsewhere.json").write_text(json.dumps({"run": note}))
-    (job / ".hydra" / "overrides.yaml").write_text("[seed=7]")
+    reuse_run(job, note, "[seed=7]")
     evidence.keep_runs(sweep)
     kept = evidence.read(sweep / "runs" / "two.json.xz")
     assert (kept["overrides"], "elsewhere" in kept) == (["seed=7"], False)
