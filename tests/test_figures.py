@@ -202,6 +202,18 @@ def test_local_round_shows_local_models_between_the_global_models(tmp_path):
     assert labels == ["global, round 2", "client 0", "client 2", "global, round 3"]
 
 
+@pytest.mark.parametrize(
+    ("rounds", "edges"),
+    [
+        ([0], [-0.5, 0.5]),
+        ([0, 1, 2], [-0.5, 0.5, 1.5, 2.5]),
+        ([0, 10, 20, 25], [-5, 5, 15, 22.5, 27.5]),  # the last round is always evaluated
+    ],
+)
+def test_cells_contain_their_round(rounds, edges):
+    np.testing.assert_array_equal(style.cell_edges(np.array(rounds)), edges)
+
+
 @pytest.mark.parametrize(("clients", "classes"), [(1, 1), (4, 10), (3432, 10)])
 def test_data_distribution_shows_examples_per_client_and_class(tmp_path, clients, classes):
     make_run(tmp_path, classes=classes, clients=clients, local=False)

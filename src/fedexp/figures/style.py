@@ -64,13 +64,20 @@ def map_height(rows: int) -> float:
     return float(np.clip(0.22 * rows, 1.0, 5.5))
 
 
+def cell_edges(rounds: np.ndarray) -> np.ndarray:
+    """Return cell borders [R + 1], halfway between evaluated rounds [R]."""
+    before = rounds[0] - (rounds[1] - rounds[0] if len(rounds) > 1 else 1)
+    after = rounds[-1] + (rounds[-1] - rounds[-2] if len(rounds) > 1 else 1)
+    padded = np.concatenate([[before], rounds, [after]])
+    return (padded[1:] + padded[:-1]) / 2
+
+
 def map_cells(
     axes: Axes, rounds: np.ndarray, values: np.ndarray, top: float, first: int = 0, ticks: int = 12
 ) -> QuadMesh:
     """Draw a heat map, without axis labels and colour bar."""
-    rows, cells = np.arange(values.shape[1]) + first, np.ma.masked_invalid(values.T)
-    look: dict[str, Any] = {"cmap": colour_map(), "vmin": 0, "vmax": top, "shading": "nearest"}
-    image = axes.pcolormesh(rounds, rows, cells, **look)
+    rows, cells = np.arange(values.shape[1] + 1) + first - 0.5, np.ma.masked_invalid(values.T)
+    image = axes.pcolormesh(cell_edges(rounds), rows, cells, cmap=colour_map(), vmin=0, vmax=top)
     axes.invert_yaxis()
     axes.xaxis.set_major_locator(integers(ticks))
     return image
