@@ -98,7 +98,8 @@ def class_maps(
     for axes in grid[:, 0]:
         class_axis(axes, classes)
     figure.supxlabel("round", fontsize=rcParams["axes.labelsize"])
-    colour_bar(figure, list(grid.flat), image, label, np.vstack(maps))
+    values = np.concatenate([each.ravel() for each in maps])
+    colour_bar(figure, list(grid.flat), image, label, values)
     return figure
 
 
