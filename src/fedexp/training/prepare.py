@@ -133,7 +133,7 @@ def make_model(built: Built, data: Data, federation: Federation) -> tuple[nn.Mod
 def runtime_of(
     built: Built, module: nn.Module, data: Data, federation: Federation, hardware: Resolved
 ) -> ClientRuntime:
-    """Return the runtime with which all clients are trained and tested."""
+    """Return the runtime that trains and tests all clients."""
     settings, dataset = built.settings, built.dataset
     heads = families.heads_of(built.algorithm, federation.tasks)
     # texts are augmented by dropout keys, which are always needed
