@@ -65,7 +65,7 @@ def test_run_of_another_table_counts(tmp_path):
     row = one(table, setting="R=0.1", method="FedAvg", metric="accuracy")
     assert (row["n"], float(row["mean"]), row["protocol"]) == (2, pytest.approx(41), "full")
     assert row["from"] == "fedntd_table1 fedntd_table8"
-    assert "other sweeps have made: `fedntd_table1`, `fedntd_table8`." in (
+    assert "includes runs of other sweeps: `fedntd_table1`, `fedntd_table8`." in (
         multirun / "fedntd_table10" / "table.md"
     ).read_text(encoding="utf-8")
     assert (table["n"] > 0).sum() == 4  # accuracy and forgetting, and those of its own run

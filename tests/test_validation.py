@@ -239,7 +239,7 @@ def test_run_without_test_set_is_read_and_drawn(tmp_path):
     assert run.problems == []
     assert run.finished
     assert run.views == ("validation",)
-    assert run.accuracy_at(3) == run.summary["validation_accuracy"]
+    assert run.curve.iloc[-1][run.accuracy_name] == run.summary["validation_accuracy"]
     assert run.class_accuracy("validation")["round"].max() == 3
     names = {name for name, draw in list_figures(load_run(tmp_path / "run")) if draw()}
     assert {"curves", "loss", "class_accuracy_validation", "local_round_validation"} <= names

@@ -98,7 +98,7 @@ def load_finished(directory: Path) -> RunDirectory:
         raise ConfigError(f"{directory}: has no finished run ({files.SUMMARY} is missing)")
     if run.damaged:
         raise ConfigError(f"{directory}: {run.describe_damage()}")
-    if not run.over:
+    if not run.has_ended:
         raise ConfigError(f"{directory}: the run has failed (see {files.ERROR})")
     return run
 

@@ -57,8 +57,8 @@ class RunDirectory:
     """The directory of a run, which may be finished, unfinished, failed or damaged."""
 
     directory: Path
-    # the job's overrides if the run of another sweep is used for this job
-    stands_for: tuple[str, ...] | None = None
+    # the overrides of the job that uses this run of another sweep
+    reused_for: tuple[str, ...] | None = None
     _found: dict[str, Problem] = field(default_factory=dict, repr=False, compare=False)
     _tables: dict[str, pd.DataFrame | None] = field(default_factory=dict, repr=False, compare=False)
 
@@ -77,8 +77,8 @@ class RunDirectory:
     @cached_property
     def overrides(self) -> list[str]:
         """The overrides that the run was started with."""
-        if self.stands_for is not None:
-            return list(self.stands_for)
+        if self.reused_for is not None:
+            return list(self.reused_for)
         return self._read(files.OVERRIDES, contents.read_overrides) or []
 
     @property
@@ -183,7 +183,7 @@ class RunDirectory:
         found = dict(self._found)
         if self.has(files.SUMMARY) and "status" not in self.summary:
             found.setdefault(files.SUMMARY, Problem(files.SUMMARY, "has no status"))
-        if not self.over:
+        if not self.has_ended:
             return list(found.values())
         reasons = {files.SUMMARY: schema.check_results(self.summary)}
         if self.config:
@@ -200,7 +200,7 @@ class RunDirectory:
     def _expected(self) -> list[str]:
         """Return the files that a sweep's tables need."""
         names = [files.CONFIG, files.ROUNDS]
-        if self.stands_for is None:
+        if self.reused_for is None:
             names.append(files.OVERRIDES)
         if not self.summary.get("reconstructed"):  # from its table of rounds, without classes
             names += [file_in_view(files.CLASSES, view) for view in self.views]
@@ -217,7 +217,7 @@ class RunDirectory:
         return schema.check_classes(table, rounds)
 
     @property
-    def over(self) -> bool:
+    def has_ended(self) -> bool:
         """Whether summary.json says that the run has ended. `finished` also checks other files."""
         return self.summary.get("status") in OVER
 
@@ -229,7 +229,7 @@ class RunDirectory:
         that the tables need is missing or damaged.
         """
         if self.has(files.SUMMARY):
-            whole = "status" in self.summary and not (self.over and self.problems)
+            whole = "status" in self.summary and not (self.has_ended and self.problems)
             return str(self.summary["status"]) if whole else DAMAGED
         if self.has(files.ERROR):
             return "failed"
@@ -283,11 +283,6 @@ class RunDirectory:
         The list is empty if there is no such column.
         """
         return self.table[column].dropna().tolist() if column in self.table else []
-
-    def accuracy_at(self, round: int) -> float | None:
-        """Return the accuracy after a round, or None if the round was not evaluated."""
-        found = self.curve.loc[self.curve["round"] == round]
-        return float(found[self.accuracy_name].iloc[0]) if len(found) else None
 
     @property
     def last_round(self) -> int | None:

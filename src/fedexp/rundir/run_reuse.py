@@ -74,7 +74,7 @@ def finished_runs(directory: Path) -> Iterator[RunDirectory]:
         names.clear()
         run = RunDirectory(Path(folder))
         # other stopped runs are left out: their configuration does not show why they ended
-        if run.over and (run.summary.get("stopped") or {}).get("by", "patience") == "patience":
+        if run.has_ended and (run.summary.get("stopped") or {}).get("by", "patience") == "patience":
             yield run
 
 

@@ -30,7 +30,7 @@ def find_runs(directory: Path) -> list[Path]:
 
 @dataclass(frozen=True)
 class SweepDirectory:
-    """The jobs of a sweep, grouped by their state."""
+    """The jobs of a sweep."""
 
     directory: Path
 
@@ -45,20 +45,6 @@ class SweepDirectory:
     def complete(self) -> list[RunDirectory]:
         """The finished runs without damage. Tables are made from these runs."""
         return without_outdated([run for run in self.jobs if run.finished])
-
-    @cached_property
-    def begun(self) -> list[RunDirectory]:
-        """The jobs that are running or were interrupted."""
-        return [run for run in self.jobs if run.status in ("running", "unfinished")]
-
-    @cached_property
-    def failed(self) -> list[RunDirectory]:
-        return [run for run in self.jobs if run.status == "failed"]
-
-    @cached_property
-    def damaged(self) -> list[RunDirectory]:
-        """The jobs with a damaged file. The sweep's command runs them again."""
-        return [run for run in self.jobs if run.damaged]
 
     @property
     def name(self) -> str:
