@@ -10,7 +10,7 @@ import yaml
 from scipy import stats
 
 from fedexp.analysis.benchmark import benchmark_sections, rankings, select_runs
-from fedexp.analysis.draw_ranks import diagram
+from fedexp.analysis.draw_sweep import rank_diagram
 from fedexp.analysis.ranks import (
     Comparison,
     compare_methods,
@@ -174,7 +174,7 @@ def test_method_with_a_missing_seed_is_not_ranked(sweep, finished):
 
 def test_diagram_has_a_bar_of_the_critical_difference_for_each_method(sweep, finished):
     ranking = rankings(sweep, select_runs(sweep, finished))[2]
-    (axes,) = diagram(ranking).axes
+    (axes,) = rank_diagram(ranking).axes
     assert [text.get_text() for text in axes.get_yticklabels()] == ["CFeD", "FedAvg", "FedNTD"]
     assert axes.lines[0].get_xdata() == pytest.approx(ranking.comparison.ranks)
     lengths = [abs(end[0] - start[0]) for start, end in axes.collections[0].get_segments()]

@@ -13,10 +13,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from fedexp.analysis.benchmark import Ranking
 from fedexp.analysis.measures import is_pruned, less_is_better, main_measures
 from fedexp.figures.draw import class_maps, task_lines
 from fedexp.figures.draw_analyses import BARS
-from fedexp.figures.style import GREY, legend, panels, round_axis, stroke, write_note
+from fedexp.figures.style import BLUE, GREY, legend, panels, round_axis, stroke, write_note
 from fedexp.rundir.reader import RunDirectory
 
 if TYPE_CHECKING:
@@ -173,7 +174,7 @@ def parameter(sweep: "ParameterSweep") -> Figure:
             look: dict[str, Any] = {"color": "black", "markersize": 9, "zorder": 3}
             axes.plot(every.index[best], every.iloc[best], "*", **look, label="best")
         axes.set_ylabel(measure.label)
-        scale_of(axes, values)
+        scale_parameter(axes, values)
     grid[-1].set_xlabel(sweep.key)
     sizes = {len(runs) for _, points in lines for runs in points.values()}
     sizes |= {len(method.runs) for method in sweep.baselines}
@@ -181,13 +182,12 @@ def parameter(sweep: "ParameterSweep") -> Figure:
     return figure
 
 
-def scale_of(axes: Axes, values: Sequence[float]) -> None:
+def scale_parameter(axes: Axes, values: Sequence[float]) -> None:
     """Scale the axis of a parameter, with a tick at each value if there are few."""
     if min(values) > 0 and max(values) >= 10 * min(values):
         axes.set_xscale("log")
-    texts = [f"{x:g}" for x in values]
-    if len(texts) <= 10 and max(map(len, texts)) <= 6:
-        axes.set_xticks(values, texts)
+    if len(values) <= 10:
+        axes.set_xticks(values, [f"{x:g}" for x in values], minor=False)
         axes.minorticks_off()
 
 
@@ -199,6 +199,23 @@ def mean_and_spread(runs: Sequence[RunDirectory], key: str) -> tuple[float, floa
     sound = [run.summary.get(key) for run in runs if not (run.diverged or is_pruned(run))]
     values = pd.Series(sound, dtype=float)
     return float(values.mean()), float(values.std())
+
+
+def rank_diagram(ranking: Ranking) -> Figure:
+    """Draw the mean rank of each method, the best at the top (Demsar, JMLR 2006, section 3.2.2).
+
+    Each bar is as long as the critical difference and centred on the mean rank. Methods whose bars
+    do not overlap differ significantly.
+    """
+    found, count = ranking.comparison, len(ranking.comparison.methods)
+    figure, ((axes,),) = panels("\n".join(textwrap.wrap(ranking.title, 90)), 1.4 + 0.2 * count)
+    half = found.critical_difference / 2
+    axes.errorbar(found.ranks, range(count), xerr=half, fmt="o", color=BLUE, markersize=4)
+    axes.set_yticks(range(count), found.methods)
+    axes.set_ylim(count - 0.4, -0.6)
+    axes.set_xlim(0, count + 1)
+    axes.set_xlabel(f"mean rank (bars: CD = {found.critical_difference:.2f})")
+    return figure
 
 
 def panels_of(title: str, rows: int = 1) -> tuple[Figure, list[Axes]]:

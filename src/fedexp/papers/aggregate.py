@@ -74,12 +74,12 @@ def make_rank_pictures(
     sweep: Sweep | None, runs: Sequence[RunDirectory]
 ) -> "Iterator[tuple[str, Callable[[], Figure]]]":
     """Yield (name, call that draws it) of the critical-difference diagrams of a benchmark."""
-    from fedexp.analysis.draw_ranks import diagram
+    from fedexp.analysis.draw_sweep import rank_diagram
 
     if sweep is not None and sweep.ranks:
         for each in rankings(sweep, select_runs(sweep, runs)):
             name = " ".join(["critical difference", each.measure, *each.settings])
-            yield slug(name), partial(diagram, each)
+            yield slug(name), partial(rank_diagram, each)
 
 
 def write_tables(
