@@ -85,22 +85,22 @@ def names(
     of_data = of_data or len({summary_and_options(run).get("algorithm") for run in runs}) == 1
     found = []
     for run in runs:
+        options = summary_and_options(run)
         texts = [text for text in named_overrides(run) if text.partition("=")[0] != without]
-        of = summary_and_options(run)
-        places = [text.partition("=")[2] for text in texts if text.startswith("experiment=")]
-        place = places[-1] if places else f"{of.get('dataset')} {of.get('partition')}"
-        method = [str(of.get("algorithm"))]
-        setting: list[str] = []
+        experiments = [text.partition("=")[2] for text in texts if text.startswith("experiment=")]
+        data = [f"{options.get('dataset')} {options.get('partition')}", *experiments][-1]
+        setting, method = [], []
         for text in texts:
             if text in shared or text.startswith(NAMED_GROUPS):
                 continue
-            key = text.partition("=")[0]
-            mine = text.startswith("algorithm.") or (of_data and key not in DATA)
-            (method if mine else setting).append(text.removeprefix("algorithm."))
+            is_data = not of_data or text.partition("=")[0] in DATA
+            if text.startswith("algorithm.") or not is_data:
+                method.append(text.removeprefix("algorithm."))
+            else:
+                setting.append(text)
         # Sort the parts: names must not depend on the order in the command.
-        found.append(
-            (" ".join([place, *sorted(setting)]), " ".join([method[0], *sorted(method[1:])]))
-        )
+        algorithm = str(options.get("algorithm"))
+        found.append((" ".join([data, *sorted(setting)]), " ".join([algorithm, *sorted(method)])))
     return found
 
 
