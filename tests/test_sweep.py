@@ -36,6 +36,7 @@ from fedexp.rundir.lock import LOCK, Occupied, is_occupied, occupied
 from fedexp.rundir.reader import RunDirectory
 from fedexp.training import provenance
 from fedexp.training.provenance import peak_memory
+from test_view import change_summary, write_run
 from toy_federation import CONF, composed, is_value
 
 SWEEPS = list_options("sweep", [CONF])
@@ -393,35 +394,14 @@ def test_preview_without_measured_rounds_has_no_estimate(tmp_path, capsys):
 
 
 def test_stopped_run_is_done_only_for_the_same_stopping_options(tmp_path):
-    why = {"by": "minutes", "minutes": 1.0}
-    summary = {
-        "status": "stopped",
-        "stopped": why,
-        "rounds": 3,
-        "algorithm": "fedavg",
-        "dataset": "digits",
-    }
-    (tmp_path / "summary.json").write_text(
-        json.dumps(summary | {"accuracy": 0.5, "best_accuracy": 0.5})
-    )
-    (tmp_path / "rounds.csv").write_text("round,test_accuracy\n0,0.1\n1,0.5\n2,0.5\n3,0.5\n")
-    (tmp_path / "class_accuracy.csv").write_text(
-        "round,class,accuracy\n0,0,0.1\n1,0,0.5\n2,0,0.5\n3,0,0.5\n"
-    )
-    (tmp_path / "config.yaml").write_text("{choices: {}, rounds: 9}\n")
-    (tmp_path / ".hydra").mkdir()
-    (tmp_path / ".hydra" / "overrides.yaml").write_text("[]\n")
-
-    def found(minutes):
-        return preview.job_status(
-            Planned(tmp_path, composed("tracker=none", f"stop.minutes={json.dumps(minutes)}"))
-        )
-
-    assert (RunDirectory(tmp_path).problems, RunDirectory(tmp_path).status) == ([], "stopped")
-    assert [found(minutes) for minutes in (1.0, None, 2.0)] == [
-        "stopped",
-        *["interrupted at 3"] * 2,
-    ]
+    run = write_run(tmp_path / "run", {}, rounds=3, status="stopped")
+    change_summary(run, stopped={"by": "minutes", "minutes": 1.0})
+    states = []
+    for minutes in (1.0, None, 2.0):
+        config = composed("tracker=none", f"stop.minutes={json.dumps(minutes)}")
+        states.append(preview.job_status(Planned(run, config)))
+    assert RunDirectory(run).status == "stopped"
+    assert states == ["stopped", "interrupted at 3", "interrupted at 3"]
 
 
 def test_peak_memory_includes_child_processes():
