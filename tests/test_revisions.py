@@ -119,7 +119,7 @@ CHANGED = {
 AGAIN = {
     "algorithm=fedala": ("model=resnet10", 3, "padding"),
     "algorithm=fedfomo": ("model=resnet10", 3, "padding"),
-    "algorithm=fedfomo algorithm.models=4": ("evaluate=personal", 4, "never took part"),
+    "algorithm=fedfomo algorithm.models=4": ("evaluate=personal", 4, "has not participated"),
 }
 
 

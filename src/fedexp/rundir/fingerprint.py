@@ -196,18 +196,18 @@ def with_recorded_marks(container: Mapping[str, Any], marks: Mapping[str, str]) 
     marks: the run's `data_marks`.
     """
 
-    def noted(node: Any, prefix: str) -> Any:
+    def replace(node: Any, prefix: str) -> Any:
         if isinstance(node, list):
-            return [noted(each, f"{prefix}{number}.") for number, each in enumerate(node)]
+            return [replace(each, f"{prefix}{number}.") for number, each in enumerate(node)]
         if not isinstance(node, Mapping):
             return node
-        kept = {key: noted(value, f"{prefix}{key}.") for key, value in node.items()}
+        kept = {key: replace(value, f"{prefix}{key}.") for key, value in node.items()}
         if is_own_class(f"{prefix}{TARGET}", kept.get(TARGET)) and code_mark(kept[TARGET]):
             kept[TARGET] += f"{CODE}unknown)"
         known = {key: marks.get(f"{prefix}{key}", "") for key in kept}
         return kept | {key: mark for key, mark in known.items() if checksums(mark)}
 
-    found: dict[str, Any] = noted(container, "")
+    found: dict[str, Any] = replace(container, "")
     return found
 
 

@@ -124,13 +124,13 @@ DISTILLED = (
     differs("algorithm.on_server", False),
     uses_batch_statistics,
 )  # Flashback has on_server
-UNTOUCHED = "a client that never took part is tested with its initial part"
-ORIGIN = "a validation example counts for its own task where tasks are blurred"
+UNTOUCHED = "a client that has not participated is tested with its initial part"
+ORIGIN = "with blurred tasks, a validation example counts for its task"
 SINGLE = "distillation leaves out a batch of one example"
-PADDING = "batch norm on the batch at hand leaves out padding"
-SHARED = "class_balanced keeps examples of later tasks of a class too"
+PADDING = "batch norm without running statistics ignores padding"
+SHARED = "class_balanced also keeps a class's examples of later tasks"
 SENT = "local models are compared with the model that was sent"
-LOCAL_DROPS = "local round forgetting begins in round 2"
+LOCAL_DROPS = "local round forgetting starts in round 2"
 REVISIONS: tuple[Revision, ...] = (
     Revision("algorithm", "FedCurv", 2, "the Fisher information is taken on a pass of its own"),
     Revision("algorithm", "FedALA", 2, "the search stops by the population standard deviation"),
@@ -138,7 +138,7 @@ REVISIONS: tuple[Revision, ...] = (
         "algorithm",
         "FedDF",
         2,
-        "a student is the result, never the average",
+        "the result is a student, never the average",
         (equals("algorithm.epochs_on_server", 0),),
     ),
     Revision(
@@ -152,7 +152,7 @@ REVISIONS: tuple[Revision, ...] = (
         "partition",
         "Natural",
         2,
-        "the public set is that of the clients alone",
+        "the public set has examples of the clients only",
         (is_set("public.fraction"),),
     ),
     Revision("surrogate.dataset", "Caltech256", 2, "all of its images are in the surrogate set"),
@@ -168,7 +168,7 @@ REVISIONS: tuple[Revision, ...] = (
         (has_statistics, LATE_CLIENTS),
     ),
     Revision(
-        "algorithm", "TARGET", 2, "the generator is trained on the logits of the old classes alone"
+        "algorithm", "TARGET", 2, "the generator is trained on the logits of old classes only"
     ),
     Revision(
         "algorithm",
@@ -186,14 +186,14 @@ REVISIONS: tuple[Revision, ...] = (
         "algorithm",
         "AFFCL",
         2,
-        "features of earlier tasks are of all classes that were met",
+        "features of earlier tasks have all classes seen so far",
         (mixes_tasks,),
     ),
     Revision(
         "algorithm",
         "LANDER",
         2,
-        "the server's student has a new order of images with every pass",
+        "the server's student sees the images in a new order in every pass",
         (is_set("algorithm.student_steps"),),
     ),
     Revision(
@@ -223,7 +223,7 @@ REVISIONS: tuple[Revision, ...] = (
         "algorithm",
         "FedKA",
         2,
-        "batch norm leaves out what fills up the anchors",
+        "batch norm ignores the padding of the anchors",
         (has_batch_norm,),
     ),
     Revision("algorithm", "FedALA", 3, PADDING, (uses_batch_statistics,)),
@@ -232,7 +232,7 @@ REVISIONS: tuple[Revision, ...] = (
         "partition",
         "File",
         2,
-        "its numbers count the surrogate examples too",
+        "the file's indices count surrogate examples too",
         (is_set("surrogate.fraction"),),
     ),
     Revision("scenario", "DomainIncremental", 2, SHARED, BALANCED),
@@ -241,7 +241,7 @@ REVISIONS: tuple[Revision, ...] = (
         "scenario",
         "Rotations",
         3,
-        "no validation image is trained on at another angle",
+        "validation images are not trained on at another angle",
         (VALIDATED,),
     ),
     Revision("scenario", "ClassIncremental", 2, SHARED, (*BALANCED, BLURRED)),
@@ -249,14 +249,14 @@ REVISIONS: tuple[Revision, ...] = (
         "model",
         "Torchvision",
         2,
-        "images are normalised as the weights want them",
+        "images are normalised as the weights require",
         (
             # the weights of these models expect pixels from -1 to 1
             equals("model.name", "efficientnet_v2_l", "googlenet", "inception_v3"),
             differs("model.weights", None),
         ),
     ),
-    Revision("model", "BottleneckResNet", 2, "convolutions begin as in FedAlign's code"),
+    Revision("model", "BottleneckResNet", 2, "convolutions are initialised as in FedAlign's code"),
     Revision("analysis", "WeightDivergence", 2, SENT, (sends_another_model,)),
     Revision("analysis", "GradientDiversity", 2, SENT, (sends_another_model,)),
     Revision("analysis", "SeveralAnalyses", 2, SENT, (sends_another_model, compares_with_sent)),
