@@ -73,19 +73,19 @@ SAMPLED = Cohorts(path=None)
 
 def check_clients(path: Path, number: int, clients: list[Any], num_clients: int, size: int) -> None:
     """Raise ConfigError unless a cohort has `size` different clients from 0 to num_clients - 1."""
-    where = f"{path}: round {number}"
+    prefix = f"{path}: round {number}"
     for client in clients:
         if type(client) is not int or not 0 <= client < num_clients:
             raise ConfigError(
-                f"{where}: client {json.dumps(client)} must be an integer from 0 to"
+                f"{prefix}: client {json.dumps(client)} must be an integer from 0 to"
                 f" {num_clients - 1} (num_clients={num_clients})"
             )
     for client in clients:
         if clients.count(client) > 1:
-            raise ConfigError(f"{where}: client {client} appears twice")
+            raise ConfigError(f"{prefix}: client {client} appears twice")
     if len(clients) != size:
         raise ConfigError(
-            f"{where}: has {len(clients)} clients; must have {size} (participation times"
+            f"{prefix}: has {len(clients)} clients; must have {size} (participation times"
             f" num_clients={num_clients})"
             + (f"; use participation={len(clients) / num_clients:g}" if clients else "")
         )

@@ -84,7 +84,7 @@ def record(
     """
     found = read(directory)
     before = recorded_marks(directory) if resumed else {}
-    noted = get_mapping(found, "way") if resumed else {}
+    recorded = get_mapping(found, "way") if resumed else {}
     begun_in = found.get("directory")
     kept = before | dict(marks) | {key: mark for key, mark in before.items() if checksums(mark)}
     kept |= {key: join_marks(then, now) for key, (then, now) in find_changes(before, marks).items()}
@@ -92,7 +92,7 @@ def record(
         "fingerprint": fingerprint(container, kept),
         "marks": kept,
         "data": describe(data),
-        "way": {k: v for k, v in noted.items() if isinstance(v, str)} or dict(way or {}),
+        "way": {k: v for k, v in recorded.items() if isinstance(v, str)} or dict(way or {}),
         "directory": begun_in if isinstance(begun_in, str) else str(Path.cwd()),
     }
     if content != found:
@@ -138,11 +138,11 @@ def differences(
     here. `check_data` and the partition check them. Changed code of the same class is not a
     difference, see `find_changes`.
     """
-    noted = recorded_marks(directory)
-    there, asked = noted or data_marks(saved), data_marks(container)
+    recorded = recorded_marks(directory)
+    there, asked = recorded or data_marks(saved), data_marks(container)
     before, now = essential(saved, there), essential(container, asked)
     unknown = there.keys() ^ asked.keys()
-    unknown |= {key for key, mark in asked.items() if have_same_source(noted.get(key, ""), mark)}
+    unknown |= {key for key, mark in asked.items() if have_same_source(recorded.get(key, ""), mark)}
     return [
         f"{key}: {before.get(key, '(absent)')} in the run, {now.get(key, '(absent)')} now"
         for key in sorted((now.keys() | before.keys()) - unknown)
@@ -150,14 +150,14 @@ def differences(
     ]
 
 
-def find_changes(noted: Mapping[str, str], now: Mapping[str, str]) -> dict[str, tuple[str, str]]:
+def find_changes(recorded: Mapping[str, str], now: Mapping[str, str]) -> dict[str, tuple[str, str]]:
     """Return key -> (recorded mark, current mark) for data and users' classes that have changed.
 
     The latest recorded checksum is compared with the current one.
     """
     found = {}
-    for key in sorted(noted.keys() & now.keys()):
-        then, mark = noted[key], now[key]
+    for key in sorted(recorded.keys() & now.keys()):
+        then, mark = recorded[key], now[key]
         known = checksums(then) and have_same_source(then, mark)
         if known and checksums(then)[-1] != checksums(mark)[-1]:
             found[key] = then, mark

@@ -223,14 +223,14 @@ class RunDirectory:
 
     @cached_property
     def status(self) -> str:
-        """completed, stopped, diverged, failed, damaged, running or unfinished.
+        """One of completed, stopped, diverged, failed, damaged, running and unfinished.
 
         A run is damaged if summary.json is damaged. A run that has ended is also damaged if a file
         that the tables need is missing or damaged.
         """
         if self.has(files.SUMMARY):
-            whole = "status" in self.summary and not (self.has_ended and self.problems)
-            return str(self.summary["status"]) if whole else DAMAGED
+            is_valid = "status" in self.summary and not (self.has_ended and self.problems)
+            return str(self.summary["status"]) if is_valid else DAMAGED
         if self.has(files.ERROR):
             return "failed"
         return "running" if is_occupied(self.directory) else "unfinished"
@@ -252,7 +252,7 @@ class RunDirectory:
         """Return all problems in one line."""
         return "; ".join(map(str, self.problems))
 
-    # --- what the tables say
+    # --- values of the tables
 
     @cached_property
     def table(self) -> pd.DataFrame:
