@@ -176,7 +176,8 @@ def test_class_is_trusted_under_its_target_key_only(tmp_path):
     )
 
 
-def test_resume_command_has_the_tracker_destination():
+def test_resume_command_has_the_tracker_destination(monkeypatch):
+    monkeypatch.setattr(trust, "search_path", lambda: [conf_directory()])
     given = ["tracker.project=stored", "resume=/x/run", "tracker.project=my runs", "seed=1"]
     job = types.SimpleNamespace(directory=Path("/x/run"), overrides=given)
     assert resume_command(job) == "fedexp resume=/x/run 'tracker.project=my runs'"
