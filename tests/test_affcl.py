@@ -51,7 +51,7 @@ def one_hot(*labels):
 
 
 @pytest.mark.parametrize("width", [3, 4, 9])
-def test_flow_density_equals_change_of_variables(width):
+def test_flow_density_follows_change_of_variables(width):
     """The log density is log N(u) + log |det du/dh|, with the Jacobian by autograd. The inverse
     maps u to h.
     """

@@ -68,7 +68,7 @@ def test_every_launcher_composes_with_its_plugin_and_without(monkeypatch, name, 
         (2, {"jobs_per_gpu": "many"}, 2),
     ],
 )
-def test_jobs_at_once(monkeypatch, gpus, changes, expected):
+def test_number_of_parallel_jobs_fits_the_hardware(monkeypatch, gpus, changes, expected):
     monkeypatch.setattr(launchers, "count_gpus", lambda: gpus)
     monkeypatch.setattr(hardware, "cores", lambda: 8)
     assert (

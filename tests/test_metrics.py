@@ -406,7 +406,7 @@ def test_consistency_metric():
     assert not Consistency().needs_local
 
 
-def test_all_combines_metrics_with_constant_keys():
+def test_all_metric_keeps_the_keys_of_its_members():
     history, _ = make_history(4, absent=True)
     members = (
         BackwardTransfer(),

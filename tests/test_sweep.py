@@ -449,7 +449,7 @@ def test_one_process_at_a_time(tmp_path):
         (["--multirun", "preview=maybe"], "preview=maybe: must be true or false"),
     ],
 )
-def test_wrong_sweep_options_are_refused(arguments, message, capsys):
+def test_invalid_sweep_options_are_refused(arguments, message, capsys):
     assert main.main(arguments) == 2
     assert message in capsys.readouterr().err
 

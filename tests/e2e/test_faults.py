@@ -224,7 +224,7 @@ def test_clock_that_jumps_back(fedexp, tmp_path, whole, monkeypatch):
     assert all(0 < value < 100 for value in seconds)
 
 
-def test_only_failures_of_this_command_count(tmp_path, monkeypatch):
+def test_exit_code_ignores_failures_of_other_commands(tmp_path, monkeypatch):
     """Two commands may work on the same sweep."""
     for command, code in (("ours", BAD_INPUT), ("theirs", FAILED)):
         monkeypatch.setenv(COMMAND, command)

@@ -137,7 +137,7 @@ def check_completed(run: Path, noted: str) -> None:
 
 @pytest.mark.slow  # a real process
 @pytest.mark.parametrize("both", [False, True])
-def test_console_on_a_full_disk(tmp_path, both):
+def test_run_succeeds_if_the_console_cannot_be_written(tmp_path, both):
     """The output goes to /dev/full."""
     with open("/dev/full", "w") as full:
         options = {"stdout": full, "stderr": full if both else subprocess.PIPE}
