@@ -336,7 +336,7 @@ def test_tsne_of_two_runs(run, others, capsys, monkeypatch):
         draw_picture(
             {"kind": "joint_tsne", "settings": ["homogeneous"]}, settings, "FedNTD Fig. 21"
         )
-    with pytest.raises(ConfigError, match="no setting has the runs of two methods"):
+    with pytest.raises(ConfigError, match="no setting has runs of at least two methods"):
         draw_picture({"kind": "joint_tsne"}, settings_of(run.directory), "FedNTD Fig. 21")
 
 

@@ -1,5 +1,6 @@
-"""Runs beside the tables and figures of the papers: printed numbers, verdicts, REPRODUCTION.md.
+"""Compare runs with the tables and figures of the papers: published values, verdicts,
+REPRODUCTION.md.
 
-Only the subcommands `report`, `view` and `reproduction`, and the report at the end of a sweep,
-import it.
+This package is imported only by the subcommands `report`, `view` and `reproduction`, and by the
+report at the end of a sweep.
 """

@@ -1,5 +1,5 @@
-"""Write the tables of a sweep: means over seeds, rounds to a target and, for a sweep of a paper,
-the comparison with published values."""
+"""Write the tables of a sweep: means over seeds, rounds to a target and, if the sweep reproduces a
+paper's table, the comparison with the published values."""
 
 import argparse
 import logging
@@ -42,9 +42,10 @@ log = logging.getLogger("fedexp")
 def write_report(
     directory: Path, figures: bool, flags: argparse.Namespace | None = None
 ) -> list[Path]:
-    """Write the tables of a sweep and, if asked for, its figures; return the paths.
+    """Write a sweep's tables and, if `figures` is true, its figures; return the paths of all files.
 
-    A figure that fails does not stop the report. flags: see `fedexp.cli.flags`.
+    If a figure cannot be drawn, the report is written without it. flags: the command line's flags,
+    see `fedexp.cli.flags`.
     """
     with all_jobs(directory) as jobs:
         paths = write_tables(directory, jobs, paper_table.Layout.of(flags) if flags else None)
@@ -73,7 +74,8 @@ def write_report(
 def make_rank_pictures(
     sweep: Sweep | None, runs: Sequence[RunDirectory]
 ) -> "Iterator[tuple[str, Callable[[], Figure]]]":
-    """Yield (name, call that draws it) of the critical-difference diagrams of a benchmark."""
+    """Yield (name, function that draws the figure) for each critical-difference diagram of a
+    benchmark."""
     from fedexp.analysis.draw_sweep import rank_diagram
 
     if sweep is not None and sweep.ranks:
@@ -87,10 +89,10 @@ def write_tables(
     jobs: list[RunDirectory] | None = None,
     asked: paper_table.Layout | None = None,
 ) -> list[Path]:
-    """Write table.csv, .md and .tex of a sweep, and rounds_to_target.csv; return the paths.
+    """Write a sweep's table.csv, table.md, table.tex and rounds_to_target.csv; return the paths.
 
-    Nothing is written if no run is finished. jobs: of the sweep; by default, those of its run
-    directories. asked: the layout of table.tex.
+    Nothing is written if no run is finished. jobs: the sweep's runs; by default, they are read from
+    its run directories. asked: the layout of table.tex.
     """
     jobs = without_outdated(SweepDirectory(directory).jobs if jobs is None else jobs)
     sweep = find_sweep(directory)
@@ -132,7 +134,11 @@ def write_tables(
 
 
 def make_heading(sweep: Sweep, tidy: pd.DataFrame) -> str:
-    """Return the first lines of table.md: title, rule, tolerances, verdicts, departures."""
+    """Return the heading of table.md.
+
+    It contains the title, the rule, the tolerances, the number of verdicts and any departures from
+    the protocol.
+    """
     lines = [f"# {sweep.title}", f"Rule: {sweep.rule}. {TOLERANCES}", count_verdicts(tidy)]
     if sources := sorted({name for text in tidy["from"] for name in text.split()}):
         names = ", ".join(f"`{name}`" for name in sources)
@@ -143,14 +149,15 @@ def make_heading(sweep: Sweep, tidy: pd.DataFrame) -> str:
 
 
 def count_verdicts(tidy: pd.DataFrame) -> str:
-    """Return the number of published values with each verdict in the first reading, as text."""
+    """Count the published values with each verdict in the first reading; return the counts as a
+    text."""
     counts = readings.first_reading(tidy)["verdict"].value_counts()
     texts = ", ".join(f"{number} {kind}" for kind, number in counts.items())
     return f"{counts.sum()} published values: {texts}."
 
 
 def comparison_table(directory: Path) -> dict[str, Any] | None:
-    """Return the table of a sweep for `fedexp view`; None without published values."""
+    """Return the table of a sweep for `fedexp view`; None if the sweep has no published values."""
     sweep = find_sweep(directory)
     if sweep is None or not len(published_cells(sweep)):
         return None
@@ -166,7 +173,7 @@ def comparison_table(directory: Path) -> dict[str, Any] | None:
 
 
 def page_cell(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a cell with one published value and the measured value."""
+    """Return a cell for `fedexp view` with one published value and our measured value."""
     ours, printed = layout.format_values(row)
     texts = {name: str(row[name]) for name in ("metric", "unit", "verdict", "note")}
     counts = {name: int(row[name]) for name in ("n", "diverged")}

@@ -1,7 +1,8 @@
 """Compare each published value of a paper's table with the runs of its sweep.
 
-`cells` returns the rows of table.csv. Runs at different protocols are never averaged: the runs at
-the sweep's protocol count or, if there are none, the largest group at another protocol.
+`cells` returns the rows of table.csv. Runs with different protocols are never averaged. If any runs
+follow the sweep's protocol, only these runs count. Otherwise, the largest group of runs with the
+same other protocol counts.
 """
 
 import math
@@ -26,32 +27,33 @@ from fedexp.rundir.revisions import outdated
 from fedexp.rundir.schema import OVER
 
 TABLES = Path(__file__).parent / "published" / "tables.csv"
-# known results of the papers' released code at the published protocol
+# known results of the papers' released code with the published protocol
 RELEASED = TABLES.with_name("released.csv")
 OF_RELEASED = ["paper", "table", "dataset", "partition_param", "setting", "method", "metric"]
 CELL = (
     *("dataset", "partition", "partition_param", "clients", "participation", "local_epochs"),
     *("setting", "method"),
 )
-EMPTY = ("not_applicable", "not_run")  # prefixes of the notes on cells without a value
+EMPTY = ("not_applicable", "not_run")  # prefixes of notes on cells without a value
 OF_RULE, OF_TASKS = ("accuracy", "forgetting"), ("average_accuracy", "new_task_accuracy")
 AGAINST_FEDAVG = ("rounds_to_fedavg", "speedup_to_fedavg")
 NUMBERS = ["value", "error", "plain_last", "plain_last10", "plain_error"]
 LAST, LAST_TEN = Rule("last"), Rule("mean_of_last(10)")
-EXPECTED = {  # by an option of the group `experiment`
+EXPECTED = {  # number that an option of the group `experiment` expects -> its noun
     "train": "training examples",
     "test": "test examples",
     "classes": "classes",
     "clients": "clients",
 }
-ROUNDING = 0.001  # of an expected number: a split by fractions may round elsewhere
+ROUNDING = 0.001  # relative tolerance of expected numbers, as splits may be rounded differently
 
 
 @cache
 def load_published() -> pd.DataFrame:
     """Return all published values as text.
 
-    The column `released` has values of the released code, such as `84.5 (round 110, seed 1)`.
+    The column `released` contains values that the paper's released code is known to give, such as
+    `84.5 (round 110, seed 1)`.
     """
     table = pd.read_csv(TABLES, dtype=str, keep_default_na=False)
     released = pd.read_csv(RELEASED, dtype=str, keep_default_na=False)
@@ -62,16 +64,17 @@ def load_published() -> pd.DataFrame:
 
 
 def published_cells(sweep: Sweep, table: str = "") -> pd.DataFrame:
-    """Return the published values of a sweep's table, or of another table of its paper."""
+    """Return the published values of the sweep's table or, if `table` is given, of that table in
+    the same paper."""
     known = load_published()
     mine = (known["paper"] == sweep.paper) & (known["table"] == (table or sweep.table))
     return known[mine & (known["method"] != "(all)")]
 
 
 def cells(sweep: Sweep, runs: pd.DataFrame) -> pd.DataFrame:
-    """Return a row for each published value of a sweep, whether it has been run or not.
+    """Return one row for each published value of a sweep, including values that have not been run.
 
-    runs: of the sweep, see `runs.read_runs`.
+    runs: the sweep's runs, see `runs.read_runs`.
     """
     printed = published_cells(sweep)
     found = measure_runs(sweep, printed, runs)
@@ -81,12 +84,13 @@ def cells(sweep: Sweep, runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def measure_runs(sweep: Sweep, printed: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
-    """Return a row for each run and each published value (`cell`) that it can be compared with.
+    """Return one row for each pair of a run and a published value (`cell`) that it can be compared
+    with.
 
-    kind: the measured value, of `measures` in the sweep's file
-    value, error: the measured value (a fraction, or rounds; inf: never reached) and its standard
-        error within the run
-    changes: how the run departs from the protocol of the table
+    kind: the type of the measured value, as listed under `measures` in the sweep's file
+    value: the measured value, which is a fraction or a number of rounds (inf if never reached)
+    error: the standard error of the value within the run
+    changes: how the run departs from the protocol of the paper's table
     """
     rows: list[dict[str, Any]] = []
     for _, parts in runs.groupby(["sweep", "run"], sort=False):
@@ -109,8 +113,11 @@ def measure_runs(sweep: Sweep, printed: pd.DataFrame, runs: pd.DataFrame) -> pd.
 
 
 def drop_repeats(table: pd.DataFrame) -> pd.DataFrame:
-    """Remove another sweep's runs of a cell and seed that the sweep has run, and repeats of such
-    runs."""
+    """Remove runs of other sweeps that are not needed.
+
+    These are runs for a cell and seed that this sweep has run itself, and all but one of several
+    runs for the same cell and seed.
+    """
     borrowed = table["run"].str.contains("/").astype(bool)
     own = table[~borrowed & table["value"].notna()]
     have = pd.MultiIndex.from_frame(own[["cell", "seed"]])
@@ -123,9 +130,10 @@ def drop_repeats(table: pd.DataFrame) -> pd.DataFrame:
 def measure_run(
     sweep: Sweep, row: Mapping[str, Any], parts: pd.DataFrame, measure: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return the numbers of one run for a published value.
+    """Return the numbers that are measured in one run for a published value.
 
-    row: of the published values. parts: the run's rows of `read_runs`. measure: of the sweep.
+    row: the row of the published value. parts: the run's rows from `read_runs`. measure: an entry
+    of `measures` in the sweep's file.
     """
     run, kind = parts.iloc[0], str(measure["value"])
     found: dict[str, Any] = {"diverged": run["status"] == "diverged"}
@@ -151,7 +159,7 @@ def measure_run(
         curve = select_curve(parts, "accuracy", VALIDATION if validated else PLAIN)
         found["value"] = count_rounds_to(curve, float(measure["factor"]) * look_up_target(row))
         schedule = (run["config"].get("local") or {}).get("schedule")
-        # fewer rounds do not change when a target is reached
+        # A smaller number of rounds does not change when a target is reached.
         if np.isfinite(found["value"]) and schedule not in SCHEDULES_OVER_ALL_ROUNDS:
             changes = [text for text in changes if not text.startswith("rounds=")]
     elif kind == "alignment":
@@ -161,7 +169,10 @@ def measure_run(
 
 
 def select_curve(parts: pd.DataFrame, measure: str, view: str = PLAIN, task: int = 0) -> pd.Series:
-    """Return the values of one run by round, in all tasks (0) or in one."""
+    """Return one run's values of a measure, indexed by round.
+
+    task: the number of a task; 0 selects all tasks.
+    """
     mine = parts[(parts["measure"] == measure) & (parts["view"] == view)]
     if task:
         mine = mine[mine["task"] == task]
@@ -176,7 +187,7 @@ def count_rounds_to(curve: pd.Series, accuracy: float) -> float:
 
 
 def look_up_target(row: Mapping[str, Any]) -> float:
-    """Return Flashback's target accuracy A of a setting as a fraction."""
+    """Return Flashback's target accuracy A for the setting of a row, as a fraction."""
     known = load_published()
     same = known["metric"] == "target_accuracy"
     for name in ("paper", "table", "dataset", "partition_param"):
@@ -185,10 +196,11 @@ def look_up_target(row: Mapping[str, Any]) -> float:
 
 
 def add_rounds_to_fedavg(table: pd.DataFrame, printed: pd.DataFrame) -> pd.DataFrame:
-    """Add the rounds to FedAvg's last accuracy, or the speed-up: FedAvg's rounds over these.
+    """Add the number of rounds that each run needs to reach FedAvg's last accuracy, or the
+    speed-up.
 
-    FedAvg's accuracy and rounds are means over seeds, on the same data set and at the same
-    protocol. FedAvg itself gets no value.
+    The speed-up is FedAvg's number of rounds divided by the run's. FedAvg's accuracy and rounds are
+    averaged over seeds, for the same data set and protocol. Rows of FedAvg get no value.
     """
     place = printed.loc[table["cell"], ["dataset", "method"]].set_index(table.index)
     table = table.assign(dataset=place["dataset"])
@@ -211,8 +223,8 @@ def add_rounds_to_fedavg(table: pd.DataFrame, printed: pd.DataFrame) -> pd.DataF
 def find_departures(sweep: Sweep, run: Any) -> list[str]:
     """Return how a run departs from the protocol of the paper's table.
 
-    Departures are other options, other data under the same name, and later corrections of the
-    method. run: a row of `runs.read_runs`.
+    The departures are changed options, different data under the same name, and corrections that
+    were made to the method after the run. run: a row from `runs.read_runs`.
     """
     return (
         find_protocol_changes(sweep, run["overrides"])
@@ -222,17 +234,17 @@ def find_departures(sweep: Sweep, run: Any) -> list[str]:
 
 
 def join_changes(changes: list[str]) -> str:
-    """Return departures as one text, options first."""
+    """Return a run's departures as one text that lists changed options first."""
     said = [text for text in changes if text.startswith(("data: ", "older code: "))]
     options = " ".join(text for text in changes if text not in said)
     return "; ".join(filter(None, [options, *said]))
 
 
 def find_data_changes(summary: Mapping[str, Any], overrides: list[str]) -> list[str]:
-    """Return how the data of a run differ from the data that its experiment expects.
+    """Return the differences between a run's data and the data that its experiment expects.
 
-    An example is `data: 10,000 training examples, not 502,180`. Return [] for a summary without
-    these numbers.
+    An example is `data: 10,000 training examples, not 502,180`. The list is empty if the summary
+    does not contain these numbers.
     """
     given = dict(text.lstrip("+").partition("=")[::2] for text in overrides)
     found, wanted = summary.get("data") or {}, dict(expected(given.get("experiment", "")))
@@ -250,8 +262,10 @@ def find_data_changes(summary: Mapping[str, Any], overrides: list[str]) -> list[
 
 @cache
 def expected(experiment: str) -> dict[str, int | None]:
-    """Return the numbers of examples, classes and clients that an option of the group `experiment`
-    expects; {} for an unknown option."""
+    """Return how many examples, classes and clients an option of the group `experiment` expects.
+
+    Return {} for an unknown option.
+    """
     path = conf_directory() / "experiment" / f"{experiment}.yaml"
     if not experiment or not path.is_file():
         return {}
@@ -259,10 +273,10 @@ def expected(experiment: str) -> dict[str, int | None]:
 
 
 def select_one_per_seed(runs: pd.DataFrame) -> pd.DataFrame:
-    """Return the runs of a cell that count, one per seed.
+    """Return the runs of a cell that count: one per seed.
 
-    A run without the view of the rule does not count beside runs that have it. If a seed was run
-    twice, the run in the more frequent precision counts.
+    If some runs have the view that the rule requires, all other runs are ignored. If a seed was run
+    twice, the run with the precision that most runs have is selected.
     """
     there = runs["value"].notna()
     known = runs[there | runs["diverged"].astype(bool)] if there.any() else runs
@@ -274,9 +288,9 @@ def select_one_per_seed(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def make_row(sweep: Sweep, row: Mapping[str, Any], jobs: pd.DataFrame) -> dict[str, Any]:
-    """Return the row of a published value with the results of its runs.
+    """Return the row of a published value, with the results of its runs.
 
-    jobs: rows of `measure_runs` for the value.
+    jobs: the rows from `measure_runs` for this value.
     """
     over = jobs[jobs["status"].isin(OVER)]
     is_full = (over["changes"] == "").any() or not len(over)
@@ -306,12 +320,15 @@ def make_row(sweep: Sweep, row: Mapping[str, Any], jobs: pd.DataFrame) -> dict[s
 def compare_to_published(
     sweep: Sweep, row: Mapping[str, Any], used: pd.DataFrame
 ) -> dict[str, Any]:
-    """Return the measured value with its errors, its difference from the published value, and the
-    tolerance. used: the runs that count."""
+    """Compare the mean of the runs with the published value.
+
+    Return the mean with its errors, its difference from the published value, and the tolerance.
+    used: the runs that count.
+    """
     scale = 100.0 if row["unit"] == "percent" else 1.0
     numbers = used.loc[~used["diverged"].astype(bool), NUMBERS].astype(float) * scale
     known, plain = numbers["value"].dropna(), numbers["plain_last10"].dropna()
-    never = bool(np.isinf(known).any())  # a mean over the other seeds would be too good
+    never = bool(np.isinf(known).any())  # a mean over the other seeds would be too optimistic
     mean, spread = (math.inf, math.nan) if never else (known.mean(), known.std())
     printed = float(row["value"] or "nan")
     error = numbers["error"].mean()
@@ -340,10 +357,10 @@ def compare_to_published(
 def reason_not_judged(
     sweep: Sweep, row: Mapping[str, Any], used: pd.DataFrame, changes: str
 ) -> str:
-    """Return why a value cannot be judged, or "".
+    """Return the reason why a value cannot be judged; "" if it can.
 
-    row: with the results of `compare_to_published`. used: the runs that count. changes: their
-    departures from the protocol.
+    row: the result of `compare_to_published` with the published value. used: the runs that count.
+    changes: how these runs depart from the protocol.
     """
     if changes:
         return "reduced protocol"

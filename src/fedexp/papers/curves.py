@@ -1,7 +1,7 @@
-"""Learning curves of the runs of a sweep, a row of panels for each setting.
+"""Draw learning curves of the runs of a sweep, with one row of panels for each setting.
 
-A panel shows the mean over seeds of each method in a band of one standard deviation. Circles are
-known values of the papers' released code.
+A panel shows each method's mean over seeds, in a band of one standard deviation. Circles mark known
+values of the papers' released code.
 """
 
 import io
@@ -23,16 +23,17 @@ from fedexp.rundir.schema import OVER
 
 # experiment, algorithm, round, test_accuracy, source
 RELEASED_CURVES = RELEASED.with_name("released_curves.csv")
-# prefixes of overrides that do not make a separate row
+# prefixes of overrides that do not start a new row of panels
 NOT_OF_A_SETTING = ("hardware", "rounds=", "targets=")
-MOST_POINTS = 50  # of a curve, which keeps the file small
+MOST_POINTS = 50  # maximum per curve, to keep the file small
 SVG: Any = {"svg.hashsalt": "fedexp", "svg.fonttype": "none"}
 
 
 def draw_learning_curves(sweep: Sweep, runs: pd.DataFrame) -> Figure | None:
-    """Draw accuracy in the plain test, and accuracy and forgetting in the view of the paper's rule.
+    """Draw accuracy in the plain view, and accuracy and forgetting in the view of the paper's rule.
 
-    Return None if no run has rounds without tasks. runs: see `runs.read_runs`.
+    Return None if there are no runs without tasks to draw. runs: the sweep's runs, see
+    `runs.read_runs`.
     """
     known = runs[(runs["task"] == 0) & runs["status"].isin(OVER) & (runs["measure"] != "")]
     if not len(known):
@@ -56,7 +57,7 @@ def draw_learning_curves(sweep: Sweep, runs: pd.DataFrame) -> Figure | None:
 
 
 def name_runs(facts: pd.DataFrame) -> pd.DataFrame:
-    """Return the setting and method of each run (a row)."""
+    """Return the setting and the method of each run, with one row per run."""
     told = [SimpleNamespace(**dict(fact)) for _, fact in facts.iterrows()]
     for fact in told:
         fact.overrides = [o for o in fact.overrides if not o.startswith(NOT_OF_A_SETTING)]
@@ -65,12 +66,13 @@ def name_runs(facts: pd.DataFrame) -> pd.DataFrame:
 
 
 def number_methods(known: pd.DataFrame) -> dict[str, int]:
-    """Return method -> number, which determines its colour in all panels."""
+    """Map each method to a number, which determines its colour in all panels."""
     return {name: number for number, name in enumerate(sorted(known["method"].unique()))}
 
 
 def draw_curves(axes: Axes, runs: pd.DataFrame, numbers: Mapping[str, int]) -> None:
-    """Draw the curves of all methods in one panel. If a seed was run twice, the last run counts."""
+    """Draw the curves of all methods in one panel. If a seed was run twice, only its last run is
+    used."""
     for method, group in runs.groupby("method"):
         seeds = group.drop_duplicates("seed", keep="last")
         pairs = zip(seeds["values"], seeds["rounds"], strict=True)
@@ -84,7 +86,8 @@ def draw_curves(axes: Axes, runs: pd.DataFrame, numbers: Mapping[str, int]) -> N
 
 
 def draw_released(axes: Axes, setting: str, numbers: Mapping[str, int]) -> None:
-    """Draw circles for the released code if the setting is an experiment."""
+    """Draw circles for known values of the released code if the setting is the name of an
+    experiment."""
     table = pd.read_csv(RELEASED_CURVES)
     for method, number in numbers.items():
         group = table[(table["experiment"] == setting) & (table["algorithm"] == method)]
@@ -101,7 +104,8 @@ def draw_released(axes: Axes, setting: str, numbers: Mapping[str, int]) -> None:
 
 
 def render_svg(figure: Figure) -> bytes:
-    """Return a figure as SVG without date and random ids. Equal figures have equal bytes."""
+    """Return a figure as SVG without the date and random ids, so that equal figures have equal
+    bytes."""
     file = io.BytesIO()
     with mpl.rc_context(SVG):
         figure.savefig(file, format="svg", metadata={"Date": None})

@@ -1,7 +1,8 @@
-"""Figures in the layouts of the papers.
+"""Draw figures in the layouts of the papers.
 
-Each function of DRAWN draws one kind from the settings of a sweep (`sweep_figures.Setting`), a
-title, and options of the kind. It raises ConfigError if the runs lack what the figure shows.
+DRAWN maps each kind of figure to the function that draws it. The arguments of a function are the
+settings of a sweep (`sweep_figures.Setting`), a title and the options of the kind. It raises
+ConfigError if the runs do not contain the data for the figure.
 """
 
 import textwrap
@@ -32,15 +33,15 @@ from fedexp.figures.style import (
 from fedexp.metrics import forgetting
 from fedexp.metrics.history import History
 
-COLOURS = {"dominant": "C1", "non-dominant": "C0", "missing": "C3"}  # by kind of class
+COLOURS = {"dominant": "C1", "non-dominant": "C0", "missing": "C3"}  # colour of each class type
 DOMINANCE = 0.5  # times 1/C: the share from which on a class is dominant (docs/papers/fedka.md)
-LINE = 90  # most characters of a line of a title
+LINE = 90  # maximum number of characters in a line of a title
 
 
 def flatten(settings: Sequence[Setting]) -> list[Method]:
-    """Return the methods of all settings with labels that name setting and method.
+    """Return the methods of all settings, with labels that name the setting and the method.
 
-    If all settings have one and the same method, the setting is the label.
+    If all settings have the same single method, the label names only the setting.
     """
     if len(settings) == 1:
         return list(settings[0].methods)
@@ -53,16 +54,19 @@ def flatten(settings: Sequence[Setting]) -> list[Method]:
 
 
 def require_history(method: Method, local: bool = False) -> History:
-    """Return the class accuracies of a method's first run; with `local`, also of local models."""
+    """Return the class accuracies of a method's first run.
+
+    Raises ConfigError if the run has none. local: also require class accuracies of local models.
+    """
     found = method.files[0].history
     if found is None or (local and not found.local_rounds):
         needs = " of local models (forgetting_metric=all)" if local else ""
-        raise ConfigError(f"{method.runs[0].directory}: no class accuracies{needs}")
+        raise ConfigError(f"{method.runs[0].directory}: the run has no class accuracies{needs}")
     return found
 
 
 def class_maps(settings: Sequence[Setting], title: str, normalised: bool = False) -> Figure:
-    """Draw heat maps classes x rounds of all runs (FedNTD Fig. 2a, 10; Flashback Fig. 1b, 5)."""
+    """Draw heat maps (classes x rounds) of all runs (FedNTD Fig. 2a, 10; Flashback Fig. 1b, 5)."""
     shown = tuple(flatten(settings))
     for method in shown:
         require_history(method)
@@ -70,8 +74,10 @@ def class_maps(settings: Sequence[Setting], title: str, normalised: bool = False
 
 
 def class_curves(settings: Sequence[Setting], title: str) -> Figure:
-    """Draw the accuracy of each class and their mean over the rounds, a panel per run (FedKA
-    Fig. 1)."""
+    """Draw the accuracy of each class and the mean over classes against the round (FedKA Fig. 1).
+
+    Each run has a panel.
+    """
     shown = flatten(settings)
     text = f"Class-wise test accuracy of the global model\n{title}"
     figure, ((*every,),) = panels(shortened(text), 3.7, columns=len(shown), sharey=True)
@@ -94,8 +100,10 @@ def class_curves(settings: Sequence[Setting], title: str) -> Figure:
 
 
 def consistency(settings: Sequence[Setting], title: str) -> Figure:
-    """Draw the cosine of the class accuracies of consecutive rounds, mean over seeds (FedNTD
-    Fig. 2b)."""
+    """Draw the cosine similarity of the class accuracies of consecutive rounds (FedNTD Fig. 2b).
+
+    Values are averaged over seeds.
+    """
     series = []
     for method in flatten(settings):
         require_history(method)
@@ -110,7 +118,8 @@ def consistency(settings: Sequence[Setting], title: str) -> Figure:
 def curves(
     settings: Sequence[Setting], title: str, column: str = "test_accuracy", label: str = ""
 ) -> Figure:
-    """Draw a column of rounds.csv: mean over seeds in a band of one standard deviation."""
+    """Draw a column of rounds.csv against the round: the mean over seeds, in a band of one standard
+    deviation."""
     label = label or column.replace("_", " ")
     series = [(method, *method.curve(column)) for method in flatten(settings)]
     if not any(rounds.size for _, rounds, _ in series):
@@ -119,10 +128,10 @@ def curves(
 
 
 def levels(settings: Sequence[Setting], title: str, value: str = "forgetting") -> Figure:
-    """Draw bars of a value of summary.json by setting, in a colour for each method: mean and
-    standard deviation over seeds.
+    """Draw a value of summary.json as bars, one group per setting and one colour per method.
 
-    In FedNTD Fig. 2c, the settings are levels of heterogeneity and the methods are data sets.
+    Bars show the mean and the standard deviation over seeds. In FedNTD Fig. 2c, the settings are
+    levels of heterogeneity and the "methods" are data sets.
     """
     figure, (axes,) = panels_of(f"{value.capitalize()} by heterogeneity\n{title}")
     names = list(dict.fromkeys(method.name for setting in settings for method in setting.methods))
@@ -147,18 +156,19 @@ def levels(settings: Sequence[Setting], title: str, value: str = "forgetting") -
 
 
 def data(settings: Sequence[Setting], title: str) -> Figure:
-    """Draw the training data of the clients of the first run (FedKA Fig. 2a)."""
+    """Draw how the training data of the first run are distributed over the clients (FedKA Fig.
+    2a)."""
     run = settings[0].methods[0].files[0]
     if run.counts is None:
-        raise ConfigError(f"{settings[0].runs[0].directory}: has no partition.npz")
+        raise ConfigError(f"{settings[0].runs[0].directory}: partition.npz is missing")
     return draw_run.data_distribution(run, run.counts)
 
 
 def client_classes(settings: Sequence[Setting], title: str, client: int = 3) -> Figure:
-    """Draw the forgetting degree (FedKA Eq. 1, clipped at -1) of each class in the local model of
-    one client of the first run (FedKA Fig. 2b).
+    """Draw the forgetting degree of each class in one client's local model (FedKA Eq. 1, Fig. 2b).
 
-    Colours show whether the client has many, few or no examples of a class.
+    The client is from the first run. Degrees are clipped at -1. The colour shows whether the client
+    has many, few or no examples of the class.
     """
     method = settings[0].methods[0]
     rounds, degree, _ = select_local_series(method, client)
@@ -178,8 +188,8 @@ def client_classes(settings: Sequence[Setting], title: str, client: int = 3) -> 
 
 
 def client_class(settings: Sequence[Setting], title: str, client: int = 0) -> Figure:
-    """Draw forgetting degree and local accuracy of one class of one client, method by method (FedKA
-    Fig. 6).
+    """Draw forgetting degree and local accuracy of one class for one client, by method (FedKA Fig.
+    6).
 
     The class is the client's largest non-dominant class.
     """
@@ -202,8 +212,12 @@ def client_class(settings: Sequence[Setting], title: str, client: int = 0) -> Fi
 
 
 def select_local_series(method: Method, client: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return a client's rounds [T], and in these the forgetting degree [T, C] clipped at -1 and the
-    class accuracies [T, C] of its local model, in a method's first run."""
+    """Return (rounds [T], forgetting degrees [T, C], class accuracies [T, C]) of a client's local
+    model.
+
+    The rounds are those in which the client took part in the method's first run. Degrees are
+    clipped at -1.
+    """
     history = require_history(method, local=True)
     cohorts = [np.asarray(sampled).tolist() for sampled in history.sampled]
     found = [(i, cohort.index(client)) for i, cohort in enumerate(cohorts) if client in cohort]
@@ -217,15 +231,18 @@ def select_local_series(method: Method, client: int) -> tuple[np.ndarray, np.nda
 
 
 def require_counts(method: Method, client: int) -> np.ndarray:
-    """Return a client's training examples of each class in a method's first run, int [C]."""
+    """Return the number of training examples that a client has of each class, int [C].
+
+    The client is from the method's first run. Raises ConfigError if that run has no such client.
+    """
     counts = method.files[0].counts
     if counts is None or not 0 <= client < len(counts):
-        raise ConfigError(f"no client {client} in partition.npz")
+        raise ConfigError(f"partition.npz does not contain client {client}")
     return np.asarray(counts[client])
 
 
 def classify_classes(counts: np.ndarray) -> list[str]:
-    """Return dominant, non-dominant or missing for each class of a client, from its examples [C].
+    """Return `dominant`, `non-dominant` or `missing` for each class, from a client's examples [C].
 
     A class is dominant if its share is at least DOMINANCE/C (FedKA section 3, whose threshold is
     not published).
@@ -236,8 +253,10 @@ def classify_classes(counts: np.ndarray) -> list[str]:
 
 
 def choose_non_dominant(counts: np.ndarray) -> int:
-    """Return the non-dominant class with most examples; without one, the rarest class that the
-    client has."""
+    """Return the non-dominant class with the most examples.
+
+    If the client has no non-dominant class, return the rarest class that it has.
+    """
     present = np.flatnonzero(counts)
     candidates = [c for c in present if classify_classes(counts)[c] == "non-dominant"]
     if candidates:
@@ -246,10 +265,12 @@ def choose_non_dominant(counts: np.ndarray) -> int:
 
 
 def round_models(settings: Sequence[Setting], title: str, round: int | None = None) -> Figure:
-    """Draw class accuracies of the global model before a round, of the local models, and of the
-    global model after the round, a panel per run (Flashback Fig. 2, 10).
+    """Draw class accuracies before, within and after a round, one panel per run (Flashback Fig. 2,
+    10).
 
-    round: None or a number past the end selects the last round with local models.
+    Rows are the global model before the round, the local models, and the global model after the
+    round. round: the round to draw. If it is None or larger than the number of rounds, the last
+    round with local models is drawn.
     """
     shown = [(method.name, require_history(method, local=True)) for method in flatten(settings)]
     columns = min(len(shown), draw_run.PER_ROW)
@@ -275,8 +296,10 @@ def round_models(settings: Sequence[Setting], title: str, round: int | None = No
 
 
 def round_forgetting(settings: Sequence[Setting], title: str) -> Figure:
-    """Draw cumulative distributions of the round forgetting of global and local models (Flashback
-    Fig. 4)."""
+    """Draw cumulative distributions of the round forgetting of global and local models.
+
+    See Flashback Fig. 4.
+    """
     if not any(m.local_drops().size for setting in settings for m in setting.methods):
         raise ConfigError(
             "no run has evaluated local models (forgetting_metric=round_drop"
@@ -286,11 +309,12 @@ def round_forgetting(settings: Sequence[Setting], title: str) -> Figure:
 
 
 def neurons(settings: Sequence[Setting], title: str, examples: int = 1000) -> Figure:
-    """Draw the class that each neuron of the last hidden layer prefers before, within and after the
-    last round with kept local models, a panel per run (FedNTD Fig. 17).
+    """Draw the class that each neuron of the last hidden layer prefers, one panel per run (FedNTD
+    Fig. 17).
 
-    The neurons are sorted by the class that they prefer in the global model before the round: the
-    more a column keeps its colour, the more aligned the models are.
+    The models are those before, within and after the last round with saved local models. The
+    neurons are sorted by the class that they prefer in the global model before the round. The more
+    a column keeps its colour, the better the models are aligned.
     """
     shown = flatten(settings)
     found = []
@@ -304,8 +328,10 @@ def neurons(settings: Sequence[Setting], title: str, examples: int = 1000) -> Fi
 
 
 def noise(settings: Sequence[Setting], title: str, **options: Any) -> Figure:
-    """Draw loss and accuracy of a model of each run under Gaussian noise on its parameters (FedNTD
-    Fig. 14). options: flags of `fedexp analyse <run> noise`."""
+    """Draw loss and accuracy of one model per run under Gaussian noise on its parameters.
+
+    See FedNTD Fig. 14. options: flags of `fedexp analyse <run> noise`.
+    """
     found = [(method.name, *noise_result(method.runs[0], options)) for method in flatten(settings)]
     curves = [(label, curve) for label, curve, _ in found]
     models = {model for _, _, model in found}
@@ -317,8 +343,10 @@ def noise(settings: Sequence[Setting], title: str, **options: Any) -> Figure:
 
 
 def joint_tsne(settings: Sequence[Setting], title: str, **options: Any) -> Figure:
-    """Draw the t-SNE of the models of all methods together, a row for each setting that has several
-    (FedNTD Fig. 21). options: flags of `fedexp analyse <run> tsne`."""
+    """Draw one t-SNE of the models of all methods, with one row per setting (FedNTD Fig. 21).
+
+    Settings with a single method are left out. options: flags of `fedexp analyse <run> tsne`.
+    """
     rows, subjects = [], []
     for setting in settings:
         if len(setting.methods) > 1:
@@ -327,10 +355,10 @@ def joint_tsne(settings: Sequence[Setting], title: str, **options: Any) -> Figur
             rows.append((setting.name, clouds))
             subjects.append(subject)
     if not rows:
-        raise ConfigError("no setting has the runs of two methods")
+        raise ConfigError("no setting has runs of at least two methods")
     labels, classes = subjects[0].labels, subjects[0].runtime.data.classes
     if not all(np.array_equal(each.labels, labels) for each in subjects):
-        raise ConfigError("the settings have different test examples")
+        raise ConfigError("the settings have different test examples, so they cannot be compared")
     text = textwrap.fill(f"{title}; {len(labels):,} test examples", LINE)
     return draw_models.embedding(rows, labels, classes, text)
 
