@@ -230,7 +230,7 @@ def test_list_of_analyses_on_the_command_line():
     [
         ("weight_divergence analysis.rounds=[0]", r"analysis.rounds=\[0\]: must be a list of"),
         ("[weight_divergance]", r"analysis.members=weight_divergance: no such .* \(nearest:"),
-        ("[weight_divergence,weight_divergence]", "must be different analyses"),
+        ("[weight_divergence,weight_divergence]", "must be without duplicates"),
     ],
 )
 def test_invalid_options_are_refused(overrides, message):

@@ -315,7 +315,7 @@ def test_damaged_run_directories(tmp_path):
         load_history(tmp_path)
     table.write_text(good)
     save_npz(tmp_path / "local_class_accuracy.npz", rounds=np.arange(3))
-    with pytest.raises(ConfigError, match="lacks the arrays accuracy, sampled"):
+    with pytest.raises(ConfigError, match="the file lacks the arrays accuracy, sampled"):
         load_history(tmp_path)
 
 

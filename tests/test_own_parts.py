@@ -212,14 +212,14 @@ class Wrong(ForgettingMetric):
     [
         (
             {"of_rounds": [0.5, 0.25]},
-            r"\[0\.5, 0\.25\]; must be one number, nan if it is undefined",
+            r"\[0\.5, 0\.25\], but mine must be one number \(nan if undefined\)",
         ),
-        ({"of_rounds": None}, "None; must be one number"),
-        ({"of_rounds": torch.tensor(0.5)}, r"tensor\(0\.5000\); must be one number"),
-        ({"of_run": {"a": 1.0}}, r"\{'a': 1\.0\}; must be one number"),
-        ({"of_clients": 0.5}, r"0\.5; must be one number per client, \[4\]"),
-        ({"of_clients": [[1], [1, 2], [1], [1]]}, "must be one number per client"),
-        ({"of_clients": np.zeros((4, 3))}, "must be one number per client"),
+        ({"of_rounds": None}, "None, but mine must be one number"),
+        ({"of_rounds": torch.tensor(0.5)}, r"tensor\(0\.5000\), but mine must be one number"),
+        ({"of_run": {"a": 1.0}}, r"\{'a': 1\.0\}, but mine must be one number"),
+        ({"of_clients": 0.5}, r"0\.5, but mine must be 4 numbers, one for each client"),
+        ({"of_clients": [[1], [1, 2], [1], [1]]}, "must be 4 numbers, one for each client"),
+        ({"of_clients": np.zeros((4, 3))}, "must be 4 numbers, one for each client"),
     ],
 )
 def test_metric_must_return_numbers(given, message, tmp_path):
@@ -242,7 +242,7 @@ def test_metric_must_return_a_dict(tmp_path):
 
     with pytest.raises(
         ConfigError,
-        match=r"forgetting_metric: Scalar returns 0\.5; must be a dict name -> number",
+        match=r"Scalar returns 0\.5, but must return a dict that maps names to numbers",
     ):
         run(tmp_path / "run", Scalar())
 

@@ -211,7 +211,7 @@ def test_local_models_of_an_invalid_round_are_refused(tmp_path):
     assert load_history(tmp_path).local_rounds == [0]
     for odd in (10**12, np.inf, "x"):
         np.savez(tmp_path / "local_class_accuracy.npz", rounds=np.array([odd]), **local)
-        with pytest.raises(ConfigError, match=r"npz: has impossible round numbers"):
+        with pytest.raises(ConfigError, match=r"npz: the file contains invalid round numbers"):
             load_history(tmp_path)
 
 

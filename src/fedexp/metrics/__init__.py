@@ -1,2 +1,2 @@
-"""Metrics: pure functions of saved arrays, and the objects of the `forgetting_metric` group that
-log them."""
+"""Metrics: pure functions of saved arrays, and the `forgetting_metric` classes that log their
+values."""

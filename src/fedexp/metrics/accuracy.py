@@ -1,4 +1,4 @@
-"""Accuracy overall and class by class, as fractions in [0, 1]."""
+"""Overall and class-wise accuracy, as fractions in [0, 1]."""
 
 import numpy as np
 
@@ -15,7 +15,7 @@ def class_accuracy(correct: np.ndarray, total: np.ndarray) -> np.ndarray:
 def overall_accuracy(correct: np.ndarray, total: np.ndarray) -> float:
     """Return A = sum_c correct_c / sum_c total_c, or nan if there are no examples.
 
-    This equals the mean of A_c if the test set is balanced.
+    A equals the mean of A_c if the test set is balanced.
     """
     examples = np.sum(total)
     return float(np.sum(correct) / examples) if examples > 0 else float("nan")

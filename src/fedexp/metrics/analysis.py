@@ -1,6 +1,6 @@
-"""The `analysis` group: measurements that a run makes in chosen rounds in addition to its tests.
+"""The `analysis` group: additional measurements that a run makes in selected rounds.
 
-Each analysis writes to a separate file.
+Each analysis writes its results to a separate file.
 """
 
 import math
@@ -34,29 +34,30 @@ Rounds = Annotated[
 
 @dataclass(frozen=True)
 class Epochs:
-    """Accuracies of local models at P points of local training, the first before it (epoch 0)."""
+    """Accuracies of local models at P points of local training. The first point, epoch 0, is before
+    the training."""
 
     # [S]: the epochs after which each client was tested; an empty list if the client was not tested
     numbers: Sequence[Sequence[int]]
-    # float64 [S, P, C]: class accuracies on the test set; nan for a class that the test set lacks
+    # float64 [S, P, C]: class accuracies on the test set; nan for a class without test examples
     accuracy: np.ndarray
     test_accuracy: np.ndarray  # float64 [S, P]: accuracy on the test set
-    # float64 [S, P]: accuracy on the client's training examples, not augmented
+    # float64 [S, P]: accuracy on the client's training examples without augmentation
     train_accuracy: np.ndarray
 
 
 @dataclass(frozen=True)
 class RoundMeasurements:
-    """The measurements from which analyses of a round are computed, for its S clients."""
+    """The measurements of one round with S clients, from which the analyses are computed."""
 
     round: int
     clients: Sequence[int]
     counts: np.ndarray  # int [S, C]: number of training labels per client and class
     weights: np.ndarray  # [S]: aggregation weights
     start: Params  # the distributed global model
-    # float64 [C]: class accuracies of the start model on the test set; None: not evaluated
+    # float64 [C]: class accuracies of `start` on the test set; None: not evaluated
     start_accuracy: np.ndarray | None
-    # the trained models, leaves [S, ...]; None: the clients do not send a whole model
+    # the clients' trained models, leaves [S, ...]; None: the clients do not send whole models
     local: Params | None
     epochs: Epochs | None  # None: no client was tested during its training
     # returns the gradient of each client's loss at the distributed model, leaves [S, ...]
@@ -66,22 +67,23 @@ class RoundMeasurements:
 
 
 class Analysis(Checked, prefix="analysis."):
-    """Base of the group.
+    """Base class of the analyses.
 
     An analysis does not change the run: it draws no random numbers and does not modify any model.
     """
 
-    file: ClassVar[str] = ""  # name of its file in the run directory; empty: it writes none
+    # name of the analysis's file in the run directory; empty: it writes no file
+    file: ClassVar[str] = ""
 
     @property
     def parts(self) -> "Sequence[Analysis]":
-        """Return the single analyses that this option consists of."""
+        """Return the individual analyses."""
         return (self,)
 
     def is_due(self, round: int, last: int) -> bool:
         """Return whether to measure this round.
 
-        last: the number of rounds of the run.
+        last: the last round of the run.
         """
         return False
 
@@ -102,8 +104,11 @@ NO_ANALYSIS = NoAnalysis()
 
 
 class PeriodicAnalysis(Analysis):
-    """An analysis in chosen rounds: those in `rounds` or, if `rounds` is None, every n-th round and
-    the last."""
+    """Base class of analyses that run only in some rounds.
+
+    These are the rounds listed in `rounds` or, if `rounds` is None, every `every`-th round and the
+    last round.
+    """
 
     rounds: Rounds | None
     every: Count
@@ -115,7 +120,7 @@ class PeriodicAnalysis(Analysis):
 
 
 class WeightDivergence(PeriodicAnalysis):
-    """`weight_divergence.csv`: distances of local models from the global model and each other.
+    """`weight_divergence.csv`: distances of local models from the global model and from each other.
 
     The file has a row for each round, client and layer; `total` is the whole model. `l1` and `l2`
     are the distances from the distributed global model. `others_l1` and `others_l2` are the mean
@@ -149,8 +154,8 @@ class WeightDivergence(PeriodicAnalysis):
 class GradientDiversity(PeriodicAnalysis):
     """`gradient_diversity.csv`: diversity of the clients' gradients at the global model.
 
-    The file has a row for each round and layer; `total` is the whole model. Each gradient is that
-    of the mean cross-entropy over all of a client's training examples, without augmentation and
+    The file has a row for each round and layer; `total` is the whole model. A client's gradient is
+    the gradient of the mean cross-entropy over all its training examples, without augmentation and
     with the model in eval mode. `gradient_diversity` uses equal weights (Eq. 8), and
     `weighted_gradient_diversity` uses the aggregation weights. `mean_squared_norm` and
     `squared_norm_of_mean` are the numerator and denominator of `gradient_diversity`.
@@ -176,8 +181,7 @@ class GradientDiversity(PeriodicAnalysis):
 
 
 class CKA(PeriodicAnalysis):
-    """`cka.csv`: linear CKA between the global model's features before and after a round, on the
-    test set.
+    """`cka.csv`: linear CKA between the global model's test-set features before and after a round.
 
     The value is 1 if the features are equal up to a rotation and a scale (Kornblith et al., ICML
     2019).
@@ -190,9 +194,9 @@ class CKA(PeriodicAnalysis):
 
 
 class LocalEpochs(PeriodicAnalysis):
-    """`local_epochs.csv`: local models' accuracy before training and after each epoch.
+    """`local_epochs.csv`: accuracy of local models before training and after each epoch.
 
-    These are the values of FedNTD Fig. 6.
+    FedNTD Fig. 6 plots these values.
 
     The file has a row for each round, client and epoch; epoch 0 is before training. It contains the
     accuracies on the test set, on the client's in-local and out-local distributions (FedNTD
@@ -200,8 +204,9 @@ class LocalEpochs(PeriodicAnalysis):
     """
 
     file = "local_epochs.csv"
-    between: bool  # True: test after every epoch; False: only before the first and after the last
-    clients: CountOrNone  # number of clients tested per round, the first of the cohort; None: all
+    # True: test after every epoch; False: only before the first and after the last epoch
+    between: bool
+    clients: CountOrNone  # how many clients to test per round, in cohort order; None: all
 
     def rows(self, measured: RoundMeasurements) -> list[Row]:
         epochs = measured.epochs
@@ -224,15 +229,17 @@ class LocalEpochs(PeriodicAnalysis):
 
 
 class SeveralAnalyses(PeriodicAnalysis):
-    """Several analyses in one run, all in the same rounds unless the options of one say
-    otherwise."""
+    """Several analyses in one run.
+
+    They all run in the same rounds, unless a member has options for its rounds.
+    """
 
     members: list[Analysis]
 
     def __post_init__(self) -> None:
         super().__post_init__()
         files = [each.file for each in self.parts]
-        require(len(set(files)) == len(files), "analysis.members", files, "different analyses")
+        require(len(set(files)) == len(files), "analysis.members", files, "without duplicates")
 
     @property
     def parts(self) -> Sequence[Analysis]:

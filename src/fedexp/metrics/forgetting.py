@@ -2,7 +2,7 @@
 
 `cw` [T+1, C] contains the global model's class accuracies in the evaluated rounds; row 0 is the
 initial model. If only every i-th round is evaluated, "previous round" means the previous evaluated
-round. nan marks a class that the test set lacks; all means ignore it. A measure that needs more
+round. nan marks a class without test examples; all means ignore it. A measure that needs more
 rounds than are available is nan.
 """
 
@@ -14,9 +14,9 @@ from fedexp.metrics.accuracy import class_accuracy, class_mean
 def backward_transfer_per_class(cw: np.ndarray) -> np.ndarray:
     """Return max_{1<=t<T} (A_c^(t) - A_c^(T)) for each class, float64 [C].
 
-    This is FedNTD (NeurIPS 2022) Eq. 5 before the mean over classes. The value is negative for a
-    class whose last accuracy is above all earlier ones. The initial model is excluded, so all
-    values are nan while T < 2.
+    This is FedNTD (NeurIPS 2022) Eq. 5 before averaging over the classes. The value is negative for
+    a class whose last accuracy is higher than all earlier accuracies. The initial model is
+    excluded, so all values are nan if T < 2.
     """
     cw = np.asarray(cw, dtype=np.float64)
     if len(cw) < 3:
@@ -25,10 +25,10 @@ def backward_transfer_per_class(cw: np.ndarray) -> np.ndarray:
 
 
 def backward_transfer(cw: np.ndarray) -> float:
-    """Return the forgetting F = 1/C sum_c max_{1<=t<T} (A_c^(t) - A_c^(T)); nan while T < 2.
+    """Return the forgetting F = 1/C sum_c max_{1<=t<T} (A_c^(t) - A_c^(T)), or nan if T < 2.
 
-    This is FedNTD (NeurIPS 2022) Eq. 5, as published in its tables. F is not clamped at 0. It grows
-    with T, so compare only runs with equal T.
+    This is FedNTD (NeurIPS 2022) Eq. 5, the value published in FedNTD's tables. F is not clamped at
+    0. It grows with T, so compare only runs with equal T.
     """
     return float(class_mean(backward_transfer_per_class(cw)))
 
@@ -36,10 +36,11 @@ def backward_transfer(cw: np.ndarray) -> float:
 def local_round_drop(previous: np.ndarray, local: np.ndarray) -> np.ndarray:
     """Return F_{k,t} = 1/C sum_c max(0, A_c^(t-1) - A_{k,c}^(t)), in [0, 1].
 
-    Flashback (arXiv 2402.05558) section 3. `previous` [..., C] belongs to the distributed global
-    model, `local` [..., C] to a local model after its training. They broadcast; the result is
-    [...]. The published formula min(0, -(A_t - A_{t-1})) would sum the gains with a minus sign. The
-    paper's text says "only drops", and this function follows the text.
+    Flashback (arXiv 2402.05558) section 3. `previous` [..., C] contains the class accuracies of the
+    distributed global model, and `local` [..., C] those of a local model after its training. The
+    two arrays are broadcast; the result has shape [...]. The published formula min(0, -(A_t -
+    A_{t-1})) would sum the gains with a minus sign. The paper's text says "only drops", and this
+    function follows the text.
     """
     return class_mean(np.maximum(0.0, np.asarray(previous, dtype=np.float64) - local))
 
@@ -49,8 +50,8 @@ def round_drop(cw: np.ndarray) -> np.ndarray:
 
     cw: [T+1, C].
 
-    Flashback section 3 with the sign of `local_round_drop`. Since t > 1, the initial model does not
-    count.
+    Flashback section 3, with the sign that `local_round_drop` uses. Since t > 1, the initial model
+    is not included.
     """
     return local_round_drop(cw[1:-1], cw[2:])
 
@@ -58,10 +59,11 @@ def round_drop(cw: np.ndarray) -> np.ndarray:
 def forgetting_degree(global_before: np.ndarray, local: np.ndarray, xi: float = 1e-6) -> np.ndarray:
     """Return tau = (A_c(global) - A_c(local)) / (A_c(global) + xi), unclipped, in (-inf, 1].
 
-    FedKA (MM 2023) Eq. 1, for the global model before and the local model after local training: [C]
-    and [S, C] -> [S, C]. A positive value means that accuracy was lost, 1 that all was lost, and a
-    negative value that accuracy was gained. `xi` is the paper's "small positive constant". For a
-    class with global accuracy 0 the value is -A_c(local)/xi.
+    FedKA (MM 2023) Eq. 1. `global_before` [C] contains the class accuracies of the global model
+    before local training, and `local` [S, C] those of the local models after it; the result is [S,
+    C]. A positive value means that accuracy was lost, 1 means that all of it was lost, and a
+    negative value means that accuracy was gained. `xi` is the paper's "small positive constant".
+    For a class with global accuracy 0 the value is -A_c(local)/xi.
     """
     before = np.asarray(global_before, dtype=np.float64)
     return (before - local) / (before + xi)
@@ -79,8 +81,9 @@ def in_out_local(accuracy: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, 
 
     FedNTD (NeurIPS 2022) Definition 1, Eqs. 6-7: in = <A, p>, p_c = n_c / n; out = <A, q>, q_c = (1
     - p_c) / (C - 1). The global test accuracies `accuracy` [..., C] are re-weighted by the training
-    label counts `counts` [..., C]. The weights of classes that the test set lacks are spread over
-    the other classes. With one class, out is nan; without training examples, both are nan.
+      label counts `counts` [..., C]. The weights of classes without test examples are distributed
+      over the other classes in proportion. With one class, out is nan; without training examples,
+      both are nan.
     """
     accuracy, counts = np.broadcast_arrays(
         np.asarray(accuracy, dtype=np.float64), np.asarray(counts, dtype=np.float64)
@@ -93,18 +96,18 @@ def in_out_joint(accuracy: np.ndarray, counts: np.ndarray) -> tuple[float, float
     """Return the global model's in- and out-local accuracy on the clients' joint distribution.
 
     accuracy: [C]; counts: [S, C]. FedNTD Fig. 4: p = sum_k n_k p^k / sum_k n_k is the label
-    distribution of the clients' combined data. The same average of their out-local distributions is
-    (1 - p) / (C - 1).
+    distribution of the clients' combined data. Averaging the out-local distributions in the same
+    way gives (1 - p) / (C - 1).
     """
     inside, outside = in_out_local(accuracy, np.asarray(counts).sum(0))
     return float(inside), float(outside)
 
 
 def normalised_heat_map(cw: np.ndarray) -> np.ndarray:
-    """Divide each round by its sum over classes (FedNTD Fig. 2a, 10), [T+1, C] -> [T+1, C].
+    """Divide each round's class accuracies by their sum, [T+1, C] -> [T+1, C].
 
-    Each row then sums to 1. A round whose accuracies are all 0 stays 0, and nan (absent class)
-    stays nan.
+    Each row of the result sums to 1 (FedNTD Fig. 2a, 10). A row of zeros stays zero, and nan (a
+    class without test examples) stays nan.
     """
     cw = np.asarray(cw, dtype=np.float64)
     total = np.nansum(cw, -1, keepdims=True)
@@ -112,9 +115,10 @@ def normalised_heat_map(cw: np.ndarray) -> np.ndarray:
 
 
 def consistency(cw: np.ndarray) -> np.ndarray:
-    """Return the cosine between the class accuracies of consecutive rounds (FedNTD Fig. 2b).
+    """Return the cosine similarity between the class accuracies of consecutive rounds (FedNTD Fig.
+    2b).
 
-    [T+1, C] -> [T] for t = 1..T. A cosine of 0/0 is 0.
+    [T+1, C] -> [T] for t = 1..T. If all accuracies of a round are 0, the value is 0.
     """
     cw = np.nan_to_num(np.asarray(cw, dtype=np.float64), nan=0.0)
     norm = np.linalg.norm(cw, axis=-1)

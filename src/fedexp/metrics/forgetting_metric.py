@@ -1,5 +1,7 @@
-"""The `forgetting_metric` group: which measures a run evaluates and logs (formulas:
-fedexp.metrics.forgetting)."""
+"""The `forgetting_metric` group: the measures that a run evaluates and logs.
+
+The formulas are in `fedexp.metrics.forgetting`.
+"""
 
 import reprlib
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,9 +18,9 @@ from fedexp.metrics.history import History
 
 
 class ForgettingMetric(Checked, prefix="forgetting_metric."):
-    """Base of the group.
+    """Base class of the metrics.
 
-    The keys are the same in all rounds; a value that is not defined yet is nan.
+    A metric returns the same keys in all rounds; a value that is not defined yet is nan.
     """
 
     @property
@@ -33,7 +35,7 @@ class ForgettingMetric(Checked, prefix="forgetting_metric."):
 
     @property
     def needs_neurons(self) -> bool:
-        """Return whether the neurons of the last round's models must be compared."""
+        """Return whether to compare the neurons of the models before and after the last round."""
         return False
 
     def round_values(self, history: History) -> dict[str, float]:
@@ -41,29 +43,29 @@ class ForgettingMetric(Checked, prefix="forgetting_metric."):
         raise NotImplementedError
 
     def local_values(self, history: History, index: int) -> dict[str, np.ndarray]:
-        """Return values with one entry per client, [S] each, for `history.local_rounds[index]`."""
+        """Return the per-client values, [S] each, for round `history.local_rounds[index]`."""
         return {}
 
     def client_values(self, history: History) -> dict[str, np.ndarray]:
         """Return the columns of clients.csv for the last recorded round, [S] each, in the order of
         `history.sampled[-1]`.
 
-        The result is empty if the local models of that round were not recorded.
+        The result is empty if that round's local models were not evaluated.
         """
         recorded = bool(history.local_rounds) and history.local_rounds[-1] == history.rounds[-1]
         return self.local_values(history, len(history.local_rounds) - 1) if recorded else {}
 
     def summary(self, history: History) -> dict[str, float]:
-        """Return the values for the whole run in summary.json; by default, those of the last
-        round."""
+        """Return the run's values for summary.json; by default, the values of the last round."""
         return self.round_values(history)
 
     def _client_mean(self, history: History, key: str) -> float:
-        """Return the mean over the last round's clients."""
+        """Return the mean of a client value over the clients of the last round."""
         return _mean(self.client_values(history).get(key, ()))
 
     def _run_mean(self, history: History, key: str) -> float:
-        """Return the mean over rounds of the mean over clients."""
+        """Return the mean of a client value over the clients of each round, averaged over the
+        rounds."""
         return _mean(
             [_mean(self.local_values(history, i)[key]) for i in range(len(history.local_rounds))]
         )
@@ -83,9 +85,9 @@ class BackwardTransfer(ForgettingMetric):
 class RoundDrop(ForgettingMetric):
     """`round_forgetting`: drops since the previous evaluated round (Flashback section 3).
 
-    If `local` is true, also `local_round_forgetting`: the drops during local training, one value
-    per client and their mean. Both start in round 2 (t > 1), because the initial model has nothing
-    to forget. The summary contains the means over all rounds.
+    If `local` is true, it also logs `local_round_forgetting`: the drops during local training, for
+    each client and averaged over the clients. Both values start in round 2 (t > 1), because the
+    initial model has nothing to forget. The summary contains the means over all rounds.
     """
 
     local: bool
@@ -117,12 +119,13 @@ class RoundDrop(ForgettingMetric):
 
 
 class ForgettingDegree(ForgettingMetric):
-    """`forgetting_degree`: share of a class lost in local training (FedKA Eq. 1), mean over classes
-    and clients.
+    """`forgetting_degree`: share of a class's accuracy lost in local training (FedKA Eq. 1),
+    averaged over classes and clients.
 
-    Gains in classes that the global model does not know are about -1/xi, so the degree is clipped
-    at -1 before averaging. `fedexp.metrics.forgetting.forgetting_degree` returns the unclipped
-    values [S, C]. The summary is the mean over rounds.
+    For a class that the global model never predicts correctly, a gain gives a value near -1/xi. The
+    degree is therefore clipped at -1 before averaging.
+    `fedexp.metrics.forgetting.forgetting_degree` returns the unclipped values [S, C]. The summary
+    is the mean over rounds.
     """
 
     xi: Positive  # small constant in the denominator
@@ -146,9 +149,9 @@ class ForgettingDegree(ForgettingMetric):
 class InOutLocal(ForgettingMetric):
     """In- and out-local accuracy (FedNTD Definition 1, Fig. 4).
 
-    For local models: one value per client, and the mean and (population) standard deviation over
-    the sampled clients. For the global model after the round: the accuracies on the sampled
-    clients' joint distribution.
+    For local models, it logs one value per client, and the mean and (population) standard deviation
+    over the cohort. For the global model after the round, it logs the accuracies on the joint
+    distribution of the cohort.
     """
 
     @property
@@ -176,8 +179,8 @@ class InOutLocal(ForgettingMetric):
 
 
 class Consistency(ForgettingMetric):
-    """`consistency`: cosine between the class accuracies of this evaluated round and the previous
-    one (FedNTD Fig. 2b).
+    """`consistency`: cosine similarity between the class accuracies of this evaluated round and the
+    previous one (FedNTD Fig. 2b).
 
     The summary contains the mean over all rounds.
     """
@@ -194,8 +197,8 @@ class Alignment(ForgettingMetric):
     """`alignment` in summary.json: the share of neurons that prefer the same class before and after
     the last round (FedNTD Table 2).
 
-    It compares the models before and after local training, and the global models before and after
-    the round (`fedexp.training.analysing`).
+    The metric compares the models before and after local training, and the global models before and
+    after the round (`fedexp.training.analysing`).
     """
 
     @property
@@ -211,24 +214,30 @@ def checked(
 ) -> Mapping[str, Any]:
     """Return a metric's values after checking that they can be written to a table.
 
-    clients: if given, each value must contain one number per client, [clients]; None: each value
-    must be one number. Raises ConfigError for other values, which a user's metric may return.
+    clients: the number of clients. If it is given, each value must be a sequence with one number
+    per client; otherwise, each value must be a single number. Raises ConfigError for any other
+    value, which a user-defined metric may return.
     """
     name = f"forgetting_metric: {type(metric).__name__}"
     if not isinstance(values, Mapping) or not all(isinstance(key, str) for key in values):
-        raise ConfigError(f"{name} returns {reprlib.repr(values)}; must be a dict name -> number")
+        raise ConfigError(
+            f"{name} returns {reprlib.repr(values)}, but must return a dict that maps names to"
+            " numbers"
+        )
     for key, value in values.items():
         if clients is None:
-            valid, wanted = isinstance(value, Real), "one number, nan if it is undefined"
+            valid, wanted = isinstance(value, Real), "one number (nan if undefined)"
         else:
-            valid, wanted = are_numbers(value, clients), f"one number per client, [{clients}]"
+            valid, wanted = are_numbers(value, clients), f"{clients} numbers, one for each client"
         if not valid:
-            raise ConfigError(f"{name} returns {key}={reprlib.repr(value)}; must be {wanted}")
+            raise ConfigError(
+                f"{name} returns {key}={reprlib.repr(value)}, but {key} must be {wanted}"
+            )
     return values
 
 
 def are_numbers(values: Any, count: int) -> bool:
-    """Return whether the values are a one-dimensional sequence of this many numbers."""
+    """Return whether `values` is a one-dimensional sequence of `count` numbers."""
     try:
         array = np.asarray(values)
     except (TypeError, ValueError):
@@ -239,8 +248,8 @@ def are_numbers(values: Any, count: int) -> bool:
 def merge(results: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     """Merge several results into one dict.
 
-    Raises ConfigError if a key appears twice with different values (nan equals nan), for example if
-    a user's metric uses another metric's key.
+    Raises ConfigError if a key appears twice with different values, for example if a user-defined
+    metric uses the key of a built-in metric. Two nan values are equal.
     """
     merged: dict[str, Any] = {}
     for result in results:
@@ -254,7 +263,10 @@ def merge(results: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 class Composite(ForgettingMetric):
-    """Several metrics combined; a key that two of them share must have the same value in both."""
+    """A metric that combines several metrics.
+
+    If two metrics return the same key, they must return the same value for it.
+    """
 
     def parts(self) -> Sequence[ForgettingMetric]:
         raise NotImplementedError
@@ -285,7 +297,8 @@ class Composite(ForgettingMetric):
 
 
 class Metrics(Composite):
-    """The given metrics, for example `Metrics(members=(BackwardTransfer(), InOutLocal()))`."""
+    """A combination of the given metrics, for example `Metrics(members=(BackwardTransfer(),
+    InOutLocal()))`."""
 
     members: Sequence[ForgettingMetric]
 
@@ -294,7 +307,7 @@ class Metrics(Composite):
 
 
 class All(Composite):
-    """Every metric that needs only class accuracies; evaluates local models."""
+    """All metrics that need only class accuracies. The local models are evaluated."""
 
     xi: Positive  # see ForgettingDegree
 

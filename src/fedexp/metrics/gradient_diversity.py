@@ -33,10 +33,10 @@ def squared_norm_of_mean(gradients: Params, weights: Tensor) -> dict[str, Tensor
 def gradient_diversity(gradients: Params, weights: Tensor | None = None) -> dict[str, Tensor]:
     """Return Lambda = (1/K sum_k ||g_k||^2) / ||1/K sum_k g_k||^2 >= 1 for each layer and in total.
 
-    FedNTD (NeurIPS 2022) Definition 2, Eq. 8, for K clients with equal weights. g_k, leaves [K,
-    ...], are the gradients of their losses at the same model. The values are float64 scalars: 1 if
-    all gradients are equal, nan or inf if their mean is zero. weights [K]: if given, they replace
-    1/K after scaling to sum 1.
+    FedNTD (NeurIPS 2022) Definition 2, Eq. 8, for K clients with equal weights. `gradients`, leaves
+    [K, ...], contains the gradient g_k of each client's loss at the same model. Each value is a
+    float64 scalar: 1 if all gradients are equal, and nan or inf if their mean is zero. If `weights`
+    [K] is given, the weights divided by their sum replace 1/K.
     """
     first = next(iter(gradients.values()))
     given = first.new_ones(len(first)) if weights is None else weights

@@ -1,5 +1,5 @@
-"""The input of every metric: class accuracies of the global model and, if evaluated, of the local
-models."""
+"""The input of every metric: the class accuracies of the global model and, if evaluated, of the
+local models."""
 
 import csv
 from bisect import bisect_left, bisect_right
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
     import torch
 
 
-# names of arrays in local_class_accuracy.npz -> fields of a history; the last may be missing
+# array names in local_class_accuracy.npz -> fields of `History`; `distributed` is optional
 LOCAL = {
     "rounds": "local_rounds",
     "sampled": "sampled",
     "accuracy": "local_class_accuracy",
     "distributed": "distributed_accuracy",
 }
-# fields with an array for each round
+# fields that contain one array per round
 LISTS = ("class_accuracy", "sampled", "local_class_accuracy", "distributed_accuracy")
 
 
@@ -35,22 +35,24 @@ class History:
     """The class accuracies of one run so far.
 
     The model distributed in round r is the model evaluated in round r - 1. If round r - 1 was not
-    evaluated, or the local models were tested on only a part of the test set, the distributed
-    model's accuracies on the same examples are recorded in `distributed_accuracy`.
+    evaluated, or if the local models were tested on only part of the test set,
+    `distributed_accuracy` contains the distributed model's accuracies on the examples used for the
+    local models.
     """
 
-    # int64 [K, C]: training labels of each client; [tasks or changes, K, C] if they change
+    # int64 [K, C]: number of training labels per client and class; [tasks or changes, K, C] if they
+    # change
     counts: np.ndarray
     rounds_per_task: int = 0  # rounds per task in a scenario with several tasks
     # evaluated rounds, ascending; the first is 0, the initial model
     rounds: list[int] = field(default_factory=list)
-    # float64 [C] each, nan for an absent class
+    # float64 [C] each; nan for a class without test examples
     class_accuracy: list[np.ndarray] = field(default_factory=list)
     local_rounds: list[int] = field(default_factory=list)
-    # int64 [S] each: the clients of a local round
+    # int64 [S] each: the clients in each of `local_rounds`
     sampled: list[np.ndarray] = field(default_factory=list)
     local_class_accuracy: list[np.ndarray] = field(default_factory=list)  # float64 [S, C] each
-    # float64 [C] each: the model distributed in a local round; empty: see `class_accuracy`
+    # float64 [C] each: the models distributed in `local_rounds`; if empty, see `class_accuracy`
     distributed_accuracy: list[np.ndarray] = field(default_factory=list)
     # The clients' personal models, float64 [K, C], if they are tested: the latest accuracies, their
     # round, and the best accuracies before that round.
@@ -88,8 +90,10 @@ class History:
             self.distributed_accuracy.append(np.asarray(distributed, dtype=np.float64))
 
     def add_personal(self, round: int, class_accuracy: np.ndarray) -> None:
-        """Record the class accuracies [K, C] of the clients' personal models after `round`; nan:
-        not tested."""
+        """Record the class accuracies [K, C] of the clients' personal models after `round`.
+
+        nan marks a class that was not tested.
+        """
         found = np.array(class_accuracy, dtype=np.float64)
         if self.personal_accuracy is None or self.personal_peak is None:
             self.personal_peak = np.full_like(found, np.nan)
@@ -99,8 +103,10 @@ class History:
 
     @property
     def personal_drop(self) -> np.ndarray:
-        """Return max_{1<=t<T} A_kc^(t) - A_kc^(T) of the personal models, float64 [K, C]; nan while
-        T < 2."""
+        """Return max_{1<=t<T} A_kc^(t) - A_kc^(T) for the personal models, float64 [K, C].
+
+        The values are nan if T < 2.
+        """
         assert self.personal_accuracy is not None, "recorded in every evaluated round"
         assert self.personal_peak is not None
         return self.personal_peak - self.personal_accuracy
@@ -125,7 +131,7 @@ class History:
         return np.array(self.class_accuracy).reshape(rows, self.counts.shape[-1])
 
     def counts_in(self, round: int) -> np.ndarray:
-        """Return the number of training labels per client and class in a round from 1, int64 [K,
+        """Return the number of training labels per client and class in `round` >= 1, int64 [K,
         C]."""
         if self.starts:
             return self.counts[max(bisect_right(self.starts, round) - 1, 0)]
@@ -134,23 +140,22 @@ class History:
         return self.counts[(round - 1) // self.rounds_per_task]
 
     def counts_until(self, round: int) -> np.ndarray:
-        """Return the training labels of each client in all tasks that have begun by the end of a
-        round.
+        """Return each client's number of training labels per class in the tasks up to `round`,
+        int64 [K, C].
 
-        int64 [K, C]. Round 0 belongs to the first task. If the data change within a run, these are
-        the labels in that round.
+        Round 0 belongs to the first task. If the clients' data change within a run, only the labels
+        in that round count.
         """
         if self.counts.ndim == 2 or self.starts:
             return self.counts_in(round)
         return self.counts[: max(round - 1, 0) // self.rounds_per_task + 1].sum(0)
 
     def sampled_counts(self, index: int) -> np.ndarray:
-        """Return the training labels of the clients of `local_rounds[index]`, int64 [S, C]."""
+        """Return the label counts of the clients in round `local_rounds[index]`, int64 [S, C]."""
         return self.counts_in(self.local_rounds[index])[self.sampled[index]]
 
     def distributed(self, round: int) -> np.ndarray:
-        """Return the class accuracies [C] of the global model from which clients started in
-        `round`."""
+        """Return the class accuracies [C] of the global model distributed in `round`."""
         if self.distributed_accuracy:
             return self.distributed_accuracy[bisect_left(self.local_rounds, round)]
         index = bisect_left(self.rounds, round - 1)
@@ -158,7 +163,8 @@ class History:
         return self.class_accuracy[index]
 
     def to_tree(self) -> "dict[str, torch.Tensor]":
-        """Return a dict of tensors for a checkpoint; torch.load(weights_only=True) can read it."""
+        """Return a dict of tensors that torch.load(weights_only=True) can read from a
+        checkpoint."""
         import torch
 
         empty = np.empty((0, 0, self.counts.shape[-1]))
@@ -197,8 +203,8 @@ class History:
     def save_local(self, path: Path) -> None:
         """Write local_class_accuracy.npz.
 
-        It contains rounds [T], sampled [T, S], accuracy [T, S, C] and, if recorded, distributed [T,
-        C].
+        The file contains the arrays `rounds` [T], `sampled` [T, S], `accuracy` [T, S, C] and, if
+        recorded, `distributed` [T, C].
         """
         recorded = {name: getattr(self, key) for name, key in LOCAL.items()}
         save_npz(path, **{name: np.array(values) for name, values in recorded.items() if values})
@@ -207,9 +213,9 @@ class History:
 def load_history(run_dir: Path, view: str = PLAIN) -> History:
     """Load the history from a run directory, so that any metric can be computed after the run.
 
-    Reads class_accuracy.csv, partition.npz and, if it exists, local_class_accuracy.npz; for another
-    view of the test set, it reads that view's accuracy files. Raises ConfigError with the name of a
-    missing or damaged file.
+    The function reads class_accuracy.csv, partition.npz and, if it exists,
+    local_class_accuracy.npz. view: the view of the test set whose accuracy files are read. Raises
+    ConfigError that names the file if a file is missing or damaged.
     """
     run_dir = Path(run_dir)
     changes = find_changed_partitions(run_dir)
@@ -234,11 +240,11 @@ def load_history(run_dir: Path, view: str = PLAIN) -> History:
     saved = load_npz(local)
     missing = LOCAL.keys() - {"distributed"} - saved.keys()
     if missing:
-        raise ConfigError(f"{local}: lacks the arrays {', '.join(sorted(missing))}")
+        raise ConfigError(f"{local}: the file lacks the arrays {', '.join(sorted(missing))}")
     try:
         check_size(8 * int(saved["rounds"].max(initial=0)), 8 * len(rounds))
     except (ValueError, TypeError, OverflowError) as error:
-        raise ConfigError(f"{local}: has impossible round numbers ({error})") from None
+        raise ConfigError(f"{local}: the file contains invalid round numbers ({error})") from None
     history.local_rounds = saved["rounds"].tolist()
     for name in LOCAL.keys() & saved.keys() - {"rounds"}:
         setattr(history, LOCAL[name], list(saved[name]))
@@ -246,9 +252,9 @@ def load_history(run_dir: Path, view: str = PLAIN) -> History:
 
 
 def _read_class_accuracy(path: Path, classes: int) -> tuple[list[int], list[np.ndarray]]:
-    """Read the tidy file `round,class,accuracy` and return rounds [T+1] and accuracies [T+1, C].
+    """Return the rounds [T+1] and class accuracies [T+1, C] in class_accuracy.csv.
 
-    An empty accuracy becomes nan.
+    The file has the columns round, class and accuracy. An empty accuracy becomes nan.
     """
     table: dict[int, np.ndarray] = {}
     try:
@@ -260,11 +266,11 @@ def _read_class_accuracy(path: Path, classes: int) -> tuple[list[int], list[np.n
                     table[number] = np.full(classes, np.nan)
                 table[number][int(row["class"])] = float(row["accuracy"] or "nan")
     except OSError as error:
-        raise ConfigError(f"{path}: cannot be read ({error.strerror})") from None
+        raise ConfigError(f"{path}: the file cannot be read ({error.strerror})") from None
     except (KeyError, ValueError, TypeError, IndexError) as error:
         raise ConfigError(
-            f"{path}: must have the columns round, class and accuracy for {classes} classes"
-            f" ({error!r})"
+            f"{path}: the file must have the columns round, class and accuracy, and"
+            f" {classes} classes ({error!r})"
         ) from None
     rounds = sorted(table)
     return rounds, [table[number] for number in rounds]

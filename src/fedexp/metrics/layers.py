@@ -1,4 +1,4 @@
-"""Norms of a model's parameters, for each layer and in total."""
+"""Norms of a model's parameters, per layer and in total."""
 
 import torch
 from torch import Tensor
@@ -9,10 +9,11 @@ TOTAL = "total"  # all layers together
 
 
 def layer_sums(stacked: Params) -> dict[str, Tensor]:
-    """Return layer -> sum over its parameters' entries, and `total`.
+    """Return a dict that maps each layer, and `total`, to the sum of its parameters' entries.
 
-    Leaves [S, ...] give float64 [S] each, in the order of the model. `conv.weight` and `conv.bias`
-    belong to the layer `conv`. A parameter whose name has no dot is a separate layer.
+    Leaves of shape [S, ...] give sums of shape [S], in float64 and in the order of the model's
+    layers. `conv.weight` and `conv.bias` belong to the layer `conv`. A parameter whose name has no
+    dot counts as a layer.
     """
     parts: dict[str, list[Tensor]] = {}
     for name, leaf in stacked.items():
@@ -23,15 +24,15 @@ def layer_sums(stacked: Params) -> dict[str, Tensor]:
 
 
 def l1_norms(stacked: Params) -> dict[str, Tensor]:
-    """Return layer -> sum_i |w_i| over its parameters, as `layer_sums`."""
+    """Return sum_i |w_i| for each layer and in total (see `layer_sums`)."""
     return layer_sums({name: leaf.abs() for name, leaf in stacked.items()})
 
 
 def squared_norms(stacked: Params) -> dict[str, Tensor]:
-    """Return layer -> sum_i w_i^2 over its parameters, as `layer_sums`."""
+    """Return sum_i w_i^2 for each layer and in total (see `layer_sums`)."""
     return layer_sums({name: leaf**2 for name, leaf in stacked.items()})
 
 
 def l2_norms(stacked: Params) -> dict[str, Tensor]:
-    """Return layer -> sqrt(sum_i w_i^2) over its parameters, as `layer_sums`."""
+    """Return sqrt(sum_i w_i^2) for each layer and in total (see `layer_sums`)."""
     return {layer: value.sqrt() for layer, value in squared_norms(stacked).items()}

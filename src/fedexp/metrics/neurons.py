@@ -5,11 +5,12 @@ import numpy as np
 
 
 def preferences(activations: np.ndarray) -> np.ndarray:
-    """Return the preferred class of each neuron, pi_j = argmax_c h_{j,c}: h [C, d] -> int64 [d].
+    """Return the preferred class of each neuron, pi_j = argmax_c h_{j,c}, int64 [d].
 
-    h is each neuron's mean activation on the test examples of a class; nan for a class that the
-    test set lacks. The published Eq. 19 has a sum over the examples, which is equivalent if all
-    classes have the same size. Ties go to the first class, so dead neurons prefer the first class.
+    `activations` [C, d] contains h, the mean activation of each neuron on the test examples of each
+    class; it is nan for a class without test examples. The published Eq. 19 has a sum over the
+    examples, which is equivalent if all classes have the same size. Ties go to the first class, so
+    dead neurons prefer the first class.
     """
     return np.where(np.isnan(activations), -np.inf, activations).argmax(0)
 
@@ -20,9 +21,8 @@ def dead(activations: np.ndarray) -> int:
 
 
 def alignment(one: np.ndarray, other: np.ndarray) -> float:
-    """Return the share of neurons that prefer the same class in both models, 1/d sum_j [pi_j =
-    pi'_j].
+    """Return the share of neurons that prefer the same class in both models.
 
-    one, other: mean activations [C, d].
+    This is 1/d sum_j [pi_j = pi'_j]. one, other: the models' mean activations [C, d].
     """
     return float((preferences(one) == preferences(other)).mean())

@@ -1,10 +1,10 @@
 """Personalised test: each model's accuracy on test data with the client's label distribution.
 
-A client's test distribution is the test set re-weighted by the client's label distribution p_k,
-p_kc = n_kc / n_k over its training examples; in a stream of tasks, over its examples of all tasks
-up to the round. All clients use the same test examples of a class, so the expectation over the
-distribution is a weighted mean of the class accuracies. It is exact and needs no further pass over
-the test set.
+A client's test distribution is the test set re-weighted by the client's label distribution p_kc =
+n_kc / n_k. n_kc counts the client's training examples of class c; in a sequence of tasks, it counts
+the examples of all tasks up to the round. All clients use the same test examples of a class, so the
+expected accuracy is a weighted mean of the class accuracies. This value is exact and needs no
+further pass over the test set.
 """
 
 import numpy as np
@@ -13,16 +13,18 @@ from fedexp.metrics import forgetting
 from fedexp.metrics.forgetting_metric import ForgettingMetric
 from fedexp.metrics.history import History
 
-WORST = 0.1  # share of the clients
+WORST = 0.1  # share of the clients in the worst tenth
 
 
 def personal_accuracy(accuracy: np.ndarray, counts: np.ndarray) -> np.ndarray:
     """Return A_k = sum_c p_kc A_kc for each client, [..., K].
 
-    accuracy: class accuracies [..., K, C], or [C] for one model; counts: [K, C]. FedNTD (NeurIPS
-    2022) Definition 1, Eq. 6, for each client's personal model. The weights of classes that the
-    test set lacks are spread over the other classes; the value is nan if it lacks all of the
-    client's classes.
+    This is FedNTD (NeurIPS 2022) Definition 1, Eq. 6, for each client's personal model.
+
+    accuracy: class accuracies [..., K, C], or [C] if all clients use one model. counts: training
+    labels per client and class, [K, C]. The weights of classes without test examples are
+    distributed over the other classes in proportion. The value is nan if none of the client's
+    classes has test examples.
     """
     accuracy = np.asarray(accuracy, dtype=np.float64)
     counts = np.asarray(counts, dtype=np.float64)
@@ -34,9 +36,11 @@ def personal_accuracy(accuracy: np.ndarray, counts: np.ndarray) -> np.ndarray:
 def personal_forgetting(drop: np.ndarray, counts: np.ndarray) -> np.ndarray:
     """Return F_k = sum_c p_kc (max_{1<=t<T} A_kc^(t) - A_kc^(T)) for each client, [K].
 
-    drop: the differences, [K, C] or [C]; counts: [K, C]. FedNTD Eq. 5 with the client's label
-    distribution instead of the mean over classes. The value is not clamped at 0; it is nan while T
-    < 2.
+    This is FedNTD Eq. 5 with a mean weighted by the client's label distribution instead of the
+    plain mean over classes. The value is not clamped at 0; it is nan if T < 2.
+
+    drop: the differences in parentheses, [K, C] or [C]. counts: training labels per client and
+    class, [K, C].
     """
     return personal_accuracy(drop, counts)
 
@@ -44,10 +48,9 @@ def personal_forgetting(drop: np.ndarray, counts: np.ndarray) -> np.ndarray:
 def spread(values: np.ndarray, low_is_bad: bool) -> tuple[float, float, float]:
     """Return the mean, the standard deviation and the mean of the worst tenth of values [K].
 
-    The standard deviation is that of the population.
-
-    The worst tenth are the ceil(K / 10) clients with the lowest values if `low_is_bad`, otherwise
-    with the highest. nan values are ignored; all three results are nan if all values are.
+    The standard deviation is the population standard deviation. The worst tenth contains ceil(K /
+    10) clients: those with the lowest values if `low_is_bad` is true, otherwise those with the
+    highest values. nan values are ignored. If all values are nan, all three results are nan.
     """
     known = np.sort(np.asarray(values, dtype=np.float64))
     known = known[~np.isnan(known)]
@@ -59,8 +62,7 @@ def spread(values: np.ndarray, low_is_bad: bool) -> tuple[float, float, float]:
 
 
 def columns(name: str, accuracy: np.ndarray, forgotten: np.ndarray) -> dict[str, float]:
-    """Return the columns for one kind of model from the clients' accuracies [K] and forgetting
-    [K]."""
+    """Return the columns `name`_* for the clients' accuracies [K] and forgetting [K]."""
     found: dict[str, float] = {}
     for key, values, low_is_bad in (("accuracy", accuracy, True), ("forgetting", forgotten, False)):
         mean, deviation, worst = spread(values, low_is_bad)
@@ -73,13 +75,13 @@ def columns(name: str, accuracy: np.ndarray, forgotten: np.ndarray) -> dict[str,
 
 
 class Personal(ForgettingMetric):
-    """`personal_*`: accuracy and forgetting of each client's personal model on the client's
-    distribution, over all clients.
+    """`personal_*`: accuracy and forgetting of the personal models, over all clients.
 
-    If the algorithm has no personal models, the global model is tested instead. If it has them,
+    Each personal model is tested on its client's label distribution. If the algorithm has no
+    personal models, the global model is tested instead. If it has personal models,
     `personal_global_*` are the same values for the global model. With local evaluation,
-    `personal_local_*` describe the models that the round's clients have trained: their accuracy,
-    and the drop on the client's distribution during local training (Flashback's drop with p_k).
+    `personal_local_*` describe the local models of the cohort: their accuracy, and the drop of
+    accuracy on the client's distribution during local training (Flashback's drop, weighted by p_k).
     """
 
     own: bool  # whether the algorithm has personal models

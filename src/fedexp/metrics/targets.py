@@ -11,14 +11,14 @@ def rounds_to_target(
     targets: Sequence[float],
     fractions: Sequence[float],
 ) -> dict[str, int | None]:
-    """Return, for each target, the first evaluated round that reaches it.
+    """Return the first evaluated round that reaches each target.
 
-    R = min{t >= 1: A^(t) >= target}.
+    This is R = min{t >= 1: A^(t) >= target}, or None if the run never reaches the target. The keys
+    have the form "0.5" for an absolute target and "0.9*best" for a fraction of the run's best
+    accuracy after round 0.
 
-    `rounds` and `accuracy` [T+1] correspond; an accuracy of None or nan means "not evaluated". The
-    accuracy is not smoothed. The keys are "0.5" for an absolute target and "0.9*best" for a
-    fraction of the run's best accuracy after round 0. The value is None if the run never reaches
-    the target.
+    rounds: the rounds, [T+1]. accuracy: the accuracy in each of these rounds, [T+1], not smoothed;
+    None or nan means that the round was not evaluated.
     """
     number, value = np.asarray(rounds, dtype=np.int64), np.asarray(accuracy, dtype=np.float64)
     known = (number >= 1) & ~np.isnan(value)
@@ -28,6 +28,7 @@ def rounds_to_target(
     wanted |= {f"{float(x)}*best": float(x) * best for x in fractions}
     found: dict[str, int | None] = {}
     for key, target in wanted.items():
-        reached = number[value >= target - 1e-12]  # f * best may be rounded to above an equal value
+        # rounding may raise f * best above an equal accuracy
+        reached = number[value >= target - 1e-12]
         found[key] = int(reached[0]) if reached.size else None
     return found

@@ -1,9 +1,10 @@
-"""All published measures of forgetting and transfer between tasks, from one matrix of accuracies.
+"""Published measures of forgetting and transfer between tasks, computed from a matrix of
+accuracies.
 
-a[t, s], in [0, 1], is the test accuracy on task s of the global model after task t was learned; T
-tasks have been learned. `matrix` is [T, T']: row t - 1 is after task t, column s - 1 is task s.
-Columns of tasks that have not been learned yet (T' > T) are ignored. `initial` [T'] is the initial
-model's accuracy. A measure is nan if it needs more tasks than have been learned.
+a[t, s], in [0, 1], is the test accuracy of the global model on task s after t tasks have been
+learned. T tasks have been learned in total. `matrix` [T, T'] contains a[t, s] in row t - 1 and
+column s - 1. Columns of tasks that have not been learned yet (T' > T) are ignored. `initial` [T']
+is the initial model's accuracy. A measure is nan if it needs more tasks than have been learned.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,7 +13,7 @@ import numpy as np
 
 
 def _learned(matrix: np.ndarray) -> np.ndarray:
-    """Return the columns of the learned tasks: [T, T]."""
+    """Return the columns of the learned tasks, [T, T]."""
     return matrix[:, : len(matrix)]
 
 
@@ -24,7 +25,7 @@ def forgetting_from_best(matrix: np.ndarray, initial: np.ndarray) -> float:
     """Return the mean over s < T of max_{t < T} a[t, s] - a[T, s].
 
     This is the drop from the best accuracy before the last task. It is negative if the last task
-    improved the earlier ones (Chaudhry et al., "Riemannian Walk", ECCV 2018).
+    improved the accuracy on the earlier tasks (Chaudhry et al., "Riemannian Walk", ECCV 2018).
     """
     a = _learned(matrix)
     return _mean([a[:-1, s].max() - a[-1, s] for s in range(len(a) - 1)])
@@ -35,8 +36,8 @@ def forgetting_from_any(matrix: np.ndarray, initial: np.ndarray) -> float:
 
     Unlike `forgetting_from_best`, the maximum includes the last model, so the value is never
     negative (Boschini et al., "Class-Incremental Continual Learning Into the eXtended DER-Verse",
-    2022). The maximum also includes a task's accuracy before the task was learned. Mammoth's code
-    (`forgetting` in utils/metrics.py) uses 0 for tasks that were not tested at that time, so its
+    2022). The maximum also includes a task's accuracies from before the task was learned. Mammoth's
+    code (`forgetting` in utils/metrics.py) uses 0 for accuracies that were not measured, so its
     value can be smaller.
     """
     a = _learned(matrix)
@@ -53,11 +54,12 @@ def forgetting_from_learning(matrix: np.ndarray, initial: np.ndarray) -> float:
 
 
 def forgetting_over_tasks(matrix: np.ndarray, initial: np.ndarray) -> float:
-    """Return the mean over t <= T of max_{s <= t} a[t, s] - a[T, t], as LANDER's code computes it.
+    """Return the mean over t <= T of max_{s <= t} a[t, s] - a[T, t], as LANDER's code does.
 
-    CVPR 2024, forgetting_calculator/forgetting_cal.py. The maximum is over the tasks of a row, not
-    over the rows of a task, and the last task counts too. The measure mixes the accuracies of
-    different tasks; use it only to compare with LANDER's values.
+    The source is forgetting_calculator/forgetting_cal.py in the code for LANDER (CVPR 2024). The
+    maximum is over the tasks in a row, not over the rows of a task, and the mean includes the last
+    task. The measure mixes the accuracies of different tasks; use it only to compare with LANDER's
+    values.
     """
     lower = np.tril(_learned(matrix))
     tasks = range(len(lower)) if len(lower) > 1 else ()
@@ -75,8 +77,8 @@ def forward_transfer(matrix: np.ndarray, initial: np.ndarray) -> float:
     """Return the mean over s from 2 to T of a[s - 1, s] - b[s], where b is the initial model's
     accuracy.
 
-    It measures how much earlier tasks help a task before it is learned (Lopez-Paz and Ranzato,
-    NeurIPS 2017).
+    The value measures how much earlier tasks help a task before it is learned (Lopez-Paz and
+    Ranzato, NeurIPS 2017).
     """
     a = _learned(matrix)
     return _mean([a[s - 1, s] - initial[s] for s in range(1, len(a))])
@@ -85,15 +87,14 @@ def forward_transfer(matrix: np.ndarray, initial: np.ndarray) -> float:
 def average_incremental_accuracy(matrix: np.ndarray, initial: np.ndarray) -> float:
     """Return 1/T sum_t A_t with A_t = 1/t sum_{s <= t} a[t, s].
 
-    This is the mean of the average accuracies after each task (Rebuffi et al., "iCaRL", CVPR 2017,
-    where it is over classes).
+    This is the average accuracy after each task, averaged over the tasks (Rebuffi et al., "iCaRL",
+    CVPR 2017, where A_t is an average over classes).
     """
     return _mean([row[: t + 1].mean() for t, row in enumerate(_learned(matrix))])
 
 
 def last_accuracy(matrix: np.ndarray, initial: np.ndarray) -> float:
-    """Return A_T = 1/T sum_s a[T, s], the average accuracy after the last task (CFeD's average
-    accuracy)."""
+    """Return A_T = 1/T sum_s a[T, s], the average accuracy after the last task, as in CFeD."""
     return _mean(_learned(matrix)[-1:].ravel())
 
 

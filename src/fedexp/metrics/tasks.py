@@ -1,9 +1,9 @@
 """Metrics of continual learning over a sequence of tasks (CFeD, IJCAI 2022, section 5.2).
 
-a[t, s] is the test accuracy on task s of the global model after task t was learned. If clients meet
+a[t, s] is the test accuracy of the global model on task s after task t was learned. If clients meet
 the tasks in different orders (`scenario.order=per_client`), t counts stages, and client k has a
-matrix a_k[t, s]: the accuracy after stage t on the task that client k meets at stage s. Each value
-is then the mean of the formula over all clients.
+matrix a_k[t, s]: the accuracy after stage t on the task that client k meets at stage s. Each metric
+is then computed for each client and averaged over the clients.
 """
 
 from collections.abc import Callable, Sequence
@@ -28,8 +28,8 @@ def new_task_accuracy(matrix: np.ndarray) -> float:
 def task_forgetting(matrix: np.ndarray) -> float:
     """Return the mean over s < t of a_{s,s} - a_{t,s}, the accuracy lost on the earlier tasks.
 
-    This is the negative of backward transfer (Lopez-Paz and Ranzato, NeurIPS 2017), for accuracies
-    a [t, T]. The value is nan until the second task.
+    matrix: accuracies a, [t, T]. The value is the negative of backward transfer (Lopez-Paz and
+    Ranzato, NeurIPS 2017). It is nan before the second task.
     """
     earlier = len(matrix) - 1
     if earlier < 1:
@@ -48,9 +48,9 @@ def over_clients(
 ) -> float:
     """Return the mean of a formula over clients.
 
-    accuracies: arrays [..., T], passed to the formula with their columns in the client's order.
-    orders: int [K, T] from 0, the task that a client meets at each stage; None: all clients have
-    the order of the columns.
+    accuracies: arrays [..., T]. They are passed to the formula with their columns sorted in the
+    client's order of tasks. orders: int [K, T], the index (from 0) of the task that each client
+    meets at each stage; None: all clients meet the tasks in the order of the columns.
     """
     if orders is None:
         return formula(*accuracies)
@@ -68,7 +68,7 @@ class TaskHistory:
     rounds: np.ndarray  # int [E], from 0
     accuracy: np.ndarray  # [E, T]
     rounds_per_task: int
-    orders: np.ndarray | None = None  # int [K, T]: see `over_clients`
+    orders: np.ndarray | None = None  # int [K, T]; see `over_clients`
 
     @classmethod
     def of(
@@ -77,7 +77,7 @@ class TaskHistory:
         rounds_per_task: int,
         orders: np.ndarray | None = None,
     ) -> "TaskHistory":
-        """Build the history from (round, accuracies) pairs in order of rounds."""
+        """Build the history from (round, accuracies) pairs in ascending order of rounds."""
         rounds = np.array([number for number, _ in records], dtype=np.int64)
         accuracy = np.array([list(values) for _, values in records], dtype=np.float64)
         return cls(rounds, accuracy, rounds_per_task, orders)
@@ -88,7 +88,8 @@ class TaskHistory:
         return -(-int(self.rounds[-1]) // self.rounds_per_task)
 
     def matrix(self) -> np.ndarray:
-        """Return a, [t, T]: one row per completed task, whose last round is always evaluated."""
+        """Return a [t, T], with one row per completed task. The last round of a task is always
+        evaluated."""
         ends = (self.rounds > 0) & (self.rounds % self.rounds_per_task == 0)
         return self.accuracy[ends]
 
@@ -98,7 +99,8 @@ class TaskHistory:
         return self.values_of(np.vstack([before, self.accuracy[-1:]])[: self.task])
 
     def values_of(self, matrix: np.ndarray) -> dict[str, float]:
-        """Return the values for accuracies [t, T], whose last row may be within task t."""
+        """Return the values for accuracies [t, T]; the last row may be measured before task t
+        ends."""
         return {name: over_clients(f, self.orders, matrix) for name, f in FORMULAS.items()}
 
     def summary(self) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Weight divergence: distances of local models from the global model and from one another.
 
-FedNTD section 5.2. Models are trees of parameters. The models of S clients are stacked, leaves [S,
-...].
+The measures are those of FedNTD section 5.2. A model is a tree of parameters. The models of S
+clients are stacked in one tree with leaves [S, ...].
 """
 
 import numpy as np
@@ -29,8 +29,8 @@ def from_global(local: Params, reference: Params, norm: str = "l1") -> dict[str,
 def from_others(local: Params, norm: str = "l1") -> dict[str, Tensor]:
     """Return 1/(S-1) sum_{j != k} ||w_j - w_k|| for each layer and in total, float64 [S] each.
 
-    This is the mean distance between client k's local model and those of the round's other clients.
-    local: leaves [S, ...]. The value is nan if S = 1.
+    This is the mean distance between client k's local model and the other local models of the
+    round. local: leaves [S, ...]. The value is nan if S = 1.
     """
     count = len(next(iter(local.values())))
     sums: dict[str, list[Tensor]] = {}
@@ -46,9 +46,9 @@ def distribution_distance(class_accuracy: np.ndarray, counts: np.ndarray) -> np.
     """Return ||A_G - p_k||_1 = sum_c |A_c / sum_c' A_c' - n_kc / n_k|, float64 [S], in [0, 2].
 
     FedNTD (NeurIPS 2022) section 5.2, Fig. 8. class_accuracy: class accuracies [C] of the
-    distributed global model, which are divided by their sum (0 if all are 0; a class that the test
-    set lacks counts as 0). counts: the clients' training labels [S, C]. The value is nan for a
-    client without examples.
+    distributed global model. They are divided by their sum unless all are 0; a class without test
+    examples counts as 0. counts: training labels per client and class, [S, C]. The value is nan for
+    a client without examples.
     """
     known = np.nan_to_num(np.asarray(class_accuracy, dtype=np.float64))
     labels = np.asarray(counts, dtype=np.float64)
