@@ -145,7 +145,7 @@ def test_truncated_gz_file_is_not_unpacked(no_network, tmp_path):
 
 def test_a_download_that_fails_leaves_no_folder(no_network, tmp_path):
     for name in ("mnist", "cifar10", "cinic10", "tiny_imagenet", "caltech256"):
-        with pytest.raises(ConfigError, match="could not be fetched"):
+        with pytest.raises(ConfigError, match="could not be downloaded"):
             load(name, tmp_path / "data")
     assert list(tmp_path.iterdir()) == []
 

@@ -232,7 +232,7 @@ def test_concurrent_jobs_download_files_once(mnist_files, tmp_path, caplog):
         source = dataset("mnist", tmp_path / "data", f"dataset.url={address}/")
         for job in [pool.submit(source.fetch_missing) for _ in range(3)]:
             job.result()
-    assert caplog.text.count("mnist: fetching ") == 4
+    assert caplog.text.count("mnist: downloading ") == 4
     assert not list((tmp_path / "data").rglob(".*"))
     check_mnist(load("mnist", tmp_path / "data"))
 
@@ -320,7 +320,7 @@ def test_cifar_archive_is_unpacked_and_checked(cifar_archive, no_network, tmp_pa
     monkeypatch.undo()  # the network and the true md5 sums are back: the archive is a wrong one now
     with (
         web_folder(cifar_archive.parent) as address,
-        pytest.raises(ConfigError, match=r"could not be fetched"),
+        pytest.raises(ConfigError, match=r"could not be downloaded"),
     ):
         load("cifar10", tmp_path / "other", f"dataset.url={address}/{cifar_archive.name}")
 

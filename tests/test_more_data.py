@@ -204,5 +204,5 @@ def test_ag_news_is_read_as_published(tmp_path):
 def test_invalid_ag_news_records_are_refused(row, tmp_path):
     write_news(tmp_path / "ag_news", "train", '"1","a","b"', row)
     write_news(tmp_path / "ag_news", "test", '"1","a","b"')
-    with pytest.raises(ConfigError, match=r"train.csv, record 2: must be a class from 1 to 4"):
+    with pytest.raises(ConfigError, match=r"train.csv, record 2: must have a class from 1 to 4"):
         load("ag_news", tmp_path)

@@ -290,15 +290,15 @@ GIVEN: dict[str, Any] = {
         ),
         (
             {"y_train": LABELS.astype(np.int32)},
-            r"y_train is int32 of shape \[4\]; .* y int64 \[N\]",
+            r"y_train is int32 of shape \[4\]; .* y must be int64 \[N\]",
         ),
         (
             {"y_test": LABELS[:, None]},
-            r"y_test is int64 of shape \[4, 1\]; .* y int64 \[N\]",
+            r"y_test is int64 of shape \[4, 1\]; .* y must be int64 \[N\]",
         ),
-        ({"classes": None, "y_test": None}, "`read` returns no y_test, classes"),
-        ({"y_train": [0, 1, 0, 1]}, r"y_train is list; .* y int64 \[N\]"),
-        ({"classes": ["a", "b", "c", "a", "b"]}, "several classes have the name a, b$"),
+        ({"classes": None, "y_test": None}, "`read` must also return the arrays y_test, classes"),
+        ({"y_train": [0, 1, 0, 1]}, r"y_train is list; .* y must be int64 \[N\]"),
+        ({"classes": ["a", "b", "c", "a", "b"]}, "but these are repeated: a, b$"),
     ],
 )
 def test_invalid_arrays_are_refused(changed, message):

@@ -57,7 +57,7 @@ def test_smaller_share_keeps_subset_of_larger_share():
     [
         ({3: 0.5}, None, "schedule.classes=3: must be classes from 0 to 2"),
         ({0: 0.5}, [2], "schedule.clients=.2.: must be clients from 0 to 1"),
-        ({0: 0.0}, None, "leaves client 1 without examples"),
+        ({0: 0.0}, None, "client 1 would have no examples left"),
     ],
 )
 def test_impossible_shares_are_refused(shares, clients, message):
@@ -189,7 +189,7 @@ def test_schedule_conflicts_are_refused(monkeypatch, capsys):
     for overrides, message in (
         (
             ["schedule.partition={31:iid}"],
-            "schedule.partition: round 31 is after the last round (rounds=30)",
+            "schedule.partition: a change is scheduled for round 31, but the run has only 30",
         ),
         (
             ["schedule.classes={5:{3:0.1}}", "scenario=class_incremental"],
@@ -244,7 +244,7 @@ def test_resumed_run_follows_schedule(tmp_path, monkeypatch):
     log = (tmp_path / "whole" / "run.log").read_text()
     assert "schedule: from round 2 on 4 clients" in log
     assert "round 3: 4 clients" in log
-    assert "kept: 0.5 of class 0" in log
+    assert "share kept: 0.5 of class 0" in log
     history = load_history(tmp_path / "whole")
     assert history.starts == (1, 2, 3)
     np.testing.assert_array_equal(

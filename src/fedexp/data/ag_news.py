@@ -1,7 +1,8 @@
 """AG News: 120,000 + 7,600 English news texts in four classes (X. Zhang et al., NeurIPS 2015).
 
-A line of the csv files is `"class","title","description"`, with classes from 1 to 4 and no header.
-As in the paper, a text is a character sequence. Title and description are joined by a space.
+Each line of the csv files has the form `"class","title","description"`, where the class is a number
+from 1 to 4. The files have no header. As in the paper, a text is read as a sequence of characters;
+the title and the description are joined by a space.
 """
 
 import csv
@@ -41,16 +42,16 @@ class AgNews(Published, TextSource):
 
 
 def read_news(path: Path, length: int) -> tuple[list[str], list[int]]:
-    """Return the texts in a file, cut to their first `length` characters, and their labels from 0.
+    """Return the texts in a file, cut to their first `length` characters, and their labels.
 
-    Raises ConfigError with the number of an invalid line.
+    Labels start at 0. Raises ConfigError, with the number of the record, if a record is invalid.
     """
     texts, labels = [], []
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
             for row in csv.reader(file, strict=True):
                 if len(row) != 3 or row[0] not in ("1", "2", "3", "4"):
-                    raise ValueError("must be a class from 1 to 4, a title and a description")
+                    raise ValueError("must have a class from 1 to 4, a title and a description")
                 texts.append(" ".join(part.strip() for part in row[1:])[:length])
                 labels.append(int(row[0]) - 1)
     except (ValueError, csv.Error) as error:  # UnicodeDecodeError is a ValueError

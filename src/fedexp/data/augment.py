@@ -1,9 +1,9 @@
-"""Augmentation and normalisation of image batches in one gather from the stored images.
+"""Augment and normalise image batches with a single gather from the stored images.
 
-The random numbers of a round are drawn beforehand (`Augmentation.draw`), so that `load_batch` is a
-pure function that runs unchanged under torch.func.vmap. Semantics are those of torchvision's
-RandomCrop(padding), RandomHorizontalFlip, RandomRotation(nearest, fill 0), ToTensor, Normalize,
-then Cutout (DeVries and Taylor, arXiv 1708.04552), in this order.
+The random numbers for a round are drawn in advance (`Augmentation.draw`). `load_batch` is therefore
+a pure function, which also runs under torch.func.vmap. The result is the same as applying, in this
+order, torchvision's RandomCrop(padding), RandomHorizontalFlip, RandomRotation(nearest, fill 0),
+ToTensor and Normalize, and then Cutout (DeVries and Taylor, arXiv 1708.04552).
 """
 
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ import torch
 from fedexp.core.errors import require
 from fedexp.core.limits import Checked, Limit
 
-DY, DX, FLIP, CY, CX, ANGLE = range(6)  # the columns of `draws`
+DY, DX, FLIP, CY, CX, ANGLE = range(6)  # columns of `draws`; see `Augmentation.draw`
 DRAWS = 6
 UNITS_PER_DEGREE = 1000  # angles are drawn as integers
 
@@ -25,17 +25,18 @@ Pixels = Annotated[int, Limit("at least 0 and at most 4096 pixels", lambda v: 0 
 
 
 class Augmentation(Checked, prefix="dataset.augmentation."):
-    """Random changes to each training example. Each change has a value that turns it off."""
+    """Random changes that are applied to each training example. Each can be turned off."""
 
     changes_inputs: ClassVar[bool] = True
 
     # pixels added on each side before a random crop to the original size; 0 = off
     crop_padding: Pixels
-    padding_mode: Literal["zero", "reflect"]  # zero: before normalisation
-    flip: bool  # mirror left-right with probability 1/2
-    # side of the square set to 0 after normalisation, clipped at the border; 0 = off
+    padding_mode: Literal["zero", "reflect"]  # zero: padded pixels are 0 before normalisation
+    flip: bool  # whether to mirror images left to right with probability 1/2
+    # side length of the square that is set to 0 after normalisation and clipped at the image
+    # border; 0 = off
     cutout: Pixels
-    # largest angle in degrees, uniform in both directions; 0 = off
+    # largest angle in degrees; angles are drawn uniformly from -rotation to rotation; 0 = off
     rotation: Annotated[float, Limit("from 0 to 180 degrees", lambda v: 0 <= v <= 180)]
 
     @property
@@ -45,10 +46,15 @@ class Augmentation(Checked, prefix="dataset.augmentation."):
     def draw(self, rng: np.random.Generator, n: int, height: int, width: int) -> np.ndarray:
         """Return random numbers for `n` examples, int64 [n, DRAWS].
 
-        The columns are the crop offsets dy and dx, from 0 to 2 * crop_padding; flip, 0 or 1; the
-        cutout centre cy and cx, anywhere in the image; and the angle in 1/1000 degree, from
-        -rotation to rotation. A column is 0 if its change is turned off. The first rows do not
-        depend on `n`.
+        The columns contain:
+
+        - the crop offsets dy and dx, from 0 to 2 * crop_padding
+        - flip, 0 or 1
+        - the cutout centre cy and cx, anywhere in the image
+        - the angle in thousandths of a degree, from -rotation to rotation
+
+        If a change is turned off, its columns are 0. With a larger `n`, the first rows stay the
+        same.
         """
         side = min(height, width)
         fits = self.padding_mode == "zero" or self.crop_padding < side
@@ -63,14 +69,14 @@ class Augmentation(Checked, prefix="dataset.augmentation."):
 
 @dataclass(frozen=True)
 class Normalise:
-    """Normalisation (pixel / max_value - mean) / std per channel."""
+    """Normalise each channel as (pixel / max_value - mean) / std."""
 
     mean: tuple[float, ...]
     std: tuple[float, ...]
     max_value: int = 255
 
     def __post_init__(self) -> None:
-        for name in ("mean", "std"):  # tuples are hashable
+        for name in ("mean", "std"):  # convert to tuples, which are hashable
             object.__setattr__(self, name, tuple(float(v) for v in getattr(self, name)))
 
 
@@ -78,9 +84,10 @@ class Normalise:
 def _scale_and_shift(
     normalise: Normalise, width: int, dtype: torch.dtype, device: torch.device
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the constants of `pixel * scale + shift`, each [width * C].
+    """Return `scale` and `shift`, each [width * C], to normalise pixels as `pixel * scale + shift`.
 
-    They are repeated along a row of pixels, because long inner loops are faster.
+    The values for the C channels are repeated for each pixel of a row, because long inner loops are
+    faster.
     """
     mean, std = (torch.tensor(v, dtype=torch.float64) for v in (normalise.mean, normalise.std))
     constants = torch.stack([1 / (normalise.max_value * std), -mean / std])
@@ -98,15 +105,15 @@ def load_batch(
 ) -> torch.Tensor:
     """Return the examples `images[idx]`, augmented and normalised.
 
-    The function is pure and may be vmapped over idx and draws.
+    The function is pure and can be vmapped over `idx` and `draws`.
 
     images: uint8 [N, H, W, C].
     idx: int64 [..., B].
-    draws: int64 [..., B, DRAWS] from `Augmentation.draw`. If None (with augmentation None), images
-    are only normalised.
+    draws: int64 [..., B, DRAWS] from `Augmentation.draw`. If `draws` or `augmentation` is None,
+    images are only normalised.
 
-    Returns `dtype` [..., B, C, H, W] in channels-last memory format. Arithmetic is in float64 if
-    `dtype` is float64, and otherwise in float32.
+    Returns a tensor of type `dtype` and shape [..., B, C, H, W] in channels-last memory format. It
+    is computed in float64 if `dtype` is float64, and in float32 otherwise.
     """
     _, height, width, channels = images.shape
     work = dtype if dtype == torch.float64 else torch.float32
@@ -124,7 +131,7 @@ def load_batch(
         pixels = images.flatten(0, 2).index_select(0, flat.flatten())
         x = pixels.view(*idx.shape, height, width * channels).to(work).mul_(scale)
         for mask in inside:
-            # a padded pixel is 0 before normalisation
+            # padded pixels are 0 before normalisation
             x = x.mul_(_per_channel(mask, channels).to(work))
         x = x.add_(shift)
         if augmentation.cutout:
@@ -136,11 +143,11 @@ def load_batch(
 def _source_positions(
     draws: torch.Tensor, augmentation: Augmentation, height: int, width: int
 ) -> tuple[torch.Tensor, torch.Tensor, list[torch.Tensor]]:
-    """Return the stored pixel that each output pixel shows: rows, columns, and masks of valid
-    pixels.
+    """Return the stored pixel that each output pixel is copied from.
 
-    The output is rotate(flip(crop(pad(image)))), so a position is traced back through rotation,
-    flip and crop. Shapes broadcast to [..., B, H, W].
+    The result consists of its row, its column, and masks of the output pixels that lie inside the
+    image. The output is rotate(flip(crop(pad(image)))), so each position is traced back through the
+    rotation, the flip and the crop. All shapes broadcast to [..., B, H, W].
     """
     dy, dx, flip = (draws[..., k, None, None] for k in (DY, DX, FLIP))
     rows = torch.arange(height, device=draws.device)[:, None]
@@ -165,9 +172,9 @@ def _source_positions(
 def _rotate(
     rows: torch.Tensor, cols: torch.Tensor, angle: torch.Tensor, height: int, width: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the source positions of a counter-clockwise rotation about the image centre.
+    """Return the source rows and columns of a counter-clockwise rotation about the image centre.
 
-    Positions are rounded to the nearest pixel and may lie outside the image.
+    They are rounded to the nearest pixel and may lie outside the image.
     """
     radians = angle.to(torch.float32) * (torch.pi / 180 / UNITS_PER_DEGREE)
     sin, cos = radians.sin(), radians.cos()
@@ -179,7 +186,7 @@ def _rotate(
 def rotate_images(images: torch.Tensor, degrees: float) -> torch.Tensor:
     """Return images [n, height, width, channels] rotated counter-clockwise about their centre.
 
-    The nearest pixel is used. Pixels from outside the image are 0.
+    Nearest-neighbour interpolation is used. Pixels that come from outside the image are 0.
     """
     _, height, width, _ = images.shape
     angle = torch.tensor(degrees * UNITS_PER_DEGREE)
@@ -195,14 +202,14 @@ def _within(position: torch.Tensor, size: int) -> torch.Tensor:
 
 
 def _reflect(position: torch.Tensor, size: int) -> torch.Tensor:
-    """Mirror positions at the border pixels without repeating them: -1 -> 1, size -> size - 2."""
+    """Mirror positions at the border pixels, which are not repeated: -1 -> 1, size -> size - 2."""
     return (size - 1) - ((size - 1) - position.abs()).abs()
 
 
 def _per_channel(mask: torch.Tensor, channels: int) -> torch.Tensor:
-    """Repeat a mask for each channel, [..., W] -> [..., W * channels].
+    """Repeat each element of a mask for all channels, [..., W] -> [..., W * channels].
 
-    The mask is returned unchanged if its last dimension broadcasts.
+    A mask whose last dimension has size 1 is returned unchanged, because it broadcasts.
     """
     if mask.shape[-1] == 1:
         return mask
@@ -214,7 +221,7 @@ def _cutout_square(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the rows [..., B, H, 1] and columns [..., B, 1, W] of the cutout square.
 
-    The square's first row is cy - side // 2, and its first column cx - side // 2.
+    The square starts at row cy - side // 2 and column cx - side // 2. Both results are masks.
     """
     first_row, first_col = (draws[..., k, None, None] - side // 2 for k in (CY, CX))
     rows = _within(torch.arange(height, device=draws.device)[:, None] - first_row, side)

@@ -1,4 +1,4 @@
-"""Cache of decoded arrays on disk, so that a data set is decoded only once."""
+"""Cache decoded arrays on disk, so that a data set is decoded only once."""
 
 import json
 import logging
@@ -13,16 +13,16 @@ from fedexp.core.storage import temporary_path
 from fedexp.data.marks import CACHE, checksum
 
 log = logging.getLogger("fedexp")
-# x_train, y_train, x_test, y_test, classes and, if there are natural clients, owners
+# keys: x_train, y_train, x_test, y_test, classes and, if there are natural clients, owners
 Arrays = dict[str, np.ndarray]
 Labelled = tuple[Any, Any]  # inputs [N, ...] and labels [N]
 FORMAT = 2  # increase when the meaning of the cached arrays changes
 
 
 def make_arrays(train: Labelled, test: Labelled, classes: Iterable[str]) -> Arrays:
-    """Return the arrays of a data set.
+    """Return the arrays of a data set as a dict.
 
-    classes: names; index = label.
+    classes: class names, ordered by label.
     """
     return {
         "x_train": train[0],
@@ -40,13 +40,13 @@ def load_cached(
     options: Mapping[str, Any],
     build: Callable[[], Arrays],
 ) -> Arrays:
-    """Return the result of `build`, from `<data_dir>/.fedexp_cache` if it is cached there.
+    """Return the result of `build`, or load it from the cache in `<data_dir>/.fedexp_cache`.
 
-    An unreadable entry is built again. If the directory cannot be written, the next run builds the
-    arrays again.
+    If a cache entry cannot be read, it is built again. If the cache cannot be written, a warning is
+    logged, and the next run builds the arrays again.
 
-    content: lines that identify the files (`SourceFile.stamp`), in order. A change in a line or an
-    option leads to a new entry.
+    content: lines that identify the files (`SourceFile.stamp`), in order. If a line or an option
+    changes, a new entry is built.
     options: options that the result depends on.
     """
     chosen = checksum(json.dumps([FORMAT, dict(options)], sort_keys=True))[:8]
@@ -60,19 +60,20 @@ def load_cached(
 
 def _read(path: Path) -> Arrays | None:
     try:
-        # uncompressed; zip checks a CRC of every array
+        # np.savez does not compress; zip verifies the CRC of every array
         with np.load(path, allow_pickle=False) as entry:
             return dict(entry)
     except FileNotFoundError:
         return None
     except Exception as error:  # numpy and zipfile raise many types for a damaged file
-        log.warning("the cache %s cannot be read (%s); decoding again", path, error)
+        log.warning("cannot read the cache file %s (%s); decoding the data again", path, error)
         return None
 
 
 def _write(path: Path, arrays: Arrays) -> None:
-    """Write atomically, then remove entries with the same options for earlier versions of the
-    files.
+    """Write a cache entry atomically, then remove outdated entries.
+
+    An entry is outdated if it has the same options but belongs to an earlier version of the files.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -86,4 +87,4 @@ def _write(path: Path, arrays: Arrays) -> None:
             if old != path:
                 old.unlink(missing_ok=True)
     except OSError as error:
-        log.warning("the decoded images are not cached: %s", error)
+        log.warning("cannot save the decoded images in the cache: %s", error)

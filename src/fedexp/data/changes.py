@@ -1,8 +1,8 @@
-"""Changes of the clients' data during a run (config node `schedule`).
+"""Changes to the clients' data during a run (config node `schedule`).
 
-A change sets a new partition or reduces the examples of a class. It is identified by the first
-round that uses it. All random numbers come from the partition's seed, so a resumed run has the same
-data.
+A change either sets a new partition or reduces the number of examples of a class. It is identified
+by the first round in which it applies. All random numbers are derived from the partition's seed, so
+a resumed run has the same data.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,7 +20,7 @@ from fedexp.data.partitioned import Partition
 
 @dataclass(frozen=True, kw_only=True)
 class NewPartition:
-    """A partition that applies from a given round on."""
+    """A partition that is used from a given round on."""
 
     round: int
     partition: Partitioner
@@ -28,9 +28,9 @@ class NewPartition:
 
 @dataclass(frozen=True, kw_only=True)
 class NewShares:
-    """The share of each class's examples that clients keep from a given round on.
+    """The shares of the classes that clients keep from a given round on.
 
-    shares: class -> share of the partition's examples.
+    shares: maps each class to the share of its examples in the partition that is kept.
     """
 
     round: int
@@ -44,11 +44,11 @@ Clients = Annotated[
 
 
 class DataSchedule(Checked, prefix="schedule."):
-    """All changes of a run's data."""
+    """All changes to the data of a run."""
 
     partition: list[NewPartition]
     classes: list[NewShares]
-    clients: Clients | None  # clients that keep fewer examples; None: all
+    clients: Clients | None  # clients that `classes` applies to; None: all clients
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -63,21 +63,25 @@ class DataSchedule(Checked, prefix="schedule."):
         return sorted({each.round for each in changes})
 
     def check_rounds(self, last: int) -> None:
-        """Raise ConfigError if a change comes after the last round."""
+        """Raise ConfigError if a change is scheduled after the last round."""
         for name, changes in (("partition", self.partition), ("classes", self.classes)):
             latest = max((each.round for each in changes), default=0)
             if latest > last:
                 raise ConfigError(
-                    f"schedule.{name}: round {latest} is after the last round (rounds={last})"
+                    f"schedule.{name}: a change is scheduled for round {latest}, but the run has"
+                    f" only {last} rounds (rounds={last})"
                 )
 
     def partition_at(self, round: int) -> NewPartition | None:
-        """Return the latest change of the partition up to a round, or None."""
+        """Return the latest change of the partition up to `round`, or None if there is none."""
         begun = [each for each in self.partition if each.round <= round]
         return max(begun, key=lambda each: each.round, default=None)
 
     def shares_at(self, round: int) -> dict[int, float]:
-        """Return class -> share in a round. The latest share set for a class applies."""
+        """Return a dict that maps classes to the shares that apply in `round`.
+
+        If several shares have been set for a class, the latest one applies.
+        """
         found: dict[int, float] = {}
         for each in sorted(self.classes, key=lambda each: each.round):
             found |= each.shares if each.round <= round else {}
@@ -97,12 +101,13 @@ def reduce_classes(
 ) -> Partition:
     """Return the partition with fewer examples of some classes.
 
-    If a client has n examples of a class, it keeps share * n of them, rounded half up. The examples
-    kept at a smaller share are a subset of those kept at a larger one.
+    A client with n examples of a class keeps share * n of them, rounded half up. The examples that
+    are kept at a smaller share are also kept at any larger share.
 
-    labels: int [N], of all training examples.
+    labels: int [N], the labels of all training examples.
 
-    Raises ConfigError if a class or client does not exist, or if a client would have no examples.
+    Raises ConfigError if a class or client does not exist, or if a client would have no examples
+    left.
     """
     top = max(shares)
     require(top < num_classes, "schedule.classes", top, f"classes from 0 to {num_classes - 1}")
@@ -118,14 +123,19 @@ def reduce_classes(
             kept.append(order[: int(np.floor(share * len(own) + 0.5))])
         parts[client] = np.concatenate(kept)
         if not len(parts[client]):
-            raise ConfigError(f"schedule.classes: leaves client {client} without examples")
+            raise ConfigError(
+                f"schedule.classes: client {client} would have no examples left; use a larger share"
+            )
     info = partition.info | {"shares": {str(c): share for c, share in shares.items()}}
     return replace(partition, info=info).with_parts(parts, labels, num_classes)
 
 
 def describe_change(partition: Partition) -> str:
-    """Return a sentence about the clients' data after a change, including the shares of classes."""
+    """Return a sentence that describes the clients' data after a change.
+
+    It includes the shares of the reduced classes.
+    """
     shares = [
         f"{share:g} of class {label}" for label, share in partition.info.get("shares", {}).items()
     ]
-    return partition.sentence() + (f"; kept: {', '.join(shares)}" if shares else "")
+    return partition.sentence() + (f"; share kept: {', '.join(shares)}" if shares else "")

@@ -1,9 +1,9 @@
 """The image data sets of conf/dataset.
 
-CIFAR, CINIC-10, Tiny-ImageNet and Caltech-256 are read from a tree
-`<data_dir>/<name>/{train,test}/<class>/<image>` if there is one (the class index is the folder's
-position in sorted order). Otherwise they are read from the official files, which are downloaded if
-missing.
+CIFAR, CINIC-10, Tiny-ImageNet and Caltech-256 are read from a folder tree
+`<data_dir>/<name>/{train,test}/<class>/<image>` if there is one; the class index is the position of
+the class folder in sorted order. Otherwise they are read from the official files, which are
+downloaded if they are missing.
 """
 
 import functools
@@ -71,7 +71,7 @@ class Dataset(DataSource):
         super().__post_init__()
         many = len(self.mean)
         good = len(self.std) == many
-        require(good, "dataset.std", list(self.std), f"{many} values, as many as in dataset.mean")
+        require(good, "dataset.std", list(self.std), f"{many} values, as many as dataset.mean has")
 
     @property
     def channels(self) -> int:
@@ -83,20 +83,23 @@ class Dataset(DataSource):
 
     @abstractmethod
     def read(self) -> Arrays:
-        """Return the decoded arrays x_train, y_train, x_test, y_test and classes, as in ImageData.
+        """Return the decoded arrays `x_train`, `y_train`, `x_test`, `y_test` and `classes`.
 
-        The array owners is optional.
+        They have the shapes and types of ImageData. The array `owners` is optional.
         """
 
     def load(self) -> ImageData:
         arrays = self.read()
         names = ("x_train", "y_train", "x_test", "y_test")
         if missing := [key for key in (*names, "classes") if key not in arrays]:
-            raise ConfigError(f"dataset={self.name}: `read` returns no {', '.join(missing)}")
+            raise ConfigError(
+                f"dataset={self.name}: `read` must also return the arrays {', '.join(missing)}"
+            )
         classes = tuple(str(c) for c in arrays["classes"])
         if twice := [name for name, times in Counter(classes).items() if times > 1]:
             raise ConfigError(
-                f"dataset={self.name}: several classes have the name {', '.join(twice)}"
+                f"dataset={self.name}: class names must be different, but these are repeated:"
+                f" {', '.join(twice)}"
             )
         for split in ("train", "test"):
             self._check(split, arrays[f"x_{split}"], arrays[f"y_{split}"], len(classes))
@@ -121,7 +124,7 @@ class Dataset(DataSource):
                     continue
             raise ConfigError(
                 f"dataset={self.name}: {name}_{split} is {given}; x must be uint8 [N, height,"
-                " width, channels], y int64 [N]"
+                " width, channels], and y must be int64 [N]"
             )
         problem = None
         if len(x) == 0 or len(x) != len(y):
@@ -134,7 +137,7 @@ class Dataset(DataSource):
             raise ConfigError(f"dataset={self.name}: the {split} data {problem}")
 
     def cached(self, build: Callable[[], Arrays], **options: Any) -> Arrays:
-        """Return the result of `build` for `files`, from the cache if possible.
+        """Return the result of `build`, from the cache if it is there and `files` are unchanged.
 
         options: other values that the result depends on.
         """
@@ -142,8 +145,9 @@ class Dataset(DataSource):
         return load_cached(self.data_dir, self.name, content, options, build)
 
     def read_tree(self, tree: Tree, size: int | None = None) -> Arrays:
-        """Return the decoded images of a tree, resized if `size` is given, from the cache if
-        possible.
+        """Return the decoded images of a folder tree, from the cache if possible.
+
+        The images are resized if `size` is given.
         """
         train = [label for _, label in tree.train]
         test = [label for _, label in tree.test]
@@ -158,7 +162,7 @@ class Dataset(DataSource):
         return load_cached(self.data_dir, self.name, content, options, build)
 
     def image_tree(self) -> Path | None:
-        """Return `<data_dir>/<name>` if it is a tree of train and test images, else None."""
+        """Return `<data_dir>/<name>` if it has the folders train and test, else None."""
         root = Path(self.data_dir, self.name)
         return root if (root / "train").is_dir() and (root / "test").is_dir() else None
 
@@ -178,7 +182,7 @@ class Digits(Dataset):
         return make_arrays((x[train], y[train]), (x[test], y[test]), digits.target_names)
 
 
-@functools.cache  # scikit-learn parses text files, and a process may have many runs
+@functools.cache  # scikit-learn parses text files, which is slow, and a process may run many jobs
 def parse_digits() -> Any:
     from sklearn.datasets import load_digits
 
@@ -186,7 +190,7 @@ def parse_digits() -> Any:
 
 
 class TorchvisionDataset(Published, Dataset):
-    """MNIST, FashionMNIST, CIFAR10 or CIFAR100, read by torchvision or from an image tree."""
+    """MNIST, FashionMNIST, CIFAR10 or CIFAR100 from torchvision's files or from a folder tree."""
 
     torchvision_class: Literal["MNIST", "FashionMNIST", "CIFAR10", "CIFAR100"]
 
@@ -227,7 +231,10 @@ class TorchvisionDataset(Published, Dataset):
 
 
 class Femnist(Dataset):
-    """LEAF's FEMNIST, `<data_dir>/femnist/{train,test}/*.json`; `owners` are the writers."""
+    """LEAF's FEMNIST, read from `<data_dir>/femnist/{train,test}/*.json`.
+
+    Each writer is a natural client (see `Data.owners`).
+    """
 
     def splits(self) -> list[list[Path]]:
         folder = Path(self.data_dir, self.name)
@@ -243,16 +250,16 @@ class Femnist(Dataset):
 
 
 class ImageFiles(Dataset):
-    """Base class of data sets in which each image is a file."""
+    """Base class of data sets that store each image in a separate file."""
 
     @cached_property
     def tree(self) -> Tree:
-        """The files. Raises ConfigError if they are missing."""
+        """The image files. Raises ConfigError if they are missing."""
         return self.scan()
 
     @abstractmethod
     def scan(self) -> Tree:
-        """Find the files."""
+        """Find the image files and their labels."""
 
     @property
     def files(self) -> Sequence[SourceFile]:
@@ -265,19 +272,19 @@ class ImageFiles(Dataset):
 
 
 class ImageFolder(ImageFiles):
-    """Any tree `<root>/{train,test}/<class>/<image>`.
+    """Any folder tree `<root>/{train,test}/<class>/<image>`.
 
-    Images are grey or in colour, depending on whether dataset.mean has 1 or 3 values. With
-    `test_fraction`, the tree has no test part, `<root>/<class>/<image>`, and this share of each
-    class is drawn as the test set by `split_seed`.
+    Images are read as grey images if dataset.mean has 1 value, and as colour images if it has 3. If
+    `test_fraction` is given, the tree is `<root>/<class>/<image>`, without a test folder. This
+    share of each class is then drawn as the test set, with the seed `split_seed`.
     """
 
     root: str
-    # folders joined to the training data
+    # folders whose images together form the training data
     train_splits: Annotated[tuple[str, ...], Limit("at least one folder", bool)]
-    # all images are resized to size x size pixels; None: they already have one size
+    # all images are resized to size x size pixels; None: they already have the same size
     size: Side | None
-    test_fraction: OpenShare | None = None  # None: the tree has a test part
+    test_fraction: OpenShare | None = None  # None: the tree has a test folder
     split_seed: Seed32 = 0
 
     def scan(self) -> Tree:
@@ -289,7 +296,7 @@ class ImageFolder(ImageFiles):
 
 
 class Cinic10(Published, ImageFolder):
-    """CINIC-10, an image tree as published, downloaded if missing."""
+    """CINIC-10, which is published as a folder tree and downloaded if it is missing."""
 
     hosts = ("https://datashare.ed.ac.uk/bitstream/handle/10283/3192/",)
     published = (("CINIC-10.tar.gz", "6ee4d0c996905fe93221de577967a372"),)
@@ -304,9 +311,10 @@ class Cinic10(Published, ImageFolder):
 
 
 class TinyImageNet(Published, ImageFiles):
-    """Tiny-ImageNet-200 as published, or an image tree.
+    """Tiny-ImageNet-200 from the published files or from a folder tree.
 
-    It is tested on the published val images, because the published test images have no labels.
+    The published val images are used as the test set, because the published test images have no
+    labels.
     """
 
     hosts = ("http://cs231n.stanford.edu/",)
@@ -329,12 +337,12 @@ class TinyImageNet(Published, ImageFiles):
 
 
 class Caltech256(Published, ImageFiles):
-    """Caltech-256 as published, with resized images, or an image tree.
+    """Caltech-256 from the published files, with resized images, or from a folder tree.
 
-    The published files have no test set, so a stratified one is drawn.
+    The published files have no test set, so a stratified test set is drawn.
     """
 
-    # the test part is drawn here; a surrogate set uses all images
+    # this class draws the test set, so a surrogate set may also use the test images
     splits_itself: ClassVar[bool] = True
 
     size: Side
@@ -356,8 +364,7 @@ class Caltech256(Published, ImageFiles):
         if (root := self.image_tree()) is not None:
             return scan_tree(root)
         folders = class_folders(self.published_folder)
-        # some class folders contain folders with stray files, so only images directly in a class
-        # folder count
+        # some class folders contain folders with stray files, so subfolders are not searched
         by_class = [list_images(self.published_folder / name, recursive=False) for name in folders]
         classes = [name.partition(".")[2] or name for name in folders]  # 001.ak47
         tree = Tree(label_files(by_class), [], classes)

@@ -1,4 +1,7 @@
-"""Download a data set's published files, with md5 checks and instructions for a manual download."""
+"""Download the published files of a data set and check their md5 checksums.
+
+If a download fails, the error message explains how to download the files manually.
+"""
 
 import contextlib
 import gzip
@@ -19,7 +22,7 @@ from fedexp.core.limits import Limit
 from fedexp.data.types import DataSource
 
 log = logging.getLogger("fedexp")
-TIMEOUT = 60  # seconds without a response
+TIMEOUT = 60  # seconds to wait for a response
 Address = Annotated[
     str, Limit("an http:// or https:// address", lambda v: v.startswith(("http://", "https://")))
 ]
@@ -30,19 +33,19 @@ class Published(DataSource):
 
     url: (
         Address | None
-    )  # mirror: a web folder instead of the hosts, or the address of the only file
+    )  # mirror to use instead of the hosts: a web folder or, if there is only one file, its address
 
-    packed: ClassVar[bool] = True  # False: the files are used as they are
+    packed: ClassVar[bool] = True  # whether the files must be unpacked
 
     @property
     @abstractmethod
     def hosts(self) -> Sequence[str]:
-        """Return folders on the web, to be tried in order."""
+        """Return the web folders to download from, in the order in which they are tried."""
 
     @property
     @abstractmethod
     def published(self) -> Sequence[tuple[str, str]]:
-        """Return (file name, md5) of each file."""
+        """Return the name and md5 checksum of each file."""
 
     @property
     def download_folder(self) -> Path:
@@ -51,14 +54,14 @@ class Published(DataSource):
 
     @property
     def is_present(self) -> bool:
-        """Return whether the files exist, unpacked."""
+        """Return whether all unpacked files exist."""
         return bool(self.paths) and all(path.is_file() for path in self.paths)
 
     def fetch_missing(self) -> None:
         """Download and unpack the files if they are missing.
 
-        A file that already has the correct md5 is not downloaded again. Raises ConfigError if the
-        files cannot be downloaded or unpacked.
+        A file that exists and has the correct md5 checksum is not downloaded again. Raises
+        ConfigError if the files cannot be downloaded or unpacked.
         """
         if self.is_present:
             return
@@ -67,13 +70,13 @@ class Published(DataSource):
         lock = folder / f".{self.name}.lock"
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            with FileLock(lock):  # the jobs of a sweep may all need the same files
+            with FileLock(lock):  # several jobs of a sweep may need the same files
                 try:
                     self._fetch_files(folder)
                 finally:
                     lock.unlink(missing_ok=True)
         except Exception as error:  # network, disk, md5 and archive errors have no common type
-            with contextlib.suppress(OSError):  # a folder that is not empty stays
+            with contextlib.suppress(OSError):  # rmdir fails for a folder that is not empty
                 for path in new:
                     path.rmdir()
             raise ConfigError(self._instructions(folder, error)) from error
@@ -82,7 +85,7 @@ class Published(DataSource):
         from torchvision.datasets.utils import check_integrity
 
         if self.is_present:
-            return  # another process has fetched them
+            return  # another process has downloaded them
         for file, md5 in self.published:
             if not check_integrity(folder / file, md5):
                 self._fetch_file(folder, file, md5)
@@ -97,7 +100,7 @@ class Published(DataSource):
             is_file = len(self.published) == 1 and not self.url.endswith("/")
             addresses = [self.url if is_file else f"{self.url.rstrip('/')}/{file}"]
         for address in addresses:
-            log.info("%s: fetching %s into %s", self.name, address, folder)
+            log.info("%s: downloading %s to %s", self.name, address, folder)
             try:
                 with _timeout(TIMEOUT), _temporary(folder) as temporary:
                     download_url(address, temporary, file, md5)
@@ -106,22 +109,23 @@ class Published(DataSource):
             except Exception as error:
                 if address == addresses[-1]:
                     raise
-                log.info("%s: %s; trying the next host", self.name, error)
+                log.info("%s: the download failed (%s); trying the next host", self.name, error)
 
     def _instructions(self, folder: Path, error: Exception) -> str:
         files = "\n".join(f"  {file}  (md5 {md5})" for file, md5 in self.published)
         return (
-            f"dataset={self.name}: its files are missing and could not be fetched from"
+            f"dataset={self.name}: its files are missing and could not be downloaded from"
             f" {self.url or ' or '.join(self.hosts)} ({error})\n"
             f"Put these files into {folder.absolute()}; the next run unpacks archives:\n{files}\n"
-            "or name a mirror: dataset.url=<web folder of these files, or address of the only file>"
+            "Or download them from a mirror: dataset.url=<web folder with these files; if there is"
+            " only one file, its address also works>"
         )
 
 
 @contextlib.contextmanager
 def _timeout(seconds: float) -> Iterator[None]:
     before = socket.getdefaulttimeout()
-    socket.setdefaulttimeout(seconds)  # torchvision has no timeout option and would wait forever
+    socket.setdefaulttimeout(seconds)  # torchvision has no timeout option and could wait forever
     try:
         yield
     finally:
@@ -129,10 +133,10 @@ def _timeout(seconds: float) -> Iterator[None]:
 
 
 def unpack(archive: Path, folder: Path) -> None:
-    """Unpack an archive in a temporary folder, then move the files to `folder`.
+    """Unpack an archive into a temporary folder, then move the files to `folder`.
 
-    An interrupted run leaves no partial data set. Nothing is written outside the folder, and no
-    link in an archive leaves it.
+    An interruption while unpacking therefore leaves no incomplete data set. No file is written
+    outside `folder`, and links that point outside it are rejected.
     """
     with _temporary(folder) as temporary:
         if archive.suffix == ".gz" and ".tar" not in archive.name:
@@ -152,6 +156,6 @@ def unpack(archive: Path, folder: Path) -> None:
 
 @contextlib.contextmanager
 def _temporary(folder: Path) -> Iterator[Path]:
-    """Yield a temporary folder inside `folder`, so that its files can be moved on the same disk."""
+    """Yield a temporary folder inside `folder`, so that moving files does not copy them."""
     with tempfile.TemporaryDirectory(dir=folder, prefix=".unpack-") as temporary:
         yield Path(temporary)

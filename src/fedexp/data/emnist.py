@@ -1,8 +1,8 @@
 """EMNIST: handwritten letters and digits in MNIST's format, in six splits.
 
 G. Cohen et al., "EMNIST: an extension of MNIST to handwritten letters", arXiv 1702.05373. The
-images in the files are transposed, and are transposed back here. The labels of letters start at 1
-in the files, and at 0 here.
+published images are transposed, so this module transposes them back. In the files of the split
+`letters`, labels start at 1; this module makes them start at 0.
 """
 
 from pathlib import Path
@@ -17,9 +17,9 @@ PARTS = ("train-images", "train-labels", "test-images", "test-labels")
 
 
 class Emnist(Published, Dataset):
-    """One split of EMNIST, from `<data_dir>/EMNIST/raw`.
+    """One split of EMNIST, read from `<data_dir>/EMNIST/raw`.
 
-    The files may be unpacked, as by torchvision, or packed (.gz).
+    The files may be packed (.gz), or unpacked as torchvision leaves them.
     """
 
     split: Literal["byclass", "bymerge", "balanced", "letters", "digits", "mnist"]
@@ -32,7 +32,7 @@ class Emnist(Published, Dataset):
         return Path(self.data_dir, "EMNIST", "raw")
 
     def find(self, part: str) -> Path | None:
-        """Return the file of a part, packed or unpacked, or None if it is missing."""
+        """Return the packed or unpacked file of one of PARTS, or None if it is missing."""
         name = f"emnist-{self.split}-{part}-idx{3 if part.endswith('images') else 1}-ubyte"
         tried = (
             self.download_folder / name,
@@ -43,7 +43,7 @@ class Emnist(Published, Dataset):
 
     @property
     def paths(self) -> list[Path]:
-        """Return the files of PARTS, or an empty list if one is missing."""
+        """Return the four files in the order of PARTS, or an empty list if one is missing."""
         found = list(filter(None, map(self.find, PARTS)))
         return found if len(found) == len(PARTS) else []
 
