@@ -450,7 +450,7 @@ def test_analyses_agree_with_the_results_of_the_run(run, capsys):
     [
         (["hessian", "--round", "9"], "a model of round 9 is not kept; kept rounds: 1, 2"),
         (["hessian", "--data", "8"], "--data 8: must be test, train or the number of a client"),
-        (["loss_plane", "--points", "1"], "argument --points: 1: must be a number of at least 2"),
+        (["loss_plane", "--points", "1"], "--points: 1: must be a finite number, at least 2"),
         (
             ["loss_plane", "--directions", "models", "--models", "global,1"],
             "three different ones of global, before",

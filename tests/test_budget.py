@@ -42,7 +42,7 @@ def fedexp(*arguments: str) -> int:
         (["budget=5"], "budget=5: needs --multirun"),
         (
             ["--multirun", "budget=0", "sweep=cfed_table1"],
-            "budget=0: must be a number of minutes above 0",
+            "budget=0: must be a positive number of minutes",
         ),
         (
             ["--multirun", "budget=5", "seed=0,1"],

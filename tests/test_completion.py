@@ -106,7 +106,7 @@ def test_completes_user_groups(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["-sc"], "needs install= or query="),
+        (["-sc"], "needs install=<shell> or query=<shell>"),
         (
             ["-sc", "install=bsh"],
             r"install=bsh: must be one of bash, zsh, fish \(nearest: 'bash'\)",

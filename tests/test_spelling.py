@@ -92,7 +92,7 @@ def test_install_command_of_an_extra(monkeypatch, tmp_path):
             ["tracker=[wandb,none]"],
             "fedexp: tracker=[wandb,none]: none cannot be combined with other options; remove it\n",
         ),
-        (["resume="], "fedexp: resume=: must be a run directory"),
+        (["resume="], "fedexp: resume=: needs the path of a run directory"),
         (
             ["hydra/job_logging=foo"],
             "fedexp: hydra/job_logging=foo: no such option; options: default, disabled, none, ",

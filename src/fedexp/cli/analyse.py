@@ -16,26 +16,29 @@ KINDS = {
     "noise": "loss and accuracy under Gaussian noise on the parameters (FedNTD Fig. 14)",
     "hessian": "the largest eigenvalues of the Hessian of the loss",
     "hypersphere": "2-dimensional features on the unit circle (FedNTD Fig. 18)",
-    "tsne": "features of global and local models, by t-SNE (FedNTD Fig. 19 to 21)",
+    "tsne": "t-SNE of the features of global and local models (FedNTD Fig. 19 to 21)",
     "neurons": "the class that each neuron prefers, in global and local models (FedNTD Fig. 17)",
 }
 LOSS, FEATURES = ("loss_plane", "noise", "hessian"), ("hypersphere", "tsne", "neurons")
 
 
 def at_least(least: float, kind: type = int) -> Callable[[str], Any]:
-    """Return a function that parses a number of at least `least`."""
+    """Return a function that parses a number and rejects values below `least`.
+
+    kind: the type of the number.
+    """
 
     def number(text: str) -> Any:
         value = kind(text)
         if not least <= value < math.inf:
-            raise ArgumentTypeError(f"{text}: must be a number of at least {least}")
+            raise ArgumentTypeError(f"{text}: must be a finite number, at least {least}")
         return value
 
     return number
 
 
 def listed(kind: Callable[[str], Any]) -> Callable[[str], list[Any]]:
-    """Return a function that parses a comma-separated list."""
+    """Return a function that parses a comma-separated list and converts each item with `kind`."""
 
     def values(text: str) -> list[Any]:
         return [kind(part) for part in text.split(",")]
@@ -49,71 +52,73 @@ def tolerance(text: str) -> float:
     return float(text)
 
 
-# (kinds, flag, function that parses its value, or its choices, help)
+# (kinds of analysis, flag, its choices or the function that parses its value, help text)
 FLAGS: tuple[tuple[tuple[str, ...], str, Any, str], ...] = (
-    (LOSS, "--round", int, "round of the model (default: the last kept one)"),
-    (LOSS, "--client", int, "a client, to use its local model of that round"),
+    (LOSS, "--round", int, "round of the model (default: the last saved model)"),
+    (LOSS, "--client", int, "use the local model of this client"),
     (
         FEATURES,
         "--round",
         listed(int),
-        "rounds of the models (default: the last with local models)",
+        "rounds of the models (default: the last round with local models)",
     ),
-    (("hypersphere",), "--clients", at_least(0), "at most so many local models (default: 3)"),
-    (("tsne",), "--clients", at_least(0), "at most so many local models (default: 10)"),
+    (("hypersphere",), "--clients", at_least(0), "maximum number of local models (default: 3)"),
+    (("tsne",), "--clients", at_least(0), "maximum number of local models (default: 10)"),
     (
         ("loss_plane",),
         "--directions",
         ("random", "eigenvectors", "models"),
-        "of the plane; random ones are filter-normalised",
+        "directions that span the plane; random directions are filter-normalised",
     ),
     (
         ("loss_plane",),
         "--models",
         str,
-        "with --directions models: three of global, before and numbers of clients (default: global"
-        " and the first two clients)",
+        "with --directions models: three different models, each given as global, before (the global"
+        " model before the round) or a client's number (default: global and the first two clients)",
     ),
-    (("loss_plane",), "--points", at_least(2), "points on each side of the grid (default: 21)"),
+    (("loss_plane",), "--points", at_least(2), "grid points on each side (default: 21)"),
     (
         ("loss_plane",),
         "--span",
         at_least(1e-12, float),
-        "how far the grid reaches on either side, in units of its directions (default: 1 for"
-        " random, 0.5 for eigenvectors)",
+        "how far the grid extends to each side, in units of its directions (default: 1 for random,"
+        " 0.5 for eigenvectors)",
     ),
     (
         ("noise",),
         "--strengths",
         listed(at_least(0, float)),
-        "of the noise (default: 11 from 0 to 0.05, or to 0.5 with --scale relative)",
+        "noise strengths (default: 11 values from 0 to 0.05, or to 0.5 with --scale relative)",
     ),
-    (("noise",), "--draws", at_least(1), "number of draws of the noise (default: 5)"),
+    (("noise",), "--draws", at_least(1), "number of noise draws for each strength (default: 5)"),
     (
         ("noise",),
         "--scale",
         ("absolute", "relative"),
-        "of a strength: a standard deviation (the default), or relative to the root mean square of"
-        " each tensor",
+        "unit of the strengths: absolute for a standard deviation (the default), or relative to"
+        " the root mean square of each tensor",
     ),
     (("hessian",), "--eigenvalues", int, "number of eigenvalues (default: 5)"),
-    (("hessian",), "--tolerance", tolerance, "relative error of each (default: 0.001)"),
-    (("tsne",), "--perplexity", float, "of t-SNE (default: 30)"),
-    (tuple(KINDS), "--data", str, "test (the default), train, or a client's number"),
-    (tuple(KINDS), "--examples", at_least(1), "at most so many, drawn at random"),
-    (tuple(KINDS), "--seed", at_least(0), "of examples, directions and t-SNE (default: 0)"),
+    (("hessian",), "--tolerance", tolerance, "allowed relative error (default: 0.001)"),
+    (("tsne",), "--perplexity", float, "perplexity of t-SNE (default: 30)"),
+    (tuple(KINDS), "--data", str, "data: test (default), train, or a client's number"),
+    (tuple(KINDS), "--examples", at_least(1), "maximum number of examples, drawn at random"),
+    (tuple(KINDS), "--seed", at_least(0), "random seed (default: 0)"),
     (tuple(KINDS), "--device", str, "auto, cpu, cuda or cuda:<number>"),
-    (tuple(KINDS), "--data-dir", str, "directory of the data sets (default: that of the run)"),
-    (tuple(KINDS), "--config-dir", Path, "a directory of your own groups"),
+    (tuple(KINDS), "--data-dir", str, "directory of the data sets (default: the run's)"),
+    (tuple(KINDS), "--config-dir", Path, "a directory with your own config groups"),
 )
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    """Add a subparser for each kind."""
+    """Add a subparser for each kind of analysis."""
     parser.add_argument("run", type=Path, help="a run directory")
     kinds = parser.add_subparsers(dest="kind", required=True, metavar="|".join(KINDS))
     of = {name: kinds.add_parser(name, help=text, description=text) for name, text in KINDS.items()}
-    others = "another run, whose models go into the same plane; may be repeated (FedNTD Fig. 21)"
+    others = (
+        "another run whose models are shown in the same plane; may be repeated (FedNTD Fig. 21)"
+    )
     of["tsne"].add_argument(
         "--with", dest="others", metavar="RUN", action="append", type=Path, help=others
     )
@@ -127,7 +132,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def check(options: Namespace) -> None:
-    """Raise ConfigError if a directory holds no run or if flags do not go together."""
+    """Raise ConfigError if a directory holds no run or if flags cannot be combined."""
     from fedexp.rundir.reader import require_run
 
     for run in (options.run, *getattr(options, "others", ())):
@@ -135,13 +140,13 @@ def check(options: Namespace) -> None:
     if options.kind != "loss_plane":
         return
     if options.directions != "models" and options.models is not None:
-        raise ConfigError("--models: needs --directions models")
+        raise ConfigError("--models: can only be used with --directions models")
     if options.directions == "models" and (options.span, options.client) != (None, None):
         raise ConfigError("--directions models: cannot be used with --span or --client")
 
 
 def analyse(options: Namespace) -> list[str]:
-    """Compute the analysis and write its files; return the lines to print."""
+    """Run the analysis and write its files; return the lines to print."""
     from fedexp.analysis.posthoc import kinds
     from fedexp.cli.composition import composed
     from fedexp.cli.job import log_to_console

@@ -1,4 +1,4 @@
-"""Read the command line before Hydra does: split off its flags and plan the runs."""
+"""Parse the command line before Hydra does: separate flags from overrides and plan the runs."""
 
 import math
 import re
@@ -14,7 +14,8 @@ from fedexp.config.spelling import check_values, normalise, quoted
 from fedexp.core.errors import ConfigError
 from fedexp.core.yaml_files import check_directories
 
-# flag -> (short form, allowed values); () if the flag takes no value, None if it takes any
+# flag -> (short form, allowed values). () means that the flag takes no value, None that any value
+# is allowed.
 FLAGS: dict[str, tuple[str, tuple[str, ...] | None]] = {
     "--help": ("-h", ()),
     "--hydra-help": ("", ()),
@@ -30,14 +31,14 @@ FLAGS: dict[str, tuple[str, tuple[str, ...] | None]] = {
     "--config-dir": ("-cd", None),
     "--shell-completion": ("-sc", ()),
 }
-OURS = ("sweep", "preview", "budget")  # keys of a multirun that Hydra does not see
-# Mappings that accept the keys of another object -> the choice that enables them (None: always).
+OURS = ("sweep", "preview", "budget")  # keys of a multirun that are not passed to Hydra
+# mapping whose keys conf/ does not list -> the override that enables it (None: always enabled)
 OPEN = {"surrogate.options": None, "partition.options": "partition=flower"}
 NO_FIGURES = {"figures=false", "figures.draw=false"}
 
 
 class Parser(ArgumentParser):
-    """A parser that raises ConfigError for wrong arguments."""
+    """A parser that raises ConfigError for invalid arguments."""
 
     def error(self, message: str) -> NoReturn:
         raise ConfigError(message)
@@ -48,10 +49,10 @@ class Plan(NamedTuple):
 
     flags: Mapping[str, str]  # full name -> value, or an empty string if the flag takes no value
     folders: list[Path]  # directories with the user's config groups (`--config-dir`)
-    launches: list[list[str]]  # the overrides of each Hydra run
-    sweeps: list[str]  # names in conf/sweep
-    preview: bool  # only list the jobs
-    budget: float | None  # minutes that all jobs together may take
+    launches: list[list[str]]  # the overrides of each call to Hydra
+    sweeps: list[str]  # names of the requested sweeps (files in conf/sweep)
+    preview: bool  # whether to list the jobs without running them
+    budget: float | None  # time limit for all jobs together, in minutes
 
     @property
     def words(self) -> list[str]:
@@ -60,21 +61,23 @@ class Plan(NamedTuple):
 
     @property
     def draws(self) -> bool:
-        """Whether reports have figures."""
+        """Whether reports include figures."""
         return not any(NO_FIGURES.intersection(map(str.lower, each)) for each in self.launches)
 
     def sweep_in(self, directory: Path) -> str | None:
-        """Return the named sweep in a directory, or None if no named sweep was given."""
+        """Return the name of the sweep that runs in a directory, or None if no sweep was named."""
         return directory.name if len(self.sweeps) > 1 else next(iter(self.sweeps), None)
 
 
 def parse(arguments: Sequence[str]) -> Plan:
-    """Return the plan for a command line, see `make_plan`."""
+    """Parse a command line and return its plan, see `make_plan`."""
     return make_plan(*split_flags(arguments))
 
 
 def split_flags(arguments: Sequence[str]) -> tuple[dict[str, str], list[str]]:
-    """Split arguments into (flags by their full names, overrides). They may be in any order.
+    """Split arguments into flags and overrides, which may be in any order.
+
+    Return (a dict that maps the full name of each flag to its value, the overrides).
 
     Raises ConfigError for an unknown flag or a value that the flag does not allow.
     """
@@ -96,9 +99,9 @@ def split_flags(arguments: Sequence[str]) -> tuple[dict[str, str], list[str]]:
 
 
 def config_folders(flags: Mapping[str, str]) -> list[Path]:
-    """Return the directory given by `--config-dir`, if any.
+    """Return a list with the directory given by `--config-dir`, or an empty list.
 
-    Raises ConfigError if its files cannot be read safely.
+    Raises ConfigError if the directory's files cannot be read safely.
     """
     folders = [Path(flags["--config-dir"])] if "--config-dir" in flags else []
     check_directories(folders)
@@ -106,9 +109,9 @@ def config_folders(flags: Mapping[str, str]) -> list[Path]:
 
 
 def make_plan(flags: Mapping[str, str], overrides: list[str]) -> Plan:
-    """Return the plan for the parts of a command line.
+    """Return the plan for the flags and overrides of a command line.
 
-    Raises ConfigError for errors that can be found before Hydra composes.
+    Raises ConfigError for errors that can be found before Hydra composes the configuration.
     """
     folders = config_folders(flags)
     check_same_names(folders)
@@ -133,7 +136,7 @@ def make_plan(flags: Mapping[str, str], overrides: list[str]) -> Plan:
 
 
 def read_preview(ours: Mapping[str, str], own: Sequence[str]) -> bool:
-    """Return whether the jobs are only listed."""
+    """Return whether to list the jobs without running them."""
     text = ours.get("preview", "false")
     if text not in ("true", "false"):
         raise ConfigError(f"preview={text}: must be true or false")
@@ -152,21 +155,22 @@ def read_budget(ours: Mapping[str, str], own: Sequence[str]) -> float | None:
     except ValueError:
         minutes = 0.0
     if not 0 < minutes < math.inf:
-        raise ConfigError(f"budget={text}: must be a number of minutes above 0")
+        raise ConfigError(f"budget={text}: must be a positive number of minutes")
     if "sweep" not in ours and not any(o.startswith("hydra.sweep.dir=") for o in own):
         raise ConfigError(
             f"budget={text}: needs sweep=<name> or hydra.sweep.dir=<directory>, so that the same"
-            " command can continue"
+            " command can continue the sweep"
         )
     if other := [o for o in own if o.startswith("hydra/sweeper=")]:
-        raise ConfigError(f"budget={text}: cannot list the jobs of {other[-1]}")
+        raise ConfigError(f"budget={text}: cannot be used with {other[-1]}")
     return minutes
 
 
 def check_same_names(directories: Sequence[Path]) -> None:
-    """Raise ConfigError if a user's option has the same name as one of fedexp's.
+    """Raise ConfigError if a user's option has the same name as an option of fedexp.
 
-    Hydra would use fedexp's option. Sweeps may share a name, since Hydra does not read them.
+    Hydra would use fedexp's option instead of the user's. Sweeps may share a name, since Hydra does
+    not read them.
     """
     for directory in directories:
         for mine in sorted(directory.glob("*/**/*.yaml")):
@@ -187,7 +191,7 @@ def check_overrides(overrides: Sequence[str], folders: list[Path]) -> None:
     for text in overrides:
         if key_of(text).startswith("hydra") and "_target_" in text:
             raise ConfigError(
-                f"{text}: classes for Hydra can only be set in a file of your --config-dir"
+                f"{text}: classes for Hydra can only be set in a file in your --config-dir"
             )
     check_names(overrides, [*groups, *PRESETS])
     check_values(overrides, folders)
@@ -200,13 +204,14 @@ def check_overrides(overrides: Sequence[str], folders: list[Path]) -> None:
 
 
 def sweep_launches(names: Sequence[str], own: list[str], folders: list[Path]) -> list[list[str]]:
-    """Return the overrides of each multirun in the named sweeps."""
+    """Return the overrides of each multirun that belongs to the named sweeps."""
     from fedexp.analysis.sweep import launches, load_sweep
 
     placed = [text for text in own if text.startswith("hydra.sweep.dir=")]
     if placed and len(names) > 1:
         raise ConfigError(
-            f"{placed[-1]}: cannot be used with several sweeps; each is in multirun/<sweep>"
+            f"{placed[-1]}: cannot be used with several sweeps; each sweep is written to"
+            " multirun/<sweep>"
         )
     found = []
     for name in names:
@@ -218,7 +223,8 @@ def sweep_launches(names: Sequence[str], own: list[str], folders: list[Path]) ->
 def rewrite_lists(overrides: list[str]) -> list[str]:
     """Rewrite `tracker=[a,b]` and `tracker.a.key=value` as overrides of `tracker=several`.
 
-    Hydra would merge both options into one node. `analysis=[a,b]` is rewritten in the same way.
+    Otherwise, Hydra would merge the options into one node. `analysis=[a,b]` is rewritten in the
+    same way.
     """
     for group in SEVERAL:
         overrides = rewrite_list(overrides, group)
@@ -226,7 +232,7 @@ def rewrite_lists(overrides: list[str]) -> list[str]:
 
 
 def sets_open_mapping(override: str, overrides: list[str]) -> bool:
-    """Return whether an override sets keys of a mapping that is empty in conf/.
+    """Return whether an override sets keys in a mapping that is empty in conf/.
 
     Hydra adds such keys only if the override begins with `++`.
     """
@@ -237,7 +243,7 @@ def sets_open_mapping(override: str, overrides: list[str]) -> bool:
 
 
 def rewrite_list(overrides: list[str], group: str) -> list[str]:
-    """Rewrite a group's list of options as overrides of its option `rewrite_list`."""
+    """Rewrite a list of a group's options as overrides of the group's option `several`."""
     given = [text for text in overrides if key_of(text) == group]
     found = re.fullmatch(rf"{group}=\[([\w\s,.-]+)\]", given[-1]) if given else None
     if found is None:
@@ -254,7 +260,10 @@ def rewrite_list(overrides: list[str], group: str) -> list[str]:
 
 
 def add_stored_overrides(overrides: list[str], multirun: bool, folders: list[Path]) -> list[str]:
-    """Replace `resume=DIR` by the overrides that DIR was started with, and run in DIR."""
+    """Add the overrides of the run that `resume=DIR` continues, and set its run directory to DIR.
+
+    Without `resume=`, the overrides are returned unchanged.
+    """
     from fedexp.rundir.links import require_run_directory
 
     given = [text.split("=", 1)[1] for text in overrides if text.startswith("resume=")]
@@ -262,7 +271,7 @@ def add_stored_overrides(overrides: list[str], multirun: bool, folders: list[Pat
         return overrides
     named = given[-1].strip("'\"")
     if not named:
-        raise ConfigError("resume=: must be a run directory")
+        raise ConfigError("resume=: needs the path of a run directory")
     if multirun:
         raise ConfigError("resume=: resumes a single run and cannot be used with --multirun")
     try:
@@ -287,7 +296,7 @@ def add_stored_overrides(overrides: list[str], multirun: bool, folders: list[Pat
 
 
 def quote_literal(text: str) -> str:
-    """Quote a value so that Hydra and OmegaConf read it as this text.
+    """Quote a value so that Hydra and OmegaConf read it literally.
 
     The text may contain quotes, backslashes and `${`.
     """

@@ -53,18 +53,21 @@ def call(name: str, arguments: Sequence[str]) -> int:
 
 
 def parse_arguments(parser: ArgumentParser, arguments: Sequence[str]) -> Namespace:
-    """Parse the arguments and release the signals, which are held until the imports are done."""
+    """Parse the arguments, and stop delaying signals.
+
+    Signals are delayed until the imports are done.
+    """
     interrupts.release()
     return parser.parse_args(arguments)
 
 
 def report(parser: ArgumentParser, arguments: Sequence[str]) -> int:
-    """Write a sweep's tables and figures, with published values.
+    """Write a sweep's tables and figures next to the published values.
 
     `--out TABLE` writes all runs below the directories to one table (TABLE.csv and TABLE.md) with
-    one row per run. `--restore DIR` makes run directories DIR/<sweep>/<run> from the files that
-    `--keep` wrote, and writes no tables. `--metric NAME,...` adds measures of forgetting between
-    tasks, also for old runs.
+    one row per run. `--restore DIR` creates the run directories DIR/<sweep>/<run> from the files
+    that `--keep` wrote; no tables are written. `--metric NAME,...` adds columns with measures of
+    forgetting between tasks, which are computed from the files of the runs.
     """
     from fedexp.cli.flags import add_layout_flags, add_picture_flags
     from fedexp.metrics.task_matrix import MEASURES
@@ -72,11 +75,11 @@ def report(parser: ArgumentParser, arguments: Sequence[str]) -> int:
 
     add = parser.add_argument
     add("directories", nargs="+", type=Path)
-    add("--out", type=Path, help="path of the two files without their suffix")
+    add("--out", type=Path, help="path of the two files, without a suffix")
     add("--no-figures", action="store_true", help="write no figures")
-    kept = "write a small file of each run to SWEEP/runs, which can be committed"
+    kept = "write one small file per run to SWEEP/runs; these files can be committed"
     add("--keep", action="store_true", help=kept)
-    restored = "write run directories DIR/<sweep>/<run> from the files of --keep, and no tables"
+    restored = "create run directories DIR/<sweep>/<run> from the files of --keep; write no tables"
     add("--restore", type=Path, metavar="DIR", help=restored)
     known = ", ".join(MEASURES)
     add(
@@ -111,10 +114,12 @@ def view(parser: ArgumentParser, arguments: Sequence[str]) -> int:
     from fedexp.core.storage import display_path, write_atomically
     from fedexp.papers.aggregate import comparison_table
 
-    directories = "a sweep (multirun/<sweep>) or a run; several share a page"
+    directories = "a sweep (multirun/<sweep>) or a run; several directories share one page"
     parser.add_argument("directories", nargs="+", type=Path, help=directories)
-    parser.add_argument("--out", type=Path, help="the page (default: view.html in the directory)")
-    parser.add_argument("--open", action="store_true", help="open it in the browser")
+    parser.add_argument(
+        "--out", type=Path, help="path of the page (default: view.html in the directory)"
+    )
+    parser.add_argument("--open", action="store_true", help="open the page in the browser")
     options = parse_arguments(parser, arguments)
     common = os.path.commonpath([path.absolute() for path in options.directories])
     out = options.out or Path(common, "view.html")
@@ -131,8 +136,8 @@ def view(parser: ArgumentParser, arguments: Sequence[str]) -> int:
 def evaluate(parser: ArgumentParser, arguments: Sequence[str]) -> int:
     """Test a run's saved model and show the accuracy of each class.
 
-    The default test set is the run's. `dataset=` chooses the test set of another data set with the
-    same classes.
+    By default, the model is tested on the run's test set. `dataset=` selects the test set of
+    another data set with the same classes.
     """
     from fedexp.cli.composition import composed
     from fedexp.cli.evaluate import format_table, read_dataset
@@ -144,10 +149,10 @@ def evaluate(parser: ArgumentParser, arguments: Sequence[str]) -> int:
     add("run", type=Path, help="a run directory")
     overrides = "dataset=<option>, dataset.<key>=<value>, data_dir=<directory> (as for a run)"
     add("overrides", nargs="*", help=overrides)
-    add("--round", type=int, help="round of the kept model (default: the last)")
+    add("--round", type=int, help="round of the saved model (default: the last one)")
     add("--device", default="auto", help="auto, cpu, cuda or cuda:<number>")
     add("--out", type=Path, help="also write the table to this csv file")
-    add("--config-dir", type=Path, help="a directory of your own groups")
+    add("--config-dir", type=Path, help="a directory with your own config groups")
     options = parse_arguments(parser, arguments)
     run = require_run(options.run)
     source, data_dir = read_dataset(options.overrides, options.config_dir)
@@ -166,7 +171,7 @@ def evaluate(parser: ArgumentParser, arguments: Sequence[str]) -> int:
 def analyse(parser: ArgumentParser, arguments: Sequence[str]) -> int:
     """Analyse the loss, curvature and features of a run's models.
 
-    It works with a run of any algorithm. Local models are included if the run was started with
+    All algorithms are supported. Local models are included if the run was started with
     `keep_local_models=[<rounds>]`. Tables and figures are written to <run>/analysis/.
     """
     from fedexp.cli.analyse import add_arguments, analyse
@@ -177,11 +182,11 @@ def analyse(parser: ArgumentParser, arguments: Sequence[str]) -> int:
 
 
 def figures(parser: ArgumentParser, arguments: Sequence[str]) -> int:
-    """Draw a run's figures again, also if the run was interrupted."""
+    """Redraw a run's figures, even if the run was interrupted."""
     from fedexp.cli.flags import add_picture_flags
     from fedexp.figures import make_figures, read_settings
 
-    parser.add_argument("run_dir", nargs="+", type=Path, help="a run directory (holds rounds.csv)")
+    parser.add_argument("run_dir", nargs="+", type=Path, help="a run directory (with rounds.csv)")
     add_picture_flags(parser)
     options, code = parse_arguments(parser, arguments), 0
     for run_dir in options.run_dir:
@@ -189,7 +194,7 @@ def figures(parser: ArgumentParser, arguments: Sequence[str]) -> int:
             paths = make_figures(run_dir, look=read_settings(run_dir).changed(options))
             if not paths:
                 needed = "rounds.csv, class_accuracy.csv or partition.npz"
-                raise ConfigError(f"{run_dir}: has no run to draw ({needed} is missing)")
+                raise ConfigError(f"{run_dir}: holds no run to draw ({needed} is missing)")
             print(*paths, sep="\n")
         except ConfigError as error:
             code = say(str(error))
@@ -202,15 +207,15 @@ def figures(parser: ArgumentParser, arguments: Sequence[str]) -> int:
 def push(parser: ArgumentParser, arguments: Sequence[str]) -> int:
     """Upload a finished run or sweep to W&B.
 
-    DIRECTORY is a run directory or a sweep directory. For a sweep, all its runs and its tables are
-    uploaded. Only files in DIRECTORY are read.
+    DIRECTORY is a run directory or a sweep directory. For a sweep, all
+    runs and tables are uploaded. Only files in DIRECTORY are read.
 
     A run that was tracked or pushed before keeps its W&B id (the id of the newest run below
-    DIRECTORY/wandb). W&B then adds the missing rounds and the results. `--new` makes a new W&B run
-    instead, for example if the old one has been deleted.
+    DIRECTORY/wandb). The missing rounds and the results are added to that W&B run. `--new` makes a
+    new W&B run instead, for example if the old one has been deleted.
 
     The exit code is 0 if everything was pushed, 1 if W&B failed for at least one directory, and 2
-    if a directory is not a finished run. The other directories are pushed in any case.
+    if a directory is not a finished run. All remaining directories are still pushed.
     """
     from fedexp.cli.job import log_to_console
     from fedexp.cli.push import UPLOAD_SECONDS, list_directories, push
@@ -238,8 +243,8 @@ def push(parser: ArgumentParser, arguments: Sequence[str]) -> int:
 def dashboard(parser: ArgumentParser, arguments: Sequence[str]) -> int:
     """Make a W&B workspace with panels for fedexp's runs.
 
-    The workspace has sections for accuracy, classes, forgetting, local training, time and
-    communication, bar charts of the results, and the figures. Runs are grouped by their
+    The workspace shows accuracy, classes, forgetting, local training, time and communication. It
+    also shows bar charts of the results, and the figures. Runs are grouped by their
     configuration, so curves are means over seeds with the standard deviation.
 
     `--print` shows the specification instead of saving it, and needs no network and no account. The
@@ -249,7 +254,7 @@ def dashboard(parser: ArgumentParser, arguments: Sequence[str]) -> int:
 
     from fedexp.trackers.dashboard import save, specification, workspace
 
-    where = "project of the runs, such as team/fedexp"
+    where = "the W&B project with the runs, such as team/fedexp"
     parser.add_argument("project", metavar="ENTITY/PROJECT", help=where)
     parser.add_argument("--name", default="fedexp", help="name of the workspace (default: fedexp)")
     shown = "print the specification instead of saving it"
@@ -264,12 +269,12 @@ def reproduction(parser: ArgumentParser, arguments: Sequence[str]) -> int:
     """Write REPRODUCTION.md from the committed tables and runs.
 
     The command reads `multirun/<sweep>/table.csv` (written by `fedexp report`) and
-    `multirun/<sweep>/runs` (written by `fedexp report --keep`). From the runs it computes the
-    statistics on the first screen and draws the learning curves into
+    `multirun/<sweep>/runs` (written by `fedexp report --keep`). From the runs, it computes
+    the statistics at the top of REPRODUCTION.md and draws the learning curves into
     `docs/reproduction`.
 
     `--check` writes nothing; the exit code is 1 if a file is out of date. `--status` writes nothing
-    and shows how much of each table is measured, the cost so far and the cost of the rest.
+    and shows how much of each table has been measured, the cost so far and the remaining cost.
     """
     from fedexp.papers.reproduction import all_files, check_files, print_status, write_files
 
@@ -277,11 +282,9 @@ def reproduction(parser: ArgumentParser, arguments: Sequence[str]) -> int:
     add("--root", type=Path, default=Path(), help="the checkout (default: the working directory)")
     check = "write nothing; exit with 1 if a file is out of date"
     add("--check", action="store_true", help=check)
-    status = "show what has been measured and what the rest would cost"
+    status = "show what has been measured and what the remaining runs would cost"
     add("--status", action="store_true", help=status)
-    data = (
-        "with --status: directory of data sets (default: FEDEXP_DATA, else data/ in the checkout)"
-    )
+    data = "with --status: directory of data sets (default: FEDEXP_DATA, or data/ in the checkout)"
     data += "; may be repeated"
     add("--data-dir", action="append", type=Path, metavar="DIR", help=data)
     options = parse_arguments(parser, arguments)
@@ -298,7 +301,7 @@ def requirements(parser: ArgumentParser, arguments: Sequence[str]) -> int:
     """Show what each algorithm needs beyond FedAvg.
 
     The output is the table of docs/algorithms/index.md. It extends FedNTD's Table 6 (statefulness,
-    communication, extra data) to all algorithms, using the `needs` that they declare.
+    communication, extra data) to all algorithms, using the `needs` that each algorithm declares.
     """
     from fedexp.analysis.algorithm_costs import requirements_table
     from fedexp.config.options import conf_directory

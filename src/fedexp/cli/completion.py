@@ -1,8 +1,8 @@
 """Complete command lines in bash, zsh and fish: `fedexp --shell-completion install=bash|zsh|fish`.
 
-Hydra's completion is not used, since it composes the configuration and takes three to five times as
-long (0.6 to 1.1 s instead of 0.2 s on two cores). It also cannot complete subcommands, flags, paths
-or lists of values.
+Hydra's completion is not used. It composes the configuration and therefore takes three to five
+times as long (0.6 to 1.1 s instead of 0.2 s on two cores). It also cannot complete subcommands,
+flags, paths or lists of values.
 """
 
 import os
@@ -62,7 +62,7 @@ ONLY_SWEEP = ("sweep", "preview", "budget")
 
 
 def answer_shell(words: list[str], folders: list[Path]) -> str:
-    """Return what `--shell-completion ACTION=SHELL` prints.
+    """Return the text that `--shell-completion ACTION=SHELL` prints.
 
     words: the command line without its flags. folders: directories with config groups, the user's
     first and conf/ last.
@@ -71,30 +71,31 @@ def answer_shell(words: list[str], folders: list[Path]) -> str:
     action = next((name for name in ("install", "query") if name in given), None)
     if action is None:
         raise ConfigError(
-            f"--shell-completion: needs install= or query= one of {', '.join(SCRIPTS)}"
+            "--shell-completion: needs install=<shell> or query=<shell>; shells:"
+            f" {', '.join(SCRIPTS)}"
         )
     require_choice(action, shell := given[action], SCRIPTS)
     if action == "install":
         return SCRIPTS[shell].strip()
     line = os.environ.get("COMP_LINE", "")
     typed = line.split()[1:] + [""] * line.endswith(" ")
-    # the script tells bash (nospace) to add no space after a word, so add it here
+    # with the script's `nospace`, bash adds no space after a word, so add it to the completion
     whole = " " if shell == "bash" and not is_multirun(typed) else ""
     found = complete(typed or [""], folders)
     return "\n".join(text if text.endswith(("=", ".", "/")) else text + whole for text in found)
 
 
 def complete(words: list[str], folders: list[Path]) -> list[str]:
-    """Return the completions of the last word, up to the next `.`, `=` or `/`.
+    """Return the completions of the last word. Each ends at the next `.`, `=` or `/`.
 
-    words: the command line after `fedexp`.
+    words: the words of the command line after `fedexp`.
     """
     *before, word = words
     return sorted({text for text in suggest(before, word, folders) if text.startswith(word)})
 
 
 def suggest(before: list[str], word: str, folders: list[Path]) -> Iterator[str]:
-    """Yield words that may follow `before`. They need not begin with `word`."""
+    """Yield words that may follow the words `before`. Some may not begin with `word`."""
     values = next((FLAGS[name][1] for name in before[-1:] if name in FLAGS), ())
     if before and before[0] in SUBCOMMANDS:
         yield from ("--help",) if word.startswith("-") else complete_path(word)
@@ -121,7 +122,10 @@ def is_multirun(words: list[str]) -> bool:
 def complete_override(
     before: list[str], word: str, folders: list[Path], multirun: bool
 ) -> Iterator[str]:
-    """Yield `group=option` and `key=value`; a key without `=` ends at its next `.`."""
+    """Yield completions of the form `group=option` and `key=value`.
+
+    Without `=`, a key is completed up to its next `.`.
+    """
     groups = [*list_groups(folders), "experiment", *(ONLY_SWEEP if multirun else ())]
     key, equals, value = word.partition("=")
     if not equals:
@@ -142,7 +146,7 @@ def complete_override(
 
 
 def settable_keys(before: list[str], folders: list[Path]) -> list[str]:
-    """Return the keys that exist with the options chosen in `before`."""
+    """Return the keys that can be set with the options chosen in `before`."""
     given = dict(text.lstrip("+~").split("=", 1) for text in before if "=" in text)
     chosen = default_options(folders[-1])
     for entry in defaults_list(folders, "experiment", given.get("experiment", "")):
@@ -164,7 +168,7 @@ def settable_keys(before: list[str], folders: list[Path]) -> list[str]:
 
 
 def defaults_list(folders: list[Path], group: str, option: str) -> list[Any]:
-    """Return the defaults list of an option's file, which names the options that it extends."""
+    """Return the defaults list of an option's file: the options that this option extends."""
     files = (folder / group / f"{option}.yaml" for folder in folders)
     path = next((path for path in files if path.is_file()), None)
     content = None if path is None else yaml_files.load(path.read_text(encoding="utf-8"))

@@ -19,7 +19,7 @@ from fedexp.config import composing, run_names
 from fedexp.config.options import conf_directory
 from fedexp.core.errors import ConfigError
 
-# errors of Hydra, OmegaConf and yaml that `explain` turns into messages
+# errors raised by Hydra, OmegaConf and yaml that `explain` turns into messages
 COMPOSITION_ERRORS = (
     HydraException,
     OmegaConfBaseException,
@@ -34,8 +34,8 @@ def composed(overrides: Sequence[str], config_dir: Path | None = None) -> Iterat
     """Yield the configuration that `fedexp <overrides>` would use, including its node `hydra`.
 
     While the block runs, this is Hydra's current configuration, and classes named in `config_dir`
-    are trusted. Hydra's previous state is restored afterwards. Raises ConfigError with the same
-    messages as the command line.
+    are trusted. Hydra's previous state is restored afterwards. Raises ConfigError with the message
+    that the command line would print.
     """
     extra = [] if config_dir is None else [check_config_dir(config_dir)]
     plan = parse([*(f"--config-dir={path}" for path in extra), *check_overrides(overrides)])
@@ -80,14 +80,14 @@ def check_overrides(overrides: Sequence[str]) -> list[str]:
 
 
 def compose_all(overrides: Sequence[str], extra: Sequence[Path]) -> DictConfig:
-    """Compose with Hydra; the result includes the node `hydra`."""
+    """Compose the configuration with Hydra, including its node `hydra`."""
     register()
     with initialize_config_dir(str(conf_directory().resolve()), version_base="1.3"):
         return compose("config", [*overrides, *search_path(extra)], return_hydra_config=True)
 
 
 def register() -> None:
-    """Make fedexp's resolvers, launchers and sweepers known to Hydra."""
+    """Register fedexp's resolvers, launchers and sweepers with Hydra."""
     run_names.register()
     launchers.register(conf_directory())
 

@@ -1,4 +1,4 @@
-"""Choose the data set and format the table of `fedexp evaluate RUN [dataset=...]`."""
+"""Choose the data set and format the table for `fedexp evaluate RUN [dataset=...]`."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,10 +15,11 @@ if TYPE_CHECKING:
 def read_dataset(
     overrides: Sequence[str], config_dir: Path | None = None
 ) -> "tuple[DataSource | None, str | None]":
-    """Return (the data set that the overrides choose, the data directory).
+    """Return the data set and the data directory that the overrides choose.
 
-    The data set is None for the run's data set; the directory is None if it is unchanged. Raises
-    ConfigError for any other override.
+    The data set is None if the overrides do not choose one. The directory is None if the overrides
+    do not set it, or if they choose a data set, which then contains the directory. Raises
+    ConfigError for an override of any other option.
     """
     from fedexp.config.overrides import key_of
     from fedexp.config.values import make_target, resolve
@@ -45,7 +46,7 @@ def read_dataset(
 
 
 def format_table(found: "Evaluation") -> str:
-    """Return the result as a text table."""
+    """Return the accuracies as a text table, one row per class."""
     names = found.classes["name"].astype(str)
     text = found.classes.to_string(
         columns=["name", "examples", "correct", "accuracy"],
