@@ -136,7 +136,7 @@ def test_full_disk_before_the_first_checkpoint(fedexp, tmp_path, monkeypatch):
     assert_fails(
         answer,
         "No space left on device",
-        "No state was saved; begin again with:  fedexp resume=run\n",
+        "No state was saved; start again with:  fedexp resume=run\n",
     )
     monkeypatch.undo()
     monkeypatch.chdir(tmp_path)
@@ -188,7 +188,7 @@ def test_removed_run_directory_is_not_created_again(fedexp, tmp_path, monkeypatc
     assert_fails(
         answer,
         "removed or moved during the run",
-        "No state was saved; begin again with:  the same command",
+        "No state was saved; start again with:  the same command",
     )
     assert not (tmp_path / "run").exists()
 

@@ -62,7 +62,7 @@ def parse_arguments(parser: ArgumentParser, arguments: Sequence[str]) -> Namespa
 
 
 def report(parser: ArgumentParser, arguments: Sequence[str]) -> int:
-    """Write a sweep's tables and figures next to the published values.
+    """Write a sweep's tables and figures, with published values.
 
     `--out TABLE` writes all runs below the directories to one table (TABLE.csv and TABLE.md) with
     one row per run. `--restore DIR` creates the run directories DIR/<sweep>/<run> from the files

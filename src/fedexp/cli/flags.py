@@ -6,18 +6,20 @@ from fedexp.figures.pictures import FORMATS
 
 
 def add_picture_flags(parser: ArgumentParser) -> None:
-    """Add the flags for the style of figures, which override the run's configuration."""
+    """Add the flags that set the style of figures and override the run's configuration."""
     parser.add_argument(
         "--format", help=f"comma-separated formats of the figures: {','.join(FORMATS)}"
     )
     parser.add_argument("--no-titles", action="store_true", help="draw figures without titles")
-    parser.add_argument("--style", help="matplotlib style file (.mplstyle), read after fedexp's")
+    parser.add_argument(
+        "--style", help="matplotlib style file (.mplstyle), applied after fedexp's style"
+    )
 
 
 def add_layout_flags(parser: ArgumentParser) -> None:
-    """Add the flags for the layout of a sweep's table."""
+    """Add the flags that set the layout of a sweep's table."""
     parser.add_argument(
-        "--metrics", help="comma-separated values of summary.json, such as best_accuracy"
+        "--metrics", help="comma-separated keys of summary.json, such as best_accuracy"
     )
-    parser.add_argument("--sort", help="sort rows by name, or by a metric, best first")
+    parser.add_argument("--sort", help="sort rows by name, or by a metric with the best first")
     parser.add_argument("--transpose", action="store_true", help="exchange rows and columns")

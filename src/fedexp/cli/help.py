@@ -1,6 +1,6 @@
-"""The texts of `fedexp --help` and `fedexp --version`.
+"""Texts that `fedexp --help` and `fedexp --version` print.
 
-The help is generated from conf/, so it is always current. No slow module is imported for it.
+The help is generated from conf/, so it is always current. It imports no slow module.
 """
 
 import platform
@@ -20,7 +20,7 @@ HEADER = """\
 fedexp: federated-learning experiments that measure forgetting.
 
   fedexp [group=option ...] [key=value ...]   one run
-  fedexp --multirun group=a,b key=1,2,3       a sweep over all combinations, below multirun/
+  fedexp --multirun group=a,b key=1,2,3       a sweep over all combinations, in multirun/
   fedexp resume=<run directory>               resume an interrupted run
 """
 
@@ -28,26 +28,26 @@ KNOBS = """\
 Common knobs (defaults: conf/config.yaml and the dataset's; see `fedexp --cfg job`)
   alpha=0.1 min_size=10         partition=dirichlet      shards_per_client=2   partition=sharding
   rounds=200                    communication rounds     num_clients=100       clients in total
-  participation=0.1             sampled in a round       weighting=examples    or uniform
-  local.epochs=5                of a client in a round   local.batch_size=50   of its examples
-  local.lr=0.01                 learning rate            local.lr_decay=0.99   a round
-  local.optimizer=sgd           adam, adamw, adagrad...  local.schedule=cosine or exponential, step
-  local.momentum=0.9            of SGD                   local.weight_decay=1e-5
-  server.optimizer=yogi         sgd, adam, adagrad       server.lr=0.01        of the server
-  augment=false                 no crop, flip, cutout    eval_interval=1       every n rounds
-  public.fraction=0.025         examples for the server  public.balanced=false at random
-  surrogate.dataset=caltech256  unlabelled examples, or  surrogate.fraction=0.2 of the training data
+  participation=0.1             share of the clients     weighting=examples    or uniform
+  local.epochs=5                local epochs per round   local.batch_size=50   examples per step
+  local.lr=0.01                 learning rate            local.lr_decay=0.99   factor per round
+  local.optimizer=sgd           or adam, adamw, ...      local.schedule=cosine or exponential, step
+  local.momentum=0.9            momentum of SGD          local.weight_decay=1e-5
+  server.optimizer=yogi         or sgd, adam, adagrad    server.lr=0.01        server learning rate
+  augment=false                 no crop, flip, cutout    eval_interval=1       test every n rounds
+  public.fraction=0.025         server's share of data   public.balanced=false drawn at random
+  surrogate.dataset=caltech256  unlabelled examples      surrogate.fraction=0.2 or of training data
   scenario.rounds_per_task=20   in continual learning (scenario=class_incremental)
-  targets=[0.5,0.6]             for rounds to target     checkpoint_interval=1 save every n-th round
-  seed=0                        or one for each: seeds.partition seeds.sampling seeds.training
+  targets=[0.5,0.6]             for rounds to target     checkpoint_interval=1 save every n rounds
+  seed=0                        or separate seeds: seeds.partition seeds.sampling seeds.training
   algorithm.beta=1 algorithm.tau=1 algorithm.mu=0.1      parameters by the papers' symbols
   hardware.precision=fp32       fp32, tf32, bf16, fp64   hardware.engine=auto  or workers ...
-  hardware.workers=2            processes                hardware.threads=1    CPU threads of each
-  figures=false                 no pictures              profile=true          trace of one round
-  test_views=[plain,augmented]  two tests                evaluate_on=both      or validation, test
-  validation.fraction=0.1       held out of training     stop.patience=10      without progress
-  stop.minutes=30               then the run is saved    data_dir=data         or FEDEXP_DATA
-  hydra.run.dir=<directory>     where a run is written (default: outputs/<date>/<time>_...)
+  hardware.workers=2            number of processes      hardware.threads=1    threads per process
+  figures=false                 draw no figures          profile=true          trace one round
+  test_views=[plain,augmented]  test twice               evaluate_on=both      or validation, test
+  validation.fraction=0.1       held out of training     stop.patience=10      evaluations to wait
+  stop.minutes=30               save, stop after 30 min  data_dir=data         or FEDEXP_DATA
+  hydra.run.dir=<directory>     the run directory (default: outputs/<date>/<time>_...)
 """
 
 EXAMPLES = """\
@@ -62,12 +62,12 @@ More: --cfg job (the composed configuration), --config-dir DIR (your own groups)
 
 
 def help_text(conf: Path, extra: list[Path]) -> str:
-    """Return the whole help. extra: the directories given by `--config-dir`."""
+    """Return the text of `fedexp --help`. extra: the directories given by `--config-dir`."""
     return "\n".join([HEADER, subcommands_text(), groups_text(conf, extra), KNOBS, EXAMPLES])
 
 
 def subcommands_text() -> str:
-    """Return a line for each subcommand with its purpose."""
+    """Return one line per subcommand with its purpose."""
     lines = ["Subcommands (each has a --help)"]
     for name, (function, arguments) in SUBCOMMANDS.items():
         what = str(function.__doc__).splitlines()[0].rstrip(".")
@@ -76,9 +76,9 @@ def subcommands_text() -> str:
 
 
 def groups_text(conf: Path, extra: list[Path]) -> str:
-    """Return all groups with their options and descriptions, then the papers' settings and tables.
+    """Return all groups with their options and descriptions, then the papers' settings and sweeps.
 
-    A star marks the default option.
+    A star marks the default option of a group.
     """
     chosen, folders = default_options(conf), [*extra, conf]
     lines = ["Groups (* = default)"]
@@ -92,7 +92,7 @@ def groups_text(conf: Path, extra: list[Path]) -> str:
         "Their tables and figures: fedexp --multirun sweep=<name>; preview=true lists jobs"
     )
     lines.append(wrap_names(list_options("sweep", folders)))
-    lines.append("Where the jobs of a sweep run: hydra/launcher=<name>; basic: one after the other")
+    lines.append("Where the jobs of a sweep run: hydra/launcher=<name>; basic: one after another")
     lines += option_lines("launcher", [conf])
     lines.append("How values are searched for: hydra/sweeper=<name>; basic: all combinations")
     lines += option_lines("sweeper", [conf])
@@ -111,13 +111,14 @@ def option_lines(group: str, folders: list[Path], default: str | None = None) ->
 
 
 def wrap_names(found: Iterable[str]) -> str:
-    """Wrap names into indented lines."""
+    """Join names with spaces and wrap them into indented lines."""
     lines = wrap(" ".join(found), WIDTH - 4, break_on_hyphens=False)
     return indent("\n".join(lines), " " * 4)
 
 
 def default_options(conf: Path) -> dict[str, str]:
-    """Return group -> option from the defaults list. For speed, no yaml parser is used."""
+    """Return a dict that maps each group to its default option. For speed, no yaml parser is
+    used."""
     chosen = {}
     for line in (conf / "config.yaml").read_text(encoding="utf-8").splitlines():
         if line.startswith("  - ") and ":" in line and "override" not in line:
@@ -127,7 +128,7 @@ def default_options(conf: Path) -> dict[str, str]:
 
 
 def description(path: Path) -> str:
-    """Return the first comment line of an option's file, except Hydra's package line."""
+    """Return the first comment line of an option's file, ignoring Hydra's `@package` line."""
     for line in path.read_text(encoding="utf-8").splitlines():
         if line.startswith("#") and "@package" not in line:
             return line.lstrip("# ").strip()

@@ -1,4 +1,4 @@
-"""Run one job from Hydra: set its directory, return its exit code, record failures."""
+"""Run one job that Hydra starts: set its directory, record failures, return its exit code."""
 
 import json
 import logging
@@ -66,7 +66,8 @@ def run_job(config: Any) -> int:
 
 
 def read_job(config: Any, hydra_config: Any) -> "Job":
-    """Return a job of the command line; go to the directory where the command was started."""
+    """Return the job that Hydra starts, and change to the directory where the command was
+    started."""
     from hydra.types import RunMode
 
     from fedexp.cli.launchers import read_place
@@ -93,7 +94,7 @@ def read_job(config: Any, hydra_config: Any) -> "Job":
 
 
 def make_job(config: Any, hydra_config: Any, directory: Path, **options: Any) -> "Job":
-    """Return the job of a composed configuration."""
+    """Return the job for a composed configuration. options: further fields of `Job`."""
     from fedexp.training.job import Job
 
     choices = to_plain(hydra_config.runtime.choices)
@@ -107,9 +108,9 @@ def make_job(config: Any, hydra_config: Any, directory: Path, **options: Any) ->
 
 
 def to_plain(node: Any) -> Any:
-    """Return a Hydra node as plain values without resolving them.
+    """Convert a node of Hydra's configuration to plain values without resolving interpolations.
 
-    A path may contain `${`, which would be read as an interpolation.
+    Otherwise, `${` in a path would be read as an interpolation.
     """
     from omegaconf import OmegaConf
 
@@ -119,13 +120,13 @@ def to_plain(node: Any) -> Any:
 def change_directory(directory: Path) -> None:
     """Change to the directory where the command was started.
 
-    Relative paths refer to this directory, but Ray starts jobs in another one.
+    Relative paths refer to this directory, but Ray starts jobs in a different one.
     """
     try:
         os.chdir(directory)
     except OSError as error:
         raise RuntimeError(
-            f"{directory}: does not exist on {platform.node()}; all machines of a sweep need a"
+            f"{directory}: does not exist on {platform.node()}; all machines in a sweep need a"
             " shared file system"
         ) from error
 
@@ -134,9 +135,9 @@ def change_directory(directory: Path) -> None:
 
 
 def say_stopped(directory: Path) -> int:
-    """Print after which round the budget stopped a job; return the exit code.
+    """Print the round after which the budget stopped a job; return the exit code.
 
-    The empty directory of a job that has not begun is removed.
+    If the job has not begun, its empty directory is removed.
     """
     from fedexp.rundir.checkpoint import saved_round
 
@@ -149,7 +150,7 @@ def say_stopped(directory: Path) -> int:
 
 
 def say_interrupted(job: "Job") -> None:
-    """Print how to resume, or that there is no saved state to resume from."""
+    """Print the command that resumes the run, or a message if no state was saved."""
     from fedexp.rundir.checkpoint import saved_round
 
     if saved_round(job.directory) is not None:
@@ -165,7 +166,7 @@ def resume_command(job: "Job") -> str:
     """Return the command that resumes a run.
 
     The command repeats `--config-dir`, since the run may need the user's config groups, and the
-    overrides that say where the run is tracked, see `fedexp.config.trust`.
+    overrides that set where the run is tracked, see `fedexp.config.trust`.
     """
     from fedexp.config.trust import user_folders
 
@@ -184,15 +185,14 @@ def continue_hint(job: "Job") -> str:
     )
     command = "the same command" if same else resume_command(job)
     if after is None:
-        return f"No state was saved; begin again with:  {command}"
-    return f"The state after round {after} is kept; continue with:  {command}"
+        return f"No state was saved; start again with:  {command}"
+    return f"The state after round {after} was saved; continue with:  {command}"
 
 
 class ToStderr(logging.Handler):
     """Write each line to the current sys.stderr, which the live display may have redirected."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Print the line."""
         try:
             print(self.format(record), file=sys.stderr, flush=True)
         except Exception:
@@ -216,7 +216,7 @@ def log_to_console() -> None:
 def report_failure(error: Exception, job: "Job", hydra_config: Any, is_new: bool) -> int:
     """Record why a job failed and print one message; return the exit code.
 
-    is_new: whether the directory held no run before.
+    is_new: whether the directory held no run before the job started.
     """
     from fedexp.cli.sweeps import is_repeated
     from fedexp.rundir.lock import Occupied
@@ -243,7 +243,7 @@ def report_failure(error: Exception, job: "Job", hydra_config: Any, is_new: bool
 
 
 def remove_empty_log(directory: Path, hydra_config: Any) -> None:
-    """Remove the empty log file that Hydra makes before a job begins (hydra/job_logging)."""
+    """Remove the empty log file that Hydra creates before a job begins (hydra/job_logging)."""
     path = directory / f"{hydra_config.job.name}.log"
     if path.is_file() and not path.stat().st_size:
         path.unlink()
@@ -254,15 +254,16 @@ def record_failure(
 ) -> str:
     """Write error.txt and a summary with the status `failed` to the job's directory.
 
-    Return a text that says where the report is. A finished run is never overwritten.
+    Return a message that says where to find the report. A finished run is never overwritten.
 
-    sweep: the sweep's directory, which gets a note for the process that launched the sweep.
-    ours: False if the job was refused because its directory holds another run.
+    sweep: the sweep's directory. A note for the process that launched the sweep is written there.
+
+    ours: False if the job was rejected because its directory holds a different run.
     """
     directory, where = job.directory, ""
     error = report.strip().splitlines()[-1]
     if not ours or not directory.is_dir() or is_finished(directory):
-        where = f"No report was written to {directory}. It is:\n{report}"
+        where = f"No report was written to {directory}. The report is:\n{report}"
     else:
         chosen = {key: job.choices[key] for key in ("algorithm", "dataset") if key in job.choices}
         summary = {"status": "failed", "error": error, "exit_code": code, **chosen}
@@ -279,14 +280,14 @@ def record_failure(
 
 
 def has_run(directory: Path) -> bool:
-    """Return whether a directory holds a run, which a refused job must not change."""
+    """Return whether a directory holds a run. A rejected job must not change such a directory."""
     return (directory / files.CONFIG).exists() or has_started(directory) or is_finished(directory)
 
 
 def has_started(directory: Path) -> bool:
     """Return whether a run has written its first table to a directory.
 
-    If so, a new run in this directory is refused, and `resume=` continues the old one.
+    If so, a new run in this directory is rejected, but `resume=` continues the existing run.
     """
     return (directory / files.ROUNDS).exists()
 

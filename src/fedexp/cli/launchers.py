@@ -29,12 +29,12 @@ COMMAND = "FEDEXP_COMMAND"  # environment variable of each job: the id of the la
 
 
 def register(conf: Path) -> None:
-    """Give Hydra's launchers the defaults of conf/launcher/<name>.yaml and add the sweepers of
-    conf/sweeper.
+    """Register Hydra's launchers with defaults from conf/launcher/, and the sweepers of
+    conf/sweeper/.
 
-    The files are not in conf/hydra/launcher/, because Hydra would use the plugin's config of the
-    same name as their schema, and it deprecates such automatic schemas. Hydra copies what is
-    registered here to the processes of the jobs.
+    The defaults are not in conf/hydra/launcher/, because Hydra would use the plugin's config of the
+    same name as their schema. Such automatic schemas are deprecated. Hydra copies the registered
+    configs to the processes of the jobs.
     """
     from hydra.core.config_store import ConfigStore
     from hydra.core.plugins import Plugins
@@ -44,7 +44,7 @@ def register(conf: Path) -> None:
     store = ConfigStore.instance()
     for name in list_options("launcher", [conf]):
         ours = OmegaConf.load(conf / "launcher" / f"{name}.yaml")
-        # without the plugin, our defaults are enough to compose and preview, see `check_installed`
+        # If the plugin is not installed, the defaults are enough to compose and preview a sweep.
         with suppress(ConfigLoadError):
             ours = OmegaConf.merge(store.load(f"hydra/launcher/{name}.yaml").node, ours)
         store.store(group="hydra/launcher", name=name, node=ours, provider="fedexp")
@@ -79,7 +79,7 @@ def importable(module: str) -> bool:
 
 
 def complete_overrides(config: DictConfig, command: str) -> int:
-    """Add the overrides that only the launching process can know; return the number of jobs.
+    """Add the overrides that only the launching process knows; return the number of jobs.
 
     Each job composes its configuration again from Hydra's overrides. The added overrides are the
     sweep's absolute directory, since a job may start in another working directory (Ray), the number
@@ -87,7 +87,7 @@ def complete_overrides(config: DictConfig, command: str) -> int:
     """
     from fedexp.analysis.sweep import expand
 
-    # set in a search, whose overrides do not list the jobs
+    # n_trials is only set in a search, whose overrides do not list the jobs
     trials = config.hydra.sweeper.get("n_trials")
     jobs = sum(1 for _ in expand(config.hydra.overrides.task)) if trials is None else int(trials)
     directory = str(Path(config.hydra.sweep.dir).absolute())
@@ -104,7 +104,7 @@ def complete_overrides(config: DictConfig, command: str) -> int:
 
 
 def describe_launch(launcher: str, options: Mapping[str, Any], jobs: int, directory: Path) -> str:
-    """Return the sentence to print at the start of a sweep."""
+    """Return the line to print at the start of a sweep."""
     from fedexp.core.storage import display_path
 
     if launcher == "joblib":
@@ -133,7 +133,7 @@ def jobs_at_once(hardware: Mapping[str, Any]) -> int:
 
 
 def read_place(launcher: Mapping[str, Any]) -> Place:
-    """Return the place where a sweep's job runs. launcher: the job's node `hydra.launcher`."""
+    """Return the resources for one job of a sweep. launcher: the job's node `hydra.launcher`."""
     match str(launcher["_target_"]).rpartition(".")[2]:
         case "BasicLauncher":
             return Place(finds_gpu=True)

@@ -68,7 +68,7 @@ def dispatch(arguments: Sequence[str]) -> int:
 
 
 def set_up_process() -> None:
-    """Set everything global (signals, environment). No other function does this."""
+    """Set up signals and environment variables. No other function changes such global state."""
     if sys.getfilesystemencoding().lower() != "utf-8":
         # In a locale without UTF-8, paths with non-ASCII letters cannot be opened, so start this
         # process again in UTF-8 mode.
@@ -78,10 +78,10 @@ def set_up_process() -> None:
     if not {"", working_directory()} & set(sys.path[:1]):
         # child processes must not import from the working directory either
         os.environ["PYTHONSAFEPATH"] = "1"
-    # With threads that spin while they wait, runs that share cores are several times slower. This
+    # If threads spin while they wait, runs that share cores are several times slower. This variable
     # must be set before torch loads OpenMP.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    # otherwise Ray hides a job's lines that also appear in another job's output
+    # otherwise Ray hides output lines that several jobs have in common
     os.environ.setdefault("RAY_DEDUP_LOGS", "0")
 
 
@@ -139,7 +139,7 @@ def information_text(flags: Mapping[str, str], words: list[str]) -> str | None:
 
 
 def run(plan: Plan, watch: "SweepWatch | None" = None) -> int:
-    """Hand each launch to Hydra, which calls `run_job` for its jobs; return the exit code.
+    """Pass each launch to Hydra, which calls `run_job` for each job; return the exit code.
 
     watch: records the state of the sweeps.
     """
@@ -191,9 +191,9 @@ def run(plan: Plan, watch: "SweepWatch | None" = None) -> int:
 
 
 def report_error(error: Exception, watch: "SweepWatch", plan: Plan) -> int:
-    """Print one message for an error of Hydra, a launcher or the system; return its exit code.
+    """Print one message for an error raised by Hydra, a launcher or the operating system.
 
-    Any other error is raised again. `run_job` handles the errors of a job.
+    Return the exit code. Any other error is re-raised. `run_job` handles errors in jobs.
     """
     from fedexp.cli.composition import COMPOSITION_ERRORS
     from fedexp.cli.messages import explain

@@ -1,4 +1,7 @@
-"""Translate errors of Hydra and OmegaConf for users: what is wrong, where, and what is allowed."""
+"""Translate errors raised by Hydra and OmegaConf into messages for users.
+
+A message says what is wrong, where, and what is allowed.
+"""
 
 import re
 from collections.abc import Callable, Collection, Mapping
@@ -11,7 +14,7 @@ from fedexp.core.errors import nearest
 
 # the characters that Hydra's grammar allows outside of quotes
 UNQUOTED = re.compile(r"""[\w\s/\\+.$%*@?|,:=(){}\[\]'"-]""", re.ASCII)
-HYDRAS = ("See https", "Set the env", "object_type")  # starts of lines that do not help users
+HYDRAS = ("See https", "Set the env", "object_type")  # prefixes of lines that do not help users
 INTERPOLATION = re.compile(r"^\w+ raised while resolving interpolation: ")
 
 
@@ -23,7 +26,7 @@ def explain(error: Exception, conf: Path, extra: list[Path]) -> str:
             try:
                 yaml.safe_load(path.read_text(encoding="utf-8"))
             except (OSError, ValueError, RecursionError, yaml.YAMLError) as problem:
-                return f"{path}: is not a yaml file ({' '.join(str(problem).split())})"
+                return f"{path}: is not a valid yaml file ({' '.join(str(problem).split())})"
     for pattern, message in MESSAGES.items():
         if found := re.search(pattern, text):
             return message(found, conf, extra)
@@ -59,7 +62,10 @@ def explain_group_value(found: re.Match[str], conf: Path, extra: list[Path]) -> 
 
 
 def explain_several(found: re.Match[str], conf: Path, extra: list[Path]) -> str:
-    """Return the message for several values without `--multirun`, possibly meant as a list."""
+    """Return the message for comma-separated values without `--multirun`.
+
+    The user may have meant a list.
+    """
     override = found[1] or found[2].split(", ")[0]
     key, _, value = override.partition("=")
     a_list = ""
@@ -74,7 +80,7 @@ def explain_several(found: re.Match[str], conf: Path, extra: list[Path]) -> str:
 def explain_syntax(override: str, problem: str) -> str:
     """Return why Hydra's parser cannot read an argument.
 
-    Hydra's message is returned unless it uses terms of the grammar.
+    Hydra's message is returned unless it uses terms from Hydra's grammar.
     """
     if "=" not in override:
         return ""
@@ -85,7 +91,7 @@ def explain_syntax(override: str, problem: str) -> str:
                 f" (the character {strange} needs quotes around the value, as in"
                 f" 'key=\"a{strange}b\"')"
             )
-        return " (a bracket or quote is open)"
+        return " (a bracket or quote is not closed)"
     return f" ({problem})"
 
 
@@ -93,13 +99,13 @@ def explain_key(found: re.Match[str], conf: Path, extra: list[Path]) -> str:
     """Return the message for a key that is not in the composed configuration."""
     key = found[1].split("@")[0]
     if key == "launcher":
-        return "launcher: must be written hydra/launcher"
+        return "launcher: must be written as hydra/launcher"
     known = known_keys(conf, extra)
     if owners := known.get(key):
         return f"{key}: only exists with {' or '.join(owners)}"
     if key in known:
         parent = key.rpartition(".")[0]
-        hint = "; figures.draw=false draws none" if parent == "figures" else ""
+        hint = "; figures.draw=false turns figures off" if parent == "figures" else ""
         return f"{key}: cannot be combined with {parent}=<value>{hint}"
     meant = find_meant_key(key, known)
     hint = f" (nearest: '{meant}')" if meant else nearest(key, known)
@@ -107,25 +113,29 @@ def explain_key(found: re.Match[str], conf: Path, extra: list[Path]) -> str:
 
 
 def explain_flag(written: str, flags: Collection[str], conf: Path) -> str:
-    """Return the message for an unknown flag, which may be a key with dashes or misspelt."""
+    """Return the message for an unknown flag.
+
+    The flag may be misspelt, or may be a key written with dashes.
+    """
     flag, _, value = written.partition("=")
     key, known = flag.lstrip("-").replace("-", "_"), known_keys(conf, [])
     if found := key if key in known else find_meant_key(key, known):
-        return f"{written}: is written without dashes: {found}={value or '<value>'}"
+        return f"{written}: must be written without dashes: {found}={value or '<value>'}"
     return f"{flag}: no such flag{nearest(flag, flags)}; `fedexp --hydra-help` lists them"
 
 
 def find_meant_key(key: str, known: Mapping[str, list[str]]) -> str | None:
-    """Return the known key that ends with this word (clients: num_clients, lr: local.lr).
+    """Return a known key that ends with a word, or None if no key matches.
 
-    Keys that every run has are preferred. Return None if no key matches.
+    For example, `clients` matches num_clients, and `lr` matches local.lr. Keys that every run has
+    are preferred.
     """
     own = [name for name in known if "." not in name and name.endswith(f"_{key}")]
     inside = [name for name in known if name.rpartition(".")[2] == key]
     return next(iter(sorted([*own, *inside], key=lambda name: bool(known[name]))), None)
 
 
-# pattern of Hydra's or OmegaConf's message -> function that returns our message
+# pattern of Hydra's or OmegaConf's message -> function that returns fedexp's message
 MESSAGES: dict[str, Callable[[re.Match[str], Path, list[Path]], str]] = {
     r"Could not find '((?:hydra/)?[^'/]+)/([^']+)'": explain_option,
     r"Could not override '([^']+)'": explain_key,
