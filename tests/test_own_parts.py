@@ -42,12 +42,10 @@ class Reduced(FedAvg):
 def test_reduced_example_loss_is_refused(engine):
     # A mean counts the rows that pad a short batch on the vectorised engine.
     simulation = make_simulation(Reduced(), engine=engine)
-    with pytest.raises(
-        ConfigError, match=r"example_loss of Reduced returns the shape \[\]; must be \[\d+\]"
-    ):
+    with pytest.raises(ConfigError, match=r"returned a tensor of shape \[\]; .* of shape \[\d+\]"):
         play(simulation, 1)
     with pytest.raises(
-        ConfigError, match=r"example_loss of Reduced returns a float; must be \[\d+\]"
+        ConfigError, match=r"example_loss of Reduced returned a float; .* of shape \[\d+\]"
     ):
         play(make_simulation(Reduced(reduction="number"), engine=engine), 1)
     play(make_simulation(Reduced(reduction="none"), engine=engine), 1)

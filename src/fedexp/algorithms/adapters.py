@@ -1,7 +1,7 @@
 """Common part of the methods that train separate low-rank adapters for each task (PILoRA, LoRM).
 
-The server keeps two models separately: what clients train, which is the adapters of the current
-task and the head, and the tested model, which contains the adapters of all tasks so far.
+The server keeps two models. Clients train the first, which contains the adapters of the current
+task and the head. The second is the tested model, which contains the adapters of all tasks so far.
 """
 
 import math
@@ -22,22 +22,22 @@ DOWN, UP = ".down.weight", ".up.weight"  # ends of the names of A and B (see mod
 
 
 def adapters(params: Params) -> Params:
-    """Return A and B of all layers that have adapters."""
+    """Return the adapter matrices A and B of all layers that have adapters."""
     return {name: value for name, value in params.items() if name.endswith((DOWN, UP))}
 
 
 def layers(params: Params) -> list[str]:
-    """Return the names of the layers that have adapters, sorted."""
+    """Return the sorted names of the layers that have adapters."""
     return sorted(name.removesuffix(DOWN) for name in params if name.endswith(DOWN))
 
 
 class NewAdapters(NewClasses, OwnModel, Rehearsal):
-    """Base of methods that start each task with new adapters.
+    """Base class for methods that start each task with new adapters.
 
-    A is initialised as in torch's linear layers, B with 0.
+    The matrix A is initialised like the weights of torch's linear layers, and B with zeros.
     """
 
-    own_step = "its server makes the tested model of the adapters of all tasks"
+    own_step = "its server builds the tested model from the adapters of all tasks"
     inputs = ("images",)
     needs_features = True
     needs_head = True
@@ -50,11 +50,11 @@ class NewAdapters(NewClasses, OwnModel, Rehearsal):
         )
         if not found:
             raise ConfigError(
-                f"model.lora.rank: {name} needs low-rank adapters, such as model=timm"
+                f"model.lora.rank: {name} needs low-rank adapters; use, for example, model=timm"
                 " model.name=vit_tiny_patch16_224 model.lora.rank=4"
             )
         if not all(part.down.weight.requires_grad for part in found):
-            raise ConfigError(f"model.lora.freeze_a=true: {name} trains A; must be false")
+            raise ConfigError(f"model.lora.freeze_a=true: must be false, because {name} trains A")
         return module
 
     def server_init(self, params: Params, federation: Federation) -> Tree:
@@ -80,14 +80,21 @@ class NewAdapters(NewClasses, OwnModel, Rehearsal):
 
 
 def draw_initial(like: Tensor, rng: np.random.Generator) -> Tensor:
-    """Return a new A, uniform within 1 / sqrt(number of an input's entries)."""
+    """Return a new matrix A with the shape of `like`.
+
+    Its entries are drawn uniformly from [-b, b], where b = 1 / sqrt(number of entries of an
+    input).
+    """
     bound = 1 / math.sqrt(like[0].numel())
     return torch.from_numpy(rng.uniform(-bound, bound, tuple(like.shape))).to(like)
 
 
 class Prototypes(nn.Module):
-    """A head that predicts the class of the nearest prototype; the logits [B, C] are the negative
-    distances sqrt(||f - c||^2 / D)."""
+    """Head that predicts the class whose prototype is nearest to the features.
+
+    The logits [B, C] are the negative distances -sqrt(||f - c||^2 / D) between features f [D] and
+    prototypes c [D].
+    """
 
     def __init__(self, width: int, num_classes: int):
         super().__init__()

@@ -1,40 +1,41 @@
 """AF-FCL: clients replay generated features of earlier tasks, weighted by their credibility.
 
 A. Wuerkaixi et al., "Accurate Forgetting for Heterogeneous Federated Continual Learning", ICLR
-2024, in the form of the authors' code (zaocan666/AF-FCL: model.py, userPreciseFCL.py). In addition
-to the model, a normalising flow over the features h given the class is trained and averaged (see
-flow.py). p is its density, u its noise, and D the number of features. theta' and p' are the model
-and the flow at the end of the last task; h' and z' are the features and logits of theta'. For a
-batch (x, y), a classifier g, and features h~ with labels y~ drawn from the flow, of all classes met
-so far,
+2024, implemented as in the authors' code (zaocan666/AF-FCL: model.py, userPreciseFCL.py). In
+addition to the model, a normalising flow over the features h given the class is trained and
+averaged (see flow.py). p is the density of the flow, u is its noise, and D is the number of
+features. theta' and p' are the model and the flow from the end of the previous task; h' and z' are
+the features and logits of theta'. For a batch (x, y), a classifier g, and features h~ drawn from
+the flow for labels y~ of all classes met so far, the loss is
     L = CE(z, y) + kd_last [ kd_feature mean_d (h'_d - h_d)^2 + kd_output L_d(z, z') ]
         + replay { e * mean_j w_j CE(g(h~_j), y~_j) + kd_last kd_output L_d(g(h~), g'(h~)) }
-        - (1 / D) { log p(h | y) + flow_last log p(h~' | y~') },   h~', y~' drawn from p', of the
-          classes met before
+        - (1 / D) { log p(h | y) + flow_last log p(h~' | y~') },
+          where h~' and y~' are drawn from p' for the classes of earlier tasks,
     P = mean over the batch of p(h | y)^(1/D),   e = (1 - theta) P + theta,
     w_j = mean_d N(s_jd; mean and variance of u_d over the examples of class y~_j in the batch),
-          P if the batch has no such example.
-L_d is that of continual.py with T = 2. In task 1, theta' does not exist. `credibility`: s is the
-noise of h~ (latent), or h~, which the code compares with the moments of u (released).
+          or P if the batch has no such example.
+L_d is the distillation loss of continual.py with T = 2. In task 1, theta' does not exist. With
+`credibility=latent`, s is the noise of h~. With `credibility=released`, s is h~ itself, which the
+code compares with the moments of u.
 
-The third line trains only the flow. The second line trains a part of g, see `replay_trains`. With
-hidden, g is a linear layer of D units with leaky ReLU followed by the classifier, and the second
-line trains only this layer, as the code's `classifier_fb_optimizer` contains only `fc2`. With
-classifier, g is the model's classifier, and the second line trains it. On digits
-(experiment=benchmark/digits_class_incremental local.optimizer=adam local.lr=0.001; mean and
+The third line trains only the flow. The second line trains the part of g that `replay_trains`
+selects. With `hidden`, g is a linear layer of D units with leaky ReLU followed by the classifier,
+and the second line trains only this layer, as the code's `classifier_fb_optimizer` contains only
+`fc2`. With `classifier`, g is the model's classifier, and the second line trains all of it. On
+digits (experiment=benchmark/digits_class_incremental local.optimizer=adam local.lr=0.001; mean and
 standard deviation over seeds 0 to 2), hidden, classifier and FedAvg have average accuracies of
 0.235 (0.027), 0.255 (0.030) and 0.200 (0.042), and task forgetting of 0.568 (0.088), 0.638 (0.117)
 and 0.584 (0.142).
 
-The values are those of the code. Its weights for the global model as a second teacher are 0, so
-these terms are omitted. The text of the paper was not available, so the equations are those of the
-code.
+The default values are the code's. The code can also use the global model as a second teacher, but
+sets the weights of these terms to 0, so they are omitted. The text of the paper was not available,
+so the equations follow the code.
 
 Deviations: One step of one optimizer is taken for all three lines; the code takes three steps of
-Adam, one after the other. Once per round, `bank` features are drawn from the received flow; the
-code draws new ones from the flow in training for each batch. The features are the input of the
-model's last layer. The flow's line is divided by D, which does not affect Adam and stabilises SGD.
-Variances are at least 1e-6.
+Adam, one after another. Once per round, `bank` features are drawn from the received flow; for each
+batch, the code draws new features from the flow that is being trained. The features are the input
+of the model's last layer. The flow's line is divided by D, which does not affect Adam and
+stabilises SGD. Variances are at least 1e-6.
 """
 
 import copy
@@ -65,15 +66,16 @@ class AFFCL(Remembering, OwnModel):
     needs_features = True
     needs_head = True
     must_train = heads.HEAD
-    hint = "the authors have local.optimizer=adam local.lr=0.0001"
-    # the flow's module, whose parameters are part of the model's; known after `fitted`
+    hint = "the authors use local.optimizer=adam local.lr=0.0001"
+    # the flow's module, whose parameters belong to the model; set by `fitted`
     shape: ClassVar[Flow]
 
     replay: NonNegative  # weight of the loss on generated features
-    kd_last: NonNegative  # weight of the distillation from the model at the end of the last task
+    kd_last: NonNegative  # weight of the distillation from the model of the previous task
     kd_feature: NonNegative
     kd_output: NonNegative
-    flow_last: NonNegative  # weight of the flow at the end of the last task
+    # weight of the loss on features drawn from the flow of the previous task
+    flow_last: NonNegative
     theta: Share  # minimum weight of generated features
     replay_trains: Literal["hidden", "classifier"]
     credibility: Literal["latent", "released"]
@@ -110,8 +112,10 @@ class AFFCL(Remembering, OwnModel):
         )
 
     def host_plan(self, federation: Federation, client: int, rng: np.random.Generator) -> Tree:
-        """Return the noise and labels of the features generated in this round, and of those of the
-        old flow."""
+        """Return the noise and labels from which features are generated in this round.
+
+        From the second task on, features are also generated with the flow of the previous task.
+        """
         before = np.array(federation.classes_met(), dtype=np.int64)
         plan = self.draw("new", np.union1d(before, np.flatnonzero(federation.counts.sum(0))), rng)
         return plan | (self.draw("old", before, rng) if federation.task else {})
@@ -167,7 +171,7 @@ class AFFCL(Remembering, OwnModel):
         typical: Tensor,
         ctx: Context,
     ) -> Tensor:
-        """Return the loss on generated features, without its weight."""
+        """Return the loss on generated features, before it is multiplied by `replay`."""
         if self.replay_trains == "hidden":
             params = params | {k: v.detach() for k, v in heads.head(params).items()}
         answers = classify(drawn["features"], params)
@@ -193,7 +197,7 @@ class Deeper(nn.Linear):
 
 
 def classify(features: Tensor, params: Params) -> Tensor:
-    """Return the logits [n, C] of features [n, D] from a model's classifier."""
+    """Return the logits [n, C] that a model's classifier computes for features [n, D]."""
     if HIDDEN + "weight" in params:
         hidden = F.linear(features, params[HIDDEN + "weight"], params[HIDDEN + "bias"])
         features = F.leaky_relu(hidden)
@@ -209,8 +213,9 @@ def credibility(
 ) -> Tensor:
     """Return the weights w [n] of generated features.
 
-    space: [n, D]; labels: [n]; noise: [B, D], the noise of the batch; present: [B, C], the classes
-    of its rows, all 0 for padding; typical: P.
+    The symbols are defined at the top of this module. space: s [n, D]; labels: y~ [n]; noise: u of
+    the batch's examples, [B, D]; present: the classes of the batch's rows, one-hot [B, C], with all
+    0 for padding; typical: P.
     """
     count = present.sum(0)
     shares = present / count.clamp(min=1)

@@ -3,12 +3,12 @@
 McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized Data", AISTATS
 2017, Algorithm 1: each sampled client runs E epochs of SGD from the global model, and the server
 averages the local models. The weights p_k are proportional to n_k (FedNTD Eq. 2);
-`weighting=uniform` is the 1/|S_t| of FedNTD Algorithm 1.
+`weighting=uniform` uses the weights 1/|S_t| of FedNTD's Algorithm 1.
 
-Client-side hooks (client_setup .. finish) are pure and safe under torch.func.vmap: no `.item()`, no
-`if tensor`, no indexing by boolean masks, no in-place writes to the trees that they receive. See
-interfaces.py for their arguments. An algorithm that needs further hooks inherits from one of the
-optional bases in families.py.
+The client-side hooks, from `client_setup` to `finish`, are pure and safe under torch.func.vmap: no
+`.item()`, no `if tensor`, no indexing by boolean masks, and no in-place writes to the trees that
+they receive. Their arguments are described in interfaces.py. An algorithm that needs further hooks
+inherits from one of the optional bases in families.py.
 """
 
 from collections.abc import Iterator
@@ -42,39 +42,44 @@ def cross_entropies(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def masked_mean(values: Tensor, mask: Tensor | None) -> Tensor:
-    """Return the mean of values [B] over the rows that are examples; 0 if no row is an example."""
+    """Return the mean of values [B] over the rows that are examples, or 0 if there are none.
+
+    mask: [B], 1 for examples and 0 for padding; None if all rows are examples.
+    """
     if mask is None:
         return values.mean()
     return (values * mask).sum() / mask.sum().clamp(min=1)
 
 
 def require_loss_per_example(algorithm: "FedAvg", losses: Tensor, batch: Batch) -> Tensor:
-    """Return the losses [B] after checking their shape.
+    """Return the losses after checking that their shape is [B].
 
-    Raises ConfigError for any other shape: the engine could not exclude padding from a mean.
+    Raises ConfigError if it is not, because padding cannot be excluded from a loss that is already
+    averaged.
     """
     if not isinstance(losses, Tensor) or losses.shape != batch.y.shape:
         found = (
-            f"the shape {[*losses.shape]}"
+            f"a tensor of shape {[*losses.shape]}"
             if isinstance(losses, Tensor)
             else f"a {type(losses).__name__}"
         )
         raise ConfigError(
-            f"algorithm: example_loss of {type(algorithm).__name__} returns {found}; "
-            f"must be {[*batch.y.shape]}, a loss of each example (reduction='none')"
+            f"algorithm: example_loss of {type(algorithm).__name__} returned {found}; it must "
+            f"return one loss per example, a tensor of shape {[*batch.y.shape]} (use reduction='none')"
         )
     return losses
 
 
 def first_pass(data: ClientData, ctx: Context, epochs: int) -> Iterator[tuple[Batch, Tensor]]:
-    """Yield the batches of the first of `epochs` passes over a client's data, and their masks [B].
+    """Yield each batch of the first pass over a client's data, with its mask [B].
 
-    The masks are never None. If a client is trained together with clients that have more batches,
-    its extra batches come last and have mask 0.
+    epochs: the number of passes that the client makes in a round. The masks are never None. If a
+    client is trained together with clients that have more batches, it receives extra batches, which
+    come last and have mask 0.
     """
     own = ctx.steps / epochs
     for batch in data.batches():
-        # the first pass is over even for the longest client
+        # by now, even the client with the most batches has completed the first pass
         if batch.step >= -(-data.steps // epochs):
             return
         ones = torch.ones(len(batch.y), dtype=ctx.steps.dtype, device=batch.y.device)
@@ -82,7 +87,7 @@ def first_pass(data: ClientData, ctx: Context, epochs: int) -> Iterator[tuple[Ba
 
 
 def fresh_pass(data: ClientData, ctx: Context) -> Iterator[tuple[Batch, Tensor]]:
-    """Yield the batches that `OwnTraining.extra_batches` requested, and their masks [B].
+    """Yield each batch that `OwnTraining.extra_batches` requested, with its mask [B].
 
     The examples are shuffled and augmented again.
     """
@@ -94,9 +99,9 @@ def fresh_pass(data: ClientData, ctx: Context) -> Iterator[tuple[Batch, Tensor]]
 
 
 def padded_numbers(numbers: np.ndarray, size: int) -> Tree:
-    """Return a plan for `ClientData.take`: example indices padded to `size`, and their mask.
+    """Return a plan for `ClientData.take`: example indices padded to `size`, and their mask [size].
 
-    numbers: at least one index.
+    numbers: the example indices, at least one. The mask is 0 for padding.
     """
     padded, mask = np.full(size, numbers[0]), np.zeros(size)
     padded[: len(numbers)], mask[: len(numbers)] = numbers, 1
@@ -104,18 +109,18 @@ def padded_numbers(numbers: np.ndarray, size: int) -> Tree:
 
 
 def rows_of_step(step: int, size: int, total: int, like: Tensor) -> Tensor:
-    """Return the rows that a local step uses: `size` of `total` rows, or all if there are fewer,
-    int64.
+    """Return the indices of the rows that a local step uses, int64 [min(size, total)].
 
-    Each step takes the next rows and continues from the first row after the last. like: a tensor on
-    the device of the result.
+    Each step takes the rows that follow those of the previous step, and starts again at the first
+    row after the last one. like: a tensor on the device of the result.
     """
     count = min(size, total)
     numbers = torch.arange(count, device=like.device)
     return (torch.as_tensor(step, device=like.device) * count + numbers) % total
 
 
-# Hook -> its optional base in families.py. Without this base, the hook would never be called.
+# Maps each optional hook to the base class that declares it. Without this base class, the hook
+# would never be called.
 OPTIONAL = {
     "adapt": "OwnModel",
     "fitted": "OwnModel",
@@ -141,11 +146,11 @@ OPTIONAL = {
 
 
 class FedAvg(Checked, prefix="algorithm."):
-    """Base class of all algorithms; every hook has its FedAvg meaning."""
+    """FedAvg, which is also the base class of all other algorithms."""
 
-    # the values of `local.optimizer` that it supports
+    # values of `local.optimizer` that the algorithm supports
     optimizers: ClassVar[tuple[str, ...]] = OPTIMIZERS
-    # why it cannot be combined with `server.optimizer`; empty: it can
+    # why the algorithm cannot be combined with `server.optimizer`; empty if it can
     own_step: ClassVar[str] = ""
     scenarios: ClassVar[tuple[str, ...]] = (
         "none",
@@ -153,39 +158,39 @@ class FedAvg(Checked, prefix="algorithm."):
         "domain_incremental",
         "rotations",
     )
-    # whether it requires all clients to train on the same task, and on that task only
+    # whether all clients must train on the same task, and only on that task
     separate_tasks: ClassVar[bool] = False
     inputs: ClassVar[tuple[str, ...]] = ("images", "text")
-    # whether its clients train the global model, including its running statistics
+    # whether clients train the global model, including its running statistics
     trains_model: ClassVar[bool] = True
-    # what to change if a run diverges or does not learn; shown in that case
+    # advice shown to the user if a run diverges or does not learn
     hint: ClassVar[str] = ""
-    # names of parameters that it treats separately, which therefore cannot be frozen
+    # names of parameters that the algorithm treats separately and that therefore cannot be frozen
     must_train: ClassVar[tuple[str, ...]] = ()
-    # whether it reads the model's features in addition to the logits
+    # whether the algorithm uses the model's features in addition to the logits
     needs_features: ClassVar[bool] = False
-    # whether it needs the model's last layer, as must_train also does
+    # whether the algorithm needs the model's last layer; `must_train` implies this too
     needs_head: ClassVar[bool] = False
-    # whether its clients keep running statistics; `client_init` then receives the initial ones too
+    # whether clients keep running statistics; if so, `client_init` also receives the initial ones
     keeps_buffers: ClassVar[bool] = False
-    # whether its training examples are augmented, if the data set defines how
+    # whether training examples are augmented, if the data set defines an augmentation
     augments: ClassVar[bool] = True
-    # names in the server's state that are sent to every client of a round, if they exist
+    # entries of the server's state that are sent to every client of the cohort, if they exist
     sends: ClassVar[tuple[str, ...]] = ("params",)
 
     paradigm: str = "federated"  # or "centralized": one client holds all training data
 
     def __init_subclass__(cls, **options: Any) -> None:
-        """Raise ConfigError if a subclass defines an optional hook without inheriting from its
-        base."""
+        """Raise ConfigError if a subclass defines an optional hook without inheriting from the
+        hook's base class."""
         super().__init_subclass__(**options)
         bases = {base.__name__ for base in cls.__mro__}
         for name, base in OPTIONAL.items():
             if name in vars(cls) and base not in bases:
                 module = "exemplars" if base == "Exemplars" else "families"
                 raise ConfigError(
-                    f"algorithm: {cls.__name__} defines {name}, a hook of {base}; must inherit"
-                    f" fedexp.algorithms.{module}.{base}"
+                    f"algorithm: {cls.__name__} defines {name}, a hook of {base}; it must inherit"
+                    f" from fedexp.algorithms.{module}.{base}"
                 )
 
     @property
@@ -197,40 +202,38 @@ class FedAvg(Checked, prefix="algorithm."):
     def server_init(self, params: Params, federation: Federation) -> Tree:
         """Return the server's state; `params` is the initial global model.
 
-        Additional names in "params" are trained and averaged too.
+        If an algorithm adds entries to "params", these are also trained and averaged.
         """
         return {"params": params}
 
     def client_init(self, params: Params, federation: Federation) -> Tree:
-        """Return the state that a client keeps between rounds, as it is before the client first
-        takes part.
+        """Return the initial value of the state that a client keeps between rounds.
 
         params: the parameters in the server's initial state.
         """
         return {}
 
     def broadcast(self, server: Tree) -> Tree:
-        """Return what the server sends to every client of a round; the rest of its state is not
-        sent."""
+        """Return what the server sends to every client of the cohort."""
         return {name: server[name] for name in self.sends if name in server}
 
     # --- host side, before training
 
     def host_plan(self, federation: Federation, client: int, rng: np.random.Generator) -> Tree:
-        """Return numpy arrays for this round, such as extra example indices or roles.
+        """Return numpy arrays that a client uses in this round, such as extra example indices.
 
-        The arrays have the same shapes for all clients.
+        The arrays must have the same shapes for all clients.
         """
         return {}
 
     # --- on the client
 
     def client_setup(self, net: Network, data: ClientData, ctx: Context) -> Tree:
-        """Return constants for one client's round, such as a teacher's outputs on fixed inputs."""
+        """Return values that are constant during a client's round, such as a teacher's outputs."""
         return {}
 
     def example_loss(self, net: Network, params: Params, batch: Batch, ctx: Context) -> Tensor:
-        """Return the loss of each example, [B]; the engine applies the mask and the mean."""
+        """Return the loss of each example, [B]; the engine applies the mask and averages."""
         return cross_entropies(net(params, batch.x).logits, batch.y)
 
     def penalty(self, net: Network, params: Params, ctx: Context) -> Tensor | float:
@@ -238,7 +241,7 @@ class FedAvg(Checked, prefix="algorithm."):
         return 0.0
 
     def transform_grads(self, grads: Params, params: Params, batch: Batch, ctx: Context) -> Params:
-        """Return the gradient to use; the engine adds weight decay and momentum afterwards."""
+        """Return the gradients to use; the engine adds weight decay and momentum afterwards."""
         return grads
 
     def objective(self, net: Network, params: Params, batch: Batch, ctx: Context) -> Tensor:
@@ -250,7 +253,7 @@ class FedAvg(Checked, prefix="algorithm."):
     def local_step(
         self, net: Network, params: Params, memory: Tree, batch: Batch, ctx: Context
     ) -> tuple[Params, Tree, Tensor]:
-        """Take one optimizer step; return (params, memory, loss).
+        """Take one optimizer step and return (params, memory, loss).
 
         memory: the optimizer's state.
         """
@@ -262,7 +265,7 @@ class FedAvg(Checked, prefix="algorithm."):
     def finish(
         self, net: Network, params: Params, data: ClientData, ctx: Context
     ) -> tuple[Tree, Tree]:
-        """Return (message to the server, new client state) after training."""
+        """Return the client's message to the server and its new state, after training."""
         return {"params": params}, ctx.client
 
     # --- on the server
@@ -270,6 +273,6 @@ class FedAvg(Checked, prefix="algorithm."):
     def aggregate(self, server: Tree, messages: Tree, round: ServerRound) -> Tree:
         """Return the new server state.
 
-        messages: leaves [|S|, ...] in the order of the cohort.
+        messages: a tree whose leaves have shape [|S|, ...], in the order of the cohort.
         """
         return server | {"params": tree.weighted_mean(messages["params"], round.weights)}

@@ -2,34 +2,37 @@
 examples.
 
 Y. Ma et al., "Continual Federated Learning Based on Knowledge Distillation", IJCAI 2022, Eq.
-(3)-(6). Task 1 is FedAvg. In each round of task t > 1, N = ceil(review_fraction m) of the m sampled
-clients, drawn at random, review, and the others learn. All start from the same global model and
-train for E epochs:
+(3)-(6). Task 1 is trained with FedAvg. In each round of task t > 1, N = ceil(review_fraction m) of
+the m sampled clients are drawn at random to review, and the others learn. All clients start from
+the same global model and train for E epochs. Their losses are
     learner   L = CE on its examples of task t
-    reviewer  L = lambda_d L_d on its surrogate examples, teacher theta_{t-1} (see continual.py)
-The server averages with the n_k of the new task for both kinds of clients.
+    reviewer  L = lambda_d L_d on its surrogate examples, with the teacher theta_{t-1} (see
+              continual.py)
+The server weights learners and reviewers by their n_k in the new task.
 
 `server_distillation` (section 4.3) applies from the first task on. The server's surrogate set is
-split at random into m + 1 contiguous parts. Part j gets the soft labels of local model j, and the
-last part those of the global model before the round. The average is trained on all parts with L_d
-for E epochs, in batches of `server_batch_size`, with the clients' optimizer and with dropout if the
-model has any.
+shuffled and split into m + 1 parts. Part j gets the soft labels of local model j, and the last part
+gets those of the global model from before the round. The averaged model is then trained on all
+parts with L_d for E epochs, in batches of `server_batch_size`, with the clients' optimizer, and
+with dropout if the model has any.
 
-`paradigm=centralized` (algorithm=cfed_c) trains one model. Batches of the new task (CE) are mixed
-with batches (lambda_d L_d) of the same number of surrogate examples, drawn at random in each round.
+`paradigm=centralized` (algorithm=cfed_c) trains one model. Batches of the new task (with the loss
+CE) are mixed with batches of surrogate examples (with the loss lambda_d L_d). In each round, as
+many surrogate examples as new ones are drawn at random.
 
-The paper leaves some points open. Here N is rounded up, lambda_d is kept in the reviewers' loss,
-and the server's term has weight 1. In the paper, a client without data of the new task reviews.
-Here every client has data: every partition of a task gives each client at least one example or is
-refused (Partition.build).
+The paper leaves some points open. In this implementation, N is rounded up, lambda_d is part of the
+reviewers' loss, and the server's distillation loss has weight 1. In the paper, a client without
+data of the new task reviews. In this implementation, every client has data, because
+`Partition.build` rejects partitions in which a client has no example of a task.
 
-Deviations from the released code: A client never both learns and reviews in a round; the code draws
-learners and reviewers independently. Weights are n_k, not uniform. Teachers run in eval mode, not
-in training mode. A client trains on all of its examples in a new order in each epoch, not on the
-first 80 % in a fixed order without the last partial batch. The parts of server distillation are
-drawn once per round; the code assigns examples to the models in turn, uses lambda_d as weight, and
-uses 80 % of the shards of a random client. For cfed_c, the code keeps one mixture for all epochs
-and does not enlarge a surrogate set smaller than the new task; here the set is repeated.
+Deviations from the released code: A client never both learns and reviews in a round; in the code it
+can, because learners and reviewers are drawn independently. Weights are n_k, not uniform. Teachers
+run in eval mode, not in training mode. A client trains on all of its examples in a new order in
+each epoch, not on the first 80 % in a fixed order without the last partial batch. The parts of
+server distillation are drawn once per round; the code assigns examples to the models in turn, uses
+lambda_d as weight, and uses 80 % of the shards of a random client. For cfed_c, the code keeps one
+mixture for all epochs. It does not enlarge a surrogate set that is smaller than the new task; here,
+such a set is repeated.
 """
 
 import math
@@ -59,7 +62,7 @@ from fedexp.core.tree import Params, Tree
 class CFeD(Remembering, MultiExchange, ServerTraining):
     lambda_d: NonNegative  # weight of the review
     temperature: Positive  # temperature T of teacher and student
-    # alpha: share of the sampled clients that review, from the second task on
+    # alpha: fraction of the sampled clients that review, from the second task on
     review_fraction: Share
     server_distillation: bool
     server_batch_size: Count
@@ -125,14 +128,17 @@ class CFeD(Remembering, MultiExchange, ServerTraining):
 
 
 class Learner(FedAvg):
-    """Client that trains on its examples of the task.
+    """Client that trains on its examples of the current task.
 
     clients.csv shows the name of this class as the client's role.
     """
 
 
 class Reviewer(OwnTraining):
-    """Client that trains on its surrogate examples with the old model's predictions as targets."""
+    """Client that trains on its surrogate examples.
+
+    The targets are the predictions of the model from the end of the previous task.
+    """
 
     lambda_d: float
     temperature: float
@@ -150,9 +156,9 @@ class Reviewer(OwnTraining):
 
 
 class Student(Reviewer):
-    """Client that trains on both kinds of examples (the centralised form).
+    """Client of the centralised form, which trains on new and on surrogate examples.
 
-    Each batch has examples of one kind. Surrogate examples have the label -1.
+    Each batch contains either new or surrogate examples. Surrogate examples have the label -1.
     """
 
     draw: int  # seed for this round's choice of surrogate examples
@@ -161,7 +167,7 @@ class Student(Reviewer):
         self, federation: Federation, client: int
     ) -> np.ndarray | tuple[np.ndarray, ...]:
         new, old = federation.parts[client], federation.surrogate[client]
-        # the same number of surrogate examples: a random subset, or all of them repeated
+        # as many surrogate examples as new ones: a random subset, or the whole set, repeated
         return new, np.resize(np.random.default_rng(self.draw).permutation(old), len(new))
 
     def example_loss(self, net: Network, params: Params, batch: Batch, ctx: Context) -> Tensor:

@@ -1,10 +1,10 @@
-"""Common parts of the methods for continual learning: an old model as teacher, masks of classes.
+"""Common parts of methods for continual learning: an old model as teacher, and class masks.
 
-CFeD: Y. Ma et al., "Continual Federated Learning Based on Knowledge Distillation", IJCAI 2022. Its
-Eq. (3)-(4), for student logits z and teacher logits z':
+The distillation loss is that of CFeD (Y. Ma et al., "Continual Federated Learning Based on
+Knowledge Distillation", IJCAI 2022, Eq. (3)-(4)). For student logits z and teacher logits z',
     L_d = - sum_i y'_i log y_i,   y = softmax(z / T),   y' = softmax(z' / T)
-Eq. (4) takes the T-th root of probabilities and normalises, which equals softmax(z / T). There is
-no factor T^2.
+Eq. (4) takes the T-th root of the probabilities and normalises them, which equals softmax(z / T).
+The loss has no factor T^2.
 """
 
 from typing import ClassVar
@@ -26,10 +26,10 @@ def distillation_loss(student: Tensor, teacher: Tensor, temperature: float) -> T
 
 
 class Remembering(Continual):
-    """Base that keeps the old model theta_{t-1} with its running statistics and sends it with the
-    global model.
+    """Base class for methods that keep the model from the end of the previous task.
 
-    In task 1 there is no old model.
+    From the second task on, the server sends this old model theta_{t-1}, including its running
+    statistics, together with the global model.
     """
 
     scenarios: ClassVar[tuple[str, ...]] = TASKS
@@ -40,10 +40,10 @@ class Remembering(Continual):
 
 
 class NewClasses(Continual):
-    """Base for tasks with new classes; the server keeps masks [C] of the classes.
+    """Base class for methods that need tasks with new classes.
 
-    The mask "new" is 1 for the classes of the current task. From the second task on, the mask
-    "known" is 1 for the classes of the earlier tasks.
+    The server keeps masks [C] of the classes. The mask "new" is 1 for the classes of the current
+    task. From the second task on, the mask "known" is 1 for the classes of the earlier tasks.
     """
 
     scenarios: ClassVar[tuple[str, ...]] = ("class_incremental",)
@@ -58,7 +58,7 @@ class NewClasses(Continual):
 
 
 def class_masks(params: Params, federation: Federation) -> Tree:
-    """Return the masks that `NewClasses` keeps, on the device of `params`."""
+    """Return the class masks that `NewClasses` keeps, on the device of `params`."""
     classes = {"new": federation.tasks[federation.task]}
     if federation.task:
         classes["known"] = tuple(federation.classes_before())

@@ -10,9 +10,9 @@ from fedexp.algorithms.interfaces import PublicData, ServerNetwork
 from fedexp.core import tree
 from fedexp.core.tree import Params, Tree
 
-# (logits, labels, indices) -> scalar
+# maps (logits, labels, example indices) to a scalar loss
 Loss = Callable[[Tensor, Tensor, np.ndarray], Tensor]
-# (parameters, gradients): changes the parameters in place
+# receives (parameters, gradients) and changes the parameters in place
 Update = Callable[[Params, Params], None]
 
 
@@ -25,7 +25,10 @@ def local_models(messages: Tree, buffers: Params) -> list[Params]:
 def minibatches(
     rng: np.random.Generator, examples: int, size: int, epochs: int
 ) -> Iterator[np.ndarray]:
-    """Yield example indices, reshuffled in each epoch; the last partial batch is kept."""
+    """Yield the example indices of each mini-batch.
+
+    The examples are reshuffled in each epoch, and the last batch of an epoch may be smaller.
+    """
     for _ in range(epochs):
         order = rng.permutation(examples)
         yield from (order[start : start + size] for start in range(0, examples, size))
@@ -41,8 +44,8 @@ def fit(
 ) -> None:
     """Train the model that `net` has loaded.
 
-    Batches of one example are skipped if batch norm needs more. dropout: generator for the texts'
-    dropout; None: no dropout.
+    Batches with a single example are skipped if the model has batch norm. dropout: the generator
+    for dropout on texts, or None for no dropout.
     """
     for numbers in batches:
         if len(numbers) > 1 or not net.mixes_examples:
@@ -53,5 +56,5 @@ def fit(
 
 
 def with_trained_model(net: ServerNetwork, server: Tree) -> Tree:
-    """Return the server's state with its model replaced by the trained model."""
+    """Return the server's state with its model replaced by the model that `net` has trained."""
     return server | {"params": net.snapshot(), "buffers": net.buffers()}
