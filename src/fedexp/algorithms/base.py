@@ -64,8 +64,8 @@ def require_loss_per_example(algorithm: "FedAvg", losses: Tensor, batch: Batch) 
             else f"a {type(losses).__name__}"
         )
         raise ConfigError(
-            f"algorithm: example_loss of {type(algorithm).__name__} returned {found}; it must "
-            f"return one loss per example, a tensor of shape {[*batch.y.shape]} (use reduction='none')"
+            f"algorithm: example_loss of {type(algorithm).__name__} returned {found}; must be "
+            f"one loss per example, a tensor of shape {[*batch.y.shape]} (use reduction='none')"
         )
     return losses
 

@@ -1,21 +1,21 @@
 """Ditto: each client also trains a personal model and keeps it close to the global model.
 
 T. Li, S. Hu, A. Beirami, V. Smith, "Ditto: Fair and Robust Federated Learning Through
-Personalization", ICML 2021, Algorithm 1. The global model w is FedAvg's. Each client of the round
-also trains its personal model v_k towards the received w,
+Personalization", ICML 2021, Algorithm 1. The global model w is trained with FedAvg. Each client of
+the round also trains its personal model v_k towards the received w,
     min_v  F_k(v) + lambda/2 ||v - w||^2,
-on the same batches, starting from v_k as it was after the client's last participation (at first,
-the initial model). v_k and its running statistics stay on the client. The reported accuracy is that
-of w, which is FedAvg's. The training loss is that of the personal models, including the proximal
-term. `evaluate=[global,personal]` tests the personal models.
+on the same batches, starting from the v_k of the client's last participation (the first time, from
+the initial model). v_k and its running statistics stay on the client. The reported accuracy is
+that of w and equals FedAvg's. The reported training loss is that of the personal models and
+includes the proximal term. `evaluate=[global,personal]` tests the personal models.
 
-Checked against the authors' code (litian96/ditto, flearn/trainers_MTL/ditto.py), which makes the
+Checked against the authors' code (litian96/ditto, flearn/trainers_MTL/ditto.py), which takes the
 same two steps for each batch. Their order does not matter, because neither model depends on the
-other's change. The code's lambda is 1, or each client chooses it from 0.1, 1 and 2; this choice is
-not implemented.
+other's change. In the code, lambda is 1, or each client chooses it from 0.1, 1 and 2; this choice
+is not implemented.
 
-Deviations: The proximal term is added to the gradient before weight decay and momentum, which the
-code does not have. v_k is trained for as many epochs as w. The server's weights are n_k, not equal.
+Deviations: The proximal term is added to the gradient before weight decay and momentum; the code
+has neither. v_k is trained for as many epochs as w. The server's weights are n_k, not equal.
 """
 
 from collections.abc import Sequence
@@ -38,7 +38,8 @@ from fedexp.core.tree import Params, Tree
 
 
 class Ditto(KeepsPart, MultiExchange):
-    """Train the clients' personal models; a second exchange with the same clients is FedAvg."""
+    """Exchange that trains the personal models; a second exchange with the same clients is
+    FedAvg."""
 
     trains_model = False
     keeps_buffers = True

@@ -6,10 +6,10 @@ from torch import Tensor
 
 
 def kl_divergence(teacher: Tensor, student: Tensor, tau: float, keep: Tensor | None) -> Tensor:
-    """Return KL(softmax(teacher / tau) || softmax(student / tau)) over the kept classes, [B].
+    """Return KL(softmax(teacher / tau) || softmax(student / tau)) of each example, [B].
 
-    teacher, student: logits [B, C]; keep: bool [B, C], or None for all classes. The gradient does
-    not flow to the teacher.
+    teacher, student: logits [B, C]; keep: the classes over which the divergence is computed, bool
+    [B, C], or None for all classes. No gradient flows to the teacher.
     """
     # Use the dtype's lowest value, not -inf: exp gives 0 and 0 * (finite) is 0, but 0 * -inf would
     # be NaN.

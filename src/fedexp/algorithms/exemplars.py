@@ -1,10 +1,10 @@
 """Common part of the methods whose clients keep examples of old tasks and train on them again.
 
-When a task begins, each client chooses examples of the previous task by their features under the
-global model. From then on, these examples belong to the client's training examples: they are in the
-same batches as the new ones, count in n_k, and are augmented in the same way. The server's state
-stores their indices as a table [K, n], -1: none, so that a run can be resumed; the indices are not
-sent.
+When a task begins, each client chooses examples of the previous task by the features that the
+global model computes for them. From then on, these examples belong to the client's training
+examples: they are in the same batches as the new ones, count in n_k, and are augmented in the same
+way. The server's state stores their indices as a table [K, n], padded with -1, so that a run can be
+resumed; the table is not sent.
 """
 
 from abc import ABC, abstractmethod
@@ -23,7 +23,7 @@ Kept = Sequence[np.ndarray]  # indices of the examples that each client keeps
 
 
 class Exemplars(NewClasses, ABC):
-    """Base of methods whose clients keep examples."""
+    """Base class for methods whose clients keep examples of old tasks."""
 
     needs_features = True
 
@@ -36,10 +36,10 @@ class Exemplars(NewClasses, ABC):
         federation: Federation,
         rng: np.random.Generator,
     ) -> list[np.ndarray]:
-        """Return what each client keeps from now on.
+        """Return the indices of the examples that each client keeps from now on.
 
-        kept: what it has kept so far; own: its examples of the previous task, which `federation`
-        describes.
+        kept: the examples that each client has kept so far; own: each client's examples of the
+        previous task; federation: describes the clients' data in the previous task.
         """
 
     def keep_examples(
@@ -71,14 +71,17 @@ class Exemplars(NewClasses, ABC):
 
 
 def table(kept: Kept, device: torch.device) -> torch.Tensor:
-    """Return indices as int64 [K, n], padded with -1."""
+    """Return the indices as a table, int64 [K, n], padded with -1."""
     columns = list(zip_longest(*kept, fillvalue=-1))
     rows = np.array(columns, dtype=np.int64).reshape(len(columns), len(kept)).T
     return torch.from_numpy(rows.copy()).to(device)
 
 
 def numbers_in(server: Tree, federation: Federation) -> list[np.ndarray]:
-    """Return what each client keeps, in the order of `choose`; nothing before the second task."""
+    """Return the indices of the examples that each client keeps.
+
+    In the first task, the clients keep no examples.
+    """
     if "kept" not in server:
         return [np.zeros(0, np.int64)] * federation.num_clients
     return [row[row >= 0] for row in server["kept"].cpu().numpy()]

@@ -1,9 +1,9 @@
 """Optional bases of algorithms, for hooks that only some algorithms need.
 
-FedAvg (base.py) has the hooks that every algorithm may override. An algorithm that needs more
-inherits from one of these bases, as in `class FedRep(HeadThenBody, Personal)`. The training loop
-checks for the bases with `isinstance`. The base of continual methods whose clients keep examples is
-in exemplars.py.
+FedAvg (base.py) declares the hooks that every algorithm may override. An algorithm that needs more
+inherits from one or more of these bases, as in `class FedRep(HeadThenBody, Personal)`. The
+training loop checks for the bases with `isinstance`. The base of continual methods whose clients
+keep examples is in exemplars.py.
 """
 
 from abc import ABC, abstractmethod
@@ -30,17 +30,17 @@ from fedexp.core.tree import Params, Tree
 
 
 class OwnModel(FedAvg):
-    """Base for algorithms that change the model or need to know its layers."""
+    """Base class for algorithms that change the model or need to know its layers."""
 
     def adapt(self, module: nn.Module, federation: Federation) -> nn.Module:
-        """Return the model as this algorithm trains and tests it.
+        """Return the model in the form that this algorithm trains and tests.
 
-        torch's generator is seeded before the call.
+        PyTorch's random number generator is seeded before the call.
         """
         return module
 
     def fitted(self, module: nn.Module) -> Self:
-        """Return the algorithm with the facts that it needs about the model, such as its layers'
+        """Return the algorithm together with what it needs to know about the model, such as layer
         names.
 
         Raises ConfigError if the algorithm is not defined for this model.
@@ -49,7 +49,8 @@ class OwnModel(FedAvg):
 
 
 class OwnStart(FedAvg, ABC):
-    """Base for algorithms whose clients do not start local training from the global model."""
+    """Base class for algorithms whose clients do not start local training from the global
+    model."""
 
     @abstractmethod
     def initial_params(self, net: Network, data: ClientData, ctx: Context) -> Params:
@@ -60,15 +61,16 @@ class OwnStart(FedAvg, ABC):
 
 
 class OwnTraining(FedAvg):
-    """Base for algorithms that choose other examples, epochs or learning rates for local
-    training."""
+    """Base class for algorithms that choose the examples, the number of epochs or the learning rate
+    of local training."""
 
     def training_part(
         self, federation: Federation, client: int
     ) -> np.ndarray | tuple[np.ndarray, ...]:
         """Return the indices of the examples that this client trains on.
 
-        If this is a tuple of several sets, each batch comes from one of them.
+        If the result is a tuple of several arrays, each batch contains examples from only one of
+        them.
         """
         return federation.parts[client]
 
@@ -77,7 +79,7 @@ class OwnTraining(FedAvg):
         return local.epochs
 
     def local_lr(self, lr: float) -> float:
-        """Return the learning rate of local training, computed from the round's rate."""
+        """Return the learning rate of local training, given the round's learning rate."""
         return lr
 
     def extra_batches(self, federation: Federation, local: LocalTraining) -> int:
@@ -87,32 +89,31 @@ class OwnTraining(FedAvg):
 
 
 class Prepared(FedAvg, ABC):
-    """Base for algorithms whose `client_setup` computes the same for every batch of the first
-    pass."""
+    """Base class for algorithms whose `client_setup` applies the same computation to every batch of
+    the first pass."""
 
     @abstractmethod
     def prepare(self, net: Network, batch: Batch, mask: Tensor, ctx: Context) -> Tree:
-        """Return what `client_setup` would compute for one batch.
+        """Return the result of this computation for one batch.
 
-        `client_setup` must apply the same computation to every batch of the first pass and stack
-        the results. An engine can then skip the padding of shorter clients.
+        `client_setup` must return the stacked results for all batches of the first pass. An engine
+        can then skip the padding of clients that have fewer batches.
         """
 
 
 class ServerTraining(FedAvg, ABC):
-    """Base for algorithms whose server trains the aggregated model."""
+    """Base class for algorithms whose server trains the aggregated model."""
 
     @abstractmethod
     def refine(self, net: ServerNetwork, server: Tree, messages: Tree, round: ServerRound) -> Tree:
-        """Return the server's state after further work that follows aggregation, such as
-        distillation.
+        """Return the server's state after the work that follows aggregation, such as distillation.
 
-        server["buffers"] has already been averaged.
+        server: the state after aggregation; its "buffers" have already been averaged.
         """
 
 
 class Personal(OwnStart, ABC):
-    """Base for algorithms whose clients have personal models."""
+    """Base class for algorithms whose clients have personal models."""
 
     @abstractmethod
     def personal_model(
@@ -120,9 +121,9 @@ class Personal(OwnStart, ABC):
     ) -> Params:
         """Return the client's personal model, which the personalised test evaluates.
 
-        If the model includes running statistics, these replace the global model's. state: what the
-        client keeps; before the client first takes part, the result of `client_init`. An algorithm
-        that does not override this hook has no personal models.
+        If the model includes running statistics, these replace the global model's. state: the
+        client's state, or the result of `client_init` if the client has not taken part yet. An
+        algorithm that does not override this hook has no personal models.
         """
 
     def personal_broadcast(
@@ -138,18 +139,21 @@ class Personal(OwnStart, ABC):
     def counted(self, sent: Tree, up: bool) -> Tree:
         """Return the part of the transmitted tree that counts as traffic.
 
-        The method does not send the rest, such as the data needed to build the generic model for
-        testing.
+        The published method does not send the rest, such as data from which the generic model is
+        built for testing.
 
-        sent: if `up` is true, the messages of a cohort, leaves [|S|, ...]; otherwise the broadcast,
-        with the client's personal broadcast under "personal". Both include the "buffers".
+        sent: if `up` is true, the messages of a cohort, with leaves of shape [|S|, ...]; otherwise
+        the broadcast, with the client's personal broadcast under "personal". Both include
+        "buffers".
         """
         return sent
 
 
 class KeepsPart(Personal):
-    """Base for algorithms in which each client keeps a part of the model, initialised from the
-    initial model."""
+    """Base class for algorithms in which each client keeps a part of the model.
+
+    This part starts with the values of the initial model.
+    """
 
     @abstractmethod
     def keeps(self, name: str) -> bool:
@@ -183,17 +187,20 @@ class KeepsPart(Personal):
 
 
 class MultiExchange(FedAvg):
-    """Base for algorithms with several exchanges per round, or with different roles for clients."""
+    """Base class for algorithms that have several exchanges per round or give clients different
+    roles."""
 
     def exchanges(self, federation: Federation) -> Sequence[FedAvg]:
-        """Return the exchanges of a round in order.
+        """Return the exchanges of a round, in order.
 
-        In each exchange, the server sends, the same cohort trains, and the server aggregates.
+        In each exchange, the server sends a broadcast, the same cohort trains, and the server
+        aggregates the messages.
         """
         return (self,)
 
     def closing_exchanges(self, federation: Federation) -> Sequence[FedAvg]:
-        """Return the exchanges with all clients at the end of a task, if another task follows."""
+        """Return the exchanges that involve all clients at the end of each task except the
+        last."""
         return ()
 
     def roles(
@@ -205,32 +212,34 @@ class MultiExchange(FedAvg):
 
 
 class Continual(FedAvg):
-    """Base for algorithms whose server prepares each task after the first."""
+    """Base class for algorithms whose server prepares each task after the first."""
 
     def begin_task(self, server: Tree, initial: Params, federation: Federation) -> Tree:
         """Return the server's state at the start of a task after the first.
 
-        initial: the initial model with its buffers.
+        server: the state at the end of the previous task; initial: the initial model, including its
+        buffers.
         """
         return server
 
 
 class TaskHeads(Continual, ABC):
-    """Base for algorithms whose model has separate outputs for each task; the test selects the
-    outputs of the tested task."""
+    """Base class for algorithms whose model has separate outputs for each task.
+
+    When a task is tested, only the outputs of this task are used.
+    """
 
     @abstractmethod
     def heads(self, tasks: Sequence[Sequence[int]]) -> np.ndarray | None:
-        """Return which output of the model represents each class in each task's test, int [tasks,
-        C].
+        """Return the model output that represents each class when each task is tested, int [T, C].
 
-        -1 marks a class that is not a possible answer. If the result is None, output c represents
-        class c in every task. tasks: the classes of each task.
+        An entry of -1 excludes the class from the possible predictions. If the result is None,
+        output c represents class c in every task. tasks: the classes of each task.
         """
 
 
 class Rehearsal(Continual, ABC):
-    """Base for algorithms whose server needs the network at the start of a task."""
+    """Base class for algorithms whose server needs the network at the start of a task."""
 
     @abstractmethod
     def rehearse(
@@ -241,7 +250,7 @@ class Rehearsal(Continual, ABC):
         federation: Federation,
         rng: np.random.Generator,
     ) -> Tree:
-        """Return the server's state after further work that needs the network, such as generating
+        """Return the server's state after the work that needs the network, such as generating
         images of the old classes.
 
         This hook runs after `begin_task`.
@@ -286,7 +295,7 @@ def epochs_of(algorithm: FedAvg, local: LocalTraining) -> int:
 
 
 def heads_of(algorithm: FedAvg, tasks: Sequence[Sequence[int]]) -> Tensor | None:
-    """Return which output represents each class in each task, int64 [T, C] (see `TaskHeads`).
+    """Return the output that represents each class in each task, int64 [T, C] (see `TaskHeads`).
 
     If the result is None, output c represents class c in every task.
     """

@@ -2,21 +2,22 @@
 weights.
 
 J. Zhang et al., "FedALA: Adaptive Local Aggregation for Personalized Federated Learning", AAAI
-2023, Eq. (3)-(6) and the authors' code, for the last p = 2 tensors (weight and bias of the
-classifier), as in FedKA's Table 9:
+2023, Eq. (3)-(6) and the authors' code. As in FedKA's Table 9, only the last p = 2 tensors are
+mixed, which are the weight and bias of the classifier:
     theta = theta_old + (theta_global - theta_old) * W;  all other layers are the global model's
-    W <- clip(W - eta * (d loss / d theta) * (theta_global - theta_old), 0, 1),
-W is updated on mini-batches of the share `part` of the local data. It starts at 1 and is kept. The
-first time, the client repeats passes until the last 10 losses (of a pass's last batch) have a
-population standard deviation (division by 10, numpy's default, as in the authors' code) below
-`threshold`, for at most `max_passes` passes. Later there is one pass. Training then continues as
-usual. A client that has not trained before skips the mixture. The reported accuracy is that of the
-averaged model (FedKA's generic accuracy).
+    W <- clip(W - eta * (d loss / d theta) * (theta_global - theta_old), 0, 1).
+W starts at 1, is learned on mini-batches from a fraction `part` of the local data, and is kept by
+the client between rounds. The first time a client learns W, it makes up to `max_passes` passes. It
+stops earlier if the losses on the last batch of the latest 10 passes have a population standard
+deviation (division by 10, numpy's default, as in the authors' code) below `threshold`. In later
+rounds, it makes one pass. Local training then proceeds as usual. A client that has not trained
+before starts from the global model. The reported accuracy is that of the averaged model (FedKA's
+generic accuracy).
 
 Deviations: In the released code (TsingZ0/FedALA, system/flcore/servers/serverALA.py), all clients
 mix in every round, sampled or not; here only the cohort does. The data used to learn W are not
-augmented, so their features under the global body are computed only once. p is not a parameter,
-because with more layers the features would have to be computed again in each step.
+augmented, so the features that the global body computes for them are computed only once. p is not a
+parameter, because with more layers the features would have to be recomputed in each step.
 """
 
 import numpy as np
@@ -40,8 +41,8 @@ class FedALA(Personal):
     needs_features = True
 
     eta: Positive  # step size for learning W
-    part: PositiveShare  # share of the local data used for learning W
-    threshold: NonNegative  # bound of the standard deviation of the last losses
+    part: PositiveShare  # fraction of the local data used for learning W
+    threshold: NonNegative  # learning W stops if the last losses' standard deviation is smaller
     max_passes: Count
 
     @property
@@ -63,7 +64,7 @@ class FedALA(Personal):
         return padded_numbers(chosen, max(int(self.part * federation.largest), 1))
 
     def client_setup(self, net: Network, data: ClientData, ctx: Context) -> Tree:
-        """Return the weights W that this client will use."""
+        """Return the weights W that this client uses in this round."""
         x, y = data.take(ctx.plan["numbers"])
         mask = ctx.plan["mask"].to(ctx.steps.dtype)
         return {"W": self.learn(net(ctx.server["params"], x, mask).features, y, mask, ctx)}
@@ -103,7 +104,7 @@ class FedALA(Personal):
     def personal_model(
         self, server: Tree, client: int, state: Tree, federation: Federation
     ) -> Params:
-        """Return the global body with the client's mixture of classifiers, for the weights it
+        """Return the global body with the client's mixed classifier, for the W that the client
         learned last."""
         return mix_models(server["params"], state, state["W"])
 
@@ -115,7 +116,7 @@ class FedALA(Personal):
 
 
 def mix_models(params: Params, client: Tree, W: Params) -> Params:
-    """Return the global model with a client's mixture of classifiers, if the client has trained
+    """Return the global model, with the client's mixed classifier if the client has trained
     before."""
     old, trained = client["head"], client["rounds"] > 0
     mixed = {k: old[k] + (params[k] - old[k]) * W[k] for k in old}

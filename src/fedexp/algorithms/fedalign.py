@@ -1,18 +1,20 @@
 """FedAlign: the last stage is smoothed by aligning it with a narrower version of itself.
 
 M. Mendieta et al., "Local Learning Matters: Rethinking Data Heterogeneity in Federated Learning",
-CVPR 2022, Eq. (4)-(6), and the authors' code; a comparison in FedNTD's Table 13. f_in and f_out are
-the input and output of the last stage. n_in is the first share `width` of f_in's channels (treated
-as a constant). n_out is the output for n_in of the stage's first share `width` of channels. s(a, b)
-is the spectral norm of the "transmitting matrix" of two feature maps:
+CVPR 2022, Eq. (4)-(6), and the authors' code. FedNTD's Table 13 compares with this method. f_in and
+f_out are the input and output of the last stage. n_in is the first fraction `width` of f_in's
+channels, treated as a constant. n_out is the output of the narrowed stage, which has the first
+fraction `width` of the stage's channels, for n_in. s(a, b) is the spectral norm of the
+"transmitting matrix" of two feature maps a and b. The loss is
     L = CE + mu * (CE / L_lip) * L_lip,   L_lip = MSE( s(n_in, n_out), s(f_in, f_out) )
 The quotient CE / L_lip and s(f_in, f_out) are treated as constants in the gradient. Gradients are
 clipped at norm `clip`.
 
-To compute s, a is average-pooled to the size of b, X = A B^T / (h w), and s = sqrt(||m||) after 10
-power iterations m <- X X^T m / ||m|| from the vector of ones. This estimates the root of the
-largest eigenvalue. The model must have stages (models.Staged): model=resnet56_bottleneck of Table
-13, or a CNN, whose last stage is its last convolution.
+To compute s, a is average-pooled to the size h x w of b, and X = A B^T / (h w). Starting from a
+vector of ones, 10 power iterations m <- X X^T m / ||m|| are made; then s = sqrt(||m||) estimates
+the square root of the largest eigenvalue. The model must have stages (`models.Staged`), as do
+model=resnet56_bottleneck, which Table 13 uses, and the CNNs. The last stage of a CNN is its last
+convolution.
 """
 
 import logging
@@ -36,7 +38,7 @@ NORMED = "model=resnet56_bottleneck or model.batch_norm=true"
 
 
 def spectral_norm(first: Tensor, second: Tensor) -> Tensor:
-    """Return s(a, b), [B], for maps [B, C1, H, W] and [B, C2, h, w] with h <= H."""
+    """Return s(a, b), [B], for maps a [B, C1, H, W] and b [B, C2, h, w] with h <= H, w <= W."""
     pixels = second.shape[-2] * second.shape[-1]
     a = F.adaptive_avg_pool2d(first, (second.shape[-2], second.shape[-1])).flatten(2)
     matrix = a @ second.flatten(2).transpose(1, 2) / pixels  # [B, C1, C2]
@@ -51,20 +53,20 @@ def spectral_norm(first: Tensor, second: Tensor) -> Tensor:
 
 class FedAlign(OwnModel):
     inputs = ("images",)
-    hint = f"it learns less with a last stage without batch norm; use {NORMED}"
+    hint = f"FedAlign learns less if the last stage has no batch norm; use {NORMED}"
 
     mu: NonNegative  # weight of the smoothing relative to the cross-entropy
     width: PositiveShare  # fraction of channels in the narrow last stage
-    clip: NonNegative  # bound of the gradient's norm; 0: none
+    clip: NonNegative  # maximum norm of the gradient; 0: no clipping
 
     def adapt(self, module: nn.Module, federation: Federation) -> nn.Module:
         if not isinstance(module, Staged):
             raise ConfigError(
                 "algorithm=fedalign: this model has no last stage that can be narrowed; use"
-                " model=resnet56_bottleneck (the paper's) or a cnn"
+                " model=resnet56_bottleneck (the paper's model) or a CNN"
             )
         if not any(isinstance(part, nn.BatchNorm2d) for part in module.modules()):
-            log.warning("FedAlign learns less with a last stage without batch norm; use %s", NORMED)
+            log.warning("FedAlign learns less if the last stage has no batch norm; use %s", NORMED)
         module.keeps_maps = True
         return module
 

@@ -16,7 +16,7 @@ from fedexp.core.tree import Params, Tree
 
 class FedAvgM(FedAvg):
     own_step = (
-        "it is sgd with a momentum (algorithm=fedavg server.optimizer=sgd server.momentum=0.7)"
+        "it equals SGD with momentum: algorithm=fedavg server.optimizer=sgd server.momentum=0.7"
     )
 
     beta: ShareBelow1  # momentum; 0 is FedAvg

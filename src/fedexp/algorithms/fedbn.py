@@ -3,15 +3,15 @@
 X. Li, M. Jiang, X. Zhang, M. Kamp, Q. Dou, "FedBN: Federated Learning on Non-IID Features via Local
 Batch Normalization", ICLR 2021, Algorithm 1. Each client keeps the scale, shift and running
 statistics of all batch norm layers; they are neither sent nor averaged. A client that takes part
-for the first time has the initial ones.
+for the first time uses the values of the initial model.
 
-No client uses a generic model. The accuracy reported for the generic model is that of the averaged
-parameters with the mean batch norm of the last cohort; this mean is not counted as traffic.
-`evaluate=[global,personal]` tests the personal models.
+No client uses a generic model. The reported accuracy of the generic model is that of the averaged
+parameters, combined with the averaged batch norm layers of the last cohort; these layers do not
+count as traffic. `evaluate=[global,personal]` tests the personal models.
 
 Checked against the authors' code (med-air/FedBN, `communication` in federated/fed_digits.py), which
-skips all entries of the state dict with "bn" in their name. Deviations: layers are found by their
-type; the server's weights are n_k, not equal (`weighting=uniform`).
+skips all entries of the state dict with "bn" in their name. Deviations: Batch norm layers are found
+by their type. The server's weights are n_k, not equal; `weighting=uniform` makes them equal.
 """
 
 import copy
@@ -27,7 +27,7 @@ from fedexp.core.errors import ConfigError
 class FedBN(KeepsPart, OwnModel):
     keeps_buffers = True
 
-    # names of the batch norm layers' parameters and statistics; known after `fitted`
+    # names of the batch norm layers' parameters and statistics; set by `fitted`
     local: ClassVar[frozenset[str]] = frozenset()
 
     needs = Needs(client_state="batch norm", unsent="batch norm")
@@ -41,8 +41,8 @@ class FedBN(KeepsPart, OwnModel):
         }
         if not names:
             raise ConfigError(
-                "algorithm=fedbn: the model has no batch normalisation (model=resnet10 and others"
-                " have)"
+                "algorithm=fedbn: the model has no batch norm layers; use a model that has"
+                " them, such as model=resnet10"
             )
         made = copy.copy(self)
         object.__setattr__(made, "local", frozenset(names))
