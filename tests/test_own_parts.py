@@ -296,7 +296,7 @@ GIVEN: dict[str, Any] = {
         ),
         ({"classes": None, "y_test": None}, "`read` must also return the arrays y_test, classes"),
         ({"y_train": [0, 1, 0, 1]}, r"y_train is list; .* y must be int64 \[N\]"),
-        ({"classes": ["a", "b", "c", "a", "b"]}, "but these are repeated: a, b$"),
+        ({"classes": ["a", "b", "c", "a", "b"]}, "class names must .* are repeated: a, b$"),
     ],
 )
 def test_invalid_arrays_are_refused(changed, message):
