@@ -240,7 +240,7 @@ def test_invalid_options_are_refused(overrides, message):
 
 def test_rounds_after_the_last_one_are_refused():
     with pytest.raises(
-        ConfigError, match=r"analysis.rounds: round 4 is after the last one \(rounds=3\)"
+        ConfigError, match=r"analysis.rounds: round 4 is after the last round \(rounds=3\)"
     ):
         make_simulation(analysis=WeightDivergence(rounds=[1, 4], every=1))
 
@@ -248,7 +248,8 @@ def test_rounds_after_the_last_one_are_refused():
 def test_gradient_diversity_refuses_task_heads():
     measured = {"scenario": TWO_TASKS, "sizes": (2, 3), "analysis": GradientDiversity(**IN_ALL)}
     with pytest.raises(
-        ConfigError, match="analysis=gradient_diversity: is not defined for FedMultiHead"
+        ConfigError,
+        match="analysis=gradient_diversity: this analysis is not defined for FedMultiHead",
     ):
         make_simulation(FedMultiHead(), **measured)
 

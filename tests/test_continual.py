@@ -828,7 +828,7 @@ def test_centralised_dmc_starts_both_models_from_the_old_one():
 def test_methods_for_tasks_need_a_scenario():
     for row in EVERY:
         with pytest.raises(
-            ConfigError, match=r"scenario=none: .* is defined for scenario=class_incremental"
+            ConfigError, match=r"scenario=none: .* is only defined for scenario=class_incremental"
         ):
             make_simulation(row.make(), surrogate=0.3)
 

@@ -609,7 +609,9 @@ def test_eval_interval_always_includes_the_last_round():
 
 
 def test_scaffold_refuses_adam():
-    with pytest.raises(ConfigError, match=r"local\.optimizer=adam: Scaffold is defined for sgd"):
+    with pytest.raises(
+        ConfigError, match=r"local\.optimizer=adam: Scaffold is only defined for sgd"
+    ):
         make_simulation(Scaffold(divisor="steps", variates="uniform"), ADAM)
 
 

@@ -187,7 +187,8 @@ def test_resume_keeps_local_evaluation(tmp_path):
         ({"examples": 3}, r"examples=3: must be at least 4, one of each class"),
         (
             {"every": 2, "forgetting_metric": RoundDrop(local=False)},
-            r"every=2: only has an effect with a forgetting_metric that evaluates local models",
+            r"every=2: this option only has an effect with a forgetting_metric that evaluates"
+            " local models",
         ),
     ],
 )

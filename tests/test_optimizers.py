@@ -254,7 +254,7 @@ def test_algorithms_support_or_refuse_server_optimizers(name):
     algorithm, server = row.make(), ServerOptimizer(optimizer="adam", lr=0.01)
     problems = list(server_problems(algorithm, server))
     if algorithm.own_step:
-        assert problems[0].startswith(f"server.optimizer=adam: not with {name}: it")
+        assert problems[0].startswith(f"server.optimizer=adam: cannot be used with {name}: it")
         return
     assert problems == []
     simulation = stream(algorithm) if row in CONTINUAL else row.simulation()
@@ -304,7 +304,7 @@ def test_centralized_has_no_server_optimizer():
     from fedexp.training.prepare import prepare
 
     options = ("algorithm=lwf", "scenario=class_incremental", "server.optimizer=adam")
-    with pytest.raises(ConfigError, match=r"not with .*paradigm=centralized has one"):
+    with pytest.raises(ConfigError, match=r"cannot be used with .*paradigm=centralized has one"):
         prepare(build(composed(*options, "hardware=cpu")))
 
 
@@ -351,5 +351,7 @@ def test_rounds_equal_torch(name):
 
 
 def test_a_warmup_of_all_rounds_is_refused():
-    with pytest.raises(ConfigError, match=r"local\.warmup=3: must be less than the 3 rounds"):
+    with pytest.raises(
+        ConfigError, match=r"local\.warmup=3: must be less than the number of rounds, 3"
+    ):
         make_simulation(local=replace(LOCAL, warmup=3))

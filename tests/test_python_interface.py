@@ -192,11 +192,11 @@ def test_invalid_keep_local_models_is_refused(wrong):
 @pytest.mark.parametrize("key", ["keep_models", "keep_local_models"])
 def test_keeping_models_after_last_round_is_refused(key):
     """The last round is that of all tasks. An interval may be longer than the run."""
-    with pytest.raises(ConfigError, match=rf"{key}: round 99 is after the last one \(rounds=3\)"):
+    with pytest.raises(ConfigError, match=rf"{key}: round 99 is after the last round \(rounds=3\)"):
         make_simulation(**{key: [1, 99]})
     make_simulation(**{key: 99})
     make_simulation(scenario=TWO_TASKS, rounds=2, **{key: [4]})
-    with pytest.raises(ConfigError, match=rf"{key}: round 5 is after the last one \(rounds=4\)"):
+    with pytest.raises(ConfigError, match=rf"{key}: round 5 is after the last round \(rounds=4\)"):
         make_simulation(scenario=TWO_TASKS, rounds=2, **{key: [5]})
 
 

@@ -193,11 +193,11 @@ def test_schedule_conflicts_are_refused(monkeypatch, capsys):
         ),
         (
             ["schedule.classes={5:{3:0.1}}", "scenario=class_incremental"],
-            "schedule: needs scenario=none",
+            "schedule: can only be used with scenario=none",
         ),
         (
             ["schedule.partition={5:iid}", "partition=file", "partition.path=x.npz"],
-            "needs partition=iid, dirichlet,",
+            "partition=iid, dirichlet,",
         ),
         (
             ["schedule.partition={5:iid}", "validation.fraction=0.1", "validation.per_client=true"],

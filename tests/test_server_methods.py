@@ -128,7 +128,9 @@ def test_fednova_counts_steps_with_adam():
         Shared(simulation.algorithm, simulation.runtime, sent, 0.01), cohort, False
     )
     assert trained.messages["a"].tolist() == [schedule.steps for schedule in cohort.schedules]
-    with pytest.raises(ConfigError, match=r"local\.optimizer=adam: FedNova is defined for sgd"):
+    with pytest.raises(
+        ConfigError, match=r"local\.optimizer=adam: FedNova is only defined for sgd"
+    ):
         make_simulation(FedNova(variant="ccvr"), adam)
 
 

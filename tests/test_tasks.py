@@ -457,7 +457,9 @@ def test_text_domains_after_images_are_refused():
     """sina2019 and sogoucs are the default domains."""
     built = build(composed("scenario=domain_incremental"))
     (problem,) = domain_problems(built.dataset, built.scenario)
-    assert problem.startswith("scenario.domains=[sina2019,sogoucs]: must be data sets with images")
+    assert problem.startswith(
+        "scenario.domains=[sina2019,sogoucs]: all domains must contain images"
+    )
     built = build(composed("scenario=domain_incremental", "scenario.domains=[mnist]"))
     assert not list(domain_problems(built.dataset, built.scenario))
 
@@ -571,21 +573,24 @@ def test_unknown_data_set_is_refused(override, message):
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["dataset=thucnews"], "dataset=thucnews has text, and the model CNN reads images"),
-        (["model=textcnn"], "dataset=digits has images, and the model TextCNN reads text"),
-        (["algorithm=fedewc"], "scenario=none: FedEWC is defined for scenario=class_incremental"),
+        (["dataset=thucnews"], "dataset=thucnews contains text, but the model CNN reads images"),
+        (["model=textcnn"], "dataset=digits contains images, but the model TextCNN reads text"),
+        (
+            ["algorithm=fedewc"],
+            "scenario=none: FedEWC is only defined for scenario=class_incremental",
+        ),
         (
             ["algorithm=feddmc", "scenario=domain_incremental"],
-            "FedDMC is defined for scenario=class_incremental",
+            "FedDMC is only defined for scenario=class_incremental",
         ),
         (
             ["dataset=thucnews", "model=textcnn", "algorithm=fedreg", "local.optimizer=sgd"],
-            "FedReg is defined for images",
+            "FedReg is only defined for images",
         ),
         (["algorithm.paradigm=central"], "one of federated, centralized (nearest: 'centralized')"),
         (
             ["scenario=class_incremental", "partition=file", "partition.path=x"],
-            "partition=file needs scenario=none",
+            "partition=file can only be used with scenario=none",
         ),
     ],
 )

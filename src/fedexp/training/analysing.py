@@ -1,4 +1,4 @@
-"""Measurements of the group `analysis`, computed from the results of a round's exchanges."""
+"""Compute the measurements that the option group `analysis` selects after each round."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -25,11 +25,13 @@ from fedexp.training.state import State
 def analyse(
     simulation: Simulation, state: State, server: Tree, done: Sequence[CohortResult]
 ) -> dict[str, list[dict[str, Any]]]:
-    """Return file -> rows of the analyses that are due in a round.
+    """Return a dict that maps the name of each analysis file to the rows to add in this round.
 
-    state: before the round.
+    Only the analyses that are due in this round are included.
+
+    state: the state of the run before the round.
     server: the server's state after the round.
-    done: results of the round's exchanges.
+    done: the results of the round's exchanges.
     """
     number, last = done[0].cohort.round, simulation.rounds
     due = [part for part in simulation.analysis.parts if part.is_due(number, last)]
@@ -45,7 +47,10 @@ def round_measurements(
 ) -> RoundMeasurements:
     """Return the measurements from which the analyses of a round are computed.
 
-    result: of the last exchange in which clients sent a model.
+    state: the state of the run before the round.
+    server: the server's state after the round.
+    result: the result of the last exchange in which clients sent a model, or of the last exchange
+        if no client sent one.
     """
     runtime, federation = simulation.runtime, result.round.federation
     clients = list(result.cohort.clients)
@@ -53,7 +58,8 @@ def round_measurements(
     local = result.trained.messages.get("params")
     if local is not None:
         local = {name: leaf for name, leaf in local.items() if name in start}
-    # class accuracies of the distributed model, if it was tested after the previous round
+    # The class accuracies of the model sent to the clients are known only if this model is the
+    # global model that was tested after the previous round.
     accuracy = None
     tested = bool(state.accuracy) and state.accuracy[-1][0] == state.round
     if tested and is_same(start, runtime.net.own(state.server["params"])):
@@ -87,7 +93,10 @@ def is_same(one: Params, other: Params) -> bool:
 def local_epoch_accuracies(
     runtime: ClientRuntime, federation: Federation, result: CohortResult
 ) -> Epochs | None:
-    """Return the accuracies of local models at the tested epochs; None if none was tested."""
+    """Return the accuracies of the local models after the tested epochs.
+
+    Return None if the local models were not tested during training.
+    """
     probed, cohort = result.trained.probed, result.cohort
     if probed is None:
         return None
@@ -104,7 +113,10 @@ def local_epoch_accuracies(
 
 
 def test_set_features(runtime: ClientRuntime, model: Tree) -> torch.Tensor:
-    """Return a model's features of the test examples, [n, D]. model: `params` and `buffers`."""
+    """Return the features that a model computes for the n test examples, [n, D].
+
+    model: a dict with `params` and `buffers`.
+    """
     runtime = runtime.tested_on(runtime.views[0])
     runtime.net.set_buffers(model["buffers"])
     features = collect_features(runtime, runtime.net.own(model["params"]))
@@ -113,13 +125,13 @@ def test_set_features(runtime: ClientRuntime, model: Tree) -> torch.Tensor:
 
 
 def local_gradients(runtime: ClientRuntime, model: Tree, parts: Sequence[Any]) -> Params:
-    """Return the gradient of each client's loss at a model, leaves [S, ...].
+    """Return the gradient of each client's loss with respect to the parameters of a model.
 
     The loss is the mean cross-entropy over the client's training examples without augmentation,
-    with the model in eval mode.
+    with the model in eval mode. Each tensor has shape [S, ...] for S clients.
 
-    model: `params` and `buffers`.
-    parts: indices of each client's training examples.
+    model: a dict with `params` and `buffers`.
+    parts: the indices of each client's training examples.
     """
     runtime.net.set_buffers(model["buffers"])
     params = runtime.net.own(model["params"])
@@ -132,7 +144,10 @@ def local_gradients(runtime: ClientRuntime, model: Tree, parts: Sequence[Any]) -
 
 
 def local_gradient(runtime: ClientRuntime, params: Params, numbers: torch.Tensor) -> Params:
-    """Return the gradient over the training examples `numbers` [n], computed in batches."""
+    """Return the gradient of the mean cross-entropy over a set of training examples.
+
+    numbers: int64 [n], the indices of the training examples. They are processed in batches.
+    """
     total = {name: torch.zeros_like(leaf) for name, leaf in params.items()}
     for index in numbers.split(runtime.evaluation_batch) if len(numbers) else ():
         x, y = runtime.load_train(index, None)
@@ -146,26 +161,29 @@ def local_gradient(runtime: ClientRuntime, params: Params, numbers: torch.Tensor
 
 
 def check_analyses(simulation: Simulation) -> None:
-    """Raise ConfigError if an analysis is not defined for the algorithm or comes after the last
-    round.
+    """Check that the run can compute every selected analysis.
+
+    Raises ConfigError if an analysis is not defined for the model or the algorithm, or is
+    requested for a round after the last one.
     """
     module = simulation.runtime.net.module
     for part in simulation.analysis.parts:
         latest = max(getattr(part, "rounds", None) or [0])
         if latest > simulation.rounds:
             raise ConfigError(
-                f"analysis.rounds: round {latest} is after the last one"
+                f"analysis.rounds: round {latest} is after the last round"
                 f" (rounds={simulation.rounds})"
             )
         if isinstance(part, CKA) and isinstance(module, LogitsOnly):
             raise ConfigError(
-                "analysis=cka: needs the model's features, the input of its last layer; set"
-                f" model.head, which {describe_head(module.network, None)}"
+                "analysis=cka: needs the model's features, which are the input of its last layer;"
+                f" set model.head, which {describe_head(module.network, None)}"
             )
         if isinstance(part, GradientDiversity) and simulation.runtime.heads is not None:
             raise ConfigError(
-                f"analysis=gradient_diversity: is not defined for"
-                f" {type(simulation.algorithm).__name__}, whose model has a head for each task"
+                f"analysis=gradient_diversity: this analysis is not defined for"
+                f" {type(simulation.algorithm).__name__}, whose model has a separate head for"
+                " each task"
             )
 
 
@@ -175,12 +193,20 @@ def alignment_rows(
     after: Mapping[str, Params],
     local: Sequence[Mapping[str, Params]],
 ) -> list[dict[str, Any]]:
-    """Return a row for each hidden layer, in order.
+    """Return the alignment of the neurons in each hidden layer, one row per layer.
 
-    A row has the number of `neurons` in the layer; the number of `dead` neurons in the distributed
-    global model; `local`, the mean alignment of that model with the local models, and `local_std`,
-    its population standard deviation (both None if there are no local models); and `aggregated`,
-    the alignment with the new global model.
+    A row has these keys:
+
+    layer: the number of the layer, from 1.
+    neurons: the number of neurons in the layer.
+    dead: the number of dead neurons in the global model before the round.
+    local: the mean alignment of this model with the local models. None without local models.
+    local_std: the population standard deviation of these alignments. None without local models.
+    aggregated: the alignment of this model with the global model after the round.
+
+    before: the global model before the round.
+    after: the global model after the round.
+    local: the local models.
     """
     start, end = class_means(runtime, before), class_means(runtime, after)
     trained = [class_means(runtime, model) for model in local]
@@ -203,8 +229,8 @@ def alignment_rows(
 def trained_models(done: Sequence[CohortResult]) -> list[dict[str, Params]]:
     """Return the models that the clients trained in a round, in the order of the cohort.
 
-    They come from the last exchange in which clients send whole models. Return an empty list if no
-    exchange does.
+    The models are those sent in the last exchange in which clients send whole models. If there is
+    no such exchange, the list is empty.
     """
     for result in reversed(done):
         messages, buffers = result.trained.messages, result.trained.buffers

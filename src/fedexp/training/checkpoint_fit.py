@@ -15,8 +15,8 @@ from fedexp.rundir.checkpoint import by_view
 from fedexp.rundir.client_states import file_name
 from fedexp.training.simulation import Simulation
 
-# Array of a history -> its dimensions: K clients, C classes, E evaluated rounds, L rounds with
-# tests of local models, S clients per cohort.
+# The dimensions of each array in a history: K clients, C classes, E evaluated rounds, L rounds in
+# which local models are tested, S clients per cohort.
 DIMENSIONS = {
     "rounds": "E",
     "class_accuracy": "EC",
@@ -30,9 +30,10 @@ DIMENSIONS = {
 
 
 def fits_run(directory: Path, simulation: Simulation) -> Callable[[Mapping[str, Any]], None]:
-    """Return a check for `checkpoint.load`.
+    """Return a function that checks whether a saved state belongs to this run.
 
-    The check raises ConfigError for a valid state that does not belong to this run.
+    `checkpoint.load` calls this function. It raises ConfigError for a state that was saved by
+    another run.
     """
     start = simulation.initial_state()
     stage = simulation.stages[0].federation
@@ -51,13 +52,15 @@ def fits_run(directory: Path, simulation: Simulation) -> Callable[[Mapping[str, 
                 storage.check_tree(path)
                 check_tree(path.name, storage.load_tree(path, mapped=True), example)
         except Mismatch as error:
-            raise ConfigError(f"{directory}: a checkpoint is not of this run ({error})") from error
+            raise ConfigError(
+                f"{directory}: the checkpoint belongs to another run; differing part: {error}"
+            ) from error
 
     return check
 
 
 class Mismatch(Exception):
-    """A part of a state does not belong to this run."""
+    """Raised if a part of a saved state does not belong to this run."""
 
 
 def require(condition: bool, part: str) -> None:
@@ -67,17 +70,24 @@ def require(condition: bool, part: str) -> None:
 
 def check_numbers(state: Mapping[str, Any], simulation: Simulation) -> None:
     number, rounds, clients = state["round"], simulation.rounds, simulation.settings.num_clients
-    require(number <= rounds, f"round {number} of {rounds}")
+    require(number <= rounds, f"round {number}, but the run has {rounds} rounds")
     # A completed or stopped run may be extended.
-    require(state["status"] != "running" or number < rounds, f"running after round {number}")
+    require(
+        state["status"] != "running" or number < rounds,
+        f"status running after the last round {number}",
+    )
     largest = max([*state["not_finite"], *state["clients"]], default=0)
-    require(largest < clients, f"client {largest} of {clients}")
+    require(largest < clients, f"client {largest}, but the run has {clients} clients")
     latest = max(state["clients"].values(), default=0)
-    require(latest <= number, "clients' states of later rounds")
+    require(latest <= number, "client states from a later round")
 
 
 def check_rounds(tested: Mapping[str, Any], number: int, simulation: Simulation) -> None:
-    """Check the rounds of the test results in a state that was saved after round `number`."""
+    """Check that the test results in a saved state are from the expected rounds.
+
+    tested: the test results in one view.
+    number: the round after which the state was saved.
+    """
     rounds = [each for each, _ in tested["accuracy"]]
     require(rounds == sorted({0, *rounds}) and rounds[-1] <= number, "the rounds of accuracy")
     require(tested["history"]["rounds"].tolist() == rounds, "the rounds of history")
@@ -89,9 +99,10 @@ def check_rounds(tested: Mapping[str, Any], number: int, simulation: Simulation)
 def check_history(
     found: Mapping[str, torch.Tensor], start: History, simulation: Simulation
 ) -> None:
-    """Check the arrays of a history.
+    """Check the names and shapes of the arrays in a saved history.
 
-    start: history of a new run.
+    found: the saved history.
+    start: the history of a new run.
     """
     expected = start.to_tree()
     personal = (
@@ -112,9 +123,9 @@ def check_history(
 
 
 def check_tree(name: str, found: Tree, expected: Tree) -> None:
-    """Check that a tree has the names, shapes and types of the expected tree.
+    """Check that a saved tree has the same names, shapes and types as the expected tree.
 
-    Methods may add names, except to the model's parameters and buffers.
+    A method may add entries to the tree, but not to the model's parameters or buffers.
     """
     if isinstance(expected, dict):
         require(isinstance(found, dict), name)
@@ -122,12 +133,12 @@ def check_tree(name: str, found: Tree, expected: Tree) -> None:
             strange = sorted(map(str, found.keys() - expected.keys()))
             require(not strange, f"{name}.{', '.join(strange)}")
         for key, value in expected.items():
-            require(key in found, f"without {name}.{key}")
+            require(key in found, f"{name}.{key} is missing")
             check_tree(f"{name}.{key}", found[key], value)
     elif isinstance(expected, torch.Tensor):
         require(isinstance(found, torch.Tensor), name)
         for kind in ("shape", "dtype"):
             is_, wanted = getattr(found, kind), getattr(expected, kind)
-            require(is_ == wanted, f"{kind} of {name}: {is_}, not {wanted}")
+            require(is_ == wanted, f"{kind} of {name} is {is_}, but must be {wanted}")
     else:
         require(type(found) is type(expected), name)

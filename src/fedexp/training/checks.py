@@ -1,4 +1,4 @@
-"""Check that the parts of a configuration fit together, before data are loaded."""
+"""Check that the parts of a configuration are compatible, before data are loaded."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
@@ -25,8 +25,8 @@ from fedexp.training import stopping
 
 ADAPTIVE = ("server.optimizer=adam", "server.optimizer=yogi")
 SET = ("surrogate.dataset", "surrogate.fraction")
-# Options that only some runs use: key -> conditions (a value, or a key that is set). The option has
-# an effect if one of the conditions holds.
+# Options that only some runs use. Each maps to conditions of the form `key=value`, or `key` for a
+# key that must be set. The option has an effect if at least one of its conditions holds.
 USED_WITH: Mapping[str, tuple[str, ...]] = {
     "local.step_rounds": ("local.schedule=step",),
     "local.lr_min": ("local.schedule=cosine",),
@@ -47,17 +47,21 @@ USED_WITH: Mapping[str, tuple[str, ...]] = {
 
 
 def check_used(values: Mapping[str, Any], typed: Sequence[str]) -> None:
-    """Raise ConfigError for typed options that have no effect in the run.
+    """Check that every option typed on the command line has an effect in the run.
 
-    Values from a preset are not checked, because a preset may be made for other choices.
+    Values from a preset are not checked, because a preset may set options for several choices.
 
     values: the resolved configuration.
+    typed: the overrides from the command line.
+
+    Raises ConfigError if an option has no effect.
     """
     keys = dict.fromkeys(
         key for text in typed for key, _ in assigned_values(text) if key in USED_WITH
     )
     wrong = [
-        f"{key}={value_at(values, key)}: only has an effect with {' or '.join(USED_WITH[key])}"
+        f"{key}={value_at(values, key)}: this option only has an effect with"
+        f" {' or '.join(USED_WITH[key])}"
         for key in keys
         if value_at(values, key) is not None and not any(holds(values, c) for c in USED_WITH[key])
     ]
@@ -66,9 +70,9 @@ def check_used(values: Mapping[str, Any], typed: Sequence[str]) -> None:
 
 
 def holds(values: Mapping[str, Any], condition: str) -> bool:
-    """Return whether a condition holds.
+    """Return whether the configuration fulfils a condition.
 
-    condition: `key=value`, or a key alone, which must be set.
+    condition: `key=value`, or only `key`, which holds if the key is set.
     """
     key, equals, wanted = condition.partition("=")
     value = value_at(values, key)
@@ -83,9 +87,9 @@ def value_at(node: Any, key: str) -> Any:
 
 
 def check(built: Built, metrics: Metrics) -> None:
-    """Raise ConfigError if parts of the configuration do not fit together, whatever the data are.
+    """Raise ConfigError if parts of the configuration are incompatible.
 
-    The check runs before data are loaded or downloaded.
+    These checks do not need the data, so they run before the data are loaded or downloaded.
     """
     problems = (
         training_problems(built, metrics),
@@ -101,66 +105,76 @@ def check(built: Built, metrics: Metrics) -> None:
 
 
 def training_problems(built: Built, metrics: Metrics) -> Iterator[str]:
-    """Yield problems between the algorithm, the model, the client optimizer and the metrics."""
+    """Yield a message for each conflict among the training options.
+
+    These are the algorithm, the model, the client optimizer and the metrics.
+    """
     algorithm, local, rounds = built.algorithm, built.local, built.scenario.rounds_per_task
     every, interval = built.local_evaluation.every, built.settings.eval_interval
     for name, value in vars(built.local_evaluation).items():
         if value is not None and not metrics.needs_local:
             yield (
-                f"local_evaluation.{name}={value}: only has an effect with a forgetting_metric that"
-                " evaluates local models, such as forgetting_metric=all"
+                f"local_evaluation.{name}={value}: this option only has an effect with a"
+                " forgetting_metric that evaluates local models, such as forgetting_metric=all"
             )
     if every is not None and every % interval:
         yield f"local_evaluation.every={every}: must be a multiple of eval_interval={interval}"
     if metrics.needs_neurons and not built.model.has_neurons:
         yield (
-            f"forgetting_metric=alignment: {type(built.model).__name__} has no fully connected"
-            " hidden layers, whose neurons are compared; use model=cnn or model=cnn_3fc"
+            "forgetting_metric=alignment: this metric compares the neurons of fully connected"
+            f" hidden layers, but {type(built.model).__name__} has none; use model=cnn or"
+            " model=cnn_3fc"
         )
     if local.optimizer not in algorithm.optimizers:
         defined = ", ".join(algorithm.optimizers)
         name = type(algorithm).__name__
-        yield f"local.optimizer={local.optimizer}: {name} is defined for {defined}"
+        yield f"local.optimizer={local.optimizer}: {name} is only defined for {defined}"
     if local.warmup and local.warmup >= rounds:
-        yield f"local.warmup={local.warmup}: must be less than the {rounds} rounds"
+        yield f"local.warmup={local.warmup}: must be less than the number of rounds, {rounds}"
 
 
 def server_problems(algorithm: FedAvg, server: ServerOptimizer) -> Iterator[str]:
-    """Yield a problem if a server optimizer cannot replace the algorithm's server step."""
+    """Yield a message if a server optimizer cannot replace the algorithm's server step."""
     why = algorithm.own_step
     if algorithm.paradigm == "centralized":
         why = "algorithm.paradigm=centralized has one client and nothing to average"
     if server.optimizer is not None and why:
-        yield f"server.optimizer={server.optimizer}: not with {type(algorithm).__name__}: {why}"
+        yield (
+            f"server.optimizer={server.optimizer}: cannot be used with"
+            f" {type(algorithm).__name__}: {why}"
+        )
 
 
 def task_problems(built: Built) -> Iterator[str]:
-    """Yield problems between the data set, the model, the scenario and the algorithm."""
+    """Yield a message for each conflict among the data set, model, scenario and algorithm."""
     algorithm, model, dataset = built.algorithm, built.model, built.dataset
     scenario, name = built.scenario, type(built.algorithm).__name__
     require_choice("algorithm.paradigm", algorithm.paradigm, ("federated", "centralized"))
     if scenario.name not in algorithm.scenarios:
         allowed = " or ".join(f"scenario={each}" for each in algorithm.scenarios)
-        yield f"scenario={scenario.name}: {name} is defined for {allowed}"
+        yield f"scenario={scenario.name}: {name} is only defined for {allowed}"
     if "kind" in vars(dataset):
         yield (
             f"dataset.kind: {type(dataset).__name__} has a field `kind`, which hides the attribute"
-            " that says whether a data set has images or texts; rename the field"
+            " `kind` that says whether a data set contains images or text; rename the field"
         )
     if dataset.kind != model.reads:
         other = "model=textcnn reads text" if dataset.kind == "text" else "model=cnn reads images"
         yield (
-            f"dataset={dataset.name} has {dataset.kind}, and the model {type(model).__name__} reads"
-            f" {model.reads}; {other}"
+            f"dataset={dataset.name} contains {dataset.kind}, but the model"
+            f" {type(model).__name__} reads {model.reads}; {other}"
         )
     yield from domain_problems(dataset, scenario)
     if dataset.kind not in algorithm.inputs:
         defined = algorithm.inputs[0]
-        yield f"dataset={dataset.name} has {dataset.kind}: {name} is defined for {defined}"
+        yield (
+            f"dataset={dataset.name} contains {dataset.kind}, but {name} is only defined for"
+            f" {defined}"
+        )
     if algorithm.separate_tasks and (option := mixing_option(scenario, algorithm)):
         yield f"{option}: {name} is defined only if all clients train on one task at a time"
     if scenario.name != "none" and built.partition.has_global_indices:
-        yield f"scenario={scenario.name}: partition=file needs scenario=none"
+        yield f"scenario={scenario.name}: partition=file can only be used with scenario=none"
 
 
 def domains_of(scenario: Scenario) -> Sequence[DataSource]:
@@ -168,20 +182,21 @@ def domains_of(scenario: Scenario) -> Sequence[DataSource]:
 
 
 def domain_problems(dataset: DataSource, scenario: Scenario) -> Iterator[str]:
-    """Yield a problem if images and texts are mixed in the domains."""
+    """Yield a message if the domains of the scenario mix images and text."""
     domains = domains_of(scenario)
     if any(domain.kind != dataset.kind for domain in domains):
         names = ",".join(domain.name for domain in domains)
         yield (
-            f"scenario.domains=[{names}]: must be data sets with {dataset.kind} and the same"
-            f" classes, as dataset={dataset.name}"
+            f"scenario.domains=[{names}]: all domains must contain {dataset.kind} and have the"
+            f" same classes as dataset={dataset.name}"
         )
 
 
 def surrogate_problems(built: Built) -> Iterator[str]:
-    """Yield a problem if the surrogate set is missing, or if the scenario splits its data set.
+    """Yield a message if the surrogate set is missing or overlaps with the test examples.
 
-    The surrogate set's training images could then be test images of the scenario.
+    It may overlap if the scenario splits the same data set again, because training examples of
+    the data set can then become test examples.
     """
     scenario, surrogate = built.scenario, built.surrogate.dataset
     if built.algorithm.needs.surrogate and not built.surrogate.given:
@@ -195,9 +210,9 @@ def surrogate_problems(built: Built) -> Iterator[str]:
     if source_of(surrogate) in map(source_of, (built.dataset, *domains_of(scenario))):
         yield (
             f"surrogate.dataset={surrogate.name}: scenario={scenario.name} splits this data set"
-            " again, so that test examples would be surrogate examples; use surrogate.fraction=0.1,"
-            " which withholds a part of the training data, or scenario.split=null, which keeps the"
-            " data set's split"
+            " again, so some test examples would also be surrogate examples; use"
+            " surrogate.fraction=0.1, which withholds a part of the training data, or"
+            " scenario.split=null, which keeps the data set's split"
         )
 
 
@@ -208,10 +223,11 @@ def source_of(dataset: DataSource) -> tuple[object, ...]:
 
 
 def mixing_option(scenario: Scenario, algorithm: FedAvg) -> str:
-    """Return the option that makes clients train on examples of other tasks, or an empty string.
+    """Return the option that makes clients train on examples from several tasks at a time.
 
-    A replay buffer does not count for methods that choose exemplars themselves, because their
-    losses include old classes.
+    If there is no such option, return an empty string. For methods that choose exemplars
+    themselves, a replay buffer is allowed, because the losses of these methods include the classes
+    of earlier tasks.
     """
     if not isinstance(scenario, MultiTask):
         return ""
@@ -224,67 +240,73 @@ def mixing_option(scenario: Scenario, algorithm: FedAvg) -> str:
 
 
 def data_problems(built: Built) -> Iterator[str]:
-    """Yield problems of the validation set and the public set."""
+    """Yield a message for each problem with the validation set or the public set."""
     validation, on, scenario = built.validation, built.settings.evaluate_on, built.scenario
     fraction = validation.fraction
     if on not in (None, TEST) and not fraction:
         yield f"evaluate_on={on}: needs a validation set, such as validation.fraction=0.1"
     if fraction and built.partition.has_global_indices and not validation.per_client:
         yield (
-            f"validation.fraction={fraction}: with partition=file, each client must hold out"
-            " examples: validation.per_client=true"
+            f"validation.fraction={fraction}: with partition=file, each client must hold out its"
+            " validation examples; set validation.per_client=true"
         )
     repeats = isinstance(scenario, MultiTask) and scenario.repeats_examples
     if fraction and validation.per_client and repeats:
         yield (
             f"validation.per_client=true: with scenario={scenario.name}, all tasks have the same"
-            " examples, and a client would train on examples that another client holds out:"
+            " examples, so a client would train on examples that another client holds out; set"
             " validation.per_client=false"
         )
     if built.algorithm.needs.public and not built.public.fraction:
         yield (
-            f"public.fraction=0: {type(built.algorithm).__name__} needs a public set on the server,"
-            " such as public.fraction=0.025 of the training data"
+            f"public.fraction=0: {type(built.algorithm).__name__} needs a public set on the server;"
+            " set public.fraction, such as public.fraction=0.025 for 2.5 % of the training data"
         )
 
 
 def schedule_problems(built: Built) -> Iterator[str]:
-    """Yield problems if the run cannot make the changes in `schedule`."""
+    """Yield a message for each reason why the run cannot change the data as in `schedule`."""
     schedule, scenario = built.schedule, built.scenario.name
     if not schedule.rounds:
         return
     schedule.check_rounds(built.settings.rounds)
     if scenario != "none":
-        yield f"schedule: needs scenario=none; the tasks of scenario={scenario} change the data"
+        yield (
+            "schedule: can only be used with scenario=none, because the tasks of"
+            f" scenario={scenario} already change the data"
+        )
     if not schedule.partition:
         return
     if built.algorithm.paradigm == "centralized":
-        yield "schedule: not with algorithm.paradigm=centralized, which has one client"
+        yield (
+            "schedule: cannot be used with algorithm.paradigm=centralized, which has only one"
+            " client"
+        )
     if isinstance(built.partition, File | Natural):
         yield (
-            "schedule: needs partition=iid, dirichlet, sharding or equal_shards, which divide all"
-            " training examples"
+            "schedule: needs a partition that divides all training examples: partition=iid,"
+            " dirichlet, sharding or equal_shards"
         )
     if built.validation.fraction and built.validation.per_client:
         yield (
-            "schedule: needs validation.per_client=false, because another partition would give"
-            " clients the examples that others hold out"
+            "schedule: needs validation.per_client=false, because a new partition would give"
+            " clients training examples that other clients hold out"
         )
 
 
 def measure_problems(built: Built, metrics: Metrics) -> Iterator[str]:
-    """Yield problems if views, stopping or the objective need values that the run does not have."""
+    """Yield a message for each view, stop option or objective that the run cannot evaluate."""
     dataset, settings, stop = built.dataset, built.settings, built.stop
     why = ""
     if dataset.kind != "images":
-        why = f"dataset={dataset.name} has {dataset.kind}, which are not transformed"
+        why = f"dataset={dataset.name} contains {dataset.kind}, which has no transform"
     elif not settings.augment:
-        why = "augment=false switches off the transform of the training images"
+        why = "augment=false switches off the transform for training images"
     elif not dataset.augmentation.active:
         why = f"every part of dataset.augmentation is switched off for dataset={dataset.name}"
     if why and AUGMENTED in settings.test_views:
         given = ",".join(settings.test_views)
-        yield f"test_views=[{given}]: the augmented view needs a transform, but {why}"
+        yield f"test_views=[{given}]: the view `augmented` needs a transform, but {why}"
     views = evaluation_views(
         settings.test_views, settings.evaluate_on, built.validation.fraction > 0
     )
@@ -294,7 +316,10 @@ def measure_problems(built: Built, metrics: Metrics) -> Iterator[str]:
             " test set instead"
         )
         if stop.metric is not None:
-            needs = f" stop.metric={stop.metric}: the run is not evaluated on it (evaluate_on=both)"
+            needs = (
+                f" stop.metric={stop.metric}: the run does not compute this metric; set"
+                " evaluate_on=both"
+            )
         yield f"stop.patience={stop.patience}{needs}"
     if settings.objective is not None:
         empty = History(np.zeros((1, 1), np.int64))
@@ -302,11 +327,13 @@ def measure_problems(built: Built, metrics: Metrics) -> Iterator[str]:
 
 
 def check_kept(settings: Settings, last: int) -> None:
-    """Raise ConfigError if a model is to be kept after the last round.
+    """Check the rounds in which models are saved (`keep_models` and `keep_local_models`).
 
-    last: the last round of all tasks.
+    last: the last round of the run.
+
+    Raises ConfigError if one of these rounds comes after the last round.
     """
     for key in ("keep_models", "keep_local_models"):
         chosen = getattr(settings, key)
         if isinstance(chosen, list) and max(chosen) > last:
-            raise ConfigError(f"{key}: round {max(chosen)} is after the last one (rounds={last})")
+            raise ConfigError(f"{key}: round {max(chosen)} is after the last round (rounds={last})")
