@@ -1,13 +1,13 @@
-"""FedLC: logits are calibrated by the number of examples that the client has of each class.
+"""FedLC: logits are calibrated by the client's number of examples per class.
 
 J. Zhang et al., "Federated Learning with Label Distribution Skew via Logits Calibration", ICML
-2022. With n_c the client's number of examples of class c,
+2022. For a client with n_c examples of class c,
     L = -log( exp(z_y - tau n_y^(-1/4)) / sum_c exp(z_c - tau n_c^(-1/4)) ).
 No code by the authors was found. Two other implementations (KarhouTam/FL-bench, and
-bytedance/FedDecorr in approach/fedlogitcal.py) have this form. The published sum is over c != y,
-for which the loss has no lower bound; these implementations and this one sum over all classes. A
-class without examples has an infinite margin, so it is excluded from the sum. FL-bench uses n_c =
-1e-8 instead, which is nearly equivalent.
+bytedance/FedDecorr in approach/fedlogitcal.py) use this formula. The published sum is over c != y,
+which leaves the loss without a lower bound; fedexp and these two implementations sum over all
+classes. A class without examples has an infinite margin, so it is excluded from the sum. FL-bench
+sets n_c = 1e-8 for such a class, which is nearly equivalent.
 """
 
 import numpy as np
@@ -18,11 +18,11 @@ from fedexp.algorithms.interfaces import Batch, Context, Federation, Network
 from fedexp.core.limits import NonNegative
 from fedexp.core.tree import Params, Tree
 
-INFINITE = 1e30  # margin of an absent class; finite, because a row of padding may have this label
+INFINITE = 1e30  # margin of an absent class; finite, because padding may have this label
 
 
 class FedLC(FedAvg):
-    tau: NonNegative  # size of the margins; 0 is FedAvg
+    tau: NonNegative  # scale of the margins; 0: FedAvg
 
     def host_plan(self, federation: Federation, client: int, rng: np.random.Generator) -> Tree:
         counts = federation.counts[client]

@@ -1,16 +1,17 @@
-"""FedLMD: distil the global model's knowledge about classes with few examples on a client.
+"""FedLMD: distil the global model's knowledge about the classes that are rare on a client.
 
 J. Lu et al., "Federated Learning with Label-Masking Distillation", ACM Multimedia 2023, and the
-authors' code, which is based on FedNTD's. A client's majority classes M_k are those with more
-examples than the mean over its classes. For an example of class y, with softmax of z / tau over the
-remaining classes,
+authors' code, which is based on FedNTD's. A client's majority classes M_k are the classes with more
+examples than the mean over all classes. For an example of class y, with each softmax applied to
+z / tau over the classes given,
     L = CE(z, y) + beta * tau^2 * KL(p || q),   q = softmax over c != y of the local model,
     p = softmax over c != y and c not in M_k of the received global model;
     teacher=false (FedLMD-Tf): p is uniform over these classes, and no teacher is evaluated.
-If no class remains (c != y and not in M_k), the second term is 0.
+If there is no class c != y outside M_k, the second term is 0.
 
-Deviation: The released code of FedLMD-Tf counts the rows of the batch instead of the classes of
-M_k, so its uniform target is negative for B > C. Here p sums to 1.
+Deviation: To make the uniform target, the released code of FedLMD-Tf uses the number of rows in the
+batch instead of the number of classes in M_k, so the target is negative for B > C. In fedexp, p
+sums to 1.
 """
 
 import numpy as np
@@ -25,7 +26,7 @@ from fedexp.core.tree import Params, Tree
 
 
 class FedLMD(FedAvg):
-    beta: NonNegative  # weight of the distillation; 0 is FedAvg
+    beta: NonNegative  # weight of the distillation loss; 0: FedAvg
     tau: Positive  # temperature
     teacher: bool  # False: uniform target instead of the global model's prediction
 
@@ -51,6 +52,8 @@ class FedLMD(FedAvg):
 
 
 def log_shares(logits: Tensor, kept: Tensor) -> Tensor:
-    """Return the log-softmax over the classes kept, [B, C]; other entries are finite but
-    meaningless."""
+    """Return the log-softmax over the classes for which `kept` [B, C] is true, [B, C].
+
+    All other entries are finite but meaningless.
+    """
     return F.log_softmax(torch.where(kept, logits, torch.finfo(logits.dtype).min), dim=-1)

@@ -1,16 +1,18 @@
-"""FedLwF: learning without forgetting in each client's local training.
+"""FedLwF: Learning without Forgetting in each client's local training.
 
-Z. Li, D. Hoiem, "Learning without Forgetting", ECCV 2016, as the baseline of CFeD (IJCAI 2022,
-section 5.3). On the new task's examples,
-    L = CE + lambda_d L_d,   teacher theta_{t-1}, the global model at the end of the last task (see
-    continual.py).
-In task 1 it is FedAvg. With `paradigm=centralized` (algorithm=lwf) it is LwF.
+Z. Li, D. Hoiem, "Learning without Forgetting", ECCV 2016, as used as a baseline in CFeD (IJCAI
+2022, section 5.3). On the new task's examples,
+    L = CE + lambda_d L_d,
+where the teacher in L_d is theta_{t-1}, the global model from the end of the previous task (see
+continual.py). In task 1, FedLwF is FedAvg. With `paradigm=centralized` (algorithm=lwf), FedLwF is
+LwF.
 
 Deviations from the released code of CFeD (lianziqt/CFeD, update.py and train_eval_fed.py): The
-teacher runs in eval mode. In the code, it runs in training mode with dropout and batch statistics,
-and its outputs are computed once per round. The server's weights are n_k; in the code they are
-equal. A client trains on all of its examples, in a new order in each epoch. In the code, it trains
-on the first 80 % in a fixed order, without the last partial batch.
+teacher runs in eval mode. In the released code, the teacher runs in training mode with dropout and
+batch statistics, and its outputs are computed once per round. The server weights client k by n_k;
+in the released code, all clients have equal weights. A client trains on all its examples, in a new
+order in each epoch. In the released code, a client trains on the first 80 % of its examples in a
+fixed order, without the last partial batch.
 """
 
 import torch
@@ -23,8 +25,8 @@ from fedexp.core.tree import Params
 
 
 class FedLwF(Remembering):
-    lambda_d: NonNegative  # weight of the distillation; 0 is FedAvg
-    temperature: Positive  # T of teacher and student
+    lambda_d: NonNegative  # weight of the distillation loss; 0: FedAvg
+    temperature: Positive  # temperature T of teacher and student
 
     needs = Needs(server_state="old model", down=1, teachers=1)
 

@@ -1,10 +1,11 @@
-"""FedMultiHead: one head per task on a shared body; each example is tested with its task's head.
+"""FedMultiHead: one head per task on a shared body; each test example uses the head of its task.
 
-The upper bound of CFeD (IJCAI 2022, section 5.3): the test reveals the task. If the tasks' classes
-are disjoint, the heads are rows of the classifier. If the tasks share their labels, each task has C
-separate rows. Training uses only the rows of the current task. The server restores the other rows
-after each round, so inactive heads do not change, even with weight decay. With
-`paradigm=centralized` (algorithm=multihead), this is multi-head training.
+CFeD (IJCAI 2022, section 5.3) uses this method as an upper bound, because the task of each test
+example is known. If the tasks' classes are disjoint, each head consists of its task's rows of the
+classifier. If the tasks share their labels, each task has C separate rows. Training uses only the
+rows of the current task. The server restores the other rows after each round, so inactive heads do
+not change, even with weight decay. With `paradigm=centralized` (algorithm=multihead), FedMultiHead
+is multi-head training.
 """
 
 from collections.abc import Sequence
@@ -24,7 +25,7 @@ from fedexp.models import classifier_of
 
 class FedMultiHead(OwnModel, TaskHeads):
     sends = ("params", "rows")
-    own_step = "its server restores the heads of other tasks, which a momentum would move"
+    own_step = "the server restores the heads of other tasks, but momentum would change them"
     scenarios = TASKS
     separate_tasks = True
     must_train = HEAD
@@ -53,7 +54,8 @@ class FedMultiHead(OwnModel, TaskHeads):
         return {"params": params, "rows": self.rows_of(federation, params)}
 
     def rows_of(self, federation: Federation, params: Params) -> Tensor:
-        """Return the current task's output for each class, int64 [C]."""
+        """Return the index of the current task's output for each class, int64 [C]; -1: no
+        output."""
         return torch.from_numpy(self.heads(federation.tasks)[federation.task]).to(
             next(iter(params.values())).device
         )

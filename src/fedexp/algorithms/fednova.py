@@ -1,20 +1,20 @@
 """FedNova: each client's change is divided by its effective number of steps before averaging.
 
 J. Wang et al., "Tackling the Objective Inconsistency Problem in Heterogeneous Federated
-Optimization", NeurIPS 2020. With momentum rho and tau_k steps (section 4.2, "heavy-ball"), a_k is
-the sum of the gradients' geometric weights:
+Optimization", NeurIPS 2020. For SGD with momentum rho ("heavy-ball", section 4.2), let a_k be the
+sum of the weights of the gradients in tau_k steps:
     a_k = (tau_k - rho (1 - rho^tau_k) / (1 - rho)) / (1 - rho),      rho = 0: a_k = tau_k
     d_k = (w_global - w_k) / (lr a_k),   w_global <- w_global - lr * (sum_k p_k a_k) * sum_k p_k d_k
-The learning rate is constant within a round and cancels. If all clients have the same size, they
-have the same a_k, and FedNova is FedAvg.
+The learning rate is constant within a round and cancels. If all clients have the same number of
+examples, they have the same a_k, and FedNova is FedAvg.
 
-Switch `variant`: FedNTD's published values for FedNova differ from FedAvg's even for equal clients,
-so they are not those of plain FedNova. FedNTD's released code adds variance reduction across
+Option `variant`: In FedNTD's tables, FedNova differs from FedAvg even for clients of equal size, so
+these values cannot come from plain FedNova. FedNTD's released code adds variance reduction across
 clients to each gradient, before weight decay:
-    ccvr         g <- g + (d_mean - d_k), with d_k of the client's last participation (0 at first),
-                 and after each round
-                 d_mean <- (1 - sum_S n_k / n) d_mean + sum_S (n_k / n) d_k, n over all clients
-    ccvr_frozen  d_mean = 0 always, as in that code.
+    ccvr         g <- g + (d_mean - d_k), with d_k from the client's last participation (first 0);
+                 after each round, with n = sum of n_k over all clients,
+                 d_mean <- (1 - sum_S n_k / n) d_mean + sum_S (n_k / n) d_k
+    ccvr_frozen  the same with d_mean = 0 in all rounds, as in FedNTD's released code.
 """
 
 from typing import Literal
@@ -38,7 +38,7 @@ from fedexp.core.tree import Params, Tree
 
 
 def effective_steps(steps: Tensor, momentum: float) -> Tensor:
-    """Return a_k for tau_k = `steps` steps of SGD with momentum rho < 1."""
+    """Return a_k after tau_k = `steps` steps of SGD with momentum rho = `momentum` < 1."""
     return (steps - momentum * (1 - momentum**steps) / (1 - momentum)) / (1 - momentum)
 
 
@@ -51,8 +51,9 @@ class FedNova(FedAvg):
     def optimizers(self) -> tuple[str, ...]:  # type: ignore[override]
         """Return the allowed optimizers.
 
-        For adaptive optimizers a_k is tau_k. Their directions have a different scale from gradients
-        and cannot correct them. The paper states no a_k for Nesterov's momentum.
+        With adaptive optimizers, a_k is tau_k. A direction d_k from an adaptive optimizer has a
+        different scale from a gradient and cannot correct it, so the variants `ccvr` and
+        `ccvr_frozen` allow only SGD. The paper gives no a_k for Nesterov's momentum.
         """
         return (
             ("sgd",) if self.corrects else tuple(name for name in OPTIMIZERS if name != "nesterov")
@@ -99,7 +100,7 @@ class FedNova(FedAvg):
 
     def aggregate(self, server: Tree, messages: Tree, round: ServerRound) -> Tree:
         start, shares = server["params"], round.weights / round.weights.sum()
-        a = messages["a"].clamp(min=1)  # a client without a step has not moved
+        a = messages["a"].clamp(min=1)  # a client that took no step has not moved
         mean, weights = tree.weighted_mean(messages["params"], shares / a), (shares / a).sum()
         scale = (shares * messages["a"]).sum() * weights  # tau_eff * sum_k p_k / a_k
         server = server | {"params": {k: start[k] + scale * (mean[k] - start[k]) for k in start}}
@@ -111,5 +112,5 @@ class FedNova(FedAvg):
 
 
 def direction(start: Params, end: Params, divisor: Tensor) -> Params:
-    """Return (w_global - w_k) / divisor, or 0 for a client without a step."""
+    """Return (w_global - w_k) / divisor, or 0 for a client that took no step."""
     return {k: (start[k] - end[k]) / torch.where(divisor > 0, divisor, 1.0) for k in start}

@@ -1,20 +1,21 @@
-"""FedNTD: distil the global model's predictions for the classes other than the label.
+"""FedNTD: distil the global model's predictions for all classes except the label.
 
 G. Lee et al., "Preservation of the Global Knowledge by Not-True Distillation in Federated
-Learning", NeurIPS 2022. Eq. (10)-(11): L = CE(q, y) + beta * L_NTD, where, over the classes c != y,
+Learning", NeurIPS 2022. Eq. (10)-(11): L = CE(q, y) + beta * L_NTD, where, for the classes c != y,
     q~(c) = exp(z_c / tau) / sum_{c' != y} exp(z_c' / tau)
     L_NTD = tau^2 * KL(q~_global || q~_local)
-The teacher is the received global model on the same augmented batch. With two classes, L_NTD is
-identically 0.
+The teacher is the received global model, evaluated on the same augmented batch. With two classes,
+L_NTD is identically 0.
 
 Appendix Eq. (17)-(18): `lambda_` interpolates between distillation over all classes and
 distillation over the not-true classes,
     (1 - lambda) * L_KD + lambda * L_NTD,   L_KD = tau^2 * KL(q_global || q_local).
-Appendix Table 14: `distance=mse` compares the not-true logits (no temperature, no tau^2).
+Appendix Table 14: `distance=mse` replaces L_NTD by the squared error of the not-true logits,
+without tau.
 
-Deviations and switches: The published Eq. (10)-(11) have no tau^2, but the authors' code does; see
-`tau_squared`. The paper does not state the reduction of the MSE. Its useful range of beta (0.001 to
-0.1) suggests a sum over classes and examples; see `mse_reduction`.
+Deviations and options: The published Eq. (10)-(11) have no factor tau^2, but the authors' code has
+it; see `tau_squared`. The paper does not state how the MSE is reduced. The range of beta in which
+it works best (0.001 to 0.1) suggests a sum over classes and examples; see `mse_reduction`.
 """
 
 from typing import Literal
@@ -31,7 +32,7 @@ from fedexp.core.tree import Params
 
 
 class FedNTD(FedAvg):
-    beta: NonNegative  # weight of the distillation; 0 is FedAvg
+    beta: NonNegative  # weight of the distillation loss; 0: FedAvg
     tau: Positive  # temperature
     lambda_: Share  # 1: not-true distillation; 0: distillation over all classes
     distance: Literal["kl", "mse"]
@@ -46,7 +47,7 @@ class FedNTD(FedAvg):
             mse_needs,
             "algorithm.lambda_",
             self.lambda_,
-            "1 with algorithm.distance=mse (Table 14 has no KD part)",
+            "1 if algorithm.distance=mse (FedNTD's Table 14 has no distillation over all classes)",
         )
 
     needs = Needs(teachers=1)
@@ -63,7 +64,7 @@ class FedNTD(FedAvg):
     def distillation(self, teacher: Tensor, student: Tensor, not_true: Tensor) -> Tensor:
         """Return the distillation loss of Eq. (17)-(18) for each example, [B].
 
-        A term with weight 0 is not computed.
+        Terms whose weight is 0 are not computed.
         """
         scale = self.tau**2 if self.tau_squared else 1.0
         parts = [(1 - self.lambda_, None), (self.lambda_, not_true)]
@@ -83,7 +84,8 @@ class FedNTD(FedAvg):
     ) -> Tensor:
         """Return the squared error of Table 14 for each example, [B].
 
-        The values are scaled so that the engine's mean over the batch gives the chosen reduction.
+        The engine averages these values over the batch; they are scaled so that the average equals
+        the chosen reduction.
         """
         total = torch.where(not_true, (teacher - student) ** 2, 0.0).sum(-1)
         if self.mse_reduction == "mean":

@@ -1,28 +1,31 @@
-"""FedPAC: features are aligned with global class prototypes, and each client receives a classifier
-combined from all clients' classifiers.
+"""FedPAC: features are aligned with global class prototypes, and classifiers are combined.
+
+Each client receives a weighted combination of the cohort's classifiers.
 
 J. Xu, X. Tong, S.-L. Huang, "Personalized Federated Learning with Feature Alignment and Classifier
-Collaboration", ICLR 2023, Eq. (5), (7)-(13) and the authors' code. With features f, class shares
-p_k^c and class means mu_k^c of client k:
-    client   `head_epochs` epochs of the classifier alone at `head_lr`, then E epochs of the body
-             alone on CE + lambda * MSE(f(x), prototype of y), the global prototype of the class,
-             or the client's if there is none; no alignment before the server has prototypes
-    server   body: average with n_k; prototypes: class means weighted by class counts; and
-             for every client i of the round the classifier
+Collaboration", ICLR 2023, Eq. (5), (7)-(13) and the authors' code. With features f, and with the
+class shares p_k^c and class means mu_k^c of client k:
+    client   trains the classifier alone for `head_epochs` epochs at `head_lr`, then the body alone
+             for E epochs on CE + lambda * MSE(f(x), prototype of y), with the global prototype of
+             class y, or the client's own if the server has none of this class; the MSE is left out
+             until the server has prototypes
+    server   averages the bodies, weighted by n_k, and the class means, weighted by class counts,
+             which become the prototypes; for each client i of the round, it combines the classifier
              sum_k a_k head_k with  min_a a^T (diag(V) + D_i) a,  a >= 0, sum_k a_k = 1,
              D_i[j, k] = sum_c <h_i^c - h_j^c, h_i^c - h_k^c>,   h_k^c = p_k^c mu_k^c,
              V_k = (1 / n_k) (sum_c p_k^c E||f||^2 - sum_c (p_k^c)^2 ||mu_k^c||^2).
-V and h are computed under the received body, before training, over the batches of the first pass
-(augmented like them). As in the code (JianXu95/FedPAC, tools.py), weights below 0.001 are set to 0.
-If rounding makes an eigenvalue of a matrix negative, all its eigenvalues below 0.01 are dropped. A
-client receives its classifier when it next takes part. The reported accuracy is that of the
-averaged body with the n_k-averaged classifier (FedKA's generic accuracy).
+V and h are computed with the received body before training, on the augmented batches of the first
+epoch. As in the authors' code (JianXu95/FedPAC, tools.py), weights below 0.001 are set to 0. If
+rounding makes an eigenvalue of a matrix negative, all its eigenvalues below 0.01 are dropped. A
+client receives its combined classifier when it next takes part. The reported accuracy is measured
+with the averaged body and the mean classifier, weighted by n_k (FedKA's generic accuracy).
 
-`head_lr` is the same in all rounds, as in the code (methods/fedpac.py: 0.1 with momentum 0.5). In
-the code, the body's rate is also constant; here it follows `local.lr_decay`. With 0.99, the ratio
-of the two rates grows 7.5 times in 200 rounds. Deviation: conf/algorithm/fedpac.yaml has 0.01. With
-momentum 0.9, a step is effectively 1 / (1 - 0.9) = 10 times its learning rate, not 2 times, and
-FedKA states a single rate, 0.01, for all.
+`head_lr` is constant over the rounds, as in the authors' code (methods/fedpac.py: 0.1 with momentum
+0.5). In that code, the body's learning rate is also constant; in fedexp, it follows
+`local.lr_decay`. With lr_decay=0.99, head_lr divided by the body's rate grows by a factor of 7.5 in
+200 rounds. Deviation: conf/algorithm/fedpac.yaml sets head_lr=0.01. With momentum 0.9, a step is
+effectively 1 / (1 - 0.9) = 10 times the learning rate (2 times with momentum 0.5), and FedKA uses
+the same rate, 0.01, for all parameters.
 """
 
 from collections.abc import Mapping
@@ -68,8 +71,11 @@ class FedPAC(HeadThenBody, Personal):
         )
 
     def counted(self, sent: Tree, up: bool) -> Tree:
-        """Return what is sent: up, the statistics of the client's classes; down, the client's
-        classifier instead of the averaged one."""
+        """Return what is actually sent.
+
+        Upload: the statistics of only the client's classes. Download: the client's combined
+        classifier replaces the averaged one.
+        """
         if up:
             own = {k: sent[k] for k in ("prototypes", "statistics")}
             return sent | prototypes.select_present(sent["statistics"]["count"], own)
@@ -106,12 +112,12 @@ class FedPAC(HeadThenBody, Personal):
     ) -> Params:
         """Return the global body with the client's combined classifier.
 
-        Before the client first takes part, this is the initial classifier.
+        Until the client first takes part, its classifier is the initial one.
         """
         return server["params"] | tree.row(server["heads"], client)
 
     def client_setup(self, net: Network, data: ClientData, ctx: Context) -> Tree:
-        """Return the class statistics under the received body and the prototypes for the
+        """Return the class statistics with the received body, and the prototypes for the
         alignment."""
         stats = self.statistics(net, ctx.server["params"], data, ctx)
         known = ctx.server["prototypes"]["known"]
@@ -151,9 +157,9 @@ class FedPAC(HeadThenBody, Personal):
 
 
 def combine(statistics: Tree) -> Tensor:
-    """Return weights a [|S|, |S|]; row i combines the classifiers for client i.
+    """Return the weights a [|S|, |S|]; row i combines the cohort's classifiers for client i.
 
-    statistics: count and square [|S|, C], and mean [|S|, C, D], of each client.
+    statistics: `count` [|S|, C], `square` [|S|, C] and `mean` [|S|, C, D] of the clients.
     """
     count, mean, square = (statistics[k].double().cpu() for k in ("count", "mean", "square"))
     sizes = count.sum(1).clamp(min=1)
@@ -170,9 +176,9 @@ def combine(statistics: Tree) -> Tensor:
 def simplex_minimum(matrix: np.ndarray, own: int) -> np.ndarray:
     """Return argmin of a^T M a over a >= 0, sum a = 1.
 
-    It is computed with SciPy's SLSQP, starting near the client's classifier (index `own`). If the
-    matrix is not finite, because a client has sent NaN or Inf, only the client's classifier is
-    used.
+    The solver is SciPy's SLSQP, which starts near the weights that select only the client itself
+    (index `own`). If the matrix is not finite because a client sent NaN or Inf, these weights are
+    returned.
     """
     from scipy.optimize import minimize  # slow to import, and no other algorithm needs it
 

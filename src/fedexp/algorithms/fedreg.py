@@ -1,26 +1,26 @@
-"""FedReg: corrected steps keep the global model's predictions on generated data unchanged.
+"""FedReg: each local step is corrected so that predictions on generated data change little.
 
 C. Xu et al., "Acceleration of Federated Learning with Alleviated Forgetting in Local Training",
-ICLR 2022, section 4 and the authors' code. Before training, the global model in eval mode converts
-each batch (x, y) of the first pass into
+ICLR 2022, section 4 and the authors' code. Before training, the client uses the received global
+model in eval mode to convert each batch (x, y) of the first epoch into
     pseudo data     x^s: `ascent` steps x <- x + eta_s sign(grad_x CE(f_global(x), y)),
                     with soft labels y^s = softmax(f_global(x^s))
-    perturbed data  x^p: the same with eta_p = eta_ratio * eta_s, and the labels y.
-Step j on a batch uses the pseudo batch j, which is reused in each epoch:
-    1. w <- w - lr grad CE(w'; x, y),  w' = gamma w + (1 - gamma) w_global          (no momentum, no
-       weight decay; with another local.optimizer a step of it)
+    perturbed data  x^p: the same steps with eta_p = eta_ratio * eta_s, and the labels y.
+Step j of each epoch uses the pseudo and perturbed data from batch j:
+    1. w <- w - lr grad CE(w'; x, y),  w' = gamma w + (1 - gamma) w_global          (without
+       momentum and weight decay; another local.optimizer takes its usual step)
     2. delta = w - w_global, w^ = (w + w_global) / 2
        g_s = grad CE(w^; x^s, y^s),  a = max(0, <delta, g_s> / ||g_s||^2)
        g_p = grad CE(w^; x^p, y),    b = max(0, <delta - a g_s, g_p> / ||g_p||^2)
        w <- w - a g_s - b g_p.
-The paper averages uniformly: weighting=uniform. Generated images remain normalised and are not
+The paper averages uniformly (weighting=uniform). Generated images remain normalised and are not
 clipped, as in the authors' code (Zoesgithub/FedReg, FedUtils/fed/fedreg.py), whose clamp has no
-effect. They do not update a client's running statistics; in the code, a second copy of the model
+effect. They do not update a client's running statistics; in that code, a second copy of the model
 (`penalty_m`) processes them.
 
-Deviations: The authors generate the images in a separate pass, shuffled and augmented again, so
-their pseudo batch j does not come from the first epoch's batch j. The code's in-place change of the
-training batch is not reproduced.
+Deviations: The authors' code generates the images in a separate pass with newly shuffled and
+augmented examples, so pseudo batch j does not come from batch j of the first epoch. That code also
+modifies the training batch in place, which fedexp does not reproduce.
 """
 
 import torch
@@ -40,7 +40,7 @@ SMALLEST = 1e-30  # added to denominators, as in the authors' code
 
 
 class FedReg(Prepared):
-    inputs = ("images",)  # it changes images along a gradient
+    inputs = ("images",)  # it adds gradients to images
 
     gamma: Share  # weight of the local model at the point where the gradient is computed
     eta_s: Positive  # step size of the pseudo data
@@ -70,8 +70,10 @@ class FedReg(Prepared):
         return {"pseudo": pseudo, "soft": soft, "perturbed": perturbed, "y": batch.y, "mask": mask}
 
     def ascend(self, net: Network, model: Params, batch: Batch, mask: Tensor) -> tuple[Tensor, ...]:
-        """Return pseudo and perturbed data. Both begin at the batch and share its gradient; each
-        then follows its own."""
+        """Return the pseudo data and the perturbed data.
+
+        Both start from the batch, so their first steps share one gradient.
+        """
 
         def direction(x: Tensor, y: Tensor, mask: Tensor) -> Tensor:
             return grad(lambda x: F.cross_entropy(net(model, x, mask).logits, y, reduction="sum"))(
@@ -100,7 +102,7 @@ class FedReg(Prepared):
         return self.project_gradient(net, params, batch.step, ctx), memory, loss
 
     def project_gradient(self, net: Network, params: Params, step: int, ctx: Context) -> Params:
-        """Return the gradient after the second part of a step."""
+        """Return the parameters after part 2 of a step."""
         start = ctx.server["params"]
         number = torch.remainder(
             torch.as_tensor(step, device=ctx.steps.device), ctx.steps / ctx.local.epochs
@@ -125,12 +127,13 @@ def interpolate(params: Params, start: Params, gamma: float) -> Params:
 def cross_entropy(
     net: Network, params: Params, x: Tensor, y: Tensor, mask: Tensor | None
 ) -> Tensor:
-    """Return the mean cross-entropy over the examples; y: labels [B] or probabilities [B, C]."""
+    """Return the mean cross-entropy over the examples; y: labels [B] or class probabilities [B,
+    C]."""
     return masked_mean(F.cross_entropy(net(params, x, mask).logits, y, reduction="none"), mask)
 
 
 def pad(one: Tree, size: int) -> Tree:
-    """Pad a last, partial batch to `size` with its first example, with mask 0."""
+    """Pad a partial last batch to `size` rows with copies of its first example, whose mask is 0."""
     missing = size - len(one["y"])
     if not missing:
         return one

@@ -1,14 +1,14 @@
 """FedRoD: one body with a generic classifier trained on a balanced loss and a personal classifier.
 
 H.-Y. Chen, W.-L. Chao, "On Bridging Generic and Personalized Federated Learning for Image
-Classification", ICLR 2022, Eq. (5)-(7), the linear form. With n_c a client's number of training
-examples of class c:
+Classification", ICLR 2022, Eq. (5)-(7), in the linear form. For a client with n_c training examples
+of class c:
     body and generic classifier: balanced softmax
         -log( n_y^gamma e^{z_y} / sum_c n_c^gamma e^{z_c} )
     personal classifier: CE of z + z_personal, where z and the features are constants.
 The server averages the body and the generic classifier. The personal classifier starts at 0 and
-stays on its client. The reported accuracy is that of the generic model without the class prior (the
-paper's G-FL).
+stays on its client. The reported accuracy is measured with the generic model without the class
+prior (the paper's G-FL).
 """
 
 import numpy as np
@@ -23,7 +23,7 @@ from fedexp.core.limits import NonNegative
 from fedexp.core.tree import Params, Tree
 
 PERSONAL = "personal."  # prefix of the names of the personal classifier's parameters
-# finite value for log 0: an absent class is never a label, except in a row of padding
+# finite value for log 0: an absent class is never a label, except in padding
 ABSENT = -1e30
 
 
@@ -31,7 +31,8 @@ class FedRoD(Personal):
     must_train = heads.HEAD
     needs_features = True
 
-    gamma: NonNegative  # exponent of the class counts; with 0 the generic model is FedAvg's
+    # exponent of the class counts; with 0, the generic model is trained as in FedAvg
+    gamma: NonNegative
 
     needs = Needs(client_state="personal classifier")
 
@@ -57,8 +58,10 @@ class FedRoD(Personal):
     def personal_model(
         self, server: Tree, client: int, state: Tree, federation: Federation
     ) -> Params:
-        """Return the body with the sum of both classifiers, whose logits are the sum of both logits
-        (the paper's P-FL)."""
+        """Return the body with the sum of both classifiers (the paper's P-FL).
+
+        Its logits are the sum of the generic and personal logits.
+        """
         params = server["params"]
         return params | {k: params[k] + state[k] for k in heads.HEAD}
 

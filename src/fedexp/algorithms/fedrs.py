@@ -1,10 +1,12 @@
-"""FedRS: the softmax is restricted for classes that a client does not have, so that training does
-not push their weights away.
+"""FedRS: the softmax is restricted for the classes that a client does not have.
+
+Training then moves the weights of these classes less.
 
 X.-C. Li and D.-C. Zhan, "FedRS: Federated Learning with Restricted Softmax for Label Distribution
 Non-IID Data", KDD 2021. The scores of classes without examples on the client are multiplied by
-alpha (0.5) before the softmax; alpha = 1 is FedAvg. Deviation: the paper's scores w_c^T h have no
-bias. Here the logit including its bias is scaled, as in FedDecorr's implementation of FedRS.
+alpha (0.5) before the softmax; alpha = 1 is FedAvg. Deviation: The paper's scores w_c^T h have no
+bias. Here, the logit including its bias is multiplied by alpha, as in FedDecorr's implementation of
+FedRS.
 """
 
 import numpy as np
@@ -17,7 +19,7 @@ from fedexp.core.tree import Params, Tree
 
 
 class FedRS(FedAvg):
-    alpha: Share  # factor of the scores of absent classes; 1 is FedAvg
+    alpha: Share  # factor of the scores of absent classes; 1: FedAvg
 
     def host_plan(self, federation: Federation, client: int, rng: np.random.Generator) -> Tree:
         return {"factor": np.where(federation.counts[client] > 0, 1.0, self.alpha)}

@@ -1,9 +1,9 @@
-"""FedSAM: clients use the gradient at the worst point near their model, which leads to flat minima.
+"""FedSAM: clients use the gradient at the worst point near their model to find flat minima.
 
 Z. Qu et al., "Generalized Federated Learning via Sharpness Aware Minimization", ICML 2022,
 Algorithm 1, and D. Caldarola et al., "Improving Generalization in Federated Learning by Seeking
 Flat Minima", ECCV 2022:
-    e = rho * g(w) / ||g(w)||,   w <- w - lr * g(w + e),   both gradients of the same batch.
+    e = rho * g(w) / ||g(w)||,   w <- w - lr * g(w + e),   both gradients from the same batch.
 Weight decay and momentum apply only to the second gradient. A step computes two gradients, so
 training takes about twice as long as FedAvg. Running statistics of batch norm are updated in both
 passes, as in the released code.
@@ -22,16 +22,16 @@ SMALLEST = 1e-12  # added to the norm of a gradient
 
 
 def ascent(grads: Params, rho: float) -> Params:
-    """Return the perturbation rho * g / ||g||, or 0 if the gradient is 0.
+    """Return the perturbation rho * g / ||g||, or 0 if the gradient g is 0.
 
-    The norm is over all parameters together.
+    The norm is taken over all parameters together.
     """
     scale = rho / (tree.dot(grads, grads).clamp(min=SMALLEST**2).sqrt() + SMALLEST)
     return {k: scale * g for k, g in grads.items()}
 
 
 class FedSAM(FedAvg):
-    rho: NonNegative  # radius of the neighbourhood; 0 is FedAvg
+    rho: NonNegative  # radius of the neighbourhood; 0: FedAvg
 
     needs = Needs(gradients=2)
 

@@ -1,15 +1,16 @@
-"""FedSMOO: FedSpeed's proximal term, and an ascent aligned by a second dual variable.
+"""FedSMOO: FedSpeed's proximal term, and an ascent step aligned by a second dual variable.
 
 Y. Sun et al., "Dynamic Regularized Sharpness Aware Minimization in Federated Learning: Approaching
-Global Consistency and Smooth Landscape", ICML 2023, Algorithm 1, in the form of the authors' code.
-h_k is as in FedSpeed, mu_k is a dual variable of each client, and s is the server's perturbation;
-all start at 0:
+Global Consistency and Smooth Landscape", ICML 2023, Algorithm 1, as implemented in the authors'
+code. h_k is defined as in FedSpeed, mu_k is a dual variable of client k, and s is the server's
+perturbation; all start at 0:
     client   d = g(w) - mu_k - s,   e = rho d / ||d||,   mu_k <- mu_k + e - s,
              w <- w - lr * (g(w + e) + lambda_ * (w - w_global + h_k)),
              h_k <- h_k + (w_k - w_global)
     server   s <- rho m / ||m|| with m the mean of the mu_k,   h and w_global as in FedSpeed.
-As the authors' code notes, its s omits the clients' last perturbations, whose mean is small. Both
-means follow `weighting` (uniform in the code). `clip`: as in FedSpeed.
+As a comment in the authors' code notes, s omits the clients' last perturbations, whose mean is
+small. Both means use the weights set by `weighting` (uniform in the code). For `clip`, see
+FedSpeed.
 """
 
 from torch import Tensor
@@ -31,13 +32,13 @@ from fedexp.core import tree
 from fedexp.core.limits import NonNegative
 from fedexp.core.tree import Params, Tree
 
-DUAL = "dual."  # prefix of mu_k's names among the parameters that local training changes
+DUAL = "dual."  # prefix of the names of mu_k among the trained parameters
 
 
 class FedSMOO(Proximal, OwnStart):
     sends = ("params", "s")
 
-    rho: NonNegative  # radius of the ascent
+    rho: NonNegative  # radius of the ascent step
 
     needs = Needs(
         client_state="sum of changes h_k, dual mu_k",
@@ -59,7 +60,7 @@ class FedSMOO(Proximal, OwnStart):
     def local_step(
         self, net: Network, params: Params, memory: Tree, batch: Batch, ctx: Context
     ) -> tuple[Params, Tree, Tensor]:
-        """Take one step of the model and of mu_k; return the loss at `params`."""
+        """Take one step on the model and on mu_k; return the loss at `params`."""
         model, dual = split_duals(params)
         shift = ctx.server["s"]
 
@@ -88,6 +89,6 @@ class FedSMOO(Proximal, OwnStart):
 
 
 def split_duals(params: Params) -> tuple[Params, Params]:
-    """Return (the model, mu_k), separated from the parameters in training."""
+    """Split the trained parameters into (model parameters, mu_k)."""
     model = {k: v for k, v in params.items() if not k.startswith(DUAL)}
     return model, {k.removeprefix(DUAL): v for k, v in params.items() if k.startswith(DUAL)}

@@ -1,16 +1,16 @@
-"""FedSpeed: a proximal term with corrected bias, and a gradient at an ascended point.
+"""FedSpeed: a proximal term with a correction of its bias, and gradients after an ascent step.
 
 Y. Sun et al., "FedSpeed: Larger Local Interval, Less Communication Round, and Higher Generalization
-Accuracy", ICLR 2023, Algorithm 1, in the form of the authors' code. h_k starts at 0 and sums w_k -
-w_global over the client's participations. The paper's correction is -h_k / lambda_paper, and
-`lambda_` here is 1 / lambda_paper:
+Accuracy", ICLR 2023, Algorithm 1, as implemented in the authors' code. h_k starts at 0; each time
+that client k takes part, w_k - w_global is added to it. The paper's correction is -h_k /
+lambda_paper, and `lambda_` here is 1 / lambda_paper:
     client   g = (1 - alpha) g(w) + alpha g(w + rho g(w) / ||g(w)||),
              w <- w - lr * (g + lambda_ * (w - w_global + h_k)),   h_k <- h_k + (w_k - w_global)
     server   h <- h + (1 / K) * sum_S (w_k - w_global),   w_global <- mean of the w_k + h
-The mean follows `weighting` (uniform in the authors' code). alpha is 1 in that code. `clip` bounds
-the norm of the whole gradient before weight decay; the code's value is 10. In the code, the term
-lambda_ * w is added after clipping. Here it is part of the clipped gradient. Running statistics
-never enter h.
+The mean of the w_k uses the weights set by `weighting` (uniform in the authors' code). In that
+code, alpha is 1. `clip` bounds the norm of the whole gradient before weight decay; the authors use
+10. The authors' code adds the term lambda_ * w after clipping; here, the term is part of the
+clipped gradient. h does not include running statistics.
 """
 
 from fedexp.algorithms.feddyn import Corrected
@@ -21,7 +21,7 @@ from fedexp.core.tree import Params
 
 
 class Proximal(Corrected):
-    """Base whose clients are pulled towards w_global - h_k."""
+    """Base class of algorithms with a proximal term that pulls clients towards w_global - h_k."""
 
     lambda_: NonNegative  # weight of the proximal term
 
@@ -32,7 +32,7 @@ class Proximal(Corrected):
 
 
 class FedSpeed(FedSAM, Proximal):
-    alpha: Share  # weight of the gradient at the ascended point
+    alpha: Share  # weight of the gradient after the ascent step
 
     needs = Needs(client_state="sum of changes h_k", server_state="mean of all h_k", gradients=2)
 

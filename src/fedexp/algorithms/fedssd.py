@@ -1,25 +1,26 @@
-"""FedSSD: distil from the global model according to its credibility, by class and by example.
+"""FedSSD: distil from the global model, weighted by its credibility per class and per example.
 
 Y. He et al., "Learning Critically: Selective Self-Distillation in Federated Learning on Non-IID
 Data", IEEE Trans. on Big Data 10 (6), 2024 (arXiv 2504.14694). A_jk is the fraction of the server's
 public examples of class j that the global model classifies as class k, p_y(x) the probability that
-it gives to the true label of x, z_global its logits, and z the logits of the model in training:
+the global model assigns to the true label of x, z_global its logits, and z the logits of the local
+model:
     M_class[k] = A_kk (1 - max_{j != k} A_jk)
     M_sample(x) = 1 - sqrt(1 - p_y(x))
     M(x)[k] = m_max [ M_class[k] M_sample(x) - threshold ]^+
     L = CE + sum_k ( M(x)[k] (z_global[k] - z[k]) )^2
-The server computes M_class for each new global model and sends it with the model. In round 1 it is
-0.
+The server computes M_class for each new global model and sends it with the model. In round 1,
+M_class is 0.
 
-No code by the authors was found, and only the paper's abstract was available. These formulas, and
-threshold = 0.1, are those of a reimplementation (evgafanboi/fl_clean, README and
-FL/strategy/FedSSD.py); the tests implement them independently. M(x) here is that of its README. Its
-code has m_max inside the bracket, [ m_max M_class[k] M_sample(x) - threshold ]^+. The two agree
-only for its default m_max = 1; with a smaller value, the code distils fewer logits. It is not known
-which form the paper has.
+No code by the authors was found, and only the paper's abstract was available. The formulas, and
+threshold = 0.1, come from a reimplementation (evgafanboi/fl_clean, README and
+FL/strategy/FedSSD.py); the tests of fedexp implement them independently. M(x) is as in the README.
+The reimplementation's code has m_max inside the bracket, [ m_max M_class[k] M_sample(x) - threshold
+]^+. The two formulas agree only for the default m_max = 1; with a smaller value, the second one
+distils fewer logits. It is not known which formula the paper uses.
 
-Other deviations: M_class is 0 in round 1, but the reimplementation evaluates the initial model too.
-Gradients are not clipped at norm 0.5.
+Other deviations: The reimplementation also evaluates the initial model, so its M_class is not 0 in
+round 1, and it clips gradients at norm 0.5.
 """
 
 import numpy as np
@@ -43,7 +44,7 @@ from fedexp.core.tree import Params, Tree
 
 
 def credibility(answers: Tensor, labels: Tensor) -> Tensor:
-    """Return M_class [C] for logits [n, C] and labels [n]; 0 for a class without examples."""
+    """Return M_class [C] for logits [n, C] and labels [n]; it is 0 for a class without examples."""
     classes = answers.shape[-1]
     truth, taken = (
         F.one_hot(each, classes).to(answers.dtype) for each in (labels, answers.argmax(-1))
@@ -56,7 +57,7 @@ def credibility(answers: Tensor, labels: Tensor) -> Tensor:
 class FedSSD(ServerTraining):
     sends = ("params", "credibility")
 
-    m_max: NonNegative  # largest weight of a logit; 0 is FedAvg
+    m_max: NonNegative  # largest weight of a logit; 0: FedAvg
     threshold: ShareBelow1  # minimum credibility for a logit to be distilled
 
     needs = Needs(
