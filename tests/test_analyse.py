@@ -332,7 +332,7 @@ def test_tsne_of_two_runs(run, others, capsys, monkeypatch):
     lines = {line.get_label(): line.get_xydata() for line in figure.axes[1].lines}
     np.testing.assert_allclose(lines["B: 1 local model"], places[f"copy: client {clients[0]}"])
     np.testing.assert_allclose(lines["A: 2 global models"][12:], places["run: global, round 2"])
-    with pytest.raises(ConfigError, match="no run of homogeneous is finished"):
+    with pytest.raises(ConfigError, match="no finished run of homogeneous"):
         draw_picture(
             {"kind": "joint_tsne", "settings": ["homogeneous"]}, settings, "FedNTD Fig. 21"
         )

@@ -128,17 +128,17 @@ def test_files_with_counts_of_correct_examples_are_read():
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"no archive", "x.json.xz: not the file of a run ("),
-        (lzma.compress(b"{}"), "x.json.xz: not the file of a run ("),
-        (lzma.compress(b'{"format": 1}'), "x.json.xz: not the file of a run ("),
-        (lzma.compress(b'{"format": 1}' * 99)[:-40], "x.json.xz: not the file of a run ("),
+        (b"no archive", "x.json.xz: not a valid run file ("),
+        (lzma.compress(b"{}"), "x.json.xz: not a valid run file ("),
+        (lzma.compress(b'{"format": 1}'), "x.json.xz: not a valid run file ("),
+        (lzma.compress(b'{"format": 1}' * 99)[:-40], "x.json.xz: not a valid run file ("),
         (
             lzma.compress(b'{"format": 2}'),
             "x.json.xz: has format 2; this version of fedexp reads formats up to 1",
         ),
         (
             lzma.compress(b'{"format": 1, "overrides": [], "elsewhere": "../../../etc/passwd"}'),
-            "x.json.xz: not the file of a run (",
+            "x.json.xz: not a valid run file (",
         ),
     ],
 )
@@ -178,11 +178,11 @@ RUN = {
         ({"counts": [[0.5, 1]]}, "counts are not a number of examples"),
         ({"counts": [[True, 1]]}, "counts are not a number of examples"),
         ({"counts": [[1]]}, "counts are not a number of examples for each class"),
-        ({"counts": 5}, "not the file of a run"),
-        ({"counts": []}, "not the file of a run"),
+        ({"counts": 5}, "not a valid run file"),
+        ({"counts": []}, "not a valid run file"),
         ({"classes": ["a", "b" * 10**6]}, "a class has no name of at most 1,000 characters"),
         ({"classes": "ab"}, "a class has no name"),
-        ({"info": 5}, "not the file of a run"),
+        ({"info": 5}, "not a valid run file"),
     ],
 )
 def test_invalid_counts_are_refused(changed, message, tmp_path):
@@ -208,13 +208,13 @@ def test_invalid_counts_are_refused(changed, message, tmp_path):
             {"partitions": [KEPT] * 2 + [KEPT | {"counts": [[2**26, 0]]}]},
             "counts are of 67,108,872",
         ),
-        ({"tables": {"rounds.csv": ["round"]}}, "not the file of a run"),
+        ({"tables": {"rounds.csv": ["round"]}}, "not a valid run file"),
         ({"tables": {"rounds.csv": {"a": "1,2", "b": "1"}}}, "columns of several lengths"),
         (
             {"tables": {"class_accuracy.csv": dict.fromkeys(("round", "class", "of"), "1")}},
-            "not the file of a run",
+            "not a valid run file",
         ),
-        ({"partitions": None, "elsewhere": 5}, "not the file of a run"),
+        ({"partitions": None, "elsewhere": 5}, "not a valid run file"),
     ],
 )
 def test_invalid_parts_are_refused(changed, message, tmp_path):
@@ -367,7 +367,7 @@ def test_failed_restore_writes_nothing(tmp_path, capsys):
     assert not out.exists()
     shutil.rmtree(sweep / evidence.FOLDER)
     assert call("report", [str(sweep), "--restore", str(out)]) == 2
-    assert "has no runs/*.json.xz; `--keep` writes these files" in capsys.readouterr().err
+    assert "no files match runs/*.json.xz" in capsys.readouterr().err
     assert call("report", [str(sweep), "--restore", str(out), "--keep"]) == 2
     assert not out.exists()
     assert call("report", [str(sweep), "--out", "."]) == 2

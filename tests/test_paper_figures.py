@@ -205,7 +205,7 @@ def test_forgetting_degree_of_a_client(tmp_path):
 def test_missing_runs_and_columns_are_reported(tmp_path):
     sweep = load_sweep("flashback_fig1", [CONF])
     settings = label_runs(sweep, runs_of(sweep, tmp_path))
-    with pytest.raises(ConfigError, match="no run of FedXYZ is finished"):
+    with pytest.raises(ConfigError, match="no finished run of FedXYZ"):
         draw_picture({"kind": "class_maps", "only": ["FedXYZ"]}, settings, "title")
     with pytest.raises(ConfigError, match="no run has the column nothing"):
         draw_picture({"kind": "curves", "column": "nothing"}, settings, "title")

@@ -120,7 +120,7 @@ def test_damaged_file_gives_one_message(tmp_path, capsys):
     path.parent.mkdir(parents=True)
     path.write_bytes(b"x")
     assert call("reproduction", ["--root", str(tmp_path), "--status"]) == 2
-    assert "x.json.xz: not the file of a run" in capsys.readouterr().err
+    assert "x.json.xz: not a valid run file" in capsys.readouterr().err
 
 
 def test_runs_without_times_are_counted(tmp_path, capsys):

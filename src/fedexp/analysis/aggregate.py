@@ -1,5 +1,5 @@
-"""Results that the report of any sweep has: the states of its runs, chosen values, rounds to a
-target."""
+"""Compute the results that every sweep report has: the states of its runs, chosen values and rounds
+to a target."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -26,7 +26,7 @@ WHAT_A_IS = (
 
 
 def drop_repeats(runs: Sequence[RunDirectory]) -> list[RunDirectory]:
-    """Return the runs, without those whose seed was run again with more test views."""
+    """Remove each run whose seed was run again with more test views."""
     keys = [(name, run.summary.get("seed")) for name, run in zip(names(runs), runs, strict=True)]
     most: Counter[Any] = Counter()
     for key, run in zip(keys, runs, strict=True):
@@ -35,7 +35,7 @@ def drop_repeats(runs: Sequence[RunDirectory]) -> list[RunDirectory]:
 
 
 def describe_states(jobs: Iterable[RunDirectory]) -> str:
-    """Return a sentence that counts the runs by status; "" if all are completed.
+    """Return a sentence that counts the runs by status; "" if all runs are completed.
 
     Damaged runs are not counted: `describe_damage` reports them.
     """
@@ -48,9 +48,9 @@ def describe_states(jobs: Iterable[RunDirectory]) -> str:
 
 
 def choose_values(means: pd.DataFrame) -> layout.Section:
-    """Return the value with the highest accuracy for each setting and algorithm of a search.
+    """Return, for each setting and algorithm of a search, the value with the highest accuracy.
 
-    A value is not chosen if every run with it diverged.
+    A value is not chosen if all of its runs diverged.
     """
     names = means["method"].str.partition(" ")
     known = means.assign(algorithm=names[0], chosen=names[2])[means["n"] > means["diverged"]]
@@ -68,7 +68,7 @@ def label_rows(table: pd.DataFrame) -> list[str]:
 
 
 def describe_damage(jobs: Sequence[RunDirectory]) -> list[str]:
-    """Return a line for each job that the tables leave out because its files are damaged."""
+    """Return one line for each run that the tables leave out because its files are damaged."""
     return [
         f"Not in the tables: {run.directory.name} is damaged ({run.describe_damage()}); the same"
         " `--multirun` command runs it again"
@@ -78,11 +78,11 @@ def describe_damage(jobs: Sequence[RunDirectory]) -> list[str]:
 
 
 def rounds_to_targets(runs: Sequence[RunDirectory]) -> pd.DataFrame:
-    """Return the rounds to 0.75, 0.9 and 1 times A, averaged over seeds, and the speed-up over
-    FedAvg.
+    """Return the rounds to reach 0.75, 0.9 and 1 times A, averaged over seeds, and the speed-up
+    over FedAvg.
 
     A is 0.95 times the best accuracy of any run of the setting that did not diverge. A number is
-    missing if any seed diverged or never reaches the target (Flashback Table 1).
+    missing if any seed diverged or never reached the target (Flashback Table 1).
     """
     table = pd.DataFrame(names(runs, of_data=True), columns=["setting", "method"])
     table["best"] = [np.nan if run.diverged else read_best_accuracy(run) for run in runs]
@@ -103,10 +103,10 @@ def rounds_to_targets(runs: Sequence[RunDirectory]) -> pd.DataFrame:
 
 
 def find_rounds_of_fedavg(methods: pd.DataFrame, method: "pd.Series[Any]") -> "pd.Series[float]":
-    """Return the rounds that FedAvg needs to each target in a method's setting and precision.
+    """Return the rounds that FedAvg needs to reach each target in a method's setting and precision.
 
-    If FedAvg was not run in this precision, its runs in any other are used. If several variants of
-    FedAvg were run, the fewest rounds count.
+    If FedAvg was not run in this precision, its runs in any other precision are used. If several
+    variants of FedAvg were run, the smallest number of rounds is used.
     """
     fedavg = methods[methods["fedavg"] & (methods["setting"] == method["setting"])]
     same = fedavg[fedavg["precision"] == method["precision"]]
@@ -114,7 +114,7 @@ def find_rounds_of_fedavg(methods: pd.DataFrame, method: "pd.Series[Any]") -> "p
 
 
 def read_best_accuracy(run: RunDirectory) -> float:
-    """Return the best accuracy of a run, on the validation set if it has one."""
+    """Return the best accuracy of a run, measured on the validation set if the run has one."""
     return float(run.summary.get("validation_best_accuracy", run.summary.get("best_accuracy", 0.0)))
 
 
@@ -124,7 +124,8 @@ def is_fedavg(run: RunDirectory) -> bool:
 
 
 def rounds_to(run: RunDirectory, accuracy: float) -> int | None:
-    """Return the first round that reaches an accuracy, on the validation set if the run has one.
+    """Return the first round that reaches an accuracy, measured on the validation set if there is
+    one.
 
     Return None if the run diverged or if no round reaches the accuracy.
     """

@@ -1,8 +1,8 @@
-"""The table of `fedexp requirements`: what each algorithm needs in addition to FedAvg.
+"""Make the table of `fedexp requirements`: what each algorithm needs in addition to FedAvg.
 
-docs/algorithms/index.md contains it too. It is FedNTD's Table 6 (statefulness, communication, extra
-data) with computation added, for all algorithms. The entries are what the algorithms declare
-(`needs`).
+docs/algorithms/index.md also contains this table. It extends FedNTD's Table 6 (statefulness,
+communication, extra data) to all algorithms, and adds computation. The entries are the requirements
+that the algorithms declare (`needs`).
 """
 
 from collections.abc import Iterator
@@ -33,7 +33,8 @@ VARIANTS: dict[str, tuple[dict[str, Any], ...]] = {
 
 
 def rows(folder: Path) -> Iterator[tuple[str, Needs]]:
-    """Yield (option with its variant, needs) of every YAML file of the group.
+    """Yield (name of the option and its variant, needs) for each YAML file of the group
+    `algorithm`.
 
     Centralised algorithms are omitted, since they exchange nothing.
     """
@@ -59,14 +60,14 @@ def read_option(path: Path) -> dict[str, Any]:
 
 
 def format_size(number: float) -> str:
-    """Format a multiple of the model's size |w|."""
+    """Format a size as a multiple of the model's size |w|."""
     if number == 0:
         return "-"
     return "|w|" if number == 1 else f"{number:g} |w|"
 
 
 def describe_computation(needs: Needs) -> str:
-    """Return the computation that is needed in addition to one gradient per step."""
+    """Describe the computation that is needed in addition to one gradient per step."""
     gradients = needs.gradients if needs.gradients != 1 else 0
     of_cohort, others = needs.server_teachers
     teachers = f"|S| + {others}" if of_cohort and others else "|S|" * of_cohort or others
@@ -89,7 +90,7 @@ def describe_computation(needs: Needs) -> str:
 
 
 def count_noun(number: int | str, noun: str) -> str:
-    """Return a number and its noun, such as `2 passes`; "" for zero."""
+    """Return a number with its noun, such as `2 passes`; "" for zero."""
     if not number:
         return ""
     if number != 1:

@@ -1,9 +1,11 @@
-"""Reports of benchmarks. A benchmark is a sweep whose file has `ranks`, the measures to rank by.
+"""Report benchmarks. A benchmark is a sweep whose file has the key `ranks`, which lists the
+measures to rank by.
 
 The report shows accuracy, forgetting and cost of every method in each setting. Methods that were
 run in the same settings are compared by their mean ranks over settings and seeds
 (fedexp.analysis.ranks). The seeds of a setting share its data, so they are not independent samples:
-the tests tell which differences repeat on these data, not on other data.
+the tests show which differences are repeatable on these data, but not whether they hold on other
+data.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -20,7 +22,7 @@ from fedexp.rundir.reader import RunDirectory
 
 @dataclass(frozen=True)
 class Ranking:
-    """The comparison of the methods that were run in the same settings, by one measure."""
+    """A comparison, by one measure, of the methods that were run in the same settings."""
 
     measure: str
     settings: tuple[str, ...]
@@ -29,7 +31,7 @@ class Ranking:
 
     @property
     def title(self) -> str:
-        """Return the measure, the settings and seeds, and the result of the tests."""
+        """Return a line with the measure, the settings, the seeds and the result of the tests."""
         found = self.comparison
         over = f"{', '.join(self.settings)}; seeds {', '.join(map(str, self.seeds))}"
         return (
@@ -40,8 +42,10 @@ class Ranking:
 
 
 def select_runs(sweep: Sweep, runs: Sequence[RunDirectory]) -> pd.DataFrame:
-    """Return the runs of a benchmark: method, setting, seed, run, in the order of the sweep's
-    file."""
+    """Return a benchmark's runs in the order of the sweep's file.
+
+    The columns are method, setting, seed and run.
+    """
     rows = []
     for run in runs:
         if cell := find_cell(sweep, run.overrides):
@@ -57,16 +61,19 @@ def select_runs(sweep: Sweep, runs: Sequence[RunDirectory]) -> pd.DataFrame:
 
 
 def read_value(run: RunDirectory, names: Sequence[str]) -> float:
-    """Return the first of these values that a run has; nan if it diverged or has none of them."""
+    """Return the value of the first name that the run has a value for.
+
+    Return nan if the run diverged or has no value for any of the names.
+    """
     values = [run.summary[name] for name in names if run.summary.get(name) is not None]
     return float(values[0]) if values and not run.diverged else np.nan
 
 
 def rankings(sweep: Sweep, runs: pd.DataFrame) -> list[Ranking]:
-    """Rank the methods by each measure, for each set of settings that some method was run in.
+    """Rank the methods by each measure, for each set of settings that any method was run in.
 
-    A method that was run in further settings is ranked too. A ranking needs at least two methods
-    and two blocks (a setting with one seed).
+    A ranking also includes methods that were run in additional settings. It needs at least two
+    methods and two blocks (a block is a setting with one seed).
     """
     places = [
         tuple(group.unique()) for _, group in runs.groupby("method", observed=True)["setting"]
@@ -82,10 +89,10 @@ def rankings(sweep: Sweep, runs: pd.DataFrame) -> list[Ranking]:
 def rank_methods(
     measure: str, names: Sequence[str], settings: tuple[str, ...], runs: pd.DataFrame
 ) -> Ranking | None:
-    """Rank the methods that have a run of every seed in all these settings.
+    """Rank the methods that have a run for every seed in all of these settings.
 
-    The seeds are the union of the seeds of all methods that were run in these settings. Return None
-    for fewer than two methods or two blocks.
+    The seeds are those of all methods that were run in these settings. Return None if there are
+    fewer than two methods or two blocks.
     """
     inside = runs[runs["setting"].isin(settings)]
     everywhere = inside.groupby("method", observed=True)["setting"].nunique() == len(settings)
@@ -119,15 +126,20 @@ def benchmark_sections(sweep: Sweep, finished: Sequence[RunDirectory]) -> list[S
 
 
 def tabulate(runs: pd.DataFrame, text_of: Callable[[list[RunDirectory]], str]) -> pd.DataFrame:
-    """Return methods x settings. text_of: returns the text of a cell from the runs of its seeds."""
+    """Return a table of methods x settings.
+
+    text_of: a function that returns a cell's text, given the cell's runs (one per seed).
+    """
     groups = runs.groupby(["method", "setting"], observed=True)["run"]
     table = groups.agg(lambda group: text_of(list(group))).unstack().fillna("-")
     return table.rename_axis(index=None, columns=None)
 
 
 def format_results(runs: Sequence[RunDirectory], measures: Iterable[Sequence[str]]) -> str:
-    """Return the first measure, and the other measures in parentheses. Accuracies are in per
-    cent."""
+    """Return the first measure followed by the other measures in parentheses.
+
+    Accuracies are in per cent.
+    """
     sound = [run for run in runs if not run.diverged]
     texts: list[str] = []
     for names in measures:
@@ -140,7 +152,7 @@ def format_results(runs: Sequence[RunDirectory], measures: Iterable[Sequence[str
 
 
 def format_cost(runs: Sequence[RunDirectory]) -> str:
-    """Return the MB and seconds of a run, averaged over seeds."""
+    """Return the traffic in MB and the seconds of a run, averaged over seeds."""
     sent = np.mean([sum(run.values("bytes_up") + run.values("bytes_down")) for run in runs])
     seconds = np.mean([sum(run.values("seconds")) for run in runs])
     return f"{sent / 1e6:.1f} MB, {seconds:.1f} s"
@@ -149,7 +161,7 @@ def format_cost(runs: Sequence[RunDirectory]) -> str:
 def format_spread(values: Sequence[float], digits: int) -> str:
     """Return mean ± standard deviation (n - 1 in the denominator).
 
-    Return only the mean for a single value, and - for no value.
+    Return only the mean if there is a single value, and "-" if there is none.
     """
     if not values:
         return "-"
@@ -173,5 +185,5 @@ def tabulate_ranks(ranking: Ranking) -> pd.DataFrame:
 
 
 def letter(number: int) -> str:
-    """Return the name of a group: a to z, then a1, b1, ..."""
+    """Return the name of a group: a to z, then a1, b1, and so on."""
     return chr(ord("a") + number % 26) + (str(number // 26) if number >= 26 else "")

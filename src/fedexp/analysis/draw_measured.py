@@ -1,4 +1,5 @@
-"""Draw measurements of local models from a setting's runs, in the layout of FedNTD's figures."""
+"""Draw measurements of local models in the layout of FedNTD's figures, from the runs of one
+setting."""
 
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -28,14 +29,14 @@ from fedexp.rundir.files import LOCAL_EPOCHS, WEIGHT_DIVERGENCE
 if TYPE_CHECKING:
     from fedexp.analysis.sweep_figures import Method, Setting
 
-MOST = 4  # at most this many methods get a panel
+MOST = 4  # maximum number of methods that get a panel
 DISTANCE = r"weight divergence, $\ell_1$ norm"
 MISFIT = "distance of distributions"
 SIDES = ("in", "out")
 
 
 def pictures(setting: "Setting") -> "Iterator[tuple[str, Callable[[Setting], Figure]]]":
-    """Yield (name, function that draws it) of each figure that the runs have data for."""
+    """Yield (name, function that draws the figure) for each figure that the runs have data for."""
     if measured(setting, LOCAL_EPOCHS):
         yield "local_epochs", local_epochs
         yield "local_training", local_training
@@ -47,7 +48,7 @@ def pictures(setting: "Setting") -> "Iterator[tuple[str, Callable[[Setting], Fig
 
 
 def measured(setting: "Setting", name: str) -> "list[tuple[Method, pd.DataFrame]]":
-    """Return each method whose runs have an analysis table, with the rows of all its runs."""
+    """Return (method, rows of all its runs) for each method that has this analysis table."""
     found = []
     for method in setting.methods:
         tables = [file.analyses[name] for file in method.files if name in file.analyses]
@@ -57,9 +58,10 @@ def measured(setting: "Setting", name: str) -> "list[tuple[Method, pd.DataFrame]
 
 
 def local_epochs(setting: "Setting") -> Figure:
-    """Draw accuracies against the local epoch in the last measured round (FedNTD Fig. 6).
+    """Draw accuracy against the local epoch in the last measured round (FedNTD Fig. 6).
 
-    Epoch 0 is before local training. Bars show mean and standard deviation over clients and seeds.
+    Epoch 0 is the state before local training. Bars show the mean and the standard deviation over
+    clients and seeds.
     """
     series, last = [], 0
     for method, table in measured(setting, LOCAL_EPOCHS):
@@ -70,11 +72,11 @@ def local_epochs(setting: "Setting") -> Figure:
 
 
 def local_training(setting: "Setting") -> Figure:
-    """Draw accuracies of local models and of the global model against the round (FedNTD Fig. 11,
-    12).
+    """Draw the accuracies of local models and of the global model against the round (FedNTD Fig.
+    11, 12).
 
-    Local models are evaluated after local training, on their clients' training examples and on
-    their clients' own distributions.
+    Local models are evaluated after local training, both on their clients' training examples and on
+    their clients' own class distributions.
     """
     title = f"Local models after training, and the global model\n{shortened(setting.title)}"
     figure, ((*every,),) = panels(title, 3.4, columns=3, sharey=True)
@@ -98,11 +100,11 @@ def local_training(setting: "Setting") -> Figure:
 
 
 def weight_divergence(setting: "Setting") -> Figure:
-    """Draw weight divergence against the distance of distributions (FedNTD Fig. 8).
+    """Draw weight divergence against the distance between distributions (FedNTD Fig. 8).
 
-    Weight divergence is the distance of a local model from the global one. The distance of
-    distributions is the one between the global model's class accuracies and the client's labels.
-    Points of later rounds are darker. The panels below show both distances against the round.
+    Weight divergence is the distance between a local model and the global model. The distance
+    between distributions compares the global model's class accuracies with the client's labels.
+    Points from later rounds are darker. The lower panels show both distances against the round.
     """
     figure = Figure(figsize=(width(), 6.2), layout="constrained")
     above, below = figure.subfigures(2, 1, squeeze=False, height_ratios=(1.1, 1)).flat
@@ -129,10 +131,8 @@ def weight_divergence(setting: "Setting") -> Figure:
 
 
 def cloud(axes: Axes, total: pd.DataFrame, colour: str, label: str) -> None:
-    """Draw one point per client and round.
-
-    The title gives Pearson's correlation of the two distances.
-    """
+    """Draw one point per client and round. The title shows Pearson's correlation of the two
+    distances."""
     known = total[np.isfinite(total["l1"]) & np.isfinite(total["distribution_distance"])]
     late = known["round"] / max(known["round"].max(), 1)
     look: dict[str, Any] = {"c": colour, "alpha": 0.1 + 0.8 * late, "s": 9, "linewidth": 0}
@@ -145,7 +145,7 @@ def cloud(axes: Axes, total: pd.DataFrame, colour: str, label: str) -> None:
 def in_out(setting: "Setting") -> Figure:
     """Draw in-local and out-local accuracy against the round (FedNTD Fig. 4).
 
-    The global model before and after each round is evaluated on the joint distribution of the
+    The global model from before and after each round is evaluated on the joint distribution of the
     round's clients. Local models are shown by their mean and standard deviation.
     """
     every = [(method, method.files[0].history) for method in setting.methods]
@@ -169,9 +169,9 @@ def in_out(setting: "Setting") -> Figure:
 def before_and_after(history: History) -> pd.DataFrame:
     """Return the series of FedNTD Fig. 4, with one row per round with local models.
 
-    Columns: `<side> before` and `<side> after` for the global model on the joint distribution of
-    the round's clients; `<side> local` and `<side> spread` for the mean and standard deviation of
-    local models. A side is `in` or `out`.
+    The columns `<side> before` and `<side> after` are accuracies of the global model on the joint
+    distribution of the round's clients. The columns `<side> local` and `<side> spread` are the mean
+    and standard deviation of the local models' accuracies. A side is `in` or `out`.
     """
     rows = []
     for index, number in enumerate(history.local_rounds):

@@ -1,4 +1,4 @@
-"""Draw the figures of a sweep. Each function takes the runs of a setting and returns a matplotlib
+"""Draw the figures of a sweep. Each function takes the runs of one setting and returns a matplotlib
 Figure."""
 
 import textwrap
@@ -23,12 +23,12 @@ from fedexp.rundir.reader import RunDirectory
 if TYPE_CHECKING:
     from fedexp.analysis.sweep_figures import Method, ParameterSweep, Setting
 
-STYLES = ("-", "--", ":", "-.")  # the next one is used when all colours are used up
+STYLES = ("-", "--", ":", "-.")  # the next style is used once all colours have been used
 SPREAD = "mean ± standard\ndeviation"
 
 
 def pictures(setting: "Setting") -> "Iterator[tuple[str, Callable[[Setting], Figure]]]":
-    """Yield (name, function that draws it) of each figure that the runs have data for."""
+    """Yield (name, function that draws the figure) for each figure that the runs have data for."""
     yield "curves", curves
     if any(method.files[0].history for method in setting.methods):
         yield "class_accuracy", partial(class_accuracy, normalised=False)
@@ -38,12 +38,13 @@ def pictures(setting: "Setting") -> "Iterator[tuple[str, Callable[[Setting], Fig
 
 
 def style_of(method: "Method", width: float = 0.8) -> dict[str, Any]:
-    """Return the look and label of a method's line. width: fraction of the style's line width."""
+    """Return the colour, line style and label of a method's line. width: a fraction of the style's
+    line width."""
     return look(method.number) | {"linewidth": stroke(width), "label": method.label}
 
 
 def look(number: int) -> dict[str, Any]:
-    """Return the colour and line style of the method with this number."""
+    """Return the colour and line style for a method's number."""
     colours = len(rcParams["axes.prop_cycle"])
     return {"color": f"C{number % colours}", "linestyle": STYLES[number // colours % len(STYLES)]}
 
@@ -51,7 +52,7 @@ def look(number: int) -> dict[str, Any]:
 def curves(setting: "Setting") -> Figure:
     """Draw learning curves of the main measures.
 
-    A curve is a method's mean over seeds, in a band of one standard deviation.
+    Each curve is a method's mean over seeds, in a band of one standard deviation.
     """
     measures = main_measures(setting.runs)
     figure, grid = panels_of(setting.title, len(measures))
@@ -72,7 +73,8 @@ def curves(setting: "Setting") -> Figure:
 
 
 def spread_of(sizes: Collection[int]) -> str:
-    """Return the legend's text about bands and bars. sizes: the different numbers of seeds."""
+    """Return the legend text that explains bands and bars. sizes: the different numbers of
+    seeds."""
     if max(sizes) == 1:
         return ""
     return f"{SPREAD}, n={max(sizes)}" if len(sizes) == 1 else SPREAD
@@ -81,7 +83,7 @@ def spread_of(sizes: Collection[int]) -> str:
 def curves_of(
     title: str, label: str, series: "Iterable[tuple[Method, np.ndarray, np.ndarray]]"
 ) -> Figure:
-    """Draw the curves (method, rounds [R], values [runs, R]) in one panel."""
+    """Draw all curves (method, rounds [R], values [runs, R]) in one panel."""
     figure, (axes,) = panels_of(title)
     for method, rounds, values in series:
         curve(axes, rounds, values, method.number, method.name)
@@ -92,7 +94,7 @@ def curves_of(
 
 
 def curve(axes: Axes, rounds: np.ndarray, values: np.ndarray, number: int, label: str) -> None:
-    """Draw one method's curve. values: [runs, R]."""
+    """Draw the curve of one method. values: float [runs, R]."""
     if not rounds.size:
         return
     mean, marker = values.mean(0), "o" if rounds.size <= 40 else None
@@ -104,8 +106,10 @@ def curve(axes: Axes, rounds: np.ndarray, values: np.ndarray, number: int, label
 
 
 def class_accuracy(setting: "Setting", normalised: bool) -> Figure:
-    """Draw the heat maps (classes x rounds) of all methods side by side, each from the run with the
-    lowest seed."""
+    """Draw the heat maps (classes x rounds) of all methods side by side.
+
+    Each method is shown by its run with the lowest seed.
+    """
     shown = []
     for method in setting.methods:
         seed = f", seed {method.runs[0].summary.get('seed')}" if len(method.runs) > 1 else ""
@@ -115,11 +119,12 @@ def class_accuracy(setting: "Setting", normalised: bool) -> Figure:
 
 
 def round_forgetting(settings: "Sequence[Setting]", title: str) -> Figure:
-    """Draw cumulative distributions of round forgetting, one column per setting (Flashback Fig. 4).
+    """Draw cumulative distributions of round forgetting, with one column per setting (Flashback
+    Fig. 4).
 
-    The upper row shows the global model's values over rounds. If local models were evaluated, the
-    lower row shows their values over rounds and clients. A curve further to the left means less
-    forgetting.
+    The upper row shows the global model's values over all rounds. If local models were evaluated,
+    the lower row shows their values over all rounds and clients. Curves further to the left mean
+    less forgetting.
     """
     kinds = {"global_drops": "global model:\nshare of rounds"}
     if any(method.local_drops().size for setting in settings for method in setting.methods):
@@ -148,8 +153,8 @@ def round_forgetting(settings: "Sequence[Setting]", title: str) -> Figure:
 def parameter(sweep: "ParameterSweep") -> Figure:
     """Draw the main measures against a parameter (FedNTD Fig. 15 and 16).
 
-    Bars show one standard deviation over seeds, and a star marks the best value. Methods without
-    the parameter are dotted lines.
+    Bars show one standard deviation over seeds, and a star marks the best value. Methods that do
+    not have the parameter are shown as dotted lines.
     """
     lines = [(method, sweep.points(method)) for method in sweep.lines]
     values = sorted({x for _, points in lines for x in points})
@@ -192,9 +197,10 @@ def scale_parameter(axes: Axes, values: Sequence[float]) -> None:
 
 
 def mean_and_spread(runs: Sequence[RunDirectory], key: str) -> tuple[float, float]:
-    """Return mean and standard deviation over the seeds that neither diverged nor were pruned.
+    """Return the mean and standard deviation over seeds.
 
-    The standard deviation is nan for a single seed, and both are nan if no seed has a value.
+    Runs that diverged or were pruned are left out. The standard deviation is nan for a single seed,
+    and both numbers are nan if no seed has a value.
     """
     sound = [run.summary.get(key) for run in runs if not (run.diverged or is_pruned(run))]
     values = pd.Series(sound, dtype=float)
@@ -202,10 +208,11 @@ def mean_and_spread(runs: Sequence[RunDirectory], key: str) -> tuple[float, floa
 
 
 def rank_diagram(ranking: Ranking) -> Figure:
-    """Draw the mean rank of each method, the best at the top (Demsar, JMLR 2006, section 3.2.2).
+    """Draw the mean rank of each method, with the best at the top (Demsar, JMLR 2006, section
+    3.2.2).
 
-    Each bar is as long as the critical difference and centred on the mean rank. Methods whose bars
-    do not overlap differ significantly.
+    Each bar is as long as the critical difference and is centred on the mean rank. Methods whose
+    bars do not overlap differ significantly.
     """
     found, count = ranking.comparison, len(ranking.comparison.methods)
     figure, ((axes,),) = panels("\n".join(textwrap.wrap(ranking.title, 90)), 1.4 + 0.2 * count)
@@ -219,7 +226,7 @@ def rank_diagram(ranking: Ranking) -> Figure:
 
 
 def panels_of(title: str, rows: int = 1) -> tuple[Figure, list[Axes]]:
-    """Return a figure with one column of panels, and its title in short lines."""
+    """Return (figure, panels in one column). Long title lines are shortened."""
     height = 0.6 + 2.5 * rows if rows > 1 else 3.7
     figure, grid = panels(shortened(title), height, rows, sharex=True)
     return figure, list(grid[:, 0])

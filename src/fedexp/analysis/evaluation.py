@@ -1,5 +1,5 @@
-"""Evaluate a kept model of a run, class by class, on the run's test set or another one with the
-same classes."""
+"""Evaluate a saved model of a run, class by class, on the run's test set or on another test set
+with the same classes."""
 
 import logging
 from collections.abc import Sequence
@@ -30,7 +30,7 @@ log = logging.getLogger("fedexp")
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The result of a model on a test set."""
+    """The results of evaluating a model on a test set."""
 
     dataset: str  # name of the test set
     round: int  # round of the model
@@ -49,12 +49,12 @@ def evaluate_run(
     device: str = "auto",
     data_dir: str | None = None,
 ) -> Evaluation:
-    """Evaluate a kept model of a run.
+    """Evaluate a saved model of a run.
 
-    dataset: the data set to test on; None for the run's own. number: the round of the model; None
-    for the last kept round. device: auto, cpu, cuda or cuda:<number>. data_dir: the directory that
-    the run's data are in now; None if they have not moved. Raises ConfigError if the model and the
-    data do not fit together.
+    dataset: the data set to evaluate on; None for the run's own data set. number: the round of the
+    model; None for the last saved round. device: auto, cpu, cuda or cuda:<number>. data_dir: the
+    directory that contains the run's data now; None if the data have not moved. Raises ConfigError
+    if the data set does not suit the model.
     """
     module, kept, parts = load_network(run, number, data_dir)
     data = load_own_data(parts) if dataset is None else convert_dataset(dataset, run, parts)
@@ -73,7 +73,7 @@ def evaluate_run(
 def make_runtime(
     run: RunDirectory, module: nn.Module, parts: Parts, data: Data, hardware: Resolved
 ) -> ClientRuntime:
-    """Return a runtime with a run's network on a device and the data to test on."""
+    """Return a runtime with a run's network on a device and the data to evaluate on."""
     module = module.to(device=hardware.device, memory_format=LAYOUT)  # type: ignore[call-overload]
     heads = heads_of(parts.algorithm, parts.tasks)
     if heads is not None and data.test_tasks is None:
@@ -89,9 +89,9 @@ def make_runtime(
 
 
 def load_own_data(parts: Parts, whole: bool = False) -> Data:
-    """Return the run's own data with all its tasks. The test part is complete.
+    """Return the run's own data, with all of its tasks and the complete test part.
 
-    whole: also return the complete training part, instead of one example.
+    whole: if true, return the complete training part; otherwise, return a single training example.
     """
     found = parts.scenario.sequence(parts.dataset, generator_for(parts.seeds.partition, "tasks"))
     return found.data if whole else drop_training_part(found.data)
@@ -103,11 +103,11 @@ def drop_training_part(data: Data) -> Data:
 
 
 def convert_dataset(dataset: DataSource, run: RunDirectory, parts: Parts) -> Data:
-    """Convert another data set to the form of the run's data.
+    """Convert another data set to the format of the run's data.
 
     The result has the run's classes, the size, channels and normalisation of its images, and the
-    vocabulary of its texts. Raises ConfigError if one data set has images and the other texts, or
-    if the classes cannot be matched.
+    vocabulary of its texts. Raises ConfigError if one data set has images and the other has texts,
+    or if the classes cannot be matched.
     """
     if dataset.kind != parts.dataset.kind:
         raise ConfigError(
@@ -132,8 +132,10 @@ def convert_dataset(dataset: DataSource, run: RunDirectory, parts: Parts) -> Dat
 
 
 def image_template(run: RunDirectory, parts: Parts) -> ImageData:
-    """Return data in the form of the run's images: one black image of their size, with their
-    normalisation."""
+    """Return image data in the run's format.
+
+    The data consist of one black image that has the size and normalisation of the run's images.
+    """
     from fedexp.data.datasets import Dataset
     from fedexp.rundir import origin
 
@@ -161,11 +163,12 @@ def image_template(run: RunDirectory, parts: Parts) -> ImageData:
 def match_classes(
     data: Data, classes: Sequence[str], own: str
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return (labels in the run's numbering, int64 [M]; whether each example has one, bool [M]).
+    """Return (labels in the run's numbering, int64 [M]; whether each example's class is in the run,
+    bool [M]).
 
-    Classes are matched by name if all names of the data set, or all names of the run, occur in the
-    other. Otherwise they are matched by number if both have equally many classes. Raises
-    ConfigError if neither works, or if no example has one of the run's classes.
+    Classes are matched by name if all class names of the data set occur in the run, or vice versa.
+    Otherwise, they are matched by number if both have the same number of classes. Raises
+    ConfigError if neither is possible, or if no example has one of the run's classes.
     """
     places = {name: number for number, name in enumerate(classes)}
     common = [name for name in data.classes if name in places]
@@ -173,14 +176,14 @@ def match_classes(
         numbers = torch.tensor([places.get(name, -1) for name in data.classes])
     elif len(classes) == data.num_classes:
         log.warning(
-            "dataset=%s has other class names than the run (%s, ..., not %s, ...); classes are"
-            " matched by number",
+            "dataset=%s has other class names than the run (%s, ..., not %s, ...); the"
+            " classes are matched by number",
             *(data.name, data.classes[0], classes[0]),
         )
         numbers = torch.arange(data.num_classes)
     else:
         raise ConfigError(
-            f"dataset={data.name} has {data.num_classes} classes ({data.classes[0]}, ...), and the"
+            f"dataset={data.name} has {data.num_classes} classes ({data.classes[0]}, ...), but the"
             f" run has {len(classes)} ({classes[0]}, ... of {own}); all class names of one must"
             " occur in the other"
         )
@@ -190,7 +193,7 @@ def match_classes(
         raise ConfigError(f"dataset={data.name}: no test example has one of the run's classes")
     if not keeps.all():
         log.info(
-            "%d of %d test examples of %s are left out: the run does not have their classes",
+            "%d of %d test examples of %s are left out because the run does not have their classes",
             *(int((~keeps).sum()), len(keeps), data.name),
         )
     return labels, keeps
@@ -199,23 +202,23 @@ def match_classes(
 def infer_tasks(data: Data, parts: Parts) -> torch.Tensor:
     """Return the task of each test example, derived from its class, int64 [M].
 
-    It is needed by algorithms that are given the task at test time. Raises ConfigError if a class
-    belongs to several tasks.
+    Algorithms that are given the task at test time need it. Raises ConfigError if a class belongs
+    to several tasks.
     """
     task_of = {c: task for task, classes in enumerate(parts.tasks) for c in classes}
     if len(task_of) < sum(map(len, parts.tasks)):
         name = type(parts.algorithm).__name__
         raise ConfigError(
-            f"{name} needs the task of each test example; for dataset={data.name} it is unknown,"
-            " because some classes belong to several tasks"
+            f"{name} needs the task of each test example, but for dataset={data.name} the"
+            " tasks are unknown because some classes belong to several tasks"
         )
     return torch.tensor([task_of.get(label, 0) for label in data.y_test.tolist()])
 
 
 def choose_hardware(run: RunDirectory, device: str, exact: bool = False) -> Resolved:
-    """Return the hardware to evaluate on: one process, in the precision of the run.
+    """Return the hardware to evaluate on: a single process that uses the run's precision.
 
-    exact: use fp32 (fp64 if the run used it).
+    exact: use fp32, or fp64 if the run used it.
     """
     asked: Any = run.config.get("hardware")
     precision: Any = asked.get("precision", "fp32") if isinstance(asked, dict) else "fp32"

@@ -1,4 +1,5 @@
-"""The first screen of REPRODUCTION.md: what holds, what is inferred, what does not fit."""
+"""Write the first screen of REPRODUCTION.md: which results agree with the papers, which protocols
+are inferred, and which results differ from the papers."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,20 +18,20 @@ from fedexp.papers.runs import compute_hours
 from fedexp.papers.statistics import CELL, COLUMN, PLAIN, SWEEP, is_held_out, is_within, select
 
 PICTURE = Path("docs", "reproduction", "first_screen.svg")
-READINGS = {  # label of a reading in the sweep's file -> its description
+READINGS = {  # label of an alternative reading in the sweep's file -> its description
     "released clients": "partition and cohorts of the released code",
     "before the release": "FedNTD with the loss before the release, tau=3",
     "released": "MOON with mu=0.1 of the release",
 }
 ON_OTHER_DATA = ("cfed_table1", "cfed_table1_lr1e-6", "cfed_table1_titles")
-BAND = 2.0  # points
-# The run that was made in two precisions with one seed, and its rounds in bf16.
+BAND = 2.0  # percentage points
+# The run that was repeated in bf16 with the same seed, and the file with its rounds in bf16.
 IN_TWO_PRECISIONS = "mnist_sharding_fedavg_seed0_both"
 IN_BF16 = Path("docs", "reproduction", "mnist_sharding_fedavg_bf16_seed0_rounds.csv")
 
 
 def render_page(found: dict[str, Any]) -> str:
-    """Return the first screen. found: see `compute_facts`."""
+    """Return the first screen as Markdown. found: the result of `compute_facts`."""
     made = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
         undefined=StrictUndefined,
@@ -47,7 +48,10 @@ def render_page(found: dict[str, Any]) -> str:
 
 
 def draw_values(table: pd.DataFrame) -> Figure:
-    """Draw accuracies, and gains over FedAvg, against the published values. table: see `cells`."""
+    """Plot our accuracies, and our gains over FedAvg, against the published values.
+
+    table: the result of `statistics.cells`.
+    """
     table = table[table["metric"] == "accuracy"]
     ours, plain = select(table), select(table, PLAIN)
     gains, held = statistics.gains(ours), is_held_out(ours)
@@ -80,10 +84,11 @@ def draw_values(table: pd.DataFrame) -> Figure:
 def compute_facts(
     root: Path, sweep: Sweep, runs: pd.DataFrame, tables: Mapping[str, pd.DataFrame]
 ) -> dict[str, Any]:
-    """Return all numbers of the page; {} if fewer than two columns have two methods in both views.
+    """Return all numbers of the first screen.
 
-    root: the checkout. sweep: of Table 1. runs: of all sweeps, see `runs.read_runs`. tables: by
-    sweep, see `readings.compare_sweep`.
+    Return {} unless at least two columns have two methods that were evaluated in both views. root:
+    the directory of the checkout. sweep: the sweep of Table 1. runs: the runs of all sweeps, see
+    `runs.read_runs`. tables: sweep name -> its table, see `readings.compare_sweep`.
     """
     every = statistics.select_runs(sweep, runs)
     mine = statistics.select_both_views(every)
@@ -105,7 +110,10 @@ def compute_facts(
 
 
 def compare_values(sweep: Sweep, runs: pd.DataFrame) -> dict[str, Any]:
-    """Return the numbers that compare our values with the published ones. runs: in both views."""
+    """Return the numbers that compare our values with the published ones.
+
+    runs: the runs that were evaluated in both views.
+    """
     table = statistics.cells(sweep, runs)
     ours, plain = select(table), select(table, PLAIN)
     held = ours[is_held_out(ours)]
@@ -140,7 +148,10 @@ def compare_values(sweep: Sweep, runs: pd.DataFrame) -> dict[str, Any]:
 
 
 def measure_noise(root: Path, sweep: Sweep, runs: pd.DataFrame) -> dict[str, Any]:
-    """Return the numbers on seeds, fluctuations and precisions. runs: in both views."""
+    """Return the numbers about seeds, fluctuations and precisions.
+
+    runs: the runs that were evaluated in both views.
+    """
     return {
         "spread": statistics.known_spread(sweep),
         "seeds": statistics.seed_spread(runs),
@@ -152,7 +163,8 @@ def measure_noise(root: Path, sweep: Sweep, runs: pd.DataFrame) -> dict[str, Any
 
 
 def summarise_other_runs(runs: pd.DataFrame, tables: Mapping[str, pd.DataFrame]) -> dict[str, Any]:
-    """Return the numbers on other readings, other tables, and incomplete files of runs."""
+    """Return the numbers about alternative readings, other tables, and runs whose files are
+    incomplete."""
     summaries = runs.drop_duplicates(["sweep", "run"])["summary"]
     without = runs[(runs["sweep"] == SWEEP) & (runs["view"] == "augmented")]
     without = without[[summary.get("commit") is None for summary in without["summary"]]]
@@ -177,16 +189,17 @@ def compare_gains(table: pd.DataFrame) -> dict[str, Any]:
 
 
 def list_outside(table: pd.DataFrame) -> list[dict[Any, Any]]:
-    """Return the values outside the tolerance, with the `digits` to show."""
+    """Return the values outside the tolerance. `digits` is the number of decimal places to show."""
     far = table[~is_within(table)].sort_values(["metric", *CELL])
     return far.assign(digits=far["metric"].map({"accuracy": 1, "forgetting": 2})).to_dict("records")
 
 
 def compare_forgetting_of_fedntd(table: pd.DataFrame) -> dict[str, Any]:
-    """Compare FedNTD's F on CIFAR-10 with the published values.
+    """Compare FedNTD's forgetting F on CIFAR-10 with the published values.
 
-    bias: mean difference. relative: the same minus the mean difference of the other methods of the
-    column. low: number of the `n` columns in which F is lower than published.
+    bias: the mean difference from the published values
+    relative: the bias, relative to the mean difference of the other methods in the same column
+    low: the number of columns, among all `n`, in which our F is lower than the published F
     """
     mine = table[(table["dataset"] == "CIFAR-10") & (table["metric"] == "forgetting")]
     is_fedntd = mine["method"] == "FedNTD"
@@ -201,8 +214,12 @@ def compare_forgetting_of_fedntd(table: pd.DataFrame) -> dict[str, Any]:
 
 
 def count_second_seeds(sweep: Sweep, runs: pd.DataFrame) -> dict[str, int]:
-    """Return the number of cells with several seeds (`n`), and of those in which a value of the
-    first seed is outside the fixed tolerance (`outside`)."""
+    """Count the cells that were run with several seeds.
+
+    n: the number of these cells
+    outside: the number of these cells in which a value of the first seed is outside the fixed
+        tolerance
+    """
     runs = runs[runs["view"] == "augmented"]
     several = runs[runs.groupby(CELL)["seed"].transform("nunique") > 1]
     first = select(statistics.cells(sweep, statistics.select_first_seeds(several)))
@@ -214,10 +231,12 @@ def count_second_seeds(sweep: Sweep, runs: pd.DataFrame) -> dict[str, int]:
 
 
 def count_tried_readings(table: pd.DataFrame) -> list[dict[Any, Any]]:
-    """Count for each other reading, and for all together, the values that it was tried on.
+    """Count the values that were tried in each alternative reading, and in all of them together.
 
-    failures: values outside the fixed tolerance in the first reading; fixed: of these, within it in
-    the other reading. controls: values within it; broken: of these, outside in the other reading.
+    failures: values that are outside the fixed tolerance in the first reading
+    fixed: failures that are within the tolerance in the alternative reading
+    controls: values that are within the fixed tolerance in the first reading
+    broken: controls that are outside the tolerance in the alternative reading
     """
     found = statistics.other_readings(table)
     groups = [(READINGS[label], found[found["reading"] == label]) for label in READINGS]
@@ -234,9 +253,9 @@ def count_tried_readings(table: pd.DataFrame) -> list[dict[Any, Any]]:
 
 
 def correlate_precisions(root: Path, runs: pd.DataFrame) -> float:
-    """Return the correlation of the fluctuations of one run in fp32 and in bf16.
+    """Return the correlation between the fluctuations of the same run in fp32 and in bf16.
 
-    Return nan if the rounds in bf16 are missing.
+    Return nan if the run is missing in either precision.
     """
     known = runs[runs["run"] == IN_TWO_PRECISIONS]
     if not (root / IN_BF16).exists() or known.empty:
@@ -247,9 +266,10 @@ def correlate_precisions(root: Path, runs: pd.DataFrame) -> float:
 
 
 def estimate_rest(sweep: Sweep, runs: pd.DataFrame) -> dict[str, float]:
-    """Return the missing runs of Table 1 in words -> their core hours; 0 if unknown.
+    """Map a description of each group of missing Table 1 runs to its core hours; 0 hours if
+    unknown.
 
-    A run is estimated by the median of the runs on its data set.
+    The time of a missing run is estimated as the median time of the runs on the same data set.
     """
     facts = runs.drop_duplicates("run")
     facts = facts.assign(hours=[compute_hours(summary)["cpu"] for summary in facts["summary"]])
@@ -267,7 +287,8 @@ def estimate_rest(sweep: Sweep, runs: pd.DataFrame) -> dict[str, float]:
 
 
 def list_orders_on_other_data(tables: Mapping[str, pd.DataFrame]) -> list[dict[Any, Any]]:
-    """Return the columns of CFeD on other data that have at least three methods."""
+    """Return the columns that were run on other data in place of the paper's and have at least
+    three methods."""
     rows: list[dict[Any, Any]] = []
     for name in ON_OTHER_DATA:
         if name in tables:
@@ -277,7 +298,8 @@ def list_orders_on_other_data(tables: Mapping[str, pd.DataFrame]) -> list[dict[A
 
 
 def count_other_tables(tables: Mapping[str, pd.DataFrame]) -> list[dict[str, Any]]:
-    """Return `sweep`, the number `n` of judged values, and those `within` for the other tables."""
+    """Return `sweep`, the number `n` of judged values, and the number `within` the tolerance for
+    each other table."""
     rows = []
     for name, table in tables.items():
         counts = table["verdict"].value_counts()

@@ -1,5 +1,5 @@
-"""Verdicts: whether a value is within the tolerance of the published one, and whether the methods
-have the published order."""
+"""Judge our results: whether a value is within the tolerance of the published value, and whether
+the methods have the published order."""
 
 import itertools
 import math
@@ -35,9 +35,9 @@ COLUMN = (
 
 
 def compute_tolerance(row: Mapping[str, str], error: float | None = None) -> float:
-    """Return the largest difference from a published value that is within the tolerance.
+    """Return the largest difference from a published value that counts as within the tolerance.
 
-    row: of the published values. error: the standard error of our value, in the same unit.
+    row: the row of the published value. error: the standard error of our value, in the same unit.
     """
     noise = 0.0 if error is None or math.isnan(error) else 2 * error
     if not row["value"]:
@@ -49,11 +49,13 @@ def compute_tolerance(row: Mapping[str, str], error: float | None = None) -> flo
 
 
 def judge(row: Mapping[str, Any], diverged: Sequence[bool], why: str = "") -> str:
-    """Return the verdict: within | outside | failed as printed | not reached as printed | not run |
-    not judged: <why>.
+    """Return the verdict on a value.
 
-    row: of the tidy table. diverged: for each run. why: the reason not to judge, which does not
-    count if all runs diverged.
+    It is one of: within | outside | failed as printed | not reached as printed | not run | not
+    judged: <why>.
+
+    row: a row of the tidy table. diverged: whether each run diverged. why: a reason not to judge
+    the value, which is ignored if all runs diverged.
     """
     note, difference = str(row["note"]), row["difference"]
     if not diverged:
@@ -76,10 +78,11 @@ def judge(row: Mapping[str, Any], diverged: Sequence[bool], why: str = "") -> st
 
 
 def judge_published_failure(row: Mapping[str, Any], diverged: bool) -> str:
-    """Return the verdict on a value that is published as failed.
+    """Return the verdict on a value that the paper reports as failed.
 
-    Some of these have an accuracy at chance level: a run that ends at this accuracy has failed as
-    published. The forgetting has no such number, so it is judged only if all runs diverged.
+    The paper gives some of these runs an accuracy at chance level. Our run has then failed as
+    published if it diverged or ends at chance level. There is no such level for forgetting, which
+    is judged only if all runs diverged.
     """
     if not diverged and row["metric"] == "forgetting":
         return "not judged: no printed number"
@@ -89,11 +92,11 @@ def judge_published_failure(row: Mapping[str, Any], diverged: bool) -> str:
 
 
 def add_order(cells: pd.DataFrame) -> pd.DataFrame:
-    """Return the cells with `rho`, `order` and `order_by`: the verdict on the order of the methods
-    in each column of the paper's table.
+    """Add the verdict on the order of the methods in each column of the paper's table.
 
-    Suspect published values are left out. Runs at the full protocol count; if there are none, runs
-    on the same other data that follow the protocol otherwise.
+    The new columns are `rho`, `order` and `order_by`. Suspect published values are left out. Runs
+    at the full protocol are used. If a column has none, runs on other data that follow the protocol
+    in all other respects are used.
     """
     known = cells["printed"].notna() & ~cells["note"].str.startswith(("suspect", "failed"))
     data = cells["changes"].map(only_data_changes)
@@ -109,22 +112,24 @@ def add_order(cells: pd.DataFrame) -> pd.DataFrame:
 
 
 def only_data_changes(changes: str) -> str:
-    """Return the changes of the data; "" if there are none, or if other settings changed too.
+    """Return the departures that concern the data; "" if there are none or if other settings
+    changed too.
 
-    The number of surrogate examples is left out, since not all methods of a column use them.
+    The number of surrogate examples is ignored, since not all methods in a column use them.
     """
     texts = [text for text in changes.split("; ") if not text.startswith("surrogate.examples=")]
     return "; ".join(texts) if all(text.startswith("data: ") for text in texts) else ""
 
 
 def judge_order(column: pd.DataFrame, full: bool = True) -> dict[str, Any]:
-    """Return Spearman's rho between our values and the published ones in one column of a table, and
-    the pairs that are swapped beyond noise.
+    """Judge the order of the methods in one column of a table.
 
-    If all methods that did not diverge have a value under the paper's rule, these values count;
-    otherwise, the mean of the last ten rounds of the plain test. At least three methods are needed.
+    The verdict consists of Spearman's rho between our values and the published ones, and the pairs
+    of methods that are swapped beyond noise. It is based on the values under the paper's rule if
+    every method that did not diverge has one, and otherwise on the mean of the last ten rounds in
+    the plain view. At least three methods are needed.
 
-    full: whether the runs are at the paper's protocol, not on other data.
+    full: whether the runs follow the paper's full protocol, rather than using other data.
     """
     alive = column.loc[column["diverged"] < column["n"], "mean"]
     ruled = bool(len(alive) and alive.notna().all())
@@ -145,13 +150,13 @@ def judge_order(column: pd.DataFrame, full: bool = True) -> dict[str, Any]:
 
 
 def find_swaps(methods: pd.DataFrame) -> tuple[list[str], list[str]]:
-    """Return the pairs with the opposite order of the published one, and the methods of such pairs
-    that cannot be judged because their error is unknown.
+    """Return (pairs in the opposite order to the published one, methods that cannot be judged).
 
-    Both differences must exceed two standard errors. A published value without a standard deviation
-    has the error 0.
+    A pair counts only if the difference between its methods exceeds two standard errors, both in
+    our results and in the paper. A published value without a standard deviation has the error 0. A
+    method cannot be judged if it is in a swapped pair and its error is unknown.
 
-    methods: columns method, ours, ours_error, printed, printed_std.
+    methods: a table with the columns method, ours, ours_error, printed, printed_std.
     """
     found: list[str] = []
     unknown: dict[str, None] = {}

@@ -1,11 +1,15 @@
-"""The figures of a paper, drawn from the runs of the sweep with its name: `pictures` in the sweep's
-file.
+"""Draw the figures of a paper from the runs of the sweep that reproduces them.
 
-Each picture is a mapping with `kind` (of `draw_paper.DRAWN`, or of `fedexp analyse` for a figure of
-each run), options of that kind and, if a sweep has several, `name`. The file is
-<sweep>_<name>. `only` lists the methods and `settings` the settings to show. Labels are the fields
-`method` and `setting` of the sweep's axes. Of several seeds, figures of single runs show the
-lowest.
+The key `pictures` in the sweep's file lists the figures. Each one is a mapping with these keys:
+
+- kind: a figure of `draw_paper.DRAWN`, or a kind of `fedexp analyse` to draw for each run
+- name: distinguishes figures of the same sweep; the file is named <sweep>_<name>
+- only: the methods to show; all by default
+- settings: the settings to show; all by default
+- any other key: an option of the kind
+
+Labels are the fields `method` and `setting` of the sweep's axes. If there are several seeds,
+figures of single runs show the lowest seed.
 """
 
 import logging
@@ -23,15 +27,17 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 log = logging.getLogger("fedexp")
-AND = ", "  # between the name of a method and overrides that the user has added
-FILTERS = ("kind", "name", "only", "settings")  # keys of a picture that are not options of its kind
+AND = ", "  # separates a method's name from the overrides that the user added
+FILTERS = ("kind", "name", "only", "settings")  # keys that are not options of the kind
 
 
 def make_pictures(
     sweep: Sweep | None, runs: Sequence[RunDirectory]
 ) -> "Iterator[tuple[str, Callable[[], Figure]]]":
-    """Yield (name, function that draws it) of the pictures of a sweep. A picture that the runs have
-    no data for is left out with a warning."""
+    """Yield (name, function that draws the figure) for each figure of a paper.
+
+    If the runs lack the data for a figure, it is left out with a warning.
+    """
     if sweep is None or not sweep.pictures or not runs:
         return
     from fedexp.papers import draw_paper
@@ -58,15 +64,18 @@ def make_pictures(
 
 
 def draw_run(node: Mapping[str, Any], run: RunDirectory) -> "Figure":
-    """Draw one run's picture of `fedexp analyse`. node: as for `draw_picture`."""
+    """Draw a figure of `fedexp analyse` for one run. node: see `draw_picture`."""
     from fedexp.analysis.posthoc.pictures import make_picture
 
     return make_picture(run, str(node["kind"]), select_options(node))()
 
 
 def draw_picture(node: Mapping[str, Any], settings: Sequence[Setting], title: str) -> "Figure":
-    """Draw one picture. node: its mapping in the sweep's file. Raises ConfigError if the runs lack
-    what it shows."""
+    """Draw one figure.
+
+    node: the figure's mapping in the sweep's file. Raises ConfigError if the runs lack the data for
+    it.
+    """
     from fedexp.papers import draw_paper
 
     only, within = node.get("only"), node.get("settings")
@@ -76,7 +85,7 @@ def draw_picture(node: Mapping[str, Any], settings: Sequence[Setting], title: st
         if methods and (not within or setting.name in within):
             shown.append(Setting(setting.name, tuple(methods), setting.common))
     if not shown:
-        raise ConfigError(f"no run of {', '.join([*(within or ()), *(only or ())])} is finished")
+        raise ConfigError(f"no finished run of {', '.join([*(within or ()), *(only or ())])}")
     if settings[0].common:
         title = f"{title} ({settings[0].common})"
     return draw_paper.DRAWN[str(node["kind"])](shown, title, **select_options(node))
@@ -87,10 +96,10 @@ def select_options(node: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def label_runs(sweep: Sweep, runs: Sequence[RunDirectory]) -> list[Setting]:
-    """Return the runs by setting and method, in the order of the sweep's file.
+    """Group the runs by setting and method, in the order of the sweep's file.
 
-    Names are those of the sweep's file, with overrides that the user has added; for runs that the
-    file does not have, their overrides.
+    Names are taken from the sweep's file, followed by the overrides that the user added. A run that
+    is not in the file is named by its overrides.
     """
     shared = shared_overrides(runs)
     same = set.intersection(*(set(run.overrides) for run in runs))
@@ -117,8 +126,8 @@ def label_runs(sweep: Sweep, runs: Sequence[RunDirectory]) -> list[Setting]:
 
 
 def sort_labels(sweep: Sweep, field: str, labels: Iterable[str]) -> list[str]:
-    """Sort labels by the order in which the sweep's file has these values of a field; other labels
-    come last."""
+    """Sort labels in the order in which their values occur in the sweep's file; other labels come
+    last."""
     known: dict[str | None, int] = {}
     for block in sweep.blocks:
         for combination in block.combinations():
@@ -132,7 +141,7 @@ def sort_labels(sweep: Sweep, field: str, labels: Iterable[str]) -> list[str]:
 
 
 def added_overrides(sweep: Sweep, overrides: Sequence[str]) -> list[str]:
-    """Return the overrides that are the user's own, not the sweep's."""
+    """Return the overrides that the user added to those of the sweep."""
     axes = {key for block in sweep.blocks for key in block.axes}
     fixed = {text for block in sweep.blocks for text in block.fixed}
     return [

@@ -1,8 +1,9 @@
-"""Tables with several readings of a paper's cells, and the claims of the paper's text.
+"""Combine alternative readings of a paper's table, and check the claims in the paper's text.
 
-If text and released code differ, a sweep lists sweeps with other readings: `readings: {<sweep>:
-<label>}`. Their cells are in separate rows, such as `MOON (released)`, and are never averaged with
-those of the first reading.
+A reading is an interpretation of the protocol. If a paper's text and its released code differ, the
+sweep's file lists further sweeps, one per alternative reading: `readings: {<sweep>: <label>}`. The
+cells of an alternative reading are in separate rows, such as `MOON (released)`, and are never
+averaged with cells of the first reading.
 """
 
 from collections.abc import Mapping
@@ -19,16 +20,18 @@ from fedexp.papers.cells import CELL, cells, published_cells
 from fedexp.papers.runs import collect_runs
 
 KEY = [*CELL, "metric"]
-SETTING = ["dataset", "partition_param", "metric"]  # of Flashback's table: a setting and a target
+SETTING = ["dataset", "partition_param", "metric"]  # identifies a row of Flashback's table
 TARGET = "rounds_to_"
 
 
 def compare_sweep(
     sweep: Sweep, directory: Path, everything: pd.DataFrame | None = None
 ) -> pd.DataFrame:
-    """Return table.csv of a sweep: its cells, and the cells of its other readings that were run.
+    """Return table.csv of a sweep: its cells, and the cells of any alternative reading that was
+    run.
 
-    The directories of other readings are beside that of the sweep. everything: see `collect_runs`.
+    The directories of alternative readings are siblings of the sweep's directory. everything: see
+    `runs.collect_runs`.
     """
     tables = {"": cells(sweep, collect_runs(sweep, directory, everything))}
     for name, label in sweep.readings.items():
@@ -39,9 +42,10 @@ def compare_sweep(
 
 
 def join_readings(tables: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
-    """Return the cells of the first reading, each followed by other readings that were run.
+    """Return the cells of the first reading, each followed by any alternative readings that were
+    run.
 
-    tables: label -> cells, with the same index. The label of the first reading is empty.
+    tables: label -> cells; all tables have the same index. The first reading has an empty label.
     """
     parts = [tables[""].assign(reading="")]
     for label, table in tables.items():
@@ -58,8 +62,11 @@ def first_reading(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def pair_readings(table: pd.DataFrame) -> pd.DataFrame:
-    """Return the published values that were run at the full protocol in the first reading (columns
-    with the suffix _first) and in another one."""
+    """Pair each alternative reading of a published value with the first reading of the same value.
+
+    Only values that were run at the full protocol in both readings are included. Columns of the
+    first reading have the suffix _first.
+    """
     full = table[(table["protocol"] == "full") & table["difference"].notna()]
     ends = " (" + full["reading"] + ")"
     named = [m.removesuffix(end) for m, end in zip(full["method"], ends, strict=True)]
@@ -69,16 +76,19 @@ def pair_readings(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def count_explained(table: pd.DataFrame) -> int:
-    """Return the number of values that are outside the tolerance in the first reading, and within
-    it in another."""
+    """Count the values that are outside the tolerance in the first reading but within it in
+    another."""
     both = pair_readings(table)
     found = both[(both["verdict_first"] == "outside") & (both["verdict"] == "within")]
     return len(found.drop_duplicates(KEY))
 
 
 def summarise_readings(table: pd.DataFrame) -> list[Section]:
-    """Return the mean distance of each reading from the published values, and that of the first
-    reading in the same cells."""
+    """Compare the mean distance from the published values between each alternative reading and the
+    first.
+
+    Both distances are computed over the same cells.
+    """
     both = pair_readings(table)
     rows = {}
     for (method, reading, metric), group in both.groupby(["method", "reading", "metric"]):
@@ -92,10 +102,11 @@ def summarise_readings(table: pd.DataFrame) -> list[Section]:
 
 
 def check_claims(sweep: Sweep, table: pd.DataFrame) -> list[Section]:
-    """Compare the claims of the paper's text with the published table and our runs.
+    """Compare the claims in the paper's text with the published table and with our runs.
 
-    A claim is the largest or smallest ratio of another method's rounds to those of one method. As
-    in the paper, a method that never reaches a target has no ratio.
+    A claim is the largest or the smallest ratio between the rounds that another method needs and
+    the rounds that a given method needs. As in the paper, a method that never reaches a target has
+    no ratio.
     """
     if not sweep.claims:
         return []
@@ -122,7 +133,9 @@ def check_claims(sweep: Sweep, table: pd.DataFrame) -> list[Section]:
 def report_sections(
     sweep: Sweep, table: pd.DataFrame, shown: pd.DataFrame | None = None
 ) -> list[Section]:
-    """Return the sections of a sweep's report. shown: rows of the paper's table to show; by
-    default, all."""
+    """Return the sections of a sweep's report.
+
+    shown: the rows of the paper's table to show; by default, all rows.
+    """
     laid_out = layout.all_sections(table if shown is None else shown)
     return laid_out + summarise_readings(table) + check_claims(sweep, table)

@@ -1,4 +1,5 @@
-"""The command `fedexp report`: reports of sweeps, and one table of all runs below directories."""
+"""The command `fedexp report`: write the reports of sweeps, or one table of all runs in some
+directories."""
 
 import argparse
 import sys
@@ -21,8 +22,8 @@ from fedexp.rundir.evidence import FOLDER, SUFFIX, how_to_restore, keep_runs, re
 from fedexp.rundir.reader import RunDirectory
 from fedexp.rundir.sweeps import find_runs
 
-# Columns of the table of all runs. Those of OF_SOME are left out if no run has a value.
-OF_TASKS = ("scenario", "partition")  # in a table with runs of continual learning
+# Columns of the table of all runs. A column of OF_SOME is left out if no run has a value for it.
+OF_TASKS = ("scenario", "partition")  # added if any run has tasks
 RESULTS = ("accuracy", "last5_accuracy", "best_accuracy", "forgetting", "round_forgetting")
 COSTS = ("seconds_per_round", "mb_up_per_client", "mb_down_per_client")
 OF_SOME = (
@@ -30,19 +31,20 @@ OF_SOME = (
     *("personal_accuracy", "personal_accuracy_worst", "personal_forgetting"),
 )
 DIGITS = {"rounds": 0, "best_round": 0, "forgetting": 3, **dict.fromkeys(COSTS, 2)}
-# prefixes of overrides that other columns show
+# prefixes of overrides that are left out because another column shows them
 SHOWN = ("dataset=", "algorithm=", "scenario=", "partition=", "rounds=", "eval_interval")
 
 
 def make_row(run: RunDirectory, shared: set[str], tasks: Sequence[int]) -> dict[str, Any]:
-    """Return the row of a finished run.
+    """Return a finished run's row in the table of all runs.
 
-    last5_accuracy: mean over the last five evaluated rounds
-    mb_up_per_client, mb_down_per_client: mean of a client's exchange in a round
-    average_task2, new_task2, ...: accuracies after each task but the first, after which both are
-        the same
+    last5_accuracy: the mean over the last five evaluated rounds
+    mb_up_per_client, mb_down_per_client: the mean traffic of one client in one round, in MB
+    average_task2, new_task2, ...: accuracies after each task from the second on; after the first
+        task, the two are equal
 
-    shared: overrides of all runs. tasks: the tasks after the first of any run.
+    shared: the overrides that all runs share. tasks: the numbers of all tasks, except the first,
+    that any run has.
     """
     summary = run.summary
     found = {name: summary.get(name) for name in ("dataset", *OF_TASKS, "algorithm")}
@@ -64,8 +66,11 @@ def make_row(run: RunDirectory, shared: set[str], tasks: Sequence[int]) -> dict[
 
 
 def task_measures(run: RunDirectory, names: Sequence[str]) -> dict[str, float]:
-    """Return measures of forgetting between tasks; nan if the run has no tasks, or if a measure
-    needs the initial model's accuracy and the run does not have it."""
+    """Return measures of forgetting between tasks.
+
+    A measure is nan if the run has no tasks, or if the measure needs the initial model's accuracy
+    but the run did not record it.
+    """
     matrix = np.array(
         [end["accuracies"] for end in run.summary.get("tasks") or []], dtype=np.float64
     )
@@ -81,7 +86,10 @@ def task_measures(run: RunDirectory, names: Sequence[str]) -> dict[str, float]:
 
 
 def write_sweep_reports(options: argparse.Namespace) -> int:
-    """Write the report of each sweep and print its table. options: the flags of `fedexp report`."""
+    """Write the report of each sweep and print its table; return the exit code.
+
+    options: the flags of `fedexp report`.
+    """
     PNG.changed(options)  # raises ConfigError for an invalid flag before anything is written
     for directory in options.directories:
         if not directory.is_dir():
@@ -105,19 +113,30 @@ def write_sweep_reports(options: argparse.Namespace) -> int:
 
 
 def restore_sweep(sweep: Path, target: Path) -> None:
-    """Make run directories from a sweep's kept files. Raises ConfigError if there are none."""
+    """Create run directories from a sweep's kept files.
+
+    Raises ConfigError if the sweep has no such files.
+    """
     made = restore(sweep, target)
     if not made:
-        raise ConfigError(f"{sweep}: has no {FOLDER}/*{SUFFIX}; `--keep` writes these files")
+        raise ConfigError(
+            f"{sweep}: no files match {FOLDER}/*{SUFFIX}; `fedexp report --keep` writes them"
+        )
     print(f"Restored {len(made)} runs to {display_path(target)}")
 
 
 def write_run_table(directories: Sequence[Path], out: Path | None, measures: Sequence[str]) -> int:
-    """Print all runs below the directories as one table. out: path of its files, without suffix."""
+    """Print all runs below the directories as one table; return the exit code.
+
+    out: the path of the table's files, without a suffix; None to write no files.
+    """
     there = [RunDirectory(path) for directory in directories for path in find_runs(directory)]
     for run in there:
         if run.damaged:
-            print(f"fedexp: {run.directory}: {run.describe_damage()}; left out", file=sys.stderr)
+            print(
+                f"fedexp: {run.directory}: {run.describe_damage()}; the run is left out",
+                file=sys.stderr,
+            )
     finished = [run for run in there if run.finished]
     if not finished:
         hint = next(filter(None, map(how_to_restore, directories)), "")
@@ -145,7 +164,7 @@ def write_run_table(directories: Sequence[Path], out: Path | None, measures: Seq
 
 
 def format_cell(name: str, value: Any) -> str:
-    """Format a value of a column."""
+    """Format a value for its column."""
     if pd.isna(value):
         return ""
     if isinstance(value, str) or name == "seed":

@@ -1,4 +1,4 @@
-"""REPRODUCTION.md, which `fedexp reproduction` writes from the committed runs."""
+"""Write REPRODUCTION.md from the committed runs (`fedexp reproduction`)."""
 
 import os
 from collections import Counter
@@ -23,9 +23,9 @@ HEAD = "<!-- Written by `fedexp reproduction` from multirun/*/runs. Do not edit.
 
 
 def all_files(root: Path) -> dict[Path, bytes]:
-    """Return path -> content of REPRODUCTION.md and its pictures.
+    """Map the paths of REPRODUCTION.md and its pictures to their contents.
 
-    Raises ConfigError if the file of a run is damaged.
+    Raises ConfigError if the file of any run is damaged.
     """
     sweeps = all_sweeps()
     runs = all_runs(root, sweeps)
@@ -46,14 +46,14 @@ def all_files(root: Path) -> dict[Path, bytes]:
 
 
 def all_sweeps() -> dict[str, Sweep]:
-    """Return name -> sweep for all sweeps that reproduce a table or figure of a paper."""
+    """Map names to sweeps, for all sweeps that reproduce a table or figure of a paper."""
     conf = [conf_directory()]
     found = {name: load_sweep(name, conf) for name in list_options("sweep", conf)}
     return {name: sweep for name, sweep in found.items() if sweep.paper}
 
 
 def all_runs(root: Path, sweeps: Mapping[str, Sweep]) -> pd.DataFrame:
-    """Return the runs of these sweeps in a checkout."""
+    """Return all runs of the given sweeps in a checkout."""
     folders = [root / "multirun" / name for name in sweeps]
     return read_runs([folder for folder in folders if folder.is_dir()])
 
@@ -61,7 +61,8 @@ def all_runs(root: Path, sweeps: Mapping[str, Sweep]) -> pd.DataFrame:
 def all_tables(
     root: Path, sweeps: Mapping[str, Sweep], runs: pd.DataFrame
 ) -> dict[str, pd.DataFrame]:
-    """Return the table of each sweep that has published values and a run."""
+    """Map the name of each sweep to its table; sweeps without runs or published values are left
+    out."""
     made = {
         name: readings.compare_sweep(sweeps[name], root / "multirun" / name, runs)
         for name in runs["sweep"].unique()
@@ -76,7 +77,10 @@ def make_page(
     screen: str,
     pictures: Collection[Path],
 ) -> str:
-    """Return REPRODUCTION.md. tables: of the sweeps with runs. screen: the first part."""
+    """Return REPRODUCTION.md.
+
+    tables: sweep name -> table, for the sweeps that have runs. screen: the first part of the page.
+    """
     others = {name for sweep in sweeps.values() for name in sweep.readings}
     texts = [HEAD, screen, "## Measured tables", "Published values are in brackets."]
     for name, sweep in sweeps.items():
@@ -94,7 +98,8 @@ def make_page(
 
 
 def make_section(sweep: Sweep, table: pd.DataFrame, pictures: Sequence[Path] = ()) -> str:
-    """Return the section of a sweep: what was run, measured values, learning curves."""
+    """Return the section of a sweep: the origin of its runs, measured values, and learning
+    curves."""
     texts = [f"### {sweep.title}", f"`sweep={sweep.name}`: {describe_origin(table)}"]
     texts[-1] += f" [All numbers](multirun/{sweep.name}/table.csv)."
     parts = readings.report_sections(sweep, table, table[table["n"] > 0])
@@ -107,13 +112,16 @@ def make_section(sweep: Sweep, table: pd.DataFrame, pictures: Sequence[Path] = (
 
 
 def is_order(part: layout.Section) -> bool:
-    """Return whether a section shows the order of methods, which the first screen shows too."""
+    """Return whether a section shows the order of the methods, which is also on the first
+    screen."""
     return part.title.startswith("Order of the methods")
 
 
 def describe_origin(table: pd.DataFrame) -> str:
-    """Return a summary of the runs of a table: number of values, departures from the protocol,
-    seeds, commits and hardware."""
+    """Summarise the runs behind a table.
+
+    The text gives the number of values, departures from the protocol, seeds, commits and hardware.
+    """
     printed = readings.first_reading(table)
     count, changes = Counter(printed["protocol"]), list_distinct(table["changes"], "; ")
     texts = [
@@ -129,12 +137,15 @@ def describe_origin(table: pd.DataFrame) -> str:
 
 
 def list_distinct(values: pd.Series, separator: str) -> list[str]:
-    """Return the different parts of texts, sorted."""
+    """Split each text at the separator and return all distinct parts, sorted."""
     return sorted({part for value in values for part in str(value).split(separator) if part})
 
 
 def print_status(root: Path, data: Sequence[Path]) -> int:
-    """Print the state of all tables; return the exit code. data: directories with data sets."""
+    """Print the state of all tables; return the exit code.
+
+    data: the directories that contain data sets.
+    """
     sweeps = all_sweeps()
     runs = all_runs(root, sweeps)
     tables = all_tables(root, sweeps, runs)
@@ -145,7 +156,7 @@ def print_status(root: Path, data: Sequence[Path]) -> int:
 
 
 def check_files(root: Path, found: Mapping[Path, bytes]) -> int:
-    """Print the files that are out of date; return the exit code.
+    """Print which files are out of date; return the exit code.
 
     Pictures only need to exist, since their bytes depend on the version of matplotlib.
     """
@@ -154,14 +165,14 @@ def check_files(root: Path, found: Mapping[Path, bytes]) -> int:
     if text.is_file() and text.read_bytes() != found[Path(text.name)]:
         old.append(Path(text.name))
     for path in old:
-        print(f"{root / path} is not current: run `fedexp reproduction`")
+        print(f"{root / path} is out of date; run `fedexp reproduction` to update it")
     if not old:
-        print(f"{text} is current")
+        print(f"{text} is up to date")
     return 1 if old else 0
 
 
 def find_stale_curves(root: Path, found: Mapping[Path, bytes]) -> list[Path]:
-    """Return the learning curves in a checkout whose runs have been removed."""
+    """Return the learning curves in a checkout that belong to runs which have been removed."""
     there = [path.relative_to(root) for path in sorted((root / FOLDER).glob("*.svg"))]
     return [path for path in there if path not in found]
 

@@ -1,17 +1,17 @@
-"""All runs of sweeps as one tidy table, read from run directories and kept files.
+"""Read all runs of sweeps into one tidy table, from run directories and kept files.
 
-`read_runs` returns a row for each run, view of the test set, measure and task:
+`read_runs` returns one row for each run, view of the test set, measure and task:
 
 sweep, run    names of the sweep's directory and the run's directory
-made_by       sweep that made the run; another one if its run is reused
+made_by       name of the sweep that made the run; differs from `sweep` if the run is reused
 overrides     list of the overrides that started the job
 config, summary   contents of config.yaml and summary.json as dicts
 status        completed | stopped | diverged | failed | damaged | running | unfinished
-seed, precision   of the run; None if unknown
+seed, precision   the run's seed and precision; None if unknown
 view          plain | augmented | validation
 measure       a key of MEASURES
-task          number of the task, from 1 on; 0 without tasks
-rounds, values    arrays [R] of the evaluated rounds from 1 on, and the values (fractions)
+task          number of the task, from 1 on; 0 for runs without tasks
+rounds, values    arrays [R]: the evaluated rounds, from 1 on, and the values as fractions
 
 A run without any of these measures has one row with an empty view and measure.
 """
@@ -50,10 +50,10 @@ SCALARS = (str, int, float)
 
 
 def read_runs(directories: Iterable[Path], only: Sweep | None = None) -> pd.DataFrame:
-    """Return the runs of these sweeps' directories; see the columns above.
+    """Return the runs in the directories of sweeps, with the columns described above.
 
-    only: a sweep whose cells the runs must belong to, at its protocol. Raises ConfigError if a kept
-    file is damaged.
+    only: if given, return only runs that belong to a cell of this sweep and follow its protocol.
+    Raises ConfigError if a kept file is damaged.
     """
     rows: list[dict[str, Any]] = []
     for directory in directories:
@@ -68,12 +68,12 @@ def read_runs(directories: Iterable[Path], only: Sweep | None = None) -> pd.Data
 def collect_runs(
     sweep: Sweep, directory: Path, everything: pd.DataFrame | None = None
 ) -> pd.DataFrame:
-    """Return the runs of a sweep's directory, and finished runs at its protocol of other sweeps
-    below the same `multirun`.
+    """Return the runs in a sweep's directory, and matching runs that other sweeps made.
 
-    Runs of other sweeps have the overrides of the sweep's job, and are named <sweep>/<run>.
+    Matching runs are finished, follow the sweep's protocol, and are below the same `multirun`
+    directory. They are given the overrides of the sweep's job, and are named <sweep>/<run>.
 
-    everything: all runs below `multirun`, if they have been read.
+    everything: all runs below `multirun`, if the caller has read them already.
     """
     if everything is None:
         root = directory.absolute().parent
@@ -93,9 +93,10 @@ def collect_runs(
 
 
 def match_job(sweep: Sweep, overrides: list[str], config: Mapping[str, Any]) -> list[str] | None:
-    """Return the overrides of a run, and those of the sweep's other keys from its configuration.
+    """Return the overrides of a run, completed from its configuration.
 
-    Return None unless the run belongs to a cell of the sweep, at the sweep's protocol.
+    The completed list also has the run's values for the other keys of the sweep. Return None unless
+    the run belongs to a cell of the sweep and follows the sweep's protocol.
     """
     if find_protocol_changes(sweep, overrides):
         return None
@@ -107,9 +108,9 @@ def match_job(sweep: Sweep, overrides: list[str], config: Mapping[str, Any]) -> 
 
 
 def read_sweep(directory: Path, only: Sweep | None) -> dict[str, dict[str, Any]]:
-    """Return run -> its facts for a sweep's directory.
+    """Map the name of each run in a sweep's directory to its facts (columns of the table of runs).
 
-    A finished run directory is preferred to the kept file of the same run.
+    If a run has both a finished run directory and a kept file, the directory is used.
     """
     found: dict[str, dict[str, Any]] = {}
     for run in without_outdated(SweepDirectory(directory.absolute()).jobs):
@@ -124,7 +125,7 @@ def read_sweep(directory: Path, only: Sweep | None) -> dict[str, dict[str, Any]]
 
 
 def read_directory(run: RunDirectory) -> dict[str, Any]:
-    """Return the columns of a run, and its `table` rounds.csv from round 1 on."""
+    """Return the columns of a run, and the rows of its rounds.csv from round 1 on as `table`."""
     facts = {"status": run.status, "overrides": run.overrides, "table": run.table}
     return facts | common_facts(run.directory.parent.name, run.config, run.summary)
 
@@ -132,8 +133,8 @@ def read_directory(run: RunDirectory) -> dict[str, Any]:
 def read_kept(path: Path) -> dict[str, Any] | None:
     """Return the facts of a run from its kept file.
 
-    Return None if the file names a run of another sweep that is not there. Raises ConfigError if
-    the file is damaged.
+    Return None if the file refers to a run of another sweep that does not exist. Raises ConfigError
+    if the file is damaged.
     """
     content = evidence.read(path)
     overrides = [str(text) for text in content["overrides"]]
@@ -148,7 +149,9 @@ def read_kept(path: Path) -> dict[str, Any] | None:
         table = make_frame(content["tables"].get(files.ROUNDS, {}))
         facts = {"status": str(summary["status"]), "overrides": overrides, "table": table}
     except evidence.DAMAGE as error:
-        raise ConfigError(f"{path}: not the file of a run ({error!r})") from error
+        raise ConfigError(
+            f"{path}: not a valid run file ({error!r}); restore or delete it"
+        ) from error
     return facts | common_facts(path.parents[1].name, content["config"], summary)
 
 
@@ -163,14 +166,17 @@ def common_facts(made_by: str, config: dict[str, Any], summary: dict[str, Any]) 
 
 
 def make_frame(columns: Mapping[str, str]) -> pd.DataFrame:
-    """Return a table of a kept file from round 1 on. columns: name -> cells with commas."""
+    """Return a kept file's table from round 1 on.
+
+    columns: name -> comma-separated cells.
+    """
     cells = {name: text.split(",") for name, text in columns.items()}
     table = pd.DataFrame({name: [float(c or "nan") for c in cells[name]] for name in cells})
     return table[table["round"] >= 1] if len(table) else table
 
 
 def split_series(table: pd.DataFrame) -> Iterator[dict[str, Any]]:
-    """Yield rounds and values of each view, measure and task that a table of rounds has."""
+    """Yield the rounds and values of each view, measure and task in a table of rounds."""
     for view in VIEWS:
         for measure, column in MEASURES.items():
             name = name_in_view(column, view)
@@ -186,7 +192,7 @@ def split_series(table: pd.DataFrame) -> Iterator[dict[str, Any]]:
 
 
 def compute_hours(summary: Mapping[str, Any]) -> dict[str, float]:
-    """Return the core hours (`cpu`) and GPU hours (`gpu`) of a run; nan if unknown."""
+    """Return the core hours (`cpu`) and GPU hours (`gpu`) of a run; nan if they are unknown."""
     hardware, seconds = summary.get("hardware") or {}, summary.get("seconds") or np.nan
     hours = seconds * max(hardware.get("workers") or 1, 1) / 3600
     if str(hardware.get("device", "cpu")).startswith("cuda"):

@@ -1,8 +1,8 @@
-"""How closely the committed runs reproduce FedNTD's Table 1.
+"""Measure how closely the committed runs reproduce FedNTD's Table 1.
 
-`select_runs` and `cells` make tidy tables, from which the other functions compute the numbers of
-REPRODUCTION.md. Accuracies are in percent, forgetting F is a fraction. A cell is a data set, a
-setting and a method; a column is a data set and a setting.
+`select_runs` and `cells` make tidy tables, from which the other functions compute the numbers in
+REPRODUCTION.md. Accuracies are in percent, and forgetting F is a fraction. A cell is a combination
+of a data set, a setting and a method. A column is a combination of a data set and a setting.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,21 +23,21 @@ SWEEP = "fedntd_table1"
 COLUMN = ["dataset", "partition_param"]
 CELL = [*COLUMN, "method"]
 VIEWS, RULES = ("plain", "augmented"), ("last", "mean_of_last(10)", "ema(0.6)", "best")
-INFERRED, PLAIN = ("augmented", "ema(0.6)"), ("plain", "mean_of_last(10)")  # view and rule
-SCALE = {"accuracy": 100.0, "forgetting": 1.0}  # unit of the published value / fraction
+INFERRED, PLAIN = ("augmented", "ema(0.6)"), ("plain", "mean_of_last(10)")  # (view, rule)
+SCALE = {"accuracy": 100.0, "forgetting": 1.0}  # published values per unit fraction
 FIXED = {"accuracy": ABSOLUTE["percent"], "forgetting": FORGETTING}  # tolerances
-# Columns that were seen before the view and the rule were fixed. The others are held out.
+# Columns that were known before the view and the rule were chosen. All others are held out.
 SEEN = [("CIFAR-10", "s=2"), ("CIFAR-10", "alpha=0.1"), ("MNIST", "s=2"), ("MNIST", "alpha=0.1")]
 WINDOW = 50  # number of last rounds in which runs are compared round by round
 DRAWS, LEVEL = 10_000, 0.95  # draws of bootstrap and permutations; level of all intervals
-WEIGHT = 0.6  # of the moving average
+WEIGHT = 0.6  # weight of earlier values in the moving average
 
 
 def select_runs(sweep: Sweep, runs: pd.DataFrame) -> pd.DataFrame:
-    """Return the completed runs of Table 1 at the full protocol with today's code.
+    """Return the completed runs of Table 1 that follow the full protocol and are not outdated.
 
-    There is a row for each run, view and metric, with its cell, the published value (`printed`,
-    `printed_std`), and `values` [R] of the evaluated rounds from 1 on.
+    There is one row for each run, view and metric. It contains the run's cell, the published value
+    (`printed`, `printed_std`), and `values` [R], one per evaluated round from 1 on.
 
     runs: see `fedexp.papers.runs.read_runs`.
     """
@@ -55,24 +55,26 @@ def select_runs(sweep: Sweep, runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def published(sweep: Sweep) -> pd.DataFrame:
-    """Return the published values: the columns of CELL, `metric`, `printed` and `printed_std`."""
+    """Return the published values, with the columns of CELL, `metric`, `printed` and
+    `printed_std`."""
     table = published_cells(sweep).rename(columns={"value": "printed", "std": "printed_std"})
     numbers = table[["printed", "printed_std"]].apply(pd.to_numeric)
     return table[[*CELL, "metric"]].join(numbers).dropna(subset="printed")
 
 
 def select_both_views(runs: pd.DataFrame) -> pd.DataFrame:
-    """Return the runs that have both views; if a seed was run twice, the first of its runs."""
+    """Return the runs that were evaluated in both views. If a seed was run twice, its first run is
+    kept."""
     first = runs[runs["view"] == "augmented"].drop_duplicates([*CELL, "seed", "metric"])
     return runs[runs["run"].isin(first["run"])]
 
 
 def cells(sweep: Sweep, runs: pd.DataFrame) -> pd.DataFrame:
-    """Return a row for each cell, metric, view and rule.
+    """Return one row for each cell, metric, view and rule.
 
-    `value` is the mean over `n` seeds, `difference` its distance from `printed`. `tolerance` is the
-    fixed tolerance, two published standard deviations or two standard errors of the mean over
-    seeds, whichever is largest.
+    `value` is the mean over `n` seeds, and `difference` is `value - printed`. `tolerance` is the
+    largest of the fixed tolerance, two published standard deviations, and two standard errors of
+    the mean over seeds.
     """
     key = [*CELL, "metric", "view", "rule", "printed", "printed_std"]
     parts = []
@@ -91,12 +93,12 @@ def cells(sweep: Sweep, runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def known_spread(sweep: Sweep) -> dict[str, float]:
-    """Return the standard deviation over seeds by which the sweep is judged, for each metric."""
+    """Return, for each metric, the standard deviation over seeds that the sweep's verdicts use."""
     return {metric: value * SCALE[metric] for metric, value in sweep.rule.spread.items()}
 
 
 def select(table: pd.DataFrame, view_and_rule: tuple[str, str] = INFERRED) -> pd.DataFrame:
-    """Return the cells in one view under one rule; by default, those of the inferred protocol."""
+    """Return the cells of one view and rule; by default, those of the inferred protocol."""
     view, rule = view_and_rule
     return table[(table["view"] == view) & (table["rule"] == rule)]
 
@@ -112,7 +114,8 @@ def is_within(table: pd.DataFrame) -> pd.Series:
 
 
 def errors(table: pd.DataFrame, by: Sequence[str]) -> pd.DataFrame:
-    """Return root mean square error, bias, and how many values are within the fixed tolerance."""
+    """Return the root mean square error, the bias, and the number of values within the fixed
+    tolerance."""
     table = table.assign(
         squared=table["difference"] ** 2,
         within=table["difference"].abs() <= table["metric"].map(FIXED),
@@ -127,14 +130,17 @@ def errors(table: pd.DataFrame, by: Sequence[str]) -> pd.DataFrame:
 
 
 def nearer(table: pd.DataFrame, one: tuple[str, str], other: tuple[str, str]) -> pd.Series:
-    """Return for each metric the number of cells in which one view and rule is nearer to the
-    published value than another."""
+    """Count, for each metric, the cells in which `one` is nearer to the published value than
+    `other`.
+
+    Both are (view, rule).
+    """
     wide = table.pivot(index=[*CELL, "metric"], columns=["view", "rule"], values="difference")
     return (wide[one].abs() < wide[other].abs()).groupby("metric").sum()
 
 
 def rmse(pairs: np.ndarray) -> float:
-    """Return the root mean square difference of [n, 2] values."""
+    """Return the root mean square difference of pairs of values [n, 2]."""
     return float(np.sqrt(np.mean((pairs[:, 0] - pairs[:, 1]) ** 2)))
 
 
@@ -147,9 +153,9 @@ def correlation(pairs: np.ndarray) -> float:
 
 
 def interval(table: pd.DataFrame, statistic: Callable[[np.ndarray], float]) -> tuple[float, float]:
-    """Return the 95 % bootstrap interval of a statistic of (value, printed).
+    """Return the 95 % bootstrap interval of a statistic of pairs (value, printed).
 
-    Whole columns are drawn, since the methods of a column share its clients and cohorts.
+    Whole columns are resampled, since the methods in a column share clients and cohorts.
     """
     columns = [part[["value", "printed"]].to_numpy() for _, part in table.groupby(COLUMN)]
     drawn = np.random.default_rng(0).integers(len(columns), size=(DRAWS, len(columns)))
@@ -164,7 +170,7 @@ def central(values: np.ndarray) -> tuple[float, float]:
 
 
 def gains(table: pd.DataFrame) -> pd.DataFrame:
-    """Return the gain of each cell over FedAvg in the same column: `value` (ours), `printed`."""
+    """Return each cell's gain over FedAvg in the same column: `value` (ours) and `printed`."""
     key = [*COLUMN, "metric"]
     base = table[table["method"] == "FedAvg"][[*key, "value", "printed"]]
     found = table[table["method"] != "FedAvg"].merge(base, on=key, suffixes=("", "_fedavg"))
@@ -175,10 +181,11 @@ def gains(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def seed_spread(runs: pd.DataFrame) -> pd.DataFrame:
-    """Return for each metric the standard deviation over seeds, pooled over the cells with several.
+    """Return, for each metric, the standard deviation over seeds, pooled over cells with several
+    seeds.
 
-    Columns: `spread`, `freedom` (degrees of freedom), and the 95 % interval `low`, `high`
-    (chi-square, for normal errors).
+    The columns are `spread`, `freedom` (degrees of freedom), and the ends `low` and `high` of the
+    95 % interval (chi-square, for normal errors).
     """
     mine = runs[runs["view"] == "augmented"]
     mine = mine.assign(value=[smoothed(values)[-1] for values in mine["values"]])
@@ -197,14 +204,16 @@ def seed_spread(runs: pd.DataFrame) -> pd.DataFrame:
 def chance(table: pd.DataFrame) -> dict[str, Any]:
     """Return how many values would be within the tolerance by chance.
 
-    share: of all pairs of a value and the published value of another method of its column
-    permuted: mean and 95 % interval of the count with the methods of each column permuted
-    most: the largest of these counts
+    share: the share of matches among all pairs of a value and another method's published value in
+        the same column
+    permuted: the mean and 95 % interval of the number of matches, with the methods of each column
+        permuted
+    most: the largest number of matches in any permutation
     """
     random, totals = np.random.default_rng(0), np.zeros(DRAWS)
     others = pairs = 0
     for _, column in table.groupby(COLUMN):
-        hits: Any = 0  # [i, j]: number of metrics in which i is within the tolerance of j's print
+        hits: Any = 0  # [i, j]: metrics in which i is within j's tolerance
         for _, part in column.groupby("metric"):
             part = part.sort_values("method")
             far = part["value"].to_numpy()[:, None] - part["printed"].to_numpy()
@@ -224,13 +233,14 @@ def chance(table: pd.DataFrame) -> dict[str, Any]:
 
 
 def method_pairs(runs: pd.DataFrame) -> pd.DataFrame:
-    """Compare each pair of methods of a column round by round in each metric.
+    """Compare each pair of methods in a column, round by round and for each metric.
 
-    Methods of a column share seed, clients and cohorts, so most of the swing of a run cancels.
-    `ours` and `printed` are their differences. `view` is augmented if all methods of the column
-    have it, else plain. A pair is `decidable` if the moving average of the differences exceeds the
-    0.975 quantile of Student's t times its standard error, and the published values differ. The
-    standard error takes the differences in the last WINDOW rounds as independent.
+    The methods in a column share seeds, clients and cohorts, so most fluctuations cancel in the
+    difference. `ours` and `printed` are the differences between the two methods. `view` is
+    augmented if all methods in the column were evaluated in this view, and plain otherwise. A pair
+    is `decidable` if the published values differ and the moving average of our differences exceeds
+    the 0.975 quantile of Student's t times its standard error. The standard error treats the
+    differences in the last WINDOW rounds as independent.
     """
     limit = stats.t.ppf((1 + LEVEL) / 2, WINDOW - 1)
     rows = []
@@ -252,19 +262,22 @@ def method_pairs(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def select_first_seeds(runs: pd.DataFrame) -> pd.DataFrame:
-    """Return one run of each cell and metric: the lowest seed, complete runs first."""
+    """Return the run with the lowest seed for each cell and metric.
+
+    If this seed was run twice, a run with complete files is preferred.
+    """
     rebuilt = [bool(summary.get("reconstructed")) for summary in runs["summary"]]
     ordered = runs.assign(rebuilt=rebuilt).sort_values(["seed", "rebuilt"])
     return ordered.drop_duplicates([*CELL, "metric"])
 
 
 def smoothed(values: np.ndarray) -> np.ndarray:
-    """Return the moving average with weight 0.6 in every round, [R]."""
+    """Return the moving average with weight 0.6 at every round, [R]."""
     return pd.Series(values).ewm(alpha=1 - WEIGHT, adjust=False).mean().to_numpy()
 
 
-# A rival explanation predicts the published values of a column, [n], from the plain test. It is
-# fitted to the rest of the table.
+# Each of these alternative explanations is fitted to the other columns (`rest`). It then predicts
+# the published values [n] of a column from the plain view.
 def one_factor(rest: pd.DataFrame, column: pd.DataFrame) -> np.ndarray:
     return ((rest["printed"] / rest["value"]).mean() * column["value"]).to_numpy()
 
@@ -283,11 +296,12 @@ RIVALS = {"one factor": one_factor, "affine": affine, "stopping early": stopping
 
 
 def rivals(runs: pd.DataFrame, table: pd.DataFrame) -> pd.DataFrame:
-    """Return the root mean square error of other explanations of the published values by the plain
-    test, one row each and one column for each metric.
+    """Return the root mean square errors of alternative explanations of the published values.
 
-    Each is fitted to all columns but one and applied to that one: one factor for all cells (mean of
-    the last ten rounds), a factor and an offset, or one round at which all runs stop (moving
+    Each explanation predicts the published values from the plain view. It is fitted to all columns
+    but one and evaluated on that column. There is one row per explanation and one column per
+    metric. The explanations are one factor for all cells, a factor and an offset (both applied to
+    the mean of the last ten rounds), and one round at which all runs stop (applied to the moving
     average).
     """
     plain = runs[runs["view"] == "plain"]
@@ -307,8 +321,10 @@ def rivals(runs: pd.DataFrame, table: pd.DataFrame) -> pd.DataFrame:
 
 
 def correlate_swings(runs: pd.DataFrame) -> float:
-    """Return the mean correlation of the accuracies of two methods of one column in the last WINDOW
-    rounds, after subtracting straight lines."""
+    """Return the mean correlation between the fluctuations of two methods in the same column.
+
+    The fluctuations are the accuracies in the last WINDOW rounds after subtracting straight lines.
+    """
     mine = runs[(runs["view"] == "augmented") & (runs["metric"] == "accuracy")]
     found = []
     for _, part in select_first_seeds(mine).groupby(COLUMN):
@@ -319,8 +335,12 @@ def correlate_swings(runs: pd.DataFrame) -> float:
 
 
 def swing_of_sum(runs: pd.DataFrame) -> pd.Series:
-    """Return for each data set the standard deviation of accuracy + F over that of the accuracy, in
-    the last WINDOW rounds, both as fractions; mean over runs."""
+    """Compare, for each data set, the fluctuations of accuracy + F with those of the accuracy
+    alone.
+
+    The result is the ratio of their standard deviations in the last WINDOW rounds, averaged over
+    runs. Both terms are fractions.
+    """
     mine = runs[runs["view"] == "augmented"]
     wide = mine.pivot(index=["dataset", "run"], columns="metric", values="values")
     accuracy = wide["accuracy"].map(lambda values: values[-WINDOW:] / 100)
@@ -329,17 +349,18 @@ def swing_of_sum(runs: pd.DataFrame) -> pd.Series:
 
 
 def sums(table: pd.DataFrame) -> pd.DataFrame:
-    """Return accuracy + F of each cell as a fraction: `value` (ours), `printed`."""
+    """Return accuracy + F of each cell as a fraction: `value` (ours) and `printed`."""
     both = table[["value", "printed"]].div(table["metric"].map(SCALE), axis=0)
     return both.join(table[CELL]).groupby(CELL).sum()
 
 
 def other_readings(table: pd.DataFrame) -> pd.DataFrame:
-    """Return the cells that were also run in another reading (column `reading`).
+    """Return the cells that were also run in an alternative reading (column `reading`).
 
-    `was` and `now` say whether the first and the other reading are within the fixed tolerance.
+    `was` is whether the first reading is within the fixed tolerance; `now` is whether the
+    alternative reading is.
 
-    table: of the sweep, see `fedexp.papers.readings.compare_sweep`.
+    table: the sweep's table, see `fedexp.papers.readings.compare_sweep`.
     """
     both = pair_readings(table)
     limit = both["metric"].map(FIXED)
@@ -348,11 +369,13 @@ def other_readings(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def orders_on_other_data(table: pd.DataFrame) -> pd.DataFrame:
-    """Return for each column of a table that was run on other data how far its order of methods
-    agrees with the published order.
+    """Measure how far the order of the methods agrees with the published order in runs on other
+    data.
 
-    Columns: `n` methods, Spearman's `rho`, `pairs`, those `decidable` (means further apart than two
-    standard errors of their difference, and published values that differ) and those `swapped`.
+    There is one row for each column of the paper's table: the number `n` of methods, Spearman's
+    `rho`, and the number of `pairs` of methods. `decidable` counts the pairs whose published values
+    differ and whose means differ by more than two standard errors of their difference. `swapped`
+    counts the decidable pairs that have the opposite order.
     """
     known = table[(table["n"] > 0) & (table["reading"] == "")]
     rows = []

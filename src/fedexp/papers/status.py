@@ -1,4 +1,5 @@
-"""The state of the papers' tables (`--status`): measured values, hours spent, hours left."""
+"""Show the state of the papers' tables (`--status`): measured values, hours spent and hours
+left."""
 
 import re
 from collections import Counter
@@ -43,10 +44,10 @@ def format_status(
     runs: pd.DataFrame,
     data: Sequence[Path],
 ) -> str:
-    """Return the table of `--status`.
+    """Return the table that `--status` prints.
 
-    sweeps: by name, with their tables if they have runs. runs: see `runs.read_runs`. data:
-    directories with data sets.
+    sweeps: name -> (sweep, its table or None if it has no runs). runs: see `runs.read_runs`. data:
+    the directories that contain data sets.
     """
     facts = runs.drop_duplicates(["sweep", "run"])
     facts = facts[facts["status"].isin(OVER)]
@@ -74,9 +75,9 @@ def format_status(
 
 
 def list_jobs(sweep: Sweep, table: pd.DataFrame | None) -> list[dict[str, Any]]:
-    """Return the jobs of a sweep, each once.
+    """Return the distinct jobs of a sweep as dicts with these keys:
 
-    overrides: without a seed
+    overrides: the job's overrides, without the seed
     algorithm, data, kind, passes: see `describe_work`
     done: whether the table has the job's values at the full protocol, in the view of the rule
     """
@@ -92,15 +93,18 @@ def list_jobs(sweep: Sweep, table: pd.DataFrame | None) -> list[dict[str, Any]]:
 
 
 def describe_work(overrides: frozenset[str]) -> dict[str, Any]:
-    """Return what a job trains, from its composed configuration; no data are read.
+    """Return what a job trains.
 
-    data: data sets that it reads
-    kind: data set, scenario and model; times of jobs of one kind can be compared
-    passes: over the training data of all clients, rounds x participation x local epochs
+    It is derived from the job's composed configuration, so no data are read.
+
+    data: the data sets that the job reads
+    kind: its data set, scenario and model; run times can be compared between jobs of the same kind
+    passes: the number of passes over the training data of all clients, which is rounds x
+        participation x local epochs
     """
     options = dict(text.split("=", 1) for text in overrides)
     algorithm = options.get("algorithm", "fedavg")
-    # Composing takes most of the time, and no option of an algorithm matters here.
+    # Composing takes most of the time, and the algorithm's options do not change the work.
     setting = frozenset(text for text in overrides if not text.startswith("algorithm"))
     config = compose_config(setting)
     choices = config.hydra.runtime.choices
@@ -126,7 +130,7 @@ def compose_config(overrides: frozenset[str]) -> Any:
 
 
 def has_values(table: pd.DataFrame | None, fields: Mapping[str, str]) -> bool:
-    """Return whether a table has the values of a job at the full protocol, and judges them."""
+    """Return whether a table has a job's values at the full protocol, in the view of the rule."""
     if table is None or not fields:
         return False
     judged = ~table["verdict"].str.endswith(" view") & (table["protocol"] == "full")
@@ -135,11 +139,12 @@ def has_values(table: pd.DataFrame | None, fields: Mapping[str, str]) -> bool:
 
 
 def add_costs(jobs: pd.DataFrame, facts: pd.DataFrame, sweeps: Mapping[str, Sweep]) -> pd.DataFrame:
-    """Return the jobs with the hours of one run (`cpu`, `gpu`).
+    """Add the hours that one run of each job takes (`cpu`, `gpu`).
 
-    The hours are the median of the job's runs. Without runs, they are estimated by passes over the
-    training data from runs with the same data set and model, of the same method if possible. A job
-    of a figure, which has no published values, is done if it was run.
+    The hours are the median over the job's runs. If it has none, they are estimated from runs with
+    the same data set and model, and if possible the same method, in proportion to the passes over
+    the training data. A job without published values, such as a job for a figure, is done if it was
+    run.
     """
     rows = []
     for _, run in facts.iterrows():
@@ -160,7 +165,7 @@ def add_costs(jobs: pd.DataFrame, facts: pd.DataFrame, sweeps: Mapping[str, Swee
 
 
 def count_verdicts(table: pd.DataFrame | None) -> dict[str, str]:
-    """Return the numbers of measured values, verdicts and reproduced orders of a table."""
+    """Return the numbers of measured values, verdicts and reproduced orders in a table, as text."""
     if table is None or not len(table):
         return {}
     full = first_reading(table)
@@ -179,14 +184,14 @@ def count_verdicts(table: pd.DataFrame | None) -> dict[str, str]:
 
 
 def list_judged_orders(table: pd.DataFrame) -> list[str]:
-    """Return the verdicts on the order of the methods in the columns of a table, also for columns
-    on other data."""
+    """Return the verdicts on the order of the methods in a table, including columns run on other
+    data."""
     judged = table[(table["order_by"] != "") & ~table["order"].str.startswith("not judged")]
     return [str(group["order"].iloc[0]) for _, group in judged.groupby(list(COLUMN), sort=False)]
 
 
 def format_spent(facts: pd.DataFrame) -> str:
-    """Return the hours of runs on CPUs and on GPUs as text."""
+    """Return the hours that runs took on CPUs and on GPUs, as text."""
     sums = facts[list(HOURS)].sum()
     texts = [f"{sums[unit]:.1f} {name}" for unit, name in HOURS.items() if sums[unit]]
     unknown = int(facts[list(HOURS)].isna().all(axis=1).sum())
@@ -195,7 +200,7 @@ def format_spent(facts: pd.DataFrame) -> str:
 
 
 def format_left(jobs: pd.DataFrame) -> str:
-    """Return the number of jobs that are not done, and their hours on CPUs and on GPUs, as text."""
+    """Return the number of unfinished jobs and the CPU and GPU hours that they need, as text."""
     missing = jobs[~jobs["done"]]
     if not len(missing):
         return f"0 of {len(jobs)} jobs"
@@ -208,16 +213,16 @@ def format_left(jobs: pd.DataFrame) -> str:
 
 
 def list_missing_data(jobs: pd.DataFrame, data: Sequence[Path]) -> str:
-    """Return the data sets of jobs that are in none of the directories, as text."""
+    """Return the data sets of the jobs that are in none of the directories, as text."""
     needed = sorted({name for names in jobs["data"] for name in names})
     absent = [name for name in needed if not any(has_dataset(name, folder) for folder in data)]
     return f"data: {', '.join(absent)}" if absent else ""
 
 
 def has_dataset(dataset: str, data_dir: Path) -> bool:
-    """Return whether data_dir has a folder or file whose name begins with that of the data set.
+    """Return whether data_dir has a folder or file whose name starts with the name of a data set.
 
-    The digits are part of scikit-learn.
+    The digits data set is always available, since it is part of scikit-learn.
     """
     if dataset == "digits":
         return True

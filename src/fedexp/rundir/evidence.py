@@ -195,7 +195,7 @@ def read(path: Path) -> dict[str, Any]:
             check_form(value)
     except (*DAMAGE, OSError, EOFError, lzma.LZMAError) as error:
         raise ConfigError(
-            f"{path}: not the file of a run ({error or type(error).__name__})"
+            f"{path}: not a valid run file ({error or type(error).__name__})"
         ) from error
     if number != FORMAT:
         raise ConfigError(
@@ -336,7 +336,7 @@ def unpack(path: Path, directory: Path) -> Path:
             partition_name(i, each["info"]): arrays_of(each) for i, each in enumerate(kept, 1)
         }
     except DAMAGE as error:
-        raise ConfigError(f"{path}: not the file of a run ({error!r})") from error
+        raise ConfigError(f"{path}: not a valid run file ({error!r})") from error
     for name, text in contents.items():
         (directory / name).parent.mkdir(parents=True, exist_ok=True)
         (directory / name).write_text(text, encoding="utf-8")
