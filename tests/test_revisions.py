@@ -1,4 +1,4 @@
-"""Corrections of methods: outdated runs are not reused or resumed, and are shown without a verdict."""
+"""Corrections of methods: outdated runs are not reused, resumed or judged."""
 
 import functools
 import json

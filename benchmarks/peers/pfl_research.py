@@ -103,7 +103,8 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    np.random.seed(0)  # noqa: NPY002 (pfl's processes agree on the cohort through numpy's global state)
+    # pfl's processes agree on the cohort through numpy's global state
+    np.random.seed(0)  # noqa: NPY002
     workload = Workload.load(options.workload)
     parts = [part for number in range(1, options.rounds + 1) for part in workload.cohort(number)]
     x, y = torch.from_numpy(workload.x_train), torch.from_numpy(workload.y_train)

@@ -74,10 +74,10 @@ def read_parts(run: RunDirectory, data_dir: str | None = None) -> Parts:
     if data_dir is not None:
         config = move_data_dir(config, str(config.get("data_dir", "")), data_dir)
     try:
-        model = make_target(config.get("model"), "model", Model)  # type: ignore[type-abstract]
+        model = make_target(config.get("model"), "model", Model)
         algorithm = make_target(config.get("algorithm"), "algorithm", FedAvg)
-        scenario = make_target(config.get("scenario"), "scenario", Scenario)  # type: ignore[type-abstract]
-        dataset = make_target(config.get("dataset"), "dataset", DataSource)  # type: ignore[type-abstract]
+        scenario = make_target(config.get("scenario"), "scenario", Scenario)
+        dataset = make_target(config.get("dataset"), "dataset", DataSource)
         seeds = make(Seeds, config.get("seeds", {}), "seeds.")
     except ConfigError as error:
         raise ConfigError(f"{where}: {error}") from error

@@ -42,7 +42,7 @@ def read_dataset(
         values = resolve(without_hydra(config))
         if "dataset" not in keys:
             return None, str(values["data_dir"])
-        return make_target(values["dataset"], "dataset", DataSource), None  # type: ignore[type-abstract]
+        return make_target(values["dataset"], "dataset", DataSource), None
 
 
 def format_table(found: "Evaluation") -> str:

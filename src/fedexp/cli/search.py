@@ -47,7 +47,7 @@ class Options(Checked, prefix="hydra.sweeper."):
 
 def options_of(config: DictConfig) -> Options:
     """Return the checked options of the sweeper."""
-    values: dict[str, Any] = OmegaConf.to_container(config.hydra.sweeper)  # type: ignore[assignment]
+    values: Any = OmegaConf.to_container(config.hydra.sweeper)
     values.pop("_target_", None)
     return make(Options, values, Options.prefix)
 

@@ -62,7 +62,8 @@ def prepare(built: Built, share: int | None = None, before: str | None = None) -
     check_kept(built.settings, rounds)
     cohorts = built.cohorts.read(rounds, clients, built.settings.cohort_size)
     module, algorithm = make_model(built, data, first)
-    module = module.to(device=hardware.device, dtype=hardware.dtype, memory_format=LAYOUT)  # type: ignore[call-overload]
+    module = module.to(hardware.device, hardware.dtype)
+    module = module.to(memory_format=LAYOUT)  # type: ignore[call-overload]
     # Batches are padded to this size, so it is at most the number of training examples.
     local = replace(built.local, batch_size=min(built.local.batch_size, len(data.y_train)))
     built = replace(built, algorithm=algorithm, local=local)
