@@ -1,4 +1,4 @@
-"""Lay out a reproduced table as the paper has it, in Markdown and LaTeX."""
+"""Lay out a reproduced table as in the paper, in Markdown and LaTeX."""
 
 import itertools
 import math
@@ -37,7 +37,7 @@ SYMBOLS = {
 }
 IN_PARENTHESES = re.compile(r"\d\S* \(-?\d")
 PLAIN = "Plain test"
-Rows = Sequence[Mapping[Any, Any]]  # of the tidy table
+Rows = Sequence[Mapping[Any, Any]]  # rows of the tidy table
 PER_SECTION = 6  # a table with more columns is split by partition, as in the papers
 
 
@@ -48,11 +48,11 @@ class Section:
     title: str
     table: pd.DataFrame  # the columns may have two levels
     corner: str = ""  # header of the first column
-    about: str = ""  # text above the table
+    about: str = ""  # explanation above the table
 
     @property
     def legend(self) -> str:
-        """Return the meaning of the brackets and marks in the cells; "" if there are none."""
+        """Return an explanation of the brackets and marks in the cells; "" if there are none."""
         texts = [str(text) for text in self.table.to_numpy().ravel()]
         parts = []
         if any("[" in text for text in texts):
@@ -66,13 +66,13 @@ class Section:
 
 
 def marks_in(texts: Iterable[str]) -> list[str]:
-    """Return the marks that occur in a table's cells, in the order of NOTES."""
+    """Return the marks that occur in the cells of a table, in the order of NOTES."""
     found = {mark for text in texts for mark in "".join(MARKED.findall(text.replace("**", "")))}
     return [mark for mark in NOTES if mark in found]
 
 
 def number(value: float | None, unit: str, metric: str = "") -> str:
-    """Format a number as the papers do; - for None or nan."""
+    """Format a number as in the papers; "-" for None or nan."""
     if pd.isna(value):
         return "-"
     if math.isinf(value):
@@ -82,14 +82,14 @@ def number(value: float | None, unit: str, metric: str = "") -> str:
 
 
 def format_column(row: Mapping[str, Any], column: str) -> str:
-    """Format a column of a row of the tidy table."""
+    """Format one column of a row of the tidy table."""
     return number(row[column], row["unit"], row["metric"])
 
 
 def format_values(row: Mapping[str, Any]) -> tuple[str, str]:
-    """Return (measured value ± standard deviation, published value) of a row of the tidy table.
+    """Return (measured value ± standard deviation, published value) for a row of the tidy table.
 
-    The measured value is "" if nothing was run.
+    The measured value is "" if there are no runs.
     """
     printed = "failed" if str(row["note"]).startswith("failed") else format_column(row, "printed")
     if not row["n"]:
@@ -101,21 +101,23 @@ def format_values(row: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def shows_plain(row: Mapping[str, Any]) -> bool:
-    """Return whether a row shows the plain last round instead of the value under the paper's rule.
+    """Return whether a row shows the plain view's last round instead of the value under the paper's
+    rule.
 
-    It does if the rule's view was not tested.
+    This is the case if the runs were not evaluated in the view that the rule requires.
     """
     has_plain_alone = pd.isna(row["mean"]) and not pd.isna(row["plain_last"])
     return row["verdict"] == NO_VIEW or (bool(row["rule"]) and has_plain_alone)
 
 
 def in_brackets(row: Mapping[str, Any], text: str) -> str:
-    """Put a text into parentheses if the row has forgetting."""
+    """Put a text in parentheses if the row shows forgetting."""
     return f"({text})" if row["metric"] == "forgetting" and text else text
 
 
 def format_cell(rows: Rows) -> str:
-    """Return the text of a cell: all measured values with their marks, and all published values."""
+    """Return the text of a cell: all measured values with their marks, followed by all published
+    values."""
     ours, printed = [], []
     for row in rows:
         value, published = format_values(row)
@@ -128,7 +130,8 @@ def format_cell(rows: Rows) -> str:
 
 
 def format_plain_cell(rows: Rows) -> str:
-    """Return the plain test of a method in a setting: the last round, and the mean of the last ten.
+    """Return a method's values in the plain view: the last round, and the mean of the last ten
+    rounds.
 
     Forgetting is in parentheses.
     """
@@ -139,10 +142,10 @@ def format_plain_cell(rows: Rows) -> str:
 
 
 def column_names(table: pd.DataFrame) -> list[str]:
-    """Return, for each row, its column of the paper's table.
+    """Return, for each row, the name of its column in the paper's table.
 
     The name consists of the parts of the setting that differ between columns, without thresholds.
-    If a cell has several numbers of clients, the name has the number too.
+    If the rows of a cell differ in the number of clients, the name also contains this number.
     """
     parts = []
     for row in table.to_dict("records"):
@@ -160,8 +163,8 @@ def column_names(table: pd.DataFrame) -> list[str]:
 def all_sections(table: pd.DataFrame) -> list[Section]:
     """Return all sections of a reproduced table.
 
-    They are the paper's table under the paper's rule, then the plain test of the finished runs, and
-    the methods' order in each column.
+    The sections are the paper's table under the paper's rule, the plain view of the finished runs,
+    and the order of the methods in each column.
     """
     parts = sections(table)
     known = table[table["plain_last"].notna()]
@@ -175,9 +178,9 @@ def all_sections(table: pd.DataFrame) -> list[Section]:
 
 
 def tabulate_orders(table: pd.DataFrame) -> pd.DataFrame:
-    """Return one row per column of the paper's table that has enough methods.
+    """Return one row for each column of the paper's table that has enough methods.
 
-    Columns: Spearman's rho, the verdict, and what the verdict is based on.
+    The columns are Spearman's rho, the verdict, and the values that the verdict is based on.
     """
     keys = ["partition", "column", "metric"]
     named = table.assign(column=column_names(table), rho=table["rho"].map(plain_number))
@@ -188,9 +191,9 @@ def tabulate_orders(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def sections(table: pd.DataFrame, text_of: Callable[[Rows], str] = format_cell) -> list[Section]:
-    """Lay out the tidy table as the paper has it.
+    """Lay out the tidy table as in the paper.
 
-    text_of: returns the text of a cell from its rows.
+    text_of: a function that returns a cell's text, given the cell's rows.
     """
     named = table.assign(column=column_names(table))
     wide = named["column"].nunique() > PER_SECTION and named["partition"].nunique() > 1
@@ -207,7 +210,10 @@ def sections(table: pd.DataFrame, text_of: Callable[[Rows], str] = format_cell) 
 
 
 def markdown(table: pd.DataFrame, corner: str = "") -> str:
-    """Format a table in Markdown without a further package. The index is the first column."""
+    """Format a table as Markdown, with the index as the first column.
+
+    pandas would need an additional package for this.
+    """
     levels = [table.columns.get_level_values(i) for i in range(table.columns.nlevels)]
     heads = [": ".join(filter(None, map(str, names))) for names in zip(*levels, strict=True)]
     lines = [f"| {corner} | " if corner else "| | "]
@@ -219,7 +225,7 @@ def markdown(table: pd.DataFrame, corner: str = "") -> str:
 
 
 def all_markdown(parts: Sequence[Section], level: int = 3) -> str:
-    """Format all sections in Markdown, each with its legend. level: the heading level."""
+    """Format all sections as Markdown, each with its legend. level: the level of the headings."""
     texts: list[str] = []
     for part in parts:
         title = f"{'#' * level} {part.title}" if part.title else ""
@@ -229,13 +235,16 @@ def all_markdown(parts: Sequence[Section], level: int = 3) -> str:
 
 
 def latex(parts: Sequence[Section]) -> str:
-    """Return one booktabs tabular per section, for `\\input` in a table environment."""
+    """Return one booktabs tabular per section, to be included with `\\input` in a table
+    environment."""
     return "\n".join(map(tabular, parts))
 
 
 def tabular(part: Section) -> str:
-    """Return a section as a booktabs tabular. Extra rows explain the marks that need a LaTeX
-    command."""
+    """Return a section as a booktabs tabular.
+
+    Additional rows explain the marks that need a LaTeX command.
+    """
     table = part.table.rename_axis(columns=part.corner) if part.corner else part.table
     heads = list(table.columns.get_level_values(0)) * (table.columns.nlevels > 1)
     if heads and not any(heads):

@@ -1,4 +1,4 @@
-"""The measures that tables, figures and pages show first, and the format of their values."""
+"""Define the measures that tables, figures and pages show first, and the format of their values."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -15,7 +15,7 @@ LABELS = {
     "average_accuracy": "average accuracy of the tasks",
     "task_forgetting": "task forgetting",
 }
-# accuracy and forgetting of runs in continual learning, and of all other runs
+# accuracy and forgetting, first for continual learning and then for all other runs
 OF_TASKS, OF_CLASSES = ("average_accuracy", "task_forgetting"), ("accuracy", "forgetting")
 
 
@@ -45,9 +45,9 @@ class Measure:
 def main_measures(runs: Iterable[RunDirectory]) -> list[Measure]:
     """Return the accuracy and forgetting measures that suit the runs.
 
-    For runs on a stream of tasks, these are average accuracy and task forgetting. The validation
-    set is used only for a run that was not evaluated on the test set. Runs of several kinds give
-    the measures of each kind.
+    For runs on a stream of tasks, these are average accuracy and task forgetting. Values on the
+    validation set are used only for runs that were not evaluated on the test set. If there are both
+    kinds of runs, the measures of both kinds are returned.
     """
     found: dict[Measure, None] = {}
     for run in runs:
@@ -67,9 +67,9 @@ def is_pruned(run: RunDirectory) -> bool:
 
 
 def is_accuracy(key: str) -> bool:
-    """Return whether a key of summary.json is an accuracy in any view.
+    """Return whether a key of summary.json is an accuracy in any view of the test set.
 
-    Its worst value and its standard deviation over clients count as accuracies.
+    The worst accuracy and the standard deviation over clients are also accuracies in this sense.
     """
     return re.sub("(_worst|_std)?(_augmented)?$", "", key).endswith("accuracy")
 
@@ -79,18 +79,18 @@ def less_is_better(key: str) -> bool:
 
 
 def format_value(value: float, key: str) -> str:
-    """Format a value as papers do. Accuracies are in per cent."""
+    """Format a value as papers do, with accuracies in per cent."""
     return f"{100 * value:.2f}" if is_accuracy(key) else f"{value:.3f}"
 
 
 def title_of(key: str) -> str:
-    """Return the column header of a measure."""
+    """Return the column header for a measure."""
     words = key.replace("_", " ").capitalize()
     return f"{words} (%)" if is_accuracy(key) else words
 
 
 def describe_origin(summaries: Iterable[Mapping[str, Any]]) -> dict[str, str]:
-    """Return the seeds, commits and hardware of runs, as far as their summaries give them."""
+    """Return the seeds, commits and hardware of runs, if their summaries contain them."""
     known = list(summaries)
     seeds = {int(each["seed"]) for each in known if each.get("seed") is not None}
     commits = {str(each["commit"])[:7] for each in known if each.get("commit")}
@@ -103,7 +103,7 @@ def describe_origin(summaries: Iterable[Mapping[str, Any]]) -> dict[str, str]:
 
 
 def describe_machine(hardware: Mapping[str, Any]) -> str:
-    """Return a run's hardware as text, such as `AMD EPYC (cpu, fp32)`."""
+    """Return a text about a run's hardware, such as `AMD EPYC (cpu, fp32)`."""
     return f"{hardware.get('name')} ({hardware.get('device')}, {hardware.get('precision')})"
 
 

@@ -1,4 +1,4 @@
-"""Name runs in tables, figures and pages by the settings and methods in which they differ."""
+"""Name runs in tables, figures and pages by the settings and methods in which the runs differ."""
 
 import math
 import re
@@ -8,13 +8,13 @@ from typing import Any, Protocol, TypeVar
 
 from fedexp.config.options import conf_directory
 
-# Prefixes of overrides for where a run is computed. hardware.precision changes results and is not
-# one of them.
+# Prefixes of overrides that only say where a run is computed. They do not include
+# hardware.precision, which changes results.
 HARDWARE = tuple(
     f"hardware{rest}"
     for rest in ("=", ".device", ".engine", ".threads", ".workers", ".chunk", ".jobs")
 )
-# Prefixes of overrides that names leave out.
+# Prefixes of overrides that do not appear in names.
 UNNAMED = (
     *(
         "seed",
@@ -34,14 +34,15 @@ NAMED_GROUPS = (
     "dataset=",
     "partition=",
     "algorithm=",
-)  # every name has these groups
-# Keys of the data. With a single algorithm, they define settings and all other keys define methods.
+)  # groups that appear in every name
+# Keys of the data. If all runs have the same algorithm, these keys define settings, and all other
+# keys define methods.
 DATA = ("dataset", "scenario", "partition", "alpha", "shards_per_client", "num_clients")
 LONG = re.compile(r"\d*\.\d{4,}(e[+-]?\d+)?")
 
 
 class RunLike(Protocol):
-    """The attributes of a run that its names are derived from."""
+    """The attributes of a run that its name is derived from."""
 
     @property
     def overrides(self) -> Sequence[str]: ...
@@ -54,7 +55,7 @@ Run = TypeVar("Run", bound=RunLike)
 
 
 def named_overrides(run: RunLike) -> list[str]:
-    """Return the overrides that appear in names."""
+    """Return the overrides of a run that may appear in its name."""
     return [text.lstrip("+") for text in run.overrides if not text.startswith(UNNAMED)]
 
 
@@ -64,22 +65,24 @@ def shared_overrides(runs: Iterable[RunLike]) -> set[str]:
 
 
 def summary_and_options(run: RunLike) -> Mapping[str, Any]:
-    """Return the run's summary and each group's option in one mapping. A run that has not ended has
-    options too."""
+    """Return one mapping with the run's summary and the selected option of each group.
+
+    Options are also included for a run that has not ended.
+    """
     return {**(getattr(run, "config", {}).get("choices") or {}), **run.summary}
 
 
 def names(
     runs: Sequence[RunLike], without: str = "", of_data: bool = False
 ) -> list[tuple[str, str]]:
-    """Return (setting, method) of each run.
+    """Return the (setting, method) of each run.
 
-    Options of the data belong to the setting, and those of the algorithm to the method. If
-    `of_data` is true, as in tables, or if all runs have the same algorithm, all other options in
-    which the runs differ belong to the method. Otherwise, as in figures, they belong to the
+    Options of the data belong to the setting, and options of the algorithm belong to the method.
+    All other options in which the runs differ belong to the method if `of_data` is true (as in
+    tables) or if all runs have the same algorithm. Otherwise (as in figures), they belong to the
     setting.
 
-    without: a key to leave out.
+    without: a key to leave out of the names.
     """
     shared = shared_overrides(runs)
     of_data = of_data or len({summary_and_options(run).get("algorithm") for run in runs}) == 1
@@ -98,7 +101,7 @@ def names(
                 method.append(text.removeprefix("algorithm."))
             else:
                 setting.append(text)
-        # Sort the parts: names must not depend on the order in the command.
+        # Sort the parts, so that names do not depend on the order of overrides in the command.
         algorithm = str(options.get("algorithm"))
         found.append((" ".join([data, *sorted(setting)]), " ".join([algorithm, *sorted(method)])))
     return found
@@ -107,8 +110,10 @@ def names(
 def grouped(
     runs: Sequence[Run], without: str = "", of_data: bool = False
 ) -> dict[str, dict[str, list[Run]]]:
-    """Return setting -> method -> runs, in the order of the runs. For the arguments, see
-    `names`."""
+    """Return setting -> method -> runs, in the order of the runs.
+
+    See `names` for the arguments.
+    """
     found: dict[str, dict[str, list[Run]]] = {}
     for run, (setting, method) in zip(runs, names(runs, without, of_data), strict=True):
         found.setdefault(setting, {}).setdefault(method, []).append(run)
@@ -116,7 +121,7 @@ def grouped(
 
 
 def differing(names: Iterable[str]) -> list[str]:
-    """Remove the words that all names have in common, unless that leaves a name empty."""
+    """Remove the words that all names have in common, unless this would leave a name empty."""
     names = list(names)
     words = [name.split(" ") for name in names]
     shared = set.intersection(*map(set, words)) if words else set()
@@ -126,9 +131,9 @@ def differing(names: Iterable[str]) -> list[str]:
 
 @cache
 def display_names() -> dict[str, str]:
-    """Return option -> name of each algorithm as papers write it.
+    """Map each algorithm's option to the name that papers use for it.
 
-    The name precedes the colon in the first line of the option's file.
+    The name is the text before the colon in the first line of the option's file.
     """
     return {
         path.stem: path.read_text(encoding="utf-8").partition(":")[0].lstrip("# ")
@@ -137,7 +142,7 @@ def display_names() -> dict[str, str]:
 
 
 def displayed(texts: Sequence[str]) -> list[str]:
-    """Return names of methods, settings or runs as they are shown.
+    """Return the names of methods, settings or runs in the form in which they are displayed.
 
     Options are replaced by their display names, such as FedAvg for fedavg. Long numbers are rounded
     to the fewest digits (at least three) that keep different names different.
@@ -157,7 +162,7 @@ def rounded(text: str, digits: int) -> str:
 
 
 def ordered(labels: Iterable[str]) -> list[str]:
-    """Sort labels by name, and numbers in them by value."""
+    """Sort labels alphabetically, comparing the numbers in them by value."""
     return sorted(labels, key=natural_key)
 
 

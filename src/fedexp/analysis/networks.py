@@ -1,9 +1,9 @@
-"""Rebuild a run's network from its directory: its configuration, the shape of its data, a kept
+"""Rebuild a run's network from its directory: the configuration, the shape of the data and a saved
 model.
 
-A run directory may come from someone else. Its configuration may only instantiate classes that
-belong to fedexp or are in the user's own directory (`fedexp.config.trust`). Values are used as
-written, without interpolation.
+A run directory may come from someone else. Therefore, its configuration may only instantiate
+classes that belong to fedexp or are in the user's own directory (`fedexp.config.trust`). Its values
+are used as written, without interpolation.
 """
 
 from dataclasses import dataclass
@@ -33,11 +33,12 @@ from fedexp.rundir.schema import fits
 
 
 class Classifier(nn.Module):
-    """A trained model as an ordinary PyTorch module: inputs as in training -> logits [B, C].
+    """A trained model as an ordinary PyTorch module, which maps the inputs used in training to
+    logits [B, C].
 
-    Images [B, channels, height, width] are normalised as `(pixel / max_value - mean) / std` with
-    `dataset.mean` and `dataset.std` of the run's configuration. Texts are int64 [B, length]. The
-    attribute `network` is fedexp's module, which also returns features.
+    Images [B, channels, height, width] must be normalised as `(pixel / max_value - mean) / std`,
+    with `dataset.mean` and `dataset.std` from the run's configuration. Texts are int64 [B, length].
+    The attribute `network` is fedexp's module, which also returns features.
     """
 
     def __init__(self, network: nn.Module) -> None:
@@ -63,9 +64,9 @@ class Parts:
 
 
 def read_parts(run: RunDirectory, data_dir: str | None = None) -> Parts:
-    """Read the parts of a run's configuration.
+    """Read the parts of a run's configuration that determine its network.
 
-    data_dir: the directory that the data sets are in now; None if they have not moved. Raises
+    data_dir: the directory that contains the data sets now; None if they have not moved. Raises
     ConfigError, which names config.yaml, if that file is missing or invalid.
     """
     config, where = run.config, run.directory / "config.yaml"
@@ -87,7 +88,7 @@ def read_parts(run: RunDirectory, data_dir: str | None = None) -> Parts:
 
 
 def move_data_dir(node: Any, before: str, now: str) -> Any:
-    """Return a configuration whose data sets are in another directory."""
+    """Replace the directory of the data sets in a configuration; return the new configuration."""
     if isinstance(node, list):
         return [move_data_dir(item, before, now) for item in node]
     if not isinstance(node, dict):
@@ -101,14 +102,14 @@ def move_data_dir(node: Any, before: str, now: str) -> Any:
 
 
 def read_problem(run: RunDirectory, name: str) -> str:
-    """Return the reason that a file of a run has no content."""
+    """Return the reason why a file of a run could not be read."""
     return next(
         (problem.reason for problem in run.unreadable if problem.file == name), "is missing"
     )
 
 
 def number_of_classes(run: RunDirectory) -> int:
-    """Return the number of classes C, from partition.npz."""
+    """Return the number of classes C, which is read from partition.npz."""
     names = run.class_names
     if not names:
         raise ConfigError(f"{run.directory}/partition.npz: {read_problem(run, 'partition.npz')}")
@@ -116,7 +117,7 @@ def number_of_classes(run: RunDirectory) -> int:
 
 
 def task_classes(scenario: Scenario, num_classes: int, seed: int) -> tuple[tuple[int, ...], ...]:
-    """Return the classes of each task, as drawn in the run."""
+    """Return the classes of each task, as they were drawn in the run."""
     if isinstance(scenario, ClassIncremental):
         return tuple(map(tuple, scenario.split_classes(num_classes, generator_for(seed, "tasks"))))
     count = len(scenario.domains) + 1 if isinstance(scenario, DomainIncremental) else 1
@@ -127,7 +128,8 @@ def task_classes(scenario: Scenario, num_classes: int, seed: int) -> tuple[tuple
 def input_shape(run: RunDirectory, parts: Parts, kept: KeptModel) -> Any:
     """Return the input shape that the run's model was built for (`Data.shape`).
 
-    It is the shape recorded in the run. If there is no usable record, the data set is loaded.
+    The shape is read from the run's files. If they do not contain a usable shape, the data set is
+    loaded.
     """
     noted: Any = origin.get_mapping(origin.read(run.directory), "data").get("shape")
     kind, vectors = parts.dataset.kind, kept.params.get("embedding.weight")
@@ -146,11 +148,11 @@ def load_network(
     data_dir: str | None = None,
     client: int | None = None,
 ) -> tuple[nn.Module, KeptModel, Parts]:
-    """Return (network, kept model, parts) of a run. The network is in eval mode, on the CPU.
+    """Return (network, saved model, parts) of a run, with the network in eval mode on the CPU.
 
-    number: the round of the weights; None for the last kept round. data_dir: see `read_parts`.
+    number: the round of the weights; None for the last saved round. data_dir: see `read_parts`.
     client: the client whose local model is returned; None for the global model. Raises ConfigError
-    if the run did not keep the model, or if the model does not fit the configuration.
+    if the run did not save the model, or if the model does not match the configuration.
     """
     require_files(run.directory)
     kept = kept_models.load(run.directory, number, client)
@@ -175,16 +177,20 @@ def load_network(
 
 
 def require_files(directory: Path) -> None:
-    """Raise ConfigError if something other than a file, such as a pipe that would block, has a
-    file's name."""
+    """Raise ConfigError if a path that should be a file is anything else.
+
+    Reading a pipe, for example, would block.
+    """
     for name in (files.CONFIG, files.PARTITION, files.CHECKPOINT, files.PREVIOUS, origin.NAME):
         if (directory / name).exists() and not (directory / name).is_file():
-            raise ConfigError(f"{directory / name}: is not a file")
+            raise ConfigError(f"{directory / name}: must be a regular file")
 
 
 def make_federation(parts: Parts) -> Federation:
-    """Return the federation that an algorithm adapts a model for: the tasks and the number of
-    classes."""
+    """Return a federation without clients, for which an algorithm adapts its model.
+
+    It only has the tasks and the number of classes.
+    """
     return Federation(
         parts=(),
         counts=np.zeros((0, parts.num_classes), dtype=np.int64),
@@ -197,11 +203,11 @@ def make_federation(parts: Parts) -> Federation:
 
 @torch.no_grad()
 def load_weights(module: nn.Module, kept: KeptModel, run: RunDirectory) -> None:
-    """Copy a kept model's weights into a network.
+    """Copy the weights of a saved model into a network.
 
     Parameters that the algorithm trains in addition to the model are ignored. Frozen parameters
-    keep their initial values, except those that the server changes (LoRM): these are in the kept
-    model. Raises ConfigError if the model does not fit the network.
+    keep their initial values, unless the server changes them (LoRM); in this case, the saved model
+    contains them. Raises ConfigError if the model does not match the network.
     """
     own = dict(module.named_parameters())
     trained = {name: value for name, value in kept.params.items() if name in own}
@@ -213,7 +219,7 @@ def load_weights(module: nn.Module, kept: KeptModel, run: RunDirectory) -> None:
     wrong |= {name for name in kept.buffers if name not in wanted}
     if wrong:
         raise ConfigError(
-            f"{run.directory}: the model of round {kept.round} does not match config.yaml"
+            f"{run.directory}: the model from round {kept.round} does not match config.yaml"
             f" (parameter {min(wrong)})"
         )
     for name, leaf in wanted.items():

@@ -1,6 +1,7 @@
-"""Tables of a sweep's results: means over seeds, and methods x settings as in a paper.
+"""Make tables of a sweep's results: means over seeds, in the layout of a paper (methods x
+settings).
 
-A cell of the paper's layout shows mean ± standard deviation. The best of each column is bold.
+Each cell in a paper's layout shows mean ± standard deviation. The best one of a column is bold.
 """
 
 import argparse
@@ -38,24 +39,24 @@ COUNTS = ("n", "diverged", "pruned", "seeds", "commits", "hardware")
 
 @dataclass(frozen=True)
 class Layout:
-    """The user's options for the table. Empty values choose the default layout."""
+    """The user's options for the table. An empty value selects the default."""
 
     metrics: tuple[str, ...] = ()  # keys of summary.json
-    sort: str = ""  # "name" or a metric, best first; by default the first metric
+    sort: str = ""  # "name" or a metric (best first); by default, the first metric
     transpose: bool = False
 
     @classmethod
     def of(cls, options: argparse.Namespace) -> Self:
-        """Return the layout that the command line's flags ask for."""
+        """Return the layout that the command line's flags specify."""
         metrics = tuple(filter(None, (options.metrics or "").split(",")))
         return cls(metrics, options.sort or "", options.transpose)
 
 
 def means(runs: Sequence[RunDirectory], further: Iterable[str] = ()) -> pd.DataFrame:
-    """Return mean and standard deviation over seeds for each setting and method.
+    """Return the mean and standard deviation over seeds for each setting and method.
 
-    Within a setting, rows are sorted by the main accuracy, the best first. Methods that a search
-    pruned come last. Runs that diverged do not count. further: additional keys of summary.json.
+    Within a setting, rows are sorted by the main accuracy, with the best first and methods that a
+    search pruned last. Runs that diverged are left out. further: additional keys of summary.json.
     """
     main = [measure.key for measure in main_measures(runs)]
     values = list(dict.fromkeys([*main, *VALUES, *further]))
@@ -72,7 +73,7 @@ def means(runs: Sequence[RunDirectory], further: Iterable[str] = ()) -> pd.DataF
 
 
 def average_row(runs: Sequence[RunDirectory], values: Sequence[str]) -> dict[Any, Any]:
-    """Return the row of table.csv for the seeds of a method. values: keys of summary.json."""
+    """Return a method's row of table.csv, averaged over its seeds. values: keys of summary.json."""
     counts = {"n": len(runs), "diverged": sum(run.diverged for run in runs)}
     counts["pruned"] = sum(map(is_pruned, runs))
     sound = [[run.summary.get(key) for key in values] for run in runs if not run.diverged]
@@ -87,7 +88,7 @@ def average_row(runs: Sequence[RunDirectory], values: Sequence[str]) -> dict[Any
 
 
 def make_table(runs: Sequence[RunDirectory], layout: Layout) -> Section:
-    """Return the table of runs. Raises ConfigError for a metric that no run has."""
+    """Return the table of the given runs. Raises ConfigError if no run has a requested metric."""
     found = {key for run in runs for key, value in run.summary.items() if is_number(value)}
     require_known(layout.metrics, sorted(found), "--metrics")
     metrics = layout.metrics or tuple(measure.key for measure in main_measures(runs))
@@ -118,7 +119,10 @@ def make_table(runs: Sequence[RunDirectory], layout: Layout) -> Section:
 
 
 def make_section(table: pd.DataFrame, describe_seeds: str) -> Section:
-    """Return a table of texts with its displayed names. Its columns are (name, metric)."""
+    """Return a section with the table of texts and its displayed names.
+
+    The columns of the table are (name, metric).
+    """
     names, metrics = (list(table.columns.unique(level)) for level in (0, 1))
     shown = displayed(differing(names)) if len(names) > 1 else [""]
     table = table.rename(columns=dict(zip(names, shown, strict=True)), level=0)
@@ -130,10 +134,10 @@ def make_section(table: pd.DataFrame, describe_seeds: str) -> Section:
 
 
 def rank(record: Mapping[Any, Any], metric: str) -> float:
-    """Return a number that is smaller for better results, and equal for results that are shown
-    equal.
+    """Return a sort key that is smaller for better results.
 
-    Return infinity for a missing result or a pruned run.
+    Results that are displayed as the same number have the same key. A missing result or a pruned
+    run has the key infinity.
     """
     value = record.get(metric, math.nan)
     if math.isnan(value) or record["pruned"]:

@@ -2,8 +2,8 @@
 
 The tests follow J. Demsar, "Statistical comparisons of classifiers over multiple data sets", JMLR 7
 (2006): the Friedman test (section 3.2.2) in the form of Iman and Davenport, and the Nemenyi test
-with its critical difference (section 3.2.2) and diagram (Figure 1). A block is a unit on which all
-methods were run once. In the paper it is a data set; here it is a setting with one seed.
+with its critical difference (section 3.2.2) and diagram (Figure 1). A block is a unit on which each
+method was run once. In the paper, a block is a data set; in fedexp, it is a setting with one seed.
 """
 
 import math
@@ -18,8 +18,8 @@ ALPHA = 0.05
 
 @dataclass(frozen=True)
 class Comparison:
-    """Methods, the best first, with their mean ranks (1 is the best) and the tests over their
-    blocks."""
+    """The mean ranks of methods (1 is the best) and the tests over their blocks. The best method is
+    first."""
 
     methods: tuple[str, ...]
     ranks: tuple[float, ...]  # mean over the blocks
@@ -32,7 +32,8 @@ class Comparison:
         """Return the largest groups of methods whose mean ranks differ by less than the critical
         difference.
 
-        Each group is (first, last), both indices into `methods`. Groups of one method are omitted.
+        Each group is (first, last), where both are indices into `methods`. Groups of one method are
+        omitted.
         """
         found: list[tuple[int, int]] = []
         for first, rank in enumerate(self.ranks):
@@ -45,9 +46,9 @@ class Comparison:
 
 
 def compare_methods(methods: Sequence[str], values: np.ndarray) -> Comparison:
-    """Compare methods by values [N, k], with one row per block. Larger values are better.
+    """Compare methods by their values [N, k], with one row per block. Larger values are better.
 
-    -inf marks a failed run. At least two methods and two blocks are needed.
+    The value of a failed run is -inf. At least two methods and two blocks are required.
     """
     ranks = ranks_of(values)
     means = ranks.mean(0)
@@ -63,15 +64,15 @@ def compare_methods(methods: Sequence[str], values: np.ndarray) -> Comparison:
 
 
 def ranks_of(values: np.ndarray) -> np.ndarray:
-    """Return the ranks [N, k] of values [N, k] within each row: 1 for the largest, mean ranks for
+    """Return the rank [N, k] of each value [N, k] within its row: 1 for the largest, mean ranks for
     ties."""
     return np.asarray(stats.rankdata(-values, axis=1), dtype=np.float64)
 
 
 def friedman(means: np.ndarray, blocks: int) -> float:
-    """Return Friedman's chi-square of mean ranks [k] over N blocks.
+    """Return Friedman's chi-square for mean ranks [k] over N blocks.
 
-    It is 12 N / (k (k + 1)) (sum_j R_j^2 - k (k + 1)^2 / 4).
+    It is 12 N / (k (k + 1)) (sum_j R_j^2 - k (k + 1)^2 / 4), where R_j are the mean ranks.
     """
     count = len(means)
     return float(
@@ -80,22 +81,24 @@ def friedman(means: np.ndarray, blocks: int) -> float:
 
 
 def iman_davenport(chi_square: float, blocks: int, count: int) -> float:
-    """Return F = (N - 1) chi^2 / (N (k - 1) - chi^2).
+    """Return F = (N - 1) chi^2 / (N (k - 1) - chi^2) for N blocks and k methods.
 
-    It is infinite if all blocks rank the methods in the same order.
+    F is infinite if all blocks rank the methods in the same order.
     """
     rest = blocks * (count - 1) - chi_square
     return (blocks - 1) * chi_square / rest if rest > 1e-9 else math.inf
 
 
 def p_value(chi_square: float, blocks: int, count: int) -> float:
-    """Return P(F >= f) with k - 1 and (k - 1)(N - 1) degrees of freedom."""
+    """Return P(F >= f) with k - 1 and (k - 1)(N - 1) degrees of freedom, for k methods and N
+    blocks."""
     statistic = iman_davenport(chi_square, blocks, count)
     return float(stats.f.sf(statistic, count - 1, (count - 1) * (blocks - 1)))
 
 
 def critical_difference(count: int, blocks: int, alpha: float = ALPHA) -> float:
-    """Return Nemenyi's critical difference CD = q sqrt(k (k + 1) / (6 N)).
+    """Return Nemenyi's critical difference CD = q sqrt(k (k + 1) / (6 N)) for k methods and N
+    blocks.
 
     q is the (1 - alpha) quantile of the studentized range with infinite degrees of freedom, divided
     by sqrt(2) (Demsar's Table 5a).

@@ -1,4 +1,4 @@
-"""Reporting rules: the number of a run that is compared with a published value, and its noise.
+"""Reporting rules: which number of a run is compared with a published value, and how noisy it is.
 
 A sweep's file states the rule of its paper: `report: {value: last | mean_of_last(n) | ema(w) |
 best, view: plain | augmented}`.
@@ -18,12 +18,14 @@ FORM = re.compile(r"(last|best|mean_of_last\((?P<n>[1-9]\d*)\)|ema\((?P<w>0?\.\d
 
 @dataclass(frozen=True)
 class Rule:
-    """A paper's rule for reporting accuracy and forgetting. Raises ValueError for an unknown
-    `value` or `view`."""
+    """A paper's rule for reporting accuracy and forgetting.
+
+    Raises ValueError for an unknown `value` or `view`.
+    """
 
     value: str = "last"
     view: str = "plain"
-    name: str = ""  # such as "inferred protocol", if the paper does not state the rule
+    name: str = ""  # such as "inferred protocol"; empty if the paper states the rule
     # metric -> standard deviation of one run over seeds (a fraction), if known
     spread: Mapping[str, float] = field(default_factory=dict)
 
@@ -41,9 +43,9 @@ class Rule:
         return f"{self.name}: {text}" if self.name else text
 
     def reported(self, values: Sequence[float], metric: str) -> float | None:
-        """Apply the rule to the values (fractions) of the evaluated rounds from 1 on.
+        """Apply the rule to the values (fractions) of the evaluated rounds, from round 1 on.
 
-        Return None for no values. `best` is the minimum for forgetting.
+        Return None if there are no values. For forgetting, `best` is the minimum.
         """
         if not len(values):
             return None
@@ -56,15 +58,15 @@ class Rule:
         return ema(values, float(self._argument("w") or 0))
 
     def standard_error(self, values: Sequence[float]) -> float | None:
-        """Return the standard error of the reported number within one run; None for fewer than two
-        rounds.
+        """Return the standard error of the reported number within one run.
 
-        It is estimated from the last ten rounds, which are treated as independent. With s their
-        standard deviation (n - 1 in the denominator), the standard error is s for a single round
-        (last, best) and s / sqrt(n) for a mean of n rounds.
+        Return None if there are fewer than two rounds. The error is estimated from the last ten
+        rounds, which are treated as independent. Let s be their standard deviation (n - 1 in the
+        denominator). The standard error is s if a single round is reported (last, best), and s /
+        sqrt(n) for the mean of n rounds.
 
-        For a moving average with weight w on earlier rounds, it is s sqrt((1 - w) / (1 + w)): the
-        squares of the weights (1 - w) w^k sum to (1 - w)^2 / (1 - w^2).
+        For a moving average with weight w on earlier rounds, it is s sqrt((1 - w) / (1 + w)), since
+        the squares of the weights (1 - w) w^k sum to (1 - w)^2 / (1 - w^2).
         """
         window = values[-NOISE_ROUNDS:]
         if len(window) < 2:
@@ -76,11 +78,11 @@ class Rule:
         return deviation * math.sqrt((1 - weight) / (1 + weight))
 
     def error_over_seeds(self, metric: str, seeds: int) -> float | None:
-        """Return the standard error of a mean over one or two seeds, from the known spread of one
-        run.
+        """Return the standard error of a mean over one or two seeds.
 
-        Return None if the spread is not known, or for three or more seeds: their own spread is
-        used.
+        It is computed from the known standard deviation of one run over seeds. Return None if this
+        is not known, or if there are three or more seeds: their own standard deviation is used
+        instead.
         """
         known = self.spread.get(metric)
         return None if known is None or not 0 < seeds < 3 else known / math.sqrt(seeds)
@@ -91,7 +93,8 @@ class Rule:
 
 
 def read_rule(node: Mapping[str, Any]) -> Rule:
-    """Read the rule of a sweep's file. Raises ValueError or TypeError if it is invalid."""
+    """Read the rule from a node of a sweep's file. Raises ValueError or TypeError if it is
+    invalid."""
     spread = {str(metric): float(value) for metric, value in node.get("spread", {}).items()}
     texts = {str(key): str(value) for key, value in node.items() if key != "spread"}
     return Rule(**texts, spread=spread)
@@ -100,14 +103,15 @@ def read_rule(node: Mapping[str, Any]) -> Rule:
 def ema(values: Sequence[float], weight: float) -> float:
     """Return the last value of an exponential moving average.
 
-    The average is e_1 = x_1, e_t = weight e_{t-1} + (1 - weight) x_t.
+    The average is defined by e_1 = x_1 and e_t = weight e_{t-1} + (1 - weight) x_t.
 
-    FedNTD's authors state a weight of 0.6 for Table 1 without a formula (issue 4 of their
-    repository). We read it as the weight of the earlier average: their code logs to Weights &
-    Biases, whose smoothing has this definition (TensorBoard's too, with 0.6 as the default). If 0.6
-    were the weight of the newest value, the average would cover fewer rounds: (1 + w) / (1 - w) is
-    2.3 instead of 4. Over the 24 committed runs of Table 1 (plain test), the two definitions differ
-    by 0.7 points of accuracy and 0.007 of F on average, and by at most 3.2 points and 0.032.
+    FedNTD's authors state a weight of 0.6 for Table 1 but no formula (issue 4 in their repository).
+    We interpret 0.6 as the weight of the earlier average, since their code logs to Weights &
+    Biases, whose smoothing has this definition. TensorBoard uses the same definition, with 0.6 as
+    the default. If 0.6 were the weight of the newest value, the average would effectively cover
+    fewer rounds: (1 + w) / (1 - w) would be 2.3 instead of 4. Over the 24 committed runs of Table 1
+    (plain view), the results of the two definitions differ by 0.7 points of accuracy and 0.007 of F
+    on average, and by at most 3.2 points and 0.032.
     """
     average = float(values[0])
     for value in values[1:]:
