@@ -1,5 +1,7 @@
-"""The diagonal of the empirical Fisher information: mean squared gradients of -log q(y|x), with y
-the given labels."""
+"""The diagonal of the empirical Fisher information.
+
+Its entries are the mean squared gradients of -log q(y|x) for the given labels y.
+"""
 
 from typing import Any
 
@@ -24,8 +26,9 @@ def squared_gradients(
 ) -> tuple[Params, Tensor | float]:
     """Return (sum of squared gradients over a batch, number of gradients).
 
-    `sample` squares the gradient of each example, `batch` the gradient of the mean cross-entropy.
-    mask: [B]; rows: see heads.by_head, or None if there is one head for all.
+    estimator: `sample` squares the gradient of each example; `batch` squares the gradient of the
+    mean cross-entropy. mask: [B], 1 for an example and 0 for padding. rows: see `heads.by_head`;
+    None: the model has a single head.
     """
 
     def logits(p: Params, x: Tensor, mask: Tensor | None = None) -> Tensor:

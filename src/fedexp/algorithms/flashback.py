@@ -1,9 +1,10 @@
-"""Flashback: distillation on clients and server, weighted by how many examples of each class each
-model has seen.
+"""Flashback: distillation on clients and server, weighted by label counts.
+
+Each teacher is weighted by the number of examples of each class that it was trained on.
 
 M. Aljahdali et al., "Flashback: Understanding and Mitigating Forgetting in Federated Learning",
 arXiv 2402.05558, Eq. (3), Algorithm 1. For teachers i with label counts mu_i [C] and a student with
-counts nu [C]:
+label counts nu [C]:
     alpha_i^c = mu_i^c / (nu^c + sum_j mu_j^c),  0/0 := 0
     L = CE + sum_i sum_c alpha_i^c P_i^c log(P_i^c / Q^c),
     P_i, Q = softmax of the logits (no temperature)
@@ -11,14 +12,15 @@ The second term is not a Kullback-Leibler divergence and may be negative; it is 
 
 On the client, the teacher is the global model with counts pi, and nu = mu_k are the client's
 counts. On the server, which starts from sum_k p_k w_k and trains on a labelled public set, the
-teachers are the local models with mu_k and the old global model with pi. There nu = pi, so pi
-counts twice. The server trains for E_s epochs of SGD with the clients' settings and a fresh
-momentum buffer. Then r_k <- r_k + 1 for the cohort, and pi <- pi + gamma mu_k for the clients with
-gamma r_k <= 1, compared in integers. pi starts at 0, so clients do not distil in round 1.
+teachers are the local models with counts mu_k and the previous global model with counts pi. The
+student's counts are also nu = pi, so pi appears twice in alpha. The server trains for E_s epochs
+with SGD, the clients' settings and a fresh momentum buffer. Then r_k <- r_k + 1 for the cohort, and
+pi <- pi + gamma mu_k for the clients of the cohort with gamma r_k <= 1; this comparison uses
+integers. As pi starts at 0, clients do not distil in round 1.
 
-Switches: `on_clients` and `on_server` enable each side separately. Deviations: mu_k is sent in each
-round instead of once (C numbers). Public examples are not augmented, so the teachers' outputs are
-computed once per round.
+Options: `on_clients` and `on_server` enable distillation on the clients and on the server.
+Deviations: Clients send mu_k (C numbers) in each round instead of once. Public examples are not
+augmented, so the teachers' outputs are computed only once per round.
 """
 
 import math
@@ -47,19 +49,21 @@ from fedexp.core.tree import Params, Tree
 
 
 def class_weights(teachers: Tensor, student: Tensor) -> Tensor:
-    """Return the shares alpha [teachers, C] for label counts [teachers, C] and [C].
+    """Return the shares alpha [T, C] for the label counts of the teachers [T, C] and the student
+    [C].
 
-    The share is 0 for a class that no model has seen.
+    The share is 0 for a class that no model was trained on.
     """
     total = student + teachers.sum(0)
     return torch.where(total > 0, teachers / torch.where(total > 0, total, 1.0), 0.0)
 
 
 def distillation_targets(alpha: Tensor, teachers: Tensor) -> tuple[Tensor, Tensor]:
-    """Return what the distillation term needs from the teachers, two arrays [n, C].
+    """Return (entropy part, weight), the teachers' contribution to the distillation term, [n, C]
+    each.
 
-    alpha: [T, C]; logits: [T, n, C]. sum_i sum_c alpha P (log P - log Q) = sum_c (entropy part)^c -
-    sum_c (weight)^c log Q^c.
+    With these, sum_i sum_c alpha P (log P - log Q) = sum_c (entropy part)^c - sum_c (weight)^c log
+    Q^c. alpha: [T, C]; teachers: the teachers' logits [T, n, C].
     """
     log_p = F.log_softmax(teachers, -1)
     weighted = alpha[:, None] * log_p.exp()
@@ -93,7 +97,8 @@ class Flashback(ServerTraining):
 
     @property
     def counted_participations(self) -> int:
-        """Return how many of a client's participations count: the largest r with gamma * r <= 1."""
+        """Return how many of a client's participations add to pi: the largest r with gamma * r <=
+        1."""
         return math.floor(1 / self.gamma + 1e-9)
 
     def server_init(self, params: Params, federation: Federation) -> Tree:

@@ -1,12 +1,12 @@
-"""A normalising flow over features given their class: an invertible map to standard normal noise.
+"""A class-conditional normalising flow: an invertible map from features to standard normal noise.
 
 Affine coupling layers (L. Dinh et al., "Density Estimation Using Real NVP", ICLR 2017) as in
-AF-FCL's code. With a the first half of the input, b the second half, and c the class as a one-hot
-row,
+AF-FCL's code. With a the first half and b the second half of the input, and c the class as a
+one-hot vector,
     b <- b * s + m,   s = sigmoid(r + 2) + 0.001,   (m, r) = net(a, c),
 where net has a linear layer, two residual blocks gated by c, and a linear layer, with leaky ReLUs.
 The input is reversed before the first two layers and rotated by a quarter of its entries before the
-last two. The code draws a permutation instead; the fixed order needs no state besides the
+last two. AF-FCL's code draws a random permutation instead; a fixed order needs no state besides the
 parameters.
 """
 
@@ -64,8 +64,10 @@ class Flow(nn.Module):
         self.layers = nn.ModuleList(Coupling(width, classes, hidden) for _ in range(LAYERS))
 
     def forward(self, x: Tensor, given: Tensor, inverse: bool) -> tuple[Tensor, Tensor]:
-        """Return noise [n, D] for features [n, D], or features for noise, and the log-determinant
-        [n]."""
+        """Return the noise [n, D] for features x [n, D], and the log-determinant [n].
+
+        If `inverse` is true, return the features for noise x instead.
+        """
         half, change = self.width // 2, x.new_zeros(len(x))
         steps = list(enumerate(self.layers))
         for number, layer in reversed(steps) if inverse else steps:
@@ -83,7 +85,7 @@ class Flow(nn.Module):
 
 @dataclass(frozen=True)
 class Density:
-    """A flow with parameters."""
+    """A flow and its parameters."""
 
     flow: Flow
     params: Params
@@ -91,12 +93,12 @@ class Density:
     def log_density(self, features: Tensor, given: Tensor) -> tuple[Tensor, Tensor]:
         """Return (log p(features | class) [n], noise [n, D]).
 
-        given: one-hot rows [n, C].
+        given: the classes as one-hot rows [n, C].
         """
         noise, change = functional_call(self.flow, self.params, (features, given, False))
         normal = -0.5 * noise.square().sum(-1) - 0.5 * noise.shape[-1] * math.log(2 * math.pi)
         return normal + change, noise
 
     def features(self, noise: Tensor, given: Tensor) -> Tensor:
-        """Return features [n, D] for noise [n, D]."""
+        """Return the features [n, D] for noise [n, D]."""
         return functional_call(self.flow, self.params, (noise, given, True))[0]

@@ -1,14 +1,15 @@
-"""Images from a classifier alone: a generator is trained until the classifier recognises them.
+"""Images generated from a classifier alone, as in TARGET (J. Zhang et al., ICCV 2023).
 
-As in TARGET (J. Zhang et al., ICCV 2023) and its released code. For each batch of images, t are the
-teacher's logits on G(z), only for the classes that it knows, and y are labels drawn at random from
-these classes:
-    min over z and G   ONE_HOT * CE(t, y) + BATCH_NORM * sum_l (||mu_l - m_l|| + ||var_l - v_l||),
-l runs over the teacher's batch norm layers with running statistics m_l and v_l. mu_l and var_l are
-moving averages of the statistics of the layer's input: a tenth comes from this batch and the rest
-from the earlier batches (decay MOMENTUM). `steps` steps of Adam are taken on z and on a copy of G.
-The sum of the copy's gradients makes one step of Adam on G (first-order MAML) with `steps` times
-the learning rate. The images of the step with the lowest loss are kept, with 8 bits per value.
+A generator G learns to make images that the classifier, called the teacher, recognises. The details
+follow TARGET's released code. For each batch of images, with the teacher's logits t on G(z) for the
+classes that it knows, and labels y drawn at random from these classes:
+    min over z and G   ONE_HOT * CE(t, y) + BATCH_NORM * sum_l (||mu_l - m_l|| + ||var_l - v_l||).
+The sum is over the teacher's batch norm layers l with running statistics m_l and v_l. mu_l and
+var_l are moving averages of the mean and variance of the layer's input: this batch has weight 1/10,
+and the average over the earlier batches has weight 9/10 (MOMENTUM). For each batch, Adam takes
+`steps` steps on z and on a copy of G. The sum of the copy's gradients is then used for one Adam
+step on G (first-order MAML) with `steps` times the learning rate. The images from the step with the
+lowest loss are kept, with 8 bits per value.
 """
 
 import math
@@ -24,9 +25,9 @@ ONE_HOT, BATCH_NORM, MOMENTUM = 0.5, 10.0, 0.9  # the authors' values for CIFAR-
 
 
 class Generator(nn.Module):
-    """A generator with two upsamplings by 2, from a quarter of the image size.
+    """A generator that starts from a quarter of the image size and upsamples twice by 2.
 
-    It returns images [n, channels, height, width] with values from 0 to 1.
+    Its output are images [n, channels, height, width] with values from 0 to 1.
     """
 
     def __init__(self, shape: tuple[int, int, int], width: int):
@@ -53,21 +54,21 @@ class Generator(nn.Module):
 
 
 def normalised(values: Tensor, pixels: Pixels) -> Tensor:
-    """Return images [n, channels, height, width] with values from 0 to 1, normalised for a
-    model."""
+    """Normalise images [n, channels, height, width] with values from 0 to 1 as a model requires."""
     mean, std = (values.new_tensor(each)[:, None, None] for each in (pixels.mean, pixels.std))
     return (values - mean) / std
 
 
 @dataclass
 class Statistics:
-    """The moving statistics of the batch norm layers' inputs over all batches so far."""
+    """Moving averages of the statistics of the batch norm layers' inputs over all batches so
+    far."""
 
     # mean and variance for each layer
     before: list[tuple[Tensor, Tensor]] = field(default_factory=list)
 
     def distance(self, layers: list[tuple[Tensor, ...]]) -> Tensor | float:
-        """Return the distance to the running statistics (see above).
+        """Return the BATCH_NORM term of the loss (see the module's docstring) without its weight.
 
         layers: the result of `norm_inputs`.
         """
@@ -81,7 +82,7 @@ class Statistics:
         return total
 
     def add(self, layers: list[tuple[Tensor, ...]]) -> None:
-        """Add the statistics of a batch's last step."""
+        """Update the moving averages with the statistics from a batch's last step."""
         now = [(mean.detach(), var.detach()) for mean, var, *_ in layers]
         if self.before:
             pairs = zip(self.before, now, strict=True)
@@ -94,13 +95,14 @@ class Statistics:
 
 @dataclass
 class Best:
-    """The images of the step with the lowest loss."""
+    """The images from the step with the lowest loss."""
 
     images: Tensor = field(default_factory=lambda: torch.empty(0))  # uint8
     lowest: float = math.inf
 
     def offer(self, values: Tensor, loss: Tensor) -> None:
-        """Keep images with values from 0 to 1 if they are the first or the best so far."""
+        """Keep the images `values`, from 0 to 1, if they are the first or have the lowest loss so
+        far."""
         found = float(loss.detach())
         if not len(self.images) or found < self.lowest:
             self.images, self.lowest = (values.detach() * 255).to(torch.uint8), found

@@ -1,9 +1,9 @@
-"""GLFC: balanced losses of old and new classes, and relations distilled from the best old model.
+"""GLFC: losses balanced between old and new classes, and distillation from the best old model.
 
 J. Dong et al., "Federated Class-Incremental Learning", CVPR 2022. z are the logits and y is the
-one-hot label. Old classes are those of all earlier tasks. A batch contains new examples and kept
-old ones:
-    w_i  = g_i / mean of g over those of its kind (old or new) in the batch,
+one-hot label. Old classes are the classes of all earlier tasks. A batch contains examples of new
+classes and kept examples of old classes:
+    w_i  = g_i / mean of g over the examples of the batch in the same group (old or new),
            g_i = 1 - sigmoid(z_i[label])
     L_GC = mean_i w_i BCE(z_i, y_i)              class-aware gradient compensation
     L_RD = mean_i BCE(z_i, y'_i)                 class-semantic relation distillation
@@ -12,36 +12,39 @@ y' is y with the entries of the old classes replaced by the old model's sigmoid(
 mean over classes. In task 1, L = L_GC with w = 1.
 
 Each client keeps `memory` examples, the same number for each of its old classes, selected by
-herding: each step adds the example that brings the mean of the kept examples closest to the class
-mean, for features scaled to length 1.
+herding: each step adds the example that brings the mean feature of the kept examples closest to the
+mean feature of the class. Features are scaled to length 1.
 
 The old model is selected as follows. In the first round of a task, each client of the cohort sends
-a prototype of each of its new classes, the image whose feature is closest to the class mean. The
-proxy server tests the global model on these prototypes after each round of the task. The best
-model, or the last of equally good ones, is the old model of the next task.
+a prototype of each of its new classes: the image whose feature is closest to the class mean. The
+proxy server tests the global model on these prototypes after each round of the task. The most
+accurate model becomes the old model of the next task; if several models are equally accurate, the
+last of them is used.
 
 Checked against the authors' code (conditionWang/FCIL: GLFC.py, ProxyServer.py): both losses,
-herding, and the selection of prototypes. The authors' values are 2000 examples, both weights 0.5,
-and SGD with lr 2.0, a rate that the mean over classes requires. The text of the paper was not
-available, so the equations are those of the code.
+herding, and the selection of prototypes. The authors keep 2000 examples, set both weights to 0.5,
+and use SGD with lr 2.0; the mean over classes requires this high rate. The text of the paper was
+not available, so the equations come from the code.
 
-Simplified: Prototypes are sent unchanged. In the code, 50 steps of gradient descent on their loss
-modify them first, and clients send the gradient of a LeNet for each. The proxy server reconstructs
-the prototype from the gradient with 250 iterations of L-BFGS and keeps the last 20 images. This
-hides the prototypes from the server and costs far more than the training. Since prototypes only
-rank global models, the ranking here is that of a perfect reconstruction.
+Simplification: In fedexp, prototypes are sent unchanged. In the authors' code, clients first modify
+each prototype by 50 steps of gradient descent on its loss and then send a LeNet's gradient on it.
+The proxy server reconstructs the prototype from the gradient with 250 iterations of L-BFGS and
+keeps the last 20 images. This procedure hides the prototypes from the server and costs far more
+than the training. Since prototypes only rank global models, fedexp's ranking equals the ranking
+with a perfect reconstruction.
 
-Other deviations: The code keeps the best accuracy so far when a task begins; here it is reset,
-because it belongs to other classes. As for all methods here, the start of a task is known; a client
-of the code infers it when the entropy of the model's outputs has increased by 1.2. In the code,
-clients join with each task, which is a different setting. The model has all C outputs from the
-start, and future classes are negatives, so that untrained outputs do not win in a test over all C
-classes. BCE is the sum over all C divided by the number n of classes so far: outputs of these
-classes have the code's gradients, and those of future classes add to the features' gradients and to
-the loss, which starts at C / n times the code's. No example is kept twice. Weights are n_k
-including kept examples, not equal. Prototypes are chosen from images as clients train on them,
-augmented if the data are (in the code, without augmentation). Instead of the code's learning rate
-steps, use the options of `local`, such as local.lr_decay.
+Other deviations: When a task begins, the authors' code keeps the best accuracy so far; fedexp
+resets it, because it was measured on other classes. In fedexp, clients know when a task starts; in
+the authors' code, a client infers the start when the entropy of the model's outputs increases by
+1.2. In the authors' code, new clients join with each task, which is a different setting. The model
+has all C outputs from the start, and future classes are negatives, so that untrained outputs are
+not predicted in a test over all C classes. BCE is the sum over all C outputs divided by the number
+n of classes so far. The outputs of these n classes have the same gradients as in the authors' code.
+The outputs of future classes add to the gradients of the features and to the loss, which starts at
+C / n times its value in that code. No example is kept twice. The server weights clients by n_k
+including kept examples, not equally. Prototypes are selected from the training images after
+augmentation (in the authors' code, without augmentation). The learning rate steps of the authors'
+code are replaced by the options of `local`, such as local.lr_decay.
 """
 
 import numpy as np
@@ -69,17 +72,17 @@ from fedexp.core.tree import Params, Tree
 
 
 class GLFC(Exemplars, ServerTraining):
-    inputs = ("images",)  # images are sent as prototypes
+    inputs = ("images",)  # clients send images as prototypes
     hint = (
-        "its losses are means over classes: the more there are, the larger local.lr may be (the"
-        " authors: 2.0)"
+        "its losses are averaged over the classes: use a larger local.lr for more classes (the"
+        " authors use 2.0)"
     )
 
-    memory: Count  # number of examples that a client keeps, over all its old classes
+    memory: Count  # number of examples that a client keeps in total for its old classes
     lambda_gc: NonNegative
     lambda_rd: NonNegative
     compensation: bool  # False: w = 1
-    # True: the old model is the best one on the prototypes; False: the last one of the task
+    # True: the old model is the best model on the prototypes; False: the last model of the task
     proxy: bool
 
     @property
@@ -122,8 +125,11 @@ class GLFC(Exemplars, ServerTraining):
     def keep(
         self, before: np.ndarray, part: np.ndarray, features: Features, labels: np.ndarray
     ) -> np.ndarray:
-        """Return what one client keeps: the first examples of each old class, and the same number
-        of each class of `part`."""
+        """Return the examples that a client keeps: equally many of each of its classes.
+
+        From `before`, the first examples of each class are kept; from `part`, herding selects the
+        examples.
+        """
         old = [before[labels[before] == c] for c in dict.fromkeys(labels[before].tolist())]
         new = [part[labels[part] == c] for c in np.unique(labels[part])]
         each = self.memory // max(len(old) + len(new), 1)
@@ -131,7 +137,7 @@ class GLFC(Exemplars, ServerTraining):
         return np.concatenate([numbers[:each] for numbers in [*old, *chosen]] or [before])
 
     def host_plan(self, federation: Federation, client: int, rng: np.random.Generator) -> Tree:
-        """Return one of the client's examples, for the shape of its images."""
+        """Return one of the client's examples, from which the image shape is taken."""
         return {"one": federation.parts[client][:1]} if self.proxy else {}
 
     def objective(self, net: Network, params: Params, batch: Batch, ctx: Context) -> Tensor:
@@ -163,11 +169,10 @@ class GLFC(Exemplars, ServerTraining):
         return {"params": params, "prototypes": self.prototypes(net, params, data, ctx)}, ctx.client
 
     def prototypes(self, net: Network, params: Params, data: ClientData, ctx: Context) -> Tree:
-        """Return a prototype of each new class, [C, ...], and a mask of the classes that have one,
-        [C].
+        """Return a prototype of each new class, [C, ...], and the mask [C] of the classes with a
+        prototype.
 
-        The prototype is the image, among those of one pass, whose feature is closest to the class
-        mean.
+        A prototype is the image from one epoch whose feature is closest to the class mean.
         """
         new, batch_size = ctx.server["new"], ctx.local.batch_size
         total: Tensor | float = 0.0
@@ -184,8 +189,8 @@ class GLFC(Exemplars, ServerTraining):
         for batch, mask in first_pass(data, ctx, ctx.local.epochs):
             features = F.normalize(net(params, batch.x, mask).features)
             apart = (features - mean.index_select(0, batch.y)).norm(dim=1)
-            # Two examples of a class are equally far from their mean; the first one counts,
-            # whatever the rounding.
+            # If a class has two examples, both are equally far from their mean. Choose the first
+            # one, whatever the rounding.
             place = batch.step * batch_size + torch.arange(len(batch.y), device=new.device)
             apart = apart.round(decimals=4) + 1e-9 * place
             is_of = one_hot(batch.y, new) * mask[:, None] * new
@@ -223,7 +228,8 @@ class GLFC(Exemplars, ServerTraining):
 def compensation(missing: Tensor, is_old: Tensor, mask: Tensor | None) -> Tensor:
     """Return w [B] for g = `missing` [B].
 
-    is_old: [B], 1 for an example of an old class, 0 for one of a new class.
+    is_old: [B], 1 for an example of an old class and 0 for an example of a new class. mask: [B], 0
+    for padding.
     """
     present = torch.ones_like(is_old) if mask is None else mask.to(is_old.dtype)
     old, new = (masked_mean(missing, present * kind) for kind in (is_old, 1 - is_old))
@@ -241,7 +247,7 @@ def herding(features: Tensor, count: int) -> np.ndarray:
     for number in range(1, min(count, len(unit)) + 1):
         apart = np.linalg.norm(mean - (total + unit) / number, axis=1)
         apart[chosen] = np.inf
-        # Ties go to the first example: two examples are equally far from their mean except for
+        # On a tie, take the first example. Two examples are equally far from their mean except for
         # rounding, which differs between engines.
         chosen.append(int(np.flatnonzero(apart <= apart.min() + 1e-6)[0]))
         total += unit[chosen[-1]]

@@ -1,5 +1,4 @@
-"""The classifier as a part of the parameters, for methods that treat it separately from the
-body."""
+"""Functions for methods that treat the classifier (head) separately from the rest (body)."""
 
 import torch
 import torch.nn.functional as F
@@ -7,7 +6,7 @@ from torch import Tensor
 
 from fedexp.core.tree import Params
 
-WEIGHT, BIAS = "classifier.weight", "classifier.bias"  # names in all fedexp models
+WEIGHT, BIAS = "classifier.weight", "classifier.bias"  # parameter names in all fedexp models
 HEAD = (WEIGHT, BIAS)
 
 

@@ -1,5 +1,7 @@
-"""Interface between algorithms and engines: the arguments of the hooks in base.py, and the
-requirements that an algorithm declares."""
+"""Interface between algorithms and engines.
+
+It defines the arguments of the hooks in base.py and the requirements that an algorithm declares.
+"""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -13,7 +15,7 @@ from fedexp.algorithms.local_training import LocalTraining
 from fedexp.core.tree import Params, Tree
 from fedexp.models import Output
 
-# indices of examples [n] -> their features [n, D], computed without augmentation
+# maps the indices of examples [n] to their features [n, D], computed without augmentation
 Features = Callable[[np.ndarray], Tensor]
 
 
@@ -21,16 +23,16 @@ class Network(Protocol):
     """A model as a function of its parameters.
 
     The parameters being trained run in train mode. The received global model and all other
-    reference models run in eval mode. They use the running statistics of the received global model
-    unless the parameter tree contains buffers.
+    reference models run in eval mode. Models in eval mode use the running statistics of the
+    received global model, unless their parameter tree contains buffers.
     """
 
     def __call__(self, params: Params, x: Tensor, mask: Tensor | None = None) -> Output:
         """Return the output for inputs x [n, ...].
 
         mask [n] is 1 for an example and 0 for padding, which batch norm excludes from its
-        statistics. If mask is None, every row counts; if x is the x of a batch, `Batch.mask`
-        applies.
+        statistics. If mask is None and x is the input of a batch, `Batch.mask` applies; for any
+        other x, every row counts.
         """
 
     def gradient(
@@ -38,29 +40,29 @@ class Network(Protocol):
     ) -> tuple[Params, Tensor]:
         """Return (gradient, value) of a scalar function of the parameters.
 
-        The parameters run in train mode inside the function. moves: whether the call updates the
-        running statistics of the model in training.
+        Inside the function, the model runs in train mode. moves: whether the call updates the
+        running statistics of the model being trained.
         """
 
     def slim(self, params: Params, x: Tensor, width: float, mask: Tensor | None = None) -> Tensor:
         """Return the output of the model's last stage computed with fewer channels.
 
-        Only models that have stages support this (see models.Staged). mask: as in `__call__`; None:
-        every row counts.
+        Only models with stages support this method (see models.Staged). mask: as in `__call__`, but
+        None always means that every row counts.
         """
 
     def buffers(self) -> Params:
-        """Return the running statistics of the model in training; empty if the model has none."""
+        """Return the running statistics of the model being trained; empty if it has none."""
 
 
 class ServerNetwork(Network, Protocol):
-    """The network that `refine` trains the global model with."""
+    """The network with which `refine` trains the global model."""
 
-    params: Params  # the model in training; `refine` changes it in place
+    params: Params  # parameters of the model being trained; `refine` changes them in place
     mixes_examples: bool  # whether its batch norm needs batches of at least two examples
 
     def load(self, params: Params, buffers: Params) -> None:
-        """Load the parameters and buffers of a model."""
+        """Load a model's parameters and buffers."""
 
     def snapshot(self) -> Params:
         """Return a copy of the parameters."""
@@ -68,20 +70,20 @@ class ServerNetwork(Network, Protocol):
     def norm_inputs(self, params: Params, x: Tensor) -> tuple[Output, list[tuple[Tensor, ...]]]:
         """Return the output of a model in eval mode and the statistics of its batch norm layers.
 
-        For each batch norm layer that keeps running statistics, the list contains the mean and
-        variance of the layer's input over x, then the running mean and variance; each has shape
-        [channels].
+        For each batch norm layer with running statistics, the list contains four tensors
+        [channels]: the mean and variance of the layer's input for x, then the running mean and
+        variance.
         """
 
 
 class Batch(NamedTuple):
-    """One local mini-batch."""
+    """One local mini-batch of a client."""
 
     # [B, channels, height, width], normalised and augmented; texts: int64 [B, length]
     x: Tensor
     y: Tensor  # int64 [B]; -1: unlabelled
     mask: Tensor | None  # [B], 1 = example, 0 = padding; None: every row is an example
-    step: int  # index of the local step within the round, from 0
+    step: int  # index of the local step in the round, from 0
 
 
 class ClientData(Protocol):
@@ -108,15 +110,16 @@ class ClientData(Protocol):
 
 @dataclass(frozen=True)
 class Federation:
-    """What the server knows about its clients."""
+    """What the server knows about the clients and their data."""
 
     parts: tuple[np.ndarray, ...]  # client -> indices of its training examples
     counts: np.ndarray  # int [K, C]: number of training labels per client and class
     labels: np.ndarray  # int [N]: labels of all training examples
-    # int [C]: for each class, one training example that all clients know (FedKA); -1: there is none
+    # int [C]: for each class, the index of a training example that all clients know (FedKA); -1:
+    # none
     shared: np.ndarray
     weighting: str  # examples | uniform
-    task: int = 0  # current task, from 0; `parts` and `counts` refer to this task
+    task: int = 0  # current task, from 0, which `parts` and `counts` describe
     tasks: tuple[tuple[int, ...], ...] = ()  # classes of each task
     # classes that clients held in earlier tasks; None: the classes of the earlier tasks in `tasks`
     met: tuple[int, ...] | None = None
@@ -148,10 +151,10 @@ class Federation:
         return sorted({c for classes in self.tasks[: self.task] for c in classes})
 
     def classes_met(self) -> list[int]:
-        """Return the classes of which clients held examples in earlier tasks, in ascending order.
+        """Return the classes that clients held examples of in earlier tasks, in ascending order.
 
-        They differ from `classes_before` if clients meet the tasks in different orders or the tasks
-        are blurred.
+        The result differs from `classes_before` if clients meet the tasks in different orders or if
+        the tasks are blurred.
         """
         return self.classes_before() if self.met is None else sorted(self.met)
 
@@ -162,7 +165,7 @@ class Context:
 
     server: Tree  # what the server sent to all clients: {"params": ..., ...}
     personal: Tree  # what the server sent only to this client
-    client: Tree  # what this client kept from its last participation
+    client: Tree  # the state that this client kept from its last participation
     plan: Tree  # what `host_plan` prepared for this round
     setup: Tree  # what `client_setup` computed for this round
     lr: float  # learning rate of this round
@@ -171,7 +174,7 @@ class Context:
 
 
 class Pixels(NamedTuple):
-    """The form in which images enter a model: values v from 0 to 1 become (v - mean) / std."""
+    """The shape and normalisation of images: values v from 0 to 1 become (v - mean) / std."""
 
     shape: tuple[int, int, int]  # channels, height, width
     mean: tuple[float, ...]  # one value per channel
@@ -186,17 +189,16 @@ class PublicData(Protocol):
     def take(
         self, index: np.ndarray, dropout: np.random.Generator | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Return the public examples with the given indices 0, 1, ...: (x [n, ...], y [n]).
+        """Return the examples with the given indices: (x [n, ...], y [n]).
 
-        x is normalised and not augmented. Texts include their dropout keys if the generator
-        `dropout` is given to draw them.
+        x is normalised but not augmented. index: [n], from 0. dropout: if given, texts include
+        dropout keys drawn from this generator.
         """
 
     def logits(self, models: Sequence[Params]) -> Tensor:
-        """Return the logits [models, n, C] of several models on all public examples, without
-        gradient.
+        """Return the logits [models, n, C] of several models on all examples, without gradients.
 
-        Each model includes its buffers.
+        models: parameters and buffers of each model.
         """
 
     def logits_of_parts(
@@ -204,7 +206,7 @@ class PublicData(Protocol):
     ) -> list[Tensor]:
         """Return each model's logits on its part of the examples, [n_i, C] each.
 
-        parts: the indices 0, 1, ... of the examples for each model.
+        parts: for each model, the indices (from 0) of its examples.
         """
 
 
@@ -220,37 +222,38 @@ class ServerRound:
     lr: float  # learning rate of this round
     local: LocalTraining
     public: PublicData | None
-    surrogate: PublicData | None  # the server's unlabelled examples; their labels are -1
+    surrogate: PublicData | None  # the server's unlabelled examples, whose labels are -1
     rng: np.random.Generator
 
 
 @dataclass(frozen=True)
 class Needs:
-    """What an algorithm requires beyond FedAvg (FedNTD Table 6).
+    """What an algorithm requires in addition to FedAvg (FedNTD Table 6).
 
-    Tests compare these declarations with what is actually exchanged.
+    Tests compare these declarations with the data actually exchanged.
     """
 
     client_state: str = ""  # what a client keeps between rounds
     server_state: str = ""  # what the server keeps in addition to the global model
-    # uploaded per client and round, as a multiple of the model's size; small items are not counted
+    # upload per client and round in addition to the model, as a multiple of the model's size,
+    # without small items
     up: float = 0.0
-    down: float = 0.0  # downloaded by each client, in the same unit
-    small: str = ""  # the small items that are not counted: a few numbers
-    unsent: str = ""  # a small part of the model that is not sent
-    data: str = ""  # extra data, and who holds it
-    public: int = 0  # minimum number of public examples; 0: needs no public data
-    surrogate: bool = False  # whether the algorithm refuses to run without unlabelled examples
+    down: float = 0.0  # additional download, in the same unit
+    small: str = ""  # small items that `up` and `down` do not count
+    unsent: str = ""  # a small part of the model that is not exchanged
+    data: str = ""  # additional data, and who holds it
+    public: int = 0  # minimum number of public examples; 0: no public data required
+    surrogate: bool = False  # whether the algorithm requires unlabelled examples
     # Computation per local step, in passes over the batch:
     gradients: int = 1  # forward and backward passes
-    teachers: int = 0  # forward passes of other models
+    teachers: int = 0  # forward passes of teacher models
     # computation per client and round in addition to the local steps, in passes over the client's
     # data:
     gradient_passes: int = 0
     forward_passes: int = 0
-    work: str = ""  # client work that the numbers above do not include
+    work: str = ""  # other client work that these numbers do not include
     # computation of the server per round, in passes over its data:
-    # forward passes: per client of the cohort, and others
+    # forward passes (for each client of the cohort, for other models)
     server_teachers: tuple[int, int] = (0, 0)
     server_passes: int = 0  # forward and backward passes
     server_work: str = ""  # other work of the server
