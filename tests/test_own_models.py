@@ -110,7 +110,7 @@ def test_splitting_off_the_head_keeps_the_outputs():
     "name", ROWS, *MODEL, "client_setup", "local_step", "refine", "roles", "exchanges"
 )
 def test_algorithms_run_on_own_networks_or_refuse_them(name):
-    lacking = {"FedAlign": "no last stage", "FedBN": "no batch normalisation"}
+    lacking = {"FedAlign": "no last stage", "FedBN": "no batch norm"}
     if name in lacking:
         with pytest.raises(ConfigError, match=lacking[name]):
             simulation_of(name, Own(head="fc"))

@@ -1,37 +1,39 @@
-"""FedCBDR: clients keep the most important old examples, and temperatures differ for old and new.
+"""FedCBDR: clients keep important old examples, and old and new classes have different
+temperatures.
 
 Z. Qi et al., "Class-wise Balancing Data Replay for Federated Class-Incremental Learning", NeurIPS
-2025 (arXiv 2507.07712), Eq. (1)-(9). Global-perspective data replay takes place when a task i has
-ended. With X [n, D] the features of all clients' examples of the task under the global model,
+2025 (arXiv 2507.07712), Eq. (1)-(9). Global-perspective data replay chooses examples at the end of
+each task. X [n, D] contains the features that the global model computes for all clients' examples
+of the task:
     X = U S V^T,   tau_j = ||row j of U||^2,   p_j = tau_j / sum tau       Eq. (2)-(6)
-`samples` of the n examples are drawn with probabilities p, and each client keeps those that belong
-to it from then on. Task-aware temperature scaling applies from task 2 on, in each batch of new and
-kept examples:
+`samples` of the n examples are drawn with probabilities p. From then on, each client keeps the
+drawn examples that belong to it. From task 2 on, task-aware temperature scaling is applied to each
+batch of new and kept examples:
     z'_c = z_c / tau_old for the classes of old tasks, z_c / tau_new for the others
     L    = omega_old * mean of CE(z') over old examples + omega_new * mean over new ones
 (Eq. (7), (9)). In task 1, the loss is CE, Eq. (8). No code by the authors was found; the tests
-implement the equations independently. The default values are the best ones in the paper's Fig. 4,
-and its 450 examples per task for CIFAR-10 in three tasks.
+implement the equations independently. The default values are the best ones in the paper's Fig. 4;
+`samples` is the paper's 450 examples per task for CIFAR-10 in three tasks.
 
 Interpretation: U has the min(n, D) columns of the thin decomposition. With the n columns of the
 published Eq. (4), every tau_j would be 1. Columns with singular values below 1e-6 of the largest
-are omitted. p is normalised over all clients, as in the paper's text; the published Eq. (6) has the
-sum over one client. Examples are drawn without replacement, so that `samples` different examples
-are kept. The text's weights 1 / sqrt(n_s p_x) appear in no equation of the training and are not
-used.
+are omitted. p is normalised over all clients, as in the paper's text; the published Eq. (6) sums
+over one client. Examples are drawn without replacement, so that `samples` different examples are
+kept. The weights 1 / sqrt(n_s p_x) that the text mentions appear in none of the training equations
+and are not used.
 
 The scores do not balance classes. With the features of model=cnn (D = 512, CIFAR-10, 40 rounds of
-FedAvg; one model, means of 200 draws of 450), 4,500, 450 and 50 images of three classes give 373,
-71 and 6 kept images (equal p: 405, 40 and 5; only the three or ten largest directions: 406, 41 and
-3, and 377, 68 and 6). 4,500 images of each class give 129, 180 and 142 (equal p: 150 each). In the
-paper's experiments, the replay is balanced because one draw covers all clients, whose classes have
-the same total size.
+FedAvg; one model, means of 200 draws of 450), if three classes have 4,500, 450 and 50 images, then
+373, 71 and 6 of them are kept. With equal p, the numbers are 405, 40 and 5; with only the three
+largest directions, 406, 41 and 3; with only the ten largest, 377, 68 and 6. If each class has 4,500
+images, then 129, 180 and 142 are kept; with equal p, 150 each. In the paper's experiments, the
+replay is balanced because one draw covers all clients, whose classes have the same total size.
 
 Omitted: the random rotations P_k and Q of Eq. (1), with which a client hides its features from the
 server. Q has no effect, and each client undoes its P_k, which only the client knows, so U is the
 same. The features that clients send at the end of a task do not count as traffic. Deviations: The
-model has all C outputs from the start, and those of future classes count as new ones. Weights are
-n_k including kept examples; Algorithm 1 does not specify them.
+model has all C outputs from the start, and future classes are treated as new classes. The weights
+of the average are n_k, which includes kept examples; Algorithm 1 does not specify them.
 """
 
 from typing import Literal
@@ -46,7 +48,7 @@ from fedexp.algorithms.interfaces import Batch, Context, Features, Federation, N
 from fedexp.core.limits import Count, NonNegative, Positive
 from fedexp.core.tree import Params
 
-NEGLIGIBLE = 1e-6  # fraction of the largest singular value
+NEGLIGIBLE = 1e-6  # singular values below this fraction of the largest one are omitted
 
 
 def leverage(features: Tensor) -> Tensor:
@@ -61,7 +63,7 @@ def leverage(features: Tensor) -> Tensor:
 class FedCBDR(Exemplars):
     sends = ("params", "known")
 
-    samples: Count  # number of kept examples per task, over all clients
+    samples: Count  # number of examples kept per task, over all clients
     tau_old: Positive  # temperature for old classes
     tau_new: Positive
     omega_old: NonNegative  # weight of the old examples' loss

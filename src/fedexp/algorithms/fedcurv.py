@@ -1,20 +1,22 @@
 """FedCurv: an elastic penalty on the parameters that matter to the other clients.
 
 N. Shoham et al., "Overcoming Forgetting in Federated Learning on Non-IID Data", 2019, Eq. (3)-(5).
-u_j is the diagonal Fisher information of client j at its trained w_j on its data, and v_j = u_j *
-w_j. Over all clients j that have taken part so far (latest values), client k adds
+u_j is the diagonal of client j's Fisher information, computed on its data at its trained parameters
+w_j, and v_j = u_j * w_j. The sums are over all clients j that have taken part so far, with their
+latest values. Client k adds to its loss
     lambda * ( <P_k, w^2> - 2 <Q_k, w> ),   P_k = sum_{j != k} u_j,   Q_k = sum_{j != k} v_j,
 which equals lambda * sum_{j != k} (w - w_j)^T diag(u_j) (w - w_j) up to a constant. There is no
 penalty in the first round. The server keeps and sends the sums over all clients. A client keeps its
-u_k and v_k, subtracts them from the sums, and uploads their changes. The result is the same, at the
-cost that the paper states (two models each way).
+u_k and v_k, subtracts them from the sums, and uploads their changes. The penalty is the same, and
+the cost is the one that the paper states (two models each way).
 
-Switch `estimator`: `batch`, as in FedNTD's released code, is the mean over mini-batches of the
-squared gradient of the batch's mean cross-entropy (for the given labels), over one pass that stops
-after more than `samples` examples. `sample` squares the gradient of each example. This is the
-textbook diagonal, larger by about the batch size, so lambda depends on the estimator. The gradients
-are computed in eval mode on a further pass after training, shuffled and augmented again, as in that
-code.
+The option `estimator` selects how u is computed. With `batch`, as in FedNTD's released code, u is
+the mean over mini-batches of the squared gradient of the batch's mean cross-entropy for the given
+labels. With `sample`, the gradient of each example is squared. This is the textbook definition of
+the diagonal. It is larger by a factor of about the batch size, so lambda depends on the estimator.
+As in FedNTD's code, the gradients are computed in eval mode on an extra pass after training, for
+which the examples are shuffled and augmented again. The pass stops after more than `samples`
+examples.
 """
 
 from typing import Literal
@@ -42,8 +44,7 @@ class FedCurv(OwnTraining):
     sends = ("params", "u", "v")
 
     lambda_: NonNegative  # weight of the penalty; 0 is FedAvg
-    # s: estimate the Fisher information on batches until they have more than s examples, or on one
-    # pass
+    # the pass for the Fisher information stops once it has used more than this number of examples
     samples: CountFrom0
     estimator: Literal["batch", "sample"]
 
@@ -66,8 +67,8 @@ class FedCurv(OwnTraining):
 
     def penalty(self, net: Network, params: Params, ctx: Context) -> torch.Tensor:
         p, q = ctx.setup["u"], ctx.setup["v"]
-        # 2 <w, P w - Q> - <P w, w> has the penalty's value. With all but the first w detached, its
-        # gradient is 2 (P w - Q), and autograd takes less than half of the time.
+        # 2 <w, P w - Q> - <P w, w> equals the penalty. If every w except the first is detached, the
+        # gradient is still 2 (P w - Q), and autograd takes less than half the time.
         still = {k: w.detach() for k, w in params.items()}
         scaled = {k: p[k] * w for k, w in still.items()}
         return self.lambda_ * (
@@ -87,7 +88,7 @@ class FedCurv(OwnTraining):
         }
 
     def fisher(self, net: Network, params: Params, data: ClientData, ctx: Context) -> Params:
-        """Return u_k, the mean over the valid batches (`sample`: over the valid examples)."""
+        """Return u_k, the mean over batches or, with `estimator=sample`, over examples."""
         seen, parts = torch.zeros_like(ctx.steps), torch.zeros_like(ctx.steps)
         total = tree.zeros_like(params)
         for batch, mask in fresh_pass(data, ctx):

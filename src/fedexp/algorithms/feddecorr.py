@@ -2,13 +2,13 @@
 label skew.
 
 Y. Shi et al., "Towards Understanding and Mitigating Dimensional Collapse in Heterogeneous Federated
-Learning", ICLR 2023, and the authors' code. Z [n, d] are a batch's features, each dimension
-standardised by its mean and standard deviation (eps 1e-8, divisor n - 1), and C = Z^T Z:
+Learning", ICLR 2023, and the authors' code. Z [n, d] contains the features of a batch, with each
+dimension standardised by its mean and standard deviation (eps 1e-8, divisor n - 1), and C = Z^T Z:
     variant=released   L = CE + beta / n * mean over i != j of C_ij^2
     variant=paper      L = CE + beta / d^2 * sum over i != j of K_ij^2,   K = C / (n - 1), the
                        correlation matrix, without the paper's diagonal, which is always 1.
-The first term is about n times the second; the authors' beta of 0.1 belongs to the first. For a
-batch of one example, both terms are 0.
+The penalty of `released` is about n times that of `paper`; the authors' beta of 0.1 is for
+`released`. For a batch of one example, both penalties are 0.
 """
 
 from typing import Literal
@@ -36,9 +36,9 @@ class FedDecorr(FedAvg):
 
 
 def decorrelation(features: Tensor, mask: Tensor | None, variant: str) -> Tensor:
-    """Return FedDecorr's scalar term for a batch.
+    """Return the decorrelation penalty of a batch without its weight, a scalar.
 
-    features: [B, d]; mask: [B], 1 = example.
+    features: [B, d]; mask: [B], 1 for examples and 0 for padding, or None.
     """
     rows = features.new_ones(len(features)) if mask is None else mask.to(features.dtype)
     n, d = rows.sum(), features.shape[-1]

@@ -3,20 +3,20 @@
 T. Lin et al., "Ensemble Distillation for Robust Model Fusion in Federated Learning", NeurIPS 2020,
 Eq. (1) and Algorithm 1. Clients train as in FedAvg. Then, starting from w = sum_k p_k w_k, the
 server minimises on mini-batches of public images, without their labels,
-    min_w  KL( softmax(mean_k f_{w_k}(x)) || softmax(f_w(x)) ),
-The mean is over logits, not probabilities, and the temperature is 1. Teachers run in eval mode, the
-student in train mode.
+    min_w  KL( softmax(mean_k f_{w_k}(x)) || softmax(f_w(x)) ).
+The mean is over logits, not probabilities, and the temperature is 1. Teachers run in eval mode, and
+the student runs in train mode.
 
 Settings of the authors' code: Adam with lr 1e-3, cosine annealing over `steps` = 10,000 steps of B
-= 128, and gradients clipped at norm 5. The best student on held-out labelled data is used. It is
-evaluated every 100 steps, and training stops after `patience` = 1,000 steps without improvement
-(2,000 if the code is called without a value). The student's initial average is not a candidate, as
-in the code's default.
+= 128, and gradients clipped at norm 5. The student is evaluated on held-out labelled data every 100
+steps, and the best student is used. Training stops after `patience` = 1,000 steps without
+improvement (2,000 if the code is called without a value). As in the code's default, the average
+from which the student starts is not a candidate.
 
-Switch `epochs_on_server`: if greater than 0, the server runs this many passes over the public set
+If `epochs_on_server` is greater than 0, the server makes this number of passes over the public set
 and uses the last model, as in comparisons with Flashback (E_s); `steps` and `patience` are then
-ignored. Deviation: The authors validate on 10 % of the training data. Here validation uses the
-first `validation` of the public set in random order; its labels are used for nothing else.
+ignored. Deviation: The authors validate on 10 % of the training data. Here, a random fraction
+`validation` of the public set is used; the labels are used for nothing else.
 """
 
 import math
@@ -39,8 +39,8 @@ from fedexp.core.tree import Params, Tree
 class FedDF(ServerTraining):
     lr: Positive  # learning rate of Adam
     batch_size: Count
-    clip: NonNegative  # bound of the gradient's norm; 0: none
-    epochs_on_server: CountFrom0  # passes over the public set; 0: train by steps, with validation
+    clip: NonNegative  # maximum norm of the gradient; 0: no clipping
+    epochs_on_server: CountFrom0  # passes over the public set; 0: `steps` with early stopping
     steps: Count  # maximum number of steps
     patience: Count  # number of steps without improvement before training stops
     interval: Count  # number of steps between two evaluations on the validation data
@@ -81,9 +81,9 @@ class FedDF(ServerTraining):
         loss: distillation.Loss,
         rng: np.random.Generator,
     ) -> Tree:
-        """Train by steps with early stopping; return the best student on the validation data.
+        """Train with early stopping and return the student that is best on the validation data.
 
-        The initial average is not a candidate.
+        The average from which the student starts is not a candidate.
         """
         order = rng.permutation(len(public))
         held = max(int(self.validation * len(public)), 1)
@@ -107,7 +107,10 @@ class FedDF(ServerTraining):
 
 
 def divergence_from(teacher: Tensor) -> distillation.Loss:
-    """Return the mean divergence of a batch from `logits` [n, C] of all examples."""
+    """Return a loss that is the mean divergence of a batch from the teacher.
+
+    teacher: the teacher's logits for all examples, [n, C].
+    """
     log_p = F.log_softmax(teacher, -1)
 
     def loss(student: Tensor, labels: Tensor, numbers: np.ndarray) -> Tensor:
@@ -123,7 +126,7 @@ def endless(rng: np.random.Generator, examples: int, size: int) -> Iterator[np.n
 
 
 def accuracy(net: ServerNetwork, public: PublicData, numbers: np.ndarray) -> float:
-    """Return the accuracy of the model in training on some public examples, in eval mode."""
+    """Return the accuracy, in eval mode, of the model in `net` on the given public examples."""
     with torch.no_grad():
         x, y = public.take(numbers)
         return float(
@@ -132,7 +135,7 @@ def accuracy(net: ServerNetwork, public: PublicData, numbers: np.ndarray) -> flo
 
 
 class Adam:
-    """torch's Adam with cosine annealing and gradient clipping, as an Update."""
+    """An `Update` with torch's Adam, cosine annealing and gradient clipping."""
 
     def __init__(self, params: Params, lr: float, steps: int, clip: float):
         self.optimizer = torch.optim.Adam(list(params.values()), lr=lr)

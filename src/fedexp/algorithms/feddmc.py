@@ -2,8 +2,9 @@
 unlabelled examples.
 
 J. Zhang et al., "Class-incremental Learning via Deep Model Consolidation", WACV 2020, Eq. (2)-(4),
-as the baseline of CFeD (IJCAI 2022, section 5.3). Task 1 is FedAvg. A round of task t > 1 has two
-exchanges with the same clients, and the server averages after each.
+as used as a baseline by CFeD (IJCAI 2022, section 5.3). Task 1 is trained with FedAvg. A round of
+task t > 1 has two exchanges with the same clients, and the server averages after each of them. The
+old model is the model from the end of the previous task.
 
 In the first exchange, the new model learns the task with CE over the task's classes only. It starts
 the task from the run's initial model (`new_model=initial`) or from the old model (`new_model=old`),
@@ -16,17 +17,18 @@ where t_c are the old model's logits for the old classes and the new model's log
 ones, each minus its mean over these classes. In each round, the student starts from the run's
 initial model (`student=initial`) or from the global model (`student=global`).
 
-Switch `targets`: `split` is the form above. `added` is that of CFeD's released code: the targets
-are the sum of all C outputs of both models, each minus its mean over C, and L is over all C
-classes; the new model then learns with CE over all C. The method requires tasks with new classes.
-With `paradigm=centralized` (algorithm=dmc) it is DMC: student and new model start from the old
-model, and the consolidation has the same number of epochs and learning rate as other training, as
-in CFeD's released code (rounds=1).
+Switch `targets`: `split` is the form above. `added` is the form of CFeD's released code: the mean
+over all C outputs is subtracted from each model's outputs, the targets are the sums of both models'
+outputs, and L is over all C classes. The new model then learns with CE over all C classes. The
+method requires tasks with new classes. With `paradigm=centralized`, the method is DMC
+(algorithm=dmc). As in CFeD's released code (rounds=1), the student and the new model then start
+from the old model, and the consolidation uses the same number of epochs and the same learning rate
+as the training of the new model.
 
-Deviations from that code: In each round, each of its clients draws a new random student (all layers
-except the embeddings); here all students start from the run's initial model. The code redraws the
-new model at the start of each round, also in task 1. Both are in a part of the code that does not
-run as released.
+Deviations from CFeD's released code: In the code, each client draws a new random student in each
+round (all layers except the embeddings); here, all students start from the run's initial model. The
+code also redraws the new model at the start of each round, even in task 1. Both deviations concern
+a part of the code that does not run as released.
 """
 
 from collections.abc import Sequence
@@ -47,13 +49,15 @@ from fedexp.core.tree import Params, Tree
 
 
 def centre(logits: Tensor, member: Tensor) -> Tensor:
-    """Return logits [B, C] minus their mean over the classes with member [C] = 1; other classes are
-    0."""
+    """Return logits [B, C] minus their mean over the member classes; the other entries are 0.
+
+    member: [C], 1 for member classes and 0 for the others.
+    """
     return (logits - (logits * member).sum(-1, keepdim=True) / member.sum()) * member
 
 
 class FedDMC(Remembering, MultiExchange):
-    own_step = "its server takes over a consolidated model that did not start from its own"
+    own_step = "its consolidated model is not trained from the server's model"
     scenarios = ("class_incremental",)
     separate_tasks = True
 
@@ -96,12 +100,12 @@ class FedDMC(Remembering, MultiExchange):
 
 
 def split_models(model: Params, server: Tree) -> Tree:
-    """Return a model, including its running statistics, in the form in which clients receive it."""
+    """Return a model, split into parameters and running statistics, as clients receive it."""
     return {part: {k: model[k] for k in server[part]} for part in ("params", "buffers")}
 
 
 class NewModel(FedAvg):
-    """The exchange that trains the model of the new classes."""
+    """Exchange that trains the model of the new classes."""
 
     trains_model = False
 
@@ -122,7 +126,7 @@ class NewModel(FedAvg):
 
 
 class Consolidation(OwnTraining):
-    """The exchange that trains the student on surrogate examples."""
+    """Exchange that trains the student on surrogate examples."""
 
     targets: str
     student: str

@@ -1,7 +1,7 @@
 """FedDyn: a linear and a quadratic term align the clients' stationary points with the server's.
 
 D. A. E. Acar et al., "Federated Learning Based on Dynamic Regularization", ICLR 2021, Algorithm 1,
-in the form of the authors' code. h_k starts at 0 and sums w_k - w_global over the client's
+implemented as in the authors' code. h_k starts at 0 and sums w_k - w_global over the client's
 participations (the paper's variable is -alpha times this sum):
     client   min_w  F_k(w) + alpha_k <h_k, w> + alpha_k / 2 ||w - w_global||^2,
              h_k <- h_k + (w_k - w_global)
@@ -9,10 +9,11 @@ participations (the paper's variable is -alpha times this sum):
 The mean follows `weighting` (uniform in the authors' code, n_k in FedNTD's). Running statistics
 never enter h.
 
-Switches: `per_client_alpha`: if true, alpha_k = alpha / (n_k K / n), as in the authors' code;
-otherwise alpha_k = alpha (the paper). `clip`: bound of the norm of the whole gradient before weight
-decay, 10 in the authors' code; 0: none. In that code, the gradient's term alpha_k * w is added
-after clipping, as weight decay. Here it is part of the clipped gradient.
+If `per_client_alpha` is true, alpha_k = alpha / (n_k K / n), as in the authors' code; otherwise
+alpha_k = alpha, as in the paper. `clip` is the maximum norm of the whole gradient before weight
+decay, 10 in the authors' code; 0 means no clipping. In the authors' code, the gradient's term
+alpha_k * w is added after clipping, as weight decay. Here, this term is part of the clipped
+gradient.
 """
 
 import numpy as np
@@ -34,9 +35,10 @@ from fedexp.core.tree import Params, Tree
 
 
 def clipped(grads: Params, bound: float) -> Params:
-    """Return the gradients, scaled so that their total norm is at most `bound`; 0: unchanged.
+    """Return the gradients, scaled so that their total norm is at most `bound`.
 
-    This is the same as torch's clip_grad_norm_.
+    If `bound` is 0, the gradients are not changed. The scaling is the same as in torch's
+    clip_grad_norm_.
     """
     if not bound:
         return grads
@@ -45,14 +47,14 @@ def clipped(grads: Params, bound: float) -> Params:
 
 
 class Corrected(FedAvg):
-    """Base of methods in which h_k sums the client's changes of the model.
+    """Base class for methods in which each client k sums its changes of the model in h_k.
 
     The server adds h, the mean of all clients' h_k, to the average.
     """
 
     own_step = "its server adds a correction to the average, which the clients' penalties rely on"
 
-    clip: NonNegative  # bound of the gradient's norm; 0: none
+    clip: NonNegative  # maximum norm of the gradient; 0: no clipping
 
     needs = Needs(client_state="sum of changes h_k", server_state="mean of all h_k")
 

@@ -1,22 +1,22 @@
 """FedEWC: elastic weight consolidation with the Fisher information of all clients' data.
 
 J. Kirkpatrick et al., "Overcoming catastrophic forgetting in neural networks", PNAS 2017, Eq. (3),
-as the baseline of CFeD (IJCAI 2022, section 5.3). F^(s) is the diagonal of task s's Fisher
+as used as a baseline by CFeD (IJCAI 2022, section 5.3). F^(s) is the diagonal of task s's Fisher
 information at theta_s, the model at the end of the task:
     L = CE + lambda / 2 sum_{s < t} sum_j F^(s)_j (w_j - theta_{s,j})^2.
 F^(s) is the mean over task s's training examples of the squared gradient of log q(y|x), where y is
-the label. Each client computes it on its examples, not augmented, at the end of the task, and the
-server averages with n_k. This takes one more upload per task. The sum over tasks is stored as one
-quadratic P_j (w_j - a_j)^2 with P = sum_s F^(s) and a = sum_s F^(s) theta_s / P, which is the same
-up to a constant.
+the label. At the end of the task, each client computes F^(s) on its examples without augmentation,
+and the server averages the results with the weights n_k. This takes one additional upload per
+task. The sum over tasks is stored as one quadratic P_j (w_j - a_j)^2 with P = sum_s F^(s) and a =
+sum_s F^(s) theta_s / P, which is the same up to a constant.
 
-`fisher=released` does what CFeD's released code does instead. In each round of task t > 1, each
-client separately uses
+`fisher=released` follows CFeD's released code instead. In each round of task t > 1, each client
+separately uses
     L = CE + lambda / 2 sum_j G_j (w_j - w^g_j)^2,   G = (d/dw mean_{b,b'} log q(y_b' | x_b))^2,
 where w^g is the model that it received. The mean is over all pairs of examples in a batch and over
 all batches of the new task, in training mode. This keeps a client close to the global model and
-does not protect earlier tasks. The code skips the last partial batch; here its pairs count. With
-`paradigm=centralized` (algorithm=ewc), the method is EWC.
+does not protect earlier tasks. The code skips the last partial batch; here, its pairs are
+included. With `paradigm=centralized` (algorithm=ewc), the method is EWC.
 """
 
 from collections.abc import Sequence
@@ -49,11 +49,11 @@ from fedexp.core.tree import Params, Tree
 class FedEWC(MultiExchange):
     sends = ("params", "importance", "anchor")
     scenarios = TASKS
-    # The penalty is quadratic with curvature lambda_ F_j; SGD with momentum m is stable up to 2 (1
-    # + m) / lr.
+    # The penalty is quadratic with curvature lambda_ F_j; SGD with momentum m is stable for
+    # curvatures up to 2 (1 + m) / lr.
     hint = (
-        "SGD diverges where lr lambda_ F exceeds 2 (1 + momentum), F the largest Fisher information"
-        " of a weight: use local.optimizer=adam or a smaller algorithm.lambda_"
+        "SGD diverges where lr * lambda_ * F exceeds 2 * (1 + momentum), where F is the largest"
+        " Fisher information of a weight; use local.optimizer=adam or a smaller algorithm.lambda_"
     )
 
     lambda_: NonNegative  # weight of the penalty; 0 is FedAvg
@@ -94,12 +94,13 @@ def quadratic(strength: Params, params: Params, anchor: Params) -> Tensor:
 
 
 class Released(FedAvg):
-    """Client of a task after the first with `fisher=released`."""
+    """Client with the loss of `fisher=released`, which applies from the second task on."""
 
     lambda_: float
 
     def client_setup(self, net: Network, data: ClientData, ctx: Context) -> Tree:
-        """Return G for this client's examples at the model that it received, in training mode."""
+        """Return G, computed on this client's examples with the received model in training
+        mode."""
         params = ctx.server["params"]
         total, pairs = tree.zeros_like(params), torch.zeros_like(ctx.steps)
         for batch, mask in first_pass(data, ctx, ctx.local.epochs):
@@ -118,7 +119,7 @@ class Released(FedAvg):
 
 
 class Fisher(OwnTraining):
-    """The exchange at the end of a task, in which clients do not train."""
+    """Exchange at the end of a task, in which clients compute F and do not train."""
 
     trains_model = False
     augments = False
@@ -134,7 +135,7 @@ class Fisher(OwnTraining):
     def finish(
         self, net: Network, params: Params, data: ClientData, ctx: Context
     ) -> tuple[Tree, Tree]:
-        """Return F for this client's examples at the global model, in eval mode."""
+        """Return F, computed on this client's examples with the global model in eval mode."""
         total, number = tree.zeros_like(params), torch.zeros_like(ctx.steps)
         for batch, mask in first_pass(data, ctx, 1):
             found, count = squared_gradients(net, ctx.server["params"], batch, mask, "sample")
@@ -145,7 +146,7 @@ class Fisher(OwnTraining):
         fisher, params = tree.weighted_mean(messages["fisher"], round.weights), server["params"]
         before = server.get("importance", tree.zeros_like(params))
         anchor, importance = server.get("anchor", params), tree.add(before, fisher)
-        # a moves towards theta_t by F^(t)'s share of P; the share is undefined if both are 0.
+        # a moves towards theta_t by the fraction F^(t) / P, which is set to 0 where P is 0
         share = {k: fisher[k] / torch.where(importance[k] > 0, importance[k], 1.0) for k in params}
         moved = {k: anchor[k] + share[k] * (params[k] - anchor[k]) for k in params}
         return server | {"importance": importance, "anchor": moved}

@@ -4,9 +4,9 @@ D. Jhunjhunwala, S. Wang, G. Joshi, "FedExP: Speeding Up Federated Averaging via
 ICLR 2023, Algorithm 1. With the updates D_k = w_k - w_global, their weights p_k (sum 1) and their
 mean D,
     eta = max(1, sum_k p_k ||D_k||^2 / (2 (||D||^2 + eps))),   w_global <- w_global + eta * D.
-The paper has p_k = 1 / |S|. Its code, and this one, use the weights of the average. The algorithm
-is named fedexp_step to distinguish it from this program. Running statistics of batch norm are
-averaged, not extrapolated.
+In the paper, p_k = 1 / |S|. The authors' code and this implementation use the weights of the
+average. The algorithm is named fedexp_step to distinguish it from this program. Running statistics
+of batch norm are averaged, not extrapolated.
 
 Deviations from the authors' code: The code multiplies eps by |S| and, in each round, by the square
 of the learning rate's decay, and it evaluates the mean of the last two global models. Here the
@@ -23,7 +23,7 @@ from fedexp.core.tree import Tree
 
 
 class FedExPStep(FedAvg):
-    own_step = "it chooses the size of its server's step by itself"
+    own_step = "it computes the size of the server's step itself"
 
     eps: Positive  # added to the squared norm of the mean update
 

@@ -2,39 +2,42 @@
 
 M. Zhang et al., "Personalized Federated Learning with First Order Model Optimization", ICLR 2021,
 Eq. (3)-(4), and the authors' code. theta is client i's model before its last local training (the
-baseline). The candidates theta_j are `models` other clients' models and the model that client i
-trained last. With l_i the loss on client i's validation data,
+baseline). The candidates theta_j are the models of `models` other clients and the model that client
+i trained last. With l_i the loss on client i's validation data,
     d_j = (l_i(theta) - l_i(theta_j)) / ||theta_j - theta||
     w_j = max(0, d_j) / sum_k max(0, d_k), or 0 if no d_k is > 0
-    theta <- theta + sum_j w_j (theta_j - theta),  then local training.
+    theta <- theta + sum_j w_j (theta_j - theta),  followed by local training.
 A client whose last training did not lower its validation loss therefore returns to the model before
 that training. `distance` is the norm: l1, the released code's default, or l2.
 
-The server keeps an affinity P (initially the identity), adds d_j / |sum_k d_k| to P_ij (negative
-values too), and sends the models with the largest P_ij; ties are broken at random. With probability
-epsilon, which decreases by `epsilon_decay` per round, it sends a random model instead.
+The server keeps an affinity matrix P, initially the identity. It adds d_j / |sum_k d_k| to P_ij,
+even if this is negative, and sends client i the models with the largest P_ij; ties are broken at
+random. With probability epsilon, which decreases by `epsilon_decay` per round, it sends a random
+model instead.
 
 With `federations` = F > 0 there are F + 1 more candidates, as in the released code (NVlabs/FedFomo,
 server.py and federation.py, where F is 5). Spectral clustering of P (softmax of its rows, made
-symmetric) divides the clients into F sub-federations. The candidates are each sub-federation's
-average, by examples, of its clients' latest trained models, and the mean of these averages. They
-count in the sum of the d_k, but have no affinity.
+symmetric) divides the clients into F sub-federations. The additional candidates are one average for
+each sub-federation, over its clients' latest trained models, weighted by their numbers of examples,
+and the mean of these averages. Their d_k are part of the sum, but they have no affinity.
 
 Each example is used for validation with probability `validation`. The draw depends only on the
 example's index, so it is the same in all rounds, even if a client's examples change. Clients do not
-train on these examples. A client without a validation example uses the example with the lowest
-draw. A client that has only validation examples trains on the one with the highest draw.
+train on these examples. A client that would have no validation example uses the example with the
+lowest draw. A client that would have only validation examples trains on the one with the highest
+draw.
 
-No client uses a global model. The test uses the average of all K clients' latest models with n_k
-(FedKA's Table 9 says "generic accuracy" without a definition), and the same average of their
-running statistics. n_k is that of the first task or partition, so that the result stays an average
-if the numbers of examples change. Clients upload the change of their model, from which the server
-computes the model. A client's models keep their running statistics.
+No client uses a global model. The test uses the average of all K clients' latest models, weighted
+by n_k (FedKA's Table 9 says "generic accuracy" without a definition), and the same average of
+their running statistics. The n_k are those of the first task or partition, so that the result stays
+an average if the numbers of examples change. Clients upload the change of their model, from which
+the server computes the model. The models that a client keeps include their running statistics.
 
-Deviations from the released code: F is 0, as in the paper. P_ii stays 1, and sub-federations
-without a trained model have no average. The validation examples are drawn independently, not as a
-fixed number. The server offers the models of all clients that have taken part so far, not only of
-the last cohort. epsilon decreases by rounds, not by local epochs.
+Deviations from the released code: By default, F is 0, as in the paper. P_ii stays 1, and
+sub-federations without a trained model have no average. The validation examples are drawn
+independently, not as a fixed number. The server offers the models of all clients that have taken
+part so far, not only of the last cohort. epsilon decreases once per round, not once per local
+epoch.
 """
 
 import functools
@@ -63,8 +66,7 @@ from fedexp.core.limits import Count, CountFrom0, OpenShare, Share
 from fedexp.core.rng import generator_for
 from fedexp.core.tree import Params, Tree
 
-# If |sum of the affinity changes| is below this value, the value is added to it, as in the authors'
-# code.
+# If |sum_k d_k| is below this value, this value is added to it, as in the authors' code.
 SMALLEST = 1e-9
 
 
@@ -78,7 +80,7 @@ def validation_draws(examples: int) -> np.ndarray:
 
 
 class FedFOMO(Personal, OwnTraining, ServerTraining):
-    own_step = "it has no global model, each client has its own"
+    own_step = "it has no global model; each client has a personal model"
     keeps_buffers = True
 
     models: Count  # M, number of models received per round
@@ -107,8 +109,10 @@ class FedFOMO(Personal, OwnTraining, ServerTraining):
         return self.models + (self.federations + 1 if self.federations else 0)
 
     def counted(self, sent: Tree, up: bool) -> Tree:
-        """Return the models and the d_j; no client uses the average, and empty slots are not
-        sent."""
+        """Return the models and the d_j.
+
+        The average is not counted, because no client uses it, and empty slots are not sent.
+        """
         if up:
             return {"change": sent["change"], "d": sent["affinity"][sent["valid"] > 0]}
         number = int(sent["personal"]["valid"].sum())
@@ -119,7 +123,7 @@ class FedFOMO(Personal, OwnTraining, ServerTraining):
         server = {
             "params": params,
             "affinity": torch.eye(clients).to(like),
-            "shares": like.new_tensor(federation.weights / federation.weights.sum()),  # of clients
+            "shares": like.new_tensor(federation.weights / federation.weights.sum()),  # [K]
             "round": like.new_zeros(()),
         }
         if not self.federations:
@@ -132,10 +136,10 @@ class FedFOMO(Personal, OwnTraining, ServerTraining):
         return {"params": params, "before": params}
 
     def held_out(self, federation: Federation, client: int) -> np.ndarray:
-        """Return a client's validation examples.
+        """Return the indices of a client's validation examples.
 
-        There is at least one, and at least one example remains for training, except for a client
-        with a single example, which validates on it.
+        There is at least one, and at least one other example remains for training. A client with a
+        single example uses it for both.
         """
         part = federation.parts[client]
         drawn = validation_draws(len(federation.labels))[part]
@@ -157,7 +161,7 @@ class FedFOMO(Personal, OwnTraining, ServerTraining):
         # maximum number of validation examples over all clients
         most = max(int(np.bincount(owners[low]).max(initial=0)), 1)
         mean = self.validation * federation.largest
-        # also for runs with other seeds
+        # a size that usually suffices for runs with other seeds too
         usual = int(mean + 3 * (mean * (1 - self.validation)) ** 0.5) + 1
         return padded_numbers(
             self.held_out(federation, client), max(most, min(usual, federation.largest))
@@ -168,7 +172,7 @@ class FedFOMO(Personal, OwnTraining, ServerTraining):
     ) -> Tree:
         chosen = self.choose_models_for(server, client, sorted(kept.keys() - {client}), rng)
         like, averages = server["affinity"], self.average_federations(server, kept)
-        # Slots without a model, in early rounds, contain the initial average and do not count.
+        # In early rounds, some slots have no model. They contain the average and do not count.
         filler, empty = [server["params"] | server["buffers"]], self.models - len(chosen)
         rest = self.slots - self.models - len(averages)
         models = trained_models(chosen, kept, like) + empty * filler + averages + rest * filler
@@ -177,8 +181,7 @@ class FedFOMO(Personal, OwnTraining, ServerTraining):
             "models": tree.stack(models),
             "numbers": torch.tensor(chosen + empty * [client], device=like.device),
             "valid": like.new_tensor(valid),
-            # The running statistics of a client that has not taken part are those of the initial
-            # model.
+            # A client that has not taken part yet has the running statistics of the initial model.
             "first_buffers": server.get("first_buffers", server["buffers"]),
         }
 
@@ -212,10 +215,10 @@ class FedFOMO(Personal, OwnTraining, ServerTraining):
         return found
 
     def client_setup(self, net: Network, data: ClientData, ctx: Context) -> Tree:
-        """Return the weights, the changes of P, and the model that local training starts from.
+        """Return the weights, the changes of P, and the model from which local training starts.
 
-        These are w_j for all candidates [slots + 1], with the client's model last; the changes [M];
-        and the weighted model.
+        "weights" contains w_j for all candidates, [slots + 1]; the last candidate is the client's
+        own model. "affinity" contains the changes of P, [M]. "start" is the model.
         """
         base, own = (ctx.personal["first_buffers"] | ctx.client[k] for k in ("before", "params"))
         x, y = data.take(ctx.plan["numbers"])
@@ -285,9 +288,9 @@ class FedFOMO(Personal, OwnTraining, ServerTraining):
         return server | {"buffers": self.update_average(round.previous["buffers"], messages, round)}
 
     def update_average(self, average: Params, messages: Tree, round: ServerRound) -> Params:
-        """Return the average over all clients after the cohort's models have changed.
+        """Return the average of all clients' models after the cohort's models have changed.
 
-        Batch counts are the maximum.
+        Batch counts are not averaged; the largest count is used.
         """
         shares = round.previous["shares"][list(round.clients)]
         return {
@@ -304,7 +307,10 @@ def trained_models(clients: Sequence[int], kept: Mapping[int, Tree], like: Tenso
 
 
 def cluster_clients(affinity: Tensor, number: int) -> Tensor:
-    """Return each client's sub-federation, 0 to number - 1, [K]; affinity: P [K, K]."""
+    """Return the sub-federation of each client, 0 to number - 1, [K].
+
+    affinity: P, [K, K].
+    """
     from sklearn.cluster import SpectralClustering  # slow to import
 
     if not affinity.isfinite().all():

@@ -1,12 +1,12 @@
 """FedGKD: distil from the mean of the latest global models.
 
 D. Yao et al., "FedGKD: Toward Heterogeneous Federated Learning via Global Knowledge Distillation",
-IEEE Trans. on Computers 73 (1), 2024, in the form of the authors' code:
-    L = CE + gamma * tau^2 * KL(softmax(z_teacher / tau) || softmax(z / tau)),
+IEEE Trans. on Computers 73 (1), 2024, implemented as in the authors' code:
+    L = CE + gamma * tau^2 * KL(softmax(z_teacher / tau) || softmax(z / tau)).
 The teacher's parameters are the mean of the last `models` global models, including the received
-one. With `models=1` the teacher is the received model, and no teacher is sent, as in the code
-(CGCL-codes/FedGKD, pcode/masters/master_fedgkd.py). The first round has no distillation. In early
-rounds, the mean is over the global models available so far.
+one. With `models=1`, the teacher is the received model, and no separate teacher is sent, as in the
+code (CGCL-codes/FedGKD, pcode/masters/master_fedgkd.py). The first round has no distillation. In
+early rounds, the mean is over the global models available so far.
 
 Deviations: The teacher uses the running statistics of the received global model, not their mean.
 FedGKD-VOTE, which weights the single models' predictions by a validation loss on the server, is not
@@ -26,7 +26,7 @@ from fedexp.core.tree import Params, Tree
 class FedGKD(FedAvg):
     gamma: NonNegative  # weight of the distillation; 0 is FedAvg
     tau: Positive  # temperature
-    models: Count  # number of global models in the teacher
+    models: Count  # number of global models that the teacher averages
 
     @property
     def needs(self) -> Needs:

@@ -1,31 +1,34 @@
-"""FedKA: anchors, a few examples of classes that a client lacks or almost lacks, keep its outputs
-close to the global model's.
+"""FedKA: a penalty keeps a client's outputs close to the global model's on a few anchor examples.
+
+The anchors are examples of the classes of which the client has few or no examples.
 
 J. Chen, J. Zhu, Q. Zheng, "Towards Fast and Stable Federated Learning: Confronting Heterogeneity
 via Knowledge Anchor", MM 2023, Definitions 1-2, Eq. (2)-(3), Algorithm 1. A class is missing,
 non-dominant or dominant if its share p^c of the client's examples is 0, below `dominance`, or at
-least `dominance`. In each round, the anchors T are one of the client's examples of each
-non-dominant class and the shared example of each missing class, not augmented. If there are more
-than `max_anchors`, a random subset is used. The loss of a mini-batch is
+least `dominance`, respectively. In each round, the set of anchors T has one of the client's
+examples of each non-dominant class and the shared example of each missing class. Anchors are not
+augmented. If there are more than `max_anchors`, a random subset is used. The loss of a mini-batch
+is
     L = CE + beta * (1 / |T|) * sum_{x in T} sum_{c not dominant} (f_global(x)^c - f_w(x)^c)^2.
-The sum is divided by the number of anchors (`reduction=sum`) or by the number of anchors and logits
-(`reduction=mean`). It is 0 if there are no anchors or if all classes are dominant. The shared set
-contains one training example per class, drawn with the partition's seed; its owner also keeps it.
+With `reduction=sum`, the penalty is divided by the number of anchors, as shown; with
+`reduction=mean`, it is also divided by the number of classes in the inner sum. The penalty is 0 if
+there are no anchors or if all classes are dominant. The shared set contains one training example
+per class, drawn with the partition's seed; the client that owns the example also keeps it.
 
-`beta`: the paper chooses it from 0.5, 0.1, 0.01 and 0.001 and does not publish the choice. The
+The paper chooses `beta` from 0.5, 0.1, 0.01 and 0.001, but does not publish the choice. The
 penalty's curvature is about 1,000 to 10,000 times beta, and SGD with lr 0.01 and momentum 0.9 is
 stable up to 2 (1 + 0.9) / 0.01 = 380. Values of 0.1 and above diverge or nearly diverge, so the
-default is 0.01 (sweep=fedka_search searches). `dominance`: not published; null = 0.5 / C, the
-proportion at which the paper's Fig. 3 shows sudden forgetting.
+default is 0.01; sweep=fedka_search compares values. The value of `dominance` is not published
+either; null means 0.5 / C, the proportion at which the paper's Fig. 3 shows sudden forgetting.
 
-Switches: `anchors` is both, non_dominant or missing (ablations N and M, with the same columns);
-`selection` of a non-dominant class's example is random, hard (largest cross-entropy of the global
-model) or proficient (smallest).
+`anchors` is both, non_dominant or missing. The last two are the ablations N and M, whose inner sum
+is over the same classes. `selection` determines which example of a non-dominant class is used:
+random, hard (the largest cross-entropy of the global model) or proficient (the smallest).
 
-The paper does not state the following. Anchors go through the network together with the mini-batch,
-so that batch norm sees one batch. The teacher's outputs are computed in eval mode. If there are
-fewer anchors than slots, the remaining slots repeat anchors (or, without any anchor, examples of
-the client) with weight 0, also in batch norm.
+The paper does not specify the following. Anchors go through the network together with the
+mini-batch, so that batch norm sees one batch. The teacher's outputs are computed in eval mode. If
+there are fewer anchors than slots, the remaining slots repeat anchors (or, without any anchor,
+examples of the client) with weight 0, also in batch norm.
 """
 
 from typing import Literal
@@ -41,11 +44,12 @@ from fedexp.core.tree import Params, Tree
 
 
 class FedKA(FedAvg):
-    # anchors are added to the batch without the dropout keys that texts have in training
+    # not texts: anchors are added to the batch without the dropout keys that texts need in
+    # training
     inputs = ("images",)
 
     beta: NonNegative  # weight of the anchors; 0 is FedAvg
-    dominance: PositiveShare | None  # share from which on a class is dominant; None: 0.5 / C
+    dominance: PositiveShare | None  # smallest share of a dominant class; None: 0.5 / C
     max_anchors: Count
     anchors: Literal["both", "non_dominant", "missing"]
     selection: Literal["random", "hard", "proficient"]
@@ -64,7 +68,8 @@ class FedKA(FedAvg):
     def classes(
         self, federation: Federation, client: int
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return a client's (missing, non-dominant, dominant) classes, bool [C] each."""
+        """Return which classes are (missing, non-dominant, dominant) for a client, bool [C]
+        each."""
         share = federation.counts[client] / federation.counts[client].sum()
         dominant = share >= self.threshold(federation)
         return share == 0, (share > 0) & ~dominant, dominant
