@@ -212,7 +212,7 @@ def test_removed_job_directory_is_reported_to_launcher(tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    ("algorithm", "words"), [("fedewc", "SGD diverges where"), ("fedalign", "batch norm")]
+    ("algorithm", "words"), [("fedewc", "SGD diverges if"), ("fedalign", "batch norm")]
 )
 def test_failing_method_shows_hint(algorithm, words, fedexp, tmp_path):
     """The console, run.log and summary have it. With a rate of 1e6, any run diverges."""

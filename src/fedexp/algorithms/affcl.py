@@ -23,7 +23,7 @@ selects. With `hidden`, g is a linear layer of D units with leaky ReLU followed 
 and the second line trains only this layer, as the code's `classifier_fb_optimizer` contains only
 `fc2`. With `classifier`, g is the model's classifier, and the second line trains all of it. On
 digits (experiment=benchmark/digits_class_incremental local.optimizer=adam local.lr=0.001; mean and
-standard deviation over seeds 0 to 2), hidden, classifier and FedAvg have average accuracies of
+standard deviation over seeds 0 to 2), `hidden`, `classifier` and FedAvg have average accuracies of
 0.235 (0.027), 0.255 (0.030) and 0.200 (0.042), and task forgetting of 0.568 (0.088), 0.638 (0.117)
 and 0.584 (0.142).
 
@@ -34,7 +34,7 @@ so the equations follow the code.
 Deviations: One step of one optimizer is taken for all three lines; the code takes three steps of
 Adam, one after another. Once per round, `bank` features are drawn from the received flow; for each
 batch, the code draws new features from the flow that is being trained. The features are the input
-of the model's last layer. The flow's line is divided by D, which does not affect Adam and
+of the model's last layer. The third line is divided by D, which does not affect Adam and
 stabilises SGD. Variances are at least 1e-6.
 """
 

@@ -1,9 +1,9 @@
 """Optional bases of algorithms, for hooks that only some algorithms need.
 
 FedAvg (base.py) declares the hooks that every algorithm may override. An algorithm that needs more
-inherits from one or more of these bases, as in `class FedRep(HeadThenBody, Personal)`. The
-training loop checks for the bases with `isinstance`. The base of continual methods whose clients
-keep examples is in exemplars.py.
+inherits from one or more of these bases, as in `class FedRep(HeadThenBody, Personal)`. The training
+loop checks for the bases with `isinstance`. The base class for continual methods whose clients keep
+examples is in exemplars.py.
 """
 
 from abc import ABC, abstractmethod
@@ -122,8 +122,7 @@ class Personal(OwnStart, ABC):
         """Return the client's personal model, which the personalised test evaluates.
 
         If the model includes running statistics, these replace the global model's. state: the
-        client's state, or the result of `client_init` if the client has not taken part yet. An
-        algorithm that does not override this hook has no personal models.
+        client's state, or the result of `client_init` if the client has not taken part yet.
         """
 
     def personal_broadcast(

@@ -15,9 +15,10 @@ before starts from the global model. The reported accuracy is that of the averag
 generic accuracy).
 
 Deviations: In the released code (TsingZ0/FedALA, system/flcore/servers/serverALA.py), all clients
-mix in every round, sampled or not; here only the cohort does. The data used to learn W are not
-augmented, so the features that the global body computes for them are computed only once. p is not a
-parameter, because with more layers the features would have to be recomputed in each step.
+mix in every round, even if they are not sampled; here, only the cohort mixes. The data used to
+learn W are not augmented, so the features that the global body computes for them are computed only
+once. p is not a parameter, because with more layers the features would have to be recomputed in
+each step.
 """
 
 import numpy as np

@@ -27,10 +27,10 @@ FedAvg; one model, means of 200 draws of 450), if three classes have 4,500, 450 
 373, 71 and 6 of them are kept. With equal p, the numbers are 405, 40 and 5; with only the three
 largest directions, 406, 41 and 3; with only the ten largest, 377, 68 and 6. If each class has 4,500
 images, then 129, 180 and 142 are kept; with equal p, 150 each. In the paper's experiments, the
-replay is balanced because one draw covers all clients, whose classes have the same total size.
+replay is balanced because one draw covers all clients, and all classes have the same total size.
 
-Omitted: the random rotations P_k and Q of Eq. (1), with which a client hides its features from the
-server. Q has no effect, and each client undoes its P_k, which only the client knows, so U is the
+The random rotations P_k and Q of Eq. (1), which hide a client's features from the server, are
+omitted. Q has no effect, and each client undoes its P_k, which only the client knows, so U is the
 same. The features that clients send at the end of a task do not count as traffic. Deviations: The
 model has all C outputs from the start, and future classes are treated as new classes. The weights
 of the average are n_k, which includes kept examples; Algorithm 1 does not specify them.

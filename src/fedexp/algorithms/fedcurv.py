@@ -7,8 +7,8 @@ latest values. Client k adds to its loss
     lambda * ( <P_k, w^2> - 2 <Q_k, w> ),   P_k = sum_{j != k} u_j,   Q_k = sum_{j != k} v_j,
 which equals lambda * sum_{j != k} (w - w_j)^T diag(u_j) (w - w_j) up to a constant. There is no
 penalty in the first round. The server keeps and sends the sums over all clients. A client keeps its
-u_k and v_k, subtracts them from the sums, and uploads their changes. The penalty is the same, and
-the cost is the one that the paper states (two models each way).
+u_k and v_k, subtracts them from the sums, and uploads their changes. This gives the same penalty as
+sending every u_j and v_j to all clients, at the cost that the paper states (two models each way).
 
 The option `estimator` selects how u is computed. With `batch`, as in FedNTD's released code, u is
 the mean over mini-batches of the squared gradient of the batch's mean cross-entropy for the given

@@ -5,10 +5,10 @@ Y. Shi et al., "Towards Understanding and Mitigating Dimensional Collapse in Het
 Learning", ICLR 2023, and the authors' code. Z [n, d] contains the features of a batch, with each
 dimension standardised by its mean and standard deviation (eps 1e-8, divisor n - 1), and C = Z^T Z:
     variant=released   L = CE + beta / n * mean over i != j of C_ij^2
-    variant=paper      L = CE + beta / d^2 * sum over i != j of K_ij^2,   K = C / (n - 1), the
-                       correlation matrix, without the paper's diagonal, which is always 1.
-The penalty of `released` is about n times that of `paper`; the authors' beta of 0.1 is for
-`released`. For a batch of one example, both penalties are 0.
+    variant=paper      L = CE + beta / d^2 * sum over i != j of K_ij^2,   K = C / (n - 1).
+K is the correlation matrix. The paper's sum includes its diagonal, which is always 1. The penalty
+of `released` is about n times that of `paper`; the authors' beta of 0.1 is for `released`. For a
+batch of one example, both penalties are 0.
 """
 
 from typing import Literal

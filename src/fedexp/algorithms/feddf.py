@@ -7,11 +7,11 @@ server minimises on mini-batches of public images, without their labels,
 The mean is over logits, not probabilities, and the temperature is 1. Teachers run in eval mode, and
 the student runs in train mode.
 
-Settings of the authors' code: Adam with lr 1e-3, cosine annealing over `steps` = 10,000 steps of B
-= 128, and gradients clipped at norm 5. The student is evaluated on held-out labelled data every 100
-steps, and the best student is used. Training stops after `patience` = 1,000 steps without
-improvement (2,000 if the code is called without a value). As in the code's default, the average
-from which the student starts is not a candidate.
+The settings are those of the authors' code: Adam with lr 1e-3, cosine annealing over `steps` =
+10,000 steps of batches of 128, and gradients clipped at norm 5. The student is evaluated on
+held-out labelled data every 100 steps, and the best student is used. Training stops after
+`patience` = 1,000 steps without improvement (2,000 if the code is called without a value). As in
+the code's default, the average from which the student starts is not a candidate.
 
 If `epochs_on_server` is greater than 0, the server makes this number of passes over the public set
 and uses the last model, as in comparisons with Flashback (E_s); `steps` and `patience` are then

@@ -17,13 +17,13 @@ where t_c are the old model's logits for the old classes and the new model's log
 ones, each minus its mean over these classes. In each round, the student starts from the run's
 initial model (`student=initial`) or from the global model (`student=global`).
 
-Switch `targets`: `split` is the form above. `added` is the form of CFeD's released code: the mean
-over all C outputs is subtracted from each model's outputs, the targets are the sums of both models'
-outputs, and L is over all C classes. The new model then learns with CE over all C classes. The
-method requires tasks with new classes. With `paradigm=centralized`, the method is DMC
-(algorithm=dmc). As in CFeD's released code (rounds=1), the student and the new model then start
-from the old model, and the consolidation uses the same number of epochs and the same learning rate
-as the training of the new model.
+The option `targets` selects the targets of the student. `split` is the form above. `added` is the
+form of CFeD's released code: the mean over all C outputs is subtracted from each model's outputs,
+the targets are the sums of both models' outputs, and L is over all C classes. The new model then
+learns with CE over all C classes. The method requires tasks with new classes. With
+`paradigm=centralized`, the method is DMC (algorithm=dmc). As in CFeD's released code (rounds=1),
+the student and the new model then start from the old model, and the consolidation uses the same
+number of epochs and the same learning rate as the training of the new model.
 
 Deviations from CFeD's released code: In the code, each client draws a new random student in each
 round (all layers except the embeddings); here, all students start from the run's initial model. The

@@ -52,7 +52,7 @@ class FedEWC(MultiExchange):
     # The penalty is quadratic with curvature lambda_ F_j; SGD with momentum m is stable for
     # curvatures up to 2 (1 + m) / lr.
     hint = (
-        "SGD diverges where lr * lambda_ * F exceeds 2 * (1 + momentum), where F is the largest"
+        "SGD diverges if lr * lambda_ * F exceeds 2 * (1 + momentum), where F is the largest"
         " Fisher information of a weight; use local.optimizer=adam or a smaller algorithm.lambda_"
     )
 

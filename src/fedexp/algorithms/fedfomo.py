@@ -17,9 +17,9 @@ model instead.
 
 With `federations` = F > 0 there are F + 1 more candidates, as in the released code (NVlabs/FedFomo,
 server.py and federation.py, where F is 5). Spectral clustering of P (softmax of its rows, made
-symmetric) divides the clients into F sub-federations. The additional candidates are one average for
-each sub-federation, over its clients' latest trained models, weighted by their numbers of examples,
-and the mean of these averages. Their d_k are part of the sum, but they have no affinity.
+symmetric) divides the clients into F sub-federations. The additional candidates are one average
+for each sub-federation, over its clients' latest trained models, weighted by their numbers of
+examples, and the mean of these averages. Their d_k are part of the sum, but they have no affinity.
 
 Each example is used for validation with probability `validation`. The draw depends only on the
 example's index, so it is the same in all rounds, even if a client's examples change. Clients do not
@@ -86,7 +86,7 @@ class FedFOMO(Personal, OwnTraining, ServerTraining):
     models: Count  # M, number of models received per round
     validation: OpenShare  # probability that an example is used for validation
     epsilon: Share  # probability of a random model instead of the best one, in the first round
-    epsilon_decay: Share  # subtracted in each round
+    epsilon_decay: Share  # subtracted from epsilon after each round
     distance: Literal["l1", "l2"]
     # F, number of sub-federations whose averages are candidates; 0: none
     federations: CountFrom0 = 0

@@ -1,4 +1,4 @@
-"""FedGKD: distil from the mean of the latest global models.
+"""FedGKD: clients distil the mean of the latest global models.
 
 D. Yao et al., "FedGKD: Toward Heterogeneous Federated Learning via Global Knowledge Distillation",
 IEEE Trans. on Computers 73 (1), 2024, implemented as in the authors' code:
