@@ -337,7 +337,7 @@ def test_feddf_needs_two_public_examples_to_validate():
     """A single example would be held out, so none would remain for training."""
     with pytest.raises(
         ConfigError,
-        match=r"public\.fraction=0\.026: 1 of 40 training examples; FedDF .* at least 2",
+        match=r"public\.fraction=0\.026: selects 1 of the 40 .* FedDF .* at least 2",
     ):
         make_simulation(df(epochs_on_server=0), public=0.026, sizes=(3, 7, 8))
     simulation = make_simulation(df(epochs_on_server=1), public=0.026, sizes=(3, 7, 8))

@@ -128,7 +128,7 @@ def test_engines_agree_on_frozen_parameters(name, engines):
 
 def test_freezing_all_parameters_is_refused():
     with pytest.raises(
-        ConfigError, match=r"model: all its parameters are frozen .* must have one to train"
+        ConfigError, match=r"model: all parameters are frozen .* at least one must be trainable"
     ):
         make_simulation(model=frozen(""))
 
@@ -138,7 +138,8 @@ def test_a_frozen_classifier_works_or_is_refused(name):
     """It is refused, with one message, only if the algorithm treats the classifier separately."""
     if ROWS[name].cls.must_train:
         with pytest.raises(
-            ConfigError, match=rf"classifier.weight, classifier.bias frozen .*because {name} trains"
+            ConfigError,
+            match=rf"classifier.weight, classifier.bias must be trainable.*because {name} trains",
         ):
             simulation_of(name, model=frozen("classifier"))
         return

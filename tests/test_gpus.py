@@ -115,7 +115,7 @@ def test_a_waiting_job_logs_a_message(monkeypatch, tmp_path, caplog):
     ):
         raise AssertionError("it must wait")
     assert [record.message for record in caplog.records] == [
-        "waiting for a GPU: each has hardware.jobs_per_gpu=2 jobs"
+        "waiting for a GPU: each GPU already has hardware.jobs_per_gpu=2 jobs"
     ]
     with gpus.reserve_gpu(["0"], 1, tmp_path) as position:  # they were given back
         assert position == 0

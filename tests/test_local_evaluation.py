@@ -184,7 +184,7 @@ def test_resume_keeps_local_evaluation(tmp_path):
     ("options", "words"),
     [
         ({"every": 3, "eval_interval": 2}, "every=3: must be a multiple of eval_interval=2"),
-        ({"examples": 3}, r"examples=3: must be at least 4, one of each class"),
+        ({"examples": 3}, r"examples=3: must be at least 4, so that each class has one"),
         (
             {"every": 2, "forgetting_metric": RoundDrop(local=False)},
             r"every=2: this option only has an effect with a forgetting_metric that evaluates"

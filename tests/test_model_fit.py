@@ -57,14 +57,14 @@ def test_a_model_for_other_channels_is_refused_with_both_shapes():
 
 
 def test_a_model_for_fewer_classes_is_refused():
-    with pytest.raises(ConfigError, match=r"its logits have the shape \[2, 1\]; must be \[2, "):
+    with pytest.raises(ConfigError, match=r"have shape \[2, 1\], but must have shape \[2, "):
         make_simulation(model=Fixed(channels=1, classes=1))
 
 
 def test_a_file_of_weights_that_is_not_there_is_bad_input(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(
-        ConfigError, match=r"model: nowhere\.pt: cannot be read by Weighted \(No such file"
+        ConfigError, match=r"model: Weighted cannot read nowhere\.pt \(No such file"
     ):
         make_simulation(model=Weighted(channels=1))
 

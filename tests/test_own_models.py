@@ -304,7 +304,10 @@ class FastOf(Of):
         (Own(head="stem"), r"model.head=stem: must be the name of the last layer, a linear layer"),
         (Own(head="inner"), r"model.head=inner: has 6 outputs; must have 4, one per class"),
         (Of(make=Scaled, head="fc"), r"model.head=fc: is not the last layer"),
-        (Of(make=Tuple), r"model: its network must return logits \[examples, classes\], got tuple"),
+        (
+            Of(make=Tuple),
+            r"the network must return logits.* \[examples, classes\], but it returned tuple",
+        ),
         (
             Of(make=Net, channels=3, head="fc"),
             r"model: its network cannot process images of 1 x 6 x 6 .*3 channels",
@@ -313,7 +316,7 @@ class FastOf(Of):
             Own(freeze=("stemm",)),
             r"model.freeze=stemm: .* no such part.*nearest: 'stem'.*parts: stem, inner, fc",
         ),
-        (Own(freeze=("stem", "inner", "fc")), r"all its parameters are frozen"),
+        (Own(freeze=("stem", "inner", "fc")), r"all parameters are frozen"),
     ],
 )
 def test_invalid_networks_are_refused(model, message):

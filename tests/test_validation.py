@@ -289,8 +289,14 @@ def test_tasks_are_evaluated_on_their_validation_examples(tmp_path):
             {"validation": replace(CENTRAL, fraction=0.0), "evaluate_on": "both"},
             "evaluate_on=both: needs a validation set",
         ),
-        ({"validation": replace(CENTRAL, fraction=0.01)}, "less than one of 40 training examples"),
-        ({"validation": replace(OWN, fraction=0.05)}, "less than one of each client's examples"),
+        (
+            {"validation": replace(CENTRAL, fraction=0.01)},
+            "selects none of the 40 training examples",
+        ),
+        (
+            {"validation": replace(OWN, fraction=0.05)},
+            "selects no validation examples from any client",
+        ),
     ],
 )
 def test_impossible_validation_set_is_refused(options, words):

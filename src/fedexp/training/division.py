@@ -33,14 +33,15 @@ class Division:
     partition: Partition
     federation: Federation
     server_unlabelled: np.ndarray  # indices of the server's surrogate examples
-    changes: "tuple[tuple[int, Division], ...]" = ()  # (first round, the division from then on)
+    # (round, the division from this round on) for each change of the data
+    changes: "tuple[tuple[int, Division], ...]" = ()
 
     def with_federation(self, **changed: Any) -> "Division":
-        """Return the division with changed fields of the federation."""
+        """Return a copy of the division in which some fields of the federation are replaced."""
         return replace(self, federation=replace(self.federation, **changed))
 
     def with_partition(self, partition: Partition) -> "Division":
-        """Return the division with another partition."""
+        """Return a copy of the division with the given partition."""
         part = replace(self, partition=partition)
         return part.with_federation(parts=partition.parts, counts=partition.counts)
 
@@ -105,11 +106,13 @@ def divide(built: Built) -> tuple[Data, list[Division]]:
 def hold_out_from_all_tasks(
     built: Built, tasks: Sequence[Task]
 ) -> tuple[Sequence[Task], Sequence[np.ndarray | None]]:
-    """Return (tasks, validation examples of each task).
+    """Hold out the same validation examples from all tasks if the tasks share their examples.
 
-    If all tasks show the same examples, they also have the same validation set, so that no client
-    trains on a validation example in another form. Otherwise the tasks are unchanged, and the
-    validation examples are None, because they are drawn for each task separately.
+    Otherwise, a client could train on a validation example in the form it has in another task.
+
+    Returns the tasks without the validation examples, and the validation examples of each task. If
+    the tasks do not share their examples, the tasks are unchanged and the validation examples are
+    None, because `make_task_partition` draws them for each task separately.
     """
     repeats = isinstance(built.scenario, MultiTask) and built.scenario.repeats_examples
     if not built.validation.fraction or not repeats:
@@ -131,13 +134,18 @@ def draw_task_orders(scenario: Scenario, clients: int, tasks: int, seed: int) ->
 
 
 def apply_task_orders(built: Built, scenario: MultiTask, parts: list[Division]) -> list[Division]:
-    """Return the divisions at each stage if clients learn the tasks in different orders."""
+    """Return the division at each stage if each client learns the tasks in a different order.
+
+    If all clients learn the tasks in the same order, return the divisions unchanged.
+
+    parts: the division of each task.
+    """
     clients, seed = built.settings.num_clients, built.seeds.partition
     orders = draw_task_orders(scenario, clients, len(parts), seed)
     if orders is None:
         return parts
     federation = parts[0].federation
-    # from all tasks, because each task has clients at every stage
+    # Combine the shared examples of all tasks, because clients may learn any task at any stage.
     known = np.max([part.federation.shared for part in parts], axis=0)
     stages = reorder_parts([part.partition.parts for part in parts], orders)
     made = []
@@ -148,16 +156,17 @@ def apply_task_orders(built: Built, scenario: MultiTask, parts: list[Division]) 
 
 
 def record_met_classes(parts: list[Division]) -> list[Division]:
-    """Record the classes that clients held in earlier stages."""
+    """Return the divisions with the classes that clients held in earlier stages (`met`)."""
     held = np.stack([part.federation.counts.sum(0) for part in parts])  # [T, C]
     met = [tuple(np.flatnonzero(held[:stage].sum(0)).tolist()) for stage in range(len(parts))]
     return [part.with_federation(met=classes) for part, classes in zip(parts, met, strict=True)]
 
 
 def add_replay_buffers(scenario: MultiTask, parts: list[Division], seed: int) -> list[Division]:
-    """Add the examples in each client's replay buffer to its training examples (`scenario.replay`).
+    """Add the examples in each client's replay buffer to its training examples.
 
-    The partitions still contain only the new examples.
+    The option `scenario.replay` sets the size of the buffers. Only the federation of each division
+    changes: the partition still contains only the examples of the new task.
     """
     labels, classes = parts[0].federation.labels, parts[0].federation.num_classes
     columns = []
@@ -174,10 +183,12 @@ def add_replay_buffers(scenario: MultiTask, parts: list[Division], seed: int) ->
 
 
 def add_validation_set(data: Data, held_out: Sequence[np.ndarray], origin: np.ndarray) -> Data:
-    """Return the data with the validation set of all tasks.
+    """Return the data with a validation set that joins the validation examples of all tasks.
 
-    held_out: indices of each task's validation examples.
-    origin: int [N], the task that a training example belonged to before tasks were blurred.
+    held_out: the indices of each task's validation examples.
+    origin: int [N], the task that each training example belonged to before the tasks were blurred.
+
+    Raises ConfigError if a task has no validation examples.
     """
     numbers = np.concatenate(held_out)
     if not len(numbers):
@@ -185,7 +196,7 @@ def add_validation_set(data: Data, held_out: Sequence[np.ndarray], origin: np.nd
     tasks = origin[numbers]
     if missing := set(range(len(held_out))) - set(tasks.tolist()):
         raise ConfigError(
-            f"validation.fraction: no example of task {min(missing) + 1} is held out; use a larger"
+            f"validation.fraction: selects no examples from task {min(missing) + 1}; use a larger"
             " fraction"
         )
     of_task = None if data.test_tasks is None else torch.from_numpy(tasks)
@@ -204,8 +215,10 @@ def make_task_partition(
 
     The partitioner receives only these examples, with their classes renumbered from 0.
 
-    name: suffix for other random numbers than those of the run's first partition.
-    held: the task's validation examples if they are already drawn; `task` does not contain them.
+    key: the number of the task, or an empty tuple for the first task. It selects the random
+        numbers.
+    name: a suffix that selects different random numbers for later partitions of the same task.
+    held: the task's validation examples if they have already been drawn. They are not in `task`.
     """
     seed, clients, validation = built.seeds.partition, built.settings.num_clients, built.validation
     partitioner, rng = built.partition, generator_for(seed, f"partition{name}", *key)
@@ -224,7 +237,7 @@ def make_task_partition(
     public = built.public.split(labels, len(classes), generator_for(seed, "public", *key))
     if built.public.fraction:
         check_public(built, len(public), len(labels))
-    # the partitioner's indices also count the surrogate examples
+    # The indices from the partitioner refer to all examples, including the surrogate examples.
     if partitioner.has_global_indices and built.surrogate.fraction:
         every = np.arange(len(every_label))
         labels = np.where(np.isin(every, numbers), np.searchsorted(classes, every_label), -1)
@@ -238,29 +251,35 @@ def make_task_partition(
     if validation.per_client:
         central = hold_out_per_client(validation, partition, seed, key)
         if not len(central):
-            raise ConfigError(f"{given}: less than one of each client's examples")
+            raise ConfigError(
+                f"{given}: selects no validation examples from any client; use a larger fraction"
+            )
     elif not len(central):
-        raise ConfigError(f"{given}: less than one of {len(numbers)} training examples")
+        raise ConfigError(
+            f"{given}: selects none of the {len(numbers)} training examples; use a larger fraction"
+        )
     return partition.with_validation(central, every_label, data.num_classes)
 
 
 def check_public(built: Built, found: int, examples: int) -> None:
     """Raise ConfigError if the public set is empty or smaller than the algorithm needs.
 
-    examples: number of examples that the public set was drawn from.
+    found: the number of examples in the public set.
+    examples: the number of examples that the public set was drawn from.
     """
     needed = max(built.algorithm.needs.public, 1)
     if found < needed:
         raise ConfigError(
-            f"public.fraction={built.public.fraction}: {found} of {examples} training examples;"
-            f" {type(built.algorithm).__name__} with these options needs at least {needed}"
+            f"public.fraction={built.public.fraction}: selects {found} of the {examples} training"
+            f" examples, but {type(built.algorithm).__name__} with these options needs at least"
+            f" {needed}"
         )
 
 
 def hold_out_per_client(
     validation: Validation, partition: Partition, seed: int, key: tuple[int, ...]
 ) -> np.ndarray:
-    """Return the indices of the validation examples if each client holds out some examples."""
+    """Return the indices of the validation examples that are held out from each client."""
     chosen = [
         part[validation.choose(len(part), generator_for(seed, "validation", *key, client))]
         for client, part in enumerate(partition.parts)
@@ -270,7 +289,10 @@ def hold_out_per_client(
 
 @dataclass(frozen=True)
 class PublicSet:
-    """The server's public or surrogate examples, never augmented (the hooks' PublicData)."""
+    """The server's public or surrogate examples, as an algorithm's hooks receive them.
+
+    This class implements the protocol `PublicData`. The examples are never augmented.
+    """
 
     runtime: ClientRuntime
     numbers: torch.Tensor  # int64 [n], indices of training examples
@@ -299,9 +321,12 @@ class PublicSet:
 
 
 def draw_shared_examples(numbers: np.ndarray, data: Data, rng: np.random.Generator) -> np.ndarray:
-    """Return a random one of the training examples `numbers` for each class, int64 [C].
+    """Draw FedKA's shared set, which has one random training example of each class.
 
-    This is FedKA's shared set. The value is -1 for a class without examples.
+    numbers: the indices of the training examples to draw from.
+
+    Returns the index of the example for each class, int64 [C]. The value is -1 for a class without
+    examples.
     """
     labels = data.y_train.numpy()[numbers]
     chosen = np.full(data.num_classes, -1, dtype=np.int64)
@@ -315,10 +340,15 @@ def draw_shared_examples(numbers: np.ndarray, data: Data, rng: np.random.Generat
 def scheduled_changes(
     built: Built, data: Data, task: Task, first: Division
 ) -> tuple[tuple[int, Division], ...]:
-    """Return (round, division from then on) for each round in which the data change."""
+    """Return a pair (round, division) for each round in which the data change.
+
+    The division is in effect from this round on.
+
+    first: the division with which the run starts.
+    """
     schedule, labels, seed = built.schedule, first.federation.labels, built.seeds.partition
     found = []
-    drawn = {0: first.partition}  # first round -> partition from then on
+    drawn = {0: first.partition}  # the first round of each partition -> the partition
     for number in schedule.rounds:
         new = schedule.partition_at(number)
         since = new.round if new else 0

@@ -1,8 +1,8 @@
-"""Tests of the global model, of local models and of personal models.
+"""Evaluate the global model, the local models and the personal models on the test set.
 
-A client's personal model is tested on the classes that the client holds in any task. If it differs
-from the global model only in the classifier, the features of the test set are computed once for all
-clients.
+A client's personal model is evaluated on the classes that the client holds in any task. If the
+personal models differ from the global model only in the classifier, the features of the test set
+are computed once for all clients.
 """
 
 import logging
@@ -32,13 +32,16 @@ log = logging.getLogger("fedexp")
 
 
 def select_model(server: Tree) -> Tree:
-    """Return the server's model without the rest of the server's state."""
+    """Return only the parameters and buffers from the server's state."""
     return {name: server[name] for name in ("params", "buffers")}
 
 
 def evaluate(simulation: Simulation, server: Tree, number: int) -> dict[str, Scores]:
-    """Return the accuracies of the global model after round `number` by view."""
-    # made once, because an engine with several processes sends every new object
+    """Return a dict that maps each view to the scores of the global model after a round.
+
+    number: the number of the round.
+    """
+    # Create the dict only once, because an engine with several processes sends each new object.
     model = select_model(server)
     scores = {}
     for view in simulation.runtime.views:
@@ -57,10 +60,12 @@ def evaluate(simulation: Simulation, server: Tree, number: int) -> dict[str, Sco
 
 
 def local_accuracy(simulation: Simulation, done: Sequence[CohortResult]) -> dict[str, np.ndarray]:
-    """Return the class accuracies of the cohort's local models by view, [|S|, C] each.
+    """Return a dict that maps each view to the class accuracies of the local models, [|S|, C].
 
-    They come from the last exchange that evaluated local models. Return an empty dict if no
-    exchange did.
+    The accuracies come from the last exchange in which local models were evaluated. The dict is
+    empty if local models were not evaluated in this round.
+
+    done: the results of the round's exchanges.
     """
     tested = [each.trained.class_correct for each in done if each.trained.class_correct is not None]
     if not tested:
@@ -75,10 +80,14 @@ def local_accuracy(simulation: Simulation, done: Sequence[CohortResult]) -> dict
 def distributed_accuracy(
     simulation: Simulation, server: Tree, number: int
 ) -> dict[str, np.ndarray]:
-    """Return the class accuracies of the model before round `number` by view, [C] each.
+    """Return a dict that maps each view to the class accuracies of the distributed model, [C].
 
-    The test examples are those of the local models. Return an empty dict if the values are not
-    needed or the previous round's test already gives them.
+    The distributed model is the model that the clients receive at the start of the round. It is
+    tested on the same examples as the local models. The dict is empty if the accuracies are not
+    needed or are already known from the test after the previous round.
+
+    server: the server's state before the round.
+    number: the number of the round.
     """
     if not simulation.tests_distributed(number):
         return {}
@@ -97,11 +106,13 @@ def evaluate_personal(
     kept: Mapping[int, Tree],
     number: int,
 ) -> dict[str, np.ndarray]:
-    """Return view -> class accuracies of each client's model after round `number`, float64 [K, C].
+    """Return a dict that maps each view to the class accuracies of the personal models.
 
-    The value is nan for a class that the client does not hold or that the view has no examples of.
+    The accuracies are float64 [K, C], with nan for a class that the client does not hold or that
+    has no examples in the view.
 
-    kept: client -> state. A client that has never taken part has its first state.
+    kept: the state of each client that has taken part. Other clients have their initial state.
+    number: the number of the round after which the models are tested.
     """
     runtime, federation = simulation.runtime, simulation.stage_of(number).federation
     holds = np.sum([stage.partition.counts for stage in simulation.all_stages], axis=0) > 0
@@ -128,9 +139,11 @@ def evaluate_personal(
 
 
 class ModelTest:
-    """Test of many models on the examples of one view.
+    """Test of many models on the same examples.
 
-    runtime: has these examples as its test set (`tested_on`).
+    runtime: a runtime whose test set consists of these examples.
+    server: the server's state, with the global model.
+    draws: the random numbers for the augmentation of the test examples, or None.
     """
 
     def __init__(self, runtime: ClientRuntime, server: Tree, draws: torch.Tensor | None):
@@ -138,12 +151,13 @@ class ModelTest:
 
     @torch.no_grad()
     def count_correct(self, model: Params, classes: np.ndarray) -> torch.Tensor:
-        """Return the correct predictions on test examples of the given classes, int64 [C].
+        """Count the correct predictions on the test examples of the given classes, int64 [C].
 
         A model that normalises by batch statistics is tested in the same batches as the global
         model.
 
-        classes: bool [C].
+        model: the parameters of the model.
+        classes: bool [C], whether to count the predictions for each class.
         """
         runtime, y = self.runtime, self.runtime.data.y_test
         wanted = torch.from_numpy(classes).to(runtime.device)
@@ -185,9 +199,14 @@ def has_shared_body(model: Params, params: Params) -> bool:
 
 
 def choose_local_examples(runtime: ClientRuntime, examples: int | None) -> dict[str, torch.Tensor]:
-    """Return view -> indices of the test examples for local models, or {} for all examples.
+    """Choose the test examples on which local models are evaluated.
 
-    The indices are the same in every run on the same data.
+    The choice is the same in every run on the same data.
+
+    examples: the number of test examples, or None for all examples.
+
+    Returns a dict that maps each view to the indices of its examples. The dict is empty if
+    `examples` is None.
 
     Raises ConfigError if `examples` is smaller than the number of classes.
     """
@@ -198,7 +217,7 @@ def choose_local_examples(runtime: ClientRuntime, examples: int | None) -> dict[
         data = runtime.tested_on(view).data
         labels, classes = data.y_test.cpu().numpy(), data.num_classes
         least = len(np.unique(labels))
-        allowed = f"at least {least}, one of each class"
+        allowed = f"at least {least}, so that each class has one example"
         require(examples >= least, "local_evaluation.examples", examples, allowed)
         rng = generator_for(0, "local evaluation")
         numbers = draw_balanced(labels, classes, examples, rng)
@@ -216,23 +235,25 @@ def choose_local_examples(runtime: ClientRuntime, examples: int | None) -> dict[
 
 
 def standard_error(part: np.ndarray, whole: np.ndarray) -> float:
-    """Return the largest standard error of an accuracy on one class.
+    """Return an upper bound of the standard error of the class accuracies.
 
-    It is sqrt(p (1 - p) / n_c * (N_c - n_c) / (N_c - 1)) with p = 1/2, if n_c examples are drawn
-    from N_c without replacement.
+    If n_c of the N_c test examples of class c are drawn without replacement, the standard error
+    is at most sqrt(p (1 - p) / n_c * (N_c - n_c) / (N_c - 1)) with p = 1/2. The function returns
+    the largest value over all classes.
 
-    part: n, int [C].
-    whole: N, int [C].
+    part: int [C], the number n_c of drawn examples of each class.
+    whole: int [C], the number N_c of all examples of each class.
     """
     n, total = part[part > 0], whole[part > 0]
     return float(np.sqrt(0.25 / n * (total - n) / np.maximum(total - 1, 1)).max())
 
 
 def describe_local_evaluation(simulation: Simulation) -> dict[str, Any]:
-    """Return what summary.json says about reduced tests of local models, or {} if they are
-    complete.
+    """Return the entry of summary.json that describes how local models were tested.
 
-    The keys are `every` and, for each view, a dict with `examples` and `standard_error`.
+    The dict has the key `every` if the local models are not tested in every round, and a dict with
+    `examples` and `standard_error` for each view in which only some examples are used. It is empty
+    if local models are tested in every round on all examples.
     """
     chosen, runtime = simulation.local_evaluation, simulation.runtime
     found: dict[str, Any] = {} if chosen.every is None else {"every": chosen.every}

@@ -1,4 +1,8 @@
-"""Exchanges between server and clients: sample, send, train, send back, aggregate."""
+"""Exchanges between the server and the clients.
+
+In an exchange, the server samples clients and sends its model. The clients train and send back
+their messages, which the server aggregates.
+"""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -30,7 +34,7 @@ from fedexp.training.simulation import Simulation
 
 
 class Clock:
-    """Seconds that each phase of a round takes."""
+    """Measures how many seconds each phase of a round takes."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
@@ -50,7 +54,7 @@ class Clock:
 
 @dataclass(frozen=True)
 class CohortResult:
-    """The results of a cohort's exchange."""
+    """The results of an exchange with a cohort."""
 
     cohort: Cohort
     trained: Trained
@@ -63,11 +67,11 @@ class CohortResult:
 
 @dataclass(frozen=True)
 class Exchange:
-    """One exchange of a round: the server sends, a cohort trains and sends back.
+    """One exchange of a round, in which a cohort receives a model, trains it and sends messages.
 
-    `algorithm` is usually the run's algorithm. If a method has several exchanges per round or
-    several roles for clients, its hooks `exchanges` and `roles` return the algorithms whose other
-    hooks apply to each.
+    `algorithm` is usually the algorithm of the run. If a method has several exchanges per round or
+    several roles for clients, its hooks `exchanges` and `roles` return a separate algorithm for
+    each exchange or role. The other hooks are then called on these algorithms.
     """
 
     simulation: Simulation
@@ -98,14 +102,14 @@ class Exchange:
 
     @cached_property
     def federation(self) -> Federation:
-        """What the server knows about its clients, with the exemplars that they keep."""
+        """The server's knowledge of its clients, including the exemplars that the clients keep."""
         federation = self.simulation.stage_of(self.number).federation
         if isinstance(self.simulation.algorithm, Exemplars):
             return self.simulation.algorithm.with_kept(self.server, federation)
         return federation
 
     def generator(self, name: str, *key: int) -> np.random.Generator:
-        """Return the round's random generator for a purpose."""
+        """Return the random generator that the round uses for the purpose `name`."""
         return generator_for(self.simulation.seeds.training, name, self.number, *key)
 
     def assemble(self, clients: Sequence[int]) -> Cohort:
@@ -131,10 +135,10 @@ class Exchange:
     def schedule(
         self, role: FedAvg, client: int, epochs: int | None = None, again: str = ""
     ) -> BatchSchedule:
-        """Return a client's batches.
+        """Return a client's schedule of batches.
 
-        epochs: number of passes. None: as many as the role has.
-        again: suffix that selects other random numbers.
+        epochs: the number of passes over the data. None: the number that the role defines.
+        again: a suffix that selects different random numbers for a second schedule.
         """
         runtime = self.simulation.runtime
         return make_schedule(
@@ -150,7 +154,7 @@ class Exchange:
         )
 
     def extra_plan(self, role: FedAvg, client: int) -> Tree:
-        """Return the batches of `OwnTraining.extra_batches` as a part of a client's plan."""
+        """Return the batches that `OwnTraining.extra_batches` requests, as part of the plan."""
         if not isinstance(role, OwnTraining):
             return {}
         steps = role.extra_batches(self.federation, self.simulation.runtime.local)
@@ -163,9 +167,9 @@ class Exchange:
         return {f"after_{name}": array for name, array in arrays.items()}
 
     def probes(self, cohort: Cohort) -> Sequence[Probe]:
-        """Return a probe for each client, or an empty sequence if the round is not measured.
+        """Return a probe for each client, or an empty sequence if no analysis needs probes.
 
-        The marks are before training and after each local epoch.
+        The models are tested before training and after each local epoch.
         """
         last, parts = self.simulation.rounds, self.simulation.analysis.parts
         due = [p for p in parts if isinstance(p, LocalEpochs) and p.is_due(self.number, last)]
@@ -201,7 +205,7 @@ class Exchange:
         return gather.result()
 
     def describe(self, cohort: Cohort, trained: Trained) -> ServerRound:
-        """Return the round as the server's hooks receive it."""
+        """Return the description of the round that is passed to the server's hooks."""
         simulation, stage = self.simulation, self.simulation.stage_of(self.number)
         runtime = simulation.runtime
         weights = self.federation.weights[list(cohort.clients)]
@@ -231,12 +235,13 @@ def aggregate(
 
 
 def aggregate_all(exchange: Exchange, clock: Clock) -> tuple[Tree, list[CohortResult]]:
-    """Run an exchange with all clients, one cohort-sized group at a time.
+    """Run an exchange with all clients, in groups of the size of a cohort.
 
-    Each group's messages are averaged at once, so that `aggregate` receives one message and one
-    weight per group. A weighted mean needs no more, and the memory used is that of one cohort.
+    The messages of each group are averaged as soon as the group has finished, so `aggregate`
+    receives one message and one weight per group. This is sufficient for a weighted mean and needs
+    only the memory of one cohort.
 
-    Returns the server's state and the groups' results.
+    Returns the server's state and the results of the groups.
     """
     settings = exchange.simulation.settings
     total, size = settings.num_clients, settings.cohort_size
@@ -253,14 +258,14 @@ def aggregate_all(exchange: Exchange, clock: Clock) -> tuple[Tree, list[CohortRe
 
 
 def broadcast(exchange: FedAvg, server: Tree) -> Tree:
-    """Return what every client of an exchange receives, with the model's running statistics."""
+    """Return the message to all clients of an exchange, including the running statistics."""
     return {"buffers": server["buffers"]} | exchange.broadcast(server)
 
 
 def sample(simulation: Simulation, number: int) -> list[int]:
-    """Return the clients of a round, ascending.
+    """Return the clients that take part in a round, in ascending order.
 
-    They are drawn uniformly without replacement, or read from the file `cohorts.path`.
+    The clients are drawn uniformly without replacement, or read from the file `cohorts.path`.
     """
     if simulation.cohorts is not None:
         return simulation.cohorts[number]
@@ -281,10 +286,13 @@ def find_non_finite(done: Sequence[CohortResult]) -> list[int]:
 
 
 def probe_points(steps: int, epochs: int, between: bool) -> list[tuple[int, int]]:
-    """Return (local steps, epoch) before training and after each epoch.
+    """Return the points at which a model is tested, as pairs (local steps, epochs).
 
-    If `between` is False, return only the first and the last point. All epochs have the same number
-    of steps.
+    The model is tested before training and after each epoch. All epochs have the same number of
+    steps.
+
+    steps: the number of local steps in all epochs.
+    between: whether to include the points between the first and the last one.
     """
     if not steps:
         return [(0, 0)]

@@ -1,8 +1,8 @@
-"""Choose the GPU with the fewest jobs for a job of a sweep, up to `jobs_per_gpu` jobs per GPU.
+"""Assign each job of a sweep to the GPU with the fewest jobs, up to `jobs_per_gpu` jobs per GPU.
 
-All sweeps of a user on a machine coordinate through lock files, one for each job on a GPU. A lock
-ends with its process, even after kill -9. This is tested with processes and simulated GPUs, but not
-yet on a machine with several GPUs.
+All sweeps that a user runs on a machine coordinate through lock files. Each job on a GPU holds one
+lock, which is released when the process ends, even after kill -9. This has been tested with
+processes and simulated GPUs, but not yet on a machine with several GPUs.
 """
 
 import getpass
@@ -22,9 +22,9 @@ log = logging.getLogger("fedexp")
 
 
 def visible(environment: Mapping[str, str] = os.environ) -> list[str]:
-    """Return the names of the GPUs that this process sees, in torch's order.
+    """Return the names of the GPUs that are visible to this process, in torch's order.
 
-    Processes that use the same names for the GPUs get the same list.
+    The names come from CUDA_VISIBLE_DEVICES. If it is not set, they are the numbers of the GPUs.
     """
     count, named = count_gpus(), environment.get("CUDA_VISIBLE_DEVICES")
     names = map(str, range(count)) if named is None else named.replace(" ", "").split(",")
@@ -32,9 +32,9 @@ def visible(environment: Mapping[str, str] = os.environ) -> list[str]:
 
 
 def default_folder() -> Path:
-    """Return the default folder of the locks, one per machine and user.
+    """Return the default folder of the lock files.
 
-    Other users' files could not be locked.
+    Each user of a machine has a separate folder, because a user cannot lock other users' files.
     """
     return Path(tempfile.gettempdir(), f"fedexp-gpus-{getpass.getuser()}")
 
@@ -43,11 +43,11 @@ def default_folder() -> Path:
 def reserve_gpu(
     names: Sequence[str], jobs_per_gpu: int, folder: Path | None = None, interval: float = 1
 ) -> Iterator[int]:
-    """Yield the position in `names` of a GPU that is reserved while the block runs.
+    """Reserve a GPU while the block runs, and yield its position in `names`.
 
-    If all GPUs have the maximum number of jobs, wait and try again every `interval` seconds.
+    If every GPU has `jobs_per_gpu` jobs, try again every `interval` seconds.
 
-    folder: where the lock files are.
+    folder: the folder of the lock files. None: `default_folder`.
     """
     folder = default_folder() if folder is None else folder
     folder.mkdir(parents=True, exist_ok=True)
@@ -59,7 +59,10 @@ def reserve_gpu(
             if position is not None:
                 break
             if not waits:
-                log.info("waiting for a GPU: each has hardware.jobs_per_gpu=%d jobs", jobs_per_gpu)
+                log.info(
+                    "waiting for a GPU: each GPU already has hardware.jobs_per_gpu=%d jobs",
+                    jobs_per_gpu,
+                )
             waits = True
             time.sleep(interval)
         try:
@@ -70,7 +73,12 @@ def reserve_gpu(
 
 
 def take(names: Sequence[str], jobs_per_gpu: int, folder: Path, held: ExitStack) -> int | None:
-    """Reserve the GPU with the fewest jobs, or return None if all GPUs have too many jobs."""
+    """Reserve the GPU with the fewest jobs and return its position in `names`.
+
+    Return None if every GPU has `jobs_per_gpu` jobs.
+
+    held: the stack that holds the lock until it is closed.
+    """
     running: list[list[int]] = []
     for name in names:
         slots = (folder / name).glob("*")

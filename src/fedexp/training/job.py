@@ -1,4 +1,4 @@
-"""A job from the command line: its configuration, its resources and its deadline."""
+"""A job from the command line, with its configuration, its resources and its deadline."""
 
 import math
 import time
@@ -21,7 +21,7 @@ DEADLINE = "FEDEXP_DEADLINE"  # key of hydra.job.env_set: seconds since the epoc
 class Deadline:
     """The time by which a job must have saved its state and exited."""
 
-    # seconds since the epoch: the clocks of all machines of a sweep must agree
+    # Seconds since the epoch. The clocks of all machines in a sweep must agree.
     at: float = math.inf
 
     def check(self, seconds: float = 0.0) -> None:
@@ -31,30 +31,30 @@ class Deadline:
 
 
 def deadline_of(hydra_config: Any) -> Deadline:
-    """Return a job's deadline, which its overrides set."""
+    """Return the deadline that a job's overrides set, or no deadline."""
     given: Mapping[str, Any] = hydra_config.job.get("env_set") or {}
     return Deadline(float(given[DEADLINE])) if DEADLINE in given else Deadline()
 
 
 @dataclass(frozen=True)
 class Place:
-    """What a job knows about where its launcher runs it."""
+    """The resources that the launcher gives to a job."""
 
     cores: int | None = None  # cores that the job may use; None: all cores of its process
-    # True if no scheduler assigns GPUs, so that this machine's jobs share them (see gpus.py)
+    # True if no scheduler assigns GPUs, so the jobs on this machine share them (see gpus.py).
     finds_gpu: bool = False
     alone: bool = True  # no other job writes to the same terminal at the same time
 
 
 @dataclass(frozen=True)
 class Job:
-    """What the command line knows about a job."""
+    """A job as the command line describes it."""
 
     config: DictConfig
     directory: Path
     overrides: Sequence[str]
-    choices: Mapping[str, str]  # group -> option
-    sweep: str | None  # name of the sweep this job belongs to
+    choices: Mapping[str, str]  # the option chosen from each config group
+    sweep: str | None  # name of the sweep that this job belongs to; None for a single run
     place: Place = field(default_factory=Place)
     deadline: Deadline = field(default_factory=Deadline)
-    watch: "Watch | None" = None  # a search's function that may end the run
+    watch: "Watch | None" = None  # function with which a search may end the run

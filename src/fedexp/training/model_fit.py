@@ -1,4 +1,4 @@
-"""Check that a model can be built, reads the data and can be trained, before a run starts."""
+"""Check that a model can be built, accepts the data and can be trained, before a run starts."""
 
 import logging
 from collections.abc import Iterator, Sequence
@@ -24,23 +24,23 @@ log = logging.getLogger("fedexp")
 
 @contextmanager
 def model_file_errors(model: Model) -> Iterator[None]:
-    """Raise ConfigError if a file that a model needs, such as one with weights, cannot be read."""
+    """Raise ConfigError if the model cannot read a file in the block, such as its weights."""
     try:
         yield
     except OSError as error:
         if error.filename is None or lacks_memory(error):
             raise
         raise ConfigError(
-            f"model: {error.filename}: cannot be read by {type(model).__name__} ({error.strerror})"
+            f"model: {type(model).__name__} cannot read {error.filename} ({error.strerror})"
         ) from error
 
 
 @torch.no_grad()
 def check_reads(model: Model, runtime: ClientRuntime) -> None:
-    """Raise ConfigError unless the network returns a row of logits for each of two training
-    examples.
+    """Check the model on two training examples.
 
-    It may fail, for example, because it expects colour images or has too few outputs.
+    Raises ConfigError if the network does not return one row of logits per example, for example
+    because it expects colour images or has too few outputs.
     """
     data = runtime.data
     index = torch.arange(min(2, len(data.x_train)), device=data.x_train.device)
@@ -54,21 +54,24 @@ def check_reads(model: Model, runtime: ClientRuntime) -> None:
     logits = getattr(output, "logits", output)
     if not isinstance(logits, torch.Tensor):
         raise ConfigError(
-            "model: its network must return logits [examples, classes], got"
-            f" {type(logits).__name__}"
+            "model: the network must return logits, a tensor of shape [examples, classes], but it"
+            f" returned {type(logits).__name__}"
         )
     # the algorithm makes the heads of tasks, so their size is not checked
     classes = data.num_classes if runtime.heads is None else 1
     if logits.dim() != 2 or len(logits) != len(index) or logits.shape[1] < classes:
         wanted = [len(index), data.num_classes]
         raise ConfigError(
-            f"model: {type(model).__name__}: its logits have the shape {[*logits.shape]}; must be"
-            f" {wanted}"
+            f"model: the logits of {type(model).__name__} have shape {[*logits.shape]}, but must"
+            f" have shape {wanted}"
         )
 
 
 def check_parts(module: torch.nn.Module, algorithm: FedAvg) -> None:
-    """Raise ConfigError if an algorithm needs a part of the model that the model does not name."""
+    """Raise ConfigError if the model does not provide a part that the algorithm needs.
+
+    Such parts are the features, the last layer and its bias.
+    """
     name, what = type(algorithm).__name__, ""
     classifier = dict(module.named_modules()).get("classifier")
     is_linear = isinstance(classifier, torch.nn.Linear)
@@ -77,54 +80,61 @@ def check_parts(module: torch.nn.Module, algorithm: FedAvg) -> None:
     elif (algorithm.needs_head or algorithm.must_train) and not is_linear:
         what = "the last layer of the model"
     elif algorithm.must_train and getattr(classifier, "bias", None) is None:
-        raise ConfigError(f"model: its last layer has no bias, which {name} needs")
+        raise ConfigError(f"model: {name} needs a bias in the last layer, but the model has none")
     if what:
         known = describe_head(getattr(module, "network", module), None)
         raise ConfigError(
-            f"model: {name} needs {what}: name it in the yaml of the model, such as head: fc"
-            f" (model.head {known})"
+            f"model: {name} needs {what}; name this layer in the yaml file of the model, such as"
+            f" head: fc (model.head {known})"
         )
 
 
 def pass_normalisation(module: torch.nn.Module, data: Data) -> None:
-    """Pass the data set's normalisation to a model that normalises its input again."""
+    """Pass the data set's mean and standard deviation to a model that normalises its input."""
     reading = getattr(module, "reading", None)
     if isinstance(reading, Reading) and isinstance(data, ImageData):
         reading.set_data_normalisation(data.mean, data.std)
 
 
 def check_frozen(module: torch.nn.Module, algorithm: FedAvg) -> None:
-    """Raise ConfigError if all parameters are frozen, or if the algorithm must train a frozen one.
+    """Check and log which parameters are frozen (requires_grad=False).
 
-    Frozen parameters have requires_grad=False. Their number is logged.
+    Raises ConfigError if all parameters are frozen, or if the algorithm must train a frozen
+    parameter.
     """
     every, trained = dict(module.named_parameters()), trainable(module)
     frozen = [name for name in every if name not in trained]
     if not trained:
         raise ConfigError(
-            "model: all its parameters are frozen (requires_grad=False); must have one to train"
+            "model: all parameters are frozen (requires_grad=False), but at least one must be"
+            " trainable"
         )
     if wanted := [name for name in frozen if name in algorithm.must_train]:
         raise ConfigError(
-            f"model: {', '.join(wanted)} frozen (requires_grad=False); must be trainable, because"
-            f" {type(algorithm).__name__} trains the classifier separately"
+            f"model: {', '.join(wanted)} must be trainable, not frozen (requires_grad=False),"
+            f" because {type(algorithm).__name__} trains the classifier separately"
         )
     if frozen:
         total, left = (sum(p.numel() for p in each.values()) for each in (every, trained))
         sizes = total - left, total
-        log.info("frozen (requires_grad=False): %d of %d parameters, not trained or sent", *sizes)
+        log.info(
+            "%d of %d parameters are frozen (requires_grad=False); they are neither trained nor"
+            " sent",
+            *sizes,
+        )
 
 
 def count_left_out(
     algorithm: FedAvg, tasks: Sequence[Federation], local: LocalTraining
 ) -> dict[str, int]:
-    """Count the clients and examples that batch norm cannot train on.
+    """Count the clients and examples that training leaves out because of batch normalisation.
 
-    The model's batch norm needs batches of at least two examples. `clients` is the number of
-    clients that have no such batch in some task and do not train in it. `examples` is the number of
-    examples that each pass leaves out. Return an empty dict if no example is left out.
+    Batch normalisation needs batches of at least two examples. The result has the keys `clients`,
+    the number of clients that do not train in some task because they have no such batch, and
+    `examples`, the number of examples that each pass over the data leaves out. The result is empty
+    if no example is left out.
 
-    Raises ConfigError if no client could train in a task.
+    Raises ConfigError if no client can train in some task.
     """
     idle: set[int] = set()
     lost = 0

@@ -23,11 +23,11 @@ CALLS = 3  # timed calls after a warm-up call; the fastest counts
 def choose_precision(
     hardware: Resolved, runtime: ClientRuntime, clients: int, before: str | None
 ) -> Resolved:
-    """Return the hardware with a precision instead of `auto`, and set up this process for it.
+    """Replace the precision `auto` by the fastest one, and set up this process for it.
 
-    clients: number of clients per round.
-    before: precision that a resumed run started with. It is kept if the device supports it. None
-    for a new run.
+    clients: the number of clients per round.
+    before: the precision with which a resumed run started, or None for a new run. It is used again
+        if the device supports it.
     """
     if hardware.precision != "auto":
         return hardware
@@ -48,10 +48,11 @@ def choose_precision(
 def time_steps(
     hardware: Resolved, runtime: ClientRuntime, clients: int, precisions: Sequence[str]
 ) -> dict[str, float]:
-    """Return the seconds per local step of FedAvg in each precision, with the run's engine.
+    """Return the seconds that a local step of FedAvg takes in each precision.
 
-    A step trains one client, or all clients in the vectorised engine. The precisions are timed in
-    turn, so that other work on the machine slows all of them.
+    The steps run on the engine of the run. The vectorised engine trains all clients in one step,
+    and the other engines train one client. The calls alternate between the precisions, so that
+    other work on the machine slows down all of them equally.
     """
     count = clients if hardware.vectorises else 1
     cohort = make_timing_cohort(runtime, count)

@@ -1,4 +1,4 @@
-"""Prepare a simulation from a checked configuration: load data, partition them, make the model."""
+"""Prepare a run from its configuration: load and partition the data, and build the model."""
 
 import logging
 from dataclasses import dataclass, replace
@@ -47,10 +47,10 @@ class Prepared:
 def prepare(built: Built, share: int | None = None, before: str | None = None) -> Prepared:
     """Load and assemble all parts of a run.
 
-    share: number of cores that the run may use. None: all cores.
-    before: precision that a resumed run started with.
+    share: the number of cores that the run may use. None: all cores.
+    before: the precision with which a resumed run started. None for a new run.
 
-    Raises ConfigError if the data and the settings do not fit together.
+    Raises ConfigError if the settings are incompatible with each other or with the data.
     """
     built = centralized_config(built)
     metrics = metrics_of(built)
@@ -64,7 +64,7 @@ def prepare(built: Built, share: int | None = None, before: str | None = None) -
     module, algorithm = make_model(built, data, first)
     module = module.to(hardware.device, hardware.dtype)
     module = module.to(memory_format=LAYOUT)  # type: ignore[call-overload]
-    # Batches are padded to this size, so it is at most the number of training examples.
+    # Batches are padded to the batch size, so limit it to the number of training examples.
     local = replace(built.local, batch_size=min(built.local.batch_size, len(data.y_train)))
     built = replace(built, algorithm=algorithm, local=local)
     check_frozen(module, algorithm)
@@ -113,7 +113,11 @@ def resolve(built: Built, share: int | None) -> Resolved:
 
 
 def make_model(built: Built, data: Data, federation: Federation) -> tuple[nn.Module, FedAvg]:
-    """Return the initial model, adapted by the algorithm, and the algorithm fitted to it."""
+    """Return the initial model and the algorithm.
+
+    Some algorithms adapt the model, for example by adding a head. These algorithms are then fitted
+    to the adapted model.
+    """
     model, algorithm = built.model, built.algorithm
 
     def build() -> nn.Module:
@@ -137,7 +141,7 @@ def runtime_of(
     """Return the runtime that trains and tests all clients."""
     settings, dataset = built.settings, built.dataset
     heads = families.heads_of(built.algorithm, federation.tasks)
-    # texts are augmented by dropout keys, which are always needed
+    # The augmentation of text draws the keys for dropout, which are always needed.
     augments = dataset.augmentation.active and (settings.augment or dataset.kind == "text")
     return ClientRuntime(
         net=FunctionalNetwork(module, hardware.precision),
@@ -154,10 +158,10 @@ def runtime_of(
 
 
 def metrics_of(built: Built) -> Metrics:
-    """Return the run's metrics.
+    """Return the metrics of the run.
 
-    They are those of every run, those of the group `forgetting_metric`, and the personalised test
-    if it is requested.
+    These are the metrics that every run computes, the option `forgetting_metric`, and the test of
+    personal models if it is requested.
     """
     chosen: list[ForgettingMetric] = [
         BackwardTransfer(),
@@ -171,17 +175,16 @@ def metrics_of(built: Built) -> Metrics:
 
 
 def centralized_config(built: Built) -> Built:
-    """Return the configuration with one client that has all training data if the run is
-    centralized.
+    """Return the configuration of a centralized run, with one client that has all training data.
 
-    Other configurations (see `algorithm.paradigm`) are returned unchanged.
+    If `algorithm.paradigm` is not `centralized`, the configuration is returned unchanged.
     """
     if built.algorithm.paradigm != "centralized":
         return built
     if built.cohorts.path is not None:
         raise ConfigError(
             f"cohorts.path={built.cohorts.path}: must be null with algorithm.paradigm=centralized,"
-            " which has one client"
+            " which has only one client"
         )
     log.info(
         "algorithm.paradigm=centralized: one client holds all training data; partition and"

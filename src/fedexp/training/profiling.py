@@ -15,7 +15,7 @@ from fedexp.core import storage
 
 log = logging.getLogger("fedexp")
 SLOWEST = 10
-# column of operations.csv -> torch's times in microseconds
+# the columns of operations.csv -> the attributes of torch's profiler with times in microseconds
 TIMES = {
     "self_cpu_ms": "self_cpu_time_total",
     "cpu_ms": "cpu_time_total",
@@ -27,8 +27,11 @@ TIMES = {
 def profiled(directory: Path, number: int) -> Iterator[None]:
     """Profile the block and log the slowest operations.
 
-    The results are profile/trace.json.gz (for chrome://tracing or Perfetto) and
+    The results are written to profile/trace.json.gz (for chrome://tracing or Perfetto) and to
     profile/operations.csv.
+
+    directory: the run directory.
+    number: the number of the profiled round.
     """
     activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * torch.cuda.is_available()
     with torch.profiler.profile(activities=activities) as profiler:
@@ -41,7 +44,7 @@ def profiled(directory: Path, number: int) -> Iterator[None]:
         storage.write_atomically(folder / "trace.json.gz", gzip.compress(trace.read()))
     shown = table.head(SLOWEST).to_string(index=False, float_format=lambda value: f"{value:.1f}")
     log.info(
-        "round %d, the %d slowest operations (all: profile/operations.csv):\n%s",
+        "round %d: the %d slowest operations (profile/operations.csv lists all operations):\n%s",
         number,
         SLOWEST,
         shown,
@@ -49,9 +52,10 @@ def profiled(directory: Path, number: int) -> Iterator[None]:
 
 
 def operations(profiler: torch.profiler.profile) -> pd.DataFrame:
-    """Return one row per operation, slowest first.
+    """Return a table with one row per operation, in the order of decreasing time.
 
-    A row has the milliseconds in the operation itself and including its callees, and its share.
+    A row has the time of the operation in milliseconds, without and with the operations that it
+    calls, and its share of the total time in percent.
     """
     events = profiler.key_averages()
     table = pd.DataFrame({"operation": [e.key for e in events], "calls": [e.count for e in events]})

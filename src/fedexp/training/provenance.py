@@ -1,4 +1,4 @@
-"""Provenance of a run: versions, commit, hardware, and which of these determine the numbers."""
+"""Provenance of a run: the versions, commit and hardware with which its results were computed."""
 
 import functools
 import platform
@@ -20,17 +20,18 @@ from fedexp.engine.hardware import Resolved
 from fedexp.rundir.fingerprint import code_marks, fingerprint
 from fedexp.training.state import State
 
-# Packages that affect the numbers, from decoding images to solving linear programs.
+# packages that affect the results, from decoding images to solving linear programs
 NUMERIC = ("torch", "torchvision", "numpy", "scipy", "scikit-learn", "pillow")
 PROCESSES = Path("/proc")
 
 
 def environment(config: Mapping[str, Any], hardware: Resolved, state: State) -> dict[str, Any]:
-    """Return the versions and the hardware that the numbers were computed with.
+    """Return the versions and the hardware with which the results were computed.
 
-    `determinism` holds everything, except the data, that must be equal to reproduce the numbers bit
-    by bit. If a run was resumed with other settings, `spans` lists the rounds and settings of each
-    part, and `determinism` holds only the settings that were the same in all parts.
+    The entry `determinism` lists everything, except the data, that must be equal to reproduce the
+    results bit by bit. If the run was resumed in a different environment, `determinism` contains
+    only the values that stayed the same, and its entry `spans` lists the rounds and the
+    environment of each part of the run.
     """
     decisive = {"config": fingerprint(config), "seeds": config["seeds"]}
     decisive |= code_and_hardware(config, hardware)
@@ -48,9 +49,9 @@ def environment(config: Mapping[str, Any], hardware: Resolved, state: State) -> 
 
 
 def code_and_hardware(config: Mapping[str, Any], hardware: Resolved) -> dict[str, Any]:
-    """Return the versions, the code and the arithmetic that the numbers depend on.
+    """Return the versions, code and hardware settings on which the results depend.
 
-    `code` lists the checksums of the user's classes.
+    The entry `code` lists the checksums of the user's classes.
     """
     code = sorted(set(code_marks(config).values()))
     found = {"versions": versions(*NUMERIC), "commit": commit()}
@@ -60,9 +61,11 @@ def code_and_hardware(config: Mapping[str, Any], hardware: Resolved) -> dict[str
 def begin_span(
     state: State, config: Mapping[str, Any], hardware: Resolved, marks: Mapping[str, str]
 ) -> None:
-    """Record the versions, hardware and data for the rounds from here on, if they have changed.
+    """Record the versions, hardware and data with which the next rounds are computed.
 
-    marks: `origin.current_marks` the run.
+    Nothing is recorded if they are the same as for the previous rounds.
+
+    marks: the result of `origin.current_marks` for the run.
     """
     data = {key: mark for key, mark in marks.items() if BYTES in mark}
     now = code_and_hardware(config, hardware) | {"data": data}
@@ -72,7 +75,7 @@ def begin_span(
 
 
 def list_spans(state: State) -> list[dict[str, Any]]:
-    """Return the first and last round (`rounds`) and the settings of each span."""
+    """Return the first and last round (`rounds`) and the environment of each span of rounds."""
     lasts = [*(span["first"] - 1 for span in state.spans[1:]), state.round]
     listed = []
     for span, last in zip(state.spans, lasts, strict=True):
@@ -82,20 +85,20 @@ def list_spans(state: State) -> list[dict[str, Any]]:
 
 
 def versions(*packages: str) -> dict[str, str]:
-    """Return the versions of fedexp, Python and those of the packages that are installed."""
+    """Return the versions of fedexp, Python and the given packages, if they are installed."""
     found = {"fedexp": fedexp.__version__, "python": platform.python_version()}
     for package in packages:
         with suppress(metadata.PackageNotFoundError):
             found[package] = metadata.version(package)
-    return found | {"torch": str(torch.__version__)}  # with the build, such as +cpu
+    return found | {"torch": str(torch.__version__)}  # includes the build, such as +cpu
 
 
-# cached, because the running code is loaded once, and because git starts processes
+# The result is cached, because the running code does not change and calling git is slow.
 @functools.cache
 def commit() -> str | None:
-    """Return the git commit of the running fedexp checkout, or None if installed from a wheel.
+    """Return the git commit of the fedexp checkout, or None if fedexp was installed from a wheel.
 
-    A `+` at the end means that there are local changes.
+    A `+` at the end means that the checkout has uncommitted changes.
     """
 
     def git(*arguments: str) -> str:
@@ -117,10 +120,10 @@ def commit() -> str | None:
 def peak_memory(device: torch.device) -> dict[str, int | None]:
     """Return the peak memory in bytes.
 
-    `host` is the sum of the peaks of this process and its children. It is an upper bound of the
-    memory used at one time, because shared pages count for each process. `device` is the memory
-    that torch reserved on a GPU, None on a CPU. A process that runs several jobs reports the peak
-    of all of them.
+    The entry `host` is the sum of the peaks of this process and its child processes. This is an
+    upper bound of the memory used at any time, because shared pages are counted once per process.
+    The entry `device` is the memory that torch reserved on a GPU, or None on a CPU. If a process
+    runs several jobs, the values are the peaks over all its jobs.
     """
     held = torch.cuda.max_memory_reserved(device) if device.type == "cuda" else None
     host = 0
