@@ -361,7 +361,7 @@ def test_adapters_support_convolutions():
     """PILoRA adds them; LoRM has no equation for them."""
     model = Convolved(lora=LoRA(rank=2, targets=("0",)))
     assert tree.is_finite(play(stream(PILORA, model=model), 3).server["params"])
-    with pytest.raises(ConfigError, match=r"model\.lora\.targets: LoRM merges linear layers"):
+    with pytest.raises(ConfigError, match=r"model\.lora\.targets: LoRM requires linear layers"):
         stream(LoRM(off_diagonal=0.5), model=model)
 
 

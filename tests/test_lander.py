@@ -293,10 +293,13 @@ def test_random_embeddings_are_reproducible():
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (None, "cannot be read (No such file or directory)"),
-        ("1,2\n3,4\n", "has 2 x 2 numbers; must be a matrix of 4 rows, one a class"),
-        ("1,nan\n1,2\n1,2\n1,2\n", "has numbers that are not finite"),
-        ("cat,dog\n", "is not a matrix of numbers"),
+        (None, "the file cannot be read (No such file or directory)"),
+        (
+            "1,2\n3,4\n",
+            "the array has shape 2 x 2, but must be a matrix with 4 rows, one per class",
+        ),
+        ("1,nan\n1,2\n1,2\n1,2\n", "the file contains numbers that are not finite"),
+        ("cat,dog\n", "the file does not contain a matrix of numbers"),
     ],
 )
 def test_embeddings_of_wrong_shape_are_refused(tmp_path, content, message):
@@ -312,7 +315,9 @@ def test_missing_embeddings_are_refused():
         ConfigError, match=r"needs an embedding of each class name.*algorithm\.embeddings=random"
     ):
         stream(embeddings=None)
-    with pytest.raises(ConfigError, match=r"must be a \.npy, \.npz or \.csv file, or random"):
+    with pytest.raises(
+        ConfigError, match=r"must be random or the path of a \.npy, \.npz or \.csv file"
+    ):
         embeddings("clip", 4, 8)
     with pytest.raises(ConfigError, match=r"algorithm\.radius=-1"):
         replace(LANDER_, radius=-1.0)

@@ -287,7 +287,7 @@ def test_resume_restores_server_optimizer_state(tmp_path):
             ["server.optimizer=adm"],
             "server.optimizer=adm: must be one of sgd, adam, yogi, adagrad (nearest: 'adam')",
         ),
-        (["server.lr=0.5"], "server.lr=0.5: must be left out without server.optimizer"),
+        (["server.lr=0.5"], "server.lr=0.5: must be omitted unless server.optimizer is set"),
         (
             ["server.optimizer=adam", "server.momentum=0.5"],
             "server.momentum=0.5: must be 0 with adam",

@@ -160,7 +160,7 @@ def test_array_of_elements_without_size_is_refused(tmp_path):
 
 def test_matrix_larger_than_its_file_is_refused(tmp_path):
     (tmp_path / "x.npy").write_bytes(npy("<f4", (10**12, 10**4)))
-    with pytest.raises(ConfigError, match="is not a matrix of numbers"):
+    with pytest.raises(ConfigError, match="does not contain a matrix of numbers"):
         read_matrix(tmp_path / "x.npy")
 
 

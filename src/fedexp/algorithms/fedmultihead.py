@@ -25,7 +25,7 @@ from fedexp.models import classifier_of
 
 class FedMultiHead(OwnModel, TaskHeads):
     sends = ("params", "rows")
-    own_step = "the server restores the heads of other tasks, but momentum would change them"
+    own_step = "its server restores the heads of other tasks, but momentum would change them"
     scenarios = TASKS
     separate_tasks = True
     must_train = HEAD

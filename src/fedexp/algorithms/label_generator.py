@@ -1,24 +1,23 @@
-"""Images generated from a classifier and an embedding of each class name: the server's phase of
-LANDER.
+"""LANDER's server phase: images generated from a classifier and embeddings of the class names.
 
 M.-T. Tran et al., CVPR 2024, and its released code (methods/lander.py, methods/generator.py). A
 generator transforms the embeddings e_y of labels y with batch norm, then with a linear layer that
 is redrawn from N(0, 1) for each batch (a separate layer for every ten images of the batch), then
-with the convolutions of TARGET's generator. For each batch, with t and a the teacher's logits and
-mapped features on (G(e_y) - m) / s, and z a student's logits, `steps` steps of Adam minimise
+with the convolutions of TARGET's generator. t and a are the teacher's logits and mapped features on
+(G(e_y) - m) / s, and z are a student's logits. For each batch, `steps` steps of Adam minimise
     min over G, m, s   ONE_HOT * CE(t, y) + BATCH_NORM * (distance of statistics, see generator.py)
                        + ltc * max(0, MSE(a, e_y) - r)
                        - mean of KL(softmax(t) || softmax(z)) where argmax t = argmax z
-Each batch has a fresh optimizer. m and s, the "learnable data statistics", have one value per
-channel and are kept from batch to batch. The images of the step with the lowest loss are kept, with
-8 bits per value, for all batches except the first `warmup`. After each batch that is kept, the
-student takes `student_steps` steps of SGD on the images so far, reshuffled in each pass and
-normalised like the data set, with
+Each batch uses a fresh optimizer. m and s, the "learnable data statistics", have one value per
+channel and are not reset between batches. Of each batch except the first `warmup`, the images from
+the step with the lowest loss are kept, with 8 bits per value. After each kept batch, the student
+takes `student_steps` steps of SGD on all images kept so far, which are shuffled in each pass and
+normalised like the data set. Its loss is
     T^2 KL(softmax(t / T) || softmax(z / T)) + ltc * MSE(mapped features of student, of teacher),
     T = STUDENT_T.
-The first formula's last term, which needs the student, is used after the student has been trained
-`TRUST` times. Labels are balanced: each class appears equally often, and the remainder is random.
-All outputs are those of the classes that the teacher knows.
+The last term of the first formula needs the student, so it is used only after the student has been
+trained `TRUST` times. Labels are balanced: each class appears equally often, and the remaining
+labels are random. All logits are restricted to the classes that the teacher knows.
 """
 
 import math
@@ -34,16 +33,15 @@ from fedexp.algorithms.interfaces import Pixels, ServerNetwork
 from fedexp.core.tree import Params
 
 ROWS = 10  # number of images that share a noisy layer
-ONE_HOT, BATCH_NORM, ADVERSARIAL = 0.5, 1.0, 1.0  # from here on: the authors' values
+ONE_HOT, BATCH_NORM, ADVERSARIAL = 0.5, 1.0, 1.0  # from this line on, the authors' values
 LR_STATISTICS, MEAN, STD = 0.01, 0.5, 0.2  # m and s: learning rate and initial values
 STUDENT_T, STUDENT_BATCH, TRUST = 20.0, 128, 3
 LR, MOMENTUM, WEIGHT_DECAY = 0.1, 0.9, 2e-4  # for the student
 
 
 class LabelGenerator(Generator):
-    """Generate images [n, channels, height, width] with values from 0 to 1 for labels [n].
-
-    n is at most `count`.
+    """Generate images [n, channels, height, width] with values from 0 to 1 for labels [n], n <=
+    `count`.
     """
 
     def __init__(self, shape: tuple[int, int, int], width: int, anchors: Tensor, count: int):
@@ -69,7 +67,7 @@ class LabelGenerator(Generator):
 
 
 class Student:
-    """A model that learns from the images generated so far; `net` always has it loaded."""
+    """A model that learns from the images generated so far; it is always loaded in `net`."""
 
     def __init__(self, net: ServerNetwork, teacher: Params, known: Tensor, ltc: float):
         self.net, self.teacher, self.known, self.ltc = net, teacher, known, ltc
@@ -99,9 +97,10 @@ class Student:
             optimizer.step()
 
     def difference(self, x: Tensor, taught: Tensor) -> Tensor:
-        """Return how much the student's logits, in eval mode, differ from the logits `taught`.
+        """Return the mean divergence of the student's logits, in eval mode, from the logits
+        `taught`.
 
-        The scalar counts only examples for which both have the same first choice.
+        Only examples for which both predict the same class contribute to the scalar.
         """
         logits = self.net(self.net.snapshot() | self.net.buffers(), x).logits[:, self.known]
         agrees = (logits.argmax(1) == taught.argmax(1)).to(logits)
@@ -110,9 +109,9 @@ class Student:
 
 
 def shuffled(count: int) -> Iterator[Tensor]:
-    """Yield the indices of batches endlessly, in a new order in each pass.
+    """Yield batches of indices endlessly, in a new order in each pass.
 
-    A batch of a single example is skipped.
+    Batches with a single example are skipped.
     """
     while True:
         yield from (part for part in torch.randperm(count).split(STUDENT_BATCH) if len(part) > 1)
@@ -121,8 +120,8 @@ def shuffled(count: int) -> Iterator[Tensor]:
 def initial_values(name: str, value: Tensor) -> Tensor:
     """Return initial values of a student's parameter.
 
-    Matrices and kernels are initialised as by Glorot, batch norm's scales around 1, and biases with
-    0.
+    Matrices and kernels use Glorot initialisation, batch norm scales are drawn around 1, and biases
+    are 0.
     """
     if value.dim() > 1:
         return nn.init.xavier_normal_(torch.empty(value.shape)).to(value)
@@ -132,7 +131,7 @@ def initial_values(name: str, value: Tensor) -> Tensor:
 
 
 def draw_balanced_labels(classes: int, count: int) -> Tensor:
-    """Return `count` class indices, int64, with each class equally often and the remainder drawn at
+    """Return `count` class indices, int64, with each class equally often and the remaining ones
     random."""
     return torch.cat(
         [torch.arange(classes).repeat(count // classes), torch.randint(classes, (count % classes,))]

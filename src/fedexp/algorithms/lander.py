@@ -1,11 +1,11 @@
-"""LANDER: features of real and generated images stay close to embeddings of the class names.
+"""LANDER: keep features of real and generated images close to embeddings of the class names.
 
 M.-T. Tran, T. Le, X.-M. Le, M. Harandi, D. Phung, "Text-Enhanced Data-free Approach for Federated
 Class-Incremental Learning", CVPR 2024. As in TARGET, no example of an old task is kept. When a task
-begins, the server generates images x~ of the old classes from theta_{t-1}, the global model at the
-end of the last task (see label_generator.py), and sends both. e_y is the embedding of class y's
-name (the anchor), and a(x) are the features of x after a linear layer to the space of the
-embeddings. The bounding loss is
+begins, the server generates images x~ of the old classes from theta_{t-1}, the global model from
+the end of the previous task (see label_generator.py), and sends the images and theta_{t-1} to the
+clients. e_y is the embedding of class y's name (the anchor), and a(x) are the features of x after a
+linear layer that maps them to the space of the embeddings. The bounding loss is
     B = max(0, MSE(a(x), e_y) - r)   (MSE: the mean over the batch and the numbers of an embedding),
 A local step in task 1 minimises
     L = CE + ltc * B
@@ -17,25 +17,26 @@ where CE is over the classes of task t only, and L_d (continual.py, temperature 
 classes. The linear layer is trained, averaged and sent with the model.
 
 The embeddings come from a file, `embeddings=<file>`, with one row per class in the order of the
-data set's classes; docs/guide/continual_learning.md describes how to create it. A run without a
-file is refused. `embeddings=random` uses random vectors instead, with the width of the features and
-entries of variance 1. The anchors then contain no information about the classes' meaning, and only
-the bounds and the generator of LANDER remain. Such a run is not a result of LANDER; the option is
-recorded in config.yaml and in the run's first lines.
+data set's classes; docs/guide/continual_learning.md describes how to create it. Without a file, a
+run stops with an error. `embeddings=random` uses random vectors instead, which have the width of
+the features and entries with variance 1. The anchors then contain no information about the meaning
+of the classes, and only LANDER's bounding loss and generator remain. The result of such a run is
+not a result of LANDER; config.yaml and the first lines of the log record the option.
 
 Checked against the authors' code (tmtuan1307/LANDER, methods/lander.py), which is the source of the
-formulas; the numbers of the paper's equations were not available. Its values for CIFAR-100 are in
-conf/algorithm/lander.yaml. In the code, the server makes 50 batches of 256 images and keeps those
-from the tenth on, and clients use 10,000 of them. Here the first 9 batches are skipped and the next
-39 are kept, 9,984 images.
+formulas; the equation numbers of the paper were not available. conf/algorithm/lander.yaml contains
+the authors' values for CIFAR-100. In their code, the server generates 50 batches of 256 images and
+keeps the batches from the tenth on, and clients use 10,000 of these images. In fedexp, the server
+skips the first 9 batches and keeps the next 39, which are 9,984 images.
 
-Deviations: A client uses the images in the same order throughout a round; the code shuffles them in
-each pass. Images are neither cropped nor flipped, on clients or on the server. The model has all C
-outputs from the start, and the losses exclude those of later tasks. Weights are n_k, not equal. The
-model at the end of a task is the average of its last round; the code uses the model that was sent
-in the round with the lowest training loss, before that round's average. The student's biases start
-at 0; in the code, those of linear layers and convolutions start at N(0, 1). The images count as
-sent in every round. The method requires tasks with new classes.
+Deviations: A client uses the images in the same order throughout a round; the authors' code
+shuffles them in each pass. Images are neither cropped nor flipped, on clients or on the server. The
+model has all C outputs from the start, and the losses exclude the outputs of later tasks. The
+server weights clients by n_k, not equally. The model from the end of a task is the average from its
+last round; the authors' code uses the model that was sent in the round with the lowest training
+loss. The student's biases start at 0; in the authors' code, the biases of linear layers and
+convolutions are drawn from N(0, 1). The images count as traffic in every round. The method requires
+tasks with new classes.
 """
 
 import logging
@@ -84,14 +85,14 @@ class LANDER(DataFree, OwnModel):
     needs_features = True
     needs_head = True
 
-    # file with one embedding per class name, one row per class; random: no text
+    # file with one row per class, the embedding of its name; random: random vectors
     embeddings: str | None
-    radius: NonNegative  # r of the bounding loss, in units of an embedding's squared entries
+    radius: NonNegative  # r of the bounding loss, in the unit of squared embedding entries
     ltc: NonNegative  # weight of the bounding loss
     alpha_cur: Positive  # weight of the new task's losses
     alpha_pre: NonNegative  # weight of the distillation
-    warmup: CountFrom0  # number of batches that the server generates before those that it keeps
-    # number of student steps on the server after each batch of images; 0: no student
+    warmup: CountFrom0  # number of batches that the server generates and discards first
+    # number of student steps on the server after each kept batch of images; 0: no student
     student_steps: CountFrom0
 
     needs = Needs(
@@ -112,7 +113,7 @@ class LANDER(DataFree, OwnModel):
     def fitted(self, module: nn.Module) -> "LANDER":
         if self.embeddings == label_text.RANDOM:
             log.warning(
-                "algorithm.embeddings=random: the anchors are random vectors, no embeddings of"
+                "algorithm.embeddings=random: the anchors are random vectors, not embeddings of"
                 " class names"
             )
         return self
@@ -131,7 +132,7 @@ class LANDER(DataFree, OwnModel):
         scale = [anchors.new_full((pixels.shape[0], 1, 1), v).requires_grad_() for v in (MEAN, STD)]
         student = Student(net, server["old"], classes, self.ltc)
         for number in range(self.warmup + self.batches):
-            # positions in the list of classes
+            # indices into `classes`
             labels = draw_balanced_labels(len(classes), self.batch_size).to(anchors.device)
             wanted, best = classes[labels], Best()
             generator.renew()
@@ -181,7 +182,6 @@ class LANDER(DataFree, OwnModel):
         return cur * learning + pre * kept
 
     def weights(self, old: Tensor, seen: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the weights cur and pre for the numbers of old classes and of all classes so
-        far."""
+        """Return the weights (cur, pre) for `old` old classes and `seen` classes so far."""
         alpha, beta = (seen / 2 + 1).log2(), (old / seen).sqrt()
         return self.alpha_cur * (1 + 1 / alpha) / beta, self.alpha_pre * alpha * beta

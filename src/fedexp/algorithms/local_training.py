@@ -16,15 +16,17 @@ from fedexp.core.limits import (
 
 Optimizer = Literal["sgd", "nesterov", "adam", "adamw", "adamax", "adagrad", "rmsprop", "adadelta"]
 OPTIMIZERS: tuple[str, ...] = get_args(Optimizer)
-# how the clients' learning rate changes from round to round
+# how the clients' learning rate changes over the rounds
 LrSchedule = Literal["exponential", "constant", "step", "cosine"]
-# schedules whose rate depends on the total number of rounds
+# schedules that depend on the total number of rounds
 SCHEDULES_OVER_ALL_ROUNDS = ("cosine",)
 
 
 class LocalTraining(Checked, prefix="local."):
-    """A client's local training in a round: `epochs` passes over its examples (config node
-    `local`)."""
+    """A client's local training in a round (config node `local`).
+
+    It consists of `epochs` passes over the client's examples.
+    """
 
     epochs: Count
     batch_size: Count
@@ -34,8 +36,8 @@ class LocalTraining(Checked, prefix="local."):
     momentum: ShareBelow1
     weight_decay: NonNegative
     schedule: LrSchedule = "exponential"
-    step_rounds: Count = 10  # for schedule=step: rounds between two decays
-    lr_min: NonNegative = 0.0  # for schedule=cosine: the rate that would follow the last round
+    step_rounds: Count = 10  # for schedule=step: number of rounds between two decays
+    lr_min: NonNegative = 0.0  # for schedule=cosine: the rate after the last round
     # number of rounds in which the rate rises linearly before the schedule starts
     warmup: CountFrom0 = 0
 
@@ -48,11 +50,11 @@ class LocalTraining(Checked, prefix="local."):
         require(good, "local.lr_min", self.lr_min, f"at most local.lr={self.lr}")
 
     def lr_at(self, round: int, rounds: int | None = None) -> float:
-        """Return the learning rate of round 1, 2, ... (within a task); it is constant within a
-        round.
+        """Return the learning rate of a round, which is constant within the round.
 
-        rounds: total number of rounds (of a task), which schedule=cosine needs. In round i = 1 .. w
-        of the warm-up, the rate is lr * i / (w + 1). After it, with t rounds since the warm-up:
+        round: number of the round, from 1 (within a task). rounds: total number of rounds (of a
+        task), required for schedule=cosine. In round i = 1 .. w of the warm-up, the rate is lr * i
+        / (w + 1). Then, t rounds after the warm-up, it is
             exponential  lr * lr_decay^t (FedNTD B.3)
             step         lr * lr_decay^floor(t / step_rounds)
             cosine       lr_min + (lr - lr_min) (1 + cos(pi t / (rounds - w))) / 2

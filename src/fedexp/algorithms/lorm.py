@@ -1,33 +1,35 @@
-"""LoRM: the server merges adapters in closed form to approximate the clients' layers.
+"""LoRM: the server merges adapters in closed form so that they approximate the clients' layers.
 
 R. Salami, P. Buzzega, M. Mosconi, J. Bonato, L. Sabetta, S. Calderara, "Closed-form Merging of
 Parameter-Efficient Modules for Federated Continual Learning", ICLR 2025. The backbone is frozen.
-Each task starts with new adapters, without those of earlier tasks. A round trains the head and
-either all B_k (the first, third, ... round of a task) or all A_k, with CE over the classes of the
-task. X_k are a layer's inputs for all examples of client k, and G_k = X_k^T X_k with its
-off-diagonal entries multiplied by `off_diagonal`. The server solves
+Each task starts with new adapters and does not use the adapters of earlier tasks. Each round trains
+the head and either all B_k (in the first, third, ... round of a task) or all A_k, with CE over the
+classes of the task. X_k are a layer's inputs for all examples of client k, and G_k is X_k^T X_k
+with its off-diagonal entries multiplied by `off_diagonal`. The server solves
     min_B sum_k ||B A X_k - B_k A X_k||^2     B = (sum_k B_k A G_k) A^T (A (sum_k G_k) A^T)^+
     min_A sum_k ||B A X_k - B A_k X_k||^2     A = (sum_k A_k G_k) (sum_k G_k)^+
-and for the head, in the same way, W = (sum_k W_k G_k) (sum_k G_k)^+; its bias is the mean by n_k.
-From the second task on, the tested model is the backbone plus the merged change over the tasks s =
-1..t,
+and for the head, in the same way, W = (sum_k W_k G_k) (sum_k G_k)^+; its bias is the mean weighted
+by n_k. From the second task on, the tested model is the backbone plus the change merged over the
+tasks s = 1..t,
     (sum_s B_s A_s G_s) (sum_s G_s)^+,     G_s = sum_k G_k.
 
 Checked against the authors' code (aimagelab/fed-mammoth, _models/lorm.py and regmean.py), which is
-the source of the formulas; the numbers of the paper's equations were not available. The code's
-values are `alpha_regmean` (here off_diagonal) = 0.5, rank 16 on all linear layers of the blocks,
-and AdamW with 3e-4 and a weight decay (`wd_reg`) of 0.1 for the parameters that a round trains:
+the source of the formulas; the equation numbers of the paper were not available. The code uses
+`alpha_regmean` (off_diagonal in fedexp) = 0.5, rank 16 on all linear layers of the blocks, and
+AdamW with learning rate 3e-4 and weight decay (`wd_reg`) 0.1 on the parameters that a round trains:
 local.optimizer=adamw local.lr=0.0003 algorithm.weight_decay=0.1. `a_rate` and `b_rate` are the
 code's `lr_A` and `lr_B` divided by the head's learning rate; both are 1 by default, as in the code.
-The commands in the code's README for the published results use wd_reg=0 in every setting, rank 1 to
-32, and other learning rates, such as lr_B=0.001 and lr_A=0.01 for Cars-196 and ImageNet-A.
+For the published results, the commands in the code's README use wd_reg=0 in every setting, ranks
+from 1 to 32, and other learning rates, such as lr_B=0.001 and lr_A=0.01 for Cars-196 and
+ImageNet-A.
 
-Deviations: G_s is that of the clients in the last round of task s. In the code, all clients compute
-it once more at the end of a task, and the change within a task is a plain mean. G_k is that of the
-trained local model; in the code, from the second task on, it is that of this mean. Inverses are
-pseudo-inverses, also for the head. The head's rows for other tasks do not change. Only linear
-layers are merged. The Gram matrices count as sent; for a layer with n inputs, each has n^2 entries.
-The method requires tasks with new classes.
+Deviations: G_s sums over the clients in the last round of task s. In the authors' code, all clients
+compute their G_k once more at the end of a task, and the change within a task is a plain mean. G_k
+is computed with the trained local model; in the authors' code, from the second task on, it is
+computed with this mean. All inverses are pseudo-inverses, including the inverse for the head. The
+head's rows for other tasks do not change. Only linear layers are merged. The Gram matrices count as
+traffic; for a layer with n inputs, each has n^2 entries. The method requires tasks with new
+classes.
 """
 
 from dataclasses import replace
@@ -57,18 +59,18 @@ from fedexp.models import Output
 from fedexp.models.lora import LowRank
 from fedexp.models.own import Headed
 
-CHANGE = ".change"  # end of the names of the layers' merged changes
+CHANGE = ".change"  # suffix of the names of the layers' merged changes
 
 
 class LoRM(NewAdapters):
     must_train = HEAD
 
-    # factor for the off-diagonal entries of a Gram matrix; 1: unchanged, 0: only the diagonal
+    # factor for the off-diagonal entries of a Gram matrix; 1: no change, 0: only the diagonal
     off_diagonal: Share
     # learning rates of A and B, as multiples of the head's learning rate
     a_rate: NonNegative = 1.0
     b_rate: NonNegative = 1.0
-    # for the parameters that a round trains; None: local.weight_decay
+    # weight decay of the parameters that a round trains; None: local.weight_decay
     weight_decay: NonNegativeOrNone = None
 
     needs = Needs(
@@ -102,8 +104,7 @@ class LoRM(NewAdapters):
         return begun | {"products": products, "grams": grams, "trains_b": first}
 
     def sum_over_tasks(self, server: Tree, local: Params, latest: Params) -> tuple[Params, Params]:
-        """Return for each layer the sums of B_s A_s G_s and of G_s over the earlier and current
-        tasks."""
+        """Return the sums of B_s A_s G_s and of G_s over the tasks so far, for each layer."""
         products = {
             name: old + local[name + UP] @ local[name + DOWN] @ latest[name]
             for name, old in server["products"].items()
@@ -171,9 +172,9 @@ class LoRM(NewAdapters):
         }
 
     def merge_tasks(self, server: Tree, local: Params, latest: Params, first: bool) -> Params:
-        """Return the tested model, which has its change over all tasks instead of the adapters.
+        """Return the tested model, which has the change merged over all tasks instead of adapters.
 
-        first: whether this is task 1.
+        first: whether the current task is task 1.
         """
         products, grams = self.sum_over_tasks(server, local, latest)
         tested = dict(local)
@@ -195,7 +196,7 @@ def invert(matrix: Tensor) -> Tensor:
 
 
 def merge_down(parts: Tensor, grams: Tensor) -> Tensor:
-    """Return the matrix [m, n] whose outputs are closest to those of the clients' matrices.
+    """Return the matrix [m, n] whose outputs are closest to the outputs of the clients' matrices.
 
     parts: [S, m, n], the clients' matrices; grams: [S, n, n], the Gram matrices of their inputs.
     """
@@ -203,24 +204,26 @@ def merge_down(parts: Tensor, grams: Tensor) -> Tensor:
 
 
 def merge_up(parts: Tensor, down: Tensor, grams: Tensor) -> Tensor:
-    """Return B [m, r] merged from `parts` [S, m, r].
+    """Return the matrix B [m, r] merged from the clients' matrices B_k.
 
-    As in `merged`, where the inputs are the outputs of A, down [r, n].
+    parts: [S, m, r], the B_k; down: [r, n], A. B is merged as in `merge_down`, with the outputs of
+    A as inputs.
     """
     return merge_down(parts, down.double() @ grams.double() @ down.double().T)
 
 
 class Changed(LowRank):
-    """A linear layer with its adapter and a merged change, which is added like B A.
+    """A linear layer with an adapter and a merged change; the layer adds scale * (B A + change) x
+    to its output.
 
-    The layer stores its latest inputs.
+    The layer stores its most recent inputs.
     """
 
     def __init__(self, layer: LowRank):
         nn.Module.__init__(self)
         if not isinstance(layer.base, nn.Linear):
             raise ConfigError(
-                "model.lora.targets: LoRM merges linear layers; one of these is a convolution"
+                "model.lora.targets: LoRM requires linear layers, but one of these is a convolution"
             )
         self.base, self.down, self.up, self.scale = layer.base, layer.down, layer.up, layer.scale
         self.change = nn.Parameter(torch.zeros_like(layer.base.weight), requires_grad=False)
@@ -236,8 +239,8 @@ class Changed(LowRank):
 
 
 class Watched(Headed):
-    """A model whose `maps` are the inputs of the layers with adapters, keyed by the layers'
-    names."""
+    """A model whose output field `maps` contains the inputs of the adapted layers, sorted by layer
+    name."""
 
     def __init__(self, model: nn.Module):
         assert isinstance(model, Headed)

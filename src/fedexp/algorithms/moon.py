@@ -4,14 +4,14 @@ Q. Li, B. He, D. Song, "Model-Contrastive Federated Learning", CVPR 2021, Eq. (3
 cosine:
     L = CE + mu * l_con
     l_con = -log( e^{sim(h, h_global)/tau} / (e^{sim(h, h_global)/tau} + e^{sim(h, h_prev)/tau}) ).
-h are the features of the same augmented batch. Both reference models run in eval mode. `prev` is
-the model that this client trained in its last participation, possibly many rounds ago, with the
-running statistics of that model.
+h, h_global and h_prev are the features of the same augmented batch from the local, the global and
+the previous local model. Both reference models run in eval mode. `prev` is the model that this
+client trained in its last participation, possibly many rounds ago, with its running statistics.
 
-Deviations and switches: Before a client's first participation, `prev` is the initial global model,
-as in FedNTD's code; MOON's code has no negative in this case. `projection`: with 0, the features
-are the input of the classifier (FedNTD, FedKA); with n, the model has MOON's projection head (d ->
-d, ReLU, d -> n) before the classifier. MOON uses n = 256.
+Deviations and options: Before a client's first participation, `prev` is the initial global model,
+as in FedNTD's code; MOON's code uses no negative pair in this case. With `projection=0`, the
+features are the input of the classifier, as in FedNTD and FedKA. With `projection=n`, the model has
+MOON's projection head (d -> d, ReLU, d -> n) before the classifier; MOON uses n = 256.
 """
 
 import torch
@@ -30,9 +30,9 @@ class Moon(OwnModel):
     needs_features = True
     keeps_buffers = True
 
-    mu: NonNegative  # weight of the contrastive loss; 0 is FedAvg
+    mu: NonNegative  # weight of the contrastive loss; 0: FedAvg
     tau: Positive  # temperature
-    projection: CountFrom0  # number of outputs of the projection head; 0: none
+    projection: CountFrom0  # number of outputs of the projection head; 0: no projection head
 
     needs = Needs(client_state="previous local model", teachers=2)
 
@@ -69,7 +69,7 @@ class Moon(OwnModel):
 
 
 class Projected(nn.Module):
-    """A model with a projection head before its classifier; its features are the projected ones."""
+    """A model with a projection head before its classifier; its features are the head's outputs."""
 
     def __init__(self, body: nn.Module, outputs: int, num_classes: int):
         super().__init__()

@@ -1,10 +1,10 @@
-"""The update of a local step, as a pure function (the definition) and in place.
+"""The optimizer update of a local step, as a pure function (the definition) and in place.
 
-The optimizers of torch.optim by name (settings.OPTIMIZERS), with torch's defaults except for
-`local.momentum` of sgd and nesterov. Each works elementwise, so its input may be one client's
-parameters or the stacked parameters of many clients. Weight decay is coupled (added to the
-gradient), except for adamw, where it shrinks the parameters by lr * weight_decay. With g the
-gradient, t = 1, 2, ... the step, and all memory (m, v) initially 0:
+The optimizers have the names and default options of torch.optim; sgd and nesterov use
+`local.momentum`. Each optimizer works elementwise, so its input may be one client's parameters or
+the stacked parameters of many clients. Weight decay is coupled (added to the gradient), except for
+adamw, where the parameters are multiplied by 1 - lr * weight_decay. With the gradient g, the step t
+= 1, 2, ..., and the optimizer state (m, v), which starts at 0:
     sgd       m <- rho m + g,   w <- w - lr m
     nesterov  m <- rho m + g,   w <- w - lr (g + rho m)
     adam(w)   m <- b1 m + (1 - b1) g,   v <- b2 v + (1 - b2) g^2,
@@ -33,7 +33,7 @@ from fedexp.core import tree
 from fedexp.core.private.torch_internals import copy_each
 from fedexp.core.tree import Params, Tree
 
-BETAS, EPS = (0.9, 0.999), 1e-8  # of the Adam family
+BETAS, EPS = (0.9, 0.999), 1e-8  # for the Adam family
 ADAGRAD_EPS = 1e-10
 RMSPROP_ALPHA = 0.99
 ADADELTA_RHO, ADADELTA_EPS = 0.9, 1e-6
@@ -43,11 +43,11 @@ MEMORY = {
     "adagrad": ("square",),
     "rmsprop": ("square",),
 }
-BOTH = ("mean", "square")  # the state's names for all other optimizers
+BOTH = ("mean", "square")  # names of the state's parts for all other optimizers
 
 
 def memory_of(params: Params, local: LocalTraining) -> Tree:
-    """Return the optimizer's state (its memory) before the first step."""
+    """Return the optimizer state before the first step."""
     return {name: tree.zeros_like(params) for name in MEMORY.get(local.optimizer, BOTH)}
 
 
@@ -59,9 +59,9 @@ def step(
     local: LocalTraining,
     number: int | Tensor,
 ) -> tuple[Params, Tree]:
-    """Return (params, memory) after one step.
+    """Return the parameters and the optimizer state after one step.
 
-    number: the number of earlier steps in this round.
+    memory: the optimizer state. number: the number of earlier steps in this round.
     """
     if local.optimizer == "adamw":
         params = {k: params[k] * (1 - lr * local.weight_decay) for k in params}
@@ -84,7 +84,7 @@ def _rule(
     local: LocalTraining,
     count: int | Tensor,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Return a parameter's change divided by the learning rate, and its new memory."""
+    """Return a parameter's change divided by the learning rate, and its new optimizer state."""
     name = local.optimizer
     if name in ("sgd", "nesterov"):
         momentum = local.momentum * memory["momentum"] + g
@@ -115,7 +115,7 @@ def _rule(
 def power(base: float, count: int | Tensor) -> float | Tensor:
     """Return base**count.
 
-    For a tensor, it is computed in fp64, because 1 - 0.999**count loses four digits in fp32.
+    For a tensor, the power is computed in fp64, because 1 - 0.999**count loses four digits in fp32.
     """
     return base ** (count.double() if isinstance(count, Tensor) else count)
 
@@ -129,11 +129,11 @@ def step_in_place(
     local: LocalTraining,
     number: int | Tensor,
 ) -> None:
-    """Take the same step in place: change `params` and `memory`.
+    """Take the step of `step`, but change `params` and `memory` in place.
 
-    Uses torch's fused kernels if torch has them on every device. It calls functions instead of
-    `torch.optim.SGD` and `Adam`, because creating an optimizer object imports torch's compiler,
-    which takes seconds.
+    For optimizers with fused kernels on every device, torch's kernels are used. They are called as
+    functions instead of through `torch.optim.SGD` and `Adam`, because creating an optimizer object
+    imports torch's compiler, which takes seconds.
     """
     values = list(params.values())
     gradients = [like(grads[k], v) for k, v in params.items()]
@@ -159,13 +159,14 @@ def step_in_place(
         pairs = [(params[k], moved[k]) for k in params]
         pairs += [(memory[name][k], changed[name][k]) for name in memory for k in params]
         copy_each([old for old, _ in pairs], [new for _, new in pairs])
-    # other code detects changes by the tensors' versions, which fused kernels do not increase
+    # other code detects changes by the tensors' version counters, which fused kernels do not
+    # increase
     for value in values:
         increment_version(value)
 
 
 def _count(number: int | Tensor, value: Tensor) -> Tensor:
-    """Return a new step counter on the parameter's device; torch adds 1 to it."""
+    """Return a new step counter, on the device of `value`, to which torch adds 1."""
     if isinstance(number, Tensor):
         return number.to(torch.float32, copy=True)
     return torch.full((), float(number), device=value.device)
@@ -174,6 +175,6 @@ def _count(number: int | Tensor, value: Tensor) -> Tensor:
 def like(value: Tensor, other: Tensor) -> Tensor:
     """Return `value` in the memory layout of `other`.
 
-    The fused step processes both in memory order without checking.
+    The fused step processes both tensors in memory order without checking their layouts.
     """
     return value if value.stride() == other.stride() else torch.empty_like(other).copy_(value)

@@ -1,4 +1,4 @@
-"""Local training in two phases: the classifier alone, then the body alone (FedPAC, FedRep)."""
+"""Local training in two phases: first the classifier, then the body (FedPAC, FedRep)."""
 
 import torch
 
@@ -16,7 +16,7 @@ class HeadThenBody(OwnTraining):
 
     must_train = heads.HEAD
 
-    head_epochs: Count  # epochs in which only the classifier is trained
+    head_epochs: Count  # number of epochs in which only the classifier is trained
 
     def epochs(self, local: LocalTraining) -> int:
         return self.head_epochs + local.epochs
@@ -28,10 +28,9 @@ class HeadThenBody(OwnTraining):
     def local_step(
         self, net: Network, params: Params, memory: Tree, batch: Batch, ctx: Context
     ) -> tuple[Params, Tree, torch.Tensor]:
-        """Take a step for the classifier in the first phase and for the body in the second.
+        """Take a step on the classifier in the first phase, and on the body in the second phase.
 
-        Parameters that are not trained keep their values, and their optimizer state remains that of
-        a fresh optimizer.
+        The values and the optimizer state of parameters that are not trained do not change.
         """
         head_steps = ctx.steps * self.head_epochs / self.epochs(ctx.local)
         grads, loss = net.gradient(lambda p: self.objective(net, p, batch, ctx), params)

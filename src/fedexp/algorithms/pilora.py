@@ -1,33 +1,35 @@
-"""PILoRA: adapters per task, kept distinct by a penalty and added up, and prototype classifiers.
+"""PILoRA: new adapters for each task, kept different by a penalty, and prototype classifiers.
 
 H. Guo, F. Zhu, W. Liu, X.-Y. Zhang, C.-L. Liu, "PILoRA: Prototype Guided Incremental LoRA for
 Federated Class-Incremental Learning", ECCV 2024. The backbone is frozen. f are the features of an
-example with label y, c_i is the prototype of class i, and d_i = sqrt(||f - c_i||^2 / D). A local
-step in task t minimises
+example with label y, c_i is the prototype of class i, D is the number of features, and d_i =
+sqrt(||f - c_i||^2 / D). A local step in task t minimises
     L = CE(-d / T, y) + lambda_pl d_y + gamma sum_{s<t} sum |A_s A_t^T| + l1 sum |A_t|
-over the adapters A_t and B_t of task t, which are new in each task, and the prototypes of the
-task's classes. The sums are over all entries and layers. Adapters of earlier tasks are not used in
-training.
+over the adapters A_t and B_t, which are new in task t, and over the prototypes of the task's
+classes. The inner sums are over all entries and layers. In training, the model does not use the
+adapters of earlier tasks.
 
-The server averages A_t and B_t by n_k. It combines the clients' prototypes of a class with weights
-softmax(u / 0.2). u is 1 / (sum of the distances between a client's prototype and the mean features
-of all clients that hold the class), scaled to 0..1 over the clients. If no client holds a class,
-the prototype is the plain mean. The tested model has A = A_1 + ... + A_t and B = B_1 + ... + B_t.
+The server averages A_t and B_t, weighted by n_k. It combines the clients' prototypes of a class
+with the weights softmax(u / 0.2). For each client, u is 1 / (sum of the distances between its
+prototype and the mean features of all clients that hold the class), scaled to the range 0..1 over
+the clients. If no client holds a class, the prototype is the plain mean. The tested model has A =
+A_1 + ... + A_t and B = B_1 + ... + B_t.
 
 Checked against the authors' code (Ghy0501/PILoRA, PILoRA-cifar: update.py, utils.py, VLT.py;
-PILoRA-tiny/CPN.py), which is the source of the formulas; the numbers of the paper's equations were
-not available. The code's values are lambda_pl = 0.001, gamma = 0.5, l1 = 0.01, T = 1, and Adam with
-2e-3 for prototypes and 1e-5 for adapters. Its adapters are those of the queries and values in the
-first block, `model.lora.targets=[blocks.0.attn.qkv]` with rank 4 and a separate A and B for each of
-the two; here there is one A and one B for the whole layer.
+PILoRA-tiny/CPN.py), which is the source of the formulas; the equation numbers of the paper were not
+available. The code's values are lambda_pl = 0.001, gamma = 0.5, l1 = 0.01, T = 1, and Adam with
+learning rates 2e-3 for prototypes and 1e-5 for adapters. The code adapts the queries and values in
+the first block, `model.lora.targets=[blocks.0.attn.qkv]` with rank 4 and a separate A and B for
+queries and values; fedexp uses one A and one B for the whole layer.
 
 Deviations: From the third task on, the code's tested model adds only A_1 and B_1 to the adapters of
-the current task and omits those in between; here all are added. In both, the change B A of a layer
-is a product of sums, which has cross terms B_s A_t, s != t, in addition to the sum of the tasks'
-B_s A_s. fed-mammoth's PILoRA (_models/pilora.py) has these terms too, and also trains with the
-sums. It is not known which of the two the paper means. The mean features are those of the trained
-local model, over one pass in eval mode, not those computed during training. All learning rates have
-the same schedule. There is no early stopping. The method requires tasks with new classes.
+the current task and omits the adapters of the tasks in between; fedexp adds all adapters. In both
+implementations, the change B A of a layer is a product of sums, which contains cross terms B_s A_t,
+s != t, in addition to the products B_s A_s of each task. PILoRA in fed-mammoth (_models/pilora.py)
+has these terms too, and also trains with the sums. It is not known whether the paper includes the
+cross terms. Mean features are computed with the trained local model, in eval mode over one epoch,
+not during training. All learning rates have the same schedule. There is no early stopping. The
+method requires tasks with new classes.
 """
 
 import torch
@@ -57,9 +59,9 @@ SOFTNESS = 0.2  # softmax temperature for the prototypes' weights
 class PILoRA(NewAdapters):
     temperature: Positive  # temperature T of the distances
     lambda_pl: NonNegative  # weight of the distance to the true class's prototype
-    gamma: NonNegative  # weight of the overlap with the adapters of earlier tasks
+    gamma: NonNegative  # weight of the penalty on overlap with the adapters of earlier tasks
     l1: NonNegative  # weight of the sum of |A|
-    # learning rate of the adapters, as a multiple of the prototypes' learning rate
+    # learning rate of the adapters, as a multiple of the learning rate of the prototypes
     adapter_rate: NonNegative
 
     needs = Needs(
@@ -114,8 +116,8 @@ class PILoRA(NewAdapters):
     def local_step(
         self, net: Network, params: Params, memory: Tree, batch: Batch, ctx: Context
     ) -> tuple[Params, Tree, Tensor]:
-        """Take an optimizer step, scaled for adapters, and without a change of other tasks'
-        prototypes."""
+        """Take an optimizer step that is scaled for adapters and keeps other tasks' prototypes
+        unchanged."""
         moved, memory, loss = super().local_step(net, params, memory, batch, ctx)
         slow = {k: v + self.adapter_rate * (moved[k] - v) for k, v in adapters(params).items()}
         centers = torch.where(ctx.server["new"][:, None] > 0, moved[CENTERS], params[CENTERS])
@@ -139,10 +141,10 @@ class PILoRA(NewAdapters):
 
 
 def prototype_weights(own: Tensor, means: Tensor, counts: Tensor) -> Tensor:
-    """Return the weights of the clients' prototypes, [C, S]; each row has the sum 1.
+    """Return the weights of the clients' prototypes, [C, S]; each row sums to 1.
 
-    own, means: prototypes and mean features of each client, [S, C, D]; counts: number of its
-    examples of each class, [S, C].
+    own: the clients' prototypes, [S, C, D]. means: the clients' mean features, [S, C, D]. counts:
+    number of examples per client and class, [S, C].
     """
     holds = (counts > 0).to(own).T  # [C, S]
     apart = torch.cdist(own.transpose(0, 1), means.transpose(0, 1))  # [C, S, S]

@@ -1,4 +1,4 @@
-"""Class means of features, exchanged as prototypes by clients and server (FedPAC, FedProto)."""
+"""Class means of features, which clients and server exchange as prototypes (FedPAC, FedProto)."""
 
 from collections.abc import Iterable
 
@@ -11,7 +11,8 @@ from fedexp.core.tree import Params, Tree
 
 
 def no_prototypes(classes: int, width: int, like: Tensor) -> Tree:
-    """Return prototypes before any is known: means [C, D], and a mask [C] of the known classes."""
+    """Return the prototypes before the first round: means [C, D], and a mask [C] of the known
+    classes."""
     return {"mean": like.new_zeros(classes, width), "known": like.new_zeros(classes)}
 
 
@@ -20,7 +21,8 @@ def statistics(
 ) -> Tree:
     """Return each class's number of examples [C], mean feature [C, D] and mean squared norm [C].
 
-    The statistics are over batches with their masks [B]. like: [C, D].
+    batches: pairs of a batch and its mask [B]. like: a tensor [C, D] with the dtype and device of
+    the result.
     """
     classes = len(like)
     count, total, squares = like.new_zeros(classes), torch.zeros_like(like), like.new_zeros(classes)
@@ -34,21 +36,23 @@ def statistics(
 
 
 def select_present(present: Tensor, values: Tree) -> Tree:
-    """Return values with leaves [..., C, ...] only for classes whose `present` [..., C] is
-    positive."""
+    """Return `values`, with leaves [..., C, ...], for the classes with `present` [..., C] > 0."""
     return tree.map(lambda leaf: leaf[present > 0], values)
 
 
 def one_hot(labels: Tensor, like: Tensor) -> Tensor:
-    """Return the labels [B] as one-hot rows [B, C]; like: [C]."""
+    """Return the labels [B] as one-hot rows [B, C].
+
+    like: a tensor [C] with the dtype and device of the result.
+    """
     return (labels[:, None] == torch.arange(len(like), device=labels.device)).to(like.dtype)
 
 
 def average_prototypes(old: Tree, means: Tensor, weights: Tensor) -> Tree:
-    """Return the prototypes after a round: the weighted mean over clients.
+    """Return the prototypes after a round: for each class, the weighted mean over the clients.
 
-    means: [|S|, C, D]; weights: [|S|, C]. A class that no client of the round holds keeps its
-    previous prototype.
+    means: the clients' prototypes, [|S|, C, D]. weights: the clients' weights for each class, [|S|,
+    C]. A class that no client of the round holds keeps its previous prototype from `old`.
     """
     total = weights.sum(0)
     mean = (weights[..., None] * means).sum(0) / total.clamp(min=1)[:, None]

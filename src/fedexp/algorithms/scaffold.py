@@ -1,21 +1,23 @@
-"""SCAFFOLD: control variates remove the client drift from the gradients.
+"""SCAFFOLD: control variates correct the gradients for client drift.
 
 S. P. Karimireddy et al., "SCAFFOLD: Stochastic Controlled Averaging for Federated Learning", ICML
-2020, Algorithm 1 with option II. All variates start at 0 and cover parameters only.
+2020, Algorithm 1 with option II. All variates start at 0; they have one entry per trained parameter
+and none for buffers.
     gradient  g <- g - c_k + c, before weight decay and momentum
     client    c_k+ = c_k - c + (w_global - w_k) / (lr m_k)
     server    c <- c + (1 / K) * sum_S (c_k+ - c_k), so that c is the mean of the variates of all K
               clients
-              w_global <- sum_k p_k w_k: FedNTD; the paper's plain mean is weighting=uniform. The
-              global step size is 1.
-Switch `divisor`: m_k is tau_k, the number of steps (`steps`, the paper), or FedNova's a_k
-(`effective`, the released code of FedNTD). With momentum 0.9, `steps` makes the variates about 10
+              w_global <- sum_k p_k w_k, as in FedNTD's code; for the paper's plain mean, use
+              weighting=uniform. The global step size is 1.
+Option `divisor`: m_k is tau_k, the number of steps (`steps`, as in the paper), or FedNova's a_k
+(`effective`, as in FedNTD's released code). With momentum 0.9, `steps` makes the variates about 10
 times too large, and training diverges quickly.
 
-Switch `variates`: the mean above is `uniform` in the paper and in FedNTD's code, which averages
-models by n_k. At a fixed point of training c is 0, so training minimises the plain mean of the
-clients' objectives, whatever the models' weights. `examples` uses n_k / n instead of 1 / K; with
-weighting=examples this gives the fixed point of FedAvg's objective.
+Option `variates`: `uniform` gives all clients the weight 1 / K in c, as in the paper and in
+FedNTD's code, although the latter weights models by n_k. At a fixed point of training, c is 0, so
+training minimises the plain mean of the clients' objectives, whatever the weights of the models.
+`examples` uses n_k / n instead of 1 / K; with weighting=examples, training then has the fixed point
+of FedAvg's objective.
 """
 
 from typing import ClassVar, Literal
@@ -43,7 +45,8 @@ class Scaffold(FedAvg):
     optimizers: ClassVar[tuple[str, ...]] = ("sgd",)
 
     divisor: Literal["steps", "effective"]
-    variates: Literal["uniform", "examples"]  # the clients' weights in the server's variate
+    # weights of the clients' variates in the server's variate
+    variates: Literal["uniform", "examples"]
 
     needs = Needs(
         client_state="control variate c_k", server_state="control variate c", up=1, down=1
@@ -66,7 +69,7 @@ class Scaffold(FedAvg):
         )
         moved = direction(ctx.server["params"], params, steps * ctx.lr)
         change = tree.subtract(moved, ctx.server["c"])
-        # A client without a step has computed no gradient and keeps its variate.
+        # A client that took no step has computed no gradient and keeps its variate.
         change = {k: v * (ctx.steps > 0) for k, v in change.items()}
         new = {k: v + change[k] for k, v in ctx.client["c"].items()}
         return {"params": params, "change": change}, {"c": new}

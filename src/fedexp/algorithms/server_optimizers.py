@@ -1,8 +1,8 @@
-"""Server optimizers (config node `server`): the change made by averaging serves as a gradient.
+"""Server optimizers (config node `server`), which use the change from averaging as a gradient.
 
-S. J. Reddi et al., "Adaptive Federated Optimization", ICLR 2021 (FedOpt), Algorithm 2. With x the
-global model's parameters and Delta = (model after the algorithm's aggregation) - x, which for
-FedAvg is the weighted mean of x_k - x:
+S. J. Reddi et al., "Adaptive Federated Optimization", ICLR 2021 (FedOpt), Algorithm 2. x are the
+global model's parameters, and Delta = (parameters after the algorithm's aggregation) - x; for
+FedAvg, Delta is the weighted mean of x_k - x:
     sgd                  m <- momentum * m + Delta,              x <- x + lr * m
     adam, yogi, adagrad  m <- beta1 * m + (1 - beta1) * Delta,   x <- x + lr * m / (sqrt(v) + tau),
         adagrad            v <- v + Delta^2
@@ -24,14 +24,15 @@ from fedexp.core.errors import require
 from fedexp.core.limits import Checked, Positive, PositiveOrNone, ShareBelow1, ShareBelow1OrNone
 from fedexp.core.tree import Params, Tree
 
-STATE = "server_optimizer"  # name of the optimizer's memory in the server's state
-BETA1 = {"adam": 0.9, "yogi": 0.9, "adagrad": 0.0}  # values in the paper's experiments (section 5)
+STATE = "server_optimizer"  # name of the optimizer's state within the server's state
+# values from the paper's experiments (section 5)
+BETA1 = {"adam": 0.9, "yogi": 0.9, "adagrad": 0.0}
 
 
 class ServerOptimizer(Checked, prefix="server."):
-    """The server's step from its model towards the aggregated one.
+    """The server's step from the current global model towards the aggregated model.
 
-    optimizer=None: the server uses the aggregated model unchanged.
+    If `optimizer` is None, the aggregated model becomes the global model without a change.
     """
 
     optimizer: Literal["sgd", "adam", "yogi", "adagrad", None] = None
@@ -47,13 +48,13 @@ class ServerOptimizer(Checked, prefix="server."):
             for field in fields(self):
                 value, key = getattr(self, field.name), f"server.{field.name}"
                 allowed = value == field.default
-                require(allowed, key, value, "left out without server.optimizer")
+                require(allowed, key, value, "omitted unless server.optimizer is set")
         allowed = self.momentum == 0 or self.optimizer in (None, "sgd")
-        wanted = f"0 with {self.optimizer}, whose momentum is server.beta1"
+        wanted = f"0 with server.optimizer={self.optimizer}; set server.beta1 instead"
         require(allowed, "server.momentum", self.momentum, wanted)
 
     def begin(self, params: Params) -> Tree:
-        """Return the optimizer's memory before the first step, by name; empty without an
+        """Return the optimizer's state before the first step, by name; empty if there is no
         optimizer."""
         if self.optimizer is None:
             return {}
@@ -72,8 +73,7 @@ class ServerOptimizer(Checked, prefix="server."):
         if self.optimizer == "sgd":
             lr = 1.0 if self.lr is None else self.lr
             m = {k: self.momentum * memory["m"][k] + d for k, d in delta.items()}
-            # Start from the aggregated model, so that with lr=1 and no momentum nothing is added to
-            # it.
+            # Start from the aggregated model, so that it does not change with lr=1 and momentum=0.
             return after | {
                 "params": {k: end[k] + (lr * m[k] - d) for k, d in delta.items()},
                 STATE: {"m": m},

@@ -1,28 +1,28 @@
-"""TARGET: the server generates images of the old classes from the old model, and clients distil the
-old model on them.
+"""TARGET: the server generates images of the old classes, and clients distil the old model on them.
 
 J. Zhang, C. Chen, W. Zhuang, L. Lyu, "TARGET: Federated Class-Continual Learning via Exemplar-Free
 Distillation", ICCV 2023. No example of an old task is kept. When a task begins, the server trains a
-generator against theta_{t-1}, the global model at the end of the last task (see generator.py). It
-then sends theta_{t-1} and the images x~ with the model. In a task t > 1, each local step uses a
-batch of the client's examples and a batch of the same number of images:
-    L = CE over the classes of task t alone + kd * L_d(x~) over the classes of the tasks before,
-where L_d with temperature T is that of continual.py, as in the code. In task 1, the loss is CE over
+generator against theta_{t-1}, the global model from the end of the previous task (see
+generator.py). The server then sends theta_{t-1} and the images x~ with the model. In a task t > 1,
+each local step uses a batch of the client's examples and a batch of the same number of images:
+    L = CE over the classes of task t alone + kd * L_d(x~) over the classes of the earlier tasks,
+    where L_d is defined in continual.py, with temperature T, as in the authors' code. In task 1,
+    the loss is CE over
 the task's classes.
 
-Checked against the authors' code (methods/target.py): losses, generator, its two optimizers and the
-matching of statistics. The authors' values for CIFAR-100 are in conf/algorithm/target.yaml, with kd
-= 25, T = 2 and 2,560 images. With these values, the code never trains its student, so the
-adversarial term, which needs the student, is never used: its warm-up is 20 batches, and there are
-only 10. The student and the term are therefore omitted here.
+Checked against the authors' code (methods/target.py): the losses, the generator with its two
+optimizers, and the matching of statistics. conf/algorithm/target.yaml contains the authors' values
+for CIFAR-100, with kd = 25, T = 2 and 2,560 images. With these values, the code never trains its
+student, because the student's warm-up is 20 batches but only 10 are generated. The adversarial term
+needs the student, so it is never used. fedexp therefore omits the student and this term.
 
-Deviations: A client uses the images in the same order throughout a round; the code shuffles them in
-each pass. A batch of images has the size of the local batch; the code divides all images among the
-steps of an epoch. Neither the generated images nor the clients' copies are cropped and flipped. The
-model has all C outputs from the start, and the losses exclude those of later tasks; the code adds
-outputs with each task. Models without running statistics, such as model=cnn, have no statistics to
-match. Weights are n_k, not equal. The images count as sent in every round. The method requires
-tasks with new classes.
+Deviations: A client uses the images in the same order throughout a round; the authors' code
+shuffles them in each pass. A batch of images has the size of the local batch; the authors' code
+divides all images among the steps of an epoch. Images are neither cropped nor flipped, on clients
+or on the server. The model has all C outputs from the start, and the losses exclude the outputs of
+later tasks; the authors' code adds outputs with each task. Models without running statistics, such
+as model=cnn, have no statistics to match. The server weights clients by n_k, not equally. The
+images count as traffic in every round. The method requires tasks with new classes.
 """
 
 import copy
@@ -60,23 +60,26 @@ from fedexp.algorithms.interfaces import (
 from fedexp.core.limits import Count, Limit, NonNegative, Positive
 from fedexp.core.tree import Params, Tree
 
-NEVER = -1e30  # logit of an excluded class; finite, so that products with it are defined
+NEVER = -1e30  # logit of an excluded class; finite, because 0 times infinity is nan
 
 
 class DataFree(NewClasses, Remembering, Rehearsal, ABC):
-    """Base of methods whose server generates images of the old classes, on which clients distil the
-    old model."""
+    """Base class of methods that distil the old model on generated images of the old classes.
+
+    The server generates the images, and the clients distil.
+    """
 
     sends: ClassVar[tuple[str, ...]] = ("params", "old", "new", "known", "images", "scale")
     inputs = ("images",)
 
-    temperature: Positive  # T of teacher and student
+    temperature: Positive  # temperature T of teacher and student
     batches: Count  # number of batches of images that the server generates per task
     # number of images per batch
     batch_size: Annotated[int, Limit("at least 2", lambda images: images >= 2)]
     steps: Count  # number of generator steps per batch
     lr_generator: Positive
-    width: Count  # channels of the generator's last layers; the earlier layers have twice as many
+    # number of channels in the generator's last layers; earlier layers have twice as many
+    width: Count
 
     def host_plan(self, federation: Federation, client: int, rng: np.random.Generator) -> Tree:
         """Return the order in which a client uses the images."""
@@ -103,10 +106,9 @@ class DataFree(NewClasses, Remembering, Rehearsal, ABC):
     def images_of(
         self, net: ServerNetwork, server: Tree, pixels: Pixels, classes: list[int], seed: int
     ) -> Tensor:
-        """Return images that the old model assigns to these classes, uint8 [n, channels, height,
-        width].
+        """Return generated images of `classes`, uint8 [n, channels, height, width].
 
-        n = batches * batch_size. seed: seed of all random draws.
+        n = batches * batch_size. seed: the seed of all random draws.
         """
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
@@ -114,12 +116,12 @@ class DataFree(NewClasses, Remembering, Rehearsal, ABC):
 
     @abstractmethod
     def make(self, net: ServerNetwork, server: Tree, pixels: Pixels, classes: Tensor) -> Tensor:
-        """Return the images for `images_of`; random numbers come from torch's generator."""
+        """Return the images for `images_of`, using torch's global random number generator."""
 
     def images(self, step: int, ctx: Context) -> Tensor:
         """Return the images for a local step, in the order of the client's plan.
 
-        After the last image, the order starts again.
+        After the last image, the plan starts again.
         """
         order, scale = ctx.plan["order"], ctx.server["scale"]
         places = rows_of_step(step, ctx.local.batch_size, len(order), order)
@@ -129,7 +131,7 @@ class DataFree(NewClasses, Remembering, Rehearsal, ABC):
 
 
 class TARGET(DataFree):
-    kd: NonNegative  # weight of the distillation
+    kd: NonNegative  # weight of the distillation loss
 
     needs = Needs(
         server_state="old model, generated images",
@@ -147,7 +149,7 @@ class TARGET(DataFree):
         outer = torch.optim.Adam(generator.parameters(), self.lr_generator * self.steps, BETAS)
         for _ in range(self.batches):
             z = torch.randn(self.batch_size, LATENT).to(like).requires_grad_()
-            # positions in `classes`
+            # indices into `classes`
             labels = torch.randint(len(classes), (self.batch_size,)).to(like.device)
             inner, best = copy.deepcopy(generator), Best()
             groups: list[Any] = [{"params": inner.parameters()}, {"params": z, "lr": LR_LATENT}]
@@ -185,5 +187,5 @@ class TARGET(DataFree):
 
 
 def logits_of_members(logits: Tensor, member: Tensor) -> Tensor:
-    """Return logits [B, C] without the classes whose `member` [C] is 0."""
+    """Return logits [B, C] in which the classes with `member` [C] = 0 are set to NEVER."""
     return logits.masked_fill(member == 0, NEVER)
