@@ -290,7 +290,7 @@ def test_resume_restores_server_optimizer_state(tmp_path):
         (["server.lr=0.5"], "server.lr=0.5: must be omitted unless server.optimizer is set"),
         (
             ["server.optimizer=adam", "server.momentum=0.5"],
-            "server.momentum=0.5: must be 0 with adam",
+            "server.momentum=0.5: must be 0 with server.optimizer=adam",
         ),
     ],
 )
