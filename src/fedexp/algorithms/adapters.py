@@ -34,7 +34,7 @@ def layers(params: Params) -> list[str]:
 class NewAdapters(NewClasses, OwnModel, Rehearsal):
     """Base class for methods that start each task with new adapters.
 
-    The matrix A is initialised like the weights of torch's linear layers, and B with zeros.
+    Their matrices A are initialised like the weights of torch's linear layers, and B with zeros.
     """
 
     own_step = "its server builds the tested model from the adapters of all tasks"
@@ -80,10 +80,9 @@ class NewAdapters(NewClasses, OwnModel, Rehearsal):
 
 
 def draw_initial(like: Tensor, rng: np.random.Generator) -> Tensor:
-    """Return a new matrix A with the shape of `like`.
+    """Return a new adapter matrix A with the shape of `like`.
 
-    Its entries are drawn uniformly from [-b, b], where b = 1 / sqrt(number of entries of an
-    input).
+    Its entries are drawn uniformly from [-b, b], where b = 1 / sqrt(fan-in).
     """
     bound = 1 / math.sqrt(like[0].numel())
     return torch.from_numpy(rng.uniform(-bound, bound, tuple(like.shape))).to(like)

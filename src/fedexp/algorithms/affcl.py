@@ -79,7 +79,7 @@ class AFFCL(Remembering, OwnModel):
     theta: Share  # minimum weight of generated features
     replay_trains: Literal["hidden", "classifier"]
     credibility: Literal["latent", "released"]
-    hidden: Count  # units of the flow's layers
+    hidden: Count  # number of hidden units in each of the flow's networks
     bank: Count  # number of features generated per round
 
     @property

@@ -146,7 +146,7 @@ OPTIONAL = {
 
 
 class FedAvg(Checked, prefix="algorithm."):
-    """FedAvg, which is also the base class of all other algorithms."""
+    """FedAvg, and the base class of all other algorithms."""
 
     # values of `local.optimizer` that the algorithm supports
     optimizers: ClassVar[tuple[str, ...]] = OPTIMIZERS

@@ -60,7 +60,7 @@ from fedexp.core.tree import Params, Tree
 
 
 class CFeD(Remembering, MultiExchange, ServerTraining):
-    lambda_d: NonNegative  # weight of the review
+    lambda_d: NonNegative  # weight of the reviewers' loss
     temperature: Positive  # temperature T of teacher and student
     # alpha: fraction of the sampled clients that review, from the second task on
     review_fraction: Share

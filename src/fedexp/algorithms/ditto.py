@@ -47,13 +47,14 @@ class Ditto(KeepsPart, MultiExchange):
     # weight of the proximal term; with 0, the personal models are independent of w
     lambda_: NonNegative
 
-    needs = Needs(client_state="its own model", gradients=2)
+    needs = Needs(client_state="personal model", gradients=2)
 
     def exchanges(self, federation: Federation) -> Sequence[FedAvg]:
         return self, FedAvg()
 
     def counted(self, sent: Tree, up: bool) -> Tree:
-        """Return nothing: the global model is sent only once, for the exchange that trains it."""
+        """Return an empty tree, because the global model is sent only once, in the other
+        exchange."""
         return {}
 
     def keeps(self, name: str) -> bool:

@@ -94,7 +94,7 @@ class Prepared(FedAvg, ABC):
 
     @abstractmethod
     def prepare(self, net: Network, batch: Batch, mask: Tensor, ctx: Context) -> Tree:
-        """Return the result of this computation for one batch.
+        """Return the result of the computation in `client_setup` for one batch.
 
         `client_setup` must return the stacked results for all batches of the first pass. An engine
         can then skip the padding of clients that have fewer batches.
@@ -249,8 +249,9 @@ class Rehearsal(Continual, ABC):
         federation: Federation,
         rng: np.random.Generator,
     ) -> Tree:
-        """Return the server's state after the work that needs the network, such as generating
-        images of the old classes.
+        """Return the server's new state, which is computed with the network.
+
+        The server can, for example, generate images of the old classes.
 
         This hook runs after `begin_task`.
         """

@@ -65,7 +65,7 @@ class FedALA(Personal):
         return padded_numbers(chosen, max(int(self.part * federation.largest), 1))
 
     def client_setup(self, net: Network, data: ClientData, ctx: Context) -> Tree:
-        """Return the weights W that this client uses in this round."""
+        """Return the weights W with which this client mixes the two classifiers in this round."""
         x, y = data.take(ctx.plan["numbers"])
         mask = ctx.plan["mask"].to(ctx.steps.dtype)
         return {"W": self.learn(net(ctx.server["params"], x, mask).features, y, mask, ctx)}
@@ -105,8 +105,8 @@ class FedALA(Personal):
     def personal_model(
         self, server: Tree, client: int, state: Tree, federation: Federation
     ) -> Params:
-        """Return the global body with the client's mixed classifier, for the W that the client
-        learned last."""
+        """Return the global body with a classifier mixed by the weights W that the client learned
+        last."""
         return mix_models(server["params"], state, state["W"])
 
     def finish(

@@ -38,7 +38,10 @@ NORMED = "model=resnet56_bottleneck or model.batch_norm=true"
 
 
 def spectral_norm(first: Tensor, second: Tensor) -> Tensor:
-    """Return s(a, b), [B], for maps a [B, C1, H, W] and b [B, C2, h, w] with h <= H, w <= W."""
+    """Return the spectral norm s(a, b) of two feature maps for each example, [B].
+
+    first: a, [B, C1, H, W]; second: b, [B, C2, h, w], with h <= H and w <= W.
+    """
     pixels = second.shape[-2] * second.shape[-1]
     a = F.adaptive_avg_pool2d(first, (second.shape[-2], second.shape[-1])).flatten(2)
     matrix = a @ second.flatten(2).transpose(1, 2) / pixels  # [B, C1, C2]

@@ -71,7 +71,7 @@ class FedCBDR(Exemplars):
     selection: Literal["leverage", "random"]
 
     needs = Needs(
-        server_state="which examples are kept",
+        server_state="indices of kept examples",
         small="C numbers down; features up at the end of a task",
         data="kept examples of old tasks (clients)",
         work="a forward pass of all clients at the end of a task",

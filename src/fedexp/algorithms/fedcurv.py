@@ -88,7 +88,10 @@ class FedCurv(OwnTraining):
         }
 
     def fisher(self, net: Network, params: Params, data: ClientData, ctx: Context) -> Params:
-        """Return u_k, the mean over batches or, with `estimator=sample`, over examples."""
+        """Return the diagonal u_k of the client's Fisher information.
+
+        It is a mean over batches or, with `estimator=sample`, over examples.
+        """
         seen, parts = torch.zeros_like(ctx.steps), torch.zeros_like(ctx.steps)
         total = tree.zeros_like(params)
         for batch, mask in fresh_pass(data, ctx):

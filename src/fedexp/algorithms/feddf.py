@@ -40,7 +40,7 @@ class FedDF(ServerTraining):
     lr: Positive  # learning rate of Adam
     batch_size: Count
     clip: NonNegative  # maximum norm of the gradient; 0: no clipping
-    epochs_on_server: CountFrom0  # passes over the public set; 0: `steps` with early stopping
+    epochs_on_server: CountFrom0  # passes over the public set; 0: train for at most `steps` steps
     steps: Count  # maximum number of steps
     patience: Count  # number of steps without improvement before training stops
     interval: Count  # number of steps between two evaluations on the validation data

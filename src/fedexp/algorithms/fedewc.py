@@ -99,8 +99,10 @@ class Released(FedAvg):
     lambda_: float
 
     def client_setup(self, net: Network, data: ClientData, ctx: Context) -> Tree:
-        """Return G, computed on this client's examples with the received model in training
-        mode."""
+        """Return the weights G of the penalty.
+
+        They are computed on this client's examples with the received model in training mode.
+        """
         params = ctx.server["params"]
         total, pairs = tree.zeros_like(params), torch.zeros_like(ctx.steps)
         for batch, mask in first_pass(data, ctx, ctx.local.epochs):
@@ -119,7 +121,8 @@ class Released(FedAvg):
 
 
 class Fisher(OwnTraining):
-    """Exchange at the end of a task, in which clients compute F and do not train."""
+    """Exchange at the end of a task, in which clients compute Fisher information and do not
+    train."""
 
     trains_model = False
     augments = False
@@ -135,7 +138,10 @@ class Fisher(OwnTraining):
     def finish(
         self, net: Network, params: Params, data: ClientData, ctx: Context
     ) -> tuple[Tree, Tree]:
-        """Return F, computed on this client's examples with the global model in eval mode."""
+        """Return the diagonal of the Fisher information as the message, and the unchanged state.
+
+        The diagonal is computed on this client's examples with the global model in eval mode.
+        """
         total, number = tree.zeros_like(params), torch.zeros_like(ctx.steps)
         for batch, mask in first_pass(data, ctx, 1):
             found, count = squared_gradients(net, ctx.server["params"], batch, mask, "sample")

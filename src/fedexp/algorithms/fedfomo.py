@@ -109,9 +109,10 @@ class FedFOMO(Personal, OwnTraining, ServerTraining):
         return self.models + (self.federations + 1 if self.federations else 0)
 
     def counted(self, sent: Tree, up: bool) -> Tree:
-        """Return the models and the d_j.
+        """Return the models that a client downloads, or the model changes and d_j that clients
+        upload.
 
-        The average is not counted, because no client uses it, and empty slots are not sent.
+        The average is not counted, because no client uses it. Empty slots are not sent.
         """
         if up:
             return {"change": sent["change"], "d": sent["affinity"][sent["valid"] > 0]}
@@ -186,8 +187,8 @@ class FedFOMO(Personal, OwnTraining, ServerTraining):
         }
 
     def average_federations(self, server: Tree, kept: Mapping[int, Tree]) -> list[Params]:
-        """Return the average of each sub-federation with a trained model, and the mean of these
-        averages."""
+        """Return the average model of each sub-federation that has trained models, and the mean of
+        these averages."""
         found: list[Params] = []
         for number in range(self.federations):
             trained = server["trained"] * (server["federation"] == number)
@@ -203,7 +204,7 @@ class FedFOMO(Personal, OwnTraining, ServerTraining):
     ) -> list[int]:
         """Return the clients whose models are sent to `client`.
 
-        Each is the best of the remaining clients or a random one.
+        Each choice is either the remaining client with the largest affinity or a random one.
         """
         affinity = server["affinity"][client].cpu().numpy()[list(others)]
         best = [others[i] for i in np.lexsort((rng.random(len(others)), -affinity))]
@@ -215,7 +216,7 @@ class FedFOMO(Personal, OwnTraining, ServerTraining):
         return found
 
     def client_setup(self, net: Network, data: ClientData, ctx: Context) -> Tree:
-        """Return the weights, the changes of P, and the model from which local training starts.
+        """Return the candidates' weights, the affinity changes, and the start of local training.
 
         "weights" contains w_j for all candidates, [slots + 1]; the last candidate is the client's
         own model. "affinity" contains the changes of P, [M]. "start" is the model.
@@ -290,7 +291,7 @@ class FedFOMO(Personal, OwnTraining, ServerTraining):
     def update_average(self, average: Params, messages: Tree, round: ServerRound) -> Params:
         """Return the average of all clients' models after the cohort's models have changed.
 
-        Batch counts are not averaged; the largest count is used.
+        The batch counts of batch norm are not averaged; the largest count is used.
         """
         shares = round.previous["shares"][list(round.clients)]
         return {

@@ -68,8 +68,8 @@ class FedKA(FedAvg):
     def classes(
         self, federation: Federation, client: int
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return which classes are (missing, non-dominant, dominant) for a client, bool [C]
-        each."""
+        """Return masks of the client's missing, non-dominant and dominant classes, each bool
+        [C]."""
         share = federation.counts[client] / federation.counts[client].sum()
         dominant = share >= self.threshold(federation)
         return share == 0, (share > 0) & ~dominant, dominant
@@ -132,10 +132,11 @@ class FedKA(FedAvg):
         return {"x": x.index_select(0, index), "z": logits.index_select(0, index)}
 
     def rows_that_count(self, ctx: Context) -> Tensor:
-        """Return which candidates count in batch norm if it uses batch statistics, [slots * width].
+        """Return a mask [slots * width] of the candidates that count in batch norm's batch
+        statistics.
 
-        Candidates that only fill slots do not count. Without any anchor all candidates count,
-        because their outputs are not used.
+        Candidates that only fill slots do not count. If there are no anchors, all candidates
+        count, because their outputs are not used.
         """
         counts = (ctx.plan["candidate"] * ctx.plan["valid"][:, None]).flatten().to(ctx.steps.dtype)
         return torch.where(counts.sum() > 0, counts, torch.ones_like(counts))
