@@ -121,7 +121,9 @@ def test_budget_stops_a_job_and_the_same_command_continues(here, capsys, monkeyp
     command = ["seed=0,1", "rounds=4", "hydra.sweep.dir=multirun/a", "budget=60"]
     assert fedexp(*command) == 0
     shown = capsys.readouterr()
-    assert shown.out.splitlines()[-1] == "0 of 2 done, 1 begun; the same command continues"
+    assert (
+        shown.out.splitlines()[-1] == "0 of 2 done, 1 begun; the same command continues the sweep"
+    )
     assert "seed0_" in shown.err
     assert "stopped by the budget after round 2" in shown.err
     (job,) = (here / "multirun" / "a").glob("digits_*")
@@ -182,7 +184,10 @@ def test_budget_covers_several_sweeps(here, capsys):
 
 def test_spent_budget_starts_no_job(here, capsys):
     assert fedexp("seed=0", "rounds=1", "hydra.sweep.dir=multirun/a", "budget=1e-6") == 0
-    assert capsys.readouterr().out.splitlines()[-1] == "0 of 1 done; the same command continues"
+    assert (
+        capsys.readouterr().out.splitlines()[-1]
+        == "0 of 1 done; the same command continues the sweep"
+    )
     assert not list((here / "multirun" / "a").glob("digits_*"))
 
 
@@ -193,9 +198,9 @@ def test_preview_counts_jobs_within_the_budget(capsys):
     preview.show_limit([70.0, 30.0], 1)
     limit = "budget 0:01:00, one job at a time in this order:"
     assert capsys.readouterr().out.splitlines() == [
-        f"{limit} 2 of 3 remaining jobs would be complete",
-        f"{limit} 1 of 3 remaining jobs would be complete, 1 not measured",
-        f"{limit} 0 of 2 remaining jobs would be complete",
+        f"{limit} 2 of 3 remaining jobs would finish",
+        f"{limit} 1 of 3 remaining jobs would finish; no estimate for 1",
+        f"{limit} 0 of 2 remaining jobs would finish",
     ]
 
 

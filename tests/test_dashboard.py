@@ -80,4 +80,4 @@ def test_dashboard_needs_a_key(fake_wandb, monkeypatch, capsys):
     monkeypatch.setattr(dashboard, "end_service", lambda: None)
     assert call("dashboard", ["team/project"]) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("fedexp: W&B has no key")
+    assert line.startswith("fedexp: W&B has no API key")

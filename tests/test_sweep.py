@@ -321,7 +321,7 @@ def test_preview_shows_the_states_of_jobs(tmp_path, monkeypatch, capsys):
     assert lines[-1] == "3 jobs: 1 done, 2 new"
     assert [line.split()[1] for line in lines[:3]] == ["completed", "new", "new"]
     assert all(line.split()[2] != "?" for line in lines[1:3])  # the measured round
-    assert lines[-2].endswith(" one after the other (from measured rounds)")
+    assert lines[-2].endswith(", one job at a time (estimated from measured rounds)")
     jobs = plan_jobs([["seed=0,1", *small]], [])
     assert jobs[0].directory.is_dir()
     assert not jobs[1].directory.exists()
@@ -345,13 +345,13 @@ def test_remaining_seconds_of_a_job():
 
     assert left("interrupted at 7") == (46, "")
     other = {"algorithm": {"_target_": "b"}}
-    assert left(**other) == (60, " (another algorithm's rounds)")
+    assert left(**other) == (60, " (measured with another algorithm)")
     assert left(num_clients=30) == (None, "")
     assert left(rounds="ten") == (None, "")
     # directories are preferred to kept files, and runs of the same algorithm to others
     kept = preview.measure(config | other, [3.0], 1, "Xeon")
-    assert left(runs=[kept]) == (30, " (another algorithm's rounds) (on Xeon)")
-    assert left(runs=[kept, run], **other) == (60, " (another algorithm's rounds)")
+    assert left(runs=[kept]) == (30, " (measured with another algorithm) (on Xeon)")
+    assert left(runs=[kept, run], **other) == (60, " (measured with another algorithm)")
     assert left(runs=[run, preview.measure(config | other, [4.0], 1)], **other) == (40, "")
 
 
@@ -388,8 +388,8 @@ def test_preview_without_measured_rounds_has_no_estimate(tmp_path, capsys):
     jobs = [Planned(tmp_path / name, {"rounds": 2}) for name in "ab"]
     preview.show_jobs(jobs, [])
     *_, left, counts = capsys.readouterr().out.splitlines()
-    assert left.startswith("left: ? one after the other")
-    assert "2 jobs (?); a run with rounds=1 gives an estimate" in left
+    assert left.startswith("left: ?, one job at a time")
+    assert "2 jobs without an estimate (?); a run with rounds=1 gives one" in left
     assert counts == "2 jobs: 0 done, 2 new"
 
 

@@ -64,10 +64,10 @@ def test_a_correct_algorithm_passes():
 @pytest.mark.parametrize(
     ("algorithm", "options", "words"),
     [
-        (CountsRows(), {}, r"round 1, vectorised against sequential: messages"),
-        (Drifting(), {"zero": Drifting(pull=0.1)}, "zero against FedAvg"),
-        (Detached(), {}, "finite differences against the gradient"),
-        (Remembers(), {}, "resumed after round 2 against never stopped"),
+        (CountsRows(), {}, "round 1, vectorised differs from sequential in messages"),
+        (Drifting(), {"zero": Drifting(pull=0.1)}, "zero differs from FedAvg"),
+        (Detached(), {}, "the gradient differs from finite differences"),
+        (Remembers(), {}, "the run resumed after round 2 differs from the uninterrupted run"),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, FedAvg) else "",
 )

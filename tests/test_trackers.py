@@ -239,7 +239,7 @@ def test_online_without_a_key_logs_a_warning(tmp_path, fake_wandb, caplog):
     track(guarded(mode="online"), make_info(tmp_path))
     assert fake_wandb.runs[0].offline
     (warning,) = warnings(caplog)
-    assert "W&B has no key" in warning
+    assert "W&B has no API key" in warning
 
 
 def test_images_are_logged_every_n_rounds(tmp_path, fake_wandb, monkeypatch):
@@ -338,7 +338,7 @@ def test_call_with_timeout():
     assert call_with_timeout(lambda: 3, 5) == 3
     with pytest.raises(ZeroDivisionError):
         call_with_timeout(lambda: 1 / 0, 5)
-    with pytest.raises(RuntimeError, match="end the process"):
+    with pytest.raises(RuntimeError, match="exit the process"):
         call_with_timeout(lambda: sys.exit(1), 5)
     started = time.monotonic()
     with pytest.raises(TimeoutError):
@@ -423,7 +423,7 @@ def test_wandb_never_prompts_for_a_key(tmp_path):
     os.close(master)
     assert (first, last) == ("end of auto", "end of online")
     (warning,) = others
-    assert "W&B has no key" in warning
+    assert "W&B has no API key" in warning
     for mode in ("auto", "online"):
         (folder,) = run_folders(tmp_path / "run" / mode)
         assert folder.name.startswith("offline-run-")

@@ -1,4 +1,4 @@
-"""Checks for an algorithm of your own, in pytest or by hand. They take seconds.
+"""Check your own algorithm, in a pytest test or interactively. The checks take a few seconds.
 
 from fedexp.testing import check
 
@@ -46,7 +46,8 @@ FEDERATION = (
 PROCESS = Resolved(torch.device("cpu"), "workers", "fp64", 1, 2, Sequential(), "a test")
 ENGINES = {
     "sequential": Sequential(),
-    "workers": Workers(Sequential(), PROCESS, 2, share=False),  # started when first used
+    # the processes start when the engine is first used
+    "workers": Workers(Sequential(), PROCESS, 2, share=False),
     "vectorised": Vectorised(None),
     "vectorised, 2 at a time": Vectorised(2),
 }
@@ -59,28 +60,28 @@ def check(
     gradient: bool = True,
     overrides: Sequence[str] = (),
 ) -> None:
-    """Check that an algorithm is implemented consistently, on five clients in float64.
+    """Check an algorithm's implementation on five clients in float64.
 
     The checks are:
 
-    - All engines (one client after another, vectorised, two worker processes) give the same result
-      in rounds 1 and 2, to 1e-12.
-    - `zero` gives FedAvg's model, to 1e-12. `zero` is the algorithm with parameter values at which
-      it equals FedAvg; None skips this check.
-    - The gradient of `objective` agrees with finite differences. Pass gradient=False to skip this
-      check if the objective treats some of its terms as constants in the gradient.
-    - A run that is resumed after round 2 ends bit for bit like an uninterrupted one.
+    - All engines (sequential, vectorised, two worker processes) give the same result in rounds 1
+      and 2, within 1e-12.
+    - `zero` and FedAvg give the same model, within 1e-12. `zero` is the algorithm with parameter
+      values for which it is equivalent to FedAvg. None skips this check.
+    - The gradient of `objective` agrees with finite differences. If the objective treats some terms
+      as constants in the gradient, pass gradient=False to skip this check.
+    - A run that is resumed after round 2 and an uninterrupted run end with bit-identical states.
 
     overrides: changes to the federation, such as ["public.fraction=0.3", "model=resnet10"].
 
-    Raises AssertionError, with what differs and where.
+    Raises AssertionError with a message that says what differs and where.
     """
     method = algorithm() if isinstance(algorithm, type) else algorithm
 
     def simulation(rounds: int, of: FedAvg = method) -> Simulation:
         with composed([*FEDERATION, f"rounds={rounds}", *overrides]) as config:
             built = build(without_hydra(config))
-        # Copy the algorithm: a resumed run does not restore attributes of the object.
+        # Copy the algorithm, since a resumed run does not restore attributes that training has set.
         return prepare(replace(built, algorithm=copy.deepcopy(of))).simulation
 
     whole = simulation(rounds=2)
@@ -91,20 +92,20 @@ def check(
     if zero is not None:
         expected = play(simulation(rounds=3, of=FedAvg())).server["params"]
         found = play(simulation(rounds=3, of=zero)).server["params"]
-        assert_equal(found, expected, 1e-12, "zero against FedAvg")
+        assert_equal(found, expected, 1e-12, "zero differs from FedAvg")
     if gradient:
         gradient_of(simulation(rounds=3), method.objective)
     with TemporaryDirectory() as folder:
         never_stopped = record(simulation(rounds=4), Path(folder, "whole"))
         record(simulation(rounds=2), Path(folder, "parts"))
         resumed = record(simulation(rounds=4), Path(folder, "parts"), resume=True)
-        what = "resumed after round 2 against never stopped"
+        what = "the run resumed after round 2 differs from the uninterrupted run"
         assert_equal(resumed.server, never_stopped.server, what=what)
         assert_equal(dict(resumed.clients), dict(never_stopped.clients), what=what)
 
 
 def play(simulation: Simulation, rounds: int = 3) -> State:
-    """Return the state after `rounds` rounds."""
+    """Return the state after a number of rounds."""
     state = simulation.initial_state()
     for _ in range(rounds):
         state.advance(play_round(simulation, state))
@@ -112,7 +113,7 @@ def play(simulation: Simulation, rounds: int = 3) -> State:
 
 
 def assemble(simulation: Simulation, state: State, number: int) -> Cohort:
-    """Return the cohort of a round that has one exchange."""
+    """Return the cohort of round `number`. The round must have a single exchange."""
     clients = exchange.sample(simulation, number)
     algorithm, server = simulation.algorithm, state.server
     return Exchange(simulation, algorithm, server, state.clients, number).assemble(clients)
@@ -125,7 +126,8 @@ def train(
     cohort: Cohort | None = None,
     evaluate_local: bool = False,
 ) -> Trained:
-    """Return what the clients of the next round send and keep."""
+    """Train the next round's cohort; return the messages that clients send and the states they
+    keep."""
     cohort = cohort or assemble(simulation, state, state.round + 1)
     sent = exchange.broadcast(simulation.algorithm, state.server)
     return engine.train(
@@ -134,14 +136,17 @@ def train(
 
 
 def assert_equal(actual: Any, expected: Any, atol: float = 0.0, what: str = "") -> None:
-    """Raise AssertionError if any entries of two trees of tensors differ by more than `atol`."""
+    """Raise AssertionError if entries in two trees of tensors differ by more than `atol`.
+
+    what: the beginning of the error message.
+    """
     torch.testing.assert_close(
         actual, expected, rtol=0, atol=atol, msg=lambda text: f"{what}: {text}" if what else text
     )
 
 
 def assert_engines_agree(simulation: Simulation, state: State, engines: Sequence[str]) -> None:
-    """Check that the engines give the same result in the next round, to 1e-12.
+    """Check that the engines give the same result in the next round, within 1e-12.
 
     Messages, client states, losses and local accuracies are compared. Raises AssertionError if they
     differ.
@@ -149,16 +154,16 @@ def assert_engines_agree(simulation: Simulation, state: State, engines: Sequence
     reference = train(ENGINES[engines[0]], simulation, state, evaluate_local=True)
     for engine in engines[1:]:
         other = train(ENGINES[engine], simulation, state, evaluate_local=True)
-        what = f"round {state.round + 1}, {engine} against {engines[0]}"
+        what = f"round {state.round + 1}, {engine} differs from {engines[0]}"
         for name in ("messages", "states", "losses", "class_correct"):
             found, expected = getattr(other, name), getattr(reference, name)
-            assert_equal(found, expected, 1e-12, f"{what}: {name}")
+            assert_equal(found, expected, 1e-12, f"{what} in {name}")
 
 
 def set_up_client(simulation: Simulation, state: State, position: int = -1) -> ClientTraining:
-    """Return a client of the next round after `client_setup`.
+    """Return a client of the next round's cohort after calling `client_setup`.
 
-    position: position of the client in the cohort.
+    position: the position of the client in the cohort.
     """
     algorithm, runtime, number = simulation.algorithm, simulation.runtime, state.round + 1
     sent = exchange.broadcast(algorithm, state.server)
@@ -174,8 +179,8 @@ def gradient_of(simulation: Simulation, function: Loss) -> Params:
     """Check a local loss's gradient against finite differences, and return the gradient.
 
     The gradient is evaluated in round 3, at parameters with added noise, because distillation terms
-    and penalties are flat at the initial parameters. Raises AssertionError if it differs from
-    finite differences along a random direction.
+    and penalties have zero gradient at the initial parameters. Raises AssertionError if the
+    gradient and finite differences along a random direction disagree.
     """
     net = simulation.runtime.net
     client = set_up_client(simulation, play(simulation, 2))
@@ -195,14 +200,16 @@ def gradient_of(simulation: Simulation, function: Loss) -> Params:
         torch.autograd.gradcheck(
             loss, values, atol=1e-8, rtol=1e-6, check_undefined_grad=False, fast_mode=True
         )
-    except RuntimeError as error:  # the type is not public
-        raise AssertionError(f"finite differences against the gradient: {error}") from error
+    except RuntimeError as error:  # the exception type of gradcheck is not public
+        raise AssertionError(f"the gradient differs from finite differences: {error}") from error
     return torch.func.grad(lambda p: function(net, p, batch, ctx))(params)
 
 
 def record(simulation: Simulation, directory: Path, resume: bool = False) -> State:
-    """Run a simulation that writes its files, or resume it from its directory, and return the final
-    state."""
+    """Run a simulation, or resume it from its directory, and return the final state.
+
+    The simulation writes its files to the directory.
+    """
     directory.mkdir(exist_ok=True)
     state, lengths = simulation.initial_state(), None
     found = checkpoint.load(directory, fits_run(directory, simulation)) if resume else None

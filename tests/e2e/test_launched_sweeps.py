@@ -109,7 +109,7 @@ def test_sweep_continues_after_a_killed_joblib_process(sweep, tmp_path):
     assert answer.code == 1
     assert "Traceback" not in answer.err
     assert "hydra/launcher=joblib: TerminatedWorkerError: " in answer.err
-    assert "The same command with hydra.sweep.dir=sweeps/joblib continues." in answer.err
+    assert "run the same command with hydra.sweep.dir=sweeps/joblib" in answer.err
     answer = sweep("joblib", *arguments)
     assert answer.code == 0, answer.err
     assert "resuming after round" in (killed.result() / "run.log").read_text()

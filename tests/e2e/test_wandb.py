@@ -87,7 +87,7 @@ def test_push_keeps_the_id_and_skips_unfinished_runs(fedexp, tmp_path, capfd):
         == 2
     )
     (error,) = [line for line in capfd.readouterr().err.splitlines() if line.startswith("fedexp:")]
-    assert error == "fedexp: empty: has no finished run (summary.json is missing)"
+    assert error == "fedexp: empty: holds no finished run (summary.json is missing)"
     read = [read_run(folder)[0] for folder in run_folders(run)]
     assert [(r["run_id"], r["project"], r["entity"]) for r in read] == [
         (first, "fedexp", ""),
@@ -99,7 +99,7 @@ def test_push_keeps_the_id_and_skips_unfinished_runs(fedexp, tmp_path, capfd):
 
     rounds = (run / "rounds.csv").read_text()
     damages = {
-        "status": ("summary.json", '{"status": "failed"}', "the run has failed"),
+        "status": ("summary.json", '{"status": "failed"}', "the run failed"),
         "summary": ("summary.json", "{", "summary.json: is not json"),
         "cut": (
             "rounds.csv",

@@ -1,11 +1,12 @@
 """List the jobs of a sweep (`preview=true`) and limit their time (`budget=<minutes>`).
 
-The list shows which jobs are done and estimates the time of the others from the most similar
-measured run. With a budget, jobs start in this order until the time is over.
+The list shows which jobs are done. The time of each unfinished job is estimated from the most
+similar run with measured rounds. With a budget, jobs start in the listed order until the time is
+over.
 
 The budget's deadline is added to the overrides of every job, so that it works with every launcher.
-No job starts after the deadline. A running job saves its state and ends before a round that it
-could not save in time (fedexp.training.job).
+No job starts after the deadline. A running job saves its state and ends if the next round could not
+be saved in time (fedexp.training.job).
 """
 
 import statistics
@@ -48,7 +49,7 @@ from fedexp.trackers.progress import duration
 from fedexp.training.job import DEADLINE
 from fedexp.training.stopping import is_finished
 
-# If these values are equal, a round of one run takes as long as a round of the other.
+# Two runs with equal values for these keys take equally long for a round.
 WORK = (
     *("dataset.name", "model", "num_clients", "participation", "scenario._target_"),
     *("local.epochs", "local.batch_size", "local.optimizer", "hardware.precision"),
@@ -57,22 +58,22 @@ WORK = (
 
 @dataclass(frozen=True)
 class Planned:
-    """A job that has been composed but not started."""
+    """A job whose configuration has been composed, but which has not been started."""
 
     directory: Path
-    # resolved; empty if it has an error, which the job reports
+    # resolved; empty if the configuration has an error, which the job will report
     config: Mapping[str, Any]
     overrides: Sequence[str] = ()
 
 
 class Measured(NamedTuple):
-    """A run with at least one round."""
+    """The time per round of a run with at least one round."""
 
     work: list[Any]
     algorithm: Any
-    seconds: float  # median time of a round
+    seconds: float  # median time per round
     tasks: int
-    machine: str  # set if the run is only known from a file that `--keep` wrote
+    machine: str  # empty, or the machine named in a file that `--keep` wrote
 
 
 def show_plan(plan: Plan) -> int:
@@ -85,23 +86,23 @@ def show_plan(plan: Plan) -> int:
 
 
 def show_state(plan: Plan) -> None:
-    """Print the command's last line: how many jobs are done, and whether some remain."""
+    """Print the command's last line: how many jobs are done, begun and failed."""
     jobs = plan_jobs(plan.launches, plan.folders)
     found = Counter(state_kind(state) for _, state, _ in job_states(jobs))
     begun = found["interrupted"] + found["running"]
     counted = {"begun": begun, "failed": found["failed"]}
     others = [f", {number} {kind}" for kind, number in counted.items() if number]
-    end = "; the same command continues" if found["done"] < len(jobs) else ""
+    end = "; the same command continues the sweep" if found["done"] < len(jobs) else ""
     print(f"{found['done']} of {len(jobs)} done{''.join(others)}{end}")
 
 
 def add_deadline(launches: Sequence[Sequence[str]], deadline: float) -> list[list[str]]:
-    """Return each multirun's overrides plus the override that passes the deadline to its jobs."""
+    """Add the override that passes the deadline to the jobs to each multirun's overrides."""
     return [[*each, f"+hydra.job.env_set.{DEADLINE}='{deadline:.3f}'"] for each in launches]
 
 
 def plan_jobs(launches: Sequence[Sequence[str]], folders: Sequence[Path]) -> list[Planned]:
-    """Compose all jobs of these multiruns, with each directory once.
+    """Compose the jobs of the multiruns; return one job per run directory.
 
     folders: directories with the user's config groups.
     """
@@ -109,7 +110,7 @@ def plan_jobs(launches: Sequence[Sequence[str]], folders: Sequence[Path]) -> lis
     jobs: dict[Path, Planned] = {}
     with initialize_config_dir(str(conf_directory().resolve()), version_base="1.3"):
         for overrides in launches:
-            # By default its name is the time, so read it once and not for each job.
+            # By default, its name contains the time, so resolve the name only once.
             sweep: Path | None = None
             for job in expand(overrides):
                 config = compose("config", overrides=[*job, *search], return_hydra_config=True)
@@ -126,7 +127,10 @@ def plan_jobs(launches: Sequence[Sequence[str]], folders: Sequence[Path]) -> lis
 
 
 def job_states(jobs: Sequence[Planned]) -> Iterator[tuple[Planned, str, str]]:
-    """Yield (job, state, note). The note names the run if a run of another sweep is used."""
+    """Yield (job, state, note) for each job.
+
+    If a run from another sweep is used for the job, the note names that run.
+    """
     finished = cache(finished_by_training)
     kept: dict[tuple[str, Any], list[frozenset[str]]] = {}
     for content in kept_below(folders_of(jobs)):
@@ -153,7 +157,7 @@ def job_status(job: Planned) -> str:
         return "running"
     run = RunDirectory(reused_run(job.directory) or job.directory)
     if run.has(files.SUMMARY):
-        # a job with other limits continues a run that `stop` ended
+        # a run that was ended by `stop` continues if the job has different limits
         stop = Stop(**(job.config.get("stop") or {}))
         if (
             run.status != "stopped"
@@ -165,7 +169,7 @@ def job_status(job: Planned) -> str:
 
 
 def state_kind(state: str) -> str:
-    """Return the word under which a state is counted, such as done or interrupted."""
+    """Return the category in which a state is counted, such as done or interrupted."""
     return "done" if state in OVER else state.split()[0]
 
 
@@ -179,7 +183,7 @@ def setting_of(config: Mapping[str, Any]) -> tuple[str, Any]:
 
 
 def tests_of(config: Mapping[str, Any]) -> frozenset[str]:
-    """Return a configuration's test views and the kinds of models that it tests."""
+    """Return the views in which a run is tested, and the kinds of models that it tests."""
     return frozenset(configured_views(config)) | subjects_of(config)
 
 
@@ -187,10 +191,10 @@ def tests_of(config: Mapping[str, Any]) -> frozenset[str]:
 
 
 def find_measured_runs(jobs: Sequence[Planned]) -> list[Measured]:
-    """Return the runs with at least one round in the directories of `folders_of`.
+    """Measure the runs with at least one round in the directories of `folders_of`.
 
-    Run directories come first, then runs from the files of `--keep`, which may be from another
-    machine.
+    Run directories come first. They are followed by runs from the files of `--keep`, which may have
+    been made on another machine.
     """
     folders = folders_of(jobs)
     found = []
@@ -220,13 +224,13 @@ def measure(
 
 
 def work_of(config: Mapping[str, Any]) -> list[Any]:
-    """Return the values that determine the time of a round, except the algorithm."""
+    """Return all values that determine the time of a round, except for the algorithm."""
     device = device_of(str(value_of(config, "hardware.device")))
     return [device, *(value_of(config, key) for key in WORK)]
 
 
 def device_of(asked: str) -> str:
-    """Return the kind of device that `hardware.device` is on this machine: cpu or cuda."""
+    """Return the type of device that `hardware.device` selects on this machine: cpu or cuda."""
     if asked == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     return asked.partition(":")[0]
@@ -237,18 +241,19 @@ def seconds_left(
 ) -> tuple[float | None, str]:
     """Estimate a job's remaining time from the most similar measured run.
 
-    Return (seconds, a note about the estimate); (None, "") if no run is similar. A run directory is
-    preferred to a file of `--keep`; among equals, a run of the same algorithm is preferred.
+    Return (seconds, a note about the estimate), or (None, "") if no run is similar. Run directories
+    are preferred to files of `--keep`, and then runs of the same algorithm to runs of other
+    algorithms.
     """
     work, algorithm = work_of(job.config), value_of(job.config, "algorithm._target_")
     like = [run for run in measured if run.work == work]
-    # the rounds of one task if there are several tasks
+    # with several tasks, the rounds of one task
     rounds = value_of(job.config, "scenario.rounds_per_task") or job.config.get("rounds")
     if not like or not isinstance(rounds, int):
         return None, ""
     run = min(like, key=lambda each: (bool(each.machine), each.algorithm != algorithm))
     done = int(state.rpartition(" ")[2]) if state.startswith("interrupted") else 0
-    about = " (another algorithm's rounds)" if run.algorithm != algorithm else ""
+    about = " (measured with another algorithm)" if run.algorithm != algorithm else ""
     if run.machine:
         about += f" (on {run.machine})"
     return max(rounds * run.tasks - done, 0) * run.seconds, about
@@ -258,9 +263,9 @@ def seconds_left(
 
 
 def show_jobs(jobs: Sequence[Planned], measured: Sequence[Measured]) -> list[float | None]:
-    """Print a line for each job, the remaining time, and `N jobs: D done, ...`.
+    """Print a line for each job, the total remaining time, and a line `N jobs: D done, ...`.
 
-    Return the seconds of each unfinished job in order; None if the time is unknown.
+    Return the remaining seconds of each unfinished job in order. Unknown times are None.
     """
     counts: Counter[str] = Counter()
     seconds: list[float | None] = []
@@ -276,8 +281,12 @@ def show_jobs(jobs: Sequence[Planned], measured: Sequence[Measured]) -> list[flo
     known = [each for each in seconds if each is not None]
     unknown = len(seconds) - len(known)
     total = duration(sum(known)) if known or not unknown else "?"
-    more = f", and {unknown} jobs (?); a run with rounds=1 gives an estimate" if unknown else ""
-    print(f"left: {total} one after the other (from measured rounds){more}")
+    more = (
+        f", plus {unknown} jobs without an estimate (?); a run with rounds=1 gives one"
+        if unknown
+        else ""
+    )
+    print(f"left: {total}, one job at a time (estimated from measured rounds){more}")
     others = [f", {number} {kind}" for kind, number in sorted(counts.items()) if kind != "done"]
     print(f"{len(jobs)} jobs: {counts['done']} done{''.join(others)}")
     return seconds
@@ -286,8 +295,8 @@ def show_jobs(jobs: Sequence[Planned], measured: Sequence[Measured]) -> list[flo
 def name_jobs(jobs: Sequence[Planned]) -> list[str]:
     """Name each job by the overrides that differ between the jobs.
 
-    The name starts with the sweep if there are several. A job without such overrides is named by
-    its directory.
+    If there are several sweeps, the name starts with the sweep's name. A job whose overrides do not
+    differ is named by its directory.
     """
     shared = set.intersection(*(set(job.overrides) for job in jobs)) if jobs else set()
     several = len({job.directory.parent for job in jobs}) > 1
@@ -300,15 +309,16 @@ def name_jobs(jobs: Sequence[Planned]) -> list[str]:
 
 
 def show_limit(seconds: Sequence[float | None], minutes: float) -> None:
-    """Print how many jobs fit in a budget.
+    """Print how many jobs would finish within a budget.
 
-    seconds: the time of each remaining job; None if it is unknown.
+    seconds: the remaining time of each unfinished job, or None if it is unknown. minutes: the
+    budget.
     """
     known = [each for each in seconds if each is not None]
     whole = sum(total <= 60 * minutes for total in accumulate(known))
     unknown = len(seconds) - len(known)
-    more = f", {unknown} not measured" if unknown else ""
+    more = f"; no estimate for {unknown}" if unknown else ""
     print(
         f"budget {duration(60 * minutes)}, one job at a time in this order: {whole} of"
-        f" {len(seconds)} remaining jobs would be complete{more}"
+        f" {len(seconds)} remaining jobs would finish{more}"
     )

@@ -25,11 +25,11 @@ from fedexp.trackers.several import TrackerGroup
 from fedexp.trackers.wandb_tracker import Wandb, WandbTracker
 
 TABLES = ("table.csv", "rounds_to_target.csv")  # a sweep's tables
-UPLOAD_SECONDS = 600.0  # longer than in a run, since a push only waits for the upload
+UPLOAD_SECONDS = 600.0  # more than during a run, since a push does nothing but wait for the upload
 
 
 def list_directories(directories: Sequence[Path]) -> list[Path]:
-    """Replace each sweep by its runs followed by the sweep."""
+    """Return the directories, with each sweep's run directories inserted before the sweep."""
     found: list[Path] = []
     for directory in directories:
         if is_sweep(directory):
@@ -43,9 +43,10 @@ def is_sweep(directory: Path) -> bool:
 
 
 def push(directory: Path, changes: Mapping[str, Any], new: bool = False) -> bool:
-    """Push a directory; return whether W&B received all of it.
+    """Push a directory; return whether W&B received everything.
 
-    Raises ConfigError if a link leads out of the directory, since its target would be uploaded.
+    Raises ConfigError if a link points outside the directory, since the file there would be
+    uploaded.
     """
     require_no_outside_links(directory)
     if is_sweep(directory):
@@ -76,7 +77,7 @@ def push_tables(directory: Path, changes: Mapping[str, Any], new: bool = False) 
         classes=(),
         wandb_id=None if new else last_wandb_id(directory),
     )
-    # The user's names for single runs would be wrong for the table.
+    # The configured name, group and job type describe a single run, not the table.
     changes = {"name": None, "group": None, "job_type": None, **changes}
     tracker = WandbTracker(make_config(config_of_sweep(directory), changes))
     guarded = TrackerGroup([tracker])
@@ -86,27 +87,27 @@ def push_tables(directory: Path, changes: Mapping[str, Any], new: bool = False) 
 
 
 def config_of_sweep(directory: Path) -> dict[str, Any]:
-    """Return the configuration of a sweep's first run with a readable configuration."""
+    """Return the first readable configuration of a sweep's runs, or an empty dict."""
     paths = sorted(directory.glob(f"*/{files.CONFIG}"))
     return next(filter(None, (RunDirectory(path.parent).config for path in paths)), {})
 
 
 def load_finished(directory: Path) -> RunDirectory:
-    """Return a finished run. Raises ConfigError that names what is missing or damaged."""
+    """Return a finished run. Raises ConfigError if the run is unfinished, failed or damaged."""
     run = RunDirectory(directory)
     if not run.has(files.SUMMARY):
-        raise ConfigError(f"{directory}: has no finished run ({files.SUMMARY} is missing)")
+        raise ConfigError(f"{directory}: holds no finished run ({files.SUMMARY} is missing)")
     if run.damaged:
         raise ConfigError(f"{directory}: {run.describe_damage()}")
     if not run.has_ended:
-        raise ConfigError(f"{directory}: the run has failed (see {files.ERROR})")
+        raise ConfigError(f"{directory}: the run failed (see {files.ERROR})")
     return run
 
 
 def replay(run: RunDirectory, tracker: Tracker, wandb_id: str | None = None) -> None:
     """Log a finished run to a tracker.
 
-    Raises ConfigError, before anything is logged, if a file is damaged.
+    Raises ConfigError if a file is damaged. Nothing is logged in that case.
     """
     config, rows = run.config, list(records(run))
     try:
@@ -137,7 +138,7 @@ def records(run: RunDirectory) -> Iterator[RoundRecord]:
     tests = histories.pop(PLAIN, None)
     accuracy = {} if tests is None else dict(zip(tests.rounds, tests.class_accuracy, strict=True))
     tables = {name: run.analysis(name) for name in files.ANALYSES}
-    assert run.rounds is not None  # of a run that is over
+    assert run.rounds is not None  # the run has finished
     for values in run.rounds.to_dict("records"):
         number = int(values.pop("round"))
         analysed: dict[str, float] = {}
@@ -157,9 +158,9 @@ def records(run: RunDirectory) -> Iterator[RoundRecord]:
 
 
 def wandb_node(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the configuration's W&B tracker node, or an empty dict if W&B is not used.
+    """Return the node of the W&B tracker in a configuration, or an empty dict if W&B is not used.
 
-    The node may be the only tracker or one of several.
+    W&B may be the only tracker or one of several.
     """
     node = config.get("tracker") or {}
     target = f"{Wandb.__module__}.{Wandb.__qualname__}"
@@ -170,7 +171,7 @@ def wandb_node(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def make_config(config: Mapping[str, Any], changes: Mapping[str, Any]) -> Wandb:
-    """Return the W&B tracker from a run's configuration, or the default one, with changes."""
+    """Return the W&B tracker of a run, with changes. The defaults are used if the run has none."""
     default = conf_directory() / "tracker" / "wandb.yaml"
     values = yaml.safe_load(default.read_text(encoding="utf-8")) | wandb_node(config) | changes
     known = {field.name: values[field.name] for field in fields(Wandb)}
@@ -180,7 +181,7 @@ def make_config(config: Mapping[str, Any], changes: Mapping[str, Any]) -> Wandb:
 def last_wandb_id(directory: Path) -> str | None:
     """Return the id of the newest W&B run below a directory, or None if there is no W&B run.
 
-    The id is read from the name `run-<time>-<id>` or `offline-run-<time>-<id>`.
+    The id is read from the folder's name, `run-<time>-<id>` or `offline-run-<time>-<id>`.
     """
     folders = (directory / "wandb").glob("*run-*-*")
     parts = [path.name.removeprefix("offline-").split("-") for path in folders]

@@ -1,8 +1,8 @@
 """Search for option values with Optuna: `fedexp --multirun hydra/sweeper=optuna ...`.
 
 Each trial is a run. The study is saved as study.db in the sweep's directory, so the same command
-continues it, and an unfinished trial resumes from its checkpoint. hydra-optuna-sweeper is not used:
-it requires Optuna 2.10 and cannot prune.
+continues the search. An unfinished trial resumes from its checkpoint. hydra-optuna-sweeper is not
+used, because it requires Optuna 2.10 and cannot prune.
 """
 
 from collections import Counter
@@ -46,7 +46,7 @@ class Options(Checked, prefix="hydra.sweeper."):
 
 
 def options_of(config: DictConfig) -> Options:
-    """Return the checked options of the sweeper."""
+    """Return the sweeper's options after checking them."""
     values: Any = OmegaConf.to_container(config.hydra.sweeper)
     values.pop("_target_", None)
     return make(Options, values, Options.prefix)
@@ -55,16 +55,16 @@ def options_of(config: DictConfig) -> Options:
 def search(config: DictConfig, launcher: Any, arguments: Sequence[str]) -> list[Any]:
     """Run the trials of a study; return the launcher's results.
 
-    config: the composed configuration including its node `hydra`. arguments: the command's
-    overrides. Raises ConfigError if there is no objective or nothing to search for, or if the
-    directory holds another study.
+    config: the composed configuration, including its node `hydra`. arguments: the command's
+    overrides. Raises ConfigError if there is no objective, if there are no values to search for, or
+    if the directory holds a different study.
     """
     options, directory = options_of(config), Path(config.hydra.sweep.dir)
     objective, (space, fixed) = objective_name(config), space_of(arguments)
-    if objective is None:  # test data are used only on request
+    if objective is None:  # test data are used only if the user asks for it
         raise ConfigError(
             "hydra/sweeper=optuna: a search needs an objective: set validation.fraction=0.1 to"
-            " search for the best validation_accuracy, or objective=accuracy to search on test data"
+            " maximise validation_accuracy, or objective=accuracy to maximise accuracy on test data"
         )
     study = open_study(config, objective, space)
     OmegaConf.save(config, directory / "multirun.yaml")
@@ -72,7 +72,8 @@ def search(config: DictConfig, launcher: Any, arguments: Sequence[str]) -> list[
     done = len(study.get_trials(states=[TrialState.COMPLETE, TrialState.PRUNED]))
     if done >= options.n_trials:
         print(
-            f"{directory}: all {done} trials are done; hydra.sweeper.n_trials={done + 10} adds 10"
+            f"{directory}: all {done} trials are done;"
+            f" hydra.sweeper.n_trials={done + 10} adds 10 trials"
         )
     at_once = max(options.n_jobs or config.hydra.launcher.get("n_jobs") or 1, 1)
     returns: list[Any] = []
@@ -93,7 +94,7 @@ def search(config: DictConfig, launcher: Any, arguments: Sequence[str]) -> list[
 
 
 def space_of(arguments: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
-    """Return (key -> distribution of its values, the other overrides).
+    """Return (a dict that maps each searched key to its distribution, all remaining overrides).
 
     A Hydra interval becomes a range of numbers; any other sweep becomes a choice.
     """
@@ -115,7 +116,7 @@ def space_of(arguments: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
             space[key] = distributions.CategoricalDistribution(choices)
     if not space:
         raise ConfigError(
-            "hydra/sweeper=optuna: no values to search for; give for example"
+            "hydra/sweeper=optuna: there are no values to search for; add for example"
             " 'local.lr=tag(log,interval(0.001,0.1))' or local.batch_size=20,50"
         )
     return space, fixed
@@ -143,7 +144,7 @@ def open_study(config: DictConfig, objective: str, space: Mapping[str, Any]) -> 
         direction="maximize" if direction == "max" else "minimize",
         load_if_exists=True,
     )
-    seed = options.seed + len(study.trials)  # a new seed if the command continues a study
+    seed = options.seed + len(study.trials)  # a continued study needs a new seed
     if options.sampler == "tpe":
         study.sampler = samplers.TPESampler(seed=seed, n_startup_trials=2 * options.startup_trials)
     else:
@@ -156,7 +157,7 @@ def store_of(directory: Path) -> str:
 
 
 def assigned(study: optuna.Study, number: int) -> list[str]:
-    """Return the overrides that set the options to a trial's values."""
+    """Return the overrides that a trial chose."""
     return [f"{key}={value}" for key, value in study.trials[number].params.items()]
 
 
@@ -165,7 +166,7 @@ def tell(study: optuna.Study, number: int, result: Any, objective: str) -> None:
 
     The result is read from the run directory, since another process may have run the trial.
     """
-    _ = result.return_value  # raises the error that the launcher caught
+    _ = result.return_value  # raises the exception that the launcher caught, if any
     # not resolved, since a path may contain `${`
     runtime: Any = OmegaConf.to_container(result.hydra_cfg.hydra.runtime, resolve=False)
     directory = Path(runtime["output_dir"])
@@ -182,7 +183,8 @@ def tell(study: optuna.Study, number: int, result: Any, objective: str) -> None:
 
 
 def watch_of(hydra_config: Any, config: Mapping[str, Any]) -> Watch:
-    """Return a function that reports a trial's rounds and returns whether to prune the trial."""
+    """Return a function that reports a trial's round to Optuna and returns whether to prune the
+    trial."""
     options, directory = hydra_config.sweeper, Path(hydra_config.sweep.dir)
     pruner: Any = pruners.NopPruner()
     if options.pruner == "median":
@@ -190,7 +192,8 @@ def watch_of(hydra_config: Any, config: Mapping[str, Any]) -> Watch:
     study = optuna.load_study(study_name=None, storage=store_of(directory), pruner=pruner)
     trial = reopened(study, int(hydra_config.job.env_set[TRIAL]))
     objective = str(objective_name(config))
-    reported = set(study.trials[trial.number].intermediate_values)  # non-empty after a resume
+    # not empty if the trial was resumed
+    reported = set(study.trials[trial.number].intermediate_values)
 
     def watch(round: int, summary: Mapping[str, Any]) -> bool:
         value = value_of(summary, objective)
@@ -203,7 +206,7 @@ def watch_of(hydra_config: Any, config: Mapping[str, Any]) -> Watch:
 
 
 def write_results(study: optuna.Study, directory: Path, objective: str) -> None:
-    """Write trials.csv and print the best trial."""
+    """Write trials.csv and print the number of trials and the best trial."""
     rows: list[dict[str, Any]] = []
     for trial in study.trials:
         row = {"trial": trial.number, "state": trial.state.name.lower(), objective: trial.value}
@@ -214,7 +217,7 @@ def write_results(study: optuna.Study, directory: Path, objective: str) -> None:
     states = Counter(table["state"])
     counts = f"{states['complete']} trials, {states['pruned']} pruned, {states['fail']} failed"
     if not states["complete"]:
-        print(f"{counts}; no trial has a value of {objective}")
+        print(f"{counts}; no completed trial has a value for {objective}")
         return
     best = study.best_trial
     values = " ".join(assigned(study, best.number))

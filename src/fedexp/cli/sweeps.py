@@ -1,4 +1,4 @@
-"""Follow the sweeps of a command: Hydra's callback, the reports, and the exit codes of failed jobs.
+"""Track a command's sweeps: Hydra's callback, the reports, and the exit codes of failed jobs.
 
 Hydra's launchers may run the jobs in other processes or on other machines.
 """
@@ -25,25 +25,26 @@ from fedexp.core.storage import display_path, regular, remove_if_empty, write_js
 
 # a sweep's configuration, which Hydra writes before the jobs are checked
 OF_HYDRA = "multirun.yaml"
-NOTES = ".failed"  # folder of a sweep with a note from each failed job to the launching process
+NOTES = ".failed"  # folder in a sweep where each failed job leaves a note for the launching process
 
 
 @dataclass
 class SweepWatch:
-    """The state of a command's sweeps, by directory."""
+    """The state of the sweeps that a command runs."""
 
     command: str = field(default_factory=lambda: uuid4().hex)  # id of the command
     begun: list[Path] = field(default_factory=list)
-    made: set[Path] = field(default_factory=set)  # directories that are new
-    running: dict[Path, str] = field(default_factory=dict)  # running sweep -> its launcher
-    said: set[str] = field(default_factory=set)  # messages printed for jobs
+    made: set[Path] = field(default_factory=set)  # sweep directories that the command created
+    # directory of each running sweep -> launcher
+    running: dict[Path, str] = field(default_factory=dict)
+    said: set[str] = field(default_factory=set)  # messages that have been printed for jobs
 
     @contextmanager
     def as_current(self) -> Iterator[None]:
-        """While the block runs, Hydra's callback reports to this object.
+        """Make Hydra's callback report to this object while the block runs.
 
-        Hydra makes the callback from the class name in conf/config.yaml and plain values, so it
-        cannot receive an object. It finds this one in a context variable.
+        Hydra creates the callback from a class name and plain values in conf/config.yaml, so the
+        callback cannot receive an object. It reads this object from a context variable.
         """
         token = _current.set(self)
         try:
@@ -52,7 +53,7 @@ class SweepWatch:
             _current.reset(token)
 
     def remove_refused(self, here: Path) -> None:
-        """Remove the directories of sweeps that were refused before their first job.
+        """Remove the directories of sweeps that were rejected before their first job.
 
         Empty parents are removed too if they are below `here`.
         """
@@ -76,12 +77,12 @@ def is_repeated(message: str) -> bool:
 
 
 class Sweeps(Callback):
-    """The callback that conf/config.yaml names."""
+    """Hydra's callback for sweeps, named in conf/config.yaml."""
 
     def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
-        """Keep Hydra from writing its files.
+        """Prevent Hydra from writing its files.
 
-        It would overwrite the files of an existing run before fedexp can refuse the new one.
+        Hydra would overwrite the files of an existing run before fedexp can reject the new run.
         """
         with read_write(config), open_dict(config):
             config.hydra.output_subdir = None
@@ -110,7 +111,7 @@ class Sweeps(Callback):
 
 
 def write_note(sweep: Path, message: str | None, code: int) -> None:
-    """Leave a failed job's exit code for the process that launched the sweep.
+    """Write a failed job's exit code to a file for the process that launched the sweep.
 
     message: the error, if it could not be written to the job's directory.
     """
@@ -122,8 +123,8 @@ def write_note(sweep: Path, message: str | None, code: int) -> None:
 def collect_exit_codes(sweep: Path, command: str, elsewhere: bool = False) -> list[int]:
     """Return the exit codes of the sweep's jobs that failed in this command.
 
-    elsewhere: whether the jobs ran in other processes; if so, errors that are not in a job's
-    directory are printed here.
+    elsewhere: whether the jobs ran in other processes. If so, this function prints the errors that
+    could not be written to a job's directory.
     """
     codes = []
     folder = sweep / NOTES / command
@@ -143,9 +144,10 @@ def collect_exit_codes(sweep: Path, command: str, elsewhere: bool = False) -> li
 
 
 def show_report(directory: Path, name: str | None, figures: bool) -> None:
-    """Write a sweep's tables and pictures, and print its table.
+    """Write a sweep's tables and figures, and print the table.
 
-    name: the name of the sweep in conf/sweep, or None.
+    name: the name of the sweep in conf/sweep, or None for a sweep without a name. figures: whether
+    to draw figures.
     """
     from fedexp.cli.push import config_of_sweep, push_tables, wandb_node
     from fedexp.papers.aggregate import write_report
@@ -164,13 +166,13 @@ def show_report(directory: Path, name: str | None, figures: bool) -> None:
 def write_reports(watch: SweepWatch, plan: Plan, elsewhere: bool) -> list[int]:
     """Write the reports of the sweeps.
 
-    Return the exit codes of failed jobs and of reports that cannot be written. elsewhere: see
-    `collect_exit_codes`.
+    Return the exit codes of failed jobs, and one exit code for each report that cannot be written.
+    elsewhere: see `collect_exit_codes`.
     """
     codes = []
     for sweep in dict.fromkeys(watch.begun):  # a sweep may consist of several multiruns
         if not sweep.is_dir():
-            codes.append(say(f"{sweep}: was removed while the sweep ran", FAILED))
+            codes.append(say(f"{sweep}: was removed while the sweep was running", FAILED))
             continue
         codes += collect_exit_codes(sweep, watch.command, elsewhere)
         try:
@@ -181,10 +183,10 @@ def write_reports(watch: SweepWatch, plan: Plan, elsewhere: bool) -> list[int]:
 
 
 def explain_launcher_error(error: Exception, directory: Path, launcher: str) -> str:
-    """Return the message for an error of the launcher; `run_job` handles the errors of jobs."""
-    reason = (str(error).strip() or "no reason given").splitlines()[0]
+    """Return the message for an error raised by the launcher; `run_job` handles errors in jobs."""
+    reason = (str(error).strip() or "no reason was given").splitlines()[0]
     return (
         f"hydra/launcher={launcher}: {type(error).__name__}: {reason}\nThe launcher does not work,"
-        " or a job's process was killed (for example, out of memory). The same command with"
-        f" hydra.sweep.dir={display_path(directory)} continues."
+        " or a job's process was killed (for example, out of memory). To continue the sweep, run"
+        f" the same command with hydra.sweep.dir={display_path(directory)}"
     )

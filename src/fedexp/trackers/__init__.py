@@ -1,1 +1,1 @@
-"""Views of a run: Weights & Biases, the live display, or none."""
+"""Trackers display a run, for example in Weights & Biases or in the terminal."""

@@ -1,7 +1,7 @@
-"""The interface of trackers, which observe a run, and `tracker=none`.
+"""The interface of trackers, which display a run, and `tracker=none`.
 
-The files of the run directory are the authoritative record; a tracker only displays them. If a
-tracker fails, there is one warning and the run continues (see `TrackerGroup`).
+The files in the run directory are the authoritative record; a tracker only displays the results. If
+a tracker fails, one warning is logged and the run continues (see `TrackerGroup`).
 """
 
 import importlib.util
@@ -27,28 +27,29 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RunInfo:
-    """What is known when a run starts."""
+    """Facts about a run that are known when the run starts."""
 
     directory: Path
     config: dict[str, Any]  # resolved, plain containers
     name: str
-    group: str  # the same for all seeds
+    group: str  # the same for runs that differ only in the seed
     job_type: str
     tags: tuple[str, ...]
     total_rounds: int
     first_round: int  # 0, or the round of the checkpoint that the run resumes from
-    classes: tuple[str, ...]  # names, in the order of RoundRecord.class_accuracy
-    wandb_id: str | None  # W&B's id of the resumed run
-    best_accuracy: float | None = None  # of the resumed run, up to first_round
+    classes: tuple[str, ...]  # class names in the order of RoundRecord.class_accuracy
+    wandb_id: str | None  # the run's W&B id if it is resumed
+    best_accuracy: float | None = None  # up to first_round if the run is resumed
     resumed: bool = False  # whether the run starts from a checkpoint, possibly of round 0
 
     @classmethod
     def of(
         cls, directory: Path, config: dict[str, Any], sweep: str | None, **known: Any
     ) -> "RunInfo":
-        """Build the facts. Labels are derived from the configuration, including its `choices`.
+        """Build the facts, with labels derived from the configuration and its `choices`.
 
-        sweep: the name of the sweep that the run belongs to, if any.
+        sweep: the name of the sweep that the run belongs to, or None. known: all fields that are
+        not derived from the configuration.
         """
         choices = config["choices"]
         tags = [choices[group] for group in ("dataset", "partition", "algorithm", "model")]
@@ -65,26 +66,26 @@ class RunInfo:
 
 @dataclass(frozen=True)
 class RoundRecord:
-    """One finished round. Round 0 is the initial model."""
+    """The results of a finished round. Round 0 is the evaluation of the initial model."""
 
     round: int
-    values: Mapping[str, float | None]  # the row of rounds.csv without `round`; None: undefined
-    # float [C]: test accuracy, nan for a class without examples; None if not evaluated
+    values: Mapping[str, float | None]  # row of rounds.csv without `round`; None: undefined
+    # float [C]: test accuracy per class, nan for a class without examples; None if not evaluated
     class_accuracy: "np.ndarray | None"
     # all class accuracies up to this round; later rounds append to it, so read it immediately
     history: "History | None" = None
-    others: "Mapping[str, History]" = field(default_factory=dict)  # history of each other view
+    others: "Mapping[str, History]" = field(default_factory=dict)  # histories of all other views
     # means of the analyses (group `analysis`) measured in this round
     analysed: Mapping[str, float] = field(default_factory=dict)
 
 
 class Tracker:
-    """The interface of trackers. This base class does nothing, and is `tracker=none`."""
+    """Interface of trackers. This base class does nothing; `tracker=none` uses it."""
 
-    name: ClassVar[str] = "the tracker"  # in messages
+    name: ClassVar[str] = "the tracker"  # used in messages
 
     def start(self, info: RunInfo) -> None:
-        """Record that the run starts, or continues from a checkpoint."""
+        """Record that the run starts or continues from a checkpoint."""
 
     def log_round(self, record: RoundRecord) -> None:
         """Record a finished round, after its row has been written to the files."""
@@ -94,8 +95,8 @@ class Tracker:
     ) -> None:
         """Record the results and close the tracker.
 
-        summary: the content of summary.json. figures: the paths of the figures. tables: name ->
-        final table in long format.
+        summary: the content of summary.json. figures: the paths of the figures. tables: a
+        dict that maps names to final tables in long format.
         """
 
     def abort(self) -> None:
@@ -103,13 +104,15 @@ class Tracker:
 
     @property
     def run_id(self) -> str | None:
-        """Return the tracker's id of this run, used to resume it; None if the tracker has no
-        ids."""
+        """Return the id of this run in the tracker, which is needed to resume the run.
+
+        None if the tracker has no ids.
+        """
         return None
 
 
 class TrackerConfig(Checked, ABC, prefix="tracker."):
-    """Base class of the options of the group `tracker`."""
+    """Base class for the options of the group `tracker`."""
 
     @property
     def is_local(self) -> bool:
@@ -124,7 +127,7 @@ class TrackerConfig(Checked, ABC, prefix="tracker."):
 
     @abstractmethod
     def create(self) -> Tracker:
-        """Return the tracker of one run."""
+        """Create a tracker for one run."""
 
 
 class NoTracker(TrackerConfig):
@@ -139,7 +142,7 @@ class NoTracker(TrackerConfig):
 
 
 def require_package(package: str, tracker: str) -> None:
-    """Raise ConfigError unless the package of a tracker is installed."""
+    """Raise ConfigError if the package that a tracker needs is not installed."""
     if importlib.util.find_spec(package) is None:
         raise ConfigError(
             f"tracker={tracker}: needs the package {package}: {how_to_install(tracker)}"
@@ -147,7 +150,7 @@ def require_package(package: str, tracker: str) -> None:
 
 
 def final_tables(directory: Path) -> "dict[str, pd.DataFrame]":
-    """Return a finished run's tables in long format: name -> table."""
+    """Return a dict that maps names to a finished run's tables in long format."""
     import pandas as pd
 
     names = [file_in_view(files.CLASSES, view) for view in VIEWS]

@@ -1,4 +1,4 @@
-"""A saved W&B workspace for fedexp's runs (`fedexp dashboard`, extra `dashboard`)."""
+"""Build and save a W&B workspace for fedexp's runs (`fedexp dashboard`, extra `dashboard`)."""
 
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -41,10 +41,10 @@ TABLES = ("table", "rounds_to_target")  # tables of a sweep
 
 
 def workspace(project: str, name: str) -> "Workspace":
-    """Return a workspace for a W&B project; it is not saved yet.
+    """Build a workspace for a W&B project without saving it.
 
-    project: ENTITY/PROJECT. Raises ConfigError for any other form, or if wandb-workspaces is not
-    installed.
+    project: the project in the form ENTITY/PROJECT. Raises ConfigError for any other form, or if
+    wandb-workspaces is not installed.
     """
     entity, _, short = project.partition("/")
     if not entity or not short or "/" in short:
@@ -72,8 +72,8 @@ def workspace(project: str, name: str) -> "Workspace":
 
 
 def sections() -> "list[Section]":
-    """Return a section for the results, one for each prefix of the metrics, and sections for
-    figures and tables."""
+    """Return one section for the results, one per prefix of metric names, and sections for figures
+    and tables."""
     from wandb_workspaces.reports import v2 as wr
     from wandb_workspaces.workspaces import Section
 
@@ -101,23 +101,25 @@ def sections() -> "list[Section]":
 
 
 def specification(made: "Workspace") -> dict[str, Any]:
-    """Return the workspace's specification as W&B receives it."""
+    """Return the specification that is sent to W&B when the workspace is saved."""
     return made._model.model_dump(by_alias=True, exclude_none=True, mode="json")
 
 
 def save(made: "Workspace") -> str:
-    """Save the workspace and return its address. Raises ConfigError if W&B has no key or rejects
-    the workspace."""
+    """Save the workspace and return its URL.
+
+    Raises ConfigError if W&B has no API key or rejects the workspace.
+    """
     import wandb
 
     try:
         if not is_logged_in(wandb.setup().settings):
-            raise ConfigError("W&B has no key; log in with `wandb login`, or use --print")
+            raise ConfigError("W&B has no API key; log in with `wandb login`, or use --print")
         return made.save().url
     except ConfigError:
         raise
-    except Exception as error:  # the server, the account or the project may be at fault
+    except Exception as error:  # raised for problems with the server, the account or the project
         reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise ConfigError(f"W&B has refused the workspace ({reason})") from error
+        raise ConfigError(f"W&B rejected the workspace ({reason})") from error
     finally:
-        end_service()  # wandb.setup() has started it
+        end_service()  # wandb.setup() started the service

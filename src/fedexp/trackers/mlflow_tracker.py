@@ -1,4 +1,4 @@
-"""MLflow as a view of a run. By default it uses a local file store, which `mlflow ui` shows."""
+"""Track runs in MLflow. By default, runs are stored in local files, which `mlflow ui` shows."""
 
 import os
 import re
@@ -16,8 +16,9 @@ from fedexp.trackers.names import metrics_of
 if TYPE_CHECKING:
     import pandas as pd
 
-DIRECTORY = "fedexp.directory"  # tag that identifies the run when it is resumed
-ENVIRONMENT = {  # mlflow reads it on import and when it opens a store
+# tag with the run directory, used to find the run when it is resumed
+DIRECTORY = "fedexp.directory"
+ENVIRONMENT = {  # environment variables that mlflow reads on import and when it opens a store
     "MLFLOW_ALLOW_FILE_STORE": "true",  # otherwise mlflow 3 refuses file stores
     "MLFLOW_DISABLE_TELEMETRY": "true",
 }
@@ -43,8 +44,11 @@ class MLflow(TrackerConfig):
 
 
 class MLflowTracker(Tracker):
-    """One MLflow run: the configuration as params, metrics under the same names as in W&B, results
-    as artifacts."""
+    """One MLflow run.
+
+    The configuration is logged as params, and the results as artifacts. Metrics have the same names
+    as in W&B.
+    """
 
     name: ClassVar[str] = "MLflow"
 
@@ -79,8 +83,10 @@ class MLflowTracker(Tracker):
         self._logged = max((metric.step for metric in logged), default=-1)
 
     def _experiment(self) -> str:
-        """Return the experiment's id. Another process may create the experiment at the same
-        time."""
+        """Return the experiment's id, and create the experiment if it does not exist.
+
+        A second process may create the experiment at the same time.
+        """
         for last in (False, True):
             if (found := self.client.get_experiment_by_name(self.config.experiment)) is not None:
                 return found.experiment_id
@@ -107,7 +113,7 @@ class MLflowTracker(Tracker):
     def log_round(self, record: RoundRecord) -> None:
         from mlflow.entities import Metric
 
-        if record.round <= self._logged:  # a resumed run repeats rounds bit for bit
+        if record.round <= self._logged:  # a resumed run repeats rounds with identical results
             return
         now = int(time.time() * 1000)
         values = metrics_of(record, self.classes)
@@ -130,5 +136,5 @@ class MLflowTracker(Tracker):
 
 
 def plain(name: str) -> str:
-    """Replace the characters that MLflow does not allow in a name."""
+    """Replace characters that MLflow does not allow in a name by underscores."""
     return re.sub(r"[^\w.\-/: ]", "_", name)

@@ -1,5 +1,7 @@
-"""Names of metrics in trackers. W&B shows each prefix as a section. The CSV files keep their column
-names."""
+"""Names of metrics in trackers, such as `test/accuracy`. W&B shows one section per prefix.
+
+CSV files use different names: their columns have no prefix.
+"""
 
 import math
 import re
@@ -30,8 +32,9 @@ NAMES = {  # column of rounds.csv -> section/name; metric_name names all other c
     "bytes_up": "comm/bytes_up",
     "bytes_down": "comm/bytes_down",
 }
-# Values of each metric in W&B's run summary; None: the last one. At most one pattern matches any
-# name, since W&B does not define which pattern would win. Exact names take precedence.
+# Values of each metric that W&B's run summary shows; None: only the last value. At most one pattern
+# matches a name, since W&B does not define which pattern takes precedence. Exact names take
+# precedence over patterns.
 SUMMARIES = {
     "test/*": "max,last",
     "test/loss": "min,last",
@@ -53,7 +56,7 @@ SUMMARIES = {
 
 
 def metrics_of(record: RoundRecord, classes: Sequence[str]) -> dict[str, float]:
-    """Return metric name -> value of a round's finite numbers."""
+    """Return a dict that maps metric names to the finite values of a round."""
     values = {metric_name(column): value for column, value in record.values.items()}
     values |= {f"analysis/{plain(name)}": value for name, value in record.analysed.items()}
     views = {} if record.class_accuracy is None else {PLAIN: record.class_accuracy}
@@ -67,9 +70,9 @@ def metrics_of(record: RoundRecord, classes: Sequence[str]) -> dict[str, float]:
 
 
 def metric_name(column: str) -> str:
-    """Return W&B's name of a column of rounds.csv.
+    """Return the metric name for a column of rounds.csv.
 
-    Only forgetting metrics add columns, so any unknown column is treated as one of theirs.
+    Only forgetting metrics add columns, so any unknown column is treated as a forgetting metric.
     """
     if column.endswith(end := suffix(AUGMENTED)):
         return metric_name(column.removesuffix(end)) + end
@@ -90,21 +93,23 @@ def metric_name(column: str) -> str:
 
 
 def class_metric(name: str, view: str = PLAIN) -> str:
-    """Return W&B's name of the accuracy on a class. Each view of the test set has its section."""
+    """Return the metric name for the accuracy on a class, with a prefix for each test-set view."""
     return f"class{suffix(view)}/{plain(name)}"
 
 
 def plain(name: str) -> str:
-    """Replace dots, slashes and backslashes: W&B reads a dot as a nested value and a slash as a
-    section."""
+    """Replace dots, slashes and backslashes by underscores.
+
+    W&B reads a dot as a nested value and a slash as a section.
+    """
     return re.sub(r"[./\\]", "_", name)
 
 
 def flat_summary(summary: Mapping[str, Any]) -> dict[str, Any]:
-    """Return summary.json with one number per target, which bar charts and the run table can show.
+    """Return summary.json with one key per target, so that W&B's bar charts can show each target.
 
     For example, {"0.5": 7, "0.9*best": 12} becomes rounds_to_50pct: 7 and rounds_to_90pct_of_best:
-    12. None means that the target is never reached.
+    12. None means that the target was never reached.
     """
     flat = dict(summary)
     for view in VIEWS:
@@ -114,8 +119,10 @@ def flat_summary(summary: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def target_name(target: str) -> str:
-    """Return a target's name with only letters, digits and _: W&B cannot sort the run table by
-    other names."""
+    """Return a name for a target that contains only letters, digits and underscores.
+
+    W&B cannot sort the run table by names that contain other characters.
+    """
     value, _, best = target.partition("*")
     percent = f"{100 * float(value):g}".replace(".", "_")
     return f"rounds_to_{percent}pct" + ("_of_best" if best else "")

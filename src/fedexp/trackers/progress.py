@@ -1,5 +1,7 @@
-"""Terminal output of a run: a live display, or plain lines if the output is not a terminal, and
-then the result."""
+"""Terminal output of a run: first its progress, then its result.
+
+The progress is a live display, or plain lines if the output is not a terminal.
+"""
 
 import logging
 import math
@@ -26,8 +28,8 @@ if TYPE_CHECKING:
     import pandas as pd
 
 log = logging.getLogger(ROUNDS_LOG)
-MOST_LINES = 50  # of plain output per run
-RECENT = 20  # number of rounds whose mean duration predicts the remaining time
+MOST_LINES = 50  # maximum number of plain lines per run
+RECENT = 20  # number of recent rounds from which the remaining time is estimated
 COLOURS = {
     "running": "cyan",
     "completed": "green",
@@ -36,7 +38,8 @@ COLOURS = {
     "interrupted": "yellow",
     "stopped": "yellow",
 }
-# Values of summary.json in the table of results. Every run with a test set shows ALWAYS.
+# Keys of summary.json in the table of results. ALWAYS is shown for every run with a test set, SOME
+# for runs that have these values.
 ALWAYS = ("accuracy", "best_accuracy", "forgetting", "round_forgetting")
 SOME = (
     "accuracy_augmented",
@@ -110,13 +113,13 @@ class Progress(Tracker):
 
     @property
     def _pace(self) -> float | None:
-        """Return the mean seconds per round of the recent rounds; None before the first round."""
+        """Return the mean seconds per recent round, or None before the first round has finished."""
         return fmean(self._durations) if self._durations else None
 
     @property
     def seconds_left(self) -> float | None:
-        """Return the remaining rounds times the recent mean duration of a round; None before the
-        first round."""
+        """Estimate the remaining seconds from the pace, or return None before the first round has
+        finished."""
         return None if self._pace is None else (self._total - self._round) * self._pace
 
     def _stop(self) -> None:
@@ -125,7 +128,7 @@ class Progress(Tracker):
             self._live = None
 
     def _line(self) -> str:
-        """Return one line about the last round."""
+        """Return the line that is printed after a round."""
         parts = [f"round {self._round:>{len(str(self._total))}}/{self._total}", *self._metrics()]
         if self._pace is not None and self.seconds_left is not None:
             parts += [f"{duration(self._pace)}/round", f"left {duration(self.seconds_left)}"]
@@ -165,8 +168,8 @@ class Progress(Tracker):
 
 
 def write_line(text: str, console: Console) -> None:
-    """Write a line in one call, so that the lines of processes that share a terminal are not
-    interleaved."""
+    """Write a line in one call, so that lines from processes that share a terminal are not
+    mixed."""
     console.file.write(f"{text}\n")
     console.file.flush()
 
@@ -188,7 +191,7 @@ def result_table(
 ) -> None:
     """Print a run's result and the paths of its files.
 
-    summary: the content of summary.json; unknown values are shown as a dash.
+    summary: the content of summary.json. Missing values are shown as a dash.
     """
     console = console or Console(highlight=False)
     rows = _result_rows(summary)
@@ -208,7 +211,7 @@ def result_table(
 
 
 def _result_rows(summary: Mapping[str, Any]) -> dict[str, str]:
-    """Return label -> text of the summary's values that are shown."""
+    """Return a dict that maps the labels in the table of results to formatted values."""
 
     def shown(key: str, form: str = "") -> str:
         value = summary.get(key)
@@ -238,7 +241,7 @@ def _hardware(value: object) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Format a duration: `0.42 s`, `12.3 s`, and h:mm:ss from one minute on."""
+    """Format a duration as `0.42 s` or `12.3 s`, or as h:mm:ss from one minute on."""
     if not math.isfinite(seconds):
         return "-"
     return f"{seconds:.3g} s" if seconds < 60 else str(timedelta(seconds=round(seconds)))

@@ -1,4 +1,4 @@
-"""Combine several trackers, and keep the failure of one from stopping the run."""
+"""Combine several trackers. If a tracker fails, the run continues without it."""
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
@@ -36,8 +36,10 @@ class Several(TrackerConfig):
 
 
 class TrackerGroup(Tracker):
-    """Several trackers as one. After a tracker's first error, a warning is logged and it is not
-    called again."""
+    """A tracker that calls several trackers.
+
+    If a tracker raises an error, a warning is logged and that tracker is not called again.
+    """
 
     def __init__(self, trackers: Sequence[Tracker]) -> None:
         self.trackers = trackers

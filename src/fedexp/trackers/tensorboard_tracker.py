@@ -1,5 +1,4 @@
-"""TensorBoard as a view of a run. `tensorboard --logdir outputs` shows the event files of all runs
-together."""
+"""Track runs in TensorBoard. `tensorboard --logdir outputs` shows the event files of all runs."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
 class TensorBoard(TrackerConfig):
     """Configuration of `tracker=tensorboard`."""
 
-    # parent folder of the runs' folders; None: each run writes to <run directory>/tensorboard
+    # each run writes to a folder in `logdir`, or to <run directory>/tensorboard if `logdir` is None
     logdir: str | None
 
     def check(self) -> None:
@@ -29,7 +28,7 @@ class TensorBoard(TrackerConfig):
 
 
 class TensorBoardTracker(Tracker):
-    """One run's event files: metrics under the same names as in W&B, with the round as the step."""
+    """The event files of one run. Metrics have the same names as in W&B; the step is the round."""
 
     name: ClassVar[str] = "TensorBoard"
 
@@ -43,8 +42,8 @@ class TensorBoardTracker(Tracker):
         folder = info.directory / "tensorboard"
         if self.config.logdir is not None:
             folder = Path(self.config.logdir) / info.directory.name
-        # A resumed run repeats rounds that an earlier event file may hold: purge_step makes
-        # TensorBoard discard them.
+        # A resumed run repeats rounds that may be in an earlier event file. With purge_step,
+        # TensorBoard discards the earlier values.
         again = info.first_round + 1 if info.resumed else None
         self.writer = SummaryWriter(str(folder), purge_step=again)
         if again is None:

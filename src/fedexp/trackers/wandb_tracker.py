@@ -1,7 +1,7 @@
-"""Weights & Biases as a view of a run. It can fail or hang without stopping the run.
+"""Track runs in Weights & Biases. If W&B fails or hangs, the run continues.
 
-Every call of wandb runs in a thread with a time limit. W&B's files stay below `<run
-directory>/wandb`.
+Every call to wandb runs in a thread with a time limit. W&B writes its files to
+`<run directory>/wandb`.
 """
 
 import io
@@ -33,21 +33,22 @@ Mode = Literal["auto", "online", "offline", "disabled"]
 Interval = Annotated[
     float,
     Limit(
-        "a number of rounds, or a part of them from 0 to 1",
+        "a whole number of rounds, or a fraction of all rounds from 0 to 1",
         lambda value: value >= 0 and (value < 1 or float(value).is_integer()),
     ),
 ]
-# A call that needs no server takes at most a few seconds; a longer one means that wandb hangs.
+# Time limit for calls that need no server. Such a call takes a few seconds unless wandb hangs.
 LOCAL_SECONDS = 30.0
 GRACE_SECONDS = 5.0  # added to wandb's own timeout, so that wandb can clean up first
 TAG_LENGTH = 64  # W&B's limit for a tag; a group or name may have 128 characters
-# W&B steps per round: the results take the steps after the last round, and the run can still be
-# extended.
+# W&B steps per round. The final results use steps between the last round's step and the next
+# round's, so the run can still be extended.
 STEPS = 10
-# Minimum number of rounds between images if `log_images_every` is a share of all rounds: images
-# would slow short runs down.
+# Minimum number of rounds between images if `log_images_every` is a fraction of all rounds. More
+# images would slow short runs down.
 LEAST_INTERVAL = 10
-# W&B is silent and records no console output, code, git state or machine paths.
+# With these settings, W&B prints nothing and records no console output, code, git state or machine
+# paths.
 SETTINGS: Mapping[str, Any] = {
     "silent": True,
     "console": "off",
@@ -91,11 +92,11 @@ class Wandb(TrackerConfig):
             return self.mode == "disabled" or "online" not in call_with_timeout(
                 self.modes, LOCAL_SECONDS
             )
-        except Exception:  # any error of wandb, which may still get online later
+        except Exception:  # any error raised by wandb, which may still go online later
             return False
 
     def modes(self) -> tuple[str, ...]:
-        """Return the modes to try, in order."""
+        """Return the modes to try, in order. The result is empty if W&B is disabled."""
         import wandb
 
         # wandb reads the environment and settings files; `wandb offline` writes such a file.
@@ -112,16 +113,16 @@ class Wandb(TrackerConfig):
 
 
 class WandbTracker(Tracker):
-    """One W&B run: silent, without prompts, and always closed."""
+    """One W&B run. It prints nothing, never prompts the user, and is always closed."""
 
     name: ClassVar[str] = "W&B"
 
     def __init__(self, config: Wandb) -> None:
         self.config = config
-        self.complete = False  # whether W&B, or the files for `wandb sync`, have the whole run
+        self.complete = False  # whether W&B, or the files for `wandb sync`, contain the whole run
         self._run: Any = None
         self._id: str | None = None
-        self._held = ExitStack()  # wandb-core and its environment
+        self._held = ExitStack()  # wandb-core and its environment variables
 
     @property
     def run_id(self) -> str | None:
@@ -167,14 +168,14 @@ class WandbTracker(Tracker):
         self._end(1)
 
     def _open(self) -> Any:
-        """Return the W&B run, online if requested and possible, otherwise offline.
+        """Open the W&B run and return it, or None if W&B is disabled.
 
-        Return None if W&B is disabled.
+        The run is online if this is requested and possible, and offline otherwise.
         """
         modes = call_with_timeout(self.config.modes, LOCAL_SECONDS)
         if self.config.mode == "online" and "online" not in modes:
             log.warning(
-                "tracker.mode=online, but W&B has no key (`wandb login` stores one): the run"
+                "tracker.mode=online: W&B has no API key (log in with `wandb login`); the run"
                 " continues offline"
             )
         if "online" in modes:
@@ -212,8 +213,10 @@ class WandbTracker(Tracker):
         return run
 
     def _call(self, action: Callable[[Any], object], seconds: float | None = None) -> None:
-        """Call an action on the run, if there is one. A note on its exception tells how to upload
-        the run."""
+        """Call an action on the W&B run, if there is one.
+
+        If the action fails, the upload command is added as a note to its exception.
+        """
         run = self._run
         if run is None:
             return
@@ -255,14 +258,14 @@ class WandbTracker(Tracker):
 
 
 def as_images(pictures: Mapping[str, Any]) -> dict[str, Any]:
-    """Return pictures as W&B images. pictures: name -> path or PIL image."""
+    """Convert pictures to W&B images. pictures: a dict that maps names to paths or PIL images."""
     import wandb
 
     return {f"figures/{name}": wandb.Image(picture) for name, picture in pictures.items()}
 
 
 def as_table(table: "pd.DataFrame") -> Any:
-    """Return a W&B table. Empty cells stay empty, also in text columns."""
+    """Convert a table to a W&B table. Empty cells stay empty, even in text columns."""
     import wandb
 
     cells = table.astype(object).where(table.notna(), None)
@@ -272,22 +275,22 @@ def as_table(table: "pd.DataFrame") -> Any:
 
 
 def new_id() -> str:
-    """Return a new id.
+    """Return the id for a new W&B run.
 
-    A W&B sweep agent sets the id in the environment. Otherwise it is random, so several runs in one
-    process have different ids.
+    A W&B sweep agent sets the id in the environment. Otherwise, the id is random, so that several
+    runs in one process have different ids.
     """
     given = os.environ.get("WANDB_RUN_ID") if os.environ.get("WANDB_SWEEP_ID") else None
     return given or secrets.token_hex(4)
 
 
 def is_logged_in(settings: Any) -> bool:
-    """Return whether credentials for the server in wandb's settings exist. The server is not
-    contacted.
+    """Return whether credentials exist for the server in wandb's settings.
 
-    The settings cover the environment and the settings files; netrc is read separately.
+    The server is not contacted. The settings include environment variables and settings files;
+    netrc is read separately.
     """
-    from requests.utils import get_netrc_auth  # wandb needs requests
+    from requests.utils import get_netrc_auth  # requests is a dependency of wandb
 
     found = settings.api_key or os.environ.get("WANDB_IDENTITY_TOKEN_FILE")
     return bool(found or get_netrc_auth(settings.base_url))
@@ -296,8 +299,8 @@ def is_logged_in(settings: Any) -> bool:
 def call_with_timeout(function: Callable[[], T], seconds: float) -> T:
     """Call a function in a thread and return its result, or raise its exception.
 
-    Raises TimeoutError after `seconds`; the thread keeps running then. If the function tries to
-    exit the process, RuntimeError is raised instead.
+    Raises TimeoutError after `seconds`, and leaves the thread running. Raises RuntimeError if the
+    function tries to exit the process.
     """
     outcome: Future[T] = Future()
 
@@ -307,7 +310,7 @@ def call_with_timeout(function: Callable[[], T], seconds: float) -> T:
         except Exception as error:
             outcome.set_exception(error)
         except BaseException as error:
-            outcome.set_exception(RuntimeError(f"wandb wanted to end the process ({error!r})"))
+            outcome.set_exception(RuntimeError(f"wandb tried to exit the process ({error!r})"))
 
     Thread(target=work, daemon=True, name="wandb call").start()
     return outcome.result(timeout=seconds)
@@ -315,7 +318,7 @@ def call_with_timeout(function: Callable[[], T], seconds: float) -> T:
 
 @contextmanager
 def wandb_service(folder: Path) -> Iterator[None]:
-    """Run the block with a silent W&B, and end wandb-core after it.
+    """Silence W&B while the block runs, and end wandb-core afterwards.
 
     Inside the block, staged tables and logs are written to `folder`, unless the user's environment
     sets other directories. wandb-core reads these settings from environment variables only.
@@ -331,7 +334,7 @@ def wandb_service(folder: Path) -> Iterator[None]:
         yield
     finally:
         end_service()
-        # wandb sets WANDB_SERVICE, which would remain set after wandb-core is killed.
+        # wandb sets WANDB_SERVICE, which would remain set if wandb-core were killed.
         for name in (*wanted, "WANDB_SERVICE"):
             os.environ.pop(name, None)
         os.environ.update({name: given[name] for name in wanted if name in given})
