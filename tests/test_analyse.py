@@ -349,7 +349,7 @@ def test_tsne_refuses_runs_that_do_not_match(run, others, capsys):
             ["--with", wide, "--examples", "12"],
             "fedavg and fedntd: their features have 2 and 16 dimensions",
         ),
-        (["--with", copy, "--with", wide, "--data", "3"], "has other examples than"),
+        (["--with", copy, "--with", wide, "--data", "3"], "uses other examples than"),
     ):
         assert main.main(["analyse", str(run.directory), "tsne", *arguments]) == 2
         assert words in capsys.readouterr().err
@@ -453,11 +453,11 @@ def test_analyses_agree_with_the_results_of_the_run(run, capsys):
         (["loss_plane", "--points", "1"], "--points: 1: must be a finite number, at least 2"),
         (
             ["loss_plane", "--directions", "models", "--models", "global,1"],
-            "three different ones of global, before",
+            "three different names, each of which is global",
         ),
         (
             ["loss_plane", "--directions", "models", "--round", "1"],
-            "needs two local models of round 1, and 0 are kept",
+            "needs two local models from round 1, but only 0 were saved",
         ),
         (["noise", "--strengths", "0,-1"], "argument --strengths: "),
         (["neurons", "--round", "1"], "the local models of round 1 and the global model before"),

@@ -444,7 +444,7 @@ def test_evaluate_matches_classes_by_name(run, tmp_path):
         tmp_path / "b", images, (digits.target[chosen] == 9).astype(int), ["cat", "dog"]
     )
     with pytest.raises(
-        ConfigError, match=r"2 classes \(cat, \.\.\.\), and the run has 10 \(0, \.\.\. of digits\)"
+        ConfigError, match=r"2 classes \(cat, \.\.\.\), but the run has 10 \(0, \.\.\. of digits\)"
     ):
         fedexp.evaluate(run, "image_folder", overrides=[*overrides, f"data_dir={tmp_path}"])
 

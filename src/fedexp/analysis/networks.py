@@ -183,7 +183,7 @@ def require_files(directory: Path) -> None:
     """
     for name in (files.CONFIG, files.PARTITION, files.CHECKPOINT, files.PREVIOUS, origin.NAME):
         if (directory / name).exists() and not (directory / name).is_file():
-            raise ConfigError(f"{directory / name}: must be a regular file")
+            raise ConfigError(f"{directory / name}: is not a file")
 
 
 def make_federation(parts: Parts) -> Federation:

@@ -1,20 +1,20 @@
 """Named sweeps. A file in `conf/sweep` defines the runs that reproduce a published table or figure.
 
-A sweep is a list of blocks, and each block is a grid. Its runs are all combinations of its axes'
-values, with the overrides `with`. An axis is `experiment`, `algorithm` or any other key of the
-configuration.
+A sweep is a list of blocks. Each block is a grid: its runs are all combinations of the values of
+its axes, and all of them have the overrides `with`. An axis is `experiment`, `algorithm` or any
+other key of the configuration.
 
-Each value lists the fields of the published cells that it belongs to (columns of
-published/tables.csv). `measures` maps the published metrics to the measured values that are
-compared with them. Further keys of the file:
+Each value of an axis lists the fields (columns of published/tables.csv) of the published cells that
+it belongs to. `measures` maps each published metric to the measured value that it is compared with.
+A sweep's file may also have these keys:
 
 - `report`: the rule by which the paper reports accuracy and forgetting (fedexp.analysis.rules)
 - `readings`: sweeps that interpret cells of the same table differently (fedexp.papers.readings)
-- `claims`: the statements of the paper's text about the table (fedexp.papers.readings)
+- `claims`: the statements about the table in the paper's text (fedexp.papers.readings)
 - `pictures`: the paper's figures that can be drawn from the runs (fedexp.papers.paper_figures)
 - `choose: best`: the sweep is a search (fedexp.papers.aggregate)
 - `ranks`: the sweep is a benchmark (fedexp.analysis.benchmark) with the fields `method` and
-  `setting`
+    `setting`
 """
 
 import itertools
@@ -34,7 +34,7 @@ from fedexp.rundir.sweeps import SweepDirectory
 
 Fields = Mapping[str, str]  # column of tables.csv -> value
 NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
-# Prefixes of overrides that any run of a published protocol may have.
+# Prefixes of overrides that do not change a published protocol.
 HARMLESS = (
     *("seed", "seeds.", "tracker", "hardware", "figures", "data_dir", "dataset.url", "profile"),
     *("checkpoint_interval", "keep_models", "keep_local_models", "test_views", "evaluate"),
@@ -47,7 +47,7 @@ class Block:
     """A grid of runs."""
 
     axes: Mapping[str, Mapping[str, Fields]]  # key -> value -> fields of the published cells
-    fixed: tuple[str, ...]  # overrides of all runs
+    fixed: tuple[str, ...]  # overrides that all runs have
     measures: tuple[Mapping[str, Any], ...]
 
     def combinations(self) -> Iterator[tuple[tuple[str, str], ...]]:
@@ -63,15 +63,16 @@ class Block:
         return found
 
     def values_of(self, key: str) -> Collection[str]:
-        """Return the values that the block's runs have for a key, as far as the block sets them."""
+        """Return the values that the block sets for a key."""
         return self.axes.get(key) or [
             text for k, text in map(split_override, self.fixed) if k == key
         ]
 
     def restricted(self, given: Mapping[str, Sequence[str]]) -> "Block | None":
-        """Return the block restricted to the values that the command line gives.
+        """Return the block restricted to the values that are given on the command line.
 
-        given: key -> values. Return None if no run of the block has one of the values of each key.
+        given: key -> values. Return None if, for any key, no run of the block has one of the given
+        values.
         """
         axes = dict(self.axes)
         for key, wanted in given.items():
@@ -83,23 +84,23 @@ class Block:
         return Block(axes, self.fixed, self.measures)
 
     def arguments(self, others: Sequence[str] = ()) -> list[str]:
-        """Return the overrides of one `--multirun` command that starts the block's runs.
+        """Return the overrides of a single `--multirun` command that starts the block's runs.
 
-        Fixed mappings whose keys are in `others` are omitted: Hydra would merge both mappings, and
-        the command line's values would not win.
+        Fixed mappings whose keys are in `others` are left out. Otherwise, Hydra would merge them
+        with the mappings on the command line, which should replace them.
         """
         keys = set(map(key_of, others))
         kept = [text for text in self.fixed if not (is_mapping(text) and key_of(text) in keys)]
         several = any(len(values) > 1 for key, values in self.axes.items() if "." not in key)
         every = [make_grid(key, values, several) for key, values in self.axes.items()] + kept
-        # Groups first: a key such as algorithm.beta belongs to the option of its group.
+        # Put groups first, since a key such as algorithm.beta belongs to the selected option.
         return sorted(every, key=lambda text: "." in split_override(text)[0])
 
     def match(self, given: Fields, shared: Fields | None) -> tuple[int, int] | None:
         """Return how specifically the block describes a run; None if the run is not in the block.
 
-        The first number counts the block's conditions, the second the fixed overrides that the run
-        has literally. For the arguments, see `find_cell`.
+        The first number counts the block's conditions. The second number counts the fixed overrides
+        that the run has literally. See `find_cell` for the arguments.
         """
         if any(given.get(key) not in values for key, values in self.axes.items()):
             return None
@@ -121,11 +122,11 @@ def split_override(override: str) -> tuple[str, str]:
 
 
 def make_grid(key: str, values: Collection[str], several: bool) -> str:
-    """Return the override that sweeps a key over these values.
+    """Return the override that sweeps a key over the given values.
 
-    several: whether any group has several options. Hydra composes single values once for all jobs,
-    before any job's option of a group is known, and the key may not exist in that composition. A
-    single value is therefore written as a choice with one member.
+    several: whether any group takes several options. In this case, a single value is written as a
+    choice with one member. Otherwise, Hydra would compose it once for all jobs, before each job's
+    options are known, and the key might not exist in that composition.
     """
     text = ",".join(values)
     single = several and "." in key and len(values) == 1
@@ -141,37 +142,39 @@ def is_mapping(override: str) -> bool:
 class Sweep:
     name: str
     title: str = ""
-    paper: str = ""  # as in tables.csv; empty if the sweep reproduces no paper
+    paper: str = ""  # as in tables.csv; empty if the sweep does not reproduce a paper
     table: str = ""
     blocks: tuple[Block, ...]
     rule: Rule = field(default_factory=Rule)
     # name of a sweep that interprets cells of the same table differently -> its label
     readings: Fields = field(default_factory=dict)
-    claims: str = ""  # table of tables.csv with the statements of the paper's text about this one
-    pictures: tuple[Mapping[str, Any], ...] = ()  # of the paper, see fedexp.papers.paper_figures
-    choose: str = ""  # "best" for a search, whose report names the best value of each key
+    claims: str = ""  # table in tables.csv that lists the claims in the paper's text
+    pictures: tuple[Mapping[str, Any], ...] = ()  # see fedexp.papers.paper_figures
+    choose: str = ""  # "best" for a search; its report names the best value of each key
     ranks: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """Measure -> keys of summary.json, for a benchmark (fedexp.analysis.benchmark). Its report
-    ranks the methods by the first of these values that a run has."""
+    """Maps each measure of a benchmark to keys of summary.json (see fedexp.analysis.benchmark).
+    Methods are ranked by the first key that a run has a value for."""
 
     @property
     def common(self) -> list[str]:
-        """Return the overrides that test the view of the reporting rule, for all jobs.
+        """Return the overrides that make all jobs evaluate the view of the reporting rule.
 
-        A run without them still belongs to the sweep.
+        A run without these overrides still belongs to the sweep.
         """
         return [] if self.rule.view == "plain" else [f"test_views=[plain,{self.rule.view}]"]
 
 
 def load_sweep(name: str, folders: Sequence[Path]) -> Sweep:
-    """Load a named sweep. Raises ConfigError if no sweep has this name, or if its file is
-    invalid."""
+    """Load a named sweep.
+
+    Raises ConfigError if there is no sweep with this name, or if its file is invalid.
+    """
     if is_path(name):
-        raise ConfigError(f"sweep={name}: is a path; must be the name of a sweep")
+        raise ConfigError(f"sweep={name}: must be the name of a sweep, not a path")
     sweeps = read_sweeps(folders)
     if name not in sweeps:
         raise ConfigError(
-            f"sweep={name}: no such sweep{nearest(name, sorted(sweeps))}; sweeps:"
+            f"sweep={name}: no such sweep{nearest(name, sorted(sweeps))}; available:"
             f" {', '.join(sorted(sweeps))}"
         )
     path, spec = sweeps[name]
@@ -196,7 +199,7 @@ def load_sweep(name: str, folders: Sequence[Path]) -> Sweep:
 
 
 def find_sweep(directory: Path) -> Sweep | None:
-    """Return the named sweep that a directory belongs to; None for any other directory."""
+    """Return the named sweep that a directory belongs to; None if it does not belong to one."""
     try:
         return load_sweep(SweepDirectory(directory).name, [conf_directory()])
     except ConfigError:
@@ -204,8 +207,10 @@ def find_sweep(directory: Path) -> Sweep | None:
 
 
 def read_block(node: Mapping[str, Any], measures: tuple[Mapping[str, Any], ...]) -> Block:
-    """Return a block from its node of a sweep file. measures: the default if the block sets
-    none."""
+    """Read a block from a node of a sweep's file.
+
+    measures: the measures to use if the block does not set any.
+    """
     axes = {key: values for key, values in node.items() if key not in ("with", "measures")}
     return Block(
         {key: read_axis(values) for key, values in axes.items()},
@@ -215,7 +220,8 @@ def read_block(node: Mapping[str, Any], measures: tuple[Mapping[str, Any], ...])
 
 
 def read_axis(values: Mapping[Any, Mapping[str, Any]]) -> dict[str, Fields]:
-    """Return the values of an axis as Hydra's sweeper writes them, with their fields as text."""
+    """Return the values of an axis as Hydra's sweeper writes them. Their fields are converted to
+    text."""
     return {
         normalise_value(str(value)): {name: str(text) for name, text in fields.items()}
         for value, fields in values.items()
@@ -223,11 +229,12 @@ def read_axis(values: Mapping[Any, Mapping[str, Any]]) -> dict[str, Fields]:
 
 
 def launches(sweep: Sweep, overrides: Sequence[str]) -> list[list[str]]:
-    """Return the overrides of each `--multirun` command that runs the sweep.
+    """Return the overrides of each `--multirun` command that is needed to run the sweep.
 
-    overrides: from the command line. A key that is an axis restricts the axis to the given values;
-    given values that no block has are run with the other axes of the first block that has the key.
-    Any other key is set in all runs. Raises ConfigError if no run matches.
+    overrides: the overrides on the command line. If a key is an axis, the axis is restricted to the
+    given values. Given values that are not in any block are run with the other axes of the first
+    block that has the key. Any other key is set in all runs. Raises ConfigError if there is no
+    matching run.
     """
     keys = {key for block in sweep.blocks for key in block.axes}
     given = {
@@ -256,14 +263,14 @@ def launches(sweep: Sweep, overrides: Sequence[str]) -> list[list[str]]:
 def find_cell(
     sweep: Sweep, overrides: Iterable[str], shared: Iterable[str] | None = None
 ) -> tuple[Block, dict[str, str]] | None:
-    """Return (block, fields of the published cells) of a run; None if the run is not in the sweep.
+    """Return (block, fields of the published cells) for a run; None if the run is not in the sweep.
 
-    If several blocks match, the most specific one counts.
+    If several blocks match, the most specific one is used.
 
-    overrides: the overrides that the run was started with. shared: overrides that all compared runs
-    share; a fixed override may be replaced by one of them with the same key, and a fixed mapping by
-    any other mapping for the same key. A run with such replacements does not reproduce the cell,
-    but is shown in figures. None: the run must have every fixed override literally.
+    overrides: the overrides that the run was started with. shared: the overrides that all compared
+    runs share. They may replace fixed overrides with the same key, and their mappings may replace
+    fixed mappings with the same key. A run with such replacements does not reproduce the cell, but
+    is shown in figures. If `shared` is None, the run must have every fixed override literally.
     """
     given = dict(split_override(normalise(text)) for text in overrides)
     same = None if shared is None else dict(split_override(normalise(text)) for text in shared)
@@ -276,7 +283,7 @@ def find_cell(
 
 
 def normalise(override: str) -> str:
-    """Return an override of a run in the form that sweep files have.
+    """Convert an override of a run to the form that is used in sweep files.
 
     Hydra's sweeper escapes braces, capitalises truth values and rewrites numbers. This function
     removes the backslashes, lowercases truth values and formats numbers as Python does.
@@ -286,9 +293,9 @@ def normalise(override: str) -> str:
 
 
 def normalise_value(value: str) -> str:
-    """Return a decimal number as Python and Hydra's sweeper format it, such as 1e-3 as 0.001.
+    """Format a decimal number as Python and Hydra's sweeper do, such as 0.001 for 1e-3.
 
-    Truth values are in lower case. Any other text is returned unchanged.
+    Truth values are converted to lower case. Any other text is returned unchanged.
     """
     if value in ("True", "False"):
         return value.lower()
@@ -297,8 +304,10 @@ def normalise_value(value: str) -> str:
 
 
 def find_protocol_changes(sweep: Sweep, overrides: Sequence[str]) -> list[str]:
-    """Return the overrides that change the published protocol. A run with any of them is not a
-    reproduction."""
+    """Return the overrides that change the published protocol.
+
+    A run with any of these overrides is not a reproduction.
+    """
     keys = {key for block in sweep.blocks for key in block.axes}
     fixed = {text for block in sweep.blocks for text in block.fixed}
     changes = [text for text in map(normalise, overrides) if text not in fixed]
@@ -307,7 +316,7 @@ def find_protocol_changes(sweep: Sweep, overrides: Sequence[str]) -> list[str]:
 
 
 def expand(overrides: Sequence[str]) -> Iterator[list[str]]:
-    """Yield the overrides of each job of a multirun, as Hydra's basic sweeper does."""
+    """Yield the overrides of each job in a multirun, as Hydra's basic sweeper does."""
     choices = []
     for override in OverridesParser.create().parse_overrides(overrides=list(overrides)):
         key = override.get_key_element()

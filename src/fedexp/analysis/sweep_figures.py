@@ -1,14 +1,14 @@
-"""Draw a sweep's figures from its run directories: methods side by side, one set per setting.
+"""Draw a sweep's figures from its run directories. Each setting has its own figures, which compare
+the methods.
 
-Figures are written to `<sweep>/figures/`. Each setting has `<setting>_curves.png` (mean and
-standard deviation over seeds), `<setting>_class_accuracy.png` and `_class_accuracy_normalised.png`
-(one seed of every method), and `<setting>_round_forgetting.png` (cumulative distributions,
-Flashback Fig. 4). If a parameter takes several values, `<setting>_<parameter>.png` is added (FedNTD
-Fig. 15 and 16).
+The figures of a setting are written to these files in `<sweep>/figures/`:
 
-Measurements of the group `analysis` and of the metric in_out_local are in
-`<setting>_local_epochs.png`, `_local_training.png`, `_weight_divergence.png` and
-`_in_out_local.png`.
+- `<setting>_curves.png`: mean and standard deviation over seeds
+- `<setting>_class_accuracy.png`, `_class_accuracy_normalised.png`: one seed of each method
+- `<setting>_round_forgetting.png`: cumulative distributions (Flashback Fig. 4)
+- `<setting>_<parameter>.png`: written if a parameter takes several values (FedNTD Fig. 15 and 16)
+- `<setting>_local_epochs.png`, `_local_training.png`, `_weight_divergence.png`,
+    `_in_out_local.png`: measurements of the group `analysis` and of the metric in_out_local
 """
 
 import re
@@ -47,7 +47,7 @@ class Method:
 
     name: str
     runs: tuple[RunDirectory, ...]
-    number: int = 0  # determines colour and line style, the same in all figures of the sweep
+    number: int = 0  # determines the colour and line style in all figures of the sweep
 
     @cached_property
     def files(self) -> list[RunData]:
@@ -55,16 +55,17 @@ class Method:
 
     @property
     def label(self) -> str:
-        """Return the method's name, with the number of diverged runs or a note that runs were
+        """Return the method's name, and how many of its runs diverged or whether runs were
         pruned."""
         if diverged := sum(run.diverged for run in self.runs):
             return f"{self.name} ({diverged} of {len(self.runs)} diverged)"
         return self.name + " (pruned)" * any(map(is_pruned, self.runs))
 
     def curve(self, column: str) -> tuple[np.ndarray, np.ndarray]:
-        """Return (rounds [R] that all runs have, values [runs, R]) of a column of rounds.csv.
+        """Return a column of rounds.csv as (rounds [R] that all runs have, values [runs, R]).
 
-        For a run that was only evaluated on the validation set, the values on that set are used.
+        For a run that was only evaluated on the validation set, the values on that set are
+        returned.
         """
         names = [
             column if file.has(column) else name_in_view(column, VALIDATION) for file in self.files
@@ -75,12 +76,12 @@ class Method:
         return table.index.to_numpy(), table.to_numpy().T
 
     def global_drops(self) -> np.ndarray:
-        """Return F_t of Flashback for all rounds of all runs, [n]."""
+        """Return F_t of Flashback for all rounds and runs, float [n]."""
         found = [round_drop(file.history.matrix) for file in self.files if file.history]
         return np.concatenate([np.empty(0), *found])
 
     def local_drops(self) -> np.ndarray:
-        """Return F_{k,t} of Flashback for all clients, rounds and runs, [n].
+        """Return F_{k,t} of Flashback for all clients, rounds and runs, float [n].
 
         The array is empty if local models were not evaluated.
         """
@@ -111,15 +112,16 @@ class Setting:
 
 @dataclass(frozen=True)
 class ParameterSweep:
-    """The runs of a setting in which a parameter takes several values."""
+    """The runs of one setting in which a parameter takes several values."""
 
     key: str
     setting: str
-    lines: tuple[Method, ...]  # methods with the parameter, with the runs of all its values
-    baselines: tuple[Method, ...]  # methods without the parameter
+    lines: tuple[Method, ...]  # methods that have the parameter, with their runs for all values
+    baselines: tuple[Method, ...]  # methods that do not have the parameter
 
     def points(self, method: Method) -> dict[float, list[RunDirectory]]:
-        """Return the runs of a method by the parameter's value, in ascending order."""
+        """Map each value of the parameter, in ascending order, to a method's runs with this
+        value."""
         found: dict[float, list[RunDirectory]] = {}
         for run in method.runs:
             found.setdefault(numeric_overrides(run)[self.key], []).append(run)
@@ -127,7 +129,7 @@ class ParameterSweep:
 
 
 def read_settings_of_sweep(runs: Sequence[RunDirectory]) -> Pictures:
-    """Return the figure settings of the first run whose configuration has any."""
+    """Return the figure settings of the first run whose configuration contains any."""
     found = (run.config["figures"] for run in runs if "figures" in run.config)
     return Pictures.of(next(found, None))
 
@@ -135,7 +137,7 @@ def read_settings_of_sweep(runs: Sequence[RunDirectory]) -> Pictures:
 def sweep_pictures(
     runs: Sequence[RunDirectory],
 ) -> "Iterator[tuple[str, Callable[[], Figure]]]":
-    """Yield (name, function that draws it) of each figure that a sweep's finished runs have data
+    """Yield (name, function that draws the figure) for each figure that the finished runs have data
     for."""
     from fedexp.analysis import draw_measured, draw_sweep
 
@@ -147,7 +149,7 @@ def sweep_pictures(
 
 
 def slug(name: str) -> str:
-    """Return a text as a file name."""
+    """Convert a text to a file name."""
     return re.sub(r"[^A-Za-z0-9.=-]+", "_", name)
 
 
@@ -164,9 +166,10 @@ def settings(runs: Sequence[RunDirectory]) -> list[Setting]:
 
 
 def method_names(runs: Sequence[RunDirectory], further: Iterable[str] = ()) -> list[str]:
-    """Return the names of all methods. A method's index here determines its colour and line style.
+    """Return the names of all methods. The index of a name determines the method's colour and line
+    style.
 
-    further: additional names, which come after all methods.
+    further: additional names to put after all methods.
     """
     return list(dict.fromkeys([*ordered({name for _, name in names(runs)}), *ordered(further)]))
 
@@ -174,7 +177,10 @@ def method_names(runs: Sequence[RunDirectory], further: Iterable[str] = ()) -> l
 def make_methods(
     groups: Mapping[str, Iterable[RunDirectory]], every: Sequence[str]
 ) -> tuple[Method, ...]:
-    """Return the methods with these runs (name -> runs), in the order of all names."""
+    """Return the methods in the order of `every`.
+
+    groups: name -> runs. every: the names of all methods.
+    """
     shown = enumerate(zip(every, displayed(every), strict=True))
     return tuple(
         Method(label, sort_by_seed(groups[name]), number)
@@ -188,13 +194,14 @@ def sort_by_seed(runs: Iterable[RunDirectory]) -> tuple[RunDirectory, ...]:
 
 
 def parameter_sweeps(runs: Sequence[RunDirectory]) -> list[ParameterSweep]:
-    """Return a parameter sweep for each setting and each key that takes several numbers there."""
+    """Return a parameter sweep for each setting and each key that takes several numeric values in
+    it."""
     keys = dict.fromkeys(key for run in runs for key in numeric_overrides(run))
     return [sweep for key in keys for sweep in find_parameter_sweeps(key, runs)]
 
 
 def find_parameter_sweeps(key: str, runs: Sequence[RunDirectory]) -> Iterator[ParameterSweep]:
-    """Yield a key's parameter sweeps: one for each setting in which the key takes several
+    """Yield the parameter sweeps of a key: one for each setting in which the key takes several
     values."""
     algorithms = {run.summary["algorithm"] for run in runs if key in numeric_overrides(run)}
     groups = grouped(runs, without=key)
@@ -213,7 +220,7 @@ def find_parameter_sweeps(key: str, runs: Sequence[RunDirectory]) -> Iterator[Pa
 
 
 def numeric_overrides(run: RunDirectory) -> dict[str, float]:
-    """Return key -> value of the overrides whose values are finite numbers."""
+    """Return key -> value for the overrides whose values are finite numbers."""
     found = {}
     for text in named_overrides(run):
         key, _, value = text.partition("=")

@@ -1,4 +1,4 @@
-"""Find the options in which runs differ, from their configurations."""
+"""Find the options in which runs differ, by comparing their configurations."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -7,14 +7,15 @@ from fedexp.rundir.fingerprint import flatten, is_free
 
 
 def varying_options(configs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return, for each run, option -> value of the options that not all runs share.
+    """Return, for each run, a dict option -> value of the options that differ between runs.
 
-    A group is listed by its name (`algorithm`), any other option by its dotted key. Three kinds of
-    options are omitted: options that do not affect results, options within a group that follow from
-    the group's chosen option, and options that are equal to another one in every run
-    (`partition.alpha` and `alpha`).
+    A group is listed by its name (`algorithm`), and any other option by its dotted key. Three kinds
+    of options are left out: options that do not affect results, options within a group whose values
+    follow from the group's selected option, and options that equal another option in every run
+    (such as `partition.alpha` and `alpha`).
 
-    A value is None if the run lacks it or has no configuration. A list is returned as a tuple.
+    A value is None if the run does not have the option or has no configuration. Lists are returned
+    as tuples.
     """
     flat = [flat_options(config) for config in configs]
     groups = list(dict.fromkeys(key for config in configs for key in config.get("choices") or {}))
@@ -29,7 +30,7 @@ def varying_options(configs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]
 
 
 def flat_options(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a configuration's options by their dotted keys, and groups by their names."""
+    """Return the options of a configuration by their dotted keys, and its groups by their names."""
     choices = dict(config.get("choices") or {})
     values = flatten({key: value for key, value in config.items() if key != "choices"})
     kept = {
@@ -46,9 +47,9 @@ def hashable(value: Any) -> Any:
 
 
 def differs(key: str, flat: Sequence[Mapping[str, Any]], groups: Sequence[str]) -> bool:
-    """Return whether runs differ in an option.
+    """Return whether the runs differ in an option.
 
-    For an option within a group, only runs with the same option of that group are compared.
+    Options within a group are only compared between runs that have the same option of that group.
     """
     group = key.partition(".")[0]
     if "." not in key or group not in groups:

@@ -1,2 +1,2 @@
-"""Analyses of finished runs, from the models kept in their directories: `fedexp analyse <run
+"""Analyse finished runs by means of the models saved in their directories: `fedexp analyse <run
 directory> <kind>`."""

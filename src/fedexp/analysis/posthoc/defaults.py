@@ -1,4 +1,5 @@
-"""Default options of `fedexp analyse` by kind, for the command line and for sweeps' figures."""
+"""Default options for each kind of `fedexp analyse`, used by the command line and by sweeps'
+figures."""
 
 from typing import Any
 

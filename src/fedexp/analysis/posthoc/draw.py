@@ -29,14 +29,14 @@ from fedexp.figures.style import (
     width,
 )
 
-MARKERS = "osD^vPX*"  # for models, and for classes when the style's colours repeat
-LINES = ("-", "--", ":")  # for classes when the style's colours repeat
+MARKERS = "osD^vPX*"  # for models, and for classes if the style's colours repeat
+LINES = ("-", "--", ":")  # for classes if the style's colours repeat
 POINTS: dict[str, Any] = {"markersize": 2.5, "linestyle": "", "alpha": 0.7, "markeredgewidth": 0}
-RIM = 1.35  # half the side of the plane that is drawn around the unit circle
+RIM = 1.35  # half the side length of the plane that is drawn around the unit circle
 
 
 def loss_plane(surface: Surface, title: str) -> Figure:
-    """Draw loss and accuracy on a plane of parameters, with the models on it (FedNTD Fig. 14).
+    """Draw loss and accuracy on a plane in parameter space, with the models on it (FedNTD Fig. 14).
 
     Values are shown as colours with contours.
     """
@@ -75,8 +75,8 @@ def is_wide(losses: np.ndarray) -> bool:
 def noise(curves: Sequence[tuple[str, NoiseCurve]], title: str) -> Figure:
     """Draw loss and accuracy against the strength of the noise (FedNTD Fig. 14).
 
-    curves: (label, curve) of each model. A line is the mean over draws, in a band of one standard
-    deviation.
+    curves: the (label, curve) of each model. A line is the mean over draws, in a band of one
+    standard deviation.
     """
     first = curves[0][1]
     text = f"Gaussian noise on the parameters: mean ± standard deviation, {len(first.loss)} draws"
@@ -96,7 +96,7 @@ def noise(curves: Sequence[tuple[str, NoiseCurve]], title: str) -> Figure:
 
 
 def spectrum(found: Spectrum, title: str) -> Figure:
-    """Draw the largest eigenvalues, each with a bar as long as its residual."""
+    """Draw the largest eigenvalues, each with a bar whose length is the eigenvalue's residual."""
     figure, ((axes,),) = panels(
         f"Largest eigenvalues of the Hessian of the mean loss\n{title}", 3.4
     )
@@ -119,10 +119,10 @@ def circle(
 ) -> Figure:
     """Draw kernel densities of features on the unit circle, one column per model (FedNTD Fig. 18).
 
-    The upper row shows the density in the plane for all classes together, the lower row the density
-    of the angle for each class.
+    The upper row shows the density in the plane, for all classes together. The lower row shows the
+    density of the angle for each class.
 
-    angles: [models, n]. labels: classes [n].
+    angles: float [models, n]. labels: the classes of the n examples.
     """
     figure, rows = panels(
         f"Features on the unit circle, kernel densities\n{title}",
@@ -159,8 +159,9 @@ def neurons(
 ) -> Figure:
     """Draw the class that each neuron of the last hidden layer prefers (FedNTD Fig. 17).
 
-    Each run has a panel, and each model a row. Neurons are sorted by their class in the first
-    model. If a column has the same colour in all rows, the models agree on that neuron's class.
+    Each run has a panel, in which each model is a row. Neurons are sorted by their class in the
+    first model. If a column has the same colour in all rows, all models agree on the class of that
+    neuron.
     """
     heights = [0.5 + len(each.names) for each in found]
     figure, grid = panels(
@@ -194,11 +195,11 @@ def embedding(
     classes: Sequence[str],
     title: str,
 ) -> Figure:
-    """Draw the t-SNE of all models together, one row per name (a round or a setting).
+    """Draw a joint t-SNE of all models, with one row per name (a round or a setting).
 
     The left panel is coloured by class. The right panel is coloured by model (FedNTD Fig. 19, 20)
-    or, if there are several runs, by run (Fig. 21). labels: classes [n] of the examples, which are
-    the same for each model.
+    or, if there are several runs, by run (Fig. 21). labels: the classes [n] of the examples, which
+    are the same for all models.
     """
     figure, grid = panels(
         f"t-SNE of the features of all models together\n{title}",
@@ -228,7 +229,7 @@ def embedding(
 
 
 def draw_models(axes: Axes, clouds: Sequence[Cloud]) -> None:
-    """Draw the points of each model. Global models are black."""
+    """Draw the points of each model, with global models in black."""
     colours = colormaps["cividis"].resampled(len(clouds))
     for index, each in enumerate(clouds):
         colour = "black" if each.is_global else colours(index)
@@ -237,8 +238,8 @@ def draw_models(axes: Axes, clouds: Sequence[Cloud]) -> None:
 
 
 def draw_runs(axes: Axes, clouds: Sequence[Cloud]) -> None:
-    """Draw the points of each run's local models in one colour, and of its global models in a dark
-    one."""
+    """Draw the points of each run: local models in one colour, and global models in a darker shade
+    of it."""
     runs = list(dict.fromkeys(each.run for each in clouds))
     for is_global, noun in ((False, "local model"), (True, "global model")):
         for index, run in enumerate(runs):
@@ -253,10 +254,10 @@ def draw_runs(axes: Axes, clouds: Sequence[Cloud]) -> None:
 
 
 def class_style(label: int, count: int, points: bool = False) -> dict[str, Any]:
-    """Return the colour and the line style of a class among `count` classes.
+    """Return the colour and the line style of a class if there are `count` classes.
 
     Colours are taken from the style's cycle or, if there are many classes, from its colour map.
-    points: return the look of points instead, with a marker.
+    points: return a style for points, with a marker instead of a line style.
     """
     turn, number = divmod(int(label), len(rcParams["axes.prop_cycle"]))
     colour: Any = f"C{number}"
@@ -273,8 +274,10 @@ def draw_class_legend(
     classes: Sequence[str],
     points: bool = False,
 ) -> None:
-    """Draw a legend of the classes in `labels` or, if there are many classes, a colour bar of their
-    indices."""
+    """Draw a legend of the classes in `labels`.
+
+    If there are many classes, draw a colour bar of their indices instead.
+    """
     if len(classes) > NAMED_CLASSES:
         scale = ScalarMappable(Normalize(0, len(classes) - 1), rcParams["image.cmap"])
         bar = figure.colorbar(scale, ax=list(panels), pad=0.02)

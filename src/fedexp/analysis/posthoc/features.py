@@ -1,5 +1,5 @@
-"""Compare the features of several models on the same examples: on the unit circle (FedNTD Fig. 18)
-or by t-SNE (Fig. 19 to 21)."""
+"""Compare the features of several models on the same examples, either on the unit circle (FedNTD
+Fig. 18) or by t-SNE (Fig. 19 to 21)."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ GRID = np.linspace(-np.pi, np.pi, 181)  # angles at which densities are computed
 
 @dataclass(frozen=True)
 class Cloud:
-    """The features of one model, embedded in a plane."""
+    """The features of one model, embedded in the plane."""
 
     run: str  # label of the run, empty if there is only one run
     model: str
@@ -30,14 +30,14 @@ class Cloud:
 
     @property
     def name(self) -> str:
-        """Return the model's name, including the run's label if there are several runs."""
+        """Return the model's name, preceded by the run's label if there are several runs."""
         return f"{self.run}: {self.model}" if self.run else self.model
 
 
 def angles(features: np.ndarray) -> np.ndarray:
     """Return the angles arctan2(y, x) in (-pi, pi] of features [n, 2] (FedNTD Fig. 18).
 
-    The angle of the feature (0, 0) is undefined, and nan is returned for it.
+    The angle of the feature (0, 0) is undefined and returned as nan.
     """
     found = np.arctan2(features[:, 1], features[:, 0])
     return np.where((features == 0).all(1), np.nan, found)
@@ -46,11 +46,11 @@ def angles(features: np.ndarray) -> np.ndarray:
 def circle_density(
     angles: np.ndarray, grid: np.ndarray, bandwidth: float = BANDWIDTH
 ) -> np.ndarray:
-    """Return the kernel density of angles [n], evaluated at angles `grid` [g], as [g].
+    """Return the kernel density [g] of angles [n], evaluated at the angles `grid` [g].
 
-    It is 1/n sum_i sum_m N(grid - a_i + 2 pi m; h^2). The Gaussian kernel is wrapped around the
-    circle, so the density integrates to 1. nan angles are ignored; without any finite angle, the
-    density is nan. The paper does not state the bandwidth h (FedNTD Fig. 18).
+    The density is 1/n sum_i sum_m N(grid - a_i + 2 pi m; h^2). The Gaussian kernel is wrapped
+    around the circle, so the density integrates to 1. Angles that are nan are ignored. If all
+    angles are nan, the density is nan. The paper does not state the bandwidth h (FedNTD Fig. 18).
     """
     angles = angles[np.isfinite(angles)]
     if not len(angles):
@@ -65,10 +65,10 @@ def circle_density(
 def plane_density(
     points: np.ndarray, x: np.ndarray, y: np.ndarray, bandwidth: float = BANDWIDTH
 ) -> np.ndarray:
-    """Return the Gaussian kernel density of points [n, 2] on the grid of x [g] and y [h], as [h,
-    g].
+    """Return the Gaussian kernel density [h, g] of points [n, 2] on the grid of x [g] and y [h].
 
-    It is 1/n sum_i exp(-|z - p_i|^2 / (2 h^2)) / (2 pi h^2), with the bandwidth h (FedNTD Fig. 18).
+    The density is 1/n sum_i exp(-|z - p_i|^2 / (2 h^2)) / (2 pi h^2), where h is the bandwidth
+    (FedNTD Fig. 18).
     """
     across, up = (
         np.exp(-((axis[:, None] - points[:, i]) ** 2) / (2 * bandwidth**2))
@@ -78,22 +78,25 @@ def plane_density(
 
 
 def circle_angles(subject: Subject, models: Sequence[KeptModel]) -> np.ndarray:
-    """Return the angles [models, n] of the features. Raises ConfigError if features are not
-    2-dimensional."""
+    """Return the angles [models, n] of the features.
+
+    Raises ConfigError if the features are not 2-dimensional.
+    """
     features = [subject.features(model) for model in models]
     size = features[0].shape[1]
     if size != 2:
         raise ConfigError(
-            f"{subject.run.directory}: the model has {size}-dimensional features, and the unit"
-            " circle needs 2 dimensions: train with model=cnn_circle or model.unit_features=2"
+            f"{subject.run.directory}: the model has {size}-dimensional features, but the unit"
+            " circle needs 2 dimensions; train with model=cnn_circle or model.unit_features=2"
         )
     return np.stack([angles(each) for each in features])
 
 
 def label_runs(runs: Sequence[RunDirectory]) -> dict[str, RunDirectory]:
-    """Return label -> run. The label is the algorithm or, if algorithms repeat, the directory.
+    """Map a label to each run.
 
-    A single run has the label "". Raises ConfigError if a run is given twice.
+    The label is the run's algorithm or, if several runs have the same algorithm, its directory. A
+    single run has the label "". Raises ConfigError if a run is given twice.
     """
     if len(runs) == 1:
         return {"": runs[0]}
@@ -106,13 +109,13 @@ def label_runs(runs: Sequence[RunDirectory]) -> dict[str, RunDirectory]:
 
 
 def require_same_examples(subjects: Sequence[Subject]) -> None:
-    """Raise ConfigError unless all subjects have the same examples."""
+    """Raise ConfigError unless all subjects use the same examples."""
     first, *others = (subject.runtime.data for subject in subjects)
     for data, subject in zip(others, subjects[1:], strict=True):
         same = torch.equal(data.y_test, first.y_test) and torch.equal(data.x_test, first.x_test)
         if not same:
             raise ConfigError(
-                f"{subject.run.directory}: has other examples than {subjects[0].run.directory}, so"
+                f"{subject.run.directory}: uses other examples than {subjects[0].run.directory}, so"
                 " their features cannot be embedded together"
             )
 
@@ -120,10 +123,10 @@ def require_same_examples(subjects: Sequence[Subject]) -> None:
 def embed_models(
     subjects: Mapping[str, Subject], number: int, clients: int, seed: int, perplexity: float
 ) -> list[Cloud]:
-    """Embed the features of all models that the runs keep of a round in one plane, by t-SNE.
+    """Embed the features of all saved models of one round jointly in the plane by t-SNE.
 
-    clients: maximum number of local models of each run. Raises ConfigError if the features of the
-    runs have different dimensions.
+    number: the round. clients: the maximum number of local models per run. Raises ConfigError if
+    the runs' features have different dimensions.
     """
     models = [
         (label, model)
@@ -145,17 +148,18 @@ def embed_models(
 
 
 def embed(features: Sequence[np.ndarray], seed: int, perplexity: float = 30.0) -> list[np.ndarray]:
-    """Compute one t-SNE of all models' features [n, D], and return each model's points [n, 2].
+    """Compute a joint t-SNE of the features [n, D] of all models, and return each model's points
+    [n, 2].
 
-    It is used for FedNTD Fig. 19 to 21. The method is by van der Maaten and Hinton (JMLR 2008), in
-    scikit-learn's implementation, initialised with the principal components. Raises ConfigError if
-    there are not more points than the perplexity, or if a feature is not finite.
+    It is used for FedNTD Fig. 19 to 21. The method is by van der Maaten and Hinton (JMLR 2008). We
+    use scikit-learn's implementation, initialised with the principal components. Raises ConfigError
+    unless there are more points than the perplexity, or if a feature is not finite.
     """
     from sklearn.manifold import TSNE
 
     points = np.concatenate(features)
     if not np.isfinite(points).all():
-        raise ConfigError("features are not finite: a model has diverged")
+        raise ConfigError("some features are not finite, because a model has diverged")
     if not 0 < perplexity < len(points):
         raise ConfigError(
             f"--perplexity {perplexity:g}: must be greater than 0 and less than the {len(points)}"

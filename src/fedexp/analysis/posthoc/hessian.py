@@ -1,5 +1,7 @@
-"""Compute the largest eigenvalues of the mean loss's Hessian by Lanczos iteration with
-Hessian-vector products."""
+"""Compute the largest eigenvalues of the Hessian of the mean loss.
+
+The method is Lanczos iteration with Hessian-vector products.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,14 +19,14 @@ from fedexp.core.errors import ConfigError
 from fedexp.core.rng import generator_for
 from fedexp.core.tree import Params
 
-BATCH = 250  # examples per batch: a product keeps the whole graph of its gradient in memory
+BATCH = 250  # examples per batch; a product keeps the whole graph of the gradient in memory
 
 Product = Callable[[Tensor], Tensor]  # v [P] -> H v [P]
 
 
 @dataclass(frozen=True)
 class Spectrum:
-    """The k algebraically largest eigenvalues of a symmetric matrix, the largest first."""
+    """The k algebraically largest eigenvalues of a symmetric matrix, in descending order."""
 
     values: np.ndarray  # float64 [k]
     vectors: np.ndarray  # float64 [P, k], unit length
@@ -32,10 +34,10 @@ class Spectrum:
 
 
 def loss_hessian(subject: Subject, params: Params) -> Product:
-    """Return the function v -> H v.
+    """Return the function v -> H v, where H is the Hessian of the loss.
 
-    H is the Hessian of the mean cross-entropy over the subject's examples, in eval mode. H v is the
-    gradient of <grad loss, v>, computed with reverse mode twice (Pearlmutter, "Fast exact
+    The loss is the mean cross-entropy over the subject's examples, in eval mode. H v is the
+    gradient of <grad loss, v>, computed by applying reverse mode twice (Pearlmutter, "Fast exact
     multiplication by the Hessian", Neural Computation 1994).
     """
     runtime, count = subject.runtime, len(subject.labels)
@@ -58,11 +60,11 @@ def loss_hessian(subject: Subject, params: Params) -> Product:
 def lanczos(
     product: Product, like: Tensor, count: int, seed: int = 0, tolerance: float = 1e-3
 ) -> Spectrum:
-    """Return the `count` largest eigenvalues of a symmetric matrix, given only its products with
-    vectors.
+    """Return the `count` largest eigenvalues of a symmetric matrix.
 
-    The method is implicitly restarted Lanczos (ARPACK, in float64). like: a vector [P] with the
-    products' dtype and device. tolerance: relative, for each eigenvalue. Raises ConfigError if the
+    The matrix is given only by its products with vectors. The method is implicitly restarted
+    Lanczos iteration (ARPACK, in float64). like: a vector [P] with the dtype and device of the
+    products. tolerance: the relative tolerance for each eigenvalue. Raises ConfigError if the
     iteration does not converge, or if `count` is not less than P.
     """
     from scipy.sparse.linalg import ArpackError, LinearOperator, eigsh
@@ -76,7 +78,7 @@ def lanczos(
     def times(vector: np.ndarray) -> np.ndarray:
         found = product(torch.tensor(vector.reshape(-1)).to(like)).double().cpu().numpy()
         if not np.isfinite(found).all():
-            raise ConfigError("the Hessian is not finite: the model has diverged")
+            raise ConfigError("the Hessian is not finite, because the model has diverged")
         return found
 
     operator = LinearOperator((size, size), matvec=times, dtype=np.float64)
@@ -88,7 +90,7 @@ def lanczos(
         )
     except ArpackError as error:
         raise ConfigError(
-            f"the eigenvalues do not converge ({error}); a larger --tolerance, such as 0.01, helps"
+            f"the eigenvalues did not converge ({error}); use a larger --tolerance, such as 0.01"
         ) from error
     order = np.argsort(-values)
     values, vectors = values[order], vectors[:, order]

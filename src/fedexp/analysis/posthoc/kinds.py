@@ -1,5 +1,5 @@
-"""The kinds of `fedexp analyse`. Each one measures, and yields a table and a figure of the
-results."""
+"""The kinds of `fedexp analyse`. Each one measures something and yields its results as a table and
+a figure."""
 
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Mapping
@@ -39,7 +39,7 @@ FOLDER = "analysis"  # in the run directory
 
 @dataclass(frozen=True)
 class Result:
-    """The results of an analysis."""
+    """The results of one analysis."""
 
     name: str  # base name of its files
     table: pd.DataFrame
@@ -48,9 +48,9 @@ class Result:
     lines: tuple[str, ...] = ()  # the results in words
 
     def write(self, run: RunDirectory, look: Pictures) -> list[str]:
-        """Write <name>.csv, the figure and, if there are arrays, <name>.npz.
+        """Write <name>.csv, the figure and, if the result has arrays, <name>.npz.
 
-        Return lines that state the results and name the files.
+        Return lines of text that state the results and list the files.
         """
         folder = run.directory / FOLDER
         paths = [folder / f"{self.name}.csv"]
@@ -65,7 +65,7 @@ class Result:
 def selected_subject(
     run: RunDirectory, options: Namespace, number: int | None, client: int | None = None
 ) -> Subject:
-    """Return the model and the examples that the options select."""
+    """Return the model and the examples that the command's options select."""
     return load_subject(
         run,
         number,
@@ -83,16 +83,16 @@ def title_of(subject: Subject) -> str:
 
 
 def file_name(kind: str, subject: Subject, *more: str) -> str:
-    """Return the base name of the files of an analysis of one model."""
+    """Return the base name of the files for an analysis of one model."""
     client = subject.model.client
     suffix = [] if client is None else [f"client{client}"]
     return "_".join([kind, f"round{subject.model.round}", *suffix, *more])
 
 
 def loss_plane(run: RunDirectory, options: Namespace) -> Iterator[Result]:
-    """Measure loss and accuracy on a plane of parameters.
+    """Measure loss and accuracy on a plane in parameter space.
 
-    The columns are x, y, loss, accuracy.
+    The table has the columns x, y, loss and accuracy.
     """
     if options.directions == "models":
         number = last_local_round(run) if options.round is None else options.round
@@ -125,25 +125,28 @@ def loss_plane(run: RunDirectory, options: Namespace) -> Iterator[Result]:
 
 
 def chosen_models(run: RunDirectory, number: int, names: str | None) -> list[KeptModel]:
-    """Return the three models that `--models` names, or the global model and two local ones.
+    """Return three models: those that `--models` names or, by default, the global model and two
+    local ones.
 
-    A name is `global` (after the round), `before` (the global model before it) or the number of a
-    client. Raises ConfigError unless they are three different, kept models.
+    A name is `global` (the global model after the round), `before` (the global model before the
+    round) or the number of a client. Raises ConfigError unless the names select three different
+    models that were saved.
     """
     folder = run.directory
     if names is None:
         clients = kept_models.kept_clients(folder, number)[:2]
         if len(clients) < 2:
             raise ConfigError(
-                f"{folder}: a plane through models needs two local models of round {number}, and"
-                f" {len(clients)} are kept; {kept_models.LOCAL_HINT}"
+                f"{folder}: a plane through models needs two local models from round {number}, but"
+                f" only {len(clients)} were saved; {kept_models.LOCAL_HINT}"
             )
         names = ",".join(["global", *map(str, clients)])
     chosen = names.split(",")
     known = all(name in ("global", "before") or name.isdecimal() for name in chosen)
     if not known or len(chosen) != 3 or len(set(chosen)) != 3:
         raise ConfigError(
-            f"--models {names}: must be three different ones of global, before and client numbers"
+            f"--models {names}: must be three different names, each of which is global, before or"
+            " a client number"
         )
     models = []
     for name in chosen:
@@ -157,7 +160,7 @@ def chosen_models(run: RunDirectory, number: int, names: str | None) -> list[Kep
 def noise(run: RunDirectory, options: Namespace) -> Iterator[Result]:
     """Measure loss and accuracy under noise.
 
-    The columns are draw, strength, loss, accuracy.
+    The table has the columns draw, strength, loss and accuracy.
     """
     subject = selected_subject(run, options, options.round, options.client)
     found = measured_noise(subject, options)
@@ -180,14 +183,14 @@ def noise(run: RunDirectory, options: Namespace) -> Iterator[Result]:
 
 
 def measured_noise(subject: Subject, options: Namespace) -> NoiseCurve:
-    """Return loss and accuracy of the subject's model under the noise that the options select."""
+    """Return loss and accuracy of the subject's model under the noise that the options specify."""
     return measure_noise(subject, options.strengths, options.draws, options.scale, options.seed)
 
 
 def hessian(run: RunDirectory, options: Namespace) -> Iterator[Result]:
     """Compute the largest eigenvalues of the Hessian.
 
-    The columns are number, eigenvalue, residual.
+    The table has the columns number, eigenvalue and residual.
     """
     subject = selected_subject(run, options, options.round, options.client)
     found = largest_eigenvalues(subject, options.eigenvalues, options.seed, options.tolerance)
@@ -207,7 +210,8 @@ def hessian(run: RunDirectory, options: Namespace) -> Iterator[Result]:
 def hypersphere(run: RunDirectory, options: Namespace) -> Iterator[Result]:
     """Compute the angles of 2-dimensional features.
 
-    The columns are model, class, angle, density. The arrays contain the examples' angles.
+    The table has the columns model, class, angle and density. The arrays contain the examples'
+    angles.
     """
     for number in rounds_to_show(run, options.round):
         subject = selected_subject(run, options, number)
@@ -230,9 +234,10 @@ def hypersphere(run: RunDirectory, options: Namespace) -> Iterator[Result]:
 
 
 def tsne(run: RunDirectory, options: Namespace) -> Iterator[Result]:
-    """Embed the features of all models of each round together, including the runs in `--with`.
+    """Embed the features of all models of a round jointly, including those of the runs in `--with`.
 
-    The columns are round, model, example, class, x, y. Each round is embedded separately.
+    The table has the columns round, model, example, class, x and y. Each round is embedded
+    separately.
     """
     others = [RunDirectory(path) for path in options.others]
     rounds = rounds_to_show(run, options.round)
@@ -264,16 +269,17 @@ def tsne(run: RunDirectory, options: Namespace) -> Iterator[Result]:
 def comparable_subjects(
     runs: Mapping[str, RunDirectory], options: Namespace, number: int
 ) -> dict[str, Subject]:
-    """Return label -> subject for a round. Raises ConfigError if the runs' examples differ."""
+    """Return label -> subject for one round. Raises ConfigError if the runs use different
+    examples."""
     subjects = {label: selected_subject(run, options, number) for label, run in runs.items()}
     features.require_same_examples(list(subjects.values()))
     return subjects
 
 
 def neurons(run: RunDirectory, options: Namespace) -> Iterator[Result]:
-    """Find the class that each neuron of the last hidden layer prefers, in each model of a round.
+    """Find the class that each neuron of the last hidden layer prefers, for each model of a round.
 
-    The columns are model, neuron, class.
+    The table has the columns model, neuron and class.
     """
     for number in rounds_to_show(run, options.round):
         subject = selected_subject(run, options, number)

@@ -22,19 +22,19 @@ from fedexp.core.tree import Params
 from fedexp.rundir.kept_models import KeptModel
 
 log = logging.getLogger("fedexp")
-MARGIN = 0.25  # around the models, as a fraction of the side of their bounding box
+MARGIN = 0.25  # margin around the models, as a fraction of the side of their bounding box
 
 
 @dataclass(frozen=True)
 class Plane:
-    """The points origin + x u + y v, and the models' positions."""
+    """A plane of points origin + x u + y v, and the positions of the models on it."""
 
     origin: Params
     u: Params
     v: Params
     x: np.ndarray  # [n]
     y: np.ndarray  # [m]
-    names: list[str]  # of the models
+    names: list[str]  # names of the models
     positions: np.ndarray  # [models, 2]
     unit: str  # unit of both axes, in words
 
@@ -54,8 +54,8 @@ def plane_around(
     """Return a square plane centred on the subject's model.
 
     directions: `random` for two filter-normalised Gaussian directions; `eigenvectors` for unit
-    eigenvectors of the two largest eigenvalues of the Hessian. span: half the side of the plane, in
-    units of the directions; None for 1 (random) or 0.5 (eigenvectors).
+    eigenvectors of the two largest eigenvalues of the Hessian. span: half the side length of the
+    plane, in units of the directions; None for 1 (`random`) or 0.5 (`eigenvectors`).
     """
     origin = subject.load(subject.model)
     if directions == "random":
@@ -72,7 +72,7 @@ def plane_around(
 def model_plane(subject: Subject, models: Sequence[KeptModel], points: int) -> Plane:
     """Return the plane through three models.
 
-    Running statistics are those of the subject's model at every point. Raises ConfigError if the
+    The running statistics of the subject's model are used at every point. Raises ConfigError if the
     models lie on a line.
     """
     params = [subject.load(model) for model in models]
@@ -90,8 +90,12 @@ def model_plane(subject: Subject, models: Sequence[KeptModel], points: int) -> P
 
 
 def measure_surface(subject: Subject, plane: Plane) -> Surface:
-    """Measure loss and accuracy on the subject's examples at every grid point."""
-    log.info("%d tests of %d examples", len(plane.x) * len(plane.y), len(subject.labels))
+    """Measure loss and accuracy on the subject's examples at each point of the grid."""
+    log.info(
+        "evaluating %d grid points on %d examples each",
+        len(plane.x) * len(plane.y),
+        len(subject.labels),
+    )
     loss, accuracy = (np.empty((len(plane.y), len(plane.x))) for _ in range(2))
     for i, y in enumerate(plane.y.tolist()):
         for j, x in enumerate(plane.x.tolist()):

@@ -1,4 +1,4 @@
-"""Find the class that each neuron prefers, for the models of one round (FedNTD Fig. 17)."""
+"""Find the class that each neuron prefers in the models of one round (FedNTD Fig. 17)."""
 
 from dataclasses import dataclass
 
@@ -15,16 +15,16 @@ MOST_CLIENTS = 20  # maximum number of clients whose models are shown
 
 @dataclass(frozen=True)
 class Preferences:
-    """The classes that the neurons of the last hidden layer prefer, for each model of a round."""
+    """The classes that the neurons of the last hidden layer prefer in each model of a round."""
 
-    names: list[str]  # of the models: global before, clients, global after
+    names: list[str]  # names of the models: global before, clients, global after
     classes: np.ndarray  # int64 [models, neurons]
 
     @property
     def agreement(self) -> float:
         """Return the fraction of neurons that prefer the same class as in the first model.
 
-        It is averaged over local models: alignment as in FedNTD Table 2.
+        The fraction is averaged over the local models. This is the alignment in FedNTD Table 2.
         """
         return float((self.classes[1:-1] == self.classes[0]).mean())
 
@@ -32,15 +32,15 @@ class Preferences:
 def preferred_classes(subject: Subject) -> Preferences:
     """Return the neurons' preferred classes in the models of the subject's round.
 
-    Raises ConfigError if no local models are kept, or if the model has no fully connected hidden
+    Raises ConfigError if no local models were saved, or if the model has no fully connected hidden
     layer.
     """
     folder = subject.run.directory
     models = models_of_round(subject.run, subject.model.round, MOST_CLIENTS)
     if len(models) < 3:
         raise ConfigError(
-            f"{folder}: the local models of round {subject.model.round} and the global model before"
-            f" it are not kept; {LOCAL_HINT}"
+            f"{folder}: the local models from round {subject.model.round} and the global model from"
+            f" before this round were not saved; {LOCAL_HINT}"
         )
     if not hasattr(subject.runtime.net.module, "hidden_activations"):
         raise ConfigError(

@@ -1,4 +1,5 @@
-"""Measure loss and accuracy of a model with Gaussian noise on its parameters (FedNTD Fig. 14)."""
+"""Measure loss and accuracy of a model with Gaussian noise added to its parameters (FedNTD Fig.
+14)."""
 
 import logging
 from collections.abc import Sequence
@@ -35,20 +36,25 @@ def measure_noise(
     scale: str = "absolute",
     seed: int = 0,
 ) -> NoiseCurve:
-    """Return loss and accuracy at parameters w + s e for each strength s and draw e.
+    """Return loss and accuracy at the parameters w + s e, for each strength s and draw e.
 
-    They are measured for the subject's model on the subject's examples. e has one standard normal
-    number per trained parameter. (FedNTD Fig. 14 perturbs the parameters "with Gaussian noise" and
-    states no scale.) The scale `relative` multiplies e by the root mean square of the parameter's
-    tensor. strengths: None for 11 equally spaced ones from 0.
+    w are the parameters of the subject's model, which is evaluated on the subject's examples. e
+    contains one standard normal number per trained parameter. With the scale `relative`, e is
+    multiplied by the root mean square of the parameter's tensor. (FedNTD Fig. 14 perturbs the
+    parameters "with Gaussian noise" without stating the scale.) strengths: None for 11 equally
+    spaced strengths that start at 0.
 
-    A draw has the same direction e at all strengths, so its curve is continuous. Equal seeds give
-    equal draws. Running statistics of batch norm are not changed.
+    A draw uses the same direction e at all strengths, so its curve is continuous. The same seed
+    gives the same draws. The running statistics of batch norm are not changed.
     """
     if strengths is None:
         strengths = np.linspace(0, LARGEST[scale], 11).tolist()
     origin = subject.load(subject.model)
-    log.info("%d tests of %d examples", draws * len(strengths), len(subject.labels))
+    log.info(
+        "evaluating %d noisy models on %d examples each",
+        draws * len(strengths),
+        len(subject.labels),
+    )
     loss, accuracy = (np.empty((draws, len(strengths))) for _ in range(2))
     for i in range(draws):
         direction = gaussian(origin, seed, i)

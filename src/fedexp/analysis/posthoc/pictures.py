@@ -1,4 +1,5 @@
-"""Results of `fedexp analyse` for a sweep's report, from kept models and without writing files."""
+"""Compute results of `fedexp analyse` for a sweep's report from saved models, without writing
+files."""
 
 from argparse import Namespace
 from collections.abc import Callable, Mapping
@@ -19,17 +20,19 @@ from fedexp.rundir.reader import RunDirectory
 def make_picture(run: RunDirectory, kind: str, options: Mapping[str, Any]) -> Callable[[], Figure]:
     """Return a function that draws the figure of a kind of `fedexp analyse`.
 
-    kind: loss_plane, hypersphere or tsne. options: its flags, as on the command line. Raises
-    ConfigError if the run did not keep the models that the figure shows.
+    kind: loss_plane, hypersphere or tsne. options: the flags of this kind, with the names and
+    values of the command line. Raises ConfigError if the run did not save the models that the
+    figure shows.
     """
     require_local_models(run)
     return next(kinds.KINDS[kind](run, with_defaults(run, kind, options))).draw
 
 
 def noise_result(run: RunDirectory, options: Mapping[str, Any]) -> tuple[NoiseCurve, str]:
-    """Return (result of `fedexp analyse <run> noise` with these flags, name of the model).
+    """Return the results of `fedexp analyse <run> noise` with the given flags, and the model's
+    name.
 
-    Raises ConfigError if the model was not kept.
+    Raises ConfigError if the model was not saved.
     """
     given = with_defaults(run, "noise", options)
     subject = kinds.selected_subject(run, given, given.round, given.client)
@@ -39,9 +42,10 @@ def noise_result(run: RunDirectory, options: Mapping[str, Any]) -> tuple[NoiseCu
 def joint_embedding(
     runs: Mapping[str, RunDirectory], options: Mapping[str, Any]
 ) -> tuple[list[Cloud], Subject]:
-    """Return (result of `fedexp analyse <run> tsne --with <run>`, subject of the first run).
+    """Return the results of `fedexp analyse <run> tsne --with <run>`, and the subject of the first
+    run.
 
-    The round is the last one with kept local models. Raises ConfigError if a run keeps none.
+    The last round with saved local models is used. Raises ConfigError if a run has no such round.
     """
     number, *_ = [require_local_models(run) for run in runs.values()]
     given = with_defaults(next(iter(runs.values())), "tsne", options)
@@ -51,17 +55,17 @@ def joint_embedding(
 
 
 def require_local_models(run: RunDirectory) -> int:
-    """Return the last round with kept local models. Raises ConfigError if there is none."""
+    """Return the last round with saved local models. Raises ConfigError if there is none."""
     number = last_local_round(run)
     if number is None:
-        raise ConfigError(f"{run.directory}: no local models are kept; {kept_models.LOCAL_HINT}")
+        raise ConfigError(f"{run.directory}: no local models were saved; {kept_models.LOCAL_HINT}")
     return number
 
 
 def with_defaults(run: RunDirectory, kind: str, options: Mapping[str, Any]) -> Namespace:
-    """Return flags with the defaults of the kind.
+    """Return the flags, with defaults for those that are not given.
 
-    `client: first` selects the first local model of the last round with kept local models.
+    `client: first` selects the first local model from the last round with saved local models.
     """
     given = dict(options)
     if given.get("client") == "first":

@@ -1,4 +1,4 @@
-"""The subject of an analysis: models that a run keeps, and the examples to evaluate them on."""
+"""The subject of an analysis: the saved models of a run, and the examples to evaluate them on."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -30,7 +30,7 @@ SOURCES = {"test": "test", "train": "training"}  # values of --data, and their n
 
 @dataclass(frozen=True)
 class Subject:
-    """A model of a run in full precision, and the chosen examples as the test set of `runtime`."""
+    """A model of a run in full precision, with the chosen examples as the test set of `runtime`."""
 
     run: RunDirectory
     runtime: ClientRuntime
@@ -44,9 +44,10 @@ class Subject:
         return self.runtime.data.y_test.cpu().numpy()
 
     def load(self, model: KeptModel) -> Params:
-        """Return a kept model's parameters on the device, and set its running statistics.
+        """Return the parameters of a saved model, on the device, and set the network's running
+        statistics.
 
-        Raises ConfigError if the model does not fit the run's configuration.
+        Raises ConfigError if the model does not match the run's configuration.
         """
         for own, given in (
             (self.model.params, model.params),
@@ -55,8 +56,8 @@ class Subject:
             shapes = {name: value.shape for name, value in own.items()}
             if {name: value.shape for name, value in given.items()} != shapes:
                 raise ConfigError(
-                    f"{self.run.directory}: the model of round {model.round} has other parameters"
-                    f" than that of round {self.model.round}"
+                    f"{self.run.directory}: the models from rounds {model.round} and"
+                    f" {self.model.round} have different parameters"
                 )
         runtime = self.runtime
         runtime.net.set_buffers(model.buffers)
@@ -64,20 +65,21 @@ class Subject:
         return runtime.net.own(params)
 
     def measure(self, params: Params) -> tuple[float, float]:
-        """Return mean cross-entropy and accuracy of parameters on the examples."""
+        """Return the mean cross-entropy and the accuracy of the given parameters on the
+        examples."""
         found = self.runtime.evaluate(params)
         return float(found.loss), int(found.class_correct.sum()) / len(self.labels)
 
     def features(self, model: KeptModel) -> np.ndarray:
-        """Return the features [n, D] of the examples, which are the classifier's input.
+        """Return the features [n, D] of the examples, which are the inputs of the classifier.
 
-        Raises ConfigError if the model does not provide its features.
+        Raises ConfigError if the model does not provide features.
         """
         features = collect_features(self.runtime, self.load(model))
         if features is None:
             raise ConfigError(
-                f"{self.run.directory}: the model's features are unknown; name its last layer with"
-                " model.head"
+                f"{self.run.directory}: the model does not provide features; set model.head to the"
+                " name of its last layer"
             )
         return features.double().cpu().numpy()
 
@@ -92,13 +94,14 @@ def load_subject(
     device: str = "auto",
     data_dir: str | None = None,
 ) -> Subject:
-    """Return a kept model of a run with the examples to analyse.
+    """Return a saved model of a run, with the examples to analyse.
 
-    number: the round; None for the last kept round. client: the client whose local model is
-    analysed; None for the global model. source: `test`, `train` (of all clients, not augmented) or
-    the number of a client, for its training examples. most: the maximum number of examples; if
-    there are more, a random subset is drawn with `seed`. data_dir: the directory that contains the
-    run's data now. Raises ConfigError if the model or the data are missing.
+    number: the round; None for the last saved round. client: the client whose local model is
+    analysed; None for the global model. source: `test`, `train` (the training examples of all
+    clients, without augmentation) or the number of a client (its training examples). most: the
+    maximum number of examples. If there are more, a random subset is drawn with `seed`. data_dir:
+    the directory that contains the run's data now. Raises ConfigError if the model or the data are
+    missing.
     """
     module, model, parts = load_network(run, number, data_dir, client)
     data = select_examples(run, parts, source, most, seed)
@@ -110,15 +113,14 @@ def load_subject(
 
 
 def select_examples(run: RunDirectory, parts: Parts, source: str, most: int, seed: int) -> Data:
-    """Return the run's data with the chosen examples as the test set."""
+    """Return the run's data with the selected examples as the test set."""
     data = load_own_data(parts, whole=source != "test")
     x, y, tasks = data.x_test, data.y_test, data.test_tasks
     if source != "test":
         numbers = torch.from_numpy(training_examples(run, source))
         if len(numbers) and int(numbers.max()) >= len(data.y_train):
             raise ConfigError(
-                f"{run.directory / files.PARTITION}: is not a partition of"
-                f" dataset={parts.dataset.name}"
+                f"{run.directory / files.PARTITION}: does not match dataset={parts.dataset.name}"
             )
         x, y, tasks = data.x_train[numbers], data.y_train[numbers], None
     if len(y) > most:
@@ -131,7 +133,7 @@ def select_examples(run: RunDirectory, parts: Parts, source: str, most: int, see
 def training_examples(run: RunDirectory, source: str) -> np.ndarray:
     """Return the indices of training examples in ascending order.
 
-    source: `train` for all clients, or the number of a client.
+    source: `train` for the examples of all clients, or the number of a client.
     """
     paths = [run.directory / files.PARTITION, *find_task_partitions(run.directory)]
     tasks = [Partition.load(path).parts for path in paths]
@@ -151,10 +153,11 @@ def model_name(model: KeptModel) -> str:
 
 
 def models_of_round(run: RunDirectory, number: int, most: int) -> list[KeptModel]:
-    """Return the kept models of a round.
+    """Return the saved models of a round.
 
-    They are the global model before it, local models of the first `most` clients, and the global
-    model after it. Raises ConfigError if the global model after the round was not kept.
+    These are the global model before the round, the local models of the first `most` clients, and
+    the global model after the round. Raises ConfigError if the global model after the round was not
+    saved.
     """
     folder = run.directory
     clients = kept_models.kept_clients(folder, number)[:most]
@@ -165,14 +168,15 @@ def models_of_round(run: RunDirectory, number: int, most: int) -> list[KeptModel
 
 
 def last_local_round(run: RunDirectory) -> int | None:
-    """Return the last round with kept local models; None if there is none."""
+    """Return the last round with saved local models; None if there is none."""
     return max(kept_models.local_rounds(run.directory), default=None)
 
 
 def rounds_to_show(run: RunDirectory, requested: Sequence[int]) -> list[int]:
-    """Return the requested rounds or, if none are, the last round with kept local models.
+    """Return the requested rounds or, if none were requested, the last round with saved local
+    models.
 
-    Without any local models, return the last kept round.
+    If the run has no local models, return the last saved round.
     """
     if requested:
         return list(requested)

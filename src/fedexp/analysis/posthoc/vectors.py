@@ -10,12 +10,12 @@ from fedexp.core.tree import Params
 
 
 def flatten(params: Params) -> torch.Tensor:
-    """Return all parameters as one vector [P], in order."""
+    """Concatenate all parameters into one vector [P], in order."""
     return torch.cat([value.reshape(-1) for value in params.values()])
 
 
 def unflatten(vector: torch.Tensor, like: Params) -> Params:
-    """Split a vector [P] into tensors with the names, shapes and types of `like`.
+    """Split a vector [P] into tensors with the names, shapes and dtypes of `like`.
 
     This is the inverse of `flatten`.
     """
@@ -35,9 +35,9 @@ def move(origin: Params, steps: Sequence[tuple[float, Params]]) -> Params:
 
 
 def gaussian(params: Params, seed: int, number: int) -> Params:
-    """Return a standard normal number for each parameter.
+    """Return an independent standard normal number for each parameter.
 
-    Equal seeds and numbers give equal directions on every device.
+    The same seed and number give the same direction on every device.
     """
     generator = torch.Generator().manual_seed(torch_seed(seed, "direction", number))
     return {
@@ -47,9 +47,9 @@ def gaussian(params: Params, seed: int, number: int) -> Params:
 
 
 def relative_to(params: Params, direction: Params) -> Params:
-    """Return d with d_i <- d_i sqrt(mean_j w_ij^2) for each tensor i.
+    """Return d with d_i <- d_i sqrt(mean_j w_ij^2) for each tensor i of the parameters w.
 
-    The direction is thereby measured in units of the parameters' root mean square.
+    The direction is thereby measured in units of each tensor's root mean square.
     """
     return {name: direction[name] * value.square().mean().sqrt() for name, value in params.items()}
 
@@ -57,9 +57,9 @@ def relative_to(params: Params, direction: Params) -> Params:
 def filter_normalised(direction: Params, params: Params) -> Params:
     """Return d with d_ij <- d_ij ||w_ij|| / ||d_ij|| for each filter j of each layer i.
 
-    Vectors (biases, batch norm) become 0 (Li et al., "Visualizing the Loss Landscape of Neural
-    Nets", NeurIPS 2018, section 4). A filter produces one output: it is a row of a weight [outputs,
-    ...]. Filters of d that are zero remain zero.
+    Parameters that are vectors (biases, batch norm) become 0 (Li et al., "Visualizing the Loss
+    Landscape of Neural Nets", NeurIPS 2018, section 4). A filter produces one output: it is a row
+    of a weight [outputs, ...]. Filters of d that are zero remain zero.
     """
     found = {}
     for name, weight in params.items():
@@ -75,10 +75,10 @@ def filter_normalised(direction: Params, params: Params) -> Params:
 def plane_through(models: Sequence[Params]) -> tuple[Params, Params, torch.Tensor]:
     """Return the plane through three models w_0, w_1, w_2.
 
-    The result is orthonormal directions u, v and positions [3, 2]. u points along w_1 - w_0, v
-    along the part of w_2 - w_0 orthogonal to u, and w_0 is at (0, 0) (Garipov et al., "Loss
-    Surfaces, Mode Connectivity, and Fast Ensembling of DNNs", NeurIPS 2018, section 3). Raises
-    ValueError if the models lie on a line.
+    The result consists of orthonormal directions u, v and the models' positions [3, 2]. u points
+    along w_1 - w_0. v points along the part of w_2 - w_0 that is orthogonal to u. w_0 is at (0, 0).
+    See Garipov et al., "Loss Surfaces, Mode Connectivity, and Fast Ensembling of DNNs", NeurIPS
+    2018, section 3. Raises ValueError if the models lie on a line.
     """
     origin, *others = (flatten(model).double() for model in models)
     first, second = (other - origin for other in others)
