@@ -698,7 +698,7 @@ def test_select_runs_by_options(sweep):
     found = fedexp.load_sweep(sweep)
     assert found.select(algorithm="fedntd", seed=1).names == ["fedntd_1"]
     assert found.select({"local.epochs": 1}, seed=0).names == ["fedavg_0", "fedntd_0"]
-    with pytest.raises(ConfigError, match=r"no run has seed=7; there: 0, 1, None"):
+    with pytest.raises(ConfigError, match=r"no run has seed=7; existing values: 0, 1, None"):
         found.select(seed=7)
     with pytest.raises(ConfigError, match=r"no run has algoritm=fedavg \(nearest: 'algorithm'\)"):
         found.select(algoritm="fedavg")
@@ -729,7 +729,7 @@ def test_python_sweep_equals_command_line_sweep(sweep, tmp_path, monkeypatch):
 
 
 def test_load_run_of_sweep_suggests_load_sweep(sweep):
-    with pytest.raises(ConfigError, match="it holds 5 runs: load_sweep"):
+    with pytest.raises(ConfigError, match="load its 5 runs with load_sweep"):
         fedexp.load_run(sweep)
 
 

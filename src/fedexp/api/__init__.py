@@ -1,1 +1,1 @@
-"""The Python interface. Import its names from `fedexp`, whose `__all__` lists the stable ones."""
+"""The Python interface. Import names from `fedexp`; `fedexp.__all__` lists the stable names."""

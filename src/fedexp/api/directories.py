@@ -1,6 +1,6 @@
-"""Load run and sweep directories as DataFrames and models."""
+"""Load the tables and models of run directories and sweep directories."""
 
-from __future__ import annotations  # pandas and torch take long to import
+from __future__ import annotations  # avoids importing pandas and torch, which is slow
 
 import os
 from collections.abc import Iterator, Mapping
@@ -27,13 +27,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Run:
-    """A run, finished or not. Each attribute reads its file of the run directory on access.
+    """A finished or unfinished run. Each attribute reads a file in the run directory on access.
 
-    An attribute raises ConfigError, which names the file, if the file is missing or damaged.
+    If the file is missing or damaged, the attribute raises ConfigError with the name of the file.
     """
 
     directory: Path
-    # your own groups, needed if the run uses a class of yours (`--config-dir`)
+    # directory with your own config groups (`--config-dir`); needed if the run uses your own
+    # classes
     config_dir: Path | None = None
     _reader: RunDirectory = field(init=False, repr=False, compare=False)
 
@@ -62,7 +63,7 @@ class Run:
 
     @property
     def overrides(self) -> list[str]:
-        """Return the overrides that the run was started with."""
+        """Return the overrides with which the run was started."""
         return self._reader.overrides
 
     @property
@@ -86,7 +87,7 @@ class Run:
 
     @property
     def tasks(self) -> pd.DataFrame:
-        """Return tasks.csv, which continual learning writes.
+        """Return tasks.csv, which only runs of continual learning have.
 
         Columns: round, task, evaluated_task, accuracy.
         """
@@ -94,8 +95,7 @@ class Run:
 
     @property
     def class_accuracy(self) -> pd.DataFrame:
-        """Return the global model's accuracy on each class of the test set, after each evaluated
-        round.
+        """Return the global model's test accuracy on each class after each evaluated round.
 
         Columns: round, class, name, accuracy. The column `name` is missing if the class names are
         unknown.
@@ -108,7 +108,8 @@ class Run:
     def analysis(self, name: str) -> pd.DataFrame:
         """Return the table of an analysis, such as `weight_divergence` or `local_epochs`.
 
-        Raises ConfigError if no analysis has this name, or if the run has no such table.
+        Raises ConfigError if there is no analysis with this name, or if the run has no table for
+        it.
         """
         require_choice("analysis", name, [Path(file).stem for file in files.ANALYSES])
         return self._need(f"{name}.csv", self._reader.analysis(f"{name}.csv")).copy()
@@ -117,18 +118,18 @@ class Run:
     def partition(self) -> Partition:
         """Return the partition: the training examples that each client holds.
 
-        It has `parts`, `counts` [clients, classes] and `sizes`. In continual learning, it is the
-        first task's partition.
+        Its attributes are `parts`, `counts` [clients, classes] and `sizes`. In continual learning,
+        the partition of the first task is returned.
         """
         return self.partitions[0]
 
     @property
     def partitions(self) -> list[Partition]:
-        """Return all partitions of the run, the first one first.
+        """Return all partitions of the run in order.
 
-        A stream of tasks has one partition per task. If the clients' data change during the run,
-        the initial partition is followed by one partition per change (`info["from_round"]`). Any
-        other run has one partition.
+        In continual learning, there is one partition per task. If the clients' data change during
+        the run, the initial partition is followed by one partition per change, whose
+        `info["from_round"]` is the round of the change. All other runs have one partition.
         """
         from fedexp.data.partitioned import Partition, find_changed_partitions, find_task_partitions
 
@@ -140,7 +141,7 @@ class Run:
 
     @property
     def kept_rounds(self) -> list[int]:
-        """Return the rounds whose model is kept, in ascending order.
+        """Return the rounds whose global model can be loaded, in ascending order.
 
         These are the last two saved rounds and the rounds that `keep_models` and
         `keep_local_models` select.
@@ -150,21 +151,23 @@ class Run:
         return kept_models.kept_rounds(self.directory)
 
     def kept_clients(self, round: int) -> list[int]:
-        """Return the clients whose local model of a round is kept (`keep_local_models`), in
-        ascending order."""
+        """Return the clients whose local model from a round can be loaded, in ascending order.
+
+        The option `keep_local_models` selects the rounds in which local models are saved.
+        """
         from fedexp.rundir import kept_models
 
         return kept_models.kept_clients(self.directory, round)
 
     def model(self, round: int | None = None, client: int | None = None) -> Classifier:
-        """Load the global model after a round, or a client's local model of that round.
+        """Load the global model after a round, or a client's local model from that round.
 
-        round: the number of the round; None for the last kept round. client: the number of the
-        client; None for the global model.
+        round: the number of the round, or None for the last of `kept_rounds`. client: the number of
+        the client, or None for the global model.
 
         The model is a `torch.nn.Module` on the CPU, in eval mode. It maps inputs, prepared as in
-        training, to logits [B, C]. Its attribute `network` is fedexp's module: its output also has
-        `features`, and its parameters have the same names as in the run.
+        training, to logits [B, C]. Its attribute `network` is fedexp's module, whose output also
+        contains `features` and whose parameters have the same names as in the run.
         """
         from fedexp.analysis.networks import Classifier, load_network
 
@@ -173,12 +176,12 @@ class Run:
 
     @property
     def _options(self) -> dict[str, Any]:
-        """Return each group's option, and all values of the configuration by their dotted keys."""
+        """Return the chosen option of each group, and all configuration values by dotted key."""
         config = self._reader.config
         return flatten(config) | (config.get("choices") or {})
 
     def _need(self, name: str, content: Any) -> Any:
-        """Return the content of a file. Raises ConfigError if the content is missing."""
+        """Return the content of a file. Raises ConfigError if the file is missing or damaged."""
         if content is None or (isinstance(content, dict) and not content):
             reasons = {problem.file: problem.reason for problem in self._reader.unreadable}
             raise ConfigError(f"{self.directory / name}: {reasons.get(name, 'is missing')}")
@@ -187,9 +190,9 @@ class Run:
 
 @dataclass(frozen=True)
 class Sweep:
-    """The runs of a directory.
+    """The runs in a directory.
 
-    Iterating yields each `Run`; `sweep[name]` returns the run with this name (see `names`).
+    Iterating over a sweep yields each `Run`. `sweep[name]` returns a run by its name in `names`.
     """
 
     directory: Path
@@ -207,14 +210,14 @@ class Sweep:
     def __getitem__(self, name: str) -> Run:
         names = self.names
         if name not in names:
-            raise ConfigError(f"{self.directory}: no run {name}{nearest(name, names)}")
+            raise ConfigError(f"{self.directory}: has no run {name}{nearest(name, names)}")
         return self.members[names.index(name)]
 
     def select(self, options: Mapping[str, Any] | None = None, **more: Any) -> Sweep:
-        """Return the runs that have all of these options.
+        """Return the runs that have all of the given option values.
 
-        Examples: select(algorithm="fedntd", seed=0), or select({"local.lr": 0.1}) if a key contains
-        a dot. Raises ConfigError if no run matches.
+        For example, select(algorithm="fedntd", seed=0). Keys with a dot must be given in a dict, as
+        in select({"local.lr": 0.1}). Raises ConfigError if no run matches.
         """
         found = list(self.members)
         for key, value in {**(options or {}), **more}.items():
@@ -223,7 +226,7 @@ class Sweep:
             if not found:
                 known = {name for run in self.members for name in run._options}
                 values = ", ".join(sorted({str(each) for each in there.values()}))
-                hint = f"; there: {values}" if key in known else nearest(key, known)
+                hint = f"; existing values: {values}" if key in known else nearest(key, known)
                 raise ConfigError(f"{self.directory}: no run has {key}={value}{hint}")
         return Sweep(self.directory, tuple(found))
 
@@ -234,8 +237,10 @@ class Sweep:
 
     @cached_property
     def options(self) -> pd.DataFrame:
-        """Return the options that differ between the runs, with one row per run, indexed by its
-        name."""
+        """Return the options that differ between the runs.
+
+        The table has one row per run and is indexed by the runs' names.
+        """
         import pandas as pd
 
         rows = varying_options([run._reader.config for run in self.members])
@@ -243,10 +248,10 @@ class Sweep:
 
     @cached_property
     def runs(self) -> pd.DataFrame:
-        """Return one row per run, indexed by its name.
+        """Return a table with one row per run, indexed by the runs' names.
 
-        Columns: the options that differ between the runs, the status, and the scalar values of
-        summary.json. Values are nan for a run that has not ended.
+        Columns: the options that differ between the runs, the status, and the scalar values in
+        summary.json. Values from summary.json are nan for a run that has not ended.
         """
         import pandas as pd
 
@@ -261,9 +266,9 @@ class Sweep:
 
     @cached_property
     def rounds(self) -> pd.DataFrame:
-        """Return rounds.csv of all runs in one table.
+        """Return the rounds.csv tables of all runs as one table.
 
-        The run's name and the options that differ between the runs are added to each row.
+        Each row also contains the name of the run and the options that differ between the runs.
         """
         import pandas as pd
 
@@ -279,25 +284,28 @@ class Sweep:
 def load_run(
     directory: str | os.PathLike[str], config_dir: str | os.PathLike[str] | None = None
 ) -> Run:
-    """Load a run directory. The run need not have finished.
+    """Load a run from its directory. The run may be unfinished.
 
-    config_dir: a directory of your own groups, needed if the run uses a class of yours. Code in the
-    run directory is never executed. Raises ConfigError if the directory holds no run.
+    config_dir: a directory with your own config groups, needed if the run uses your own classes.
+
+    Code in the run directory is never executed. Raises ConfigError if the directory holds no run.
     """
     path = Path(directory).expanduser()
     if not any((path / name).exists() for name in MARKS):
-        inside = f"; it holds {len(found)} runs: load_sweep" if (found := find_runs(path)) else ""
-        raise ConfigError(f"{path}: holds no run (none of {', '.join(MARKS)}){inside}")
+        inside = (
+            f"; load its {len(found)} runs with load_sweep" if (found := find_runs(path)) else ""
+        )
+        raise ConfigError(f"{path}: holds no run (it has none of {', '.join(MARKS)}){inside}")
     return Run(path, None if config_dir is None else Path(config_dir))
 
 
 def load_sweep(
     directory: str | os.PathLike[str], config_dir: str | os.PathLike[str] | None = None
 ) -> Sweep:
-    """Load the runs of a sweep, or all runs below any other directory.
+    """Load the runs of a sweep, or all runs below a directory that is not a sweep.
 
-    A job whose complete run is in another sweep is loaded from there. config_dir: see `load_run`.
-    Raises ConfigError if the directory holds no run.
+    If a job reuses a complete run from a different sweep, that run is loaded. config_dir: see
+    `load_run`. Raises ConfigError if the directory holds no run.
     """
     path = Path(directory).expanduser()
     jobs = [job.directory for job in SweepDirectory(path).jobs] or find_runs(path)
@@ -311,8 +319,10 @@ def load_sweep(
 
 
 def trusted_classes(config_dir: Path | None) -> Any:
-    """Return a context in which classes that a user's own config directory names may be
-    instantiated."""
+    """Return a context manager that trusts the classes named in a user's config directory.
+
+    Only trusted classes can be instantiated.
+    """
     from contextlib import nullcontext
 
     if config_dir is None:

@@ -1,4 +1,4 @@
-"""Evaluate the kept models of runs on a data set, and export their weights for other programs."""
+"""Evaluate saved models on a data set, and export their weights for use in other programs."""
 
 import io
 import os
@@ -32,25 +32,26 @@ def evaluate(
     config_dir: str | os.PathLike[str] | None = None,
     data_dir: str | os.PathLike[str] | None = None,
 ) -> Evaluation:
-    """Evaluate a kept model of a run on a test set.
+    """Evaluate a saved model from a run on a test set.
 
     run: a `Run`, or its directory.
 
-    dataset: an option of the group `dataset`; None for the run's own data set, with all its tasks.
-    Its classes are matched to the run's by name. Its images are converted to the size, channels and
+    dataset: an option of the group `dataset`, or None for the run's data set, including all tasks.
+    Classes are matched to the run's classes by name. Images are converted to the size, channels and
     normalisation of the run's images.
 
-    round: the round of the model; None for the last kept one.
+    round: the round of the model, or None for the last saved model.
 
     overrides: changes to the data set, such as ["dataset.root=photos"].
 
     device: auto, cpu, cuda or cuda:<number>.
 
-    config_dir: a directory of your own groups, see `load_run`.
+    config_dir: a directory with your own config groups, see `load_run`.
 
-    data_dir: the directory that the data sets are in now.
+    data_dir: the directory that contains the data sets, or None for the directory that the run
+    used.
 
-    Raises ConfigError if the model and the data do not fit together.
+    Raises ConfigError if the model and the data are incompatible.
     """
     found = run if isinstance(run, Run) and config_dir is None else load_run(run, config_dir)
     given = [*([f"dataset={dataset}"] if dataset is not None else []), *overrides]
@@ -64,15 +65,19 @@ def evaluate(
 def export(
     run: str | os.PathLike[str], path: str | os.PathLike[str], round: int | None = None
 ) -> Path:
-    """Write the weights of a run's kept model to a file, and return its path.
+    """Write the weights of a saved model to a file, and return the path of the file.
 
-    round: the round of the model; None for the last kept one. The suffix of `path` chooses the
-    format: `.safetensors` (needs the package safetensors), or `.pt` or `.pth` (`torch.save` of the
-    state dict). The safetensors metadata hold the algorithm, the data set, the round, the seed and
-    the normalisation of pixels.
+    run: a `Run`, or its directory.
 
-    Tensors have the names of `run.model().network`. Low-rank adapters are merged into their layers.
-    Raises ConfigError for any other suffix.
+    path: the file. Its suffix determines the format: `.safetensors` (requires the package
+    safetensors), or `.pt` or `.pth` (`torch.save` of the state dict). The metadata in a safetensors
+    file contain the algorithm, the data set, the model, the round, the seed and the normalisation
+    of pixels.
+
+    round: the round of the model, or None for the last saved model.
+
+    Tensors have the same names as in `run.model().network`. Low-rank adapters are merged into their
+    layers. Raises ConfigError for any other suffix.
     """
     found, target = run if isinstance(run, Run) else load_run(run), Path(path).expanduser()
     if target.suffix not in (*WITH_TORCH, SAFETENSORS):
@@ -88,8 +93,10 @@ def export(
 
 
 def export_metadata(run: Run, round: int, dataset: DataSource) -> dict[str, str]:
-    """Return metadata of an exported model, including how pixels are normalised: (pixel /
-    pixel_largest - mean) / std."""
+    """Return the metadata of an exported model.
+
+    For images, pixels are normalised as (pixel / pixel_largest - mean) / std.
+    """
     choices = run.config.get("choices") or {}
     facts: dict[str, object] = {"fedexp": __version__, "round": round}
     facts |= {"seed": run.config.get("seed")}
@@ -101,21 +108,25 @@ def export_metadata(run: Run, round: int, dataset: DataSource) -> dict[str, str]
 
 
 def to_torch_bytes(weights: dict[str, torch.Tensor], facts: dict[str, str]) -> bytes:
-    """Return a state dict as bytes written by `torch.save`. The format has no metadata, so `facts`
-    is ignored."""
+    """Return a state dict as bytes written by `torch.save`.
+
+    facts: ignored, since the format has no metadata.
+    """
     buffer = io.BytesIO()
     torch.save(weights, buffer)
     return buffer.getvalue()
 
 
 def safetensors_writer() -> Callable[[dict[str, torch.Tensor], dict[str, str]], bytes]:
-    """Return safetensors' function (tensors, metadata) -> bytes. Raises ConfigError if safetensors
-    is not installed."""
+    """Return the function of safetensors that converts tensors and metadata to bytes.
+
+    Raises ConfigError if safetensors is not installed.
+    """
     try:
         from safetensors.torch import save
     except ImportError:
         raise ConfigError(
             f"{SAFETENSORS}: needs the package safetensors: {how_to_install('safetensors')};"
-            " .pt needs no package"
+            " the format .pt needs no extra package"
         ) from None
     return save

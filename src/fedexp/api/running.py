@@ -1,6 +1,6 @@
 """Start runs and sweeps from Python, for example in a notebook.
 
-Hydra composes the configuration as on the command line; errors are raised as exceptions.
+Hydra composes the configuration as on the command line, but errors are raised as exceptions.
 """
 
 import os
@@ -39,20 +39,20 @@ def run(
     config_dir: str | os.PathLike[str] | None = None,
     overwrite: bool = False,
 ) -> Run:
-    """Train a run to its end in this process, as `fedexp <overrides>` does, and return it.
+    """Run `fedexp <overrides>` in this process until the run ends, and return the run.
 
-    overrides: as on the command line, such as ["algorithm=fedntd", "alpha=0.1"]; ["resume=<run
-    directory>"] continues a run.
+    overrides: as on the command line, such as ["algorithm=fedntd", "alpha=0.1"]. To continue a run,
+    pass ["resume=<run directory>"].
 
-    directory: the run directory; None to choose it as the command line does, below outputs/.
+    directory: the run directory, or None for a new directory in outputs/, as on the command line.
 
-    config_dir: a directory of your own groups (`--config-dir`). Its classes are trusted.
+    config_dir: a directory with your own config groups (`--config-dir`). Its classes are trusted.
 
-    overwrite: replace a run that is already in `directory`. The old run is deleted when the new one
-    has begun.
+    overwrite: whether to replace an existing run in `directory`. If the new run fails before it has
+    written anything, the old run is restored.
 
-    Raises ConfigError for invalid input and then changes nothing on disk. Any other exception that
-    stops the run is written to error.txt and raised unchanged.
+    Raises ConfigError for invalid input; in that case, nothing is changed on disk. Any other
+    exception that stops the run is written to error.txt and raised unchanged.
     """
     given = [*check_overrides(overrides), *directory_override("hydra.run.dir", directory)]
     if overwrite and directory is None:
@@ -72,20 +72,19 @@ def sweep(
     directory: str | os.PathLike[str] | None = None,
     config_dir: str | os.PathLike[str] | None = None,
 ) -> Sweep:
-    """Run a sweep's jobs in this process, as `fedexp --multirun <overrides>` does, and return its
-    runs.
+    """Run `fedexp --multirun <overrides>` in this process, and return the runs of the sweep.
 
     Runs that failed are included. Jobs that are already complete in the directory are not run
     again.
 
-    overrides: such as ["algorithm=fedavg,fedntd", "seed=0,1"] or ["sweep=fedntd_table1"];
-    ["hydra/launcher=joblib"] runs the jobs in several processes.
+    overrides: as on the command line, such as ["algorithm=fedavg,fedntd", "seed=0,1"] or
+    ["sweep=fedntd_table1"]. Add "hydra/launcher=joblib" to run the jobs in several processes.
 
-    directory: the sweep directory; None to choose it as the command line does, below multirun/.
+    directory: the sweep directory, or None for a directory in multirun/, as on the command line.
 
     config_dir: see `run`.
 
-    Raises ConfigError for invalid input, or if every job failed and at least one reported why.
+    Raises ConfigError for invalid input, or if every job failed and at least one gave a reason.
     """
     arguments = [
         "--multirun",
@@ -102,7 +101,7 @@ def sweep(
     finally:
         sys.argv = before
     if not watch.begun:
-        raise ConfigError(f"{' '.join(overrides)}: starts no job")
+        raise ConfigError(f"{' '.join(overrides)}: the sweep has no jobs")
     found = load_sweep(os.path.commonpath(watch.begun), own)
     if watch.said and all(each.status == "failed" for each in found):
         raise ConfigError("\n".join(sorted(watch.said)))
@@ -110,7 +109,7 @@ def sweep(
 
 
 def directory_override(key: str, directory: str | os.PathLike[str] | None) -> list[str]:
-    """Return the override that sets the output directory, or an empty list for None."""
+    """Return a list with the override that sets the output directory; empty if it is None."""
     if directory is None:
         return []
     return [f"{key}={quote_literal(os.fspath(Path(directory).expanduser().absolute()))}"]
@@ -118,16 +117,16 @@ def directory_override(key: str, directory: str | os.PathLike[str] | None) -> li
 
 @contextmanager
 def replaced_run(directory: Path) -> Iterator[None]:
-    """Move the run in a directory aside while the block runs.
+    """Move an existing run to a temporary directory while the block runs.
 
-    Afterwards, the old run is deleted if the directory holds a new run, and moved back if it does
-    not.
+    Afterwards, the old run is deleted if the directory holds a new run. Otherwise, the old run is
+    moved back.
     """
     if not has_run(directory):
         yield
         return
     if Path.cwd().is_relative_to(directory.resolve()):
-        raise ConfigError(f"{directory}: contains the working directory and is not overwritten")
+        raise ConfigError(f"{directory}: contains the working directory and cannot be overwritten")
     aside = directory.with_name(f".{directory.name}.overwritten")
     with occupied(directory):
         shutil.rmtree(aside, ignore_errors=True)
@@ -143,7 +142,7 @@ def replaced_run(directory: Path) -> Iterator[None]:
 
 
 def train(job: "Job") -> None:
-    """Train the run. If it fails, write the reason to error.txt and raise the exception."""
+    """Train a run. If the run fails, write the reason to error.txt and re-raise the exception."""
     from fedexp.training.run import train_run
 
     new = not has_run(job.directory)
