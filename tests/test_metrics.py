@@ -474,6 +474,6 @@ def test_metrics_may_share_a_key_with_equal_values():
             return {"forgetting": -1.0}
 
     with pytest.raises(
-        ConfigError, match=r"two metrics return forgetting, as .* and -1\.0; rename"
+        ConfigError, match=r"return forgetting with different values, .* and -1\.0; rename"
     ):
         Metrics(members=(BackwardTransfer(), Other())).round_values(history)

@@ -178,7 +178,8 @@ def test_summary_is_computed_after_training(tmp_path):
 def test_metrics_with_equal_names_are_refused(tmp_path):
     """Both values are nan until the second round."""
     with pytest.raises(
-        ConfigError, match=r"two metrics return forgetting, as .* and 1\.0; rename the value"
+        ConfigError,
+        match=r"two metrics return forgetting with different values, .* and 1\.0; rename",
     ):
         run(
             tmp_path / "run",

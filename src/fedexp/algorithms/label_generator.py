@@ -34,14 +34,15 @@ from fedexp.core.tree import Params
 
 ROWS = 10  # number of images that share a noisy layer
 ONE_HOT, BATCH_NORM, ADVERSARIAL = 0.5, 1.0, 1.0  # from this line on, the authors' values
-LR_STATISTICS, MEAN, STD = 0.01, 0.5, 0.2  # m and s: learning rate and initial values
+LR_STATISTICS, MEAN, STD = 0.01, 0.5, 0.2  # learning rate and initial values of m and s
 STUDENT_T, STUDENT_BATCH, TRUST = 20.0, 128, 3
-LR, MOMENTUM, WEIGHT_DECAY = 0.1, 0.9, 2e-4  # for the student
+LR, MOMENTUM, WEIGHT_DECAY = 0.1, 0.9, 2e-4  # training of the student
 
 
 class LabelGenerator(Generator):
-    """Generate images [n, channels, height, width] with values from 0 to 1 for labels [n], n <=
-    `count`.
+    """Generate images [n, channels, height, width] with values from 0 to 1 for labels [n].
+
+    n must be at most `count`.
     """
 
     def __init__(self, shape: tuple[int, int, int], width: int, anchors: Tensor, count: int):

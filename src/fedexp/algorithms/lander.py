@@ -6,7 +6,7 @@ begins, the server generates images x~ of the old classes from theta_{t-1}, the 
 the end of the previous task (see label_generator.py), and sends the images and theta_{t-1} to the
 clients. e_y is the embedding of class y's name (the anchor), and a(x) are the features of x after a
 linear layer that maps them to the space of the embeddings. The bounding loss is
-    B = max(0, MSE(a(x), e_y) - r)   (MSE: the mean over the batch and the numbers of an embedding),
+    B = max(0, MSE(a(x), e_y) - r)   (MSE: the mean over the batch and the entries of an embedding).
 A local step in task 1 minimises
     L = CE + ltc * B
 and a local step in a task t > 1, with n_o old classes and n classes so far,
@@ -85,7 +85,7 @@ class LANDER(DataFree, OwnModel):
     needs_features = True
     needs_head = True
 
-    # file with one row per class, the embedding of its name; random: random vectors
+    # path of a file whose rows are the embeddings of the class names; random: random vectors
     embeddings: str | None
     radius: NonNegative  # r of the bounding loss, in the unit of squared embedding entries
     ltc: NonNegative  # weight of the bounding loss

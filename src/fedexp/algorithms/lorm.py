@@ -213,10 +213,10 @@ def merge_up(parts: Tensor, down: Tensor, grams: Tensor) -> Tensor:
 
 
 class Changed(LowRank):
-    """A linear layer with an adapter and a merged change; the layer adds scale * (B A + change) x
-    to its output.
+    """A linear layer with an adapter B A and a merged change.
 
-    The layer stores its most recent inputs.
+    It adds scale * (B A + change) x to the output of the frozen layer and stores its most recent
+    inputs.
     """
 
     def __init__(self, layer: LowRank):
@@ -239,8 +239,10 @@ class Changed(LowRank):
 
 
 class Watched(Headed):
-    """A model whose output field `maps` contains the inputs of the adapted layers, sorted by layer
-    name."""
+    """A model that also returns the inputs of its adapted layers.
+
+    The field `maps` of its output contains them, sorted by layer name.
+    """
 
     def __init__(self, model: nn.Module):
         assert isinstance(model, Headed)

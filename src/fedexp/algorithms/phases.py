@@ -30,7 +30,7 @@ class HeadThenBody(OwnTraining):
     ) -> tuple[Params, Tree, torch.Tensor]:
         """Take a step on the classifier in the first phase, and on the body in the second phase.
 
-        The values and the optimizer state of parameters that are not trained do not change.
+        The values and the optimizer state of all other parameters do not change.
         """
         head_steps = ctx.steps * self.head_epochs / self.epochs(ctx.local)
         grads, loss = net.gradient(lambda p: self.objective(net, p, batch, ctx), params)

@@ -6,9 +6,8 @@ generator against theta_{t-1}, the global model from the end of the previous tas
 generator.py). The server then sends theta_{t-1} and the images x~ with the model. In a task t > 1,
 each local step uses a batch of the client's examples and a batch of the same number of images:
     L = CE over the classes of task t alone + kd * L_d(x~) over the classes of the earlier tasks,
-    where L_d is defined in continual.py, with temperature T, as in the authors' code. In task 1,
-    the loss is CE over
-the task's classes.
+where L_d is defined in continual.py, with temperature T, as in the authors' code. In task 1, the
+loss is CE over the task's classes.
 
 Checked against the authors' code (methods/target.py): the losses, the generator with its two
 optimizers, and the matching of statistics. conf/algorithm/target.yaml contains the authors' values

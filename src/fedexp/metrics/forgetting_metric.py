@@ -76,7 +76,7 @@ def _mean(values: np.ndarray | Sequence[float]) -> float:
 
 
 class BackwardTransfer(ForgettingMetric):
-    """`forgetting`: F up to this round (FedNTD Eq. 5)."""
+    """`forgetting`: the forgetting F up to this round (FedNTD Eq. 5)."""
 
     def round_values(self, history: History) -> dict[str, float]:
         return {"forgetting": forgetting.backward_transfer(history.matrix)}
@@ -256,8 +256,8 @@ def merge(results: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
         for key, value in result.items():
             if not np.array_equal(merged.setdefault(key, value), value, equal_nan=True):
                 raise ConfigError(
-                    f"forgetting_metric: two metrics return {key}, as {merged[key]} and {value};"
-                    " rename the value of your own metric"
+                    f"forgetting_metric: two metrics return {key} with different values,"
+                    f" {merged[key]} and {value}; rename the value in your metric"
                 )
     return merged
 
