@@ -191,7 +191,7 @@ hardware.threads=2147483648 => ...: must be at least 1 and at most 1024, or null
 local.epochs=1000000000000000000000 => ...: must be an integer of at most 64 bits
 model.hidden=[1,9223372036854775808] => model.hidden=[1, 9223372036854775808]: must be a list of
 surrogate.options=5 => surrogate.options=5: must be values by name, such as {root: photos}
-+surrogate.options.root=a => surrogate.options={'root': 'a'}: must be {} without surrogate.dataset
++surrogate.options.root=a => surrogate.options={'root': 'a'}: must be {} if surrogate.dataset=null
 schedule.clients=[3] => schedule.clients=[3]: must be null without schedule.classes
 validation.per_client=2 => validation.per_client=2: must be true or false
 surrogate.dataset=3 => surrogate.dataset=3: must be the name of a data set, or null

@@ -83,7 +83,7 @@ def npz(**arrays: object) -> bytes:
 def test_damaged_images_are_refused(name, content, tmp_path):
     write_tree(tmp_path / "images", {"a": 1}, side=16)
     (tmp_path / "images" / "train" / "a" / name).write_bytes(content)
-    with pytest.raises(ConfigError, match=f"{name}: not a readable image") as error:
+    with pytest.raises(ConfigError, match=f"{name}: this image cannot be read") as error:
         load("image_folder", tmp_path, f"dataset.root='{tmp_path / 'images'}'")
     assert "\n" not in str(error.value)
 
@@ -175,7 +175,7 @@ X, WRITER = (pixels(0, 2, 784) / 255).tolist(), leaf_json({"f": (pixels(0, 1, 28
 def test_invalid_leaf_samples_are_refused(sample, tmp_path):
     write_leaf(tmp_path / "femnist" / "train", all_data_7=json.dumps({"user_data": {"f": sample}}))
     write_leaf(tmp_path / "femnist" / "test", all_data_0=WRITER)
-    with pytest.raises(ConfigError, match=r"all_data_7\.json: not a LEAF json file"):
+    with pytest.raises(ConfigError, match=r"all_data_7\.json: is not a LEAF json file"):
         load("femnist", tmp_path)
 
 
@@ -189,7 +189,7 @@ def test_files_not_from_leaf_are_refused(text, tmp_path):
     (tmp_path / "femnist" / "train" / "all_data_7.json").write_bytes(
         text.encode("utf-8", "surrogateescape")
     )
-    with pytest.raises(ConfigError, match=r"all_data_7\.json: not a LEAF json file"):
+    with pytest.raises(ConfigError, match=r"all_data_7\.json: is not a LEAF json file"):
         load("femnist", tmp_path)
 
 

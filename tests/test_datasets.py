@@ -376,7 +376,7 @@ def test_femnist_numbers_writers_by_name(tmp_path):
 
 
 def test_missing_leaf_files_are_explained(tmp_path):
-    with pytest.raises(ConfigError, match=r"femnist/train: has no json files.*preprocess\.sh"):
+    with pytest.raises(ConfigError, match=r"femnist/train: contains no json files.*preprocess\.sh"):
         load("femnist", tmp_path)
 
 
@@ -504,14 +504,14 @@ def test_tree_without_test_folder_is_split(tmp_path):
         load_folder(tmp_path)
     assert len(load_folder(tmp_path, "dataset.test_fraction=0.4").x_test) == 4
     write_tree(tmp_path / "images", {"a": 5, "b": 5}, splits=("test",))
-    with pytest.raises(ConfigError, match="has a folder test"):
+    with pytest.raises(ConfigError, match="has a folder named test"):
         load_folder(tmp_path, "dataset.test_fraction=0.4")
 
 
 def test_images_of_unequal_size_are_refused_or_resized(tmp_path):
     write_tree(tmp_path / "images", {"a": 2})
     write_image(tmp_path / "images" / "train" / "a" / "wide.png", np.full((6, 9, 3), 77, np.uint8))
-    with pytest.raises(ConfigError, match=r"wide\.png: is 9x6 pixels.*dataset\.size"):
+    with pytest.raises(ConfigError, match=r"wide\.png: has 9x6 pixels.*dataset\.size"):
         load_folder(tmp_path)
     data = load_folder(tmp_path, "dataset.size=5")
     assert data.shape == (3, 5, 5)
@@ -524,15 +524,15 @@ def test_class_folders_must_agree(tmp_path):
         load_folder(tmp_path)
     for split in ("train", "test"):
         (root / split).mkdir(parents=True)
-    with pytest.raises(ConfigError, match=r"images/train: has no class folders"):
+    with pytest.raises(ConfigError, match=r"images/train: contains no class folders"):
         load_folder(tmp_path)
     write_tree(root, {"a": 1, "b": 1})
     (root / "test" / "b").rename(root / "test" / "c")
-    with pytest.raises(ConfigError, match=r"images/test: the class folders differ .*: b, c"):
+    with pytest.raises(ConfigError, match=r"images/test: must have the same class .*: b, c"):
         load_folder(tmp_path)
     write_tree(root, {"b": 1}, splits=("test",))
     (root / "train" / "c").mkdir()
-    with pytest.raises(ConfigError, match=r"train/c: has no images"):
+    with pytest.raises(ConfigError, match=r"train/c: contains no images"):
         load_folder(tmp_path)
 
 

@@ -318,7 +318,7 @@ def test_restored_partition_cannot_be_trained_on(tmp_path):
     save_npz(tmp_path / "partition.npz", **evidence.arrays_of(kept))
     with pytest.raises(
         ConfigError,
-        match=r"partition\.npz: has only the counts of a restored run, no indices",
+        match=r"partition\.npz: this file contains no example indices",
     ):
         read_clients(tmp_path / "partition.npz")
 

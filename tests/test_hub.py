@@ -78,7 +78,9 @@ def test_texts_saved_by_the_library(datasets, tmp_path):
     ]
     assert [data.classes[c] for c in (*data.y_train, *data.y_test)] == ["good", "bad", "bad"]
     save(datasets, tmp_path / "more", train, {"text": ["ax"], "label": ["new"]})
-    with pytest.raises(ConfigError, match="has the label 'new', which is not one of the 2 classes"):
+    with pytest.raises(
+        ConfigError, match="contains the label 'new', which is not one of the 2 class"
+    ):
         load("huggingface_text", tmp_path, f"dataset.path='{tmp_path / 'more'}'")
 
 
@@ -87,8 +89,8 @@ def test_texts_saved_by_the_library(datasets, tmp_path):
     [
         ("dataset.train_split=trian", "must be one of train, test .nearest: 'train'"),
         ("dataset.column=picture", "must be one of img, label"),
-        ("dataset.column=label", "contains int, not images"),
-        ("dataset.path=null", "must be a name on the Hugging Face hub, .* or a local folder"),
+        ("dataset.column=label", "must contain images, but it contains int"),
+        ("dataset.path=null", "must be the name of a data set on the Hugging Face hub, .* or"),
     ],
 )
 def test_invalid_options_are_refused(override, message, datasets, tmp_path):
@@ -98,7 +100,7 @@ def test_invalid_options_are_refused(override, message, datasets, tmp_path):
 
 
 def test_folder_without_a_data_set_is_refused(datasets, tmp_path):
-    with pytest.raises(ConfigError, match="cannot be loaded by the package datasets"):
+    with pytest.raises(ConfigError, match="the package datasets cannot load this data set"):
         load("huggingface", tmp_path, f"dataset.path='{tmp_path}'")
 
 
@@ -153,10 +155,10 @@ def test_flower_partitioner_divides_the_examples(flower):
         (
             "IidPartitioner",
             {"alpha": 1},
-            "IidPartitioner says: .*alpha",
+            "flwr-datasets rejects .*alpha",
         ),
-        ("DirichletPartitioner", {"alpha": -1.0}, "DirichletPartitioner says: "),
-        ("DirichletPartitioner", {}, "DirichletPartitioner says: .*alpha"),
+        ("DirichletPartitioner", {"alpha": -1.0}, "flwr-datasets rejects "),
+        ("DirichletPartitioner", {}, "flwr-datasets rejects .*alpha"),
         (
             "SizePartitioner",
             {"partition_sizes": [1999, 1]},

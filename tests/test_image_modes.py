@@ -63,7 +63,7 @@ def test_image_modes_are_converted(mode, suffix, channels, tmp_path):
 )
 def test_pixels_without_a_known_white_are_refused(image, channels, tmp_path):
     image.save(path := tmp_path / "image.tif")
-    with pytest.raises(ConfigError, match=r"image\.tif: .* save it with 8 or 16 bits"):
+    with pytest.raises(ConfigError, match=r"image\.tif: .* save the image with 8 or 16 bits"):
         _read_image(str(path), channels, None)
 
 

@@ -133,20 +133,21 @@ def test_shakespeare_has_a_client_for_each_role(tmp_path):
 @pytest.mark.parametrize(
     ("y", "message"),
     [
-        (["~"], "y must contain single characters of LEAF"),
+        (["~"], "y must contain only single characters of LEAF"),
         (["ab"], "y must"),
-        ([], "1 texts but 0 next"),
+        ([], "there are 1 texts and 0 characters"),
     ],
 )
 def test_damaged_shakespeare_files_are_refused(y, message, tmp_path):
     write_roles(tmp_path / "shakespeare" / "test", ROMEO=(["a"], ["b"]))
     with pytest.raises(
-        ConfigError, match=r"shakespeare/train: has no json files. Shakespeare cannot.*--tf 0.8"
+        ConfigError,
+        match=r"shakespeare/train: contains no json files. Shakespeare cannot.*--tf 0.8",
     ):
         load("shakespeare", tmp_path)
     write_roles(tmp_path / "shakespeare" / "train", ROMEO=(["a"], y))
     with pytest.raises(
-        ConfigError, match=f"all_data.*not a LEAF json file of Shakespeare .*{message}"
+        ConfigError, match=f"all_data.*is not a LEAF json file for Shakespeare .*{message}"
     ):
         load("shakespeare", tmp_path)
 

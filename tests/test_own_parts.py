@@ -371,14 +371,14 @@ class Fixed(Partitioner):
         ([[0, 1]], "gives 1 client, but num_clients=2"),
         (
             [[0, 1], []],
-            r"gives client 1 float64 of shape \[0\]; must be example indices, int \[n\], n >= 1",
+            r"gives client 1 an array of float64 with shape \[0\]; must be a list of at least one",
         ),
-        ([[[0, 1]], [2]], r"gives client 0 int64 of shape \[1, 2\]"),
-        ([[0, 1], [4]], r"gives client 1 example 4; must be from 0 to 3"),
-        ([[-1], [2]], r"gives client 0 example -1; must be from 0 to 3"),
+        ([[[0, 1]], [2]], r"gives client 0 an array of int64 with shape \[1, 2\]"),
+        ([[0, 1], [4]], r"gives client 1 example 4; example indices must be from 0 to 3"),
+        ([[-1], [2]], r"gives client 0 example -1; example indices must be from 0 to 3"),
         ([[0, 1], [2, 1]], "gives example 1 twice, to clients 0 and 1"),
         ([[0, 0], [2]], "gives example 0 twice, to clients 0 and 0"),
-        (None, "gives no list of indices for each client"),
+        (None, "must give a list of example indices for each client"),
     ],
 )
 def test_invalid_partition_is_refused(parts, message):

@@ -352,7 +352,7 @@ def test_lda_draws_at_most_max_draws_times(numpy_seed):
     assert needed >= 3
     assert split(needed).info["draws"] == needed
     with pytest.raises(
-        ConfigError, match=f"none of {needed - 1} draws gave every client min_size=8"
+        ConfigError, match=f"none of {needed - 1} draws gave every client at least min_size=8"
     ):
         split(needed - 1)
 
@@ -488,20 +488,20 @@ def test_partition_from_a_file(tmp_path):
     [
         ("[[0, 1], [1, 2]]", "gives example 1 twice, to clients 0 and 1"),
         ("[[0, 1], [2, 2]]", "gives example 2 twice, to clients 1 and 1"),
-        ("[[0, 1], [2, 10]]", "gives client 1 example 10; must be from 0 to 9"),
-        ("[[0, -1], [2]]", "gives client 0 example -1; must be from 0 to 9"),
-        ("[[0], []]", "gives client 1 float64 of shape [0]"),
-        ("[[0], [1.0]]", "gives client 1 float64 of shape [1]"),
-        ('[[0], ["1"]]', "gives client 1 <U1 of shape [1]"),
-        ("[[0], 1]", "gives client 1 int64 of shape []"),
-        ("[[0], [[1], 2]]", "gives no list of indices for each client"),
+        ("[[0, 1], [2, 10]]", "gives client 1 example 10; example indices must be from 0 to 9"),
+        ("[[0, -1], [2]]", "gives client 0 example -1; example indices must be from 0 to 9"),
+        ("[[0], []]", "gives client 1 an array of float64 with shape [0]"),
+        ("[[0], [1.0]]", "gives client 1 an array of float64 with shape [1]"),
+        ('[[0], ["1"]]', "gives client 1 an array of <U1 with shape [1]"),
+        ("[[0], 1]", "gives client 1 an array of int64 with shape []"),
+        ("[[0], [[1], 2]]", "must give a list of example indices for each client"),
         ("[[0]]", "gives 1 client, but num_clients=2"),
         ('{"0": [0], "2": [1]}', "the clients must be named 0 to 1"),
-        ("3", "must be an object"),
+        ("3", "must be a JSON object"),
         ("[[0], [1]", "cannot be read as JSON"),
-        ({"0": [0], "1": [[1]]}, "gives client 1 int64 of shape [1, 1]"),
+        ({"0": [0], "1": [[1]]}, "gives client 1 an array of int64 with shape [1, 1]"),
         ({"0": [0], "1": np.array([{}], dtype=object)}, "cannot be read as an .npz file"),
-        ({"indices": [0, 1], "sizes": [1, 2]}, "not a partition written by fedexp"),
+        ({"indices": [0, 1], "sizes": [1, 2]}, "is not a partition written by fedexp"),
     ],
 )
 def test_wrong_partition_file(content, message, tmp_path):
@@ -516,9 +516,9 @@ def test_wrong_partition_file(content, message, tmp_path):
 
 
 def test_missing_partition_file(tmp_path):
-    with pytest.raises(ConfigError, match=r"needs partition\.path="):
+    with pytest.raises(ConfigError, match=r"set partition\.path="):
         File(path=None)
-    with pytest.raises(ConfigError, match="no such file"):
+    with pytest.raises(ConfigError, match="this file does not exist"):
         read(tmp_path / "none.json", 2)
     with pytest.raises(ConfigError, match=r"p\.csv: must be a \.npz or \.json file"):
         read(tmp_path / "p.csv", 2)
@@ -531,10 +531,10 @@ def test_missing_partition_file(tmp_path):
         (IID(), 501, "num_clients=501: must be at most 500, the number of training examples"),
         (IID(), 0, "num_clients=0: must be at least 1"),
         (lda(min_size=51), 10, "min_size=51: must be at most 50"),
-        (Natural(), 10, "use one that has them, such as dataset=femnist"),
-        (Sharding(shards_per_client=60), 10, "class 0 has 50 examples, but must give 60 shards"),
+        (Natural(), 10, "natural clients, such as dataset=femnist"),
+        (Sharding(shards_per_client=60), 10, "only 50 examples, but must be cut into 60 shards"),
         (Sharding(shards_per_client=3), 8, "num_clients=8 is a multiple of the 10 classes"),
-        (Shards(shards_per_client=51, sort_by_label=True), 10, "have at most 500 shards"),
+        (Shards(shards_per_client=51, sort_by_label=True), 10, "at most 50, so that each shard"),
     ],
 )
 def test_impossible_settings_are_refused(partitioner, clients, message):

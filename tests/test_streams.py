@@ -42,7 +42,7 @@ def test_blur_moves_share_of_each_task_to_others():
 
 
 def test_blur_needs_several_tasks():
-    with pytest.raises(ConfigError, match=r"scenario\.blur=0\.3: must be 0 with only one task"):
+    with pytest.raises(ConfigError, match=r"scenario\.blur=0\.3: must be 0 if there is only one"):
         blur_tasks(TASKS[:1], 0.3, np.random.default_rng(0))
 
 

@@ -346,7 +346,7 @@ def test_surrogate_data_set_with_some_examples():
         ({"examples": 0}, "surrogate.examples=0: must be at least 1, or null"),
         (
             {"examples": 5, "dataset": None, "fraction": 0.5},
-            "surrogate.examples=5: must be null without surrogate.da",
+            "surrogate.examples=5: must be null if surrogate.dat",
         ),
     ):
         with pytest.raises(ConfigError, match=message):
@@ -361,7 +361,7 @@ def test_surrogate_data_set_with_some_examples():
         ({"fraction": 0.5, "classes": [10]}, "surrogate.classes=.*labels from 0 to 9"),
         (
             {"classes": [1]},
-            "surrogate.classes=.*null without surrogate.dataset or surrogate.fraction",
+            "surrogate.classes=.*null unless surrogate.dataset or surrogate.fraction",
         ),
     ],
 )
@@ -488,7 +488,7 @@ def test_equal_shards_partition(sort_by_label):
     ragged = Shards(shards_per_client=2, sort_by_label=True).split(labels[:-3], 50, rng())
     assert (ragged.counts > 0).sum(1).max() <= 4
     assert ragged.sizes.sum() == 997
-    with pytest.raises(ConfigError, match="10 clients have at most 10 shards"):
+    with pytest.raises(ConfigError, match="at most 1, so that each shard of the 10 clients"):
         Shards(shards_per_client=2, sort_by_label=True).split(labels[:10], 10, rng())
 
 

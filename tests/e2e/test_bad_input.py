@@ -101,7 +101,7 @@ def test_bad_input_is_one_message_and_writes_nothing(fedexp, tmp_path, arguments
         ({"0": [0, 1], "1": [1, 2]}, "1"),
         ({"0": [0, 1], "1": [2, 5000]}, "5000"),
         ({"0": [0, 1], "1": [-1]}, "-1"),
-        ({"0": [0, 1], "1": []}, "client 1 float64 of shape [0]"),
+        ({"0": [0, 1], "1": []}, "client 1 an array of float64 with shape [0]"),
         ({"0": [0, 1.5], "1": [2]}, "client 0 float64"),
         ({"0": [0, 1]}, "num_clients=2"),
         ("not a mapping", "parts.json"),

@@ -1,4 +1,4 @@
-"""Training examples that are given to no client: the server's public set and the validation set."""
+"""Training examples that no client gets: the server's public set and the validation set."""
 
 import numpy as np
 
@@ -6,17 +6,18 @@ from fedexp.core.limits import Checked, ShareBelow1
 
 
 class Public(Checked, prefix="public."):
-    """The server's public set (config node `public`), split off before the training data are
-    partitioned.
+    """The server's public set (config node `public`).
+
+    It is removed from the training data before these are partitioned among the clients.
     """
 
     fraction: ShareBelow1
     balanced: bool
 
     def split(self, labels: np.ndarray, num_classes: int, rng: np.random.Generator) -> np.ndarray:
-        """Return the indices of floor(fraction * N) public examples, ascending.
+        """Draw floor(fraction * N) public examples and return their indices, ascending.
 
-        They are drawn at random, or by `draw_balanced` if `balanced` is set.
+        They are drawn by `draw_balanced` if `balanced` is set, and uniformly otherwise.
 
         labels: int [N].
         """
@@ -29,14 +30,15 @@ class Public(Checked, prefix="public."):
 def draw_balanced(
     labels: np.ndarray, num_classes: int, total: int, rng: np.random.Generator
 ) -> np.ndarray:
-    """Return the indices of `total` examples, ascending, with equally many of each class.
+    """Draw `total` examples, equally many of each class, and return their indices, ascending.
 
-    The numbers per class differ by at most one. If a class is too small, the others have more.
+    The numbers of examples per class differ by at most one. If a class has too few examples, more
+    are drawn from the other classes.
 
     labels: int [N].
     """
     piles = [rng.permutation(np.flatnonzero(labels == c)) for c in range(num_classes)]
-    # Take one example of each class in turn; the order of the classes within a turn is random.
+    # Take one example of each class in turn. Within a turn, the classes are in random order.
     turns = np.concatenate([np.arange(len(pile)) for pile in piles])
     order = np.lexsort((rng.random(len(turns)), turns))
     return np.sort(np.concatenate(piles)[order[:total]])
@@ -49,7 +51,7 @@ class Validation(Checked, prefix="validation."):
     per_client: bool
 
     def choose(self, count: int, rng: np.random.Generator) -> np.ndarray:
-        """Return floor(fraction * count) random numbers from 0 to count - 1, ascending."""
+        """Draw floor(fraction * count) different numbers from 0 to count - 1, ascending."""
         return np.sort(rng.choice(count, int(self.fraction * count + 1e-9), replace=False))
 
 

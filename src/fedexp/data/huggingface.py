@@ -1,8 +1,8 @@
 """Image and text data sets from the Hugging Face hub, or saved by its library `datasets`.
 
-The library is an optional extra. It reads Parquet, Arrow, json, csv and image files, and from
-version 4 on it runs no code from data sets. The names of its built-in readers are not allowed,
-because `pandas` unpickles files in the working directory.
+The library is an optional dependency. It reads Parquet, Arrow, json, csv and image files. Version 4
+and later run no code from data sets. `dataset.path` cannot be the name of one of the library's
+built-in readers, because the reader `pandas` unpickles files from the working directory.
 """
 
 import re
@@ -23,25 +23,25 @@ from fedexp.data.marks import SourceFile
 from fedexp.data.text import LabelledTexts, TextSource
 
 ON_THE_HUB = re.compile(r"[\w.-]+/[\w.-]+")
-# usual column names, tried if `dataset.label` is null
+# usual column names, which are tried in this order if `dataset.label` or `dataset.column` is null
 LABELS = ("label", "labels", "fine_label", "target", "class")
 INPUTS = {"image": ("image", "img"), "text": ("text", "content", "sentence", "title")}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Hub:
-    """Where the examples come from. Images and texts share these options."""
+    """The source of the examples: options that image and text data sets share."""
 
     path: str | None  # name on the hub, such as ylecun/mnist, or a local folder
-    subset: str | None  # configuration of the data set (`name` in the library)
+    subset: str | None  # configuration of the data set (called `name` in the library)
     train_split: str
     test_split: str
-    column: str | None  # column of the images or texts; None: the first usual name
-    label: str | None  # column of the labels; None: the first usual name
+    column: str | None  # column of the images or texts; None: the first column with a usual name
+    label: str | None  # column of the labels; None: the first column with a usual name
 
     @property
     def files(self) -> Sequence[SourceFile]:
-        """Return the files in a local folder, or nothing for a data set on the hub."""
+        """Return the files in a local folder, or an empty sequence for a data set on the hub."""
         local = self.path is not None and Path(self.path).is_dir()
         return list_files(Path(str(self.path))) if local else ()
 
@@ -66,8 +66,8 @@ def load(path: str | None, subset: str | None) -> Mapping[str, Any]:
     local = path is not None and Path(path).is_dir()
     if not path or not (local or ON_THE_HUB.fullmatch(path)):
         raise ConfigError(
-            f"dataset.path={path or 'null'}: must be a name on the Hugging Face hub,"
-            " <owner>/<name>, or a local folder"
+            f"dataset.path={path or 'null'}: must be the name of a data set on the Hugging Face"
+            " hub, <owner>/<name>, or a local folder"
         )
     try:
         import datasets
@@ -79,18 +79,23 @@ def load(path: str | None, subset: str | None) -> Mapping[str, Any]:
         if (Path(path) / "dataset_dict.json").is_file():
             found = datasets.load_from_disk(path)
         else:
-            # absolute path, because a folder's name could also be the name of a reader
+            # use the absolute path, because a folder can have the same name as a built-in reader
             found = datasets.load_dataset(str(Path(path).absolute()) if local else path, subset)
     except Exception as error:  # the library raises many types, including network errors
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise ConfigError(
-            f"dataset.path={path}: cannot be loaded by the package datasets ({reason})"
+            f"dataset.path={path}: the package datasets cannot load this data set ({reason})"
         ) from error
     return {str(name): split for name, split in found.items()}
 
 
 def choose_column(split: Any, wanted: str | None, key: str, usual: Sequence[str]) -> str:
-    """Return the column `wanted`, or the first column with a usual name if `wanted` is None."""
+    """Return `wanted` or, if it is None, the first column with a usual name.
+
+    key: name of the option, for messages.
+
+    Raises ConfigError if there is no such column.
+    """
     columns = list(split.column_names)
     if wanted is None:
         wanted = next((name for name in usual if name in columns), None)
@@ -103,7 +108,8 @@ def encode_labels(
 ) -> tuple[list[int], list[int], tuple[str, ...]]:
     """Return (labels of the training examples, labels of the test examples, class names).
 
-    The classes are those that the data set states, or the sorted labels of the training examples.
+    The class names are taken from the data set if it defines them. Otherwise they are the sorted
+    labels of the training examples.
     """
     names = getattr(train.features[column], "names", None)
     raw = [list(split[column]) for split in (train, test)]
@@ -111,8 +117,8 @@ def encode_labels(
     numbers = {label: number for number, label in enumerate(known)}
     if unknown := set(raw[0] + raw[1]) - numbers.keys():
         raise ConfigError(
-            f"dataset.label={column}: has the label {unknown.pop()!r}, which is not one of the"
-            f" {len(known)} classes"
+            f"dataset.label={column}: this column contains the label {unknown.pop()!r}, which is"
+            f" not one of the {len(known)} classes"
         )
     y_train, y_test = (list(map(numbers.__getitem__, labels)) for labels in raw)
     return y_train, y_test, tuple(map(str, names or known))
@@ -120,9 +126,10 @@ def encode_labels(
 
 @dataclass(frozen=True, kw_only=True)
 class HuggingFaceImages(Hub, Dataset):
-    """Images, grey or in colour depending on whether dataset.mean has 1 or 3 values."""
+    """Images, which are read as grey (dataset.mean has 1 value) or colour images (3 values)."""
 
-    size: Side | None  # images are resized to size x size pixels; None: they already have one size
+    # images are resized to size x size pixels; None: they already have the same size
+    size: Side | None
 
     def read(self) -> Arrays:
         train, test, column, label = self.splits("image")
@@ -142,25 +149,26 @@ class HuggingFaceImages(Hub, Dataset):
         for number, image in enumerate(split[column]):
             if not isinstance(image, Image.Image):
                 raise ConfigError(
-                    f"dataset.column={column}: contains {type(image).__name__}, not images"
+                    f"dataset.column={column}: this column must contain images, but it contains"
+                    f" {type(image).__name__}"
                 )
             try:
                 arrays.append(to_array(image, self.channels, self.size))
             except Exception as error:  # PIL raises many types for damaged files
                 raise ConfigError(
-                    f"{self.path}, image {number} of {column}: not a readable image ({error})"
+                    f"{self.path}: image {number} in column {column} cannot be read ({error})"
                 ) from error
             if arrays[-1].shape != arrays[0].shape:
                 raise ConfigError(
-                    f"dataset.size=null: the images of {self.path} have different sizes; must be a"
-                    " number of pixels"
+                    f"dataset.size=null: the images in {self.path} have different sizes; set"
+                    " dataset.size=<pixels> to resize them"
                 )
         return np.stack(arrays)
 
 
 @dataclass(frozen=True, kw_only=True)
 class HuggingFaceTexts(Hub, TextSource):
-    """Texts as character sequences."""
+    """Texts, which are read as sequences of characters."""
 
     def read(self, length: int) -> LabelledTexts:
         train, test, column, label = self.splits("text")

@@ -1,4 +1,4 @@
-"""Image files: the class of each file, and its pixels."""
+"""Find image files, determine the class of each file, and decode its pixels."""
 
 import logging
 import os
@@ -23,7 +23,7 @@ BITS_PER_SAMPLE, PHOTOMETRIC, WHITE_IS_ZERO = 258, 262, 0  # TIFF tags, and a va
 MODES = {1: "L", 3: "RGB"}  # PIL's names by number of channels
 
 
-Labelled = list[tuple[SourceFile, int]]  # image files and their labels, by class and path
+Labelled = list[tuple[SourceFile, int]]  # image files and their labels, sorted by class and path
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Tree:
 
     train: Labelled
     test: Labelled
-    classes: Sequence[str]  # names; index = label
+    classes: Sequence[str]  # class names, ordered by label
 
     @property
     def files(self) -> list[SourceFile]:
@@ -40,9 +40,9 @@ class Tree:
 
 
 def class_folders(folder: Path) -> list[str]:
-    """Return the names of the folders in `folder`, sorted.
+    """Return the names of the class folders in `folder`, sorted.
 
-    A folder's position is its class index, as in torchvision's ImageFolder.
+    The position of a name is the class index, as in torchvision's ImageFolder.
     """
     try:
         names = sorted(
@@ -53,30 +53,32 @@ def class_folders(folder: Path) -> list[str]:
     except OSError as error:
         raise ConfigError(
             f"{folder}: this folder of images cannot be read ({error.strerror}); expected"
-            " <dataset.root>/{train,test}/<class>/<image>; without a folder test,"
+            " <dataset.root>/{train,test}/<class>/<image>. If there is no folder named test,"
             " dataset.test_fraction=0.2 draws a test set"
         ) from error
     if not names:
-        raise ConfigError(f"{folder}: has no class folders; expected <class>/<image>")
+        raise ConfigError(
+            f"{folder}: contains no class folders; must contain images as <class>/<image>"
+        )
     return names
 
 
 def list_images(folder: Path, recursive: bool = True) -> list[SourceFile]:
     """Return the image files in `folder`, sorted by path."""
     if not (found := list_files(folder, recursive, SUFFIXES)):
-        raise ConfigError(f"{folder}: has no images ({' '.join(SUFFIXES)})")
+        raise ConfigError(f"{folder}: contains no images (files ending in {' '.join(SUFFIXES)})")
     return found
 
 
 def list_files(
     folder: Path, recursive: bool = True, suffixes: tuple[str, ...] = ("",)
 ) -> list[SourceFile]:
-    """Return the files in `folder` that have one of the suffixes, sorted by path.
+    """Return the files in `folder` whose names end in one of the suffixes, sorted by path.
 
     Hidden files and folders are skipped.
 
-    Raises ConfigError for broken or circular links, and for files that are not regular, such as
-    pipes.
+    Raises ConfigError for broken or circular links, and for files that are not regular files, such
+    as pipes.
     """
     found = []
     try:
@@ -84,7 +86,9 @@ def list_files(
             folders[:] = [name for name in folders if recursive and not name.startswith(".")]
             for inner in (Path(place, name) for name in folders):
                 if inner.is_symlink() and Path(place).resolve().is_relative_to(inner.resolve()):
-                    raise ConfigError(f"{inner}: is a link to a folder that contains it; remove it")
+                    raise ConfigError(
+                        f"{inner}: is a link to a folder that contains this link; remove the link"
+                    )
             for name in names:
                 if name.startswith(".") or not name.lower().endswith(suffixes):
                     continue
@@ -92,7 +96,8 @@ def list_files(
                 status = os.stat(path)
                 if not stat.S_ISREG(status.st_mode):
                     raise ConfigError(
-                        f"{path}: is not a file (a named pipe, a socket or a device); remove it"
+                        f"{path}: is not a regular file, but a named pipe, a socket or a device;"
+                        " remove it"
                     )
                 found.append(SourceFile(path, status.st_size, status.st_mtime_ns))
     except OSError as error:
@@ -107,47 +112,55 @@ def _raise(error: OSError) -> None:
 
 
 def scan_classes(folder: Path, classes: Sequence[str], recursive: bool = True) -> Labelled:
-    """Return all images in `folder/<class>/*`.
+    """Return all images in `folder/<class>/*` with their labels.
 
-    Raises ConfigError if the class folders are not exactly `classes`.
+    Raises ConfigError unless the names of the class folders are exactly `classes`.
     """
     found = class_folders(folder)
     if differing := set(found) ^ set(classes):
         raise ConfigError(
-            f"{folder}: the class folders differ from those of the training data:"
-            f" {', '.join(sorted(differing)[:5])}"
+            f"{folder}: must have the same class folders as the training data; folders that only"
+            f" one of the two has: {', '.join(sorted(differing)[:5])}"
         )
     return label_files([list_images(folder / c, recursive) for c in classes])
 
 
 def label_files(by_class: Sequence[Sequence[SourceFile]]) -> Labelled:
-    """Return the files of each class with their labels."""
+    """Return the files of all classes with their labels.
+
+    by_class: the files of each class, ordered by label.
+    """
     return [(file, label) for label, files in enumerate(by_class) for file in files]
 
 
 def scan_splits(root: Path, splits: Sequence[str]) -> tuple[Labelled, list[str]]:
-    """Return (files, classes) of `<root>/<split>/<class>/*`, with all splits joined."""
+    """Return (files, class names) of `<root>/<split>/<class>/*` for all splits together."""
     classes = class_folders(root / splits[0])
     parts = [scan_classes(root / split, classes) for split in splits]
     return list(chain(*parts)), classes
 
 
 def scan_tree(root: Path, train_splits: Sequence[str] = ("train",)) -> Tree:
-    """Return the files of `<root>/{train,test}/<class>/*`; the `train_splits` are joined."""
+    """Return the files in `<root>/<split>/<class>/*`.
+
+    The folders `train_splits` together form the training data, and the folder test the test data.
+    """
     train, classes = scan_splits(root, train_splits)
     return Tree(train, scan_classes(root / "test", classes), classes)
 
 
 def scan_undivided(root: Path, train_splits: Sequence[str]) -> Tree:
-    """Return the files of a tree without a test part, all as training files.
+    """Return the files of a tree that has no test folder, all as training files.
 
-    The tree is `<root>/<class>/*`, or `<root>/<split>/<class>/*` if the folders `train_splits`
-    exist.
+    The files are `<root>/<split>/<class>/*` if the folders `train_splits` exist, and
+    `<root>/<class>/*` otherwise.
 
-    Raises ConfigError if there is a folder test.
+    Raises ConfigError if there is a folder named test.
     """
     if (root / "test").is_dir():
-        raise ConfigError(f"{root}: has a folder test; use it with dataset.test_fraction=null")
+        raise ConfigError(
+            f"{root}: has a folder named test; dataset.test_fraction=null uses it as the test set"
+        )
     if all((root / split).is_dir() for split in train_splits):
         files, classes = scan_splits(root, train_splits)
     else:
@@ -157,9 +170,9 @@ def scan_undivided(root: Path, train_splits: Sequence[str]) -> Tree:
 
 
 def list_tree_files(root: Path, train_splits: Sequence[str], undivided: bool) -> list[SourceFile]:
-    """Return the files of a tree.
+    """Return all files of a folder tree.
 
-    undivided: whether the tree has no test part.
+    undivided: whether the tree has no test folder.
     """
     scan = scan_undivided if undivided else scan_tree
     return scan(root, train_splits).files
@@ -168,7 +181,10 @@ def list_tree_files(root: Path, train_splits: Sequence[str], undivided: bool) ->
 def stratified_split(
     labels: np.ndarray, test_fraction: float, seed: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return sorted training and test indices, with `test_fraction` of every class for the test."""
+    """Return sorted training and test indices.
+
+    The share `test_fraction` of each class is used for the test.
+    """
     from sklearn.model_selection import train_test_split
 
     everything = np.arange(len(labels))
@@ -178,13 +194,14 @@ def stratified_split(
         )
     except ValueError as error:
         raise ConfigError(
-            f"dataset.test_fraction={test_fraction}: cannot split {len(labels)} images ({error})"
+            f"dataset.test_fraction={test_fraction}: cannot draw a test set from {len(labels)}"
+            f" images ({error})"
         ) from error
     return np.sort(train), np.sort(test)
 
 
 def draw_test_part(tree: Tree, test_fraction: float, seed: int) -> Tree:
-    """Return an undivided tree with some images of each class moved to the test part."""
+    """Return a copy of a tree without test files, with some images of each class as test files."""
     files = tree.train
     labels = np.array([label for _, label in files])
     train, test = stratified_split(labels, test_fraction, seed)
@@ -198,25 +215,25 @@ def decode(files: Sequence[SourceFile], channels: int, size: int | None) -> np.n
 
     Images are resized to size x size pixels (bilinear) unless `size` is None.
 
-    Raises ConfigError with the file's name if it is corrupt or, without `size`, if its size differs
-    from the first image's.
+    Raises ConfigError, with the name of the file, if a file is corrupt. The same applies if `size`
+    is None and an image is not of the same size as the first image.
     """
     first = _read_image(files[0].path, channels, size)
     x = np.empty((len(files), *first.shape), np.uint8)
-    log.info("decoding %s images, once", f"{len(files):,}")
+    log.info("decoding %s images; this is done only once", f"{len(files):,}")
 
     def fill(i: int) -> None:
         pixels = _read_image(files[i].path, channels, size)
         if pixels.shape != first.shape:
             (h, w), (h0, w0) = pixels.shape[:2], first.shape[:2]
             raise ConfigError(
-                f"{files[i].path}: is {w}x{h} pixels, but {files[0].path} is {w0}x{h0}; all"
-                " images must have one size (with dataset=image_folder, dataset.size=<pixels>"
+                f"{files[i].path}: has {w}x{h} pixels, but {files[0].path} has {w0}x{h0}; all"
+                " images must have the same size (with dataset=image_folder, dataset.size=<pixels>"
                 " resizes them)"
             )
         x[i] = pixels
 
-    map_in_threads(fill, range(len(files)))  # PIL decodes outside the interpreter lock
+    map_in_threads(fill, range(len(files)))  # PIL releases the interpreter lock while it decodes
     return x
 
 
@@ -228,14 +245,14 @@ def _read_image(path: str, channels: int, size: int | None) -> np.ndarray:
             return to_array(image, channels, size)
     except Exception as error:  # PIL raises many types for damaged files
         raise ConfigError(
-            f"{path}: not a readable image ({error}); replace or remove it"
+            f"{path}: this image cannot be read ({error}); replace or remove it"
         ) from error
 
 
 def to_array(image: "Image.Image", channels: int, size: int | None) -> np.ndarray:
     """Return an image as uint8 [height, width, channels], resized if `size` is given.
 
-    Raises ValueError or an error of PIL if the image is damaged or cannot be converted.
+    Raises ValueError, or an error raised by PIL, if the image is damaged or cannot be converted.
     """
     from PIL import Image
 
@@ -246,19 +263,19 @@ def to_array(image: "Image.Image", channels: int, size: int | None) -> np.ndarra
 
 
 def to_eight_bits(image: "Image.Image") -> "Image.Image":
-    """Return grey pixels with 9 to 16 bits as their upper 8 bits, as PIL does for 16-bit colours.
+    """Convert a grey image with 9 to 16 bits per pixel to 8 bits; return other images unchanged.
 
-    Other images are returned unchanged. PIL's conversion would clip the pixels, and almost every
-    pixel would become white.
+    The upper 8 bits of each pixel are kept, as PIL does for 16-bit colour images. For grey images,
+    PIL would instead clip the values at 255, and almost every pixel would become white.
 
-    Raises ValueError if the file does not define which value is white: integers with more than 16
-    bits or with a sign, and floating-point numbers.
+    Raises ValueError if the file format does not define which value is white. This is the case for
+    integers that are signed or have more than 16 bits, and for floating-point numbers.
     """
     from PIL import Image
 
-    # in PNG and PPM files, mode I has 16 bits
+    # in PNG and PPM files, images of mode I have 16 bits
     if image.mode == "F" or (image.mode == "I" and image.format not in ("PNG", "PPM")):
-        raise ValueError("the value of white is unknown; save it with 8 or 16 bits")
+        raise ValueError("it is unknown which value is white; save the image with 8 or 16 bits")
     if not image.mode.startswith("I"):
         return image
     pixels, tags = np.asarray(image), getattr(image, "tag_v2", {})

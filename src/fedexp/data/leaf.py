@@ -1,8 +1,8 @@
-"""LEAF's json files, which store examples by user, and FEMNIST, whose users are writers.
+"""Read LEAF's json files, which store the examples of each user, and LEAF's data set FEMNIST.
 
-S. Caldas et al., "LEAF: A Benchmark for Federated Settings", arXiv 1812.01097. One file is
-`{"users": [u, ...], "num_samples": [n, ...], "user_data": {u: {"x": [[784 floats], ...], "y":
-[label, ...]}}}`.
+S. Caldas et al., "LEAF: A Benchmark for Federated Settings", arXiv 1812.01097. The users of FEMNIST
+are writers. Each file has the form `{"users": [u, ...], "num_samples": [n, ...], "user_data": {u:
+{"x": [[784 floats], ...], "y": [label, ...]}}}`.
 """
 
 import json
@@ -27,15 +27,15 @@ Samples = TypeVar("Samples")
 def find_split_files(folder: Path, kind: str = KIND, how: str = COMMAND) -> list[Path]:
     """Return the json files of one split, sorted.
 
-    kind: name of the data set.
-    how: LEAF's command that makes the data set.
+    kind: name of the data set, for messages.
+    how: LEAF's command that creates the data set, for messages.
 
     Raises ConfigError if there are no files.
     """
     files = sorted(folder.glob("*.json"))
     if not files:
         raise ConfigError(
-            f"{folder}: has no json files. {kind} cannot be downloaded: run LEAF's `{how}`"
+            f"{folder}: contains no json files. {kind} cannot be downloaded: run LEAF's `{how}`"
             f" (github.com/TalwalkarLab/leaf, data/{kind.lower()}) and put data/train/*.json and"
             " data/test/*.json into the folders train and test of the data set"
         )
@@ -43,11 +43,12 @@ def find_split_files(folder: Path, kind: str = KIND, how: str = COMMAND) -> list
 
 
 def read_femnist(train: Iterable[Path], test: Iterable[Path]) -> Arrays:
-    """Read FEMNIST with LEAF's pixel values: white (the paper) is 1 = 255 and ink is 0, unlike
-    MNIST.
+    """Return FEMNIST as arrays.
 
-    `owners` numbers the writers of the training data from 0, sorted by name. The test data of all
-    writers are pooled.
+    Unlike in MNIST, ink is 0 and the white paper is 255, which LEAF stores as 1.
+
+    The array `owners` contains each training example's writer; writers are sorted by name and
+    numbered from 0. The test data of all writers are pooled.
     """
     writers, tested = (read_users(paths, _check_samples, KIND) for paths in (train, test))
     names = sorted(writers)
@@ -64,15 +65,17 @@ def pool_users(users: dict[str, tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndar
 def read_users(
     files: Iterable[Path], sample: Callable[[Any, Any], Samples], kind: str
 ) -> dict[str, Samples]:
-    """Return each user's examples.
+    """Return a dict that maps each user's name to the user's examples.
 
-    sample: function from the lists x and y to examples, which raises an error if they are invalid.
+    sample: function that converts a user's lists x and y to examples. It raises an error if they
+    are invalid.
+    kind: name of the data set, for messages.
 
-    Raises ConfigError for a file that is not of this kind.
+    Raises ConfigError if a file is not a valid file of this data set.
     """
     users: dict[str, Samples] = {}
     for path in files:
-        log.info("reading %s, once", path)
+        log.info("reading %s; this is done only once", path)
         try:
             user_data = json.loads(path.read_bytes())["user_data"]
             for user, samples in user_data.items():
@@ -80,7 +83,7 @@ def read_users(
                 users[user] = sample(samples["x"], samples["y"])
         except Exception as error:  # a json file can contain anything
             raise ConfigError(
-                f"{path}: not a LEAF json file of {kind} ({type(error).__name__}: {error})"
+                f"{path}: is not a LEAF json file for {kind} ({type(error).__name__}: {error})"
             ) from error
     return users
 

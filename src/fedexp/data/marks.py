@@ -1,8 +1,9 @@
-"""Marks of data on disk, which are equal if the bytes are equal, wherever the files are.
+"""Marks, which are short texts that identify data on disk by their bytes.
 
-A mark reads `90 files (bytes 0123456789abcdef)`. If the data changed during a run, it reads `90
-files (bytes 0123456789abcdef, then fedcba9876543210)`. The files' checksums are cached in
-`<data_dir>/.fedexp_cache`, and files are read again only if a size or a modification time changes.
+Two marks are equal if the bytes of the files are equal, even if the files are in different places.
+A mark looks like `90 files (bytes 0123456789abcdef)` or, if the data changed during a run, `90
+files (bytes 0123456789abcdef, then fedcba9876543210)`. The checksums of the files are cached in
+`<data_dir>/.fedexp_cache`. Files are read again only if a size or a modification time changes.
 """
 
 import hashlib
@@ -20,16 +21,16 @@ from fedexp.core.errors import ConfigError
 from fedexp.core.storage import write_atomically
 
 log = logging.getLogger("fedexp")
-CACHE = ".fedexp_cache"  # folder in a data_dir
+CACHE = ".fedexp_cache"  # name of the cache folder in a data_dir
 BYTES = " (bytes "
-MANY = 1000  # number of files from which reading takes seconds
-CHUNK = 256  # items that a thread takes at once
+MANY = 1000  # reading this many files takes seconds, so a message is logged
+CHUNK = 256  # number of items that a thread processes at a time
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
 class SourceFile(NamedTuple):
-    """A file, with the size and the modification time that show whether it may have changed."""
+    """A file with its size and modification time, which show whether it may have changed."""
 
     path: str
     size: int  # bytes
@@ -41,10 +42,10 @@ class SourceFile(NamedTuple):
         return cls(str(path), stat.st_size, stat.st_mtime_ns)
 
     def stamp(self, data_dir: str) -> str:
-        """Return one line that identifies the file.
+        """Return a line that identifies this version of the file.
 
-        The path is relative if the file is below `data_dir`, so that a moved directory keeps its
-        cache.
+        The path of a file in `data_dir` is given relative to it, so that the cache is still valid
+        after the directory has been moved.
         """
         return f"{self.path.removeprefix(data_dir)} {self.size} {self.mtime_ns}"
 
@@ -52,8 +53,8 @@ class SourceFile(NamedTuple):
 def content_mark(find: Callable[[], Sequence[SourceFile]], data_dir: str) -> str | None:
     """Return the mark of the files that `find` returns.
 
-    It covers their bytes and their paths relative to the common folder. Return None if there are no
-    files or one cannot be read.
+    The mark depends on the bytes of the files and on their paths relative to their common folder.
+    Returns None if there are no files or if a file cannot be read.
     """
     try:
         if not (files := sorted(find())):
@@ -71,14 +72,16 @@ def content_mark(find: Callable[[], Sequence[SourceFile]], data_dir: str) -> str
 
 
 def write_checksum_list(files: Sequence[SourceFile], data_dir: str, stamps: str) -> str:
-    """Return the checksum of sorted files, and list each file's checksum in the cache.
+    """Return the joint checksum of sorted files, and save the checksum of each file in the cache.
 
-    The list is the file `files-<stamps>-<checksum>.txt`.
+    The cache file is named `files-<stamps>-<checksum>.txt`, where <checksum> is the joint checksum.
+
+    stamps: checksum of all lines `SourceFile.stamp`.
     """
     if len(files) >= MANY:
-        log.info("reading %s files for their checksum, once", f"{len(files):,}")
+        log.info("computing the checksum of %s files; this is done only once", f"{len(files):,}")
     folders = [os.path.dirname(file.path) for file in (files[0], files[-1])]
-    start = len(os.path.commonpath(folders))  # common to all files, because they are sorted
+    start = len(os.path.commonpath(folders))  # valid for all files, because they are sorted
     digests = map_in_threads(lambda file: file_checksum(file.path), files)
     lines = [f"{digest} {f.path[start:]}" for digest, f in zip(digests, files, strict=True)]
     digits, folder = checksum("\n".join(lines)), Path(data_dir, CACHE)
@@ -91,7 +94,10 @@ def write_checksum_list(files: Sequence[SourceFile], data_dir: str, stamps: str)
 
 
 def count_changed_files(then: str, now: str, data_dir: str) -> int | None:
-    """Return how many files differ between two marks, or None if a mark's files are not listed."""
+    """Return the number of files that differ between two marks.
+
+    Returns None if the cache has no list of a mark's files.
+    """
     listed: list[set[bytes]] = []
     for mark in (then, now):
         pattern = f"files-*-{''.join(checksums(mark)[-1:])}.txt"
@@ -103,19 +109,17 @@ def count_changed_files(then: str, now: str, data_dir: str) -> int | None:
 
 
 def checksums(mark: str) -> list[str]:
-    """Return the checksums in a mark, the latest last."""
+    """Return the checksums in a mark, from the oldest to the latest."""
     return re.findall(r"\b[0-9a-f]{16}\b", mark.partition(" (")[2])
 
 
 def join_marks(before: str, now: str) -> str:
-    """Return the mark of a run whose first rounds used one mark's data, and the later rounds
-    another's.
-    """
+    """Return the mark of a run whose data changed from those of `before` to those of `now`."""
     return f"{before.removesuffix(')')}, then {checksums(now)[-1]})"
 
 
 def checksum(*parts: str | bytes | memoryview) -> str:
-    """Return the first 16 hexadecimal digits of SHA-256."""
+    """Return the first 16 hexadecimal digits of the SHA-256 hash of the joined parts."""
     digest = hashlib.sha256()
     for part in parts:
         digest.update(part.encode("utf-8", "surrogateescape") if isinstance(part, str) else part)
@@ -128,7 +132,7 @@ def file_checksum(path: str | Path) -> str:
 
 
 def map_in_threads(function: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
-    """Return the results for all items in order, computed in several threads."""
+    """Apply a function to all items in several threads, and return the results in order."""
     chunks = [items[start : start + CHUNK] for start in range(0, len(items), CHUNK)]
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
         parts = pool.map(lambda chunk: [function(item) for item in chunk], chunks)

@@ -1,8 +1,8 @@
 """Partition schemes, which divide the training examples among the clients.
 
-Sources: FedNTD (NeurIPS 2022) appendix B.5 for sharding and LDA, LEAF (arXiv 1812.01097) for
-natural clients. A partitioner is built from `conf/partition/*.yaml`; `split` is a pure function of
-the labels and a random generator.
+Sharding and LDA follow FedNTD (NeurIPS 2022), appendix B.5. Natural clients follow LEAF (arXiv
+1812.01097). Each partitioner is configured by a file in `conf/partition`. Its method `split`
+depends only on its arguments and on the state of the random generator.
 """
 
 import random
@@ -17,16 +17,16 @@ from fedexp.core.errors import ConfigError, require
 from fedexp.core.limits import Checked, Count, Seed32
 from fedexp.data.partitioned import Partition
 
-# each client's example indices, and further information for the record
+# each client's example indices, and information about the partition that is recorded
 Assigned = tuple[list[np.ndarray], dict[str, Any]]
 
 
 class Partitioner(Checked, prefix="partition."):
-    """Base class of the `partition` group. A scheme implements `assign`."""
+    """Base class of the `partition` group. Subclasses implement `assign`."""
 
     top: ClassVar = ("alpha", "min_size", "shards_per_client")
     has_global_indices: ClassVar[bool] = False
-    """Whether the indices refer to all training examples, including public and surrogate ones."""
+    """Whether indices refer to all training examples, including public and surrogate examples."""
 
     def split(
         self,
@@ -39,12 +39,12 @@ class Partitioner(Checked, prefix="partition."):
     ) -> Partition:
         """Split the training set among `num_clients` clients.
 
-        labels: int [N], from 0 to C - 1, or -1 for a surrogate example, which no client may
-        get (see `has_global_indices`).
-        owners: int [N], each example's natural client, or None.
-        num_classes: C. Defaults to the largest label + 1.
+        labels: int [N], from 0 to C - 1, or -1 for a surrogate example. Clients must not get
+        surrogate examples (see `has_global_indices`).
+        owners: int [N], each example's natural client, or None if there are no natural clients.
+        num_classes: the number of classes C. Defaults to the largest label + 1.
 
-        Raises ConfigError if the settings cannot be met.
+        Raises ConfigError if no partition is possible with these settings.
         """
         labels = np.asarray(labels)
         require(num_clients >= 1, "num_clients", num_clients, "at least 1")
@@ -64,21 +64,20 @@ class Partitioner(Checked, prefix="partition."):
 
     @property
     def source(self) -> str:
-        """Return what the partition comes from, for use in messages."""
+        """Return the source of the partition, which is named in messages."""
         return f"partition: {type(self).__name__}"
 
     def choose_examples(
         self, num_clients: int, rng: np.random.Generator, owners: np.ndarray | None
     ) -> np.ndarray | None:
-        """Return the indices of the examples that may be given to clients or to a public set,
-        ascending.
+        """Return the indices of the examples that clients or a public set may get, ascending.
 
-        None means all examples.
+        Returns None if they may get all examples.
         """
         return None
 
     def remark(self) -> str:
-        """Return a remark on these settings to log when a run starts, or an empty string."""
+        """Return a remark on these settings, or an empty string. It is logged at a run's start."""
         return ""
 
     def assign(
@@ -89,8 +88,9 @@ class Partitioner(Checked, prefix="partition."):
         rng: np.random.Generator,
         owners: np.ndarray | None,
     ) -> Assigned:
-        """Return each client's example indices (disjoint, none empty) and a dict of further
-        information.
+        """Return each client's example indices, and a dict of information to record.
+
+        Every client must have at least one example, and no example may be given twice.
         """
         raise NotImplementedError
 
@@ -98,7 +98,10 @@ class Partitioner(Checked, prefix="partition."):
 def check_parts(
     parts: Iterable[Any], examples: int, num_clients: int, source: str
 ) -> list[np.ndarray]:
-    """Return the parts as int64 arrays.
+    """Return each client's example indices as an int64 array.
+
+    examples: number of examples.
+    source: source of the parts, for messages.
 
     Raises ConfigError unless every client has at least one example, all indices are from 0 to
     `examples` - 1, and no example is given twice.
@@ -106,15 +109,17 @@ def check_parts(
     try:
         arrays = [np.asarray(part) for part in parts]
     except (TypeError, ValueError) as error:
-        raise ConfigError(f"{source} gives no list of indices for each client ({error})") from error
+        raise ConfigError(
+            f"{source} must give a list of example indices for each client ({error})"
+        ) from error
     if len(arrays) != num_clients:
         given = plural(len(arrays), "client")
         raise ConfigError(f"{source} gives {given}, but num_clients={num_clients}")
     for client, part in enumerate(arrays):
         if part.ndim != 1 or not len(part) or part.dtype.kind not in "iu":
             raise ConfigError(
-                f"{source} gives client {client} {part.dtype} of shape {[*part.shape]}; must be"
-                " example indices, int [n], n >= 1"
+                f"{source} gives client {client} an array of {part.dtype} with shape"
+                f" {[*part.shape]}; must be a list of at least one example index (integers)"
             )
     arrays = [part.astype(np.int64) for part in arrays]
     everything = np.concatenate(arrays)
@@ -122,8 +127,8 @@ def check_parts(
     outside = (everything < 0) | (everything >= examples)
     if outside.any():
         raise ConfigError(
-            f"{source} gives client {clients[outside][0]} example {everything[outside][0]}; must"
-            f" be from 0 to {examples - 1}"
+            f"{source} gives client {clients[outside][0]} example {everything[outside][0]}; example"
+            f" indices must be from 0 to {examples - 1}"
         )
     numbers, times = np.unique(everything, return_counts=True)
     if times.max() > 1:
@@ -134,7 +139,11 @@ def check_parts(
 
 
 def refuse_examples(parts: Iterable[np.ndarray], what: str) -> None:
-    """Raise ConfigError if a client has any of these examples."""
+    """Raise ConfigError if a client has an example that clients must not have.
+
+    parts: each client's examples that it must not have.
+    what: description of these examples, for messages.
+    """
     for client, part in enumerate(parts):
         if part.size:
             raise ConfigError(f"partition: client {client} has example {part[0]}, which is {what}")
@@ -149,11 +158,13 @@ def make_partition(
     owners: np.ndarray | None,
     public: np.ndarray,
 ) -> Partition:
-    """Return `partitioner.split` of the examples that are not public, as indices into `labels`.
+    """Divide the examples that are not public among the clients with `partitioner.split`.
+
+    The indices of the returned partition refer to `labels`.
 
     labels: int [N].
-    num_classes: number of classes of the data set; `labels` may lack some of them.
-    public: int [M], indices of the public examples, may be empty.
+    num_classes: number of classes in the data set. Some of them may not occur in `labels`.
+    public: int [M], indices of the public examples. It may be empty.
     """
     if not len(public):
         return partitioner.split(labels, num_clients, rng, owners, num_classes=num_classes)
@@ -170,7 +181,7 @@ def make_partition(
 
 
 class IID(Partitioner):
-    """Shuffle, then cut into equal consecutive parts of floor(N/K) examples.
+    """Shuffle the N examples, and give each of the K clients floor(N/K) of them.
 
     The remaining N mod K examples are unused.
     """
@@ -189,20 +200,21 @@ class IID(Partitioner):
 
 
 class Sharding(Partitioner):
-    """Every client draws s shards of one class each (FedNTD appendix B.5 and its released code).
+    """Every client draws s shards of one class each (FedNTD, appendix B.5, and its released code).
 
-    A class with n_c examples is cut into m = s*K/C contiguous blocks in the order of the data set.
-    The remaining n_c mod m examples are added to the first blocks, one each. A shuffled table [K,
-    s], in which each class appears m times, gives the classes that each client draws from. A client
-    has at most s classes, because a class may appear in its row more than once.
+    With K clients and C classes, each class is cut into m = s*K/C contiguous blocks (shards) in the
+    order of the data set. If a class has n_c examples, the remaining n_c mod m examples are added
+    to the first blocks, one each. A shuffled table [K, s], in which each class occurs m times,
+    contains the classes that each client draws from. A class may occur several times in a client's
+    row, so a client has at most s classes.
 
-    With `numpy_seed`, the draw is the same as in the released code after
-    `np.random.seed(numpy_seed)` and `random.seed(numpy_seed)`: each client gets the same classes
-    and, if the data set has the same order, the same examples.
+    With `numpy_seed`, the clients get the same classes as in the released code after
+    `np.random.seed(numpy_seed)` and `random.seed(numpy_seed)`. If the examples of the data set are
+    also in the same order, the clients get the same examples.
     """
 
     shards_per_client: Count  # s
-    numpy_seed: Seed32 | None = None  # seed of the released code's draw; None: use seeds.partition
+    numpy_seed: Seed32 | None = None  # seed as in the released code; None: use seeds.partition
 
     def assign(
         self,
@@ -222,9 +234,9 @@ class Sharding(Partitioner):
         sizes = np.bincount(labels, minlength=num_classes)
         if sizes.min() < shards:
             raise ConfigError(
-                f"shards_per_client={per_client}: class {sizes.argmin()} has {sizes.min()}"
-                f" examples, but must give {shards} shards (shards_per_client * num_clients /"
-                " classes); use fewer shards or clients"
+                f"shards_per_client={per_client}: class {sizes.argmin()} has only {sizes.min()}"
+                f" examples, but must be cut into {shards} shards (shards_per_client * num_clients"
+                " / classes); use fewer shards or clients"
             )
         left = [_cut_blocks(np.flatnonzero(labels == c), shards) for c in range(num_classes)]
         if self.numpy_seed is None:
@@ -232,7 +244,7 @@ class Sharding(Partitioner):
             for blocks in left:
                 blocks[:] = [blocks[i] for i in rng.permutation(shards)]
             drawn = [left[c].pop() for c in table]
-        else:  # Python's generator and one of numpy's legacy generators
+        else:  # as in the released code: Python's generator and numpy's legacy generator
             table = list(range(num_classes)) * shards
             random.Random(self.numpy_seed).shuffle(table)
             legacy = np.random.RandomState(self.numpy_seed)
@@ -241,10 +253,11 @@ class Sharding(Partitioner):
 
 
 class Shards(Partitioner):
-    """Cut all examples into s*K shards of about equal size; every client draws s of them.
+    """Cut all examples into s*K shards of about equal size; each of the K clients draws s shards.
 
-    The shards are cut from a random order, or from the examples sorted by label, in which case a
-    shard has one or two classes (McMahan et al. 2017; CFeD, IJCAI 2022, section 5.3).
+    The examples are shuffled before they are cut into shards. With `sort_by_label`, they are also
+    sorted by label, so a shard usually has one or two classes (McMahan et al. 2017; CFeD, IJCAI
+    2022, section 5.3).
     """
 
     shards_per_client: Count  # s
@@ -254,9 +267,9 @@ class Shards(Partitioner):
         if self.sort_by_label:
             return ""
         return (
-            "the shards are cut from a random order, so that all clients have nearly the same"
-            " distribution (IID); sort_by_label=true sorts by label first (non-IID, as McMahan et"
-            " al. 2017)"
+            "the shards are cut from shuffled examples, so all clients have nearly the same class"
+            " distribution (IID); sort_by_label=true first sorts the examples by label (non-IID, as"
+            " in McMahan et al. 2017)"
         )
 
     def assign(
@@ -268,7 +281,10 @@ class Shards(Partitioner):
         owners: np.ndarray | None,
     ) -> Assigned:
         total = self.shards_per_client * num_clients
-        words = f"such that {num_clients} clients have at most {len(labels)} shards (examples)"
+        words = (
+            f"at most {len(labels) // num_clients}, so that each shard of the {num_clients} clients"
+            f" has at least one of the {len(labels)} examples"
+        )
         require(total <= len(labels), "shards_per_client", self.shards_per_client, words)
         order = rng.permutation(len(labels))
         if self.sort_by_label:
@@ -279,15 +295,15 @@ class Shards(Partitioner):
 
 
 def _join_shards(shards: Sequence[np.ndarray], per_client: int) -> list[np.ndarray]:
-    """Return each client's examples, which are those of `per_client` consecutive shards."""
+    """Give each client the examples of `per_client` consecutive shards."""
     starts = range(0, len(shards), per_client)
     return [np.concatenate(shards[start : start + per_client]) for start in starts]
 
 
 def _cut_blocks(indices: np.ndarray, number: int) -> list[np.ndarray]:
-    """Return contiguous blocks of equal size.
+    """Cut indices into `number` contiguous blocks of equal size.
 
-    The last `len % number` indices are appended to the first blocks.
+    The remaining indices at the end are appended to the first blocks, one each.
     """
     whole = len(indices) // number * number
     blocks = list(indices[:whole].reshape(number, -1))
@@ -299,10 +315,10 @@ def _cut_blocks(indices: np.ndarray, number: int) -> list[np.ndarray]:
 class Natural(Partitioner):
     """The data set's natural clients (LEAF).
 
-    If there are fewer clients than owners, `choice` selects the owners that take part: `random`
-    draws them uniformly, and `largest` takes those with the most examples, which bounds the
-    smallest number of examples from below. The other owners' examples are unused, also in a public
-    set.
+    If `num_clients` is smaller than the number of natural clients, `choice` determines how they are
+    selected: `random` draws them uniformly, and `largest` selects the ones with the most examples,
+    which avoids clients with very few examples. The examples of the remaining natural clients are
+    not used, not even in a public set.
     """
 
     choice: Literal["random", "largest"] = "random"
@@ -331,8 +347,8 @@ class Natural(Partitioner):
     ) -> Assigned:
         if owners is None:
             raise ConfigError(
-                "partition=natural: this data set has no natural clients; use one that has them,"
-                " such as dataset=femnist (writers)"
+                "partition=natural: this data set has no natural clients; use a data set with"
+                " natural clients, such as dataset=femnist (writers)"
             )
         total = len(np.unique(owners))
         words = f"at most {total}, the number of natural clients in the data set"

@@ -1,4 +1,4 @@
-"""A partition from a file: the user's file, or the partition.npz of an earlier run."""
+"""Read a partition from a file: a file made by the user, or the partition.npz of an earlier run."""
 
 import json
 from pathlib import Path
@@ -13,12 +13,12 @@ from fedexp.data.partitioned import NOT_KEPT, Partition
 
 
 class File(Partitioner):
-    """Read client -> indices from `path`. Examples that are given to no client are unused.
+    """Read each client's example indices from the file `path`.
 
-    - .npz: arrays named "0".."K-1", or the arrays that `Partition.save` writes.
-    - .json: `{"0": [indices], ...}` or a list of lists.
+    - .npz: arrays named "0", ..., "K-1" for K clients, or the arrays that `Partition.save` writes
+    - .json: `{"0": [indices], ...}` or a list of lists
 
-    Indices count the training examples from 0.
+    Training examples are numbered from 0. Examples that no client gets are unused.
     """
 
     has_global_indices: ClassVar[bool] = True
@@ -27,7 +27,7 @@ class File(Partitioner):
 
     def __post_init__(self) -> None:
         if not self.path:
-            raise ConfigError("partition=file: needs partition.path=<file.npz or file.json>")
+            raise ConfigError("partition=file: set partition.path=<file.npz or file.json>")
 
     def assign(
         self,
@@ -45,24 +45,29 @@ class File(Partitioner):
 
 
 def read_clients(path: Path) -> list[Any]:
-    """Return the indices of clients 0..K-1. Their values are not checked.
+    """Return the example indices of the clients 0 to K - 1. The indices are not checked.
 
-    Raises ConfigError if the file is missing, damaged, or does not name the clients 0..K-1.
+    Raises ConfigError if the file is missing or damaged, or if its clients are not named 0 to
+    K - 1.
     """
     if path.suffix not in (".npz", ".json"):
         raise ConfigError(f"partition.path={path}: must be a .npz or .json file")
     if not path.is_file():
-        raise ConfigError(f"partition.path={path}: no such file")
+        raise ConfigError(f"partition.path={path}: this file does not exist")
     table: Any = load_npz(path) if path.suffix == ".npz" else _read_json(path)
     if isinstance(table, list):
         return table
     if not isinstance(table, dict):
-        raise ConfigError(f"{path}: must be an object of client -> indices or a list of lists")
+        raise ConfigError(
+            f"{path}: must be a JSON object that maps each client to a list of example indices, or"
+            " a list with one list of indices per client"
+        )
     if "indices" in table:
         partition = Partition.load(path)
         if partition.info.get("indices") == NOT_KEPT:
             raise ConfigError(
-                f"partition.path={path}: has only the counts of a restored run, no indices"
+                f"partition.path={path}: this file contains no example indices, because it belongs"
+                " to a restored run; use the partition of another run"
             )
         return list(partition.parts)
     clients = [str(k) for k in range(len(table))]

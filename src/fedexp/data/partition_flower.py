@@ -1,4 +1,4 @@
-"""Partitioners from flwr-datasets, Flower's data package, by class name."""
+"""Use the partitioners in flwr-datasets, the data package of Flower."""
 
 import inspect
 from dataclasses import field
@@ -10,15 +10,15 @@ from fedexp.core.errors import ConfigError, require_choice
 from fedexp.core.packages import how_to_install
 from fedexp.data.partition import Assigned, Partitioner
 
-LABEL, NUMBER = "label", "number"  # columns of the table that is partitioned
+LABEL, NUMBER = "label", "number"  # columns of the table that flwr-datasets partitions
 
 
 class Flower(Partitioner):
-    """Partition with `flwr_datasets.partitioner.<name>(**options)`.
+    """Partition the examples with `flwr_datasets.partitioner.<name>(**options)`.
 
-    Unless set in `options`, `num_partitions` is the number of clients, `partition_by` is the label
-    (or the data set's natural clients for a natural partitioner), and `seed` is drawn by
-    seeds.partition.
+    If `options` does not contain them, these arguments have the following values: `num_partitions`
+    is the number of clients, `partition_by` is the label (for a natural partitioner, the data set's
+    natural client), and `seed` is drawn with the seed seeds.partition.
     """
 
     name: str | None
@@ -51,7 +51,10 @@ class Flower(Partitioner):
         return f"partition.name={self.name}:"
 
     def partitioner(self, num_clients: int, seed: int, natural: bool) -> Any:
-        """Return the flwr-datasets partitioner, without data."""
+        """Return the partitioner of flwr-datasets, which has no data yet.
+
+        natural: whether the data set has natural clients.
+        """
         try:
             from flwr_datasets import partitioner
         except ImportError:
@@ -71,6 +74,8 @@ class Flower(Partitioner):
             raise self.refused(error) from error
 
     def refused(self, error: Exception) -> ConfigError:
-        """Return the error for options or data that flwr-datasets does not accept."""
+        """Return the error to raise if flwr-datasets rejects the options or the data."""
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        return ConfigError(f"partition.name={self.name}: {self.name} says: {reason}")
+        return ConfigError(
+            f"partition.name={self.name}: flwr-datasets rejects the options or the data: {reason}"
+        )

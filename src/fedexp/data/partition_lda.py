@@ -1,6 +1,6 @@
-"""LDA: label skew from a Dirichlet distribution.
+"""LDA: partitions with label skew that is drawn from a Dirichlet distribution.
 
-FedNTD calls it LDA, MOON and FedKA call it Dir, and FedAlign uses it as well.
+FedNTD calls this scheme LDA; MOON and FedKA call it Dir. FedAlign also uses it.
 """
 
 from collections.abc import Sequence
@@ -15,14 +15,14 @@ from fedexp.data.partition import Assigned, Partitioner
 def draw_sizes(
     class_sizes: np.ndarray, num_clients: int, alpha: float, balance: bool, rng: np.random.Generator
 ) -> np.ndarray:
-    """Return one draw of how many examples of each class each client gets, int64 [C, K].
+    """Draw the number of examples that each client gets of each class, int64 [C, K].
 
-    For each class in order, q ~ Dir_K(alpha) is drawn, and the class is cut at floor(n_c *
-    cumsum(q)). With `balance`, q_k is first set to 0 for clients that already have N/K examples or
-    more, and q is renormalised.
+    For each class c with n_c examples, proportions q ~ Dir_K(alpha) are drawn, and the class is cut
+    at floor(n_c * cumsum(q)). If `balance` is set, clients that already have N/K examples or more
+    get q_k = 0, and q is normalised again before the cut.
 
-    All sizes are zero if a class has its whole mass on full clients, which happens only if q
-    underflows at a tiny alpha. Such a draw meets no minimum.
+    If this makes all proportions of a class 0, all sizes are returned as 0, so the draw is
+    rejected. This happens only if q underflows because alpha is tiny.
     """
     sizes = np.zeros((len(class_sizes), num_clients), dtype=np.int64)
     cap = class_sizes.sum() / num_clients if balance else np.inf
@@ -37,9 +37,12 @@ def draw_sizes(
 
 
 def cut_class(examples: int, q: np.ndarray) -> np.ndarray:
-    """Return each client's number of a class's examples for the proportions q [K], int64 [K].
+    """Return the number of a class's examples that each client gets, int64 [K].
 
-    The last client gets the remaining examples, which are all of them if all proportions are 0.
+    The last client also gets the examples that remain after rounding down. If all proportions are
+    0, it gets all examples.
+
+    q: [K], proportions of the clients. They are normalised to a sum of 1.
     """
     shares = q / q.sum() if q.sum() > 0 else q
     cuts = np.floor(examples * np.cumsum(shares)).astype(np.int64)
@@ -48,23 +51,24 @@ def cut_class(examples: int, q: np.ndarray) -> np.ndarray:
 
 
 class LDA(Partitioner):
-    """Dirichlet partition with a balancing cap and a smallest client size, by rejection sampling.
+    """Dirichlet partition with a balancing cap and a minimum client size.
 
-    See FedNTD appendix B.5 (p_c ~ Dir_K(alpha)). The cap and the minimum are in the code of FedNTD,
-    MOON and FedAlign, but not in their papers. The whole draw is repeated at most `max_draws`
-    times, until every client has `min_size` examples. Examples are shuffled only once, for the
-    accepted draw: shuffles are independent of the sizes, so the distribution is the same.
+    See FedNTD, appendix B.5 (p_c ~ Dir_K(alpha)). The cap and the minimum are in the released code
+    of FedNTD, MOON and FedAlign, but not in their papers. The sizes are drawn again until every
+    client has at least `min_size` examples, at most `max_draws` times. Examples are shuffled only
+    after a draw has been accepted. This does not change the distribution, because shuffling is
+    independent of the sizes.
 
-    With `numpy_seed`, the draw is the same as in that code after `np.random.seed(numpy_seed)`: each
-    client gets the same number of examples of each class and, if the data set has the same order,
-    the same examples.
+    With `numpy_seed`, each client gets the same number of examples of each class as in the released
+    code after `np.random.seed(numpy_seed)`. If the examples of the data set are also in the same
+    order, the clients get the same examples.
     """
 
-    alpha: Positive  # concentration; smaller is more heterogeneous
-    min_size: Count  # smallest n_k
-    balance: bool  # the cap: a client with N/K examples gets no more
+    alpha: Positive  # concentration; a smaller value gives more heterogeneous clients
+    min_size: Count  # minimum number of examples per client
+    balance: bool  # the cap: a client that has N/K examples or more gets no more
     max_draws: Count
-    numpy_seed: Seed32 | None = None  # seed of the released code's draw; None: use seeds.partition
+    numpy_seed: Seed32 | None = None  # seed as in the released code; None: use seeds.partition
 
     def assign(
         self,
@@ -75,7 +79,7 @@ class LDA(Partitioner):
         owners: np.ndarray | None,
     ) -> Assigned:
         most = len(labels) // num_clients
-        words = f"at most {most}, the training examples per client"
+        words = f"at most {most}, the average number of training examples per client"
         require(self.min_size <= most, "min_size", self.min_size, words)
         members = [np.flatnonzero(labels == c) for c in range(num_classes)]
         class_sizes = np.array([len(numbers) for numbers in members])
@@ -94,21 +98,21 @@ class LDA(Partitioner):
             largest = max(largest, smallest)
         raise ConfigError(
             f"partition=dirichlet alpha={self.alpha:g} num_clients={num_clients}: none of"
-            f" {self.max_draws} draws gave every client min_size={self.min_size} examples; the"
-            f" largest minimum was {largest}. Use a smaller min_size, a larger alpha or fewer"
-            " clients"
+            f" {self.max_draws} draws gave every client at least min_size={self.min_size} examples;"
+            f" in the best draw, the smallest client had {largest}. Use a smaller min_size, a"
+            " larger alpha or fewer clients"
         )
 
     def _draw_released(
         self, members: Sequence[np.ndarray], num_clients: int, rng: np.random.RandomState
     ) -> tuple[np.ndarray, list[np.ndarray]]:
-        """Shuffle each class and draw its proportions in turn, with one of numpy's legacy
-        generators.
+        """Shuffle each class, then draw its proportions, in the order of the released code.
 
-        members: each class's examples.
+        members: the examples of each class.
+        rng: a legacy generator of numpy.
 
-        Return the number of examples of each class per client [C, K], and each class's examples
-        in shuffled order.
+        Returns the number of examples that each client gets of each class, [C, K], and the shuffled
+        examples of each class.
         """
         sizes = np.zeros((len(members), num_clients), dtype=np.int64)
         cap = sum(map(len, members)) / num_clients if self.balance else np.inf
@@ -122,7 +126,11 @@ class LDA(Partitioner):
 
 
 def divide(orders: Sequence[np.ndarray], sizes: np.ndarray) -> list[np.ndarray]:
-    """Return each client's examples: those of each class are cut, in order, into sizes [C, K]."""
+    """Return each client's examples.
+
+    orders: the examples of each class. They are given to the clients in this order.
+    sizes: [C, K], the number of examples of each class that each client gets.
+    """
     edges = np.cumsum(sizes, axis=1)[:, :-1]
     piles = [np.split(order, row) for order, row in zip(orders, edges, strict=True)]
     return [np.concatenate(parts) for parts in zip(*piles, strict=True)]

@@ -1,4 +1,4 @@
-"""Partitions: the examples of each client, their hash, and the files of a run that store them."""
+"""Partitions: the examples of each client, their hash, and the files in which a run stores them."""
 
 import hashlib
 import itertools
@@ -14,13 +14,14 @@ from fedexp.core.console import plural
 from fedexp.core.errors import ConfigError
 from fedexp.core.npz import load_npz, save_npz
 
-NOT_KEPT = "not kept"  # value of info["indices"] if only the counts of a partition were kept
-CHANGED = "partition_from_round"  # prefix of partition files for changes during a run
+NOT_KEPT = "not kept"  # value of info["indices"] if only the counts of a partition were saved
+CHANGED = "partition_from_round"  # prefix of the files of partitions that begin during a run
 
 
 def partition_hash(parts: Sequence[np.ndarray]) -> str:
-    """Return the SHA-256 (hex) of the sizes [K] and the concatenated indices [N] as little-endian
-    int64.
+    """Return a SHA-256 hash of the parts as a hexadecimal string.
+
+    The hash covers the sizes [K] and the concatenated indices [N], both as little-endian int64.
     """
     sizes = np.array([len(part) for part in parts])
     return hashlib.sha256(
@@ -30,20 +31,20 @@ def partition_hash(parts: Sequence[np.ndarray]) -> str:
 
 @dataclass(frozen=True)
 class Partition:
-    """Client -> indices into the training set.
+    """The indices of each client's training examples.
 
-    Partitions that give every client the same examples have the same `hash`, because indices are
-    sorted.
+    Indices are sorted, so two partitions that give every client the same examples have the same
+    `hash`.
     """
 
     parts: tuple[np.ndarray, ...]  # K arrays, int64 [n_k], ascending
-    counts: np.ndarray  # int64 [K, C]: training examples of each class
+    counts: np.ndarray  # int64 [K, C]: each client's number of training examples of each class
     hash: str
-    # how the partition was made: scheme, settings, draws, sizes
+    # how the partition was made: scheme, settings, number of draws, client sizes
     info: dict[str, Any] = field(default_factory=dict)
-    # the server's examples, ascending
+    # indices of the server's examples, ascending
     public: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
-    # examples that are held out, ascending
+    # indices of the validation set's examples, ascending
     validation: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
 
     @property
@@ -55,16 +56,17 @@ class Partition:
     def build(
         cls, parts: Iterable[np.ndarray], labels: np.ndarray, num_classes: int, info: dict
     ) -> "Partition":
-        """Sort the indices and count the classes.
+        """Return the partition with each client's indices sorted and its classes counted.
 
-        Clients must be disjoint and not empty, and indices and labels in range.
+        Every client must have at least one example, and no example may be given twice. Indices and
+        labels must be in range.
         """
         ordered = tuple(np.sort(np.asarray(part, dtype=np.int64)) for part in parts)
         everything = np.concatenate(ordered)
-        assert all(len(part) for part in ordered), "a client without examples"
-        assert everything.min() >= 0, "a negative index"
-        assert len(np.unique(everything)) == len(everything), "an example with two owners"
-        # for all clients at once, because there may be many
+        assert all(len(part) for part in ordered), "a client has no examples"
+        assert everything.min() >= 0, "an index is negative"
+        assert len(np.unique(everything)) == len(everything), "an example is given twice"
+        # count for all clients at once, which is faster if there are many clients
         clients = np.repeat(np.arange(len(ordered)), [len(part) for part in ordered])
         counts = np.zeros((len(ordered), num_classes), dtype=np.int64)
         np.add.at(counts, (clients, labels[everything]), 1)
@@ -77,8 +79,9 @@ class Partition:
         return cls(ordered, counts, partition_hash(ordered), info)
 
     def sentence(self) -> str:
-        """Return a sentence with the clients' numbers of examples and classes, the settings and the
-        hash.
+        """Return a sentence that describes the partition.
+
+        It gives the clients' numbers of examples and classes, the settings and the hash.
         """
         used = [
             f"{key} {value}"
@@ -100,10 +103,11 @@ class Partition:
         num_classes: int,
         **others: np.ndarray,
     ) -> "Partition":
-        """Return the partition with other examples for each client.
+        """Return a copy of the partition in which the clients have different examples.
 
-        parts: each client's indices into labels [N].
-        others: `public` or `validation`, ascending, if they change.
+        parts: each client's new example indices.
+        labels: int [N], the labels of all training examples.
+        others: new indices for `public` or `validation`, ascending, if they also change.
         """
         info = self.info | {
             f"{name}_counts": np.bincount(labels[numbers], minlength=num_classes).tolist()
@@ -114,25 +118,30 @@ class Partition:
         return replace(Partition.build(parts, labels, num_classes, info), **(held_out | others))
 
     def renumber(self, numbers: np.ndarray, labels: np.ndarray, num_classes: int) -> "Partition":
-        """Return the partition with its example i replaced by example numbers[i] of labels [N]."""
+        """Return a copy of the partition in which each index i is replaced by numbers[i].
+
+        labels: int [N], the labels that the new indices refer to.
+        """
         parts = [numbers[part] for part in self.parts]
         return self.with_parts(parts, labels, num_classes, public=numbers[self.public])
 
     def with_validation(
         self, validation: np.ndarray, labels: np.ndarray, num_classes: int
     ) -> "Partition":
-        """Return the partition with a validation set, whose examples are removed from the clients.
+        """Return a copy of the partition with a validation set, removed from the clients' examples.
 
-        validation: indices into labels [N].
+        validation: indices of the examples in the validation set.
+        labels: int [N], the labels of all training examples.
         """
         parts = [np.setdiff1d(part, validation) for part in self.parts]
         return self.with_parts(parts, labels, num_classes, validation=np.sort(validation))
 
     def save(self, path: Path, classes: Sequence[str]) -> None:
-        """Write partition.npz.
+        """Write the partition to an npz file.
 
-        Its arrays are indices [N], sizes [K], counts [K, C], hash, public [M], classes [C] (names),
-        info (JSON) and, if there is a validation set, validation [V].
+        The file has the arrays `indices` [N], `sizes` [K], `counts` [K, C], `hash`, `public` [M],
+        `classes` [C] (class names), `info` (JSON) and, if there is a validation set, `validation`
+        [V].
         """
         save_npz(
             path,
@@ -156,14 +165,17 @@ class Partition:
         missing = {"indices", "sizes", "counts", "hash", "info"} - arrays.keys()
         if missing:
             raise ConfigError(
-                f"{path}: not a partition written by fedexp (no {', '.join(sorted(missing))})"
+                f"{path}: is not a partition written by fedexp; it does not contain"
+                f" {', '.join(sorted(missing))}"
             )
         try:
             parts = tuple(np.split(arrays["indices"], np.cumsum(arrays["sizes"])[:-1]))
             info = json.loads(str(arrays["info"]))
             whole = partition_hash(parts) == str(arrays["hash"])
         except (ValueError, TypeError, IndexError) as error:
-            raise ConfigError(f"{path}: is damaged: its arrays do not match ({error})") from error
+            raise ConfigError(
+                f"{path}: is damaged: its arrays do not fit together ({error})"
+            ) from error
         if not whole:
             raise ConfigError(f"{path}: is damaged: its indices do not match its hash")
         others = [arrays.get(name, np.zeros(0, np.int64)) for name in ("public", "validation")]
@@ -171,28 +183,31 @@ class Partition:
 
 
 def format_range(values: np.ndarray) -> str:
-    """Return the range of the values, such as `4` or `1 to 7 (median 4)`."""
+    """Return the range of the values as text, such as `4` or `1 to 7 (median 4)`."""
     low, middle, high = int(values.min()), float(np.median(values)), int(values.max())
     return f"{low:,}" if low == high else f"{low:,} to {high:,} (median {middle:g})"
 
 
 def find_task_partitions(run_dir: Path) -> list[Path]:
-    """Return the partition files of the tasks after the first, in order."""
+    """Return the partition files of a run's second and later tasks, in the order of the tasks."""
     paths = (run_dir / task_partition_name(number) for number in itertools.count(2))
     return list(itertools.takewhile(Path.exists, paths))
 
 
 def find_changed_partitions(run_dir: Path) -> dict[int, Path]:
-    """Return first round -> partition file for each change of a run's partition, ascending."""
+    """Return the files of the partitions that begin during a run.
+
+    The result maps the first round of each partition to its file. The rounds are ascending.
+    """
     found = {path.stem.removeprefix(CHANGED): path for path in run_dir.glob(f"{CHANGED}*.npz")}
     return {int(number): found[number] for number in sorted(filter(str.isdecimal, found), key=int)}
 
 
 def changed_partition_name(number: int) -> str:
-    """Return the name of the partition file from round 2, 3, ... on."""
+    """Return the file name of the partition that is used from round `number` on, at least 2."""
     return f"{CHANGED}{number}.npz"
 
 
 def task_partition_name(number: int) -> str:
-    """Return the name of the partition file of task 2, 3, ..."""
+    """Return the file name of the partition for task `number`, at least 2."""
     return f"partition_task{number}.npz"

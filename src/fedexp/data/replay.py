@@ -1,17 +1,17 @@
-"""Replay buffers of a client: examples from earlier tasks that it keeps training on.
+"""Replay buffers: examples of earlier tasks that a client keeps and continues to train on.
 
-This is rehearsal as in centralised continual learning (`scenario.replay`), but separately on every
-client; no example leaves its client. The buffer for task t contains examples that the client chose
-from its examples of the tasks before t, whether or not it took part in a round.
+This is rehearsal as in centralised continual learning (`scenario.replay`), but each client has a
+separate buffer, so no example leaves its client. The buffer for task t contains a selection of the
+client's examples of the tasks before t, even if the client has not taken part in any round of them.
 
 Policies:
 
-- `reservoir`: every example seen so far is in the buffer with the same probability. This is
-  algorithm R (Vitter, "Random Sampling with a Reservoir", ACM Transactions on Mathematical Software
-  1985), with one pass per task.
-- `class_balanced`: the buffer has size // classes examples of each class seen so far, or all of
-  them if the class has fewer. Every example of a class is in the buffer with the same probability,
-  whichever task it came with.
+- `reservoir`: every example of the earlier tasks is in the buffer with the same probability. This
+  is algorithm R (Vitter, "Random Sampling with a Reservoir", ACM Transactions on Mathematical
+  Software 1985), with one pass over the examples of each task.
+- `class_balanced`: if C classes have been seen so far, the buffer has size // C examples of each of
+  them, or all examples of a class that has fewer. All examples of a class are in the buffer with
+  the same probability, whichever task they belong to.
 """
 
 from collections.abc import Iterator, Sequence
@@ -26,13 +26,14 @@ def fill_buffers(
     policy: str,
     rng: np.random.Generator,
 ) -> list[np.ndarray]:
-    """Return the contents of one client's buffer at the start of each task, as ascending indices.
+    """Return the indices of the examples in one client's buffer at the start of each task.
 
-    The first buffer is empty.
+    The indices are ascending. The buffer is empty at the start of the first task.
 
-    parts: the client's examples of each task, int [n_t].
-    labels: int [N], of all examples.
-    size: largest number of examples in the buffer, at least 0.
+    parts: the indices of the client's examples for each task, int [n_t].
+    labels: int [N], the labels of all examples.
+    size: maximum number of examples in the buffer, at least 0.
+    policy: reservoir or class_balanced.
     """
     grow = reservoir if policy == "reservoir" else class_balanced
     held = [np.zeros(0, np.int64), *grow(parts, labels, size, rng)]
@@ -42,7 +43,7 @@ def fill_buffers(
 def reservoir(
     parts: Sequence[np.ndarray], labels: np.ndarray, size: int, rng: np.random.Generator
 ) -> Iterator[np.ndarray]:
-    """Yield the buffer after each task."""
+    """Yield the indices of the examples in the buffer after each task."""
     held: list[int] = []
     seen = 0
     for part in parts:
@@ -58,12 +59,13 @@ def reservoir(
 def class_balanced(
     parts: Sequence[np.ndarray], labels: np.ndarray, size: int, rng: np.random.Generator
 ) -> Iterator[np.ndarray]:
-    """Yield the buffer after each task.
+    """Yield the indices of the examples in the buffer after each task.
 
-    A class whose quota shrinks loses random examples and never regains them.
+    When the quota of a class shrinks, random examples are removed for good.
     """
-    held: dict[int, np.ndarray] = {}  # in random order, so that the first n are a uniform sample
-    seen: dict[int, int] = {}  # examples of each class so far
+    # in random order, so that the first n examples of a class are a uniform sample
+    held: dict[int, np.ndarray] = {}
+    seen: dict[int, int] = {}  # number of examples of each class so far
     for part in parts:
         shuffled = rng.permutation(part)
         fresh = {int(c): shuffled[labels[shuffled] == c] for c in np.unique(labels[part])}
@@ -82,14 +84,15 @@ def class_balanced(
 def merge_samples(
     old: np.ndarray, seen: int, new: np.ndarray, quota: int, rng: np.random.Generator
 ) -> np.ndarray:
-    """Return a uniform sample of at most `quota` examples from `seen` earlier and all new examples.
+    """Draw a uniform sample of at most `quota` examples from all earlier and new examples.
 
-    The sample is in random order. The number of earlier examples in a uniform sample follows a
+    The sample is in random order. The number of earlier examples in it is drawn from the
     hypergeometric distribution.
 
-    old: a uniform sample of the earlier examples in random order, with all or at least `quota` of
-    them.
-    new: the new examples [n], in random order.
+    old: a uniform sample of the earlier examples in random order. It must contain all of them, or
+    at least `quota`.
+    seen: number of earlier examples.
+    new: [n], the new examples in random order.
     """
     count = min(quota, seen + len(new))
     earlier = int(rng.hypergeometric(seen, len(new), count))

@@ -1,9 +1,9 @@
-"""Domains made from one image data set: each task shows all images rotated by another angle.
+"""Create tasks from one image data set: each task rotates all images by a different angle.
 
-This follows the MNIST rotations of Lopez-Paz and Ranzato (NeurIPS 2017, section 4) and gives a
-stream of domains without a second data set. An image is used either for training in all tasks or
-for testing in all tasks, so that no test image is trained on at another angle. The same is true for
-the validation set (fedexp.training.division).
+This follows the MNIST rotations of Lopez-Paz and Ranzato (NeurIPS 2017, section 4) and needs only
+one data set. Each image is used either for training in all tasks or for testing in all tasks.
+Therefore no model is trained on a rotated version of a test image. The same applies to the images
+of the validation set (fedexp.training.division).
 """
 
 from typing import Annotated
@@ -24,7 +24,7 @@ Angles = Annotated[
 
 
 class Rotations(MultiTask):
-    """Tasks that show the data set rotated by one angle each, with the same classes."""
+    """Tasks that have the same images and classes, but rotate the images by different angles."""
 
     name = "rotations"
     repeats_examples = True
@@ -32,11 +32,11 @@ class Rotations(MultiTask):
     angles: Angles  # in degrees counter-clockwise, one per task
 
     def sequence(self, dataset: DataSource, rng: np.random.Generator) -> TaskSequence:
-        """Return one task per angle, all with the same split into training and test images."""
+        """Return one task per angle. All tasks use the same training and test images."""
         data = dataset.load()
         if not isinstance(data, ImageData):
             raise ConfigError(
-                f"scenario=rotations: needs a data set of images, but {data.name} has texts"
+                f"scenario=rotations: needs an image data set, but {data.name} contains texts"
             )
         x, y, own_test = pool_examples([data], data)
         train, held = self.divide(y, own_test, rng)

@@ -1,7 +1,8 @@
 """LEAF's Shakespeare: predict the next character in the lines of each role (arXiv 1812.01097).
 
-One file is `{"users": [u, ...], "num_samples": [n, ...], "user_data": {u: {"x": [80 characters,
-...], "y": [character, ...]}}}`. A user is a role in a play, and is a natural client.
+Each file has the form `{"users": [u, ...], "num_samples": [n, ...], "user_data": {u: {"x": [80
+characters, ...], "y": [character, ...]}}}`. A user is a role in a play. Each role is a natural
+client.
 """
 
 from collections.abc import Sequence
@@ -16,17 +17,18 @@ from fedexp.data.leaf import find_split_files, read_users, require_valid
 from fedexp.data.text import LabelledTexts, TextSource, add_special_words
 from fedexp.data.types import TextData
 
-# The characters of LEAF's language_utils.py in its order, for both inputs and labels.
+# The characters that inputs and labels can have, in the order of LEAF's language_utils.py.
 LETTERS = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
 KIND = "Shakespeare"
 COMMAND = "preprocess.sh -s niid --sf 1.0 -k 0 -t sample --tf 0.8"
-Users = dict[str, tuple[list[str], list[str]]]  # role -> (texts, the character after each)
+# maps each role to its texts and to the character that follows each text
+Users = dict[str, tuple[list[str], list[str]]]
 
 
 class Shakespeare(TextSource):
-    """LEAF's `<data_dir>/shakespeare/{train,test}/*.json`.
+    """LEAF's Shakespeare, read from `<data_dir>/shakespeare/{train,test}/*.json`.
 
-    `owners` are the roles, sorted by name.
+    Each role is a natural client (see `Data.owners`). Roles are numbered in alphabetical order.
     """
 
     max_words: int = len(LETTERS)
@@ -57,22 +59,26 @@ class Shakespeare(TextSource):
 
 
 def check_samples(x: list[str], y: list[str]) -> tuple[list[str], list[str]]:
-    """Return a role's examples after checking them.
+    """Return a role's texts and next characters unchanged.
 
     Raises ValueError if they are invalid.
     """
-    require_valid(len(x) == len(y), f"{len(x)} texts but {len(y)} next characters")
-    require_valid(all(type(text) is str for text in x), "x must contain texts")
+    require_valid(
+        len(x) == len(y),
+        f"x and y must have the same length, but there are {len(x)} texts and {len(y)} characters",
+    )
+    require_valid(all(type(text) is str for text in x), "x must contain only texts")
     require_valid(
         all(type(each) is str and len(each) == 1 and each in LETTERS for each in y),
-        "y must contain single characters of LEAF",
+        "y must contain only single characters of LEAF's alphabet",
     )
     return x, y
 
 
 def pool_roles(users: Users, length: int) -> tuple[list[str], list[int]]:
-    """Return the last `length` characters of all texts, and the numbers of the characters after
-    them, sorted by role.
+    """Return the texts of all roles, sorted by role, and the labels.
+
+    Each text is cut to its last `length` characters. Its label is the number of the next character.
     """
     pairs = [users[role] for role in sorted(users)]
     texts = [text[-length:] for x, _ in pairs for text in x]

@@ -1,4 +1,4 @@
-"""Task streams with blurred boundaries, or with a different task order for each client."""
+"""Task streams with blurred task boundaries or with a different task order for each client."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -10,15 +10,16 @@ from fedexp.data.types import Task
 
 
 def blur_tasks(tasks: Sequence[Task], share: float, rng: np.random.Generator) -> tuple[Task, ...]:
-    """Return the tasks after a share of each task's training examples has moved to the other tasks.
+    """Move a share of each task's training examples to the other tasks, and return the new tasks.
 
-    From each task with n examples, round(share * n) are drawn at random and moved in turn to the
-    other tasks. Tasks of equal size keep their size up to rounding, so `share` of a task's examples
-    come from other tasks. Names, classes and test examples do not change.
+    From each task with n training examples, round(share * n) examples are drawn at random and
+    distributed evenly among the other tasks. If all tasks have the same size, their sizes do not
+    change, except for rounding, and `share` of each task's examples come from other tasks. Names,
+    classes and test examples do not change.
 
     Raises ConfigError if there is only one task.
     """
-    require(len(tasks) > 1, "scenario.blur", share, "0 with only one task")
+    require(len(tasks) > 1, "scenario.blur", share, "0 if there is only one task")
     kept, arrived = [], [[np.zeros(0, np.int64)] for _ in tasks]
     for number, task in enumerate(tasks):
         drawn = rng.permutation(task.train)
@@ -32,10 +33,11 @@ def blur_tasks(tasks: Sequence[Task], share: float, rng: np.random.Generator) ->
 
 
 def draw_orders(clients: int, tasks: int, rng: np.random.Generator) -> np.ndarray:
-    """Return the task that each client learns at each stage, int [K, T], numbered from 0.
+    """Draw the order in which each client learns the tasks, int [K, T].
 
-    The orders are random, but at every stage the numbers of clients per task differ by at most one.
-    Each group of T clients has the T rotations of one random order.
+    The result contains the task, numbered from 0, that each of the K clients learns in each of the
+    T stages. In every stage, the numbers of clients per task differ by at most one: each group of T
+    clients gets the T rotations of one random order. The clients of a group are chosen at random.
     """
     rows = []
     for client in range(clients):
@@ -48,12 +50,12 @@ def draw_orders(clients: int, tasks: int, rng: np.random.Generator) -> np.ndarra
 def reorder_parts(
     parts: Sequence[Sequence[np.ndarray]], orders: np.ndarray
 ) -> list[list[np.ndarray]]:
-    """Return each client's examples at each stage, [T][K].
+    """Return each client's examples for each stage, [T][K].
 
-    parts: each client's examples of each task, [T][K].
-    orders: int [K, T], see `draw_orders`.
+    parts: [T][K], each client's examples for each task.
+    orders: int [K, T], the order of the tasks for each client (see `draw_orders`).
     """
     stages = []
-    for tasks in orders.T:  # each client's task
+    for tasks in orders.T:  # each client's task in this stage
         stages.append([parts[task][client] for client, task in enumerate(tasks)])
     return stages

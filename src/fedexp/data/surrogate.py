@@ -1,8 +1,9 @@
-"""Unlabelled examples for distillation by clients and server (config node `surrogate`).
+"""Surrogate sets: unlabelled examples for distillation on the clients and the server.
 
-See CFeD, IJCAI 2022, section 4.1. The examples come from another data set, converted to the form of
-the first one, or from a part of its training data without the labels. They are stored after the
-training examples, with the label -1.
+See CFeD, IJCAI 2022, section 4.1, and the config node `surrogate`. The examples come from one of
+two sources. They can be a second data set, which is converted to the form of the training data and
+stored after the training examples. Or they are a part of the training data. In both cases, their
+labels are set to -1.
 """
 
 from collections.abc import Sequence
@@ -22,29 +23,30 @@ GREY = (0.299, 0.587, 0.114)  # ITU-R 601 luma
 
 
 class Surrogate(Checked, prefix="surrogate."):
-    """Source of the surrogate examples, and the numbers of shards that clients and server draw."""
+    """The source of the surrogate examples, and how they are divided among clients and server."""
 
     dataset: DataSource | None  # an option of the group `dataset`, or null
-    options: dict[str, Any]  # overrides of that option's values, already applied
-    # share of the training data that is withheld from clients and used without labels
+    options: dict[str, Any]  # overrides of values of `dataset`, which are already applied
+    # share of the training data that the clients do not get and that is used without labels
     fraction: ShareBelow1
-    # use only examples with these labels in their data set; null: all
+    # use only examples that have these labels in their data set; null: all examples
     classes: Labels | None
-    examples: CountOrNone  # number of examples, drawn at random; null: all
-    shards: Count  # per client
-    server_shards: Count
-    total_shards: CountOrNone  # number of shards that the set is cut into; null: two per client
+    examples: CountOrNone  # number of examples to draw at random; null: use all examples
+    shards: Count  # number of shards that each client draws
+    server_shards: Count  # number of shards that the server draws
+    # number of shards that the surrogate set is cut into; null: twice the number of clients
+    total_shards: CountOrNone
 
     def __post_init__(self) -> None:
         super().__post_init__()
         another = self.dataset is not None
         words = "0 if surrogate.dataset is set"
         require(not (self.fraction and another), "surrogate.fraction", self.fraction, words)
-        words = "null without surrogate.dataset"
+        words = "null if surrogate.dataset=null"
         require(another or self.examples is None, "surrogate.examples", self.examples, words)
-        words = "{} without surrogate.dataset"
+        words = "{} if surrogate.dataset=null"
         require(another or not self.options, "surrogate.options", self.options, words)
-        words = "null without surrogate.dataset or surrogate.fraction"
+        words = "null unless surrogate.dataset or surrogate.fraction is set"
         require(self.given or self.classes is None, "surrogate.classes", self.classes, words)
 
     @property
@@ -52,10 +54,13 @@ class Surrogate(Checked, prefix="surrogate."):
         return self.dataset is not None or self.fraction > 0
 
     def load(self, like: Data) -> torch.Tensor:
-        """Return the inputs of the surrogate data set's training examples in the form of `like`.
+        """Return the inputs of the surrogate data set, converted to the form of `like`.
 
-        The result is empty without a surrogate data set. It includes the test part if the data set
-        has no official test part and is not also the data set for training.
+        If no surrogate data set is given, the result is empty. Only training examples are used,
+        with one exception: test examples are also used if the data set has no official test set and
+        is not the data set `like` itself.
+
+        like: the training data.
         """
         if self.dataset is None:
             return like.x_train[:0]
@@ -67,32 +72,36 @@ class Surrogate(Checked, prefix="surrogate."):
         return inputs[self.chosen(labels, data)]
 
     def some(self, inputs: torch.Tensor, rng: np.random.Generator) -> torch.Tensor:
-        """Return the requested number of the inputs [n, ...], in their order."""
+        """Draw `examples` of the inputs [n, ...] at random, and return them in the same order."""
         if self.examples is None:
             return inputs
-        words = f"at most {len(inputs)}, the number of examples"
+        words = f"at most {len(inputs)}, the number of available examples"
         require(self.examples <= len(inputs), "surrogate.examples", self.examples, words)
         drawn = np.sort(rng.choice(len(inputs), self.examples, replace=False))
         return inputs[torch.from_numpy(drawn)]
 
     def chosen(self, labels: torch.Tensor, data: Data) -> torch.Tensor:
-        """Return a mask bool [n] of the examples that `classes` allows."""
+        """Return a mask of the examples whose label is in `classes`, bool [n].
+
+        All examples are selected if `classes` is None.
+        """
         if self.classes is None:
             return torch.ones(len(labels), dtype=torch.bool)
-        key, words = "surrogate.classes", f"null: {data.name} has no labels"
+        key, words = "surrogate.classes", f"null, because {data.name} has no labels"
         require(data.num_classes > 0, key, self.classes, words)
         words = f"labels from 0 to {data.num_classes - 1}"
         valid = all(0 <= c < data.num_classes for c in self.classes)
         require(valid, key, self.classes, words)
         found = torch.isin(labels, torch.tensor(self.classes))
-        require(bool(found.any()), key, self.classes, "labels of at least one example")
+        require(bool(found.any()), key, self.classes, "labels that at least one example has")
         return found
 
     def attach(
         self, data: Data, tasks: Sequence[Task], rng: np.random.Generator
     ) -> tuple[Data, tuple[Task, ...], np.ndarray]:
-        """Return (data with the surrogate examples, tasks without them, indices of the surrogate
-        examples).
+        """Add the surrogate examples to the data, and remove them from the tasks.
+
+        Returns (data, tasks, indices of the surrogate examples).
         """
         labels = data.y_train.clone()
         if not self.fraction:
@@ -105,7 +114,7 @@ class Surrogate(Checked, prefix="surrogate."):
         everything = np.concatenate([task.train for task in tasks])
         everything = everything[self.chosen(labels[everything], data).numpy()]
         count = int(self.fraction * len(everything))
-        words = f"at least one of {len(everything)} examples"
+        words = f"large enough to select at least one of the {len(everything)} examples"
         require(count > 0, "surrogate.fraction", self.fraction, words)
         chosen = np.sort(rng.choice(everything, count, replace=False))
         labels[torch.from_numpy(chosen)] = -1
@@ -115,13 +124,13 @@ class Surrogate(Checked, prefix="surrogate."):
     def draw_shards(
         self, numbers: np.ndarray, num_clients: int, rng: np.random.Generator
     ) -> "Shards":
-        """Return random shards of the surrogate examples.
+        """Cut the surrogate examples into shards, and draw shards for the clients and the server.
 
-        Each client draws `shards` different shards, and each shard is drawn about equally often
-        (the clients' shards are disjoint if there are enough). The server draws its shards
-        independently.
+        Each client draws `shards` different shards. If there are enough shards, no two clients draw
+        the same shard; otherwise all shards are drawn with the same probability. The server draws
+        its shards independently of the clients.
 
-        numbers: indices of the examples.
+        numbers: indices of the surrogate examples.
         """
         total = self.total_shards or 2 * num_clients
         for key, count in (("shards", self.shards), ("server_shards", self.server_shards)):
@@ -129,9 +138,9 @@ class Surrogate(Checked, prefix="surrogate."):
             require(count <= total, f"surrogate.{key}", count, words)
         if len(numbers) < total:
             raise ConfigError(
-                f"surrogate: {len(numbers)} examples cannot be cut into {total} shards;"
-                " surrogate.total_shards=<number> cuts it into fewer, a larger surrogate.fraction"
-                " gives more examples"
+                f"surrogate: {len(numbers)} examples cannot be cut into {total} shards; use a"
+                " smaller surrogate.total_shards or, for more examples, a larger"
+                " surrogate.fraction"
             )
         pieces = np.array_split(rng.permutation(numbers), total)
         wanted = self.shards * num_clients
@@ -150,44 +159,51 @@ class Surrogate(Checked, prefix="surrogate."):
 
 @dataclass(frozen=True)
 class Shards:
-    """The surrogate examples of each client and of the server."""
+    """Indices of the surrogate examples that each client and the server have."""
 
     clients: tuple[np.ndarray, ...]
     server: np.ndarray
 
 
 def load_like(dataset: DataSource, like: Data) -> Data:
-    """Load another data set. Texts are read with the first data set's vocabulary."""
+    """Load a data set that is used with `like`. Texts are encoded with the vocabulary of `like`."""
     if isinstance(dataset, TextSource) and isinstance(like, TextData):
         return dataset.load(like)
     return dataset.load()
 
 
 def inputs_like(data: Data, like: Data, split: str = "train") -> torch.Tensor:
-    """Return x_train or x_test of `data` in the form of `like`.
+    """Return `x_train` or `x_test` of `data`, converted to the form of `like`.
 
-    Images are converted to the size, channels and scale of `like`.
+    Images are converted to the size, the number of channels and the pixel range of `like`.
     """
     x = getattr(data, f"x_{split}")
     if isinstance(data, ImageData) and isinstance(like, ImageData):
         return resize_images(x, data.max_value, like)
     if type(data) is not type(like):
         raise ConfigError(
-            f"{data.name} and {like.name} cannot be used together: one has images, the other texts"
+            f"{data.name} and {like.name} cannot be used together: one of them contains images, and"
+            " the other contains texts"
         )
     return x
 
 
 def resize_images(images: torch.Tensor, max_value: int, like: ImageData) -> torch.Tensor:
-    """Resize images, uint8 [n, h, w, c] -> [n, height, width, channels] of `like`.
+    """Convert images to the size, the number of channels and the pixel range of `like`.
 
-    The resizing is bilinear with antialiasing. Colours are converted to grey by luma.
+    Images are resized by bilinear interpolation with antialiasing. Colours are converted to grey by
+    their luma.
+
+    images: uint8 [n, h, w, c].
+    max_value: largest pixel value of `images`.
+
+    Returns uint8 [n, height, width, channels].
     """
     channels, height, width = like.shape
     if images.shape[1:] == like.x_train.shape[1:] and max_value == like.max_value:
         return images
     parts = []
-    for chunk in images.split(2000):  # all images as floats would take 12 times the memory
+    for chunk in images.split(2000):  # converting all images at once would need 12 times the memory
         x = chunk.permute(0, 3, 1, 2).float()
         if x.shape[1] == 3 and channels == 1:
             x = torch.tensordot(torch.tensor(GREY), x, ([0], [1]))[:, None]
