@@ -460,7 +460,7 @@ def test_analyses_agree_with_the_results_of_the_run(run, capsys):
             "needs two local models from round 1, but only 0 were saved",
         ),
         (["noise", "--strengths", "0,-1"], "argument --strengths: "),
-        (["neurons", "--round", "1"], "the local models of round 1 and the global model before"),
+        (["neurons", "--round", "1"], "the local models from round 1 and the global model from"),
     ],
 )
 def test_bad_input_gives_one_message(run, arguments, words, capsys):

@@ -1,9 +1,9 @@
-"""Draw a run's figures from the files of its directory, during the run or at any later time.
+"""Draw the figures of a run from the files in its directory, during the run or at any later time.
 
     fedexp figures <run directory>...
 
 matplotlib is used through its object interface, without pyplot or global state, so any thread or
-job may draw.
+job may draw figures.
 """
 
 import errno
@@ -38,14 +38,14 @@ INTERIM = ("class_accuracy", "local_round")  # prefixes of the figures that show
 def make_figures(
     run_dir: Path, summary: dict[str, Any] | None = None, look: Pictures | None = None
 ) -> list[Path]:
-    """Write the figures of a run directory to `figures/` and return their paths.
+    """Write the figures of a run to `figures/` in the run directory, and return their paths.
 
-    summary: the content of summary.json, if it has not been written yet. look: formats, titles and
-    style; None for the settings of the run's configuration.
+    summary: the content of summary.json, if this file has not been written yet. look: formats,
+    titles and style; None for the settings in the run's configuration.
 
-    A figure is omitted if its source file is missing or empty, so an interrupted run only has the
-    figures that its files allow. Raises ConfigError if a file is damaged, and OSError if the
-    directory cannot be written.
+    A figure is left out if its source file is missing or empty, so an interrupted run has only some
+    of the figures. Raises ConfigError if a file is damaged, and OSError if the directory cannot be
+    written to.
     """
     look = look or read_settings(run_dir)
     return save_all(run_dir / "figures", list_figures(load_run(run_dir, summary=summary)), look)
@@ -59,9 +59,10 @@ def read_settings(run_dir: Path) -> Pictures:
 def save_all(
     folder: Path, figures: "Iterable[tuple[str, Callable[[], Figure]]]", look: Pictures
 ) -> list[Path]:
-    """Draw figures and write them to a folder, and return their paths.
+    """Draw figures, write them to a folder, and return their paths.
 
-    figures: (name, function that draws the figure). The folder is created before the first figure.
+    figures: pairs (name, function that draws the figure). The folder is created before the first
+    figure is drawn.
     """
     from fedexp.figures.style import styled
 
@@ -81,11 +82,11 @@ def save_all(
 def interim_pictures(
     run_dir: Path, history: "History", further: "Mapping[str, History] | None" = None
 ) -> dict[str, bytes]:
-    """Return name -> PNG content of figures that show the run up to the last round of `history`.
+    """Return name -> PNG content of figures that show the run up to the last round in `history`.
 
-    They are the heat maps of class accuracies and, if local models were evaluated, the latest round
-    figure. No file is written, and the run may be in progress or finished. further: the history in
-    each further view of the test set.
+    These are the heat maps of class accuracies and, if local models were evaluated, the latest
+    round figure. No file is written, and the run may be in progress or finished. further: view ->
+    history, for each further view of the test set.
     """
     from fedexp.figures.style import styled
 
@@ -100,7 +101,7 @@ def interim_pictures(
 
 
 def list_figures(run: RunData) -> "Iterator[tuple[str, Callable[[], Figure]]]":
-    """Yield (name, function that draws it) of each figure that the run has data for."""
+    """Yield (name, function that draws the figure) for each figure that the run has data for."""
     from fedexp.figures import draw, draw_analyses
 
     for view, history in run.histories.items():
@@ -128,7 +129,7 @@ def save(figure: "Figure", path: Path) -> None:
     """Write a figure to a temporary file and rename it, so that readers never see an incomplete
     file.
 
-    Raises StorageError if the folder is a symbolic link, since it could lead anywhere.
+    Raises StorageError if the folder is a symbolic link, since the link could lead anywhere.
     """
     if path.parent.is_symlink():
         raise StorageError(

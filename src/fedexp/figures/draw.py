@@ -34,7 +34,7 @@ from fedexp.metrics.forgetting import normalised_heat_map
 from fedexp.metrics.history import History
 from fedexp.metrics.targets import rounds_to_target
 
-PER_ROW = 4  # heat maps side by side
+PER_ROW = 4  # maximum number of heat maps side by side
 BESIDE: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (1.01, 1), "borderaxespad": 0}
 ABOVE: dict[str, Any] = {"loc": "lower left", "bbox_to_anchor": (0, 1.01), "borderaxespad": 0}
 ACCURACIES = (
@@ -61,11 +61,12 @@ def class_accuracy(
 def class_maps(
     shown: Sequence[tuple[str, RunData, History]], title: str, normalised: bool, of: str = ""
 ) -> Figure:
-    """Draw the heat maps (classes x rounds) of labelled runs side by side, on the same scale.
+    """Draw the heat maps (classes x rounds) of labelled runs side by side, on the same colour
+    scale.
 
-    normalised: divide each round by its sum over the classes (FedNTD Fig. 10). The colour scale
-    then ends at 3/C, three times the share of a class in a balanced model, so that runs can be
-    compared. Larger values are clipped.
+    normalised: divide the values of each round by their sum over classes (FedNTD Fig. 10). The
+    colour scale then ends at 3/C, which is three times the share of a class in a balanced model, so
+    that runs can be compared. Larger values are clipped.
     """
     classes = shown[0][1].classes
     columns = min(len(shown), PER_ROW)
@@ -104,8 +105,8 @@ def class_maps(
 
 
 def tasks(run: RunData, file: TaskFile, view: str = PLAIN) -> Figure:
-    """Draw a heat map (tasks x rounds) of test accuracy, above the two accuracies of CFeD (Fig.
-    3)."""
+    """Draw a heat map (tasks x rounds) of test accuracy, above the two accuracies of CFeD Fig.
+    3."""
     height = map_height(file.accuracy.shape[1])
     subject = f"Test accuracy on the tasks{_name_view(view)}"
     figure, (above, below) = _figure(run, subject, 3.7 + height, (height, 2.2))
@@ -138,7 +139,7 @@ def curves(run: RunData) -> Figure:
     """Draw accuracy and forgetting against the round (F of FedNTD Eq. 5, and round forgetting).
 
     The accuracy panel marks the best round and the targets. If the run has a validation set, the
-    best round and the rounds that reach a target are those of the validation accuracy.
+    best round and the rounds that reach a target are determined from the validation accuracy.
     """
     figure, (above, below) = _figure(
         run, "Accuracy and forgetting of the global model", 5.6, (1, 1)
@@ -191,10 +192,9 @@ def loss(run: RunData) -> Figure:
 
 
 def data_distribution(run: RunData, counts: np.ndarray) -> Figure:
-    """Draw the number of training examples of every client and class (FedNTD Fig. 3, FedKA Fig.
-    2a).
+    """Draw each client's number of training examples per class (FedNTD Fig. 3, FedKA Fig. 2a).
 
-    The colour scale is logarithmic. White cells have no examples.
+    The colour scale is logarithmic. White cells contain no examples.
     """
     clients, classes = counts.shape
     height = 1.6 + map_height(classes)
@@ -217,9 +217,10 @@ def data_distribution(run: RunData, counts: np.ndarray) -> Figure:
 
 
 def local_round(run: RunData, history: History, view: str = PLAIN) -> Figure:
-    """Draw the round figure of the last round with local models (Flashback Fig. 2).
+    """Draw class accuracies before, within and after the last round with local models (Flashback
+    Fig. 2).
 
-    Its rows are the global model before the round, the local models, and the global model after the
+    The rows are the global model before the round, the local models, and the global model after the
     round.
     """
     rows, last = round_picture(history), history.local_rounds[-1]
@@ -229,7 +230,7 @@ def local_round(run: RunData, history: History, view: str = PLAIN) -> Figure:
     figure, (axes,) = _figure(run, subject, 1.9 + map_height(len(names)))
     image = round_map(axes, rows)
     colour_bar(figure, axes, image, "test accuracy of the class", rows)
-    # Name at most 30 rows. If not all are named, leave a gap next to the two global models.
+    # Label at most 30 rows. If some rows have no label, leave a gap next to the two global models.
     step = -(-len(names) // 30)
     shown = [0, *range(step, len(names) - step, step), len(names) - 1]
     axes.set_yticks(shown, [names[i] for i in shown], fontsize="small")
@@ -238,7 +239,7 @@ def local_round(run: RunData, history: History, view: str = PLAIN) -> Figure:
 
 
 def round_map(axes: Axes, rows: np.ndarray) -> AxesImage:
-    """Draw a round figure, with lines between the global models and the local models."""
+    """Draw a round figure, with lines that separate the global models from the local models."""
     image = draw_cells(axes, rows, colour_map(), vmin=0, vmax=1)
     for boundary in (0.5, len(rows) - 1.5):
         axes.axhline(boundary, color="white", linewidth=2.5 if len(rows) < 30 else 1)
@@ -246,16 +247,17 @@ def round_map(axes: Axes, rows: np.ndarray) -> AxesImage:
 
 
 def draw_cells(axes: Axes, cells: np.ndarray, colours: Colormap, **scale: Any) -> AxesImage:
-    """Draw a matrix as coloured cells. scale: of the colours, as for `Axes.imshow`."""
+    """Draw a matrix as coloured cells. scale: the colour scale, as keyword arguments of
+    `Axes.imshow`."""
     axes.grid(False)
     return axes.imshow(cells, colours, aspect="auto", interpolation="nearest", **scale)
 
 
 def round_picture(history: History) -> np.ndarray:
-    """Return class accuracies within the last round with local models, [S + 2, C].
+    """Return the class accuracies within the last round with local models, [S + 2, C].
 
     The rows are the global model before the round, the S local models, and the global model after
-    the round. The row of a global model that was not evaluated is nan.
+    the round. If a global model was not evaluated, its row is nan.
     """
     by_round = dict(zip(history.rounds, history.class_accuracy, strict=True))
     local, last = history.local_class_accuracy[-1], history.local_rounds[-1]
@@ -265,21 +267,21 @@ def round_picture(history: History) -> np.ndarray:
 
 
 def _name_view(view: str) -> str:
-    """Return the part of a title that names a view of the test set."""
+    """Return the part of a figure's title that names a view of the test set."""
     return {PLAIN: "", VALIDATION: ", validation set"}.get(view, f", {view} test images")
 
 
 def _figure(
     run: RunData, subject: str, height: float, ratio: Sequence[float] = (1,)
 ) -> tuple[Figure, list[Axes]]:
-    """Return a figure with one column of panels. ratio: the ratio of their heights."""
+    """Return a figure with one column of panels. ratio: the relative heights of the panels."""
     title = f"{subject}\n{run.title}"
     figure, grid = panels(title, height, rows=len(ratio), height_ratios=ratio)
     return figure, list(grid[:, 0])
 
 
 def task_lines(run: RunData, axes: Axes, colour: str) -> None:
-    """Draw a thin line after the last round of each task that another task follows."""
+    """Draw a thin line after the last round of each task that is followed by another task."""
     for i, last in enumerate(run.tasks.last_rounds if run.tasks else ()):
         label = "" if i else "a new task begins"
         axes.axvline(last + 0.5, color=colour, linewidth=0.8, linestyle=":", label=label)
@@ -288,7 +290,7 @@ def task_lines(run: RunData, axes: Axes, colour: str) -> None:
 def _round_axes(run: RunData, *every: Axes) -> None:
     """Give all panels the same round axis, and put their legends beside them.
 
-    The axis spans all rounds in rounds.csv.
+    The axis covers all rounds in rounds.csv.
     """
     first, last = run.rounds["round"].min(), run.rounds["round"].max()
     margin = 0.02 * max(last - first, 1)

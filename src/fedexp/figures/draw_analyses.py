@@ -45,10 +45,11 @@ Epochs = Sequence[tuple["pd.DataFrame", Mapping[str, Any]]]
 
 
 def weight_divergence(run: RunData, table: "pd.DataFrame") -> Figure:
-    """Draw distances of local models against the round (FedNTD Fig. 8c).
+    """Draw the distances of local models against the round (FedNTD Fig. 8c).
 
-    Bars show mean and standard deviation over clients. The lower panel shows each layer's share of
-    the squared distance from the global model.
+    The distances are from the global model and from other local models. Bars show the mean and the
+    standard deviation over clients. The lower panel shows the share of each layer in the squared
+    distance from the global model.
     """
     total = table[table["layer"] == TOTAL]
     squared = table.assign(l2=table["l2"] ** 2).pivot_table(
@@ -68,8 +69,8 @@ def weight_divergence(run: RunData, table: "pd.DataFrame") -> Figure:
 
 
 def gradient_diversity(run: RunData, table: "pd.DataFrame") -> Figure:
-    """Draw gradient diversity (FedNTD Eq. 8) against the round, for all layers together and for
-    each layer."""
+    """Draw gradient diversity (FedNTD Eq. 8) against the round, for the whole model and for each
+    layer."""
     total, name = table[table["layer"] == TOTAL], "gradient_diversity"
     values = table.pivot_table(index="round", columns="layer", values=name)[layers_of(table)]
     finite = values.to_numpy()[np.isfinite(values.to_numpy())]
@@ -106,10 +107,10 @@ def accuracy_panel(axes: Axes, title: str, label: str, ticks: int) -> None:
 
 
 def local_epochs(run: RunData, table: "pd.DataFrame") -> Figure:
-    """Draw local models' accuracy against the local epoch (FedNTD Fig. 6).
+    """Draw the accuracy of local models against the local epoch (FedNTD Fig. 6).
 
-    Epoch 0 is before local training. At most eight measured rounds have a line, which shows mean
-    and standard deviation over clients.
+    Epoch 0 is the state before local training. At most eight measured rounds are drawn, one line
+    each. Lines show the mean and bars the standard deviation over clients.
     """
     rounds = np.unique(table["round"])
     rounds = rounds[np.linspace(0, len(rounds) - 1, min(len(rounds), 8)).round().astype(int)]
@@ -124,7 +125,7 @@ def local_epochs(run: RunData, table: "pd.DataFrame") -> Figure:
 
 
 def epochs(series: Epochs, title: str) -> Figure:
-    """Draw accuracies against the local epoch, one line per (table, look)."""
+    """Draw accuracies against the local epoch, with one line per (table, look)."""
     figure, ((*every,),) = panels(title, 3.4, columns=len(EPOCH_PANELS))
     for axes, (column, label) in zip(every, EPOCH_PANELS.items(), strict=True):
         for table, look in series:
@@ -139,8 +140,8 @@ def class_reduction(run: RunData, history: History) -> Figure:
     """Draw the forgetting degree of classes whose examples are reduced during the run (FedKA Eq. 1,
     Fig. 3).
 
-    Values are clipped at -1. The lower panel shows how many of the class's examples the client
-    holds. At most six pairs of client and class are drawn.
+    Values are clipped at -1. The lower panel shows how many examples of the class the client has.
+    At most six pairs of client and class are drawn.
     """
     title = f"Forgetting degree of a class whose examples are reduced\n{run.title}"
     figure, ((above,), (below,)) = panels(title, 5.2, rows=2, sharex=True, height_ratios=(2, 1))
@@ -164,9 +165,9 @@ def class_reduction(run: RunData, history: History) -> Figure:
 
 
 def degrees(history: History, client: int, label: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return (rounds, forgetting degrees) of a class for one client.
+    """Return (rounds, forgetting degrees) of one class for one client.
 
-    rounds: the rounds in which the client took part. Degrees are clipped at -1.
+    The rounds are those in which the client took part. Degrees are clipped at -1.
     """
     rounds, values = [], []
     for index, number in enumerate(history.local_rounds):
@@ -200,16 +201,16 @@ def spread(
 
 
 def layers_of(table: "pd.DataFrame") -> list[str]:
-    """Return the layers of a table in the order of the model, without the total."""
+    """Return the layers in a table in the order of the model, without the row for the total."""
     return [layer for layer in dict.fromkeys(table["layer"]) if layer != TOTAL]
 
 
 def layered(
     run: RunData, subject: str, values: "pd.DataFrame", label: str, top: float
 ) -> tuple[Figure, Axes]:
-    """Return a figure with a map (layers x rounds) in the lower panel, and the empty upper panel.
+    """Return a figure and its empty upper panel; the lower panel has a map (layers x rounds).
 
-    Layers are named if there are few.
+    Layers are labelled by name if there are few of them.
     """
     height, layers = map_height(len(values.columns)), list(values.columns)
     title, ratios = f"{subject}\n{run.title}", (2.2, height)

@@ -1,7 +1,7 @@
 """Find fonts for names in any script.
 
-Letters that the style's fonts lack are drawn in other fonts of the system, or replaced if no font
-has them.
+Letters that the style's fonts do not contain are drawn in other fonts of the system. Letters that
+no font contains are replaced.
 """
 
 import functools
@@ -14,7 +14,7 @@ from matplotlib.font_manager import FontProperties
 def drawable(names: Sequence[str]) -> tuple[list[str], list[str]]:
     """Return (names that can be drawn, font families).
 
-    A name is replaced by its index if it is empty or if no font has one of its letters.
+    A name is replaced by its index if it is empty or if one of its letters is not in any font.
     """
     clean = [" ".join(name.split()) for name in names]
     families, missing = families_for("".join(clean))
@@ -23,16 +23,19 @@ def drawable(names: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def drawable_text(text: str) -> tuple[str, list[str]]:
-    """Return (text, font families). Letters that no font has are replaced by `?`; line breaks are
-    kept."""
+    """Return (text that can be drawn, font families).
+
+    Letters that are not in any font are replaced by `?`. Line breaks are kept.
+    """
     families, missing = families_for(text.replace("\n", ""))
     return text.translate({ord(letter): "?" for letter in missing}), families
 
 
 def families_for(text: str) -> tuple[list[str], set[str]]:
-    """Return (font families for the letters of a text, letters that no font has).
+    """Return (font families for the letters of a text, letters that are not in any font).
 
-    The families are those of the style, and system fonts for letters that the style's fonts lack.
+    The families are those of the style, followed by system fonts for letters that the style's fonts
+    do not contain.
     """
     families = list(rcParams["font.family"])
     usual = font_manager.findfont(FontProperties(family=families))
@@ -48,7 +51,7 @@ def families_for(text: str) -> tuple[list[str], set[str]]:
 
 @functools.lru_cache(maxsize=4096)
 def letters_of(path: str) -> frozenset[int]:
-    """Return the code points in a font file; an empty set if the file cannot be read."""
+    """Return the code points that a font file contains; an empty set if the file cannot be read."""
     try:
         return frozenset(font_manager.get_font(path).get_charmap())
     except (OSError, RuntimeError):

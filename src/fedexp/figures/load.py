@@ -1,4 +1,5 @@
-"""Load a run directory into arrays for its figures. Any file may be missing or incomplete."""
+"""Load a run directory into arrays for drawing its figures. Any file may be missing or
+incomplete."""
 
 import math
 from collections.abc import Mapping
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TaskFile:
-    """The content of tasks.csv of a run in continual learning."""
+    """The content of tasks.csv for a run in continual learning."""
 
     rounds: np.ndarray  # int [E]: evaluated rounds, ascending
     learning: np.ndarray  # int [E]: the task being learned, from 1; 0 before the first round
@@ -45,7 +46,7 @@ class RunData:
     title: str  # the run in one line
     rounds: "pd.DataFrame"  # rounds.csv; empty if there is no such file
     targets: tuple[float, ...]
-    # int [K, C]: training examples of each client per class, in all tasks together
+    # int [K, C]: training examples per client and class, in all tasks together
     counts: np.ndarray | None
     classes: tuple[str, ...]  # names; index = label
     # view of the test set -> class accuracies; view -> tasks.csv
@@ -68,9 +69,9 @@ class RunData:
         return self.points(column)[0].size > 0
 
     def points(self, column: str) -> tuple[np.ndarray, np.ndarray]:
-        """Return (rounds, values) of a column for the rounds with a finite value.
+        """Return the rounds of a column that have finite values, and the values.
 
-        Rounds without evaluation, and rounds after divergence, are omitted.
+        Rounds without evaluation and rounds after divergence are left out.
         """
         if column not in self.rounds:
             return np.empty(0), np.empty(0)
@@ -87,9 +88,9 @@ def load_run(
 ) -> RunData:
     """Load a run directory. Raises ConfigError, which names the file, if a file is damaged.
 
-    history: class accuracies up to a round, used instead of those in the files, to show the run as
-    it was after that round. further: the same for each further view of the test set. summary: the
-    content of summary.json, if it has not been written yet.
+    history: class accuracies up to a certain round, which replace those in the files. They show the
+    run as it was after that round. further: view -> history, for each further view of the test set.
+    summary: the content of summary.json, if this file has not been written yet.
     """
     import pandas as pd
 
@@ -124,10 +125,10 @@ def load_run(
 def find_reduced_classes(
     config: Mapping[str, Any], history: History | None
 ) -> tuple[tuple[int, int], ...]:
-    """Return (client, class) pairs whose examples the schedule reduces.
+    """Return the (client, class) pairs whose examples the schedule reduces.
 
-    If the schedule names no clients, each class is paired with the client that held most of its
-    examples initially.
+    If the schedule does not name any clients, each class is paired with the client that initially
+    had the most examples of it.
     """
     schedule = config.get("schedule") or {}
     changes = schedule.get("classes")
@@ -139,7 +140,10 @@ def find_reduced_classes(
 
 
 def _counts(run_dir: Path, first: dict[str, np.ndarray]) -> np.ndarray | None:
-    """Return int [K, C] of all tasks together. first: the arrays of partition.npz."""
+    """Return the training examples per client and class in all tasks together, int [K, C].
+
+    first: the arrays in partition.npz.
+    """
     if "counts" not in first:
         return None
     return first["counts"] + sum(
@@ -148,9 +152,9 @@ def _counts(run_dir: Path, first: dict[str, np.ndarray]) -> np.ndarray | None:
 
 
 def require_readable(run: RunDirectory) -> None:
-    """Raise ConfigError, which names the file, if any file that was read is damaged.
+    """Raise ConfigError, which names the file, if any of the files that were read is damaged.
 
-    Empty tables are allowed: an interrupted run may have them.
+    Empty tables are allowed, since an interrupted run may have them.
     """
     for problem in run.unreadable:
         if not (problem.reason == contents.EMPTY and problem.file.endswith(".csv")):
@@ -158,7 +162,10 @@ def require_readable(run: RunDirectory) -> None:
 
 
 def read_tasks(run: RunDirectory, view: str, last: float) -> TaskFile | None:
-    """Return tasks.csv up to a round; None if it is missing, has no rows or lacks this view."""
+    """Return tasks.csv up to the round `last`.
+
+    Return None if the file is missing, has no rows or does not contain this view.
+    """
     name = name_in_view("accuracy", view)
     if run.tasks is None or name not in run.tasks:
         return None
@@ -172,7 +179,7 @@ def read_tasks(run: RunDirectory, view: str, last: float) -> TaskFile | None:
 
 
 def describe(config: Mapping[str, Any], summary: Mapping[str, Any]) -> str:
-    """Return one line for titles: algorithm, data set, partition, clients and seed.
+    """Describe a run in one line for titles: algorithm, data set, partition, clients and seed.
 
     The status is added unless it is `completed`.
     """

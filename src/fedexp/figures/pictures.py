@@ -1,5 +1,4 @@
-"""Settings of pictures: the config node `figures`, and the same settings as flags of
-subcommands."""
+"""Figure settings, which are set by the config node `figures` or by flags of subcommands."""
 
 import argparse
 import re
@@ -16,12 +15,12 @@ LATEX = re.compile(r"^\s*text\.usetex\s*:\s*(1|t|y|on|true|yes)\b", re.MULTILINE
 
 @dataclass(frozen=True, kw_only=True)
 class Pictures:
-    """Settings of the figures of a run or sweep. `figures=false` means `draw=False`."""
+    """Settings for the figures of a run or sweep. `figures=false` means `draw=False`."""
 
-    draw: bool = True  # at the end of a run
+    draw: bool = True  # whether to draw figures at the end of a run
     format: tuple[str, ...] = ("png",)  # each figure is written in each format
     titles: bool = True
-    style: str | None = None  # a matplotlib style file (.mplstyle), read after fedexp's own
+    style: str | None = None  # a matplotlib style file (.mplstyle), applied after fedexp's style
 
     def __post_init__(self) -> None:
         allowed = f"at least one of {', '.join(FORMATS)}"
@@ -35,8 +34,8 @@ class Pictures:
     def of(cls, node: object) -> Self:
         """Return the settings in a run's configuration.
 
-        Defaults replace settings that are missing or unusable, as in an older run or if a style
-        file was deleted.
+        Settings that are missing or unusable are replaced by their defaults. This happens if the
+        run was made by an older version or if a style file was deleted.
         """
         if isinstance(node, bool):
             return cls(draw=node)
@@ -48,7 +47,8 @@ class Pictures:
             return cls(draw=given.get("draw") is not False)
 
     def changed(self, options: argparse.Namespace) -> "Pictures":
-        """Return these settings, with the changes that the command line's flags ask for."""
+        """Return a copy of these settings with the changes that the command line's flags
+        specify."""
         return Pictures(
             draw=self.draw,
             format=tuple(options.format.split(",")) if options.format else self.format,
@@ -60,7 +60,7 @@ class Pictures:
 def require_style(style: str) -> None:
     """Raise ConfigError if a style file does not exist, is not text, or enables LaTeX.
 
-    LaTeX would execute the preamble in the file and interpret names of runs as commands.
+    LaTeX would execute the preamble in the file, and interpret the names of runs as commands.
     """
     try:
         text = Path(style).read_text(encoding="utf-8") if Path(style).is_file() else None
@@ -76,12 +76,14 @@ PNG = Pictures()  # the default settings
 
 
 def as_node(value: object) -> Any:
-    """Convert `figures=false` or `figures=true` to a configuration node."""
+    """Convert `figures=false` or `figures=true` to a node of the configuration."""
     return {"draw": value} if isinstance(value, bool) else value
 
 
 def picture_files(folder: Path, stems: Sequence[str] | None = None) -> list[Path]:
-    """Return the figures in a folder, sorted by path. stems: if given, only files with these
-    names."""
+    """Return the figures in a folder, sorted by path.
+
+    stems: if given, only return files with these names (without suffix).
+    """
     found = (path for form in FORMATS for path in folder.glob(f"*.{form}"))
     return sorted(path for path in found if stems is None or path.stem in stems)

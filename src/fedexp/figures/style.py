@@ -1,4 +1,4 @@
-"""The style of all pictures: colours, axes, heat maps. The colours suit colour-blind readers.
+"""The style of all figures: colours, axes and heat maps. The colours suit colour-blind readers.
 
 Sizes, colours and fonts are set in the style file fedexp.mplstyle, which `styled` reads.
 """
@@ -23,19 +23,19 @@ from matplotlib.ticker import MaxNLocator
 from fedexp.figures.fonts import drawable, drawable_text
 
 OURS = Path(__file__).with_name("fedexp.mplstyle")
-NAMED_CLASSES = 20  # with at most this many classes, the axis names each class
+NAMED_CLASSES = 20  # maximum number of classes that are labelled by name
 ABSENT = "0.85"  # grey for undefined values
-# C0, C1 and C2 are colours of the style's cycle, which is Okabe and Ito's palette.
+# C0, C1 and C2 are colours of the style's cycle, which is the palette of Okabe and Ito.
 BLUE, ORANGE, GREEN, GREY = "C0", "C1", "C2", "0.45"
 _one_at_a_time = threading.RLock()  # matplotlib's style is global to the process
 
 
 @contextmanager
 def styled(style: str | None = None) -> Iterator[None]:
-    """Draw and write figures in fedexp's style within the block.
+    """Draw and write figures in fedexp's style within a `with` block.
 
-    style: a matplotlib style file of the user, which is applied after fedexp's. matplotlib's
-    warnings about missing letters and the space for a legend are suppressed.
+    style: a matplotlib style file from the user, which is applied after fedexp's style.
+    matplotlib's warnings about missing letters and about the space for a legend are suppressed.
     """
     with _one_at_a_time, context([OURS, *([style] if style else [])]), warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
@@ -53,19 +53,21 @@ def stroke(share: float = 1.0) -> float:
 
 
 def set_title(figure: Figure, text: str) -> None:
-    """Write the title above all panels. The text is not parsed as mathematics."""
+    """Write a title above all panels. Its text is not parsed as mathematics."""
     shown, families = drawable_text(text)
     figure.suptitle(shown, fontfamily=families, parse_math=False)
 
 
 def map_height(rows: int) -> float:
-    """Return the height in inches of a map with this many rows: one text line per row, between 1
-    and 5.5 inches."""
+    """Return the height, in inches, of a map with this many rows.
+
+    There is one text line per row, and the height is limited to between 1 and 5.5 inches.
+    """
     return float(np.clip(0.22 * rows, 1.0, 5.5))
 
 
 def cell_edges(rounds: np.ndarray) -> np.ndarray:
-    """Return cell borders [R + 1], halfway between evaluated rounds [R]."""
+    """Return the borders of cells, [R + 1], which are halfway between evaluated rounds [R]."""
     before = rounds[0] - (rounds[1] - rounds[0] if len(rounds) > 1 else 1)
     after = rounds[-1] + (rounds[-1] - rounds[-2] if len(rounds) > 1 else 1)
     padded = np.concatenate([[before], rounds, [after]])
@@ -75,7 +77,7 @@ def cell_edges(rounds: np.ndarray) -> np.ndarray:
 def map_cells(
     axes: Axes, rounds: np.ndarray, values: np.ndarray, top: float, first: int = 0, ticks: int = 12
 ) -> QuadMesh:
-    """Draw a heat map, without axis labels and colour bar."""
+    """Draw a heat map without axis labels or colour bar."""
     rows, cells = np.arange(values.shape[1] + 1) + first - 0.5, np.ma.masked_invalid(values.T)
     image = axes.pcolormesh(cell_edges(rounds), rows, cells, cmap=colour_map(), vmin=0, vmax=top)
     axes.invert_yaxis()
@@ -102,12 +104,13 @@ def colour_bar(
 
 
 def label_size() -> Any:
-    """Return the text size of colour bar labels and panel titles."""
+    """Return the font size of colour bar labels and panel titles."""
     return matplotlib.rcParams["axes.titlesize"]
 
 
 def integers(most: int) -> MaxNLocator:
-    """Return a tick locator for integers, at multiples of 1, 2 or 5 times a power of ten."""
+    """Return a tick locator that only uses integers, at multiples of 1, 2 or 5 times a power of
+    ten."""
     return MaxNLocator(nbins=most, integer=True, min_n_ticks=1, steps=[1, 2, 5, 10])
 
 
@@ -116,8 +119,8 @@ def panels(
 ) -> tuple[Figure, Any]:
     """Return a figure and its panels as an array [rows, columns].
 
-    height, wide: size in inches; the figure is at least as wide as the style's default. options:
-    passed to `Figure.subplots`.
+    height, wide: the size in inches; the figure is at least as wide as the style's default width.
+    options: keyword arguments of `Figure.subplots`.
     """
     figure = Figure(figsize=(max(width(), wide), height), layout="constrained")
     if title:
@@ -126,7 +129,7 @@ def panels(
 
 
 def legend(figure: Figure, axes: Axes, title: str = "") -> None:
-    """Draw the legend of one panel beside all panels, since it may be taller than the panel."""
+    """Draw the legend of one panel beside all panels, since it may be taller than that panel."""
     handles = axes.get_legend_handles_labels()
     if handles[0]:
         figure.legend(*handles, loc="outside right center", title=title or None)
@@ -135,7 +138,7 @@ def legend(figure: Figure, axes: Axes, title: str = "") -> None:
 def line(
     axes: Axes, rounds: np.ndarray, values: np.ndarray, colour: str, label: str, faint: bool = False
 ) -> None:
-    """Draw a curve, with markers if it has few points. Draw nothing if it has none."""
+    """Draw a curve, with markers if it has few points. Nothing is drawn if it has none."""
     if rounds.size:
         marker = "o" if rounds.size <= 40 else None
         look: dict[str, Any] = {"marker": marker, "markersize": 3.5, "color": colour}
@@ -149,7 +152,7 @@ def round_axis(axes: Axes, ticks: int = 12) -> None:
 
 
 def write_note(axes: Axes, why: str) -> None:
-    """Write the reason why a panel has no curves."""
+    """Write into a panel why it has no curves."""
     axes.text(0.5, 0.5, why, transform=axes.transAxes, ha="center")
     axes.set_yticks([])
 
@@ -157,8 +160,8 @@ def write_note(axes: Axes, why: str) -> None:
 def class_axis(axes: Axes, classes: Sequence[str], horizontal: bool = False) -> None:
     """Label the axis of classes.
 
-    If there are few classes, each is labelled by name, or by number if no font has the name's
-    letters. If there are many, ticks are at round numbers.
+    If there are few classes, each one is labelled by its name, or by its number if no font contains
+    the letters of the name. If there are many, only round numbers are labelled.
     """
     axis = axes.xaxis if horizontal else axes.yaxis
     if len(classes) > NAMED_CLASSES:

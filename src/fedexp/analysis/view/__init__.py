@@ -2,9 +2,9 @@
 
     fedexp view multirun/<sweep> [--out FILE] [--open]
 
-`collect` reads run directories into plain data; `page.html`, `page.css` and `page.js` show the
-data. The page stores its data as JSON and never interprets them as markup. Its content security
-policy allows only its own script and no external requests.
+`collect` reads run directories into plain data, which `page.html`, `page.css` and `page.js` show.
+The page stores the data as JSON and never interprets them as markup. Its content security policy
+only allows the page's own script and blocks external requests.
 """
 
 import base64
@@ -18,12 +18,12 @@ HERE = Path(__file__).parent
 
 
 def render(data: dict[str, Any]) -> str:
-    """Return the page for the result of `collect.collect`."""
+    """Return the HTML page for the result of `collect.collect`."""
     *scripts, style = (
         (HERE / name).read_text(encoding="utf-8") for name in ("export.js", "page.js", "page.css")
     )
     script = "".join(scripts)
-    # In JSON, these characters occur only in strings. Escape them, so that no text can end the HTML
+    # In JSON, these characters only occur in strings. Escape them, so that no text can end the HTML
     # element that contains the data.
     text = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     for character in "<>&\u2028\u2029":
@@ -36,5 +36,5 @@ def render(data: dict[str, Any]) -> str:
         "data": text,
     }
     page = (HERE / "page.html").read_text(encoding="utf-8")
-    pieces = page.split("%%")  # odd items are names; inserted values are not searched
+    pieces = page.split("%%")  # odd items are names; inserted values are not split
     return "".join(parts[piece] if i % 2 else piece for i, piece in enumerate(pieces))

@@ -1,6 +1,6 @@
-"""Collect run directories as plain data for the page.
+"""Collect the contents of run directories as plain data for the page.
 
-Any file may be missing, truncated or damaged; the page lists such problems.
+Any file may be missing, truncated or damaged; the page lists these problems.
 """
 
 import base64
@@ -34,10 +34,10 @@ from fedexp.rundir.fingerprint import flatten
 from fedexp.rundir.reader import MARKS, RunDirectory
 from fedexp.rundir.sweeps import find_runs
 
-EXPECTED = (files.CONFIG, files.SUMMARY, files.ROUNDS, files.PARTITION)  # and class accuracies
-MOST_POINTS = 300  # approximate maximum for a curve
-MOST_CELLS = 12_000  # approximate maximum for a heat map
-LEVELS = 250  # of a heat map between 0 and 1; the byte 255 means undefined
+EXPECTED = (files.CONFIG, files.SUMMARY, files.ROUNDS, files.PARTITION)  # besides class accuracies
+MOST_POINTS = 300  # approximate maximum per curve
+MOST_CELLS = 12_000  # approximate maximum per heat map
+LEVELS = 250  # levels between 0 and 1 in a heat map; the byte 255 means undefined
 SHOWN = (
     *paper_table.VALUES,
     *(f"{name}{suffix(AUGMENTED)}" for name in ("accuracy", "best_accuracy", "forgetting")),
@@ -57,15 +57,17 @@ BesidePrint = Callable[[Path], dict[str, Any] | None]
 
 @dataclass
 class Shared:
-    """Values that many runs share; the runs refer to them by index."""
+    """Values that many runs share. Runs refer to them by index."""
 
     axes: list[list[int]] = field(default_factory=list)  # round numbers
     classes: list[list[str]] = field(default_factory=list)  # names
 
 
 def runs_below(path: Path) -> list[Path]:
-    """Return the run directories at or below a path, in order. Raises ConfigError if it has
-    none."""
+    """Return the run directories at or below a path, in order.
+
+    Raises ConfigError if there are none.
+    """
     if path.exists() and not path.is_dir():
         raise ConfigError(f"{path}: is not a directory")
     if not path.exists():
@@ -83,10 +85,10 @@ def runs_below(path: Path) -> list[Path]:
 def collect(
     paths: Sequence[Path], beside_print: BesidePrint = lambda directory: None
 ) -> dict[str, Any]:
-    """Collect everything that the page shows. Raises ConfigError if there is no run.
+    """Collect everything that the page shows. Raises ConfigError if there are no runs.
 
-    beside_print: returns the table that compares a sweep directory with published values, or None
-    if it has no such table.
+    beside_print: a function that returns the table which compares a sweep directory with published
+    values, or None if there is no such table.
     """
     directories = [directory for path in paths for directory in runs_below(path)]
     runs = [RunDirectory(directory) for directory in dict.fromkeys(directories)]
@@ -129,18 +131,18 @@ def collect(
 
 
 def index_of(item: Any, values: list[Any]) -> int:
-    """Return the index of an item in a list of values, which the item is added to if it is new."""
+    """Return the index of an item in a list. If the item is not in the list, it is appended."""
     if item not in values:
         values.append(item)
     return values.index(item)
 
 
 def describe_run(run: RunDirectory, shared: Shared) -> dict[str, Any]:
-    """Return a run's data, except its setting, method and configuration."""
+    """Return the data of a run, except for its setting, method and configuration."""
     report = error_of(run)
     found = {
         "seed": run.config.get("seed", run.summary.get("seed")),
-        # Quote it: users may paste it into a shell, and the run may come from someone else.
+        # Quote the text, as users may paste it into a shell and the run may come from someone else.
         "command": shlex.join(["fedexp", *run.overrides]) if run.overrides else "",
         "problems": problems_of(run),
         "error": report and report.strip()[-2000:],
@@ -154,8 +156,8 @@ def describe_run(run: RunDirectory, shared: Shared) -> dict[str, Any]:
 
 
 def problems_of(run: RunDirectory) -> list[str]:
-    """Return the problems of a run's files: damaged files, and missing files that the run should
-    have."""
+    """Return the problems with a run's files: files that are damaged, and expected files that are
+    missing."""
     _ = run.class_names  # partition.npz
     found = {problem.file: str(problem) for problem in run.problems}
     if run.status != "failed":  # a failed run may not have started training
@@ -166,7 +168,7 @@ def problems_of(run: RunDirectory) -> list[str]:
 
 def error_of(run: RunDirectory) -> str | None:
     """Return the error report of a failed run; None if there is no readable report."""
-    # Do not follow a link: the page may be shared, and would contain the link's target.
+    # Do not follow a link, since the page would contain its target and may be shared.
     if (run.directory / files.ERROR).is_symlink():
         return None
     try:
@@ -176,9 +178,9 @@ def error_of(run: RunDirectory) -> str | None:
 
 
 def to_json(value: object) -> Any:
-    """Return a value that JSON can store.
+    """Convert a value to one that JSON can store.
 
-    Floats are rounded to four significant digits; nan and infinity become None.
+    Floats are rounded to four significant digits; nan and infinity are converted to None.
     """
     if isinstance(value, float):
         return float(f"{value:.4g}") if math.isfinite(value) else None
@@ -198,7 +200,8 @@ def is_measure(column: str) -> bool:
 
 
 def list_measures(runs: Sequence[RunDirectory]) -> list[str]:
-    """Return the columns of rounds.csv in which any run has a value, the main measures first."""
+    """Return the columns of rounds.csv in which any run has a value, starting with the main
+    measures."""
     tables = [run.rounds.dropna(axis=1, how="all") for run in runs if run.rounds is not None]
     used = [str(name) for table in tables for name in table]
     main = [measure.column for measure in main_measures(runs) if measure.column in used]
@@ -206,14 +209,14 @@ def list_measures(runs: Sequence[RunDirectory]) -> list[str]:
 
 
 def encode_curves(table: pd.DataFrame | None, shared: Shared) -> dict[str, Any]:
-    """Return a run's curves as plain data.
+    """Return the curves of a run as plain data.
 
     Keys:
 
-    - axis: the index of the round numbers in `shared`
+    - axis: the index of the round numbers in `Shared.axes`
     - curves: measure -> values
-    - every: n if every n-th evaluated round is kept
-    - tasks: the last rounds of all tasks that another task follows
+    - every: n if only every n-th evaluated round is included
+    - tasks: the last round of each task that is followed by another task
     """
     if table is None or table.empty:
         return {}
@@ -232,7 +235,7 @@ def encode_curves(table: pd.DataFrame | None, shared: Shared) -> dict[str, Any]:
 
 
 def choose_rows(length: int, most: int) -> tuple[np.ndarray, int]:
-    """Choose about `most` rows to keep: every n-th row, and the last one.
+    """Choose about `most` rows to keep: every n-th row and the last one.
 
     Return (whether each row is kept, bool [length]; n).
     """
@@ -243,13 +246,13 @@ def choose_rows(length: int, most: int) -> tuple[np.ndarray, int]:
 
 
 def encode_heat_map(run: RunDirectory, view: str, shared: Shared) -> dict[str, Any] | None:
-    """Return the class accuracies in a test view as plain data; None if there are none.
+    """Return the class accuracies in a view of the test set as plain data; None if there are none.
 
     Keys:
 
-    - axis, classes: indices in `shared`
-    - every: as in `curves`
-    - data: bytes [R, C] in base64
+    - axis, classes: indices into the lists of `Shared`
+    - every: as in `encode_curves`
+    - data: bytes [R, C], encoded in base64
     """
     table, names = run.class_accuracy(view), run.class_names
     if table is None or table.empty:
@@ -269,10 +272,10 @@ def encode_heat_map(run: RunDirectory, view: str, shared: Shared) -> dict[str, A
 
 
 def encode_configurations(runs: Sequence[RunDirectory]) -> list[dict[str, Any]]:
-    """Return, for every key, its different values and the index of each run's value.
+    """Return, for each key, its different values and the index of each run's value.
 
-    An index of -1 means that the run lacks the key. Indices are omitted if all runs have the same
-    value. Keys whose values differ come first.
+    An index of -1 means that the run does not have the key. Indices are left out if all runs have
+    the same value. Keys whose values differ come first.
     """
     flat = [
         {key: format_option(value) for key, value in flatten(run.config).items()} for run in runs
@@ -292,7 +295,8 @@ def format_option(value: object) -> str:
 def collect_tables(
     directory: Path, runs: list[RunDirectory], beside_print: BesidePrint
 ) -> dict[str, Any]:
-    """Return the table of a sweep's finished runs, as in table.csv, and their rounds to target."""
+    """Return the table of a sweep's finished runs, as in table.csv, and the rounds to each
+    target."""
     known = drop_repeats(runs)
     targets = rounds_to_targets(known).dropna(axis=1, how="all")
     found = {"title": directory.absolute().name, "targets": encode_table(targets)}
@@ -303,11 +307,11 @@ def collect_tables(
 
 
 def encode_means(table: pd.DataFrame) -> dict[str, Any]:
-    """Return the means over seeds.
+    """Return the means over seeds as plain data.
 
-    The column n is omitted if every mean has one seed; the columns diverged and pruned are omitted
-    if they are 0 everywhere. The key `best` maps each measure to the rows that are best in their
-    setting, for settings with several methods.
+    The column n is left out if every mean has one seed. The columns `diverged` and `pruned` are
+    left out if they are 0 everywhere. For settings with several methods, the key `best` maps each
+    measure to the rows that are the best in their setting.
     """
     columns = table.columns.difference(["setting", "method", *paper_table.COUNTS], sort=False)
     counts = [name for name in ("n", "diverged", "pruned") if table[name].max() > (name == "n")]
@@ -321,8 +325,10 @@ def encode_means(table: pd.DataFrame) -> dict[str, Any]:
 
 
 def encode_benchmark(directory: Path, runs: list[RunDirectory]) -> list[dict[str, Any]]:
-    """Return a benchmark's tables: results, cost and ranks. Return an empty list for any other
-    sweep."""
+    """Return the tables of a benchmark: results, cost and ranks.
+
+    Return an empty list if the sweep is not a benchmark.
+    """
     sweep = find_sweep(directory.absolute())
     if sweep is None or not sweep.ranks:
         return []
@@ -335,7 +341,8 @@ def encode_benchmark(directory: Path, runs: list[RunDirectory]) -> list[dict[str
 
 
 def encode_table(table: pd.DataFrame) -> dict[str, Any]:
-    """Return a table of settings and methods as plain data, with its displayed row names."""
+    """Return a table of settings and methods as plain data, with the row names that are
+    displayed."""
     rest = table.drop(columns=["setting", "method"]).astype(object)
     rows = zip(label_rows(table), rest.to_numpy().tolist(), strict=True)
     return {"columns": ["run", *rest], "rows": [[name, *map(to_json, row)] for name, row in rows]}
