@@ -178,7 +178,7 @@ algorithm=fedprox +algorithm.muu=1 => algorithm.muu: no such key (nearest: 'mu')
 algorithm=fedprox ~algorithm.mu => algorithm.mu: is missing
 algorithm._target_=fedexp.engine.hardware.FedAvg => ...: cannot be imported
 algorithm._target_=fedexp.core.tree.map => ...: must be a dataclass
-algorithm._target_=os.system => algorithm._target_=os.system: is not a class of fedexp
+algorithm._target_=os.system => algorithm._target_=os.system: is not a fedexp class
 +dataset.augmentation.flop=true => dataset.augmentation.flop: no such key (nearest: 'flip')
 dataset.augmentation.cutout=-1 => dataset.augmentation.cutout=-1: must be at least 0
 dataset.std=[0] => dataset.std=[0.0]: must be greater than 0
@@ -190,7 +190,7 @@ dataset=thucnews dataset.length=2147483648 => dataset.length=2147483648: must be
 hardware.threads=2147483648 => ...: must be at least 1 and at most 1024, or null
 local.epochs=1000000000000000000000 => ...: must be an integer of at most 64 bits
 model.hidden=[1,9223372036854775808] => model.hidden=[1, 9223372036854775808]: must be a list of
-surrogate.options=5 => surrogate.options=5: must be values by name, such as {root: photos}
+surrogate.options=5 => surrogate.options=5: must be a mapping, such as {root: photos}
 +surrogate.options.root=a => surrogate.options={'root': 'a'}: must be {} if surrogate.dataset=null
 schedule.clients=[3] => schedule.clients=[3]: must be null without schedule.classes
 validation.per_client=2 => validation.per_client=2: must be true or false
@@ -304,9 +304,7 @@ def test_user_class_must_be_named_in_the_users_yaml(tmp_path, monkeypatch):
     (tmp_path / "their_package.py").write_text(THEIRS)
     monkeypatch.syspath_prepend(tmp_path)
     target = "algorithm._target_=their_package.Theirs"
-    assert errors_of(target, "+algorithm.rho=2")[0].startswith(
-        f"{target}: is not a class of fedexp"
-    )
+    assert errors_of(target, "+algorithm.rho=2")[0].startswith(f"{target}: is not a fedexp class")
     assert "their_package" not in sys.modules
     option = tmp_path / "conf_mine" / "algorithm" / "theirs.yaml"
     option.parent.mkdir(parents=True)

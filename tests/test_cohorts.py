@@ -53,7 +53,7 @@ def test_draw_by_round_number_equals_numpy():
         )
         assert sample(simulation, 1) == cohorts.read(1, simulation.settings.num_clients, 4)[1]
     with pytest.raises(
-        ConfigError, match=r"cohorts.draw=round: must be seed, or cohorts.path=null"
+        ConfigError, match=r"cohorts.draw=round: must be seed if cohorts.path is set"
     ):
         Cohorts(path="a.json", draw="round")
     with pytest.raises(ConfigError, match=r"cohorts.draw='?dice"):
@@ -79,12 +79,12 @@ FOUR = [0, 1, 2, 3]
     [
         ("none.json", None, "cannot be read .No such file"),
         ("file.txt", "1", "json or .csv"),
-        ("file.json", "{", "object of round -> clients"),
-        ("file.json", "3", "object of round -> clients"),
+        ("file.json", "{", "maps each round to a list of clients"),
+        ("file.json", "3", "maps each round to a list of clients"),
         ("file.json", {"1": FOUR, "3": FOUR}, "round 2 is missing.*3 rounds"),
         ("file.json", {"0": FOUR}, "round 1 is missing"),
         ("file.json", '{"1": [0, 1, 2, 3], "1": [0, 1, 2, 4]}', "a round appears twice"),
-        ("file.json", GOOD | {"2": 4}, "object of round -> clients"),
+        ("file.json", GOOD | {"2": 4}, "maps each round to a list of clients"),
         (
             "file.json",
             GOOD | {"2": [0, 1, 2, 5]},

@@ -38,7 +38,7 @@ def test_closed_terminal_is_noted_once(monkeypatch, terminal):
             print("lost too", flush=True)
         assert (
             console.problem
-            == "the console cannot be written (Input/output error); the run continues"
+            == "the console cannot be written to (Input/output error); the run continues"
         )
 
 

@@ -154,7 +154,7 @@ def test_array_of_elements_without_size_is_refused(tmp_path):
     """200 bytes have 10^9 class names."""
     with zipfile.ZipFile(tmp_path / "partition.npz", "w") as packed:
         packed.writestr("classes.npy", npy("|S0", (10**9,)))
-    with pytest.raises(ConfigError, match="classes has elements of no size"):
+    with pytest.raises(ConfigError, match="classes has elements of zero bytes"):
         load_npz(tmp_path / "partition.npz")
 
 
@@ -218,7 +218,7 @@ def test_local_models_of_an_invalid_round_are_refused(tmp_path):
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        (torch.zeros(1).expand(10**12), "4 bytes expand to 4,000,000,000,000"),
+        (torch.zeros(1).expand(10**12), "4 bytes would expand to 4,000,000,000,000"),
         (torch.empty(10**12, device="meta"), "a tensor is sparse or has no values"),
         (torch.eye(2).to_sparse(), "a tensor is sparse or has no values"),
     ],

@@ -184,7 +184,7 @@ def test_rounds_with_kept_global_model(kept, local, rounds):
 def test_invalid_keep_local_models_is_refused(wrong):
     with pytest.raises(
         ConfigError,
-        match=r"keep_local_models=.*must be n for every n-th round, a list of rounds from 1",
+        match=r"keep_local_models=.*must be n to save each n-th round, a list of rounds from 1",
     ):
         replace(SETTINGS, keep_local_models=wrong)
 
@@ -344,7 +344,7 @@ def test_failed_run_records_error(tmp_path):
         assert failed.status == "failed"
         assert "the aggregation broke" in (tmp_path / "run" / "error.txt").read_text()
         assert failed.model(0).network is not None  # of the initial model, which was saved
-        with pytest.raises(ConfigError, match=r"is not a class of fedexp; .*in Python config_dir="):
+        with pytest.raises(ConfigError, match=r"is not a fedexp class; .*in Python config_dir="):
             fedexp.load_run(tmp_path / "run").model(0)
     finally:
         sys.path.remove(str(tmp_path))
@@ -600,7 +600,7 @@ def test_foreign_class_is_not_called(run, tmp_path):
     )
     with pytest.raises(
         ConfigError,
-        match=r"config\.yaml: model\._target_=subprocess\.Popen: is not a class of fedexp",
+        match=r"config\.yaml: model\._target_=subprocess\.Popen: is not a fedexp class",
     ):
         fedexp.load_run(other).model()
 
@@ -614,7 +614,7 @@ def test_pickle_is_not_loaded(run, tmp_path):
     for name in (files.CHECKPOINT, files.PREVIOUS, kept_models.file_of_round(4)):
         torch.save({"round": 4, "params": Thief(), "buffers": {}}, other / name)
     for number in (None, 4):
-        with pytest.raises(ConfigError, match="not a readable checkpoint"):
+        with pytest.raises(ConfigError, match="cannot be read as a checkpoint"):
             fedexp.load_run(other).model(number)
     assert not (tmp_path / "stolen").exists()
 

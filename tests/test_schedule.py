@@ -144,7 +144,7 @@ def test_schedule_options_become_partitions():
         ("schedule.partition=[iid]", "schedule.partition"),
         (
             "schedule.partition={1:iid}",
-            "schedule.partition: 1 must be a round from 2 on",
+            "schedule.partition: 1 must be a round number of at least 2",
         ),
         (
             "schedule.partition={5:{name:ldaa}}",
@@ -161,7 +161,7 @@ def test_schedule_options_become_partitions():
         ("schedule.partition={5:{name:lda,alpha:0}}", "alpha"),
         (
             "schedule.classes={5:0.1}",
-            "schedule.classes.5=0.1: must be classes with their share, such as {3: 0.1}",
+            "schedule.classes.5=0.1: must map classes to shares, such as {3: 0.1}",
         ),
         (
             "schedule.classes={5:{3:2}}",

@@ -69,7 +69,7 @@ def test_install_command_of_an_extra(monkeypatch, tmp_path):
     [
         (["algorithm="], "fedexp: algorithm=: the group needs an option; options: affcl, "),
         (["~algorithm"], "fedexp: ~algorithm: the group needs an option; options: affcl, "),
-        (["hydra.run.dir="], "fedexp: hydra.run.dir=: must be a directory"),
+        (["hydra.run.dir="], "fedexp: hydra.run.dir=: must name a directory"),
         (["seeds=1,2"], "fedexp: seeds=1,2: use fedexp --multirun seed=1,2, "),
         (["--multirun", "seeds=1,2"], "fedexp: seeds=1,2: use fedexp --multirun seed=1,2, "),
         (["seeds=3"], "fedexp: seeds=3: use seed=3, "),
@@ -84,7 +84,7 @@ def test_install_command_of_an_extra(monkeypatch, tmp_path):
         (["lr=1"], "fedexp: lr: no such option or key (nearest: 'local.lr'); "),
         (
             ["~rounds"],
-            "fedexp: ~rounds: it cannot be removed; leave it out for its default, or set it",
+            "fedexp: ~rounds: cannot be removed; leave it out to use the default, or set it",
         ),
         (
             ["local=3"],

@@ -356,8 +356,8 @@ def test_surrogate_data_set_with_some_examples():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"fraction": 0.5, "classes": []}, "surrogate.classes=.*different labels, or null"),
-        ({"fraction": 0.5, "classes": [1, 1]}, "surrogate.classes=.*different labels, or null"),
+        ({"fraction": 0.5, "classes": []}, "surrogate.classes=.*distinct labels, or null"),
+        ({"fraction": 0.5, "classes": [1, 1]}, "surrogate.classes=.*distinct labels, or null"),
         ({"fraction": 0.5, "classes": [10]}, "surrogate.classes=.*labels from 0 to 9"),
         (
             {"classes": [1]},

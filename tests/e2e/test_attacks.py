@@ -72,7 +72,7 @@ def test_stored_override_cannot_load_a_preset_of_the_directory(fedexp, theirs, n
         (theirs / "config.yaml").unlink()
     assert_refused(
         fedexp("resume=theirs"),
-        "is not an override of a single run" if complete else "not a run directory",
+        "is not an override for a single run" if complete else "not a run directory",
     )
 
 

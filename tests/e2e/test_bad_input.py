@@ -23,9 +23,9 @@ algorithm.beta=1 => algorithm.beta | only exists with | algorithm=fedntd
 dataset=cifar10 algorithm=flashback => Flashback needs a public set | public.fraction=0.025
 model.hidden=[1000000000000] => model: must fit into the free memory of | its parameters need
 num_clients=2000 => num_clients=2000 | 1437
-algorithm._target_=os.system => algorithm._target_=os.system | not a class of fedexp | --config-dir
-++dataset.augmentation._target_=os.system => dataset.augmentation._target_=os.system | a class of
-surrogate.dataset={_target_:os.system} => surrogate.dataset._target_=os.system | a class of fedexp
+algorithm._target_=os.system => algorithm._target_=os.system | not a fedexp class | --config-dir
+++dataset.augmentation._target_=os.system => dataset.augmentation._target_=os.system | not a fedexp
+surrogate.dataset={_target_:os.system} => surrogate.dataset._target_=os.system | a fedexp class
 +hydra.callbacks.x={_target_:os.system} => hydra.callbacks.x | _target_ | --config-dir
 hardware=cpu hardware.precision=tf32 => tf32 | without a GPU
 forgetting_metric=all eval_interval=2 local_evaluation.every=3 => multiple of eval_interval=2
@@ -197,17 +197,17 @@ def test_user_option_with_a_name_of_fedexp_is_refused(fedexp, tmp_path, argument
         (
             b"[--config-dir=theirs]\n",
             b"{}",
-            "--config-dir=theirs is not an override of a single run",
+            "--config-dir=theirs is not an override for a single run",
         ),
         (
             b"['+hydra.callbacks.x={_target_:os.system}']\n",
             b"{}",
-            "hydra.callbacks.x={_target_:os.system} is not an override of a single run",
+            "hydra.callbacks.x={_target_:os.system} is not an override for a single run",
         ),
         (
             b"[algorithm._target_=os.system]\n",
             b"{}",
-            "algorithm._target_=os.system: is not a class of fedexp",
+            "algorithm._target_=os.system: is not a fedexp class",
         ),
         (b"[]\n", b"\xff", "config.yaml: is not text (UTF-8)"),
         (b"[]\n", b"[1]\n", "config.yaml: is not a mapping with strings as keys"),

@@ -121,7 +121,7 @@ def test_run_in_directories_with_any_letters(tmp_path):
     assert process.returncode == 0, said
     assert "\\u7ed3\\u679c" in said
     check_completed(
-        tmp_path / "ü/结果", "the console cannot be written ('latin-1' codec can't encode"
+        tmp_path / "ü/结果", "the console cannot be written to ('latin-1' codec can't encode"
     )
 
 
@@ -148,7 +148,7 @@ def test_run_succeeds_if_the_console_cannot_be_written(tmp_path, both):
     assert process.returncode == 0, said
     assert "Traceback" not in said
     assert "Exception ignored" not in said  # what the interpreter says where its last flush fails
-    check_completed(tmp_path / "run", "the console cannot be written (No space left on device)")
+    check_completed(tmp_path / "run", "the console cannot be written to (No space left on device)")
 
 
 @pytest.mark.slow  # a real process
@@ -171,7 +171,7 @@ def test_closed_terminal_does_not_stop_the_run(tmp_path):
             os.read(leader, 4096)
     os.close(leader)
     assert process.wait(timeout=120) == 0
-    check_completed(tmp_path / "run", "the console cannot be written (Input/output error)")
+    check_completed(tmp_path / "run", "the console cannot be written to (Input/output error)")
 
 
 # ---- what is no image among images

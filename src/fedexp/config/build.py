@@ -1,7 +1,7 @@
 """Make checked objects from a configuration.
 
-Unknown keys, wrong types and values out of range are collected from the whole configuration and
-raised as one ConfigError.
+Unknown keys, wrong types and out-of-range values are collected from the whole configuration and
+reported in one ConfigError.
 """
 
 import dataclasses
@@ -41,9 +41,9 @@ from fedexp.trackers.base import TrackerConfig
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Built:
-    """The checked parts of a configuration. Nothing has been loaded or started yet.
+    """The checked parts of a configuration, before any data are loaded.
 
-    The type of a group's field is the base class of the group's options.
+    If a field holds an option of a config group, the field's type is the base class of the group.
     """
 
     settings: Settings  # the scalar keys on the top level
@@ -71,7 +71,7 @@ class Built:
 
     @property
     def sources(self) -> dict[str, DataSource]:
-        """Configuration key -> data set."""
+        """The run's data sets by configuration key."""
         domains = getattr(self.scenario, "domains", [])
         found = {f"scenario.domains.{i}": domain for i, domain in enumerate(domains)}
         if self.surrogate.dataset is not None:
@@ -89,7 +89,7 @@ GROUPS = {
 
 
 def build(config: DictConfig) -> Built:
-    """Check the whole configuration and make its parts. Raises one ConfigError with all errors."""
+    """Check the whole configuration and make its parts. Raises ConfigError with all errors."""
     errors: list[str] = []
     resolved = resolve(config)
     values = values_of(config, resolved)

@@ -1,6 +1,6 @@
-"""Choose the cohort of each round, for example to repeat another program's cohorts from a file.
+"""Choose the clients that take part in each round (config node `cohorts`).
 
-The config node is `cohorts`.
+Reading them from a file makes it possible to repeat the cohorts of another program.
 """
 
 import csv
@@ -18,16 +18,16 @@ Rounds = dict[int, list[int]]  # round (from 1) -> its clients in ascending orde
 
 
 class Cohorts(Checked, prefix="cohorts."):
-    """The cohorts of a run, read from the file `path` or drawn at random if it is None.
+    """The cohorts of a run, read from the file `path`, or drawn at random if `path` is None.
 
-    draw: how cohorts are drawn. With `seed`, the seed is seeds.sampling. With `round`, numpy's
-    legacy generator (RandomState) is seeded with the round's number, counted from 0. The cohorts
-    are then the same in all runs with the same number of clients and cohort size. FedNTD's released
-    code and FedML do this.
+    draw: how random cohorts are drawn. `seed` uses the seed seeds.sampling. `round` seeds numpy's
+    legacy generator (RandomState) with the number of the round, counted from 0, as FedNTD's
+    released code and FedML do. The cohorts are then the same in all runs with the same number of
+    clients and the same cohort size.
 
-    A .json file has `{"1": [clients], ...}` or a list of lists that begins with round 1. A .csv
-    file has the columns `round` and `client`, such as the clients.csv of an earlier run. Rounds
-    after the run's last round are ignored.
+    A .json file contains `{"1": [clients], ...}`, or a list of lists that begins with round 1. A
+    .csv file has the columns `round` and `client`, as in the clients.csv of an earlier run. Rounds
+    in the file after the run's last round are ignored.
     """
 
     path: str | None
@@ -36,15 +36,16 @@ class Cohorts(Checked, prefix="cohorts."):
     def __post_init__(self) -> None:
         super().__post_init__()
         good = self.path is None or self.draw == "seed"
-        require(good, "cohorts.draw", self.draw, "seed, or cohorts.path=null")
+        require(good, "cohorts.draw", self.draw, "seed if cohorts.path is set")
 
     def read(self, rounds: int, num_clients: int, size: int) -> Rounds | None:
-        """Return the cohorts of rounds 1 to `rounds`, or None if they are drawn by the seed.
+        """Return the cohorts of rounds 1 to `rounds`, or None if they are drawn with
+        seeds.sampling.
 
         size: the number of clients that each cohort must have.
 
-        Raises ConfigError if a round is missing, a cohort has another size, or a client is out of
-        range or appears twice. The message names the file, the round and the client.
+        Raises ConfigError if a round is missing, a cohort has a different size, or a client is out
+        of range or appears twice. The message names the file, the round and the client.
         """
         if self.draw == "round":
             return {
@@ -57,7 +58,7 @@ class Cohorts(Checked, prefix="cohorts."):
         for number in range(1, rounds + 1):
             if number not in table:
                 raise ConfigError(
-                    f"{path}: round {number} is missing, and the run has {rounds} rounds"
+                    f"{path}: round {number} is missing, but the run has {rounds} rounds"
                 )
             check_clients(path, number, table[number], num_clients, size)
         return {number: sorted(table[number]) for number in range(1, rounds + 1)}
@@ -85,14 +86,14 @@ def check_clients(path: Path, number: int, clients: list[Any], num_clients: int,
             raise ConfigError(f"{prefix}: client {client} appears twice")
     if len(clients) != size:
         raise ConfigError(
-            f"{prefix}: has {len(clients)} clients; must have {size} (participation times"
+            f"{prefix}: has {len(clients)} clients, but must have {size} (participation times"
             f" num_clients={num_clients})"
             + (f"; use participation={len(clients) / num_clients:g}" if clients else "")
         )
 
 
 def check_completed_rounds(directory: Path, cohorts: Rounds | None, rounds: int) -> None:
-    """Raise ConfigError if the file now has other clients for rounds that the run completed."""
+    """Raise ConfigError if `cohorts` differs from the clients of a round that the run completed."""
     if cohorts is None or not rounds:
         return
     before = read_rounds(directory / files.CLIENTS)
@@ -104,7 +105,7 @@ def check_completed_rounds(directory: Path, cohorts: Rounds | None, rounds: int)
 
 
 def read_rounds(path: Path) -> Rounds:
-    """Return round -> clients from a file. Raises ConfigError if the file cannot be read."""
+    """Read the clients of each round from a file. Raises ConfigError if the file cannot be read."""
     if path.suffix not in (".json", ".csv"):
         raise ConfigError(f"cohorts.path={path}: must be a .json or .csv file")
     try:
@@ -114,14 +115,14 @@ def read_rounds(path: Path) -> Rounds:
         raise ConfigError(f"cohorts.path={path}: cannot be read ({error.strerror})") from None
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError, csv.Error) as error:
         forms = {
-            ".json": "an object of round -> clients or a list of lists",
-            ".csv": "a table with integers in the columns round and client",
+            ".json": "a JSON object that maps each round to a list of clients, or a list of lists",
+            ".csv": "a csv table with integers in the columns round and client",
         }
         raise ConfigError(f"{path}: must be {forms[path.suffix]} ({error})") from None
 
 
 def from_json(text: str) -> Rounds:
-    """Return round -> clients from a JSON object or a list of lists."""
+    """Parse a JSON object, or a list of lists, that gives the clients of each round."""
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         found = dict(pairs)
@@ -136,9 +137,9 @@ def from_json(text: str) -> Rounds:
 
 
 def from_csv(text: str) -> Rounds:
-    """Return round -> clients from the columns `round` and `client`.
+    """Parse a csv table that gives the clients of each round.
 
-    Raises ValueError for clients with several roles, since a run always draws these cohorts.
+    Raises ValueError if clients have different roles, since such cohorts are always drawn.
     """
     rows = list(csv.DictReader(text.splitlines()))
     roles = {row["role"] for row in rows if row.get("role")}

@@ -1,9 +1,9 @@
-"""Check a composed configuration before Hydra calls any class that it names.
+"""Check a composed configuration before Hydra instantiates any class named in it.
 
 Hydra instantiates the classes of `hydra.callbacks`, `hydra.launcher`, `hydra.sweeper` and its two
 logging nodes before fedexp sees the configuration. This module replaces Hydra's loader, also in the
-processes that a launcher starts. The new loader refuses a configuration with a class that is
-neither in KNOWN nor named in a user's config directory, no matter where the name comes from.
+processes that a launcher starts. The new loader rejects every class that is neither in KNOWN nor
+named in a yaml file in a user's config directory, no matter where the name comes from.
 """
 
 import copy
@@ -47,9 +47,9 @@ KNOWN = {
     "ext://sys.stdout",
     "ext://sys.stderr",
 }
-# nodes that Hydra makes objects from
+# nodes whose classes Hydra instantiates
 CALLED = ("callbacks", "launcher", "sweeper", "job_logging", "hydra_logging")
-# the references in the files of Hydra, its plugins and fedexp; they resolve to strings or a number
+# references in the config files of Hydra, its plugins and fedexp; none resolves to a node
 REFERENCES = {
     "${data_dir}",
     "${fedexp.gpus:}",
@@ -61,18 +61,19 @@ REFERENCES = {
 
 
 class CheckedRepository(ConfigRepository):
-    """Hydra's repository of config groups, which refuses options outside their directories."""
+    """Hydra's repository of config groups, but without options outside the directories."""
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "CheckedRepository":
         """Return a shallow copy. Hydra only replaces the copy's whole list of sources."""
         return copy.copy(self)
 
     def load_config(self, config_path: str) -> ConfigResult | None:
-        """Raise ConfigError for a path that leaves the configuration directory."""
+        """Load a config file. Raises ConfigError if its path leaves the configuration directory."""
         normal = posixpath.normpath(config_path.replace("\\", "/"))
         if normal.startswith(("/", "..")):
             raise ConfigError(
-                f"{config_path}: is outside the configuration directories; --config-dir adds one"
+                f"{config_path}: is outside the configuration directories; add one with"
+                " --config-dir"
             )
         return super().load_config(config_path)
 
@@ -92,13 +93,13 @@ class CheckedLoader(ConfigLoaderImpl):
 
 
 def install() -> None:
-    """Replace Hydra's loader by the checked loader."""
+    """Replace Hydra's loader with the checked loader."""
     hydra_internals.replace_loader(CheckedLoader)
 
 
 @contextmanager
 def use_checked_loader() -> Iterator[None]:
-    """Use the checked loader while the block runs, and restore the previous loader afterwards."""
+    """Use the checked loader inside the block, and restore the previous loader afterwards."""
     before = hydra_internals.current_loader()
     install()
     try:
@@ -108,15 +109,16 @@ def use_checked_loader() -> Iterator[None]:
 
 
 def check_classes(config: DictConfig) -> None:
-    """Raise ConfigError unless every class that Hydra imports is known or named by the user.
+    """Raise ConfigError unless every class that Hydra imports is in KNOWN or named by the user.
 
-    The nodes in CALLED are checked. Their references are checked too, since a reference could point
-    to a node with a class name.
+    The nodes in CALLED are checked. References in these nodes are checked too, since a reference
+    could point to a node with a class name.
     """
     sources = config.hydra.runtime.config_sources
     folders = [Path(each.path) for each in sources if each.schema == "file"]
     written: dict[str, Any] = OmegaConf.to_container(config.hydra)  # type: ignore[assignment]
-    if OmegaConf.is_config(OmegaConf.select(config, "data_dir")):  # a launcher refers to it
+    # a launcher's node refers to data_dir
+    if OmegaConf.is_config(OmegaConf.select(config, "data_dir")):
         raise ConfigError("data_dir: must be the name of a directory")
     for node in CALLED:
         for key, value in leaves(written.get(node), f"hydra.{node}"):
@@ -130,7 +132,7 @@ def check_classes(config: DictConfig) -> None:
                 text, folders, None if refers else NAMES
             ):
                 raise ConfigError(
-                    f"{key}={text}: is not a class or reference that Hydra may use here; name"
-                    " your own classes and those of plugins in a yaml file of a directory"
-                    " given with --config-dir"
+                    f"{key}={text}: is not a class or reference that Hydra may use; name your"
+                    " own classes and those of plugins in a yaml file in a directory given with"
+                    " --config-dir"
                 )

@@ -1,8 +1,8 @@
-"""Replace names of options in a configuration by the options' nodes.
+"""Replace option names in a configuration with the nodes that the options define.
 
-Such names are in `scenario.domains`, `surrogate.dataset`, and the members of `tracker` and
-`analysis`. For a data set, only the option's node `dataset` is used. The rest of the option, the
-protocol of runs on the data set, is ignored.
+Such names occur in `scenario.domains`, `surrogate.dataset`, and the members of `tracker` and
+`analysis`. For a data set, only the node `dataset` of the option is used. The option's other keys,
+which set the protocol for runs on the data set, are ignored.
 """
 
 from collections.abc import Mapping
@@ -16,14 +16,15 @@ from fedexp.config.options import SEVERAL, list_options
 from fedexp.config.overrides import is_path
 from fedexp.core.errors import ConfigError, nearest
 
-OPTIONS = "values by name, such as {root: photos}"
+OPTIONS = "a mapping, such as {root: photos}"
 SHARED = ("rounds", "every")  # keys of `analysis=several` that are copied to each member
 
 
 def with_named_members(config: DictConfig, group: str) -> DictConfig:
-    """Return a copy of the configuration with the names in `<group>.members` replaced by nodes.
+    """Return a copy of the configuration with nodes instead of names in `<group>.members`.
 
-    `<group>.options` changes values of the nodes. Raises ConfigError for invalid names or options.
+    `<group>.options` changes values in these nodes. Raises ConfigError for invalid names or
+    options.
     """
     members = OmegaConf.select(config, f"{group}.members")
     if not isinstance(members, ListConfig) or not all(isinstance(name, str) for name in members):
@@ -35,7 +36,9 @@ def with_named_members(config: DictConfig, group: str) -> DictConfig:
     if not are_nodes:
         examples = {"tracker": "{wandb: {project: mine}}"}
         example = examples.get(group, "{local_epochs: {clients: 3}}")
-        raise ConfigError(f"{group}.options={options}: must be nodes by name, such as {example}")
+        raise ConfigError(
+            f"{group}.options={options}: must map members to nodes, such as {example}"
+        )
     if unknown := {str(key) for key in options} - set(members):
         raise ConfigError(f"{group}.{min(unknown)}: must be one of {group}.members={list(members)}")
     if "none" in members:
@@ -57,7 +60,7 @@ def with_named_members(config: DictConfig, group: str) -> DictConfig:
 
 
 def with_named_datasets(config: DictConfig) -> DictConfig:
-    """Return a copy of the configuration with names of data sets replaced by their nodes."""
+    """Return a copy of the configuration with names of data sets replaced with their nodes."""
     if domains := OmegaConf.select(config, "scenario.domains"):
         nodes = [
             load_node(name, "scenario.domains") if isinstance(name, str) else name
@@ -78,7 +81,10 @@ def with_named_datasets(config: DictConfig) -> DictConfig:
 
 
 def with_node(config: DictConfig, key: str, node: Any) -> DictConfig:
-    """Return a copy of the configuration with the node at `key` replaced. Its keys may be new."""
+    """Return a copy of the configuration with the node at `key` set to `node`.
+
+    The node may have keys that the configuration did not have before.
+    """
     config = config.copy()
     OmegaConf.set_struct(config, False)
     OmegaConf.update(config, key, node, merge=False)
@@ -88,9 +94,9 @@ def with_node(config: DictConfig, key: str, node: Any) -> DictConfig:
 def with_changes(
     node: dict[str, Any], changes: Mapping[str, Any], key: str, name: str
 ) -> dict[str, Any]:
-    """Return an option's node with changed values.
+    """Return the node of an option with changed values.
 
-    name: the option's name. Raises ConfigError for a key that the node does not have.
+    name: the name of the option. Raises ConfigError for a key that the node does not have.
     """
     known = [each for each in node if each != "_target_"]
     if wrong := [each for each in changes if each not in known]:
@@ -99,10 +105,12 @@ def with_changes(
 
 
 def load_node(name: str, key: str, group: str = "dataset", resolve: bool = False) -> dict[str, Any]:
-    """Return the node of a group's option. Raises ConfigError if there is no such option.
+    """Return the node that an option of a group defines.
 
-    key: the configuration key that has the name. resolve: whether to resolve interpolations; they
-    must then refer to values in the option's file.
+    key: the configuration key whose value is `name`, for messages. resolve: whether to resolve
+    interpolations; they must then refer to values in the option's file.
+
+    Raises ConfigError if there is no such option.
     """
     kind = {"dataset": "data set"}.get(group, group)
     if is_path(name):
@@ -120,7 +128,7 @@ def load_node(name: str, key: str, group: str = "dataset", resolve: bool = False
 
 
 def search_path() -> list[Path]:
-    """Return the directories with config groups: those that Hydra searches, then fedexp's."""
+    """Return the directories with config groups: the user's first, then fedexp's."""
     from fedexp.config.options import conf_directory
 
     found = []

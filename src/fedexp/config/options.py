@@ -1,4 +1,4 @@
-"""The groups, options and keys of conf/ and of the users' config directories."""
+"""Find the groups, options and keys in conf/ and in the users' config directories."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -17,7 +17,7 @@ GLOBAL_OPTION = re.compile(r"^# @package _global_", re.MULTILINE)
 
 
 def list_groups(directories: list[Path]) -> list[str]:
-    """Return the config groups, first in the order of the defaults list, then by name."""
+    """Return the config groups: those in the defaults list in its order, then others by name."""
     names = {
         p.name
         for directory in directories
@@ -44,7 +44,7 @@ def list_groups(directories: list[Path]) -> list[str]:
 def list_options(group: str, directories: list[Path]) -> list[str]:
     """Return a group's options, including those in subfolders, such as `fedntd/cifar10_s2`.
 
-    A file whose name begins with `_` has values that several options share, and is not an option.
+    A file whose name begins with `_` has values that several options share. It is not an option.
     """
     if group == "sweep":
         return sorted(read_sweeps(directories))
@@ -56,11 +56,12 @@ def list_options(group: str, directories: list[Path]) -> list[str]:
 
 
 def read_sweeps(directories: Sequence[Path]) -> dict[str, tuple[Path, Any]]:
-    """Return name -> (file, content) for the sweeps in the folders `sweep`.
+    """Return name -> (file, content) for the sweeps in the directories' folders `sweep`.
 
-    If a name appears several times, the first sweep is returned. A file with `blocks` is one sweep
-    with the name of the file. Any other file has several sweeps by name, and `defaults` for values
-    that they do not set. If a file cannot be read, the content is the exception.
+    If several sweeps have the same name, the first one is returned. A file with the key `blocks`
+    defines one sweep, named after the file. Any other file maps names to sweeps; its key `defaults`
+    has the values that a sweep does not set. If a file cannot be read, the content is the
+    exception.
     """
     found: dict[str, tuple[Path, Any]] = {}
     for path in (path for each in directories for path in sorted(each.glob("sweep/*.yaml"))):
@@ -79,9 +80,9 @@ def read_sweeps(directories: Sequence[Path]) -> dict[str, tuple[Path, Any]]:
 
 
 def known_keys(conf: Path, extra: list[Path]) -> dict[str, list[str]]:
-    """Return key -> options (`group=option`) that define it, for all keys that a user may set.
+    """Return all keys that a user may set, with the options (`group=option`) that define each.
 
-    The list is empty for keys that every run has.
+    The list of options is empty for keys that every run has.
     """
 
     def walk(node: Any, prefix: str) -> Iterator[str]:
@@ -116,5 +117,5 @@ def conf_directory() -> Path:
         if (candidate / "config.yaml").exists():
             return candidate
     raise ConfigError(
-        f"conf/config.yaml: not found beside {package} or in its checkout; install fedexp again"
+        f"conf/config.yaml: not found in {package} or in its checkout; reinstall fedexp"
     )

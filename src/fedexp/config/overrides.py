@@ -1,7 +1,8 @@
 """Check the names and values in overrides.
 
-A group's option must be a name, not a path to a file anywhere on the machine. The overrides stored
-in a run directory may come from another person, so they must not make Hydra run code.
+An option of a group must be given by name, since a path could lead to any file on the machine. The
+overrides stored in a run directory may come from another person, so they must not make Hydra run
+code.
 """
 
 import re
@@ -16,19 +17,19 @@ from fedexp.core.errors import ConfigError
 REFERENCE = re.compile(r"\$\{[\w.]+\}")
 # last parts of the keys that choose where a tracker sends or writes a run
 DESTINATIONS = {"entity", "project", "store", "logdir"}
-OF_COMMAND = ("resume", "accept_changed_data")  # keys of one command, not kept when resuming
+OF_COMMAND = ("resume", "accept_changed_data")  # keys for one command, dropped when resuming
 
 
 def check_names(overrides: Sequence[str], groups: Collection[str]) -> None:
-    """Raise ConfigError for an override that leads out of the configuration directories.
+    """Raise ConfigError for an override that leads outside the configuration directories.
 
-    Also raise it if an override would put a group's option into Hydra's node, where Hydra would
-    call it.
+    Also raise it if an override would put a group's option into the node `hydra`, where Hydra would
+    instantiate it.
     """
     for text in overrides:
         override = parse_override(text)
         if override is None:
-            continue  # Hydra will say what is wrong with it
+            continue  # Hydra reports the error
         if override.package is not None and re.split(r"[.:]", override.package)[0].strip() in (
             "hydra",
             "_global_",
@@ -46,11 +47,11 @@ def check_names(overrides: Sequence[str], groups: Collection[str]) -> None:
 
 
 def read_stored(path: Path, groups: Collection[str], typed: Collection[str]) -> list[str]:
-    """Read the overrides that a run was started with, except the keys in `typed`.
+    """Read the overrides that a run was started with, except for the keys in `typed`.
 
-    The directory may come from another person. So the overrides may choose what to run, but not
-    where Hydra finds code and configuration, and they may only refer to configuration keys. Raises
-    ConfigError for other overrides or an unreadable file.
+    The file may come from another person. So the overrides may choose what to run, but not where
+    Hydra finds code and configuration, and they may only refer to configuration keys. Raises
+    ConfigError if an override does more, or if the file cannot be read.
     """
     from fedexp.rundir import contents  # imported late, since it imports numpy
 
@@ -59,21 +60,21 @@ def read_stored(path: Path, groups: Collection[str], typed: Collection[str]) -> 
     except contents.Damaged as error:
         raise ConfigError(f"{path}: {error}") from error
     kept = [text for text in stored if key_of(text) not in (*OF_COMMAND, *typed)]
-    if "tracker" in typed:  # another tracker has other keys
+    if "tracker" in typed:  # the keys of another tracker differ
         kept = [text for text in kept if not key_of(text).startswith("tracker.")]
     for text in kept:
         if not is_of_a_run(text, groups):
-            raise ConfigError(f"{path}: {text} is not an override of a single run")
+            raise ConfigError(f"{path}: {text} is not an override for a single run")
         if any("${" in REFERENCE.sub("", f"{key}={value}") for key, value in assigned_values(text)):
             raise ConfigError(
-                f"{path}: {text} calls a resolver, which could read the environment; give"
-                f" {key_of(text)} on the command line to use it"
+                f"{path}: {text} calls a resolver, which could read the environment; to allow"
+                f" this, give {key_of(text)} on the command line"
             )
     return kept
 
 
 def is_of_a_run(text: str, groups: Collection[str]) -> bool:
-    """Return whether an override sets values of a single run, or names options of its groups."""
+    """Return whether an override only sets values or selects options for a single run."""
     override = parse_override(text)
     if override is None or override.package is not None or override.is_sweep_override():
         return False
@@ -84,9 +85,9 @@ def is_of_a_run(text: str, groups: Collection[str]) -> bool:
 
 
 def typed_overrides(overrides: Sequence[str]) -> list[str]:
-    """Return the overrides given to this command, without those stored in the run directory.
+    """Return the overrides that the user typed, without those stored in the run directory.
 
-    The stored overrides come before `resume=`.
+    overrides: all overrides; the stored ones come before `resume=`.
     """
     places = [number for number, text in enumerate(overrides) if key_of(text) == "resume"]
     return list(overrides[places[-1] + 1 :] if places else overrides)
@@ -104,8 +105,8 @@ def destinations(overrides: Sequence[str]) -> list[str]:
 def assigned_values(text: str) -> list[tuple[str, str]]:
     """Return (key, value) for each value that an override sets.
 
-    Mappings are flattened: `local={lr: 1}` gives `local.lr`. The list is empty for a sweep and for
-    an override that Hydra cannot parse.
+    Mappings are flattened: `local={lr: 1}` gives the key `local.lr`. The list is empty for a sweep
+    and for an override that Hydra cannot parse.
     """
     override = parse_override(text)
     if override is None or override.is_sweep_override():
@@ -115,7 +116,10 @@ def assigned_values(text: str) -> list[tuple[str, str]]:
 
 
 def leaves(node: object, key: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield (dotted key, value) for nested mappings and lists. A list's values have its key."""
+    """Yield (dotted key, value) for nested mappings and lists.
+
+    All values in a list have the key of the list.
+    """
     if isinstance(node, Mapping) and node:
         for name, value in node.items():
             yield from leaves(value, f"{key}.{name}" if key else str(name))
@@ -155,7 +159,7 @@ def chosen_options(override: Any) -> list[str]:
 
 
 def is_path(name: str) -> bool:
-    """Return whether a name may lead out of the directory of its group."""
+    """Return whether a name may lead outside the directory of its group."""
     return (
         name.startswith(("/", "\\", "~"))
         or ".." in re.split(r"[/\\]", name)

@@ -1,4 +1,4 @@
-"""Name the directory of a sweep's job by the job's fingerprint."""
+"""Name the directory of a sweep's job after the job's fingerprint."""
 
 import hashlib
 from pathlib import Path
@@ -10,12 +10,13 @@ from fedexp.rundir.fingerprint import fingerprint
 
 
 def run_name(root: DictConfig) -> str:
-    """Return <dataset>_<partition>_<algorithm>_seed<seed>_<hash>, a job's directory in its sweep.
+    """Return the name of a job's directory, <dataset>_<partition>_<algorithm>_seed<seed>_<hash>.
 
-    The name does not depend on the other jobs of the sweep. If a job with another name now has the
-    same fingerprint, for example after it was given more rounds, that job's name is returned.
+    The name does not depend on the other jobs of the sweep. If the sweep has a job with the same
+    fingerprint but a different name, for example because the job was extended to more rounds, the
+    name of that job is returned.
 
-    root: the composed configuration with its node `hydra`.
+    root: the composed configuration, including the node `hydra`.
     """
     from fedexp.config.values import resolve
     from fedexp.core.errors import ConfigError
@@ -35,7 +36,7 @@ def run_name(root: DictConfig) -> str:
 
 
 def register() -> None:
-    """Register the resolver `${fedexp.run_name:}`. Hydra copies it to its launchers' processes."""
+    """Register the resolver `${fedexp.run_name:}`. Hydra copies it to launched processes."""
     OmegaConf.register_new_resolver(
         "fedexp.run_name", lambda _root_: run_name(_root_), replace=True
     )

@@ -1,4 +1,4 @@
-"""Turn the node `schedule`, which users write by rounds, into nodes with classes."""
+"""Convert the node `schedule`, where users list changes by round, into nodes with `_target_`."""
 
 from typing import Any
 
@@ -9,17 +9,17 @@ from fedexp.config.spelling import option_of
 from fedexp.core.errors import ConfigError, nearest
 
 KINDS = {
-    "partition": "rounds with a new partition, such as {101: {name: dirichlet, alpha: 0.1}}",
-    "classes": "rounds with the share of a class from then on, such as {50: {3: 0.1}}",
+    "partition": "a map from rounds to partitions, such as {101: {name: dirichlet, alpha: 0.1}}",
+    "classes": "a map from rounds to class shares, such as {50: {3: 0.1}}",
 }
 PARTITIONS = ("iid", "lda", "sharding", "equal_shards")  # partitions allowed in a schedule
 TARGETS = {name: f"fedexp.data.changes.{name}" for name in ("NewPartition", "NewShares")}
 
 
 def with_schedule(config: DictConfig) -> DictConfig:
-    """Return a copy of the configuration with lists of nodes in `schedule`.
+    """Return a copy of the configuration with the schedule as lists of nodes.
 
-    The lists are `schedule.partition` and `schedule.classes`.
+    The lists replace `schedule.partition` and `schedule.classes`.
     """
     schedule = OmegaConf.select(config, "schedule")
     if not isinstance(schedule, DictConfig):
@@ -39,7 +39,7 @@ def with_schedule(config: DictConfig) -> DictConfig:
 
 
 def by_round(key: str, written: Any) -> dict[int, Any]:
-    """Return round -> its change, as the user wrote it.
+    """Return the change of each round, as the user wrote it.
 
     Raises ConfigError unless the value is a mapping from rounds (2, 3, ...) to changes.
     """
@@ -54,7 +54,7 @@ def by_round(key: str, written: Any) -> dict[int, Any]:
     for number, change in value.items():
         text = str(number)
         if not text.isdecimal() or int(text) < 2:
-            raise ConfigError(f"schedule.{key}: {text} must be a round from 2 on")
+            raise ConfigError(f"schedule.{key}: {text} must be a round number of at least 2")
         found[int(text)] = change
     return found
 
@@ -66,7 +66,7 @@ def shares_node(number: int, change: Any) -> dict[str, Any]:
     """
     where = f"schedule.classes.{number}"
     if not isinstance(change, dict) or not change:
-        raise ConfigError(f"{where}={change}: must be classes with their share, such as {{3: 0.1}}")
+        raise ConfigError(f"{where}={change}: must map classes to shares, such as {{3: 0.1}}")
     shares = {}
     for label, share in change.items():
         if not str(label).isdecimal():
@@ -82,16 +82,16 @@ def shares_node(number: int, change: Any) -> dict[str, Any]:
 def partition_node(number: int, change: Any) -> dict[str, Any]:
     """Return the node for a change of the partition, such as {name: dirichlet, alpha: 0.1}.
 
-    Missing keys get the values in the option's file. Raises ConfigError for an unknown partition
-    or key.
+    Missing keys get their values from the option's file. Raises ConfigError for an unknown
+    partition or key.
     """
     where = f"schedule.partition.{number}"
     if isinstance(change, str):
         change = {"name": change}
     if not isinstance(change, dict) or not isinstance(change.get("name"), str):
         raise ConfigError(
-            f"{where}={change}: must be the name of a partition with its keys, such as"
-            " {name: dirichlet, alpha: 1}"
+            f"{where}={change}: must be the name of a partition, or a mapping with its name"
+            " and keys, such as {name: dirichlet, alpha: 1}"
         )
     name = option_of(change["name"], "partition", PARTITIONS)  # dirichlet is lda
     if name not in PARTITIONS:

@@ -1,6 +1,6 @@
-"""The top level of the configuration as checked values.
+"""Check the values on the top level of the configuration.
 
-conf/config.yaml has their defaults and explains them.
+conf/config.yaml explains these values and sets their defaults.
 """
 
 import math
@@ -20,7 +20,7 @@ from fedexp.core.limits import (
 )
 from fedexp.data.views import require_list, require_views
 
-GLOBAL, PERSONAL = "global", "personal"  # the models to test (`evaluate`)
+GLOBAL, PERSONAL = "global", "personal"  # the kinds of models to test (`evaluate`)
 
 
 class Stop(Checked, prefix="stop."):
@@ -48,7 +48,7 @@ ALL_LOCAL = LocalEvaluation(every=None, examples=None)
 
 
 class Seeds(Checked, prefix="seeds."):
-    """Independent seeds (config node `seeds`); each defaults to `seed`."""
+    """Independent seeds (config node `seeds`). Each defaults to the top-level key `seed`."""
 
     partition: CountFrom0
     sampling: CountFrom0
@@ -56,7 +56,7 @@ class Seeds(Checked, prefix="seeds."):
 
 
 class Settings(Checked):
-    """The values on the top level of the configuration that are not in a node."""
+    """The values on the top level of the configuration, without its nodes."""
 
     seed: CountFrom0
     rounds: Count
@@ -66,22 +66,24 @@ class Settings(Checked):
     eval_interval: Count
     targets: PositiveShares
     target_fractions: PositiveShares
-    # None: after every round, or less often if saving takes too much of the time
+    # None: after every round, or less often if saving is slow compared with the rounds
     checkpoint_interval: CountOrNone
     data_dir: str
     resume: str | None
     augment: bool
     profile: bool
     test_views: list[str]
-    # n: after every n-th round; [rounds]: after these rounds; None: only in checkpoints
+    # when to save the global model: n: after every n-th round; [rounds]: after these rounds; None:
+    # only in checkpoints
     keep_models: Any = None
-    keep_local_models: Any = None  # the same for the local models of the clients
-    evaluate: list[str] = field(default_factory=lambda: [GLOBAL])  # the models to test
+    keep_local_models: Any = None  # the same for the clients' local models
+    evaluate: list[str] = field(default_factory=lambda: [GLOBAL])  # the kinds of models to test
     evaluate_on: Literal["test", "validation", "both", None] = (
         None  # None: the validation set if there is one, otherwise the test set
     )
-    objective: str | None = None  # a key of summary.json; None: the validation accuracy, if any
-    objective_direction: Literal["max", "min", None] = None  # None: chosen by the name
+    # a key of summary.json; None: the validation accuracy, if there is one
+    objective: str | None = None
+    objective_direction: Literal["max", "min", None] = None  # None: implied by the name
     accept_changed_data: bool = False
 
     def __post_init__(self) -> None:
@@ -92,14 +94,14 @@ class Settings(Checked):
         require_subjects(self.evaluate)
 
     def keeps_local_models(self, round: int) -> bool:
-        """Return whether the clients' local models of a round are kept."""
+        """Return whether the clients' local models from a round are saved."""
         return is_chosen(round, self.keep_local_models)
 
     def keeps_model(self, round: int) -> bool:
-        """Return whether the global model after a round is kept.
+        """Return whether the global model after a round is saved.
 
-        It is kept if `keep_models` chooses the round, and before and after a round whose local
-        models are kept.
+        It is saved if `keep_models` selects the round. It is also saved before and after each round
+        whose local models are saved.
         """
         return is_chosen(round, self.keep_models) or any(
             map(self.keeps_local_models, (round, round + 1))
@@ -121,27 +123,32 @@ class Settings(Checked):
 
 
 def subjects_of(word: str) -> list[str]:
-    """Return the list for a single word given as `evaluate`. It always has the global model."""
+    """Return the models to test for a single word given as `evaluate`.
+
+    The list always includes the global model.
+    """
     return [GLOBAL, PERSONAL] if word == PERSONAL else [word]
 
 
 def require_rounds(key: str, value: Any, first: int) -> None:
     """Raise ConfigError unless the value is n (every n-th round), a list of rounds, or None.
 
-    first: the smallest round that the list may have.
+    first: the smallest round that the list may contain.
     """
     if value is None:
         return
     numbers, least = (value, first) if isinstance(value, list) else ([value], 1)
     good = all(type(number) is int and least <= number < 2**63 for number in numbers)
-    wanted = f"n for every n-th round, a list of rounds from {first} on, such as [1,100], or null"
+    wanted = (
+        f"n to save each n-th round, a list of rounds from {first} on, such as [1,100], or null"
+    )
     require(good and len(numbers) > 0, key, value, wanted)
 
 
 def is_chosen(round: int, chosen: Any) -> bool:
-    """Return whether `chosen` includes a round; see `require_rounds` for its values.
+    """Return whether `chosen` selects a round; see `require_rounds` for the allowed values.
 
-    For every n-th round, the first round is n.
+    If `chosen` is n, the first selected round is n.
     """
     if chosen is None:
         return False
@@ -149,5 +156,5 @@ def is_chosen(round: int, chosen: Any) -> bool:
 
 
 def require_subjects(subjects: Sequence[str]) -> None:
-    """Raise ConfigError unless `evaluate` lists different known values, with `global` first."""
+    """Raise ConfigError unless `evaluate` lists distinct known values, with `global` first."""
     require_list("evaluate", subjects, (GLOBAL, PERSONAL))

@@ -1,4 +1,4 @@
-"""Rewrite the users' spellings of overrides to the spelling that Hydra and the groups use."""
+"""Convert overrides to the spelling that Hydra and the config groups expect."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,19 +10,20 @@ ALIASES = {"partition": {"dirichlet": "lda"}}  # group -> name in the literature
 
 
 def normalise(overrides: Sequence[str], folders: Sequence[Path]) -> list[str]:
-    """Return the overrides in the spelling that Hydra and the groups use.
+    """Return the overrides in the spelling that Hydra and the config groups expect.
 
-    Options get the case of their file (algorithm=FedNTD becomes fedntd), aliases are replaced by
-    options, and values with letters outside Hydra's grammar are quoted (hydra.run.dir=grün).
+    Options get the case of their file names (algorithm=FedNTD becomes fedntd), aliases are replaced
+    with option names, and values with characters that Hydra's grammar does not allow are quoted
+    (hydra.run.dir=grün).
 
-    folders: the directories with groups, the user's first.
+    folders: the directories with config groups, the user's first.
     """
     groups = [*list_groups(list(folders)), *PRESETS]
     return [normalised(text, groups, folders) for text in overrides]
 
 
 def normalised(override: str, groups: Sequence[str], folders: Sequence[Path]) -> str:
-    """Return one override in Hydra's spelling. An unknown spelling is not changed."""
+    """Return one override in Hydra's spelling. An unknown name is not changed."""
     key, equals, value = override.partition("=")
     if not equals:
         return override
@@ -36,7 +37,7 @@ def normalised(override: str, groups: Sequence[str], folders: Sequence[Path]) ->
 
 
 def option_of(name: str, group: str, options: Sequence[str]) -> str:
-    """Return the option that a name means, directly, as an alias or in another case.
+    """Return the option that a name refers to, as its exact name, as an alias or ignoring case.
 
     An unknown name is returned unchanged.
     """
@@ -49,10 +50,10 @@ def option_of(name: str, group: str, options: Sequence[str]) -> str:
 
 
 def check_values(overrides: Sequence[str], folders: Sequence[Path]) -> None:
-    """Raise ConfigError for values that Hydra would accept or report unclearly.
+    """Raise ConfigError for invalid values that Hydra would accept or report unclearly.
 
-    These are an empty directory or option, for example from an empty shell variable, the removal of
-    something that every run has, and `seeds=1`.
+    These are an empty directory or option (for example, from an empty shell variable), the removal
+    of a key that every run has, and `seeds=1`.
     """
     groups = list_groups([conf_directory()])
     for override in overrides:
@@ -60,13 +61,13 @@ def check_values(overrides: Sequence[str], folders: Sequence[Path]) -> None:
         name = key.lstrip("~+")
         removed = key.startswith("~")
         if name in ("hydra.run.dir", "hydra.sweep.dir") and equals and not value.strip("'\""):
-            raise ConfigError(f"{override}: must be a directory")
+            raise ConfigError(f"{override}: must name a directory")
         if name in groups and (removed or (equals and not value)):
             options = ", ".join(list_options(name, list(folders)))
             raise ConfigError(f"{override}: the group needs an option; options: {options}")
         if removed and known_keys(conf_directory(), []).get(name) == []:
             raise ConfigError(
-                f"{override}: it cannot be removed; leave it out for its default, or set it with"
+                f"{override}: cannot be removed; leave it out to use the default, or set it with"
                 f" {name}=<value>"
             )
         if name == "seeds" and not removed and not value.startswith(("{", "$")):
@@ -78,7 +79,7 @@ def check_values(overrides: Sequence[str], folders: Sequence[Path]) -> None:
 
 
 def quoted(text: str) -> str:
-    """Quote a text for Hydra's grammar. Interpolations in the text still work."""
+    """Quote a text for Hydra's grammar. Interpolations in the text are still resolved."""
     from hydra.core.override_parser.types import Quote, QuotedString
 
     return QuotedString(text, Quote.single).with_quotes()

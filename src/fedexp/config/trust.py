@@ -1,11 +1,11 @@
-"""Decide which code a configuration may name and where a tracker may send a run.
+"""Decide which classes a configuration may name and where a tracker may send a run.
 
-A `_target_` is imported and called, so another person's command line, preset or run directory could
-run any code. fedexp's classes are always allowed. Any other class must be named in a yaml file of a
-directory that the user gives with --config-dir, and it is reported in the log.
+A `_target_` is imported and called, so a command line, preset or run directory from another person
+could run any code. fedexp's classes are always allowed. Any other class must be named in a yaml
+file in a directory that the user gives with --config-dir, and the log reports the class.
 
-A run directory may name another person's account. A resumed run is sent there only if the command
-that resumes it also names the account.
+A run directory may name another person's account. A resumed run is sent to that account only if the
+command that resumes the run also names the account.
 """
 
 import dataclasses
@@ -25,17 +25,17 @@ from fedexp.core.storage import display_path
 from fedexp.trackers.base import TrackerConfig
 
 OWN = "fedexp."
-# keys whose value is imported by Hydra's instantiate or by logging's dictConfig
+# keys whose values are imported by Hydra's `instantiate` or by logging's `dictConfig`
 TARGET = "_target_"
 NAMES = (TARGET, "()", "class")
 
 
 def require_trusted(name: str, key: str) -> None:
-    """Raise ConfigError for a class outside fedexp that no yaml file of the user names."""
+    """Raise ConfigError for a class outside fedexp that the user's yaml files do not name."""
     if name.startswith(OWN) or find_naming_file(name):
         return
     raise ConfigError(
-        f"{key}={name}: is not a class of fedexp; name your own classes in a yaml file of a"
+        f"{key}={name}: is not a fedexp class; name your own classes in a yaml file in a"
         " directory given with --config-dir (in Python config_dir=), not on the command line (see"
         " docs/guide/your_own_parts.md)"
     )
@@ -46,9 +46,9 @@ def require_typed_destination(
 ) -> None:
     """Raise ConfigError if only the run directory says where a resumed run is tracked.
 
-    The message has the command that allows it.
+    The message gives the command that allows this destination.
 
-    overrides: the job's overrides, see `typed_overrides`.
+    overrides: the job's overrides, as for `typed_overrides`.
     """
     typed = typed_overrides(overrides)
     stored = destinations(overrides[: len(overrides) - len(typed)])
@@ -67,7 +67,7 @@ def require_typed_destination(
 def user_folders(folders: Sequence[Path] | None = None) -> list[Path]:
     """Return the directories that the user gave with --config-dir.
 
-    folders: the directories that Hydra searches; None for those of the current configuration.
+    folders: the directories that Hydra searches; None: those of the current configuration.
     """
     from fedexp.config.options import conf_directory
 
@@ -78,7 +78,7 @@ def user_folders(folders: Sequence[Path] | None = None) -> list[Path]:
 def find_class(name: str, key: str) -> type:
     """Return the dataclass at a dotted path.
 
-    Raises ConfigError if it is not trusted, cannot be imported or is not a dataclass.
+    Raises ConfigError if the class is not trusted, cannot be imported, or is not a dataclass.
     """
     require_trusted(str(name), key)
     module_name, _, class_name = str(name).rpartition(".")
@@ -94,7 +94,7 @@ def find_class(name: str, key: str) -> type:
 def describe_foreign_classes(values: Any) -> list[str]:
     """Return a sentence for each class outside fedexp that a checked configuration names.
 
-    The sentence has the class's source file and the yaml file that names it.
+    Each sentence gives the class's source file and the yaml file that names the class.
     """
     sentences = []
     for name in sorted({name for name in targets(values) if not name.startswith(OWN)}):
@@ -111,9 +111,10 @@ def describe_foreign_classes(values: Any) -> list[str]:
 def find_naming_file(
     text: str, folders: Sequence[Path] | None = None, keys: Collection[str] | None = (TARGET,)
 ) -> Path | None:
-    """Return the user's yaml file that names this class, or None.
+    """Return the user's yaml file that names a class, or None if there is no such file.
 
-    folders: see `user_folders`. keys: last parts of the keys that name a class; None: any key.
+    text: the dotted path of the class. folders: see `user_folders`. keys: the last parts of the
+    keys that may name the class; None: any key.
     """
     for path in (path for own in user_folders(folders) for path in sorted(own.rglob("*.yaml"))):
         with suppress(OSError, ValueError):  # the error is reported if the option is used

@@ -1,7 +1,7 @@
 """Resolve the values of a configuration and make checked objects from them.
 
-The dataclass that a node's `_target_` names is the node's schema. This module does not import
-torch, so most invalid values are found before the slow import, see `check_first`.
+The dataclass named in a node's `_target_` is the node's schema. This module does not import torch,
+so `check_first` can report most invalid values before the slow import.
 """
 
 import dataclasses
@@ -63,8 +63,8 @@ LATER = (
 def check_first(config: DictConfig, typed: Sequence[str]) -> None:
     """Raise ConfigError for invalid values that can be found without importing torch.
 
-    typed: the overrides. If one of them sets a value that only `build` can check, nothing is
-    raised here, and `build` reports all errors at once.
+    typed: the overrides of the command. If one of them sets a value that only `build` can check,
+    this function raises nothing, and `build` reports all errors at once.
     """
     errors: list[str] = []
     make_first(values_of(config, resolve(config)), errors)
@@ -74,16 +74,19 @@ def check_first(config: DictConfig, typed: Sequence[str]) -> None:
 
 
 def values_of(config: DictConfig, resolved: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values from which `build` makes the configuration's parts."""
+    """Return the values that `build` makes the parts of the configuration from."""
     values = dict(resolved)
-    # `resolve` adds this key; if a user gives it, it is an unknown key
+    # `resolve` adds this key; a user's value stays, and is reported as an unknown key
     if "revisions" not in config:
         del values["revisions"]
     return values | {"figures": as_node(values.get("figures", True))}
 
 
 def make_first(values: Mapping[str, Any], errors: list[str]) -> dict[str, Any]:
-    """Return the parts of a configuration that do not need torch; append messages to `errors`."""
+    """Return the parts of a configuration that do not need torch.
+
+    Messages about invalid values are appended to `errors`.
+    """
     made: dict[str, Any] = {}
     for name, schema in FIRST_NODES.items():
         made[name] = attempt(errors, make, schema, values.get(name, {}), f"{name}.")
@@ -98,8 +101,8 @@ def make_first(values: Mapping[str, Any], errors: list[str]) -> dict[str, Any]:
 def deduplicate(errors: list[str], config: DictConfig) -> list[str]:
     """Return the error lines without repetitions.
 
-    An error of a key is left out if its value refers to another wrong key, as `seeds.*` do to
-    `seed`.
+    The error for a key is left out if its value refers to another key with an error, as `seeds.*`
+    refer to `seed`.
     """
     lines = dict.fromkeys("\n".join(errors).splitlines())
     wrong = {line.partition("=")[0] for line in lines}
@@ -128,8 +131,8 @@ def partition_keys(values: Mapping[str, Any]) -> set[str]:
 def resolve(config: DictConfig) -> dict[str, Any]:
     """Return the configuration as plain containers with all interpolations resolved.
 
-    Names of data sets are replaced by their nodes, and `revisions` lists the corrections of the
-    configuration's parts. Raises ConfigError if a value cannot be resolved.
+    Names of data sets are replaced with their nodes, and the key `revisions` is added (see
+    `fedexp.rundir.revisions`). Raises ConfigError if a value cannot be resolved.
     """
     try:
         config = with_named_datasets(config)
@@ -157,7 +160,7 @@ def attempt(errors: list[str], action: Callable[..., T], *arguments: Any) -> T |
 
 
 def make_target(node: object, key: str, base: type[T]) -> T:
-    """Make an object of the dataclass that `node._target_` names, with its nested objects.
+    """Make an object of the dataclass named in `node._target_`, including nested objects.
 
     Raises ConfigError unless the class derives from `base` and all values are valid.
     """
@@ -214,7 +217,7 @@ def make(schema: type[T], values: Mapping[str, Any], prefix: str) -> T:
 
 
 def convert(annotation: Any, value: Any, key: str) -> Any:
-    """Convert a value to the type of its annotation by OmegaConf's rules.
+    """Convert a value to the annotated type by OmegaConf's rules.
 
     For example, "0.1" is accepted as a number and 1.5 is not accepted as an integer.
     """
@@ -240,9 +243,9 @@ def convert(annotation: Any, value: Any, key: str) -> Any:
 
 
 def dataclass_in(annotation: Any) -> type | None:
-    """Return the dataclass in an annotation: the annotation, or one of its arguments, or None.
+    """Return the dataclass that an annotation contains, or None if there is none.
 
-    For example, it is `A` for `A`, `list[A]` and `A | None`.
+    For example, return `A` for the annotations `A`, `list[A]` and `A | None`.
     """
     if isinstance(annotation, type) and dataclasses.is_dataclass(annotation):
         return annotation
@@ -250,7 +253,10 @@ def dataclass_in(annotation: Any) -> type | None:
 
 
 def convert_part(annotation: Any, base: type, value: object, key: str) -> Any:
-    """Make objects of the annotation's class from a node with _target_ or a list of nodes."""
+    """Make an object from a node with _target_, or a list of objects from a list of nodes.
+
+    base: the dataclass in the annotation, which the objects' classes must derive from.
+    """
     if getattr(annotation, "__origin__", None) is list and isinstance(value, list):
         return [convert_part(base, base, item, f"{key}[{i}]") for i, item in enumerate(value)]
     if isinstance(value, dict) and "_target_" in value:
@@ -282,7 +288,7 @@ def scalars_in(value: object) -> list[Any]:
 
 
 def describe(annotation: Any) -> str:
-    """Describe a type in words."""
+    """Describe an annotation in words, for messages."""
     if words := KINDS.get(annotation) or getattr(annotation, "in_words", None):
         return str(words)
     if dataclasses.is_dataclass(annotation):

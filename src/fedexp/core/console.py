@@ -1,7 +1,7 @@
-"""Keep a run alive if standard output or error cannot be written.
+"""Keep a run alive if standard output or standard error cannot be written to.
 
-The terminal may be closed, the disk with the output may be full, or the encoding may lack a letter
-of a path. The output is then lost and the run continues.
+This happens when the terminal is closed, the disk is full, or the encoding cannot represent a
+character in a path. The output is then lost or escaped, but the run continues.
 """
 
 import os
@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
-# logger for one line per round in run.log; the console shows rounds in another way
+# logger that writes one line per round to run.log; the console displays rounds differently
 ROUNDS_LOG = "fedexp.rounds"
 
-problem: str | None = None  # the first error of this process, for run.log
+problem: str | None = None  # the first output error in this process, for run.log
 
 
 class SafeStream:
@@ -23,7 +23,7 @@ class SafeStream:
     """
 
     def __init__(self, stream: Any):
-        self.stream = stream  # None if it was closed before the process began
+        self.stream = stream  # None if the stream was closed before the process started
 
     def write(self, text: str) -> int:
         if self.stream is not None:
@@ -48,13 +48,13 @@ class SafeStream:
     def _ignore_errors(self) -> Iterator[None]:
         try:
             yield
-        except BrokenPipeError:  # for example, `fedexp | head` has ended
+        except BrokenPipeError:  # for example, `head` has exited in `fedexp | head`
             self.discard_output()
         except (OSError, ValueError) as error:  # ValueError: the stream is closed
             note_problem(error)
 
     def discard_output(self) -> None:
-        """Discard all further output, also at the end of the process."""
+        """Discard all further output, including output flushed when the process exits."""
         with suppress(OSError, ValueError), open(os.devnull, "w") as nowhere:
             os.dup2(nowhere.fileno(), self.stream.fileno())
 
@@ -67,11 +67,14 @@ class SafeStream:
 def note_problem(error: Exception) -> None:
     global problem
     reason = getattr(error, "strerror", None) or error
-    problem = problem or f"the console cannot be written ({reason}); the run continues"
+    problem = problem or f"the console cannot be written to ({reason}); the run continues"
 
 
 def install() -> None:
-    """Replace both streams in a launcher's process. The command's process uses `safe_streams`."""
+    """Replace stdout and stderr with safe streams in a process started by a launcher.
+
+    The process of the command uses `safe_streams` instead.
+    """
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         setattr(sys, name, stream if isinstance(stream, SafeStream) else SafeStream(stream))
@@ -79,7 +82,7 @@ def install() -> None:
 
 @contextmanager
 def safe_streams() -> Iterator[None]:
-    """Replace both streams in the block."""
+    """Replace stdout and stderr with safe streams inside the block."""
     global problem
     before, problem = (sys.stdout, sys.stderr), None
     install()
@@ -91,13 +94,13 @@ def safe_streams() -> Iterator[None]:
                 try:
                     safe.stream.flush()
                 except (OSError, ValueError, AttributeError):
-                    # otherwise the interpreter tries again at its end, and exits with 120
+                    # otherwise the interpreter flushes again when it exits, and fails with code 120
                     safe.discard_output()
         sys.stdout, sys.stderr = before
 
 
 def plural(count: int, noun: str) -> str:
-    """Return `1 client`, `1,000 clients` or `2 classes`."""
+    """Return a count with its noun, such as `1 client`, `1,000 clients` or `2 classes`."""
     if count == 1:
         return f"1 {noun}"
     return f"{count:,} {noun}{'es' if noun.endswith('s') else 's'}"

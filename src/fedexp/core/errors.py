@@ -1,4 +1,4 @@
-"""Errors that a user can fix. They are shown as one message without a traceback (exit code 2)."""
+"""Errors that a user can fix, shown as one message without a traceback (exit code 2)."""
 
 import difflib
 import errno
@@ -17,15 +17,18 @@ class ConfigError(ValueError):
 
 
 class RunFailed(RuntimeError):
-    """A ConfigError in a run that has begun. It is recorded as a failure."""
+    """A ConfigError raised after the run has started. The run is recorded as failed."""
 
 
 class BudgetSpent(Exception):
-    """The command's time budget is over. The job keeps its saved state and has not failed."""
+    """The command's time budget is used up. The job keeps its saved state and has not failed."""
 
 
 class StorageError(OSError):
-    """A run's file cannot be written, because of a full disk, a limit or a removed directory."""
+    """A file of a run cannot be written.
+
+    For example, the disk is full, a limit is reached, or the directory was removed.
+    """
 
     def __init__(self, path: object, error: OSError):
         super().__init__(error.errno, error.strerror or str(error), str(path))
@@ -35,10 +38,10 @@ class StorageError(OSError):
 
 
 def lacks_memory(error: BaseException) -> bool:
-    """Return whether an error means that the system refused memory or a thread.
+    """Return whether an error means that the operating system refused memory or a thread.
 
-    This includes address space (`ulimit -v`). Libraries raise different types, so messages are
-    compared too.
+    This includes limits on address space (`ulimit -v`). Libraries raise different exception types,
+    so the text of the error is checked too.
     """
     if isinstance(error, MemoryError) or (
         isinstance(error, OSError) and error.errno == errno.ENOMEM
@@ -57,12 +60,12 @@ def lacks_memory(error: BaseException) -> bool:
 
 
 def say_no_memory(error: BaseException) -> int:
-    """Print that memory is missing; return the exit code."""
+    """Print an out-of-memory message and return the exit code."""
     return say(f"out of memory ({str(error) or type(error).__name__})", FAILED)
 
 
 def say(message: str, code: int = BAD_INPUT) -> int:
-    """Print one message to stderr; return the exit code.
+    """Print a message to stderr and return the exit code.
 
     Control characters are escaped, so that text from other people's files cannot control the
     terminal.
@@ -73,9 +76,9 @@ def say(message: str, code: int = BAD_INPUT) -> int:
 
 
 def nearest(name: str, candidates: Iterable[str]) -> str:
-    """Return a hint ` (nearest: 'x')` for a misspelt name, or an empty string if none is similar.
+    """Return the hint ` (nearest: 'x')` for a misspelt name.
 
-    Upper and lower case are not distinguished.
+    Return an empty string if no candidate is similar. The comparison ignores case.
     """
     by_letters = {candidate.lower(): candidate for candidate in reversed(list(candidates))}
     match = difflib.get_close_matches(name.lower(), list(reversed(by_letters)), n=1, cutoff=0.5)
@@ -85,7 +88,7 @@ def nearest(name: str, candidates: Iterable[str]) -> str:
 def require(condition: bool, key: str, value: object, allowed: str) -> None:
     """Raise ConfigError(`key=value: must be <allowed>`) unless the condition is true.
 
-    Inside `collecting`, the error is raised at the end of the block.
+    Inside a `collecting` block, the error is raised at the end of the block.
     """
     if condition:
         return
@@ -97,13 +100,13 @@ def require(condition: bool, key: str, value: object, allowed: str) -> None:
 
 @contextmanager
 def collecting() -> Iterator[None]:
-    """Collect every failed `require` in the block and raise one ConfigError for all at the end."""
+    """Collect the failed `require` calls in the block and raise one ConfigError at its end."""
     messages: list[str] = []
     token = _collected.set(messages)
     try:
         yield
     except Exception:
-        if not messages:  # otherwise a value in `messages` may be the cause
+        if not messages:  # otherwise an invalid value in `messages` may be the cause
             raise
     finally:
         _collected.reset(token)
@@ -114,7 +117,7 @@ def collecting() -> Iterator[None]:
 def require_choice(key: str, value: str, choices: Iterable[str]) -> None:
     """Raise ConfigError unless `value` is one of `choices`.
 
-    The message has the allowed values and the nearest one.
+    The message lists the allowed values and suggests the nearest one.
     """
     choices = list(choices)
     if value not in choices:  # finding the nearest value is slow, so do it only if needed

@@ -1,20 +1,20 @@
-"""Delay signals that stop the command until all modules are imported.
+"""Delay the handling of SIGINT and SIGTERM until all modules are imported.
 
-Some libraries catch an exception that a signal raises during their import. The half-imported module
-then causes a RecursionError. So signals are only recorded during imports, and raise
-KeyboardInterrupt after them.
+Some libraries catch the exception that a signal raises while they are imported. The half-imported
+module then causes a RecursionError. So signals are only recorded during imports, and
+KeyboardInterrupt is raised afterwards.
 """
 
 import signal
 
-_noted: list[int] = []  # signals received while they were held
+_noted: list[int] = []  # signals received since `hold` was called
 
 
 def hold() -> None:
-    """Record signals, without raising, until `release` is called."""
+    """Record signals instead of raising KeyboardInterrupt, until `release` is called."""
     _noted.clear()
     for number in RAISING:
-        # for commands started with `&`, a shell makes the process ignore Ctrl+C
+        # shells make a command started with `&` ignore Ctrl+C; it should keep ignoring it
         if number == signal.SIGTERM or signal.getsignal(number) != signal.SIG_IGN:
             signal.signal(number, _note)
 
@@ -22,7 +22,7 @@ def hold() -> None:
 def release() -> None:
     """Raise KeyboardInterrupt if a signal was recorded. Later signals raise it immediately.
 
-    In a process that never called `hold`, such as a launcher's job, this does nothing.
+    This does nothing in a process that never called `hold`, such as a process of a launcher.
     """
     for number, handler in RAISING.items():
         if signal.getsignal(number) is _note:

@@ -1,6 +1,7 @@
-"""Check the fields of a dataclass against limits in their annotations.
+"""Check the fields of a dataclass against limits in the fields' annotations.
 
-Examples are `rate: Positive` for a number and `variant: Literal["released", "paper"]` for a choice.
+For example, `rate: Positive` accepts positive numbers, and `variant: Literal["released", "paper"]`
+accepts one of two words.
 """
 
 import math
@@ -14,7 +15,7 @@ from fedexp.core.errors import require, require_choice
 
 @dataclass(frozen=True)
 class Limit:
-    """A condition on a value and the words that describe it in a message."""
+    """A condition on a value, and the words that describe the condition in a message."""
 
     words: str
     holds: Callable[[Any], bool]
@@ -36,9 +37,11 @@ ShareBelow1OrNone = ShareBelow1 | None
 Count = Annotated[int, Limit("at least 1", lambda value: value >= 1)]
 CountFrom0 = Annotated[int, Limit("at least 0", lambda value: value >= 0)]
 CountOrNone = Count | None
-Name = Annotated[str, Limit("a name", bool)]
+Name = Annotated[str, Limit("a non-empty name", bool)]
 Seed32 = Annotated[int, Limit(f"from 0 to {2**32 - 1}", lambda value: 0 <= value < 2**32)]
-Labels = Annotated[list[int], Limit("different labels", lambda v: len(set(v)) == len(v) > 0)]
+Labels = Annotated[
+    list[int], Limit("a non-empty list of distinct labels", lambda v: len(set(v)) == len(v) > 0)
+]
 Counts = Annotated[
     tuple[int, ...],
     Limit("a non-empty list of positive integers", lambda v: len(v) > 0 and min(v) > 0),
@@ -48,8 +51,8 @@ Counts = Annotated[
 def check_limits(owner: Any, prefix: str, top: Container[str] = ()) -> None:
     """Raise ConfigError unless every field of a dataclass has a value that its annotation allows.
 
-    prefix: the prefix of the fields' keys in messages. The fields in `top` have no prefix, since
-    they are on the top level of the configuration.
+    prefix: the text before the names of the fields in messages. top: the fields that get no prefix,
+    since they are on the top level of the configuration.
     """
     for field in fields(owner):
         value = getattr(owner, field.name)
@@ -66,7 +69,7 @@ def check_limits(owner: Any, prefix: str, top: Container[str] = ()) -> None:
 
 
 def without_none(annotation: Any) -> tuple[Any, bool]:
-    """Return (kind, True) for `kind | None` and (annotation, False) for any other annotation."""
+    """Return (T, True) for the annotation `T | None`, and (annotation, False) for any other."""
     kinds = get_args(annotation)
     if len(kinds) == 2 and NoneType in kinds:
         return kinds[kinds[0] is NoneType], True
@@ -75,21 +78,21 @@ def without_none(annotation: Any) -> tuple[Any, bool]:
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)
 class Checked:
-    """Make every subclass a frozen dataclass with keyword-only fields and checked limits.
+    """A base class whose subclasses are frozen dataclasses with keyword-only, checked fields.
 
-    The limits are checked when an object is made. prefix: the prefix of the fields' names in
-    messages.
+    The limits of the fields are checked when an object is created. prefix: the text before the
+    names of the fields in messages.
     """
 
     prefix: ClassVar[str] = ""
-    top: ClassVar[Container[str]] = ()  # fields on the top level of the configuration
+    top: ClassVar[Container[str]] = ()  # fields that are on the top level of the configuration
 
     def __init_subclass__(cls, prefix: str | None = None, **options: Any) -> None:
         super().__init_subclass__(**options)
         if prefix is not None:
             cls.prefix = prefix
         dataclass(frozen=True, kw_only=True)(cls)
-        # The methods of Checked are enough. A subclass that defines them cannot be decorated again.
+        # Subclasses inherit these methods. A class that defines them cannot be decorated again.
         del cls.__setattr__, cls.__delattr__
 
     def __post_init__(self) -> None:

@@ -1,4 +1,4 @@
-"""The machine's free memory, and sizes as text."""
+"""Find the machine's free memory, and format sizes in bytes."""
 
 import os
 from pathlib import Path
@@ -19,5 +19,5 @@ def free_memory() -> int:
 
 
 def size_of(number: int) -> str:
-    """Return a number of bytes as text, in GB or MB."""
+    """Format a number of bytes as text, in GB or MB."""
     return f"{number / 1e9:.2f} GB" if number >= 1e9 else f"{number / 1e6:.1f} MB"

@@ -1,6 +1,6 @@
 """Write .npz files atomically, and read them safely.
 
-Reading does not unpickle and refuses files that would unpack to too many bytes.
+Reading never unpickles objects, and rejects files that would expand to too many bytes.
 """
 
 import io
@@ -36,9 +36,9 @@ def load_npz(path: Path) -> dict[str, np.ndarray]:
             check_size(size, sum(member.compress_size for member in members))
             arrays = {key: archive[key] for key in archive.files}
             if wide := [key for key, array in arrays.items() if array.size > array.nbytes]:
-                raise ValueError(f"{wide[0]} has elements of no size")
+                raise ValueError(f"{wide[0]} has elements of zero bytes")
             return arrays
-    except Exception as error:  # numpy, zipfile and zlib raise many types for a damaged file
+    except Exception as error:  # numpy, zipfile and zlib raise many exception types
         raise ConfigError(
             f"{path}: cannot be read as an .npz file ({getattr(error, 'strerror', None) or error})"
         ) from None

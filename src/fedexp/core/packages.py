@@ -1,4 +1,4 @@
-"""The checkout that contains this code, if any, and how to install missing packages."""
+"""Find the checkout that contains this code, if any, and say how to install missing packages."""
 
 from pathlib import Path
 
@@ -6,7 +6,8 @@ ROOT = Path(__file__).resolve().parents[3]  # the checkout if fedexp runs from s
 
 
 def how_to_install(extra: str) -> str:
-    """Return the command that installs an extra of fedexp, from the checkout or by name."""
+    """Return the command that installs one of fedexp's extras, from the checkout if there is
+    one."""
     if (ROOT / "pyproject.toml").is_file() and (ROOT / "src" / "fedexp").is_dir():
         here = "" if Path.cwd() == ROOT else f" (in {ROOT})"
         return f"pip install -e '.[{extra}]'{here}"

@@ -8,7 +8,8 @@ import numpy as np
 def generator_for(seed: int, purpose: str, *key: int) -> np.random.Generator:
     """Return an independent generator for one purpose.
 
-    An example is `generator_for(seed, "batches", round, client)`.
+    For example, `generator_for(seed, "batches", round, client)` draws a client's batches in a
+    round.
     """
     return np.random.default_rng([seed, zlib.crc32(purpose.encode()), *key])
 

@@ -1,7 +1,7 @@
 """Write files atomically: to a temporary file, which is synced and then renamed.
 
-A file is therefore complete or does not exist. torch is imported late, since figures and tables do
-not need it.
+A new file is therefore either complete or missing. torch is imported inside functions, since
+figures and tables do not need it.
 """
 
 import errno
@@ -27,16 +27,16 @@ SMALL = 2**26  # up to this many bytes, any ratio is allowed
 
 
 def display_path(path: Path) -> Path:
-    """Return the path to show to users, relative if it is below the working directory."""
+    """Return a path as shown to users: relative if it is below the working directory."""
     path = path.absolute()
     return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
 
 
 def regular(path: Path) -> Path:
-    """Return the path if it is a regular file.
+    """Return the path if it is a regular file; otherwise raise OSError.
 
-    Raises OSError otherwise. A directory from another person may contain a device or a named pipe,
-    and reading a pipe could block forever.
+    A directory from another person may contain a device or a named pipe, and reading a pipe could
+    block forever.
     """
     mode = path.stat().st_mode
     if stat.S_ISDIR(mode):
@@ -48,7 +48,7 @@ def regular(path: Path) -> Path:
 
 @contextmanager
 def storing(path: Path) -> Iterator[None]:
-    """Raise StorageError for an OSError in the block, which writes `path`."""
+    """Raise StorageError if the block, which writes `path`, raises OSError."""
     try:
         yield
     except StorageError:
@@ -59,9 +59,9 @@ def storing(path: Path) -> Iterator[None]:
 
 @contextmanager
 def temporary_path(path: Path) -> Iterator[Path]:
-    """Yield a hidden path in the file's folder, to be renamed to the file when complete.
+    """Yield a hidden path beside a file. The caller writes there and then renames it to the file.
 
-    See `remove_temporaries`.
+    If the process is killed, the hidden file stays until `remove_temporaries` removes it.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
@@ -72,7 +72,7 @@ def temporary_path(path: Path) -> Iterator[Path]:
 
 
 def write_atomically(path: Path, content: bytes, sync_folder: bool = True) -> None:
-    """Write a file so that it has either the old or the complete new content.
+    """Write a file so that it has either the old content or the complete new content.
 
     This also holds after a crash or a power failure. sync_folder: also sync the file's folder
     before returning. Raises StorageError.
@@ -93,7 +93,7 @@ def write_atomically(path: Path, content: bytes, sync_folder: bool = True) -> No
 
 
 def make_folder(folder: Path) -> None:
-    """Make a folder and its parents, and sync their entries to the disk."""
+    """Create a folder and its parents, and sync their directory entries to the disk."""
     if not folder.is_dir():
         make_folder(folder.parent)
         folder.mkdir(exist_ok=True)
@@ -101,9 +101,9 @@ def make_folder(folder: Path) -> None:
 
 
 def sync_parents(folder: Path, levels: int) -> None:
-    """Sync the entries of up to `levels` parents of a folder.
+    """Sync the directory entries of up to `levels` parents of a folder.
 
-    If the parents are new and not synced, a power failure can lose the folder and everything in it.
+    If new parents are not synced, a power failure can lose the folder and everything in it.
     A parent that cannot be opened is skipped.
     """
     for above in list(folder.absolute().parents)[:levels]:
@@ -112,7 +112,7 @@ def sync_parents(folder: Path, levels: int) -> None:
 
 
 def sync(folder: Path) -> None:
-    """Sync a folder's entries, so that a file moved to it survives a power failure."""
+    """Sync a folder's directory entries, so that a file moved into it survives a power failure."""
     if not hasattr(os, "O_DIRECTORY"):
         return  # Windows, where folders cannot be opened
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
@@ -137,8 +137,8 @@ def save_tree(path: Path, value: "Tree", sync_folder: bool = True) -> None:
 def load_tree(path: Path, mapped: bool = False) -> "Tree":
     """Load a tree of tensors to the CPU. Raises ConfigError if the file is not a valid checkpoint.
 
-    mapped: map the file instead of reading it. Values are then read on access and the checksums are
-    not checked.
+    mapped: memory-map the file instead of reading it. Values are then read when they are accessed,
+    and the checksums are not checked.
     """
     import torch
 
@@ -149,7 +149,9 @@ def load_tree(path: Path, mapped: bool = False) -> "Tree":
     try:
         found = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
     except Exception as error:
-        raise ConfigError(f"{path}: not a readable checkpoint ({type(error).__name__})") from error
+        raise ConfigError(
+            f"{path}: cannot be read as a checkpoint ({type(error).__name__})"
+        ) from error
     try:
         for leaf in tree.leaves(found):
             if leaf.layout != torch.strided or leaf.is_meta:
@@ -161,9 +163,9 @@ def load_tree(path: Path, mapped: bool = False) -> "Tree":
 
 
 def check_tree(path: Path) -> None:
-    """Raise ConfigError unless the file exists and its records have the right CRC-32 checksums.
+    """Raise ConfigError unless the file exists and the CRC-32 checksums of its records match.
 
-    Compressed records are refused too, since torch does not compress.
+    Compressed records are rejected too, since torch does not compress.
     """
     try:
         with zipfile.ZipFile(path) as archive:
@@ -172,22 +174,24 @@ def check_tree(path: Path) -> None:
             wrong = archive.testzip()
     except FileNotFoundError:
         raise ConfigError(f"{path}: is missing") from None
-    except Exception as error:  # zipfile raises many types for a damaged file
+    except Exception as error:  # zipfile raises many exception types for a damaged file
         raise ConfigError(f"{path}: damaged ({error or type(error).__name__})") from error
     if wrong is not None:
-        raise ConfigError(f"{path}: damaged (the checksum of {wrong} is wrong)")
+        raise ConfigError(f"{path}: damaged (the checksum of {wrong} does not match)")
 
 
 def check_size(size: int, packed: int) -> None:
-    """Raise ValueError if `packed` bytes of a file would expand to too many bytes in memory."""
+    """Raise ValueError if `packed` bytes in a file would expand to too many bytes in memory."""
     if size > SMALL and size > RATIO * packed:
-        raise ValueError(f"{packed:,} bytes expand to {size:,}, more than {RATIO} times as many")
+        raise ValueError(
+            f"{packed:,} bytes would expand to {size:,}, more than {RATIO} times as many"
+        )
 
 
 def remove_if_empty(directory: Path, here: Path) -> None:
-    """Remove the empty directories that Hydra made for a run or sweep that did not begin.
+    """Remove the empty directory that Hydra created for a run or sweep that did not start.
 
-    Empty parents are removed too if they are below `here`.
+    Empty parent directories are removed too if they are below `here`.
     """
     for candidate in (directory, *directory.parents):
         if candidate != directory and here not in candidate.parents:

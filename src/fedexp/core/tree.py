@@ -21,9 +21,9 @@ def zeros_like(tree: Tree) -> Tree:
 
 
 def empty_stack(leaf: torch.Tensor, count: int) -> torch.Tensor:
-    """Return an uninitialised tensor [count, ...] for a leaf [...].
+    """Return an uninitialised tensor of shape [count, ...] for a leaf of shape [...].
 
-    Each of its `count` parts has the memory layout of the leaf.
+    Each slice along the first dimension has the memory layout of the leaf.
     """
     shape, strides = (count, *leaf.shape), (leaf.numel(), *leaf.stride())
     return torch.empty_strided(shape, strides, dtype=leaf.dtype, device=leaf.device)
@@ -53,10 +53,10 @@ def weighted_mean(stacked: Tree, weights: torch.Tensor) -> Tree:
 
 
 def average_buffers(stacked: Params, weights: torch.Tensor) -> Params:
-    """Average buffers [C, ...] -> [...].
+    """Average stacked buffers over the clients, [C, ...] -> [...].
 
-    Running statistics are averaged like parameters. For integer buffers (batch counts) the maximum
-    is returned.
+    Running statistics are averaged like parameters. For integer buffers, such as batch counts, the
+    maximum is returned instead.
     """
     return {
         k: weighted_mean(v, weights) if v.is_floating_point() else v.amax(0)
@@ -67,7 +67,7 @@ def average_buffers(stacked: Params, weights: torch.Tensor) -> Params:
 def squared_distance(a: Params, b: Params) -> torch.Tensor:
     """Return ||a - b||_2^2 over all entries of two trees of parameters, a scalar tensor.
 
-    `mse_loss` is one operation; a separate subtraction and square take up to three times as long.
+    This uses `mse_loss`, since a separate subtraction and square take up to three times as long.
     """
     return torch.stack([F.mse_loss(a[k], b[k], reduction="sum") for k in a]).sum()
 
@@ -91,7 +91,7 @@ def added(a: Params, stacked: Params, factor: float = 1.0) -> Params:
 
 
 def row(stacked: Tree, i: int) -> Tree:
-    """Return tree i of the stacked trees as views: leaves [C, ...] -> [...]."""
+    """Return the i-th of the stacked trees. Its leaves are views, [C, ...] -> [...]."""
     return tree_map(lambda leaf: leaf[i], stacked)
 
 
@@ -106,5 +106,5 @@ def num_bytes(tree: Tree) -> int:
 
 
 def is_finite(tree: Tree) -> bool:
-    """Return whether no floating-point leaf contains NaN or Inf."""
+    """Return whether all floating-point leaves are free of NaN and Inf."""
     return all(bool(leaf.isfinite().all()) for leaf in leaves(tree) if leaf.is_floating_point())

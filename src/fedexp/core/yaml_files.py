@@ -1,4 +1,4 @@
-"""Read yaml files from untrusted sources as plain values, with limits on depth and aliases.
+"""Read yaml files from untrusted sources as plain values, with limits on nesting and aliases.
 
 A few lines with aliases of aliases can represent billions of values (the "billion laughs" attack).
 Such a file loads at once, but code that visits all of its values never ends.
@@ -14,8 +14,8 @@ import yaml
 from fedexp.core.errors import ConfigError
 
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-LIMIT = 10_000  # most values of a file with expanded aliases
-DEEPEST = 200  # deepest nesting of lists and mappings; deeper nesting may crash the process
+LIMIT = 10_000  # maximum number of values in a file after its aliases are expanded
+DEEPEST = 200  # maximum depth of nested lists and mappings; deeper ones may crash the process
 
 
 class TooManyAliases(ValueError):
@@ -23,10 +23,10 @@ class TooManyAliases(ValueError):
 
 
 def load(text: str) -> Any:
-    """Return the values of a yaml text.
+    """Parse a yaml text and return its plain values.
 
-    Raises ValueError if the text is not yaml, is nested too deeply, or has aliases that expand to
-    more than LIMIT values.
+    Raises ValueError if the text is not valid yaml, is nested too deeply, or has aliases that
+    expand to more than LIMIT values.
     """
     try:
         check(text)
@@ -36,13 +36,13 @@ def load(text: str) -> Any:
 
 
 def check(text: str) -> None:
-    """Raise ValueError for deep nesting or for aliases that expand to too many values.
+    """Raise ValueError if a text is nested too deeply or its aliases expand to too many values.
 
-    No values are built; only the parser's events are read.
+    Only the parser's events are read, so no values are built.
     """
     total = 0.0
-    begun: list[tuple[str | None, float]] = []  # anchor of each open node, values before it
-    sizes: dict[str | None, float] = {}  # by anchor; infinite while the anchor's node is open
+    begun: list[tuple[str | None, float]] = []  # (anchor, number of values before) of open nodes
+    sizes: dict[str | None, float] = {}  # anchor -> number of values; infinite while open
     for event in yaml.parse(text, Loader=LOADER):
         if isinstance(event, yaml.CollectionEndEvent):
             anchor, before = begun.pop()
@@ -62,12 +62,12 @@ def check(text: str) -> None:
 
 
 def check_directories(folders: Iterable[Path]) -> None:
-    """Raise ConfigError if reading a user's yaml files would fail or hang for every command."""
+    """Raise ConfigError for yaml files of a user that would make every command fail or hang."""
     for path in sorted(path for folder in folders for path in folder.rglob("*.yaml")):
         if path.is_dir():
             continue
         if not path.is_file():
-            raise ConfigError(f"{path}: is not a file (a link to nothing, or a pipe)")
+            raise ConfigError(f"{path}: is not a file (a broken link or a pipe)")
         try:
             load(path.read_text(encoding="utf-8"))
         except TooManyAliases as error:

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def reopened(study: "Study", number: int) -> "Trial":
-    """Return the running trial with this number, for `report` and `should_prune`."""
+    """Return a running trial by its number, so that `report` and `should_prune` can be called."""
     from optuna.trial import Trial
 
     return Trial(study, study.trials[number]._trial_id)

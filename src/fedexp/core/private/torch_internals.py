@@ -1,7 +1,7 @@
-"""Undocumented functions of torch.
+"""Functions that use undocumented parts of torch.
 
-They tell whether code runs in a torch.func transform, copy many tensors at once, and compute
-gradients without loading torch's compiler.
+They detect torch.func transforms, copy many tensors at once, and let torch.func compute gradients
+without loading torch's compiler.
 """
 
 import importlib
@@ -18,13 +18,13 @@ COMPILER = "torch._dynamo"
 def in_transform() -> bool:
     """Return whether a transform (grad, vmap) is active.
 
-    Inside a transform, memory cannot be written in place.
+    Inside a transform, existing tensors cannot be modified in place.
     """
     return torch._C._are_functorch_transforms_active()
 
 
 def is_wrapped(tensor: torch.Tensor) -> bool:
-    """Return whether a tensor is a wrapper that a transform made, for example of one slice."""
+    """Return whether a tensor is a wrapper made by a transform, such as a single slice in vmap."""
     return torch._C._functorch.is_functorch_wrapped_tensor(tensor)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 
 def service_process() -> subprocess.Popen[bytes] | None:
-    """Return the wandb-core process, or None if it does not run."""
+    """Return the wandb-core process, or None if it is not running."""
     with suppress(Exception):
         from wandb.sdk import wandb_setup
 
