@@ -46,7 +46,7 @@ def test_report_from_kept_files_is_identical(tmp_path, capsys, count):
         run_directory(sweep / f"run{i}", run)
     SweepDirectory(sweep).mark("fedntd_table1")
     assert call("report", [str(sweep), "--keep", "--no-figures"]) == 0
-    assert f"Kept {len(runs)} runs in " in capsys.readouterr().out
+    assert f"Saved {len(runs)} runs to " in capsys.readouterr().out
     first = {path.name: path.read_bytes() for path in evidence.keep_runs(sweep)}
     names = ("table.csv", "table.md", "table.tex", "rounds_to_target.csv")
     before = {name: (sweep / name).read_bytes() for name in names}

@@ -66,7 +66,7 @@ def write_report(
                 paths += save_all(directory / "figures", drawn, look)
         except Exception:
             log.exception(
-                "the figures could not be drawn; `fedexp report %s` tries again", directory
+                "the figures could not be drawn; run `fedexp report %s` to try again", directory
             )
         return paths
 

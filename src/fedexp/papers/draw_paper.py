@@ -60,7 +60,7 @@ def require_history(method: Method, local: bool = False) -> History:
     """
     found = method.files[0].history
     if found is None or (local and not found.local_rounds):
-        needs = " of local models (forgetting_metric=all)" if local else ""
+        needs = " of local models; set forgetting_metric=all" if local else ""
         raise ConfigError(f"{method.runs[0].directory}: the run has no class accuracies{needs}")
     return found
 
@@ -123,7 +123,7 @@ def curves(
     label = label or column.replace("_", " ")
     series = [(method, *method.curve(column)) for method in flatten(settings)]
     if not any(rounds.size for _, rounds, _ in series):
-        raise ConfigError(f"no run has the column {column} in its rounds.csv")
+        raise ConfigError(f"no run has the column {column} in rounds.csv")
     return draw_sweep.curves_of(f"{label}\n{title}", label, series)
 
 
@@ -302,8 +302,8 @@ def round_forgetting(settings: Sequence[Setting], title: str) -> Figure:
     """
     if not any(m.local_drops().size for setting in settings for m in setting.methods):
         raise ConfigError(
-            "no run has evaluated local models (forgetting_metric=round_drop"
-            " forgetting_metric.local=true)"
+            "no run evaluated local models; set forgetting_metric=round_drop"
+            " forgetting_metric.local=true"
         )
     return draw_sweep.round_forgetting(settings, title)
 

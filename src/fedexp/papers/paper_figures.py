@@ -58,7 +58,7 @@ def make_pictures(
             try:
                 figure = draw()
             except ConfigError as error:
-                log.warning("%s: not drawn (%s)", each, error)
+                log.warning("the figure %s was not drawn: %s", each, error)
             else:
                 yield each, partial(lambda figure: figure, figure)
 

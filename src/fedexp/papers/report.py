@@ -102,7 +102,7 @@ def write_sweep_reports(options: argparse.Namespace) -> int:
             kept = keep_runs(directory)
             size = sum(path.stat().st_size for path in kept)
             folder = display_path(directory / FOLDER)
-            print(f"Kept {len(kept)} runs in {folder} ({size / 1e6:.2f} MB)\n")
+            print(f"Saved {len(kept)} runs to {folder} ({size / 1e6:.2f} MB)\n")
         paths = write_report(directory, not options.no_figures, options)
         if not paths:
             print(f"fedexp: no finished run in {directory}", file=sys.stderr)

@@ -76,7 +76,7 @@ def runs_below(path: Path) -> list[Path]:
     found = find_runs(path)
     if not found:
         raise ConfigError(
-            f"{path}: contains no run (no directory with one of {', '.join(MARKS)})"
+            f"{path}: contains no runs; a run's directory has one of {', '.join(MARKS)}"
             f"{how_to_restore(path)}"
         )
     return found

@@ -55,7 +55,7 @@ function exportButtons(svg, measure, where, lines, draw) {
     button("CSV", () => download(`${name}.csv`, "text/csv", csvOf(measure, lines))));
 }
 
-// ---- printing: also charts that have not been visible yet, and folded sections
+// ---- printing, including charts that have not been visible yet and folded sections
 
 let printing = false;
 function drawAll() { for (const draw of pending.values()) draw(); }

@@ -122,7 +122,7 @@ function chart(settings, measure) {
     return holder;
   }
   const texts = lines.map((line) => `${line.name} ${number(line.points.at(-1)[1])} in round ${line.points.at(-1)[0]}`);
-  const svg = make("svg", { class: "chart", role: "img", tabindex: 0, "aria-label": `${words(measure)}: ${texts.join("; ")}. Arrow keys read the rounds.` });
+  const svg = make("svg", { class: "chart", role: "img", tabindex: 0, "aria-label": `${words(measure)}: ${texts.join("; ")}. Use the arrow keys to read the rounds.` });
   holder.append(svg);
   if (state.setting === "overlay") holder.append(make("div", { class: "legend" }, lines.map((line) => make("span", {}, swatch(line.look), line.name))));
   const draw = () => drawChart(svg, settings, measure, lines);
@@ -132,7 +132,7 @@ function chart(settings, measure) {
 
 function drawChart(svg, settings, measure, lines) {
   const width = svg.clientWidth, height = svg.clientHeight, left = 62, right = 16, top = 8, bottom = 38;
-  svg.setAttribute("viewBox", `0 0 ${width} ${height}`); // on paper it is another size
+  svg.setAttribute("viewBox", `0 0 ${width} ${height}`); // the size on paper differs
   const points = lines.flatMap((line) => line.points);
   const rounds = [...new Set(points.map((p) => p[0]))].sort((a, b) => a - b);
   const values = points.flatMap((p) => [p[1] - p[2], p[1] + p[2]]);
@@ -226,8 +226,8 @@ function drawCurves() {
   const runs = shownSettings().flatMap(shownRuns);
   const thinned = Math.max(1, ...runs.map((run) => run.every ?? 1));
   $("#curves-note").textContent = [
-    state.seeds === "band" ? "Mean over seeds with a band of one standard deviation. Runs that diverged are not in the mean; they end with a cross." : "One line per run. Runs that diverged end with a cross.",
-    thinned > 1 ? `Long curves show at most every ${thinned}th evaluated round; rounds.csv has all rounds.` : "",
+    state.seeds === "band" ? "Mean over seeds, in a band of one standard deviation. The mean leaves out runs that diverged; they end with a cross." : "One line per run. Runs that diverged end with a cross.",
+    thinned > 1 ? `Long curves show at most one in ${thinned} evaluated rounds; rounds.csv has all rounds.` : "",
     runs.some((run) => ["running", "unfinished"].includes(run.status)) ? "Unfinished runs are shown up to their last round." : "",
     runs.some((run) => run.tasks?.length) ? "Vertical lines mark the start of a task." : "",
   ].filter(Boolean).join(" ");
@@ -251,7 +251,7 @@ function matrixOf(run) {
   return Float32Array.from(raw, (c) => (c.charCodeAt(0) === 255 ? NaN : c.charCodeAt(0) / data.levels));
 }
 
-/** Returns the class accuracies' mean over runs. The scale `normalised` divides each round by its sum over classes. */
+/** Returns the class accuracies, averaged over runs. The scale `normalised` divides each round by its sum over classes. */
 function mapOf(runs, classes) {
   const total = matrixOf(runs[0]);
   for (const run of runs.slice(1)) matrixOf(run).forEach((value, i) => { total[i] += value; });
@@ -289,9 +289,9 @@ function heatCard(setting, method, group, chosen) {
     holder.append(make("p", { class: "note" }, "No class accuracies: class_accuracy.csv is missing or damaged, or all runs diverged."));
     return holder;
   }
-  if (runs.length < group.length) holder.append(make("p", { class: "note" }, `${group.length - runs.length} of ${group.length} left out: other rounds or classes, or no file.`));
+  if (runs.length < group.length) holder.append(make("p", { class: "note" }, `${group.length - runs.length} of ${group.length} runs are left out, because their rounds or classes differ or their file is missing.`));
   const classes = data.classes[heatOf(first).classes];
-  const canvas = make("canvas", { tabindex: 0, role: "img", "aria-label": `Class accuracy of ${data.methods[method]}, ${seeds}: ${classes.length} classes, ${data.axes[heatOf(first).axis].length} rounds. Arrow keys read the cells.` });
+  const canvas = make("canvas", { tabindex: 0, role: "img", "aria-label": `Class accuracy of ${data.methods[method]}, ${seeds}: ${classes.length} classes, ${data.axes[heatOf(first).axis].length} rounds. Use the arrow keys to read the cells.` });
   canvas.style.height = `${Math.max(70, Math.min(17 * classes.length, 340)) + 36}px`;
   holder.append(canvas);
   return lazily(holder, () => drawMap(canvas, mapOf(runs, classes.length), data.axes[heatOf(first).axis], classes));
@@ -368,7 +368,7 @@ function drawMaps() {
   const end = state.scale === "raw" ? "1" : `${number(Math.min(1, 3 / most))}${most > 3 ? " or more" : ""}`;
   $("#heat-note").replaceChildren(
     make("span", { class: "scale" }, "0", make("i", {}), `${end}: ${state.scale === "raw" ? "test accuracy of the class" : `its share of the round's summed accuracy (uniform: ${number(1 / (most || 1))})`}; grey: undefined`),
-    `One row per class, one column per evaluated round. Values are rounded to ${1 / data.levels}.${thinned > 1 ? ` Long runs show at most every ${thinned}th evaluated round; class_accuracy.csv has all rounds.` : ""}`);
+    `One row per class, one column per evaluated round. Values are rounded to ${1 / data.levels}.${thinned > 1 ? ` Long runs show at most one in ${thinned} evaluated rounds; class_accuracy.csv has all rounds.` : ""}`);
 }
 
 // ---- tables
@@ -391,7 +391,7 @@ function table(columns, rows, { head = 1, onpick } = {}) {
     const key = (row) => row.cells[i].value ?? row.cells[i].text;
     rows.sort((a, b) => {
       const [p, q] = [key(a), key(b)], numbers = typeof p === "number" && typeof q === "number";
-      if (typeof p !== typeof q) return typeof p === "number" ? -1 : 1; // what has no number is last
+      if (typeof p !== typeof q) return typeof p === "number" ? -1 : 1; // values that are not numbers come last
       return (numbers ? p - q : String(p).localeCompare(String(q), "en", { numeric: true })) * (down ? -1 : 1);
     });
     for (const other of button.closest("tr").children) other.removeAttribute("aria-sort");
@@ -429,7 +429,7 @@ function numberCells(values, spreads = []) {
 
 const COUNTS = ["n", "diverged", "pruned"];
 
-/** Builds a table from data of `collect.encode_table`. `<name>_std` is shown in the same cell as `<name>`. */
+/** Builds a table from the result of `collect.encode_table`. `<name>_std` is shown in the same cell as `<name>`. */
 function framed(frame, label) {
   const column = (name) => frame.rows.map((row) => row[frame.columns.indexOf(name)]);
   const shown = frame.columns.filter((name) => !name.endsWith("_std"));
@@ -481,9 +481,9 @@ function drawTables() {
       for (const part of item.sections) $("#results").append(make("h3", {}, part.title), framed(part, part.title));
     }
     if (data.tables.length > 1) $("#targets").append(make("h3", {}, item.title));
-    $("#targets").append(make("p", { class: "note" }, "Rounds to 0.75, 0.9 and 1 times A, averaged over seeds. A is 0.95 times the best accuracy of any run of the setting. Speed-ups are relative to FedAvg. –: a seed never reaches the target."), framed(item.targets, "Rounds to target"));
+    $("#targets").append(make("p", { class: "note" }, "Rounds to 0.75, 0.9 and 1 times A, averaged over seeds. A is 0.95 times the best accuracy of any run of the setting. Speed-ups are relative to FedAvg. A dash means that some seed never reaches the target."), framed(item.targets, "Rounds to target"));
   }
-  if (!data.tables.length) for (const id of ["#results", "#targets"]) $(id).append(make("p", { class: "note" }, "No finished run can be read."));
+  if (!data.tables.length) for (const id of ["#results", "#targets"]) $(id).append(make("p", { class: "note" }, "There are no finished runs that can be read."));
 }
 
 // ---- runs and their configuration
@@ -610,7 +610,7 @@ function changed() {
 function begin() {
   const rank = (status) => ["completed", "stopped", "pruned", "running", "unfinished", "diverged", "failed", "damaged"].indexOf(status);
   const counts = [...data.runs.reduce((all, run) => all.set(run.status, (all.get(run.status) ?? 0) + 1), new Map())].sort((a, b) => rank(a[0]) - rank(b[0]));
-  $("#about").textContent = `${plural(data.runs.length, "run")}, ${plural(data.methods.length, "method")}, ${plural(data.settings.length, "setting")}; made ${data.made.slice(0, 16).replace("T", " ")} by fedexp ${data.version}.`;
+  $("#about").textContent = `${plural(data.runs.length, "run")}, ${plural(data.methods.length, "method")}, ${plural(data.settings.length, "setting")}; created ${data.made.slice(0, 16).replace("T", " ")} by fedexp ${data.version}.`;
   $("#statuses").append(...counts.map(([status, count]) => make("button", { type: "button", class: status, onclick: () => find(status) }, `${count} ${status}`)));
   $("#setting").append(...data.settings.map((name, i) => option(i, name)), ...(data.settings.length > 1 ? [option("all", "all settings"), option("overlay", "all settings, overlaid")] : []));
   for (const id of ["left", "right"]) $(`#${id}`).append(...data.measures.map((name) => option(name)));
