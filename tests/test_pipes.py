@@ -195,7 +195,7 @@ def test_history_with_too_many_classes_is_refused(tmp_path):
     rows = ["round,class,accuracy", *(f"{i},0,0.5" for i in range(1000))]
     (tmp_path / "class_accuracy.csv").write_text("\n".join(rows))
     with pytest.raises(
-        ConfigError, match=r"class_accuracy\.csv: must have .* expand to 128,000,000"
+        ConfigError, match=r"class_accuracy\.csv: the file must have .* expand to 128,000,000"
     ):
         load_history(tmp_path)
 

@@ -7,8 +7,8 @@ Collaboration", ICLR 2023, Eq. (5), (7)-(13) and the authors' code. With feature
 class shares p_k^c and class means mu_k^c of client k:
     client   trains the classifier alone for `head_epochs` epochs at `head_lr`, then the body alone
              for E epochs on CE + lambda * MSE(f(x), prototype of y), with the global prototype of
-             class y, or the client's own if the server has none of this class; the MSE is left out
-             until the server has prototypes
+             class y, or the client's class mean if the server has no prototype of this class; the
+             MSE is omitted until the server has prototypes
     server   averages the bodies, weighted by n_k, and the class means, weighted by class counts,
              which become the prototypes; for each client i of the round, it combines the classifier
              sum_k a_k head_k with  min_a a^T (diag(V) + D_i) a,  a >= 0, sum_k a_k = 1,

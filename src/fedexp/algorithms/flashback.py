@@ -59,8 +59,7 @@ def class_weights(teachers: Tensor, student: Tensor) -> Tensor:
 
 
 def distillation_targets(alpha: Tensor, teachers: Tensor) -> tuple[Tensor, Tensor]:
-    """Return (entropy part, weight), the teachers' contribution to the distillation term, [n, C]
-    each.
+    """Return (entropy part, weight), [n, C] each, the teachers' part of the distillation term.
 
     With these, sum_i sum_c alpha P (log P - log Q) = sum_c (entropy part)^c - sum_c (weight)^c log
     Q^c. alpha: [T, C]; teachers: the teachers' logits [T, n, C].
@@ -97,8 +96,7 @@ class Flashback(ServerTraining):
 
     @property
     def counted_participations(self) -> int:
-        """Return how many of a client's participations add to pi: the largest r with gamma * r <=
-        1."""
+        """Return how many times a client adds to pi: the largest r with gamma * r <= 1."""
         return math.floor(1 / self.gamma + 1e-9)
 
     def server_init(self, params: Params, federation: Federation) -> Tree:

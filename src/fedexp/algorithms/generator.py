@@ -27,7 +27,7 @@ ONE_HOT, BATCH_NORM, MOMENTUM = 0.5, 10.0, 0.9  # the authors' values for CIFAR-
 class Generator(nn.Module):
     """A generator that starts from a quarter of the image size and upsamples twice by 2.
 
-    Its output are images [n, channels, height, width] with values from 0 to 1.
+    It returns images [n, channels, height, width] with values from 0 to 1.
     """
 
     def __init__(self, shape: tuple[int, int, int], width: int):
@@ -61,8 +61,7 @@ def normalised(values: Tensor, pixels: Pixels) -> Tensor:
 
 @dataclass
 class Statistics:
-    """Moving averages of the statistics of the batch norm layers' inputs over all batches so
-    far."""
+    """Moving averages, over all batches, of the statistics of the batch norm layers' inputs."""
 
     # mean and variance for each layer
     before: list[tuple[Tensor, Tensor]] = field(default_factory=list)
@@ -101,8 +100,7 @@ class Best:
     lowest: float = math.inf
 
     def offer(self, values: Tensor, loss: Tensor) -> None:
-        """Keep the images `values`, from 0 to 1, if they are the first or have the lowest loss so
-        far."""
+        """Keep the images `values`, from 0 to 1, if `loss` is the lowest loss so far."""
         found = float(loss.detach())
         if not len(self.images) or found < self.lowest:
             self.images, self.lowest = (values.detach() * 255).to(torch.uint8), found

@@ -41,8 +41,8 @@ has all C outputs from the start, and future classes are negatives, so that untr
 not predicted in a test over all C classes. BCE is the sum over all C outputs divided by the number
 n of classes so far. The outputs of these n classes have the same gradients as in the authors' code.
 The outputs of future classes add to the gradients of the features and to the loss, which starts at
-C / n times its value in that code. No example is kept twice. The server weights clients by n_k
-including kept examples, not equally. Prototypes are selected from the training images after
+C / n times its value in the authors' code. No example is kept twice. The server weights clients by
+n_k including kept examples, not equally. Prototypes are selected from the training images after
 augmentation (in the authors' code, without augmentation). The learning rate steps of the authors'
 code are replaced by the options of `local`, such as local.lr_decay.
 """

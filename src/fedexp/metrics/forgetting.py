@@ -48,10 +48,8 @@ def local_round_drop(previous: np.ndarray, local: np.ndarray) -> np.ndarray:
 def round_drop(cw: np.ndarray) -> np.ndarray:
     """Return F_t = 1/C sum_c max(0, A_c^(t-1) - A_c^(t)) for t = 2..T, float64 [T-1].
 
-    cw: [T+1, C].
-
-    Flashback section 3, with the sign that `local_round_drop` uses. Since t > 1, the initial model
-    is not included.
+    The formula is from section 3 of Flashback, with the sign that `local_round_drop` uses. Since
+    t > 1, the initial model is not included. cw: class accuracies, [T+1, C].
     """
     return local_round_drop(cw[1:-1], cw[2:])
 
@@ -63,7 +61,7 @@ def forgetting_degree(global_before: np.ndarray, local: np.ndarray, xi: float = 
     before local training, and `local` [S, C] those of the local models after it; the result is [S,
     C]. A positive value means that accuracy was lost, 1 means that all of it was lost, and a
     negative value means that accuracy was gained. `xi` is the paper's "small positive constant".
-    For a class with global accuracy 0 the value is -A_c(local)/xi.
+    For a class with global accuracy 0, the value is -A_c(local)/xi.
     """
     before = np.asarray(global_before, dtype=np.float64)
     return (before - local) / (before + xi)
@@ -79,11 +77,11 @@ def _expected(accuracy: np.ndarray, weights: np.ndarray) -> np.ndarray:
 def in_out_local(accuracy: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the accuracies on the in-local and the out-local distribution, each [...].
 
-    FedNTD (NeurIPS 2022) Definition 1, Eqs. 6-7: in = <A, p>, p_c = n_c / n; out = <A, q>, q_c = (1
-    - p_c) / (C - 1). The global test accuracies `accuracy` [..., C] are re-weighted by the training
-      label counts `counts` [..., C]. The weights of classes without test examples are distributed
-      over the other classes in proportion. With one class, out is nan; without training examples,
-      both are nan.
+    FedNTD (NeurIPS 2022) Definition 1, Eqs. 6-7, with in = <A, p>, out = <A, q>, p_c = n_c / n and
+    q_c = (1 - p_c) / (C - 1). `accuracy` [..., C] contains the class accuracies A on the global
+    test set, and `counts` [..., C] the number of training labels n_c. The weights of classes
+    without test examples are distributed over the other classes in proportion. With one class, out
+    is nan; without training examples, both values are nan.
     """
     accuracy, counts = np.broadcast_arrays(
         np.asarray(accuracy, dtype=np.float64), np.asarray(counts, dtype=np.float64)

@@ -17,8 +17,9 @@ def rounds_to_target(
     have the form "0.5" for an absolute target and "0.9*best" for a fraction of the run's best
     accuracy after round 0.
 
-    rounds: the rounds, [T+1]. accuracy: the accuracy in each of these rounds, [T+1], not smoothed;
-    None or nan means that the round was not evaluated.
+    rounds: numbers of the rounds, [T+1]. accuracy: accuracy in each of these rounds, [T+1], not
+    smoothed; None or nan means that the round was not evaluated. targets: absolute targets.
+    fractions: targets as fractions of the best accuracy.
     """
     number, value = np.asarray(rounds, dtype=np.int64), np.asarray(accuracy, dtype=np.float64)
     known = (number >= 1) & ~np.isnan(value)
