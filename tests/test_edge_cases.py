@@ -79,7 +79,7 @@ def test_non_finite_client_ends_run_and_is_named(name, factor, tmp_path, caplog)
         state = record(broken, tmp_path, resume=False)
     assert (state.status, state.round, state.not_finite) == ("diverged", 1, [2])
     assert (
-        "round 1: the loss or the model of clients [2] is not finite; the run has diverged"
+        "round 1: the run has diverged, because the loss or the model of clients [2] is not finite"
         in caplog.text
     )
     saved = storage.load_tree(tmp_path / files.CHECKPOINT)

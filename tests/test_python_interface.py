@@ -264,7 +264,7 @@ def test_bad_input_is_one_error_and_leaves_no_files(overrides, words, tmp_path, 
 
 def test_directory_of_another_run_is_not_overwritten(run, tmp_path):
     before = (run.directory / "rounds.csv").read_bytes()
-    with pytest.raises(ConfigError, match="already holds a run"):
+    with pytest.raises(ConfigError, match="already contains a run"):
         train(run.directory, "rounds=4")
     assert (run.directory / "rounds.csv").read_bytes() == before
     assert run.status == "completed"

@@ -183,7 +183,7 @@ def test_job_reuses_run_of_another_sweep(tmp_path, monkeypatch, capsys, caplog):
     assert sorted(
         path.name for path in job.iterdir() if path.is_file() and "lock" not in path.name
     ) == [run_reuse.NOTE]
-    assert "and is reused" in capsys.readouterr().err
+    assert "reusing the complete run" in capsys.readouterr().err
     runs = without_outdated(SweepDirectory(tmp_path / "multirun" / "b").jobs)
     assert [run.finished for run in runs] == [True, True]
     assert {run.directory for run in runs} == {

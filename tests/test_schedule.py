@@ -242,7 +242,7 @@ def test_resumed_run_follows_schedule(tmp_path, monkeypatch):
     ]
     assert summary["schedule"][1]["shares"] == {"0": 0.5}
     log = (tmp_path / "whole" / "run.log").read_text()
-    assert "schedule: from round 2 on 4 clients" in log
+    assert "schedule: from round 2 on: 4 clients" in log
     assert "round 3: 4 clients" in log
     assert "share kept: 0.5 of class 0" in log
     history = load_history(tmp_path / "whole")

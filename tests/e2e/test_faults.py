@@ -141,7 +141,7 @@ def test_full_disk_before_the_first_checkpoint(fedexp, tmp_path, monkeypatch):
     monkeypatch.undo()
     monkeypatch.chdir(tmp_path)
     answer = fedexp.done("resume=run", "tracker=none")
-    assert "no round was saved; the run starts again" in answer.err
+    assert "no checkpoint was saved; the run starts again" in answer.err
 
 
 def test_file_size_limit(fedexp, tmp_path, whole, monkeypatch):
@@ -165,7 +165,7 @@ def test_file_size_limit(fedexp, tmp_path, whole, monkeypatch):
     monkeypatch.undo()
     monkeypatch.chdir(tmp_path)
     answer = fedexp.done("resume=run", "tracker=none")
-    assert "resuming after round 2; later rounds, up to round 3, are run again" in answer.err
+    assert "resuming after round 2; the later rounds, up to round 3, are run again" in answer.err
     assert not (tmp_path / "run/error.txt").exists()
     assert_same_run(tmp_path / "run", whole)
 

@@ -132,7 +132,9 @@ def test_cosine_schedule_refuses_more_rounds(fedexp, tmp_path):
 def test_extension_needs_more_rounds_than_finished(tmp_path):
     """A run of nine rounds is at round two, so rounds=2 is refused."""
     (tmp_path / "rounds.csv").write_text("round,test_accuracy\n0,0.1\n1,0.2\n2,0.3\n")
-    with pytest.raises(ConfigError, match="rounds=2: the run is at round 2 already; must be more"):
+    with pytest.raises(
+        ConfigError, match="rounds=2: must be greater than 2, the last completed round"
+    ):
         resuming.check_extension(tmp_path, {"rounds": 9}, {"rounds": 2})
     resuming.check_extension(tmp_path, {"rounds": 9}, {"rounds": 3})
 
@@ -151,7 +153,10 @@ def test_extended_job_stays_in_its_sweep(fedexp, tmp_path):
     assert (answer.code, summary_of(first)["rounds"]) == (0, 2), answer.err
     assert reused_run(in_b) is None
     same = fedexp.done(*sweep, "rounds=1")
-    assert f"{first.name}: the run was extended; it counts here too: rounds: 2" in same.err
+    assert (
+        f"{first.name}: the run was extended, but still counts as a job of this sweep: rounds: 2"
+        in same.err
+    )
     assert summary_of(first)["rounds"] == 2
     table = pd.read_csv(tmp_path / "multirun/a/table.csv")
     assert table["n"].tolist() == [1, 1]

@@ -116,7 +116,7 @@ def test_run_without_saved_rounds_restarts_on_changed_images(fedexp, tmp_path):
     (tmp_path / "run/summary.json").unlink()
     change(files[0])
     answer = fedexp.done("resume=run")
-    assert "no round was saved; the run starts again" in answer.err
+    assert "no checkpoint was saved; the run starts again" in answer.err
     noted = json.loads((tmp_path / "run/fingerprint.json").read_text())
     assert ", then " not in noted["marks"]["dataset.root"]
 
@@ -148,7 +148,7 @@ def test_changed_texts_are_refused_on_resume_and_rerun_by_sweeps(fedexp, tmp_pat
     )
     assert "nothing to do" in answer.err
     answer = fedexp.done("--multirun", "hydra.sweep.dir=multirun/b", *TEXTS)
-    assert "and is reused" not in answer.err
+    assert "reusing the complete run" not in answer.err
     (other,) = (tmp_path / "multirun/b").glob("*/summary.json")
     assert (
         json.loads(other.read_text())["fingerprint"] != json.loads(job.read_text())["fingerprint"]
@@ -184,4 +184,4 @@ def test_sweep_reruns_jobs_on_changed_images(fedexp, tmp_path):
 def test_unchanged_data_need_no_acceptance(fedexp):
     answer = fedexp("accept_changed_data=true")
     assert answer.code == 2
-    assert "accept_changed_data=true: needs resume=<run directory>" in answer.err
+    assert "accept_changed_data=true: can only be used with resume=<run directory>" in answer.err

@@ -99,7 +99,7 @@ def test_resume_from_previous_checkpoint_if_latest_is_damaged(fedexp, run, shelf
     answer = fedexp.done("resume=run")
     assert "latest.pt: damaged (the checksum of" in answer.err
     assert "the previous checkpoint is used" in answer.err
-    assert "resuming after round 1; later rounds, up to round 2, are run again" in answer.err
+    assert "resuming after round 1; the later rounds, up to round 2, are run again" in answer.err
     assert (run / "checkpoint/damaged.pt").read_bytes() == latest
     assert_same_run(run, shelf / "run")
 
@@ -122,7 +122,7 @@ def test_resume_without_valid_checkpoint(fedexp, run, shelf, monkeypatch):
         lambda built, share, way: before.append(way) or prepare(built, share, way),
     )
     answer = fedexp.done("resume=run")
-    assert "no round was saved" in answer.err
+    assert "no checkpoint was saved" in answer.err
     assert_same_run(run, shelf / "run")
     assert before == [None]
 

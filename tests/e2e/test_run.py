@@ -127,7 +127,7 @@ def test_diverged_run_has_results(fedexp, tmp_path):
     summary = summary_of(tmp_path / "run")
     assert summary["status"] == "diverged"
     assert summary["rounds"] < 5
-    assert "is not finite; the run has diverged" in answer.err
+    assert "the run has diverged, because" in answer.err
     last = pd.read_csv(tmp_path / "run/clients.csv").query("round == @summary['rounds']")
     assert summary["not_finite"]
     assert set(summary["not_finite"]) <= set(last["client"])

@@ -1,4 +1,4 @@
-"""Write the results of rounds to tables and checkpoints, and pass them to the trackers."""
+"""Write the results of each round to tables and checkpoints, and pass them to the trackers."""
 
 import logging
 import signal
@@ -22,7 +22,10 @@ SAVING_SHARE = 0.05  # share of the time for checkpoints if checkpoint_interval 
 
 
 class Recorder:
-    """Writer of a run's directory. A round is written before the next round starts."""
+    """Writes the results of a run to its directory.
+
+    Each round is written before the next round starts.
+    """
 
     def __init__(
         self,
@@ -33,8 +36,8 @@ class Recorder:
     ):
         """Open the files.
 
-        lengths: lengths of the files at the checkpoint that the run resumes from. None for a new
-        run.
+        lengths: the lengths of the files when the checkpoint was saved from which the run resumes.
+            None for a new run.
         """
         self.directory, self.simulation, self.trackers = directory, simulation, trackers
         self.views = simulation.runtime.views
@@ -54,10 +57,11 @@ class Recorder:
         scores: Mapping[str, Scores],
         result: RoundResult | None = None,
     ) -> None:
-        """Write the round that ended with this state.
+        """Write the results of a round.
 
-        scores: the global model's scores by view, empty if the round is not evaluated.
-        result: None for the initial model.
+        state: the state of the run after the round.
+        scores: the scores of the global model in each view. Empty if the round is not evaluated.
+        result: the result of the round. None for the initial model.
         """
         start = time.perf_counter()
         row = rows.round_row(self.simulation, state, scores, result)
@@ -102,7 +106,7 @@ class Recorder:
             tracker.log_round(record)
 
     def _keep_models(self, state: State, result: RoundResult | None) -> None:
-        """Save the models of this round that `keep_models` and `keep_local_models` select."""
+        """Save the models if `keep_models` or `keep_local_models` selects this round."""
         settings = self.simulation.settings
         if settings.keeps_model(state.round):
             kept_models.save(self.directory, state.round, state.server)
@@ -110,18 +114,22 @@ class Recorder:
             return
         if not result.local_models:
             log.warning(
-                "keep_local_models: the clients of round %d sent no whole models to keep",
+                "keep_local_models: no local models are saved for round %d, because its clients did"
+                " not send whole models",
                 state.round,
             )
         for client, model in zip(result.cohort.clients, result.local_models, strict=False):
             kept_models.save_local(self.directory, state.round, client, model)
 
     def save_checkpoint(self, state: State) -> None:
-        """Save the state with the lengths and checksums of its files, after a round is recorded."""
+        """Save a checkpoint with the state and the lengths and checksums of the tables.
+
+        Nothing is saved before the first round has been recorded.
+        """
         if not state.accuracy:
             return
         start = time.perf_counter()
-        # First, so that a removed directory is not created again.
+        # Read the tables first. If the directory was removed, this fails, so no file is created.
         tables = {"lengths": self.files.lengths(), "checksums": self.files.checksums()}
         versions = state.clients.save(self.directory / files.CLIENT_STATES, state.round)
         checkpoint.save(self.directory, state.to_tree(versions) | tables)
@@ -130,7 +138,7 @@ class Recorder:
         self.saving_seconds = self._saved_at - start
 
     def _is_due(self, number: int) -> bool:
-        """Return whether to save the state after this round."""
+        """Return whether to save a checkpoint after this round."""
         interval = self.simulation.settings.checkpoint_interval
         if interval is not None:
             return number % interval == 0

@@ -1,4 +1,4 @@
-"""Results of a finished run: figures, and summary.json last."""
+"""Write the results of a finished run: the figures and, last, summary.json."""
 
 import logging
 from collections.abc import Sequence
@@ -18,7 +18,10 @@ log = logging.getLogger("fedexp")
 def write_results(
     directory: Path, state: State, summary: dict[str, Any], look: Pictures
 ) -> list[Path]:
-    """Draw the figures, then write summary.json, so that a run that has one is complete."""
+    """Draw the figures and write summary.json, and return the paths of the figures.
+
+    The file summary.json is written last, so a run directory that contains it is complete.
+    """
     for view, tested in state.tested.items():
         if tested.history.local_rounds:
             tested.history.save_local(directory / file_in_view(files.LOCAL, view))
@@ -28,12 +31,12 @@ def write_results(
 
 
 def draw(directory: Path, summary: dict[str, Any], look: Pictures) -> list[Path]:
-    """Draw the figures. A figure that fails does not end the run."""
-    again = f"`fedexp figures {directory}` tries again"
+    """Draw the figures. An error is only logged, so it does not end the run."""
+    again = f"run `fedexp figures {directory}` to try again"
     try:
         return make_figures(directory, summary, look)
     except OSError as error:
-        log.warning("the figures cannot be written (%s); %s", error.strerror, again)
+        log.warning("the figures could not be written (%s); %s", error.strerror, again)
     except Exception:
         log.exception("the figures could not be drawn; %s", again)
     return []

@@ -1,8 +1,8 @@
-"""Continue the run in a directory, also with more rounds (`fedexp resume=<directory> rounds=300`).
+"""Resume a run, possibly with more rounds (`fedexp resume=<directory> rounds=300`).
 
-No algorithm depends on the last round. Only the learning rate of `local.schedule=cosine` does, and
-more rounds are then refused. So an extended run has the same rounds as a run that had 300 rounds
-from the start.
+An extended run computes the same results as a run that had 300 rounds from the start, because no
+algorithm depends on the number of rounds. Only the learning rates of `local.schedule=cosine`
+depend on it, so a run with this schedule cannot be given more rounds.
 """
 
 import logging
@@ -41,7 +41,11 @@ EXTENDABLE = (*LENGTH, "stop.patience", "stop.metric")
 
 
 def with_original_paths(job: Job) -> Job:
-    """Return a resumed job with data paths that are relative to where the run was started."""
+    """Return a resumed job whose data paths refer to the same files as when the run was started.
+
+    Relative paths are resolved from the directory in which the run was started. Other jobs are
+    returned unchanged.
+    """
     if job.sweep is not None or job.config.get("resume") is None:
         return job
     typed = [key_of(override) for override in typed_overrides(job.overrides)]
@@ -51,20 +55,20 @@ def with_original_paths(job: Job) -> Job:
 def check_start(job: Job, built: Built, config: Mapping[str, Any]) -> bool:
     """Return whether the job continues the run in its directory.
 
-    Raises ConfigError if a run there may be neither continued nor replaced.
+    Raises ConfigError if the directory contains a run that can be neither continued nor replaced.
     """
     is_resumed = built.settings.resume is not None
     if job.sweep is None and not is_resumed:
         if built.settings.accept_changed_data:
             raise ConfigError(
-                "accept_changed_data=true: needs resume=<run directory>, or a sweep that has been"
-                " started"
+                "accept_changed_data=true: can only be used with resume=<run directory>, or to"
+                " continue a sweep"
             )
         require_new(job.directory)
         return False
     if not is_resumed:
         repair_job(job.directory, job.overrides)
-        if not checkpoint.exists(job.directory):  # new, or ended before its first checkpoint
+        if not checkpoint.exists(job.directory):  # a new run, or no checkpoint was saved
             return False
     check_resume(job.directory, config, alone=job.sweep is None)
     if checkpoint.exists(job.directory) or finished_summary(job.directory) is not None:
@@ -75,7 +79,12 @@ def check_start(job: Job, built: Built, config: Mapping[str, Any]) -> bool:
 def find_finished(
     job: Job, built: Built, config: Mapping[str, Any], continues: bool
 ) -> dict[str, Any] | None:
-    """Return the summary of a finished run, of this job or of another sweep, or None."""
+    """Return the summary if the run of this job has already finished, or None.
+
+    A job of a sweep that has no run yet also uses the finished run of another sweep.
+
+    continues: the result of `check_start`.
+    """
     if not continues:
         return None if job.sweep is None else find_in_other_sweep(job, built, config)
     summary = finished_summary(job.directory)
@@ -93,9 +102,9 @@ def find_finished(
 
 
 def find_in_other_sweep(job: Job, built: Built, config: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the summary of the same run from another sweep, or None if no sweep has it.
+    """Return the summary of the same run from another sweep, or None if there is no such run.
 
-    The other run's directory is recorded in this job's directory.
+    The directory of the reused run is recorded in the directory of this job.
     """
     other = run_reuse.find_reusable(
         job.directory, config, marks=lambda: origin.current_marks(config, built.sources)
@@ -103,27 +112,30 @@ def find_in_other_sweep(job: Job, built: Built, config: Mapping[str, Any]) -> di
     if other is None:
         return None
     run_reuse.record_reuse(job.directory, other, job.overrides)
-    log.info("%s is complete in %s and is reused", job.directory.name, other)
+    log.info("job %s: reusing the complete run in %s", job.directory.name, other)
     return finished_summary(other) or {}
 
 
 def recorded_precision(directory: Path) -> str | None:
-    """Return the precision that a run started with, or None if it was not recorded."""
+    """Return the precision with which a run started, or None if it was not recorded."""
     return origin.get_mapping(origin.read(directory), "way").get("precision")
 
 
 def restore_state(
     directory: Path, saved: Mapping[str, Any], simulation: Simulation, device: torch.device
 ) -> State:
-    """Return the state that a run resumes from.
+    """Return the state from which a run resumes.
 
-    Raises ConfigError if the run's partitions or the cohorts of earlier rounds have changed.
+    saved: the state in the checkpoint.
+
+    Raises ConfigError if the partitions or the cohorts of completed rounds have changed.
     """
     state = State.from_tree(saved, device, directory)
     for name, stage in simulation.partition_files().items():
         if Partition.load(directory / name).hash != stage.partition.hash:
             raise ConfigError(
-                f"resume={directory}: the data have changed: they give another partition ({name})"
+                f"resume={directory}: the data have changed, because the partition differs from the"
+                f" saved one ({name}); restore the original data or start a new run"
             )
     check_completed_rounds(directory, simulation.cohorts, state.round)
     if state.status in ("completed", "stopped") and state.round < simulation.rounds:
@@ -134,16 +146,18 @@ def restore_state(
 def require_new(directory: Path) -> None:
     if (directory / files.ROUNDS).exists():
         raise ConfigError(
-            f"{directory}: already holds a run; continue it with resume={directory}, or choose"
-            " another hydra.run.dir"
+            f"{directory}: this directory already contains a run; continue it with"
+            f" resume={directory}, or choose another hydra.run.dir"
         )
 
 
 def check_resume(directory: Path, config: Mapping[str, Any], alone: bool = False) -> None:
-    """Raise ConfigError unless the run in the directory was started with this configuration.
+    """Check that the run in a directory was started with this configuration.
 
-    alone: whether the run is resumed by name, not as a job of a sweep. Such a run may be given more
-    rounds. A job that was extended this way still counts as a job of its sweep.
+    alone: whether the run is resumed by name (`resume=<directory>`), not as a job of a sweep. A run
+        that is resumed by name may be given more rounds. If it is a job of a sweep, it remains one.
+
+    Raises ConfigError if the configuration differs.
     """
     path = directory / files.CONFIG
     if not path.exists():
@@ -158,32 +172,38 @@ def check_resume(directory: Path, config: Mapping[str, Any], alone: bool = False
         check_extension(directory, before, config)
     elif extends and finished_summary(directory) is not None:
         for line in differing:
-            log.warning("%s: the run was extended; it counts here too: %s", directory.name, line)
+            log.warning(
+                "%s: the run was extended, but still counts as a job of this sweep: %s",
+                directory.name,
+                line,
+            )
     elif differing:
         raise ConfigError(
-            f"resume={directory}: the run has another configuration:\n  " + "\n  ".join(differing)
+            f"resume={directory}: the run was started with another configuration:\n  "
+            + "\n  ".join(differing)
         )
 
 
 def is_extended(directory: Path, config: Mapping[str, Any]) -> bool:
-    """Return whether a configuration changes the rounds or the `stop` options of a run."""
+    """Return whether a configuration changes the number of rounds or a `stop` option of a run."""
     before = RunDirectory(directory).config
     return any(value_at(before, key) != value_at(config, key) for key in EXTENDABLE)
 
 
 def check_extension(directory: Path, before: Mapping[str, Any], config: Mapping[str, Any]) -> None:
-    """Raise ConfigError if the run cannot be extended to these rounds.
+    """Raise ConfigError if the run cannot be extended.
 
-    before: the run's config.yaml.
+    before: the configuration with which the run was started.
+    config: the configuration with the new number of rounds or `stop` options.
     """
     run, rounds = RunDirectory(directory), config.get("rounds")
     problem = ""
     if any(value_at(before, key) != value_at(config, key) for key in LENGTH):
         schedule = value_at(before, "local.schedule")
         if find_task_partitions(directory):
-            problem = "a run of several tasks cannot be given more rounds"
+            problem = "a run with several tasks cannot be given more rounds"
         elif run.last_round is not None and isinstance(rounds, int) and rounds <= run.last_round:
-            problem = f"the run is at round {run.last_round} already; must be more"
+            problem = f"must be greater than {run.last_round}, the last completed round"
         elif schedule in SCHEDULES_OVER_ALL_ROUNDS:
             problem = (
                 f"with local.schedule={schedule}, all learning rates depend on the number of"
@@ -196,9 +216,9 @@ def check_extension(directory: Path, before: Mapping[str, Any], config: Mapping[
 
 
 def files_to_restore(directory: Path, config: Mapping[str, Any]) -> dict[str, bytes]:
-    """Return the files of a complete run that extending it rewrites, the summary last.
+    """Return the contents of the files that are rewritten when a complete run is extended.
 
-    Return an empty dict if the run is not complete or is not extended.
+    The summary comes last. The dict is empty if the run is not complete or is not extended.
     """
     if finished_summary(directory) is None or not is_extended(directory, config):
         return {}
@@ -207,12 +227,12 @@ def files_to_restore(directory: Path, config: Mapping[str, Any]) -> dict[str, by
 
 
 def restore_files(directory: Path, before: Mapping[str, bytes], lengths: Mapping[str, int]) -> None:
-    """Restore a complete run.
+    """Restore a complete run after its extension failed.
 
-    before: contents of the rewritten files.
-    lengths: lengths of the run's tables.
+    before: the result of `files_to_restore`.
+    lengths: the lengths of the tables of the complete run.
     """
-    with suppress(OSError, ConfigError):  # then the run keeps its new options
+    with suppress(OSError, ConfigError):  # if it cannot be restored, the run keeps the new options
         csv_files.RunFiles(directory, lengths, lengths).close()
         for name, content in before.items():
             storage.write_atomically(directory / name, content)

@@ -1,6 +1,6 @@
-"""The round loop: sample, train, aggregate, refine, evaluate, record.
+"""The loop over the rounds of a run: sample, train, aggregate, refine, evaluate, record.
 
-It contains no code for particular algorithms.
+This module contains no code for particular algorithms.
 """
 
 import logging
@@ -66,11 +66,14 @@ def run_rounds(
     deadline: Deadline | None = None,
     watch: Watch | None = None,
 ) -> State:
-    """Run from the state's round to the last one, or until `stop` or `watch` ends the run.
+    """Run the remaining rounds, until the last round or until `stop` or `watch` ends the run.
 
-    An interrupted run saves the state after its last complete round.
+    If the run is interrupted, the state after the last complete round is saved.
 
-    Raises BudgetSpent, after saving the state, before a round that cannot be saved by the deadline.
+    state: the state from which the run continues.
+    watch: a function with which a search may end the run.
+
+    Raises BudgetSpent, after saving the state, if the next round cannot be saved by the deadline.
     """
     deadline = deadline or Deadline()
     stopping = Stopping(simulation, watch, partial(summary_of, simulation))
@@ -80,7 +83,8 @@ def run_rounds(
         if not state.accuracy:
             record_initial(simulation, state, recorder)
         if state.status == "running" and stopping.is_out_of_patience(state):
-            stop(state, recorder, stopping.reason(state, 0.0))  # interrupted before it was stopped
+            # the run was interrupted after the last round, before it was stopped
+            stop(state, recorder, stopping.reason(state, 0.0))
         if state.status == "running":
             simulation.engine.start(simulation.runtime, select_model(state.server))
         while state.status == "running":
@@ -103,7 +107,7 @@ def record_initial(simulation: Simulation, state: State, recorder: Recorder) -> 
     scores = evaluate(simulation, state.server, 0)
     with defer_signals():
         state.add_scores(0, scores)
-        if simulation.metrics.needs_personal:  # every client has the initial model
+        if simulation.metrics.needs_personal:  # all personal models are the initial model
             clients = (simulation.settings.num_clients, 1)
             for view, each in scores.items():
                 everyone = np.tile(each.class_accuracy, clients)
@@ -112,7 +116,10 @@ def record_initial(simulation: Simulation, state: State, recorder: Recorder) -> 
 
 
 def record_round(state: State, result: RoundResult, recorder: Recorder) -> None:
-    """Advance the state by a round and write it. Ctrl+C takes effect only afterwards."""
+    """Advance the state by a round and write the results.
+
+    Ctrl+C takes effect only after the results have been written.
+    """
     with defer_signals():
         result.seconds["writing"] = recorder.writing_seconds
         state.advance(result)
@@ -122,7 +129,7 @@ def record_round(state: State, result: RoundResult, recorder: Recorder) -> None:
 def stop(state: State, recorder: Recorder, why: Mapping[str, Any]) -> None:
     """End the run after a round that has been recorded.
 
-    why: see `State.stopped`.
+    why: the reason, in the form of `State.stopped`.
     """
     with defer_signals():
         state.stop(why)
@@ -132,7 +139,14 @@ def stop(state: State, recorder: Recorder, why: Mapping[str, Any]) -> None:
 def profiling(
     simulation: Simulation, directory: Path, number: int, first: int
 ) -> AbstractContextManager[None]:
-    """Profile the second round of this command if `profile` is set. The first round warms up."""
+    """Return a context that profiles the round if it is the one to be profiled.
+
+    With `profile=true`, this is the second round of the command, because the first round includes
+    the warm-up.
+
+    number: the number of the round.
+    first: the number of the first round that this command runs.
+    """
     profiled_round = min(first + 1, simulation.rounds)
     if simulation.settings.profile and number == profiled_round:
         return profiled(directory, number)
@@ -141,7 +155,7 @@ def profiling(
 
 @flush_subnormals()
 def play_round(simulation: Simulation, state: State) -> RoundResult:
-    """Return the result of the round after a state, which is not changed."""
+    """Run the next round and return its result. The state is not changed."""
     clock, number = Clock(), state.round + 1
     algorithm, stage = simulation.algorithm, simulation.stage_of(number)
     if number in dict(simulation.changes):
@@ -154,7 +168,7 @@ def play_round(simulation: Simulation, state: State) -> RoundResult:
     states: Mapping[int, Tree] = state.clients
     done: list[CohortResult] = []
 
-    # 1. The exchanges of the round: each sends, trains the cohort and aggregates.
+    # 1. Run the exchanges of the round. In each, the cohort trains and the server aggregates.
     for each in exchanges_of(algorithm, stage.federation):
         local = simulation.tests_local(number) and each.trains_model
         exchange = Exchange(simulation, each, server, states, number)
@@ -165,8 +179,8 @@ def play_round(simulation: Simulation, state: State) -> RoundResult:
         server = aggregate(simulation.server_optimizer, each, server, result)
         clock.lap("aggregation")
 
-    # 2. Refine on the server. Layers that draw random numbers, such as dropout, are seeded by the
-    # round.
+    # 2. Refine the model on the server. Layers that draw random numbers, such as dropout, are
+    # seeded with the number of the round.
     if isinstance(algorithm, ServerTraining):
         net = simulation.runtime.net
         net.set_buffers(server["buffers"])
@@ -175,7 +189,7 @@ def play_round(simulation: Simulation, state: State) -> RoundResult:
             server = algorithm.refine(LiveNetwork(net), server, messages, result.round)
     clock.lap("refinement")
 
-    # 3. At the end of a task, except the last one, run the closing exchanges with all clients.
+    # 3. At the end of each task except the last one, run the closing exchanges with all clients.
     closes_task = simulation.ends_task(number) and number < simulation.rounds
     if closes_task and isinstance(algorithm, MultiExchange):
         for each in algorithm.closing_exchanges(stage.federation):
@@ -183,7 +197,7 @@ def play_round(simulation: Simulation, state: State) -> RoundResult:
             server, groups = aggregate_all(exchange, clock)
             done += groups
 
-    # 4. Evaluate the new global model, and collect what the round produced.
+    # 4. Evaluate the new global model and collect the results of the round.
     return collect_result(simulation, state, server, states, done, clock)
 
 
@@ -195,10 +209,13 @@ def collect_result(
     done: Sequence[CohortResult],
     clock: Clock,
 ) -> RoundResult:
-    """Return the result of the round after `state`, with the measurements that are due.
+    """Make the measurements that are due, and return the result of the round.
 
-    server, states: the server's state and the clients' states after the round.
-    done: results of the round's exchanges, those of the cohort first.
+    state: the state of the run before the round.
+    server: the server's state after the round.
+    states: the clients' states after the round.
+    done: the results of the exchanges. Those with the cohort come before the closing exchanges.
+    clock: the clock that measures the phases of the round.
     """
     number, first = state.round + 1, done[0]
     is_last = number == simulation.rounds
@@ -242,20 +259,24 @@ def collect_result(
 def diverged_clients(
     number: int, train_loss: float, server: Tree, done: Sequence[CohortResult]
 ) -> list[int] | None:
-    """Return the clients whose loss or model is not finite, or None if everything is finite.
+    """Return the clients whose loss or model is not finite, or None if the run has not diverged.
 
-    The list is empty if only the global model is not finite. The function waits for the device.
+    The list is empty if only the aggregated model is not finite. This function waits for the
+    device.
     """
     if math.isfinite(train_loss) and tree.is_finite(server["params"]):
         return None
     clients = find_non_finite(done)
     what = f"the loss or the model of clients {clients}" if clients else "the aggregated model"
-    log.warning("round %d: %s is not finite; the run has diverged", number, what)
+    log.warning("round %d: the run has diverged, because %s is not finite", number, what)
     return clients
 
 
 def begin_task(simulation: Simulation, server: Tree, number: int) -> Tree:
-    """Return the server's state at the start of a task after the first."""
+    """Return the server's state at the start of a new task.
+
+    number: the first round of the task, which is not the first task of the run.
+    """
     algorithm, runtime = simulation.algorithm, simulation.runtime
     federation, seed = simulation.stage_of(number).federation, simulation.seeds.training
     if isinstance(algorithm, Continual):
@@ -282,7 +303,11 @@ def begin_task(simulation: Simulation, server: Tree, number: int) -> Tree:
 def measure_alignment(
     simulation: Simulation, before: Tree, after: Tree, done: Sequence[CohortResult]
 ) -> list[dict[str, Any]]:
-    """Compute the alignment of neurons over this round if a metric needs it."""
+    """Return the rows of `alignment_rows` for this round, or an empty list if none are needed.
+
+    before: the server's state before the round.
+    after: the server's state after the round.
+    """
     if not simulation.metrics.needs_neurons:
         return []
     runtime = simulation.runtime.tested_on(simulation.runtime.views[0])

@@ -1,4 +1,4 @@
-"""The rows that a round adds to the tables of a run."""
+"""Make the rows that each round adds to the tables of a run."""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -13,8 +13,8 @@ from fedexp.rundir import files
 from fedexp.training.simulation import Simulation
 from fedexp.training.state import RoundResult, Scores, State, ViewResults
 
-# The phases of a round, in order. "writing" is the previous round's time, because a round's row is
-# written before its writing ends.
+# The phases of a round, in order. The row of a round contains the time that writing the previous
+# round took, because the time for writing the row itself is not yet known.
 PHASES = ("sampling", "train", "aggregation", "refinement", "evaluation", "writing")
 TAIL = (
     "bytes_up",
@@ -32,10 +32,10 @@ def round_row(
     scores: Mapping[str, Scores],
     result: RoundResult | None,
 ) -> Row:
-    """Return the row of rounds.csv. Undefined values are None.
+    """Return the row that a round adds to rounds.csv, with None for undefined values.
 
-    scores: by view, empty if the round is not evaluated.
-    result: None for the initial model.
+    scores: the scores of the global model in each view. Empty if the round is not evaluated.
+    result: the result of the round. None for the initial model.
     """
     of_views = {}
     for view, tested in state.tested.items():
@@ -59,7 +59,7 @@ def round_row(
 
 
 def test_values(simulation: Simulation, tested: ViewResults) -> Row:
-    """Return the columns of rounds.csv with the last test results in one view."""
+    """Return the values in rounds.csv for the last test results in one view."""
     values: Row = {"test_accuracy": tested.accuracy[-1][1], "test_loss": None}
     if simulation.has_tasks:
         values |= task_history(simulation, tested).values()
@@ -67,7 +67,7 @@ def test_values(simulation: Simulation, tested: ViewResults) -> Row:
 
 
 def training_values(result: RoundResult) -> Row:
-    """Return the columns of rounds.csv about a round's training."""
+    """Return the values in rounds.csv that describe the training in a round."""
     return {
         "train_loss": result.train_loss,
         "lr": result.lr,
@@ -80,9 +80,10 @@ def training_values(result: RoundResult) -> Row:
 
 
 def task_history(simulation: Simulation, tested: ViewResults) -> TaskHistory:
-    """Return the history of the last round and of the last round of each earlier task.
+    """Return the history from which all task metrics are computed.
 
-    All task metrics are computed from it.
+    It contains the accuracies after the last round of each earlier task and after the last
+    evaluated round.
     """
     length = simulation.rounds_per_task
     ends = [each for each in tested.tasks[:-1] if each[0] % length == 0]
@@ -90,7 +91,7 @@ def task_history(simulation: Simulation, tested: ViewResults) -> TaskHistory:
 
 
 def class_rows(state: State, view: str) -> Iterator[Row]:
-    """Yield the rows of class_accuracy.csv, or of another view's file."""
+    """Yield the rows of class_accuracy.csv, or of the corresponding file of another view."""
     for number, accuracy in enumerate(state.tested[view].history.class_accuracy[-1].tolist()):
         yield {"round": state.round, "class": number, "accuracy": accuracy}
 
@@ -128,25 +129,30 @@ def client_rows(simulation: Simulation, state: State, result: RoundResult) -> It
 
 
 def merge_values(file: str, *parts: Mapping[str, Any]) -> Row:
-    """Return the values of all parts.
+    """Return a row with the values of all parts.
 
-    Raises ConfigError if a name is in two parts, because a metric would overwrite a value of the
-    file.
+    file: the name of the file, for the error message.
+
+    Raises ConfigError if two parts use the same name, because a metric would then overwrite
+    another value in the file.
     """
     row: Row = {}
     for part in parts:
         for name in part:
             if name in row:
                 raise ConfigError(
-                    f"forgetting_metric: {file} already has a value {name}; rename that of the"
-                    " metric"
+                    f"forgetting_metric: {file} already has a value named {name}; rename the value"
+                    " of the metric"
                 )
         row |= part
     return row
 
 
 def plain(value: object) -> Any:
-    """Convert a value for json and W&B: NaN and Inf become None, numpy scalars Python numbers."""
+    """Convert a value for JSON and W&B.
+
+    NaN and infinity become None, and NumPy scalars become Python numbers.
+    """
     if isinstance(value, np.generic):
         value = value.item()
     return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,6 +1,6 @@
-"""One run, from its configuration to its finished directory.
+"""Run a job from its configuration to its finished directory.
 
-This module is imported late, because it imports torch.
+This module is imported late, because importing torch takes long.
 """
 
 import logging
@@ -48,10 +48,10 @@ log = logging.getLogger("fedexp")
 
 
 def train_run(job: Job) -> dict[str, Any]:
-    """Train a run to its end and return its summary.
+    """Run a job to its end and return its summary.
 
-    User errors raise ConfigError and leave no files behind; after the run has started, they raise
-    RunFailed.
+    Raises ConfigError for user errors before the run has started. No files are then left behind.
+    Raises RunFailed for user errors after the run has started.
     """
     job = with_original_paths(job)
     built = build(job.config)
@@ -69,7 +69,7 @@ def train_run(job: Job) -> dict[str, Any]:
         if summary is not None:
             return summary
         require_typed_destination(built.tracker, job.overrides, job.directory)
-        # options without effect are allowed in a search and when a sweep continues a job
+        # Options without effect are allowed in a search and if a sweep continues a job.
         if job.watch is None and (not continues or job.sweep is None):
             check_used(config, typed_overrides(job.overrides))
         built = held.enter_context(on_a_gpu(built, job.place))
@@ -83,7 +83,7 @@ def train_run(job: Job) -> dict[str, Any]:
             check_names(prepared.simulation)
         if not is_locked:
             held.enter_context(locked_directory(job.directory))
-            require_new(job.directory)  # another process may have been faster
+            require_new(job.directory)  # another process may have started a run there
         run = open_run(job, built, config, prepared, continues)
         held.enter_context(handle_failures(run))
         with storage.storing(run.directory):
@@ -100,7 +100,7 @@ def train_run(job: Job) -> dict[str, Any]:
 def open_run(
     job: Job, built: Built, config: dict[str, Any], prepared: Prepared, continues: bool
 ) -> Run:
-    """Return the run with its saved state, or with the initial state of a new run."""
+    """Assemble the run, with the saved state if it is resumed and else with the initial state."""
     simulation, hardware = prepared.simulation, prepared.hardware
     marks = origin.current_marks(config, built.sources, simulation.runtime.data)
     saved, state = None, None
@@ -115,7 +115,10 @@ def open_run(
 
 @contextmanager
 def on_a_gpu(built: Built, place: Place) -> Iterator[Built]:
-    """Reserve the GPU with the fewest jobs while the block runs, if the launcher assigns none."""
+    """Reserve the GPU with the fewest jobs while the block runs, and yield the configuration.
+
+    If the launcher assigns the GPU, the configuration is unchanged.
+    """
     hardware = built.hardware
     names = gpus.visible() if place.finds_gpu and hardware.takes_any_gpu else []
     if not names:
@@ -127,9 +130,9 @@ def on_a_gpu(built: Built, place: Place) -> Iterator[Built]:
 
 @contextmanager
 def recording(run: Run, info: RunInfo) -> Iterator[tuple[Recorder, list[Tracker]]]:
-    """Record and track the run's rounds while the block runs.
+    """Open the recorder and the trackers of a run while the block runs.
 
-    The recorder, the trackers and the engine are closed even if the block fails.
+    The recorder, the trackers and the engine are closed even if the block raises an exception.
     """
     tracker: Tracker = TrackerGroup([run.built.tracker.create()])
     trackers = [Progress(shares_terminal=not run.job.place.alone), tracker]
@@ -165,7 +168,7 @@ def run_info(run: Run) -> RunInfo:
 
 
 def finish(run: Run, trackers: list[Tracker], info: RunInfo) -> dict[str, Any]:
-    """Write the results, pass them to the trackers, print them, and return the summary."""
+    """Write and print the results of the run, pass them to the trackers, and return the summary."""
     summary = summarise(run)
     if "hint" in summary:
         log.warning("algorithm=%s: %s", run.job.choices["algorithm"], summary["hint"])
@@ -197,7 +200,7 @@ def summarise(run: Run) -> dict[str, Any]:
 
 
 def data_sizes(simulation: Simulation) -> dict[str, int]:
-    """Return the sizes of a run's data, which reports compare with the papers' sizes."""
+    """Return the sizes of the data sets. Reports compare them with the sizes in the papers."""
     data, federation = simulation.runtime.data, simulation.stages[0].federation
     learned = torch.tensor(sorted(set().union(*federation.tasks)), device=data.y_train.device)
     sizes = {
@@ -210,10 +213,10 @@ def data_sizes(simulation: Simulation) -> dict[str, int]:
 
 
 def find_sweep(job: Job) -> str | None:
-    """Return the name of the job's sweep, or None.
+    """Return the name of the sweep that a job belongs to, or None.
 
-    A job that is resumed alone belongs to its sweep if Hydra's file multirun.yaml is in a directory
-    above.
+    If a job is resumed by name, its sweep is found by Hydra's file multirun.yaml in the parent
+    directory or the directory above it.
     """
     if job.sweep is not None:
         return job.sweep

@@ -1,4 +1,4 @@
-"""The file run.log of a run, and the lines that are logged before it exists."""
+"""Write the log of a run to run.log, including the lines that are logged before it exists."""
 
 import logging
 import threading
@@ -14,10 +14,9 @@ EARLY_LINES = 1000  # the largest number of lines kept until run.log is opened
 
 
 class RunLog(logging.FileHandler):
-    """Handler for run.log that ignores write errors, e.g. when the disk is full.
+    """Handler for run.log that ignores write errors, for example if the disk is full.
 
-    The console shows the same lines, and errors in important files are reported when they are
-    written.
+    The same lines are shown on the console, and write errors in more important files are reported.
     """
 
     def handleError(self, record: logging.LogRecord) -> None:
@@ -29,17 +28,20 @@ class RunLog(logging.FileHandler):
 
 
 class EarlyLines(MemoryHandler):
-    """Keep the first lines of a run for run.log, which does not exist yet."""
+    """Handler that keeps the first log lines of a run until run.log exists."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Keep the line as it reads now; drop it if there are EARLY_LINES already."""
+        """Format and keep the line, or drop it if EARLY_LINES lines are already kept."""
         if len(self.buffer) < self.capacity:
             record.msg, record.args = record.getMessage(), None
             self.buffer.append(record)
 
 
 def from_this_thread() -> Callable[[logging.LogRecord], bool]:
-    """Return a filter for the log lines of this thread; each run of a process has one thread."""
+    """Return a filter for the log lines from the current thread.
+
+    If a process runs several runs, each of them has a separate thread.
+    """
     thread = threading.get_ident()
     return lambda record: record.thread == thread
 
@@ -69,13 +71,13 @@ def run_log(directory: Path, early: EarlyLines) -> Iterator[None]:
     early.flush()
     log.addHandler(handler)
     rounds = logging.getLogger(console.ROUNDS_LOG)
-    rounds.propagate = False  # not to the console
+    rounds.propagate = False  # do not show the lines on the console
     rounds.setLevel(logging.INFO)
     rounds.addHandler(handler)
     try:
         yield
     finally:
-        if console.problem is not None:  # only in run.log, since the console failed
+        if console.problem is not None:  # log only to run.log, because the console failed
             handler.handle(
                 log.makeRecord(log.name, logging.WARNING, __file__, 0, console.problem, (), None)
             )

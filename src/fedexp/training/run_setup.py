@@ -1,4 +1,4 @@
-"""The parts of a run, and what is written and logged when it starts or resumes."""
+"""Assemble, start and resume a run, and write and log its inputs."""
 
 import logging
 from collections.abc import Iterator, Mapping
@@ -36,10 +36,11 @@ class Run:
 
     job: Job
     built: Built
-    config: dict[str, Any]  # resolved, with the groups' `choices`
+    config: dict[str, Any]  # the resolved configuration and, as `choices`, the chosen options
     simulation: Simulation
     hardware: Resolved
-    marks: Mapping[str, str]  # of the data and of the user's classes, see `origin.current_marks`
+    # the checksums of the data and of the user's classes, from `origin.current_marks`
+    marks: Mapping[str, str]
     saved: checkpoint.Saved | None
     state: State
 
@@ -49,13 +50,13 @@ class Run:
 
     @property
     def resumed_state(self) -> Mapping[str, Any] | None:
-        """Return the saved state that the run resumes from, or None if it starts with round 0."""
+        """Return the state from which the run resumes, or None if it starts with round 0."""
         return None if self.saved is None else self.saved.state
 
 
 @contextmanager
 def locked_directory(directory: Path) -> Iterator[None]:
-    """Create a run's directory and keep other processes out of it while the block runs."""
+    """Create the directory of a run and lock it against other processes while the block runs."""
     try:
         directory.mkdir(parents=True, exist_ok=True)
         (directory / ".hydra").mkdir(exist_ok=True)
@@ -69,10 +70,10 @@ def locked_directory(directory: Path) -> Iterator[None]:
 
 @contextmanager
 def handle_failures(run: Run) -> Iterator[None]:
-    """Turn a ConfigError in the block into RunFailed, because the run has started.
+    """Convert a ConfigError raised in the block to RunFailed, because the run has started.
 
-    If a complete run was given more rounds and fails before it saved one of them, its files are
-    restored.
+    If a complete run was given more rounds and fails before one of these rounds is saved, the
+    files of the complete run are restored.
     """
     before = resuming.files_to_restore(run.directory, run.config)
     try:
@@ -89,7 +90,7 @@ def handle_failures(run: Run) -> Iterator[None]:
 
 
 def begin(run: Run) -> None:
-    """Write and log what runs, on which hardware and from which round."""
+    """Write the inputs of the run, and log its hardware and the round at which it starts."""
     for sentence in describe_foreign_classes(run.config):
         log.warning("%s", sentence)
     log.info("hardware: %s", run.hardware.sentence())
@@ -108,16 +109,19 @@ def begin(run: Run) -> None:
 def begin_new(run: Run) -> None:
     """Write the inputs of a run that starts with round 0.
 
-    Damaged tables cannot be rebuilt from a state, so they are moved to another directory.
+    If the run starts again because its checkpoints are damaged, its old files are moved to another
+    directory.
     """
     if run.saved is not None:
         checkpoint.set_tables_aside(run.directory)
         aside = run.directory / files.ASIDE
         log.warning(
-            "%s; the run starts again, and its old files are kept in %s", run.saved.problem, aside
+            "%s; the run starts again from round 0, and its old files were moved to %s",
+            run.saved.problem,
+            aside,
         )
     elif run.built.settings.resume is not None:
-        log.info("no round was saved; the run starts again")
+        log.info("no checkpoint was saved; the run starts again from round 0")
     write_options(run)
     write_partitions(run)
     remark = run.built.partition.remark()
@@ -126,13 +130,16 @@ def begin_new(run: Run) -> None:
 
 
 def begin_resumed(run: Run, after: int) -> None:
-    """Log the round after which a run resumes and the code and data that have changed."""
+    """Log the round after which a run resumes and any changes of the code or data.
+
+    after: the round of the checkpoint.
+    """
     assert run.saved is not None
     if run.saved.problem is not None:
         log.warning("%s; the previous checkpoint is used", run.saved.problem)
         checkpoint.set_aside(run.directory)
     last = csv_files.last_round(run.directory) or 0
-    lost = f"; later rounds, up to round {last}, are run again" if last > after else ""
+    lost = f"; the later rounds, up to round {last}, are run again" if last > after else ""
     log.info("resuming after round %d%s", after, lost)
     origin.log_changes(run.directory, run.marks, run.config)
     if resuming.is_extended(run.directory, run.config):
@@ -141,7 +148,7 @@ def begin_resumed(run: Run, after: int) -> None:
 
 
 def place_states(simulation: Simulation, state: State) -> None:
-    """Choose where client states are stored, and log their size."""
+    """Choose where the client states are stored, and log this place and their size."""
     federation = simulation.stages[0].federation
     example = simulation.first_client_state(simulation.algorithm, federation)
     if each := tree.num_bytes(example):
@@ -152,10 +159,10 @@ def place_states(simulation: Simulation, state: State) -> None:
 
 
 def write_options(run: Run) -> None:
-    """Write the run's configuration.
+    """Write the overrides and the configuration of the run.
 
-    config.yaml is written last, because `resuming.is_extended` compares it with the requested
-    options: until then, the run counts as not extended.
+    The file config.yaml is written last. Until it is written, `resuming.is_extended`, which reads
+    it, finds the options from before the extension.
     """
     typed = [override for override in run.job.overrides if key_of(override) not in OF_COMMAND]
     for name, content in ((files.OVERRIDES, typed), (files.CONFIG, run.config)):
@@ -164,7 +171,7 @@ def write_options(run: Run) -> None:
 
 
 def write_partitions(run: Run) -> None:
-    """Write and log the partitions of the run's data."""
+    """Write the partitions of the data to files, and log them."""
     simulation = run.simulation
     has_tasks = len(simulation.stages) > 1
     for name, stage in simulation.partition_files().items():
@@ -176,7 +183,7 @@ def write_partitions(run: Run) -> None:
         replace(partition, info=info).save(run.directory / name, classes)
         if "from_round" in info:
             log.info(
-                "schedule: from round %d on %s", info["from_round"], describe_change(partition)
+                "schedule: from round %d on: %s", info["from_round"], describe_change(partition)
             )
         else:
             log.info("partition=%s%s: %s", run.job.choices["partition"], task, partition.sentence())

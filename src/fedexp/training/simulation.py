@@ -24,7 +24,7 @@ from fedexp.training.state import Scores, State, ViewResults
 
 @dataclass(frozen=True)
 class Stage:
-    """The part of a run that belongs to one task. Without a scenario, the run is one stage."""
+    """The data of one task of a run. A run without a scenario has only one stage."""
 
     partition: Partition
     federation: Federation
@@ -39,7 +39,7 @@ def class_counts(data: Data) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Simulation:
-    """All parts of a run, checked and loaded."""
+    """All parts of a run that stay the same in all rounds, after they were checked and loaded."""
 
     settings: Settings
     seeds: Seeds
@@ -52,7 +52,8 @@ class Simulation:
     initial: Params  # initial global model, with the algorithm's additional parameters
     initial_buffers: Params  # running statistics of the initial model
     mixes_examples: bool  # the model's batch norm needs batches of at least two examples
-    cohorts: Rounds | None = None  # the clients of each round; None: drawn by seeds.sampling
+    # the clients of each round; None: the clients are drawn with seeds.sampling
+    cohorts: Rounds | None = None
     server_optimizer: ServerOptimizer = NO_SERVER_OPTIMIZER
     # clients and examples that batch norm cannot train on
     left_out: dict[str, int] = field(default_factory=dict)
@@ -61,7 +62,7 @@ class Simulation:
     # int [K, T]: each client's task at each stage; None: the same task for all clients
     task_orders: np.ndarray | None = None
     analysis: Analysis = NO_ANALYSIS
-    # (first round, stage from then on), for runs without tasks
+    # (round, the stage from this round on), for runs without tasks
     changes: tuple[tuple[int, Stage], ...] = ()
 
     @property
@@ -75,7 +76,7 @@ class Simulation:
         return self.runtime.data.test_tasks is not None
 
     def stage_of(self, round: int) -> Stage:
-        """Return the stage of a round 1, 2, ...; after the last round, return the last stage."""
+        """Return the stage of a round, or the last stage for rounds after the last one."""
         begun = [stage for first, stage in self.changes if first <= round]
         if begun:
             return begun[-1]
@@ -87,15 +88,16 @@ class Simulation:
         return self.stages + tuple(stage for _, stage in self.changes)
 
     def partition_files(self) -> dict[str, Stage]:
-        """Return file name -> the stage with the partition in this file."""
+        """Return a dict that maps each partition file to the stage whose partition it contains."""
         tasks = range(2, len(self.stages) + 1)
         names = [files.PARTITION, *map(task_partition_name, tasks)]
         names += [changed_partition_name(first) for first, _ in self.changes]
         return dict(zip(names, self.all_stages, strict=True))
 
     def tasks_begun(self, round: int) -> int:
-        """Return the number of tasks that have begun by the end of a round, 0 before the first
-        round.
+        """Return the number of tasks that have begun by the end of a round.
+
+        The number is 0 for round 0, the initial model.
         """
         return -(-round // self.rounds_per_task)
 
@@ -118,18 +120,17 @@ class Simulation:
         return round % every == 0 or self.ends_task(round)
 
     def tests_distributed(self, round: int) -> bool:
-        """Return whether the model that clients start from is tested together with the local
-        models.
+        """Return whether the model that clients receive is tested together with the local models.
 
-        This is needed if the previous round's global test does not take place or uses other
-        examples.
+        This is necessary if the global model was not tested after the previous round, or was
+        tested on different examples.
         """
         tested_before = self.settings.eval_interval == 1 and not self.runtime.local_examples
         return self.tests_local(round) and not tested_before
 
     @cached_property
     def local_columns(self) -> tuple[str, ...]:
-        """Return the names of the values measured for local models."""
+        """Return the names of the values that the metrics compute for each local model."""
         return tuple(self.metrics.client_values(self.example_state().history))
 
     def lr_at(self, round: int) -> float:
@@ -137,7 +138,7 @@ class Simulation:
         return self.runtime.local.lr_at(self.round_in_task(round), self.rounds_per_task)
 
     def first_client_state(self, role: FedAvg, federation: Federation) -> Tree:
-        """Return a client's state before it first takes part."""
+        """Return the initial state of a client, before it takes part for the first time."""
         initial = self.initial | self.initial_buffers if role.keeps_buffers else self.initial
         return role.client_init(initial, federation)
 
@@ -149,9 +150,10 @@ class Simulation:
         return State(server | {"buffers": self.initial_buffers}, tested)
 
     def example_state(self) -> State:
-        """Return a state after two rounds of models with the same accuracy in all classes.
+        """Return an example of a state after round 1.
 
-        It shows the names of the values that the metrics compute.
+        All models have the same accuracy on every class. The metrics computed for this state show
+        the names of the values that a run will have.
         """
         state, classes = self.initial_state(), self.runtime.data.num_classes
         even, settings = np.full(classes, 1 / classes), self.settings
@@ -167,8 +169,9 @@ class Simulation:
         return state
 
     def new_history(self) -> History:
-        """Return an empty history with each client's class counts and the rounds in which they
-        change.
+        """Return an empty history.
+
+        It contains the class counts of each client and the rounds in which they change.
         """
         counts = [stage.partition.counts for stage in self.all_stages]
         if self.changes:

@@ -1,4 +1,4 @@
-"""A run's state after a complete round, as saved in checkpoints, and the result of a round."""
+"""The state of a run after a round, which checkpoints contain, and the result of a round."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -18,7 +18,7 @@ from fedexp.rundir.checkpoint import by_view
 from fedexp.rundir.client_states import ClientStates, to
 from fedexp.rundir.files import CHECKPOINT_FORMAT
 
-# State attributes that a checkpoint stores unchanged.
+# attributes of State that a checkpoint stores unchanged
 SAVED = (
     "round",
     "examples",
@@ -34,7 +34,7 @@ SAVED = (
 
 @dataclass(frozen=True)
 class Scores:
-    """Results of testing the global model in one view."""
+    """The results of testing the global model in one view."""
 
     class_accuracy: np.ndarray  # float64 [C]; nan if a class has no test examples
     accuracy: float
@@ -59,12 +59,12 @@ class RoundResult:
     lr: float
     scores: dict[str, Scores]  # by view; empty: this round is not evaluated
     local_accuracy: dict[str, np.ndarray]  # by view, float64 [|S|, C]; empty: not evaluated
-    # by view, float64 [C]: model before the round, if it is tested with the local models
+    # by view, float64 [C]: the model before the round; empty: not tested with the local models
     distributed_accuracy: dict[str, np.ndarray]
     # by view, float64 [K, C]: personal models; empty: not evaluated
     personal: dict[str, np.ndarray]
     alignment: list[dict[str, Any]]  # alignment of neurons; empty: not measured
-    analyses: dict[str, list[dict[str, Any]]]  # file of the group `analysis` -> rows
+    analyses: dict[str, list[dict[str, Any]]]  # file name -> rows of an analysis
     # `params` and `buffers` of the clients in the cohort; empty: not kept
     local_models: list[dict[str, Params]]
     examples: int  # number of examples trained on
@@ -75,7 +75,7 @@ class RoundResult:
 
 @dataclass
 class ViewResults:
-    """A run's test results so far in one view."""
+    """The test results of a run so far, in one view."""
 
     history: History
     # (round, test accuracy) of evaluated rounds
@@ -99,7 +99,7 @@ class ViewResults:
 
 @dataclass
 class State:
-    """The state after a complete round."""
+    """The state of a run after a complete round."""
 
     server: Tree
     tested: dict[str, ViewResults]  # view -> results, in the order of ClientRuntime.views
@@ -110,18 +110,21 @@ class State:
     train_seconds: float = 0.0
     seconds: float = 0.0
     status: str = "running"  # running | completed | diverged | stopped
-    # reason for which the run stopped: `by`, and the option's value
+    # why the run stopped early: `by` names the reason, and another key gives the option's value
     stopped: dict[str, Any] = field(default_factory=dict)
     # clients whose loss or model was not finite when the run diverged
     not_finite: list[int] = field(default_factory=list)
     wandb_id: str | None = None
-    # `first` round of each span of rounds, and the environment that computed it
+    # the `first` round of each span of rounds, and the environment in which it was computed
     spans: list[dict[str, Any]] = field(default_factory=list)
     # alignment of neurons in the last round, if measured
     alignment: list[dict[str, Any]] = field(default_factory=list)
 
     def advance(self, result: RoundResult) -> None:
-        """Move to the end of the round with this result."""
+        """Update the state to the end of a round.
+
+        result: the result of the round.
+        """
         self.server, self.round = result.server, result.round
         cohort = result.cohort.clients
         kept = zip(cohort, result.client_states, strict=True)
@@ -142,14 +145,18 @@ class State:
             self.status = "completed"
 
     def add_scores(self, number: int, scores: Mapping[str, Scores]) -> None:
-        """Add the global model's test results after a round, by view."""
+        """Add the test results of the global model after a round.
+
+        number: the number of the round.
+        scores: the scores in each view.
+        """
         for view, test in scores.items():
             self.tested[view].add(number, test)
 
     def stop(self, why: Mapping[str, Any]) -> None:
-        """End the run.
+        """Set the status to stopped.
 
-        why: see `stopped`.
+        why: the reason, in the form of the attribute `stopped`.
         """
         self.status, self.stopped = "stopped", dict(why)
 
@@ -165,19 +172,19 @@ class State:
 
     @property
     def best(self) -> tuple[int, float] | None:
-        """Return the best round and its accuracy, or None if no trained round was evaluated yet.
+        """Return the best round and its accuracy, or None if no round has been evaluated.
 
-        The best round is the first with the highest accuracy in the `selection_view`. The initial
-        model does not count.
+        The best round is the first round with the highest accuracy in the view that
+        `selection_view` selects. Round 0, the initial model, does not count.
         """
         accuracy = self.tested[selection_view(tuple(self.tested))].accuracy
         trained = [each for each in accuracy if each[0] >= 1]
         return max(trained, key=lambda each: each[1], default=None)
 
     def to_tree(self, versions: dict[int, int]) -> Tree:
-        """Return the state as tensors, numbers and strings, which load with weights_only=True.
+        """Return the state as a tree that torch.load can read with weights_only=True.
 
-        versions: versions of the client states, which are saved in separate files.
+        versions: the version of each client state. The client states are saved in separate files.
         """
         views = {view: tested.to_tree() for view, tested in self.tested.items()}
         first = next(iter(views))
@@ -192,9 +199,9 @@ class State:
 
     @classmethod
     def from_tree(cls, saved: Tree, device: torch.device, directory: Path) -> "State":
-        """Rebuild the state from `to_tree`.
+        """Rebuild a state from the result of `to_tree`.
 
-        directory: the run's directory, which has the files of the client states.
+        directory: the run directory, which contains the files of the client states.
         """
         return cls(
             server=to(saved["server"], device),

@@ -1,7 +1,8 @@
-"""Reasons that end a run before its last round: patience, minutes, or a search that prunes the run.
+"""Stop a run before its last round.
 
-The reason is stored in the state and in summary.json (`stopped`: `by`, and the option's value).
-Such a run counts as finished. A command with other limits continues it.
+A run stops early if its accuracy does not improve (`stop.patience`), if its time is over
+(`stop.minutes`), or if a search prunes it. The state and summary.json store the reason as
+`stopped`. A stopped run counts as finished, but a command with different limits continues it.
 """
 
 import math
@@ -18,28 +19,31 @@ if TYPE_CHECKING:
 
 PATIENCE, MINUTES, SEARCH = "patience", "minutes", "search"
 TRIAL = "FEDEXP_TRIAL"  # key of hydra.job.env_set: the search's trial number
-# (round, summary so far) -> whether the search ends the run
+# Function of the round and the summary so far. It returns whether the search ends the run.
 Watch = Callable[[int, Mapping[str, Any]], bool]
 
 
 def patience_view(stop: Stop) -> str:
-    """Return the view whose accuracy the patience refers to."""
+    """Return the view in which the accuracy must improve for the run to continue."""
     return PLAIN if stop.metric == "test_accuracy" else VALIDATION
 
 
 def rounds_without_improvement(accuracy: Sequence[tuple[int, float]]) -> int:
-    """Return the number of evaluated rounds since the first one with the highest accuracy.
+    """Return the number of evaluated rounds after the first round with the highest accuracy.
 
-    Round 0 does not count.
+    Round 0, the initial model, does not count.
 
-    accuracy: (round, accuracy) of the evaluated rounds.
+    accuracy: (round, accuracy) of each evaluated round.
     """
     values = [value for number, value in accuracy if number >= 1]
     return len(values) - 1 - values.index(max(values)) if values else 0
 
 
 class Stopping:
-    """Decides after each round whether the run ends. The time limit starts with the object."""
+    """Decides after each round whether the run ends.
+
+    The time limit `stop.minutes` is counted from the creation of this object.
+    """
 
     def __init__(
         self,
@@ -47,17 +51,19 @@ class Stopping:
         watch: Watch | None,
         summary: Callable[["State"], Mapping[str, Any]],
     ):
-        """Set the conditions.
+        """Set the conditions for stopping.
 
-        summary: function from a state to the contents of summary.json.
+        watch: a function with which a search may end the run, or None.
+        summary: a function that returns the contents of summary.json for a state.
         """
         self.stop, self.watch, self.summary = simulation.stop, watch, summary
         self.end = time.perf_counter() + 60 * (simulation.stop.minutes or math.inf)
 
     def reason(self, state: "State", seconds: float) -> dict[str, Any]:
-        """Return why the run ends after this state (`State.stopped`), or {} if it continues.
+        """Return why the run ends, in the form of `State.stopped`, or {} if the run continues.
 
-        seconds: expected duration of the next round.
+        state: the state after the last round.
+        seconds: the expected duration of the next round in seconds.
         """
         if self.is_out_of_patience(state):
             return {"by": PATIENCE, "patience": self.stop.patience}
@@ -76,9 +82,10 @@ class Stopping:
 
 
 def is_finished(summary: Mapping[str, Any], stop: Stop, resumed: bool) -> bool:
-    """Return whether a run with this summary is finished for a command with the given `stop`
-    options.
+    """Return whether a command has nothing more to do in a run.
 
+    summary: the summary of the run.
+    stop: the `stop` options of the command.
     resumed: whether the command resumes the run by name, not as a job of a sweep.
     """
     if summary.get("status") != "stopped":
@@ -90,11 +97,11 @@ def is_finished(summary: Mapping[str, Any], stop: Stop, resumed: bool) -> bool:
 
 
 def stop_reason(summary: Mapping[str, Any]) -> str:
-    """Return a sentence that says why a run stopped."""
+    """Return a phrase that says in which round and why a run stopped."""
     why = summary.get("stopped") or {}
     cause = {
         PATIENCE: f"stop.patience={why.get(PATIENCE)}",
         MINUTES: f"stop.minutes={why.get(MINUTES)}",
-        SEARCH: "the search, because other trials are better",
+        SEARCH: "the search, because other trials had better results",
     }.get(str(why.get("by")), "its options")
     return f"stopped after round {summary.get('rounds')} by {cause}"

@@ -1,4 +1,4 @@
-"""The results that summary.json holds."""
+"""Compute the results of a run that are written to summary.json."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from fedexp.training.rows import merge_values, plain, round_row, task_history
 from fedexp.training.simulation import Simulation
 from fedexp.training.state import State, ViewResults
 
-# Keys of summary.json that are not results of rounds.
+# keys of summary.json that do not contain results of rounds
 RESERVED = (
     "status",
     "algorithm",
@@ -33,7 +33,7 @@ RESERVED = (
 
 
 def summary_of(simulation: Simulation, state: State) -> dict[str, Any]:
-    """Return the results for summary.json after a state."""
+    """Return the results of a run up to the given state, for summary.json."""
     views = tuple(state.tested)
     validated = VALIDATION in views
     best = state.best[0] if validated and state.best is not None else None
@@ -66,10 +66,10 @@ def summary_of(simulation: Simulation, state: State) -> dict[str, Any]:
 
 
 def view_summary(simulation: Simulation, tested: ViewResults, best: int | None) -> dict[str, Any]:
-    """Return the results in one view.
+    """Return the results of a run in one view.
 
-    best: round chosen by the validation set. None: the round with the highest accuracy in this
-    view.
+    best: the best round on the validation set. None: the round with the highest accuracy in this
+        view is the best round.
     """
     settings = simulation.settings
     rounds, values = zip(*tested.accuracy, strict=True)
@@ -88,7 +88,7 @@ def view_summary(simulation: Simulation, tested: ViewResults, best: int | None) 
 
 
 def list_changes(simulation: Simulation) -> list[dict[str, Any]]:
-    """Return the first round and the partition of each change of the clients' data."""
+    """Describe each change of the clients' data by its first round and the new partition."""
     names = ("scheme", "alpha", "shards_per_client", "shares")
     found = []
     for first, stage in simulation.changes:
@@ -99,9 +99,10 @@ def list_changes(simulation: Simulation) -> list[dict[str, Any]]:
 
 
 def failure_hint(simulation: Simulation, state: State) -> str:
-    """Return the algorithm's hint if the run failed, or an empty string.
+    """Return the algorithm's hint if the run failed, or an empty string if it did not.
 
-    A run has failed if it diverged or never reached twice the accuracy of chance.
+    A run has failed if it diverged, or if its accuracy never reached twice the accuracy of random
+    guessing.
     """
     best = max((value for number, value in state.accuracy if number >= 1), default=1.0)
     failed = state.status == "diverged" or best * simulation.runtime.data.num_classes < 2
@@ -109,10 +110,10 @@ def failure_hint(simulation: Simulation, state: State) -> str:
 
 
 def check_names(simulation: Simulation) -> None:
-    """Raise ConfigError if a metric uses a name that is already taken, before files are written.
+    """Raise ConfigError if two results of a run have the same name.
 
-    The metrics are computed for models with the same accuracy in all classes. Other errors in a
-    metric appear during the run.
+    To find the names before files are written, the metrics are computed for an example state.
+    Other errors in a metric are ignored, because they are reported during the run.
     """
     state = simulation.example_state()
     try:
