@@ -144,7 +144,7 @@ def test_the_mask_applies_to_layers_in_training_only():
 
 
 def test_a_mask_of_another_length_is_an_error():
-    with pytest.raises(ValueError, match="the mask has 2 values for 3 rows"):
+    with pytest.raises(ValueError, match="the mask has 2 values, but the input has 3 rows"):
         batch_norm(torch.ones(2), torch.zeros(3, 1), None, None, None, None, True)
 
 

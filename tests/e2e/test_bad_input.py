@@ -21,13 +21,13 @@ lr=0.1 => lr: no such option or key (nearest: 'local.lr')
 +foo=1 => foo | no such key
 algorithm.beta=1 => algorithm.beta | only exists with | algorithm=fedntd
 dataset=cifar10 algorithm=flashback => Flashback needs a public set | public.fraction=0.025
-model.hidden=[1000000000000] => model: must fit into the free memory of | its parameters need
+model.hidden=[1000000000000] => model: the parameters need | must fit into the free memory of
 num_clients=2000 => num_clients=2000 | 1437
 algorithm._target_=os.system => algorithm._target_=os.system | not a fedexp class | --config-dir
 ++dataset.augmentation._target_=os.system => dataset.augmentation._target_=os.system | not a fedexp
 surrogate.dataset={_target_:os.system} => surrogate.dataset._target_=os.system | a fedexp class
 +hydra.callbacks.x={_target_:os.system} => hydra.callbacks.x | _target_ | --config-dir
-hardware=cpu hardware.precision=tf32 => tf32 | without a GPU
+hardware=cpu hardware.precision=tf32 => tf32 | on a CPU
 forgetting_metric=all eval_interval=2 local_evaluation.every=3 => multiple of eval_interval=2
 model=resnet10 => pixels
 partition=file partition.path=nowhere.npz => nowhere.npz

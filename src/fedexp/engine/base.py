@@ -1,6 +1,6 @@
-"""Input and output of every engine.
+"""The interface of the engines, and the values that they receive and return.
 
-An engine trains the clients of one round and returns their messages and new states.
+An engine trains the clients of a round and returns their messages and new states.
 """
 
 from abc import ABC, abstractmethod
@@ -27,24 +27,28 @@ from fedexp.engine.network import FunctionalNetwork
 from fedexp.engine.schedule import BatchSchedule
 from fedexp.models import Output
 
-# so small that a layer's output is still in the CPU cache when the next layer reads it
+# small enough that the output of a layer is still in the CPU cache when the next layer reads it
 EVALUATION_BATCH = 100
 EVALUATION_BATCH_CUDA = 1000  # larger, because each batch costs kernel launches
 
 
 @dataclass(frozen=True)
 class Probe:
-    """Local steps after which a client's model is tested, also on some training examples."""
+    """The local steps after which a client's model is tested during training.
 
-    marks: tuple[int, ...]  # local steps, ascending; 0: before the first; empty: no test
-    epochs: tuple[int, ...]  # the local epochs that end at the marks
+    The model is tested on the test set and on some training examples.
+    """
+
+    # numbers of local steps, ascending; 0: test before training; empty: no tests
+    marks: tuple[int, ...]
+    epochs: tuple[int, ...]  # the number of local epochs completed at each mark
     numbers: Tensor  # int64 [n], indices of the training examples
     max_marks: int  # the largest number of marks in the cohort
 
 
 @dataclass(frozen=True)
 class Cohort:
-    """The sampled clients of one round. All sequences are in the order of `clients`."""
+    """The clients that take part in a round. All sequences are in the order of `clients`."""
 
     round: int
     clients: Sequence[int]
@@ -52,7 +56,7 @@ class Cohort:
     schedules: Sequence[BatchSchedule]
     states: Sequence[Tree]
     plans: Sequence[Tree]
-    personals: Sequence[Tree]  # the server's message to each client, besides the broadcast
+    personals: Sequence[Tree]  # the server's message to each client, in addition to the broadcast
     # when each client's model is tested during training; empty: never
     probes: Sequence[Probe] = ()
 
@@ -65,13 +69,13 @@ class Cohort:
         return replace(self, **part)
 
     def longest_first(self) -> list[int]:
-        """Return the positions of the clients, those with the most local steps first."""
+        """Return the positions of the clients, in the order of decreasing number of local steps."""
         return sorted(range(len(self.clients)), key=lambda i: -self.schedules[i].steps)
 
     def shares(self, count: int) -> list[list[int]]:
-        """Split the positions into at most `count` shares with about equal numbers of steps.
+        """Split the positions of the clients into shares with about equal numbers of local steps.
 
-        No share is empty.
+        There are at most `count` shares, and no share is empty.
         """
         shares: list[list[int]] = [[] for _ in range(min(count, len(self.clients)))]
         steps = [0] * len(shares)
@@ -84,19 +88,23 @@ class Cohort:
 
 @dataclass(frozen=True)
 class Trained:
-    """The results of training a cohort or a part of it."""
+    """The results of training a cohort or a part of a cohort."""
 
     messages: Tree  # leaves [|S|, ...]
     states: list[Tree]
     losses: Tensor  # [|S|]: mean objective over the local steps
     buffers: Params  # leaves [|S|, ...]: running statistics of the local models
     class_correct: dict[str, Tensor] | None
-    """Test view -> int64 [|S|, C]: correct predictions of the local models on the test set."""
+    """The correct predictions of the local models in each test view, int64 [|S|, C].
+
+    None if the local models were not tested.
+    """
     evaluation_seconds: float = 0.0  # time for `class_correct` and for probes
     probed: dict[str, Tensor] | None = None
-    """Correct predictions at the M marks of the probes, -1 if not tested.
+    """The correct predictions at the M marks of the probes, or None without probes.
 
-    `test`: int64 [|S|, M, C]. `train`: int64 [|S|, M].
+    `test` is int64 [|S|, M, C], and `train` is int64 [|S|, M]. The value is -1 if a model was not
+    tested.
     """
 
 
@@ -105,9 +113,9 @@ STACKED = ("messages", "losses", "buffers", "class_correct", "probed")
 
 
 class Gather:
-    """Collects the parts of a cohort's results in the cohort's order.
+    """Joins the results of the parts of a cohort, in the order of the cohort.
 
-    Each part is copied to its place, so that no model is stored twice.
+    The results of each part are copied to their place at once, so that no model is stored twice.
     """
 
     def __init__(self, count: int):
@@ -119,7 +127,7 @@ class Gather:
     def add(self, positions: Sequence[int], part: Trained) -> None:
         """Add the results of a part of the cohort.
 
-        positions: positions of the part's clients in the cohort.
+        positions: the positions of these clients in the cohort.
         """
 
         def put(target: Tensor | None, leaf: Tensor | None) -> None:
@@ -141,8 +149,8 @@ class Gather:
     def result(self, parallel: int = 1) -> Trained:
         """Return the results of the whole cohort.
 
-        parallel: number of parts that were trained at the same time. The evaluation time is divided
-        by it.
+        parallel: the number of parts that were trained at the same time. The evaluation time is
+            divided by this number.
         """
         seconds = self._seconds / parallel
         return Trained(states=self._states, evaluation_seconds=seconds, **self._stacked)
@@ -150,7 +158,7 @@ class Gather:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Numbers of correct predictions, and losses, on the test set or on some of its batches."""
+    """The correct predictions and losses on the test set or on some batches of the test set."""
 
     class_correct: Tensor  # int64 [C]
     task_correct: Tensor  # int64 [T]
@@ -166,9 +174,9 @@ class Evaluation:
     def joined(cls, parts: "Sequence[Evaluation]") -> "Evaluation":
         """Return the evaluation on the whole test set.
 
-        The result does not depend on how the batches were split.
+        The result does not depend on how the batches were divided into parts.
 
-        parts: evaluations in the order of the batches.
+        parts: the evaluations of all parts, in the order of the batches.
         """
         correct = torch.stack([part.class_correct for part in parts]).sum(0)
         tasks = torch.stack([part.task_correct for part in parts]).sum(0)
@@ -177,7 +185,7 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class ClientRuntime:
-    """A run's model, data and local training, on one device."""
+    """The model, the data and the local training of a run, on one device."""
 
     net: FunctionalNetwork
     data: Data
@@ -187,7 +195,7 @@ class ClientRuntime:
     heads: Tensor | None = None  # int64 [T, C]: see TaskHeads.heads
     views: tuple[str, ...] = (PLAIN,)  # test views, see fedexp.data.views
     seed: int = 0  # for the augmented view
-    # view -> int64 [m], the test examples for local models; all examples of views not listed
+    # view -> int64 [m], the test examples for local models; other views use all examples
     local_examples: Mapping[str, Tensor] = field(default_factory=dict)
 
     @property
@@ -195,24 +203,29 @@ class ClientRuntime:
         return self.data.x_train.device
 
     def load_train(self, index: Tensor, draws: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Return (x, y) of the training examples `index` [..., B].
+        """Return the inputs and labels (x, y) of training examples.
 
-        The examples are augmented if `draws` is given.
+        index: int64 [..., B], the indices of the examples.
+        draws: the random numbers for the augmentation, or None for no augmentation.
         """
         x = self.data.inputs(self.data.x_train, index, draws, self.augmentation, self.dtype)
         return x, self.data.y_train[index]
 
     def load_test(self, index: Tensor, draws: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Return (x, y) of the test examples `index` [B], augmented if `draws` is given.
+        """Return the inputs and labels (x, y) of test examples.
 
-        draws: random numbers for all test examples, see `test_draws`.
+        index: int64 [B], the indices of the examples.
+        draws: the random numbers for all test examples, from `test_draws`. None: no augmentation.
         """
         drawn = None if draws is None else draws[index]
         x = self.data.inputs(self.data.x_test, index, drawn, self.augmentation, self.dtype)
         return x, self.data.y_test[index]
 
     def tested_on(self, view: str) -> "ClientRuntime":
-        """Return the runtime for a view: one that tests on the validation set, or this one."""
+        """Return a runtime whose test set is that of the view.
+
+        This is the runtime itself, except for the validation view, which uses the validation set.
+        """
         return self._on_validation if view == VALIDATION else self
 
     @cached_property
@@ -220,7 +233,11 @@ class ClientRuntime:
         return replace(self, data=self.data.with_validation_as_test())
 
     def local_test(self, view: str, round: int) -> "tuple[ClientRuntime, Tensor | None]":
-        """Return the runtime on which local models are tested in a view, and its `test_draws`."""
+        """Return a runtime for testing local models in a view, and the random numbers to use.
+
+        The test set of the runtime contains the examples in `local_examples`. The random numbers
+        are those from `test_draws` for these examples.
+        """
         draws, numbers = self.test_draws(view, round), self.local_examples.get(view)
         if numbers is None:
             return self.tested_on(view), draws
@@ -235,10 +252,10 @@ class ClientRuntime:
         }
 
     def test_draws(self, view: str, round: int) -> Tensor | None:
-        """Return the augmentation's random numbers for all test examples, int64 [M, D].
+        """Return the random numbers that augment the test examples, int64 [M, D].
 
-        They are the same for all models that are tested in a round, and change from round to round.
-        Return None unless the view is the augmented one.
+        They are the same for all models that are tested in a round, and differ between rounds.
+        Return None if the view is not the augmented view.
         """
         if view != AUGMENTED:
             return None
@@ -248,7 +265,7 @@ class ClientRuntime:
         return torch.from_numpy(draws).to(self.device)
 
     def to(self, device: torch.device) -> "ClientRuntime":
-        """Return this runtime on a device, as a copy if the device is another one."""
+        """Return the runtime on a device. It is copied if the device differs."""
         if device == self.device:
             return self
         return replace(
@@ -263,8 +280,8 @@ class ClientRuntime:
     def evaluation_batch(self) -> int:
         """Return the number of examples per evaluation batch.
 
-        It is the same on every device if the model uses batch statistics, because it then affects
-        the results.
+        If the model uses batch statistics, the number is the same on every device, because it
+        affects the results.
         """
         if self.device.type == "cuda" and not uses_batch_statistics(self.net.module):
             return EVALUATION_BATCH_CUDA
@@ -279,10 +296,10 @@ class ClientRuntime:
     def evaluate(
         self, params: Params, draws: Tensor | None = None, batches: range | None = None
     ) -> Evaluation:
-        """Return class-wise correct predictions and losses on the test set.
+        """Return the correct predictions and the losses of a model on the test set.
 
-        draws: see `test_draws`.
-        batches: if given, evaluate only these consecutive batches.
+        draws: the random numbers from `test_draws`. None: no augmentation.
+        batches: the consecutive batches to evaluate. None: all batches.
         """
         batches = range(self.evaluation_batches) if batches is None else batches
         labels, tasks, device = self.data.y_test, self.data.test_tasks, self.device
@@ -297,31 +314,40 @@ class ClientRuntime:
             logits = self.class_logits(self.net(params, x).logits, index)
             losses[row] = F.cross_entropy(logits, y, reduction="sum")
             right = (logits.argmax(-1) == y).to(torch.int64)
-            # Not bincount, which on CUDA waits for the device to learn the size of its result.
+            # bincount is not used, because on CUDA it waits for the device.
             correct.index_add_(0, y, right)
             task = torch.zeros_like(y) if tasks is None else tasks[index]
             task_correct.index_add_(0, task, right)
         return Evaluation(correct, task_correct, losses, len(labels))
 
     def class_logits(self, outputs: Tensor, index: Tensor) -> Tensor:
-        """Return the class logits of the test examples `index`, [B, outputs] -> [B, C].
+        """Return the class logits of test examples, [B, C].
 
-        If each task has a head, an example's logits come from its task's head.
+        If the model has a head for each task, the logits come from the head of the example's task.
+
+        outputs: [B, outputs], the outputs of the model.
+        index: the indices of the test examples.
         """
         if self.heads is None or self.data.test_tasks is None:
             return outputs
         return by_head(outputs, self.heads[self.data.test_tasks[index]])
 
     def logits(self, model: Params, numbers: Tensor) -> Tensor:
-        """Return a model's logits on training examples without augmentation, [n, C].
+        """Return the logits of a model on training examples without augmentation, [n, C].
 
-        model: parameters and buffers.
-        numbers: indices of the training examples.
+        model: the parameters and buffers of the model.
+        numbers: the indices of the training examples.
         """
         return torch.cat([output.logits for output in self._outputs(model, numbers)])
 
     def features(self, model: Params, numbers: np.ndarray) -> Tensor:
-        """Return a model's features of training examples without augmentation, [n, D]."""
+        """Return the features that a model computes for training examples, [n, D].
+
+        The examples are not augmented.
+
+        model: the parameters and buffers of the model.
+        numbers: the indices of the training examples.
+        """
         found = self._outputs(model, torch.as_tensor(numbers))
         return torch.cat([output.features for output in found])
 
@@ -332,9 +358,9 @@ class ClientRuntime:
 
 
 class ScheduledData:
-    """One client's batches in the order of its schedule, without padding.
+    """The batches of one client in the order of its schedule, without padding.
 
-    This is the ClientData that the hooks receive.
+    This class implements the protocol `ClientData`, which is passed to the hooks.
     """
 
     def __init__(self, runtime: ClientRuntime, schedule: BatchSchedule):
@@ -364,7 +390,7 @@ def overrides_local_step(algorithm: FedAvg) -> bool:
 
 @dataclass(frozen=True)
 class Shared:
-    """Values that are the same for all clients of a cohort or of a part of it."""
+    """The values that all clients of a cohort share during training."""
 
     algorithm: FedAvg
     runtime: ClientRuntime
@@ -373,32 +399,39 @@ class Shared:
 
 
 class Engine(ABC):
-    """Base class of the engines, which train a round's clients and evaluate models."""
+    """Base class of the engines, which train the clients of a round and evaluate models."""
 
     def start(self, runtime: ClientRuntime, server: Tree) -> None:  # noqa: B027
         """Do slow work, such as starting processes, before the first round is timed.
 
-        server: a model with its "buffers".
+        server: a dict with the `params` and `buffers` of a model.
         """
 
     @abstractmethod
     def train(self, shared: Shared, cohort: Cohort, evaluate_local: bool) -> Trained:
-        """Return the cohort's results, in the cohort's order."""
+        """Train the clients of a cohort, and return their results in the order of the cohort.
+
+        evaluate_local: whether to test the local models.
+        """
 
     def evaluate(
         self, runtime: ClientRuntime, server: Tree, view: str = PLAIN, round: int = 0
     ) -> Evaluation:
-        """Evaluate the global model in a view in a round."""
+        """Evaluate the global model in a view.
+
+        server: a dict with the `params` and `buffers` of the model.
+        round: the round, which selects the random numbers of the augmented view.
+        """
         runtime.net.set_buffers(server["buffers"])
         return runtime.tested_on(view).evaluate(server["params"], runtime.test_draws(view, round))
 
     def logits(
         self, runtime: ClientRuntime, models: Sequence[Params], numbers: Sequence[Tensor]
     ) -> list[Tensor]:
-        """Return each model's logits on its training examples without augmentation, [n_i, C] each.
+        """Return the logits of each model on training examples without augmentation, [n_i, C] each.
 
-        models: parameters and buffers of each model.
-        numbers: indices of the training examples for each model.
+        models: the parameters and buffers of each model.
+        numbers: the indices of the training examples for each model.
         """
         return [runtime.logits(model, each) for model, each in zip(models, numbers, strict=True)]
 

@@ -1,8 +1,9 @@
-"""Batch normalisation of padded batches, which leaves padding out of all statistics and gradients.
+"""Batch normalisation of padded batches, in which padding does not affect statistics or gradients.
 
-S. Ioffe and C. Szegedy, "Batch Normalization", ICML 2015, Algorithm 1: mean and (biased) variance
-of a channel over the n values of the batch. As in torch, the running variance uses the unbiased
-variance, var * n / (n - 1). Here n counts only the values of examples.
+The statistics are those of S. Ioffe and C. Szegedy, "Batch Normalization", ICML 2015, Algorithm 1:
+the mean and the (biased) variance of a channel over the n values of the batch. As in torch, the
+running variance is updated with the unbiased variance, var * n / (n - 1). In this module, n does
+not count the values of padding.
 """
 
 from collections.abc import Callable
@@ -17,12 +18,15 @@ KINDS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
 
 def has_batch_norm(module: nn.Module) -> bool:
-    """Return whether a network has batch norm, which needs batches of at least two examples."""
+    """Return whether a network has batch normalisation.
+
+    Such a network needs training batches of at least two examples.
+    """
     return any(isinstance(part, nn.modules.batchnorm._BatchNorm) for part in module.modules())
 
 
 def uses_batch_statistics(module: nn.Module) -> bool:
-    """Return whether a layer normalises by batch statistics even in eval mode."""
+    """Return whether a layer of the network normalises by batch statistics even in eval mode."""
     return any(part.running_mean is None for part in module.modules() if isinstance(part, KINDS))
 
 
@@ -32,15 +36,15 @@ def has_running_statistics(layer: nn.Module) -> bool:
 
 
 def ignore_padding(mask: Tensor | None) -> AbstractContextManager[Any]:
-    """Return a context in which F.batch_norm counts only the rows with mask 1.
+    """Return a context in which F.batch_norm ignores padding.
 
-    mask: [B], 1 for examples and 0 for padding. None: all rows count.
+    mask: [B], 1 for examples and 0 for padding. None: the batch has no padding.
     """
     return nullcontext() if mask is None else _MaskedBatchNorm(mask)
 
 
 class _MaskedBatchNorm(TorchFunctionMode):
-    """Mode that replaces F.batch_norm, which nn.BatchNorm1d, 2d and 3d call."""
+    """Mode that replaces F.batch_norm, the function that nn.BatchNorm1d, 2d and 3d call."""
 
     def __init__(self, mask: Tensor):
         super().__init__()
@@ -70,12 +74,12 @@ def batch_norm(
     momentum: float = 0.1,
     eps: float = 1e-5,
 ) -> Tensor:
-    """Compute torch.nn.functional.batch_norm over the rows with mask 1 only.
+    """Compute torch.nn.functional.batch_norm with the statistics of only the rows with mask 1.
 
-    Padding rows are normalised as well, with the statistics of the other rows. In training, the
+    The other rows are padding. They are normalised with the same statistics. In training, the
     running statistics [C] are updated in place.
 
-    mask: [B].
+    mask: [B], 1 for examples and 0 for padding.
     input: [B, C, ...].
 
     Raises ValueError if the mask does not have one value per row.
@@ -84,8 +88,8 @@ def batch_norm(
         return F.batch_norm(input, running_mean, running_var, weight, bias, False, momentum, eps)
     if len(mask) != len(input):
         raise ValueError(
-            f"batch norm: the mask has {len(mask)} values for {len(input)} rows; pass the batch's"
-            " mask to the network"
+            f"batch normalisation: the mask has {len(mask)} values, but the input has {len(input)}"
+            " rows; pass the mask of the batch to the network"
         )
     wide = mask.dtype if input.dtype.itemsize < 4 else input.dtype  # sum bf16 values in fp32
     values = input.to(wide).flatten(2) if input.dim() > 2 else input.to(wide)[..., None]
@@ -108,8 +112,9 @@ def batch_norm(
 
 
 def _sum_over_rows(values: Tensor, share: Tensor) -> Tensor:
-    """Return the weighted sum of values [B, C, P] over rows and pixels, [C].
+    """Return the weighted sum of the values over rows and pixels, [C].
 
-    share: weight of each row, [B].
+    values: [B, C, P], for B rows, C channels and P pixels.
+    share: [B], the weight of each row.
     """
     return (share @ values.flatten(1)).view(values.shape[1:]).sum(1)

@@ -1,4 +1,4 @@
-"""Choice of device, engine and precision for a run (config group `hardware`)."""
+"""Choose the device, the engine and the precision of a run (config group `hardware`)."""
 
 import copy
 import ctypes
@@ -24,9 +24,9 @@ from fedexp.engine.processes.workers import Workers
 from fedexp.engine.sequential import Sequential
 from fedexp.engine.vectorised.engine import Vectorised
 
-# options of the vectorised engine -> their defaults
+# the defaults of the options that only the vectorised engine uses
 VECTORISED = {"chunk": None, "cuda_graphs": True}
-# bf16's time relative to fp32 on a CPU, from which bf16 counts as slow, and as emulated
+# On a CPU, bf16 counts as slow or emulated if it takes at least this many times as long as fp32.
 SLOW, EMULATED = 1.2, 3.0
 
 
@@ -35,15 +35,18 @@ def is_device(name: str) -> bool:
 
 
 def is_thread_count(number: int | None) -> bool:
-    """Return whether a number of threads is allowed; OpenMP ends the process if it gets more."""
+    """Return whether a number of threads is allowed.
+
+    With more than 1024 threads, OpenMP may end the process.
+    """
     return number is None or 1 <= number <= 1024
 
 
 class Hardware(Checked, prefix="hardware."):
-    """The user's choice of hardware.
+    """The hardware that the user requests.
 
-    `resolve` turns `auto` into a choice and gives the reason. Only the precision is chosen later,
-    by timing (fedexp.training.precision).
+    `resolve` replaces `auto` by a choice and gives the reason for the choice. Only the precision
+    is chosen later, by timing (fedexp.training.precision).
     """
 
     device: Annotated[str, Limit("one of auto, cpu, cuda, cuda:<number>", is_device)]
@@ -53,9 +56,10 @@ class Hardware(Checked, prefix="hardware."):
     precision: Literal["auto", "fp32", "tf32", "bf16", "fp64"]
     # CPU threads of a process; None: one with workers, else OMP_NUM_THREADS or one per core
     threads: Annotated[int | None, Limit("at least 1 and at most 1024, or null", is_thread_count)]
-    chunk: CountOrNone  # clients at a time in the vectorised engine; None: as many as fit
-    cuda_graphs: bool  # the vectorised engine on CUDA records its steps and replays them
-    # jobs of a sweep on one GPU at a time, if a machine runs several jobs (fedexp.training.gpus)
+    # clients that the vectorised engine trains at the same time; None: as many as fit into memory
+    chunk: CountOrNone
+    cuda_graphs: bool  # whether the vectorised engine records its steps as CUDA graphs
+    # maximum number of jobs of a sweep that share a GPU (fedexp.training.gpus)
     jobs_per_gpu: Count
 
     def __post_init__(self) -> None:
@@ -66,16 +70,16 @@ class Hardware(Checked, prefix="hardware."):
 
     @property
     def takes_any_gpu(self) -> bool:
-        """Return whether the run uses one GPU, and any GPU will do."""
+        """Return whether the run uses only one GPU, which may be any GPU of the machine."""
         several = self.engine in ("workers", "distributed") or find_ranks() is not None
         return self.device in ("auto", "cuda") and not several
 
     def resolve(self, vectorises: bool, cohort_size: int, share: int | None = None) -> "Resolved":
-        """Return the hardware with `auto` resolved.
+        """Return the hardware that the run uses, with a choice for each `auto` except precision.
 
-        vectorises: whether the model can be vectorised (models.Model).
-        share: number of cores for this run if other runs use the rest. None: all cores of the
-        process.
+        vectorises: whether the model supports the vectorised engine (models.Model.vectorises).
+        cohort_size: the number of clients per round.
+        share: the number of cores that this run may use. None: all cores of the process.
         """
         device, reason = self._device()
         share = cores() if share is None else min(share, cores())
@@ -88,7 +92,7 @@ class Hardware(Checked, prefix="hardware."):
         elif engine == "auto":
             engine = "workers" if workers > 1 or self.workers else "sequential"
         several = engine in ("workers", "distributed")
-        # One thread, so that the number of cores does not change how sums are rounded.
+        # Each worker uses one thread, so that the number of cores does not affect rounding.
         threads = self.threads or (1 if several else default_threads(share))
         trainer: Engine = Sequential()
         if engine == "vectorised" or (several and device.type == "cuda" and vectorises):
@@ -99,27 +103,27 @@ class Hardware(Checked, prefix="hardware."):
         return resolved
 
     def _check(self, resolved: "Resolved", vectorises: bool) -> None:
-        """Raise ConfigError if options do not fit the resolved hardware."""
+        """Raise ConfigError if an option is incompatible with the resolved hardware."""
         engine = resolved.engine
-        other = "another engine: the model has layers without support for it (see `vectorises`)"
+        other = "another engine, because the vectorised engine does not support this model"
         require(engine != "vectorised" or vectorises, "hardware.engine", engine, other)
         tf32_on_cpu = self.precision == "tf32" and resolved.device.type != "cuda"
-        require(not tf32_on_cpu, "hardware.precision", "tf32", "fp32 or bf16 without a GPU")
+        require(not tf32_on_cpu, "hardware.precision", "tf32", "fp32 or bf16 on a CPU")
         for name, default in VECTORISED.items():
             value = getattr(self, name)
-            allowed = f"{default} with hardware.engine={engine}, which does not use it"
+            allowed = f"{default} with hardware.engine={engine}, which does not use this option"
             fits = value == default or resolved.vectorises
             require(fits, f"hardware.{name}", value, allowed)
 
     def _workers(self, device: torch.device, cohort_size: int, share: int) -> int:
-        """Return the number of worker processes that can be used at the same time."""
+        """Return the number of worker processes to use, at most one per sampled client."""
         places = share // (self.threads or 1)
         if device.type == "cuda":
             places = torch.cuda.device_count() if device.index is None else 1
         return min(self.workers or max(places, 1), cohort_size)
 
     def _ranks(self) -> int:
-        """Return the number of processes that torchrun or Slurm started for this run."""
+        """Return the number of processes that torchrun or Slurm started for this run, or 1."""
         ranks = find_ranks()
         if ranks is None and self.engine == "distributed":
             raise ConfigError(f"hardware.engine=distributed: {HOW_TO_START}")
@@ -134,7 +138,7 @@ class Hardware(Checked, prefix="hardware."):
         return ranks.size
 
     def _device(self) -> tuple[torch.device, str]:
-        """Return the device and the reason for it."""
+        """Return the device and the reason for choosing it."""
         if self.device == "auto" and torch.cuda.is_available():
             return torch.device("cuda"), "a CUDA device is available"
         if self.device == "auto":
@@ -158,9 +162,9 @@ class Resolved:
     trainer: Engine  # trains the clients, in this process or in each worker
     reason: str
     timed: Mapping[str, float] | None = None
-    """Precision -> seconds per step if the precision was chosen by timing.
+    """The seconds per step in each precision, if the precision was chosen by timing.
 
-    Empty if a resumed run keeps its precision, None if there was only one choice.
+    Empty if a resumed run keeps its precision. None if only one precision was possible.
     """
 
     @property
@@ -173,47 +177,54 @@ class Resolved:
 
     @property
     def precisions(self) -> list[str]:
-        """Return the precisions that `auto` chooses from, which are fast on this device."""
+        """Return the precisions among which `auto` chooses.
+
+        Precisions that this device only emulates are left out.
+        """
         if self.device.type == "cpu":
             return ["fp32"] if bf16_slowdown() > EMULATED else ["fp32", "bf16"]
         ampere = torch.cuda.is_bf16_supported(including_emulation=False)
         return ["fp32", "tf32", "bf16"] if ampere else ["fp32"]
 
     def choose(self, precision: str, timed: Mapping[str, float] | None = None) -> "Resolved":
-        """Return the hardware with a precision instead of `auto`."""
+        """Return a copy of the hardware with the given precision instead of `auto`."""
         return replace(self, precision=precision, timed=timed)
 
     @property
     def vectorises(self) -> bool:
-        """Return whether the vectorised engine trains the clients, in this process or in others."""
+        """Return whether the clients are trained by the vectorised engine, in whatever process."""
         return isinstance(self.trainer, Vectorised)
 
     def reason_for_slowness(self) -> str | None:
-        """Return why this choice is slow, based on a short trial, or None if it is not."""
+        """Return why the precision is slow on this device, or None if it is not slow.
+
+        The speed is measured in a short trial.
+        """
         if self.precision != "bf16" or self.device.type != "cpu":
             return None
         ratio = bf16_slowdown()
         if ratio < SLOW:
             return None
-        return f"in a short trial it took {ratio:.1f} times as long as fp32 on this CPU"
+        return f"in a short trial, bf16 took {ratio:.1f} times as long as fp32 on this CPU"
 
     def in_one_process(self) -> "Resolved":
-        """Return the hardware of one worker, for use in this process."""
+        """Return the hardware with which this process does the work of all workers."""
         if self.engine != "workers":
             return self
         return replace(self, engine="vectorised" if self.vectorises else "sequential", workers=1)
 
     def make_engine(self) -> Engine:
         """Return the engine of the run."""
-        trainer = copy.copy(self.trainer)  # engines keep chunk sizes and graphs
+        # a copy for each run, because an engine stores its chunk size and graphs
+        trainer = copy.copy(self.trainer)
         if self.engine == "workers":
             return Workers(trainer, self, self.workers, share=self.vectorises)
         return Distributed(trainer, self) if self.engine == "distributed" else trainer
 
     def apply(self) -> None:
-        """Set process-wide options of torch.
+        """Set the options of torch that apply to the whole process.
 
-        This is done for every job, because the jobs of a sweep may share a process.
+        They are set for every job, because the jobs of a sweep may share a process.
         """
         torch.set_num_threads(self.threads)
         if self.device.index is not None:
@@ -221,7 +232,7 @@ class Resolved:
         tf32 = self.precision in ("tf32", "bf16")
         torch.backends.cuda.matmul.allow_tf32 = tf32
         torch.backends.cudnn.allow_tf32 = tf32
-        # otherwise, the order of additions may depend on the threads
+        # Otherwise, the order of additions may depend on the threads.
         torch.backends.cudnn.deterministic = True
         keep_freed_memory()
 
@@ -256,8 +267,7 @@ class Resolved:
     def arithmetic(self) -> dict[str, Any]:
         """Return the values that determine how sums are rounded.
 
-        The number of workers and whether clients train in other processes are left out, because
-        they do not change any bit.
+        The number of processes is left out, because it does not change any bit of the results.
         """
         values = self.as_dict() | {
             "engine": "vectorised" if self.vectorises else "sequential",
@@ -272,7 +282,10 @@ class Resolved:
 
 
 def default_threads(share: int) -> int:
-    """Return OMP_NUM_THREADS if set, and otherwise one thread per core that the run may use."""
+    """Return the default number of threads.
+
+    This is OMP_NUM_THREADS if it is set, and otherwise the number of cores that the run may use.
+    """
     wanted = os.environ.get("OMP_NUM_THREADS", "")
     if wanted.isdigit() and int(wanted) > 0:
         return int(wanted)
@@ -280,7 +293,10 @@ def default_threads(share: int) -> int:
 
 
 def cores() -> int:
-    """Return the number of cores that this process may use (Slurm and taskset limit it)."""
+    """Return the number of cores that this process may use.
+
+    Slurm and taskset may limit this number.
+    """
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
@@ -288,10 +304,9 @@ def cores() -> int:
 
 @lru_cache
 def bf16_slowdown() -> float:
-    """Return the time of a convolution in bf16 on this CPU relative to fp32, the best of five
-    trials.
+    """Return how many times as long a convolution takes in bf16 as in fp32 on this CPU.
 
-    CPUs without bf16 instructions emulate them.
+    CPUs without instructions for bf16 emulate them. The time is the shortest of five trials.
     """
     tensors = torch.ones(4, 32, 16, 16), torch.ones(64, 32, 5, 5)
     best = {torch.float32: float("inf"), torch.bfloat16: float("inf")}
@@ -305,7 +320,7 @@ def bf16_slowdown() -> float:
 
 
 def cpu_name() -> str:
-    """Return the model name of the first core in Linux's /proc/cpuinfo."""
+    """Return the model name of the CPU, from /proc/cpuinfo on Linux."""
     with suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
             if line.startswith("model name"):
@@ -314,9 +329,10 @@ def cpu_name() -> str:
 
 
 def keep_freed_memory() -> None:
-    """Let glibc keep freed memory for the next step, which is up to 1.6 times as fast.
+    """Make glibc keep freed memory, which makes local steps up to 1.6 times as fast.
 
-    By default, glibc returns large blocks to the system and requests them again in every step.
+    By default, glibc returns large blocks to the operating system and requests them again in every
+    step.
     """
     if platform.system() != "Linux" or platform.libc_ver()[0] != "glibc":
         return

@@ -1,7 +1,7 @@
 """Measurements of a model other than its test accuracy.
 
-These are correct predictions during local training, also on the client's examples, and mean
-activations of neurons.
+They count correct predictions during local training, on the test set and on the client's training
+examples, and compute the features and the mean activations of a model.
 """
 
 import time
@@ -16,13 +16,16 @@ from fedexp.core.tree import Params
 from fedexp.engine.base import ClientRuntime, Probe
 from fedexp.engine.network import FunctionalNetwork
 
-NOT_TESTED = -1  # value of counts if predictions were not counted
+NOT_TESTED = -1  # the count if a model was not tested
 
 
 def empty_counts(runtime: ClientRuntime, count: int, max_marks: int) -> dict[str, Tensor]:
-    """Return empty counts of correct predictions for `count` clients.
+    """Return counts of correct predictions that are all NOT_TESTED.
 
     `test` is int64 [count, max_marks, C], and `train` is int64 [count, max_marks].
+
+    count: the number of clients.
+    max_marks: the largest number of tests of a client.
     """
     shapes = {"test": (count, max_marks, runtime.data.num_classes), "train": (count, max_marks)}
     return {
@@ -31,11 +34,13 @@ def empty_counts(runtime: ClientRuntime, count: int, max_marks: int) -> dict[str
 
 
 def count_correct(runtime: ClientRuntime, model: Params, numbers: Tensor) -> int:
-    """Return the number of training examples that a model predicts correctly, without augmentation.
+    """Return the number of training examples that a model predicts correctly.
 
-    Return NOT_TESTED if the model has a head for each task or `numbers` is empty.
+    The examples are not augmented. Return NOT_TESTED if the model has a head for each task or if
+    there are no examples.
 
-    model: parameters and buffers.
+    model: the parameters and buffers of the model.
+    numbers: the indices of the training examples.
     """
     if runtime.heads is not None or not len(numbers):
         return NOT_TESTED
@@ -45,7 +50,7 @@ def count_correct(runtime: ClientRuntime, model: Params, numbers: Tensor) -> int
 
 @dataclass
 class ClientProbe:
-    """Tests one client's model during training at the marks of its probe."""
+    """Tests the model of one client during training, at the steps that its probe marks."""
 
     runtime: ClientRuntime
     probe: Probe
@@ -56,9 +61,11 @@ class ClientProbe:
         self.counts = empty_counts(self.runtime, 1, self.probe.max_marks)
 
     def test_after(self, step: int, live: FunctionalNetwork, params: Params) -> None:
-        """Test the model after this many local steps if the probe has a mark there.
+        """Test the model if the probe marks the current step.
 
+        step: the number of local steps so far.
         live: the network in training.
+        params: the parameters of the model.
         """
         if step not in self.probe.marks:
             return
@@ -72,7 +79,7 @@ class ClientProbe:
 
 @torch.no_grad()
 def collect_features(runtime: ClientRuntime, params: Params) -> Tensor | None:
-    """Return the features of the test examples, [n, D]; None if the model does not return any."""
+    """Return the features of the test examples, [n, D], or None if the model has no features."""
     numbers = torch.arange(len(runtime.data.y_test), device=runtime.device)
     batches = []
     for index in numbers.split(runtime.evaluation_batch):
@@ -85,11 +92,12 @@ def collect_features(runtime: ClientRuntime, params: Params) -> Tensor | None:
 
 @torch.no_grad()
 def class_means(runtime: ClientRuntime, model: Mapping[str, Params]) -> list[np.ndarray]:
-    """Return the mean activations on each class's test examples, per fully connected hidden layer.
+    """Return the mean activations of the neurons in each fully connected hidden layer.
 
-    Each array is float64 [C, d], with nan for classes without test examples.
+    The activations are averaged over the test examples of each class. For a layer with d neurons,
+    the array is float64 [C, d], with nan for classes without test examples.
 
-    model: `params` and `buffers`.
+    model: a dict with `params` and `buffers`.
     """
     labels, classes = runtime.data.y_test, runtime.data.num_classes
     runtime.net.set_buffers(model["buffers"])

@@ -22,17 +22,18 @@ LAYOUT = torch.channels_last  # for parameters and images: the fastest format in
 
 
 class FunctionalNetwork:
-    """`net(params, x)` in eval mode, with the buffers last given to `set_buffers`.
+    """A model that is called with its parameters, `net(params, x)`.
 
-    Logits and features have the dtype of the parameters, even if the forward pass runs in bf16.
-    `params` are the trained parameters. Parameters with requires_grad=False are not part of them
-    and keep their values in this object.
+    The model runs in eval mode, with the buffers from the last call of `set_buffers`. Logits and
+    features have the dtype of the parameters, even if the forward pass runs in bf16. `params`
+    contains the trained parameters. Parameters with requires_grad=False are stored in this object.
     """
 
     def __init__(self, module: nn.Module, precision: str, trained: frozenset[str] | None = None):
-        """Take over a model.
+        """Wrap a model, which is changed to eval mode.
 
-        trained: names of the trained parameters. None: all parameters with requires_grad.
+        precision: the precision of the forward pass.
+        trained: the names of the trained parameters. None: all parameters with requires_grad=True.
         """
         without_compiler()
         self.trained = frozenset(trainable(module)) if trained is None else trained
@@ -40,7 +41,7 @@ class FunctionalNetwork:
         self.precision = precision
         self.dtype = next(self.module.parameters()).dtype
         self.names = frozenset(self.module.state_dict())
-        self._training: nn.Module | None = None  # a copy in train mode, made when needed
+        self._training: nn.Module | None = None  # a copy in train mode, created on first use
 
     def __call__(self, params: Params, x: Tensor, mask: Tensor | None = None) -> Output:
         weights = self.own(params)
@@ -49,9 +50,12 @@ class FunctionalNetwork:
     def call_in_training(
         self, params: Params, buffers: Params, x: Tensor, mask: Tensor | None = None
     ) -> Output:
-        """Return the output in train mode, and update the running statistics `buffers` in place."""
+        """Return the output in train mode, and update the running statistics in place.
+
+        buffers: the running statistics.
+        """
         if self._training is None:
-            with outside_transforms():  # a tensor that a transform wraps is unusable afterwards
+            with outside_transforms():  # a copy made inside a transform is unusable afterwards
                 self._training = copy.deepcopy(self.module).train()
         module, values = self._training, self.own(params) | buffers
         return self._forward(lambda: functional_call(module, values, (x,)), x, mask)
@@ -59,17 +63,18 @@ class FunctionalNetwork:
     def copy(
         self, device: torch.device | None = None, precision: str | None = None
     ) -> "FunctionalNetwork":
-        """Return a copy, on another device or in another precision if given."""
+        """Return a copy of the network, on the given device and in the given precision."""
         module = copy.deepcopy(self.module).to(device)
         return FunctionalNetwork(module, precision or self.precision, self.trained)
 
     def parameters(self) -> Params:
-        """Return the module's trained parameters, not copies."""
+        """Return the trained parameters of the module. The tensors are not copied."""
         return {k: v for k, v in self.module.named_parameters() if k in self.trained}
 
     def own(self, params: Params) -> Params:
-        """Return the model's parameters, without those that an algorithm adds, such as a second
-        head.
+        """Return only the parameters of the model itself.
+
+        Parameters that an algorithm adds, such as a second head, are left out.
         """
         if params.keys() <= self.names:
             return params
@@ -78,24 +83,25 @@ class FunctionalNetwork:
     def gradient(
         self, function: Callable[[Params], Tensor], params: Params, moves: bool = True
     ) -> tuple[Params, Tensor]:
-        """Return (gradient, value) of a scalar function of the parameters."""
+        """Return the gradient and the value of a scalar function of the parameters."""
         return grad_and_value(function)(params)
 
     def slim(self, params: Params, x: Tensor, width: float, mask: Tensor | None = None) -> Tensor:
-        """Return the output of the last stage with fewer channels, for models that support it
-        (models.Staged).
+        """Return the output of the last stage of the model when it uses fewer channels.
 
-        The stage never runs in bf16.
+        The model must be a models.Staged. The stage never runs in bf16.
+
+        width: the share of the channels to use.
         """
         whole = dict(self.module.named_parameters()) | params
         with ignore_padding(mask):
             return self.module.slim(whole, x, width)  # type: ignore[operator]
 
     def norm_inputs(self, params: Params, x: Tensor) -> tuple[Output, list[tuple[Tensor, ...]]]:
-        """Return the output in eval mode, and statistics of every batch norm layer's input.
+        """Return the output in eval mode, and statistics of the inputs of the batch norm layers.
 
-        For each batch norm layer with running statistics, they are the mean and variance of the
-        input over x, the running mean and the running variance.
+        For each batch norm layer with running statistics, these are the mean and the variance of
+        the layer's input over x, and the layer's running mean and running variance.
         """
         found: list[tuple[Tensor, ...]] = []
 
@@ -111,16 +117,16 @@ class FunctionalNetwork:
             return self(params, x), found
 
     def hidden_activations(self, params: Params, x: Tensor) -> tuple[Tensor, ...]:
-        """Return the activations [B, d] after the ReLU of every fully connected hidden layer.
+        """Return the activations after the ReLU of each fully connected hidden layer, [B, d] each.
 
-        The model must have such layers (`has_neurons`).
+        The model must have such layers (`Model.has_neurons`).
         """
         weights = {f"module.{name}": value for name, value in self.own(params).items()}
         with torch.autocast(x.device.type, torch.bfloat16, enabled=self.precision == "bf16"):
             return functional_call(Neurons(self.module), weights, (x,))
 
     def set_buffers(self, buffers: Mapping[str, Tensor]) -> None:
-        """Set the buffers (running statistics of batch norm) to the global model's."""
+        """Set the buffers, which are the running statistics of batch norm."""
         for name, buffer in self.module.named_buffers():
             buffer.copy_(buffers[name])
 
@@ -139,12 +145,12 @@ class FunctionalNetwork:
 
 
 def trainable(module: nn.Module) -> Params:
-    """Return the parameters with requires_grad, which are trained, averaged and sent."""
+    """Return the parameters with requires_grad=True, which are trained, averaged and sent."""
     return {k: v for k, v in module.named_parameters() if v.requires_grad}
 
 
 class Neurons(nn.Module):
-    """Wrapper of a model that returns its hidden activations."""
+    """Module whose output is the hidden activations of a model."""
 
     def __init__(self, module: nn.Module):
         super().__init__()
@@ -155,11 +161,12 @@ class Neurons(nn.Module):
 
 
 class LiveNetwork(FunctionalNetwork):
-    """A model in training. A call with its own `params` runs the module itself in train mode.
+    """A model in training.
 
-    The module's parameters are tensors of `params`, so the optimizer's in-place updates need no
-    copies. A tree that `gradient` differentiates by is also evaluated in train mode. All other
-    parameters (a teacher, a previous model) go through the frozen network.
+    A call with the attribute `params` of this object runs the module in train mode. The tensors in
+    `params` are the parameters of the module, so the optimizer updates them in place without
+    copies. Parameters for which `gradient` computes a gradient also run in train mode. All other
+    parameters, such as those of a teacher, run in the frozen network.
     """
 
     def __init__(self, frozen: FunctionalNetwork):
@@ -172,7 +179,7 @@ class LiveNetwork(FunctionalNetwork):
         self._own: Params = trainable(self.module)
         self.params: Params = self._own
         self._moving: Params | None = None
-        self.cache: OutputCache | None = None  # while a client trains
+        self.cache: OutputCache | None = None  # set only while a client trains
 
     def __call__(self, params: Params, x: Tensor, mask: Tensor | None = None) -> Output:
         if params is self.params:
@@ -204,7 +211,10 @@ class LiveNetwork(FunctionalNetwork):
 
     @torch.no_grad()
     def load(self, params: Params, buffers: Mapping[str, Tensor]) -> None:
-        """Start from this model. Running statistics in `params` take precedence over `buffers`."""
+        """Copy the given parameters and running statistics into the model.
+
+        If `params` contains running statistics, they take precedence over `buffers`.
+        """
         for name, parameter in self._own.items():
             parameter.copy_(params[name])
         # parameters that an algorithm adds to the model
@@ -221,11 +231,11 @@ class LiveNetwork(FunctionalNetwork):
 
 @contextlib.contextmanager
 def seeded_torch(seed: int) -> Iterator[None]:
-    """Seed torch's global random generators while the block runs, e.g. for initialisation or
-    dropout.
+    """Seed torch's global random generators while the block runs.
 
-    The CPU generator is restored afterwards. The generators of GPUs keep their state, because
-    nothing else draws from them.
+    The generators are used for initialisation and dropout, for example. The generator of the CPU
+    is restored afterwards. The generators of GPUs are not restored, because no other code uses
+    them.
     """
     with torch.random.fork_rng(devices=[]):
         if torch.cuda.is_available():
@@ -238,11 +248,11 @@ def seeded_torch(seed: int) -> Iterator[None]:
 
 @contextlib.contextmanager
 def flush_subnormals() -> Iterator[None]:
-    """Treat numbers below 1e-38 (fp32) as zero while the block runs.
+    """Treat subnormal numbers, below about 1e-38 in fp32, as zero while the block runs.
 
-    Some CPUs are so slow with such numbers that a round took 1.2 times as long. The setting applies
-    to this thread and to threads that torch starts from it. It is restored afterwards, because
-    other libraries may need such numbers.
+    Some CPUs compute slowly with such numbers, so a round took 1.2 times as long. The setting
+    applies to the current thread and to the threads that torch starts from it. It is restored
+    afterwards, because other libraries may need subnormal numbers.
     """
     before = sys.float_info.min / 2 == 0
     torch.set_flush_denormal(True)
@@ -253,18 +263,23 @@ def flush_subnormals() -> Iterator[None]:
 
 
 def require_memory(make: Callable[[], torch.nn.Module]) -> None:
-    """Raise ConfigError if a model needs more than the free memory, without allocating it."""
+    """Raise ConfigError if the parameters of a model do not fit into the free memory.
+
+    The model is created without allocating memory for its parameters.
+
+    make: a function that creates the model.
+    """
     try:
         with torch.device("meta"):
             size = tree.num_bytes(dict(make().state_dict()))
     except Exception as error:
         if "overflow" not in str(error):
-            # if the model cannot be made on "meta", making it for real reports the reason
+            # The same error occurs, and is reported, when the model is really created.
             return
         size = 2**63
     free = free_memory()
     if size > free:
         raise ConfigError(
-            f"model: must fit into the free memory of {size_of(free)}; its parameters need"
-            f" {size_of(size)}"
+            f"model: the parameters need {size_of(size)}, but must fit into the free memory of"
+            f" {size_of(free)}"
         )

@@ -1,7 +1,7 @@
-"""Batch schedules: the examples that a client trains on, their order and their augmentation.
+"""Batch schedules, which define the batches that a client trains on and their augmentation.
 
-Schedules are made on the host before training. They depend only on (seed, round, client), so all
-algorithms, engines and devices see the same batches.
+Schedules are made on the CPU before training. Their random numbers depend only on the seed, the
+round and the client, so all algorithms, engines and devices use the same batches.
 """
 
 from dataclasses import dataclass
@@ -17,9 +17,9 @@ from fedexp.data.types import Draws
 
 @dataclass(frozen=True)
 class BatchSchedule:
-    """One client's round: S steps with at most B examples each."""
+    """The batches of one client in a round: S steps with at most B examples each."""
 
-    index: Tensor  # int64 [S, B], training examples, padded with one of them
+    index: Tensor  # int64 [S, B], training examples, padded with an example of the client
     lengths: np.ndarray  # int [S], number of examples in each step
     draws: Tensor | None  # int64 [S, B, D], random numbers for the augmentation
 
@@ -29,16 +29,17 @@ class BatchSchedule:
 
     @property
     def examples(self) -> int:
-        """Return the number of examples trained on, summed over all epochs."""
+        """Return the number of examples in all batches, summed over all epochs."""
         return int(self.lengths.sum())
 
 
 def count_skipped_examples(examples: int, batch_size: int) -> int:
-    """Return how many of a client's examples a pass leaves out if batches of one example are
-    skipped.
+    """Count the examples of a client that a pass leaves out if it skips batches of one example.
 
-    These are all examples if the batch size is 1, and otherwise the last example if it is alone in
-    its batch.
+    If the batch size is 1, these are all examples. Otherwise, it is the last example if its batch
+    contains no other example.
+
+    examples: the number of examples of the client.
     """
     return examples if batch_size == 1 else int(examples % batch_size == 1)
 
@@ -54,13 +55,16 @@ def make_schedule(
     skip_single: bool = False,
     again: str = "",
 ) -> BatchSchedule:
-    """Return a client's schedule, which reshuffles every epoch and keeps the last partial batch.
+    """Return the schedule of a client in a round.
 
-    This follows FedNTD B.3. If `part` has several parts, each batch comes from one of them, and the
-    order of all batches is random.
+    The examples are shuffled in every epoch, and the last batch of an epoch may be smaller. This
+    follows FedNTD B.3.
 
-    skip_single: leave out batches of one example, for which batch normalisation is not defined.
-    again: name for other random numbers than those of the round's training.
+    part: the indices of the client's examples. If it is a tuple of several parts, each batch
+        contains examples from only one part, and the order of all batches is random.
+    skip_single: whether to leave out batches of one example, for which batch normalisation is not
+        defined.
+    again: a suffix that selects different random numbers for a second schedule in the same round.
     """
     orders, size = generator_for(seed, f"batches{again}", round, client), local.batch_size
     rows: list[np.ndarray] = []
@@ -75,7 +79,7 @@ def make_schedule(
         )
     if skip_single:
         rows = [row for row in rows if len(row) > 1]
-    # Pad with the client's own example: another example's label may be invalid for the client.
+    # Pad with an example of the client, because other examples may have invalid labels.
     index = np.full((len(rows), size), parts[0][0], dtype=np.int64)
     for s, row in enumerate(rows):
         index[s, : len(row)] = row
@@ -92,10 +96,10 @@ def make_schedule(
 def padded_schedule(schedule: BatchSchedule, steps: int, example: int) -> dict[str, np.ndarray]:
     """Return the first `steps` batches as arrays that have the same shape for all clients.
 
-    The arrays are index and mask [steps, B], and draws [steps, B, D] if the schedule has draws.
-    Missing batches repeat `example` with mask 0.
+    The arrays are index [steps, B], mask [steps, B] and, if the schedule has draws, draws
+    [steps, B, D]. If the schedule has fewer batches, it is padded with `example` and mask 0.
 
-    example: index of one of the client's examples.
+    example: the index of one of the client's examples.
     """
     index = np.full((steps, schedule.index.shape[1]), example)
     mask = np.zeros(index.shape)

@@ -1,6 +1,6 @@
-"""The sequential engine: trains one client after another in place, with torch's fused optimizer.
+"""The sequential engine, which trains one client after another.
 
-Use it for debugging.
+The model is updated in place by torch's fused optimizer. Use this engine for debugging.
 """
 
 import time
@@ -35,7 +35,10 @@ from fedexp.engine.teachers import OutputCache
 
 
 class ClientFailure(RuntimeError):
-    """An exception in a client's training. The message names the client, the hook and the round."""
+    """Raised if the training of a client fails.
+
+    The message names the round, the client and the hook that raised the exception.
+    """
 
 
 @dataclass(frozen=True)
@@ -48,20 +51,21 @@ class Sequential(Engine):
         live, gather = LiveNetwork(runtime.net), Gather(len(cohort.clients))
         for position, client in enumerate(cohort.clients):
             training = ClientTraining(shared, live, cohort.take([position]))
-            # Random numbers drawn by layers, such as dropout, depend only on the client and the
-            # round, not on the process or the order in which clients are trained.
+            # The random numbers of layers such as dropout depend only on the client and the
+            # round, not on the process or on the order in which clients are trained.
             with seeded_torch(torch_seed(runtime.seed, "layers", cohort.round, client)):
                 gather.add([position], training.run(evaluate_local))
         return gather.result()
 
 
 class ClientTraining:
-    """One client's training in one round."""
+    """The training of one client in one round."""
 
     def __init__(self, shared: Shared, live: LiveNetwork, alone: Cohort):
-        """Prepare the round.
+        """Prepare the training.
 
-        alone: cohort that has only this client.
+        live: the network that is trained.
+        alone: a cohort that contains only this client.
         """
         self.algorithm, self.runtime, self.server = shared.algorithm, shared.runtime, shared.server
         self.live, runtime = live, shared.runtime
@@ -116,7 +120,7 @@ class ClientTraining:
         return Trained(messages, [state], loss[None], buffers, correct, seconds, probed)
 
     def train(self) -> Tensor:
-        """Run the local steps and return the mean objective, or 0 if the client has no steps."""
+        """Run the local steps and return the mean objective, or 0 if there are no steps."""
         algorithm, live, ctx = self.algorithm, self.live, self.ctx
         own = overrides_local_step(algorithm)
         params = live.snapshot() if own else live.params
@@ -134,7 +138,7 @@ class ClientTraining:
         return total / ctx.steps.clamp(min=1)
 
     def step(self, memory: Tree, batch: Batch) -> Tensor:
-        """Take FedAvg's local step in place with autograd, and return the loss."""
+        """Run FedAvg's local step, which updates the parameters in place, and return the loss."""
         params, ctx = self.live.params, self.ctx
         loss = self.algorithm.objective(self.live, params, batch, ctx)
         # Zeros for unused parameters, as in torch.func.grad.
@@ -157,14 +161,18 @@ class ClientTraining:
             self.live.cache = None
 
     def test_probe(self, step: int, params: Params) -> None:
-        """Test the model after this many local steps if a probe requests it."""
+        """Test the model if a probe marks the current step.
+
+        step: the number of local steps so far.
+        """
         if self.probe is not None:
             self.probe.test_after(step, self.live, params)
 
     @torch.no_grad()
     def finish(self, trained: Params) -> tuple[Tree, Tree]:
-        """Call the hook `finish`, with the running statistics that belong to the trained
-        parameters.
+        """Call the hook `finish` and return its result.
+
+        During the call, the network has the running statistics of the trained model.
         """
         self.runtime.net.set_buffers(self.live.buffers())
         outcome = self.algorithm.finish(self.live, trained, self.data, self.ctx)
@@ -172,9 +180,9 @@ class ClientTraining:
         return outcome
 
     def evaluate(self, trained: Params, buffers: Params) -> dict[str, Tensor]:
-        """Return view -> class-wise correct predictions of the local model, int64 [1, C].
+        """Return the correct predictions of the local model in each view, int64 [1, C].
 
-        The local model uses its own running statistics.
+        buffers: the running statistics of the local model.
         """
         runtime, correct = self.runtime, {}
         runtime.net.set_buffers(buffers)
@@ -186,9 +194,10 @@ class ClientTraining:
 
 
 def make_cache(runtime: ClientRuntime, data: ScheduledData) -> OutputCache | None:
-    """Return a cache for teachers' outputs on a client's examples, or None if no input repeats.
+    """Return a cache for the outputs of teachers on a client's examples, or None for no cache.
 
-    A GPU has no cache, because a lookup would wait for the device.
+    There is no cache if the outputs differ between epochs, or on a GPU, because looking up an
+    output would wait for the device.
     """
     drawn = data.draws is not None and runtime.augmentation is not None
     augmented = drawn and runtime.augmentation.changes_inputs  # type: ignore[union-attr]

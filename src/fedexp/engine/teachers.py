@@ -1,8 +1,9 @@
-"""Cache of reference models' outputs, such as teachers', on a client's examples.
+"""Cache for the outputs of reference models, such as teachers, on the examples of a client.
 
-A reference model is in eval mode, so its output for an example without augmentation is the same in
-every epoch, and one pass is enough. Matrix products may round a row depending on the other rows, so
-outputs from another batch can differ in the last digits.
+A reference model runs in eval mode, so its output for an example without augmentation is the same
+in every epoch and needs to be computed only once. However, the rounding of a row in a matrix
+product may depend on the other rows. So if an output was computed in another batch, its last
+digits may differ.
 """
 
 from collections.abc import Callable
@@ -17,7 +18,7 @@ from fedexp.core.private.torch_internals import in_transform
 from fedexp.core.tree import Params
 from fedexp.models import Output
 
-# cached models per round, limited because a model that changes in every step would fill the memory
+# maximum number of models in the cache, because a model that changes in every step would fill it
 MODELS = 4
 BYTES = 1 << 28  # limit for one model's outputs
 
@@ -26,7 +27,7 @@ BYTES = 1 << 28  # limit for one model's outputs
 class ModelOutputs:
     """The outputs of one model."""
 
-    # the parameters, kept so that no other tensor gets their id
+    # the parameters, which are stored so that no other tensor gets the same id
     params: tuple[Tensor, ...]
     features: Any  # Tensor [n, D], or None if the model has no features
     logits: Tensor  # [n, C]
@@ -44,13 +45,16 @@ class ModelOutputs:
 
 
 class OutputCache:
-    """Cache of outputs on one client's examples in one round, for the batch that was last set."""
+    """Cache for outputs on the examples of one client in one round.
+
+    Only inputs of the batch that was last passed to `set_batch` are looked up.
+    """
 
     def __init__(self, index: Tensor, examples: int):
         """Create an empty cache.
 
-        index: int64 [S, B], examples in each step, with padding.
-        examples: number of examples in all steps, without padding.
+        index: int64 [S, B], the indices of the examples in each step, with padding.
+        examples: the number of examples in all steps, without padding.
         """
         self._index, self._examples = index, examples
         self._models: dict[tuple[tuple[str, int, int], ...], ModelOutputs | None] = {}
@@ -62,7 +66,7 @@ class OutputCache:
         self._x, self._version, self._step = x, x._version, step
 
     def output(self, params: Params, x: Tensor, compute: Callable[[], Output]) -> Output:
-        """Return a reference model's output, from the cache or by calling `compute`."""
+        """Return the output of a reference model, from the cache or by calling `compute`."""
         if x is not self._x or in_transform() or x._version != self._version:
             return compute()
         if any(value.requires_grad for value in (x, *params.values())):
@@ -81,14 +85,14 @@ class OutputCache:
 
     @cached_property
     def _rows(self) -> Tensor:
-        """Return each example's position among the client's distinct examples, [S, B]."""
+        """Return the position of each example among the client's distinct examples, [S, B]."""
         return self._index.unique(return_inverse=True)[1]
 
     def _allocate(self, params: Params, output: Output) -> ModelOutputs | None:
-        """Return storage for a model's outputs, or None if they are not cached.
+        """Allocate storage for the outputs of a model, or return None if they are not cached.
 
-        Outputs are not cached if no example repeats, if they need too much memory, or if they have
-        maps.
+        Outputs are not cached if no example occurs twice, if the outputs need too much memory, or
+        if they contain feature maps.
         """
         count = int(self._rows.max()) + 1
         parts = [part for part in (output.features, output.logits) if part is not None]
