@@ -43,13 +43,13 @@ class FedReg(Prepared):
     inputs = ("images",)  # it adds gradients to images
 
     gamma: Share  # weight of the local model at the point where the gradient is computed
-    eta_s: Positive  # step size of the pseudo data
+    eta_s: Positive  # step size of the ascent steps for the pseudo data
     eta_ratio: NonNegative  # eta_p / eta_s
-    ascent: Count  # number of ascent steps for both
+    ascent: Count  # number of ascent steps for the pseudo and the perturbed data
 
     @property
     def needs(self) -> Needs:
-        # the pseudo and the perturbed data share the first gradient of their ascents
+        # the first ascent steps of the pseudo and the perturbed data share one gradient
         return Needs(
             data="generated (clients)",
             gradients=3,

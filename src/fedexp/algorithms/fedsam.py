@@ -50,5 +50,6 @@ class FedSAM(FedAvg):
         return params, memory, value
 
     def combine_gradients(self, first: Params, second: Params) -> Params:
-        """Return the gradient for the step, given the gradients before and after the ascent."""
+        """Return the gradient for the step, given the gradients before and after the ascent
+        step."""
         return second

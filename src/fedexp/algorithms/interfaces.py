@@ -45,7 +45,8 @@ class Network(Protocol):
         """
 
     def slim(self, params: Params, x: Tensor, width: float, mask: Tensor | None = None) -> Tensor:
-        """Return the output of the model's last stage computed with fewer channels.
+        """Return the output of the model's last stage, computed with a share `width` of its
+        channels.
 
         Only models with stages support this method (see models.Staged). mask: as in `__call__`, but
         None always means that every row counts.
@@ -59,7 +60,7 @@ class ServerNetwork(Network, Protocol):
     """The network with which `refine` trains the global model."""
 
     params: Params  # parameters of the model being trained; `refine` changes them in place
-    mixes_examples: bool  # whether its batch norm needs batches of at least two examples
+    mixes_examples: bool  # whether the model's batch norm needs batches of at least two examples
 
     def load(self, params: Params, buffers: Params) -> None:
         """Load a model's parameters and buffers."""
@@ -103,8 +104,8 @@ class ClientData(Protocol):
     def steps(self) -> int:
         """Return the number of batches.
 
-        If clients are trained together and padded, this is the number of batches of the longest
-        client.
+        If several clients are trained together, this is the number of batches of the client with
+        the most batches.
         """
 
 
@@ -118,7 +119,7 @@ class Federation:
     # int [C]: for each class, the index of a training example that all clients know (FedKA); -1:
     # none
     shared: np.ndarray
-    weighting: str  # examples | uniform
+    weighting: str  # "examples" or "uniform"
     task: int = 0  # current task, from 0, which `parts` and `counts` describe
     tasks: tuple[tuple[int, ...], ...] = ()  # classes of each task
     # classes that clients held in earlier tasks; None: the classes of the earlier tasks in `tasks`
@@ -143,7 +144,7 @@ class Federation:
 
     @cached_property
     def largest(self) -> int:
-        """Return the number of examples of the largest client."""
+        """Return the number of examples on the client with the most examples."""
         return max(map(len, self.parts))
 
     def classes_before(self) -> list[int]:
@@ -212,7 +213,8 @@ class PublicData(Protocol):
 
 @dataclass(frozen=True)
 class ServerRound:
-    """Everything that a server-side hook may read about the round, except the trees."""
+    """Everything that a server-side hook may read about the round, except the server's state and
+    the messages."""
 
     federation: Federation
     clients: Sequence[int]  # the cohort

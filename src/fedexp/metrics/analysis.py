@@ -28,7 +28,9 @@ from fedexp.metrics.layers import TOTAL
 Row = dict[str, Any]
 Rounds = Annotated[
     list[int],
-    Limit("a list of rounds from 1 on, such as [1,50,100]", lambda v: len(v) > 0 and min(v) >= 1),
+    Limit(
+        "a list of round numbers from 1, such as [1,50,100]", lambda v: len(v) > 0 and min(v) >= 1
+    ),
 ]
 
 
@@ -88,7 +90,7 @@ class Analysis(Checked, prefix="analysis."):
         return False
 
     def rows(self, measured: RoundMeasurements) -> list[Row]:
-        """Return the file's rows for a round; the columns are the same in all rounds."""
+        """Return the rows to write to the file for one round; all rounds have the same columns."""
         raise NotImplementedError
 
 

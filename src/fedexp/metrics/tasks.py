@@ -94,17 +94,17 @@ class TaskHistory:
         return self.accuracy[ends]
 
     def values(self) -> dict[str, float]:
-        """Return the values of the last round."""
+        """Return the metrics for the last round."""
         before = self.matrix()[: max(self.task - 1, 0)]
         return self.values_of(np.vstack([before, self.accuracy[-1:]])[: self.task])
 
     def values_of(self, matrix: np.ndarray) -> dict[str, float]:
-        """Return the values for accuracies [t, T]; the last row may be measured before task t
+        """Return the metrics for accuracies [t, T]; the last row may be measured before task t
         ends."""
         return {name: over_clients(f, self.orders, matrix) for name, f in FORMULAS.items()}
 
     def summary(self) -> dict[str, Any]:
-        """Return the values of the last round and the accuracies at the end of each task."""
+        """Return the metrics for the last round and the accuracies at the end of each task."""
         values: dict[str, Any] = {k: None if np.isnan(v) else v for k, v in self.values().items()}
         matrix = self.matrix()
         ends = []
