@@ -290,7 +290,7 @@ def test_overwrite_replaces_finished_run(tmp_path):
 
 
 def test_overwrite_conflicts_are_refused(run, monkeypatch):
-    with pytest.raises(ConfigError, match=r"overwrite=True: needs directory="):
+    with pytest.raises(ConfigError, match=r"overwrite=True: needs the argument directory"):
         fedexp.run(SMALL, overwrite=True)
     monkeypatch.chdir(run.directory / "checkpoint")
     with pytest.raises(ConfigError, match="contains the working directory"):

@@ -41,7 +41,7 @@ def test_unknown_subcommand_is_refused_with_a_hint(word: str, hint: str, capsys)
     assert main.main([word, "multirun/x"]) == 2
     assert (
         capsys.readouterr().err
-        == f"fedexp: {word}: neither key=value nor a subcommand{hint}; subcommands:"
+        == f"fedexp: {word}: is neither key=value nor a subcommand{hint}; subcommands:"
         f" {', '.join(SUBCOMMANDS)}\n"
     )
 

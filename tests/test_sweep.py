@@ -350,7 +350,7 @@ def test_remaining_seconds_of_a_job():
     assert left(rounds="ten") == (None, "")
     # directories are preferred to kept files, and runs of the same algorithm to others
     kept = preview.measure(config | other, [3.0], 1, "Xeon")
-    assert left(runs=[kept]) == (30, " (measured with another algorithm) (on Xeon)")
+    assert left(runs=[kept]) == (30, " (measured with another algorithm) (measured on Xeon)")
     assert left(runs=[kept, run], **other) == (60, " (measured with another algorithm)")
     assert left(runs=[run, preview.measure(config | other, [4.0], 1)], **other) == (40, "")
 

@@ -34,13 +34,13 @@ partition=file partition.path=nowhere.npz => nowhere.npz
 dataset=image_folder => image_folder | dataset.root
 num_clients=${nothing} => num_clients | nothing
 algorithm=3 => group | algorithm=fedntd
-forgetting_metric=[round_drop,degree] => group | forgetting_metric=all measures all of them
+forgetting_metric=[round_drop,degree] => group | forgetting_metric=all selects all metrics
 --multrun seed=0,1 => --multrun | nearest: '--multirun'
 --cfg nothing => fedexp: argument --cfg/-c: invalid choice: 'nothing' | job | hydra
 alpha=[ => alpha=[
-rounds => rounds: neither key=value nor a subcommand
+rounds => rounds: is neither key=value nor a subcommand
 rounds=5;6 => rounds=5;6 | (the character ; needs quotes around the value, as in 'key="a;b"')
-seed=0,1,2 => seed=0,1,2: several values | fedexp --multirun seed=0,1,2 | is written seed=[0,1,2]
+seed=0,1,2 => seed=0,1,2: several values | fedexp --multirun seed=0,1,2 | write seed=[0,1,2]
 resume=nowhere => resume=nowhere | not a run directory
 --multirun resume=nowhere => resume | single run
 --multirun seed=0,1 algorithm=fedavg,fedxx => algorithm=fedxx

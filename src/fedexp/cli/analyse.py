@@ -1,4 +1,4 @@
-"""The flags of `fedexp analyse RUN KIND`."""
+"""Define the flags of `fedexp analyse RUN KIND` and run the analysis."""
 
 import math
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
@@ -12,7 +12,7 @@ from fedexp.cli.flags import add_picture_flags
 from fedexp.core.errors import ConfigError
 
 KINDS = {
-    "loss_plane": "loss and accuracy on a plane of two directions (FedNTD Fig. 14)",
+    "loss_plane": "loss and accuracy on a plane spanned by two directions (FedNTD Fig. 14)",
     "noise": "loss and accuracy under Gaussian noise on the parameters (FedNTD Fig. 14)",
     "hessian": "the largest eigenvalues of the Hessian of the loss",
     "hypersphere": "2-dimensional features on the unit circle (FedNTD Fig. 18)",
@@ -105,7 +105,7 @@ FLAGS: tuple[tuple[tuple[str, ...], str, Any, str], ...] = (
     (tuple(KINDS), "--data", str, "data: test (default), train, or a client's number"),
     (tuple(KINDS), "--examples", at_least(1), "maximum number of examples, drawn at random"),
     (tuple(KINDS), "--seed", at_least(0), "random seed (default: 0)"),
-    (tuple(KINDS), "--device", str, "auto, cpu, cuda or cuda:<number>"),
+    (tuple(KINDS), "--device", str, "device: auto, cpu, cuda or cuda:<number>"),
     (tuple(KINDS), "--data-dir", str, "directory of the data sets (default: the run's)"),
     (tuple(KINDS), "--config-dir", Path, "a directory with your own config groups"),
 )

@@ -180,8 +180,8 @@ def check_same_names(directories: Sequence[Path]) -> None:
                 continue
             if not mine.samefile(theirs):
                 raise ConfigError(
-                    f"{mine}: has the same name as fedexp's {theirs}, which Hydra would use;"
-                    f" rename your file, for example to my_{name.name}"
+                    f"{mine}: has the same name as fedexp's {theirs}, which Hydra would use"
+                    f" instead; rename your file, for example to my_{name.name}"
                 )
 
 
@@ -199,7 +199,7 @@ def check_overrides(overrides: Sequence[str], folders: list[Path]) -> None:
         if key_of(text) in groups and text.partition("=")[2].startswith(("[", "{")):
             every = ""
             if key_of(text) == "forgetting_metric":
-                every = "; forgetting_metric=all measures all of them"
+                every = "; forgetting_metric=all selects all metrics"
             raise ConfigError(f"{text}: {ONE_OPTION}{every}; groups: {', '.join(groups)}")
 
 

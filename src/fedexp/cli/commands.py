@@ -30,7 +30,7 @@ def is_subcommand(arguments: Sequence[str]) -> bool:
         return False
     if arguments[0] not in SUBCOMMANDS:
         raise ConfigError(
-            f"{arguments[0]}: neither key=value nor a subcommand"
+            f"{arguments[0]}: is neither key=value nor a subcommand"
             f"{nearest(arguments[0], SUBCOMMANDS)}; subcommands: {', '.join(SUBCOMMANDS)}"
         )
     return True
@@ -150,7 +150,7 @@ def evaluate(parser: ArgumentParser, arguments: Sequence[str]) -> int:
     overrides = "dataset=<option>, dataset.<key>=<value>, data_dir=<directory> (as for a run)"
     add("overrides", nargs="*", help=overrides)
     add("--round", type=int, help="round of the saved model (default: the last one)")
-    add("--device", default="auto", help="auto, cpu, cuda or cuda:<number>")
+    add("--device", default="auto", help="device: auto, cpu, cuda or cuda:<number>")
     add("--out", type=Path, help="also write the table to this csv file")
     add("--config-dir", type=Path, help="a directory with your own config groups")
     options = parse_arguments(parser, arguments)
@@ -207,8 +207,8 @@ def figures(parser: ArgumentParser, arguments: Sequence[str]) -> int:
 def push(parser: ArgumentParser, arguments: Sequence[str]) -> int:
     """Upload a finished run or sweep to W&B.
 
-    DIRECTORY is a run directory or a sweep directory. For a sweep, all
-    runs and tables are uploaded. Only files in DIRECTORY are read.
+    DIRECTORY is a run directory or a sweep directory. For a sweep, all runs and tables are
+    uploaded. Only files in DIRECTORY are read.
 
     A run that was tracked or pushed before keeps its W&B id (the id of the newest run below
     DIRECTORY/wandb). The missing rounds and the results are added to that W&B run. `--new` makes a
@@ -269,9 +269,8 @@ def reproduction(parser: ArgumentParser, arguments: Sequence[str]) -> int:
     """Write REPRODUCTION.md from the committed tables and runs.
 
     The command reads `multirun/<sweep>/table.csv` (written by `fedexp report`) and
-    `multirun/<sweep>/runs` (written by `fedexp report --keep`). From the runs, it computes
-    the statistics at the top of REPRODUCTION.md and draws the learning curves into
-    `docs/reproduction`.
+    `multirun/<sweep>/runs` (written by `fedexp report --keep`). From the runs, it computes the
+    statistics at the top of REPRODUCTION.md and draws the learning curves in `docs/reproduction`.
 
     `--check` writes nothing; the exit code is 1 if a file is out of date. `--status` writes nothing
     and shows how much of each table has been measured, the cost so far and the remaining cost.
@@ -279,7 +278,12 @@ def reproduction(parser: ArgumentParser, arguments: Sequence[str]) -> int:
     from fedexp.papers.reproduction import all_files, check_files, print_status, write_files
 
     add = parser.add_argument
-    add("--root", type=Path, default=Path(), help="the checkout (default: the working directory)")
+    add(
+        "--root",
+        type=Path,
+        default=Path(),
+        help="path of the git checkout (default: the working directory)",
+    )
     check = "write nothing; exit with 1 if a file is out of date"
     add("--check", action="store_true", help=check)
     status = "show what has been measured and what the remaining runs would cost"

@@ -165,6 +165,6 @@ def cuda_version() -> str:
     import torch
 
     if torch.version.cuda is None:
-        return "none (torch was built without it)"
+        return "none (torch was built without CUDA)"
     found = torch.cuda.get_device_name(0) if torch.cuda.is_available() else "no device"
     return f"{torch.version.cuda}, {found}"

@@ -120,7 +120,7 @@ def describe_launch(launcher: str, options: Mapping[str, Any], jobs: int, direct
 def jobs_at_once(hardware: Mapping[str, Any]) -> int:
     """Return how many jobs this machine runs at a time.
 
-    Invalid values are replaced by defaults here; the jobs report them.
+    Invalid values are treated as defaults, since the jobs report them as errors.
     """
     from fedexp.engine.hardware import cores
 

@@ -57,7 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def dispatch(arguments: Sequence[str]) -> int:
-    """Call a subcommand, print information, or run; return the exit code."""
+    """Call a subcommand, print information, or run the jobs; return the exit code."""
     if is_subcommand(arguments):
         return call(arguments[0], arguments[1:])
     flags, overrides = split_flags(arguments)
@@ -89,8 +89,8 @@ def set_up_process() -> None:
 def distributed() -> Iterator[Callable[[], int] | None]:
     """Yield the function that a follower process of torchrun calls instead of running the command.
 
-    torchrun starts several processes, and all except the first follow the first. Yield None in the
-    first process, and in a process that torchrun did not start.
+    torchrun starts several processes. The first process runs the command, and all other processes
+    follow it. Yield None in the first process, and in a process that torchrun did not start.
     """
     ranks = find_ranks()
     if ranks is None:

@@ -32,7 +32,8 @@ def explain(error: Exception, conf: Path, extra: list[Path]) -> str:
             return message(found, conf, extra)
     if override := getattr(error, "override", None):
         return (
-            f"{override}: not of the form key=value{explain_syntax(override, text.splitlines()[0])}"
+            f"{override}: is not of the form"
+            f" key=value{explain_syntax(override, text.splitlines()[0])}"
         )
     cause = error.__cause__ or error.__context__ or ""
     lines = dict.fromkeys(line.strip() for line in f"{text}\n{cause}".splitlines())
@@ -70,9 +71,9 @@ def explain_several(found: re.Match[str], conf: Path, extra: list[Path]) -> str:
     key, _, value = override.partition("=")
     a_list = ""
     if found[1] and key not in list_groups([conf, *extra]):
-        a_list = f"; a list is written {key}=[{value}]"
+        a_list = f"; to pass a list, write {key}=[{value}]"
     return (
-        f"{override}: several values are a sweep, which needs --multirun: fedexp --multirun"
+        f"{override}: several values define a sweep, which needs --multirun: fedexp --multirun"
         f" {override}{a_list}"
     )
 

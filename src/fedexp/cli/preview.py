@@ -255,7 +255,7 @@ def seconds_left(
     done = int(state.rpartition(" ")[2]) if state.startswith("interrupted") else 0
     about = " (measured with another algorithm)" if run.algorithm != algorithm else ""
     if run.machine:
-        about += f" (on {run.machine})"
+        about += f" (measured on {run.machine})"
     return max(rounds * run.tasks - done, 0) * run.seconds, about
 
 

@@ -82,7 +82,7 @@ class TrackerGroup(Tracker):
 
 
 def reason(error: Exception) -> str:
-    """Return the error's type and the first line of its message."""
+    """Return the reason for a failure: an error's type and the first line of its message."""
     if isinstance(error, TimeoutError) and not str(error):
         return "no answer in time"
     return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"

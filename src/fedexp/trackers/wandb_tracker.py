@@ -341,7 +341,7 @@ def wandb_service(folder: Path) -> Iterator[None]:
 
 
 def end_service() -> None:
-    """End wandb-core, and kill it if it does not end in time."""
+    """Stop wandb-core, and kill the process if it does not stop in time."""
 
     def teardown() -> None:
         import wandb
