@@ -448,7 +448,10 @@ def test_analyses_agree_with_the_results_of_the_run(run, capsys):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["hessian", "--round", "9"], "a model of round 9 is not kept; kept rounds: 1, 2"),
+        (
+            ["hessian", "--round", "9"],
+            "the global model from round 9 was not saved; saved rounds: 1, 2",
+        ),
         (["hessian", "--data", "8"], "--data 8: must be test, train or the number of a client"),
         (["loss_plane", "--points", "1"], "--points: 1: must be a finite number, at least 2"),
         (

@@ -224,7 +224,11 @@ def test_missing_rows_and_invalid_values_are_found(sweep):
         (job / name).read_text().splitlines(keepends=True) for name in ("rounds.csv", FILES[2])
     )
     for name, lines, reason in (
-        ("rounds.csv", rounds[:-1], "ends with round 3, the run with 4; cut short?"),
+        (
+            "rounds.csv",
+            rounds[:-1],
+            "ends with round 3, but the run ended with round 4; was it cut short?",
+        ),
         (
             "rounds.csv",
             [*rounds[:3], rounds[2], *rounds[3:]],
@@ -232,7 +236,11 @@ def test_missing_rows_and_invalid_values_are_found(sweep):
         ),
         ("rounds.csv", [*rounds[:-1], rounds[-1].replace("4,", "4,1e9,", 1)], "is not a table"),
         ("rounds.csv", [*rounds[:-1], rounds[-1].rstrip("\n")[:-1]], "ends in the middle of a row"),
-        ("class_accuracy.csv", classes[:-1], "has rounds without some of the classes; cut short?"),
+        (
+            "class_accuracy.csv",
+            classes[:-1],
+            "has rounds without some of the classes; was it cut short?",
+        ),
         ("class_accuracy.csv", classes[:-3], "lacks round 4, which was evaluated"),
         (
             "class_accuracy.csv",

@@ -171,13 +171,16 @@ RUN = {
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"counts": [[10**12, 0]]}, "counts are of 1,000,000,000,000 examples, at most 67,108,864"),
-        ({"counts": [[10**30, 0]]}, "examples, at most"),
-        ({"counts": [[2**26, 0], [0, 1]]}, "counts are of 67,108,865 examples"),
-        ({"counts": [[-5, 5]]}, "counts are not a number of examples"),
-        ({"counts": [[0.5, 1]]}, "counts are not a number of examples"),
-        ({"counts": [[True, 1]]}, "counts are not a number of examples"),
-        ({"counts": [[1]]}, "counts are not a number of examples for each class"),
+        (
+            {"counts": [[10**12, 0]]},
+            "counts add up to 1,000,000,000,000 examples; at most 67,108,864",
+        ),
+        ({"counts": [[10**30, 0]]}, "examples; at most"),
+        ({"counts": [[2**26, 0], [0, 1]]}, "counts add up to 67,108,865 examples"),
+        ({"counts": [[-5, 5]]}, "counts must be one non-negative integer"),
+        ({"counts": [[0.5, 1]]}, "counts must be one non-negative integer"),
+        ({"counts": [[True, 1]]}, "counts must be one non-negative integer"),
+        ({"counts": [[1]]}, "counts must be one non-negative integer per class"),
         ({"counts": 5}, "not a valid run file"),
         ({"counts": []}, "not a valid run file"),
         ({"classes": ["a", "b" * 10**6]}, "a class has no name of at most 1,000 characters"),
@@ -206,10 +209,10 @@ def test_invalid_counts_are_refused(changed, message, tmp_path):
         ({"config": None}, "`config` is not a dict"),
         (
             {"partitions": [KEPT] * 2 + [KEPT | {"counts": [[2**26, 0]]}]},
-            "counts are of 67,108,872",
+            "counts add up to 67,108,872",
         ),
         ({"tables": {"rounds.csv": ["round"]}}, "not a valid run file"),
-        ({"tables": {"rounds.csv": {"a": "1,2", "b": "1"}}}, "columns of several lengths"),
+        ({"tables": {"rounds.csv": {"a": "1,2", "b": "1"}}}, "columns of different lengths"),
         (
             {"tables": {"class_accuracy.csv": dict.fromkeys(("round", "class", "of"), "1")}},
             "not a valid run file",
@@ -358,7 +361,7 @@ def test_failed_restore_writes_nothing(tmp_path, capsys):
     (out / "a" / "two").mkdir(parents=True)
     assert call("report", [str(sweep), "--restore", str(out)]) == 2
     assert capsys.readouterr().err.endswith(
-        "/out/a/two: exists already; name a directory without it\n"
+        "/out/a/two: already exists; choose another directory\n"
     )
     assert [path.name for path in out.glob("*/*")] == ["two"]
     shutil.rmtree(out)

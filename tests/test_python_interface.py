@@ -133,7 +133,7 @@ def test_kept_models(run):
     """keep_models=2 keeps every second model; the checkpoints keep the last two."""
     assert run.kept_rounds == [2, 3, 4]
     with pytest.raises(
-        ConfigError, match=r"round 1 is not kept; kept rounds: 2, 3, 4; .*keep_models=<n>"
+        ConfigError, match=r"round 1 was not saved; saved rounds: 2, 3, 4; .*keep_models=<n>"
     ):
         run.model(1)
 
@@ -153,12 +153,12 @@ def test_kept_local_models(run):
     assert len(sizes) == 3 + len(clients)  # of rounds 2, 3 and 4
     assert max(sizes) < 1.05 * min(sizes)
     with pytest.raises(
-        ConfigError, match="a model of client 99 of round 3 is not kept; keep_local_models="
+        ConfigError, match="the model of client 99 from round 3 was not saved; to save the local"
     ):
         run.model(3, client=99)
     with pytest.raises(
         ConfigError,
-        match=r"of round 2 is not kept; kept rounds: 3; keep_local_models=\[<rounds>\]",
+        match=r"from round 2 was not saved; saved rounds: 3; .*keep_local_models=\[<rounds>\]",
     ):
         run.model(2, client=clients[0])
 
@@ -217,7 +217,7 @@ def test_missing_or_damaged_file_is_named(run, tmp_path):
         _ = other.rounds
     with pytest.raises(ConfigError, match=r"clients\.csv: is missing"):
         _ = other.clients
-    with pytest.raises(ConfigError, match=r"a model is not kept; .*keep_models"):
+    with pytest.raises(ConfigError, match=r"the global model was not saved; .*keep_models"):
         other.model()
     assert other.summary == {}
 
@@ -533,7 +533,7 @@ def test_evaluate_with_moved_data(tmp_path):
         (["dataset=digitz"], "dataset=digitz: no such option (nearest: 'digits')"),
         (["rounds=3"], "rounds: only dataset, its keys"),
         (["dataset.name=x"], "needs dataset=<option>"),
-        (["--round", "1"], "a model of round 1 is not kept"),
+        (["--round", "1"], "the global model from round 1 was not saved"),
         (["--device", "cpux"], "hardware.device=cpux"),
         (["dataset=thucnews"], "has text"),
     ],

@@ -65,7 +65,7 @@ def odd(tmp_path, monkeypatch):
 def test_error_after_first_round_is_recorded_as_failure(fedexp, tmp_path, odd):
     answer = fedexp(*odd, *SMALL, "rounds=4", "hydra.run.dir=run")
     assert answer.code == 1, answer.err
-    assert "rounds.csv: its columns must be the same in every round; changed: late" in answer.err
+    assert "rounds.csv: the columns must be the same in every round; changed: late" in answer.err
     found = summary_of(tmp_path / "run")
     assert (found["status"], found["exit_code"]) == ("failed", 1)
     assert "changed: late" in (tmp_path / "run/error.txt").read_text()

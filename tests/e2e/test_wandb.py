@@ -104,7 +104,7 @@ def test_push_keeps_the_id_and_skips_unfinished_runs(fedexp, tmp_path, capfd):
         "cut": (
             "rounds.csv",
             rounds[: rounds.index("\n1,") + 1],
-            "ends with round 0, the run with 1",
+            "ends with round 0, but the run ended with round 1",
         ),
         "config": ("config.yaml", "a: [", "config.yaml: is not yaml"),
         "choices": ("config.yaml", "a: 1\n", "choices"),

@@ -1,4 +1,4 @@
-"""The tables of the group `analysis` in a run directory, and the values sent to trackers."""
+"""The tables that analyses write to a run directory, and the values that trackers get."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ class Table:
 
     keys: tuple[str, ...]  # integer columns without empty cells
     texts: tuple[str, ...]  # text columns
-    columns: Mapping[str, str]  # column -> name of its mean over a round's rows
+    columns: Mapping[str, str]  # column -> name of its mean over the rows of a round
 
 
 ACCURACIES = ("test_accuracy", "in_local_accuracy", "out_local_accuracy", "train_accuracy")
@@ -46,10 +46,11 @@ TABLES = {
 
 
 def round_means(name: str, rows: Iterable[Mapping[str, Any]]) -> dict[str, float]:
-    """Return name -> mean over the clients for one round of an analysis, for trackers.
+    """Return the means over the clients of one round, as a dict for trackers.
 
-    name: the name of the table's file. rows: the round's rows. Means are taken over the rows for
-    all layers together, or separately before and after local training. nan and inf are left out.
+    name: the name of the table's file. rows: the rows of the round. If the table has layers, only
+    the rows for the whole model are averaged. If it has epochs, the means before and after local
+    training are separate. nan and inf are left out.
     """
     found = {}
     for suffix, chosen in rows_to_average(list(rows)).items():
@@ -61,7 +62,7 @@ def round_means(name: str, rows: Iterable[Mapping[str, Any]]) -> dict[str, float
 
 
 def rows_to_average(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Mapping[str, Any]]]:
-    """Return suffix of the tracker's name -> the rows to average."""
+    """Return a dict from the suffix of a value's name in trackers to the rows to average."""
     if not rows or "epoch" not in rows[0]:
         return {"": [row for row in rows if row.get("layer", "total") == "total"]}
     last = {row["client"]: row for row in rows}  # epochs ascend

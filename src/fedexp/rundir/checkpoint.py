@@ -1,11 +1,11 @@
-"""A run's checkpoints: the latest, and the previous one in case the latest is damaged.
+"""A run's checkpoints: the latest one, and the previous one in case the latest is damaged.
 
-Both are written with `torch.save`, as zip archives with a CRC-32 checksum of each record. The
-checksums are checked before a run resumes. So are the other files that a checkpoint needs: the
-client states and the csv files, which must have at least the recorded lengths.
+Both are written with `torch.save`, as zip archives with a CRC-32 checksum for each record. Before a
+run resumes, the checksums are checked. The other files that a checkpoint needs are checked too:
+the client states, and the csv files, which must have at least the recorded lengths.
 
-A file that loads may still have invalid content, for example after an edit by hand. It is then
-treated like a file with a wrong checksum: the previous checkpoint is used.
+A file that can be loaded may still have invalid content, for example if somebody edited it. Such a
+file is treated like a file with an invalid checksum, and the previous checkpoint is used.
 """
 
 import math
@@ -48,7 +48,7 @@ def is_seconds(value: object) -> bool:
 
 
 def is_accuracy(value: object) -> bool:
-    """Return whether a value is an accuracy; nan means that a class or task has no test example."""
+    """Return whether a value is an accuracy, or nan (the class or task has no test examples)."""
     return type(value) is float and (0 <= value <= 1 or math.isnan(value))
 
 
@@ -57,7 +57,7 @@ def is_table(name: object) -> bool:
 
 
 def pair(form: Any) -> Callable[[object], bool]:
-    """Return the form of a pair (round, value)."""
+    """Return a condition that accepts pairs (round, value) whose value has the given form."""
     return lambda node: (
         isinstance(node, tuple | list)
         and len(node) == 2
@@ -70,7 +70,8 @@ def is_history(value: object) -> bool:
     return fits(value, {str: torch.Tensor}) and value.keys() >= ARRAYS  # type: ignore[attr-defined]
 
 
-# Key -> form of its value (see `schema`), for the test results of one view and for a checkpoint.
+# The forms of values (see `schema`) by key: TESTED for one view's test results, FORM for a
+# checkpoint.
 TESTED: dict[str, Any] = {
     "accuracy": [pair(is_accuracy)],
     "tasks": [pair([is_accuracy])],
@@ -102,15 +103,15 @@ OPTIONAL: dict[str, Any] = {  # keys that older checkpoints do not have
 class Saved:
     """The state that a run resumes from."""
 
-    state: Mapping[str, Any] | None  # None: the csv files are damaged, and the run begins again
-    # what is wrong with the latest checkpoint, if it is not used
+    state: Mapping[str, Any] | None  # None: the csv files are damaged, and the run starts again
+    # why the latest checkpoint is not used; None if it is used
     problem: str | None
 
 
 def save(directory: Path, state: Tree) -> None:
     """Save a state so that a complete checkpoint always exists, even after a power failure.
 
-    The files that the state names must have been synced.
+    The files that the state refers to must have been synced before.
     """
     latest, previous = directory / files.CHECKPOINT, directory / files.PREVIOUS
     if latest.exists():
@@ -126,8 +127,8 @@ def save(directory: Path, state: Tree) -> None:
 def load(directory: Path, check: Callable[[Any], None] = lambda state: None) -> Saved | None:
     """Return the latest valid state, or None if no state was saved.
 
-    If the csv files are damaged, no state can be resumed, and the result has the state None. Raises
-    ConfigError if all checkpoints are damaged for another reason.
+    If the csv files are damaged, the run cannot resume, and the result has `state=None`. Raises
+    ConfigError if all checkpoints are invalid for a different reason.
 
     check: a function that raises ConfigError if a state does not belong to this run.
     """
@@ -164,7 +165,7 @@ def check_needed_files(directory: Path, state: Mapping[str, Any]) -> None:
     for file, length in state.get("lengths", {}).items():
         if Path(file).name != file:
             raise ConfigError(
-                f"{directory}: a checkpoint names {file!r}, which is not a file of the run"
+                f"{directory}: a checkpoint refers to {file!r}, which is not a file of the run"
             )
         csv_files.check_prefix(directory / file, length, checksums.get(file))
     for client, version in state.get("clients", {}).items():
@@ -172,9 +173,9 @@ def check_needed_files(directory: Path, state: Mapping[str, Any]) -> None:
 
 
 def set_aside(directory: Path) -> None:
-    """Move a damaged latest checkpoint away.
+    """Move a damaged latest checkpoint to another name.
 
-    Otherwise the next `save` would replace the valid previous checkpoint with it.
+    Otherwise the next `save` would replace the valid previous checkpoint with the damaged one.
     """
     latest = directory / files.CHECKPOINT
     if latest.exists():
@@ -183,7 +184,7 @@ def set_aside(directory: Path) -> None:
 
 
 def set_tables_aside(directory: Path) -> None:
-    """Move damaged csv files and their checkpoints to damaged/, since the run begins again."""
+    """Move damaged csv files and their checkpoints to damaged/, since the run starts again."""
     files.set_aside(directory, (*files.TABLES, files.CHECKPOINT, files.PREVIOUS))
 
 
@@ -197,11 +198,11 @@ def saved_round(directory: Path) -> int | None:
 
 
 def check_form(path: Path, state: object) -> None:
-    """Raise ConfigError unless a loaded file has the keys and types of a checkpoint."""
+    """Raise ConfigError unless the content of a file has the keys and types of a checkpoint."""
     found = state.get("format") if isinstance(state, dict) else type(state).__name__
     if not isinstance(state, dict) or found != CHECKPOINT_FORMAT:
         raise ConfigError(
-            f"{path}: is not a checkpoint of this version of fedexp (format {found}, expected"
+            f"{path}: is not a checkpoint for this version of fedexp (format {found}, expected"
             f" {CHECKPOINT_FORMAT})"
         )
     unknown = state.keys() - {*FORM, *OPTIONAL, "format"}
@@ -215,8 +216,9 @@ def check_form(path: Path, state: object) -> None:
 
 
 def by_view(state: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
-    """Return view -> its test results in a checkpoint.
+    """Return the test results in a checkpoint by view.
 
-    The first view's results are on the top level. Older checkpoints only have the plain view.
+    The results of the first view are on the top level of the checkpoint. Older checkpoints only
+    have the plain view.
     """
     return {state.get("first_view", PLAIN): state} | state.get("views", {})

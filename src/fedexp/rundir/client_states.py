@@ -1,8 +1,8 @@
-"""States that clients keep between rounds, with a tree for each client that has participated.
+"""States that clients keep between rounds: one tree for each client that has participated.
 
-If a run has a directory, each state is a separate file, which is written only after a change. The
-cost of a checkpoint then depends on the cohort and not on the number of clients. States that do not
-fit into memory are memory-mapped from their files.
+If a run has a directory, each state is saved in a separate file, which is written only after the
+state has changed. The cost of a checkpoint then depends on the cohort size and not on the number of
+clients. States that do not fit into memory are memory-mapped from their files.
 """
 
 import logging
@@ -20,16 +20,17 @@ from fedexp.core.tree import Tree
 log = logging.getLogger("fedexp")
 CPU = torch.device("cpu")
 STATE = re.compile(r"\d+\.\d+\.pt")  # the names from `file_name`
-SHARE_OF_MEMORY = 0.25  # largest share of the free memory for the states of all clients
+SHARE_OF_MEMORY = 0.25  # the states of all clients may use at most this share of the free memory
 
 
 class ClientStates(MutableMapping[int, Tree]):
-    """A mapping from client to state. It is only in memory until `save` is called with a folder."""
+    """A mapping from clients to states. The states are only in memory until `save` is called."""
 
     def __init__(self, folder: Path | None = None, versions: dict[int, int] | None = None):
-        """Set up the states.
+        """Create a mapping, which is empty unless a resumed run gives its files.
 
-        versions: for a resumed run, client -> round after which the client's file was written.
+        folder: the folder of the files. versions: client -> round in which the client's file was
+        written.
         """
         self.folder, self.versions = folder, dict(versions or {})
         self.home, self.resident = CPU, True
@@ -39,10 +40,10 @@ class ClientStates(MutableMapping[int, Tree]):
         self._saved, self._before = dict(self.versions), dict(self.versions)
 
     def place(self, home: torch.device, resident: bool) -> None:
-        """Choose where the states are kept.
+        """Choose where the states are stored between rounds.
 
-        home: the device. resident: whether they stay in memory; if False, they are only in their
-        files after a checkpoint.
+        home: the device. resident: whether the states stay in memory. If False, they are only in
+        their files after each checkpoint.
         """
         self.home, self.resident = home, resident
 
@@ -75,9 +76,9 @@ class ClientStates(MutableMapping[int, Tree]):
         return len(self._memory.keys() | self.versions.keys())
 
     def save(self, folder: Path, round: int) -> dict[int, int]:
-        """Write the changed states and return the versions for the checkpoint.
+        """Write the changed states and return the versions of all states for the checkpoint.
 
-        Older files are kept until `tidy` is called.
+        round: the version of the changed states. Older files are kept until `tidy` is called.
         """
         for client in sorted(self._changed):
             storage.save_tree(
@@ -96,7 +97,7 @@ class ClientStates(MutableMapping[int, Tree]):
     def tidy(self) -> None:
         """Remove files that the last two checkpoints do not use.
 
-        Call this after the checkpoint that follows `save` has been written.
+        Call this only after the checkpoint with the versions from `save` has been written.
         """
         current = {
             file_name(*state)
@@ -110,10 +111,10 @@ class ClientStates(MutableMapping[int, Tree]):
 
 
 def file_name(client: int, round: int) -> str:
-    """Return the name of a state's file.
+    """Return the name of the file with a client's state.
 
     Raises ConfigError unless both values are integers, so that a checkpoint from another person
-    cannot name files outside the folder.
+    cannot refer to files outside the folder.
     """
     if type(client) is not int or type(round) is not int:
         raise ConfigError(f"client {client!r}, round {round!r}: must be integers")
@@ -126,9 +127,9 @@ def to(state: Tree, device: torch.device) -> Tree:
 
 
 def choose_place(each: int, clients: int, device: torch.device) -> tuple[torch.device, bool, str]:
-    """Return (home, resident, sentence for the log) for states of `each` bytes.
+    """Return (home, resident, message for the log) for client states of `each` bytes.
 
-    The states are kept on the GPU, in memory or in files: the first place with enough room.
+    The states are stored in the first place with enough room: on the GPU, in memory, or in files.
     """
     total, free = each * clients, free_memory()
     size = f"client states: {size_of(each)} each, {size_of(total)} in total for {clients:,} clients"

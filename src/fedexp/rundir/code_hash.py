@@ -1,4 +1,4 @@
-"""Compute checksums of the code of users' classes, so that a run detects changes of this code."""
+"""Compute checksums of the code of users' classes, so that runs detect changes to this code."""
 
 import ast
 import hashlib
@@ -13,16 +13,16 @@ INSTALLED = frozenset({"site-packages", "dist-packages", "lib-dynload"})  # pack
 def code_mark(target: str) -> str | None:
     """Return `<class> (code <checksum>)` for a user's class.
 
-    The checksum covers the file of the class's module and the files that this imports, directly or
-    indirectly, from the same directory. Return None if the class belongs to fedexp or to an
-    installed package, or is not found.
+    The checksum covers the file of the class's module and all files from the same directory that
+    this module imports, directly or indirectly. Return None if the class belongs to fedexp or to an
+    installed package, or cannot be found.
 
-    target: the dotted path of the class. No code is run. Every change of a file counts, also in a
-    comment, since changes without an effect cannot be recognised.
+    target: the dotted path of the class. No code is run. Every change to a file changes the
+    checksum, even a change in a comment, since harmless changes cannot be recognised.
     """
     module = target.rpartition(".")[0]
     root = package_directory(module.partition(".")[0])
-    if root is None or INSTALLED & {*root.parts} or CODE in target:  # it is marked already
+    if root is None or INSTALLED & {*root.parts} or CODE in target:  # already marked
         return None
     digest, files = hashlib.sha256(), source_files(root, module)
     for name in sorted(files):
@@ -46,9 +46,9 @@ def package_directory(package: str) -> Path | None:
 
 
 def source_files(root: Path, module: str) -> dict[str, Path]:
-    """Return name -> file for a module and all modules below `root` that it imports.
+    """Return the files, by module name, of a module and all modules below `root` that it imports.
 
-    Indirect imports and the parent packages are included.
+    Indirect imports and parent packages are included.
     """
     found: dict[str, Path] = {}
     names = [module]
@@ -63,7 +63,7 @@ def source_files(root: Path, module: str) -> dict[str, Path]:
 
 
 def file_of(root: Path, module: str) -> Path | None:
-    """Return the file of a module below `root`, or None."""
+    """Return the file of a module below `root`, or None if there is no such file."""
     base = root.joinpath(*module.split("."))
     paths = (base / "__init__.py", base.with_suffix(".py")) if module else ()
     return next((path for path in paths if path.is_file()), None)
@@ -78,7 +78,10 @@ def absolute(name: str, package: str) -> str:
 
 
 def read(path: Path) -> tuple[str, list[str]]:
-    """Return a file's checksum and the names that it imports, with the dots of relative imports."""
+    """Return a file's checksum and the names that it imports.
+
+    Names of relative imports begin with dots.
+    """
     stat = path.stat()
     return read_once(path, stat.st_mtime_ns, stat.st_size)
 

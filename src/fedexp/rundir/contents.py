@@ -1,4 +1,4 @@
-"""Read the files of a run directory as plain values. Raise Damaged, with the reason, on failure."""
+"""Read the files in a run directory as plain values. If a file is damaged, raise Damaged."""
 
 from __future__ import annotations  # pandas takes long to import
 
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     import pandas as pd
 
 EMPTY = "is empty"
-LENGTH = 150  # most characters of a value shown in a reason
+LENGTH = 150  # maximum number of characters of a value shown in a message
 ACROSS = ("class", "evaluated_task", "layer")  # columns that form a matrix with `round`
 
 
 class Damaged(ValueError):
-    """A file is not as a run writes it. `str(error)` is a short reason without the file's name."""
+    """A file differs from what runs write. `str(error)` is the reason without the file's name."""
 
 
 def read_text(path: Path) -> str:
@@ -48,15 +48,15 @@ def read_text(path: Path) -> str:
     if not text.strip():
         raise Damaged(EMPTY)
     if "\0" in text:
-        raise Damaged("is not text (it holds null bytes)")
+        raise Damaged("is not text (it contains null bytes)")
     return text
 
 
 def read_values(path: Path) -> Any:
-    """Return the plain values in a .json or .yaml file. Raises Damaged.
+    """Return the plain values in a .json or .yaml file.
 
-    Numbers that are not finite are damage too, and so is a .yaml file whose last line does not end
-    with a newline.
+    Raises Damaged if the file cannot be parsed or contains a number that is not finite, or if a
+    .yaml file does not end with a newline.
     """
     text, kind = read_text(path), path.suffix[1:]
     try:
@@ -74,7 +74,10 @@ def read_values(path: Path) -> Any:
 
 
 def read_mapping(path: Path) -> dict[str, Any]:
-    """Return the mapping with string keys in a .json or .yaml file. Raises Damaged."""
+    """Return the content of a .json or .yaml file.
+
+    Raises Damaged unless the content is a mapping with strings as keys.
+    """
     content = read_values(path)
     if not fits(content, {str: lambda value: True}):
         raise Damaged(f"is not a mapping with strings as keys ({shorten(content)})")
@@ -83,7 +86,10 @@ def read_mapping(path: Path) -> dict[str, Any]:
 
 
 def read_overrides(path: Path) -> list[str]:
-    """Return the list of strings in .hydra/overrides.yaml. Raises Damaged."""
+    """Return the content of .hydra/overrides.yaml.
+
+    Raises Damaged unless the content is a list of strings.
+    """
     content = read_values(path)
     if not fits(content, [str]):
         raise Damaged(f"is not a list of strings ({shorten(content)})")
@@ -92,10 +98,10 @@ def read_overrides(path: Path) -> list[str]:
 
 
 def check_plain(node: object) -> None:
-    """Raise Damaged for values that a run never writes.
+    """Raise Damaged for values that runs never write.
 
-    These are numbers that do not fit in a table's column, and objects that yaml makes, such as
-    dates.
+    Such values are numbers that do not fit into a column of a table, and objects that yaml creates,
+    such as dates.
     """
     match node:
         case dict():
@@ -107,18 +113,18 @@ def check_plain(node: object) -> None:
             for value in node:
                 check_plain(value)
         case int() if abs(node) >= 2**64:
-            raise Damaged("holds a number of more than 64 bits")
+            raise Damaged("contains a number of more than 64 bits")
         case float() if not math.isfinite(node):
-            raise Damaged(f"holds {node}, which is not a finite number")
+            raise Damaged(f"contains {node}, which is not a finite number")
         case None | str() | int() | float():
             pass
         case _:
-            raise Damaged(f"holds a {type(node).__name__}")
+            raise Damaged(f"contains a value of type {type(node).__name__}")
 
 
 @dataclass(frozen=True)
 class Columns:
-    """The required columns of a .csv file."""
+    """The columns that a .csv file must have, and their types."""
 
     keys: tuple[str, ...]  # non-negative integers
     values: tuple[str, ...] = ()  # numbers
@@ -126,11 +132,11 @@ class Columns:
 
 
 def read_table(path: Path, columns: Columns) -> pd.DataFrame:
-    """Return a .csv file as a table of numbers. A cell without a number is nan.
+    """Read a .csv file as a table of numbers. Cells that are not numbers become nan.
 
-    `frame.attrs["problem"]` describes damage that leaves the table readable, or is empty. A row
-    without a valid key is left out, since a killed run may leave half a row. Raises Damaged if the
-    file is not such a table.
+    A row without a valid key is left out, since a killed run may leave half a row. The table's
+    `attrs["problem"]` describes damage that does not prevent reading; without damage, it is empty.
+    Raises Damaged if the file cannot be read as a table with these columns.
     """
     import pandas as pd
 
@@ -162,7 +168,7 @@ def read_table(path: Path, columns: Columns) -> pd.DataFrame:
 
 
 def check_extent(table: pd.DataFrame, columns: Columns) -> None:
-    """Raise Damaged if a matrix made from the table would need far more memory than the table."""
+    """Raise Damaged if a matrix built from the table would need far more memory than the table."""
     for name in [name for name in ACROSS if name in table and len(table)]:
         width = table[name].nunique() if name in columns.texts else int(table[name].max()) + 1
         try:
@@ -172,7 +178,7 @@ def check_extent(table: pd.DataFrame, columns: Columns) -> None:
 
 
 def as_number(cell: Any) -> float:
-    """Return a cell as a float: nan if it is not a number, infinity if it is too large."""
+    """Convert a cell to a float: nan if it is not a number, infinity if it is too large."""
     try:
         return float(cell)
     except OverflowError:

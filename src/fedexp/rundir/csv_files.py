@@ -1,4 +1,4 @@
-"""The csv tables of a run directory. They grow by whole rows and are the reference for trackers."""
+"""The csv tables in a run directory. They only grow by whole rows."""
 
 import csv
 import errno
@@ -15,20 +15,21 @@ from fedexp.rundir.files import ROUNDS
 
 
 class TableDamaged(ConfigError):
-    """A csv file does not match the checkpoint."""
+    """A csv file is not in the state that the checkpoint recorded."""
 
 
 class CsvFile:
-    """A csv file that grows by whole lines and can be cut back to a checkpoint's length.
+    """A csv file that grows by whole lines and can be truncated to the length in a checkpoint.
 
-    The file is created with its first rows. Rows are written in one system call, so that a killed
-    process does not leave half a line. If the disk is full, they are removed again.
+    The file is created when the first rows are written. Rows are written in one system call, so
+    that a killed process does not leave half a line. If the disk becomes full, these rows are
+    removed again.
     """
 
     def __init__(self, path: Path, length: int | None = None):
         """Open the file.
 
-        length: number of bytes to keep of an existing file when resuming; None for a new file.
+        length: number of bytes to keep when resuming; None: remove the file and start a new one.
         """
         self.path, self.length, self.checksum = path, length or 0, 0
         self._columns: list[str] | None = None
@@ -49,7 +50,7 @@ class CsvFile:
         """Append rows. The first row determines the columns.
 
         None and NaN become empty cells, and floats are written exactly. Raises ConfigError if the
-        columns change and StorageError if the file cannot be written.
+        columns change, and StorageError if the file cannot be written.
         """
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
@@ -60,7 +61,7 @@ class CsvFile:
             if list(row) != self._columns:
                 changed = ", ".join(sorted(set(row) ^ set(self._columns))) or "their order"
                 raise ConfigError(
-                    f"{self.path.name}: its columns must be the same in every round; changed:"
+                    f"{self.path.name}: the columns must be the same in every round; changed:"
                     f" {changed}"
                 )
             writer.writerow([_cell(value) for value in row.values()])
@@ -114,7 +115,7 @@ class CsvFile:
 
 
 def checksum(path: Path, length: int) -> int:
-    """Return the CRC-32 of the first `length` bytes."""
+    """Return the CRC-32 checksum of the first `length` bytes of a file."""
     found = 0
     with open(path, "rb") as file:
         while length > 0 and (part := file.read(min(length, 2**20))):
@@ -125,7 +126,7 @@ def checksum(path: Path, length: int) -> int:
 def check_prefix(path: Path, length: int, expected: int | None) -> None:
     """Raise TableDamaged unless the first `length` bytes are whole rows with the right checksum.
 
-    expected: the CRC-32 of these bytes; None if it is unknown.
+    expected: the CRC-32 checksum of these bytes; None if it is unknown.
     """
     try:
         if not length:
@@ -150,8 +151,8 @@ def _cell(value: object) -> Any:
 class RunFiles:
     """The csv files of a run.
 
-    The checkpoint stores `lengths` and `checksums`, so that a resumed run can detect damage and
-    remove later rows.
+    Checkpoints store `lengths` and `checksums`, so that a resumed run can detect damage and remove
+    rows that were written after the checkpoint.
     """
 
     def __init__(
@@ -167,14 +168,14 @@ class RunFiles:
     def lengths(self) -> dict[str, int]:
         """Sync all files and return their lengths in bytes.
 
-        After the sync, a checkpoint never has a length that is not yet on the disk.
+        Because of the sync, a checkpoint never records rows that are not yet on the disk.
         """
         for file in self._files.values():
             file.sync()
         return {name: file.length for name, file in self._files.items()}
 
     def checksums(self) -> dict[str, int]:
-        """Return the CRC-32 of each file up to its length."""
+        """Return the CRC-32 checksum of each file."""
         return {name: file.checksum for name, file in self._files.items()}
 
     def close(self) -> None:

@@ -1,13 +1,13 @@
 """Keep finished runs as small files that can be committed: `multirun/<sweep>/runs/<run>.json.xz`.
 
-A file has everything that tables, figures and documents read from a run directory: rounds, class
-accuracies of all test views, task accuracies, configuration, overrides, fingerprint, and the
-summary with commit and hardware. `pack` makes the file and `unpack` makes a run directory from it,
-so every reader of run directories can read both.
+A kept file has everything that tables, figures and documents read from a run directory: rounds,
+class accuracies in all test views, task accuracies, configuration, overrides, fingerprint, and the
+summary with commit and hardware. `pack` makes the kept file of a run. `unpack` makes a run
+directory from a kept file, so code that reads run directories can use both.
 
-A file does not have the clients' tables, the checkpoints, the times of a round's phases and the
-partition's indices. Round times are rounded to three digits and losses to seven; no table shows
-more. The other cells are copied from the csv files as text. Nothing is unpickled.
+A kept file leaves out the clients' tables, the checkpoints, the times of a round's phases, and the
+indices of the partition. Round times are rounded to three digits and losses to seven, since no
+table shows more. All other cells are copied from the csv files as text. Nothing is unpickled.
 """
 
 import csv
@@ -44,10 +44,10 @@ from fedexp.rundir.sweeps import SweepDirectory, resolve_reuse
 
 FORMAT = 1
 FOLDER, SUFFIX = "runs", ".json.xz"
-LIMIT, MEMORY = 2**26, 2**27  # most bytes of an unpacked file, and of memory for unpacking it
-MOST_EXAMPLES = 2**26  # most examples of all partitions of a run together
-LONGEST_NAME = 1000  # most characters of a class name
-KINDS = {  # types of the parts of a file
+LIMIT, MEMORY = 2**26, 2**27  # maximum bytes of an unpacked file, and of memory to unpack it
+MOST_EXAMPLES = 2**26  # maximum number of examples in all partitions of a run together
+LONGEST_NAME = 1000  # maximum length of a class name
+KINDS = {  # types of the parts of a kept file
     "overrides": list,
     "config": dict,
     "origin": dict,
@@ -55,21 +55,21 @@ KINDS = {  # types of the parts of a file
     "tables": dict,
     "partitions": list,
 }
-# errors that reading an invalid file may raise
+# exceptions that reading an invalid file may raise
 DAMAGE = (LookupError, ValueError, TypeError, AttributeError, ArithmeticError, RecursionError)
 TABLES = (files.ROUNDS, files.TASKS, *(file_in_view(files.CLASSES, view) for view in VIEWS))
 PHASES, LOSSES = (
     re.compile(r".*(_seconds|_per_second)"),
     re.compile(r"(train|test|validation)_loss"),
 )
-NOTED = re.compile(r"\.\./\.\./[^/]+/[^/]+")  # a run of another sweep: ../../<sweep>/<run>
+NOTED = re.compile(r"\.\./\.\./[^/]+/[^/]+")  # a run in another sweep: ../../<sweep>/<run>
 LEFT_OUT = ("checkpoint", "figures", "wandb", "*.log", ".lock", ".owner.json", "*.tmp")
 
 
 def keep_runs(sweep: Path) -> list[Path]:
-    """Write a file for each finished run of a sweep and return the paths.
+    """Write a kept file for each finished run of a sweep and return the paths.
 
-    A job that uses another sweep's run gets a file too.
+    A job that uses a run from another sweep gets a file too.
     """
     paths = []
     for job in sorted({path.parent.parent for path in sweep.glob("*/.hydra/overrides.yaml")}):
@@ -81,9 +81,9 @@ def keep_runs(sweep: Path) -> list[Path]:
 
 
 def pack(directory: Path) -> bytes | None:
-    """Return the content of a run's file, or None if the run is not finished.
+    """Return the kept file of a run as bytes, or None if the run is not finished.
 
-    Equal runs have equal bytes.
+    The bytes are equal for equal runs.
     """
     text = (directory / files.OVERRIDES).read_text(encoding="utf-8")
     value: dict[str, Any] = {"format": FORMAT, "overrides": portable(yaml.safe_load(text))}
@@ -93,12 +93,12 @@ def pack(directory: Path) -> bytes | None:
         run = RunDirectory(directory / note)
         if NOTED.fullmatch(note):
             return compress(value | {"elsewhere": note})
-        # The run is in the same sweep or outside of `multirun`: its content is copied.
+        # The run is in the same sweep or outside `multirun`, so its content is copied.
     return compress(value | content_of(run)) if run.finished else None
 
 
 def content_of(run: RunDirectory) -> dict[str, Any]:
-    """Return the parts of a run that are kept."""
+    """Return the parts of a run that its kept file contains."""
     directory = run.directory
     started = origin.read(directory)
     started.pop("directory", None)
@@ -122,9 +122,9 @@ def compress(value: Mapping[str, Any]) -> bytes:
 
 
 def portable(value: Any) -> Any:
-    """Replace absolute paths by their last part, also after the `=` of an override.
+    """Replace absolute paths with their last part, also after the `=` in an override.
 
-    The result has no paths of this machine.
+    So the kept file does not contain directories of the current machine.
     """
     if isinstance(value, Mapping):
         return {key: portable(each) for key, each in value.items()}
@@ -138,7 +138,7 @@ def portable(value: Any) -> Any:
 
 
 def columns(path: Path) -> dict[str, str]:
-    """Return column -> its cells, separated by commas, from a csv file of numbers."""
+    """Read a csv file of numbers as a dict from each column to its cells, joined by commas."""
     with path.open(newline="", encoding="utf-8") as file:
         names, *rows = csv.reader(file)
     table = {}
@@ -149,9 +149,9 @@ def columns(path: Path) -> dict[str, str]:
 
 
 def as_accuracies(table: Mapping[str, str]) -> dict[str, str]:
-    """Return class accuracies from counts of correct examples, which older files have.
+    """Convert the counts of correct examples in older kept files to class accuracies.
 
-    The key `of` has the number of examples of each class.
+    The key `of` in the table gives the number of examples in each class.
     """
     classes, sizes = table["class"].split(","), map(int, table["of"].split(","))
     of = dict(zip(dict.fromkeys(classes), sizes, strict=True))
@@ -161,17 +161,17 @@ def as_accuracies(table: Mapping[str, str]) -> dict[str, str]:
 
 
 def shortened(name: str, cell: str) -> str:
-    """Return a cell rounded to the digits that its column keeps."""
+    """Round a cell to the digits that its column keeps."""
     if cell and name == "seconds":
         return f"{float(cell):.3g}"
     return f"{float(cell):.7g}" if cell and LOSSES.match(name) else cell
 
 
 def partition(path: Path) -> dict[str, Any]:
-    """Return the parts of a partition that are kept.
+    """Return the parts of a partition that the kept file contains.
 
-    These are the number of examples per client and class, the class names, how the partition was
-    made (`info`) and its hash.
+    These are the number of examples per client and class, the class names, a description of how the
+    partition was made (`info`), and its hash.
     """
     arrays = load_npz(path)
     return {
@@ -183,7 +183,10 @@ def partition(path: Path) -> dict[str, Any]:
 
 
 def read(path: Path) -> dict[str, Any]:
-    """Return the content of a file. Raises ConfigError for damage or a newer format."""
+    """Return the content of a kept file.
+
+    Raises ConfigError if the file is damaged or has an unknown format.
+    """
     try:
         unpacker = lzma.LZMADecompressor(memlimit=MEMORY)
         text = unpacker.decompress(path.read_bytes(), max_length=LIMIT)
@@ -205,9 +208,9 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def check_form(value: Mapping[str, Any]) -> None:
-    """Raise one of DAMAGE unless a file's content has the form that `pack` writes.
+    """Raise an exception listed in DAMAGE unless a kept file has the form that `pack` writes.
 
-    The number of examples is limited, since arrays of that size are made from the counts.
+    The total number of examples is limited, since arrays of that size are made from the counts.
     """
     kinds = {"overrides": list} if "elsewhere" in value else KINDS
     if "elsewhere" in value and not NOTED.fullmatch(value["elsewhere"]):
@@ -219,17 +222,19 @@ def check_form(value: Mapping[str, Any]) -> None:
     for kept in value.get("partitions", ()):
         for row in kept["counts"]:
             if len(row) != len(kept["classes"]) or any(type(n) is not int or n < 0 for n in row):
-                raise ValueError("its counts are not a number of examples for each class")
+                raise ValueError("its counts must be one non-negative integer per class")
             examples += sum(row)
         names = list(kept["classes"])
         if names != kept["classes"] or any(len(name) > LONGEST_NAME for name in names):
             raise ValueError(f"a class has no name of at most {LONGEST_NAME:,} characters")
     if examples > MOST_EXAMPLES:
-        raise ValueError(f"its counts are of {examples:,} examples, at most {MOST_EXAMPLES:,}")
+        raise ValueError(
+            f"its counts add up to {examples:,} examples; at most {MOST_EXAMPLES:,} are allowed"
+        )
 
 
 def kept_files(sweep: Path) -> dict[str, Path]:
-    """Return run -> file of the kept runs of a sweep."""
+    """Return the kept files of a sweep by run name."""
     paths = sorted((sweep / FOLDER).glob(f"*{SUFFIX}"))
     return {path.name.removesuffix(SUFFIX): path for path in paths}
 
@@ -237,7 +242,7 @@ def kept_files(sweep: Path) -> dict[str, Path]:
 def kept_below(folders: Iterable[Path]) -> Iterator[dict[str, Any]]:
     """Yield the content of each kept run below these folders.
 
-    Unreadable files are skipped, and so are files that only refer to another sweep's run.
+    Unreadable files are skipped, and so are files that only refer to a run in another sweep.
     """
     for path in sorted(
         {path for folder in folders for path in folder.rglob(f"{FOLDER}/*{SUFFIX}")}
@@ -249,9 +254,9 @@ def kept_below(folders: Iterable[Path]) -> Iterator[dict[str, Any]]:
 
 
 def how_to_restore(directory: Path) -> str:
-    """Return a hint, to follow "no run is there", for a sweep whose runs are kept as files.
+    """Return a hint on how to restore the kept runs of a sweep, to append to an error message.
 
-    Return an empty string if no run is kept.
+    Return an empty string if the sweep has no kept runs.
     """
     count = len(kept_files(directory))
     command = f"`fedexp report {directory} --restore DIR` makes run directories of them"
@@ -260,12 +265,13 @@ def how_to_restore(directory: Path) -> str:
 
 @contextmanager
 def kept_runs(sweep: Path, besides: Collection[str] = ()) -> Iterator[dict[str, RunDirectory]]:
-    """Yield name -> run directory of the kept runs of a sweep, unpacked to a temporary directory.
+    """Yield the kept runs of a sweep by name, unpacked to a temporary directory.
 
-    A job that uses a run of another sweep gets that run; it is left out if the other sweep has
-    neither its directory nor its file. Raises ConfigError if a file cannot be read.
+    For a job that uses a run from another sweep, that run is returned. The job is left out if the
+    other sweep has neither the directory nor the kept file of the run. Raises ConfigError if a file
+    cannot be read.
 
-    besides: runs to leave out.
+    besides: names of runs to leave out.
     """
     with TemporaryDirectory(prefix="fedexp-") as temporary:
         found = {}
@@ -283,9 +289,9 @@ def kept_runs(sweep: Path, besides: Collection[str] = ()) -> Iterator[dict[str, 
 
 
 def find_reused(sweep: Path, note: str) -> Path | None:
-    """Return the directory of a run of another sweep or, if it is not there, its kept file.
+    """Return the directory of a finished run in another sweep; otherwise its kept file, or None.
 
-    note: ../../<sweep>/<run>, as the file of a job has it.
+    note: the path ../../<sweep>/<run> from the job's kept file.
     """
     other, run = PurePosixPath(note).parts[-2:]
     folder = sweep.absolute().parent / other
@@ -294,9 +300,9 @@ def find_reused(sweep: Path, note: str) -> Path | None:
 
 @contextmanager
 def all_jobs(sweep: Path) -> Iterator[list[RunDirectory]]:
-    """Yield the jobs of a sweep, from run directories and kept files.
+    """Yield all jobs of a sweep, read from run directories and from kept files.
 
-    A finished run directory is preferred to the kept file of the same run.
+    If a run has both a finished run directory and a kept file, the directory is used.
     """
     kept = kept_files(sweep)
     finished = [name for name in kept if resolve_reuse(RunDirectory(sweep / name)).finished]
@@ -307,14 +313,15 @@ def all_jobs(sweep: Path) -> Iterator[list[RunDirectory]]:
 
 
 def restore(sweep: Path, target: Path) -> list[Path]:
-    """Make run directories `target/<run>` from a sweep's files and return them.
+    """Make run directories `target/<run>` from a sweep's kept files and return them.
 
-    Raises ConfigError, before anything is written, if a directory exists or a file cannot be read.
+    If a directory exists or a file cannot be read, ConfigError is raised before anything is
+    written.
     """
     with kept_runs(sweep) as runs:
         for name in runs:
             if (target / name).exists():
-                raise ConfigError(f"{target / name}: exists already; name a directory without it")
+                raise ConfigError(f"{target / name}: already exists; choose another directory")
         with storage.storing(target):
             for name, run in runs.items():
                 # a copy of the temporary directory itself would be unreadable for other users
@@ -326,8 +333,10 @@ def restore(sweep: Path, target: Path) -> list[Path]:
 
 
 def unpack(path: Path, directory: Path) -> Path:
-    """Make a run directory from a file and return it. Raises ConfigError if the file cannot be
-    read."""
+    """Make a run directory from a kept file and return it.
+
+    Raises ConfigError if the file cannot be read.
+    """
     value = read(path)
     try:
         contents = dict(texts(value))
@@ -346,9 +355,10 @@ def unpack(path: Path, directory: Path) -> Path:
 
 
 def partition_name(number: int, info: Mapping[str, Any]) -> str:
-    """Return the file name of the partition of task `number` (from 1) or of a change in a run.
+    """Return the name of a partition's file.
 
-    info: how the partition was made.
+    number: the partition's task, counted from 1. info: the description of how the partition was
+    made; for a partition that changed during the run, its round is in the file name.
     """
     if "from_round" in info:
         return changed_partition_name(int(info["from_round"]))
@@ -356,7 +366,7 @@ def partition_name(number: int, info: Mapping[str, Any]) -> str:
 
 
 def texts(value: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield (file name, text) for the text files of a run directory."""
+    """Yield (file name, text) for each text file of a run directory."""
     yield files.OVERRIDES, yaml.safe_dump(value["overrides"], allow_unicode=True)
     yield files.CONFIG, yaml.safe_dump(value["config"], sort_keys=False, allow_unicode=True)
     yield files.SUMMARY, json.dumps(value["summary"], indent=2) + "\n"
@@ -372,7 +382,7 @@ def table_text(table: Mapping[str, str]) -> str:
         table = as_accuracies(table)
     cells = [column.split(",") for column in table.values()]
     if len(set(map(len, cells))) != 1:
-        raise ValueError("columns of several lengths")
+        raise ValueError("columns of different lengths")
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows([table, *zip(*cells, strict=True)])
     return text.getvalue()
@@ -381,7 +391,7 @@ def table_text(table: Mapping[str, str]) -> str:
 def arrays_of(kept: Mapping[str, Any]) -> dict[str, np.ndarray]:
     """Return the arrays of partition.npz.
 
-    The indices are not kept, so the numbers 0, 1, ... replace them.
+    Kept files do not contain indices, so the numbers 0, 1, ... replace them.
     """
     counts = np.array(kept["counts"], dtype=np.int64)
     indices, sizes = np.arange(counts.sum()), counts.sum(1)

@@ -24,11 +24,11 @@ WEIGHT_DIVERGENCE, GRADIENT_DIVERSITY = "weight_divergence.csv", "gradient_diver
 LOCAL_EPOCHS, CKA = "local_epochs.csv", "cka.csv"
 ANALYSES = (WEIGHT_DIVERGENCE, GRADIENT_DIVERSITY, LOCAL_EPOCHS, CKA)  # of the group `analysis`
 TABLES = (ROUNDS, CLIENTS, TASKS, *(file_in_view(CLASSES, view) for view in VIEWS), *ANALYSES)
-ASIDE = "damaged"  # folder for damaged files that a run has written again
+ASIDE = "damaged"  # folder for damaged files that a run replaces
 
 
 def remove_temporaries(directory: Path) -> None:
-    """Remove the temporary files of a run that was killed while it wrote."""
+    """Remove temporary files left behind by a run that was killed while it was writing."""
     for folder in (".", ".hydra", "checkpoint", CLIENT_STATES, "figures", "models"):
         for path in (directory / folder).glob(".*.tmp"):
             if not path.is_dir():
@@ -36,9 +36,9 @@ def remove_temporaries(directory: Path) -> None:
 
 
 def set_aside(directory: Path, names: Iterable[str]) -> None:
-    """Move these files or folders to damaged/ without replacing what is there.
+    """Move files or folders of a run to damaged/ without replacing anything there.
 
-    Raises StorageError.
+    Raises StorageError if they cannot be moved.
     """
     aside = directory / ASIDE
     with storing(aside):

@@ -1,8 +1,8 @@
-"""Compute a run's fingerprint from the part of its configuration that determines the result.
+"""Compute a run's fingerprint from the values in its configuration that determine the result.
 
-A fedexp class is identified by its name without its module, a user's class by its module and code,
-and data by their content instead of their path. The names of groups of runs are made from the
-fingerprint too.
+A fedexp class is identified by its name without the module, a user's class by its module and code,
+and a data set by its content instead of its path. The names of groups of runs also contain a hash
+of these values.
 """
 
 import hashlib
@@ -21,8 +21,8 @@ FORMAT = 2  # version of the fingerprint's format
 OWN = "fedexp."
 TARGET = "_target_"
 
-# Keys that do not determine the result: where a run is computed and how it is tracked. They may
-# change when a run is resumed.
+# Keys that do not affect the result, such as the device and the tracker. Their values may change
+# when a run is resumed.
 FREE = (
     "resume",
     "accept_changed_data",
@@ -51,8 +51,8 @@ SOURCE = re.compile(r"(?:dataset|surrogate\.dataset|scenario\.domains\.\d+)\.(\w
 SINGLE = ("partition.path", "cohorts.path", "model.weights", "algorithm.embeddings")  # one file
 FILES = ".files"  # suffix of the key for data whose files are not named in the configuration
 
-# Options that were added later, with the value that keeps the earlier behaviour. The hash includes
-# an option only if its value is another one, so older runs keep their fingerprint.
+# Keys that were added later, with the value that keeps the earlier behaviour. The hash includes a
+# key only if it has a different value, so older runs keep their fingerprint.
 NEUTRAL = {
     "test_views": ["plain"],
     "evaluate": ["global"],
@@ -98,7 +98,7 @@ NEUTRAL = {
     "algorithm.reduction": "sum",
     "algorithm.federations": 0,
 }
-# Removed options with the value that all runs now use, which was their default.
+# Removed keys with their former default, which all runs now use.
 FORMER = {"hardware.convolution": "auto"}
 EMPTY = ("schedule.partition", "schedule.classes")  # an empty list means null
 SPLIT = "test_fraction"  # if null, the hash includes neither this key nor `split_seed`
@@ -109,7 +109,7 @@ PARTITION_NUMBERS = ("alpha", "shards_per_client")
 def flatten(node: object, prefix: str = "") -> dict[str, Any]:
     """Flatten nested dicts to one dict with dotted keys.
 
-    The items of a list are numbered "0", "1", ... if one of them is a dict. Other lists are values.
+    If a list contains a dict, its items get the keys "0", "1", ...; any other list is a value.
     """
     if isinstance(node, list) and any(isinstance(item, dict) for item in node):
         node = dict(enumerate(node))
@@ -124,7 +124,7 @@ def flatten(node: object, prefix: str = "") -> dict[str, Any]:
 def essential(
     container: Mapping[str, Any], data: Mapping[str, str] | None = None
 ) -> dict[str, Any]:
-    """Return dotted key -> value for the values that determine the result.
+    """Return the values that determine the result, by dotted key.
 
     container: the resolved configuration. data: the recorded `data_marks`; by default they are
     computed from the files that the configuration names. For missing files, the path is used.
@@ -151,7 +151,7 @@ def is_free(key: str) -> bool:
 
 
 def is_neutral(key: str, value: object) -> bool:
-    """Return whether a run with this value equals a run made before the option existed."""
+    """Return whether a run with this value equals a run made before the key existed."""
     if value is None and source_field(key) == "layout":
         return True
     if value == [] and key in EMPTY:
@@ -160,7 +160,7 @@ def is_neutral(key: str, value: object) -> bool:
 
 
 def is_unused(key: str, flat: Mapping[str, Any]) -> bool:
-    """Return whether the values of other keys make this key unused."""
+    """Return whether the key has no effect, given the values of the other keys."""
     node, _, name = key.rpartition(".")
     if name in (SPLIT, "split_seed"):  # a tree of images that has a test part
         return flat.get(f"{node}.{SPLIT}", 0) is None
@@ -175,25 +175,25 @@ def source_field(key: str) -> str | None:
 
 
 def class_name(target: object) -> Any:
-    """Return the class name for the fingerprint: without the module only for fedexp's classes."""
+    """Return a class's name in the fingerprint: without the module if fedexp defines the class."""
     text = str(target)
     return text.rpartition(".")[2] if text.startswith(OWN) else target
 
 
 def is_own_class(key: str, value: object) -> bool:
-    """Return whether this value names a class outside fedexp."""
+    """Return whether the value of a key names a class outside fedexp."""
     return key.rpartition(".")[2] == TARGET and isinstance(value, str) and not value.startswith(OWN)
 
 
 def with_recorded_marks(container: Mapping[str, Any], marks: Mapping[str, str]) -> dict[str, Any]:
     """Return a run's configuration with the marks recorded when the run was made.
 
-    The marks replace the users' classes and the data paths, so the current code and data are not
-    used. A class that can have a mark but has no recorded one is marked as unknown, and matches no
-    current class. A class that never has a mark, such as a class of an installed package, is not
+    The marks replace the users' classes and the data paths, so the result does not depend on the
+    current code and data. A user's class without a recorded mark is marked as unknown, and matches
+    no current class. A class that never has a mark, such as a class in an installed package, is not
     changed.
 
-    marks: the run's `data_marks`.
+    marks: the recorded `data_marks` of the run.
     """
 
     def replace(node: Any, prefix: str) -> Any:
@@ -212,16 +212,17 @@ def with_recorded_marks(container: Mapping[str, Any], marks: Mapping[str, str]) 
 
 
 def code_marks(container: Mapping[str, Any]) -> dict[str, str]:
-    """Return key -> mark of the code for each user's class. Classes without a mark are left out."""
+    """Return the code marks of users' classes by key. Classes without a mark are left out."""
     values = flatten(dict(container))
     marks = {key: code_mark(value) for key, value in values.items() if is_own_class(key, value)}
     return {key: mark for key, mark in marks.items() if mark is not None}
 
 
 def data_marks(container: Mapping[str, Any]) -> dict[str, str]:
-    """Return key -> mark for each data path and each user's class.
+    """Return the marks of data paths and users' classes by key.
 
-    A mark identifies the content of the data or the code. Unreadable data and code are left out.
+    A mark identifies the content of the data or the code. Data or code that cannot be read are left
+    out.
     """
     from fedexp.data.image_files import list_files, list_tree_files
 
@@ -250,8 +251,8 @@ def data_marks(container: Mapping[str, Any]) -> dict[str, str]:
 def fingerprint(container: Mapping[str, Any], data: Mapping[str, str] | None = None) -> str:
     """Return `<format>:<SHA-256 in hexadecimal>`, equal for configurations with the same result.
 
-    container, data: see `essential`. A run's directory has its fingerprint, see
-    `fedexp.rundir.origin`. Computing it again from config.yaml requires the image folders that the
+    container, data: see `essential`. Run directories store the fingerprint (see
+    `fedexp.rundir.origin`). Computing it again from config.yaml requires the image folders that the
     configuration names.
     """
     text = json.dumps(essential(container, data), sort_keys=True, default=str)
@@ -266,8 +267,8 @@ def short_hash(container: Mapping[str, Any], data: Mapping[str, str] | None = No
 def setting(container: Mapping[str, Any]) -> str:
     """Return the short name <algorithm>_<dataset>_<partition>, which is the same for all seeds.
 
-    The partition's number (alpha or shards_per_client) is appended. container: the configuration
-    with `choices`, the chosen option of each group.
+    The name ends with alpha or shards_per_client if the partition has one of them. container: the
+    configuration, including `choices`, the chosen option of each group.
     """
     choices = container["choices"]
     number = next(
@@ -279,9 +280,9 @@ def setting(container: Mapping[str, Any]) -> str:
 def group_name(container: Mapping[str, Any]) -> str:
     """Return the name of the group of runs that differ only in their seeds.
 
-    The name is the setting followed by a hash of the values that determine the result, without the
-    seeds. Data are identified by their path here, so that the name can be computed on a machine
-    without the data.
+    The name consists of `setting` and a hash of the values that determine the result, without the
+    seeds. For this hash, data are identified by their path, so that the name can be computed on a
+    machine without the data.
     """
     unseeded = {key: value for key, value in container.items() if key not in ("seed", "seeds")}
     return f"{setting(container)}_{short_hash(unseeded, {})}"

@@ -1,4 +1,4 @@
-"""The models in a run directory: from the last two saved rounds and from chosen rounds.
+"""The models in a run directory: the models from the last two saved rounds and chosen rounds.
 
 The models of the last two saved rounds are in the checkpoints, which every run writes.
 `keep_models` adds models/round_<number>.pt for the chosen rounds. `keep_local_models` adds
@@ -24,14 +24,15 @@ from fedexp.rundir.schema import fits
 FOLDER = "models"
 NAME = re.compile(r"round_(\d{1,9})(?:_client_(\d{1,9}))?\.pt")
 HINT = (
-    "a run keeps its last two saved models; keep_models=<n> or keep_models=[<rounds>] keeps others"
+    "a run keeps the models in its last two checkpoints; to save more, use keep_models=<n> or"
+    " keep_models=[<rounds>]"
 )
-LOCAL_HINT = "keep_local_models=[<rounds>] keeps the local models of these rounds"
+LOCAL_HINT = "to save the local models from some rounds, use keep_local_models=[<rounds>]"
 
 
 @dataclass(frozen=True)
 class KeptModel:
-    """The global model after a round or a client's local model, as tensors on the CPU."""
+    """The global model after a round, or a client's local model, as tensors on the CPU."""
 
     round: int
     params: Params  # name -> trained parameter
@@ -40,16 +41,16 @@ class KeptModel:
 
 
 def file_of_round(number: int, client: int | None = None) -> str:
-    """Return the path of a round's model, relative to the run directory.
+    """Return the path of a saved model relative to the run directory.
 
-    client: the client of a local model; None for the global model.
+    number: the round. client: the client that trained a local model; None for the global model.
     """
     whose = "" if client is None else f"_client_{client}"
     return f"{FOLDER}/round_{number}{whose}.pt"
 
 
 def save(directory: Path, number: int, server: Tree) -> None:
-    """Write the global model after a round.
+    """Write the global model after round `number`.
 
     server: the server state; its `params` and `buffers` are saved. Raises StorageError.
     """
@@ -58,10 +59,10 @@ def save(directory: Path, number: int, server: Tree) -> None:
 
 
 def save_local(directory: Path, number: int, client: int, model: Tree) -> None:
-    """Write the model that a client trained in a round.
+    """Write the model that a client trained in round `number`.
 
-    model: a dict with `params` and `buffers`. They are copied first, since saving a view of stacked
-    tensors would save the whole stack. Raises StorageError.
+    model: a dict with `params` and `buffers`. The tensors are copied first, since saving a view of
+    stacked tensors would save the whole stack. Raises StorageError.
     """
     copied = {
         part: {k: v.clone() for k, v in model[part].items()} for part in ("params", "buffers")
@@ -72,7 +73,7 @@ def save_local(directory: Path, number: int, client: int, model: Tree) -> None:
 
 
 def model_files(directory: Path) -> dict[tuple[int, int | None], Path]:
-    """Return (round, client) -> file in models/. The client is None for a global model."""
+    """Return the files in models/ by (round, client). The client is None for a global model."""
     found: dict[tuple[int, int | None], Path] = {}
     for path in (directory / FOLDER).glob("*.pt"):
         if (name := NAME.fullmatch(path.name)) and path.is_file():
@@ -81,7 +82,7 @@ def model_files(directory: Path) -> dict[tuple[int, int | None], Path]:
 
 
 def kept_rounds(directory: Path) -> list[int]:
-    """Return the rounds with a complete global model, in ascending order."""
+    """Return the rounds whose global model is completely saved, in ascending order."""
     rounds = {model.round for model in from_checkpoints(directory)[0]}
     for (number, client), path in model_files(directory).items():
         if client is None and is_complete(path):
@@ -90,7 +91,7 @@ def kept_rounds(directory: Path) -> list[int]:
 
 
 def kept_clients(directory: Path, number: int) -> list[int]:
-    """Return the clients with a complete local model of a round, in ascending order."""
+    """Return the clients whose local model from a round is completely saved, in ascending order."""
     files_of_round = {c: path for (n, c), path in model_files(directory).items() if n == number}
     return sorted(c for c, path in files_of_round.items() if c is not None and is_complete(path))
 
@@ -103,8 +104,8 @@ def local_rounds(directory: Path) -> list[int]:
 def load(directory: Path, number: int | None = None, client: int | None = None) -> KeptModel:
     """Return a saved model of a run.
 
-    number: the round; None for the last round with such a model. client: return the model that this
-    client trained in the round; None for the global model after the round.
+    number: the round; None for the last round with a saved model. client: the client that trained
+    the local model; None for the global model after the round.
 
     Raises ConfigError if there is no such model or its file is damaged.
     """
@@ -119,20 +120,20 @@ def load(directory: Path, number: int | None = None, client: int | None = None) 
         return check_model(paths[wanted], storage.load_tree(paths[wanted]), wanted, client)
     if not rounds and problems:
         raise ConfigError("\n".join(problems))
-    whose = "a model" if client is None else f"a model of client {client}"
-    of_round = "" if wanted is None else f" of round {wanted}"
-    kept_here = f"; kept rounds: {format_numbers(rounds)}" if rounds else ""
+    whose = "the global model" if client is None else f"the model of client {client}"
+    of_round = "" if wanted is None else f" from round {wanted}"
+    kept_here = f"; saved rounds: {format_numbers(rounds)}" if rounds else ""
     hint = HINT if client is None else LOCAL_HINT
-    raise ConfigError(f"{directory}: {whose}{of_round} is not kept{kept_here}; {hint}")
+    raise ConfigError(f"{directory}: {whose}{of_round} was not saved{kept_here}; {hint}")
 
 
 def format_numbers(numbers: Sequence[int]) -> str:
-    """Return numbers separated by commas, at most the first 20."""
+    """Join at most the first 20 numbers with commas."""
     return ", ".join(map(str, numbers[:20])) + (", ..." if len(numbers) > 20 else "")
 
 
 def from_checkpoints(directory: Path) -> tuple[list[KeptModel], list[str]]:
-    """Return the models of valid checkpoints, latest first, and messages about the others."""
+    """Return the models in valid checkpoints, latest first, and messages about invalid ones."""
     models, problems = [], []
     for name in (files.CHECKPOINT, files.PREVIOUS):
         path = directory / name
@@ -150,14 +151,14 @@ def from_checkpoints(directory: Path) -> tuple[list[KeptModel], list[str]]:
 
 
 def check_model(path: Path, state: object, number: int, client: int | None = None) -> KeptModel:
-    """Return the model in a loaded file.
+    """Return the model in the content `state` of a file.
 
-    Raises ConfigError unless the file has a model of this round and client.
+    Raises ConfigError unless the content is the model from this round and client.
     """
     if not isinstance(state, dict) or not fits(state.get("round"), int) or state["round"] != number:
-        raise ConfigError(f"{path}: not a model of round {number}")
+        raise ConfigError(f"{path}: not the model from round {number}")
     if client is not None and state.get("client") != client:
-        raise ConfigError(f"{path}: not a model of client {client}")
+        raise ConfigError(f"{path}: not the model of client {client}")
     parts: dict[str, Any] = {part: state.get(part) for part in ("params", "buffers")}
     if not fits(parts, {str: {str: torch.Tensor}}):
         raise ConfigError(f"{path}: not a model (its parameters are not a dict of tensors)")
@@ -165,7 +166,7 @@ def check_model(path: Path, state: object, number: int, client: int | None = Non
 
 
 def is_complete(path: Path) -> bool:
-    """Return whether the checksums of all records of a file are right."""
+    """Return whether the checksums of all records in a file match."""
     try:
         storage.check_tree(path)
     except ConfigError:

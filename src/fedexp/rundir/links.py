@@ -1,7 +1,7 @@
-"""Refuse links that lead out of a run directory.
+"""Reject links that lead outside a run directory.
 
-The directory may come from another person. With such a link, fedexp would write, truncate or remove
-files elsewhere.
+The directory may come from another person. If it contained such a link, fedexp could write,
+truncate or remove files in other places.
 """
 
 import os
@@ -10,11 +10,14 @@ from pathlib import Path
 from fedexp.core.errors import ConfigError
 from fedexp.rundir import files
 
-WANDB = "wandb"  # its folder has links to log files in the user's cache
+WANDB = "wandb"  # this folder has links to log files in the user's cache
 
 
 def require_run_directory(directory: Path, given: str) -> None:
-    """Raise ConfigError unless the directory holds a run that is safe to resume."""
+    """Raise ConfigError unless the directory contains a run that is safe to resume.
+
+    given: the directory as the user wrote it, for messages.
+    """
     for name in (files.OVERRIDES, files.CONFIG):
         try:
             there = (directory / name).is_file()
@@ -26,7 +29,7 @@ def require_run_directory(directory: Path, given: str) -> None:
 
 
 def require_no_outside_links(directory: Path) -> None:
-    """Raise ConfigError for a link out of a run directory.
+    """Raise ConfigError if a run directory contains a link that leads outside the directory.
 
     Also raise it for an entry that is neither a file nor a folder.
     """
@@ -44,5 +47,6 @@ def require_no_outside_links(directory: Path) -> None:
 def stays_inside(link: Path, home: Path) -> bool:
     try:
         return link.resolve(strict=True).is_relative_to(home)
-    except (OSError, RuntimeError):  # the target is missing, so it could be made, or links cycle
+    # the target is missing (somebody could create it), or links form a cycle
+    except (OSError, RuntimeError):
         return False

@@ -1,7 +1,7 @@
-"""Allow one process at a time in a run directory.
+"""Let only one process at a time use a run directory.
 
-The operating system releases the lock when its owner ends, also after kill -9, so nothing has to
-check whether the owner is alive. The file .owner.json names the owner.
+The operating system releases the lock when the process that holds it ends, even after kill -9, so
+no code has to check whether that process is alive. The file .owner.json names the process.
 """
 
 import json
@@ -18,19 +18,19 @@ from fedexp.core.errors import ConfigError
 from fedexp.core.storage import regular
 
 LOCK, OWNER = ".lock", ".owner.json"
-# seconds to wait for the lock, since `is_occupied` holds it for a moment
+# seconds to wait for the lock, since `is_occupied` holds it briefly
 PATIENCE = 0.5
 
 
 class Occupied(ConfigError):
-    """Another process works in the directory."""
+    """Another process is using the directory."""
 
 
 @contextmanager
 def occupied(directory: Path) -> Iterator[None]:
-    """Hold the lock of an existing directory while the block runs.
+    """Hold the lock of an existing directory inside the block.
 
-    Raises Occupied, with the owner's name, if another process holds the lock.
+    Raises Occupied if another process holds the lock; the message names this process.
     """
     lock = FileLock(directory / LOCK, timeout=PATIENCE)
     try:
@@ -49,15 +49,15 @@ def occupied(directory: Path) -> Iterator[None]:
             (directory / OWNER).write_text(json.dumps(owner), encoding="utf-8")
         yield
     finally:
-        # The lock's file must stay. If it were removed, a process that has it open and a process
-        # that makes it again could both hold the lock.
+        # The lock file must stay. If it were removed, a process that has it open and a process
+        # that creates it again could both hold the lock.
         with suppress(OSError):
             (directory / OWNER).unlink()
         lock.release()
 
 
 def owner_of(directory: Path) -> str:
-    """Return a description of the process that holds the directory."""
+    """Describe the process that holds the lock of a directory."""
     try:
         owner = json.loads(regular(directory / OWNER).read_text(encoding="utf-8"))
         return f"process {owner['process']} on {owner['host']} (since {owner['since']})"
@@ -66,7 +66,7 @@ def owner_of(directory: Path) -> str:
 
 
 def is_occupied(directory: Path) -> bool:
-    """Return whether a running process holds the directory."""
+    """Return whether a running process holds the lock of a directory."""
     # if the lock is a link, opening it would truncate the link's target
     if not (directory / LOCK).is_file() or (directory / LOCK).is_symlink():
         return False

@@ -1,4 +1,4 @@
-"""The objective of a run: the value in summary.json that a search optimises (`objective`)."""
+"""The objective of a run: the value in summary.json that a hyperparameter search optimises."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -17,14 +17,15 @@ MEASURES = (
     "round_forgetting",
     "task_forgetting",
 )
-RAISED = ("accuracy", "samples_per_second")  # a value is maximised if its name has one of these
+RAISED = ("accuracy", "samples_per_second")  # maximise values whose names contain one of these
 OTHERS = ("seconds", "train_samples_per_second", "best_round")
 
 
 def objective_name(config: Mapping[str, Any]) -> str | None:
     """Return the key of summary.json to optimise, or None if the run has no objective.
 
-    The default is the validation accuracy if the run is evaluated on a validation set.
+    The default is the validation accuracy if the run is evaluated on a validation set. config: the
+    run's configuration.
     """
     name = config.get("objective")
     if name is None:
@@ -33,7 +34,7 @@ def objective_name(config: Mapping[str, Any]) -> str | None:
 
 
 def direction_of(name: str, asked: str | None) -> str:
-    """Return `asked` (max or min), or the direction chosen by the objective's name."""
+    """Return `asked` (max or min); if it is None, the direction implied by the name."""
     return asked or ("max" if any(word in name for word in RAISED) else "min")
 
 
@@ -44,9 +45,9 @@ def value_of(summary: Mapping[str, Any], name: str) -> float | None:
 
 
 def check_objective(name: str, views: Iterable[str], further: Iterable[str]) -> None:
-    """Raise ConfigError unless summary.json of a run with these views will have this key.
+    """Raise ConfigError unless summary.json will have the key `name`.
 
-    further: the keys that forgetting metrics add.
+    views: the test views of the run. further: the keys that forgetting metrics add.
     """
     names = [*MEASURES, *further]
     here = list(
@@ -59,7 +60,7 @@ def check_objective(name: str, views: Iterable[str], further: Iterable[str]) -> 
         need = (
             "evaluate_on=both"
             if elsewhere[0] == PLAIN
-            else "a validation set (validation.fraction=0.1), or a view"
+            else "a validation set (validation.fraction=0.1) or a different test view"
         )
         raise ConfigError(f"objective={name}: needs {need}")
     raise ConfigError(

@@ -1,10 +1,10 @@
-"""Record how a run began (fingerprint.json) and compare a resumed run with this record.
+"""Record how a run started (fingerprint.json), and compare a resumed run with this record.
 
 {"fingerprint": "2:...",          `fingerprint` of the configuration and the marks
- "marks": {"dataset.files": ...}, marks of the data and of the code of users' classes
+ "marks": {"dataset.files": ...}, checksums of the data and of the code of users' classes
  "data": {"train": ..., ...},     description of the loaded data
- "way": {"precision": ...},       how steps are computed, if a timing chose it
- "directory": "..."}              the working directory, which relative paths refer to
+ "way": {"precision": ...},       how steps are computed, if this was chosen by timing
+ "directory": "..."}              the working directory that relative paths refer to
 """
 
 import json
@@ -53,8 +53,8 @@ def current_marks(
 ) -> dict[str, str]:
     """Return the marks of a run's code and data. Unreadable code and data have no mark.
 
-    sources: configuration key -> data source, for each data set. data: the loaded data; their
-    inputs get a mark if they do not come from files.
+    sources: the data sources by configuration key. data: the loaded data; the inputs get a mark if
+    they do not come from files.
     """
     found = data_marks(container)
     for key, source in sources.items():
@@ -75,11 +75,11 @@ def record(
 ) -> None:
     """Write fingerprint.json, or update it for a resumed run.
 
-    If the code or data have changed, the marks combine the old and the new checksums. Such a run
-    then never replaces a run that was made with only one version.
+    If the code or data have changed, the marks combine the old and the new checksums. So the run
+    never counts as equal to a run that was made with only one version.
 
     marks: the run's `current_marks`. way: how steps are computed; a resumed run keeps the recorded
-    way. resumed: False if the run has no rounds yet; the record of an earlier attempt is then
+    way. resumed: False if the run has no completed rounds; the record of an earlier attempt is then
     ignored.
     """
     found = read(directory)
@@ -100,7 +100,7 @@ def record(
 
 
 def read(directory: Path) -> dict[str, Any]:
-    """Return the content of fingerprint.json; an empty dict if it cannot be read."""
+    """Return the content of fingerprint.json, or an empty dict if the file cannot be read."""
     try:
         found = json.loads(storage.regular(directory / NAME).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
@@ -109,12 +109,15 @@ def read(directory: Path) -> dict[str, Any]:
 
 
 def fingerprint_of(directory: Path) -> dict[str, Any]:
-    """Return the recorded fingerprint of a run as an entry for summary.json."""
+    """Return a dict with the recorded fingerprint of a run, for summary.json."""
     return {"fingerprint": read(directory).get("fingerprint")}
 
 
 def describe(data: "Data") -> dict[str, Any]:
-    """Return sizes, number of classes, input shape, and a checksum of class names and labels."""
+    """Describe data by sizes, number of classes, input shape, and a checksum of the labels.
+
+    The checksum also covers the class names.
+    """
     labels = [y.cpu().numpy().astype("<i8").tobytes() for y in (data.y_train, data.y_test)]
     sizes = {"train": len(data.y_train), "test": len(data.y_test), "classes": data.num_classes}
     shape = [int(n) for n in data.x_train.shape[1:]]
@@ -122,7 +125,7 @@ def describe(data: "Data") -> dict[str, Any]:
 
 
 def recorded_marks(directory: Path) -> dict[str, str]:
-    """Return the marks recorded in a run's directory."""
+    """Return the marks recorded in a run directory."""
     found = get_mapping(read(directory), "marks")
     return {key: mark for key, mark in found.items() if isinstance(mark, str)}
 
@@ -130,13 +133,13 @@ def recorded_marks(directory: Path) -> dict[str, str]:
 def differences(
     directory: Path, saved: Mapping[str, Any], container: Mapping[str, Any]
 ) -> list[str]:
-    """Return a line for each value that affects the result and differs from the run's value.
+    """Describe, one per line, the values that affect the result and differ from the saved run.
 
     saved: the run's config.yaml. container: the configuration of the command.
 
-    Data with a recorded mark, and data found on one side only (moved or missing), are ignored
-    here. `check_data` and the partition check them. Changed code of the same class is not a
-    difference, see `find_changes`.
+    Data with a recorded mark are left to `check_data`. Data that only the run or only the command
+    has (because files were moved or are missing) are left to the check of the partition. Changed
+    code of the same class is not a difference, see `find_changes`.
     """
     recorded = recorded_marks(directory)
     there, asked = recorded or data_marks(saved), data_marks(container)
@@ -151,7 +154,7 @@ def differences(
 
 
 def find_changes(recorded: Mapping[str, str], now: Mapping[str, str]) -> dict[str, tuple[str, str]]:
-    """Return key -> (recorded mark, current mark) for data and users' classes that have changed.
+    """Return (recorded mark, current mark), by key, for data and users' classes that have changed.
 
     The latest recorded checksum is compared with the current one.
     """
@@ -165,7 +168,7 @@ def find_changes(recorded: Mapping[str, str], now: Mapping[str, str]) -> dict[st
 
 
 def have_same_source(then: str, now: str) -> bool:
-    """Return whether two marks of a key describe the same data or class, ignoring checksums."""
+    """Return whether two marks for a key describe the same data or class, ignoring checksums."""
     same = then.partition(" (")[0] == now.partition(" (")[0]
     return bool(then and checksums(now)) and (same or BYTES in now)
 
@@ -178,10 +181,10 @@ def check_data(
 ) -> None:
     """Raise ConfigError if the data differ from the data that the run was made with.
 
-    With `accept_changed_data`, the bytes of inputs may differ. Sizes and labels must always be
-    equal, since the partition depends on them.
+    With `accept_changed_data`, the inputs may differ. Sizes and labels must always be equal, since
+    the partition depends on them.
 
-    marks: the run's current `current_marks`. data: the loaded data; None if they are not loaded.
+    marks: the `current_marks`. data: the loaded data; None if the data are not loaded.
     """
     before, now = get_mapping(read(directory), "data"), {} if data is None else describe(data)
     lines = [
@@ -221,7 +224,7 @@ def log_changes(directory: Path, marks: Mapping[str, str], container: Mapping[st
 
 
 def describe_change(then: str, now: str, container: Mapping[str, Any], key: str) -> str:
-    """Return how two marks of data differ: the number of changed files if it is known."""
+    """Describe how two marks of data differ, by the number of changed files if it is known."""
     data_dir = flatten(container).get(f"{key.rpartition('.')[0]}.data_dir", "")
     number = count_changed_files(then, now, str(data_dir))
     if number is None:
@@ -235,12 +238,12 @@ def get_mapping(node: Mapping[str, Any], key: str) -> dict[str, Any]:
 
 
 def with_original_paths(config: DictConfig, directory: Path, typed: Sequence[str]) -> DictConfig:
-    """Return a resumed run's configuration with its relative data paths made absolute.
+    """Return a resumed run's configuration with absolute data paths.
 
-    Relative paths refer to the working directory of the run's first command, except paths given in
-    the command that resumes the run.
+    A stored relative path refers to the working directory of the command that started the run. A
+    path given in the command that resumes the run is not changed.
 
-    typed: the keys on the command line that resumes the run.
+    typed: the keys given in the command that resumes the run.
     """
     place = read(directory).get("directory")
     if not isinstance(place, str):
@@ -261,6 +264,6 @@ def with_original_paths(config: DictConfig, directory: Path, typed: Sequence[str
 
 
 def is_interpolated(config: DictConfig, key: str) -> bool:
-    """Return whether the value refers to others, such as ${data_dir}/photos."""
+    """Return whether the value of a key refers to other keys, as in ${data_dir}/photos."""
     parent, _, name = key.rpartition(".")
     return OmegaConf.is_interpolation(OmegaConf.select(config, parent), name)

@@ -1,11 +1,11 @@
-"""Read run directories. No other module needs to know their files and columns.
+"""Read run directories, so that other modules need not know their files and columns.
 
     run = RunDirectory(Path("outputs/..."))
     run.status, run.summary["accuracy"], run.rounds["test_accuracy"], run.class_accuracy()
     run.problems  # what is wrong with its files, one line each
 
-Files are read on first use, and reading never raises: a missing or damaged file gives an empty
-value, and `problems` says why. torch is not imported.
+A file is read when it is first needed, and reading never raises an error: the value of a missing or
+damaged file is empty, and `problems` says why. torch is not imported.
 """
 
 from __future__ import annotations  # pandas takes long to import
@@ -27,7 +27,7 @@ from fedexp.rundir.schema import OVER
 if TYPE_CHECKING:
     import pandas as pd
 
-# a directory with one of these files is a run
+# a directory with one of these files is a run directory
 MARKS = (files.CONFIG, files.SUMMARY, files.ROUNDS, files.ERROR)
 DAMAGED = "damaged"
 TABLES = {
@@ -43,7 +43,7 @@ TABLES |= {name: Columns(t.keys, tuple(t.columns), t.texts) for name, t in ANALY
 
 @dataclass(frozen=True)
 class Problem:
-    """A run's file and a short description of what is wrong with it."""
+    """A file of a run, and a short description of what is wrong with the file."""
 
     file: str
     reason: str
@@ -57,7 +57,7 @@ class RunDirectory:
     """The directory of a run, which may be finished, unfinished, failed or damaged."""
 
     directory: Path
-    # the overrides of the job that uses this run of another sweep
+    # the overrides of the job that uses this run from another sweep; None: not used by such a job
     reused_for: tuple[str, ...] | None = None
     _found: dict[str, Problem] = field(default_factory=dict, repr=False, compare=False)
     _tables: dict[str, pd.DataFrame | None] = field(default_factory=dict, repr=False, compare=False)
@@ -66,7 +66,7 @@ class RunDirectory:
 
     @cached_property
     def summary(self) -> dict[str, Any]:
-        """The content of summary.json; empty before the run's end."""
+        """The content of summary.json; empty until the run has ended."""
         return self._read(files.SUMMARY, contents.read_mapping, schema.check_summary) or {}
 
     @cached_property
@@ -83,7 +83,7 @@ class RunDirectory:
 
     @property
     def rounds(self) -> pd.DataFrame | None:
-        """The table rounds.csv with a row for each round from 0 on; None if there is no file.
+        """The table rounds.csv with one row per round, from round 0 on; None if there is no file.
 
         All columns are numbers; undefined values are nan.
         """
@@ -91,7 +91,7 @@ class RunDirectory:
 
     @property
     def clients(self) -> pd.DataFrame | None:
-        """The table clients.csv with a row for each participation; None if there is no file."""
+        """The table clients.csv, with one row per round and client; None if there is no file."""
         return self._table(files.CLIENTS)
 
     @property
@@ -110,7 +110,7 @@ class RunDirectory:
         return self._table(name)
 
     def class_accuracy(self, view: str = PLAIN) -> pd.DataFrame | None:
-        """Return a test view's table class_accuracy.csv, or None if there is no file.
+        """Return the table of class accuracies in a test view, or None if there is no file.
 
         Its columns are round, class and accuracy.
         """
@@ -148,7 +148,7 @@ class RunDirectory:
     def _read(
         self, name: str, read: Callable[[Path], Any], check: Callable[[Any], str] = lambda found: ""
     ) -> Any:
-        """Read a file; return None if it is missing or damaged. Damage is recorded."""
+        """Read a file; return None if it is missing or damaged, and record the damage."""
         if not self.has(name):
             return None
         try:
@@ -169,14 +169,15 @@ class RunDirectory:
 
     @property
     def unreadable(self) -> list[Problem]:
-        """The problems of the files that have been read so far."""
+        """The problems found in the files that have been read so far."""
         return list(self._found.values())
 
     # --- state
 
     @cached_property
     def problems(self) -> list[Problem]:
-        """The problems of the files. For a finished run, this includes missing files."""
+        """The problems found in the run's files. For a run that has ended, files may not be
+        missing."""
         _ = self.summary, self.config, self.overrides
         names = (files.ROUNDS, *(file_in_view(files.CLASSES, view) for view in VIEWS), files.TASKS)
         tables = {name: self._table(name) for name in names}
@@ -198,11 +199,12 @@ class RunDirectory:
         return list(found.values())
 
     def _expected(self) -> list[str]:
-        """Return the files that a sweep's tables need."""
+        """Return the names of the files that the tables of a sweep need."""
         names = [files.CONFIG, files.ROUNDS]
         if self.reused_for is None:
             names.append(files.OVERRIDES)
-        if not self.summary.get("reconstructed"):  # from its table of rounds, without classes
+        # rebuilt from rounds.csv, without class accuracies
+        if not self.summary.get("reconstructed"):
             names += [file_in_view(files.CLASSES, view) for view in self.views]
         if self.summary.get("tasks"):
             names.append(files.TASKS)
@@ -218,15 +220,16 @@ class RunDirectory:
 
     @property
     def has_ended(self) -> bool:
-        """Whether summary.json says that the run has ended. `finished` also checks other files."""
+        """Whether the run has ended according to summary.json. `finished` checks other files
+        too."""
         return self.summary.get("status") in OVER
 
     @cached_property
     def status(self) -> str:
         """One of completed, stopped, diverged, failed, damaged, running and unfinished.
 
-        A run is damaged if summary.json is damaged. A run that has ended is also damaged if a file
-        that the tables need is missing or damaged.
+        A run counts as damaged if summary.json is damaged. If the run has ended, it also counts as
+        damaged if a file that the tables need is missing or damaged.
         """
         if self.has(files.SUMMARY):
             is_valid = "status" in self.summary and not (self.has_ended and self.problems)
@@ -264,16 +267,16 @@ class RunDirectory:
 
     @cached_property
     def curve(self) -> pd.DataFrame:
-        """The rows of `table` with an accuracy, that is, of the evaluated rounds."""
+        """The rows of `table` for the evaluated rounds, which have an accuracy."""
         name = self.accuracy_name
         return self.table.dropna(subset=name) if name else self.table.iloc[:0]
 
     @property
     def accuracy_name(self) -> str | None:
-        """The column of `table` with the accuracy, or None if there is no such column.
+        """The name of the column of `table` with the accuracy, or None if there is no such column.
 
-        The accuracy is on the test set, or on the validation set if the run was only evaluated on
-        that.
+        It is the test accuracy, or the validation accuracy if the run was only evaluated on the
+        validation set.
         """
         return schema.accuracy_column(self.table)
 
@@ -292,7 +295,7 @@ class RunDirectory:
 
 
 def require_run(directory: Path) -> RunDirectory:
-    """Return the run in a directory. Raises ConfigError if the directory holds no run."""
+    """Return the run in a directory. Raises ConfigError if the directory contains no run."""
     if not any((directory / name).exists() for name in MARKS):
         raise ConfigError(
             f"{directory}: is not a run directory (it has none of {', '.join(MARKS)})"
@@ -301,6 +304,6 @@ def require_run(directory: Path) -> RunDirectory:
 
 
 def finished_summary(directory: Path) -> dict[str, Any] | None:
-    """Return the summary of a finished run; None if the run is unfinished or damaged."""
+    """Return the summary of a finished run, or None if the run is unfinished or damaged."""
     run = RunDirectory(directory)
     return run.summary if run.finished else None

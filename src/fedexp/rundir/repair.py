@@ -1,4 +1,4 @@
-"""Repair a job with damaged files: write again what can be restored, or begin the run again."""
+"""Repair a job with damaged files: restore the files if possible, or start the run again."""
 
 import logging
 import os
@@ -15,16 +15,17 @@ log = logging.getLogger("fedexp")
 
 
 def repair_job(directory: Path, overrides: Sequence[str]) -> None:
-    """Prepare a job's directory, so that the job can continue. This process must hold its lock.
+    """Prepare a job's directory so that the job can continue.
 
-    Without a readable configuration, the files may belong to another run, so they are moved to
-    damaged/. `overrides` are written again if their file is damaged. Damaged tables are handled
-    with the checkpoints, which have the tables' checksums.
+    The caller must hold the lock of the directory. If the configuration cannot be read, the other
+    files may belong to another run and are moved to damaged/. If the file with the overrides is
+    damaged, `overrides` are written to it. Damaged tables are handled when the checkpoint is
+    loaded, since the checkpoint has their checksums.
     """
     run = RunDirectory(directory)
     written = (files.CONFIG, files.SUMMARY, files.CHECKPOINT, files.PREVIOUS, *files.TABLES)
     left = [name for name in written if run.has(name)]
-    # the job failed before it began, and no file is damaged
+    # the job failed before its first round, and no file is damaged
     if left == [files.SUMMARY] and run.status == "failed":
         with storage.storing(directory):
             remove_failed_attempt(directory)
@@ -50,9 +51,9 @@ def repair_job(directory: Path, overrides: Sequence[str]) -> None:
 
 
 def remove_failed_attempt(directory: Path) -> None:
-    """Remove the files of a failed attempt.
+    """Remove the files that a failed attempt wrote.
 
-    Folders with the names of a run's files are moved to damaged/.
+    Folders that have the name of such a file are moved to damaged/.
     """
     written = (files.CONFIG, files.OVERRIDES, files.ERROR, files.SUMMARY, *files.TABLES)
     files.set_aside(directory, [name for name in written if is_folder(directory / name)])

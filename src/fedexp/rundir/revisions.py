@@ -1,9 +1,9 @@
-"""Corrections of the code that change the results of a configuration.
+"""Corrections to the code that change the results of a configuration.
 
-A run made before a correction must not replace a run made after it, and must not be compared with
-published values. So a configuration lists under `revisions` the revision number of each corrected
-part, and the fingerprint includes these numbers. A part without corrections has no number, so its
-runs keep their fingerprint.
+A run made before a correction must not be used in place of a run made after it, and must not be
+compared with published values. So the key `revisions` of a configuration has the revision number of
+each corrected part, and the fingerprint includes these numbers. A part without corrections has no
+number, so its runs keep their fingerprint.
 
 When you correct a method, add a row to REVISIONS.
 """
@@ -24,7 +24,7 @@ class Revision:
     name: str  # name of the class
     number: int  # from 2 on
     what: str  # the corrected behaviour
-    # the results of a configuration have changed if all of these hold
+    # the correction changes the results of a configuration if all of these conditions hold
     when: tuple[Condition, ...] = ()
 
     def concerns(self, container: Values) -> bool:
@@ -98,7 +98,7 @@ def evaluates_personal(container: Values) -> bool:
 
 
 def sends_another_model(container: Values) -> bool:
-    """Return whether clients get a model that differs from the tested model."""
+    """Return whether the server may send clients a model that differs from the tested model."""
     name = class_in(container, "algorithm")
     student = value_of(container, "algorithm.student")
     return name in ("LoRM", "PILoRA") or (name == "FedDMC" and student == "initial")

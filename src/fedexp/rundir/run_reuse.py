@@ -1,7 +1,8 @@
-"""Reuse runs of other sweeps below the same `multirun` directory.
+"""Reuse runs from other sweeps below the same `multirun` directory.
 
-If another sweep has a finished run that equals a job, the job is not run again. Its directory gets
-`elsewhere.json` with the path of that run, and tables use the run for both sweeps.
+If another sweep has a finished run with the same configuration as a job, the job is not run. The
+job's directory gets the file `elsewhere.json` with the path of that run, and the tables of both
+sweeps use the run.
 """
 
 import os
@@ -18,8 +19,8 @@ from fedexp.rundir.fingerprint import fingerprint, with_recorded_marks
 from fedexp.rundir.reader import RunDirectory, finished_summary
 
 NOTE, ROOT = "elsewhere.json", "multirun"
-# Keys that may differ between runs in the same cell of a table: the seed and the keys that
-# `protocol_of` treats as harmless.
+# Keys that may differ between runs in the same cell of a table: the seeds, and keys that
+# `protocol_of` considers harmless.
 OPEN = (
     "seed",
     "seeds",
@@ -43,28 +44,28 @@ def subjects_of(config: Mapping[str, Any]) -> frozenset[str]:
 def cell_key(config: Mapping[str, Any]) -> str:
     """Return a key that is equal for runs in the same cell of a table.
 
-    Such runs may differ in their seed and hardware, see OPEN.
+    Such runs may only differ in the keys in OPEN, such as the seed and the hardware.
     """
     kept = {key: value for key, value in config.items() if key not in OPEN}
     dataset = kept.get("dataset")
     if isinstance(dataset, Mapping) and isinstance(dataset.get("root"), str):
-        kept["dataset"] = {**dataset, "root": Path(dataset["root"]).name}  # wherever data_dir is
+        kept["dataset"] = {**dataset, "root": Path(dataset["root"]).name}  # for any data_dir
     return fingerprint(kept)
 
 
 def training_key(config: Mapping[str, Any]) -> str:
     """Return a key that is equal for configurations that train the same models.
 
-    The tests of the models may differ.
+    Such configurations may differ in how the models are tested.
     """
     return fingerprint({**config, "test_views": [PLAIN], "evaluate": ["global"]})
 
 
 def finished_runs(directory: Path) -> Iterator[RunDirectory]:
-    """Yield all ended runs below the `multirun` directory, sorted by name.
+    """Yield the runs below the `multirun` directory that can be reused, sorted by name.
 
-    directory: a sweep's directory or a directory within it. If no parent is named `multirun`,
-    nothing is yielded.
+    These are the runs that completed, diverged, or were stopped by `stop.patience`. directory: a
+    directory below `multirun`; if no parent is named `multirun`, nothing is yielded.
     """
     root = next((path for path in directory.absolute().parents if path.name == ROOT), None)
     for folder, names, found in os.walk(root) if root is not None else ():
@@ -73,7 +74,7 @@ def finished_runs(directory: Path) -> Iterator[RunDirectory]:
             continue
         names.clear()
         run = RunDirectory(Path(folder))
-        # other stopped runs are left out: their configuration does not show why they ended
+        # runs stopped for another reason are left out: their configuration does not show why
         if run.has_ended and (run.summary.get("stopped") or {}).get("by", "patience") == "patience":
             yield run
 
@@ -85,8 +86,8 @@ Finished = Mapping[str, Sequence[tuple[Path, Mapping[str, Any]]]]
 def finished_by_training(directory: Path) -> Finished:
     """Return the runs of `finished_runs`, grouped by `training_key`.
 
-    Each configuration has the marks of the code and data that its run was made with. Runs without a
-    readable configuration are left out.
+    Each configuration contains the marks of the code and data that the run was made with. Runs
+    without a readable configuration are left out.
     """
     found: dict[str, list[tuple[Path, Mapping[str, Any]]]] = {}
     for run in finished_runs(directory):
@@ -104,11 +105,12 @@ def find_reusable(
 ) -> Path | None:
     """Return a finished run that can be used instead of running a job, or None.
 
-    The run must have all test views and tested models of the job. It may have more, since they do
-    not change the other results.
+    The run must have all test views and tested models of the job. It may have additional ones,
+    since they do not change the other results.
 
-    directory, config: of the job. finished: the runs to search; by default they are read from the
-    disk. marks: returns the current marks of the data; a run made with other data is not used.
+    directory: the directory of the job. config: the configuration of the job. finished: the runs to
+    search; by default, they are read from the disk. marks: a function that returns the current
+    marks of the data; runs made with different data are not used.
     """
     views, subjects = {*configured_views(config)}, subjects_of(config)
     known = finished_by_training(directory) if finished is None else finished
@@ -122,7 +124,7 @@ def find_reusable(
 
 
 def record_reuse(directory: Path, other: Path, overrides: Sequence[str]) -> None:
-    """Write the path of the run that a job uses, and its overrides, to the job's directory."""
+    """Write the path of the run that a job uses, and the job's overrides, to its directory."""
     text = yaml.safe_dump(list(overrides), allow_unicode=True).encode()
     storage.write_atomically(directory / files.OVERRIDES, text)
     run = {"run": os.path.relpath(other, directory)} | origin.fingerprint_of(other)
@@ -130,9 +132,10 @@ def record_reuse(directory: Path, other: Path, overrides: Sequence[str]) -> None
 
 
 def reused_run(directory: Path) -> Path | None:
-    """Return the finished run that elsewhere.json names for a job, or None.
+    """Return the finished run that a job's elsewhere.json refers to, or None.
 
-    The run is not returned if it has changed since, for example after it was given more rounds.
+    Return None too if the run has changed since then, for example because it was extended to more
+    rounds.
     """
     try:
         found = contents.read_mapping(directory / NOTE)

@@ -1,9 +1,14 @@
 """Check the content of a run's files before tables are computed from them.
 
-A form describes a valid value. It is a type, None, a condition (function), a tuple of alternative
-forms, or a list with the form of all items. A dict with strings as keys has the forms of the values
-that a dict must have; any other dict has one pair, the forms of all keys and of all values. Each
-check returns a short description of the problem, or an empty string.
+A form describes which values are valid. It is one of these:
+
+- a type, None, or a condition (a function that returns a bool)
+- a tuple of alternative forms
+- a list with one form, which all items of a list must have
+- a dict with strings as keys: it maps each required key to the form of its value
+- any other dict: its only key is the form of all keys, and its value the form of all values
+
+The functions `check_...` return a short description of the problem, or an empty string.
 """
 
 from __future__ import annotations  # pandas takes long to import
@@ -18,7 +23,7 @@ from fedexp.data.views import EVALUATE_ON, TEST_VIEWS, VALIDATION, VIEWS, name_i
 if TYPE_CHECKING:
     import pandas as pd
 
-# status of a run that has ended, also if it ended early
+# statuses of a run that has ended, including runs that ended early
 OVER = ("completed", "diverged", "stopped")
 STATUSES = (*OVER, "failed")
 
@@ -45,7 +50,7 @@ def fits(value: object, form: Any) -> bool:
 
 
 def misfit(content: Mapping[str, Any], forms: Mapping[str, Any]) -> str | None:
-    """Return the first key whose value does not have its form, or None.
+    """Return the first key in `forms` whose value does not have the key's form, or None.
 
     Missing keys are ignored.
     """
@@ -87,7 +92,8 @@ SUMMARY: Mapping[str, Any] = {
     "alignment": (None, [dict]),
 }
 REQUIRED = ("algorithm", "dataset", "rounds")  # required for a run that has ended
-RESULTS = ("accuracy", "best_accuracy")  # required too, unless only the validation set is used
+# also required, unless the run is only evaluated on a validation set
+RESULTS = ("accuracy", "best_accuracy")
 LOCAL = (
     "in_local_accuracy",
     "out_local_accuracy",
@@ -96,7 +102,7 @@ LOCAL = (
     "personal_local_accuracy",
 )
 COLUMNS = (*SHARES, *LOCAL, "test_accuracy", "personal_accuracy_worst", "personal_accuracy_std")
-# Columns of the tables. Other names are not checked, since a user's metric may have any scale.
+# Columns with accuracies. Other columns are not checked, since a user's metric may have any scale.
 SHARE_COLUMNS = frozenset(name_in_view(name, view) for name in COLUMNS for view in VIEWS)
 # rounds.csv has at least one of these columns
 ACCURACIES = ("test_accuracy", name_in_view("test_accuracy", VALIDATION))
@@ -115,42 +121,44 @@ CONFIG: Mapping[str, Any] = {
 
 
 def check_values(content: Mapping[str, Any], forms: Mapping[str, Any]) -> str:
-    """Return which value does not have its form."""
+    """Describe the first value that does not have its form."""
     wrong = misfit(content, forms)
-    return "" if wrong is None else f"holds no valid `{wrong}` ({str(content[wrong])[:60]})"
+    return (
+        "" if wrong is None else f"has an invalid value for `{wrong}` ({str(content[wrong])[:60]})"
+    )
 
 
 def check_summary(summary: Mapping[str, Any]) -> str:
-    """Return what is wrong with the content of summary.json."""
+    """Describe what is wrong with the content of summary.json."""
     status = summary.get("status")
     if status is not None and status not in STATUSES:
-        return f"has a status that no run has ({str(status)[:60]})"
+        return f"has an unknown status ({str(status)[:60]})"
     return "" if status == "failed" else check_values(summary, SUMMARY)
 
 
 def check_results(summary: Mapping[str, Any]) -> str:
-    """Return which required keys are missing in the summary of a run that has ended."""
+    """Describe which required keys are missing from the summary of a run that has ended."""
     results = () if name_in_view("accuracy", VALIDATION) in summary else RESULTS
     lacks = [name for name in (*REQUIRED, *results) if name not in summary]
     return f"lacks {', '.join(lacks)}" if lacks else ""
 
 
 def check_config(config: Mapping[str, Any]) -> str:
-    """Return which value of config.yaml does not have its form."""
+    """Describe the first invalid value in config.yaml."""
     return check_values(config, CONFIG)
 
 
 def check_complete(config: Mapping[str, Any]) -> str:
-    """Return whether the configuration of a run that has ended is incomplete, as a message."""
+    """Return a message if config.yaml of a run that has ended is incomplete."""
     if LAST_KEY not in config:
         return f"was not written by a run or is cut short (it lacks `{LAST_KEY}`)"
     return ""
 
 
 def check_table(table: pd.DataFrame) -> str:
-    """Return what is wrong with a table from `read_table`.
+    """Describe what is wrong with a table from `read_table`.
 
-    Cells may be invalid, and accuracies may be outside [0, 1].
+    Problems are invalid cells and accuracies outside [0, 1].
     """
     if problem := table.attrs.get("problem"):
         return str(problem)
@@ -164,13 +172,13 @@ def check_table(table: pd.DataFrame) -> str:
 def accuracy_column(table: pd.DataFrame) -> str | None:
     """Return the column of rounds.csv with the model's accuracy, or None if there is none.
 
-    The test set is preferred to the validation set.
+    The test accuracy is preferred to the validation accuracy.
     """
     return next((name for name in ACCURACIES if name in table), None)
 
 
 def check_rounds(table: pd.DataFrame, last: int | None) -> str:
-    """Return what is wrong with rounds.csv.
+    """Describe what is wrong with rounds.csv.
 
     last: the last round according to the summary, or None.
     """
@@ -179,18 +187,18 @@ def check_rounds(table: pd.DataFrame, last: int | None) -> str:
     if problem := check_table(table):
         return problem
     if table.empty:
-        return f"has no round, the run with {last}; cut short?"
+        return f"has no rounds, but the run ended with round {last}; was it cut short?"
     if last is not None and (end := int(table["round"].iloc[-1])) != last:
-        return f"ends with round {end}, the run with {last}; cut short?"
+        return f"ends with round {end}, but the run ended with round {last}; was it cut short?"
     return (
         "has rounds that are not in ascending order" if (np.diff(table["round"]) <= 0).any() else ""
     )
 
 
 def check_classes(table: pd.DataFrame, rounds: pd.DataFrame) -> str:
-    """Return what is wrong with class_accuracy.csv.
+    """Describe what is wrong with class_accuracy.csv.
 
-    Each evaluated round must have all classes. rounds: a valid table rounds.csv.
+    The table must have all classes for each evaluated round. rounds: the valid table rounds.csv.
     """
     if problem := check_table(table):
         return problem
@@ -199,5 +207,5 @@ def check_classes(table: pd.DataFrame, rounds: pd.DataFrame) -> str:
         return f"lacks round {missing[0]:.0f}, which was evaluated"
     sizes = table.groupby("round").size()
     if sizes.nunique() > 1 or int(table["class"].max()) + 1 != int(sizes.iloc[0]):
-        return "has rounds without some of the classes; cut short?"
+        return "has rounds without some of the classes; was it cut short?"
     return ""

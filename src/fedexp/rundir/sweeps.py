@@ -1,4 +1,5 @@
-"""The directory of a sweep: a directory for each job, and sweep.json with the sweep's name."""
+"""Sweep directories. They contain a directory for each job, and sweep.json with the sweep's
+name."""
 
 import logging
 import os
@@ -30,7 +31,7 @@ def find_runs(directory: Path) -> list[Path]:
 
 @dataclass(frozen=True)
 class SweepDirectory:
-    """The jobs of a sweep."""
+    """The directory of a sweep and its jobs."""
 
     directory: Path
 
@@ -43,7 +44,7 @@ class SweepDirectory:
 
     @cached_property
     def complete(self) -> list[RunDirectory]:
-        """The finished runs without damage. Tables are made from these runs."""
+        """The finished, undamaged runs. Tables are computed from these runs."""
         return without_outdated([run for run in self.jobs if run.finished])
 
     @property
@@ -62,10 +63,11 @@ class SweepDirectory:
 
 
 def without_outdated(runs: list[RunDirectory]) -> list[RunDirectory]:
-    """Return the runs without outdated ones.
+    """Return a sweep's runs, except for outdated ones.
 
-    If finished runs differ only in the code of users' classes or the bytes of the data, only one of
-    them is kept: the run made with the current code and data, or the run that ended last.
+    If finished runs differ only in the code of users' classes or the content of the data, only one
+    of them is returned: the run made with the current code and data, or otherwise the run that
+    ended last.
     """
     same: dict[frozenset[str], list[RunDirectory]] = {}
     for run in runs:
@@ -84,19 +86,19 @@ def without_outdated(runs: list[RunDirectory]) -> list[RunDirectory]:
 
 
 def has_marks(directory: Path) -> bool:
-    """Return whether changed code or data would give a job another directory."""
+    """Return whether a change to the run's code or data would change the job's directory."""
     marks = origin.recorded_marks(directory).items()
     return any(checksums(mark) and key.endswith((TARGET, ".root", ".path")) for key, mark in marks)
 
 
 def recency(run: RunDirectory) -> tuple[bool, float]:
-    """Return (whether the run's code and data are current, time when the run ended in seconds)."""
+    """Return (whether the run's code and data are current, when the run ended in Unix seconds)."""
     return not origin.find_changes(origin.recorded_marks(run.directory), data_marks(run.config)), (
         run.directory / files.SUMMARY
     ).stat().st_mtime
 
 
 def resolve_reuse(run: RunDirectory) -> RunDirectory:
-    """Return the other sweep's run that a job uses, or `run` if the job has a finished run."""
+    """Return the run from another sweep that a job uses, or `run` if there is no such run."""
     other = None if run.finished else reused_run(run.directory)
     return run if other is None else RunDirectory(other, tuple(run.overrides))
