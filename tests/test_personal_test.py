@@ -409,7 +409,7 @@ def test_personal_accuracy_weights_all_tasks_so_far(tmp_path):
         (["global", "personel"], ["evaluate=personel", "nearest: 'personal'"]),
         (["personal"], ["evaluate=[personal]", "starts with global"]),
         ([], ["evaluate=[]"]),
-        (["global", "global"], ["without repetitions"]),
+        (["global", "global"], ["no repetitions"]),
     ],
 )
 def test_invalid_evaluate_list_is_refused(subjects, words):

@@ -197,7 +197,7 @@ def test_domains_must_have_same_number_of_classes():
     scenario = DomainIncremental(
         rounds_per_task=1, domains=[Loads(images("b", classes=5))], classes=None, **SPLIT
     )
-    with pytest.raises(ConfigError, match="b has 5 classes, a 10"):
+    with pytest.raises(ConfigError, match="b has 5 classes, but a has 10"):
         scenario.sequence(Loads(images("a")), rng())
 
 
@@ -208,10 +208,10 @@ def test_domains_must_have_same_number_of_classes():
         ({"split": [0.7, 0.1, 0.1]}, "scenario.split"),
         (
             {"split": [0.8, 0.0, 0.2], "evaluate_on": "validation"},
-            "more than 0 for the validation part",
+            "greater than 0 for the validation part",
         ),
-        ({"split": None, "evaluate_on": "validation"}, "must be test with scenario.split=null"),
-        ({"classes": [[0, 1], [1]]}, "lists without repeated classes"),
+        ({"split": None, "evaluate_on": "validation"}, "must be test if scenario.split=null"),
+        ({"classes": [[0, 1], [1]]}, "lists in which no class is repeated"),
         ({"classes": [[0], []]}, "at least one class"),
         ({"num_tasks": 0}, "at least 1"),
         ({"rounds_per_task": 0}, "at least 1"),

@@ -277,26 +277,26 @@ CSV = {name: None for name in TXT} | {"test_csv": "body,label\na,x\n"}
     ("files", "message"),
     [
         ({name: None for name in TXT}, "news: has no texts, and they cannot be downloaded"),
-        ({"test_txt": None}, "news: has train.txt, but no test.txt"),
-        ({"train_txt": None}, "news: has test.txt, but no train.txt"),
+        ({"test_txt": None}, "news: contains train.txt, but test.txt is missing"),
+        ({"train_txt": None}, "news: contains test.txt, but train.txt is missing"),
         (
             {"train_txt": "a\t0\nbc 1\n"},
-            "train.txt, line 2: must be a text, a tab and a class number",
+            "train.txt, line 2: must have a text, a tab and a class number",
         ),
         ({"train_txt": "a\t0\n\nb\t2\n"}, f"train.txt, line 3: the class '2' {NUMBERS}"),
         ({"test_txt": "a\t-1\n"}, f"test.txt, line 1: the class '-1' {NUMBERS}"),
         ({"test_txt": "a\t\n"}, f"test.txt, line 1: the class '' {NUMBERS}"),
-        ({"class_txt": None, "train_txt": "a\t0\nb\t2\n"}, "class 1 has no training text"),
+        ({"class_txt": None, "train_txt": "a\t0\nb\t2\n"}, "class 1 has no training texts"),
         ({"class_txt": "\n"}, "class.txt: must have one class name per line"),
         ({"class_txt": "a\na\n"}, "class.txt: must have one class name per line"),
         ({"test_txt": "\n \n"}, "test.txt: has no texts"),
         ({"vocab_json": None}, "vocab.json: cannot be read"),
-        (CSV | {"train_csv": ""}, "train.csv, line 1: the columns are (none); must have"),
+        (CSV | {"train_csv": ""}, "train.csv, line 1: the columns are (none), but there must be"),
         (CSV | {"train_csv": "body,label\n"}, "train.csv: has no texts"),
         (CSV | {"train_csv": "text,label\na,0\n"}, "at least one of title, body, content, article"),
         (CSV | {"train_csv": "body\na\n"}, "and one of label, target"),
         (CSV | {"train_csv": "body,label,target\na,0,0\n"}, "and one of label, target"),
-        (CSV | {"train_csv": 'body,label\n"a\nb",x\nc\n'}, "line 4: has 1 values, must have 2"),
+        (CSV | {"train_csv": 'body,label\n"a\nb",x\nc\n'}, "line 4: has 1 values, but must have 2"),
         (CSV | {"train_csv": 'body,label\n"b,x\nc,x\n'}, "train.csv: cannot be read"),
         (
             CSV | {"train_csv": 'body,label\n"a\nb",x\nb,y\n', "test_csv": "body,label\na,z\n"},
@@ -321,14 +321,14 @@ def test_files_in_another_encoding_are_refused(name, tmp_path):
 
 
 def test_vectors_must_fit_the_vocabulary(tmp_path):
-    with pytest.raises(ConfigError, match=r"v\.npz: must be null without dataset\.vocabulary"):
+    with pytest.raises(ConfigError, match=r"v\.npz: must be null unless dataset\.vocabulary"):
         dataset(tmp_path, vectors="v.npz")
     folder = write(tmp_path, **TXT)
     news = dataset(tmp_path, vocabulary="vocab.json", vectors="vectors.npz")
     write_vocabulary(folder, ["新", "京"], embeddings=np.ones((3, 2)))
     assert "vectors.npz: has 3 vectors, but" in message_of(news.load)
     (folder / "vectors.npz").unlink()
-    assert "vectors.npz: is missing; dataset.vectors=null" in message_of(news.load)
+    assert "vectors.npz: this file is missing; set dataset.vectors=null" in message_of(news.load)
 
 
 def test_long_articles_are_read(tmp_path):

@@ -201,7 +201,7 @@ def test_resume_continues_bit_for_bit(tmp_path):
         (["augmented"], ["test_views=[augmented]", "starts with plain"]),
         (["augmented", "plain"], ["test_views=[augmented,plain]", "starts with plain"]),
         ([], ["test_views=[]", "starts with plain"]),
-        (["plain", "plain"], ["test_views=[plain,plain]", "without repetitions"]),
+        (["plain", "plain"], ["test_views=[plain,plain]", "no repetitions"]),
     ],
 )
 def test_invalid_views_are_refused(views, words):

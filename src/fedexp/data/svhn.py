@@ -1,7 +1,7 @@
-"""SVHN: digits of house numbers, 32 x 32 in colour, from the MATLAB files of its authors.
+"""SVHN: digits from house numbers, as colour images of 32 x 32 pixels in MATLAB files.
 
 Y. Netzer et al., "Reading Digits in Natural Images with Unsupervised Feature Learning", NeurIPS
-workshop 2011. The digit 0 has the label 10 in the files, and the label 0 here.
+workshop 2011. In the files, the digit 0 has the label 10; this module changes it to 0.
 """
 
 from collections.abc import Sequence
@@ -16,13 +16,12 @@ from fedexp.data.download import Published
 
 
 class Svhn(Published, Dataset):
-    """The training and test images from `{train,test}_32x32.mat` in `<data_dir>` or its folder
-    svhn.
+    """SVHN, read from `{train,test}_32x32.mat` in `<data_dir>/svhn` or `<data_dir>`.
 
-    The `extra` images are a separate training set, which can be added to the training images.
+    The images of the file `extra_32x32.mat` can be added to the training images.
     """
 
-    extra: bool  # 531,131 further training images, somewhat easier
+    extra: bool  # whether to add the 531,131 extra training images, which are somewhat easier
 
     hosts = ("http://ufldl.stanford.edu/housenumbers/",)
     packed = False
@@ -44,7 +43,7 @@ class Svhn(Published, Dataset):
 
     @property
     def paths(self) -> Sequence[Path]:
-        """Return the files of the splits, or () unless one of the two folders has all of them."""
+        """Return the files of all splits, or () if neither of the two folders has all of them."""
         for folder in (self.download_folder, Path(self.data_dir)):
             paths = [folder / name for name, _ in self.published]
             if all(path.is_file() for path in paths):
@@ -58,9 +57,9 @@ class Svhn(Published, Dataset):
 
 
 def decode(paths: dict[str, Path]) -> Arrays:
-    """Read the files of the splits.
+    """Return the images and labels in the files of the splits.
 
-    Raises ConfigError with the name of a corrupt file.
+    Raises ConfigError, with the name of the file, if a file is corrupt.
     """
     read = {split: read_mat(path) for split, path in paths.items()}
     parts = [part for split, part in read.items() if split != "test"]
@@ -69,9 +68,9 @@ def decode(paths: dict[str, Path]) -> Arrays:
 
 
 def read_mat(path: Path) -> tuple[np.ndarray, np.ndarray]:
-    """Return (x uint8 [n, 32, 32, 3], y int64 [n]) from a file.
+    """Return images uint8 [n, 32, 32, 3] and labels int64 [n] from a MATLAB file.
 
-    The file has X [32, 32, 3, n] and y [n, 1] in 1..10.
+    The file contains the images X [32, 32, 3, n] and the labels y [n, 1], which are from 1 to 10.
     """
     from scipy.io import loadmat
 
@@ -83,9 +82,9 @@ def read_mat(path: Path) -> tuple[np.ndarray, np.ndarray]:
             or x.shape != (32, 32, 3, len(y))
             or not ((y >= 1) & (y <= 10)).all()
         ):
-            raise ValueError(f"X {x.shape} of {x.dtype} and y {y.shape}")
+            raise ValueError(f"X is {x.dtype} of shape {x.shape}, and y has the shape {y.shape}")
     except Exception as error:  # scipy raises many types
         raise ConfigError(
-            f"{path}: is corrupt ({error}); delete it, and the next run downloads it again"
+            f"{path}: is corrupt ({error}); delete it, and the next run will download it again"
         ) from error
     return np.ascontiguousarray(x.transpose(3, 0, 1, 2)), y % 10

@@ -1,8 +1,9 @@
-"""Sequences of tasks (the `scenario` group), after CFeD (IJCAI 2022, section 5.1).
+"""Sequences of tasks (the `scenario` group), following CFeD (IJCAI 2022, section 5.1).
 
-A `TaskSequence` is one data set in which every training example belongs to at most one task, and
-every test example to exactly one. This module decides the examples of each task. The clients and
-rounds that train on them are decided in fedexp.training.division.
+A `TaskSequence` is a single data set in which every training example belongs to at most one task,
+and every test example belongs to exactly one task. This module determines the examples of each
+task. The module fedexp.training.division determines which clients train on them, and in which
+rounds.
 """
 
 from abc import ABC, abstractmethod
@@ -23,7 +24,7 @@ from fedexp.data.types import Data, DataSource, Task
 
 @dataclass(frozen=True)
 class TaskSequence:
-    data: Data  # data of all tasks
+    data: Data  # the data of all tasks together
     tasks: tuple[Task, ...]
 
 
@@ -35,21 +36,22 @@ class Scenario(Checked, ABC, prefix="scenario."):
     @property
     @abstractmethod
     def name(self) -> str:
-        """Return the option's name."""
+        """Return the name of the scenario in the configuration."""
 
     @abstractmethod
     def sequence(self, dataset: DataSource, rng: np.random.Generator) -> TaskSequence:
-        """Load the data that the scenario needs and divide them into tasks."""
+        """Load the data sets that the scenario needs, and divide them into tasks."""
 
 
 class OneTask(Scenario):
-    """`scenario=none`: all examples in all rounds."""
+    """`scenario=none`: a single task with all examples, which is trained on in all rounds."""
 
     name = "none"
 
     def __post_init__(self) -> None:
-        """Skip the check of rounds_per_task, which is the run's number of rounds and is checked
-        there.
+        """Postpone the check of `rounds_per_task`.
+
+        It equals the run's number of rounds, which is checked first.
         """
 
     def sequence(self, dataset: DataSource, rng: np.random.Generator) -> TaskSequence:
@@ -62,52 +64,54 @@ class OneTask(Scenario):
 Fractions = Annotated[
     list[float],
     Limit(
-        "three fractions that add up to 1: training, validation, test",
+        "three fractions that add up to 1, for training, validation and test",
         lambda v: len(v) == 3 and all(0 <= part < 1 for part in v) and abs(sum(v) - 1) < 1e-9,
     ),
 ]
 
 
 class MultiTask(Scenario):
-    """Base class of scenarios with several tasks, which splits each task's examples."""
+    """Base class of scenarios with several tasks. It splits the examples of each task."""
 
     repeats_examples: ClassVar[bool] = False
-    """Whether all tasks have the same training examples in the same order, in different forms."""
+    """Whether all tasks have the same training examples in the same order, such as rotated."""
 
-    split: Fractions | None  # training, validation, test; null: the data set's split
+    # fractions for training, validation and test; null: use the data set's own split
+    split: Fractions | None
     evaluate_on: Literal["test", "validation"]
-    # number of earlier tasks' examples that a client keeps training on (fedexp.data.replay)
+    # size of a client's replay buffer, in examples of earlier tasks (fedexp.data.replay)
     replay: CountFrom0 = 0
     replay_policy: Literal["reservoir", "class_balanced"] = "reservoir"
     # per_client: clients learn the tasks in different orders (fedexp.data.streams)
     order: Literal["shared", "per_client"] = "shared"
-    blur: ShareBelow1 = 0.0  # share of a task's training examples that other tasks get
+    # share of each task's training examples that is moved to other tasks (fedexp.data.streams)
+    blur: ShareBelow1 = 0.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
         name = self.evaluate_on
         if self.split is None:
-            words = "test with scenario.split=null"
+            words = "test if scenario.split=null"
             require(name == "test", "scenario.evaluate_on", name, words)
         elif len(self.split) == 3:
             held = self.split[1 if name == "validation" else 2]
-            require(held > 0, "scenario.split", self.split, f"more than 0 for the {name} part")
+            require(held > 0, "scenario.split", self.split, f"greater than 0 for the {name} part")
 
     @property
     def mixes_tasks(self) -> bool:
-        """Return whether clients train on examples of several tasks in a round."""
+        """Return whether the clients train on examples of several tasks in the same round."""
         return self.order != "shared" or self.blur > 0
 
     def divide(
         self, labels: np.ndarray, own_test: np.ndarray, rng: np.random.Generator
     ) -> tuple[np.ndarray, ...]:
-        """Return (training, evaluation) examples, ascending.
+        """Return the indices of the (training, evaluation) examples, ascending.
 
-        All classes are split by the same fractions, rounded; the remaining examples are for
-        training.
+        All classes are split by the same fractions. The sizes of the validation and test parts are
+        rounded, and all remaining examples are used for training.
 
         labels: int [n].
-        own_test: bool [n], whether an example is in the data set's test part.
+        own_test: bool [n], whether an example belongs to the data set's test set.
         """
         if self.split is None:
             return np.flatnonzero(~own_test), np.flatnonzero(own_test)
@@ -122,35 +126,37 @@ class MultiTask(Scenario):
 
 
 class ClassIncremental(MultiTask):
-    """Each task has classes that no other task has.
+    """A scenario in which each task has classes that no other task has.
 
-    The model has one head for all classes and does not know the task of a test example.
+    The model has one head for all classes. It does not know which task a test example belongs to.
     """
 
     name = "class_incremental"
 
     num_tasks: Count
-    shuffle_classes: bool  # at random by seeds.partition; False: in label order
-    classes: list[list[int]] | None  # per task; replaces num_tasks and shuffle_classes
+    # True: assign classes to tasks at random with seeds.partition; False: in the order of labels
+    shuffle_classes: bool
+    # the classes of each task, which override num_tasks and shuffle_classes; None: not given
+    classes: list[list[int]] | None
 
     def __post_init__(self) -> None:
         super().__post_init__()
         key, given = "scenario.classes", self.classes or []
         flat = [c for task in given for c in task]
-        require(len(set(flat)) == len(flat), key, given, "lists without repeated classes")
-        require(all(given), key, given, "lists with at least one class")
+        require(len(set(flat)) == len(flat), key, given, "lists in which no class is repeated")
+        require(all(given), key, given, "lists with at least one class each")
 
     def split_classes(self, num_classes: int, rng: np.random.Generator) -> list[list[int]]:
         """Return the classes of each task.
 
-        All tasks have equally many classes, except that the last ones have one more if the classes
-        cannot be divided evenly (10 classes in 3 tasks: 3, 3, 4).
+        All tasks have the same number of classes if possible. Otherwise some of the tasks have one
+        class more: 10 classes are divided into 3 tasks with 3, 3 and 4 classes.
         """
         if self.classes is not None:
             wrong = [c for task in self.classes for c in task if not 0 <= c < num_classes]
             require(not wrong, "scenario.classes", wrong, f"labels from 0 to {num_classes - 1}")
             return [sorted(task) for task in self.classes]
-        good, words = self.num_tasks <= num_classes, f"at most {num_classes} (classes)"
+        good, words = self.num_tasks <= num_classes, f"at most {num_classes}, one task per class"
         require(good, "scenario.num_tasks", self.num_tasks, words)
         order = rng.permutation(num_classes) if self.shuffle_classes else np.arange(num_classes)
         edges = [i * num_classes // self.num_tasks for i in range(self.num_tasks + 1)]
@@ -170,17 +176,20 @@ class ClassIncremental(MultiTask):
 
 
 Domains = Annotated[
-    list[DataSource], Limit("names of data sets for the tasks after the first", bool)
+    list[DataSource], Limit("a list of data sets for the second and later tasks", bool)
 ]
 
 
 class DomainIncremental(MultiTask):
-    """Each task is another data set with the same classes. The first is `dataset`."""
+    """A scenario in which each task is a different data set with the same classes.
+
+    The first task is `dataset`.
+    """
 
     name = "domain_incremental"
 
-    domains: Domains  # data sets of the group `dataset`, after the first
-    classes: Labels | None  # use only these labels, renumbered from 0; null: all
+    domains: Domains  # data sets of the second and later tasks (options of the group `dataset`)
+    classes: Labels | None  # use only these labels, renumbered from 0; null: use all labels
 
     def sequence(self, dataset: DataSource, rng: np.random.Generator) -> TaskSequence:
         first = dataset.load()
@@ -188,9 +197,9 @@ class DomainIncremental(MultiTask):
         for data in every[1:]:
             if data.num_classes != first.num_classes and self.classes is None:
                 raise ConfigError(
-                    f"scenario.domains: {data.name} has {data.num_classes} classes, {first.name}"
-                    f" {first.num_classes}; all tasks must have the same classes"
-                    " (scenario.classes=[0,1,2] uses only these)"
+                    f"scenario.domains: {data.name} has {data.num_classes} classes, but"
+                    f" {first.name} has {first.num_classes}; all tasks must have the same classes"
+                    " (scenario.classes=[0,1,2] uses only the classes 0, 1 and 2)"
                 )
         chosen = list(range(first.num_classes)) if self.classes is None else list(self.classes)
         fewest = min(data.num_classes for data in every)
@@ -215,10 +224,10 @@ class DomainIncremental(MultiTask):
 
 
 def require_same_names(first: Data, other: Data, labels: Sequence[int]) -> None:
-    """Raise ConfigError if a class name has different labels in the two data sets.
+    """Raise ConfigError if a class has different labels in the two data sets.
 
-    The tasks would teach two labels for the same class. Names that only one data set has are
-    ignored.
+    The model would be trained to predict two labels for the same class. Class names that occur in
+    only one of the data sets are ignored.
 
     labels: the labels to check.
     """
@@ -227,13 +236,17 @@ def require_same_names(first: Data, other: Data, labels: Sequence[int]) -> None:
         if mine.get(name, label) != label:
             raise ConfigError(
                 f"scenario.domains: the class {name} has the label {mine[name]} in {first.name} and"
-                f" {label} in {other.name}; all tasks must use the same labels (class.txt"
-                " or dataset.classes orders the classes of texts)"
+                f" {label} in {other.name}; all tasks must use the same labels (for texts,"
+                " class.txt or dataset.classes sets the order of the classes)"
             )
 
 
 def pool_examples(every: Sequence[Data], like: Data) -> tuple[torch.Tensor, np.ndarray, np.ndarray]:
-    """Return all training and test examples as (x [n, ...], y [n], bool [n]: test part)."""
+    """Return the training and test examples of all data sets together.
+
+    Returns (inputs [n, ...], labels [n], bool [n]: whether an example is from a test set). The
+    inputs are converted to the form of `like`.
+    """
     splits = [(data, split) for data in every for split in ("train", "test")]
     labels = [getattr(data, f"y_{split}").numpy() for data, split in splits]
     flags = [np.full(len(y), split == "test") for y, (_, split) in zip(labels, splits, strict=True)]
@@ -249,15 +262,21 @@ def assemble(
     names: Sequence[str],
     classes: Sequence[Sequence[int]],
 ) -> TaskSequence:
-    """Return the TaskSequence of the pooled examples.
+    """Return the TaskSequence that consists of the given tasks.
 
-    parts: (training, evaluation) examples of each task.
+    like: data whose other attributes are kept.
+    x, y: inputs [n, ...] and labels int [n] from `pool_examples`.
+    parts: indices of the (training, evaluation) examples of each task.
+    names: name of each task.
+    classes: classes of each task.
+
+    Raises ConfigError if a task has no training or no evaluation examples.
     """
     for name, (train, held) in zip(names, parts, strict=True):
         if not len(train) or not len(held):
             raise ConfigError(
                 f"scenario: the task {name} has {len(train)} training and {len(held)} test"
-                " examples; it needs some of both"
+                " examples; it needs at least one of each"
             )
     rows = np.concatenate([train for train, _ in parts])
     tests = np.concatenate([held for _, held in parts])

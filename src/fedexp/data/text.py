@@ -1,9 +1,8 @@
-"""Texts as character sequences: CFeD's data sets (Ma et al., IJCAI 2022) and others in their
-formats.
+"""Text data sets that are read as sequences of characters.
 
-A text is encoded as its first `length` characters, each as its number in a vocabulary. `<UNK>`
-replaces characters that are not in the vocabulary, and `<PAD>` fills up short texts. Nothing is
-normalised.
+They are the data sets of CFeD (Ma et al., IJCAI 2022), or have the same formats. Each of the first
+`length` characters of a text is encoded as its number in a vocabulary. `<UNK>` replaces characters
+that are not in the vocabulary, and short texts are padded with `<PAD>`. Texts are not normalised.
 """
 
 import json
@@ -30,26 +29,28 @@ Names = Annotated[tuple[str, ...], Limit("different names", lambda v: len(v) == 
 
 
 class DropoutKeys:
-    """A random number per example and use, from which a model makes its dropout mask
-    (models.textcnn).
+    """Random keys from which a model computes its dropout masks (fedexp.models.textcnn).
 
-    This class takes the place of an image data set's Augmentation. It makes dropout, like
-    augmentation, depend on the seed, the round and the client, but not on the order in which
-    clients are trained.
+    A new key is drawn each time an example is used. For texts, this class replaces the class
+    Augmentation of image data sets. Like augmentation, dropout then depends on the seed, the round
+    and the client, but not on the order in which the clients are trained.
     """
 
     changes_inputs: ClassVar[bool] = False
     active: ClassVar[bool] = True
 
     def draw(self, rng: np.random.Generator, n: int, *_: object) -> np.ndarray:
-        """Draw uniform random keys, int64 [n, 1]. The first rows do not depend on `n`."""
+        """Return uniform random keys, int64 [n, 1]. The first keys do not depend on `n`.
+
+        The image size is ignored.
+        """
         low, high = np.iinfo(np.int64).min, np.iinfo(np.int64).max
         return rng.integers(low, high, size=(n, 1), dtype=np.int64, endpoint=True)
 
 
 @dataclass(frozen=True)
 class LabelledTexts:
-    """Contents of a data set's files."""
+    """The texts and labels in the files of a data set."""
 
     train: list[str]
     test: list[str]
@@ -67,18 +68,19 @@ class TextSource(DataSource):
     kind: ClassVar[str] = "text"
     augmentation: ClassVar[DropoutKeys] = DropoutKeys()  # random numbers for each training example
 
-    # characters per example
+    # number of characters per example
     length: Annotated[int, Limit("from 1 to 65536 characters", lambda v: 1 <= v <= 65536)]
-    max_words: Count  # size of a vocabulary made from the training texts, without <UNK> and <PAD>
+    # largest size of a vocabulary that is made from the training texts, without <UNK> and <PAD>
+    max_words: Count
     # json file {character: number} in <data_dir>/<name>; None: made from the training texts
     vocabulary: str | None
-    # npz file in <data_dir>/<name> with a vector for each entry of `vocabulary`, or None
+    # npz file in <data_dir>/<name> with a vector for each entry of `vocabulary`; None: no vectors
     vectors: str | None
 
     def __post_init__(self) -> None:
         super().__post_init__()
         fits = self.vectors is None or self.vocabulary is not None
-        words = "null without dataset.vocabulary"
+        words = "null unless dataset.vocabulary is set"
         require(fits, "dataset.vectors", self.vectors, words)
 
     @property
@@ -90,9 +92,9 @@ class TextSource(DataSource):
         """Return the labelled texts, cut to `length` characters."""
 
     def load(self, like: TextData | None = None) -> TextData:
-        """Return the encoded texts.
+        """Return the data set with encoded texts.
 
-        like: if given, use this data set's vocabulary, length and vectors.
+        like: data set whose vocabulary, length and vectors are used. None: use the options.
         """
         read = self.read(self.length if like is None else like.shape.length)
         if like is None:
@@ -114,7 +116,7 @@ class TextSource(DataSource):
         )
 
     def with_vocabulary(self, texts: Sequence[Path]) -> list[Path]:
-        """Return the text files, and the vocabulary and vector files that exist."""
+        """Return the given text files and, if they exist, the files of vocabulary and vectors."""
         named = [self.folder / name for name in (self.vocabulary, self.vectors) if name]
         return [*texts, *filter(Path.is_file, named)]
 
@@ -128,21 +130,21 @@ class TextSource(DataSource):
         vectors = read_vectors(self.folder / self.vectors)
         if len(vectors) != len(words):
             raise ConfigError(
-                f"{self.folder / self.vectors}: has {len(vectors)} vectors, but {path} {len(words)}"
-                " entries"
+                f"{self.folder / self.vectors}: has {len(vectors)} vectors, but {path} has"
+                f" {len(words)} entries; there must be one vector per entry"
             )
         return add_special_words(words), torch.from_numpy(_add_special_vectors(words, vectors))
 
 
 class TextDataset(TextSource):
-    """Labelled training and test texts in <data_dir>/<name>.
+    """Labelled training and test texts, read from files in `<data_dir>/<name>`.
 
-    The files have one of the layouts of `find_files`.
+    The files must have one of the layouts in fedexp.data.text_files.
     """
 
-    # class names in the order of their numbers; None: from class.txt, or else from the labels
+    # class names, ordered by label; None: read from class.txt or, if it is missing, the labels
     classes: Names | None
-    # None: the first layout that has a file
+    # layout of the files; None: the first layout of which a file exists
     layout: Literal["txt", "csv", "class_il", "domain_il"] | None
 
     @property
@@ -168,7 +170,7 @@ class TextDataset(TextSource):
         try:
             lines = path.read_text("utf-8-sig").splitlines()
         except ValueError as error:
-            raise ConfigError(f"{path}: is not UTF-8 ({error})") from error
+            raise ConfigError(f"{path}: must be encoded in UTF-8 ({error})") from error
         names = tuple(line.strip() for line in lines if line.strip())
         if not names or len(set(names)) < len(names):
             raise ConfigError(f"{path}: must have one class name per line, without repetitions")
@@ -176,12 +178,12 @@ class TextDataset(TextSource):
 
 
 class UnlabelledTexts(TextSource):
-    """Texts without labels (all -1) for training only, used as a surrogate set.
+    """Texts without labels, which can be used as a surrogate set.
 
-    If the file has a label column, it is ignored.
+    All labels are -1, and there are no test texts. A label column in the file is ignored.
     """
 
-    file: str  # csv file, relative to data_dir
+    file: str  # path of the csv file, relative to data_dir
 
     @property
     def paths(self) -> Sequence[Path]:
@@ -191,8 +193,8 @@ class UnlabelledTexts(TextSource):
         path = Path(self.data_dir, self.file)
         if path.suffix != ".csv" or not path.is_file():
             raise ConfigError(
-                f"dataset.file={self.file}: {path} must be a csv file with a column named title,"
-                " body, content or article; it cannot be downloaded"
+                f"dataset.file={self.file}: {path} must be an existing csv file with a column named"
+                " title, body, content or article; fedexp cannot download this file"
             )
         texts = [example.text for example in read_texts([path], length, labelled=False)]
         return LabelledTexts(texts, [], [-1] * len(texts), [], ())
@@ -203,7 +205,7 @@ def encode(texts: Sequence[str], vocabulary: Sequence[str], length: int) -> np.n
 
     vocabulary: must contain <UNK> and <PAD>.
     """
-    # vocabulary number of each code point
+    # the number in the vocabulary of each code point
     numbers = np.full(sys.maxunicode + 1, vocabulary.index(UNK), np.int32)
     for number, word in enumerate(vocabulary):
         if len(word) == 1:
@@ -217,9 +219,9 @@ def encode(texts: Sequence[str], vocabulary: Sequence[str], length: int) -> np.n
 
 
 def most_frequent(texts: Sequence[str], limit: int) -> tuple[str, ...]:
-    """Return the `limit` most frequent characters, most frequent first.
+    """Return the `limit` most frequent characters, starting with the most frequent one.
 
-    Ties are ordered by code point.
+    Characters that are equally frequent are ordered by code point.
     """
     counts = Counter("".join(texts))
     return tuple(sorted(counts, key=lambda character: (-counts[character], character))[:limit])
@@ -231,7 +233,7 @@ def add_special_words(words: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def read_vocabulary(path: Path) -> tuple[str, ...]:
-    """Return the words of a json file {word: number}, ordered by number."""
+    """Return the entries of a json file `{character: number}`, ordered by number."""
     try:
         numbers = json.loads(path.read_text("utf-8-sig"))
     except (OSError, ValueError, RecursionError) as error:
@@ -241,14 +243,21 @@ def read_vocabulary(path: Path) -> tuple[str, ...]:
         ) from error
     valid = isinstance(numbers, dict) and all(type(number) is int for number in numbers.values())
     if not valid or not numbers or sorted(numbers.values()) != list(range(len(numbers))):
-        raise ConfigError(f"{path}: must map each character to a different number, from 0 to N - 1")
+        raise ConfigError(
+            f"{path}: must be a JSON object that maps N characters to the numbers 0 to N - 1"
+        )
     return tuple(sorted(numbers, key=numbers.__getitem__))
 
 
 def read_vectors(path: Path) -> np.ndarray:
-    """Return float32 [V, D] from an npz file: the array `embeddings`, or the only matrix."""
+    """Return pre-trained vectors, float32 [V, D], from an npz file.
+
+    They are the array `embeddings` or, if there is no such array, the only matrix in the file.
+    """
     if not path.is_file():
-        raise ConfigError(f"{path}: is missing; dataset.vectors=null uses no pre-trained vectors")
+        raise ConfigError(
+            f"{path}: this file is missing; set dataset.vectors=null to use no pre-trained vectors"
+        )
     arrays = load_npz(path)
     matrices = {name: array for name, array in arrays.items() if array.ndim == 2 and array.size}
     vectors = matrices.get("embeddings", next(iter(matrices.values()), None))
@@ -259,8 +268,9 @@ def read_vectors(path: Path) -> np.ndarray:
         or not np.isfinite(vectors).all()
     ):
         raise ConfigError(
-            f"{path}: must have one matrix of finite floating-point numbers, or one named"
-            f" embeddings, with a row for each entry; has the arrays {', '.join(arrays)}"
+            f"{path}: must contain one matrix, or a matrix named embeddings, of finite"
+            " floating-point numbers with one row per vocabulary entry, but it contains the arrays"
+            f" {', '.join(arrays)}"
         )
     return vectors.astype(np.float32)
 

@@ -7,22 +7,22 @@ from typing import NamedTuple
 
 from fedexp.core.errors import ConfigError
 
-# names of columns
+# accepted names of the columns
 TITLES, BODIES, LABELS = ("title",), ("body", "content", "article"), ("label", "target")
-# the last three columns in the files that CFeD's code ships
+# names of the last three columns in the files that are released with CFeD's code
 UNNAMED = {"0": "title", "1": "body", "2": "label"}
 
 
 class Example(NamedTuple):
     text: str
-    label: str  # as in the file, or "" if labels are not read
-    place: str  # file and line, for messages
+    label: str  # the label as written in the file, or "" if labels are not read
+    place: str  # file and line, for error messages
 
 
 LAYOUTS = {
     "txt": "{}.txt",
     "csv": "{}.csv",
-    "class_il": "*_{}_classIL*.csv",  # this layout and the next: the files of CFeD's code
+    "class_il": "*_{}_classIL*.csv",  # class_il and domain_il: files released with CFeD's code
     "domain_il": "*_{}_domainIL.csv",
 }
 
@@ -30,10 +30,12 @@ LAYOUTS = {
 def find_files(folder: Path, layout: str | None = None) -> tuple[list[Path], list[Path]]:
     """Return the training and test files in a folder.
 
-    If `layout` is None, use the first layout that has a file in the folder. Validation files of
-    CFeD's code (`eval`) count as training files, because a scenario divides all examples itself.
+    The validation files that are released with CFeD's code (`eval`) are used as training files,
+    because a scenario splits the examples again.
 
-    Raises ConfigError if there are no training or no test files.
+    layout: a key of LAYOUTS. None: the first layout of which a file exists in the folder.
+
+    Raises ConfigError if training files or test files are missing.
     """
     for name in LAYOUTS if layout is None else [layout]:
         train, test, held = (
@@ -43,18 +45,24 @@ def find_files(folder: Path, layout: str | None = None) -> tuple[list[Path], lis
             return train + (held if name.endswith("_il") else []), test
         if train or test:
             lost = LAYOUTS[name].format("test" if train else "train")
-            raise ConfigError(f"{folder}: has {(train or test)[0].name}, but no {lost}")
+            raise ConfigError(
+                f"{folder}: contains {(train or test)[0].name}, but {lost} is missing"
+            )
     raise ConfigError(
         f"{folder}: has no texts{'' if layout is None else f' with dataset.layout={layout}'}, and"
-        " they cannot be downloaded. Put there train.txt and test.txt (each line a text, a tab and"
-        " a class number) with class.txt (one class name per line), or train.csv and test.csv"
+        " they cannot be downloaded. Add train.txt and test.txt (each line has a text, a tab and a"
+        " class number) with class.txt (one class name per line), or train.csv and test.csv"
         " (columns title, body, label), or CFeD's files (such as thucnews_train_classIL1.csv and"
         " thucnews_test_classIL1.csv)"
     )
 
 
 def read_texts(paths: Sequence[Path], length: int, labelled: bool = True) -> list[Example]:
-    """Return the texts in txt or csv files, stripped and cut to their first `length` characters.
+    """Return the texts in txt or csv files, cut to their first `length` characters.
+
+    White space at both ends of a text is removed.
+
+    labelled: whether csv files must have a label column, which is then read.
 
     Raises ConfigError if a file is missing, damaged or empty.
     """
@@ -73,24 +81,24 @@ def read_texts(paths: Sequence[Path], length: int, labelled: bool = True) -> lis
 
 
 def _read_txt(path: Path) -> Iterator[tuple[int, str, str]]:
-    """Yield (line, text, label) for lines `text<TAB>label`. Blank lines are skipped."""
+    """Yield (line number, text, label) for each line `text<TAB>label`. Blank lines are skipped."""
     with path.open(encoding="utf-8-sig") as file:
         for number, line in enumerate(file, 1):
             if line.strip():
                 text, tab, label = line.rpartition("\t")
                 if not tab:
                     raise ConfigError(
-                        f"{path}, line {number}: must be a text, a tab and a class number"
+                        f"{path}, line {number}: must have a text, a tab and a class number"
                     )
                 yield number, text.strip(), label.strip()
 
 
 def _read_csv(path: Path, labelled: bool) -> Iterator[tuple[int, str, str]]:
-    """Yield (last line, text, label) for the records of a csv file.
+    """Yield (number of the last line, text, label) for each record of a csv file.
 
-    The text is the title directly followed by the body.
+    The text consists of the title, directly followed by the body.
     """
-    # in characters, for the whole process; the default limit refuses long articles
+    # in characters, for the whole process; the default limit is too small for long articles
     csv.field_size_limit(2**31 - 1)
     with path.open(encoding="utf-8-sig", newline="") as file:
         rows = csv.reader(file, strict=True)
@@ -99,14 +107,18 @@ def _read_csv(path: Path, labelled: bool) -> Iterator[tuple[int, str, str]]:
         for row in filter(None, rows):
             if len(row) != len(header):
                 raise ConfigError(
-                    f"{path}, line {rows.line_num}: has {len(row)} values, must have {len(header)}"
+                    f"{path}, line {rows.line_num}: has {len(row)} values, but must have"
+                    f" {len(header)}"
                 )
             text = "".join(row[k].strip() for k in columns)
             yield rows.line_num, text, "" if label is None else row[label].strip()
 
 
 def _columns(path: Path, header: list[str], labelled: bool) -> tuple[list[int], int | None]:
-    """Return the columns that form the text, in this order, and the label's column."""
+    """Return the indices of the columns that form the text, in order, and of the label column.
+
+    The label column is None if labels are not read.
+    """
     names = [name.strip().lower() for name in header]
     if names[-3:] == list(UNNAMED):
         names[-3:] = UNNAMED.values()
@@ -117,13 +129,17 @@ def _columns(path: Path, header: list[str], labelled: bool) -> tuple[list[int], 
         if labelled:
             wanted += f", and one of {', '.join(LABELS)}"
         raise ConfigError(
-            f"{path}, line 1: the columns are {', '.join(header) or '(none)'}; must have {wanted}"
+            f"{path}, line 1: the columns are {', '.join(header) or '(none)'}, but there must be"
+            f" {wanted}"
         )
     return texts, labels[0] if labelled else None
 
 
 def name_classes(train: Sequence[Example]) -> tuple[str, ...]:
-    """Return the class names in the training labels: numbers 0..C-1, or names in sorted order."""
+    """Return the class names in the training labels.
+
+    They are the numbers 0 to C - 1, or the sorted names. Raises ConfigError if a number is missing.
+    """
     found = {example.label for example in train}
     numbers = tuple(str(number) for number in range(len(found)))
     if found == set(numbers):
@@ -131,14 +147,18 @@ def name_classes(train: Sequence[Example]) -> tuple[str, ...]:
     if all(label.isdecimal() for label in found):
         missing = min(set(numbers) - found, key=int)
         raise ConfigError(
-            f"{train[0].place.partition(',')[0]}: class {missing} has no training text, but a"
-            " larger number has; list all class names in class.txt, one per line"
+            f"{train[0].place.partition(',')[0]}: class {missing} has no training texts, but a"
+            " class with a larger number does; list all class names in class.txt, one per line"
         )
     return tuple(sorted(found))
 
 
 def label_numbers(examples: Sequence[Example], classes: Sequence[str]) -> list[int]:
-    """Return each text's label as a number. A label is a class name or its number from 0."""
+    """Return the label of each text as a number.
+
+    In the files, a label can be a class name or the number of a class, starting from 0. Raises
+    ConfigError for an unknown label.
+    """
     numbers = {str(number): number for number in range(len(classes))}
     numbers |= {name: number for number, name in enumerate(classes)}
     for example in examples:

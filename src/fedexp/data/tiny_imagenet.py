@@ -1,7 +1,11 @@
-"""The published layout of Tiny-ImageNet-200.
+"""Read the published files of Tiny-ImageNet-200.
 
-`train/<wnid>/images/*.JPEG`; `val/images/*.JPEG` with `val/val_annotations.txt` (file, wnid, box;
-tab-separated); `words.txt` (wnid, tab, names).
+A class is identified by its WordNet ID (wnid). The files are:
+
+- `train/<wnid>/images/*.JPEG`: training images
+- `val/images/*.JPEG`: images that are used for the test
+- `val/val_annotations.txt`: file name, wnid and bounding box of each val image, separated by tabs
+- `words.txt`: wnid and class names, separated by a tab
 """
 
 from pathlib import Path
@@ -12,7 +16,11 @@ from fedexp.data.marks import SourceFile
 
 
 def scan_published(root: Path) -> Tree:
-    """Return the training and val files. The class index is the wnid's position in sorted order."""
+    """Return the published files, with the val images as test images.
+
+    The class index is the position of the wnid in sorted order. Raises ConfigError if files are
+    missing or the annotations are invalid.
+    """
     wnids = class_folders(root / "train")
     train = scan_classes(root / "train", wnids)
     label = {wnid: i for i, wnid in enumerate(wnids)}
@@ -28,20 +36,26 @@ def scan_published(root: Path) -> Tree:
         )
     except (ValueError, KeyError) as error:
         raise ConfigError(
-            f"{annotations}: a line names a class that {root / 'train'} does not have ({error})"
+            f"{annotations}: a line is invalid or names a class without a folder in"
+            f" {root / 'train'} ({error})"
         ) from error
     if not labelled:
-        raise ConfigError(f"{annotations}: names no images")
+        raise ConfigError(f"{annotations}: contains no images; download the data set again")
     try:
         files = [SourceFile.of(path) for path, _ in labelled]
     except FileNotFoundError as error:
-        raise ConfigError(f"{error.filename}: named in {annotations} but missing") from error
+        raise ConfigError(
+            f"{error.filename}: this file is missing, but {annotations} names it"
+        ) from error
     test = list(zip(files, (k for _, k in labelled), strict=True))
     return Tree(train, test, _read_names(root, wnids))
 
 
 def _read_names(root: Path, wnids: list[str]) -> list[str]:
-    """Return each wnid's first English name, made unique, or the wnids if words.txt is missing."""
+    """Return the first English name of each wnid, or the wnids if words.txt is missing.
+
+    If several classes have the same name, the wnid is appended to it.
+    """
     words = root / "words.txt"
     if not words.is_file():
         return wnids

@@ -1,4 +1,4 @@
-"""MNIST and CIFAR data sets, read from the files of torchvision's classes."""
+"""Read MNIST and CIFAR data sets from the files that torchvision uses."""
 
 import gzip
 import math
@@ -19,7 +19,7 @@ class TorchvisionFiles:
 
         self.cls: Any = getattr(torchvision.datasets, class_name)
         self.data_dir = data_dir
-        self.is_idx = hasattr(self.cls, "resources")  # MNIST's format; otherwise CIFAR's pickles
+        self.is_idx = hasattr(self.cls, "resources")  # idx files (MNIST), or pickles (CIFAR)
         if self.is_idx:
             self.folder = Path(data_dir, class_name, "raw")
             self.hosts, self.published = self.cls.mirrors, self.cls.resources
@@ -33,18 +33,18 @@ class TorchvisionFiles:
             self.paths = [self.folder / self.cls.base_folder / name for name in self.md5]
 
     def read(self) -> Arrays:
-        """Decode all files.
+        """Return the decoded images and labels.
 
-        Raises ConfigError with the file's name if a file is corrupt.
+        Raises ConfigError, with the name of the file, if a file is corrupt.
         """
         if self.is_idx:
             train_x, train_y, test_x, test_y = map(read_idx, self.paths, (3, 1, 3, 1))
-            # MNIST has "3 - three"
+            # class names in MNIST look like "3 - three"
             names = [name.partition(" - ")[0] for name in self.cls.classes]
             return make_arrays((train_x, train_y), (test_x, test_y), names)
         from torchvision.datasets.utils import check_integrity
 
-        # torchvision unpickles the batches, so they must be identical to the published files.
+        # torchvision unpickles these files, which is safe only if they are the published files.
         for path in self.paths:
             if not check_integrity(path, self.md5[path.name]):
                 raise corrupt_file(path)
@@ -53,10 +53,14 @@ class TorchvisionFiles:
 
 
 def read_idx(path: Path, rank: int) -> np.ndarray:
-    """Read an idx file of bytes, optionally packed (.gz).
+    """Read an idx file of uint8 values. The file may be packed (.gz).
 
-    The file has two zero bytes, 8 for uint8, the rank, the sizes as big-endian int32, and the
-    values. Return labels int64 [N] (rank 1) or images uint8 [N, H, W, 1] (rank 3).
+    The file starts with two zero bytes, a byte 8, which means uint8, a byte with the number of
+    axes, and the sizes as big-endian int32. The values follow.
+
+    rank: number of axes, 1 for labels or 3 for images.
+
+    Returns labels int64 [N] or images uint8 [N, H, W, 1].
     """
     try:
         content = path.read_bytes()
@@ -65,7 +69,7 @@ def read_idx(path: Path, rank: int) -> np.ndarray:
         sizes = np.frombuffer(content[4:start], ">i4").tolist()
         values = np.frombuffer(bytearray(content[start:]), np.uint8)  # writable, as torch requires
         if content[:4] != bytes([0, 0, 8, rank]) or len(values) != math.prod(sizes):
-            raise ValueError(f"not a whole idx file of rank {rank}")
+            raise ValueError(f"not a complete idx file with {rank} axes")
         values = values.reshape(sizes)
     except Exception as error:  # gzip raises many types
         raise corrupt_file(path) from error
@@ -73,4 +77,4 @@ def read_idx(path: Path, rank: int) -> np.ndarray:
 
 
 def corrupt_file(path: Path) -> ConfigError:
-    return ConfigError(f"{path}: is corrupt; delete it, and the next run downloads it again")
+    return ConfigError(f"{path}: is corrupt; delete it, and the next run will download it again")

@@ -1,4 +1,4 @@
-"""Types of a loaded data set: tensors that can live on a device."""
+"""Types of data sets: how they are read, and the tensors of a loaded data set."""
 
 import re
 from abc import ABC, abstractmethod
@@ -17,43 +17,48 @@ from fedexp.data.marks import SourceFile
 
 
 class Draws(Protocol):
-    """Source of the random numbers for each training example: an image Augmentation, or
-    DropoutKeys.
+    """Source of the random numbers for each training example.
+
+    It is an Augmentation for images, and DropoutKeys for texts.
     """
 
-    changes_inputs: ClassVar[bool]  # whether inputs also change for a model in eval mode
+    changes_inputs: ClassVar[bool]  # whether the numbers change the inputs, even in eval mode
 
     @property
     def active(self) -> bool:
         """Return whether any random numbers are drawn."""
 
     def draw(self, rng: np.random.Generator, n: int, height: int, width: int, /) -> np.ndarray:
-        """Return the random numbers for n examples, [n, ...]; the first rows do not depend on n."""
+        """Return the random numbers for `n` examples, [n, ...].
+
+        With a larger `n`, the first rows stay the same.
+        """
 
 
 @dataclass(frozen=True)
 class Data(ABC):
-    """Labelled training and test examples in their stored form."""
+    """Training and test examples with their labels, in their stored form."""
 
     name: str
     x_train: torch.Tensor  # [N, ...]
-    y_train: torch.Tensor  # int64 [N]; -1: not labelled (a surrogate set)
+    y_train: torch.Tensor  # int64 [N]; -1: unlabelled example of a surrogate set
     x_test: torch.Tensor  # [M, ...]
     y_test: torch.Tensor  # int64 [M]
-    classes: tuple[str, ...]  # names; index = label
+    classes: tuple[str, ...]  # class names, ordered by label
     owners: np.ndarray | None = field(default=None, kw_only=True)
-    """int64 [N]: each training example's natural client (LEAF), numbered from 0."""
+    """int64 [N]: the natural client (LEAF) that each training example comes from, numbered from 0;
+    None: there are no natural clients."""
     test_tasks: torch.Tensor | None = field(default=None, kw_only=True)
-    """int64 [M]: each test example's task, numbered from 0, if the scenario has several tasks."""
+    """int64 [M]: the task of each test example, numbered from 0; None: there is only one task."""
     validation: torch.Tensor | None = field(default=None, kw_only=True)
     """int64 [V]: indices of the training examples that form the validation set."""
     validation_tasks: torch.Tensor | None = field(default=None, kw_only=True)
-    """int64 [V]: each validation example's task, if `test_tasks` is given."""
+    """int64 [V]: the task of each validation example, if `test_tasks` is given."""
     checksum: str | None = field(default=None, kw_only=True)
-    """Checksum of the inputs as they were read, or None if they come from files.
+    """Checksum of the inputs as they were read, or None if they were read from files.
 
-    The bytes of files are compared instead, because another version of a decoder may return other
-    inputs for the same file.
+    For files, the bytes of the files are compared instead, because a different version of a decoder
+    may return different inputs for the same file.
     """
 
     @property
@@ -62,13 +67,13 @@ class Data(ABC):
 
     @property
     def num_tasks(self) -> int:
-        """Return the number of tasks, or 1 without a scenario."""
+        """Return the number of tasks, which is 1 without a scenario."""
         return 1 if self.test_tasks is None else int(self.test_tasks.max()) + 1
 
     @property
     @abstractmethod
     def shape(self) -> Any:
-        """Return the input shape that a model is built for."""
+        """Return the shape of the inputs, from which a model is built."""
 
     @property
     def image_size(self) -> tuple[int, int]:
@@ -86,10 +91,11 @@ class Data(ABC):
     ) -> torch.Tensor:
         """Return the examples `stored[index]` as model inputs.
 
-        The examples are augmented if `draws` is given. The function is safe under vmap.
+        The examples are augmented if `draws` is given. This method works under torch.func.vmap.
 
-        stored: x_train or x_test.
+        stored: `x_train` or `x_test`.
         index: int64 [...].
+        draws: random numbers from `augmentation.draw`, [..., k].
         """
 
     def to(self, device: torch.device | str) -> Self:
@@ -99,7 +105,7 @@ class Data(ABC):
         return replace(self, **tensors)
 
     def with_validation_as_test(self) -> Self:
-        """Return a copy of the data that has the validation set as its test set."""
+        """Return a copy of the data in which the validation set replaces the test set."""
         assert self.validation is not None, "checked when the run was prepared"
         x, y = self.x_train[self.validation], self.y_train[self.validation]
         return replace(self, x_test=x, y_test=y, test_tasks=self.validation_tasks)
@@ -115,15 +121,15 @@ class Data(ABC):
 
 
 class DataSource(Checked, ABC, prefix="dataset."):
-    """Base class of the `dataset` group: how a data set is stored and read."""
+    """Base class of the `dataset` group, which describes how a data set is stored and read."""
 
-    kind: ClassVar[str]  # images | text
+    kind: ClassVar[str]  # "images" or "text"
     in_words: ClassVar[str] = "the name of a data set"
 
     name: Annotated[str, Limit("letters, digits, _ . -", re.compile(r"[\w.-]+").fullmatch)]
     data_dir: str
 
-    if TYPE_CHECKING:  # at run time it would become the default of a subclass's field
+    if TYPE_CHECKING:  # at run time, the property would become the default of a subclass's field
 
         @property
         def augmentation(self) -> Draws:
@@ -131,7 +137,7 @@ class DataSource(Checked, ABC, prefix="dataset."):
 
     @property
     def paths(self) -> Sequence[Path]:
-        """Return the files that `load` reads, or an empty sequence if it reads no files.
+        """Return the paths of the files that `load` reads. They may be empty.
 
         Raises ConfigError if files are missing.
         """
@@ -155,10 +161,10 @@ class DataSource(Checked, ABC, prefix="dataset."):
 
 @dataclass(frozen=True)
 class ImageData(Data):
-    """A decoded image data set, whose x_* are uint8 [., height, width, channels].
+    """A decoded image data set, with inputs uint8 [., height, width, channels].
 
-    Pixels are integers from 0 to max_value in channels-last layout. They are normalised as (pixel /
-    max_value - mean) / std.
+    Pixels are integers from 0 to max_value. Model inputs are normalised as (pixel / max_value -
+    mean) / std.
     """
 
     mean: tuple[float, ...]  # per channel, on the scale 0..1
@@ -167,7 +173,7 @@ class ImageData(Data):
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """Return (channels, height, width), the order in which models read an image."""
+        """Return (channels, height, width), which is the order of axes in a model's inputs."""
         _, height, width, channels = self.x_train.shape
         return channels, height, width
 
@@ -195,7 +201,7 @@ class ImageData(Data):
 
 @dataclass(frozen=True)
 class Task:
-    """A part of a data set that the clients learn for some rounds (see fedexp.data.tasks)."""
+    """A part of a data set that the clients train on for some rounds (see fedexp.data.tasks)."""
 
     name: str
     classes: tuple[int, ...]  # labels of the task's examples, ascending
@@ -203,19 +209,19 @@ class Task:
 
 
 class TextShape(NamedTuple):
-    """Input shape that a text model is built for."""
+    """Shape of the inputs from which a text model is built."""
 
-    length: int  # characters per example, including padding
+    length: int  # number of characters per example, including padding
     words: int  # size of the vocabulary
-    vectors: torch.Tensor | None  # [words, D], initial embeddings; None: the model's initialisation
+    vectors: torch.Tensor | None  # [words, D], initial embeddings; None: the model initialises them
 
 
 @dataclass(frozen=True)
 class TextData(Data):
-    """Texts encoded as vocabulary numbers; x_* are int32 [., length]."""
+    """Texts that are encoded as numbers in a vocabulary, with inputs int32 [., length]."""
 
-    vocabulary: tuple[str, ...]  # characters, <UNK> and <PAD>; index = number
-    vectors: torch.Tensor | None = None  # float32 [V, D]: pre-trained
+    vocabulary: tuple[str, ...]  # characters, <UNK> and <PAD>, ordered by number
+    vectors: torch.Tensor | None = None  # float32 [V, D]: pre-trained embeddings
 
     @property
     def shape(self) -> TextShape:
@@ -231,8 +237,8 @@ class TextData(Data):
     ) -> torch.Tensor:
         """Return texts as int64 [..., length].
 
-        If `draws` is given, they are appended as the last column, so the shape is [..., length + 1]
-        (see text.DropoutKeys).
+        If `draws` is given, the dropout keys are appended as the last column, so the shape is [...,
+        length + 1] (see fedexp.data.text.DropoutKeys).
         """
         words = stored[index].long()
         return words if draws is None else torch.cat([words, draws], -1)

@@ -1,10 +1,12 @@
-"""Views, which are the sets that a model is tested on.
+"""Views: the data that a model is evaluated on.
 
-Views of the test images are `plain` and `augmented`, which applies the training transform
-(`test_views`). The third view is the validation set (`validation`, `evaluate_on`).
+Two views consist of the test images (option `test_views`): `plain` leaves them unchanged, and
+`augmented` applies the training transform to them. The third view is the validation set (options
+`validation` and `evaluate_on`).
 
-The plain view has the columns, keys and files that every run has. The augmented view appends its
-name to them. Columns and keys of the validation set begin with its name; its files end with it.
+The results of each view have different columns, keys and file names. The plain view uses the
+ordinary names. The augmented view appends its name to them. For the validation set, columns and
+keys start with `validation`, and file names end with it.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,14 +23,14 @@ EVALUATE_ON = (TEST, VALIDATION, BOTH)
 
 
 def suffix(view: str) -> str:
-    """Return the suffix of a view's files and W&B names, which is empty for the plain view."""
+    """Return the suffix of a view's file names and W&B names. It is empty for the plain view."""
     return "" if view == PLAIN else f"_{view}"
 
 
 def name_in_view(name: str, view: str) -> str:
-    """Return a column's or key's name in a view.
+    """Return the name of a column or key in a view.
 
-    Examples: test_accuracy, test_accuracy_augmented, validation_accuracy.
+    For example, `test_accuracy` becomes `test_accuracy_augmented` or `validation_accuracy`.
     """
     return (
         f"{VALIDATION}_{name.removeprefix('test_')}"
@@ -38,27 +40,33 @@ def name_in_view(name: str, view: str) -> str:
 
 
 def rename_for_view(values: Mapping[str, Any], view: str) -> dict[str, Any]:
-    """Return the values with their keys changed to the view's names."""
+    """Return a copy of the values in which the keys are renamed for a view."""
     return {name_in_view(name, view): value for name, value in values.items()}
 
 
 def file_in_view(name: str, view: str) -> str:
-    """Return a view's file name: class_accuracy.csv becomes class_accuracy_augmented.csv."""
+    """Return the name of a file in a view.
+
+    For example, `class_accuracy.csv` becomes `class_accuracy_augmented.csv`.
+    """
     path = Path(name)
     return str(path.with_name(f"{path.stem}{suffix(view)}{path.suffix}"))
 
 
 def require_views(views: Sequence[str]) -> None:
-    """Raise ConfigError unless the test views are known and different, and the first is plain."""
+    """Raise ConfigError unless the test views exist, are different and start with plain."""
     require_list("test_views", views, TEST_VIEWS)
 
 
 def require_list(key: str, values: Sequence[str], choices: Sequence[str]) -> None:
-    """Raise ConfigError unless all values are allowed and different and start with choices[0]."""
+    """Raise ConfigError unless all values are in `choices` and different, and choices[0] is first.
+
+    key: name of the option, for messages.
+    """
     for value in values:
         require_choice(key, value, choices)
     valid = list(values[:1]) == [choices[0]] and len(set(values)) == len(values)
-    words = f"a list that starts with {choices[0]}, without repetitions"
+    words = f"a list that starts with {choices[0]} and has no repetitions"
     require(valid, key, f"[{','.join(values)}]", words)
 
 
@@ -70,10 +78,12 @@ def extra_views(views: Iterable[str]) -> tuple[str, ...]:
 def evaluation_views(
     test_views: Sequence[str], evaluate_on: str | None, held_out: bool
 ) -> tuple[str, ...]:
-    """Return the views in which a run is evaluated, the test views first.
+    """Return the views in which a run is evaluated, starting with the test views.
 
-    evaluate_on: if None, the validation set if there is one (held_out), and otherwise the test set,
-    so that test data are used only on request.
+    evaluate_on: test, validation or both. If it is None, the run is evaluated on the validation set
+    if there is one, and otherwise on the test set. Thus a run with a validation set uses the test
+    data only on request.
+    held_out: whether there is a validation set.
     """
     on = evaluate_on or (VALIDATION if held_out else TEST)
     if on == VALIDATION:
@@ -82,9 +92,9 @@ def evaluation_views(
 
 
 def configured_views(config: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return `evaluation_views` of a plain configuration.
+    """Return the views in which a run with this plain configuration is evaluated.
 
-    Configurations that are older than views are evaluated in the plain view.
+    Configurations from before views were introduced use the plain view.
     """
     validation = config.get("validation")
     fraction = validation.get("fraction") if isinstance(validation, Mapping) else None
@@ -95,8 +105,8 @@ def configured_views(config: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def selection_view(views: Sequence[str]) -> str:
-    """Return the view whose accuracy decides the best round and whether a target is reached.
+    """Return the view whose accuracy determines the best round and whether a target is reached.
 
-    This is the validation set if the run is evaluated on it.
+    This is the validation set if the run is evaluated on it, and otherwise the first view.
     """
     return VALIDATION if VALIDATION in views else views[0]
