@@ -103,7 +103,7 @@ def rank_methods(
     table = table.reindex(blocks).dropna(axis="columns")
     if table.shape[0] < 2 or table.shape[1] < 2:
         return None
-    # Larger values are better, and a run without a value is the worst.
+    # Larger values are better. A run without a value ranks last.
     sign = -1 if names[-1].endswith("forgetting") else 1
     values = sign * table.map(lambda run: read_value(run, names)).to_numpy(dtype=float)
     methods = [str(name) for name in table]
@@ -170,10 +170,10 @@ def format_spread(values: Sequence[float], digits: int) -> str:
 
 
 def tabulate_ranks(ranking: Ranking) -> pd.DataFrame:
-    """Return one row per method, the best first.
+    """Return one row per method, with the best method first.
 
-    Columns: the mean rank, and the letters of the groups that the method belongs to. Methods in a
-    group do not differ significantly.
+    The columns are the mean rank and the letters of the groups that the method belongs to. Methods
+    in the same group do not differ significantly.
     """
     found = ranking.comparison
     letters = ["" for _ in found.methods]

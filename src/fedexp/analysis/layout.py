@@ -20,7 +20,7 @@ MARKS = {
     "not judged: reduced protocol": "~",
 }
 PLAIN_ONLY, SOME_DIVERGED, PRUNED = "^", "†", "‡"
-NOTES = {  # mark -> its meaning in the legend under a table
+NOTES = {  # mark -> its explanation in the legend below a table
     "*": "within the tolerance",
     "!": "outside the tolerance",
     "?": "not judged: the published value cannot be right",
@@ -29,7 +29,7 @@ NOTES = {  # mark -> its meaning in the legend under a table
     SOME_DIVERGED: "without the seeds that diverged",
     PRUNED: "stopped by the search before its last round; never the best",
 }
-MARKED = re.compile(r"(?<=[\dd])[*!?~^†‡]+")  # after a number or "failed"
+MARKED = re.compile(r"(?<=[\dd])[*!?~^†‡]+")  # marks after a number or after "failed"
 SYMBOLS = {
     "±": r"$\pm$",
     SOME_DIVERGED: r"\textsuperscript{\textdagger}",
@@ -111,7 +111,7 @@ def shows_plain(row: Mapping[str, Any]) -> bool:
 
 
 def in_brackets(row: Mapping[str, Any], text: str) -> str:
-    """Put a text in parentheses if the row shows forgetting."""
+    """Put a text in parentheses if the row contains forgetting."""
     return f"({text})" if row["metric"] == "forgetting" and text else text
 
 
@@ -130,8 +130,7 @@ def format_cell(rows: Rows) -> str:
 
 
 def format_plain_cell(rows: Rows) -> str:
-    """Return a method's values in the plain view: the last round, and the mean of the last ten
-    rounds.
+    """Return the values of a method in the plain view: the last round and the mean of the last ten.
 
     Forgetting is in parentheses.
     """

@@ -23,7 +23,7 @@ OF_TASKS, OF_CLASSES = ("average_accuracy", "task_forgetting"), ("accuracy", "fo
 class Measure:
     """An accuracy or forgetting measure of the global model."""
 
-    base: str  # its key in summary.json for the test set
+    base: str  # the measure's key in summary.json, for the test set
     view: str = PLAIN
 
     @property

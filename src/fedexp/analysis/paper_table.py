@@ -33,7 +33,7 @@ VALUES = (  # keys of summary.json
     *("validation_average_accuracy", "personal_accuracy", "personal_accuracy_worst"),
     *("personal_forgetting", "personal_global_accuracy"),
 )
-# further columns of table.csv
+# additional columns of table.csv
 COUNTS = ("n", "diverged", "pruned", "seeds", "commits", "hardware")
 
 

@@ -22,10 +22,10 @@ class Comparison:
     first."""
 
     methods: tuple[str, ...]
-    ranks: tuple[float, ...]  # mean over the blocks
+    ranks: tuple[float, ...]  # mean ranks over the blocks
     blocks: int
     p: float  # p-value of the hypothesis that all methods are equal
-    critical_difference: float  # between two mean ranks, at level ALPHA
+    critical_difference: float  # critical difference between two mean ranks, at level ALPHA
 
     @property
     def cliques(self) -> list[tuple[int, int]]:

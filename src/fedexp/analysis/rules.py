@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 VIEWS = ("plain", "augmented")
-NOISE_ROUNDS = 10  # number of last rounds that a single run's noise is estimated from
+NOISE_ROUNDS = 10  # number of final rounds from which a run's noise is estimated
 FORM = re.compile(r"(last|best|mean_of_last\((?P<n>[1-9]\d*)\)|ema\((?P<w>0?\.\d+)\))")
 
 
@@ -26,7 +26,7 @@ class Rule:
     value: str = "last"
     view: str = "plain"
     name: str = ""  # such as "inferred protocol"; empty if the paper states the rule
-    # metric -> standard deviation of one run over seeds (a fraction), if known
+    # metric -> standard deviation over seeds of one run's value (a fraction), if known
     spread: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

@@ -26,13 +26,13 @@ if TYPE_CHECKING:
 
     from fedexp.metrics.history import History
 
-# Omit the time of writing, so that equal runs give equal files.
+# Leave out the time of writing, so that equal runs give equal files.
 METADATA: dict[str, dict[str, None]] = {
     "png": {},
     "pdf": {"CreationDate": None},
     "svg": {"Date": None},
 }
-INTERIM = ("class_accuracy", "local_round")  # prefixes of the figures that show a running run
+INTERIM = ("class_accuracy", "local_round")  # prefixes of the figures that are drawn during a run
 
 
 def make_figures(

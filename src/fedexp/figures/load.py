@@ -43,7 +43,7 @@ class TaskFile:
 class RunData:
     """The data that the figures of a run need. Undefined values are nan."""
 
-    title: str  # the run in one line
+    title: str  # one-line description of the run
     rounds: "pd.DataFrame"  # rounds.csv; empty if there is no such file
     targets: tuple[float, ...]
     # int [K, C]: training examples per client and class, in all tasks together
@@ -69,7 +69,7 @@ class RunData:
         return self.points(column)[0].size > 0
 
     def points(self, column: str) -> tuple[np.ndarray, np.ndarray]:
-        """Return the rounds of a column that have finite values, and the values.
+        """Return (rounds, values) of a column, for the rounds in which its value is finite.
 
         Rounds without evaluation and rounds after divergence are left out.
         """

@@ -21,7 +21,7 @@ from fedexp.data.views import PLAIN
 from fedexp.papers.cells import RELEASED
 from fedexp.rundir.schema import OVER
 
-# experiment, algorithm, round, test_accuracy, source
+# columns: experiment, algorithm, round, test_accuracy, source
 RELEASED_CURVES = RELEASED.with_name("released_curves.csv")
 # prefixes of overrides that do not start a new row of panels
 NOT_OF_A_SETTING = ("hardware", "rounds=", "targets=")

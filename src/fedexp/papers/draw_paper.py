@@ -34,7 +34,7 @@ from fedexp.metrics import forgetting
 from fedexp.metrics.history import History
 
 COLOURS = {"dominant": "C1", "non-dominant": "C0", "missing": "C3"}  # colour of each class type
-DOMINANCE = 0.5  # times 1/C: the share from which on a class is dominant (docs/papers/fedka.md)
+DOMINANCE = 0.5  # a share of at least DOMINANCE/C is dominant (docs/papers/fedka.md)
 LINE = 90  # maximum number of characters in a line of a title
 
 
@@ -212,11 +212,10 @@ def client_class(settings: Sequence[Setting], title: str, client: int = 0) -> Fi
 
 
 def select_local_series(method: Method, client: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return (rounds [T], forgetting degrees [T, C], class accuracies [T, C]) of a client's local
-    model.
+    """Return (rounds [T], forgetting degrees [T, C], class accuracies [T, C]) for one client.
 
-    The rounds are those in which the client took part in the method's first run. Degrees are
-    clipped at -1.
+    The values are those of the client's local model in the method's first run, in the rounds in
+    which the client took part. Degrees are clipped at -1.
     """
     history = require_history(method, local=True)
     cohorts = [np.asarray(sampled).tolist() for sampled in history.sampled]
@@ -296,10 +295,8 @@ def round_models(settings: Sequence[Setting], title: str, round: int | None = No
 
 
 def round_forgetting(settings: Sequence[Setting], title: str) -> Figure:
-    """Draw cumulative distributions of the round forgetting of global and local models.
-
-    See Flashback Fig. 4.
-    """
+    """Draw cumulative distributions of round forgetting, for global and local models (Flashback
+    Fig. 4)."""
     if not any(m.local_drops().size for setting in settings for m in setting.methods):
         raise ConfigError(
             "no run evaluated local models; set forgetting_metric=round_drop"

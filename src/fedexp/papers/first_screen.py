@@ -197,9 +197,10 @@ def list_outside(table: pd.DataFrame) -> list[dict[Any, Any]]:
 def compare_forgetting_of_fedntd(table: pd.DataFrame) -> dict[str, Any]:
     """Compare FedNTD's forgetting F on CIFAR-10 with the published values.
 
+    n: the number of columns with a value
     bias: the mean difference from the published values
-    relative: the bias, relative to the mean difference of the other methods in the same column
-    low: the number of columns, among all `n`, in which our F is lower than the published F
+    relative: the bias minus the mean difference of the other methods in the same columns
+    low: the number of columns in which our F is lower than the published F
     """
     mine = table[(table["dataset"] == "CIFAR-10") & (table["metric"] == "forgetting")]
     is_fedntd = mine["method"] == "FedNTD"
@@ -287,8 +288,8 @@ def estimate_rest(sweep: Sweep, runs: pd.DataFrame) -> dict[str, float]:
 
 
 def list_orders_on_other_data(tables: Mapping[str, pd.DataFrame]) -> list[dict[Any, Any]]:
-    """Return the columns that were run on other data in place of the paper's and have at least
-    three methods."""
+    """Return the columns with at least three methods that were run on other data than the
+    paper's."""
     rows: list[dict[Any, Any]] = []
     for name in ON_OTHER_DATA:
         if name in tables:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-# Tolerances by unit; for rounds and ratios, as a fraction of the published value.
+# Tolerances by unit. RELATIVE is a fraction of the published value, for rounds and ratios.
 ABSOLUTE = {"percent": 2.0, "fraction": 0.02}
 FORGETTING, RELATIVE = 0.05, 0.25
 REDUCED = "reduced protocol"
@@ -21,7 +21,7 @@ TOLERANCES = (
     " standard error is computed from the seeds; for fewer than three, from a known standard"
     " deviation over seeds or, without one, from the last ten rounds."
 )
-DATA, TABLE = "on other data", "the value in the table"  # of metrics without a rule
+DATA, TABLE = "on other data", "the value in the table"  # TABLE: for metrics without a rule
 COLUMN = (
     "dataset",
     "partition",
@@ -150,11 +150,12 @@ def judge_order(column: pd.DataFrame, full: bool = True) -> dict[str, Any]:
 
 
 def find_swaps(methods: pd.DataFrame) -> tuple[list[str], list[str]]:
-    """Return (pairs in the opposite order to the published one, methods that cannot be judged).
+    """Return (pairs of methods that are swapped, methods that cannot be judged).
 
-    A pair counts only if the difference between its methods exceeds two standard errors, both in
-    our results and in the paper. A published value without a standard deviation has the error 0. A
-    method cannot be judged if it is in a swapped pair and its error is unknown.
+    A pair is swapped if its order is the opposite of the published order, and the difference
+    exceeds two standard errors both in our results and in the paper. A published value without a
+    standard deviation has the error 0. A method cannot be judged if its order in a pair is the
+    opposite of the published order but the error of our value is unknown.
 
     methods: a table with the columns method, ours, ours_error, printed, printed_std.
     """

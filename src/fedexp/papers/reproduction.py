@@ -46,7 +46,7 @@ def all_files(root: Path) -> dict[Path, bytes]:
 
 
 def all_sweeps() -> dict[str, Sweep]:
-    """Map names to sweeps, for all sweeps that reproduce a table or figure of a paper."""
+    """Map the name of each sweep that reproduces a table or figure of a paper to the sweep."""
     conf = [conf_directory()]
     found = {name: load_sweep(name, conf) for name in list_options("sweep", conf)}
     return {name: sweep for name, sweep in found.items() if sweep.paper}
@@ -77,7 +77,7 @@ def make_page(
     screen: str,
     pictures: Collection[Path],
 ) -> str:
-    """Return REPRODUCTION.md.
+    """Return the content of REPRODUCTION.md.
 
     tables: sweep name -> table, for the sweeps that have runs. screen: the first part of the page.
     """

@@ -28,8 +28,8 @@ SCALE = {"accuracy": 100.0, "forgetting": 1.0}  # published values per unit frac
 FIXED = {"accuracy": ABSOLUTE["percent"], "forgetting": FORGETTING}  # tolerances
 # Columns that were known before the view and the rule were chosen. All others are held out.
 SEEN = [("CIFAR-10", "s=2"), ("CIFAR-10", "alpha=0.1"), ("MNIST", "s=2"), ("MNIST", "alpha=0.1")]
-WINDOW = 50  # number of last rounds in which runs are compared round by round
-DRAWS, LEVEL = 10_000, 0.95  # draws of bootstrap and permutations; level of all intervals
+WINDOW = 50  # number of final rounds that are compared between runs
+DRAWS, LEVEL = 10_000, 0.95  # number of bootstrap samples and permutations; level of all intervals
 WEIGHT = 0.6  # weight of earlier values in the moving average
 
 
@@ -133,7 +133,7 @@ def nearer(table: pd.DataFrame, one: tuple[str, str], other: tuple[str, str]) ->
     """Count, for each metric, the cells in which `one` is nearer to the published value than
     `other`.
 
-    Both are (view, rule).
+    Both `one` and `other` are pairs (view, rule).
     """
     wide = table.pivot(index=[*CELL, "metric"], columns=["view", "rule"], values="difference")
     return (wide[one].abs() < wide[other].abs()).groupby("metric").sum()
@@ -335,11 +335,10 @@ def correlate_swings(runs: pd.DataFrame) -> float:
 
 
 def swing_of_sum(runs: pd.DataFrame) -> pd.Series:
-    """Compare, for each data set, the fluctuations of accuracy + F with those of the accuracy
-    alone.
+    """Compare the fluctuations of accuracy + F with those of the accuracy, for each data set.
 
     The result is the ratio of their standard deviations in the last WINDOW rounds, averaged over
-    runs. Both terms are fractions.
+    runs. Accuracy and F are fractions.
     """
     mine = runs[runs["view"] == "augmented"]
     wide = mine.pivot(index=["dataset", "run"], columns="metric", values="values")
@@ -369,13 +368,12 @@ def other_readings(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def orders_on_other_data(table: pd.DataFrame) -> pd.DataFrame:
-    """Measure how far the order of the methods agrees with the published order in runs on other
-    data.
+    """Measure how far the order of methods agrees with the published one in runs on other data.
 
-    There is one row for each column of the paper's table: the number `n` of methods, Spearman's
-    `rho`, and the number of `pairs` of methods. `decidable` counts the pairs whose published values
-    differ and whose means differ by more than two standard errors of their difference. `swapped`
-    counts the decidable pairs that have the opposite order.
+    There is one row for each column of the paper's table. It contains the number `n` of methods,
+    Spearman's `rho`, and the number of `pairs` of methods. `decidable` counts the pairs whose
+    published values differ and whose means differ by more than two standard errors of their
+    difference. `swapped` counts the decidable pairs that have the opposite order.
     """
     known = table[(table["n"] > 0) & (table["reading"] == "")]
     rows = []

@@ -24,13 +24,14 @@ from fedexp.papers.runs import compute_hours
 from fedexp.rundir.schema import OVER
 
 LEGEND = (
-    "measured: published values with runs at the full protocol (other readings have separate rows);"
-    " explained: values outside the tolerance that are within it in another reading; order"
-    " reproduced: columns of the paper's table without a swap beyond noise; spent: core hours"
-    " (seconds x threads x workers) on CPUs and GPU hours (seconds x workers) on GPUs; left: the"
-    " hours of one run of each job that has no judged value, estimated from runs with the same data"
-    " set and model by passes over the training data; missing: data sets that are not in data_dir"
-    " (--data-dir)."
+    "printed: the number of published values; measured: the values that were run at the full"
+    " protocol (alternative readings have separate rows); explained: the values that are outside"
+    " the tolerance but within it in an alternative reading; order reproduced: the columns of the"
+    " paper's table in which no methods are swapped beyond noise; spent: core hours on CPUs"
+    " (seconds x threads x workers) and GPU hours (seconds x workers); left: the hours needed to"
+    " run each job without a judged value once, estimated from runs with the same data set and"
+    " model in proportion to the passes over the training data; missing: the data sets that were"
+    " not found in data_dir (--data-dir)."
 )
 COLUMNS = (
     *("printed", "measured, by seeds", "within", "outside", "explained", "order reproduced"),

@@ -12,7 +12,7 @@ from fedexp.core.errors import ConfigError
 from fedexp.rundir.kept_models import KeptModel
 from fedexp.rundir.reader import RunDirectory
 
-BANDWIDTH = 0.1  # of both kernels, in radians or as a length in the plane
+BANDWIDTH = 0.1  # bandwidth of both kernels, in radians or as a length in the plane
 GRID = np.linspace(-np.pi, np.pi, 181)  # angles at which densities are computed
 
 
@@ -20,7 +20,7 @@ GRID = np.linspace(-np.pi, np.pi, 181)  # angles at which densities are computed
 class Cloud:
     """The features of one model, embedded in the plane."""
 
-    run: str  # label of the run, empty if there is only one run
+    run: str  # label of the run; empty if there is only one run
     model: str
     places: np.ndarray  # float64 [n, 2]
 

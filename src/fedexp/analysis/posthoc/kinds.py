@@ -34,18 +34,18 @@ from fedexp.rundir import kept_models
 from fedexp.rundir.kept_models import KeptModel
 from fedexp.rundir.reader import RunDirectory
 
-FOLDER = "analysis"  # in the run directory
+FOLDER = "analysis"  # name of the folder in the run directory
 
 
 @dataclass(frozen=True)
 class Result:
     """The results of one analysis."""
 
-    name: str  # base name of its files
+    name: str  # base name of the result's files
     table: pd.DataFrame
     draw: Callable[[], Figure]
     arrays: Mapping[str, Any] = field(default_factory=dict)
-    lines: tuple[str, ...] = ()  # the results in words
+    lines: tuple[str, ...] = ()  # sentences that state the results
 
     def write(self, run: RunDirectory, look: Pictures) -> list[str]:
         """Write <name>.csv, the figure and, if the result has arrays, <name>.npz.

@@ -29,8 +29,7 @@ def make_picture(run: RunDirectory, kind: str, options: Mapping[str, Any]) -> Ca
 
 
 def noise_result(run: RunDirectory, options: Mapping[str, Any]) -> tuple[NoiseCurve, str]:
-    """Return the results of `fedexp analyse <run> noise` with the given flags, and the model's
-    name.
+    """Return the results of `fedexp analyse <run> noise` with these flags, and the model's name.
 
     Raises ConfigError if the model was not saved.
     """

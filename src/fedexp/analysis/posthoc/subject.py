@@ -25,7 +25,7 @@ from fedexp.rundir import files, kept_models
 from fedexp.rundir.kept_models import KeptModel
 from fedexp.rundir.reader import RunDirectory
 
-SOURCES = {"test": "test", "train": "training"}  # values of --data, and their names in titles
+SOURCES = {"test": "test", "train": "training"}  # values of --data -> names in titles
 
 
 @dataclass(frozen=True)
@@ -35,8 +35,8 @@ class Subject:
     run: RunDirectory
     runtime: ClientRuntime
     model: KeptModel  # the requested model
-    title: str  # the run in one line
-    examples: str = ""  # the examples in words, such as "1,000 test examples"
+    title: str  # one-line description of the run
+    examples: str = ""  # description of the examples, such as "1,000 test examples"
 
     @property
     def labels(self) -> np.ndarray:

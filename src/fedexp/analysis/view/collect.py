@@ -51,7 +51,7 @@ SHOWN = (
 )
 
 
-# directory of a sweep -> its table of measured and published values, if it has one
+# directory of a sweep -> table of measured and published values; None if there is none
 BesidePrint = Callable[[Path], dict[str, Any] | None]
 
 
@@ -120,7 +120,7 @@ def collect(
         "version": fedexp.__version__,
         "levels": LEVELS,
         "settings": displayed(settings),
-        "methods": displayed(methods),  # in the same order as figures assign colours
+        "methods": displayed(methods),  # in the order in which figures assign colours
         "axes": shared.axes,
         "classes": shared.classes,
         "measures": list_measures(runs),
@@ -341,8 +341,7 @@ def encode_benchmark(directory: Path, runs: list[RunDirectory]) -> list[dict[str
 
 
 def encode_table(table: pd.DataFrame) -> dict[str, Any]:
-    """Return a table of settings and methods as plain data, with the row names that are
-    displayed."""
+    """Return a table of settings and methods as plain data, with its displayed row names."""
     rest = table.drop(columns=["setting", "method"]).astype(object)
     rows = zip(label_rows(table), rest.to_numpy().tolist(), strict=True)
     return {"columns": ["run", *rest], "rows": [[name, *map(to_json, row)] for name, row in rows]}
