@@ -123,7 +123,7 @@ def test_engines_agree_on_adapters(name):
         (Own(lora=LoRA(rank=2, targets=("fc",))), "targets=fc: no linear layer or convolution"),
         (
             Own(head=None, lora=LoRA(rank=2)),
-            "adapters need the name of the head, which is also trained; set model.head",
+            "with adapters, the head is also trained, so its name is needed; set model.head",
         ),
         (
             Torchvision(

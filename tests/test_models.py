@@ -231,10 +231,10 @@ def test_resnet56_initialisation_matches_fedalign():
 @pytest.mark.parametrize(
     ("spec", "shape", "message"),
     [
-        ("t_cnn", DIGITS, "at least 16 x 16 pixels; the images have 8 x 8"),
+        ("t_cnn", DIGITS, "at least 16 x 16 pixels, but the images have 8 x 8"),
         ("t_cnn", (3, 32, 15), "the images have 32 x 15"),
-        ("cnn", (1, 3, 8), "at least 4 x 4 pixels; the images have 3 x 8"),
-        ("resnet10", DIGITS, "at least 9 x 9 pixels; the images have 8 x 8"),
+        ("cnn", (1, 3, 8), "at least 4 x 4 pixels, but the images have 3 x 8"),
+        ("resnet10", DIGITS, "at least 9 x 9 pixels, but the images have 8 x 8"),
     ],
 )
 def test_too_small_images_are_refused(spec, shape, message):

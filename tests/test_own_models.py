@@ -302,8 +302,8 @@ class FastOf(Of):
             r"model.head=fcc: must be the name of the last layer.*nearest: 'fc'.*layers: inner, fc",
         ),
         (Own(head="stem"), r"model.head=stem: must be the name of the last layer, a linear layer"),
-        (Own(head="inner"), r"model.head=inner: has 6 outputs; must have 4, one per class"),
-        (Of(make=Scaled, head="fc"), r"model.head=fc: is not the last layer"),
+        (Own(head="inner"), r"model.head=inner: this layer has 6 outputs, but must have 4, one"),
+        (Of(make=Scaled, head="fc"), r"model.head=fc: must be the last layer"),
         (
             Of(make=Tuple),
             r"the network must return logits.* \[examples, classes\], but it returned tuple",
@@ -314,7 +314,7 @@ class FastOf(Of):
         ),
         (
             Own(freeze=("stemm",)),
-            r"model.freeze=stemm: .* no such part.*nearest: 'stem'.*parts: stem, inner, fc",
+            r"model.freeze=stemm: .* no module or.*nearest: 'stem'.*names are: stem, inner, fc",
         ),
         (Own(freeze=("stem", "inner", "fc")), r"all parameters are frozen"),
     ],
@@ -417,7 +417,7 @@ def test_weights_of_another_network_are_refused(weights):
     ):
         torchvision(name="resnet34", weights=str(weights[1])).build((3, 32, 32), 10)
     with pytest.raises(
-        ConfigError, match=r"model.name=resnet18: needs images with 1 or 3 channels; these have 4"
+        ConfigError, match=r"model.name=resnet18: needs images with 1 or 3 channels, but .* have 4"
     ):
         torchvision().build((4, 32, 32), 10)
 
@@ -441,7 +441,7 @@ def test_published_weights_are_loaded_or_reported_missing(weights, monkeypatch):
     monkeypatch.setattr(ResNet18_Weights, "get_state_dict", offline)
     with pytest.raises(
         ConfigError,
-        match=r"model.weights=DEFAULT: the weights of resnet18 cannot be downloaded .*<file>",
+        match=r"model.weights=DEFAULT: the weights for resnet18 cannot be downloaded .*<file>",
     ):
         torchvision(weights="DEFAULT").build((3, 32, 32), 10)
 
@@ -480,11 +480,11 @@ def test_timm_weights_from_a_file(tmp_path):
     )
     torch.save({"other": torch.zeros(1)}, tmp_path / "other.pth")
     with pytest.raises(
-        ConfigError, match=r"model.weights=.*other.pth: .* must be timm's weights of test_vit"
+        ConfigError, match=r"model.weights=.*other.pth: .* timm's weights for test_vit"
     ):
         vit(weights=str(tmp_path / "other.pth")).build((3, 32, 32), 4)
     with pytest.raises(
         ConfigError,
-        match=r"model.name=test_vitt: timm has no network of this name \(nearest: 'test_vit",
+        match=r"model.name=test_vitt: timm has no network with this name \(nearest: 'test_vit",
     ):
         vit(name="test_vitt").build((3, 32, 32), 4)

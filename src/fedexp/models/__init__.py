@@ -1,5 +1,7 @@
-"""Models: `forward` maps images [B, channels, height, width] or texts [B, length] to
-Output(features, logits)."""
+"""Models, whose `forward` takes images [B, channels, height, width] or texts [B, length].
+
+It returns `Output(features, logits)`.
+"""
 
 from abc import ABC, abstractmethod
 from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
@@ -16,43 +18,49 @@ class Output(NamedTuple):
 
     features: Tensor  # [B, D]: the input of the classifier (penultimate layer)
     logits: Tensor  # [B, C]
-    # input and output [B, D, h, w] of the last stage, if the model keeps them
+    # input and output [B, D, h, w] of the last stage; empty unless `Staged.keeps_maps` is set
     maps: tuple[Tensor, ...] = ()
 
 
 class Model(Checked, ABC, prefix="model."):
-    """Base of the `model` group: the architecture's options, and what the engines need to know
-    about it."""
+    """Base class of the `model` group.
 
-    reads: ClassVar[str] = "images"  # or "text"
-    has_neurons: ClassVar[bool] = False  # whether its network has `hidden_activations`
+    It contains the options of an architecture and the properties that the engines need to know.
+    """
+
+    reads: ClassVar[str] = "images"  # type of the inputs, "images" or "text"
+    has_neurons: ClassVar[bool] = False  # whether the network has the method `hidden_activations`
 
     @property
     @abstractmethod
     def mixes_examples(self) -> bool:
-        """Return whether a layer mixes the examples of a batch, as batch norm does."""
+        """Return whether an example's output depends on the other examples of its batch.
+
+        This is the case with batch norm.
+        """
 
     @property
     @abstractmethod
     def vectorises(self) -> bool:
-        """Return whether clients can be trained together with torch.func.vmap.
+        """Return whether several clients can be trained together with torch.func.vmap.
 
-        vmap must support every layer, and padding must not change any other example in training.
-        Torch's batch norm is allowed. Dropout is not, because it draws from a generator that all
-        clients would share.
+        vmap must support every layer, and examples that pad a batch must not affect the training on
+        the real examples. PyTorch's batch norm is allowed. PyTorch's dropout is not allowed,
+        because all clients would share its random generator.
         """
 
     @abstractmethod
     def build(self, shape: Any, num_classes: int) -> nn.Module:
-        """Return a freshly initialised network for data of `shape` (`Data.shape` of the kind that
-        it reads).
+        """Return a newly initialised network.
 
-        Raises ConfigError for a shape that it cannot read.
+        shape: shape of the inputs (see `Data.shape`).
+
+        Raises ConfigError if the network cannot process inputs of this shape.
         """
 
 
 def classifier_of(module: nn.Module) -> nn.Linear:
-    """Return the last layer of a fedexp model, its attribute `classifier`."""
+    """Return the last layer of a fedexp model, which is its attribute `classifier`."""
     classifier = module.get_submodule("classifier")
     assert isinstance(classifier, nn.Linear)
     return classifier
@@ -60,18 +68,23 @@ def classifier_of(module: nn.Module) -> nn.Linear:
 
 @runtime_checkable
 class Staged(Protocol):
-    """A model whose last stage of convolutions can be run separately with fewer channels
-    (FedAlign)."""
+    """A model whose last stage of convolutions can be run separately and with fewer channels.
+
+    FedAlign needs such a model.
+    """
 
     keeps_maps: bool  # if True, the model fills `Output.maps`
 
     def slim(self, params: Params, x: Tensor, width: float) -> Tensor:
         """Return the output [B, ., h, w] of the last stage, computed with fewer channels.
 
-        Each convolution of the stage uses only the first `width` (a fraction) of its output
-        channels, and the corresponding first input channels. x: the first channels of the stage's
-        input. Batch norm, if any, uses batch statistics, and the scale and shift of the remaining
-        channels.
+        Each convolution of the stage computes only the first output channels, and uses only the
+        input channels that are available. Batch norm, if any, uses batch statistics and the scale
+        and shift of these channels.
+
+        params: parameters of the model.
+        x: input of the stage. It may contain only the first channels.
+        width: fraction of the output channels to compute.
         """
 
 
@@ -80,7 +93,10 @@ def slim_convolution(
 ) -> Tensor:
     """Apply a convolution and its batch norm, if any, with fewer channels (see `Staged`).
 
-    convolution, norm: their names in `params`. options: stride and padding of the convolution.
+    convolution, norm: names of the convolution and the batch norm in `params`.
+    x: input, which may contain only the first channels.
+    width: fraction of the output channels to compute.
+    options: stride and padding of the convolution.
     """
     weight, bias = params[f"{convolution}.weight"], params.get(f"{convolution}.bias")
     channels = slim_channels(len(weight), width)
@@ -93,9 +109,9 @@ def slim_convolution(
 
 
 def slim_channels(channels: int, width: float) -> int:
-    """Return the fraction `width` of a number of channels, rounded to a multiple of 8.
+    """Return channels * width, rounded to a multiple of 8.
 
-    If the result would be 0, return the unrounded fraction rounded to an integer, at least 1.
+    If this is 0, return channels * width rounded to an integer, but at least 1.
     """
     eights = int(channels * width / 8 + 0.5) * 8
     return eights or max(round(channels * width), 1)

@@ -1,5 +1,4 @@
-"""The convolutional network of McMahan et al. (2017) in the variants that the forgetting papers
-train."""
+"""Variants of the convolutional network of McMahan et al. (2017) used in papers on forgetting."""
 
 from typing import Annotated
 
@@ -15,28 +14,28 @@ from fedexp.models import Model, Output, slim_convolution
 
 
 class CNN(Model):
-    """Convolutions, each followed by 2x2 max-pooling and ReLU, then fully connected layers and a
-    classifier.
+    """A network of convolutions, fully connected layers and a classifier.
 
-    The fully connected part adapts to the image size.
+    Each convolution is followed by 2x2 max-pooling and ReLU. The first fully connected layer adapts
+    to the image size.
     """
 
-    vectorises = True  # torch.func.vmap knows all layers
-    has_neurons = True  # hidden_activations
+    vectorises = True  # torch.func.vmap supports all layers
+    has_neurons = True
 
-    channels: Counts  # output channels of each convolution
+    channels: Counts  # number of output channels of each convolution
     kernel: Count  # side length of the convolution kernels, pixels
     padding: int  # zero padding of the convolutions on every side, pixels
     hidden: Counts  # width of each fully connected layer; the last one gives the features
     unit_features: Annotated[
         int | None, Limit("at least 2, or null", lambda n: n is None or n >= 2)
     ] = None
-    """D: add a layer without ReLU whose outputs are normalised to the unit sphere in D dimensions
-    and are the features (FedNTD appendix N, which does not publish its network); None: no such
-    layer."""
+    """If not None, add a layer with this number of outputs and without ReLU. Its outputs are
+    normalised to length 1 and used as the features. This follows FedNTD, appendix N, which does not
+    describe its network."""
     batch_norm: bool = False
-    """Add batch norm (Ioffe and Szegedy, ICML 2015) after each convolution, which then has no
-    bias."""
+    """Whether to add batch norm (Ioffe and Szegedy, ICML 2015) after each convolution. The
+    convolutions then have no bias."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -45,29 +44,31 @@ class CNN(Model):
 
     @property
     def mixes_examples(self) -> bool:
-        """Return whether a layer mixes the examples of a batch; only batch norm does."""
+        """Return whether the network has batch norm, the only layer that mixes examples."""
         return self.batch_norm
 
     @property
     def smallest_image(self) -> int:
-        """Return the smallest side length in pixels that leaves one pixel after the last
-        pooling."""
+        """Return the smallest side length of an image, in pixels.
+
+        At this size, one pixel remains after the last pooling.
+        """
         side = 1
         for _ in self.channels:
             side = 2 * side + self.kernel - 1 - 2 * self.padding
         return side
 
     def build(self, shape: tuple[int, int, int], num_classes: int) -> nn.Module:
-        """Return a freshly initialised network for images of `shape` (channels, height, width).
+        """Return a newly initialised network for images of `shape` (channels, height, width).
 
-        Raises ConfigError when the image is too small for the convolutions.
+        Raises ConfigError if the images are too small for the convolutions.
         """
         _, height, width = shape
         if min(height, width) < self.smallest_image:
             raise ConfigError(
-                f"model: {len(self.channels)} convolutions of kernel {self.kernel} and padding"
-                f" {self.padding}, each with pooling, need images of at least {self.smallest_image}"
-                f" x {self.smallest_image} pixels; the images have {height} x {width}"
+                f"model: {len(self.channels)} convolutions with kernel size {self.kernel}, padding"
+                f" {self.padding} and pooling need images of at least {self.smallest_image} x"
+                f" {self.smallest_image} pixels, but the images have {height} x {width}"
             )
         return CNNModule(self, shape, num_classes)
 
@@ -100,16 +101,17 @@ class CNNModule(nn.Module):
         self.classifier = nn.Linear(spec.unit_features or width, num_classes)
 
     def hidden_activations(self, x: Tensor) -> tuple[Tensor, ...]:
-        """Return the post-ReLU outputs [B, D] of all fully connected layers; the features are the
-        last.
+        """Return the outputs [B, D] of all fully connected layers after ReLU.
 
-        x: images [B, C, H, W]. These are the neurons of FedNTD's weight alignment (Table 2, Eq.
-        19).
+        FedNTD's weight alignment uses them as neurons (Table 2, Eq. 19). The outputs of the last
+        layer are the features.
+
+        x: images [B, C, H, W].
         """
         return self._connected(self._convolved(x)[-1])
 
     def _convolved(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the input and output of the last convolution with its pooling and ReLU."""
+        """Return the input of the last convolution, and its output after pooling and ReLU."""
         before = x
         for convolution, norm in zip(self.convolutions, self.norms, strict=True):
             before, x = x, pool(norm(convolution(x)))
@@ -138,9 +140,10 @@ class CNNModule(nn.Module):
 
 
 def pool(x: Tensor) -> Tensor:
-    """Return the ReLU of the 2x2 max-pooling of x [N, C, H, W].
+    """Apply 2x2 max-pooling and ReLU to x [N, C, H, W].
 
-    ReLU is monotone and commutes with max, so pooling first leaves 4 times fewer values for ReLU.
+    The order does not matter, because ReLU is monotonic. If pooling comes first, ReLU has only a
+    quarter of the values to process.
     """
     if x.shape[-1] % 2 == 0 and x.shape[-2] % 2 == 0:
         ordinary = torch.is_grad_enabled() or in_transform() or x.device.type != "cpu"
@@ -150,9 +153,9 @@ def pool(x: Tensor) -> Tensor:
 
 
 def _maxima(x: Tensor) -> Tensor:
-    """Return the 2x2 max-pooling without the positions of the maxima.
+    """Apply 2x2 max-pooling without computing the positions of the maxima.
 
-    Only a gradient needs these positions. Without them, pooling takes a third of the time.
+    The positions are needed only for gradients. Without them, pooling takes a third of the time.
     """
     n, c, h, w = x.shape
     rows = x.permute(0, 2, 3, 1).view(n, h // 2, 2, w // 2, 2 * c)

@@ -2,11 +2,12 @@
 
 E. Hu et al., "LoRA: Low-Rank Adaptation of Large Language Models" (ICLR 2022), equation 3.
 
-h = W x + (alpha / r) B A x. W is frozen; A [r, in] and B [out, r] are trained, and B is initialised
-with zeros. Linear layers and convolutions can be adapted: for a convolution, A is a convolution
-like W's with r outputs, and B is a 1 x 1 convolution.
+The output of an adapted layer is h = W x + (alpha / r) B A x. The weights W are frozen. A [r, in]
+and B [out, r] are trained, where r is the rank; B is initialised with zeros. Linear layers and
+convolutions can be adapted. For a convolution, A is a convolution with r output channels and the
+same kernel size, stride and padding as the original convolution, and B is a 1 x 1 convolution.
 
-Initial values are those of the library peft with `init_lora_weights=True`.
+The initial values are the same as in the library peft with `init_lora_weights=True`.
 """
 
 import math
@@ -23,14 +24,16 @@ Layer = nn.Linear | nn.Conv2d  # layers that can be adapted
 
 
 class LoRA(Checked, prefix="model.lora."):
-    """Which layers have adapters, and the adapters' size; all other parameters except the head are
-    frozen."""
+    """Options for low-rank adapters.
+
+    Only the adapters and the head are trained; all other parameters are frozen.
+    """
 
     rank: CountFrom0 = 0  # r; 0: no adapters
-    alpha: float | None = None  # scale times r; None: alpha = r, which is a scale of 1
-    targets: tuple[str, ...] = ()  # ends of layer names; (): all linear layers except the head
-    # train only B, so that the mean of the products B A is the product of the mean B and A
-    # (FFA-LoRA)
+    alpha: float | None = None  # numerator of the scale alpha / r; None: the scale is 1
+    # ends of the names of layers to adapt; (): all linear layers except the head
+    targets: tuple[str, ...] = ()
+    # train only B; averaging B over clients then also averages the products B A (FFA-LoRA)
     freeze_a: bool = False
 
     def __post_init__(self) -> None:
@@ -39,14 +42,16 @@ class LoRA(Checked, prefix="model.lora."):
         require(good, "model.lora.alpha", self.alpha, "greater than 0, or null")
 
     def adapt(self, network: nn.Module, head: str | None) -> None:
-        """Freeze a network except its head, and insert adapters.
+        """Freeze all parameters of a network except its head, and insert adapters in place.
 
-        Raises ConfigError if the head is not known or a target is not a layer that can be adapted.
+        head: name of the head.
+
+        Raises ConfigError if `head` is None, or if a target is not a layer that can be adapted.
         """
         if head is None:
             raise ConfigError(
-                "model.lora.rank: adapters need the name of the head, which is also trained; set"
-                " model.head"
+                "model.lora.rank: with adapters, the head is also trained, so its name is needed;"
+                " set model.head"
             )
         for name, parameter in network.named_parameters():
             if not name.startswith(f"{head}."):
@@ -64,7 +69,9 @@ class LoRA(Checked, prefix="model.lora."):
 def select_layers(network: nn.Module, targets: Sequence[str], head: str) -> list[str]:
     """Return the names of the layers that get adapters.
 
-    Raises ConfigError if a target has no layer, or a layer that cannot be adapted.
+    targets: ends of layer names. If empty, all linear layers except the head are selected.
+
+    Raises ConfigError if a target matches no layer, or a layer that cannot be adapted.
     """
     layers = {n: m for n, m in network.named_modules() if isinstance(m, Layer) and n != head}
     refused = {name for name in layers if not is_adaptable(network, name)}
@@ -72,8 +79,8 @@ def select_layers(network: nn.Module, targets: Sequence[str], head: str) -> list
         found = [n for n, m in layers.items() if isinstance(m, nn.Linear) and n not in refused]
         if not found:
             raise ConfigError(
-                "model.lora.targets=[]: the network has no linear layer except its head; name"
-                " convolutions"
+                "model.lora.targets=[]: the network has no linear layer except its head; set"
+                " model.lora.targets to names of convolutions"
             )
         return found
     found = []
@@ -87,18 +94,18 @@ def select_layers(network: nn.Module, targets: Sequence[str], head: str) -> list
             )
         if wrong := sorted(refused.intersection(matching)):
             raise ConfigError(
-                f"model.lora.targets={target}: {wrong[0]} is a grouped convolution or a part of"
-                " nn.MultiheadAttention, which cannot have adapters"
+                f"model.lora.targets={target}: {wrong[0]} cannot have an adapter, because it is a"
+                " grouped convolution or a part of nn.MultiheadAttention"
             )
         found += [name for name in matching if name not in found]
     return found
 
 
 def is_adaptable(network: nn.Module, name: str) -> bool:
-    """Return whether an adapter that replaces this layer is called.
+    """Return whether an adapter can replace this layer.
 
-    torch's attention reads its projection's weights and does not call the layer; grouped
-    convolutions are not supported.
+    An adapter inside nn.MultiheadAttention would have no effect, because that module reads the
+    weights of its projection and does not call the layer. Grouped convolutions are not supported.
     """
     parent, layer = network.get_submodule(name.rpartition(".")[0]), network.get_submodule(name)
     return not isinstance(parent, nn.MultiheadAttention) and getattr(layer, "groups", 1) == 1
@@ -139,7 +146,7 @@ class LowRank(nn.Module):
 def merge(network: nn.Module) -> nn.Module:
     """Merge all adapters of a network into their layers in place, and return the network.
 
-    The parameter names are then those without adapters.
+    Afterwards, the parameters have the same names as in a network without adapters.
     """
     for name, module in list(network.named_modules()):
         if isinstance(module, LowRank):

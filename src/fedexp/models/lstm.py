@@ -1,5 +1,7 @@
-"""LEAF's recurrent network for next-character prediction (Caldas et al., arXiv 1812.01097;
-shakespeare/stacked_lstm)."""
+"""LEAF's recurrent network for next-character prediction.
+
+See Caldas et al., arXiv 1812.01097; in LEAF's code, the network is shakespeare/stacked_lstm.
+"""
 
 import torch
 from torch import nn
@@ -10,20 +12,23 @@ from fedexp.models import Model, Output
 
 
 class LSTM(Model):
-    """Character embeddings, LSTM layers, and a classifier on the top layer's last output."""
+    """A network of character embeddings, LSTM layers and a classifier.
+
+    The input of the classifier is the output of the top layer at the last character.
+    """
 
     reads = "text"
-    mixes_examples = False  # no layer mixes the examples of a batch
+    mixes_examples = False
     vectorises = False  # torch.func.vmap does not support torch's LSTM
 
-    dimension: Count  # size of the embeddings, unless the data set provides pre-trained ones
-    hidden: Count  # units per layer
-    layers: Count
+    dimension: Count  # size of the embeddings, unless the data set has pre-trained embeddings
+    hidden: Count  # number of units per LSTM layer
+    layers: Count  # number of LSTM layers
 
     def build(self, shape: TextShape, num_classes: int) -> nn.Module:
-        """Return a freshly initialised network for texts of `shape`.
+        """Return a newly initialised network for texts of `shape`.
 
-        The embeddings start from the pre-trained ones, if any.
+        If the data set has pre-trained embeddings, the network starts from them.
         """
         return LSTMModule(self, shape, num_classes)
 
@@ -43,9 +48,9 @@ class LSTMModule(nn.Module):
                 self.embedding.weight.copy_(shape.vectors)
 
     def forward(self, x: torch.Tensor) -> Output:
-        """Return the output for x, int64 [B, length] or [B, length + 1].
+        """Return the output for texts x, int64 [B, length] or [B, length + 1].
 
-        The extra column contains the example's dropout key; this network ignores it.
+        An additional last column contains dropout keys, which this network ignores.
         """
         outputs, _ = self.recurrent(self.embedding(x[:, : self.length]))
         features = outputs[:, -1]

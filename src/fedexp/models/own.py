@@ -1,8 +1,9 @@
-"""Models built from any nn.Module that returns logits, with what fedexp's algorithms need.
+"""Turn any nn.Module that returns logits into a model that fedexp can train.
 
-Algorithms that use features or treat the classifier separately need to know the last layer, the
-head. If it is named (`head: fc`), it is removed from the network and called `classifier`, as in
-fedexp's built-in models; its inputs are the features.
+Algorithms that use features, or that treat the classifier separately, need to know the last layer,
+which is called the head. If its name is given (`head: fc`), the head is separated from the network
+and becomes the attribute `classifier`, as in fedexp's built-in models. The inputs of the head are
+the features.
 """
 
 from abc import abstractmethod
@@ -20,16 +21,19 @@ from fedexp.models.lora import LoRA
 
 
 class OwnModel(Model):
-    """Base for a model whose `network` is any nn.Module that returns logits [B, C]."""
+    """Base class for models whose network is any nn.Module that returns logits [B, C].
 
-    # applies only if the network has batch norm, which the run looks up
+    Subclasses implement `network`.
+    """
+
+    # has an effect only if the network has batch norm, which the run checks
     mixes_examples: ClassVar[bool] = True
-    # True: the network has neither batch normalisation nor dropout
+    # set this to True only if the network has neither batch norm nor dropout
     vectorises: ClassVar[bool] = False
 
-    # name of the last layer, which is linear; None: features and head are not known
+    # name of the last layer, which must be linear; None: features and head are unknown
     head: str | None = None
-    # modules or parameters that are not trained; backbone: all except the head
+    # names of modules or parameters that are not trained; backbone: everything except the head
     freeze: tuple[str, ...] = ()
     lora: LoRA = field(default_factory=LoRA)  # low-rank adapters, if any
 
@@ -39,15 +43,15 @@ class OwnModel(Model):
 
     @abstractmethod
     def network(self, shape: Any, num_classes: int) -> nn.Module:
-        """Return a freshly initialised network for data of `shape`.
+        """Return a newly initialised network.
 
-        shape: (channels, height, width) for images; see `Data.shape`.
+        shape: shape of the inputs, such as (channels, height, width) for images (see `Data.shape`).
         """
 
     def build(self, shape: Any, num_classes: int) -> nn.Module:
-        """Return the network, separated into features and head if the head is named.
+        """Return the network. If the name of the head is given, the head is separated from it.
 
-        Raises ConfigError if the head is not the last layer or a part to freeze does not exist.
+        Raises ConfigError if the head is not the last layer, or if a part to freeze does not exist.
         """
         return self.finish(self.network(shape, num_classes), self.head, shape, num_classes)
 
@@ -59,9 +63,9 @@ class OwnModel(Model):
         num_classes: int,
         reading: "Reading | None" = None,
     ) -> "Headed | LogitsOnly":
-        """Freeze parts of a network, insert adapters and separate its head from the rest.
+        """Freeze parts of a network, insert adapters, and separate its head from the backbone.
 
-        reading: a module that processes the input first.
+        reading: module that is applied to the inputs before the network; None: no such module.
         """
         freeze_parts(network, self.freeze, head)
         if self.lora.rank:
@@ -73,8 +77,8 @@ class OwnModel(Model):
             raise ConfigError(f"model.head={head}: {describe_head(network, head)}")
         if layer.out_features != num_classes:
             raise ConfigError(
-                f"model.head={head}: has {layer.out_features} outputs; must have {num_classes}, one"
-                " per class"
+                f"model.head={head}: this layer has {layer.out_features} outputs, but must have"
+                f" {num_classes}, one per class"
             )
         if layer.weight.is_meta or not is_image_shape(shape):
             return split_head(network, head, reading)
@@ -83,14 +87,14 @@ class OwnModel(Model):
         split = split_head(network, head, reading)
         if not has_same_output(split, x, expected):
             raise ConfigError(
-                f"model.head={head}: is not the last layer; the network changes the output of this"
-                " layer"
+                f"model.head={head}: must be the last layer, but the network changes the output of"
+                " this layer"
             )
         return split
 
 
 def split_head(network: nn.Module, head: str, reading: "Reading | None" = None) -> "Headed":
-    """Separate the last layer from a network."""
+    """Separate the layer named `head`, which is the last one, from a network."""
     layer = network.get_submodule(head)
     assert isinstance(layer, nn.Linear)
     parent, _, own = head.rpartition(".")
@@ -104,7 +108,7 @@ def is_image_shape(shape: Any) -> bool:
 
 @torch.no_grad()
 def compute_logits(network: nn.Module, x: Tensor, reading: "Reading | None") -> Any:
-    """Return the output of a network in eval mode for x.
+    """Return the output of a network in eval mode for inputs x.
 
     Raises ConfigError if the network cannot process x.
     """
@@ -119,8 +123,10 @@ def compute_logits(network: nn.Module, x: Tensor, reading: "Reading | None") -> 
 
 @torch.no_grad()
 def has_same_output(split: "Headed", x: Tensor, expected: Any) -> bool:
-    """Return whether the separated head, applied to its features [B, D], returns the expected
-    logits."""
+    """Return whether a network with separate head still returns the expected logits.
+
+    The features must also have the shape [B, D].
+    """
     split.eval()
     try:
         features, logits, _ = split(x)
@@ -132,7 +138,7 @@ def has_same_output(split: "Headed", x: Tensor, expected: Any) -> bool:
 
 
 def unreadable_input(x: Tensor, error: Exception) -> ConfigError:
-    """Return the error for a network that fails on examples x [B, ...]."""
+    """Return the error to raise if a network fails on inputs x [B, ...]."""
     size = " x ".join(map(str, x.shape[1:]))
     kind = "images of {} (channels x height x width)" if x.dim() == 4 else "examples of {} numbers"
     reason = (str(error).strip() or type(error).__name__).splitlines()[0]
@@ -140,7 +146,7 @@ def unreadable_input(x: Tensor, error: Exception) -> ConfigError:
 
 
 def describe_head(network: nn.Module, head: str | None) -> str:
-    """Return a description of a valid head, with the network's candidates."""
+    """Return a text that says what the head must be and lists the linear layers of the network."""
     names = [name for name, module in network.named_modules() if isinstance(module, nn.Linear)]
     shown = ", ".join(names[-8:]) or "none"
     hint = nearest(head, names) if head is not None else ""
@@ -148,7 +154,9 @@ def describe_head(network: nn.Module, head: str | None) -> str:
 
 
 def freeze_parts(network: nn.Module, parts: Iterable[str], head: str | None) -> None:
-    """Set requires_grad=False for the given parameters or for all parameters of the given modules.
+    """Set requires_grad=False for the given parameters and for all parameters of given modules.
+
+    parts: names of parameters or modules.
 
     Raises ConfigError for an unknown name.
     """
@@ -161,16 +169,18 @@ def freeze_parts(network: nn.Module, parts: Iterable[str], head: str | None) -> 
         if not chosen:
             top = ", ".join(dict.fromkeys(name.partition(".")[0] for name in parameters))
             raise ConfigError(
-                f"model.freeze={part}: the network has no such part"
-                f"{nearest(part, [*modules, *parameters])}; parts: {top}"
+                f"model.freeze={part}: the network has no module or parameter with this name"
+                f"{nearest(part, [*modules, *parameters])}; its top-level names are: {top}"
             )
         for name in chosen:
             parameters[name].requires_grad_(False)
 
 
 class Reading(nn.Module):
-    """Convert images to the input of a backbone: three channels (grey is repeated), size and
-    normalisation."""
+    """Convert images to the inputs that a backbone expects.
+
+    Grey images are repeated to three channels. The images are then resized and normalised.
+    """
 
     def __init__(
         self,
@@ -181,8 +191,9 @@ class Reading(nn.Module):
     ):
         """Store the backbone's image size and normalisation.
 
-        size: height and width in pixels; None: unchanged. mean, std: per channel on the scale 0..1,
-        as in the training of the weights; None: keep the data set's normalisation.
+        size: height and width in pixels; None: keep the size of the images.
+        mean, std: mean and standard deviation per channel, on the scale 0..1, that were used to
+        train the weights; None: keep the data set's normalisation.
         """
         super().__init__()
         self.size, self.mean, self.std, self.interpolation = size, mean, std, interpolation
@@ -190,7 +201,10 @@ class Reading(nn.Module):
         self.shift: list[float] = []
 
     def set_data_normalisation(self, mean: Sequence[float], std: Sequence[float]) -> None:
-        """Store the data set's normalisation, (pixel - mean) / std, of one channel or three."""
+        """Store the mean and standard deviation with which the data set was normalised.
+
+        They have one or three values, one per channel.
+        """
         if self.mean is None or self.std is None:
             return
         means, stds = (list(values) * (3 // len(values)) for values in (mean, std))
@@ -227,7 +241,7 @@ class Headed(nn.Module):
 
 
 class LogitsOnly(nn.Module):
-    """A network that returns only logits; its features and head are not known."""
+    """A network whose features and head are unknown, so it returns only logits."""
 
     def __init__(self, network: nn.Module, reading: Reading | None = None):
         super().__init__()
@@ -236,5 +250,5 @@ class LogitsOnly(nn.Module):
 
     def forward(self, x: Tensor) -> Output:
         logits = self.network(x if self.reading is None else self.reading(x))
-        # fedexp refuses algorithms that read features before this point
+        # algorithms that use features have already been rejected
         return Output(None, logits)  # type: ignore[arg-type]

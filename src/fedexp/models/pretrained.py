@@ -1,5 +1,7 @@
-"""Networks of torchvision and timm by name, with random or published weights, fully or partly
-trained."""
+"""Networks from torchvision and timm, with random or published weights.
+
+Such a network can be trained as a whole or in part.
+"""
 
 import os
 import warnings
@@ -18,7 +20,7 @@ from fedexp.core.packages import how_to_install
 from fedexp.models.own import Headed, LogitsOnly, OwnModel, Reading
 from fedexp.models.resnet import load_weights
 
-# value of model.weights: the library's recommended weights, downloaded into its cache
+# value of model.weights: use the weights that the library recommends, downloaded into its cache
 DEFAULT = "DEFAULT"
 # normalisation of torchvision's published weights, except the networks in OF_HALVES
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -28,16 +30,17 @@ WITHOUT_BRANCHES = ("googlenet", "inception_v3")  # networks whose auxiliary out
 # (`transform_input`).
 OF_HALVES = ("efficientnet_v2_l", *WITHOUT_BRANCHES)
 HALVES = (0.5, 0.5, 0.5)
-# Variables of torch.load: the first forces weights_only=True; it cannot be combined with the
-# second.
+# Environment variables that torch.load reads. The first one forces weights_only=True. The second
+# one must not be set at the same time.
 ONLY, ALL = "TORCH_FORCE_WEIGHTS_ONLY_LOAD", "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"
 
 
 @contextmanager
 def weights_only() -> Iterator[None]:
-    """Read files of weights only as tensors and plain values inside the block.
+    """Make torch.load read only tensors and plain values inside the `with` block.
 
-    This overrides the library that reads the files; older versions of timm unpickle any object.
+    This also applies to libraries that call torch.load. Older versions of timm would otherwise
+    unpickle arbitrary objects.
     """
     before = {name: os.environ.pop(name, None) for name in (ONLY, ALL)}
     os.environ[ONLY] = "1"
@@ -49,10 +52,10 @@ def weights_only() -> Iterator[None]:
 
 
 class Pretrained(OwnModel):
-    """Base of the networks that a library provides by name."""
+    """Base class of models whose network is provided by a library and selected by name."""
 
     name: str
-    weights: str | None  # a file, DEFAULT, or None: random weights
+    weights: str | None  # a file; DEFAULT: the library's recommended weights; None: random weights
     image_size: CountOrNone  # height and width in pixels to which images are resized
 
     def __post_init__(self) -> None:
@@ -62,14 +65,17 @@ class Pretrained(OwnModel):
 
     @abstractmethod
     def reading(self, network: nn.Module) -> Reading:
-        """Return the module that converts images to the input of the network."""
+        """Return the module that converts images to the inputs that the network expects."""
 
     def build(self, shape: Any, num_classes: int) -> Headed | LogitsOnly:
-        """Return the network for images of `shape` (channels, height, width), with a new last
-        layer."""
+        """Return the network with a new last layer.
+
+        shape: (channels, height, width) of the images.
+        """
         if shape[0] not in (1, 3):
             raise ConfigError(
-                f"model.name={self.name}: needs images with 1 or 3 channels; these have {shape[0]}"
+                f"model.name={self.name}: needs images with 1 or 3 channels, but the images have"
+                f" {shape[0]}"
             )
         network = self.network(shape, num_classes)
         head = self.head or last_linear(network, num_classes)
@@ -77,10 +83,11 @@ class Pretrained(OwnModel):
 
 
 class Torchvision(Pretrained):
-    """A classification network of torchvision.
+    """A classification network from torchvision.
 
-    Images keep their size unless `image_size` is given. With weights, images are normalised as in
-    the training of the weights; without, as the data set defines.
+    Images keep their size unless `image_size` is given. If weights are used, images are normalised
+    as they were when the weights were trained. Otherwise they are normalised with dataset.mean and
+    dataset.std.
     """
 
     def reading(self, network: nn.Module) -> Reading:
@@ -90,8 +97,7 @@ class Torchvision(Pretrained):
         return Reading(size, *self.normalisation())
 
     def normalisation(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        """Return the mean and standard deviation per channel used in the training of the published
-        weights."""
+        """Return the mean and standard deviation per channel that the published weights expect."""
         return (HALVES, HALVES) if self.name in OF_HALVES else (IMAGENET_MEAN, IMAGENET_STD)
 
     def network(self, shape: Any, num_classes: int) -> nn.Module:
@@ -100,7 +106,7 @@ class Torchvision(Pretrained):
         known = models.list_models(module=models)
         if self.name not in known:
             raise ConfigError(
-                f"model.name={self.name}: torchvision has no classification network of this"
+                f"model.name={self.name}: torchvision has no classification network with this"
                 f" name{nearest(self.name, known)}"
             )
         extra = {"aux_logits": False, "init_weights": True} if self.name in WITHOUT_BRANCHES else {}
@@ -125,8 +131,7 @@ class Torchvision(Pretrained):
 
 
 class Timm(Pretrained):
-    """Any network of the library timm; images are resized and normalised as the network
-    requires."""
+    """A network from timm. Images are resized and normalised as the network requires."""
 
     def reading(self, network: nn.Module) -> Reading:
         from timm.data import resolve_model_data_config
@@ -149,10 +154,10 @@ class Timm(Pretrained):
             ) from None
         if not timm.is_model(self.name.partition(".")[0]):
             raise ConfigError(
-                f"model.name={self.name}: timm has no network of this"
+                f"model.name={self.name}: timm has no network with this"
                 f" name{nearest(self.name, timm.list_models())}"
             )
-        # on the meta device, only the network's size matters
+        # on the meta device, weights are not needed
         pretrained = self.weights is not None and not torch.empty(0).is_meta
         options: dict[str, Any] = {"num_classes": num_classes, "pretrained": pretrained}
         of_file = self.weights not in (None, DEFAULT)
@@ -175,10 +180,9 @@ class Timm(Pretrained):
             raise ConfigError(f"{where}: timm cannot create {self.name} ({reason})") from error
 
     def require_all(self, network: nn.Module, num_classes: int) -> None:
-        """Raise ConfigError unless the file of weights contains all parameters except those of the
-        head.
+        """Raise ConfigError unless the weights file contains all parameters outside the head.
 
-        timm loads the parameters that it finds and leaves the others unchanged.
+        This check is needed because timm silently skips parameters that are missing in the file.
         """
         from timm.models import load_state_dict
 
@@ -187,25 +191,28 @@ class Timm(Pretrained):
         lost = sorted(k for k in lacks if not k.startswith(head))
         if lost:
             raise ConfigError(
-                f"model.weights={self.weights}: {lost[0]} is missing; must be timm's weights of"
-                f" {self.name}"
+                f"model.weights={self.weights}: the parameter {lost[0]} is missing; must be a file"
+                f" with timm's weights for {self.name}"
             )
 
     def create(self, options: dict[str, Any]) -> nn.Module:
-        """Create the network; a network with a fixed input size, such as a vision transformer, is
-        created for `image_size`."""
+        """Create the network.
+
+        A network with a fixed input size, such as a vision transformer, is created for
+        `image_size`.
+        """
         import timm
 
         if self.image_size is not None:
             try:
                 return timm.create_model(self.name, img_size=self.image_size, **options)
-            except TypeError:  # this network reads images of any size
+            except TypeError:  # this network accepts images of any size
                 pass
         return timm.create_model(self.name, **options)
 
 
 def last_linear(network: nn.Module, num_classes: int) -> str | None:
-    """Return the name of the last linear layer with one output per class; None if there is none."""
+    """Return the name of the last linear layer with one output per class, or None."""
     found = None
     for name, layer in network.named_modules():
         if isinstance(layer, nn.Linear) and layer.out_features == num_classes:
@@ -216,6 +223,6 @@ def last_linear(network: nn.Module, num_classes: int) -> str | None:
 def not_downloaded(name: str, error: Exception) -> ConfigError:
     reason = (str(error).strip() or type(error).__name__).splitlines()[0]
     return ConfigError(
-        f"model.weights={DEFAULT}: the weights of {name} cannot be downloaded ({reason}); download"
-        " them elsewhere and set model.weights=<file>"
+        f"model.weights={DEFAULT}: the weights for {name} cannot be downloaded ({reason}); download"
+        " them on another machine and set model.weights=<file>"
     )

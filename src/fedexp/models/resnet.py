@@ -1,5 +1,4 @@
-"""Residual networks: FedNTD's small ResNet for CIFAR, FedAlign's ResNet, and torchvision's
-ResNets."""
+"""Residual networks: FedNTD's small ResNet, FedAlign's ResNet, and the ResNets of torchvision."""
 
 from pathlib import Path
 from typing import Any
@@ -20,48 +19,50 @@ DEPTHS = (18, 34, 50, 101, 152)
 def _normed(
     before: int, after: int, kernel: int, stride: int = 1, running: bool = True
 ) -> nn.Sequential:
-    """Return a convolution without bias followed by batch norm.
+    """Return a convolution without bias, followed by batch norm.
 
-    With stride 1 the convolution keeps the image size. running: whether batch norm keeps running
-    statistics; if False, it always uses batch statistics.
+    With stride 1, the convolution does not change the image size.
+
+    before, after: numbers of input and output channels.
+    running: whether batch norm keeps running statistics. If False, it always uses batch statistics.
     """
     convolution = nn.Conv2d(before, after, kernel, stride=stride, padding=kernel // 2, bias=False)
     return nn.Sequential(convolution, nn.BatchNorm2d(after, track_running_stats=running))
 
 
 def _shortcut(before: int, after: int, stride: int, running: bool = True) -> nn.Module:
-    """Return the identity or, if the shape changes, a 1x1 convolution with batch norm."""
+    """Return the identity or, if the block changes the shape, a 1x1 convolution with batch norm."""
     if before == after and stride == 1:
         return nn.Identity()
     return _normed(before, after, 1, stride, running)
 
 
 class CifarResNet(Model):
-    """3x3 stem without pooling, one basic block per stage, and batch norm that always uses batch
-    statistics.
+    """FedNTD's ResNet for CIFAR: a 3x3 stem without pooling, and one basic block per stage.
 
-    Batch norm keeps no running statistics, in training or in evaluation. The model therefore has no
-    buffers, only weights are averaged, and its test accuracy depends slightly on how the test set
-    is split into batches.
+    Batch norm always uses batch statistics, also in evaluation, and keeps no running statistics.
+    The model therefore has no buffers. Its test accuracy depends slightly on how the test set is
+    split into batches.
     """
 
     mixes_examples = True  # batch norm
     vectorises = True
 
-    widths: Counts  # channels per stage; each stage after the first halves the image
+    widths: Counts  # number of channels per stage; each stage after the first halves the image size
 
     def build(self, shape: tuple[int, int, int], num_classes: int) -> nn.Module:
-        """Return a freshly initialised network for images of `shape` (channels, height, width).
+        """Return a newly initialised network for images of `shape` (channels, height, width).
 
-        Raises ConfigError if the last stage's input would be a single pixel: the batch statistics
-        of one example (a last batch of size 1) would be undefined.
+        Raises ConfigError if the images are so small that the input of the last stage would be a
+        single pixel. The batch statistics of a batch with one example would then be undefined.
         """
         _, height, width = shape
         smallest = 2 ** (len(self.widths) - 1) + 1
         if max(height, width) < smallest:
             raise ConfigError(
-                f"model: a ResNet of {len(self.widths)} stages needs images of at least {smallest}"
-                f" x {smallest} pixels; the images have {height} x {width} (model=cnn works)"
+                f"model: a ResNet with {len(self.widths)} stages needs images of at least"
+                f" {smallest} x {smallest} pixels, but the images have {height} x {width}; use a"
+                " model for smaller images, such as model=cnn"
             )
         return CifarResNetModule(self.widths, shape[0], num_classes)
 
@@ -88,7 +89,7 @@ class CifarResNetModule(nn.Module):
 
 
 class _BasicBlock(nn.Module):
-    """Two 3x3 convolutions and a shortcut."""
+    """A block of two 3x3 convolutions with a shortcut."""
 
     def __init__(self, before: int, after: int, stride: int) -> None:
         super().__init__()
@@ -101,18 +102,18 @@ class _BasicBlock(nn.Module):
 
 
 class TorchvisionResNet(Model):
-    """torchvision's ResNet (7x7 stem of stride 2 and max-pool, as for ImageNet) with random weights
-    or weights from a file.
+    """torchvision's ResNet for ImageNet, with random weights or weights from a file.
 
-    Batch norm keeps running statistics (buffers). An image of at most 32 x 32 pixels reaches the
-    last stage as one pixel, so PyTorch refuses a training batch of a single example in that case.
+    The stem has a 7x7 convolution with stride 2 and max-pooling. Batch norm keeps running
+    statistics (buffers). At the last stage, images of at most 32 x 32 pixels have become a single
+    pixel. PyTorch then rejects training batches with only one example.
     """
 
     mixes_examples = True  # batch norm
     vectorises = True
 
     depth: int  # number of layers: 18, 34, 50, 101 or 152
-    # file of torchvision's weights to start from, except the last layer; None: random weights
+    # file with torchvision's weights, which are used except in the last layer; None: random weights
     weights: str | None
 
     def __post_init__(self) -> None:
@@ -123,8 +124,10 @@ class TorchvisionResNet(Model):
         require(there, "model.weights", self.weights, wanted)
 
     def build(self, shape: tuple[int, int, int], num_classes: int) -> nn.Module:
-        """Return a freshly initialised network for images of `shape` (channels, height, width) of
-        any size."""
+        """Return the network for images of `shape` (channels, height, width).
+
+        The images may have any size.
+        """
         from torchvision import models  # slow to import, and no other model needs it
 
         network = getattr(models, f"resnet{self.depth}")(weights=None, num_classes=num_classes)
@@ -136,16 +139,20 @@ class TorchvisionResNet(Model):
             # the same initialisation as in torchvision
             nn.init.kaiming_normal_(network.conv1.weight, mode="fan_out", nonlinearity="relu")
         if self.weights is not None and not network.conv1.weight.is_meta:
-            load_weights(network, self.weights, "fc", "torchvision's network with this model.depth")
+            load_weights(network, self.weights, "fc", "torchvision's ResNet with this model.depth")
         return split_head(network, "fc")
 
 
 def load_weights(network: nn.Module, path: str, head: str, of: str, found: Any = None) -> None:
-    """Load a state dict in torchvision's format into a network, except its last layer `head`.
+    """Load a state dict in torchvision's format into a network, except its last layer.
 
-    of: the network's name for error messages; found: the file's content, if it has already been
-    read. Raises ConfigError if the file is not a valid file of weights or belongs to another
-    network (also if the network's images are not in colour).
+    path: value of model.weights, usually a file.
+    head: name of the last layer.
+    of: name of the network, for messages.
+    found: the state dict. None: read it from the file.
+
+    Raises ConfigError if the file is not a valid weights file or does not fit the network. Weights
+    for colour images do not fit a network for grey images.
     """
     try:
         found = torch.load(path, map_location="cpu", weights_only=True) if found is None else found
@@ -153,7 +160,7 @@ def load_weights(network: nn.Module, path: str, head: str, of: str, found: Any =
         raise ConfigError(
             f"model.weights={path}: is not a weights file ({type(error).__name__})"
         ) from error
-    # also skip auxiliary outputs, which no network here has
+    # also skip auxiliary classifiers, which the networks in fedexp do not have
     left_out = (f"{head}.", "aux1.", "aux2.", "AuxLogits.")
     own = {k: v for k, v in network.state_dict().items() if not k.startswith(left_out[0])}
     items = found.items() if isinstance(found, dict) else ()
@@ -163,31 +170,34 @@ def load_weights(network: nn.Module, path: str, head: str, of: str, found: Any =
     wrong = {k for k in given if k not in own or getattr(given[k], "shape", 0) != own[k].shape}
     if missing or wrong:
         name = sorted(map(str, missing or wrong))[0]
-        problem = "is missing" if missing else "does not fit"
+        problem = "is missing" if missing else "does not fit the network"
         raise ConfigError(
-            f"model.weights={path}: {name} {problem}; must be the state dict of {of}, which reads"
+            f"model.weights={path}: {name} {problem}; must be the state dict of {of}, which needs"
             " colour images"
         )
     network.load_state_dict(given, strict=False)
 
 
 class BottleneckResNet(Model):
-    """FedAlign's ResNet for CIFAR: a 3x3 stem and stages of bottleneck blocks (expansion 4) with
-    ordinary batch norm.
+    """FedAlign's ResNet for CIFAR: a 3x3 stem, and stages of bottleneck blocks with expansion 4.
 
-    Three stages with `blocks=6` make ResNet-56. Convolutions are initialised from a normal
-    distribution with variance 2 / fan-out, as in FedAlign's code.
+    Batch norm keeps running statistics. With three stages and `blocks=6`, the network is ResNet-56.
+    The weights of convolutions are drawn from a normal distribution with variance 2 / fan-out, as
+    in FedAlign's code.
     """
 
     mixes_examples = True  # batch norm
     vectorises = True
 
-    widths: Counts  # inner channels per stage; each stage after the first halves the image
-    blocks: Count  # blocks per stage
+    # number of inner channels per stage; each stage after the first halves the image size
+    widths: Counts
+    blocks: Count  # number of blocks per stage
 
     def build(self, shape: tuple[int, int, int], num_classes: int) -> nn.Module:
-        """Return a freshly initialised network for images of `shape` (channels, height, width) of
-        any size."""
+        """Return a newly initialised network for images of `shape` (channels, height, width).
+
+        The images may have any size.
+        """
         return BottleneckResNetModule(self.widths, self.blocks, shape[0], num_classes)
 
 
@@ -235,7 +245,7 @@ class BottleneckResNetModule(nn.Module):
 
 
 class _Bottleneck(nn.Module):
-    """1x1, 3x3 and 1x1 convolution and a shortcut."""
+    """A block of 1x1, 3x3 and 1x1 convolutions with a shortcut."""
 
     def __init__(self, before: int, width: int, stride: int) -> None:
         super().__init__()
@@ -250,7 +260,10 @@ class _Bottleneck(nn.Module):
         return F.relu(self.third(inner) + self.shortcut(x))
 
     def slim(self, params: Params, name: str, x: Tensor, width: float) -> Tensor:
-        """Apply the block with fewer channels. name: of the block in `params`."""
+        """Apply the block with fewer channels (see `fedexp.models.Staged`).
+
+        name: name of the block in `params`.
+        """
 
         def layer(part: str, x: Tensor, **options: int) -> Tensor:
             convolution, norm = f"{name}.{part}.0", f"{name}.{part}.1"

@@ -1,5 +1,7 @@
-"""TextCNN of CFeD (Ma et al., IJCAI 2022; the network is Y. Kim's, EMNLP 2014) with reproducible
-dropout."""
+"""The TextCNN that CFeD uses, with reproducible dropout.
+
+See Ma et al., IJCAI 2022 (CFeD). The network was introduced by Y. Kim, EMNLP 2014.
+"""
 
 from typing import Any
 
@@ -16,36 +18,36 @@ from fedexp.models import Model, Output
 
 
 class TextCNN(Model):
-    """Character embeddings, parallel convolutions of several heights, dropout, a linear layer and a
-    classifier.
+    """A network of character embeddings, parallel convolutions, a linear layer and a classifier.
 
-    Each convolution is followed by ReLU and the maximum over the text. The linear layer has no
-    activation; its outputs are the features. Padding is treated like any other character. Weights
-    are initialised Xavier-normal and biases with zeros, as in CFeD's code.
+    The convolutions have different filter heights. Each of them is followed by ReLU and the maximum
+    over the text. Dropout is applied before the linear layer, whose outputs are the features; it
+    has no activation function. Padding is treated like any other character. Weights are initialised
+    from the Xavier normal distribution and biases with zeros, as in CFeD's code.
     """
 
     reads = "text"
-    mixes_examples = False  # no layer mixes the examples of a batch
-    vectorises = True  # dropout is a function of each example's key
+    mixes_examples = False
+    vectorises = True  # dropout is a function of each example's key, so vmap supports it
 
-    filters: Count  # number of filters of each height
+    filters: Count  # number of filters for each height
     heights: Counts  # filter heights in characters
     hidden: Count  # number of features
     dropout: (
         ShareBelow1  # probability that an output of the convolutions is set to zero in training
     )
-    dimension: Count  # size of the embeddings, unless the data set provides pre-trained ones
+    dimension: Count  # size of the embeddings, unless the data set has pre-trained embeddings
 
     def build(self, shape: TextShape, num_classes: int) -> nn.Module:
-        """Return a freshly initialised network for texts of `shape`.
+        """Return a newly initialised network for texts of `shape`.
 
-        The embeddings start from the pre-trained ones, if any. Raises ConfigError if the texts are
-        shorter than the highest filter.
+        If the data set has pre-trained embeddings, the network starts from them. Raises ConfigError
+        if the texts are shorter than the largest filter height.
         """
         if shape.length < max(self.heights):
             raise ConfigError(
                 f"model.heights={list(self.heights)}: needs texts of at least {max(self.heights)}"
-                f" characters; the texts have {shape.length} (dataset.length)"
+                f" characters, but the texts have {shape.length} (dataset.length)"
             )
         return TextCNNModule(self, shape, num_classes)
 
@@ -72,9 +74,9 @@ class TextCNNModule(nn.Module):
                 self.embedding.weight.copy_(shape.vectors)
 
     def forward(self, x: Tensor) -> Output:
-        """Return the output for x, int64 [B, length] or [B, length + 1].
+        """Return the output for texts x, int64 [B, length] or [B, length + 1].
 
-        The extra column contains the example's dropout key, which is used only in training.
+        An additional last column contains dropout keys, which are used only in training.
         """
         words, keys = x[:, : self.length], x[:, self.length :]
         maps = self._convolved(self.embedding(words))
@@ -84,10 +86,13 @@ class TextCNNModule(nn.Module):
         return Output(features, self.classifier(features))
 
     def _convolved(self, vectors: Tensor) -> Tensor:
-        """Return the maximum over the text of each filter's ReLU, [B, filters * heights].
+        """Return each filter's maximum over the text after ReLU, [B, filters * heights].
 
-        vectors: [B, length, D]. All windows are multiplied with the filters in one product: on a
-        CPU, this is twice as fast as conv1d or conv2d. ReLU commutes with max.
+        For each filter height, all windows of the text are multiplied by all filters in one matrix
+        product. On a CPU, this is twice as fast as conv1d or conv2d. ReLU is applied after the
+        maximum, which gives the same result.
+
+        vectors: embeddings, [B, length, D].
         """
         best = []
         for convolution in self.convolutions:
@@ -102,9 +107,10 @@ class TextCNNModule(nn.Module):
 
 
 def max_over_windows(windows: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """Return the maximum over the windows for each filter, [B, F].
+    """Return the maximum over the windows of a text for each filter, [B, F].
 
-    windows: [B, W, K], the W windows of each text with K numbers each; weight: [F, K]; bias: [F].
+    windows: [B, W, K], the W windows of each text, with K values each.
+    weight, bias: [F, K] and [F], for F filters.
     """
     if not torch.is_grad_enabled():
         return F.linear(windows, weight, bias).amax(1)
@@ -114,17 +120,18 @@ def max_over_windows(windows: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
 
 class _Maxima(Function):
-    """Maximum over windows whose backward pass skips windows without a gradient.
+    """Maximum over windows, with a backward pass that skips windows without a gradient.
 
-    For each filter, only the window with the maximum has a gradient. Both gradients are weighted
-    sums of rows, computed with torch's `embedding_bag`: for a filter, the sum over its B best
-    windows; for a window, the sum over the filters whose maximum it is. If the gradient itself
-    needs a gradient, it is computed with ordinary operations.
+    For each text and filter, only the window with the maximum has a gradient. The gradients of the
+    filters and of the windows are weighted sums of rows, which are computed with torch's
+    `embedding_bag`. For a filter, the sum is over the best window of each text. For a window, the
+    sum is over the filters that have their maximum there. If the gradient itself needs a gradient,
+    it is computed with ordinary operations.
     """
 
     @staticmethod
     def forward(ctx: Any, windows: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        # autocast returns bf16, whose max is slow
+        # autocast returns bf16, for which max is slow
         products = F.linear(windows, weight, bias).to(windows.dtype)
         values, places = products.max(1)
         ctx.save_for_backward(windows, weight, places)
@@ -151,10 +158,10 @@ class _Maxima(Function):
 
 
 def _by_row(rows: Tensor, grad: Tensor, weight: Tensor, number: int) -> Tensor:
-    """Return, for each of `number` rows, the sum of grad * weight[filter] over the filters that
-    point to it.
+    """Return, for each window, the sum of grad * weight[filter] over the filters that select it.
 
-    rows: [B, F], the row that each filter points to.
+    rows: [B, F], the row number of the window that each filter selects in each text.
+    number: number of windows in all texts.
     """
     named, order = rows.flatten().sort(stable=True)
     begins = torch.searchsorted(named, torch.arange(number))
@@ -165,11 +172,15 @@ def _by_row(rows: Tensor, grad: Tensor, weight: Tensor, number: int) -> Tensor:
 
 
 def dropout_mask(keys: Tensor, units: int, dropout: float) -> Tensor:
-    """Return which units dropout keeps, bool [..., units].
+    """Return a mask of the units that dropout keeps, bool [..., units].
 
-    The result is a pure function of the key, int64 [..., 1], and the unit's number. A unit is kept
-    if its 64-bit hash is at least `dropout` * 2^64. The hash is that of SplitMix64 (Steele, Lea and
-    Flood, OOPSLA 2014) at the unit's position in the sequence that starts at the hash of the key.
+    The result depends only on the keys. A unit is kept if its 64-bit hash is at least `dropout` *
+    2^64. The hashes of the units are the sequence that the random generator SplitMix64 (Steele, Lea
+    and Flood, OOPSLA 2014) returns if it starts at the hash of the key.
+
+    keys: int64 [..., 1].
+    units: number of units.
+    dropout: probability that a unit is set to zero.
     """
     numbers = torch.arange(1, units + 1, device=keys.device)
     hashed = _mix(_mix(keys) + numbers * _to_signed(0x9E3779B97F4A7C15))
@@ -177,17 +188,17 @@ def dropout_mask(keys: Tensor, units: int, dropout: float) -> Tensor:
 
 
 def _mix(z: Tensor) -> Tensor:
-    """Apply the finaliser of SplitMix64 to 64-bit integers; products wrap around."""
+    """Apply the hash function of SplitMix64 to 64-bit integers. Products wrap around."""
     z = (z ^ _shift_right(z, 30)) * _to_signed(0xBF58476D1CE4E5B9)
     z = (z ^ _shift_right(z, 27)) * _to_signed(0x94D049BB133111EB)
     return z ^ _shift_right(z, 31)
 
 
 def _shift_right(z: Tensor, bits: int) -> Tensor:
-    """Shift signed integers logically to the right."""
+    """Shift signed integers to the right and fill up with zeros (a logical shift)."""
     return (z >> bits) & ((1 << (64 - bits)) - 1)
 
 
 def _to_signed(number: int) -> int:
-    """Return the signed 64-bit number with the same bits as an unsigned one."""
+    """Return the signed 64-bit number that has the same bits as an unsigned number."""
     return number - (number >> 63 << 64)
