@@ -91,5 +91,5 @@ def test_angles_must_differ():
 def test_rotations_refuse_texts():
     loads = Loads(images())
     loads.data = type("Text", (), {"name": "novels"})()
-    with pytest.raises(ConfigError, match=r"scenario=rotations: .* novels has texts"):
+    with pytest.raises(ConfigError, match=r"scenario=rotations: .* novels contains texts"):
         rotations([0.0]).sequence(loads, np.random.default_rng(0))
