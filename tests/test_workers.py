@@ -309,7 +309,8 @@ def test_a_worker_that_dies_is_replaced(tmp_path, messages, pair_of_workers):
 def test_a_client_that_kills_two_workers_stops_the_run(tmp_path, messages):
     engine = Workers(Sequential(), PROCESS, 1, share=False)
     with pytest.raises(
-        WorkerDied, match=r"round 1, training client \d+: worker 0 .* as did the worker before it"
+        WorkerDied,
+        match=r"round 1, training client \d+: worker 0 .* this order also died",
     ):
         train(engine, Dying(notes=str(tmp_path), times=2))
     assert len(messages) == 1

@@ -1,9 +1,10 @@
-"""Send Python values with tensors between two processes.
+"""Send Python values that contain tensors between two processes.
 
-A parcel is a file in memory, written by torch.save. On one machine, its descriptor is sent through
-a socket and the receiver maps the file, so a model that is sent to N processes is in memory only
-once. The files have no name and are not limited by the size of a shared-memory mount. They
-disappear with the last process that holds them. To another machine, the file's bytes are sent.
+A parcel is a file in memory, written by torch.save. Between processes on the same machine, the
+file descriptor is sent through a socket, and the receiver maps the file. So a model that is sent
+to N processes is stored in memory only once. The files have no names and are not limited by the
+size of a shared-memory mount. They disappear when the last process closes them. Between machines,
+the contents of the file are sent.
 """
 
 import io
@@ -17,13 +18,13 @@ from typing import Any, BinaryIO
 
 import torch
 
-LENGTH = 8  # bytes of a parcel's size, which NetworkChannel sends before the parcel
+LENGTH = 8  # number of bytes that encode the size of a parcel in a NetworkChannel
 
 
 class _Pickler(pickle.Pickler):
-    """A pickler that writes only a tensor's elements, without gradient.
+    """Pickler that writes only the elements of a tensor, without its gradient.
 
-    torch.save would write all of the memory that the tensor is a view of.
+    By default, torch.save writes the whole storage of a tensor, even if the tensor is a small view.
     """
 
     def reducer_override(self, value: Any) -> Any:
@@ -35,7 +36,7 @@ class _Pickler(pickle.Pickler):
 
 
 def pack(value: Any) -> BinaryIO:
-    """Return a parcel with a value, whose tensors keep their dtypes and strides."""
+    """Return a parcel that contains a value. Tensors keep their dtypes and strides."""
     file: BinaryIO
     if hasattr(os, "memfd_create"):
         file = os.fdopen(os.memfd_create("fedexp", os.MFD_CLOEXEC), "w+b")
@@ -48,9 +49,10 @@ def pack(value: Any) -> BinaryIO:
 
 @dataclass(frozen=True)
 class Channel:
-    """One end of a connection on one machine.
+    """One end of a connection between two processes on the same machine.
 
-    If the other process has ended, `send` and `receive` raise EOFError or ConnectionError.
+    The methods `send` and `receive` raise EOFError or ConnectionError if the other process has
+    ended.
     """
 
     connection: socket.socket
@@ -65,13 +67,13 @@ class Channel:
     def receive(self) -> Any:
         """Return the next value, with its tensors on the CPU.
 
-        Only a process of the same user may be at the other end, because values are unpickled.
+        The value is unpickled, so the other process must be trusted.
         """
         mark, descriptors, _, _ = socket.recv_fds(self.connection, 1, 1)
         if not mark:
-            raise EOFError("the other end is closed")
+            raise EOFError("the other process has closed the connection")
         with os.fdopen(descriptors[0], "rb") as file:
-            # Tensors stay in the file, which processes share until they write to it.
+            # The tensors are mapped from the file, which the processes share until they write.
             return torch.load(f"/dev/fd/{file.fileno()}", "cpu", weights_only=False, mmap=True)
 
     def close(self) -> None:
@@ -79,7 +81,7 @@ class Channel:
 
 
 class NetworkChannel(Channel):
-    """One end of a TCP connection."""
+    """One end of a TCP connection between two processes."""
 
     def send(self, parcel: BinaryIO) -> None:
         size = parcel.seek(0, io.SEEK_END)
@@ -97,6 +99,6 @@ class NetworkChannel(Channel):
         while rest:
             count = self.connection.recv_into(rest)
             if not count:
-                raise EOFError("the other end is closed")
+                raise EOFError("the other process has closed the connection")
             rest = rest[count:]
         return content

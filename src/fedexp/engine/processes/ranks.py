@@ -1,36 +1,37 @@
-"""Ranks among the processes started by torchrun or Slurm.
+"""Find the rank of this process among the processes that torchrun or Slurm started.
 
-This module does not import torch, because the command uses it first.
+This module does not import torch, because the command line uses it before torch is needed.
 """
 
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-# The names that torchrun and Slurm give to (rank, number of ranks, rank on this host).
+# The environment variables in which torchrun and Slurm pass the rank, the number of ranks and the
+# rank on this host.
 LAUNCHERS = (
     ("RANK", "WORLD_SIZE", "LOCAL_RANK"),
     ("SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID"),
 )
 HOW_TO_START = (
-    "start it with torchrun (torchrun --nproc-per-node=2 -m fedexp ...), or with srun where"
-    " MASTER_ADDR names the first host"
+    "start the command with torchrun (torchrun --nproc-per-node=2 -m fedexp ...), or with srun and"
+    " set MASTER_ADDR to the name of the first host"
 )
 
 
 @dataclass(frozen=True)
 class Ranks:
-    """This process's position among all processes."""
+    """The position of this process among all processes of the run."""
 
-    rank: int  # 0 leads
+    rank: int  # rank 0 leads the run
     size: int  # number of processes on all hosts
     local: int  # number of this process on its host
 
 
 def find_ranks(environment: Mapping[str, str] = os.environ) -> Ranks | None:
-    """Return this process's rank, or None if it was started alone.
+    """Return the ranks, or None if this process was started alone.
 
-    Slurm processes without MASTER_ADDR are independent runs.
+    If MASTER_ADDR is not set, the processes that Slurm started are independent runs.
     """
     if not environment.get("MASTER_ADDR"):
         return None

@@ -1,4 +1,7 @@
-"""A worker, which trains clients and evaluates models in its process, one order at a time."""
+"""A worker, which trains clients and evaluates models in a separate process.
+
+A worker receives orders and runs one order at a time.
+"""
 
 import ctypes
 import os
@@ -27,7 +30,7 @@ CPU = torch.device("cpu")
 
 
 class Failure(NamedTuple):
-    """An exception in a worker."""
+    """An exception that was raised in a worker."""
 
     error: Exception
     report: str  # the traceback
@@ -35,21 +38,21 @@ class Failure(NamedTuple):
 
 @dataclass
 class Worker:
-    """The values that a worker was sent.
+    """A worker, with the values that were sent to it.
 
-    An order is a function of the worker, such as `partial(Worker.evaluate, batches=...)`. An order
-    that returns None has no answer.
+    An order is a function that is called with the worker, such as
+    `partial(Worker.evaluate, batches=...)`. If it returns None, the worker sends no answer.
     """
 
-    number: int  # among the workers on this host
+    number: int  # the number of this worker on its host, from 0
     device: torch.device = CPU
     server: Tree = None
 
     def begin(self, hardware: Any) -> None:
-        """Set up the process.
+        """Set up the process for the hardware.
 
-        hardware: fedexp.engine.hardware.Resolved. If it names no GPU, the workers of a host use
-        different GPUs.
+        hardware: fedexp.engine.hardware.Resolved. If it does not name a particular GPU, the
+            workers on a host are distributed among its GPUs.
         """
         device = hardware.device
         if device.type == "cuda" and device.index is None:
@@ -60,15 +63,15 @@ class Worker:
         replace(hardware, device=device).apply()
 
     def setup(self, runtime: ClientRuntime, engine: Engine) -> None:
-        """Store the values that stay the same for the whole run."""
+        """Store the runtime and the engine, which stay the same during the whole run."""
         self.runtime, self.engine = runtime.to(self.device), engine
 
     def publish(self, server: Tree) -> None:
-        """Store the server's state for the orders that follow."""
+        """Store the server's state, which later orders use."""
         self.server = move(server, self.device)
 
     def echo(self, value: Any) -> Any:
-        """Return the value, after all earlier orders are done."""
+        """Return the value. The answer shows that all earlier orders are done."""
         return value
 
     def train(self, algorithm: FedAvg, cohort: Cohort, lr: float, evaluate_local: bool) -> Trained:
@@ -90,28 +93,28 @@ Call = Callable[[Worker], Any]  # an order
 
 
 def cut_evenly(total: int, most: int) -> list[range]:
-    """Return the numbers 0 ... total - 1 as at most `most` ranges of about equal size."""
+    """Split the numbers from 0 to `total` - 1 into at most `most` ranges of about equal size."""
     count = min(most, total)
     edges = [total * i // count for i in range(count + 1)]
     return [range(*edge) for edge in pairwise(edges)]
 
 
 def move(values: Tree, device: torch.device) -> Tree:
-    """Return a tree with its tensors on the device."""
+    """Return a copy of a tree whose tensors are on the device."""
     return tree.map(lambda leaf: leaf.to(device) if isinstance(leaf, Tensor) else leaf, values)
 
 
 def serve(channel: Channel, worker: Worker) -> None:
-    """Run orders until the order None.
+    """Receive orders and run them, until the order None is received.
 
-    Raises EOFError or OSError if the other end closes the connection.
+    Raises EOFError or OSError if the other process closes the connection.
     """
     while True:
         try:
             order = channel.receive()
         except (EOFError, OSError):
             raise
-        except Exception as error:  # for example, a package is missing here
+        except Exception as error:  # for example, because a package is missing on this host
             answer = failure(error)
         else:
             if order is None:
@@ -123,7 +126,7 @@ def serve(channel: Channel, worker: Worker) -> None:
 
 @flush_subnormals()
 def run(order: Call, worker: Worker) -> Any:
-    """Return the answer to an order, or a Failure if it raises an exception."""
+    """Run an order and return its answer, or a Failure if the order raises an exception."""
     try:
         return order(worker)
     except Exception as error:
@@ -133,7 +136,8 @@ def run(order: Call, worker: Worker) -> Any:
 def failure(error: Exception) -> Failure:
     """Return an exception in a form that can be pickled.
 
-    Only fedexp's exceptions are sure to be picklable. For others, type and message are kept.
+    Exceptions from other packages may not be picklable, so they are replaced by a RuntimeError with
+    their type and message.
     """
     report = traceback.format_exc()
     if type(error).__module__.startswith("fedexp.") and len(error.args) == 1:
@@ -142,9 +146,9 @@ def failure(error: Exception) -> Failure:
 
 
 def die_with(parent: int) -> None:
-    """Ask the kernel to end this process when its parent ends.
+    """Let the Linux kernel end this process when its parent process ends.
 
-    This also works after kill -9 and during a long step.
+    This also works if the parent is ended by kill -9, and if this process is busy.
     """
     if sys.platform == "linux":
         set_parent_death_signal = 1
@@ -154,13 +158,15 @@ def die_with(parent: int) -> None:
 
 
 def main(number: int, descriptor: int, parent: int) -> None:
-    """Run a worker in a separate process.
+    """Run a worker. This is the main function of a worker process.
 
-    descriptor: this process's end of a socket pair.
-    parent: process id of the parent.
+    number: the number of the worker.
+    descriptor: the file descriptor of this process's end of a socket pair.
+    parent: the id of the parent process.
     """
     die_with(parent)
-    # The parent decides when to stop. Slurm sends USR2 to a submitit job when its time is up.
+    # Ignore signals, because the parent decides when to stop. Slurm sends USR2 to a submitit job
+    # when its time is up.
     for signal_number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2):
         signal.signal(signal_number, signal.SIG_IGN)
     with suppress(EOFError, OSError):

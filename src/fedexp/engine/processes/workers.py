@@ -1,8 +1,9 @@
-"""The workers engine: clients in several processes, with one thread each or one GPU each.
+"""The workers engine, which trains clients in several processes.
 
-The longest clients are trained first, and the next client goes to the first free process, so that
-all processes end at about the same time. Results are put in the order of the cohort, so they do not
-depend on the number of workers.
+Each process uses one thread or one GPU. The clients with the most steps are trained first, and each
+process that becomes free receives the next client, so that all processes finish at about the same
+time. The results are returned in the order of the cohort, so they do not depend on the number of
+workers.
 """
 
 import logging
@@ -29,33 +30,34 @@ from fedexp.engine.processes.channel import Channel, pack
 from fedexp.engine.processes.worker import CPU, Call, Failure, Worker, cut_evenly, move
 
 log = logging.getLogger("fedexp")
-TRIES = 2  # processes that an order may end
-LOST = (EOFError, OSError)  # exceptions of a channel whose other end has closed
+TRIES = 2  # number of processes that may die while they run an order, before the run fails
+LOST = (EOFError, OSError)  # raised by a channel if the other process has closed the connection
 
 
 class WorkerDied(RuntimeError):
-    """A worker process ended during its work, and so did its replacement."""
+    """Raised if a worker process and its replacement both died while they ran the same order."""
 
 
 @dataclass
 class Order:
-    """One piece of work."""
+    """A piece of work for a worker."""
 
     name: str  # for messages
     call: Call
-    positions: Sequence[int]  # positions of its clients in the cohort, or of its answer
+    # the positions of the order's clients in the cohort, or the position of its answer
+    positions: Sequence[int]
     tries: int = 0
 
 
 class Process:
-    """A process with a worker, and the connection to it."""
+    """A process that runs a worker, and the connection to this process."""
 
     def __init__(self, name: str, channel: Channel):
         self.name, self.channel = name, channel
         self.order: Order | None = None  # the current order
 
     def send(self, parcel: BinaryIO) -> None:
-        """Send a message. A dead process is noticed only when an answer is received."""
+        """Send a message. If the process has died, this is noticed only in `Channel.receive`."""
         with suppress(*LOST):
             self.channel.send(parcel)
 
@@ -68,11 +70,11 @@ class Process:
 
 
 class LocalProcess(Process):
-    """A process that this process starts."""
+    """A worker process on the same machine, which the current process starts."""
 
     def __init__(self, number: int, threads: int):
         ours, theirs = socket.socketpair()
-        # The process can import the same modules as this one.
+        # The process must be able to import the same modules as the current process.
         paths = os.pathsep.join(path or os.getcwd() for path in sys.path)
         environment = {"PYTHONPATH": paths, "OMP_NUM_THREADS": str(threads)}
         arguments = f"{number}, {theirs.fileno()}, {os.getpid()}"
@@ -96,7 +98,7 @@ class LocalProcess(Process):
             code = self.popen.wait()
         if code >= 0:
             return f"exit code {code}"
-        oom = ", perhaps because the system has no more memory" if code == -signal.SIGKILL else ""
+        oom = ", perhaps because the system ran out of memory" if code == -signal.SIGKILL else ""
         return f"signal {-code} ({signal.Signals(-code).name}{oom})"
 
     def close(self) -> None:
@@ -106,19 +108,19 @@ class LocalProcess(Process):
 
 
 class Workers(Engine):
-    """Engine over several processes.
+    """Engine that trains clients in several processes.
 
-    inner: engine that trains a client or a share of the cohort in a process.
-    hardware: hardware of each process (fedexp.engine.hardware.Resolved).
-    count: number of processes.
-    share: whether a process receives its share of a cohort at once (to vectorise it), or one client
-        at a time.
+    inner: the engine that each process uses.
+    hardware: the hardware of each process (fedexp.engine.hardware.Resolved).
+    count: the number of processes.
+    share: whether a process receives all clients of its share of the cohort at once, as the
+        vectorised engine requires. False: it receives one client at a time.
     """
 
     def __init__(self, inner: Engine, hardware: Any, count: int, share: bool):
         self.inner, self.hardware, self.count, self.share = inner, hardware, count, share
         self._processes: list[Process] = []
-        # name -> (source, parcel) of the orders that all processes have
+        # name -> (source, parcel) of the orders that have been sent to all processes
         self._sent: dict[str, tuple[Any, BinaryIO]] = {}
 
     def start(self, runtime: ClientRuntime, server: Tree) -> None:
@@ -140,8 +142,8 @@ class Workers(Engine):
         gather = Gather(len(cohort.clients))
         for order, answer in self._do(shared.runtime, orders, shared.server):
             part = move(vars(answer), shared.runtime.device)
-            # Clone the states, so that they do not keep the received file alive, which also has
-            # the messages.
+            # Clone the states. Otherwise, they keep the received file in memory, which also
+            # contains the messages.
             part["states"] = tree.map(Tensor.clone, part["states"])
             gather.add(order.positions, Trained(**part))
         return gather.result(parallel=min(self.count, len(orders)))
@@ -177,16 +179,17 @@ class Workers(Engine):
     def _answers(
         self, runtime: ClientRuntime, orders: Sequence[Order], server: Tree = None
     ) -> list[Any]:
-        """Return the answers in the orders' positions."""
+        """Run the orders and return their answers, sorted by position."""
         found = {order.positions[0]: answer for order, answer in self._do(runtime, orders, server)}
         return [found[i] for i in range(len(orders))]
 
     def _do(
         self, runtime: ClientRuntime, orders: Sequence[Order], server: Tree = None
     ) -> Iterator[tuple[Order, Any]]:
-        """Run the orders, the first one first, and yield them with their answers on arrival.
+        """Run the orders in sequence, and yield each with its answer as soon as it arrives.
 
-        server: the server's state, sent to the processes unless they have it. None: send nothing.
+        server: the server's state, which is sent to processes that do not have it yet. None: the
+            orders do not need the state.
         """
         try:
             self._prepare(runtime, server)
@@ -200,13 +203,14 @@ class Workers(Engine):
                     else:
                         yield order, answer
         except BaseException:
-            # otherwise a late answer would be taken for the answer to the next order
+            # Otherwise, a late answer would be mistaken for the answer to the next order.
             self.close()
             raise
 
     def _prepare(self, runtime: ClientRuntime, server: Tree) -> None:
-        """Start the processes and send model and data once, and the server's state if it has
-        changed.
+        """Start the processes, and send them the values that they do not have yet.
+
+        The model and the data are sent once. The server's state is sent whenever it has changed.
         """
         known = {name: source for name, (source, _) in self._sent.items()}
         if known.get("setup") is not runtime:
@@ -218,7 +222,7 @@ class Workers(Engine):
             self._processes.append(self._start(len(self._processes)))
 
     def _send_to_all(self, name: str, source: Any, call: Call) -> None:
-        """Send an order to all processes, and keep it for processes that are started later."""
+        """Send an order to all processes, and store it for processes that are started later."""
         if name in self._sent:
             self._sent[name][1].close()
         parcel = pack(call)
@@ -227,7 +231,7 @@ class Workers(Engine):
             process.send(parcel)
 
     def _start(self, i: int) -> Process:
-        """Return process i with all orders that the other processes have."""
+        """Start process i and send it all orders that the other processes have received."""
         process = self._connect(i)
         with pack(partial(Worker.begin, hardware=self.hardware)) as begin:
             for parcel in (begin, *(parcel for _, parcel in self._sent.values())):
@@ -238,7 +242,7 @@ class Workers(Engine):
         return LocalProcess(i, self.hardware.threads)
 
     def _give(self, waiting: deque[Order]) -> list[Process]:
-        """Give the next orders to the free processes, and return the busy ones."""
+        """Send the next orders to the free processes, and return all busy processes."""
         for process in self._processes:
             if waiting and process.order is None:
                 process.order = waiting.popleft()
@@ -248,9 +252,9 @@ class Workers(Engine):
         return [process for process in self._processes if process.order]
 
     def _take(self, process: Process) -> tuple[Order, Any]:
-        """Return a process's order and its answer.
+        """Return the order of a process and the answer to the order.
 
-        If the process has died, replace it and return None as the answer.
+        If the process has died, it is replaced and the answer is None.
         """
         order, process.order = process.order, None
         assert order is not None
@@ -267,7 +271,7 @@ class Workers(Engine):
     def _replace(self, process: Process, order: Order) -> None:
         what = f"{order.name}: {process.name} ended by {process.end()}"
         if order.tries >= TRIES:
-            raise WorkerDied(f"{what}, as did the worker before it")
+            raise WorkerDied(f"{what}; the first worker with this order also died")
         log.warning("%s; starting another worker", what)
         i = self._processes.index(process)
         self._processes[i] = self._start(i)

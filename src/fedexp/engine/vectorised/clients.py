@@ -1,4 +1,4 @@
-"""The clients of a cohort as one: their network, their stacked state and their local step."""
+"""The joint training of all clients of a cohort: network, stacked state and local step."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -23,12 +23,13 @@ from fedexp.engine.schedule import BatchSchedule
 from fedexp.engine.vectorised.convolution import PerClientConvolutions
 from fedexp.models import Output
 
-# images loaded at once, in bytes: several steps, so that few kernels are launched
+# Bytes of images that are loaded together. They suffice for several steps, so that few kernels are
+# launched.
 LOAD_BYTES = 1 << 26
 
 
 class ClientInputs(NamedTuple):
-    """Values that the hooks of the clients read, with leaves [C, ...]."""
+    """The values that the clients' hooks read, as tensors [C, ...] for C clients."""
 
     personals: Tree
     states: Tree
@@ -39,9 +40,10 @@ class ClientInputs(NamedTuple):
 
 @dataclass(frozen=True)
 class Frame:
-    """Everything except the batch that a local step uses.
+    """All values that a local step uses, except the batch.
 
-    A step reads the first three fields and changes the others in place.
+    A step only reads the first three fields. It changes the other fields in place. All tensors of
+    C clients have the shape [C, ...].
     """
 
     server: Tree
@@ -57,25 +59,30 @@ class Frame:
 
 
 class ClientNetwork(Network):
-    """A network with one client's running statistics, like engine.network.LiveNetwork.
+    """The network of one client, with the client's running statistics.
 
-    The tree that `gradient` differentiates by runs in train mode, which updates the running
-    statistics. All other parameters use eval mode. The arguments are not changed: `buffers` returns
-    the statistics after training.
+    It corresponds to engine.network.LiveNetwork. Parameters for which `gradient` computes a
+    gradient run in train mode, which updates the running statistics. All other parameters run in
+    eval mode. The tensors passed to the network are not changed. The method `buffers` returns the
+    updated running statistics.
     """
 
     def __init__(self, net: FunctionalNetwork, buffers: Params, reference: Params | None = None):
-        """Wrap a network with the client's running statistics.
+        """Wrap a network.
 
-        reference: running statistics for models in eval mode. None: those in `net`, which belong to
-        the received model.
+        buffers: the running statistics of the client.
+        reference: the running statistics for models in eval mode. None: the running statistics in
+            `net`, which belong to the model that the client received.
         """
         self.net, self._buffers, self._reference = net, buffers, reference or {}
         self._moving: Params | None = None
         self._batch: Batch | None = None
 
     def set_batch(self, batch: Batch) -> Batch:
-        """Store the client's current batch. Its padding is recognised by its images."""
+        """Store the current batch of the client and return it.
+
+        If the network is called with the inputs of this batch, it uses the mask of the batch.
+        """
         self._batch = batch
         return batch
 
@@ -87,7 +94,7 @@ class ClientNetwork(Network):
                 return self.net(self._reference | params, x, mask)
             moved = {name: value.clone() for name, value in self._buffers.items()}
             output = self.net.call_in_training(params, moved, x, mask)
-        if mask is not None:  # a batch without examples changes no statistics
+        if mask is not None:  # a batch without examples does not change the running statistics
             there = mask.sum() > 0
             moved = {k: torch.where(there, moved[k], v) for k, v in self._buffers.items()}
         self._buffers = moved
@@ -117,7 +124,10 @@ class ClientNetwork(Network):
 
 @dataclass(frozen=True)
 class PaddedData:
-    """ClientData inside vmap."""
+    """The batches of one client inside vmap.
+
+    This class implements the protocol `ClientData`, which is passed to the hooks.
+    """
 
     runtime: ClientRuntime
     net: ClientNetwork
@@ -140,8 +150,11 @@ class PaddedData:
 
 
 def context(shared: Shared, server: Tree, lr: float | Tensor, one: ClientInputs) -> Context:
-    """Return the context of one client's hooks."""
-    rate: Any = lr  # a tensor if steps are recorded
+    """Return the context that is passed to the hooks of one client.
+
+    one: the values for this client.
+    """
+    rate: Any = lr  # a tensor if the steps are recorded as CUDA graphs
     local = shared.runtime.local
     return Context(server, one.personals, one.states, one.plans, one.setups, rate, one.steps, local)
 
@@ -151,23 +164,23 @@ def context(shared: Shared, server: Tree, lr: float | Tensor, one: ClientInputs)
 
 @dataclass(frozen=True)
 class PaddedSchedules:
-    """The schedules of C clients as arrays on the device, by step."""
+    """The schedules of C clients as arrays on the device, in the order of the steps."""
 
     index: Tensor  # int64 [S, C, B]
     mask: Tensor  # [S, C, B]: 1 example, 0 padding
     draws: Tensor | None  # int64 [S, C, B, D]
-    steps: np.ndarray  # int [C], on the host, which decides the kernels to launch
+    steps: np.ndarray  # int [C], in the memory of the CPU, which launches the kernels
 
     def part(self, steps: slice | int, active: int) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Return index, mask and draws of the given steps for the first `active` clients."""
+        """Return (index, mask, draws) of the given steps for the first `active` clients."""
         draws = None if self.draws is None else self.draws[steps][..., :active, :, :]
         return self.index[steps][..., :active, :], self.mask[steps][..., :active, :], draws
 
 
 def pad(schedules: Sequence[BatchSchedule], runtime: ClientRuntime) -> PaddedSchedules:
-    """Pad schedules of different lengths to arrays.
+    """Join schedules of different lengths in padded arrays.
 
-    Padding has mask 0 and the index of an example of the same client.
+    The padding has mask 0 and the index of an example of the same client.
     """
     steps = np.array([s.steps for s in schedules])
     batch_size = schedules[0].index.shape[1]
@@ -187,9 +200,10 @@ def pad(schedules: Sequence[BatchSchedule], runtime: ClientRuntime) -> PaddedSch
 
 
 def upload(host: Tensor, device: torch.device) -> Tensor:
-    """Copy a tensor to the device without waiting for it.
+    """Copy a tensor to the device without waiting for the copy.
 
-    From pageable memory, CUDA would first finish all earlier work.
+    The tensor is pinned first, because a copy from pageable memory would wait for all earlier work
+    on the device.
     """
     if device.type == "cuda":
         return host.pin_memory().to(device, non_blocking=True)
@@ -200,11 +214,11 @@ def upload(host: Tensor, device: torch.device) -> Tensor:
 
 
 class Clients:
-    """The clients of a cohort during one round, sorted by falling number of steps."""
+    """The clients of a cohort during one round, in the order of decreasing number of steps."""
 
     def __init__(self, shared: Shared, cohort: Cohort):
         self.shared, self.count = shared, len(cohort.clients)
-        # called with the number of steps and the frame after each step
+        # called after each step with the number of steps so far and the frame
         self.watch: Callable[[int, Frame], None] | None = None
         algorithm, runtime = shared.algorithm, shared.runtime
         self.padded = pad(cohort.schedules, runtime)
@@ -231,9 +245,9 @@ class Clients:
         self.frame = Frame(shared.server, shared.lr, inputs, params, buffers, memory, losses)
 
     def steps(self) -> Iterator[tuple[int, Iterator[Batch]]]:
-        """Yield (number of active clients, batches of their next steps) until all steps are done.
+        """Yield pairs (number of active clients, batches of their next steps).
 
-        The images of several steps are loaded together.
+        A client is active if it has steps left. The images of several steps are loaded together.
         """
         steps, batch_size = self.padded.steps, self.padded.index.shape[-1]
         images = self.shared.runtime.data.x_train
@@ -247,14 +261,14 @@ class Clients:
             start = stop
 
     def _batches(self, start: int, stop: int, active: int) -> Iterator[Batch]:
-        """Yield the batches of steps start ... stop - 1, with leaves [active, B, ...]."""
+        """Yield the batches of steps `start` to `stop` - 1, as tensors [active, B, ...]."""
         index, mask, draws = self.padded.part(slice(start, stop), active)
         x, y = self.shared.runtime.load_train(index, draws)
         for i, number in enumerate(range(start, stop)):
             yield Batch(x[i], y[i], mask[i], number)
 
     def finish(self) -> tuple[Tree, Tree, Params]:
-        """Return (messages, new states, running statistics), with leaves [C, ...]."""
+        """Return (messages, new states, running statistics) of C clients, as tensors [C, ...]."""
 
         def finish(
             net: ClientNetwork, data: PaddedData, ctx: Context, params: Params
@@ -272,11 +286,13 @@ class Clients:
         own: Params | None = None,
         *values: Tree,
     ) -> tuple[Any, Params]:
-        """Run hook(net, data, context, *values) for all clients.
+        """Call hook(net, data, context, *values) for all clients.
 
-        Return its results and the running statistics after it, with leaves [C, ...].
+        Returns the results of the hook and the running statistics after the call, as tensors
+        [C, ...].
 
-        own: each client's running statistics, which eval mode uses as well. None: the server's.
+        own: the running statistics of each client, also for models in eval mode. None: the running
+            statistics that the server sent.
         """
         shared, padded = self.shared, self.padded
 
@@ -303,7 +319,10 @@ class Clients:
         return vmap(call, in_dims=dims)(*arrays, own_or_sent, inputs, *values)
 
     def _copies(self, name: str) -> Params:
-        """Return writable copies of the received parameters or buffers, with leaves [C, ...]."""
+        """Return one writable copy per client of the received parameters or buffers, [C, ...].
+
+        name: `params` or `buffers`.
+        """
         found = {}
         for key, value in self.shared.server[name].items():
             found[key] = tree.empty_stack(value, self.count).copy_(
@@ -319,15 +338,16 @@ class Clients:
             if name in buffers:
                 buffers[name].copy_(value)
             else:
-                # Same memory layout as the server's model, for fast optimizers and convolutions.
+                # Use the memory layout of the server's model, which makes optimizers and
+                # convolutions fast.
                 like = self.shared.server["params"].get(name, value[0])
                 params[name] = tree.empty_stack(like, self.count).copy_(value)
         return params, buffers
 
     def _prepared(self, algorithm: Prepared, inputs: ClientInputs) -> Tree:
-        """Run `prepare` on each batch of the first pass, for the clients that have the batch.
+        """Call the hook `prepare` for each batch of the first pass over the data.
 
-        Return leaves [C, batches, ...], which are 0 for missing batches.
+        Returns the results as tensors [C, batches, ...]. They are 0 for clients with fewer batches.
         """
         shared, runtime = self.shared, self.shared.runtime
 
@@ -352,9 +372,9 @@ class Clients:
 
 
 def local_step(shared: Shared, frame: Frame, active: int, batch: Batch) -> None:
-    """Take one step of the first `active` clients in place.
+    """Run one local step of the first `active` clients, which updates the frame in place.
 
-    batch: leaves [active, B, ...].
+    batch: the batches of these clients, as tensors [active, B, ...].
     """
     head, buffers, inputs = tree.map(
         lambda leaf: leaf[:active], ((frame.params, frame.memory), frame.buffers, frame.inputs)
@@ -366,10 +386,10 @@ def local_step(shared: Shared, frame: Frame, active: int, batch: Batch) -> None:
     def step(
         params: Params, memory: Tree, buffers: Params, x: Any, y: Any, mask: Any, one: ClientInputs
     ) -> tuple[Any, ...]:
-        """Return one client's result of the step, its running statistics and its loss.
+        """Return the result of a client's step, its running statistics and its loss.
 
-        The result is (parameters, memory) if the algorithm has its own local step, else the
-        gradient.
+        If the algorithm overrides the local step, the result is (parameters, memory). Otherwise,
+        the result is the gradient.
         """
         ctx = context(shared, frame.server, frame.lr, one)
         net = ClientNetwork(runtime.net, buffers)
@@ -385,7 +405,7 @@ def local_step(shared: Shared, frame: Frame, active: int, batch: Batch) -> None:
         copy_each(list(buffers.values()), [moved[name] for name in buffers])
     if own:
         pairs: list[tuple[Tensor, Tensor]] = []
-        # by name, not by order
+        # tree.map pairs the tensors by name, not by order
         tree.map(lambda *pair: pairs.append(pair), head, new)
         old, values = zip(*pairs, strict=True)
         copy_each(list(old), list(values))

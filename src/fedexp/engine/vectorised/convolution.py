@@ -1,9 +1,9 @@
-"""Stacked convolutions, in which each client has separate weights.
+"""Convolutions of several clients, each of which has separate weights.
 
-torch.func.vmap turns them into one grouped convolution with a group per client. This module runs an
-ordinary convolution per client instead, on CUDA in separate streams, so that the convolutions share
-the device. With ten clients, this took 0.4 to 0.9 times as long as groups on an H100, and 0.92
-times as long on a CPU (benchmarks/RESULTS.md).
+torch.func.vmap converts them to one grouped convolution with one group per client. This module
+runs one ordinary convolution per client instead. On CUDA, the convolutions run in separate
+streams, so that they share the device. With ten clients, this took 0.4 to 0.9 times as long as a
+grouped convolution on an H100, and 0.92 times as long on a CPU (benchmarks/RESULTS.md).
 """
 
 from collections.abc import Callable
@@ -20,18 +20,20 @@ from torch.overrides import TorchFunctionMode
 from fedexp.core import tree
 from fedexp.core.private.torch_internals import is_wrapped
 
-FEW_CHANNELS = 4  # up to this many input channels, `gradient_of_weights` is used
-STREAMS = 16  # more streams rarely run on one device at the same time
+FEW_CHANNELS = 4  # maximum number of input channels for which `gradient_of_weights` is used
+STREAMS = 16  # with more streams, a device rarely runs all of them at the same time
 
 Pair = tuple[int, int]
-One = Callable[..., Tensor]  # function of one client's tensors
-Dims = tuple[Any, ...]  # the clients' dimension in each input, or None if all clients share it
+One = Callable[..., Tensor]  # function of the tensors of one client
+# the dimension of the clients in each input, or None if all clients share the input
+Dims = tuple[Any, ...]
 
 
 class PerClientConvolutions(TorchFunctionMode):
     """Mode that replaces F.conv2d by `convolve`.
 
-    It applies if input and weight are both stacked, without dilation and groups.
+    A call is replaced only if the input and the weight are both stacked and the convolution has no
+    dilation and no groups.
     """
 
     def __torch_function__(
@@ -56,7 +58,7 @@ def _arguments(
     groups: int = 1,
 ) -> tuple[Tensor, Tensor, Tensor | None, Pair, Pair] | None:
     """Return the arguments of `convolve` for a call of F.conv2d, or None to use F.conv2d."""
-    # If weights are not stacked, such as a teacher's, one ordinary convolution is enough.
+    # If the weights are not stacked, such as those of a teacher, one convolution is enough.
     if not (is_wrapped(input) and is_wrapped(weight)) or input.dim() != 4:
         return None
     if isinstance(padding, str) or {*_pair(dilation), groups} != {1}:
@@ -65,7 +67,7 @@ def _arguments(
 
 
 def _pair(value: Any) -> Pair:
-    """Return the one or two ints that convolutions accept, as two ints."""
+    """Return an argument of a convolution, which is one int or two, as two ints."""
     values = tuple(value) if isinstance(value, list | tuple) else (value,)
     return values * 2 if len(values) == 1 else values  # type: ignore[return-value]
 
@@ -131,7 +133,7 @@ class _Convolution(Function):
 class _Gradients(Function):
     """The requested gradients of a convolution with respect to its input, weight and bias.
 
-    This is a separate function, so that it can define its behaviour under vmap.
+    They are computed by a separate autograd function, which defines their behaviour under vmap.
     """
 
     @staticmethod
@@ -152,7 +154,8 @@ class _Gradients(Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> NoReturn:
         raise NotImplementedError(
-            "second derivatives of convolutions need hardware.engine=sequential"
+            "the vectorised engine does not support second derivatives of convolutions; set"
+            " hardware.engine=sequential"
         )
 
     @staticmethod
@@ -186,7 +189,10 @@ class _Gradients(Function):
 
 
 def gradients(padding: Pair, stride: Pair, of_x: bool, of_weight: bool, of_bias: bool) -> list[One]:
-    """Return the requested gradients as functions of (gradient of the output, x, weight)."""
+    """Return functions that compute the requested gradients.
+
+    The arguments of each function are the gradient of the output, x and the weight.
+    """
 
     def gradient(which: int, grad: Tensor, x: Tensor, weight: Tensor) -> Tensor:
         ones, mask = (1, 1), [i == which for i in range(3)]
@@ -201,12 +207,13 @@ def gradients(padding: Pair, stride: Pair, of_x: bool, of_weight: bool, of_bias:
 def gradient_of_weights(
     grad: Tensor, x: Tensor, weight: Tensor, padding: Pair, stride: Pair = (1, 1)
 ) -> Tensor:
-    """Compute the gradients of stacked weights [S, O, C, h, w] with a matrix product per image.
+    """Compute the gradients of stacked weights with one matrix product per image.
 
-    It is meant for few channels, as in images. cuDNN's algorithm adds in a nondeterministic order,
-    and its deterministic one took sixteen times as long (H100, fp32 and tf32; in bf16 it is fast).
+    This is meant for inputs with few channels, such as images. The default algorithm of cuDNN adds
+    in a nondeterministic order, and its deterministic algorithm took sixteen times as long on an
+    H100 in fp32 and tf32 (in bf16, it is fast).
 
-    grad: [S, B, O, H', W'].
+    grad: [S, B, O, H', W'], the gradient of the output.
     x: [S, B, C, H, W].
     weight: [S, O, C, h, w].
     """
@@ -224,14 +231,16 @@ def gradient_of_weights(
 def apply_per_client(
     functions: list[One], stacked: list[Tensor], addend: Tensor | None = None
 ) -> tuple[Tensor, ...]:
-    """Apply each function to each slice of the first dimension, on CUDA in several streams.
+    """Apply each function to the tensors of each client, on CUDA in several streams.
 
-    Return each function's results stacked. The addend's slices are added to them.
+    stacked: the arguments of the functions, stacked along the first dimension.
+    addend: a tensor [S, ...] to add to the results, or None.
 
-    The streams start when all earlier work is done, and later work waits for them. So memory that
-    the main stream or the side streams free is reused by the other only when it is available,
-    without notifying the allocator. This does not hold between two side streams, so memory that
-    they share is allocated on the main stream.
+    Returns the stacked results of each function.
+
+    The side streams start when all earlier work has finished, and later work waits for them. So
+    the main stream and the side streams can safely reuse memory that the other side frees. Two
+    side streams cannot, so memory that they share is allocated on the main stream.
     """
     device, count = stacked[0].device, len(stacked[0])
     here = torch.cuda.current_stream(device) if device.type == "cuda" else None

@@ -1,8 +1,8 @@
-"""The vectorised engine: trains all sampled clients together with torch.func.vmap.
+"""The vectorised engine, which trains all sampled clients together with torch.func.vmap.
 
-Parameters are stacked, and batches are padded and masked. Clients are sorted by their number of
-steps, longest first, and a step includes only the clients that still have one. No code inside a
-round waits for the device, so that the host can run ahead of it.
+Parameters are stacked, and batches are padded and masked. Clients are sorted by decreasing number
+of steps, and each step includes only the clients that have steps left. No code inside a round
+waits for the device, so that the CPU can launch work ahead of the device.
 """
 
 import logging
@@ -24,26 +24,26 @@ from fedexp.engine.vectorised.clients import Clients, Frame
 from fedexp.engine.vectorised.graphs import CudaCapture, Graphs, is_out_of_memory, run_steps
 
 log = logging.getLogger("fedexp")
-# share of the free memory for clients; graphs and evaluation also need memory
+# share of the free memory that the clients may use, because graphs and evaluation also need memory
 SHARE_OF_MEMORY = 0.5
 
 
 class OutOfMemory(RuntimeError):
-    """The device's memory is too small even for one client at a time."""
+    """Raised if the memory of the device is too small even for one client at a time."""
 
 
 @dataclass
 class Vectorised(Engine):
     """Engine for models whose layers support torch.func.vmap.
 
-    Each client has separate running statistics of batch norm.
+    Each client has separate running statistics for batch norm.
     """
 
-    # clients at a time; None: as many as fit into the device's memory
+    # number of clients trained at the same time; None: as many as fit into the device's memory
     chunk: int | None = None
-    # record local steps as CUDA graphs if possible; no effect on a CPU
+    # whether to record local steps as CUDA graphs if possible; no effect on a CPU
     cuda_graphs: bool = True
-    # the chunk of the next round
+    # number of clients to train at the same time in the next round
     _fits: int | None = field(default=None, init=False, repr=False, compare=False)
     _graphs: Graphs | None = field(default=None, init=False, repr=False, compare=False)
 
@@ -62,10 +62,11 @@ class Vectorised(Engine):
     def _attempt(
         self, shared: Shared, cohort: Cohort, chunk: int, evaluate_local: bool
     ) -> Trained | None:
-        """Train the cohort, `chunk` clients at a time, or return None if it needs too much memory.
+        """Train the cohort, `chunk` clients at a time, or return None if memory runs out.
 
-        The arguments are not changed, so a failed attempt has no side effects. The method does not
-        raise, because an exception would keep the tensors in its frames alive.
+        The arguments are not changed, so a failed attempt has no side effects. If memory runs out,
+        the method returns None instead of raising an exception, because an exception would keep
+        the tensors in its stack frames alive.
         """
         order, gather = cohort.longest_first(), Gather(len(cohort.clients))
         testing = Stopwatch(shared.runtime.device)
@@ -80,7 +81,7 @@ class Vectorised(Engine):
                 raise
             if chunk == 1:
                 raise OutOfMemory(
-                    "one client at a time does not fit into the device's memory; try"
+                    "the memory of the device is too small even for one client at a time; try"
                     " hardware.precision=bf16, a smaller local.batch_size or hardware=cpu"
                     f" ({error})"
                 ) from None
@@ -95,7 +96,11 @@ class Vectorised(Engine):
     def _part(
         self, shared: Shared, cohort: Cohort, evaluate_local: bool, testing: "Stopwatch"
     ) -> Trained:
-        """Train clients, sorted by falling number of steps, and return their results."""
+        """Train clients together and return their results.
+
+        cohort: the clients, in the order of decreasing number of steps.
+        testing: the stopwatch that measures the time for tests.
+        """
         clients, probed, correct = Clients(shared, cohort), None, None
         if cohort.probes:
             clients.watch = watch = FrameProbes(shared.runtime, cohort.probes, testing)
@@ -124,7 +129,10 @@ def can_be_recorded(runtime: ClientRuntime) -> bool:
 
 
 def class_correct(runtime: ClientRuntime, round: int, models: Params) -> dict[str, Tensor]:
-    """Return view -> correct predictions of stacked models in a round, int64 [models, C]."""
+    """Return the correct predictions of stacked models in each view, int64 [models, C].
+
+    round: the round, which selects the random numbers of the augmented view.
+    """
     found = {}
     for view in runtime.views:
         tested, draws = runtime.local_test(view, round)
@@ -136,14 +144,14 @@ def class_correct(runtime: ClientRuntime, round: int, models: Params) -> dict[st
 def evaluate_together(
     runtime: ClientRuntime, params: Params, draws: Tensor | None = None
 ) -> Tensor:
-    """Return class-wise correct predictions of stacked models on the test set, int64 [models, C].
+    """Return the correct predictions of stacked models on the test set, int64 [models, C].
 
-    params: models stacked along the first dimension.
-    draws: the augmented view's random numbers for all test examples (ClientRuntime.test_draws).
+    params: the models, stacked along the first dimension.
+    draws: the random numbers from `ClientRuntime.test_draws`. None: no augmentation.
     """
     data, count = runtime.data, len(next(iter(params.values())))
-    # Three times as many images as in training take about as much memory, because nothing is kept
-    # for a backward pass.
+    # Three times as many images as in training need about as much memory as training, because no
+    # values are stored for a backward pass.
     size = min(3 * runtime.local.batch_size, runtime.evaluation_batch)
     if uses_batch_statistics(runtime.net.module):  # the batches affect the result
         size = runtime.evaluation_batch
@@ -159,9 +167,9 @@ def evaluate_together(
 
 
 class FrameProbes:
-    """Tests the models of a frame at the marks of their probes.
+    """Tests the models of several clients during training, at the steps that their probes mark.
 
-    Models with a mark at the same step are tested together.
+    Models that are marked at the same step are tested together.
     """
 
     def __init__(self, runtime: ClientRuntime, probes: Sequence[Probe], testing: "Stopwatch"):
@@ -170,7 +178,10 @@ class FrameProbes:
         self.counts = empty_counts(runtime, len(probes), probes[0].max_marks)
 
     def __call__(self, step: int, frame: Frame) -> None:
-        """Test the clients that have a mark after this many steps."""
+        """Test the models of the clients whose probes mark the current step.
+
+        step: the number of local steps so far.
+        """
         rows = [i for i, probe in enumerate(self.probes) if step in probe.marks]
         if not rows:
             return
@@ -185,9 +196,10 @@ class FrameProbes:
 
 
 class Stopwatch:
-    """Measures the seconds in its `with` blocks on the device, without waiting for the device.
+    """Measures how many seconds its `with` blocks take on the device.
 
-    On CUDA, a block begins when all work launched before it is done.
+    Entering and leaving a block does not wait for the device. On CUDA, the time of a block starts
+    when all work that was launched before the block has finished.
     """
 
     def __init__(self, device: torch.device):
@@ -225,7 +237,7 @@ class Stopwatch:
 
 
 def chunk_that_fits(shared: Shared, cohort: Cohort) -> int:
-    """Return the number of clients that can be trained together in the free memory, at least 1."""
+    """Return how many clients can be trained together in the free memory, at least 1."""
     try:
         each = max(client_memory(shared, cohort), 1)
     except RuntimeError as error:
@@ -236,7 +248,10 @@ def chunk_that_fits(shared: Shared, cohort: Cohort) -> int:
 
 
 def client_memory(shared: Shared, cohort: Cohort) -> int:
-    """Return a client's peak memory in bytes, measured in the first step of the longest client."""
+    """Return the peak memory of a client in bytes.
+
+    It is measured in the first step of the client with the most steps.
+    """
     device = shared.runtime.device
     alone = cohort.take(cohort.longest_first()[:1])
     (schedule,) = alone.schedules
@@ -249,6 +264,9 @@ def client_memory(shared: Shared, cohort: Cohort) -> int:
 
 
 def free_memory(device: torch.device) -> int:
-    """Return the unused bytes on a CUDA device, including those that torch has reserved."""
+    """Return the unused memory of a CUDA device in bytes.
+
+    This includes memory that torch has reserved but does not use.
+    """
     free, _ = torch.cuda.mem_get_info(device)
     return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)

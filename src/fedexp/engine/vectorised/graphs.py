@@ -1,9 +1,9 @@
-"""Local steps recorded as CUDA graphs, so that the host launches one graph per step.
+"""Record local steps as CUDA graphs, so that the CPU launches only one graph per step.
 
-A graph works on fixed memory and a fixed number of clients. So each round is copied into frames
-that are reused in all rounds. There is a graph for each of a few numbers of clients, and a step
-with fewer clients uses the next larger graph. The graph's results for finished clients are
-discarded, because finished clients are copied out first.
+A graph uses fixed memory and a fixed number of clients. So the values of each round are copied to
+frames that are reused in all rounds. Graphs are recorded for only a few numbers of clients, and a
+step with another number of clients uses the next larger graph. This graph also changes the values
+of clients that have finished, but their results have been copied before.
 """
 
 import logging
@@ -22,11 +22,14 @@ from fedexp.engine.base import Shared
 from fedexp.engine.vectorised.clients import Clients, Frame, local_step
 
 log = logging.getLogger("fedexp")
-FRAMES = 2  # kept at a time: one for full chunks, one for the rest of the cohort
+FRAMES = 2  # maximum number of frames: one for full chunks, one for the last, smaller chunk
 
 
 def run_steps(clients: Clients, graphs: "Graphs | None") -> None:
-    """Run all local steps of the clients in place."""
+    """Run all local steps of the clients, which updates their frame in place.
+
+    graphs: the CUDA graphs of the run. None: run the steps without graphs.
+    """
     steps = Steps(clients) if graphs is None or graphs.failed else graphs.open(clients)
     if clients.watch is not None:
         clients.watch(0, steps.frame)
@@ -40,32 +43,32 @@ def run_steps(clients: Clients, graphs: "Graphs | None") -> None:
 
 
 class Steps:
-    """A round's steps, run kernel by kernel."""
+    """The local steps of a round, run without CUDA graphs."""
 
     def __init__(self, clients: Clients):
         self.clients = clients
 
     @property
     def frame(self) -> Frame:
-        """Return the frame with the clients that still run."""
+        """Return the frame with the current values of the clients that have steps left."""
         return self.clients.frame
 
     def step(self, active: int, batch: Batch) -> None:
-        """Take one step of the first `active` clients."""
+        """Run one step of the first `active` clients."""
         local_step(self.clients.shared, self.clients.frame, active, batch)
 
     def retire(self, active: int) -> None:
-        """Finish all clients except the first `active`, whose values must be final in the clients'
-        frame.
+        """Store the final values of all clients except the first `active` in the clients' frame.
 
-        Here this needs no work, because a step changes only the clients that still have one.
+        In this class, the values are already stored, because a step changes only the clients that
+        take part in it.
         """
 
 
 class CudaCapture:
     """Records CUDA graphs.
 
-    The graphs share memory for intermediate results, because only one runs at a time.
+    The graphs share the memory for intermediate results, because only one graph runs at a time.
     """
 
     def __init__(self, device: torch.device):
@@ -73,7 +76,7 @@ class CudaCapture:
         self.pool = torch.cuda.graph_pool_handle()
 
     def warm_up(self, step: Callable[[], None]) -> None:
-        """Run the step, so that libraries do work that cannot be recorded."""
+        """Run the step once, so that libraries initialise themselves, which cannot be recorded."""
         here = torch.cuda.current_stream(self.device)
         self.stream.wait_stream(here)
         with torch.cuda.stream(self.stream):
@@ -93,7 +96,7 @@ class CudaCapture:
 
 @dataclass
 class Recorded:
-    """A frame at a fixed place in memory, and the graphs that work on it."""
+    """A frame in fixed memory, and the CUDA graphs that use it."""
 
     shared: Shared
     frame: Frame
@@ -103,9 +106,9 @@ class Recorded:
 
 
 class Graphs:
-    """The graphs of a run.
+    """The CUDA graphs of a run.
 
-    If a step cannot be recorded, a warning is logged once and steps run without graphs.
+    If a step cannot be recorded, a warning is logged once, and all steps run without graphs.
     """
 
     def __init__(self, capture: CudaCapture):
@@ -114,13 +117,14 @@ class Graphs:
         self._recorded: dict[Any, Recorded] = {}
 
     def open(self, clients: Clients) -> Steps:
-        """Return the steps of one round of clients in a frame."""
+        """Return the steps of the clients in one round, which run in a reused frame."""
         return Replaying(self, clients, self._frame_of(clients))
 
     def step(self, recorded: Recorded, size: int) -> None:
-        """Take one step of the first `size` clients of a frame.
+        """Run one step of the first `size` clients of a frame.
 
-        The first step is run, the second is recorded, and all later steps are replayed.
+        The first step with this number of clients is run without a graph. The second step is
+        recorded, and then this step and all later steps replay the graph.
         """
 
         def step() -> None:
@@ -140,18 +144,18 @@ class Graphs:
                 self.failed = True
                 reason = str(error).strip().split("\n")[0]
                 log.warning(
-                    "local steps run without CUDA graphs, because one cannot be recorded (%s)",
+                    "local steps run without CUDA graphs, because a step cannot be recorded (%s)",
                     reason,
                 )
                 return step()
         recorded.replays[size]()
 
     def clear(self) -> None:
-        """Release the memory of frames and graphs."""
+        """Release the memory of the frames and graphs."""
         self._recorded.clear()
 
     def _frame_of(self, clients: Clients) -> Recorded:
-        """Return a frame that fits these clients, a new one if necessary."""
+        """Return a frame that fits the clients. If there is none, create it."""
         leaves, structure = tree_flatten(vars(replace(clients.frame, lr=0.0)))
         shapes = []
         for leaf in leaves:
@@ -169,12 +173,12 @@ class Graphs:
 
 
 class Replaying(Steps):
-    """A round's steps in a reused frame."""
+    """The local steps of a round, run as CUDA graphs in a reused frame."""
 
     def __init__(self, graphs: Graphs, clients: Clients, recorded: Recorded):
         super().__init__(clients)
         self.graphs, self.recorded = graphs, recorded
-        # clients that had a step when `retire` was last called; all at first
+        # number of active clients when `retire` was last called; at first, all clients
         self.before = clients.count
         source, target = clients.frame, recorded.frame
         target.lr.fill_(source.lr)  # type: ignore[union-attr]
@@ -188,12 +192,12 @@ class Replaying(Steps):
         into = self.recorded.batch
         for name in ("x", "y", "mask"):
             getattr(into, name)[:active].copy_(getattr(batch, name))
-        # a tensor, because a number would be recorded as a constant
+        # The step number is a tensor, because the graph would record a number as a constant.
         into.step.fill_(batch.step)  # type: ignore[attr-defined]
         self.graphs.step(self.recorded, graph_size(active, self.clients.count))
 
     def retire(self, active: int) -> None:
-        """Copy out the finished clients, before a graph for more clients overwrites them."""
+        """Copy the values of finished clients before a graph for more clients overwrites them."""
         done, ours, theirs = slice(active, self.before), self.clients.frame, self.recorded.frame
         kept = ((each.params, each.buffers, each.losses) for each in (ours, theirs))
         tree.map(lambda to, of: to[done].copy_(of[done]), *kept)
@@ -201,19 +205,19 @@ class Replaying(Steps):
 
 
 def graph_size(active: int, count: int) -> int:
-    """Return the number of clients of the graph to use, at most `count`.
+    """Return the number of clients in the graph that runs a step of `active` clients.
 
-    It is `active` rounded up to three binary digits: 1 to 8, 10, 12, 14, 16, 20, ... At most a
-    quarter of the computation is wasted.
+    The number is `active` rounded up to three binary digits (1 to 8, 10, 12, 14, 16, 20, ...), but
+    at most `count`. So at most a quarter of the computation is wasted.
     """
     unit = 1 << max(active.bit_length() - 3, 0)
     return min(-(-active // unit) * unit, count)
 
 
 def make_frame(clients: Clients) -> Recorded:
-    """Allocate a frame for such clients.
+    """Allocate a frame for clients with the same shapes as the given clients.
 
-    The learning rate and the step number become tensors, whose values can change.
+    The learning rate and the step number become tensors, so that their values can change.
     """
     padded, runtime = clients.padded, clients.shared.runtime
     lr = torch.zeros((), dtype=runtime.dtype, device=runtime.device)
@@ -235,8 +239,9 @@ def copy_into(target: Any, source: Tree) -> None:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Return whether an error is torch.cuda.OutOfMemoryError or a similar error of a library below
-    it.
+    """Return whether an error means that memory ran out.
+
+    This is torch.OutOfMemoryError or a similar error raised by a library that torch uses.
     """
     if isinstance(error, torch.OutOfMemoryError):
         return True
