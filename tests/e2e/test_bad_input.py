@@ -52,7 +52,7 @@ dataset=mnist dataset.url=ftp://x => dataset.url
 partition=natural => natural
 partition=file => partition.path
 hardware.engine=distributed => hardware.engine=distributed | torchrun
-algorithm=fedka dataset=thucnews model=textcnn => dataset=thucnews has text | defined for images
+algorithm=fedka dataset=thucnews model=textcnn => dataset=thucnews contains text | for images
 public.fraction=0.0001 => public.fraction=0.0001 | 1437
 dataset.test_fraction=1e-300 => dataset.test_fraction=1e-300 | 1797
 data_dir=${oc.env:NO_SUCH_VARIABLE} => data_dir | NO_SUCH_VARIABLE
@@ -102,10 +102,10 @@ def test_bad_input_is_one_message_and_writes_nothing(fedexp, tmp_path, arguments
         ({"0": [0, 1], "1": [2, 5000]}, "5000"),
         ({"0": [0, 1], "1": [-1]}, "-1"),
         ({"0": [0, 1], "1": []}, "client 1 an array of float64 with shape [0]"),
-        ({"0": [0, 1.5], "1": [2]}, "client 0 float64"),
+        ({"0": [0, 1.5], "1": [2]}, "client 0 an array of float64"),
         ({"0": [0, 1]}, "num_clients=2"),
         ("not a mapping", "parts.json"),
-        ({"0": [0, 10**400], "1": [1]}, "client 0 object"),
+        ({"0": [0, 10**400], "1": [1]}, "client 0 an array of object"),
     ],
 )
 def test_invalid_partition_files_are_refused(fedexp, tmp_path, parts, word):
