@@ -220,7 +220,7 @@ def test_kept_run_gives_a_time_estimate(here, capsys):
     first, second, *_, counts = capsys.readouterr().out.splitlines()
     machine = re.escape(kept["summary"]["hardware"]["name"])
     assert re.search(r"^seed=0 +kept", first)
-    assert re.search(rf"^seed=1 +new .*\(on {machine}\)$", second)
+    assert re.search(rf"^seed=1 +new .*\(measured on {machine}\)$", second)
     assert counts == "2 jobs: 0 done, 1 kept, 1 new"
 
 

@@ -143,7 +143,7 @@ AUGMENTED = {"test_views": ["plain", "augmented"]}
 def test_metric_cannot_use_a_reserved_name(given, file, options, tmp_path):
     """If the names are known in advance, nothing is trained or written."""
     name = next(reversed(given.values()))[-1]
-    message = rf"forgetting_metric: {file}\..* already has a value {name}; rename"
+    message = rf"forgetting_metric: {file}\..* already has a value named {name}; rename"
     with pytest.raises(ConfigError, match=message):
         run(tmp_path / "run", Own(**given), **options)
     assert (tmp_path / "run" / "rounds.csv").exists() == (file == "clients")
@@ -151,7 +151,7 @@ def test_metric_cannot_use_a_reserved_name(given, file, options, tmp_path):
 
 def test_reserved_name_is_refused_with_personal_models():
     own, evaluate = FedRep(head_epochs=1), ["global", "personal"]
-    with pytest.raises(ConfigError, match=r"rounds\.csv already has a value lr"):
+    with pytest.raises(ConfigError, match=r"rounds\.csv already has a value named lr"):
         check_names(make_simulation(own, forgetting_metric=Own(columns=("lr",)), evaluate=evaluate))
 
 

@@ -379,7 +379,7 @@ def test_option_cannot_leave_the_configuration_directories(fedexp, tmp_path):
 
 
 def test_sweep_must_not_be_a_path(fedexp, tmp_path):
-    assert_refused(fedexp("--multirun", f"sweep={tmp_path}/x"), "sweep=", "is a path")
+    assert_refused(fedexp("--multirun", f"sweep={tmp_path}/x"), "sweep=", "not a path")
 
 
 @pytest.mark.parametrize(

@@ -113,7 +113,7 @@ def test_full_disk_keeps_the_last_checkpoint(fedexp, tmp_path, whole, disk):
         answer,
         "disk/run/",
         "cannot be written (No space left on device)",
-        f"after round {kept} is kept",
+        f"after round {kept} was saved",
     )
     assert "fedexp resume=disk/run" in answer.err
     assert_whole_files(run)
@@ -157,7 +157,9 @@ def test_file_size_limit(fedexp, tmp_path, whole, monkeypatch):
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert_fails(
-        answer, "checkpoint/latest.pt: cannot be written (File too large)", "after round 2 is kept"
+        answer,
+        "checkpoint/latest.pt: cannot be written (File too large)",
+        "after round 2 was saved",
     )
     assert summary_of(tmp_path / "run")["status"] == "failed"
     assert "File too large" in (tmp_path / "run/error.txt").read_text()
