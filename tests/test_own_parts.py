@@ -376,8 +376,8 @@ class Fixed(Partitioner):
         ([[[0, 1]], [2]], r"gives client 0 an array of int64 with shape \[1, 2\]"),
         ([[0, 1], [4]], r"gives client 1 example 4; example indices must be from 0 to 3"),
         ([[-1], [2]], r"gives client 0 example -1; example indices must be from 0 to 3"),
-        ([[0, 1], [2, 1]], "gives example 1 twice, to clients 0 and 1"),
-        ([[0, 0], [2]], "gives example 0 twice, to clients 0 and 0"),
+        ([[0, 1], [2, 1]], "gives example 1 to clients 0 and 1"),
+        ([[0, 0], [2]], "gives example 0 to client 0 twice"),
         (None, "must give a list of example indices for each client"),
     ],
 )

@@ -486,8 +486,8 @@ def test_partition_from_a_file(tmp_path):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("[[0, 1], [1, 2]]", "gives example 1 twice, to clients 0 and 1"),
-        ("[[0, 1], [2, 2]]", "gives example 2 twice, to clients 1 and 1"),
+        ("[[0, 1], [1, 2]]", "gives example 1 to clients 0 and 1"),
+        ("[[0, 1], [2, 2]]", "gives example 2 to client 1 twice"),
         ("[[0, 1], [2, 10]]", "gives client 1 example 10; example indices must be from 0 to 9"),
         ("[[0, -1], [2]]", "gives client 0 example -1; example indices must be from 0 to 9"),
         ("[[0], []]", "gives client 1 an array of float64 with shape [0]"),

@@ -134,7 +134,10 @@ def check_parts(
     if times.max() > 1:
         twice = numbers[times.argmax()]
         first, second = clients[everything == twice][:2]
-        raise ConfigError(f"{source} gives example {twice} twice, to clients {first} and {second}")
+        where = (
+            f"to client {first} twice" if first == second else f"to clients {first} and {second}"
+        )
+        raise ConfigError(f"{source} gives example {twice} {where}; each example has one client")
     return arrays
 
 
