@@ -126,8 +126,7 @@ def train(
     cohort: Cohort | None = None,
     evaluate_local: bool = False,
 ) -> Trained:
-    """Train the next round's cohort; return the messages that clients send and the states they
-    keep."""
+    """Train the next round's cohort; return the clients' messages and new states."""
     cohort = cohort or assemble(simulation, state, state.round + 1)
     sent = exchange.broadcast(simulation.algorithm, state.server)
     return engine.train(

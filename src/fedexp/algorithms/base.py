@@ -181,8 +181,7 @@ class FedAvg(Checked, prefix="algorithm."):
     paradigm: str = "federated"  # or "centralized": one client holds all training data
 
     def __init_subclass__(cls, **options: Any) -> None:
-        """Raise ConfigError if a subclass defines an optional hook without inheriting from the
-        hook's base class."""
+        """Raise ConfigError if a subclass defines an optional hook without its base class."""
         super().__init_subclass__(**options)
         bases = {base.__name__ for base in cls.__mro__}
         for name, base in OPTIONAL.items():
@@ -245,8 +244,7 @@ class FedAvg(Checked, prefix="algorithm."):
         return grads
 
     def objective(self, net: Network, params: Params, batch: Batch, ctx: Context) -> Tensor:
-        """Return the scalar that a local step minimises: the mean of the example losses plus the
-        penalty."""
+        """Return the scalar that a local step minimises: mean example loss plus penalty."""
         losses = require_loss_per_example(self, self.example_loss(net, params, batch, ctx), batch)
         return masked_mean(losses, batch.mask) + self.penalty(net, params, ctx)
 

@@ -1,5 +1,4 @@
-"""CFeD: some clients learn the new task while others review the old ones on unlabelled surrogate
-examples.
+"""CFeD: some clients learn the new task, others review old tasks on unlabelled surrogate examples.
 
 Y. Ma et al., "Continual Federated Learning Based on Knowledge Distillation", IJCAI 2022, Eq.
 (3)-(6). Task 1 is trained with FedAvg. In each round of task t > 1, N = ceil(review_fraction m) of

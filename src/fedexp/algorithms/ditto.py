@@ -38,8 +38,7 @@ from fedexp.core.tree import Params, Tree
 
 
 class Ditto(KeepsPart, MultiExchange):
-    """Exchange that trains the personal models; a second exchange with the same clients is
-    FedAvg."""
+    """Exchange that trains the personal models. FedAvg is the second exchange of the round."""
 
     trains_model = False
     keeps_buffers = True
@@ -53,8 +52,7 @@ class Ditto(KeepsPart, MultiExchange):
         return self, FedAvg()
 
     def counted(self, sent: Tree, up: bool) -> Tree:
-        """Return an empty tree, because the global model is sent only once, in the other
-        exchange."""
+        """Return an empty tree, because only the other exchange sends the global model."""
         return {}
 
     def keeps(self, name: str) -> bool:

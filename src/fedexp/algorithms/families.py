@@ -40,8 +40,7 @@ class OwnModel(FedAvg):
         return module
 
     def fitted(self, module: nn.Module) -> Self:
-        """Return the algorithm together with what it needs to know about the model, such as layer
-        names.
+        """Return the algorithm with the facts that it needs about the model, such as layer names.
 
         Raises ConfigError if the algorithm is not defined for this model.
         """
@@ -49,8 +48,7 @@ class OwnModel(FedAvg):
 
 
 class OwnStart(FedAvg, ABC):
-    """Base class for algorithms whose clients do not start local training from the global
-    model."""
+    """Base class for algorithms whose local training does not start from the global model."""
 
     @abstractmethod
     def initial_params(self, net: Network, data: ClientData, ctx: Context) -> Params:
@@ -61,8 +59,7 @@ class OwnStart(FedAvg, ABC):
 
 
 class OwnTraining(FedAvg):
-    """Base class for algorithms that choose the examples, the number of epochs or the learning rate
-    of local training."""
+    """Base class for algorithms that choose local training's examples, epochs or learning rate."""
 
     def training_part(
         self, federation: Federation, client: int
@@ -83,14 +80,12 @@ class OwnTraining(FedAvg):
         return lr
 
     def extra_batches(self, federation: Federation, local: LocalTraining) -> int:
-        """Return the maximum number of batches in the extra pass over the client's data that
-        `finish` makes with `base.fresh_pass`."""
+        """Return the maximum number of batches that `finish` reads with `base.fresh_pass`."""
         return 0
 
 
 class Prepared(FedAvg, ABC):
-    """Base class for algorithms whose `client_setup` applies the same computation to every batch of
-    the first pass."""
+    """Base class for algorithms whose `client_setup` treats the batches of the first pass alike."""
 
     @abstractmethod
     def prepare(self, net: Network, batch: Batch, mask: Tensor, ctx: Context) -> Tree:
@@ -186,8 +181,7 @@ class KeepsPart(Personal):
 
 
 class MultiExchange(FedAvg):
-    """Base class for algorithms that have several exchanges per round or give clients different
-    roles."""
+    """Base class for algorithms with several exchanges per round or several client roles."""
 
     def exchanges(self, federation: Federation) -> Sequence[FedAvg]:
         """Return the exchanges of a round, in order.
@@ -198,15 +192,13 @@ class MultiExchange(FedAvg):
         return (self,)
 
     def closing_exchanges(self, federation: Federation) -> Sequence[FedAvg]:
-        """Return the exchanges that involve all clients at the end of each task except the
-        last."""
+        """Return the exchanges with all clients at the end of each task except the last."""
         return ()
 
     def roles(
         self, federation: Federation, clients: Sequence[int], rng: np.random.Generator
     ) -> Sequence[FedAvg]:
-        """Return, for each client of a cohort, the algorithm whose client-side hooks the client
-        runs."""
+        """Return the algorithm whose client-side hooks each client of a cohort runs."""
         return [self] * len(clients)
 
 
@@ -267,7 +259,7 @@ def exchanges_of(algorithm: FedAvg, federation: Federation) -> Sequence[FedAvg]:
 def roles_of(
     algorithm: FedAvg, federation: Federation, clients: Sequence[int], rng: np.random.Generator
 ) -> Sequence[FedAvg]:
-    """Return, for each client of a cohort, the algorithm that it follows."""
+    """Return the algorithm that each client of a cohort follows."""
     if isinstance(algorithm, MultiExchange):
         return algorithm.roles(federation, clients, rng)
     return [algorithm] * len(clients)

@@ -1,5 +1,4 @@
-"""FedALA: a client starts from a mixture of its old classifier and the global one, with learned
-weights.
+"""FedALA: a client starts from a learned mixture of its last classifier and the global one.
 
 J. Zhang et al., "FedALA: Adaptive Local Aggregation for Personalized Federated Learning", AAAI
 2023, Eq. (3)-(6) and the authors' code. As in FedKA's Table 9, only the last p = 2 tensors are
@@ -65,7 +64,7 @@ class FedALA(Personal):
         return padded_numbers(chosen, max(int(self.part * federation.largest), 1))
 
     def client_setup(self, net: Network, data: ClientData, ctx: Context) -> Tree:
-        """Return the weights W with which this client mixes the two classifiers in this round."""
+        """Return the weights W that this client uses in this round to mix the two classifiers."""
         x, y = data.take(ctx.plan["numbers"])
         mask = ctx.plan["mask"].to(ctx.steps.dtype)
         return {"W": self.learn(net(ctx.server["params"], x, mask).features, y, mask, ctx)}
@@ -105,8 +104,7 @@ class FedALA(Personal):
     def personal_model(
         self, server: Tree, client: int, state: Tree, federation: Federation
     ) -> Params:
-        """Return the global body with a classifier mixed by the weights W that the client learned
-        last."""
+        """Return the global body with a classifier mixed by the client's latest weights W."""
         return mix_models(server["params"], state, state["W"])
 
     def finish(
@@ -117,8 +115,7 @@ class FedALA(Personal):
 
 
 def mix_models(params: Params, client: Tree, W: Params) -> Params:
-    """Return the global model, with the client's mixed classifier if the client has trained
-    before."""
+    """Return the global model; its classifier is mixed if the client has trained before."""
     old, trained = client["head"], client["rounds"] > 0
     mixed = {k: old[k] + (params[k] - old[k]) * W[k] for k in old}
     return params | {k: torch.where(trained, mixed[k], params[k]) for k in mixed}

@@ -1,5 +1,4 @@
-"""FedCBDR: clients keep important old examples, and old and new classes have different
-temperatures.
+"""FedCBDR: clients replay important old examples; old and new classes differ in temperature.
 
 Z. Qi et al., "Class-wise Balancing Data Replay for Federated Class-Incremental Learning", NeurIPS
 2025 (arXiv 2507.07712), Eq. (1)-(9). Global-perspective data replay chooses examples at the end of
@@ -52,8 +51,7 @@ NEGLIGIBLE = 1e-6  # singular values below this fraction of the largest one are 
 
 
 def leverage(features: Tensor) -> Tensor:
-    """Return the leverage scores tau [n] of features [n, D], float64; all 1 if all features are
-    0."""
+    """Return the leverage scores tau, float64 [n], of features [n, D]; all 1 for zero features."""
     left, values, _ = torch.linalg.svd(features.double(), full_matrices=False)
     if not values.max() > 0:
         return torch.ones_like(left[:, 0])

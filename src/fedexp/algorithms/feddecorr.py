@@ -1,5 +1,4 @@
-"""FedDecorr: the dimensions of a client's features are decorrelated to prevent their collapse under
-label skew.
+"""FedDecorr: a penalty decorrelates the feature dimensions, which collapse under label skew.
 
 Y. Shi et al., "Towards Understanding and Mitigating Dimensional Collapse in Heterogeneous Federated
 Learning", ICLR 2023, and the authors' code. Z [n, d] contains the features of a batch, with each

@@ -1,5 +1,4 @@
-"""FedDMC: a separate model learns the new classes and is then consolidated with the old model on
-unlabelled examples.
+"""FedDMC: a model of the new classes is merged with the old model on unlabelled examples.
 
 J. Zhang et al., "Class-incremental Learning via Deep Model Consolidation", WACV 2020, Eq. (2)-(4),
 as used as a baseline by CFeD (IJCAI 2022, section 5.3). Task 1 is trained with FedAvg. A round of

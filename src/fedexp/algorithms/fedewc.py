@@ -121,8 +121,7 @@ class Released(FedAvg):
 
 
 class Fisher(OwnTraining):
-    """Exchange at the end of a task, in which clients compute Fisher information and do not
-    train."""
+    """Exchange at the end of a task: clients compute Fisher information and do not train."""
 
     trains_model = False
     augments = False

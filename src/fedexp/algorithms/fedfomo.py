@@ -109,8 +109,7 @@ class FedFOMO(Personal, OwnTraining, ServerTraining):
         return self.models + (self.federations + 1 if self.federations else 0)
 
     def counted(self, sent: Tree, up: bool) -> Tree:
-        """Return the models that a client downloads, or the model changes and d_j that clients
-        upload.
+        """Return what counts as traffic: the downloaded models, or the uploaded changes and d_j.
 
         The average is not counted, because no client uses it. Empty slots are not sent.
         """
@@ -187,8 +186,7 @@ class FedFOMO(Personal, OwnTraining, ServerTraining):
         }
 
     def average_federations(self, server: Tree, kept: Mapping[int, Tree]) -> list[Params]:
-        """Return the average model of each sub-federation that has trained models, and the mean of
-        these averages."""
+        """Return the average model of each sub-federation with trained models, and their mean."""
         found: list[Params] = []
         for number in range(self.federations):
             trained = server["trained"] * (server["federation"] == number)
@@ -284,8 +282,7 @@ class FedFOMO(Personal, OwnTraining, ServerTraining):
         return server | new | {"first_buffers": server.get("first_buffers", server["buffers"])}
 
     def refine(self, net: ServerNetwork, server: Tree, messages: Tree, round: ServerRound) -> Tree:
-        """Replace the running statistics by the average over all clients' models, not only the
-        cohort's."""
+        """Replace the running statistics by their average over the models of all clients."""
         return server | {"buffers": self.update_average(round.previous["buffers"], messages, round)}
 
     def update_average(self, average: Params, messages: Tree, round: ServerRound) -> Params:

@@ -1,6 +1,6 @@
 """FedKA: a penalty keeps a client's outputs close to the global model's on a few anchor examples.
 
-The anchors are examples of the classes of which the client has few or no examples.
+The anchors are examples of classes that are rare or missing on the client.
 
 J. Chen, J. Zhu, Q. Zheng, "Towards Fast and Stable Federated Learning: Confronting Heterogeneity
 via Knowledge Anchor", MM 2023, Definitions 1-2, Eq. (2)-(3), Algorithm 1. A class is missing,
@@ -12,8 +12,8 @@ is
     L = CE + beta * (1 / |T|) * sum_{x in T} sum_{c not dominant} (f_global(x)^c - f_w(x)^c)^2.
 With `reduction=sum`, the penalty is divided by the number of anchors, as shown; with
 `reduction=mean`, it is also divided by the number of classes in the inner sum. The penalty is 0 if
-there are no anchors or if all classes are dominant. The shared set contains one training example
-per class, drawn with the partition's seed; the client that owns the example also keeps it.
+the set T is empty or if all classes are dominant. The shared set contains one training example per
+class, drawn with the partition's seed; the client that owns the example also keeps it.
 
 The paper chooses `beta` from 0.5, 0.1, 0.01 and 0.001, but does not publish the choice. The
 penalty's curvature is about 1,000 to 10,000 times beta, and SGD with lr 0.01 and momentum 0.9 is
@@ -28,7 +28,7 @@ random, hard (the largest cross-entropy of the global model) or proficient (the 
 The paper does not specify the following. Anchors go through the network together with the
 mini-batch, so that batch norm sees one batch. The teacher's outputs are computed in eval mode. If
 there are fewer anchors than slots, the remaining slots repeat anchors (or, without any anchor,
-examples of the client) with weight 0, also in batch norm.
+examples of the client). The repeated examples have weight 0 and are ignored by batch norm.
 """
 
 from typing import Literal
@@ -68,8 +68,7 @@ class FedKA(FedAvg):
     def classes(
         self, federation: Federation, client: int
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return masks of the client's missing, non-dominant and dominant classes, each bool
-        [C]."""
+        """Return masks bool [C] of the client's missing, non-dominant and dominant classes."""
         share = federation.counts[client] / federation.counts[client].sum()
         dominant = share >= self.threshold(federation)
         return share == 0, (share > 0) & ~dominant, dominant
@@ -132,10 +131,9 @@ class FedKA(FedAvg):
         return {"x": x.index_select(0, index), "z": logits.index_select(0, index)}
 
     def rows_that_count(self, ctx: Context) -> Tensor:
-        """Return a mask [slots * width] of the candidates that count in batch norm's batch
-        statistics.
+        """Return a mask [slots * width] of the candidates that count in batch statistics.
 
-        Candidates that only fill slots do not count. If there are no anchors, all candidates
+        Candidates that only fill slots do not count. If no candidate is an anchor, all of them
         count, because their outputs are not used.
         """
         counts = (ctx.plan["candidate"] * ctx.plan["valid"][:, None]).flatten().to(ctx.steps.dtype)

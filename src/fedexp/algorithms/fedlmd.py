@@ -7,7 +7,7 @@ z / tau over the classes given,
     L = CE(z, y) + beta * tau^2 * KL(p || q),   q = softmax over c != y of the local model,
     p = softmax over c != y and c not in M_k of the received global model;
     teacher=false (FedLMD-Tf): p is uniform over these classes, and no teacher is evaluated.
-If there is no class c != y outside M_k, the second term is 0.
+If M_k contains every class c != y, the second term is 0.
 
 Deviation: To make the uniform target, the released code of FedLMD-Tf uses the number of rows in the
 batch instead of the number of classes in M_k, so the target is negative for B > C. In fedexp, p

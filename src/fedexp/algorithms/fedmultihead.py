@@ -54,8 +54,7 @@ class FedMultiHead(OwnModel, TaskHeads):
         return {"params": params, "rows": self.rows_of(federation, params)}
 
     def rows_of(self, federation: Federation, params: Params) -> Tensor:
-        """Return the index of the current task's output for each class, int64 [C]; -1: no
-        output."""
+        """Return the current task's output for each class, int64 [C]; -1 means no output."""
         return torch.from_numpy(self.heads(federation.tasks)[federation.task]).to(
             next(iter(params.values())).device
         )

@@ -117,8 +117,7 @@ class FedPAC(HeadThenBody, Personal):
         return server["params"] | tree.row(server["heads"], client)
 
     def client_setup(self, net: Network, data: ClientData, ctx: Context) -> Tree:
-        """Return the class statistics with the received body, and the prototypes for the
-        alignment."""
+        """Return the class statistics of the received body, and the prototypes to align with."""
         stats = self.statistics(net, ctx.server["params"], data, ctx)
         known = ctx.server["prototypes"]["known"]
         target = torch.where(known[:, None] > 0, ctx.server["prototypes"]["mean"], stats["mean"])

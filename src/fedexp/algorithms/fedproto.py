@@ -108,8 +108,7 @@ class FedProto(KeepsPart):
     def personal_model(
         self, server: Tree, client: int, state: Tree, federation: Federation
     ) -> Params:
-        """Return the client's body with a classifier that predicts the class of the nearest
-        prototype."""
+        """Return the client's body with a classifier that selects the nearest prototype."""
         mean, known = server["prototypes"]["mean"], server["prototypes"]["known"]
         bias = torch.where(known > 0, -0.5 * (mean**2).sum(-1), NEVER)
         return state | {heads.WEIGHT: mean, heads.BIAS: bias}

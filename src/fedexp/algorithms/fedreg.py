@@ -127,8 +127,7 @@ def interpolate(params: Params, start: Params, gamma: float) -> Params:
 def cross_entropy(
     net: Network, params: Params, x: Tensor, y: Tensor, mask: Tensor | None
 ) -> Tensor:
-    """Return the mean cross-entropy over the examples; y: labels [B] or class probabilities [B,
-    C]."""
+    """Return the mean cross-entropy for y, labels [B] or class probabilities [B, C]."""
     return masked_mean(F.cross_entropy(net(params, x, mask).logits, y, reduction="none"), mask)
 
 

@@ -50,6 +50,5 @@ class FedSAM(FedAvg):
         return params, memory, value
 
     def combine_gradients(self, first: Params, second: Params) -> Params:
-        """Return the gradient for the step, given the gradients before and after the ascent
-        step."""
+        """Return the gradient of the step from the gradients before and after the ascent."""
         return second

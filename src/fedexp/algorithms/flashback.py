@@ -49,8 +49,7 @@ from fedexp.core.tree import Params, Tree
 
 
 def class_weights(teachers: Tensor, student: Tensor) -> Tensor:
-    """Return the shares alpha [T, C] for the label counts of the teachers [T, C] and the student
-    [C].
+    """Return the shares alpha [T, C]. The arguments are label counts, [T, C] and [C].
 
     The share is 0 for a class that no model was trained on.
     """

@@ -45,8 +45,7 @@ class Network(Protocol):
         """
 
     def slim(self, params: Params, x: Tensor, width: float, mask: Tensor | None = None) -> Tensor:
-        """Return the output of the model's last stage, computed with a share `width` of its
-        channels.
+        """Return the last stage's output, computed with a share `width` of its channels.
 
         Only models with stages support this method (see models.Staged). mask: as in `__call__`, but
         None always means that every row counts.
@@ -57,7 +56,7 @@ class Network(Protocol):
 
 
 class ServerNetwork(Network, Protocol):
-    """The network with which `refine` trains the global model."""
+    """The network that `refine` uses to train the global model."""
 
     params: Params  # parameters of the model being trained; `refine` changes them in place
     mixes_examples: bool  # whether the model's batch norm needs batches of at least two examples
@@ -213,8 +212,7 @@ class PublicData(Protocol):
 
 @dataclass(frozen=True)
 class ServerRound:
-    """Everything that a server-side hook may read about the round, except the server's state and
-    the messages."""
+    """What a server-side hook may read in addition to the server's state and the messages."""
 
     federation: Federation
     clients: Sequence[int]  # the cohort

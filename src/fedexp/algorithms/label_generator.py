@@ -98,8 +98,7 @@ class Student:
             optimizer.step()
 
     def difference(self, x: Tensor, taught: Tensor) -> Tensor:
-        """Return the mean divergence of the student's logits, in eval mode, from the logits
-        `taught`.
+        """Return the mean divergence of the student's logits in eval mode from `taught`.
 
         Only examples for which both predict the same class contribute to the scalar.
         """
@@ -132,8 +131,7 @@ def initial_values(name: str, value: Tensor) -> Tensor:
 
 
 def draw_balanced_labels(classes: int, count: int) -> Tensor:
-    """Return `count` class indices, int64, with each class equally often and the remaining ones
-    random."""
+    """Return int64 [count] class indices: each class equally often, the rest at random."""
     return torch.cat(
         [torch.arange(classes).repeat(count // classes), torch.randint(classes, (count % classes,))]
     )

@@ -11,8 +11,7 @@ from fedexp.core.tree import Params, Tree
 
 
 class HeadThenBody(OwnTraining):
-    """Train the classifier for `head_epochs` epochs, then all other parameters for the E epochs of
-    `local.epochs`."""
+    """Train the classifier for `head_epochs` epochs, then the body for `local.epochs` epochs."""
 
     must_train = heads.HEAD
 

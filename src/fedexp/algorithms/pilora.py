@@ -28,7 +28,7 @@ implementations, the change B A of a layer is a product of sums, which contains 
 s != t, in addition to the products B_s A_s of each task. PILoRA in fed-mammoth (_models/pilora.py)
 has these terms too, and also trains with the sums. It is not known whether the paper includes the
 cross terms. Mean features are computed with the trained local model, in eval mode over one epoch,
-not during training. All learning rates have the same schedule. There is no early stopping. The
+not during training. All learning rates have the same schedule. Training never stops early. The
 method requires tasks with new classes.
 """
 
@@ -116,8 +116,7 @@ class PILoRA(NewAdapters):
     def local_step(
         self, net: Network, params: Params, memory: Tree, batch: Batch, ctx: Context
     ) -> tuple[Params, Tree, Tensor]:
-        """Take an optimizer step that is scaled for adapters and keeps other tasks' prototypes
-        unchanged."""
+        """Take a step that is scaled for adapters and keeps the prototypes of other tasks."""
         moved, memory, loss = super().local_step(net, params, memory, batch, ctx)
         slow = {k: v + self.adapter_rate * (moved[k] - v) for k, v in adapters(params).items()}
         centers = torch.where(ctx.server["new"][:, None] > 0, moved[CENTERS], params[CENTERS])

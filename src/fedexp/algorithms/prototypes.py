@@ -11,8 +11,7 @@ from fedexp.core.tree import Params, Tree
 
 
 def no_prototypes(classes: int, width: int, like: Tensor) -> Tree:
-    """Return the prototypes before the first round: means [C, D], and a mask [C] of the known
-    classes."""
+    """Return the initial prototypes: means [C, D], and a mask [C] of the known classes."""
     return {"mean": like.new_zeros(classes, width), "known": like.new_zeros(classes)}
 
 

@@ -8,8 +8,8 @@ FedAvg, Delta is the weighted mean of x_k - x:
         adagrad            v <- v + Delta^2
         yogi               v <- v - (1 - beta2) * Delta^2 * sign(v - Delta^2)
         adam               v <- beta2 * v + (1 - beta2) * Delta^2
-Initially m = 0 and v = tau^2 (the paper requires v >= tau^2). There is no bias correction. sgd with
-lr=1 and momentum=0 is FedAvg bit for bit; sgd with lr=1 and a momentum is FedAvgM. Running
+Initially m = 0 and v = tau^2 (the paper requires v >= tau^2). The bias of m and v is not corrected.
+sgd with lr=1 and momentum=0 is FedAvg bit for bit; sgd with lr=1 and a momentum is FedAvgM. Running
 statistics are averaged as usual.
 """
 
@@ -54,8 +54,7 @@ class ServerOptimizer(Checked, prefix="server."):
         require(allowed, "server.momentum", self.momentum, wanted)
 
     def begin(self, params: Params) -> Tree:
-        """Return the optimizer's state before the first step, by name; empty if there is no
-        optimizer."""
+        """Return the optimizer's initial state by name; empty without an optimizer."""
         if self.optimizer is None:
             return {}
         memory = {"m": tree.zeros_like(params)}
@@ -64,8 +63,7 @@ class ServerOptimizer(Checked, prefix="server."):
         return {STATE: memory}
 
     def step(self, before: Tree, after: Tree) -> Tree:
-        """Return the server's state after a step from `before` towards the aggregated state
-        `after`."""
+        """Return the server's state after a step from `before` towards `after` (aggregated)."""
         if self.optimizer is None:
             return after
         start, end, memory = before["params"], after["params"], before[STATE]

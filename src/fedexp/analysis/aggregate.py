@@ -1,5 +1,4 @@
-"""Compute the results that every sweep report has: the states of its runs, chosen values and rounds
-to a target."""
+"""Compute what every sweep report has: run states, values chosen by a search, rounds to targets."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -78,11 +77,11 @@ def describe_damage(jobs: Sequence[RunDirectory]) -> list[str]:
 
 
 def rounds_to_targets(runs: Sequence[RunDirectory]) -> pd.DataFrame:
-    """Return the rounds to reach 0.75, 0.9 and 1 times A, averaged over seeds, and the speed-up
-    over FedAvg.
+    """Return the rounds to 0.75, 0.9 and 1 times A, and the speed-up over FedAvg.
 
-    A is 0.95 times the best accuracy of any run of the setting that did not diverge. A number is
-    missing if any seed diverged or never reached the target (Flashback Table 1).
+    A is 0.95 times the best accuracy of any run of the setting that did not diverge. The rounds are
+    averaged over seeds. A number is missing if any seed diverged or never reached the target
+    (Flashback Table 1).
     """
     table = pd.DataFrame(names(runs, of_data=True), columns=["setting", "method"])
     table["best"] = [np.nan if run.diverged else read_best_accuracy(run) for run in runs]
@@ -124,8 +123,7 @@ def is_fedavg(run: RunDirectory) -> bool:
 
 
 def rounds_to(run: RunDirectory, accuracy: float) -> int | None:
-    """Return the first round that reaches an accuracy, measured on the validation set if there is
-    one.
+    """Return the first round that reaches an accuracy (on a validation set, if the run has one).
 
     Return None if the run diverged or if no round reaches the accuracy.
     """

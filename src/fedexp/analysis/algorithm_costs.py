@@ -33,8 +33,7 @@ VARIANTS: dict[str, tuple[dict[str, Any], ...]] = {
 
 
 def rows(folder: Path) -> Iterator[tuple[str, Needs]]:
-    """Yield (name of the option and its variant, needs) for each YAML file of the group
-    `algorithm`.
+    """Yield (name of the algorithm and its variant, needs) for each file in conf/algorithm.
 
     Centralised algorithms are omitted, since they exchange nothing.
     """

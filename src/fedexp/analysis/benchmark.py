@@ -1,5 +1,4 @@
-"""Report benchmarks. A benchmark is a sweep whose file has the key `ranks`, which lists the
-measures to rank by.
+"""Report benchmarks: sweeps whose file lists, under the key `ranks`, the measures to rank by.
 
 The report shows accuracy, forgetting and cost of every method in each setting. Methods that were
 run in the same settings are compared by their mean ranks over settings and seeds

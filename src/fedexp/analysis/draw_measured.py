@@ -1,5 +1,4 @@
-"""Draw measurements of local models in the layout of FedNTD's figures, from the runs of one
-setting."""
+"""Draw the runs' measurements of local models in the layout of FedNTD's figures."""
 
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -72,8 +71,7 @@ def local_epochs(setting: "Setting") -> Figure:
 
 
 def local_training(setting: "Setting") -> Figure:
-    """Draw the accuracies of local models and of the global model against the round (FedNTD Fig.
-    11, 12).
+    """Draw the accuracies of local and global models against the round (FedNTD Fig. 11, 12).
 
     Local models are evaluated after local training, both on their clients' training examples and on
     their clients' own class distributions.
@@ -131,8 +129,7 @@ def weight_divergence(setting: "Setting") -> Figure:
 
 
 def cloud(axes: Axes, total: pd.DataFrame, colour: str, label: str) -> None:
-    """Draw one point per client and round. The title shows Pearson's correlation of the two
-    distances."""
+    """Draw one point per client and round; the title shows Pearson's correlation."""
     known = total[np.isfinite(total["l1"]) & np.isfinite(total["distribution_distance"])]
     late = known["round"] / max(known["round"].max(), 1)
     look: dict[str, Any] = {"c": colour, "alpha": 0.1 + 0.8 * late, "s": 9, "linewidth": 0}

@@ -1,5 +1,4 @@
-"""Draw the figures of a sweep. Each function takes the runs of one setting and returns a matplotlib
-Figure."""
+"""Draw the figures of a sweep. Each function takes the runs of a setting and returns a Figure."""
 
 import textwrap
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -38,8 +37,7 @@ def pictures(setting: "Setting") -> "Iterator[tuple[str, Callable[[Setting], Fig
 
 
 def style_of(method: "Method", width: float = 0.8) -> dict[str, Any]:
-    """Return the colour, line style and label of a method's line. width: a fraction of the style's
-    line width."""
+    """Return a method's colour, line style and label. width: a fraction of the usual line width."""
     return look(method.number) | {"linewidth": stroke(width), "label": method.label}
 
 
@@ -73,8 +71,7 @@ def curves(setting: "Setting") -> Figure:
 
 
 def spread_of(sizes: Collection[int]) -> str:
-    """Return the legend text that explains bands and bars. sizes: the different numbers of
-    seeds."""
+    """Return the legend text for bands and bars. sizes: the numbers of seeds that occur."""
     if max(sizes) == 1:
         return ""
     return f"{SPREAD}, n={max(sizes)}" if len(sizes) == 1 else SPREAD
@@ -119,12 +116,11 @@ def class_accuracy(setting: "Setting", normalised: bool) -> Figure:
 
 
 def round_forgetting(settings: "Sequence[Setting]", title: str) -> Figure:
-    """Draw cumulative distributions of round forgetting, with one column per setting (Flashback
-    Fig. 4).
+    """Draw distributions of round forgetting, with one column per setting (Flashback Fig. 4).
 
-    The upper row shows the global model's values over all rounds. If local models were evaluated,
-    the lower row shows their values over all rounds and clients. Curves further to the left mean
-    less forgetting.
+    The distributions are cumulative. The upper row shows the global model's values over all rounds.
+    If local models were evaluated, the lower row shows their values over all rounds and clients.
+    Curves further to the left mean less forgetting.
     """
     kinds = {"global_drops": "global model:\nshare of rounds"}
     if any(method.local_drops().size for setting in settings for method in setting.methods):
@@ -208,8 +204,7 @@ def mean_and_spread(runs: Sequence[RunDirectory], key: str) -> tuple[float, floa
 
 
 def rank_diagram(ranking: Ranking) -> Figure:
-    """Draw the mean rank of each method, with the best at the top (Demsar, JMLR 2006, section
-    3.2.2).
+    """Draw the mean rank of each method, best at the top (Demsar, JMLR 2006, section 3.2.2).
 
     Each bar is as long as the critical difference and is centred on the mean rank. Methods whose
     bars do not overlap differ significantly.

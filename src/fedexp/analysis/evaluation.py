@@ -1,5 +1,4 @@
-"""Evaluate a saved model of a run, class by class, on the run's test set or on another test set
-with the same classes."""
+"""Evaluate a saved model class by class, on the run's test set or on another with these classes."""
 
 import logging
 from collections.abc import Sequence
@@ -163,8 +162,7 @@ def image_template(run: RunDirectory, parts: Parts) -> ImageData:
 def match_classes(
     data: Data, classes: Sequence[str], own: str
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return (labels in the run's numbering, int64 [M]; whether each example's class is in the run,
-    bool [M]).
+    """Return the labels in the run's numbering, int64 [M], and which of them the run has, bool [M].
 
     Classes are matched by name if all class names of the data set occur in the run, or vice versa.
     Otherwise, they are matched by number if both have the same number of classes. Raises

@@ -89,7 +89,7 @@ def format_column(row: Mapping[str, Any], column: str) -> str:
 def format_values(row: Mapping[str, Any]) -> tuple[str, str]:
     """Return (measured value ± standard deviation, published value) for a row of the tidy table.
 
-    The measured value is "" if there are no runs.
+    The measured value is "" if nothing was run.
     """
     printed = "failed" if str(row["note"]).startswith("failed") else format_column(row, "printed")
     if not row["n"]:
@@ -101,8 +101,7 @@ def format_values(row: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def shows_plain(row: Mapping[str, Any]) -> bool:
-    """Return whether a row shows the plain view's last round instead of the value under the paper's
-    rule.
+    """Return whether a row shows the plain view's last round instead of the paper's rule.
 
     This is the case if the runs were not evaluated in the view that the rule requires.
     """
@@ -116,8 +115,7 @@ def in_brackets(row: Mapping[str, Any], text: str) -> str:
 
 
 def format_cell(rows: Rows) -> str:
-    """Return the text of a cell: all measured values with their marks, followed by all published
-    values."""
+    """Return the text of a cell: the measured values with marks, then the published values."""
     ours, printed = [], []
     for row in rows:
         value, published = format_values(row)
@@ -234,8 +232,7 @@ def all_markdown(parts: Sequence[Section], level: int = 3) -> str:
 
 
 def latex(parts: Sequence[Section]) -> str:
-    """Return one booktabs tabular per section, to be included with `\\input` in a table
-    environment."""
+    """Return one booktabs tabular per section, for `\\input` in a table environment."""
     return "\n".join(map(tabular, parts))
 
 

@@ -1,5 +1,4 @@
-"""Rebuild a run's network from its directory: the configuration, the shape of the data and a saved
-model.
+"""Rebuild a run's network from its configuration, the shape of its data and a saved model.
 
 A run directory may come from someone else. Therefore, its configuration may only instantiate
 classes that belong to fedexp or are in the user's own directory (`fedexp.config.trust`). Its values
@@ -33,12 +32,12 @@ from fedexp.rundir.schema import fits
 
 
 class Classifier(nn.Module):
-    """A trained model as an ordinary PyTorch module, which maps the inputs used in training to
-    logits [B, C].
+    """A trained model as a PyTorch module that maps inputs, prepared as in training, to logits.
 
-    Images [B, channels, height, width] must be normalised as `(pixel / max_value - mean) / std`,
-    with `dataset.mean` and `dataset.std` from the run's configuration. Texts are int64 [B, length].
-    The attribute `network` is fedexp's module, which also returns features.
+    The logits are [B, C]. Images [B, channels, height, width] must be normalised as `(pixel /
+    max_value - mean) / std`, with `dataset.mean` and `dataset.std` from the run's configuration.
+    Texts are int64 [B, length]. The attribute `network` is fedexp's module, which also returns
+    features.
     """
 
     def __init__(self, network: nn.Module) -> None:

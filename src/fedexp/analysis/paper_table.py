@@ -1,5 +1,4 @@
-"""Make tables of a sweep's results: means over seeds, in the layout of a paper (methods x
-settings).
+"""Make tables of a sweep's results: means over seeds, methods x settings as in a paper.
 
 Each cell in a paper's layout shows mean ± standard deviation. The best one of a column is bold.
 """

@@ -18,8 +18,7 @@ ALPHA = 0.05
 
 @dataclass(frozen=True)
 class Comparison:
-    """The mean ranks of methods (1 is the best) and the tests over their blocks. The best method is
-    first."""
+    """The mean ranks of methods, best (1) first, and the results of the tests over blocks."""
 
     methods: tuple[str, ...]
     ranks: tuple[float, ...]  # mean ranks over the blocks
@@ -29,11 +28,10 @@ class Comparison:
 
     @property
     def cliques(self) -> list[tuple[int, int]]:
-        """Return the largest groups of methods whose mean ranks differ by less than the critical
-        difference.
+        """Return the largest groups of methods that do not differ significantly in mean rank.
 
-        Each group is (first, last), where both are indices into `methods`. Groups of one method are
-        omitted.
+        The mean ranks in a group differ by less than the critical difference. Each group is (first,
+        last), where both are indices into `methods`. Groups of one method are omitted.
         """
         found: list[tuple[int, int]] = []
         for first, rank in enumerate(self.ranks):
@@ -64,8 +62,7 @@ def compare_methods(methods: Sequence[str], values: np.ndarray) -> Comparison:
 
 
 def ranks_of(values: np.ndarray) -> np.ndarray:
-    """Return the rank [N, k] of each value [N, k] within its row: 1 for the largest, mean ranks for
-    ties."""
+    """Return each value's rank in its row, [N, k]: 1 for the largest, mean ranks for ties."""
     return np.asarray(stats.rankdata(-values, axis=1), dtype=np.float64)
 
 
@@ -90,15 +87,13 @@ def iman_davenport(chi_square: float, blocks: int, count: int) -> float:
 
 
 def p_value(chi_square: float, blocks: int, count: int) -> float:
-    """Return P(F >= f) with k - 1 and (k - 1)(N - 1) degrees of freedom, for k methods and N
-    blocks."""
+    """Return P(F >= f) for k methods and N blocks: k - 1 and (k - 1)(N - 1) degrees of freedom."""
     statistic = iman_davenport(chi_square, blocks, count)
     return float(stats.f.sf(statistic, count - 1, (count - 1) * (blocks - 1)))
 
 
 def critical_difference(count: int, blocks: int, alpha: float = ALPHA) -> float:
-    """Return Nemenyi's critical difference CD = q sqrt(k (k + 1) / (6 N)) for k methods and N
-    blocks.
+    """Return Nemenyi's critical difference q sqrt(k (k + 1) / (6 N)), k methods and N blocks.
 
     q is the (1 - alpha) quantile of the studentized range with infinite degrees of freedom, divided
     by sqrt(2) (Demsar's Table 5a).

@@ -45,7 +45,7 @@ class Rule:
     def reported(self, values: Sequence[float], metric: str) -> float | None:
         """Apply the rule to the values (fractions) of the evaluated rounds, from round 1 on.
 
-        Return None if there are no values. For forgetting, `best` is the minimum.
+        Return None for an empty list. For forgetting, `best` is the minimum.
         """
         if not len(values):
             return None
@@ -93,8 +93,7 @@ class Rule:
 
 
 def read_rule(node: Mapping[str, Any]) -> Rule:
-    """Read the rule from a node of a sweep's file. Raises ValueError or TypeError if it is
-    invalid."""
+    """Read the rule from a node of a sweep's file; ValueError or TypeError if invalid."""
     spread = {str(metric): float(value) for metric, value in node.get("spread", {}).items()}
     texts = {str(key): str(value) for key, value in node.items() if key != "spread"}
     return Rule(**texts, spread=spread)

@@ -167,7 +167,7 @@ class Sweep:
 def load_sweep(name: str, folders: Sequence[Path]) -> Sweep:
     """Load a named sweep.
 
-    Raises ConfigError if there is no sweep with this name, or if its file is invalid.
+    Raises ConfigError if no sweep has this name, or if its file is invalid.
     """
     if is_path(name):
         raise ConfigError(f"sweep={name}: must be the name of a sweep, not a path")
@@ -220,8 +220,7 @@ def read_block(node: Mapping[str, Any], measures: tuple[Mapping[str, Any], ...])
 
 
 def read_axis(values: Mapping[Any, Mapping[str, Any]]) -> dict[str, Fields]:
-    """Return the values of an axis as Hydra's sweeper writes them. Their fields are converted to
-    text."""
+    """Return an axis's values as Hydra's sweeper writes them, with their fields as text."""
     return {
         normalise_value(str(value)): {name: str(text) for name, text in fields.items()}
         for value, fields in values.items()

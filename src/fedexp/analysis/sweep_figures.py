@@ -1,5 +1,4 @@
-"""Draw a sweep's figures from its run directories. Each setting has its own figures, which compare
-the methods.
+"""Draw a sweep's figures from its run directories. Each setting has figures that compare methods.
 
 The figures of a setting are written to these files in `<sweep>/figures/`:
 
@@ -55,8 +54,7 @@ class Method:
 
     @property
     def label(self) -> str:
-        """Return the method's name, and how many of its runs diverged or whether runs were
-        pruned."""
+        """Return the method's name, with its diverged runs counted and pruned runs noted."""
         if diverged := sum(run.diverged for run in self.runs):
             return f"{self.name} ({diverged} of {len(self.runs)} diverged)"
         return self.name + " (pruned)" * any(map(is_pruned, self.runs))
@@ -120,8 +118,7 @@ class ParameterSweep:
     baselines: tuple[Method, ...]  # methods that do not have the parameter
 
     def points(self, method: Method) -> dict[float, list[RunDirectory]]:
-        """Map each value of the parameter, in ascending order, to a method's runs with this
-        value."""
+        """Map each value of the parameter, ascending, to the method's runs with this value."""
         found: dict[float, list[RunDirectory]] = {}
         for run in method.runs:
             found.setdefault(numeric_overrides(run)[self.key], []).append(run)
@@ -137,8 +134,7 @@ def read_settings_of_sweep(runs: Sequence[RunDirectory]) -> Pictures:
 def sweep_pictures(
     runs: Sequence[RunDirectory],
 ) -> "Iterator[tuple[str, Callable[[], Figure]]]":
-    """Yield (name, function that draws the figure) for each figure that the finished runs have data
-    for."""
+    """Yield (name, drawing function) for each figure that the finished runs have data for."""
     from fedexp.analysis import draw_measured, draw_sweep
 
     for setting in settings(runs):
@@ -166,8 +162,7 @@ def settings(runs: Sequence[RunDirectory]) -> list[Setting]:
 
 
 def method_names(runs: Sequence[RunDirectory], further: Iterable[str] = ()) -> list[str]:
-    """Return the names of all methods. The index of a name determines the method's colour and line
-    style.
+    """Return the names of all methods. A name's index determines its colour and line style.
 
     further: additional names to put after all methods.
     """
@@ -194,15 +189,13 @@ def sort_by_seed(runs: Iterable[RunDirectory]) -> tuple[RunDirectory, ...]:
 
 
 def parameter_sweeps(runs: Sequence[RunDirectory]) -> list[ParameterSweep]:
-    """Return a parameter sweep for each setting and each key that takes several numeric values in
-    it."""
+    """Return a parameter sweep for each setting and each key with several numeric values in it."""
     keys = dict.fromkeys(key for run in runs for key in numeric_overrides(run))
     return [sweep for key in keys for sweep in find_parameter_sweeps(key, runs)]
 
 
 def find_parameter_sweeps(key: str, runs: Sequence[RunDirectory]) -> Iterator[ParameterSweep]:
-    """Yield the parameter sweeps of a key: one for each setting in which the key takes several
-    values."""
+    """Yield a key's parameter sweeps: one for each setting in which it has several values."""
     algorithms = {run.summary["algorithm"] for run in runs if key in numeric_overrides(run)}
     groups = grouped(runs, without=key)
     every = method_names(runs, {name for methods in groups.values() for name in methods})

@@ -49,8 +49,7 @@ class Run:
 
     @property
     def status(self) -> str:
-        """Return the status: completed, stopped, diverged, failed, damaged, running or
-        unfinished."""
+        """Return completed, stopped, diverged, failed, damaged, running or unfinished."""
         return self._reader.status
 
     @property
@@ -63,7 +62,7 @@ class Run:
 
     @property
     def overrides(self) -> list[str]:
-        """Return the overrides with which the run was started."""
+        """Return the overrides of the command that started the run."""
         return self._reader.overrides
 
     @property
@@ -108,8 +107,7 @@ class Run:
     def analysis(self, name: str) -> pd.DataFrame:
         """Return the table of an analysis, such as `weight_divergence` or `local_epochs`.
 
-        Raises ConfigError if there is no analysis with this name, or if the run has no table for
-        it.
+        Raises ConfigError if no analysis has this name, or if the run has no table for it.
         """
         require_choice("analysis", name, [Path(file).stem for file in files.ANALYSES])
         return self._need(f"{name}.csv", self._reader.analysis(f"{name}.csv")).copy()

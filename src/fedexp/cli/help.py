@@ -117,8 +117,7 @@ def wrap_names(found: Iterable[str]) -> str:
 
 
 def default_options(conf: Path) -> dict[str, str]:
-    """Return a dict that maps each group to its default option. For speed, no yaml parser is
-    used."""
+    """Map each group to its default option. For speed, no yaml parser is used."""
     chosen = {}
     for line in (conf / "config.yaml").read_text(encoding="utf-8").splitlines():
         if line.startswith("  - ") and ":" in line and "override" not in line:

@@ -66,8 +66,7 @@ def run_job(config: Any) -> int:
 
 
 def read_job(config: Any, hydra_config: Any) -> "Job":
-    """Return the job that Hydra starts, and change to the directory where the command was
-    started."""
+    """Return the job that Hydra starts, and change to the command's working directory."""
     from hydra.types import RunMode
 
     from fedexp.cli.launchers import read_place

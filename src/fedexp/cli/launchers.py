@@ -1,6 +1,4 @@
-"""Hydra's launchers for the jobs of a sweep (`hydra/launcher=<name>`), with defaults from
-conf/launcher/.
-"""
+"""Hydra's launchers of jobs (`hydra/launcher=<name>`), with the defaults in conf/launcher/."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -29,12 +27,11 @@ COMMAND = "FEDEXP_COMMAND"  # environment variable of each job: the id of the la
 
 
 def register(conf: Path) -> None:
-    """Register Hydra's launchers with defaults from conf/launcher/, and the sweepers of
-    conf/sweeper/.
+    """Register launchers and sweepers with Hydra, using the defaults in conf/.
 
-    The defaults are not in conf/hydra/launcher/, because Hydra would use the plugin's config of the
-    same name as their schema. Such automatic schemas are deprecated. Hydra copies the registered
-    configs to the processes of the jobs.
+    The defaults are in conf/launcher/ and conf/sweeper/. They are not in conf/hydra/launcher/,
+    because Hydra would use the plugin's config of the same name as their schema. Such automatic
+    schemas are deprecated. Hydra copies the registered configs to the processes of the jobs.
     """
     from hydra.core.config_store import ConfigStore
     from hydra.core.plugins import Plugins

@@ -179,7 +179,7 @@ def make_config(config: Mapping[str, Any], changes: Mapping[str, Any]) -> Wandb:
 
 
 def last_wandb_id(directory: Path) -> str | None:
-    """Return the id of the newest W&B run below a directory, or None if there is no W&B run.
+    """Return the id of the newest W&B run below a directory, or None if W&B was not used.
 
     The id is read from the folder's name, `run-<time>-<id>` or `offline-run-<time>-<id>`.
     """

@@ -56,8 +56,8 @@ def search(config: DictConfig, launcher: Any, arguments: Sequence[str]) -> list[
     """Run the trials of a study; return the launcher's results.
 
     config: the composed configuration, including its node `hydra`. arguments: the command's
-    overrides. Raises ConfigError if there is no objective, if there are no values to search for, or
-    if the directory holds a different study.
+    overrides. Raises ConfigError if the objective or the values to search for are missing, or if
+    the directory holds a different study.
     """
     options, directory = options_of(config), Path(config.hydra.sweep.dir)
     objective, (space, fixed) = objective_name(config), space_of(arguments)
@@ -183,8 +183,7 @@ def tell(study: optuna.Study, number: int, result: Any, objective: str) -> None:
 
 
 def watch_of(hydra_config: Any, config: Mapping[str, Any]) -> Watch:
-    """Return a function that reports a trial's round to Optuna and returns whether to prune the
-    trial."""
+    """Return a function that reports a trial's round to Optuna and says whether to prune it."""
     options, directory = hydra_config.sweeper, Path(hydra_config.sweep.dir)
     pruner: Any = pruners.NopPruner()
     if options.pruner == "median":

@@ -110,7 +110,7 @@ def load_node(name: str, key: str, group: str = "dataset", resolve: bool = False
     key: the configuration key whose value is `name`, for messages. resolve: whether to resolve
     interpolations; they must then refer to values in the option's file.
 
-    Raises ConfigError if there is no such option.
+    Raises ConfigError if the group does not have this option.
     """
     kind = {"dataset": "data set"}.get(group, group)
     if is_path(name):

@@ -111,7 +111,7 @@ def describe_foreign_classes(values: Any) -> list[str]:
 def find_naming_file(
     text: str, folders: Sequence[Path] | None = None, keys: Collection[str] | None = (TARGET,)
 ) -> Path | None:
-    """Return the user's yaml file that names a class, or None if there is no such file.
+    """Return the user's yaml file that names a class, or None if no file names it.
 
     text: the dotted path of the class. folders: see `user_folders`. keys: the last parts of the
     keys that may name the class; None: any key.

@@ -6,8 +6,7 @@ ROOT = Path(__file__).resolve().parents[3]  # the checkout if fedexp runs from s
 
 
 def how_to_install(extra: str) -> str:
-    """Return the command that installs one of fedexp's extras, from the checkout if there is
-    one."""
+    """Return the pip command that installs an extra of fedexp, from the checkout if possible."""
     if (ROOT / "pyproject.toml").is_file() and (ROOT / "src" / "fedexp").is_dir():
         here = "" if Path.cwd() == ROOT else f" (in {ROOT})"
         return f"pip install -e '.[{extra}]'{here}"

@@ -94,7 +94,7 @@ def choose_column(split: Any, wanted: str | None, key: str, usual: Sequence[str]
 
     key: name of the option, for messages.
 
-    Raises ConfigError if there is no such column.
+    Raises ConfigError if the column does not exist.
     """
     columns = list(split.column_names)
     if wanted is None:

@@ -30,7 +30,7 @@ def find_split_files(folder: Path, kind: str = KIND, how: str = COMMAND) -> list
     kind: name of the data set, for messages.
     how: LEAF's command that creates the data set, for messages.
 
-    Raises ConfigError if there are no files.
+    Raises ConfigError if the folder has no such files.
     """
     files = sorted(folder.glob("*.json"))
     if not files:

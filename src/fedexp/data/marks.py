@@ -54,7 +54,7 @@ def content_mark(find: Callable[[], Sequence[SourceFile]], data_dir: str) -> str
     """Return the mark of the files that `find` returns.
 
     The mark depends on the bytes of the files and on their paths relative to their common folder.
-    Returns None if there are no files or if a file cannot be read.
+    Returns None if `find` returns no files or if a file cannot be read.
     """
     try:
         if not (files := sorted(find())):

@@ -41,7 +41,7 @@ class Partitioner(Checked, prefix="partition."):
 
         labels: int [N], from 0 to C - 1, or -1 for a surrogate example. Clients must not get
         surrogate examples (see `has_global_indices`).
-        owners: int [N], each example's natural client, or None if there are no natural clients.
+        owners: int [N], each example's natural client, or None without natural clients.
         num_classes: the number of classes C. Defaults to the largest label + 1.
 
         Raises ConfigError if no partition is possible with these settings.

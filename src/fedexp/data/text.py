@@ -144,7 +144,7 @@ class TextDataset(TextSource):
 
     # class names, ordered by label; None: read from class.txt or, if it is missing, the labels
     classes: Names | None
-    # layout of the files; None: the first layout of which a file exists
+    # layout of the files; None: the first layout that matches a file
     layout: Literal["txt", "csv", "class_il", "domain_il"] | None
 
     @property
@@ -180,7 +180,7 @@ class TextDataset(TextSource):
 class UnlabelledTexts(TextSource):
     """Texts without labels, which can be used as a surrogate set.
 
-    All labels are -1, and there are no test texts. A label column in the file is ignored.
+    All labels are -1, and the test set is empty. A label column in the file is ignored.
     """
 
     file: str  # path of the csv file, relative to data_dir
@@ -252,7 +252,7 @@ def read_vocabulary(path: Path) -> tuple[str, ...]:
 def read_vectors(path: Path) -> np.ndarray:
     """Return pre-trained vectors, float32 [V, D], from an npz file.
 
-    They are the array `embeddings` or, if there is no such array, the only matrix in the file.
+    They are the array `embeddings` or, if the file has no array of this name, its only matrix.
     """
     if not path.is_file():
         raise ConfigError(

@@ -33,7 +33,7 @@ def find_files(folder: Path, layout: str | None = None) -> tuple[list[Path], lis
     The validation files that are released with CFeD's code (`eval`) are used as training files,
     because a scenario splits the examples again.
 
-    layout: a key of LAYOUTS. None: the first layout of which a file exists in the folder.
+    layout: a key of LAYOUTS. None: the first layout that matches a file in the folder.
 
     Raises ConfigError if training files or test files are missing.
     """

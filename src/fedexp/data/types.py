@@ -47,7 +47,7 @@ class Data(ABC):
     classes: tuple[str, ...]  # class names, ordered by label
     owners: np.ndarray | None = field(default=None, kw_only=True)
     """int64 [N]: the natural client (LEAF) that each training example comes from, numbered from 0;
-    None: there are no natural clients."""
+    None: the data set has no natural clients."""
     test_tasks: torch.Tensor | None = field(default=None, kw_only=True)
     """int64 [M]: the task of each test example, numbered from 0; None: there is only one task."""
     validation: torch.Tensor | None = field(default=None, kw_only=True)

@@ -208,7 +208,7 @@ class Resolved:
         return f"in a short trial, bf16 took {ratio:.1f} times as long as fp32 on this CPU"
 
     def in_one_process(self) -> "Resolved":
-        """Return the hardware with which this process does the work of all workers."""
+        """Return the hardware for a single process that does the work of all workers."""
         if self.engine != "workers":
             return self
         return replace(self, engine="vectorised" if self.vectorises else "sequential", workers=1)

@@ -37,7 +37,7 @@ def count_correct(runtime: ClientRuntime, model: Params, numbers: Tensor) -> int
     """Return the number of training examples that a model predicts correctly.
 
     The examples are not augmented. Return NOT_TESTED if the model has a head for each task or if
-    there are no examples.
+    `numbers` is empty.
 
     model: the parameters and buffers of the model.
     numbers: the indices of the training examples.

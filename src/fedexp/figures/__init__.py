@@ -126,8 +126,7 @@ def list_figures(run: RunData) -> "Iterator[tuple[str, Callable[[], Figure]]]":
 
 
 def save(figure: "Figure", path: Path) -> None:
-    """Write a figure to a temporary file and rename it, so that readers never see an incomplete
-    file.
+    """Write a figure atomically, so that readers never see an incomplete file.
 
     Raises StorageError if the folder is a symbolic link, since the link could lead anywhere.
     """

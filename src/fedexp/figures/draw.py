@@ -53,16 +53,14 @@ LOSSES = (
 def class_accuracy(
     run: RunData, history: History, view: str = PLAIN, normalised: bool = False
 ) -> Figure:
-    """Draw a heat map (classes x rounds) of class-wise test accuracy (FedNTD Fig. 2a, Flashback
-    Fig. 5)."""
+    """Draw class accuracies as a heat map (classes x rounds; FedNTD Fig. 2a, Flashback Fig. 5)."""
     return class_maps([("", run, history)], run.title, normalised, _name_view(view))
 
 
 def class_maps(
     shown: Sequence[tuple[str, RunData, History]], title: str, normalised: bool, of: str = ""
 ) -> Figure:
-    """Draw the heat maps (classes x rounds) of labelled runs side by side, on the same colour
-    scale.
+    """Draw the runs' heat maps (classes x rounds) side by side, on the same colour scale.
 
     normalised: divide the values of each round by their sum over classes (FedNTD Fig. 10). The
     colour scale then ends at 3/C, which is three times the share of a class in a balanced model, so
@@ -105,8 +103,7 @@ def class_maps(
 
 
 def tasks(run: RunData, file: TaskFile, view: str = PLAIN) -> Figure:
-    """Draw a heat map (tasks x rounds) of test accuracy, above the two accuracies of CFeD Fig.
-    3."""
+    """Draw a heat map (tasks x rounds) of test accuracy, and below it the curves of CFeD Fig. 3."""
     height = map_height(file.accuracy.shape[1])
     subject = f"Test accuracy on the tasks{_name_view(view)}"
     figure, (above, below) = _figure(run, subject, 3.7 + height, (height, 2.2))
@@ -217,8 +214,7 @@ def data_distribution(run: RunData, counts: np.ndarray) -> Figure:
 
 
 def local_round(run: RunData, history: History, view: str = PLAIN) -> Figure:
-    """Draw class accuracies before, within and after the last round with local models (Flashback
-    Fig. 2).
+    """Draw class accuracies around the last round with local models (Flashback Fig. 2).
 
     The rows are the global model before the round, the local models, and the global model after the
     round.
@@ -247,8 +243,7 @@ def round_map(axes: Axes, rows: np.ndarray) -> AxesImage:
 
 
 def draw_cells(axes: Axes, cells: np.ndarray, colours: Colormap, **scale: Any) -> AxesImage:
-    """Draw a matrix as coloured cells. scale: the colour scale, as keyword arguments of
-    `Axes.imshow`."""
+    """Draw a matrix as coloured cells. scale: arguments of `Axes.imshow` for the colours."""
     axes.grid(False)
     return axes.imshow(cells, colours, aspect="auto", interpolation="nearest", **scale)
 

@@ -69,8 +69,7 @@ def weight_divergence(run: RunData, table: "pd.DataFrame") -> Figure:
 
 
 def gradient_diversity(run: RunData, table: "pd.DataFrame") -> Figure:
-    """Draw gradient diversity (FedNTD Eq. 8) against the round, for the whole model and for each
-    layer."""
+    """Draw gradient diversity (FedNTD Eq. 8) against the round, for the model and each layer."""
     total, name = table[table["layer"] == TOTAL], "gradient_diversity"
     values = table.pivot_table(index="round", columns="layer", values=name)[layers_of(table)]
     finite = values.to_numpy()[np.isfinite(values.to_numpy())]
@@ -87,8 +86,7 @@ def gradient_diversity(run: RunData, table: "pd.DataFrame") -> Figure:
 
 
 def cka(run: RunData, table: "pd.DataFrame") -> Figure:
-    """Draw the linear CKA between the global model's features before and after each measured
-    round."""
+    """Draw the linear CKA of the global model's features before and after each measured round."""
     title = f"Similarity of the global model's features\n{run.title}"
     figure, ((axes,),) = panels(title, 2.6)
     axes.plot(table["round"], table["cka"], color=BLUE, marker="o", markersize=3.5)
@@ -137,8 +135,7 @@ def epochs(series: Epochs, title: str) -> Figure:
 
 
 def class_reduction(run: RunData, history: History) -> Figure:
-    """Draw the forgetting degree of classes whose examples are reduced during the run (FedKA Eq. 1,
-    Fig. 3).
+    """Draw the forgetting degree of classes that the schedule reduces (FedKA Eq. 1, Fig. 3).
 
     Values are clipped at -1. The lower panel shows how many examples of the class the client has.
     At most six pairs of client and class are drawn.

@@ -1,5 +1,4 @@
-"""Load a run directory into arrays for drawing its figures. Any file may be missing or
-incomplete."""
+"""Load a run directory into arrays for its figures. Any file may be missing or incomplete."""
 
 import math
 from collections.abc import Mapping
@@ -44,7 +43,7 @@ class RunData:
     """The data that the figures of a run need. Undefined values are nan."""
 
     title: str  # one-line description of the run
-    rounds: "pd.DataFrame"  # rounds.csv; empty if there is no such file
+    rounds: "pd.DataFrame"  # rounds.csv; empty if the file is missing
     targets: tuple[float, ...]
     # int [K, C]: training examples per client and class, in all tasks together
     counts: np.ndarray | None

@@ -47,8 +47,7 @@ class Pictures:
             return cls(draw=given.get("draw") is not False)
 
     def changed(self, options: argparse.Namespace) -> "Pictures":
-        """Return a copy of these settings with the changes that the command line's flags
-        specify."""
+        """Return a copy of these settings, changed by the command line's flags."""
         return Pictures(
             draw=self.draw,
             format=tuple(options.format.split(",")) if options.format else self.format,

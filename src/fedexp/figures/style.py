@@ -109,8 +109,7 @@ def label_size() -> Any:
 
 
 def integers(most: int) -> MaxNLocator:
-    """Return a tick locator that only uses integers, at multiples of 1, 2 or 5 times a power of
-    ten."""
+    """Return a tick locator for integers, at multiples of 1, 2 or 5 times a power of ten."""
     return MaxNLocator(nbins=most, integer=True, min_n_ticks=1, steps=[1, 2, 5, 10])
 
 

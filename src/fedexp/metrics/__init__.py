@@ -1,2 +1,1 @@
-"""Metrics: pure functions of saved arrays, and the `forgetting_metric` classes that log their
-values."""
+"""Metrics: pure functions of arrays, and the `forgetting_metric` classes that log their values."""

@@ -13,7 +13,7 @@ def class_accuracy(correct: np.ndarray, total: np.ndarray) -> np.ndarray:
 
 
 def overall_accuracy(correct: np.ndarray, total: np.ndarray) -> float:
-    """Return A = sum_c correct_c / sum_c total_c, or nan if there are no examples.
+    """Return A = sum_c correct_c / sum_c total_c, or nan without test examples.
 
     A equals the mean of A_c if the test set is balanced.
     """

@@ -36,8 +36,7 @@ Rounds = Annotated[
 
 @dataclass(frozen=True)
 class Epochs:
-    """Accuracies of local models at P points of local training. The first point, epoch 0, is before
-    the training."""
+    """Accuracies of local models at P points of local training. Epoch 0 is before training."""
 
     # [S]: the epochs after which each client was tested; an empty list if the client was not tested
     numbers: Sequence[Sequence[int]]

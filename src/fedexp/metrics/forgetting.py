@@ -113,8 +113,7 @@ def normalised_heat_map(cw: np.ndarray) -> np.ndarray:
 
 
 def consistency(cw: np.ndarray) -> np.ndarray:
-    """Return the cosine similarity between the class accuracies of consecutive rounds (FedNTD Fig.
-    2b).
+    """Return the cosine similarity of consecutive rounds' class accuracies (FedNTD Fig. 2b).
 
     [T+1, C] -> [T] for t = 1..T. If all accuracies of a round are 0, the value is 0.
     """

@@ -47,8 +47,7 @@ class ForgettingMetric(Checked, prefix="forgetting_metric."):
         return {}
 
     def client_values(self, history: History) -> dict[str, np.ndarray]:
-        """Return the columns of clients.csv for the last recorded round, [S] each, in the order of
-        `history.sampled[-1]`.
+        """Return the last round's columns of clients.csv, [S] each, as in `history.sampled[-1]`.
 
         The result is empty if that round's local models were not evaluated.
         """
@@ -64,8 +63,7 @@ class ForgettingMetric(Checked, prefix="forgetting_metric."):
         return _mean(self.client_values(history).get(key, ()))
 
     def _run_mean(self, history: History, key: str) -> float:
-        """Return the mean of a client value over the clients of each round, averaged over the
-        rounds."""
+        """Return the mean of a client value over the clients of a round, then over rounds."""
         return _mean(
             [_mean(self.local_values(history, i)[key]) for i in range(len(history.local_rounds))]
         )
@@ -119,13 +117,12 @@ class RoundDrop(ForgettingMetric):
 
 
 class ForgettingDegree(ForgettingMetric):
-    """`forgetting_degree`: share of a class's accuracy lost in local training (FedKA Eq. 1),
-    averaged over classes and clients.
+    """`forgetting_degree`: share of a class's accuracy lost in local training (FedKA Eq. 1).
 
-    For a class that the global model never predicts correctly, a gain gives a value near -1/xi. The
-    degree is therefore clipped at -1 before averaging.
-    `fedexp.metrics.forgetting.forgetting_degree` returns the unclipped values [S, C]. The summary
-    is the mean over rounds.
+    It is averaged over classes and clients. For a class that the global model never predicts
+    correctly, a gain gives a value near -1/xi. The degree is therefore clipped at -1 before
+    averaging. `fedexp.metrics.forgetting.forgetting_degree` returns the unclipped values [S, C].
+    The summary is the mean over rounds.
     """
 
     xi: Positive  # small constant in the denominator
@@ -179,10 +176,9 @@ class InOutLocal(ForgettingMetric):
 
 
 class Consistency(ForgettingMetric):
-    """`consistency`: cosine similarity between the class accuracies of this evaluated round and the
-    previous one (FedNTD Fig. 2b).
+    """`consistency`: cosine similarity of class accuracies in consecutive evaluated rounds.
 
-    The summary contains the mean over all rounds.
+    This is FedNTD Fig. 2b. The summary contains the mean over all rounds.
     """
 
     def round_values(self, history: History) -> dict[str, float]:
@@ -194,11 +190,11 @@ class Consistency(ForgettingMetric):
 
 
 class Alignment(ForgettingMetric):
-    """`alignment` in summary.json: the share of neurons that prefer the same class before and after
-    the last round (FedNTD Table 2).
+    """`alignment` in summary.json: share of neurons that keep their class in the last round.
 
-    The metric compares the models before and after local training, and the global models before and
-    after the round (`fedexp.training.analysing`).
+    A neuron's class is the one that it prefers (FedNTD Table 2). The metric compares the models
+    before and after local training, and the global models before and after the round
+    (`fedexp.training.analysing`).
     """
 
     @property
@@ -297,8 +293,7 @@ class Composite(ForgettingMetric):
 
 
 class Metrics(Composite):
-    """A combination of the given metrics, for example `Metrics(members=(BackwardTransfer(),
-    InOutLocal()))`."""
+    """A combination of metrics, such as `Metrics(members=(BackwardTransfer(), InOutLocal()))`."""
 
     members: Sequence[ForgettingMetric]
 

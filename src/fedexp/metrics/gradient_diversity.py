@@ -1,5 +1,4 @@
-"""Gradient diversity: how much the gradients of the clients' losses differ (FedNTD Definition 2,
-Eq. 8)."""
+"""Gradient diversity: how much the clients' gradients differ (FedNTD Definition 2, Eq. 8)."""
 
 import torch
 from torch import Tensor

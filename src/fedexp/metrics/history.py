@@ -1,5 +1,4 @@
-"""The input of every metric: the class accuracies of the global model and, if evaluated, of the
-local models."""
+"""The input of every metric: class accuracies of the global model and of evaluated local models."""
 
 import csv
 from bisect import bisect_left, bisect_right
@@ -131,8 +130,7 @@ class History:
         return np.array(self.class_accuracy).reshape(rows, self.counts.shape[-1])
 
     def counts_in(self, round: int) -> np.ndarray:
-        """Return the number of training labels per client and class in `round` >= 1, int64 [K,
-        C]."""
+        """Return the training labels per client and class in `round` >= 1, int64 [K, C]."""
         if self.starts:
             return self.counts[max(bisect_right(self.starts, round) - 1, 0)]
         if self.counts.ndim == 2:
@@ -140,8 +138,7 @@ class History:
         return self.counts[(round - 1) // self.rounds_per_task]
 
     def counts_until(self, round: int) -> np.ndarray:
-        """Return each client's number of training labels per class in the tasks up to `round`,
-        int64 [K, C].
+        """Return the training labels per client and class in all tasks up to `round`, int64 [K, C].
 
         Round 0 belongs to the first task. If the clients' data change within a run, only the labels
         in that round count.
@@ -163,8 +160,7 @@ class History:
         return self.class_accuracy[index]
 
     def to_tree(self) -> "dict[str, torch.Tensor]":
-        """Return a dict of tensors that torch.load(weights_only=True) can read from a
-        checkpoint."""
+        """Return a dict of tensors, which torch.load(weights_only=True) can read."""
         import torch
 
         empty = np.empty((0, 0, self.counts.shape[-1]))

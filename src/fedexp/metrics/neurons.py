@@ -1,5 +1,4 @@
-"""The class that each neuron prefers, and whether two models agree on it (FedNTD 5.1, Eq. 19, Table
-2)."""
+"""The class that each neuron prefers, and the agreement of two models (FedNTD Eq. 19, Table 2)."""
 
 import numpy as np
 

@@ -1,5 +1,4 @@
-"""Published measures of forgetting and transfer between tasks, computed from a matrix of
-accuracies.
+"""Published measures of forgetting and transfer between tasks, from a matrix of accuracies.
 
 a[t, s], in [0, 1], is the test accuracy of the global model on task s after t tasks have been
 learned. T tasks have been learned in total. `matrix` [T, T'] contains a[t, s] in row t - 1 and
@@ -67,15 +66,13 @@ def forgetting_over_tasks(matrix: np.ndarray, initial: np.ndarray) -> float:
 
 
 def backward_transfer(matrix: np.ndarray, initial: np.ndarray) -> float:
-    """Return the mean over s < T of a[T, s] - a[s, s] (Lopez-Paz and Ranzato, "Gradient Episodic
-    Memory", NeurIPS 2017)."""
+    """Return the mean over s < T of a[T, s] - a[s, s] (Lopez-Paz and Ranzato, NeurIPS 2017)."""
     a = _learned(matrix)
     return _mean([a[-1, s] - a[s, s] for s in range(len(a) - 1)])
 
 
 def forward_transfer(matrix: np.ndarray, initial: np.ndarray) -> float:
-    """Return the mean over s from 2 to T of a[s - 1, s] - b[s], where b is the initial model's
-    accuracy.
+    """Return the mean over s from 2 to T of a[s - 1, s] - b[s], with the initial accuracies b.
 
     The value measures how much earlier tasks help a task before it is learned (Lopez-Paz and
     Ranzato, NeurIPS 2017).

@@ -88,8 +88,7 @@ class TaskHistory:
         return -(-int(self.rounds[-1]) // self.rounds_per_task)
 
     def matrix(self) -> np.ndarray:
-        """Return a [t, T], with one row per completed task. The last round of a task is always
-        evaluated."""
+        """Return a [t, T], one row per completed task (its last round is always evaluated)."""
         ends = (self.rounds > 0) & (self.rounds % self.rounds_per_task == 0)
         return self.accuracy[ends]
 
@@ -99,8 +98,7 @@ class TaskHistory:
         return self.values_of(np.vstack([before, self.accuracy[-1:]])[: self.task])
 
     def values_of(self, matrix: np.ndarray) -> dict[str, float]:
-        """Return the metrics for accuracies [t, T]; the last row may be measured before task t
-        ends."""
+        """Return the metrics for accuracies [t, T]. The last task may be unfinished."""
         return {name: over_clients(f, self.orders, matrix) for name, f in FORMULAS.items()}
 
     def summary(self) -> dict[str, Any]:

@@ -201,7 +201,7 @@ class Reading(nn.Module):
         self.shift: list[float] = []
 
     def set_data_normalisation(self, mean: Sequence[float], std: Sequence[float]) -> None:
-        """Store the mean and standard deviation with which the data set was normalised.
+        """Store the mean and standard deviation that the data set was normalised with.
 
         They have one or three values, one per channel.
         """

@@ -4,7 +4,7 @@ Both are written with `torch.save`, as zip archives with a CRC-32 checksum for e
 run resumes, the checksums are checked. The other files that a checkpoint needs are checked too:
 the client states, and the csv files, which must have at least the recorded lengths.
 
-A file that can be loaded may still have invalid content, for example if somebody edited it. Such a
+A file that can be loaded may still have invalid content, for example after it was edited. Such a
 file is treated like a file with an invalid checksum, and the previous checkpoint is used.
 """
 
@@ -189,7 +189,7 @@ def set_tables_aside(directory: Path) -> None:
 
 
 def saved_round(directory: Path) -> int | None:
-    """Return the round of the saved state, or None if there is no state to resume from."""
+    """Return the round of the saved state, or None if no state was saved."""
     try:
         saved = load(directory)
     except (ConfigError, OSError, StorageError):

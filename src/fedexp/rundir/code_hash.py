@@ -63,7 +63,7 @@ def source_files(root: Path, module: str) -> dict[str, Path]:
 
 
 def file_of(root: Path, module: str) -> Path | None:
-    """Return the file of a module below `root`, or None if there is no such file."""
+    """Return the file of a module below `root`, or None if it does not exist."""
     base = root.joinpath(*module.split("."))
     paths = (base / "__init__.py", base.with_suffix(".py")) if module else ()
     return next((path for path in paths if path.is_file()), None)

@@ -184,7 +184,7 @@ class RunFiles:
 
 
 def last_round(directory: Path) -> int | None:
-    """Return the round in the last complete row of rounds.csv, or None if there is no such row."""
+    """Return the round in the last complete row of rounds.csv, or None without a complete row."""
     path = directory / ROUNDS
     text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
     rows = text[: text.rfind("\n") + 1].splitlines()[1:]

@@ -107,7 +107,7 @@ def load(directory: Path, number: int | None = None, client: int | None = None) 
     number: the round; None for the last round with a saved model. client: the client that trained
     the local model; None for the global model after the round.
 
-    Raises ConfigError if there is no such model or its file is damaged.
+    Raises ConfigError if the model was not saved or its file is damaged.
     """
     kept, problems = from_checkpoints(directory) if client is None else ([], [])
     models = {model.round: model for model in reversed(kept)}

@@ -47,6 +47,6 @@ def require_no_outside_links(directory: Path) -> None:
 def stays_inside(link: Path, home: Path) -> bool:
     try:
         return link.resolve(strict=True).is_relative_to(home)
-    # the target is missing (somebody could create it), or links form a cycle
+    # the target is missing (it could be created later), or links form a cycle
     except (OSError, RuntimeError):
         return False

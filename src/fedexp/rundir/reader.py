@@ -57,7 +57,7 @@ class RunDirectory:
     """The directory of a run, which may be finished, unfinished, failed or damaged."""
 
     directory: Path
-    # the overrides of the job that uses this run from another sweep; None: not used by such a job
+    # if a job of another sweep reuses this run: the overrides of that job; otherwise None
     reused_for: tuple[str, ...] | None = None
     _found: dict[str, Problem] = field(default_factory=dict, repr=False, compare=False)
     _tables: dict[str, pd.DataFrame | None] = field(default_factory=dict, repr=False, compare=False)
@@ -83,7 +83,7 @@ class RunDirectory:
 
     @property
     def rounds(self) -> pd.DataFrame | None:
-        """The table rounds.csv with one row per round, from round 0 on; None if there is no file.
+        """The table rounds.csv with one row per round, from round 0 on; None if it is missing.
 
         All columns are numbers; undefined values are nan.
         """
@@ -91,26 +91,26 @@ class RunDirectory:
 
     @property
     def clients(self) -> pd.DataFrame | None:
-        """The table clients.csv, with one row per round and client; None if there is no file."""
+        """The table clients.csv, with one row per round and client; None if it is missing."""
         return self._table(files.CLIENTS)
 
     @property
     def tasks(self) -> pd.DataFrame | None:
-        """The table tasks.csv of a continual-learning run; None if there is no file.
+        """The table tasks.csv of a continual-learning run; None if it is missing.
 
         Its columns are round, task (the task being learned), evaluated_task and accuracy.
         """
         return self._table(files.TASKS)
 
     def analysis(self, name: str) -> pd.DataFrame | None:
-        """Return the table of an analysis, or None if there is no file.
+        """Return the table of an analysis, or None if its file is missing.
 
         name: the name of the file, such as weight_divergence.csv.
         """
         return self._table(name)
 
     def class_accuracy(self, view: str = PLAIN) -> pd.DataFrame | None:
-        """Return the table of class accuracies in a test view, or None if there is no file.
+        """Return the table of class accuracies in a test view, or None if its file is missing.
 
         Its columns are round, class and accuracy.
         """
@@ -118,7 +118,7 @@ class RunDirectory:
 
     @cached_property
     def class_names(self) -> list[str] | None:
-        """The class names from partition.npz, indexed by label; None if there is no file."""
+        """The class names from partition.npz, indexed by label; None if the file is missing."""
         from fedexp.core.npz import load_npz
 
         def read(path: Path) -> list[str]:
@@ -176,8 +176,7 @@ class RunDirectory:
 
     @cached_property
     def problems(self) -> list[Problem]:
-        """The problems found in the run's files. For a run that has ended, files may not be
-        missing."""
+        """The problems found in the run's files. If the run has ended, files may not be missing."""
         _ = self.summary, self.config, self.overrides
         names = (files.ROUNDS, *(file_in_view(files.CLASSES, view) for view in VIEWS), files.TASKS)
         tables = {name: self._table(name) for name in names}
@@ -220,8 +219,7 @@ class RunDirectory:
 
     @property
     def has_ended(self) -> bool:
-        """Whether the run has ended according to summary.json. `finished` checks other files
-        too."""
+        """Whether summary.json says that the run has ended. `finished` checks other files too."""
         return self.summary.get("status") in OVER
 
     @cached_property
@@ -259,7 +257,7 @@ class RunDirectory:
 
     @cached_property
     def table(self) -> pd.DataFrame:
-        """The rows of rounds.csv from round 1 on; empty if there is no file."""
+        """The rows of rounds.csv from round 1 on; empty if the file is missing."""
         import pandas as pd
 
         found = self.rounds
@@ -273,7 +271,7 @@ class RunDirectory:
 
     @property
     def accuracy_name(self) -> str | None:
-        """The name of the column of `table` with the accuracy, or None if there is no such column.
+        """The name of the column of `table` with the accuracy, or None if it has no accuracy.
 
         It is the test accuracy, or the validation accuracy if the run was only evaluated on the
         validation set.
@@ -283,13 +281,13 @@ class RunDirectory:
     def values(self, column: str) -> list[float]:
         """Return the defined values of a column of rounds.csv from round 1 on.
 
-        The list is empty if there is no such column.
+        The list is empty if the column does not exist.
         """
         return self.table[column].dropna().tolist() if column in self.table else []
 
     @property
     def last_round(self) -> int | None:
-        """The number of the last round in rounds.csv; None if there is no round."""
+        """The number of the last round in rounds.csv; None if the table is empty."""
         rounds = self.rounds
         return None if rounds is None or rounds.empty else int(rounds["round"].max())
 

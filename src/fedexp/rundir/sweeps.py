@@ -1,5 +1,4 @@
-"""Sweep directories. They contain a directory for each job, and sweep.json with the sweep's
-name."""
+"""Sweep directories, which contain a directory for each job, and the sweep's name (sweep.json)."""
 
 import logging
 import os
@@ -49,7 +48,7 @@ class SweepDirectory:
 
     @property
     def name(self) -> str:
-        """The sweep's name from sweep.json, or the directory's name if there is no such file."""
+        """The sweep's name from sweep.json, or the directory's name without this file."""
         try:
             name = contents.read_mapping(self.directory / MARKER).get("sweep")
         except contents.Damaged:
@@ -99,6 +98,6 @@ def recency(run: RunDirectory) -> tuple[bool, float]:
 
 
 def resolve_reuse(run: RunDirectory) -> RunDirectory:
-    """Return the run from another sweep that a job uses, or `run` if there is no such run."""
+    """Return the run from another sweep that a job uses, or `run` itself if it uses none."""
     other = None if run.finished else reused_run(run.directory)
     return run if other is None else RunDirectory(other, tuple(run.overrides))

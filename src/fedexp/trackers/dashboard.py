@@ -72,8 +72,7 @@ def workspace(project: str, name: str) -> "Workspace":
 
 
 def sections() -> "list[Section]":
-    """Return one section for the results, one per prefix of metric names, and sections for figures
-    and tables."""
+    """Return sections for the results, each prefix of metric names, the figures and the tables."""
     from wandb_workspaces.reports import v2 as wr
     from wandb_workspaces.workspaces import Section
 

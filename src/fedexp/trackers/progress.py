@@ -118,8 +118,7 @@ class Progress(Tracker):
 
     @property
     def seconds_left(self) -> float | None:
-        """Estimate the remaining seconds from the pace, or return None before the first round has
-        finished."""
+        """Estimate the remaining seconds from the pace; None before the first round ends."""
         return None if self._pace is None else (self._total - self._round) * self._pace
 
     def _stop(self) -> None:
@@ -138,7 +137,7 @@ class Progress(Tracker):
         """Return the latest metrics, each with its name. Undefined metrics are omitted."""
         known = self._values
         losses = ("train_loss", "test_loss", "validation_loss")
-        # Before round 1, there is no training loss.
+        # Before round 1, the training loss is undefined.
         loss = next((name for name in losses if name in known), "train_loss")
         average = known.get("average_accuracy")
         shown = [
@@ -168,8 +167,7 @@ class Progress(Tracker):
 
 
 def write_line(text: str, console: Console) -> None:
-    """Write a line in one call, so that lines from processes that share a terminal are not
-    mixed."""
+    """Write a line in one call, so that processes sharing a terminal do not mix their lines."""
     console.file.write(f"{text}\n")
     console.file.flush()
 

@@ -79,8 +79,7 @@ class Wandb(TrackerConfig):
     finish_timeout: Positive  # seconds
 
     def image_interval(self, rounds: int) -> int | None:
-        """Return the number of rounds between images in a run of `rounds` rounds; None for images
-        at the end only."""
+        """Return the rounds between images in a run of `rounds` rounds; None: only at the end."""
         every = self.log_images_every
         if 0 < every < 1:
             return max(round(every * rounds), LEAST_INTERVAL)

@@ -225,7 +225,7 @@ def source_of(dataset: DataSource) -> tuple[object, ...]:
 def mixing_option(scenario: Scenario, algorithm: FedAvg) -> str:
     """Return the option that makes clients train on examples from several tasks at a time.
 
-    If there is no such option, return an empty string. For methods that choose exemplars
+    If no option does, return an empty string. For methods that choose exemplars
     themselves, a replay buffer is allowed, because the losses of these methods include the classes
     of earlier tasks.
     """

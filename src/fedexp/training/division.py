@@ -344,7 +344,7 @@ def scheduled_changes(
 
     The division is in effect from this round on.
 
-    first: the division with which the run starts.
+    first: the division at the start of the run.
     """
     schedule, labels, seed = built.schedule, first.federation.labels, built.seeds.partition
     found = []

@@ -57,4 +57,4 @@ class Job:
     sweep: str | None  # name of the sweep that this job belongs to; None for a single run
     place: Place = field(default_factory=Place)
     deadline: Deadline = field(default_factory=Deadline)
-    watch: "Watch | None" = None  # function with which a search may end the run
+    watch: "Watch | None" = None  # function by which a search may end the run

@@ -26,7 +26,7 @@ def choose_precision(
     """Replace the precision `auto` by the fastest one, and set up this process for it.
 
     clients: the number of clients per round.
-    before: the precision with which a resumed run started, or None for a new run. It is used again
+    before: the precision that a resumed run started with, or None for a new run. It is used again
         if the device supports it.
     """
     if hardware.precision != "auto":

@@ -48,7 +48,7 @@ def prepare(built: Built, share: int | None = None, before: str | None = None) -
     """Load and assemble all parts of a run.
 
     share: the number of cores that the run may use. None: all cores.
-    before: the precision with which a resumed run started. None for a new run.
+    before: the precision that a resumed run started with. None for a new run.
 
     Raises ConfigError if the settings are incompatible with each other or with the data.
     """

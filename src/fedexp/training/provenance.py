@@ -1,4 +1,4 @@
-"""Provenance of a run: the versions, commit and hardware with which its results were computed."""
+"""Provenance of a run: the versions, commit and hardware that produced its results."""
 
 import functools
 import platform
@@ -26,7 +26,7 @@ PROCESSES = Path("/proc")
 
 
 def environment(config: Mapping[str, Any], hardware: Resolved, state: State) -> dict[str, Any]:
-    """Return the versions and the hardware with which the results were computed.
+    """Return the versions and the hardware that produced the results.
 
     The entry `determinism` lists everything, except the data, that must be equal to reproduce the
     results bit by bit. If the run was resumed in a different environment, `determinism` contains
@@ -61,7 +61,7 @@ def code_and_hardware(config: Mapping[str, Any], hardware: Resolved) -> dict[str
 def begin_span(
     state: State, config: Mapping[str, Any], hardware: Resolved, marks: Mapping[str, str]
 ) -> None:
-    """Record the versions, hardware and data with which the next rounds are computed.
+    """Record the versions, hardware and data that the next rounds use.
 
     Nothing is recorded if they are the same as for the previous rounds.
 

@@ -102,7 +102,7 @@ def find_finished(
 
 
 def find_in_other_sweep(job: Job, built: Built, config: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the summary of the same run from another sweep, or None if there is no such run.
+    """Return the summary of the same run from another sweep, or None if no sweep has it.
 
     The directory of the reused run is recorded in the directory of this job.
     """
@@ -117,7 +117,7 @@ def find_in_other_sweep(job: Job, built: Built, config: Mapping[str, Any]) -> di
 
 
 def recorded_precision(directory: Path) -> str | None:
-    """Return the precision with which a run started, or None if it was not recorded."""
+    """Return the precision that a run started with, or None if it was not recorded."""
     return origin.get_mapping(origin.read(directory), "way").get("precision")
 
 
@@ -193,7 +193,7 @@ def is_extended(directory: Path, config: Mapping[str, Any]) -> bool:
 def check_extension(directory: Path, before: Mapping[str, Any], config: Mapping[str, Any]) -> None:
     """Raise ConfigError if the run cannot be extended.
 
-    before: the configuration with which the run was started.
+    before: the configuration that the run was started with.
     config: the configuration with the new number of rounds or `stop` options.
     """
     run, rounds = RunDirectory(directory), config.get("rounds")

@@ -71,7 +71,7 @@ def run_rounds(
     If the run is interrupted, the state after the last complete round is saved.
 
     state: the state from which the run continues.
-    watch: a function with which a search may end the run.
+    watch: a function by which a search may end the run, or None.
 
     Raises BudgetSpent, after saving the state, if the next round cannot be saved by the deadline.
     """

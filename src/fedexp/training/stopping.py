@@ -53,7 +53,7 @@ class Stopping:
     ):
         """Set the conditions for stopping.
 
-        watch: a function with which a search may end the run, or None.
+        watch: a function by which a search may end the run, or None.
         summary: a function that returns the contents of summary.json for a state.
         """
         self.stop, self.watch, self.summary = simulation.stop, watch, summary

@@ -1,2 +1,1 @@
-"""Analyse finished runs by means of the models saved in their directories: `fedexp analyse <run
-directory> <kind>`."""
+"""Analyse the models that finished runs have saved: `fedexp analyse <run directory> <kind>`."""

@@ -1,5 +1,4 @@
-"""Default options for each kind of `fedexp analyse`, used by the command line and by sweeps'
-figures."""
+"""Default options of each kind of `fedexp analyse`, for the command line and sweep figures."""
 
 from typing import Any
 

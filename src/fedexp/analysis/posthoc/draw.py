@@ -1,5 +1,4 @@
-"""Draw the figures of `fedexp analyse`. Each function takes measurements and returns a matplotlib
-Figure."""
+"""Draw the figures of `fedexp analyse`. Each function takes measurements and returns a Figure."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -238,8 +237,7 @@ def draw_models(axes: Axes, clouds: Sequence[Cloud]) -> None:
 
 
 def draw_runs(axes: Axes, clouds: Sequence[Cloud]) -> None:
-    """Draw the points of each run: local models in one colour, and global models in a darker shade
-    of it."""
+    """Draw the points of each run in one colour, with global models in a darker shade."""
     runs = list(dict.fromkeys(each.run for each in clouds))
     for is_global, noun in ((False, "local model"), (True, "global model")):
         for index, run in enumerate(runs):

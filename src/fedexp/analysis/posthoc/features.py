@@ -1,5 +1,4 @@
-"""Compare the features of several models on the same examples, either on the unit circle (FedNTD
-Fig. 18) or by t-SNE (Fig. 19 to 21)."""
+"""Compare features of several models: unit circle (FedNTD Fig. 18) or t-SNE (Fig. 19 to 21)."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -148,8 +147,7 @@ def embed_models(
 
 
 def embed(features: Sequence[np.ndarray], seed: int, perplexity: float = 30.0) -> list[np.ndarray]:
-    """Compute a joint t-SNE of the features [n, D] of all models, and return each model's points
-    [n, 2].
+    """Compute a joint t-SNE of all models' features [n, D]; return each model's points [n, 2].
 
     It is used for FedNTD Fig. 19 to 21. The method is by van der Maaten and Hinton (JMLR 2008). We
     use scikit-learn's implementation, initialised with the principal components. Raises ConfigError

@@ -1,5 +1,4 @@
-"""The kinds of `fedexp analyse`. Each one measures something and yields its results as a table and
-a figure."""
+"""The kinds of `fedexp analyse`. Each measures something and yields a table and a figure."""
 
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Mapping
@@ -125,8 +124,7 @@ def loss_plane(run: RunDirectory, options: Namespace) -> Iterator[Result]:
 
 
 def chosen_models(run: RunDirectory, number: int, names: str | None) -> list[KeptModel]:
-    """Return three models: those that `--models` names or, by default, the global model and two
-    local ones.
+    """Return the three models that `--models` names; by default, the global and two local models.
 
     A name is `global` (the global model after the round), `before` (the global model before the
     round) or the number of a client. Raises ConfigError unless the names select three different
@@ -269,8 +267,7 @@ def tsne(run: RunDirectory, options: Namespace) -> Iterator[Result]:
 def comparable_subjects(
     runs: Mapping[str, RunDirectory], options: Namespace, number: int
 ) -> dict[str, Subject]:
-    """Return label -> subject for one round. Raises ConfigError if the runs use different
-    examples."""
+    """Return label -> subject for one round; ConfigError if the runs' examples differ."""
     subjects = {label: selected_subject(run, options, number) for label, run in runs.items()}
     features.require_same_examples(list(subjects.values()))
     return subjects

@@ -1,5 +1,4 @@
-"""Measure loss and accuracy on a plane in parameter space (FedNTD Fig. 14; Li et al., NeurIPS
-2018)."""
+"""Measure loss and accuracy on a plane of parameters (FedNTD Fig. 14; Li et al., NeurIPS 2018)."""
 
 import logging
 from collections.abc import Sequence

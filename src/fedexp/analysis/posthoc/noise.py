@@ -1,5 +1,4 @@
-"""Measure loss and accuracy of a model with Gaussian noise added to its parameters (FedNTD Fig.
-14)."""
+"""Measure loss and accuracy under Gaussian noise on a model's parameters (FedNTD Fig. 14)."""
 
 import logging
 from collections.abc import Sequence

@@ -1,5 +1,4 @@
-"""Compute results of `fedexp analyse` for a sweep's report from saved models, without writing
-files."""
+"""Compute the results of `fedexp analyse` for a sweep's report, without writing files."""
 
 from argparse import Namespace
 from collections.abc import Callable, Mapping
@@ -41,8 +40,7 @@ def noise_result(run: RunDirectory, options: Mapping[str, Any]) -> tuple[NoiseCu
 def joint_embedding(
     runs: Mapping[str, RunDirectory], options: Mapping[str, Any]
 ) -> tuple[list[Cloud], Subject]:
-    """Return the results of `fedexp analyse <run> tsne --with <run>`, and the subject of the first
-    run.
+    """Return the results of `fedexp analyse <run> tsne --with <run>` and the first run's subject.
 
     The last round with saved local models is used. Raises ConfigError if a run has no such round.
     """

@@ -44,8 +44,7 @@ class Subject:
         return self.runtime.data.y_test.cpu().numpy()
 
     def load(self, model: KeptModel) -> Params:
-        """Return the parameters of a saved model, on the device, and set the network's running
-        statistics.
+        """Return a saved model's parameters on the device, and load its running statistics.
 
         Raises ConfigError if the model does not match the run's configuration.
         """
@@ -65,8 +64,7 @@ class Subject:
         return runtime.net.own(params)
 
     def measure(self, params: Params) -> tuple[float, float]:
-        """Return the mean cross-entropy and the accuracy of the given parameters on the
-        examples."""
+        """Return the mean cross-entropy and the accuracy of `params` on the examples."""
         found = self.runtime.evaluate(params)
         return float(found.loss), int(found.class_correct.sum()) / len(self.labels)
 
@@ -173,8 +171,7 @@ def last_local_round(run: RunDirectory) -> int | None:
 
 
 def rounds_to_show(run: RunDirectory, requested: Sequence[int]) -> list[int]:
-    """Return the requested rounds or, if none were requested, the last round with saved local
-    models.
+    """Return the requested rounds; by default, the last round with saved local models.
 
     If the run has no local models, return the last saved round.
     """

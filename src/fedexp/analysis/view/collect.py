@@ -85,10 +85,10 @@ def runs_below(path: Path) -> list[Path]:
 def collect(
     paths: Sequence[Path], beside_print: BesidePrint = lambda directory: None
 ) -> dict[str, Any]:
-    """Collect everything that the page shows. Raises ConfigError if there are no runs.
+    """Collect everything that the page shows. Raises ConfigError if no run is found.
 
     beside_print: a function that returns the table which compares a sweep directory with published
-    values, or None if there is no such table.
+    values, or None for a sweep without this table.
     """
     directories = [directory for path in paths for directory in runs_below(path)]
     runs = [RunDirectory(directory) for directory in dict.fromkeys(directories)]
@@ -156,8 +156,7 @@ def describe_run(run: RunDirectory, shared: Shared) -> dict[str, Any]:
 
 
 def problems_of(run: RunDirectory) -> list[str]:
-    """Return the problems with a run's files: files that are damaged, and expected files that are
-    missing."""
+    """Return which of a run's files are damaged, and which expected files are missing."""
     _ = run.class_names  # partition.npz
     found = {problem.file: str(problem) for problem in run.problems}
     if run.status != "failed":  # a failed run may not have started training
@@ -167,7 +166,7 @@ def problems_of(run: RunDirectory) -> list[str]:
 
 
 def error_of(run: RunDirectory) -> str | None:
-    """Return the error report of a failed run; None if there is no readable report."""
+    """Return the error report of a failed run; None if it is missing or unreadable."""
     # Do not follow a link, since the page would contain its target and may be shared.
     if (run.directory / files.ERROR).is_symlink():
         return None
@@ -200,8 +199,7 @@ def is_measure(column: str) -> bool:
 
 
 def list_measures(runs: Sequence[RunDirectory]) -> list[str]:
-    """Return the columns of rounds.csv in which any run has a value, starting with the main
-    measures."""
+    """Return the columns of rounds.csv with values in any run, the main measures first."""
     tables = [run.rounds.dropna(axis=1, how="all") for run in runs if run.rounds is not None]
     used = [str(name) for table in tables for name in table]
     main = [measure.column for measure in main_measures(runs) if measure.column in used]
@@ -295,8 +293,7 @@ def format_option(value: object) -> str:
 def collect_tables(
     directory: Path, runs: list[RunDirectory], beside_print: BesidePrint
 ) -> dict[str, Any]:
-    """Return the table of a sweep's finished runs, as in table.csv, and the rounds to each
-    target."""
+    """Return the finished runs' table, as in table.csv, and their rounds to each target."""
     known = drop_repeats(runs)
     targets = rounds_to_targets(known).dropna(axis=1, how="all")
     found = {"title": directory.absolute().name, "targets": encode_table(targets)}

@@ -1,4 +1,4 @@
-"""Convolutions of several clients, each of which has separate weights.
+"""Convolutions of several clients, where each client has separate weights.
 
 torch.func.vmap converts them to one grouped convolution with one group per client. This module
 runs one ordinary convolution per client instead. On CUDA, the convolutions run in separate
