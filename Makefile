@@ -42,7 +42,7 @@ test-data: $(STAMP) ## tests on real data sets below FEDEXP_DATA
 test-gpu: $(STAMP) ## tests that need a CUDA device
 	$(TEST) -m pytest -m gpu $(ARGS)
 
-test-slow: $(STAMP) ## variants, torchrun, Chromium; the wheel in a clean environment (needs a package index)
+test-slow: $(STAMP) ## variants, Chromium; the wheel in a clean environment (needs a package index)
 	$(TEST) -m pytest -m slow $(ARGS)
 
 test-faults: $(STAMP) ## a stop at every operation on a file, then kill -9 on every engine (ten minutes each)

@@ -76,11 +76,9 @@ def engine_command(
     settings += ["forgetting_metric=in_out_local"] if options.local_evaluation else []
     if engine == "workers":
         settings += [f"hardware.workers={options.workers}"]
-    elif engine == "distributed":
-        settings += ["hardware.threads=1"]
     else:
         settings += [f"hardware.threads={options.threads}"]
-    return fedexp(*settings, ranks=options.workers if engine == "distributed" else 0)
+    return fedexp(*settings)
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:

@@ -290,21 +290,7 @@ def write_section(name: str, text: str, path: Path = RESULTS) -> None:
     path.write_text("\n\n".join([*kept, f"## {name}\n\n{text.strip()}"]) + "\n")
 
 
-def fedexp(*overrides: str, ranks: int = 0) -> tuple[str, ...]:
-    """Return the command line of a real run, without a tracker; with `ranks` started by
-    torchrun."""
-    start = (
-        (sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={ranks}")
-        if ranks
-        else (sys.executable,)
-    )
-    return (
-        *start,
-        "-m",
-        "fedexp",
-        "--config-dir",
-        str(CONF),
-        "tracker=none",
-        *overrides,
-        "hydra.run.dir=OUT",
-    )
+def fedexp(*overrides: str) -> tuple[str, ...]:
+    """Return the command line of a real run, without a tracker."""
+    program = (sys.executable, "-m", "fedexp", "--config-dir", str(CONF))
+    return (*program, "tracker=none", *overrides, "hydra.run.dir=OUT")

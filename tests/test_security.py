@@ -28,8 +28,7 @@ from fedexp.trackers.tensorboard_tracker import TensorBoard
 
 ROOT = Path(__file__).parents[1]
 SOURCES = sorted(path for folder in ("src", "benchmarks") for path in (ROOT / folder).rglob("*.py"))
-# The engines' processes send each other pickles, over a socket pair or torch.distributed; CIFAR's
-# files are read by torchvision once their checksums are those of the published ones.
+# Worker processes and their parent send each other pickles, over a socket pair.
 KNOWN = {
     "engine/processes/channel.py": {"import pickle", "torch.load without weights_only=True"},
     # tar files with filter="data"; shutil skips zip entries that lead outside (test_archive.py)

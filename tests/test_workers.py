@@ -15,7 +15,7 @@ from torch import nn
 
 from fedexp.algorithms.base import FedAvg
 from fedexp.engine.base import Shared
-from fedexp.engine.processes.channel import Channel, NetworkChannel, pack
+from fedexp.engine.processes.channel import Channel, pack
 from fedexp.engine.processes.worker import Worker, run
 from fedexp.engine.processes.workers import WorkerDied, Workers
 from fedexp.engine.sequential import ClientFailure, Sequential
@@ -25,17 +25,9 @@ from fedexp.training.recorder import Recorder
 from fedexp.training.rounds import record_initial, run_rounds
 from toy_federation import LARGER, PROCESS, assemble, make_simulation
 
-CHANNELS = pytest.mark.parametrize("kind", [Channel, NetworkChannel])
 
-
-def pair(kind=Channel):
-    return tuple(kind(end) for end in socket.socketpair())
-
-
-def carried(value, kind=Channel):
-    ours, theirs = pair(kind)
-    ours.send_value(value)
-    return theirs.receive()
+def pair():
+    return tuple(Channel(end) for end in socket.socketpair())
 
 
 def train(engine, algorithm, close=True):
@@ -69,11 +61,10 @@ TENSORS = {
 }
 
 
-@CHANNELS
-def test_values_arrive_unchanged_and_in_order(kind):
+def test_values_arrive_unchanged_and_in_order():
     network = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4))
     network.to(memory_format=torch.channels_last)
-    ours, theirs = pair(kind)
+    ours, theirs = pair()
     for value in (TENSORS, network, "text"):
         ours.send_value(value)
 
@@ -118,21 +109,12 @@ def test_a_view_is_sent_without_the_tensor_that_it_belongs_to():
         assert os.fstat(both.fileno()).st_size < 1.1 * 400_000 + 4000
 
 
-@CHANNELS
-def test_a_closed_end_is_noticed(kind):
-    ours, theirs = pair(kind)
+def test_a_closed_end_is_noticed():
+    ours, theirs = pair()
     theirs.close()
     with pytest.raises(ConnectionError):
         ours.send_value(torch.zeros(3))
     with pytest.raises((EOFError, ConnectionError)):
-        ours.receive()
-
-
-def test_an_end_that_closes_within_a_message_is_noticed():
-    ours, theirs = pair(NetworkChannel)
-    theirs.connection.sendall((1000).to_bytes(8) + b"half")
-    theirs.close()
-    with pytest.raises(EOFError):
         ours.receive()
 
 

@@ -12,12 +12,11 @@ import argparse
 import csv
 import json
 import random
-import socket
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -43,7 +42,6 @@ ENGINES = {  # options; which undisturbed run it must equal
     "sequential": (("hardware.engine=sequential",), "sequential"),
     "workers": (("hardware.engine=workers", "hardware.workers=2"), "sequential"),
     "vectorised": (("hardware.engine=vectorised",), "vectorised"),
-    "distributed": (("hardware.engine=distributed",), "sequential"),
     "sweep": (
         ("--multirun", "hydra.sweep.dir=run", "algorithm=fedavg,scaffold", "rounds=3"),
         "sweep",
@@ -134,57 +132,6 @@ class Watcher(threading.Thread):
         self.join()
 
 
-# --- processes
-
-
-class Pair:
-    """Two ranks on the loopback interface, with the environment variables of torchrun."""
-
-    def __init__(self, forks: ForkServer, arguments: Sequence[str], folder: Path):
-        with socket.socket() as any_port:
-            any_port.bind(("127.0.0.1", 0))
-            port = any_port.getsockname()[1]
-        place = {
-            "WORLD_SIZE": "2",
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(port),
-            "LOCAL_WORLD_SIZE": "2",
-        }
-        self.ranks = [
-            forks.start(*arguments, folder=folder, RANK=str(rank), LOCAL_RANK=str(rank), **place)
-            for rank in (0, 1)
-        ]
-
-    def poll(self) -> int | None:
-        codes = [rank.poll() for rank in self.ranks]
-        return None if None in codes else max(codes, key=abs)
-
-    def kill(self, rng: random.Random) -> None:
-        for rank in rng.choice(([0], [1], [0, 1])):
-            self.ranks[rank].kill()
-        # the other rank ends too if they are connected; otherwise it waits for ten minutes
-        for each in self.ranks:
-            try:
-                each.wait()
-            except TimeoutError:
-                # rank 0 has printed the hardware, so they are connected
-                if self.read().strip():
-                    raise
-                each.kill()
-                each.wait()
-
-    def read(self) -> str:
-        return "\n".join(rank.read() for rank in self.ranks)
-
-
-def kill(process: Forked | Pair, rng: random.Random) -> None:
-    if isinstance(process, Pair):
-        process.kill(rng)
-    else:  # workers end by themselves
-        process.kill()
-        process.wait()
-
-
 # --- the campaign
 
 
@@ -193,11 +140,6 @@ class Campaign:
         self.forks, self.folder, self.rng = forks, folder, random.Random(seed)
         self.tallies: dict[str, Tally] = {}
         self._whole: dict[str, tuple[Path, float]] = {}
-
-    def launch(self, engine: str, folder: Path, arguments: Sequence[str]) -> Forked | Pair:
-        if engine == "distributed":
-            return Pair(self.forks, arguments, folder)
-        return self.forks.start(*arguments, folder=folder)
 
     def arguments(self, engine: str) -> list[str]:
         options, _ = ENGINES[engine]
@@ -217,7 +159,7 @@ class Campaign:
             folder = self.folder / f"whole_{engine}"
             folder.mkdir()
             start = time.monotonic()
-            process = self.launch(engine, folder, self.arguments(engine))
+            process = self.forks.start(*self.arguments(engine), folder=folder)
             finish(process)
             self._whole[engine] = folder / "run", time.monotonic() - start
         return self._whole[engine]
@@ -233,10 +175,11 @@ class Campaign:
         directory, wanted = folder / "run", tally.kills + kills
         with Watcher(directory, tally):
             while tally.kills < wanted:
-                process = self.launch(engine, folder, self.resume_command(engine, directory))
+                process = self.forks.start(*self.resume_command(engine, directory), folder=folder)
                 if not self.wait_at_random(process, directory, seconds):
                     break
-                kill(process, self.rng)
+                process.kill()  # workers end by themselves
+                process.wait()
                 tally.kills += 1
                 tally.while_writing += any(temporaries(directory))
                 check_all(directory, tally)
@@ -245,7 +188,7 @@ class Campaign:
                     f"  {engine} {tally.runs}: kill {tally.kills}, {shown} rounds in its files",
                     flush=True,
                 )
-            process = self.launch(engine, folder, self.resume_command(engine, directory))
+            process = self.forks.start(*self.resume_command(engine, directory), folder=folder)
             finish(process)
         check_all(directory, tally)
         try:
@@ -253,7 +196,7 @@ class Campaign:
         except AssertionError as error:
             tally.different.append(f"{directory}: {error}")
 
-    def wait_at_random(self, process: Forked | Pair, directory: Path, seconds: float) -> bool:
+    def wait_at_random(self, process: Forked, directory: Path, seconds: float) -> bool:
         """Wait for a random time, or for a file that is being written after it.
 
         Return False if the process has ended before.
@@ -285,7 +228,7 @@ def temporaries(directory: Path) -> Iterator[Path]:
         yield from folder.glob(".*.tmp")
 
 
-def finish(process: Forked | Pair) -> None:
+def finish(process: Forked) -> None:
     while process.poll() is None:
         time.sleep(0.02)
     assert process.poll() == 0, process.read()

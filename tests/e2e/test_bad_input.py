@@ -51,7 +51,7 @@ MORE = """
 dataset=mnist dataset.url=ftp://x => dataset.url
 partition=natural => natural
 partition=file => partition.path
-hardware.engine=distributed => hardware.engine=distributed | torchrun
+hardware.engine=distributed => hardware.engine=distributed | auto, sequential, workers, vectorised
 algorithm=fedka dataset=thucnews model=textcnn => dataset=thucnews contains text | for images
 public.fraction=0.0001 => public.fraction=0.0001 | 1437
 dataset.test_fraction=1e-300 => dataset.test_fraction=1e-300 | 1797

@@ -10,11 +10,9 @@ import importlib.util
 import io
 import itertools
 import json
-import os
 import re
 import runpy
 import shlex
-import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator, Sequence
@@ -23,7 +21,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from helpers import SOURCE
 from hydra import compose, initialize_config_dir
 from PIL import Image
 
@@ -60,8 +57,6 @@ PROGRAMS = (
     "python3",
     "make",
     "pip",
-    "torchrun",
-    "srun",
     "wandb",
     "export",
     "PYTHONPATH=.",
@@ -139,8 +134,7 @@ NOT_EXECUTED = {
         "an extra; tests/test_more_trackers.py runs it"
     ),
     "fedexp hardware=gpu .*": "needs GPUs",
-    "torchrun --nnodes=2 .*": "needs two machines",
-    "export MASTER_ADDR=.*|srun .*|fedexp .*hydra/launcher=submitit_slurm .*": "needs Slurm",
+    "fedexp .*hydra/launcher=submitit_slurm .*": "needs Slurm",
     "export RAY_AUTH_MODE=token|ray start .*|fedexp .*hydra/launcher=ray .*": "needs Ray",
     "wandb .*|fedexp dashboard .*": "needs an account",
     "fedexp push .*": "tests/e2e/test_wandb.py does it",
@@ -214,7 +208,7 @@ def commands() -> dict[str, str]:
 
 def ours(command: str) -> bool:
     """Return whether a command runs fedexp."""
-    return command.startswith(("fedexp", "python -m fedexp", "torchrun"))
+    return command.startswith(("fedexp", "python -m fedexp"))
 
 
 def arguments_of(command: str) -> list[str] | None:
@@ -482,21 +476,6 @@ def execute(command, fedexp, monkeypatch) -> tuple[int, str]:
     if words[0] == "fedexp":
         done = fedexp(*reduced(words[1:]))
         return done.code, done.err
-    if words[0] == "torchrun":
-        program = [
-            str(Path(sys.executable).with_name("torchrun")),
-            *words[1 : words.index("fedexp") + 1],
-        ]
-        options = [a for a in reduced(arguments_of(command)) if not a.startswith("hardware.engine")]
-        environment = os.environ | {"PYTHONPATH": str(SOURCE)}
-        ended = subprocess.run(
-            [*program, *options, "tracker=none"],
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=900,
-        )
-        return ended.returncode, ended.stderr
     monkeypatch.setattr(sys, "argv", words[2:])
     try:
         runpy.run_module(words[2], run_name="__main__")

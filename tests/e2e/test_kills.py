@@ -5,7 +5,7 @@ from kills import Campaign
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("engine", ["sequential", "vectorised", "distributed", "sweep"])
+@pytest.mark.parametrize("engine", ["sequential", "vectorised", "sweep"])
 def test_run_killed_twice_equals_the_undisturbed_one(forks, tmp_path, engine):
     """The moments are random with a fixed seed; test_processes kills workers."""
     campaign = Campaign(forks, tmp_path, seed=1)

@@ -8,9 +8,8 @@ for an interrupt. `fedexp.training.run` imports torch. It is imported late, so t
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, redirect_stderr
-from functools import partial
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext, redirect_stderr
 from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -27,7 +26,6 @@ from fedexp.core.errors import (
     say,
     say_no_memory,
 )
-from fedexp.engine.processes.ranks import find_ranks
 
 if TYPE_CHECKING:
     from fedexp.cli.sweeps import SweepWatch
@@ -45,8 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with console.safe_streams():
         try:
             check_readable(arguments)
-            with distributed() as follower:
-                return dispatch(arguments) if follower is None else follower()
+            return dispatch(arguments)
         except ConfigError as error:
             return say(str(error))
         except KeyboardInterrupt:
@@ -83,27 +80,6 @@ def set_up_process() -> None:
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     # otherwise Ray hides output lines that several jobs have in common
     os.environ.setdefault("RAY_DEDUP_LOGS", "0")
-
-
-@contextmanager
-def distributed() -> Iterator[Callable[[], int] | None]:
-    """Yield the function that a follower process of torchrun calls instead of running the command.
-
-    torchrun starts several processes. The first process runs the command, and all other processes
-    follow it. Yield None in the first process, and in a process that torchrun did not start.
-    """
-    ranks = find_ranks()
-    if ranks is None:
-        yield None
-        return
-    from fedexp.engine.processes.distributed import follow, leading
-
-    interrupts.release()
-    if ranks.rank:
-        yield partial(follow, ranks)
-        return
-    with leading(ranks):
-        yield None
 
 
 def working_directory() -> str:

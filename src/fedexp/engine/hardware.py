@@ -15,11 +15,9 @@ from typing import Annotated, Any, Literal
 import torch
 
 from fedexp.core.console import plural
-from fedexp.core.errors import ConfigError, require
+from fedexp.core.errors import require
 from fedexp.core.limits import Checked, Count, CountOrNone, Limit
 from fedexp.engine.base import Engine
-from fedexp.engine.processes.distributed import Distributed
-from fedexp.engine.processes.ranks import HOW_TO_START, find_ranks
 from fedexp.engine.processes.workers import Workers
 from fedexp.engine.sequential import Sequential
 from fedexp.engine.vectorised.engine import Vectorised
@@ -50,7 +48,7 @@ class Hardware(Checked, prefix="hardware."):
     """
 
     device: Annotated[str, Limit("one of auto, cpu, cuda, cuda:<number>", is_device)]
-    engine: Literal["auto", "sequential", "workers", "vectorised", "distributed"]
+    engine: Literal["auto", "sequential", "workers", "vectorised"]
     # processes of the workers engine; None: one per core or GPU, at most one per sampled client
     workers: CountOrNone
     precision: Literal["auto", "fp32", "tf32", "bf16", "fp64"]
@@ -71,8 +69,7 @@ class Hardware(Checked, prefix="hardware."):
     @property
     def takes_any_gpu(self) -> bool:
         """Return whether the run uses only one GPU, which may be any GPU of the machine."""
-        several = self.engine in ("workers", "distributed") or find_ranks() is not None
-        return self.device in ("auto", "cuda") and not several
+        return self.device in ("auto", "cuda") and self.engine != "workers"
 
     def resolve(self, vectorises: bool, cohort_size: int, share: int | None = None) -> "Resolved":
         """Return the hardware that the run uses, with a choice for each `auto` except precision.
@@ -83,21 +80,19 @@ class Hardware(Checked, prefix="hardware."):
         """
         device, reason = self._device()
         share = cores() if share is None else min(share, cores())
-        workers, ranks = self._workers(device, cohort_size, share), self._ranks()
+        workers = self._workers(device, cohort_size, share)
         engine = self.engine
-        if ranks > 1:
-            engine = "distributed"
-        elif engine == "auto" and device.type == "cuda":
+        if engine == "auto" and device.type == "cuda":
             engine = "vectorised" if vectorises else "sequential"
         elif engine == "auto":
             engine = "workers" if workers > 1 or self.workers else "sequential"
-        several = engine in ("workers", "distributed")
+        in_workers = engine == "workers"
         # Each worker uses one thread, so that the number of cores does not affect rounding.
-        threads = self.threads or (1 if several else default_threads(share))
+        threads = self.threads or (1 if in_workers else default_threads(share))
         trainer: Engine = Sequential()
-        if engine == "vectorised" or (several and device.type == "cuda" and vectorises):
+        if engine == "vectorised" or (in_workers and device.type == "cuda" and vectorises):
             trainer = Vectorised(self.chunk, self.cuda_graphs)
-        count = {"workers": workers, "distributed": ranks}.get(engine, 1)
+        count = workers if in_workers else 1
         resolved = Resolved(device, engine, self.precision, threads, count, trainer, reason)
         self._check(resolved, vectorises)
         return resolved
@@ -121,21 +116,6 @@ class Hardware(Checked, prefix="hardware."):
         if device.type == "cuda":
             places = torch.cuda.device_count() if device.index is None else 1
         return min(self.workers or max(places, 1), cohort_size)
-
-    def _ranks(self) -> int:
-        """Return the number of processes that torchrun or Slurm started for this run, or 1."""
-        ranks = find_ranks()
-        if ranks is None and self.engine == "distributed":
-            raise ConfigError(f"hardware.engine=distributed: {HOW_TO_START}")
-        if ranks is None or ranks.size == 1:
-            return 1
-        because = f"because {ranks.size} processes were started"
-        fits = self.engine in ("auto", "distributed")
-        require(fits, "hardware.engine", self.engine, f"auto or distributed, {because}")
-        require(not self.workers, "hardware.workers", self.workers, f"null, {because}")
-        names_gpu = self.device.startswith("cuda:")
-        require(not names_gpu, "hardware.device", self.device, f"cuda, {because}")
-        return ranks.size
 
     def _device(self) -> tuple[torch.device, str]:
         """Return the device and the reason for choosing it."""
@@ -219,7 +199,7 @@ class Resolved:
         trainer = copy.copy(self.trainer)
         if self.engine == "workers":
             return Workers(trainer, self, self.workers, share=self.vectorises)
-        return Distributed(trainer, self) if self.engine == "distributed" else trainer
+        return trainer
 
     def apply(self) -> None:
         """Set the options of torch that apply to the whole process.
@@ -245,9 +225,9 @@ class Resolved:
     def sentence(self) -> str:
         cuda = self.device.type == "cuda"
         name = self.device_name if cuda else plural(self.threads, "thread")
-        if self.engine not in ("workers", "distributed"):
+        if self.engine != "workers":
             return f"{self.device} ({name}), engine {self.engine}, {self.precision}: {self.reason}"
-        count = plural(self.workers, "worker" if self.engine == "workers" else "distributed rank")
+        count = plural(self.workers, "worker")
         return f"{self.device} ({count} of {name} each), {self.precision}: {self.reason}"
 
     def as_dict(self) -> dict[str, Any]:

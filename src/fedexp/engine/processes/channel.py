@@ -1,13 +1,11 @@
 """Send Python values that contain tensors between two processes.
 
-A parcel is a file in memory, written by torch.save. Between processes on the same machine, the
-file descriptor is sent through a socket, and the receiver maps the file. So a model that is sent
-to N processes is stored in memory only once. The files have no names and are not limited by the
-size of a shared-memory mount. They disappear when the last process closes them. Between machines,
-the contents of the file are sent.
+A parcel is a file in memory, written by torch.save. Its file descriptor is sent through a socket,
+and the receiver maps the file. So a model that is sent to N processes is stored in memory only
+once. The files have no names and are not limited by the size of a shared-memory mount. They
+disappear when the last process closes them.
 """
 
-import io
 import os
 import pickle
 import socket
@@ -17,8 +15,6 @@ from types import SimpleNamespace
 from typing import Any, BinaryIO
 
 import torch
-
-LENGTH = 8  # number of bytes that encode the size of a parcel in a NetworkChannel
 
 
 class _Pickler(pickle.Pickler):
@@ -49,7 +45,7 @@ def pack(value: Any) -> BinaryIO:
 
 @dataclass(frozen=True)
 class Channel:
-    """One end of a connection between two processes on the same machine.
+    """One end of a connection between two processes.
 
     The methods `send` and `receive` raise EOFError or ConnectionError if the other process has
     ended.
@@ -78,27 +74,3 @@ class Channel:
 
     def close(self) -> None:
         self.connection.close()
-
-
-class NetworkChannel(Channel):
-    """One end of a TCP connection between two processes."""
-
-    def send(self, parcel: BinaryIO) -> None:
-        size = parcel.seek(0, io.SEEK_END)
-        self.connection.sendall(size.to_bytes(LENGTH))
-        self.connection.sendfile(parcel)
-
-    def receive(self) -> Any:
-        size = int.from_bytes(self.receive_bytes(LENGTH))
-        return torch.load(io.BytesIO(self.receive_bytes(size)), "cpu", weights_only=False)
-
-    def receive_bytes(self, size: int) -> bytearray:
-        """Return the next `size` bytes."""
-        content = bytearray(size)
-        rest = memoryview(content)
-        while rest:
-            count = self.connection.recv_into(rest)
-            if not count:
-                raise EOFError("the other process has closed the connection")
-            rest = rest[count:]
-        return content

@@ -20,7 +20,6 @@ from torch import Tensor
 
 from fedexp.algorithms.base import FedAvg
 from fedexp.core import tree
-from fedexp.core.errors import ConfigError
 from fedexp.core.tree import Params, Tree
 from fedexp.engine.base import ClientRuntime, Cohort, Engine, Evaluation, Shared, Trained
 from fedexp.engine.network import flush_subnormals
@@ -44,7 +43,7 @@ class Worker:
     `partial(Worker.evaluate, batches=...)`. If it returns None, the worker sends no answer.
     """
 
-    number: int  # the number of this worker on its host, from 0
+    number: int  # from 0
     device: torch.device = CPU
     server: Tree = None
 
@@ -52,12 +51,10 @@ class Worker:
         """Set up the process for the hardware.
 
         hardware: fedexp.engine.hardware.Resolved. If it does not name a particular GPU, the
-            workers on a host are distributed among its GPUs.
+            workers are distributed among the GPUs.
         """
         device = hardware.device
         if device.type == "cuda" and device.index is None:
-            if not torch.cuda.device_count():
-                raise ConfigError(f"hardware.device={device}: {socket.gethostname()} has no GPU")
             device = torch.device("cuda", self.number % torch.cuda.device_count())
         self.device = device
         replace(hardware, device=device).apply()
@@ -105,7 +102,7 @@ def move(values: Tree, device: torch.device) -> Tree:
 
 
 def serve(channel: Channel, worker: Worker) -> None:
-    """Receive orders and run them, until the order None is received.
+    """Receive orders and run them.
 
     Raises EOFError or OSError if the other process closes the connection.
     """
@@ -114,11 +111,9 @@ def serve(channel: Channel, worker: Worker) -> None:
             order = channel.receive()
         except (EOFError, OSError):
             raise
-        except Exception as error:  # for example, because a package is missing on this host
+        except Exception as error:  # for example, because a module cannot be imported
             answer = failure(error)
         else:
-            if order is None:
-                return
             answer = run(order, worker)
         if answer is not None:
             channel.send_value(answer)

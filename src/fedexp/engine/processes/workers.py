@@ -52,26 +52,6 @@ class Order:
 class Process:
     """A process that runs a worker, and the connection to this process."""
 
-    def __init__(self, name: str, channel: Channel):
-        self.name, self.channel = name, channel
-        self.order: Order | None = None  # the current order
-
-    def send(self, parcel: BinaryIO) -> None:
-        """Send a message. If the process has died, this is noticed only in `Channel.receive`."""
-        with suppress(*LOST):
-            self.channel.send(parcel)
-
-    def end(self) -> str:
-        """Make sure that the process has ended, and return how it ended."""
-        raise NotImplementedError
-
-    def close(self) -> None:
-        """Stop using the process."""
-
-
-class LocalProcess(Process):
-    """A worker process on the same machine, which the current process starts."""
-
     def __init__(self, number: int, threads: int):
         ours, theirs = socket.socketpair()
         # The process must be able to import the same modules as the current process.
@@ -87,9 +67,17 @@ class LocalProcess(Process):
             process_group=0,  # Ctrl+C in a terminal reaches only the parent
         )
         theirs.close()
-        super().__init__(f"worker {number} (process {self.popen.pid})", Channel(ours))
+        self.name = f"worker {number} (process {self.popen.pid})"
+        self.channel = Channel(ours)
+        self.order: Order | None = None  # the current order
+
+    def send(self, parcel: BinaryIO) -> None:
+        """Send a message. If the process has died, this is noticed only in `Channel.receive`."""
+        with suppress(*LOST):
+            self.channel.send(parcel)
 
     def end(self) -> str:
+        """Make sure that the process has ended, and return how it ended."""
         self.channel.close()
         try:
             code = self.popen.wait(timeout=1)
@@ -232,14 +220,11 @@ class Workers(Engine):
 
     def _start(self, i: int) -> Process:
         """Start process i and send it all orders that the other processes have received."""
-        process = self._connect(i)
+        process = Process(i, self.hardware.threads)
         with pack(partial(Worker.begin, hardware=self.hardware)) as begin:
             for parcel in (begin, *(parcel for _, parcel in self._sent.values())):
                 process.send(parcel)
         return process
-
-    def _connect(self, i: int) -> Process:
-        return LocalProcess(i, self.hardware.threads)
 
     def _give(self, waiting: deque[Order]) -> list[Process]:
         """Send the next orders to the free processes, and return all busy processes."""
