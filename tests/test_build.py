@@ -338,7 +338,7 @@ def test_class_of_another_group_is_refused(group):
 def test_nested_class_of_another_kind_is_refused():
     other = "fedexp.data.partition.IID"
     (line,) = errors_of(f"dataset.augmentation={{_target_: {other}}}")
-    allowed = "fedexp.data.augment.Augmentation or a class that derives from it"
+    allowed = "fedexp.data.augment.Transform or a class that derives from it"
     assert line == f"dataset.augmentation._target_={other}: must be {allowed}"
     assert errors_of("dataset.augmentation=null") == [
         "dataset.augmentation=None: must be a node with _target_"

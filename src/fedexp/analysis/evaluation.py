@@ -156,6 +156,7 @@ def image_template(run: RunDirectory, parts: Parts) -> ImageData:
         mean=form.mean,
         std=form.std,
         max_value=form.max_value,
+        crop=source.crop,
     )
 
 

@@ -6,6 +6,7 @@ order, torchvision's RandomCrop(padding), RandomHorizontalFlip, RandomRotation(n
 ToTensor and Normalize, and then Cutout (DeVries and Taylor, arXiv 1708.04552).
 """
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Annotated, ClassVar, Literal
@@ -24,10 +25,23 @@ UNITS_PER_DEGREE = 1000  # angles are drawn as integers
 Pixels = Annotated[int, Limit("at least 0 and at most 4096 pixels", lambda v: 0 <= v <= 4096)]
 
 
-class Augmentation(Checked, prefix="dataset.augmentation."):
-    """Random changes that are applied to each training example. Each can be turned off."""
+class Transform(Checked, ABC, prefix="dataset.augmentation."):
+    """Base class of the random changes of images (see fedexp.data.types.Draws)."""
 
     changes_inputs: ClassVar[bool] = True
+
+    @property
+    @abstractmethod
+    def active(self) -> bool:
+        """Return whether any random numbers are drawn."""
+
+    @abstractmethod
+    def draw(self, rng: np.random.Generator, n: int, height: int, width: int) -> np.ndarray:
+        """Return the random numbers for `n` stored images of this size, int64 [n, ...]."""
+
+
+class Augmentation(Transform):
+    """Random changes that are applied to each training example. Each can be turned off."""
 
     # pixels added on each side before a random crop to the original size; 0 = off
     crop_padding: Pixels

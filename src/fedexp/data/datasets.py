@@ -21,7 +21,7 @@ import torch
 from fedexp.core.errors import ConfigError, require
 from fedexp.core.limits import Limit, OpenShare, Seed32
 from fedexp.data import leaf
-from fedexp.data.augment import Augmentation, Normalise
+from fedexp.data.augment import Normalise, Transform
 from fedexp.data.cache import Arrays, load_cached, make_arrays
 from fedexp.data.download import Published
 from fedexp.data.image_files import (
@@ -37,6 +37,7 @@ from fedexp.data.image_files import (
     stratified_split,
 )
 from fedexp.data.marks import SourceFile, checksum
+from fedexp.data.resized_crop import ResizedCrop, Side
 from fedexp.data.tiny_imagenet import scan_published
 from fedexp.data.torchvision_files import TorchvisionFiles
 from fedexp.data.types import DataSource, ImageData
@@ -50,7 +51,6 @@ Std = Annotated[
     tuple[float, ...],
     Limit("greater than 0 and finite", lambda v: all(0 < s < math.inf for s in v)),
 ]
-Side = Annotated[int, Limit("greater than 0 and at most 4096 pixels", lambda v: 0 < v <= 4096)]
 
 
 class Dataset(DataSource):
@@ -63,7 +63,7 @@ class Dataset(DataSource):
 
     mean: Mean  # per channel, on the scale 0..1
     std: Std
-    augmentation: Augmentation  # for the training data
+    augmentation: Transform  # of the training data; a ResizedCrop also crops test images
 
     max_value: ClassVar[int] = 255
 
@@ -80,6 +80,10 @@ class Dataset(DataSource):
     @property
     def normalise(self) -> Normalise:
         return Normalise(self.mean, self.std, self.max_value)
+
+    @property
+    def crop(self) -> ResizedCrop | None:
+        return self.augmentation if isinstance(self.augmentation, ResizedCrop) else None
 
     @abstractmethod
     def read(self) -> Arrays:
@@ -111,6 +115,7 @@ class Dataset(DataSource):
             mean=self.normalise.mean,
             std=self.normalise.std,
             max_value=self.max_value,
+            crop=self.crop,
             owners=arrays.get("owners"),
             checksum=None if self.files else checksum(*inputs),
         )

@@ -199,7 +199,7 @@ def resize_images(images: torch.Tensor, max_value: int, like: ImageData) -> torc
 
     Returns uint8 [n, height, width, channels].
     """
-    channels, height, width = like.shape
+    height, width, channels = like.x_train.shape[1:]
     if images.shape[1:] == like.x_train.shape[1:] and max_value == like.max_value:
         return images
     parts = []

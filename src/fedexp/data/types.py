@@ -14,6 +14,7 @@ import torch
 from fedexp.core.limits import Checked, Limit
 from fedexp.data.augment import Augmentation, Normalise, load_batch
 from fedexp.data.marks import SourceFile
+from fedexp.data.resized_crop import ResizedCrop
 
 
 class Draws(Protocol):
@@ -77,7 +78,7 @@ class Data(ABC):
 
     @property
     def image_size(self) -> tuple[int, int]:
-        """Return (height, width), or (0, 0) for texts."""
+        """Return (height, width) of the stored images, or (0, 0) for texts."""
         return 0, 0
 
     @abstractmethod
@@ -170,16 +171,17 @@ class ImageData(Data):
     mean: tuple[float, ...]  # per channel, on the scale 0..1
     std: tuple[float, ...]
     max_value: int = 255
+    crop: ResizedCrop | None = None  # how images are cropped; None: they keep their size
 
     @property
     def shape(self) -> tuple[int, int, int]:
         """Return (channels, height, width), which is the order of axes in a model's inputs."""
-        _, height, width, channels = self.x_train.shape
-        return channels, height, width
+        height, width = self.image_size if self.crop is None else (self.crop.size, self.crop.size)
+        return self.x_train.shape[3], height, width
 
     @property
     def image_size(self) -> tuple[int, int]:
-        return self.shape[1:]
+        return self.x_train.shape[1], self.x_train.shape[2]
 
     @cached_property
     def normalise(self) -> Normalise:
@@ -194,6 +196,8 @@ class ImageData(Data):
         dtype: torch.dtype,
     ) -> torch.Tensor:
         """Return images of shape [..., channels, height, width] and type `dtype`."""
+        if self.crop is not None:
+            return self.crop.load(stored, index, draws, self.normalise, dtype)
         augmentation = augmentation if draws is not None else None
         assert augmentation is None or isinstance(augmentation, Augmentation)
         return load_batch(stored, index, draws, augmentation, self.normalise, dtype)
