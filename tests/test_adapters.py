@@ -12,7 +12,8 @@ from torch import nn
 
 from fedexp.algorithms import optimizers
 from fedexp.algorithms.adapters import Prototypes
-from fedexp.algorithms.lorm import Changed, LoRM, damp, merge_down, merge_up
+from fedexp.algorithms.grams import damp, merge_down
+from fedexp.algorithms.lorm import Changed, LoRM, merge_up
 from fedexp.algorithms.pilora import CENTERS, PILoRA, prototype_weights
 from fedexp.core import tree
 from fedexp.core.errors import ConfigError
@@ -183,7 +184,7 @@ def test_gram_matrices_equal_forward_hooks():
         handles = [
             remember(runtime.net.module.get_submodule(layer), seen, layer) for layer in LAYERS
         ]
-        seen["head"] = runtime.net(params, x).features
+        seen["classifier"] = runtime.net(params, x).features
         for handle in handles:
             handle.remove()
         for name, inputs in seen.items():
@@ -304,9 +305,11 @@ def test_second_task_server_update_by_hand():
         assert not server["params"][up].any()
     weight = sum(
         part @ gram
-        for part, gram in zip(messages["params"]["classifier.weight"], half["head"], strict=True)
+        for part, gram in zip(
+            messages["params"]["classifier.weight"], half["classifier"], strict=True
+        )
     )
-    weight = weight @ torch.linalg.pinv(half["head"].sum(0))
+    weight = weight @ torch.linalg.pinv(half["classifier"].sum(0))
     assert_close(server["local"]["classifier.weight"][2:], weight[2:], atol=1e-9)
     for name in ("classifier.weight", "classifier.bias"):
         assert torch.equal(server["local"][name][:2], before["local"][name][:2])

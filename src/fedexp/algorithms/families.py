@@ -84,6 +84,25 @@ class OwnTraining(FedAvg):
         return 0
 
 
+class OnePass(OwnTraining):
+    """Base class for algorithms and exchanges whose clients do not train.
+
+    In `finish`, a client makes one pass over its examples, without augmentation.
+    """
+
+    trains_model = False
+    augments = False
+
+    def epochs(self, local: LocalTraining) -> int:
+        return 1
+
+    def local_step(
+        self, net: Network, params: Params, memory: Tree, batch: Batch, ctx: Context
+    ) -> tuple[Params, Tree, Tensor]:
+        """Return the arguments unchanged, with the loss 0."""
+        return params, memory, torch.zeros_like(ctx.steps)
+
+
 class Prepared(FedAvg, ABC):
     """Base class for algorithms whose `client_setup` treats the batches of the first pass alike."""
 

@@ -29,7 +29,7 @@ from torch import Tensor
 
 from fedexp.algorithms.base import FedAvg, first_pass
 from fedexp.algorithms.continual import TASKS
-from fedexp.algorithms.families import MultiExchange, OwnTraining
+from fedexp.algorithms.families import MultiExchange, OnePass
 from fedexp.algorithms.fisher import squared_gradients
 from fedexp.algorithms.interfaces import (
     Batch,
@@ -40,7 +40,6 @@ from fedexp.algorithms.interfaces import (
     Network,
     ServerRound,
 )
-from fedexp.algorithms.local_training import LocalTraining
 from fedexp.core import tree
 from fedexp.core.limits import NonNegative
 from fedexp.core.tree import Params, Tree
@@ -120,19 +119,8 @@ class Released(FedAvg):
         return self.lambda_ / 2 * quadratic(ctx.setup["fisher"], params, ctx.server["params"])
 
 
-class Fisher(OwnTraining):
-    """Exchange at the end of a task: clients compute Fisher information and do not train."""
-
-    trains_model = False
-    augments = False
-
-    def epochs(self, local: LocalTraining) -> int:
-        return 1
-
-    def local_step(
-        self, net: Network, params: Params, memory: Tree, batch: Batch, ctx: Context
-    ) -> tuple[Params, Tree, Tensor]:
-        return params, memory, torch.zeros_like(ctx.steps)
+class Fisher(OnePass):
+    """Exchange at the end of a task, in which clients compute Fisher information."""
 
     def finish(
         self, net: Network, params: Params, data: ClientData, ctx: Context

@@ -39,7 +39,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedexp.algorithms.adapters import DOWN, UP, NewAdapters, adapters, layers
-from fedexp.algorithms.base import cross_entropies, first_pass
+from fedexp.algorithms.base import cross_entropies
+from fedexp.algorithms.grams import damp, gram_matrices, invert, merge_down, watch_inputs
 from fedexp.algorithms.heads import BIAS, HEAD, WEIGHT
 from fedexp.algorithms.interfaces import (
     Batch,
@@ -55,9 +56,7 @@ from fedexp.core import tree
 from fedexp.core.errors import ConfigError
 from fedexp.core.limits import NonNegative, NonNegativeOrNone, Share
 from fedexp.core.tree import Params, Tree
-from fedexp.models import Output
 from fedexp.models.lora import LowRank
-from fedexp.models.own import Headed
 
 CHANGE = ".change"  # suffix of the names of the layers' merged changes
 
@@ -80,7 +79,12 @@ class LoRM(NewAdapters):
     )
 
     def adapt(self, module: nn.Module, federation: Federation) -> nn.Module:
-        return Watched(super().adapt(module, federation))
+        module = super().adapt(module, federation)
+        for name, layer in list(module.named_modules()):
+            if isinstance(layer, LowRank):
+                parent, _, own = name.rpartition(".")
+                setattr(module.get_submodule(parent), own, Changed(layer))
+        return watch_inputs(module, input_widths(dict(module.named_parameters())))
 
     def server_init(self, params: Params, federation: Federation) -> Tree:
         local = {name: value for name, value in params.items() if not name.endswith(CHANGE)}
@@ -135,17 +139,7 @@ class LoRM(NewAdapters):
     def finish(
         self, net: Network, params: Params, data: ClientData, ctx: Context
     ) -> tuple[Tree, Tree]:
-        names, widths = [*layers(params), "head"], [params[WEIGHT].shape[1]]
-        widths = [params[name + DOWN].shape[1] for name in names[:-1]] + widths
-        grams = {
-            k: params[WEIGHT].new_zeros(width, width)
-            for k, width in zip(names, widths, strict=True)
-        }
-        for batch, mask in first_pass(data, ctx, ctx.local.epochs):
-            output = net(params, batch.x, mask)
-            for name, inputs in zip(names, (*output.maps, output.features), strict=True):
-                rows = (inputs * mask.view(-1, *[1] * (inputs.dim() - 1))).flatten(0, -2)
-                grams[name] = grams[name] + rows.T @ rows
+        grams = gram_matrices(net, params, data, ctx, input_widths(params))
         return {"params": params, "grams": grams}, ctx.client
 
     def aggregate(self, server: Tree, messages: Tree, round: ServerRound) -> Tree:
@@ -160,7 +154,7 @@ class LoRM(NewAdapters):
             else:
                 local[up], local[down] = before[up], merge_down(parts[down], grams[name])
         current = server["new"] > 0
-        weight = merge_down(parts[WEIGHT], grams["head"])
+        weight = merge_down(parts[WEIGHT], grams["classifier"])
         local[WEIGHT] = torch.where(current[:, None], weight, before[WEIGHT])
         local[BIAS] = torch.where(current, local[BIAS], before[BIAS])
         latest = {name: grams[name].sum(0).to(before[WEIGHT]) for name in layers(before)}
@@ -185,22 +179,10 @@ class LoRM(NewAdapters):
         return tested
 
 
-def damp(grams: Tensor, factor: float) -> Tensor:
-    """Return matrices [..., n, n] with their off-diagonal entries multiplied by a factor."""
-    return factor * grams + (1 - factor) * torch.diag_embed(grams.diagonal(dim1=-2, dim2=-1))
-
-
-def invert(matrix: Tensor) -> Tensor:
-    """Return the pseudo-inverse of a symmetric matrix [n, n], in float64."""
-    return torch.linalg.pinv(matrix.double(), hermitian=True)
-
-
-def merge_down(parts: Tensor, grams: Tensor) -> Tensor:
-    """Return the matrix [m, n] whose outputs are closest to the outputs of the clients' matrices.
-
-    parts: [S, m, n], the clients' matrices; grams: [S, n, n], the Gram matrices of their inputs.
-    """
-    return ((parts.double() @ grams.double()).sum(0) @ invert(grams.sum(0))).to(parts)
+def input_widths(params: Params) -> dict[str, int]:
+    """Return the number of inputs of each layer with adapters and of the head."""
+    widths = {name: params[name + DOWN].shape[1] for name in layers(params)}
+    return widths | {"classifier": params[WEIGHT].shape[1]}
 
 
 def merge_up(parts: Tensor, down: Tensor, grams: Tensor) -> Tensor:
@@ -215,8 +197,7 @@ def merge_up(parts: Tensor, down: Tensor, grams: Tensor) -> Tensor:
 class Changed(LowRank):
     """A linear layer with an adapter B A and a merged change.
 
-    It adds scale * (B A + change) x to the output of the frozen layer and stores its most recent
-    inputs.
+    It adds scale * (B A + change) x to the output of the frozen layer.
     """
 
     def __init__(self, layer: LowRank):
@@ -229,33 +210,9 @@ class Changed(LowRank):
         self.change = nn.Parameter(torch.zeros_like(layer.base.weight), requires_grad=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        self.seen = x
         return super().forward(x) + self.scale * F.linear(x, self.change)
 
     @torch.no_grad()
     def merge(self) -> nn.Module:
         self.base.weight += self.scale * self.change
         return super().merge()
-
-
-class Watched(Headed):
-    """A model that also returns the inputs of its adapted layers.
-
-    The field `maps` of its output contains them, sorted by layer name.
-    """
-
-    def __init__(self, model: nn.Module):
-        assert isinstance(model, Headed)
-        super().__init__(model.backbone, model.classifier, model.reading)
-        for name, layer in list(self.named_modules()):
-            if isinstance(layer, LowRank):
-                parent, _, own = name.rpartition(".")
-                setattr(self.get_submodule(parent), own, Changed(layer))
-
-    def forward(self, x: Tensor) -> Output:
-        output, seen = super().forward(x), []
-        for _, layer in sorted(self.named_modules()):
-            if isinstance(layer, Changed):
-                missing = x.new_zeros(len(x), layer.down.weight.shape[1])
-                seen.append(vars(layer).pop("seen", missing))
-        return output._replace(maps=tuple(seen))

@@ -1,0 +1,77 @@
+"""Gram matrices of the inputs of linear layers, and matrices merged with them (RegMean, LoRM)."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedexp.algorithms.base import first_pass
+from fedexp.algorithms.interfaces import ClientData, Context, Network
+from fedexp.core.tree import Params
+from fedexp.models import Output
+
+Widths = Mapping[str, int]  # name of a layer -> number of its inputs
+
+
+def watch_inputs(module: nn.Module, widths: Widths) -> nn.Module:
+    """Make a model return the most recent inputs of some layers, and return the model.
+
+    They are in the field `maps` of its output, sorted by the names of the layers.
+    """
+    for name, width in widths.items():
+        layer: Any = module.get_submodule(name)
+        layer.watched = width
+        layer.register_forward_pre_hook(keep_inputs)
+    module.register_forward_hook(return_inputs)
+    return module
+
+
+def keep_inputs(layer: Any, inputs: tuple[Tensor, ...]) -> None:
+    layer.seen = inputs[0]
+
+
+def return_inputs(module: nn.Module, inputs: tuple[Tensor, ...], output: Output) -> Output:
+    """Add the inputs of the watched layers to an output, or zeros for a layer without inputs."""
+    maps = []
+    for _, layer in sorted(module.named_modules()):
+        if "watched" in vars(layer):
+            missing = output.logits.new_zeros(len(output.logits), vars(layer)["watched"])
+            maps.append(vars(layer).pop("seen", missing))
+    return output._replace(maps=tuple(maps))
+
+
+def gram_matrices(
+    net: Network, params: Params, data: ClientData, ctx: Context, widths: Widths
+) -> Params:
+    """Return the Gram matrix X^T X [n, n] of each watched layer's inputs over the first pass.
+
+    widths: as in `watch_inputs`. A row of X is the input of the layer for an example, or for one
+    token of an example.
+    """
+    like = next(iter(params.values()))
+    grams = {name: like.new_zeros(widths[name], widths[name]) for name in sorted(widths)}
+    for batch, mask in first_pass(data, ctx, ctx.local.epochs):
+        maps = net(params, batch.x, mask).maps
+        for name, inputs in zip(grams, maps, strict=True):
+            rows = (inputs * mask.view(-1, *[1] * (inputs.dim() - 1))).flatten(0, -2)
+            grams[name] = grams[name] + rows.T @ rows
+    return grams
+
+
+def damp(grams: Tensor, factor: float) -> Tensor:
+    """Return matrices [..., n, n] with their off-diagonal entries multiplied by a factor."""
+    return factor * grams + (1 - factor) * torch.diag_embed(grams.diagonal(dim1=-2, dim2=-1))
+
+
+def invert(matrix: Tensor) -> Tensor:
+    """Return the pseudo-inverse of a symmetric matrix [n, n], in float64."""
+    return torch.linalg.pinv(matrix.double(), hermitian=True)
+
+
+def merge_down(parts: Tensor, grams: Tensor) -> Tensor:
+    """Return the matrix [m, n] whose outputs are closest to the outputs of the clients' matrices.
+
+    parts: [S, m, n], the clients' matrices; grams: [S, n, n], the Gram matrices of their inputs.
+    """
+    return ((parts.double() @ grams.double()).sum(0) @ invert(grams.sum(0))).to(parts)
