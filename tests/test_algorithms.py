@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from fedexp.algorithms.afcl import AFCL
 from fedexp.algorithms.base import FedAvg, masked_mean
 from fedexp.algorithms.ditto import Ditto
 from fedexp.algorithms.families import Personal, ServerTraining
@@ -42,6 +43,7 @@ from fedexp.algorithms.fedssd import FedSSD
 from fedexp.algorithms.flashback import Flashback
 from fedexp.algorithms.interfaces import Batch
 from fedexp.algorithms.moon import Moon
+from fedexp.algorithms.regmean import RegMean
 from fedexp.algorithms.scaffold import Scaffold
 from fedexp.core import storage, tree
 from fedexp.core.errors import ConfigError
@@ -358,6 +360,8 @@ SHIPPED = [
     Row(FedBN, model=Normed()),
     Row(Ditto, live=dict(lambda_=0.5), personal=True),
     Row(FedProto, live=dict(lambda_=1.0)),
+    Row(AFCL, live=dict(gamma=0.5)),
+    Row(RegMean, live=dict(off_diagonal=0.5)),
 ]
 ROWS = [
     *SHIPPED,

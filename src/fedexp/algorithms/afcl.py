@@ -1,0 +1,110 @@
+"""AFCL and AFL: a frozen backbone, and a classifier from ridge regression in closed form.
+
+R. He et al., "AFL: A Single-Round Analytic Approach for Federated Learning with Pre-trained
+Models", CVPR 2025; J. Tang et al., "AFCL: Analytic Federated Continual Learning for Spatio-Temporal
+Invariance of Non-IID Data", arXiv 2505.12245. X_k [n_k, D] are the features of client k's examples
+in a task, without augmentation, and Y_k [n_k, C] their one-hot labels. The client sends
+    G_k = X_k^T X_k   and   X_k^T Y_k,
+and the server adds them to its sums G and X^T Y over clients and tasks. The classifier is
+    W = argmin_W ||X W - Y||^2 + gamma ||W||^2 = (G + gamma I)^+ X^T Y
+without bias, where X and Y contain all examples so far. So the result equals that of joint training
+on all examples, however they are divided among clients and tasks. With one task, this is AFL; with
+`paradigm=centralized`, analytic learning as in ACIL (H. Zhuang et al., NeurIPS 2022).
+
+Checked against AFL's code (ZHUANGHP/Analytic-federated-learning, afl.py). There, clients send W_k =
+C_k^-1 X_k^T Y_k and C_k = G_k + r I, and the server merges the pairs (W, C) one after the other
+(the absolute aggregation law) and finally subtracts the clients' r I again. This is the same
+information, because X_k^T Y_k = C_k W_k, and gives the same W with gamma = 0; the tests compare the
+two. Without a client's inverse, r is not needed. No code for AFCL was found, and its text was not
+available; its objective, with gamma, is that of a summary of the paper. The default gamma = 0.1 is
+that of ACIL's code (ZHUANGHP/Analytic-continual-learning, config.py).
+
+A client counts once per task, when it first takes part in it, so use rounds=1 participation=1. In
+further rounds of the task, the server ignores its message. Clients that take part in no round of a
+task are missing from the solution. Clients send float64 numbers.
+
+Deviations: The model has all C outputs from the start; the output of a class without examples is 0.
+AFCL's separate treatment of known and unknown classes is not needed for this. As in every run, a
+last batch with a single example is left out if the model has batch norm. Examples that
+`scenario.replay` keeps count again. The training loss is reported as 0, since nothing is trained.
+"""
+
+import torch
+from torch import Tensor, nn
+
+from fedexp.algorithms import prototypes
+from fedexp.algorithms.base import first_pass
+from fedexp.algorithms.families import OnePass, OwnModel
+from fedexp.algorithms.grams import invert
+from fedexp.algorithms.heads import BIAS, HEAD, WEIGHT
+from fedexp.algorithms.interfaces import (
+    ClientData,
+    Context,
+    Federation,
+    Needs,
+    Network,
+    ServerRound,
+)
+from fedexp.core.limits import NonNegative
+from fedexp.core.tree import Params, Tree
+
+
+class AFCL(OnePass, OwnModel):
+    own_step = "its server computes the classifier in closed form"
+    must_train = HEAD
+    needs_features = True
+
+    gamma: NonNegative  # weight of ||W||^2; 0: least squares, with the smallest W
+
+    needs = Needs(
+        server_state="sums G and X^T Y",
+        up=-1,
+        small="G_k and X_k^T Y_k up instead of the model",
+        gradients=0,
+        forward_passes=1,
+    )
+
+    def adapt(self, module: nn.Module, federation: Federation) -> nn.Module:
+        """Freeze the backbone."""
+        for name, parameter in module.named_parameters():
+            parameter.requires_grad_(name in HEAD and parameter.requires_grad)
+        return module
+
+    def server_init(self, params: Params, federation: Federation) -> Tree:
+        classes, width = params[WEIGHT].shape
+        like = params[WEIGHT].double()
+        return {
+            "params": params,
+            "gram": like.new_zeros(width, width),
+            "product": like.new_zeros(width, classes),
+            # int64 [K]: the last task in which each client was counted
+            "counted": torch.full((federation.num_clients,), -1, device=like.device),
+        }
+
+    def finish(
+        self, net: Network, params: Params, data: ClientData, ctx: Context
+    ) -> tuple[Tree, Tree]:
+        classes, width = params[WEIGHT].shape
+        like = params[BIAS].double()
+        gram, product = like.new_zeros(width, width), like.new_zeros(width, classes)
+        for batch, mask in first_pass(data, ctx, 1):
+            rows = net(params, batch.x, mask).features.double() * mask[:, None]
+            gram = gram + rows.T @ rows
+            product = product + rows.T @ prototypes.one_hot(batch.y, like)
+        return {"gram": gram, "product": product}, ctx.client
+
+    def aggregate(self, server: Tree, messages: Tree, round: ServerRound) -> Tree:
+        counted, task = server["counted"], round.federation.task
+        clients = torch.tensor(list(round.clients), device=counted.device)
+        new = (counted[clients] != task).double()
+        sums = {k: server[k] + torch.tensordot(new, messages[k], 1) for k in ("gram", "product")}
+        solution = solve(sums["gram"], sums["product"], self.gamma).T
+        head = server["params"]
+        params = {WEIGHT: solution.to(head[WEIGHT]), BIAS: torch.zeros_like(head[BIAS])}
+        counts = {"counted": counted.index_fill(0, clients, task)}
+        return server | sums | counts | {"params": params}
+
+
+def solve(gram: Tensor, product: Tensor, gamma: float) -> Tensor:
+    """Return the solution [D, C] of ridge regression from X^T X [D, D] and X^T Y [D, C]."""
+    return invert(gram + gamma * torch.eye(len(gram)).to(gram)) @ product

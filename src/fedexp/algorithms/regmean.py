@@ -1,0 +1,86 @@
+"""RegMean: linear layers are merged so that they approximate the clients' layers on their inputs.
+
+X. Jin, X. Ren, D. Preotiuc-Pietro, P. Cheng, "Dataless Knowledge Fusion by Merging Weights of
+Language Models", ICLR 2023. Clients train as in FedAvg. X_k are a linear layer's inputs for all
+examples of client k, and G_k is X_k^T X_k with its off-diagonal entries multiplied by
+`off_diagonal`. With the layer's weights W_k [m, n], the server solves
+    min_W sum_k ||X_k W^T - X_k W_k^T||^2       W = (sum_k W_k G_k) (sum_k G_k)^+.
+All other parameters, including biases, are averaged with the weights p_k, as in FedAvg. The layers
+are those of type nn.Linear whose weights are trained.
+
+Checked against the authors' code (bloomberg/dataless-model-merging, src/model_merge/avg_merger.py),
+which merges models once, after their training, with Gram matrices of 1,000 examples and, for
+DeBERTa, off_diagonal=0.1. Here, the server merges in every round, as in the code of LoRM
+(aimagelab/fed-mammoth, _models/regmean.py), whose default is off_diagonal=0.5; that code merges the
+layers `qkv`, `proj`, `mlp` and `head` of a vision transformer.
+
+Deviations: G_k is computed over the batches of the first epoch, which are augmented; LoRM's code
+does not augment them. Its loss includes only the classes of the task; here, it includes all
+classes, as in FedAvg. If no input of a layer was observed, its weights are averaged; this concerns
+layers whose weights another layer uses, such as in PyTorch's nn.MultiheadAttention. If an input is
+0 for all examples, the layer's weights for it become 0, as in LoRM's code. G_k has n^2 entries for
+a layer with n inputs and counts as traffic.
+"""
+
+import copy
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import ClassVar, Self
+
+import torch
+from torch import nn
+
+from fedexp.algorithms.families import OwnModel
+from fedexp.algorithms.grams import damp, gram_matrices, merge_down, watch_inputs
+from fedexp.algorithms.interfaces import (
+    ClientData,
+    Context,
+    Federation,
+    Needs,
+    Network,
+    ServerRound,
+)
+from fedexp.core import tree
+from fedexp.core.limits import Share
+from fedexp.core.tree import Params, Tree
+
+
+class RegMean(OwnModel):
+    own_step = "its server merges linear layers in closed form"
+
+    # number of inputs of each merged layer; set by `fitted`
+    widths: ClassVar[Mapping[str, int]] = MappingProxyType({})
+
+    # factor for the off-diagonal entries of a Gram matrix; 1: no change, 0: only the diagonal
+    off_diagonal: Share
+
+    needs = Needs(small="Gram matrices up", forward_passes=1)
+
+    def adapt(self, module: nn.Module, federation: Federation) -> nn.Module:
+        return watch_inputs(module, linear_layers(module))
+
+    def fitted(self, module: nn.Module) -> Self:
+        made = copy.copy(self)
+        object.__setattr__(made, "widths", linear_layers(module))
+        return made
+
+    def finish(
+        self, net: Network, params: Params, data: ClientData, ctx: Context
+    ) -> tuple[Tree, Tree]:
+        grams = gram_matrices(net, params, data, ctx, self.widths)
+        return {"params": params, "grams": grams}, ctx.client
+
+    def aggregate(self, server: Tree, messages: Tree, round: ServerRound) -> Tree:
+        parts = messages["params"]
+        params = tree.weighted_mean(parts, round.weights)
+        for layer, grams in messages["grams"].items():
+            name = f"{layer}.weight"
+            merged = merge_down(parts[name], damp(grams, self.off_diagonal))
+            params[name] = torch.where(grams.any(), merged, params[name])
+        return server | {"params": params}
+
+
+def linear_layers(module: nn.Module) -> dict[str, int]:
+    """Return the number of inputs of each linear layer whose weights are trained."""
+    layers = {name: part for name, part in module.named_modules() if isinstance(part, nn.Linear)}
+    return {name: part.in_features for name, part in layers.items() if part.weight.requires_grad}
