@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -66,10 +67,8 @@ def read_sweeps(directories: Sequence[Path]) -> dict[str, tuple[Path, Any]]:
     found: dict[str, tuple[Path, Any]] = {}
     for path in (path for each in directories for path in sorted(each.glob("sweep/*.yaml"))):
         try:
-            content = yaml_files.load(path.read_text(encoding="utf-8"))
-            sweeps = content
-            if "blocks" in content:
-                sweeps = {path.stem: content}
+            content = parse_sweeps(path.read_text(encoding="utf-8"))
+            sweeps = {path.stem: content} if "blocks" in content else dict(content)
             defaults = sweeps.pop("defaults", {})
             sweeps = {str(name): defaults | dict(sweep) for name, sweep in sweeps.items()}
         except (OSError, ValueError, TypeError, AttributeError) as error:
@@ -77,6 +76,15 @@ def read_sweeps(directories: Sequence[Path]) -> dict[str, tuple[Path, Any]]:
         for name, sweep in sweeps.items():
             found.setdefault(name, (path, sweep))
     return found
+
+
+@lru_cache(maxsize=32)
+def parse_sweeps(text: str) -> Any:
+    """Parse a file of sweeps. The result is shared, so it must not be changed.
+
+    A command that compares several sweeps would otherwise parse the same files for each of them.
+    """
+    return yaml_files.load(text)
 
 
 def known_keys(conf: Path, extra: list[Path]) -> dict[str, list[str]]:
