@@ -289,7 +289,6 @@ def hardware(**changes):
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"engine": "vectorised"}, "hardware.engine=vectorised: must be another engine"),
         ({"precision": "tf32"}, "hardware.precision=tf32: must be fp32 or bf16"),
         ({"device": "cuda:99"}, "hardware.device=cuda:99: must be"),
         ({"engine": "sequential", "chunk": 2}, "hardware.chunk=2: must be None with"),
@@ -297,16 +296,16 @@ def hardware(**changes):
 )
 def test_impossible_hardware_is_refused(changes, words):
     with pytest.raises(ConfigError, match=words):
-        hardware(**changes).resolve(vectorises=False, cohort_size=1)
+        hardware(**changes).resolve(cohort_size=1)
 
 
 def test_hardware_auto(monkeypatch):
-    def chosen(cohort_size=10, vectorises=True, **changes):
-        return hardware(**changes).resolve(vectorises, cohort_size)
+    def chosen(cohort_size=10, **changes):
+        return hardware(**changes).resolve(cohort_size)
 
     monkeypatch.setattr("fedexp.engine.hardware.cores", lambda: 4)
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
-    several = chosen(vectorises=False)
+    several = chosen()
     assert (several.engine, several.workers, several.threads) == ("workers", 4, 1)
     assert isinstance(several.make_engine(), Workers)
     alone = chosen(cohort_size=1)
@@ -356,7 +355,7 @@ def test_subnormal_numbers_are_zero_in_training(engine):
 )
 def test_slow_bf16_is_reported(ratio, precision, slow, monkeypatch):
     monkeypatch.setattr("fedexp.engine.hardware.bf16_slowdown", lambda: ratio)
-    resolved = hardware(engine="sequential", precision=precision).resolve(True, 10)
+    resolved = hardware(engine="sequential", precision=precision).resolve(10)
     reason = resolved.reason_for_slowness()
     assert ("took 3.1 times as long as fp32" in reason) if slow else reason is None
 
@@ -364,12 +363,9 @@ def test_slow_bf16_is_reported(ratio, precision, slow, monkeypatch):
 def test_arithmetic_differs_if_sums_may_be_rounded_differently():
     """The number of workers does not affect rounding."""
 
-    def arithmetic(vectorises=True, **changes):
-        return (
-            hardware(**{"engine": "sequential", "threads": 1} | changes)
-            .resolve(vectorises, 10)
-            .arithmetic()
-        )
+    def arithmetic(**changes):
+        asked = hardware(**{"engine": "sequential", "threads": 1} | changes)
+        return asked.resolve(10).arithmetic()
 
     alone = arithmetic()
     assert {key: value for key, value in alone.items() if key != "name"} == {

@@ -169,7 +169,7 @@ def test_each_worker_uses_another_gpu_unless_one_is_named(monkeypatch, device, p
     monkeypatch.setattr(Resolved, "apply", lambda resolved: applied.append(str(resolved.device)))
     applied = []
     asked = Hardware(**HARDWARE | {"device": device, "engine": "workers"})
-    resolved = asked.resolve(vectorises=True, cohort_size=3)
+    resolved = asked.resolve(cohort_size=3)
     assert resolved.workers == processes
     for number in range(processes):
         Worker(number).begin(resolved)

@@ -143,9 +143,7 @@ def test_read_place(overrides, expected):
 def test_jobs_share_the_cores(monkeypatch, share, changes, expected):
     monkeypatch.setattr(hardware, "cores", lambda: 8)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    chosen = hardware.Hardware(**HARDWARE | changes).resolve(
-        vectorises=True, cohort_size=6, share=share
-    )
+    chosen = hardware.Hardware(**HARDWARE | changes).resolve(cohort_size=6, share=share)
     assert (chosen.engine, chosen.workers, chosen.threads) == expected
 
 

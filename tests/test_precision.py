@@ -24,7 +24,7 @@ def cost(monkeypatch):
 
 def resolved(**changes):
     options = HARDWARE | {"engine": "sequential", "precision": "auto"} | changes
-    return Hardware(**options).resolve(vectorises=True, cohort_size=4)
+    return Hardware(**options).resolve(cohort_size=4)
 
 
 def single():

@@ -237,4 +237,4 @@ def choose_hardware(run: RunDirectory, device: str, exact: bool = False) -> Reso
         cuda_graphs=True,
         jobs_per_gpu=1,
     )
-    return hardware.resolve(vectorises=False, cohort_size=1)
+    return hardware.resolve(cohort_size=1)

@@ -71,10 +71,11 @@ class Hardware(Checked, prefix="hardware."):
         """Return whether the run uses only one GPU, which may be any GPU of the machine."""
         return self.device in ("auto", "cuda") and self.engine != "workers"
 
-    def resolve(self, vectorises: bool, cohort_size: int, share: int | None = None) -> "Resolved":
+    def resolve(self, cohort_size: int, share: int | None = None) -> "Resolved":
         """Return the hardware that the run uses, with a choice for each `auto` except precision.
 
-        vectorises: whether the model supports the vectorised engine (models.Model.vectorises).
+        The choice assumes that the vectorised engine supports the model (see `without_vmap`).
+
         cohort_size: the number of clients per round.
         share: the number of cores that this run may use. None: all cores of the process.
         """
@@ -83,25 +84,38 @@ class Hardware(Checked, prefix="hardware."):
         workers = self._workers(device, cohort_size, share)
         engine = self.engine
         if engine == "auto" and device.type == "cuda":
-            engine = "vectorised" if vectorises else "sequential"
+            engine = "vectorised"
         elif engine == "auto":
             engine = "workers" if workers > 1 or self.workers else "sequential"
         in_workers = engine == "workers"
         # Each worker uses one thread, so that the number of cores does not affect rounding.
         threads = self.threads or (1 if in_workers else default_threads(share))
         trainer: Engine = Sequential()
-        if engine == "vectorised" or (in_workers and device.type == "cuda" and vectorises):
+        if engine == "vectorised" or (in_workers and device.type == "cuda"):
             trainer = Vectorised(self.chunk, self.cuda_graphs)
         count = workers if in_workers else 1
         resolved = Resolved(device, engine, self.precision, threads, count, trainer, reason)
-        self._check(resolved, vectorises)
+        self._check(resolved)
         return resolved
 
-    def _check(self, resolved: "Resolved", vectorises: bool) -> None:
+    def without_vmap(self, resolved: "Resolved", obstacle: str) -> "Resolved":
+        """Return the hardware for a model that the vectorised engine does not support.
+
+        obstacle: the reason, which the message of the error gives.
+
+        Raises ConfigError if the vectorised engine was requested.
+        """
+        other = "another engine, because the vectorised engine does not support this model"
+        wanted = self.engine != "vectorised"
+        require(wanted, "hardware.engine", self.engine, f"{other}: {obstacle}")
+        engine = "sequential" if resolved.engine == "vectorised" else resolved.engine
+        changed = replace(resolved, engine=engine, trainer=Sequential())
+        self._check(changed)
+        return changed
+
+    def _check(self, resolved: "Resolved") -> None:
         """Raise ConfigError if an option is incompatible with the resolved hardware."""
         engine = resolved.engine
-        other = "another engine, because the vectorised engine does not support this model"
-        require(engine != "vectorised" or vectorises, "hardware.engine", engine, other)
         tf32_on_cpu = self.precision == "tf32" and resolved.device.type != "cuda"
         require(not tf32_on_cpu, "hardware.precision", "tf32", "fp32 or bf16 on a CPU")
         for name, default in VECTORISED.items():

@@ -41,8 +41,10 @@ class Model(Checked, ABC, prefix="model."):
 
     @property
     @abstractmethod
-    def vectorises(self) -> bool:
+    def vectorises(self) -> bool | None:
         """Return whether several clients can be trained together with torch.func.vmap.
+
+        None: a trial decides (fedexp.engine.vectorised.support).
 
         vmap must support every layer, and examples that pad a batch must not affect the training on
         the real examples. PyTorch's batch norm is allowed. PyTorch's dropout is not allowed,

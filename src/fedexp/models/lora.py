@@ -133,7 +133,7 @@ class LowRank(nn.Module):
         nn.init.zeros_(self.up.weight)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.base(x) + self.scale * self.up(self.down(x))
+        return self.base(x) + self.up(self.scale * self.down(x))
 
     @torch.no_grad()
     def merge(self) -> nn.Module:

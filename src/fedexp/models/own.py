@@ -28,8 +28,8 @@ class OwnModel(Model):
 
     # has an effect only if the network has batch norm, which the run checks
     mixes_examples: ClassVar[bool] = True
-    # set this to True only if the network has neither batch norm nor dropout
-    vectorises: ClassVar[bool] = False
+    # None: a trial decides; False is needed only if layers other than batch norm mix examples
+    vectorises: ClassVar[bool | None] = None
 
     # name of the last layer, which must be linear; None: features and head are unknown
     head: str | None = None
@@ -221,7 +221,8 @@ class Reading(nn.Module):
                 x, self.size, mode=self.interpolation, align_corners=False, antialias=True
             )
         if self.scale is not None:
-            scale, shift = (x.new_tensor(v).view(-1, 1, 1) for v in (self.scale, self.shift))
+            values = torch.tensor([self.scale, self.shift], dtype=x.dtype, device=x.device)
+            scale, shift = values[..., None, None]
             x = x * scale + shift
         return x
 

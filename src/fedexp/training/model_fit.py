@@ -35,6 +35,12 @@ def model_file_errors(model: Model) -> Iterator[None]:
         ) from error
 
 
+def first_inputs(data: Data, dtype: torch.dtype) -> torch.Tensor:
+    """Return the inputs of the first two training examples, which are not augmented."""
+    index = torch.arange(min(2, len(data.x_train)), device=data.x_train.device)
+    return data.inputs(data.x_train, index, None, None, dtype)
+
+
 @torch.no_grad()
 def check_reads(model: Model, runtime: ClientRuntime) -> None:
     """Check the model on two training examples.
@@ -43,8 +49,7 @@ def check_reads(model: Model, runtime: ClientRuntime) -> None:
     because it expects colour images or has too few outputs.
     """
     data = runtime.data
-    index = torch.arange(min(2, len(data.x_train)), device=data.x_train.device)
-    x = data.inputs(data.x_train, index, None, None, runtime.dtype)
+    x = first_inputs(data, runtime.dtype)
     try:
         output = runtime.net({}, x)
     except Exception as error:  # the network may be a user's
@@ -59,8 +64,8 @@ def check_reads(model: Model, runtime: ClientRuntime) -> None:
         )
     # the algorithm makes the heads of tasks, so their size is not checked
     classes = data.num_classes if runtime.heads is None else 1
-    if logits.dim() != 2 or len(logits) != len(index) or logits.shape[1] < classes:
-        wanted = [len(index), data.num_classes]
+    if logits.dim() != 2 or len(logits) != len(x) or logits.shape[1] < classes:
+        wanted = [len(x), data.num_classes]
         raise ConfigError(
             f"model: the logits of {type(model).__name__} have shape {[*logits.shape]}, but must"
             f" have shape {wanted}"

@@ -3,6 +3,7 @@
 import logging
 from dataclasses import dataclass, replace
 
+import torch
 from torch import nn
 
 from fedexp.algorithms import families
@@ -16,10 +17,12 @@ from fedexp.data.types import Data
 from fedexp.data.views import evaluation_views
 from fedexp.engine.base import ClientRuntime
 from fedexp.engine.batch_norm import has_batch_norm
-from fedexp.engine.hardware import Resolved
+from fedexp.engine.hardware import Hardware, Resolved
 from fedexp.engine.network import LAYOUT, FunctionalNetwork, require_memory, seeded_torch, trainable
+from fedexp.engine.vectorised.support import find_obstacle
 from fedexp.metrics.forgetting_metric import BackwardTransfer, ForgettingMetric, Metrics, RoundDrop
 from fedexp.metrics.personal import Personal
+from fedexp.models import Model
 from fedexp.training.analysing import check_analyses
 from fedexp.training.checks import check, check_kept
 from fedexp.training.division import divide, draw_task_orders
@@ -29,6 +32,7 @@ from fedexp.training.model_fit import (
     check_parts,
     check_reads,
     count_left_out,
+    first_inputs,
     model_file_errors,
     pass_normalisation,
 )
@@ -62,6 +66,7 @@ def prepare(built: Built, share: int | None = None, before: str | None = None) -
     check_kept(built.settings, rounds)
     cohorts = built.cohorts.read(rounds, clients, built.settings.cohort_size)
     module, algorithm = make_model(built, data, first)
+    hardware = fit_engine(built.model, built.hardware, hardware, module, data)
     module = module.to(hardware.device, hardware.dtype)
     module = module.to(memory_format=LAYOUT)  # type: ignore[call-overload]
     # Batches are padded to the batch size, so limit it to the number of training examples.
@@ -104,12 +109,33 @@ def prepare(built: Built, share: int | None = None, before: str | None = None) -
 
 
 def resolve(built: Built, share: int | None) -> Resolved:
-    """Return the hardware that the run uses, and set up this process for it."""
-    hardware = built.hardware.resolve(built.model.vectorises, built.settings.cohort_size, share)
+    """Return the hardware that the run uses if its model can be vectorised, and set it up."""
+    hardware = built.hardware.resolve(built.settings.cohort_size, share)
     if built.settings.profile:
         hardware = hardware.in_one_process()
     hardware.apply()
     return hardware
+
+
+def fit_engine(
+    model: Model, asked: Hardware, hardware: Resolved, module: nn.Module, data: Data
+) -> Resolved:
+    """Return the hardware, without the vectorised engine if this engine cannot train the model.
+
+    asked: the hardware that the user requested.
+    module: the network of the model.
+    """
+    if not hardware.vectorises or model.vectorises:
+        return hardware
+    obstacle: str | None = f"{type(model).__name__} has vectorises = False"
+    if model.vectorises is None:
+        obstacle = find_obstacle(module, first_inputs(data, torch.float32))
+    if obstacle is None:
+        return hardware
+    changed = asked.without_vmap(hardware, obstacle)
+    what = "clients train one after another, because the vectorised engine does not support"
+    log.info("%s this model: %s", what, obstacle)
+    return changed
 
 
 def make_model(built: Built, data: Data, federation: Federation) -> tuple[nn.Module, FedAvg]:

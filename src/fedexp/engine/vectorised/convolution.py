@@ -80,7 +80,8 @@ def convolve(
     stride: Pair = (1, 1),
 ) -> Tensor:
     """Compute F.conv2d of x [B, C, H, W], weight [O, C, h, w] and bias [O], differentiable once."""
-    if torch.is_autocast_enabled(x.device.type):  # once for all clients, not for each
+    # once for all clients, not for each; torch knows no autocast for the meta device
+    if not x.is_meta and torch.is_autocast_enabled(x.device.type):
         dtype = torch.get_autocast_dtype(x.device.type)
         x, weight = x.to(dtype), weight.to(dtype)
         bias = None if bias is None else bias.to(dtype)
