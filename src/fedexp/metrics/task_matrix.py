@@ -3,7 +3,8 @@
 a[t, s], in [0, 1], is the test accuracy of the global model on task s after t tasks have been
 learned. T tasks have been learned in total. `matrix` [T, T'] contains a[t, s] in row t - 1 and
 column s - 1. Columns of tasks that have not been learned yet (T' > T) are ignored. `initial` [T']
-is the initial model's accuracy. A measure is nan if it needs more tasks than have been learned.
+is the initial model's accuracy. A measure is nan if it needs more tasks than have been learned, or
+accuracies that were not measured (nan). A best accuracy ignores accuracies that were not measured.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,7 +28,7 @@ def forgetting_from_best(matrix: np.ndarray, initial: np.ndarray) -> float:
     improved the accuracy on the earlier tasks (Chaudhry et al., "Riemannian Walk", ECCV 2018).
     """
     a = _learned(matrix)
-    return _mean([a[:-1, s].max() - a[-1, s] for s in range(len(a) - 1)])
+    return _mean([np.fmax.reduce(a[:-1, s]) - a[-1, s] for s in range(len(a) - 1)])
 
 
 def forgetting_from_any(matrix: np.ndarray, initial: np.ndarray) -> float:
@@ -40,7 +41,7 @@ def forgetting_from_any(matrix: np.ndarray, initial: np.ndarray) -> float:
     value can be smaller.
     """
     a = _learned(matrix)
-    return _mean([a[:, s].max() - a[-1, s] for s in range(len(a) - 1)])
+    return _mean([np.fmax.reduce(a[:, s]) - a[-1, s] for s in range(len(a) - 1)])
 
 
 def forgetting_from_learning(matrix: np.ndarray, initial: np.ndarray) -> float:

@@ -109,6 +109,7 @@ class TaskHistory:
         for t, row in enumerate(matrix, 1):
             found = self.values_of(matrix[:t])
             both = {name: found[name] for name in ("average_accuracy", "new_task_accuracy")}
-            ends.append({"task": t, **both, "accuracies": row.tolist()})
+            accuracies = [None if np.isnan(a) else a for a in row.tolist()]
+            ends.append({"task": t, **both, "accuracies": accuracies})
         orders = {} if self.orders is None else {"task_orders": (self.orders + 1).tolist()}
         return values | {"tasks": ends} | orders

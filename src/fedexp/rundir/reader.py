@@ -202,8 +202,8 @@ class RunDirectory:
         names = [files.CONFIG, files.ROUNDS]
         if self.reused_for is None:
             names.append(files.OVERRIDES)
-        # rebuilt from rounds.csv, without class accuracies
-        if not self.summary.get("reconstructed"):
+        # rebuilt from rounds.csv, or imported with accuracies of tasks: without class accuracies
+        if not (self.summary.get("reconstructed") or self.summary.get("imported")):
             names += [file_in_view(files.CLASSES, view) for view in self.views]
         if self.summary.get("tasks"):
             names.append(files.TASKS)

@@ -159,7 +159,8 @@ def problems_of(run: RunDirectory) -> list[str]:
     """Return which of a run's files are damaged, and which expected files are missing."""
     _ = run.class_names  # partition.npz
     found = {problem.file: str(problem) for problem in run.problems}
-    if run.status != "failed":  # a failed run may not have started training
+    # a failed run may not have started training, and an imported run has only accuracies
+    if run.status != "failed" and "imported" not in run.summary:
         expected = (*EXPECTED, *(file_in_view(files.CLASSES, view) for view in run.views))
         found |= {name: f"{name}: is missing" for name in expected if not run.has(name)}
     return list(found.values())
