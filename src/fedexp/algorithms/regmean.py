@@ -4,9 +4,9 @@ X. Jin, X. Ren, D. Preotiuc-Pietro, P. Cheng, "Dataless Knowledge Fusion by Merg
 Language Models", ICLR 2023. Clients train as in FedAvg. X_k are a linear layer's inputs for all
 examples of client k, and G_k is X_k^T X_k with its off-diagonal entries multiplied by
 `off_diagonal`. With the layer's weights W_k [m, n], the server solves
-    min_W sum_k ||X_k W^T - X_k W_k^T||^2       W = (sum_k W_k G_k) (sum_k G_k)^+.
-All other parameters, including biases, are averaged with the weights p_k, as in FedAvg. The layers
-are those of type nn.Linear whose weights are trained.
+    min_W sum_k ||X_k W^T - X_k W_k^T||^2     W = M + (sum_k (W_k - M) G_k) (sum_k G_k)^+
+where M is the mean of the W_k, weighted by p_k as in FedAvg. All other parameters, including
+biases, are averaged. The layers are those of type nn.Linear whose weights are trained.
 
 Checked against the authors' code (bloomberg/dataless-model-merging, src/model_merge/avg_merger.py),
 which merges models once, after their training, with Gram matrices of 1,000 examples and, for
@@ -16,18 +16,17 @@ layers `qkv`, `proj`, `mlp` and `head` of a vision transformer.
 
 Deviations: G_k is computed over the batches of the first epoch, which are augmented; LoRM's code
 does not augment them. Its loss includes only the classes of the task; here, it includes all
-classes, as in FedAvg. If no input of a layer was observed, its weights are averaged; this concerns
-layers whose weights another layer uses, such as in PyTorch's nn.MultiheadAttention. If an input is
-0 for all examples, the layer's weights for it become 0, as in LoRM's code. G_k has n^2 entries for
-a layer with n inputs and counts as traffic.
+classes, as in FedAvg. With M = 0, W is the formula of the paper, which is the same if sum_k G_k is
+invertible. Otherwise, the code sets weights for inputs that are always 0, such as those of a dead
+ReLU, to 0, which they do not leave; here, they are averaged. So are the weights of a layer without
+observed inputs, such as in PyTorch's nn.MultiheadAttention, which does not call it. G_k has n^2
+entries for a layer with n inputs and counts as traffic.
 """
 
 import copy
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import ClassVar, Self
 
-import torch
 from torch import nn
 
 from fedexp.algorithms.families import OwnModel
@@ -47,9 +46,13 @@ from fedexp.core.tree import Params, Tree
 
 class RegMean(OwnModel):
     own_step = "its server merges linear layers in closed form"
+    hint = (
+        "RegMean gives large weights to inputs that are almost always 0, such as those after a"
+        " ReLU; use algorithm.off_diagonal=0, which averages each input's weights"
+    )
 
     # number of inputs of each merged layer; set by `fitted`
-    widths: ClassVar[Mapping[str, int]] = MappingProxyType({})
+    widths: ClassVar[Mapping[str, int]] = {}
 
     # factor for the off-diagonal entries of a Gram matrix; 1: no change, 0: only the diagonal
     off_diagonal: Share
@@ -75,8 +78,8 @@ class RegMean(OwnModel):
         params = tree.weighted_mean(parts, round.weights)
         for layer, grams in messages["grams"].items():
             name = f"{layer}.weight"
-            merged = merge_down(parts[name], damp(grams, self.off_diagonal))
-            params[name] = torch.where(grams.any(), merged, params[name])
+            moved = merge_down(parts[name] - params[name], damp(grams, self.off_diagonal))
+            params[name] = params[name] + moved
         return server | {"params": params}
 
 
