@@ -10,6 +10,7 @@ import torch.nn.functional as F
 
 from fedexp.algorithms.afcl import AFCL
 from fedexp.algorithms.base import FedAvg, masked_mean
+from fedexp.algorithms.ccvr import CCVR
 from fedexp.algorithms.ditto import Ditto
 from fedexp.algorithms.families import Personal, ServerTraining
 from fedexp.algorithms.fedala import FedALA
@@ -42,6 +43,7 @@ from fedexp.algorithms.fedspeed import FedSpeed
 from fedexp.algorithms.fedssd import FedSSD
 from fedexp.algorithms.flashback import Flashback
 from fedexp.algorithms.interfaces import Batch
+from fedexp.algorithms.local_only import LocalOnly
 from fedexp.algorithms.moon import Moon
 from fedexp.algorithms.regmean import RegMean
 from fedexp.algorithms.scaffold import Scaffold
@@ -362,6 +364,12 @@ SHIPPED = [
     Row(FedProto, live=dict(lambda_=1.0)),
     Row(AFCL, live=dict(gamma=0.5)),
     Row(RegMean, live=dict(off_diagonal=0.5)),
+    Row(
+        CCVR,
+        live=dict(samples=6, epochs_on_server=2, batch_size=4, lr=0.1, covariance="full"),
+        other=dict(samples=3, epochs_on_server=1, batch_size=2, covariance="diagonal"),
+    ),
+    Row(LocalOnly, personal=True),
 ]
 ROWS = [
     *SHIPPED,

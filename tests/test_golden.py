@@ -47,7 +47,7 @@ def trajectory(simulation: Simulation) -> list[dict[str, float]]:
     """Return one row per round, starting with the initial model."""
     totals = torch.bincount(simulation.runtime.data.y_test).numpy()
     state, rows = simulation.initial_state(), []
-    scores = evaluate(simulation, state.server, 0)
+    scores = evaluate(simulation, state.server, {}, 0)
     train_loss = float("nan")
     while True:
         (test,) = scores.values()

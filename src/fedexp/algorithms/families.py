@@ -8,7 +8,7 @@ examples is in exemplars.py.
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Self
+from typing import ClassVar, Self
 
 import numpy as np
 import torch
@@ -128,6 +128,10 @@ class ServerTraining(FedAvg, ABC):
 
 class Personal(OwnStart, ABC):
     """Base class for algorithms whose clients have personal models."""
+
+    # whether the clients' models are tested in place of the global model, which does not exist; the
+    # results are means over all clients
+    tests_clients: ClassVar[bool] = False
 
     @abstractmethod
     def personal_model(

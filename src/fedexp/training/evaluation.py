@@ -36,27 +36,64 @@ def select_model(server: Tree) -> Tree:
     return {name: server[name] for name in ("params", "buffers")}
 
 
-def evaluate(simulation: Simulation, server: Tree, number: int) -> dict[str, Scores]:
+def evaluate(
+    simulation: Simulation, server: Tree, kept: Mapping[int, Tree], number: int
+) -> dict[str, Scores]:
     """Return a dict that maps each view to the scores of the global model after a round.
 
-    number: the number of the round.
+    If the algorithm has no global model (`Personal.tests_clients`), the scores are means over the
+    clients' models.
+
+    kept: the state of each client that has taken part. number: the number of the round.
     """
-    # Create the dict only once, because an engine with several processes sends each new object.
-    model = select_model(server)
+    # Create the models only once, because an engine with several processes sends each new object.
+    models = tested_models(simulation, server, kept, number)
     scores = {}
     for view in simulation.runtime.views:
-        evaluation = simulation.engine.evaluate(simulation.runtime, model, view, number)
-        data = simulation.runtime.tested_on(view).data
-        correct, totals = evaluation.class_correct.cpu().numpy(), class_counts(data)
-        tasks: list[float] = []
-        if data.test_tasks is not None:
-            of_tasks = torch.bincount(data.test_tasks, minlength=data.num_tasks)
-            right = evaluation.task_correct
-            tasks = class_accuracy(right.cpu().numpy(), of_tasks.cpu().numpy()).tolist()
-        accuracy = overall_accuracy(correct, totals)
-        loss = float(evaluation.loss)
-        scores[view] = Scores(class_accuracy(correct, totals), accuracy, tasks, loss)
+        found = [score(simulation, model, view, number) for model in models]
+        scores[view] = found[0] if len(found) == 1 else mean_scores(found)
     return scores
+
+
+def tested_models(
+    simulation: Simulation, server: Tree, kept: Mapping[int, Tree], number: int
+) -> list[Tree]:
+    """Return the models to test: the global model, or the models of all clients."""
+    algorithm, model = simulation.algorithm, select_model(server)
+    if not (isinstance(algorithm, Personal) and algorithm.tests_clients):
+        return [model]
+    federation = simulation.stage_of(number).federation
+    first = simulation.first_client_state(algorithm, federation)
+    models = []
+    for client in range(federation.num_clients):
+        state = to(kept.get(client, first), simulation.runtime.device)
+        own = algorithm.personal_model(server, client, state, federation)
+        models.append({part: {k: own.get(k, v) for k, v in model[part].items()} for part in model})
+    return models
+
+
+def score(simulation: Simulation, model: Tree, view: str, number: int) -> Scores:
+    """Return the scores of a model in a view."""
+    evaluation = simulation.engine.evaluate(simulation.runtime, model, view, number)
+    data = simulation.runtime.tested_on(view).data
+    correct, totals = evaluation.class_correct.cpu().numpy(), class_counts(data)
+    tasks: list[float] = []
+    if data.test_tasks is not None:
+        of_tasks = torch.bincount(data.test_tasks, minlength=data.num_tasks)
+        right = evaluation.task_correct
+        tasks = class_accuracy(right.cpu().numpy(), of_tasks.cpu().numpy()).tolist()
+    accuracy = overall_accuracy(correct, totals)
+    return Scores(class_accuracy(correct, totals), accuracy, tasks, float(evaluation.loss))
+
+
+def mean_scores(scores: Sequence[Scores]) -> Scores:
+    """Return the means of the scores of several models."""
+    return Scores(
+        np.mean([each.class_accuracy for each in scores], axis=0),
+        float(np.mean([each.accuracy for each in scores])),
+        np.mean([each.task_accuracy for each in scores], axis=0).tolist(),
+        float(np.mean([each.loss for each in scores])),
+    )
 
 
 def local_accuracy(simulation: Simulation, done: Sequence[CohortResult]) -> dict[str, np.ndarray]:

@@ -104,7 +104,7 @@ def run_rounds(
 
 def record_initial(simulation: Simulation, state: State, recorder: Recorder) -> None:
     """Test and record the initial model as round 0."""
-    scores = evaluate(simulation, state.server, 0)
+    scores = evaluate(simulation, state.server, {}, 0)
     with defer_signals():
         state.add_scores(0, scores)
         if simulation.metrics.needs_personal:  # all personal models are the initial model
@@ -220,7 +220,7 @@ def collect_result(
     number, first = state.round + 1, done[0]
     is_last = number == simulation.rounds
     is_evaluated = simulation.is_evaluated(number)
-    scores = evaluate(simulation, server, number) if is_evaluated else {}
+    scores = evaluate(simulation, server, states, number) if is_evaluated else {}
     personal = {}
     if is_evaluated and simulation.metrics.needs_personal:
         personal = evaluate_personal(simulation, server, states, number)
