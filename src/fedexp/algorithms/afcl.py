@@ -11,22 +11,19 @@ without bias, where X and Y contain all examples so far. So the result equals th
 on all examples, however they are divided among clients and tasks. With one task, this is AFL; with
 `paradigm=centralized`, analytic learning as in ACIL (H. Zhuang et al., NeurIPS 2022).
 
-Checked against AFL's code (ZHUANGHP/Analytic-federated-learning, afl.py). There, clients send W_k =
-C_k^-1 X_k^T Y_k and C_k = G_k + r I, and the server merges the pairs (W, C) one after the other
-(the absolute aggregation law) and finally subtracts the clients' r I again. This is the same
-information, because X_k^T Y_k = C_k W_k, and gives the same W with gamma = 0; the tests compare the
-two. Without a client's inverse, r is not needed. No code for AFCL was found, and its text was not
-available; its objective, with gamma, is that of a summary of the paper. The default gamma = 0.1 is
-that of ACIL's code (ZHUANGHP/Analytic-continual-learning, config.py).
+Checked against AFL's code (ZHUANGHP/Analytic-federated-learning, afl.py). There, clients send C_k =
+G_k + r I and W_k = C_k^-1 X_k^T Y_k, and the server merges these pairs one after the other (the
+absolute aggregation law), then removes the clients' r I. This is the same information, since X_k^T
+Y_k = C_k W_k, and gives the same W with gamma = 0 (see the tests), but needs r and an inverse on
+each client. No code for AFCL was found, and only a summary of its text was available. The default
+gamma = 0.1 is that of ACIL's code (ZHUANGHP/Analytic-continual-learning, config.py).
 
-A client counts once per task, when it first takes part in it, so use rounds=1 participation=1. In
-further rounds of the task, the server ignores its message. Clients that take part in no round of a
-task are missing from the solution. Clients send float64 numbers.
+A client counts once per task, when it first takes part in it; the server ignores its later
+messages. So use rounds=1 participation=1. Clients send float64 numbers.
 
 Deviations: The model has all C outputs from the start; the output of a class without examples is 0.
-AFCL's separate treatment of known and unknown classes is not needed for this. As in every run, a
-last batch with a single example is left out if the model has batch norm. Examples that
-`scenario.replay` keeps count again. The training loss is reported as 0, since nothing is trained.
+As in every run, a last batch with a single example is left out if the model has batch norm.
+Examples that `scenario.replay` keeps count again. The training loss is reported as 0.
 """
 
 import torch

@@ -17,12 +17,12 @@ receive the uncalibrated average. The sums take a second exchange with the round
 compute them in eval mode without augmentation. A class that none of these clients holds keeps its
 sums from an earlier round or task, computed with an earlier model.
 
-No code by the authors was found. Formulas and defaults were checked against smduan/Fed-CCVR
-(fedavg/server.py) and the code of LoRM (aimagelab/fed-mammoth, _models/ccvr.py), which has CCVR as
-a baseline and is the source of the defaults. Unlike fedexp, LoRM's code keeps one diagonal Gaussian
-per client (`covariance=diagonal` gives one per class), computes it with the local model, continues
-training from the calibrated classifier, draws new features for each epoch, has a cosine schedule,
-divides the logits by their norm, and trains with the classes of the task only.
+No code by the authors was found. The formulas were checked against smduan/Fed-CCVR
+(fedavg/server.py). The defaults are those of LoRM's code, which has CCVR as a baseline
+(aimagelab/fed-mammoth, _models/ccvr.py). Unlike fedexp, it keeps one diagonal Gaussian per client
+(`covariance=diagonal`: one per class), computes it with the local model, continues training from
+the calibrated classifier, draws new features for each epoch, has a cosine schedule, divides the
+logits by their norm, and trains with the classes of the task only.
 """
 
 from collections.abc import Sequence
