@@ -26,10 +26,11 @@ ImageNet-A.
 Deviations: G_s sums over the clients in the last round of task s. In the authors' code, all clients
 compute their G_k once more at the end of a task, and the change within a task is a plain mean. G_k
 is computed with the trained local model; in the authors' code, from the second task on, it is
-computed with this mean. All inverses are pseudo-inverses, including the inverse for the head. The
-head's rows for other tasks do not change. Only linear layers are merged. The Gram matrices count as
-traffic; for a layer with n inputs, each has n^2 entries. The method requires tasks with new
-classes.
+computed with this mean. The batches of the first epoch, over which G_k is computed, are augmented;
+in the authors' code, they are not. All inverses are pseudo-inverses, including the inverse for the
+head. The head's rows for other tasks do not change. Only linear layers are merged. The Gram
+matrices count as traffic; for a layer with n inputs, each has n^2 entries. The method requires
+tasks with new classes.
 """
 
 from dataclasses import replace
