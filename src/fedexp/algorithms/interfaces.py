@@ -84,6 +84,7 @@ class Batch(NamedTuple):
     y: Tensor  # int64 [B]; -1: unlabelled
     mask: Tensor | None  # [B], 1 = example, 0 = padding; None: every row is an example
     step: int  # index of the local step in the round, from 0
+    features: Tensor | None = None  # [B, D]: features of x, if a frozen backbone computed them
 
 
 class ClientData(Protocol):

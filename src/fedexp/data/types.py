@@ -55,6 +55,10 @@ class Data(ABC):
     """int64 [V]: indices of the training examples that form the validation set."""
     validation_tasks: torch.Tensor | None = field(default=None, kw_only=True)
     """int64 [V]: the task of each validation example, if `test_tasks` is given."""
+    train_features: torch.Tensor | None = field(default=None, kw_only=True)
+    """[N, D]: the features of the training examples, if a frozen backbone computes them."""
+    test_features: torch.Tensor | None = field(default=None, kw_only=True)
+    """[M, D]: the features of the test examples, if a frozen backbone computes them."""
     checksum: str | None = field(default=None, kw_only=True)
     """Checksum of the inputs as they were read, or None if they were read from files.
 
@@ -109,7 +113,9 @@ class Data(ABC):
         """Return a copy of the data in which the validation set replaces the test set."""
         assert self.validation is not None, "checked when the run was prepared"
         x, y = self.x_train[self.validation], self.y_train[self.validation]
-        return replace(self, x_test=x, y_test=y, test_tasks=self.validation_tasks)
+        known = None if self.train_features is None else self.train_features[self.validation]
+        tasks = self.validation_tasks
+        return replace(self, x_test=x, y_test=y, test_tasks=tasks, test_features=known)
 
     def tested_on(self, numbers: torch.Tensor) -> Self:
         """Return a copy of the data with only the given test examples.
@@ -118,7 +124,8 @@ class Data(ABC):
         """
         tasks = None if self.test_tasks is None else self.test_tasks[numbers]
         x, y = self.x_test[numbers], self.y_test[numbers]
-        return replace(self, x_test=x, y_test=y, test_tasks=tasks)
+        known = None if self.test_features is None else self.test_features[numbers]
+        return replace(self, x_test=x, y_test=y, test_tasks=tasks, test_features=known)
 
 
 class DataSource(Checked, ABC, prefix="dataset."):

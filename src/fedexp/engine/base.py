@@ -209,6 +209,8 @@ class ClientRuntime:
         draws: the random numbers for the augmentation, or None for no augmentation.
         """
         x = self.data.inputs(self.data.x_train, index, draws, self.augmentation, self.dtype)
+        known = self.data.train_features if draws is None else None
+        self.net.known.set(x, None if known is None else known[index])
         return x, self.data.y_train[index]
 
     def load_test(self, index: Tensor, draws: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -219,6 +221,8 @@ class ClientRuntime:
         """
         drawn = None if draws is None else draws[index]
         x = self.data.inputs(self.data.x_test, index, drawn, self.augmentation, self.dtype)
+        known = self.data.test_features if draws is None else None
+        self.net.known.set(x, None if known is None else known[index])
         return x, self.data.y_test[index]
 
     def tested_on(self, view: str) -> "ClientRuntime":

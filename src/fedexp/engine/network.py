@@ -4,6 +4,7 @@ import contextlib
 import copy
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from functools import cached_property, partial
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +19,7 @@ from fedexp.engine.batch_norm import has_batch_norm, has_running_statistics, ign
 from fedexp.engine.teachers import OutputCache
 from fedexp.models import Output
 
+HEAD = "classifier."  # start of the names of the head's parameters
 LAYOUT = torch.channels_last  # for parameters and images: the fastest format in oneDNN and cuDNN
 
 
@@ -41,11 +43,12 @@ class FunctionalNetwork:
         self.precision = precision
         self.dtype = next(self.module.parameters()).dtype
         self.names = frozenset(self.module.state_dict())
+        self.known = KnownFeatures()
         self._training: nn.Module | None = None  # a copy in train mode, created on first use
 
     def __call__(self, params: Params, x: Tensor, mask: Tensor | None = None) -> Output:
         weights = self.own(params)
-        return self._forward(lambda: functional_call(self.module, weights, (x,)), x, mask)
+        return self._forward(lambda: functional_call(self.module, weights, (x,)), weights, x, mask)
 
     def call_in_training(
         self, params: Params, buffers: Params, x: Tensor, mask: Tensor | None = None
@@ -58,7 +61,7 @@ class FunctionalNetwork:
             with outside_transforms():  # a copy made inside a transform is unusable afterwards
                 self._training = copy.deepcopy(self.module).train()
         module, values = self._training, self.own(params) | buffers
-        return self._forward(lambda: functional_call(module, values, (x,)), x, mask)
+        return self._forward(lambda: functional_call(module, values, (x,)), values, x, mask)
 
     def copy(
         self, device: torch.device | None = None, precision: str | None = None
@@ -133,7 +136,24 @@ class FunctionalNetwork:
     def buffers(self) -> Params:
         return {name: buffer.detach().clone() for name, buffer in self.module.named_buffers()}
 
-    def _forward(self, call: Callable[[], Output], x: Tensor, mask: Tensor | None) -> Output:
+    @cached_property
+    def _backbone(self) -> frozenset[str]:
+        """Return the names of the parameters that affect the features."""
+        names = dict(self.module.named_parameters())
+        return frozenset(name for name in names if not name.startswith(HEAD))
+
+    def _run_head(self, params: Params, features: Tensor) -> Output:
+        head = {k.removeprefix(HEAD): v for k, v in params.items() if k.startswith(HEAD)}
+        layer = self.module.get_submodule("classifier")
+        return Output(features, functional_call(layer, head, (features,)))
+
+    def _forward(
+        self, call: Callable[[], Output], params: Params, x: Tensor, mask: Tensor | None
+    ) -> Output:
+        """Return the output of `call`, or only run the head if the features of x are known."""
+        features = self.known.get(x)
+        if features is not None and self._backbone.isdisjoint(params):
+            call = partial(self._run_head, params, features)
         with ignore_padding(mask):
             if self.precision != "bf16":
                 return call()
@@ -142,6 +162,29 @@ class FunctionalNetwork:
         # see models.own.LogitsOnly
         features = features if features is None else features.to(self.dtype)
         return Output(features, logits.to(self.dtype), tuple(map.to(self.dtype) for map in maps))
+
+
+class KnownFeatures:
+    """The features of the inputs that were loaded last, if a frozen backbone computed them before.
+
+    They are found by the tensor of the inputs, so an algorithm that changes inputs gets the
+    features of the changed inputs.
+    """
+
+    def __init__(self) -> None:
+        self.set(None, None)
+
+    def set(self, x: Tensor | None, features: Tensor | None) -> None:
+        """Store the features [..., D] of the inputs x. None: the features are not known."""
+        self._x = None if features is None else x
+        self._features = features
+        self._version = 0 if self._x is None else self._x._version
+
+    def get(self, x: Tensor) -> Tensor | None:
+        """Return the features of the inputs x, or None if they are not known."""
+        if x is not self._x or x._version != self._version or x.requires_grad:
+            return None
+        return self._features
 
 
 def trainable(module: nn.Module) -> Params:
@@ -171,7 +214,7 @@ class LiveNetwork(FunctionalNetwork):
 
     def __init__(self, frozen: FunctionalNetwork):
         self.frozen, self.trained, self.names = frozen, frozen.trained, frozen.names
-        self.precision, self.dtype = frozen.precision, frozen.dtype
+        self.precision, self.dtype, self.known = frozen.precision, frozen.dtype, frozen.known
         self.module = copy.deepcopy(frozen.module).train()
         self.mixes_examples = has_batch_norm(self.module)
         for name, parameter in self.module.named_parameters():
@@ -183,10 +226,12 @@ class LiveNetwork(FunctionalNetwork):
 
     def __call__(self, params: Params, x: Tensor, mask: Tensor | None = None) -> Output:
         if params is self.params:
-            return self._forward(lambda: self.module(x), x, mask)
+            return self._forward(lambda: self.module(x), self._own, x, mask)
         if params is self._moving:
             weights = self.own(params)
-            return self._forward(lambda: functional_call(self.module, weights, (x,)), x, mask)
+            return self._forward(
+                lambda: functional_call(self.module, weights, (x,)), weights, x, mask
+            )
         if self.cache is None or mask is not None:
             return self.frozen(params, x, mask)
         return self.cache.output(params, x, lambda: self.frozen(params, x))

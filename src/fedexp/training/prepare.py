@@ -27,6 +27,7 @@ from fedexp.training.analysing import check_analyses
 from fedexp.training.checks import check, check_kept
 from fedexp.training.division import divide, draw_task_orders
 from fedexp.training.evaluation import choose_local_examples
+from fedexp.training.features import has_fixed_features, with_features
 from fedexp.training.model_fit import (
     check_frozen,
     check_parts,
@@ -66,6 +67,7 @@ def prepare(built: Built, share: int | None = None, before: str | None = None) -
     check_kept(built.settings, rounds)
     cohorts = built.cohorts.read(rounds, clients, built.settings.cohort_size)
     module, algorithm = make_model(built, data, first)
+    fixed = has_fixed_features(module, first_inputs(data, torch.float32))
     hardware = fit_engine(built.model, built.hardware, hardware, module, data)
     module = module.to(hardware.device, hardware.dtype)
     module = module.to(memory_format=LAYOUT)  # type: ignore[call-overload]
@@ -80,6 +82,8 @@ def prepare(built: Built, share: int | None = None, before: str | None = None) -
     net = FunctionalNetwork(module, hardware.precision, runtime.net.trained)
     chosen = choose_local_examples(runtime, built.local_evaluation.examples)
     runtime = replace(runtime, net=net, local_examples=chosen)
+    if fixed and runtime.augmentation is None:
+        runtime = with_features(runtime)
     engine = hardware.make_engine()
     mixes_examples = built.model.mixes_examples and has_batch_norm(module)
     federations = [part.federation for part in (*divided, *dict(changes).values())]

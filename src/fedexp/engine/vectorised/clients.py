@@ -79,11 +79,13 @@ class ClientNetwork(Network):
         self._batch: Batch | None = None
 
     def set_batch(self, batch: Batch) -> Batch:
-        """Store the current batch of the client and return it.
+        """Store the current batch of the client, and its features if known, and return it.
 
         If the network is called with the inputs of this batch, it uses the mask of the batch.
         """
         self._batch = batch
+        if batch.features is not None:
+            self.net.known.set(batch.x, batch.features)
         return batch
 
     def __call__(self, params: Params, x: Tensor, mask: Tensor | None = None) -> Output:
@@ -264,8 +266,9 @@ class Clients:
         """Yield the batches of steps `start` to `stop` - 1, as tensors [active, B, ...]."""
         index, mask, draws = self.padded.part(slice(start, stop), active)
         x, y = self.shared.runtime.load_train(index, draws)
+        known = self.shared.runtime.net.known.get(x)
         for i, number in enumerate(range(start, stop)):
-            yield Batch(x[i], y[i], mask[i], number)
+            yield Batch(x[i], y[i], mask[i], number, None if known is None else known[i])
 
     def finish(self) -> tuple[Tree, Tree, Params]:
         """Return (messages, new states, running statistics) of C clients, as tensors [C, ...]."""
@@ -371,6 +374,12 @@ class Clients:
         return {} if rooms is None else rooms
 
 
+def tensors_of(batch: Batch) -> dict[str, Any]:
+    """Return the tensors of a batch by field, without the features if they are not known."""
+    names = ("x", "y", "mask", "features")
+    return {name: getattr(batch, name) for name in names if getattr(batch, name) is not None}
+
+
 def local_step(shared: Shared, frame: Frame, active: int, batch: Batch) -> None:
     """Run one local step of the first `active` clients, which updates the frame in place.
 
@@ -384,7 +393,7 @@ def local_step(shared: Shared, frame: Frame, active: int, batch: Batch) -> None:
     own = overrides_local_step(algorithm)
 
     def step(
-        params: Params, memory: Tree, buffers: Params, x: Any, y: Any, mask: Any, one: ClientInputs
+        params: Params, memory: Tree, buffers: Params, tensors: Tree, one: ClientInputs
     ) -> tuple[Any, ...]:
         """Return the result of a client's step, its running statistics and its loss.
 
@@ -393,14 +402,15 @@ def local_step(shared: Shared, frame: Frame, active: int, batch: Batch) -> None:
         """
         ctx = context(shared, frame.server, frame.lr, one)
         net = ClientNetwork(runtime.net, buffers)
-        rows = net.set_batch(Batch(x, y, mask, batch.step))
+        rows = net.set_batch(batch._replace(**tensors))
         if own:
             *moved, loss = algorithm.local_step(net, params, memory, rows, ctx)
             return tuple(moved), net.buffers(), loss
         grads, loss = net.gradient(lambda p: algorithm.objective(net, p, rows, ctx), params)
         return algorithm.transform_grads(grads, params, rows, ctx), net.buffers(), loss
 
-    new, moved, losses = vmap(step)(params, memory, buffers, batch.x, batch.y, batch.mask, inputs)
+    tensors = tensors_of(batch)
+    new, moved, losses = vmap(step)(params, memory, buffers, tensors, inputs)
     if buffers:
         copy_each(list(buffers.values()), [moved[name] for name in buffers])
     if own:

@@ -19,7 +19,7 @@ from fedexp.algorithms.base import Batch
 from fedexp.core import tree
 from fedexp.core.tree import Tree
 from fedexp.engine.base import Shared
-from fedexp.engine.vectorised.clients import Clients, Frame, local_step
+from fedexp.engine.vectorised.clients import Clients, Frame, local_step, tensors_of
 
 log = logging.getLogger("fedexp")
 FRAMES = 2  # maximum number of frames: one for full chunks, one for the last, smaller chunk
@@ -128,8 +128,8 @@ class Graphs:
         """
 
         def step() -> None:
-            x, y, mask = (leaf[:size] for leaf in recorded.batch[:3])  # type: ignore[index]
-            batch = Batch(x, y, mask, recorded.batch.step)
+            tensors = {name: leaf[:size] for name, leaf in tensors_of(recorded.batch).items()}
+            batch = recorded.batch._replace(**tensors)
             local_step(recorded.shared, recorded.frame, size, batch)
 
         if self.failed or size not in recorded.warm:
@@ -190,8 +190,8 @@ class Replaying(Steps):
 
     def step(self, active: int, batch: Batch) -> None:
         into = self.recorded.batch
-        for name in ("x", "y", "mask"):
-            getattr(into, name)[:active].copy_(getattr(batch, name))
+        for name, leaf in tensors_of(into).items():
+            leaf[:active].copy_(getattr(batch, name))
         # The step number is a tensor, because the graph would record a number as a constant.
         into.step.fill_(batch.step)  # type: ignore[attr-defined]
         self.graphs.step(self.recorded, graph_size(active, self.clients.count))
@@ -225,7 +225,8 @@ def make_frame(clients: Clients) -> Recorded:
     draws = None if padded.draws is None else torch.zeros_like(padded.draws[0])
     x, y = runtime.load_train(torch.zeros_like(padded.index[0]), draws)
     number = torch.zeros((), dtype=torch.int64, device=runtime.device)
-    batch = Batch(x, y, torch.zeros_like(padded.mask[0]), number)  # type: ignore[arg-type]
+    known = runtime.net.known.get(x)
+    batch = Batch(x, y, torch.zeros_like(padded.mask[0]), number, known)  # type: ignore[arg-type]
     return Recorded(clients.shared, Frame(**room), batch)
 
 

@@ -1,0 +1,150 @@
+"""Features of a frozen backbone, which are computed once per run (training/features.py)."""
+
+import logging
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+from torch.func import grad, vmap
+
+from fedexp.core import memory
+from fedexp.models.lora import LoRA
+from fedexp.training import prepare
+from fedexp.training.features import has_fixed_features
+from test_algorithms import assert_equal
+from test_own_models import ROWS, Net, Own, simulation_of
+from test_vectorised import Closures, recording
+from test_vmap_support import SmallViT
+from toy_federation import make_simulation, one_of_each_kind, play
+
+FROZEN = Own(head="fc", freeze=("backbone",))
+# The first two refuse such a model. The others extend the network, so features are not stored.
+OTHERS = ("FedAlign", "FedBN", "LANDER", "AFFCL")
+CHANGING = ("example_loss", "objective", "local_step", "client_setup", "finish", "refine", "heads")
+
+
+@pytest.fixture
+def plainly(monkeypatch):
+    """Return a function that prepares a simulation in which every step computes the features."""
+
+    def make(function, *args, **options):
+        with monkeypatch.context() as patch:
+            patch.setattr(prepare, "has_fixed_features", lambda *_: False)
+            return function(*args, **options)
+
+    return make
+
+
+@pytest.mark.parametrize("engine", ["sequential", "vectorised"])
+@one_of_each_kind("name", {k: v for k, v in ROWS.items() if k not in OTHERS}, *CHANGING)
+def test_training_on_stored_features_equals_training_on_images(name, engine, plainly):
+    """Also for algorithms that change the inputs, such as FedReg."""
+    options = {"model": FROZEN, "augment": False, "engine": engine}
+    fast, slow = simulation_of(name, **options), plainly(simulation_of, name, **options)
+    assert fast.runtime.data.train_features is not None
+    assert slow.runtime.data.train_features is None
+    states = play(fast, 3), play(slow, 3)
+    assert_equal(states[0].server, states[1].server, atol=1e-12)
+    tested = [
+        each.runtime.evaluate(state.server["params"])
+        for each, state in zip((fast, slow), states, strict=True)
+    ]
+    assert_equal(*[vars(one) for one in tested], atol=1e-12)
+
+
+def test_recorded_steps_use_the_features(plainly):
+    options = {"model": FROZEN, "augment": False}
+    fast, slow = make_simulation(**options), plainly(make_simulation, **options)
+    states = play(replace(fast, engine=recording(Closures())), 3), play(slow, 3)
+    assert_equal(states[0].server, states[1].server, atol=1e-12)
+
+
+@pytest.mark.parametrize("engine", ["sequential", "vectorised"])
+def test_backbone_does_not_run_in_rounds(engine, monkeypatch):
+    simulation = make_simulation(model=FROZEN, augment=False, engine=engine)
+    monkeypatch.setattr(Net, "forward", None)
+    state = play(simulation, 2)
+    simulation.runtime.evaluate(state.server["params"])
+
+
+def test_transformer_is_run_once_per_example(plainly):
+    """torch's attention in eval mode differs from that in train mode by rounding only."""
+    options = {"model": SmallViT(freeze=("backbone",)), "augment": False}
+    fast, slow = make_simulation(**options), plainly(make_simulation, **options)
+    assert fast.runtime.data.test_features is not None
+    assert_equal(play(fast, 2).server, play(slow, 2).server, atol=1e-12)
+
+
+def test_changed_inputs_get_their_own_features():
+    """The features of stored inputs are known, but not those of changed inputs."""
+    net = (runtime := make_simulation(model=FROZEN, augment=False).runtime).net
+    params, index = net.parameters(), torch.arange(3)
+    x, _ = runtime.load_train(index, None)
+    stored = runtime.data.train_features[index]
+    assert net(params, x).features.data_ptr() == net.known.get(x).data_ptr()
+    assert_equal(net(params, x).features, stored)
+    assert_equal(net(params, x.clone()).features, stored, atol=1e-12)
+    assert not torch.allclose(net(params, 2 * x).features, stored)
+    slope = grad(lambda images: net(params, images).logits.sum())(x)
+    assert slope.abs().sum() > 0
+    assert torch.equal(
+        vmap(lambda head: net(head, x).features, 0)(
+            {name: torch.stack([value] * 2) for name, value in params.items()}
+        )[1],
+        stored,
+    )
+    weights = params | {"backbone.inner.bias": torch.ones(6, dtype=x.dtype)}
+    assert not torch.allclose(net(weights, x).features, stored)
+    x.requires_grad_()
+    assert net(params, x).features.requires_grad
+    x.detach().mul_(2)
+    assert not torch.allclose(net(params, x.detach()).features, stored)
+    assert net.known.get(x) is None
+
+
+def test_validation_and_parts_of_the_test_set_have_their_features():
+    data = make_simulation(model=FROZEN, augment=False).runtime.data
+    numbers = torch.tensor([5, 2])
+    assert torch.equal(data.tested_on(numbers).test_features, data.test_features[numbers])
+    held = replace(data, validation=numbers).with_validation_as_test()
+    assert torch.equal(held.test_features, data.train_features[numbers])
+
+
+@pytest.mark.parametrize(
+    ("model", "fixed"),
+    [
+        (FROZEN, True),
+        (Own(head="fc"), False),  # trains the backbone
+        (Own(freeze=("inner", "stem")), False),  # unknown features
+        (Own(head="fc", freeze=("backbone",), dropout=0.5), False),
+        (Own(head="fc", lora=LoRA(rank=2)), False),
+        (Own(head="fc", freeze=("fc.bias", "backbone")), True),
+    ],
+)
+def test_which_features_are_fixed(model, fixed):
+    module = model.build((1, 6, 6), 4)
+    assert has_fixed_features(module, torch.zeros(2, 1, 6, 6)) == fixed
+
+
+def test_batch_norm_changes_features():
+    module = FROZEN.build((1, 6, 6), 4)
+    module.backbone.stem = nn.Sequential(module.backbone.stem, nn.BatchNorm2d(3))
+    module.backbone.requires_grad_(False)
+    assert not has_fixed_features(module, torch.zeros(2, 1, 6, 6))
+
+
+def test_features_of_augmented_images_are_not_stored():
+    assert make_simulation(model=FROZEN, augment=True).runtime.data.train_features is None
+
+
+def test_features_that_need_too_much_memory_are_not_stored(monkeypatch, caplog):
+    """40 training and 20 test images with 6 features of 8 bytes: 2,880 bytes, a quarter of 11,520
+    bytes."""
+    for free, stored in ((11_519, False), (11_520, True)):
+        monkeypatch.setattr(memory, "free_memory", lambda free=free: free)
+        with caplog.at_level(logging.INFO, logger="fedexp"):
+            data = make_simulation(model=FROZEN, augment=False).runtime.data
+        assert (data.train_features is not None) == stored
+        said = "computed once for all examples" if stored else "computed in every step"
+        assert said in caplog.text
