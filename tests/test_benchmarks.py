@@ -250,10 +250,12 @@ def test_bare_model_is_the_cnn_of_w1():
 
 @pytest.mark.parametrize("name", pairs.PAIRS)
 def test_pairs_train_the_same_model(name, capsys):
-    """A further view changes no weight, and ascents in one batch only by rounding (fp32)."""
+    """A further view changes no weight, and the others only by rounding (fp32)."""
+    if name in ("vit", "head"):
+        pytest.importorskip("timm")
     small = ["--set=participation=0.03", "--set=model.channels=[4,8]", "--set=model.hidden=[16]"]
     assert pairs.main([name, "--quick", "--rounds=1", *small]) == 0
     found = capsys.readouterr().out
     assert found.startswith(f"{name}: ")
     apart = float(found.partition("largest difference of a weight ")[2].split()[0])
-    assert apart == 0 if name == "views" else apart < 1e-5
+    assert apart == 0 if name == "views" else apart < 1e-4
