@@ -456,7 +456,7 @@ def test_analyses_agree_with_the_results_of_the_run(run, capsys):
         (["loss_plane", "--points", "1"], "--points: 1: must be a finite number, at least 2"),
         (
             ["loss_plane", "--directions", "models", "--models", "global,1"],
-            "three different names, each of which is global",
+            "three different names, each of them global",
         ),
         (
             ["loss_plane", "--directions", "models", "--round", "1"],

@@ -296,7 +296,7 @@ def test_restore(tmp_path, capsys):
         remove_runs(sweep)
     with pytest.raises(
         ConfigError,
-        match=r"2 are kept as files: `fedexp report .*/a --restore DIR` makes run directories",
+        match=r"2 runs are saved as files: `fedexp report .*/a --restore DIR` makes",
     ):
         fedexp.load_sweep(sweeps[0])
     assert call("report", [*map(str, sweeps), "--restore", str(out)]) == 0

@@ -25,7 +25,7 @@ def test_report_names_the_best_value_of_each_method(tmp_path):
     SweepDirectory(tmp_path).mark("fedka_search")
     write_tables(tmp_path)
     text = (tmp_path / "table.md").read_text()
-    assert "### Chosen values: the highest accuracy in the last round, mean over seeds" in text
+    assert "### Chosen values (highest accuracy in the last round, averaged over seeds)" in text
     assert "| FedKA | beta=0.01 | 57.00 |" in text
     assert "| FedProx | mu=1 | 40.00 |" in text
 

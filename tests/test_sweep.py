@@ -389,7 +389,7 @@ def test_preview_without_measured_rounds_has_no_estimate(tmp_path, capsys):
     preview.show_jobs(jobs, [])
     *_, left, counts = capsys.readouterr().out.splitlines()
     assert left.startswith("left: ?, one job at a time")
-    assert "2 jobs without an estimate (?); a run with rounds=1 gives one" in left
+    assert "2 jobs without an estimate (?); a run with rounds=1 provides one" in left
     assert counts == "2 jobs: 0 done, 2 new"
 
 

@@ -15,9 +15,7 @@ from fedexp.core.tree import Params, Tree
 
 
 class FedAvgM(FedAvg):
-    own_step = (
-        "it equals SGD with momentum: algorithm=fedavg server.optimizer=sgd server.momentum=0.7"
-    )
+    own_step = "use algorithm=fedavg server.optimizer=sgd server.momentum=0.7, which is equivalent"
 
     beta: ShareBelow1  # momentum; 0 is FedAvg
 

@@ -56,7 +56,7 @@ def centre(logits: Tensor, member: Tensor) -> Tensor:
 
 
 class FedDMC(Remembering, MultiExchange):
-    own_step = "its consolidated model is not trained from the server's model"
+    own_step = "its consolidated model does not start from the server's model"
     scenarios = ("class_incremental",)
     separate_tasks = True
 

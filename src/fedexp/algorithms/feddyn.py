@@ -52,7 +52,7 @@ class Corrected(FedAvg):
     The server adds h, the mean of all clients' h_k, to the average.
     """
 
-    own_step = "its server adds a correction to the average, on which the clients' penalties rely"
+    own_step = "its server corrects the average, and the clients' penalties rely on this correction"
 
     clip: NonNegative  # maximum norm of the gradient; 0: no clipping
 

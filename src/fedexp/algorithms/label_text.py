@@ -57,8 +57,8 @@ def read_matrix(path: Path) -> np.ndarray:
             name = next(iter(arrays)) if len(arrays) == 1 else "embeddings"
             if name not in arrays:
                 raise ConfigError(
-                    f"{KEY}={path}: none of the file's arrays ({', '.join(arrays)}) is named"
-                    " embeddings"
+                    f"{KEY}={path}: the file has several arrays ({', '.join(arrays)}), but none is"
+                    " named embeddings"
                 )
             found = arrays[name]
         elif path.suffix == ".npy":

@@ -17,10 +17,10 @@ from fedexp.rundir.reader import RunDirectory
 # Flashback Table 1: rounds to these fractions of A, which is 0.95 times the best accuracy
 FACTORS, SHARE = (0.75, 0.9, 1.0), 0.95
 ROUNDS = [f"rounds_to_{factor:g}A" for factor in FACTORS]
-CHOSEN = "Chosen values: the highest accuracy in the last round, mean over seeds"
+CHOSEN = "Chosen values (highest accuracy in the last round, averaged over seeds)"
 WHAT_A_IS = (
     f"A is {SHARE:g} of the best accuracy of any run of the setting; speed-ups are relative to"
-    " FedAvg. `-`: some seed never reaches the target."
+    " FedAvg. `-`: at least one seed never reached the target."
 )
 
 

@@ -119,7 +119,7 @@ def benchmark_sections(sweep: Sweep, finished: Sequence[RunDirectory]) -> list[S
     costs = tabulate(runs, format_cost)
     return [
         Section("Accuracy in per cent (F) ± standard deviation over seeds", results),
-        Section("Cost of a run: MB sent, both ways, of all clients; seconds of its rounds", costs),
+        Section("Cost of a run: MB sent to and from all clients; seconds for all rounds", costs),
         *(Section(each.title, tabulate_ranks(each)) for each in rankings(sweep, runs)),
     ]
 

@@ -175,7 +175,7 @@ def match_classes(
         numbers = torch.tensor([places.get(name, -1) for name in data.classes])
     elif len(classes) == data.num_classes:
         log.warning(
-            "dataset=%s has other class names than the run (%s, ..., not %s, ...); the"
+            "dataset=%s: the class names (%s, ...) differ from the run's (%s, ...);"
             " classes are matched by number",
             *(data.name, data.classes[0], classes[0]),
         )
@@ -183,7 +183,7 @@ def match_classes(
     else:
         raise ConfigError(
             f"dataset={data.name} has {data.num_classes} classes ({data.classes[0]}, ...), but the"
-            f" run has {len(classes)} ({classes[0]}, ... of {own}); all class names of one must"
+            f" run has {len(classes)} ({classes[0]}, ... of {own}); every class name of one must"
             " occur in the other"
         )
     labels = numbers[data.y_test]

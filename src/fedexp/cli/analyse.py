@@ -102,7 +102,7 @@ FLAGS: tuple[tuple[tuple[str, ...], str, Any, str], ...] = (
     (("hessian",), "--eigenvalues", int, "number of eigenvalues (default: 5)"),
     (("hessian",), "--tolerance", tolerance, "allowed relative error (default: 0.001)"),
     (("tsne",), "--perplexity", float, "perplexity of t-SNE (default: 30)"),
-    (tuple(KINDS), "--data", str, "data: test (default), train, or a client's number"),
+    (tuple(KINDS), "--data", str, "examples: test (default), train, or a client's number"),
     (tuple(KINDS), "--examples", at_least(1), "maximum number of examples, drawn at random"),
     (tuple(KINDS), "--seed", at_least(0), "random seed (default: 0)"),
     (tuple(KINDS), "--device", str, "device: auto, cpu, cuda or cuda:<number>"),

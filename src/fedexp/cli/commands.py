@@ -75,7 +75,7 @@ def report(parser: ArgumentParser, arguments: Sequence[str]) -> int:
 
     add = parser.add_argument
     add("directories", nargs="+", type=Path)
-    add("--out", type=Path, help="path of the two files, without a suffix")
+    add("--out", type=Path, help="path of the files TABLE.csv and TABLE.md, without a suffix")
     add("--no-figures", action="store_true", help="write no figures")
     kept = "write one small file per run to SWEEP/runs; these files can be committed"
     add("--keep", action="store_true", help=kept)

@@ -25,7 +25,7 @@ fedexp: federated-learning experiments that measure forgetting.
 """
 
 KNOBS = """\
-Common knobs (defaults: conf/config.yaml and the dataset's; see `fedexp --cfg job`)
+Common options (defaults in conf/config.yaml and of the data set; see `fedexp --cfg job`)
   alpha=0.1 min_size=10         partition=dirichlet      shards_per_client=2   partition=sharding
   rounds=200                    communication rounds     num_clients=100       clients in total
   participation=0.1             share of the clients     weighting=examples    or uniform
@@ -55,7 +55,7 @@ Examples
   fedexp                                                   digits, 20 clients, under a minute
   fedexp algorithm=fedntd partition=dirichlet alpha=0.1    the same with not-true distillation
   fedexp experiment=fedntd/cifar10_s2 algorithm=fedntd     a setting of FedNTD's Table 1
-  fedexp dataset=mnist forgetting_metric=all tracker=none  every notion of forgetting, no W&B
+  fedexp dataset=mnist forgetting_metric=all tracker=none  all forgetting metrics, no W&B
   fedexp --multirun algorithm=fedavg,fedntd seed=0,1,2     six runs, each in its own directory
 
 More: --cfg job (the composed configuration), --config-dir DIR (your own groups), --hydra-help"""

@@ -282,7 +282,7 @@ def show_jobs(jobs: Sequence[Planned], measured: Sequence[Measured]) -> list[flo
     unknown = len(seconds) - len(known)
     total = duration(sum(known)) if known or not unknown else "?"
     more = (
-        f", plus {unknown} jobs without an estimate (?); a run with rounds=1 gives one"
+        f", plus {unknown} jobs without an estimate (?); a run with rounds=1 provides one"
         if unknown
         else ""
     )

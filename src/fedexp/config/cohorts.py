@@ -99,7 +99,8 @@ def check_completed_rounds(directory: Path, cohorts: Rounds | None, rounds: int)
     for number in range(1, rounds + 1):
         if before.get(number) != cohorts[number]:
             raise ConfigError(
-                f"resume={directory}: the clients of round {number} in cohorts.path have changed"
+                f"resume={directory}: the clients of round {number} in cohorts.path have changed;"
+                " restore the file or start a new run"
             )
 
 

@@ -37,7 +37,7 @@ def with_named_members(config: DictConfig, group: str) -> DictConfig:
         examples = {"tracker": "{wandb: {project: mine}}"}
         example = examples.get(group, "{local_epochs: {clients: 3}}")
         raise ConfigError(
-            f"{group}.options={options}: must map members to nodes, such as {example}"
+            f"{group}.options={options}: must map members to their options, such as {example}"
         )
     if unknown := {str(key) for key in options} - set(members):
         raise ConfigError(f"{group}.{min(unknown)}: must be one of {group}.members={list(members)}")

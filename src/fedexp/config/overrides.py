@@ -36,8 +36,8 @@ def check_names(overrides: Sequence[str], groups: Collection[str]) -> None:
             "",
         ):
             raise ConfigError(
-                f"{text}: an option cannot be put into this package; give the name of one of"
-                " the group's options"
+                f"{text}: the package after @ is not allowed; give only the group and the name of"
+                " one of its options"
             )
         names = chosen_options(override) if is_group(override.key_or_group, groups) else []
         if wrong := [name for name in names if is_path(name)]:

@@ -58,8 +58,8 @@ def require_typed_destination(
     resume = f"resume={display_path(directory)}"
     command = [*folders, resume, *typed, *stored]
     raise ConfigError(
-        f"{resume}: only its directory, not this command, says where the run is tracked"
-        f" ({', '.join(map(key_of, stored))}); to allow this:  fedexp"
+        f"{resume}: the run directory says where the run is tracked"
+        f" ({', '.join(map(key_of, stored))}), but this command does not; to allow this:  fedexp"
         f" {shlex.join(command)}"
     )
 

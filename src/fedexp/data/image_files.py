@@ -53,7 +53,7 @@ def class_folders(folder: Path) -> list[str]:
     except OSError as error:
         raise ConfigError(
             f"{folder}: this folder of images cannot be read ({error.strerror}); expected"
-            " <dataset.root>/{train,test}/<class>/<image>. If there is no folder named test,"
+            " <dataset.root>/{train,test}/<class>/<image>. Without a folder named test,"
             " dataset.test_fraction=0.2 draws a test set"
         ) from error
     if not names:

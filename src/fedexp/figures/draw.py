@@ -42,9 +42,9 @@ ACCURACIES = (
     ("test_accuracy_augmented", GREEN, "the same, augmented\ntest images"),
     ("validation_accuracy", GREY, "validation accuracy"),
 )
-LOCAL = "local round forgetting,\nmean of clients"
+LOCAL = "local round forgetting,\nmean over clients"
 LOSSES = (
-    ("train_loss", BLUE, "train loss,\nmean of clients"),
+    ("train_loss", BLUE, "train loss,\nmean over clients"),
     ("test_loss", ORANGE, "test loss"),
     ("validation_loss", GREEN, "validation loss"),
 )
@@ -161,7 +161,7 @@ def curves(run: RunData) -> Figure:
         (
             name_in_view("local_round_forgetting", view),
             GREEN,
-            "local round forgetting,\nmean of clients",
+            "local round forgetting,\nmean over clients",
             True,
         ),
         (name_in_view("forgetting", view), ORANGE, "forgetting F (BwT)", False),

@@ -260,7 +260,7 @@ def how_to_restore(directory: Path) -> str:
     """
     count = len(kept_files(directory))
     command = f"`fedexp report {directory} --restore DIR` makes run directories of them"
-    return f"; {count} are kept as files: {command}" if count else ""
+    return f"; {count} runs are saved as files: {command}" if count else ""
 
 
 @contextmanager

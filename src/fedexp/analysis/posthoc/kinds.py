@@ -143,7 +143,7 @@ def chosen_models(run: RunDirectory, number: int, names: str | None) -> list[Kep
     known = all(name in ("global", "before") or name.isdecimal() for name in chosen)
     if not known or len(chosen) != 3 or len(set(chosen)) != 3:
         raise ConfigError(
-            f"--models {names}: must be three different names, each of which is global, before or"
+            f"--models {names}: must be three different names, each of them global, before or"
             " a client number"
         )
     models = []
