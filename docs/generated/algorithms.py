@@ -152,7 +152,7 @@ def algorithm_page(name: str) -> str:
 
 
 def companions(name: str) -> str:
-    """Options without which a method refuses to run, or has nothing to do."""
+    """Options without which a method does not run, or has nothing to do."""
     made, given = algorithm(name), ""
     if made.needs.surrogate or "none" not in made.scenarios or made.paradigm == "centralized":
         given += " scenario=class_incremental partition=equal_shards"

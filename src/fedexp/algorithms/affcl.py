@@ -87,11 +87,11 @@ class AFFCL(Remembering, OwnModel):
         layer = " and a layer" if self.replay_trains == "hidden" else ""
         small = f"a flow{layer} with every model"
         return Needs(
-            server_state="old model and flow",
+            server_state="model and flow of the previous task",
             down=1,
             small=small,
             teachers=1,
-            work="a flow of the features in each step",
+            work="training of the flow in each step",
         )
 
     def adapt(self, module: nn.Module, federation: Federation) -> nn.Module:

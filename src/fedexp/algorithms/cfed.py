@@ -70,7 +70,7 @@ class CFeD(Remembering, MultiExchange, ServerTraining):
     def needs(self) -> Needs:
         holders = "clients and server" if self.server_distillation else "clients"
         return Needs(
-            server_state="old model",
+            server_state="model of the previous task",
             down=1,
             data=f"surrogate, unlabelled ({holders})",
             surrogate=True,

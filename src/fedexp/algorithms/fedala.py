@@ -47,8 +47,8 @@ class FedALA(Personal):
 
     @property
     def needs(self) -> Needs:
-        work = f"a forward pass over {self.part:g} of the data a round"
-        return Needs(client_state="local classifier, weights W", work=work)
+        work = f"a forward pass over {self.part:g} of the data per round"
+        return Needs(client_state="local classifier, mixing weights W", work=work)
 
     def client_init(self, params: Params, federation: Federation) -> Tree:
         head = heads.head(params)

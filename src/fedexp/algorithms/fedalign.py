@@ -73,7 +73,7 @@ class FedAlign(OwnModel):
         module.keeps_maps = True
         return module
 
-    needs = Needs(work="a narrower last stage in each step")
+    needs = Needs(work="a pass through the narrower last stage in each step")
 
     def objective(self, net: Network, params: Params, batch: Batch, ctx: Context) -> Tensor:
         output = net(params, batch.x)

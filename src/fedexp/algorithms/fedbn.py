@@ -30,7 +30,7 @@ class FedBN(KeepsPart, OwnModel):
     # names of the batch norm layers' parameters and statistics; set by `fitted`
     local: ClassVar[frozenset[str]] = frozenset()
 
-    needs = Needs(client_state="batch norm", unsent="batch norm")
+    needs = Needs(client_state="batch norm layers", unsent="batch norm layers")
 
     def fitted(self, module: nn.Module) -> Self:
         names = {

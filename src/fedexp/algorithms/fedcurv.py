@@ -50,7 +50,7 @@ class FedCurv(OwnTraining):
 
     @property
     def needs(self) -> Needs:
-        work = f"gradients of up to {self.samples} examples a round"
+        work = f"gradients of up to {self.samples} examples per round"
         return Needs("u_k, v_k", "sums of u and v", up=2, down=2, work=work)
 
     def server_init(self, params: Params, federation: Federation) -> Tree:

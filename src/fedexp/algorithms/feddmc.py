@@ -70,7 +70,7 @@ class FedDMC(Remembering, MultiExchange):
     @property
     def needs(self) -> Needs:
         return Needs(
-            server_state="old, new and initial model",
+            server_state="models of the previous and the new task, initial model",
             up=1,
             down=3,
             data=f"surrogate, unlabelled (clients{', whole' if self.whole_set else ''})",

@@ -63,7 +63,7 @@ class FedEWC(MultiExchange):
         if self.fisher == "released":
             return Needs(gradient_passes=1)
         return Needs(
-            server_state="P and a",
+            server_state="penalty weights P, anchor a",
             down=2,
             small="|w| up at the end of a task",
             work="a gradient pass of all clients at the end of a task",

@@ -94,13 +94,13 @@ class FedFOMO(Personal, OwnTraining, ServerTraining):
     @property
     def needs(self) -> Needs:
         kept = "models of all clients, affinities P"
-        mine = "its model before and after its last training"
+        mine = "its models before and after its last training"
         return Needs(
             client_state=mine,
             server_state=kept,
             down=self.slots - 1,
             small="d_j up",
-            work=f"{self.slots + 2} forward passes over the validation data a round",
+            work=f"{self.slots + 2} forward passes over the validation data per round",
         )
 
     @property

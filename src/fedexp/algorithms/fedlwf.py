@@ -28,7 +28,7 @@ class FedLwF(Remembering):
     lambda_d: NonNegative  # weight of the distillation loss; 0: FedAvg
     temperature: Positive  # temperature T of teacher and student
 
-    needs = Needs(server_state="old model", down=1, teachers=1)
+    needs = Needs(server_state="model of the previous task", down=1, teachers=1)
 
     def example_loss(
         self, net: Network, params: Params, batch: Batch, ctx: Context

@@ -31,7 +31,9 @@ class FedMultiHead(OwnModel, TaskHeads):
     must_train = HEAD
 
     needs = Needs(
-        server_state="which head is in use", small="C numbers down", data="the task at test"
+        server_state="index of the current head",
+        small="C numbers down",
+        data="task of each test example",
     )
 
     def adapt(self, module: nn.Module, federation: Federation) -> nn.Module:

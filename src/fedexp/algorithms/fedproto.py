@@ -58,7 +58,7 @@ class FedProto(KeepsPart):
     lambda_: NonNegative  # weight of the distance to the prototypes
 
     needs = Needs(
-        client_state="its own model",
+        client_state="personal model",
         server_state="prototypes",
         up=-1,
         down=-1,

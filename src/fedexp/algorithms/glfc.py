@@ -88,7 +88,7 @@ class GLFC(Exemplars, ServerTraining):
     @property
     def needs(self) -> Needs:
         return Needs(
-            server_state="old and best model, prototypes" if self.proxy else "old model",
+            server_state="model of the previous task" + ", best model, prototypes" * self.proxy,
             down=1.0,
             small="C numbers down"
             + ("; a prototype per class up in a task's first round" if self.proxy else ""),

@@ -96,12 +96,12 @@ class LANDER(DataFree, OwnModel):
     student_steps: CountFrom0
 
     needs = Needs(
-        server_state="old model, generated images",
+        server_state="model of the previous task, generated images",
         down=1,
         small="images and label embeddings down",
         data="generated (server), label embeddings",
-        work="generated images with a teacher in each step",
-        server_work="a generator for each task",
+        work="a batch of generated images with a teacher in each step",
+        server_work="training of a generator for each task",
     )
 
     def adapt(self, module: nn.Module, federation: Federation) -> nn.Module:

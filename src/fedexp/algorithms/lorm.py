@@ -74,8 +74,8 @@ class LoRM(NewAdapters):
     weight_decay: NonNegativeOrNone = None
 
     needs = Needs(
-        server_state="merged change, sums over tasks",
-        small="Gram matrices up, a switch down",
+        server_state="merged change, its sums over tasks",
+        small="Gram matrices up, one number down",
         forward_passes=1,
     )
 

@@ -67,7 +67,7 @@ class PILoRA(NewAdapters):
     needs = Needs(
         server_state="adapters of all tasks",
         down=0.5,
-        small="as much for each earlier task; C mean features up",
+        small="the same for each earlier task; C mean features up",
         forward_passes=1,
     )
 

@@ -133,12 +133,12 @@ class TARGET(DataFree):
     kd: NonNegative  # weight of the distillation loss
 
     needs = Needs(
-        server_state="old model, generated images",
+        server_state="model of the previous task, generated images",
         down=1,
         small="images down",
         data="generated (server)",
-        work="generated images with a teacher in each step",
-        server_work="a generator for each task",
+        work="a batch of generated images with a teacher in each step",
+        server_work="training of a generator for each task",
     )
 
     def make(self, net: ServerNetwork, server: Tree, pixels: Pixels, classes: Tensor) -> Tensor:

@@ -71,11 +71,11 @@ def describe_computation(needs: Needs) -> str:
     of_cohort, others = needs.server_teachers
     teachers = f"|S| + {others}" if of_cohort and others else "|S|" * of_cohort or others
     parts = [
-        (count_noun(gradients, "gradient"), count_noun(needs.teachers, "teacher"), "a step"),
+        (count_noun(gradients, "gradient"), count_noun(needs.teachers, "teacher"), "per step"),
         (
             count_noun(needs.gradient_passes, "gradient pass"),
             count_noun(needs.forward_passes, "forward pass"),
-            "a round",
+            "per round",
         ),
         (needs.work, "", ""),
         (
