@@ -1,4 +1,4 @@
-"""Common part of the methods that train separate low-rank adapters for each task (PILoRA, LoRM).
+"""Code shared by the methods that train separate low-rank adapters for each task (PILoRA, LoRM).
 
 The server keeps two models. Clients train the first, which contains the adapters of the current
 task and the head. The second is the tested model, which contains the adapters of all tasks so far.

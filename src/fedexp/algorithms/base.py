@@ -52,10 +52,9 @@ def masked_mean(values: Tensor, mask: Tensor | None) -> Tensor:
 
 
 def require_loss_per_example(algorithm: "FedAvg", losses: Tensor, batch: Batch) -> Tensor:
-    """Return the losses after checking that their shape is [B].
+    """Check that the losses have the shape [B], and return them.
 
-    Raises ConfigError if it is not, because padding cannot be excluded from a loss that is already
-    averaged.
+    Raises ConfigError for other shapes, because padding cannot be excluded from an averaged loss.
     """
     if not isinstance(losses, Tensor) or losses.shape != batch.y.shape:
         found = (
@@ -71,7 +70,7 @@ def require_loss_per_example(algorithm: "FedAvg", losses: Tensor, batch: Batch) 
 
 
 def first_pass(data: ClientData, ctx: Context, epochs: int) -> Iterator[tuple[Batch, Tensor]]:
-    """Yield each batch of the first pass over a client's data, with its mask [B].
+    """Yield the batches of the first pass over a client's data, each with its mask [B].
 
     epochs: the number of passes that the client makes in a round. The masks are never None. If a
     client is trained together with clients that have more batches, it receives extra batches, which
@@ -79,7 +78,7 @@ def first_pass(data: ClientData, ctx: Context, epochs: int) -> Iterator[tuple[Ba
     """
     own = ctx.steps / epochs
     for batch in data.batches():
-        # by now, even the client with the most batches has completed the first pass
+        # even the client with the most batches has completed its first pass
         if batch.step >= -(-data.steps // epochs):
             return
         ones = torch.ones(len(batch.y), dtype=ctx.steps.dtype, device=batch.y.device)
@@ -87,7 +86,7 @@ def first_pass(data: ClientData, ctx: Context, epochs: int) -> Iterator[tuple[Ba
 
 
 def fresh_pass(data: ClientData, ctx: Context) -> Iterator[tuple[Batch, Tensor]]:
-    """Yield each batch that `OwnTraining.extra_batches` requested, with its mask [B].
+    """Yield the batches that `OwnTraining.extra_batches` requested, each with its mask [B].
 
     The examples are shuffled and augmented again.
     """
@@ -150,7 +149,7 @@ class FedAvg(Checked, prefix="algorithm."):
 
     # values of `local.optimizer` that the algorithm supports
     optimizers: ClassVar[tuple[str, ...]] = OPTIMIZERS
-    # why the algorithm cannot be combined with `server.optimizer`; empty if it can
+    # the reason why `server.optimizer` cannot be used with this algorithm; empty if it can
     own_step: ClassVar[str] = ""
     scenarios: ClassVar[tuple[str, ...]] = (
         "none",
@@ -158,14 +157,14 @@ class FedAvg(Checked, prefix="algorithm."):
         "domain_incremental",
         "rotations",
     )
-    # whether all clients must train on the same task, and only on that task
+    # whether all clients must train on the same task at a time, and on no other task
     separate_tasks: ClassVar[bool] = False
     inputs: ClassVar[tuple[str, ...]] = ("images", "text")
     # whether clients train the global model, including its running statistics
     trains_model: ClassVar[bool] = True
     # advice shown to the user if a run diverges or does not learn
     hint: ClassVar[str] = ""
-    # names of parameters that the algorithm treats separately and that therefore cannot be frozen
+    # names of parameters that cannot be frozen, because the algorithm trains them separately
     must_train: ClassVar[tuple[str, ...]] = ()
     # whether the algorithm uses the model's features in addition to the logits
     needs_features: ClassVar[bool] = False
@@ -228,7 +227,7 @@ class FedAvg(Checked, prefix="algorithm."):
     # --- on the client
 
     def client_setup(self, net: Network, data: ClientData, ctx: Context) -> Tree:
-        """Return values that are constant during a client's round, such as a teacher's outputs."""
+        """Return values that stay constant while a client trains, such as a teacher's outputs."""
         return {}
 
     def example_loss(self, net: Network, params: Params, batch: Batch, ctx: Context) -> Tensor:

@@ -1,4 +1,4 @@
-"""Common parts of methods for continual learning: an old model as teacher, and class masks.
+"""Code shared by continual-learning methods: the previous task's model as teacher, class masks.
 
 The distillation loss is that of CFeD (Y. Ma et al., "Continual Federated Learning Based on
 Knowledge Distillation", IJCAI 2022, Eq. (3)-(4)). For student logits z and teacher logits z',

@@ -1,4 +1,4 @@
-"""Common part of the methods that train the global model on the server's public data."""
+"""Code shared by the methods that train the global model on the server's public data."""
 
 from collections.abc import Callable, Iterator
 
@@ -42,7 +42,7 @@ def fit(
     update: Update,
     dropout: np.random.Generator | None = None,
 ) -> None:
-    """Train the model that `net` has loaded.
+    """Train the model that was loaded into `net`.
 
     Batches with a single example are skipped if the model has batch norm. dropout: the generator
     for dropout on texts, or None for no dropout.
@@ -56,5 +56,5 @@ def fit(
 
 
 def with_trained_model(net: ServerNetwork, server: Tree) -> Tree:
-    """Return the server's state with its model replaced by the model that `net` has trained."""
+    """Return the server's state with the model that was trained in `net`."""
     return server | {"params": net.snapshot(), "buffers": net.buffers()}

@@ -1,4 +1,4 @@
-"""Common part of the methods whose clients keep examples of old tasks and train on them again.
+"""Code shared by the methods whose clients keep examples of old tasks and train on them again.
 
 When a task begins, each client chooses examples of the previous task by the features that the
 global model computes for them. From then on, these examples belong to the client's training
@@ -38,8 +38,8 @@ class Exemplars(NewClasses, ABC):
     ) -> list[np.ndarray]:
         """Return the indices of the examples that each client keeps from now on.
 
-        kept: the examples that each client has kept so far; own: each client's examples of the
-        previous task; federation: describes the clients' data in the previous task.
+        kept: the examples that each client has kept so far. own: each client's examples of the
+            previous task. federation: describes the clients' data in the previous task.
         """
 
     def keep_examples(

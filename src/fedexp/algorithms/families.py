@@ -54,7 +54,7 @@ class OwnStart(FedAvg, ABC):
     def initial_params(self, net: Network, data: ClientData, ctx: Context) -> Params:
         """Return the parameters from which local training starts.
 
-        If they include running statistics, these replace the global model's.
+        If the parameters include running statistics, these replace the global model's.
         """
 
 
@@ -120,9 +120,9 @@ class ServerTraining(FedAvg, ABC):
 
     @abstractmethod
     def refine(self, net: ServerNetwork, server: Tree, messages: Tree, round: ServerRound) -> Tree:
-        """Return the server's state after the work that follows aggregation, such as distillation.
+        """Return the server's state after further training of the aggregated model.
 
-        server: the state after aggregation; its "buffers" have already been averaged.
+        server: the state after aggregation, with averaged "buffers".
         """
 
 
@@ -156,8 +156,8 @@ class Personal(OwnStart, ABC):
     def counted(self, sent: Tree, up: bool) -> Tree:
         """Return the part of the transmitted tree that counts as traffic.
 
-        The published method does not send the rest, such as data from which the generic model is
-        built for testing.
+        The rest is sent only by fedexp, not by the published method. An example is data from which
+        the generic model is built for testing.
 
         sent: if `up` is true, the messages of a cohort, with leaves of shape [|S|, ...]; otherwise
         the broadcast, with the client's personal broadcast under "personal". Both include
@@ -245,10 +245,10 @@ class TaskHeads(Continual, ABC):
 
     @abstractmethod
     def heads(self, tasks: Sequence[Sequence[int]]) -> np.ndarray | None:
-        """Return the model output that represents each class when each task is tested, int [T, C].
+        """Return the index of the output for each tested task and class, int [T, C].
 
         An entry of -1 excludes the class from the possible predictions. If the result is None,
-        output c represents class c in every task. tasks: the classes of each task.
+        output c predicts class c in every task. tasks: the classes of each task.
         """
 
 
@@ -310,9 +310,9 @@ def epochs_of(algorithm: FedAvg, local: LocalTraining) -> int:
 
 
 def heads_of(algorithm: FedAvg, tasks: Sequence[Sequence[int]]) -> Tensor | None:
-    """Return the output that represents each class in each task, int64 [T, C] (see `TaskHeads`).
+    """Return the index of the output for each task and class, int64 [T, C] (see `TaskHeads`).
 
-    If the result is None, output c represents class c in every task.
+    If the result is None, output c predicts class c in every task.
     """
     heads = algorithm.heads(tasks) if isinstance(algorithm, TaskHeads) else None
     return None if heads is None else torch.from_numpy(heads)

@@ -161,7 +161,7 @@ class FedFOMO(Personal, OwnTraining, ServerTraining):
         # maximum number of validation examples over all clients
         most = max(int(np.bincount(owners[low]).max(initial=0)), 1)
         mean = self.validation * federation.largest
-        # a size that usually suffices for runs with other seeds too
+        # a size that usually suffices for other seeds too, so that shapes rarely change
         usual = int(mean + 3 * (mean * (1 - self.validation)) ** 0.5) + 1
         return padded_numbers(
             self.held_out(federation, client), max(most, min(usual, federation.largest))
@@ -172,7 +172,8 @@ class FedFOMO(Personal, OwnTraining, ServerTraining):
     ) -> Tree:
         chosen = self.choose_models_for(server, client, sorted(kept.keys() - {client}), rng)
         like, averages = server["affinity"], self.average_federations(server, kept)
-        # In early rounds, some slots have no model. They contain the average and do not count.
+        # In early rounds, some slots have no model. They are filled with the average, which is
+        # ignored.
         filler, empty = [server["params"] | server["buffers"]], self.models - len(chosen)
         rest = self.slots - self.models - len(averages)
         models = trained_models(chosen, kept, like) + empty * filler + averages + rest * filler
@@ -202,7 +203,8 @@ class FedFOMO(Personal, OwnTraining, ServerTraining):
     ) -> list[int]:
         """Return the clients whose models are sent to `client`.
 
-        Each choice is either the remaining client with the largest affinity or a random one.
+        Each choice is the client with the largest affinity among those not yet chosen, or a random
+        one.
         """
         affinity = server["affinity"][client].cpu().numpy()[list(others)]
         best = [others[i] for i in np.lexsort((rng.random(len(others)), -affinity))]

@@ -15,8 +15,8 @@ counts. On the server, which starts from sum_k p_k w_k and trains on a labelled 
 teachers are the local models with counts mu_k and the previous global model with counts pi. The
 student's counts are also nu = pi, so pi appears twice in alpha. The server trains for E_s epochs
 with SGD, the clients' settings and a fresh momentum buffer. Then r_k <- r_k + 1 for the cohort, and
-pi <- pi + gamma mu_k for the clients of the cohort with gamma r_k <= 1; this comparison uses
-integers. As pi starts at 0, clients do not distil in round 1.
+pi <- pi + gamma mu_k for each client of the cohort with gamma r_k <= 1. To avoid rounding errors,
+r_k is compared with the largest such integer. As pi starts at 0, clients do not distil in round 1.
 
 Options: `on_clients` and `on_server` enable distillation on the clients and on the server.
 Deviations: Clients send mu_k (C numbers) in each round instead of once. Public examples are not
@@ -58,10 +58,10 @@ def class_weights(teachers: Tensor, student: Tensor) -> Tensor:
 
 
 def distillation_targets(alpha: Tensor, teachers: Tensor) -> tuple[Tensor, Tensor]:
-    """Return (entropy part, weight), [n, C] each, the teachers' part of the distillation term.
+    """Return what the distillation term needs of the teachers: (entropy, weight), [n, C] each.
 
-    With these, sum_i sum_c alpha P (log P - log Q) = sum_c (entropy part)^c - sum_c (weight)^c log
-    Q^c. alpha: [T, C]; teachers: the teachers' logits [T, n, C].
+    With these, sum_i sum_c alpha P (log P - log Q) = sum_c entropy^c - sum_c weight^c log Q^c.
+    alpha: [T, C]. teachers: the teachers' logits, [T, n, C].
     """
     log_p = F.log_softmax(teachers, -1)
     weighted = alpha[:, None] * log_p.exp()
@@ -95,7 +95,7 @@ class Flashback(ServerTraining):
 
     @property
     def counted_participations(self) -> int:
-        """Return how many times a client adds to pi: the largest r with gamma * r <= 1."""
+        """Return how often a client's counts are added to pi: the largest r with gamma * r <= 1."""
         return math.floor(1 / self.gamma + 1e-9)
 
     def server_init(self, params: Params, federation: Federation) -> Tree:

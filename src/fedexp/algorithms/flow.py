@@ -85,7 +85,7 @@ class Flow(nn.Module):
 
 @dataclass(frozen=True)
 class Density:
-    """A flow and its parameters."""
+    """The probability density of a flow with given parameters."""
 
     flow: Flow
     params: Params

@@ -1,4 +1,4 @@
-"""Images generated from a classifier alone, as in TARGET (J. Zhang et al., ICCV 2023).
+"""Generate images from a classifier, without data, as in TARGET (J. Zhang et al., ICCV 2023).
 
 A generator G learns to make images that the classifier, called the teacher, recognises. The details
 follow TARGET's released code. For each batch of images, with the teacher's logits t on G(z) for the

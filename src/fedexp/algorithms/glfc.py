@@ -137,7 +137,7 @@ class GLFC(Exemplars, ServerTraining):
         return np.concatenate([numbers[:each] for numbers in [*old, *chosen]] or [before])
 
     def host_plan(self, federation: Federation, client: int, rng: np.random.Generator) -> Tree:
-        """Return one of the client's examples, from which the image shape is taken."""
+        """Return one of the client's examples, which defines the shape of images."""
         return {"one": federation.parts[client][:1]} if self.proxy else {}
 
     def objective(self, net: Network, params: Params, batch: Batch, ctx: Context) -> Tensor:

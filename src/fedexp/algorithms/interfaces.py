@@ -68,7 +68,7 @@ class ServerNetwork(Network, Protocol):
         """Return a copy of the parameters."""
 
     def norm_inputs(self, params: Params, x: Tensor) -> tuple[Output, list[tuple[Tensor, ...]]]:
-        """Return the output of a model in eval mode and the statistics of its batch norm layers.
+        """Return a model's output in eval mode, and the statistics of its batch norm layers.
 
         For each batch norm layer with running statistics, the list contains four tensors
         [channels]: the mean and variance of the layer's input for x, then the running mean and

@@ -126,7 +126,7 @@ class LANDER(DataFree, OwnModel):
         }
 
     def make(self, net: ServerNetwork, server: Tree, pixels: Pixels, classes: Tensor) -> Tensor:
-        """See label_generator.py."""
+        """Generate the images as described in label_generator.py."""
         anchors, made, seen = server["anchors"], list[Tensor](), Statistics()
         generator = LabelGenerator(pixels.shape, self.width, anchors, self.batch_size).to(anchors)
         scale = [anchors.new_full((pixels.shape[0], 1, 1), v).requires_grad_() for v in (MEAN, STD)]

@@ -126,7 +126,7 @@ class LoRM(NewAdapters):
     def local_step(
         self, net: Network, params: Params, memory: Tree, batch: Batch, ctx: Context
     ) -> tuple[Params, Tree, Tensor]:
-        """Take an optimizer step on the head and on either A or B of all layers."""
+        """Take an optimizer step on the head, and on A or B of all layers."""
         if self.weight_decay is not None:
             ctx = replace(ctx, local=replace(ctx.local, weight_decay=self.weight_decay))
         moved, memory, loss = super().local_step(net, params, memory, batch, ctx)
@@ -167,7 +167,7 @@ class LoRM(NewAdapters):
         }
 
     def merge_tasks(self, server: Tree, local: Params, latest: Params, first: bool) -> Params:
-        """Return the tested model, which has the change merged over all tasks instead of adapters.
+        """Return the tested model: the backbone with the change merged over all tasks.
 
         first: whether the current task is task 1.
         """
@@ -196,7 +196,7 @@ def merge_up(parts: Tensor, down: Tensor, grams: Tensor) -> Tensor:
 
 
 class Changed(LowRank):
-    """A linear layer with an adapter B A and a merged change.
+    """A linear layer with an adapter B A, plus the change merged over earlier tasks.
 
     It adds scale * (B A + change) x to the output of the frozen layer.
     """

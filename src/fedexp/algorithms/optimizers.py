@@ -61,7 +61,7 @@ def step(
 ) -> tuple[Params, Tree]:
     """Return the parameters and the optimizer state after one step.
 
-    memory: the optimizer state. number: the number of earlier steps in this round.
+    memory: the optimizer state. number: the number of steps taken before in this round.
     """
     if local.optimizer == "adamw":
         params = {k: params[k] * (1 - lr * local.weight_decay) for k in params}

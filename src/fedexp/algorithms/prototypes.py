@@ -35,7 +35,7 @@ def statistics(
 
 
 def select_present(present: Tensor, values: Tree) -> Tree:
-    """Return `values`, with leaves [..., C, ...], for the classes with `present` [..., C] > 0."""
+    """Return the values of the classes with `present` [..., C] > 0; leaves are [..., C, ...]."""
     return tree.map(lambda leaf: leaf[present > 0], values)
 
 

@@ -63,9 +63,9 @@ NEVER = -1e30  # logit of an excluded class; finite, because 0 times infinity is
 
 
 class DataFree(NewClasses, Remembering, Rehearsal, ABC):
-    """Base class of methods that distil the old model on generated images of the old classes.
+    """Base class of methods that distil the previous task's model on generated images.
 
-    The server generates the images, and the clients distil.
+    The server generates images of the old classes, and the clients distil.
     """
 
     sends: ClassVar[tuple[str, ...]] = ("params", "old", "new", "known", "images", "scale")
@@ -142,7 +142,7 @@ class TARGET(DataFree):
     )
 
     def make(self, net: ServerNetwork, server: Tree, pixels: Pixels, classes: Tensor) -> Tensor:
-        """See generator.py."""
+        """Generate the images as described in generator.py."""
         like = server["new"]
         generator, seen, made = Generator(pixels.shape, self.width).to(like), Statistics(), []
         outer = torch.optim.Adam(generator.parameters(), self.lr_generator * self.steps, BETAS)

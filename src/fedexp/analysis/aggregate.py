@@ -25,7 +25,7 @@ WHAT_A_IS = (
 
 
 def drop_repeats(runs: Sequence[RunDirectory]) -> list[RunDirectory]:
-    """Remove each run whose seed was run again with more test views."""
+    """Drop a run if the same seed was also run with more test views."""
     keys = [(name, run.summary.get("seed")) for name, run in zip(names(runs), runs, strict=True)]
     most: Counter[Any] = Counter()
     for key, run in zip(keys, runs, strict=True):

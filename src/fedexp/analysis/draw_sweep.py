@@ -184,7 +184,7 @@ def parameter(sweep: "ParameterSweep") -> Figure:
 
 
 def scale_parameter(axes: Axes, values: Sequence[float]) -> None:
-    """Scale the axis of a parameter, with a tick at each value if there are few."""
+    """Scale the axis of a parameter, with a tick at each value if it has few values."""
     if min(values) > 0 and max(values) >= 10 * min(values):
         axes.set_xscale("log")
     if len(values) <= 10:
@@ -221,7 +221,7 @@ def rank_diagram(ranking: Ranking) -> Figure:
 
 
 def panels_of(title: str, rows: int = 1) -> tuple[Figure, list[Axes]]:
-    """Return (figure, panels in one column). Long title lines are shortened."""
+    """Return a figure and its panels, one below the other. Long title lines are shortened."""
     height = 0.6 + 2.5 * rows if rows > 1 else 3.7
     figure, grid = panels(shortened(title), height, rows, sharex=True)
     return figure, list(grid[:, 0])

@@ -20,7 +20,7 @@ MARKS = {
     "not judged: reduced protocol": "~",
 }
 PLAIN_ONLY, SOME_DIVERGED, PRUNED = "^", "†", "‡"
-NOTES = {  # mark -> its explanation in the legend below a table
+NOTES = {  # mark -> its explanation in the legend of a table
     "*": "within the tolerance",
     "!": "outside the tolerance",
     "?": "not judged: the published value cannot be right",
@@ -43,7 +43,7 @@ PER_SECTION = 6  # a table with more columns is split by partition, as in the pa
 
 @dataclass(frozen=True)
 class Section:
-    """A part of a table: methods x settings."""
+    """A part of a table, with methods as rows and settings as columns."""
 
     title: str
     table: pd.DataFrame  # the columns may have two levels

@@ -122,7 +122,7 @@ def grouped(
 
 
 def differing(names: Iterable[str]) -> list[str]:
-    """Remove the words that all names have in common, unless this would leave a name empty."""
+    """Remove the words that all names share, unless a name would become empty."""
     names = list(names)
     words = [name.split(" ") for name in names]
     shared = set.intersection(*map(set, words)) if words else set()

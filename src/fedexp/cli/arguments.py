@@ -32,7 +32,7 @@ FLAGS: dict[str, tuple[str, tuple[str, ...] | None]] = {
     "--shell-completion": ("-sc", ()),
 }
 OURS = ("sweep", "preview", "budget")  # keys of a multirun that are not passed to Hydra
-# mapping whose keys conf/ does not list -> the override that enables it (None: always enabled)
+# mappings that accept any key -> the override that enables the mapping (None: always enabled)
 OPEN = {"surrogate.options": None, "partition.options": "partition=flower"}
 NO_FIGURES = {"figures=false", "figures.draw=false"}
 
@@ -232,7 +232,7 @@ def rewrite_lists(overrides: list[str]) -> list[str]:
 
 
 def sets_open_mapping(override: str, overrides: list[str]) -> bool:
-    """Return whether an override sets keys in a mapping that is empty in conf/.
+    """Return whether an override sets keys in a mapping that accepts any key.
 
     Hydra adds such keys only if the override begins with `++`.
     """

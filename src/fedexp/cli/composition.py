@@ -31,7 +31,7 @@ COMPOSITION_ERRORS = (
 
 @contextmanager
 def composed(overrides: Sequence[str], config_dir: Path | None = None) -> Iterator[DictConfig]:
-    """Yield the configuration that `fedexp <overrides>` would use, including its node `hydra`.
+    """Yield the configuration of `fedexp <overrides>`, including its node `hydra`.
 
     While the block runs, this is Hydra's current configuration, and classes named in `config_dir`
     are trusted. Hydra's previous state is restored afterwards. Raises ConfigError with the message

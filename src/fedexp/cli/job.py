@@ -257,7 +257,7 @@ def record_failure(
 
     sweep: the sweep's directory. A note for the process that launched the sweep is written there.
 
-    ours: False if the job was rejected because its directory holds a different run.
+    ours: whether the directory belongs to this job. False if it holds a different run.
     """
     directory, where = job.directory, ""
     error = report.strip().splitlines()[-1]

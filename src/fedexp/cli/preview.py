@@ -224,7 +224,7 @@ def measure(
 
 
 def work_of(config: Mapping[str, Any]) -> list[Any]:
-    """Return all values that determine the time of a round, except for the algorithm."""
+    """Return the values that determine how long a round takes, except for the algorithm."""
     device = device_of(str(value_of(config, "hardware.device")))
     return [device, *(value_of(config, key) for key in WORK)]
 

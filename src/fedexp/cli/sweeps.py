@@ -37,7 +37,7 @@ class SweepWatch:
     made: set[Path] = field(default_factory=set)  # sweep directories that the command created
     # directory of each running sweep -> launcher
     running: dict[Path, str] = field(default_factory=dict)
-    said: set[str] = field(default_factory=set)  # messages that have been printed for jobs
+    said: set[str] = field(default_factory=set)  # messages about jobs that have been printed
 
     @contextmanager
     def as_current(self) -> Iterator[None]:

@@ -80,7 +80,7 @@ class Built:
 
 
 FIELDS: dict[str, Any] = {field.name: field.type for field in dataclasses.fields(Built)}
-NODES = ("server", "surrogate")  # in addition to FIRST_NODES
+NODES = ("server", "surrogate")  # nodes to build in addition to FIRST_NODES
 GROUPS = {
     name: base
     for name, base in FIELDS.items()

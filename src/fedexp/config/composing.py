@@ -49,7 +49,7 @@ KNOWN = {
 }
 # nodes whose classes Hydra instantiates
 CALLED = ("callbacks", "launcher", "sweeper", "job_logging", "hydra_logging")
-# references in the config files of Hydra, its plugins and fedexp; none resolves to a node
+# references that occur in the config files of Hydra, its plugins and fedexp; they refer to values
 REFERENCES = {
     "${data_dir}",
     "${fedexp.gpus:}",
@@ -61,7 +61,7 @@ REFERENCES = {
 
 
 class CheckedRepository(ConfigRepository):
-    """Hydra's repository of config groups, but without options outside the directories."""
+    """Hydra's repository of config groups, limited to files in the configuration directories."""
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "CheckedRepository":
         """Return a shallow copy. Hydra only replaces the copy's whole list of sources."""

@@ -17,7 +17,7 @@ from fedexp.core.errors import ConfigError
 REFERENCE = re.compile(r"\$\{[\w.]+\}")
 # last parts of the keys that choose where a tracker sends or writes a run
 DESTINATIONS = {"entity", "project", "store", "logdir"}
-OF_COMMAND = ("resume", "accept_changed_data")  # keys for one command, dropped when resuming
+OF_COMMAND = ("resume", "accept_changed_data")  # keys that apply to one command only
 
 
 def check_names(overrides: Sequence[str], groups: Collection[str]) -> None:
@@ -85,9 +85,9 @@ def is_of_a_run(text: str, groups: Collection[str]) -> bool:
 
 
 def typed_overrides(overrides: Sequence[str]) -> list[str]:
-    """Return the overrides that the user typed, without those stored in the run directory.
+    """Return the overrides that the user typed, without those read from a run directory.
 
-    overrides: all overrides; the stored ones come before `resume=`.
+    overrides: all overrides; those from the run directory come before `resume=`.
     """
     places = [number for number, text in enumerate(overrides) if key_of(text) == "resume"]
     return list(overrides[places[-1] + 1 :] if places else overrides)

@@ -12,9 +12,9 @@ from fedexp.rundir.fingerprint import fingerprint
 def run_name(root: DictConfig) -> str:
     """Return the name of a job's directory, <dataset>_<partition>_<algorithm>_seed<seed>_<hash>.
 
-    The name does not depend on the other jobs of the sweep. If the sweep has a job with the same
-    fingerprint but a different name, for example because the job was extended to more rounds, the
-    name of that job is returned.
+    The name does not depend on the other jobs of the sweep. If the sweep already has a job with
+    this fingerprint under a different name, for example because it was extended to more rounds,
+    that name is returned.
 
     root: the composed configuration, including the node `hydra`.
     """

@@ -38,7 +38,7 @@ NO_STOP = Stop(patience=None, metric=None, minutes=None)
 
 
 class LocalEvaluation(Checked, prefix="local_evaluation."):
-    """How often, and on how many examples, local models are tested (node `local_evaluation`)."""
+    """The rounds and the number of examples for tests of local models (node `local_evaluation`)."""
 
     every: CountOrNone  # rounds; None: as often as the global model
     examples: CountOrNone  # of each test view; None: all
@@ -123,7 +123,7 @@ class Settings(Checked):
 
 
 def subjects_of(word: str) -> list[str]:
-    """Return the models to test for a single word given as `evaluate`.
+    """Return the list of models to test if `evaluate` is a single word.
 
     The list always includes the global model.
     """

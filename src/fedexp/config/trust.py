@@ -92,7 +92,7 @@ def find_class(name: str, key: str) -> type:
 
 
 def describe_foreign_classes(values: Any) -> list[str]:
-    """Return a sentence for each class outside fedexp that a checked configuration names.
+    """Return a sentence about each class outside fedexp that a checked configuration names.
 
     Each sentence gives the class's source file and the yaml file that names the class.
     """

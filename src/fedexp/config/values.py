@@ -74,9 +74,10 @@ def check_first(config: DictConfig, typed: Sequence[str]) -> None:
 
 
 def values_of(config: DictConfig, resolved: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values that `build` makes the parts of the configuration from."""
+    """Return the configuration's values in the form that `build` needs."""
     values = dict(resolved)
-    # `resolve` adds this key; a user's value stays, and is reported as an unknown key
+    # `resolve` adds this key; if the user sets it, the value stays and is reported as an unknown
+    # key
     if "revisions" not in config:
         del values["revisions"]
     return values | {"figures": as_node(values.get("figures", True))}

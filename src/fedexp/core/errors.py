@@ -38,7 +38,7 @@ class StorageError(OSError):
 
 
 def lacks_memory(error: BaseException) -> bool:
-    """Return whether an error means that the operating system refused memory or a thread.
+    """Return whether an error means that the system could not provide memory or a thread.
 
     This includes limits on address space (`ulimit -v`). Libraries raise different exception types,
     so the text of the error is checked too.
@@ -106,7 +106,7 @@ def collecting() -> Iterator[None]:
     try:
         yield
     except Exception:
-        if not messages:  # otherwise an invalid value in `messages` may be the cause
+        if not messages:  # otherwise, a value that `messages` reports as invalid may be the cause
             raise
     finally:
         _collected.reset(token)

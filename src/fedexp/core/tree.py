@@ -12,7 +12,7 @@ Params = dict[str, torch.Tensor]
 
 
 def map(function: Callable[..., Any], *trees: Tree) -> Tree:
-    """Apply a function to the leaves of trees with the same structure."""
+    """Apply a function to corresponding leaves of several trees with the same structure."""
     return tree_map(function, *trees)
 
 

@@ -64,7 +64,7 @@ class Partitioner(Checked, prefix="partition."):
 
     @property
     def source(self) -> str:
-        """Return the source of the partition, which is named in messages."""
+        """Return the name of the source of the partition, for messages."""
         return f"partition: {type(self).__name__}"
 
     def choose_examples(

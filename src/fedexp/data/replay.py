@@ -61,7 +61,7 @@ def class_balanced(
 ) -> Iterator[np.ndarray]:
     """Yield the indices of the examples in the buffer after each task.
 
-    When the quota of a class shrinks, random examples are removed for good.
+    When the quota of a class shrinks, random examples are removed and never return.
     """
     # in random order, so that the first n examples of a class are a uniform sample
     held: dict[int, np.ndarray] = {}

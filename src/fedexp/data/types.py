@@ -94,7 +94,7 @@ class Data(ABC):
         augmentation: Draws | None,
         dtype: torch.dtype,
     ) -> torch.Tensor:
-        """Return the examples `stored[index]` as model inputs.
+        """Return the stored examples at `index` in the form that models read.
 
         The examples are augmented if `draws` is given. This method works under torch.func.vmap.
 

@@ -61,7 +61,7 @@ class Cohort:
     probes: Sequence[Probe] = ()
 
     def take(self, positions: Sequence[int]) -> "Cohort":
-        """Return the part of the cohort at the given positions."""
+        """Return the clients at the given positions as a smaller cohort."""
         part: dict[str, Any] = {}
         for name, values in vars(self).items():
             if name != "round" and len(values):
@@ -113,9 +113,9 @@ STACKED = ("messages", "losses", "buffers", "class_correct", "probed")
 
 
 class Gather:
-    """Joins the results of the parts of a cohort, in the order of the cohort.
+    """Collects the results of the parts of a cohort in the order of the cohort.
 
-    The results of each part are copied to their place at once, so that no model is stored twice.
+    The results of each part are copied to their place immediately, so no model is stored twice.
     """
 
     def __init__(self, count: int):
@@ -158,7 +158,7 @@ class Gather:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The correct predictions and losses on the test set or on some batches of the test set."""
+    """Numbers of correct predictions, and losses, on the test set or on some of its batches."""
 
     class_correct: Tensor  # int64 [C]
     task_correct: Tensor  # int64 [T]
@@ -228,7 +228,7 @@ class ClientRuntime:
     def tested_on(self, view: str) -> "ClientRuntime":
         """Return a runtime whose test set is that of the view.
 
-        This is the runtime itself, except for the validation view, which uses the validation set.
+        For the validation view, its test set is the validation set; other views use this runtime.
         """
         return self._on_validation if view == VALIDATION else self
 

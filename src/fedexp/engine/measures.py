@@ -16,7 +16,7 @@ from fedexp.core.tree import Params
 from fedexp.engine.base import ClientRuntime, Probe
 from fedexp.engine.network import FunctionalNetwork
 
-NOT_TESTED = -1  # the count if a model was not tested
+NOT_TESTED = -1  # value of a count if the model was not tested
 
 
 def empty_counts(runtime: ClientRuntime, count: int, max_marks: int) -> dict[str, Tensor]:

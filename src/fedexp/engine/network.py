@@ -75,9 +75,9 @@ class FunctionalNetwork:
         return {k: v for k, v in self.module.named_parameters() if k in self.trained}
 
     def own(self, params: Params) -> Params:
-        """Return only the parameters of the model itself.
+        """Return the parameters without those that the algorithm added.
 
-        Parameters that an algorithm adds, such as a second head, are left out.
+        Added parameters are, for example, a second head.
         """
         if params.keys() <= self.names:
             return params
@@ -310,7 +310,7 @@ def flush_subnormals() -> Iterator[None]:
 def require_memory(make: Callable[[], torch.nn.Module]) -> None:
     """Raise ConfigError if the parameters of a model do not fit into the free memory.
 
-    The model is created without allocating memory for its parameters.
+    To find their size, the model is created without allocating memory.
 
     make: a function that creates the model.
     """

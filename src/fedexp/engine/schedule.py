@@ -1,4 +1,4 @@
-"""Batch schedules, which define the batches that a client trains on and their augmentation.
+"""Batch schedules: which batches a client trains on, and how their examples are augmented.
 
 Schedules are made on the CPU before training. Their random numbers depend only on the seed, the
 round and the client, so all algorithms, engines and devices use the same batches.

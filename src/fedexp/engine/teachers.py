@@ -18,7 +18,8 @@ from fedexp.core.private.torch_internals import in_transform
 from fedexp.core.tree import Params
 from fedexp.models import Output
 
-# maximum number of models in the cache, because a model that changes in every step would fill it
+# maximum number of cached models; otherwise, a model that changes in every step would fill the
+# cache
 MODELS = 4
 BYTES = 1 << 28  # limit for one model's outputs
 

@@ -59,7 +59,7 @@ class Pictures:
 def require_style(style: str) -> None:
     """Raise ConfigError if a style file does not exist, is not text, or enables LaTeX.
 
-    LaTeX would execute the preamble in the file, and interpret the names of runs as commands.
+    LaTeX would execute the file's preamble, and would read names of runs as commands.
     """
     try:
         text = Path(style).read_text(encoding="utf-8") if Path(style).is_file() else None

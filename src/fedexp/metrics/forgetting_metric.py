@@ -63,7 +63,7 @@ class ForgettingMetric(Checked, prefix="forgetting_metric."):
         return _mean(self.client_values(history).get(key, ()))
 
     def _run_mean(self, history: History, key: str) -> float:
-        """Return the mean of a client value over the clients of a round, then over rounds."""
+        """Return a client value's mean over the clients of each round, averaged over rounds."""
         return _mean(
             [_mean(self.local_values(history, i)[key]) for i in range(len(history.local_rounds))]
         )

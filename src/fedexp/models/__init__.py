@@ -25,7 +25,7 @@ class Output(NamedTuple):
 class Model(Checked, ABC, prefix="model."):
     """Base class of the `model` group.
 
-    It contains the options of an architecture and the properties that the engines need to know.
+    It contains the options of an architecture, and its properties that engines need to know.
     """
 
     reads: ClassVar[str] = "images"  # type of the inputs, "images" or "text"

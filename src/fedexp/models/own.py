@@ -94,7 +94,7 @@ class OwnModel(Model):
 
 
 def split_head(network: nn.Module, head: str, reading: "Reading | None" = None) -> "Headed":
-    """Separate the layer named `head`, which is the last one, from a network."""
+    """Separate the last layer, which is named `head`, from the rest of a network."""
     layer = network.get_submodule(head)
     assert isinstance(layer, nn.Linear)
     parent, _, own = head.rpartition(".")

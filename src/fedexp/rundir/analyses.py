@@ -62,7 +62,7 @@ def round_means(name: str, rows: Iterable[Mapping[str, Any]]) -> dict[str, float
 
 
 def rows_to_average(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Mapping[str, Any]]]:
-    """Return a dict from the suffix of a value's name in trackers to the rows to average."""
+    """Return the rows to average, as a dict whose keys are suffixes of names in trackers."""
     if not rows or "epoch" not in rows[0]:
         return {"": [row for row in rows if row.get("layer", "total") == "total"]}
     last = {row["client"]: row for row in rows}  # epochs ascend

@@ -1,11 +1,11 @@
 """Keep finished runs as small files that can be committed: `multirun/<sweep>/runs/<run>.json.xz`.
 
-A kept file has everything that tables, figures and documents read from a run directory: rounds,
+A run file has everything that tables, figures and documents read from a run directory: rounds,
 class accuracies in all test views, task accuracies, configuration, overrides, fingerprint, and the
-summary with commit and hardware. `pack` makes the kept file of a run. `unpack` makes a run
-directory from a kept file, so code that reads run directories can use both.
+summary with commit and hardware. `pack` makes the run file of a run. `unpack` makes a run directory
+from a run file, so code that reads run directories can use both.
 
-A kept file leaves out the clients' tables, the checkpoints, the times of a round's phases, and the
+A run file leaves out the clients' tables, the checkpoints, the times of a round's phases, and the
 indices of the partition. Round times are rounded to three digits and losses to seven, since no
 table shows more. All other cells are copied from the csv files as text. Nothing is unpickled.
 """
@@ -47,7 +47,7 @@ FOLDER, SUFFIX = "runs", ".json.xz"
 LIMIT, MEMORY = 2**26, 2**27  # maximum bytes of an unpacked file, and of memory to unpack it
 MOST_EXAMPLES = 2**26  # maximum number of examples in all partitions of a run together
 LONGEST_NAME = 1000  # maximum length of a class name
-KINDS = {  # types of the parts of a kept file
+KINDS = {  # types of the parts of a run file
     "overrides": list,
     "config": dict,
     "origin": dict,
@@ -67,7 +67,7 @@ LEFT_OUT = ("checkpoint", "figures", "wandb", "*.log", ".lock", ".owner.json", "
 
 
 def keep_runs(sweep: Path) -> list[Path]:
-    """Write a kept file for each finished run of a sweep and return the paths.
+    """Write a run file for each finished run of a sweep and return the paths.
 
     A job that uses a run from another sweep gets a file too.
     """
@@ -81,7 +81,7 @@ def keep_runs(sweep: Path) -> list[Path]:
 
 
 def pack(directory: Path) -> bytes | None:
-    """Return the kept file of a run as bytes, or None if the run is not finished.
+    """Return the run file of a run as bytes, or None if the run is not finished.
 
     The bytes are equal for equal runs.
     """
@@ -98,7 +98,7 @@ def pack(directory: Path) -> bytes | None:
 
 
 def content_of(run: RunDirectory) -> dict[str, Any]:
-    """Return the parts of a run that its kept file contains."""
+    """Return the parts of a run that its run file contains."""
     directory = run.directory
     started = origin.read(directory)
     started.pop("directory", None)
@@ -122,9 +122,9 @@ def compress(value: Mapping[str, Any]) -> bytes:
 
 
 def portable(value: Any) -> Any:
-    """Replace absolute paths with their last part, also after the `=` in an override.
+    """Replace absolute paths, also those in overrides, with their last part.
 
-    So the kept file does not contain directories of the current machine.
+    So the run file does not contain directories of the current machine.
     """
     if isinstance(value, Mapping):
         return {key: portable(each) for key, each in value.items()}
@@ -149,7 +149,7 @@ def columns(path: Path) -> dict[str, str]:
 
 
 def as_accuracies(table: Mapping[str, str]) -> dict[str, str]:
-    """Convert the counts of correct examples in older kept files to class accuracies.
+    """Convert the counts of correct examples in older run files to class accuracies.
 
     The key `of` in the table gives the number of examples in each class.
     """
@@ -168,7 +168,7 @@ def shortened(name: str, cell: str) -> str:
 
 
 def partition(path: Path) -> dict[str, Any]:
-    """Return the parts of a partition that the kept file contains.
+    """Return the parts of a partition that the run file contains.
 
     These are the number of examples per client and class, the class names, a description of how the
     partition was made (`info`), and its hash.
@@ -183,7 +183,7 @@ def partition(path: Path) -> dict[str, Any]:
 
 
 def read(path: Path) -> dict[str, Any]:
-    """Return the content of a kept file.
+    """Return the content of a run file.
 
     Raises ConfigError if the file is damaged or has an unknown format.
     """
@@ -208,7 +208,7 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def check_form(value: Mapping[str, Any]) -> None:
-    """Raise an exception listed in DAMAGE unless a kept file has the form that `pack` writes.
+    """Raise an exception listed in DAMAGE unless a run file has the form that `pack` writes.
 
     The total number of examples is limited, since arrays of that size are made from the counts.
     """
@@ -234,13 +234,13 @@ def check_form(value: Mapping[str, Any]) -> None:
 
 
 def kept_files(sweep: Path) -> dict[str, Path]:
-    """Return the kept files of a sweep by run name."""
+    """Return the run files of a sweep by run name."""
     paths = sorted((sweep / FOLDER).glob(f"*{SUFFIX}"))
     return {path.name.removesuffix(SUFFIX): path for path in paths}
 
 
 def kept_below(folders: Iterable[Path]) -> Iterator[dict[str, Any]]:
-    """Yield the content of each kept run below these folders.
+    """Yield the content of each run file below these folders.
 
     Unreadable files are skipped, and so are files that only refer to a run in another sweep.
     """
@@ -254,9 +254,9 @@ def kept_below(folders: Iterable[Path]) -> Iterator[dict[str, Any]]:
 
 
 def how_to_restore(directory: Path) -> str:
-    """Return a hint on how to restore the kept runs of a sweep, to append to an error message.
+    """Return a hint on how to restore the runs of a sweep, to append to an error message.
 
-    Return an empty string if the sweep has no kept runs.
+    Return an empty string if the sweep has no run files.
     """
     count = len(kept_files(directory))
     command = f"`fedexp report {directory} --restore DIR` makes run directories of them"
@@ -265,10 +265,10 @@ def how_to_restore(directory: Path) -> str:
 
 @contextmanager
 def kept_runs(sweep: Path, besides: Collection[str] = ()) -> Iterator[dict[str, RunDirectory]]:
-    """Yield the kept runs of a sweep by name, unpacked to a temporary directory.
+    """Yield the runs of a sweep's run files by name, unpacked to a temporary directory.
 
     For a job that uses a run from another sweep, that run is returned. The job is left out if the
-    other sweep has neither the directory nor the kept file of the run. Raises ConfigError if a file
+    other sweep has neither the directory nor the run file of the run. Raises ConfigError if a file
     cannot be read.
 
     besides: names of runs to leave out.
@@ -289,9 +289,9 @@ def kept_runs(sweep: Path, besides: Collection[str] = ()) -> Iterator[dict[str, 
 
 
 def find_reused(sweep: Path, note: str) -> Path | None:
-    """Return the directory of a finished run in another sweep; otherwise its kept file, or None.
+    """Return the directory of a finished run in another sweep; otherwise its run file, or None.
 
-    note: the path ../../<sweep>/<run> from the job's kept file.
+    note: the path ../../<sweep>/<run> from the job's run file.
     """
     other, run = PurePosixPath(note).parts[-2:]
     folder = sweep.absolute().parent / other
@@ -300,9 +300,9 @@ def find_reused(sweep: Path, note: str) -> Path | None:
 
 @contextmanager
 def all_jobs(sweep: Path) -> Iterator[list[RunDirectory]]:
-    """Yield all jobs of a sweep, read from run directories and from kept files.
+    """Yield all jobs of a sweep, read from run directories and from run files.
 
-    If a run has both a finished run directory and a kept file, the directory is used.
+    If a run has both a finished run directory and a run file, the directory is used.
     """
     kept = kept_files(sweep)
     finished = [name for name in kept if resolve_reuse(RunDirectory(sweep / name)).finished]
@@ -313,7 +313,7 @@ def all_jobs(sweep: Path) -> Iterator[list[RunDirectory]]:
 
 
 def restore(sweep: Path, target: Path) -> list[Path]:
-    """Make run directories `target/<run>` from a sweep's kept files and return them.
+    """Make run directories `target/<run>` from a sweep's run files and return them.
 
     If a directory exists or a file cannot be read, ConfigError is raised before anything is
     written.
@@ -333,7 +333,7 @@ def restore(sweep: Path, target: Path) -> list[Path]:
 
 
 def unpack(path: Path, directory: Path) -> Path:
-    """Make a run directory from a kept file and return it.
+    """Make a run directory from a run file and return it.
 
     Raises ConfigError if the file cannot be read.
     """
@@ -391,7 +391,7 @@ def table_text(table: Mapping[str, str]) -> str:
 def arrays_of(kept: Mapping[str, Any]) -> dict[str, np.ndarray]:
     """Return the arrays of partition.npz.
 
-    Kept files do not contain indices, so the numbers 0, 1, ... replace them.
+    Run files do not contain indices, so the numbers 0, 1, ... replace them.
     """
     counts = np.array(kept["counts"], dtype=np.int64)
     indices, sizes = np.arange(counts.sum()), counts.sum(1)

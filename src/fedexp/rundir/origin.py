@@ -137,9 +137,9 @@ def differences(
 
     saved: the run's config.yaml. container: the configuration of the command.
 
-    Data with a recorded mark are left to `check_data`. Data that only the run or only the command
-    has (because files were moved or are missing) are left to the check of the partition. Changed
-    code of the same class is not a difference, see `find_changes`.
+    Data with a recorded mark are not compared here, but by `check_data`. Data that only the run or
+    only the command has, because files were moved or are missing, are compared through the
+    partition. Changed code of the same class is not a difference, see `find_changes`.
     """
     recorded = recorded_marks(directory)
     there, asked = recorded or data_marks(saved), data_marks(container)

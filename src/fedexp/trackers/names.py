@@ -11,7 +11,7 @@ from typing import Any
 from fedexp.data.views import AUGMENTED, PLAIN, VALIDATION, VIEWS, suffix
 from fedexp.trackers.base import RoundRecord
 
-NAMES = {  # column of rounds.csv -> section/name; metric_name names all other columns
+NAMES = {  # column of rounds.csv -> section/name; other columns are named by metric_name
     "test_accuracy": "test/accuracy",
     "test_loss": "test/loss",
     "average_accuracy": "test/average_accuracy",

@@ -214,7 +214,7 @@ class WandbTracker(Tracker):
     def _call(self, action: Callable[[Any], object], seconds: float | None = None) -> None:
         """Call an action on the W&B run, if there is one.
 
-        If the action fails, the upload command is added as a note to its exception.
+        If the action fails, a note with the upload command is added to its exception.
         """
         run = self._run
         if run is None:

@@ -49,8 +49,8 @@ def round_measurements(
 
     state: the state of the run before the round.
     server: the server's state after the round.
-    result: the result of the last exchange in which clients sent a model, or of the last exchange
-        if no client sent one.
+    result: the result of the last exchange in which clients sent models; if there was none, the
+        result of the last exchange.
     """
     runtime, federation = simulation.runtime, result.round.federation
     clients = list(result.cohort.clients)
@@ -199,7 +199,7 @@ def alignment_rows(
 
     layer: the number of the layer, from 1.
     neurons: the number of neurons in the layer.
-    dead: the number of dead neurons in the global model before the round.
+    dead: the number of neurons in the global model before the round that never respond.
     local: the mean alignment of this model with the local models. None without local models.
     local_std: the population standard deviation of these alignments. None without local models.
     aggregated: the alignment of this model with the global model after the round.

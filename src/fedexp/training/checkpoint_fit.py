@@ -15,8 +15,8 @@ from fedexp.rundir.checkpoint import by_view
 from fedexp.rundir.client_states import file_name
 from fedexp.training.simulation import Simulation
 
-# The dimensions of each array in a history: K clients, C classes, E evaluated rounds, L rounds in
-# which local models are tested, S clients per cohort.
+# The shape of each array in a history, for K clients, C classes, E evaluated rounds, L rounds with
+# tests of local models, and S clients per cohort.
 DIMENSIONS = {
     "rounds": "E",
     "class_accuracy": "EC",

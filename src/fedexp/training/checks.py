@@ -195,8 +195,8 @@ def domain_problems(dataset: DataSource, scenario: Scenario) -> Iterator[str]:
 def surrogate_problems(built: Built) -> Iterator[str]:
     """Yield a message if the surrogate set is missing or overlaps with the test examples.
 
-    It may overlap if the scenario splits the same data set again, because training examples of
-    the data set can then become test examples.
+    The sets may overlap if the scenario splits the same data set again, because training examples
+    of the data set can then become test examples.
     """
     scenario, surrogate = built.scenario, built.surrogate.dataset
     if built.algorithm.needs.surrogate and not built.surrogate.given:
@@ -217,7 +217,7 @@ def surrogate_problems(built: Built) -> Iterator[str]:
 
 
 def source_of(dataset: DataSource) -> tuple[object, ...]:
-    """Return a key that identifies where a data set's examples come from."""
+    """Return a key that is equal for data sets whose examples come from the same source."""
     keys = ("name", "root", "path", "subset", "split")
     return type(dataset), *(getattr(dataset, key, None) for key in keys)
 

@@ -33,7 +33,7 @@ class Division:
     partition: Partition
     federation: Federation
     server_unlabelled: np.ndarray  # indices of the server's surrogate examples
-    # (round, the division from this round on) for each change of the data
+    # pairs (first round, division) for each change of the data
     changes: "tuple[tuple[int, Division], ...]" = ()
 
     def with_federation(self, **changed: Any) -> "Division":
@@ -111,8 +111,8 @@ def hold_out_from_all_tasks(
     Otherwise, a client could train on a validation example in the form it has in another task.
 
     Returns the tasks without the validation examples, and the validation examples of each task. If
-    the tasks do not share their examples, the tasks are unchanged and the validation examples are
-    None, because `make_task_partition` draws them for each task separately.
+    the tasks do not share their examples, it returns the unchanged tasks and None, because
+    `make_task_partition` draws validation examples for each task separately.
     """
     repeats = isinstance(built.scenario, MultiTask) and built.scenario.repeats_examples
     if not built.validation.fraction or not repeats:
@@ -156,7 +156,7 @@ def apply_task_orders(built: Built, scenario: MultiTask, parts: list[Division]) 
 
 
 def record_met_classes(parts: list[Division]) -> list[Division]:
-    """Return the divisions with the classes that clients held in earlier stages (`met`)."""
+    """Return the divisions with `met`, the classes that clients held in earlier stages."""
     held = np.stack([part.federation.counts.sum(0) for part in parts])  # [T, C]
     met = [tuple(np.flatnonzero(held[:stage].sum(0)).tolist()) for stage in range(len(parts))]
     return [part.with_federation(met=classes) for part, classes in zip(parts, met, strict=True)]
@@ -340,9 +340,9 @@ def draw_shared_examples(numbers: np.ndarray, data: Data, rng: np.random.Generat
 def scheduled_changes(
     built: Built, data: Data, task: Task, first: Division
 ) -> tuple[tuple[int, Division], ...]:
-    """Return a pair (round, division) for each round in which the data change.
+    """Return pairs (round, division) for the rounds in which the data change.
 
-    The division is in effect from this round on.
+    Each division applies from its round on.
 
     first: the division at the start of the run.
     """

@@ -135,10 +135,10 @@ class Exchange:
     def schedule(
         self, role: FedAvg, client: int, epochs: int | None = None, again: str = ""
     ) -> BatchSchedule:
-        """Return a client's schedule of batches.
+        """Return the batches that a client trains on.
 
-        epochs: the number of passes over the data. None: the number that the role defines.
-        again: a suffix that selects different random numbers for a second schedule.
+        epochs: the number of passes over the data. None: the number for the client's role.
+        again: a suffix that selects other random numbers for a second schedule in the round.
         """
         runtime = self.simulation.runtime
         return make_schedule(
@@ -154,7 +154,7 @@ class Exchange:
         )
 
     def extra_plan(self, role: FedAvg, client: int) -> Tree:
-        """Return the batches that `OwnTraining.extra_batches` requests, as part of the plan."""
+        """Return the part of a client's plan with the batches for `OwnTraining.extra_batches`."""
         if not isinstance(role, OwnTraining):
             return {}
         steps = role.extra_batches(self.federation, self.simulation.runtime.local)
@@ -205,7 +205,7 @@ class Exchange:
         return gather.result()
 
     def describe(self, cohort: Cohort, trained: Trained) -> ServerRound:
-        """Return the description of the round that is passed to the server's hooks."""
+        """Return the facts about the round that the server's hooks receive."""
         simulation, stage = self.simulation, self.simulation.stage_of(self.number)
         runtime = simulation.runtime
         weights = self.federation.weights[list(cohort.clients)]

@@ -1,4 +1,4 @@
-"""Assign each job of a sweep to the GPU with the fewest jobs, up to `jobs_per_gpu` jobs per GPU.
+"""Assign each job of a sweep to the GPU with the fewest jobs, at most `jobs_per_gpu` per GPU.
 
 All sweeps that a user runs on a machine coordinate through lock files. Each job on a GPU holds one
 lock, which is released when the process ends, even after kill -9. This has been tested with

@@ -123,7 +123,7 @@ def peak_memory(device: torch.device) -> dict[str, int | None]:
     The entry `host` is the sum of the peaks of this process and its child processes. This is an
     upper bound of the memory used at any time, because shared pages are counted once per process.
     The entry `device` is the memory that torch reserved on a GPU, or None on a CPU. If a process
-    runs several jobs, the values are the peaks over all its jobs.
+    runs several jobs, the values are the peaks over all of these jobs.
     """
     held = torch.cuda.max_memory_reserved(device) if device.type == "cuda" else None
     host = 0

@@ -57,7 +57,7 @@ class Recorder:
         scores: Mapping[str, Scores],
         result: RoundResult | None = None,
     ) -> None:
-        """Write the results of a round.
+        """Write the results of a round to the files, and pass them to the trackers.
 
         state: the state of the run after the round.
         scores: the scores of the global model in each view. Empty if the round is not evaluated.

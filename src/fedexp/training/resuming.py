@@ -53,7 +53,7 @@ def with_original_paths(job: Job) -> Job:
 
 
 def check_start(job: Job, built: Built, config: Mapping[str, Any]) -> bool:
-    """Return whether the job continues the run in its directory.
+    """Return whether the job must continue a run in its directory.
 
     Raises ConfigError if the directory contains a run that can be neither continued nor replaced.
     """

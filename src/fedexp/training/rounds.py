@@ -129,7 +129,7 @@ def record_round(state: State, result: RoundResult, recorder: Recorder) -> None:
 def stop(state: State, recorder: Recorder, why: Mapping[str, Any]) -> None:
     """End the run after a round that has been recorded.
 
-    why: the reason, in the form of `State.stopped`.
+    why: the reason, as stored in `State.stopped`.
     """
     with defer_signals():
         state.stop(why)

@@ -120,7 +120,7 @@ class Simulation:
         return round % every == 0 or self.ends_task(round)
 
     def tests_distributed(self, round: int) -> bool:
-        """Return whether the model that clients receive is tested together with the local models.
+        """Return whether the received model is tested on the same examples as the local models.
 
         This is necessary if the global model was not tested after the previous round, or was
         tested on different examples.

@@ -110,7 +110,7 @@ class State:
     train_seconds: float = 0.0
     seconds: float = 0.0
     status: str = "running"  # running | completed | diverged | stopped
-    # why the run stopped early: `by` names the reason, and another key gives the option's value
+    # why the run stopped early: `by` is the reason; another key is the option that caused it
     stopped: dict[str, Any] = field(default_factory=dict)
     # clients whose loss or model was not finite when the run diverged
     not_finite: list[int] = field(default_factory=list)
@@ -156,7 +156,7 @@ class State:
     def stop(self, why: Mapping[str, Any]) -> None:
         """Set the status to stopped.
 
-        why: the reason, in the form of the attribute `stopped`.
+        why: the reason, which is stored in the attribute `stopped`.
         """
         self.status, self.stopped = "stopped", dict(why)
 

@@ -29,7 +29,7 @@ def patience_view(stop: Stop) -> str:
 
 
 def rounds_without_improvement(accuracy: Sequence[tuple[int, float]]) -> int:
-    """Return the number of evaluated rounds after the first round with the highest accuracy.
+    """Return how many evaluated rounds have passed since the first round with the best accuracy.
 
     Round 0, the initial model, does not count.
 
@@ -60,7 +60,7 @@ class Stopping:
         self.end = time.perf_counter() + 60 * (simulation.stop.minutes or math.inf)
 
     def reason(self, state: "State", seconds: float) -> dict[str, Any]:
-        """Return why the run ends, in the form of `State.stopped`, or {} if the run continues.
+        """Return why the run ends, as stored in `State.stopped`, or {} if the run continues.
 
         state: the state after the last round.
         seconds: the expected duration of the next round in seconds.

@@ -252,10 +252,10 @@ def draw_runs(axes: Axes, clouds: Sequence[Cloud]) -> None:
 
 
 def class_style(label: int, count: int, points: bool = False) -> dict[str, Any]:
-    """Return the colour and the line style of a class if there are `count` classes.
+    """Return the colour and the line style of one of `count` classes.
 
     Colours are taken from the style's cycle or, if there are many classes, from its colour map.
-    points: return a style for points, with a marker instead of a line style.
+    points: whether to return a marker for points instead of a line style.
     """
     turn, number = divmod(int(label), len(rcParams["axes.prop_cycle"]))
     colour: Any = f"C{number}"

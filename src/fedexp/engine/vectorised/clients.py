@@ -40,10 +40,10 @@ class ClientInputs(NamedTuple):
 
 @dataclass(frozen=True)
 class Frame:
-    """All values that a local step uses, except the batch.
+    """All values that a local step of C clients uses, except the batch.
 
-    A step only reads the first three fields. It changes the other fields in place. All tensors of
-    C clients have the shape [C, ...].
+    The tensors have the shape [C, ...]. A step reads the first three fields, and changes the other
+    fields in place.
     """
 
     server: Tree

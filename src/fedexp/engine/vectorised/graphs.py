@@ -58,10 +58,10 @@ class Steps:
         local_step(self.clients.shared, self.clients.frame, active, batch)
 
     def retire(self, active: int) -> None:
-        """Store the final values of all clients except the first `active` in the clients' frame.
+        """Store the final values of the clients that have finished in the clients' frame.
 
-        In this class, the values are already stored, because a step changes only the clients that
-        take part in it.
+        active: the number of clients that continue; they come first. This class has nothing to do,
+            because a step changes only the clients that take part in it.
         """
 
 
@@ -155,7 +155,7 @@ class Graphs:
         self._recorded.clear()
 
     def _frame_of(self, clients: Clients) -> Recorded:
-        """Return a frame that fits the clients. If there is none, create it."""
+        """Return an existing frame that fits the clients, or a new one."""
         leaves, structure = tree_flatten(vars(replace(clients.frame, lr=0.0)))
         shapes = []
         for leaf in leaves:
