@@ -102,7 +102,7 @@ class FedReg(Prepared):
         return self.project_gradient(net, params, batch.step, ctx), memory, loss
 
     def project_gradient(self, net: Network, params: Params, step: int, ctx: Context) -> Params:
-        """Return the parameters after part 2 of a step."""
+        """Return the parameters after the correction by generated data (part 2 of a step)."""
         start = ctx.server["params"]
         number = torch.remainder(
             torch.as_tensor(step, device=ctx.steps.device), ctx.steps / ctx.local.epochs

@@ -54,7 +54,7 @@ class Generator(nn.Module):
 
 
 def normalised(values: Tensor, pixels: Pixels) -> Tensor:
-    """Normalise images [n, channels, height, width] with values from 0 to 1 as a model requires."""
+    """Normalise images [n, channels, height, width] with values from 0 to 1 for a model."""
     mean, std = (values.new_tensor(each)[:, None, None] for each in (pixels.mean, pixels.std))
     return (values - mean) / std
 

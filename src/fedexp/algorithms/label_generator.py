@@ -1,12 +1,12 @@
 """LANDER's server phase: images generated from a classifier and embeddings of the class names.
 
 M.-T. Tran et al., CVPR 2024, and its released code (methods/lander.py, methods/generator.py). A
-generator transforms the embeddings e_y of labels y with batch norm, then with a linear layer that
-is redrawn from N(0, 1) for each batch (a separate layer for every ten images of the batch), then
-with the convolutions of TARGET's generator. t and a are the teacher's logits and mapped features on
-(G(e_y) - m) / s, and z are a student's logits. For each batch, `steps` steps of Adam minimise
-    min over G, m, s   ONE_HOT * CE(t, y) + BATCH_NORM * (distance of statistics, see generator.py)
-                       + ltc * max(0, MSE(a, e_y) - r)
+generator transforms the embeddings e_y of labels y with batch norm, then with a linear layer, then
+    with the convolutions of TARGET's generator. The linear layer is redrawn from N(0, 1) for each
+    batch; every ten images of a batch have a separate layer. The images (G(e_y) - m) / s are passed
+    to the teacher, which computes logits t and mapped features a, and to a student, which computes
+    logits z. For each batch, `steps` steps of Adam minimise min over G, m, s   ONE_HOT * CE(t, y) +
+    BATCH_NORM * (distance of statistics, see generator.py) + ltc * max(0, MSE(a, e_y) - r)
                        - mean of KL(softmax(t) || softmax(z)) where argmax t = argmax z
 Each batch uses a fresh optimizer. m and s, the "learnable data statistics", have one value per
 channel and are not reset between batches. Of each batch except the first `warmup`, the images from

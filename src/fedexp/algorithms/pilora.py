@@ -1,13 +1,13 @@
 """PILoRA: new adapters for each task, kept different by a penalty, and prototype classifiers.
 
 H. Guo, F. Zhu, W. Liu, X.-Y. Zhang, C.-L. Liu, "PILoRA: Prototype Guided Incremental LoRA for
-Federated Class-Incremental Learning", ECCV 2024. The backbone is frozen. f are the features of an
-example with label y, c_i is the prototype of class i, D is the number of features, and d_i =
-sqrt(||f - c_i||^2 / D). A local step in task t minimises
-    L = CE(-d / T, y) + lambda_pl d_y + gamma sum_{s<t} sum |A_s A_t^T| + l1 sum |A_t|
-over the adapters A_t and B_t, which are new in task t, and over the prototypes of the task's
-classes. The inner sums are over all entries and layers. In training, the model does not use the
-adapters of earlier tasks.
+Federated Class-Incremental Learning", ECCV 2024. The backbone is frozen. For an example with label
+    y and D features f, let c_i be the prototype of class i and d_i = sqrt(||f - c_i||^2 / D). A
+    local step in task t minimises L = CE(-d / T, y) + lambda_pl d_y + gamma sum_{s<t} sum |A_s
+    A_t^T| + l1 sum |A_t|
+over the prototypes of the task's classes and the adapters A_t and B_t, which are new in task t. The
+sums without an index are over all matrix entries and layers. In training, the model does not use
+the adapters of earlier tasks.
 
 The server averages A_t and B_t, weighted by n_k. It combines the clients' prototypes of a class
 with the weights softmax(u / 0.2). For each client, u is 1 / (sum of the distances between its

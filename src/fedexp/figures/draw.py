@@ -283,7 +283,7 @@ def task_lines(run: RunData, axes: Axes, colour: str) -> None:
 
 
 def _round_axes(run: RunData, *every: Axes) -> None:
-    """Give all panels the same round axis, and put their legends beside them.
+    """Give all panels the same axis of rounds, and put the legends beside the panels.
 
     The axis covers all rounds in rounds.csv.
     """

@@ -74,7 +74,7 @@ def check_numbers(state: Mapping[str, Any], simulation: Simulation) -> None:
     # A completed or stopped run may be extended.
     require(
         state["status"] != "running" or number < rounds,
-        f"status running after the last round {number}",
+        f"the status is running, but round {number} is the last one",
     )
     largest = max([*state["not_finite"], *state["clients"]], default=0)
     require(largest < clients, f"client {largest}, but the run has {clients} clients")
@@ -89,11 +89,11 @@ def check_rounds(tested: Mapping[str, Any], number: int, simulation: Simulation)
     number: the round after which the state was saved.
     """
     rounds = [each for each, _ in tested["accuracy"]]
-    require(rounds == sorted({0, *rounds}) and rounds[-1] <= number, "the rounds of accuracy")
-    require(tested["history"]["rounds"].tolist() == rounds, "the rounds of history")
+    require(rounds == sorted({0, *rounds}) and rounds[-1] <= number, "the rounds with accuracies")
+    require(tested["history"]["rounds"].tolist() == rounds, "the rounds in the history")
     with_tasks = {each for each, values in tested["tasks"] if len(values) == len(simulation.stages)}
     expected = set(rounds) if simulation.has_tasks else set()
-    require(with_tasks == expected, "the rounds of tasks")
+    require(with_tasks == expected, "the rounds with task accuracies")
 
 
 def check_history(
@@ -102,7 +102,7 @@ def check_history(
     """Check the names and shapes of the arrays in a saved history.
 
     found: the saved history.
-    start: the history of a new run.
+    start: the history of a new run, which has the expected names and shapes.
     """
     expected = start.to_tree()
     personal = (
