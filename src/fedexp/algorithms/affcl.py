@@ -85,7 +85,7 @@ class AFFCL(Remembering, OwnModel):
     @property
     def needs(self) -> Needs:
         layer = " and a layer" if self.replay_trains == "hidden" else ""
-        small = f"a flow{layer} with every model"
+        small = f"a flow{layer} (both ways)"
         return Needs(
             server_state="model and flow of the previous task",
             down=1,

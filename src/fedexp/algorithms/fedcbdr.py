@@ -70,7 +70,7 @@ class FedCBDR(Exemplars):
 
     needs = Needs(
         server_state="indices of kept examples",
-        small="C numbers down; features up at the end of a task",
+        small="C numbers (download); features at the end of a task (upload)",
         data="kept examples of old tasks (clients)",
         work="a forward pass of all clients at the end of a task",
     )

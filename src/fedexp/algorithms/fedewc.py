@@ -65,7 +65,7 @@ class FedEWC(MultiExchange):
         return Needs(
             server_state="penalty weights P, anchor a",
             down=2,
-            small="|w| up at the end of a task",
+            small="|w| at the end of a task (upload)",
             work="a gradient pass of all clients at the end of a task",
         )
 

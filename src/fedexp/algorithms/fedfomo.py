@@ -99,7 +99,7 @@ class FedFOMO(Personal, OwnTraining, ServerTraining):
             client_state=mine,
             server_state=kept,
             down=self.slots - 1,
-            small="d_j up",
+            small="d_j (upload)",
             work=f"{self.slots + 2} forward passes over the validation data per round",
         )
 

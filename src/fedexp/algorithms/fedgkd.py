@@ -32,7 +32,10 @@ class FedGKD(FedAvg):
     def needs(self) -> Needs:
         down = int(self.models > 1)  # with one model, the teacher is the received model
         return Needs(
-            server_state="the last global models", down=down, small="one number down", teachers=1
+            server_state="the last global models",
+            down=down,
+            small="one number (download)",
+            teachers=1,
         )
 
     def server_init(self, params: Params, federation: Federation) -> Tree:

@@ -32,7 +32,7 @@ class FedMultiHead(OwnModel, TaskHeads):
 
     needs = Needs(
         server_state="index of the current head",
-        small="C numbers down",
+        small="C numbers (download)",
         data="task of each test example",
     )
 

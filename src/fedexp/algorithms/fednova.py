@@ -71,7 +71,7 @@ class FedNova(FedAvg):
             client_state=kept,
             server_state="mean direction" if down else "",
             down=down,
-            small="a_k up",
+            small="a_k (upload)",
         )
 
     def server_init(self, params: Params, federation: Federation) -> Tree:

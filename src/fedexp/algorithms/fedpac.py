@@ -65,7 +65,7 @@ class FedPAC(HeadThenBody, Personal):
     def needs(self) -> Needs:
         return Needs(
             server_state="classifiers of all clients, prototypes",
-            small="a prototype per class each way, class statistics up",
+            small="a prototype per class (both ways), class statistics (upload)",
             gradient_passes=self.head_epochs,
             forward_passes=2,
         )

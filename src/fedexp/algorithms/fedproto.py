@@ -62,7 +62,7 @@ class FedProto(KeepsPart):
         server_state="prototypes",
         up=-1,
         down=-1,
-        small="a prototype per class each way, class counts up",
+        small="a prototype per class (both ways), class counts (upload)",
         forward_passes=1,
     )
 

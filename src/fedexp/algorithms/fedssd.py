@@ -62,7 +62,7 @@ class FedSSD(ServerTraining):
 
     needs = Needs(
         server_state="credibility of classes",
-        small="C numbers down",
+        small="C numbers (download)",
         data="public, labelled (server)",
         public=1,
         teachers=1,

@@ -85,7 +85,7 @@ class Flashback(ServerTraining):
     def needs(self) -> Needs:
         return Needs(
             server_state="label counts pi, participations r_k",
-            small="C numbers each way",
+            small="C numbers (both ways)",
             data="public, labelled (server)" if self.on_server else "",
             public=int(self.on_server),
             teachers=int(self.on_clients),

@@ -90,8 +90,8 @@ class GLFC(Exemplars, ServerTraining):
         return Needs(
             server_state="model of the previous task" + ", best model, prototypes" * self.proxy,
             down=1.0,
-            small="C numbers down"
-            + ("; a prototype per class up in a task's first round" if self.proxy else ""),
+            small="C numbers (download)"
+            + ("; a prototype per class in a task's first round (upload)" if self.proxy else ""),
             data="kept examples of old tasks (clients)",
             teachers=1,
             work="a forward pass of all clients at the end of a task"
@@ -125,10 +125,10 @@ class GLFC(Exemplars, ServerTraining):
     def keep(
         self, before: np.ndarray, part: np.ndarray, features: Features, labels: np.ndarray
     ) -> np.ndarray:
-        """Return the examples that a client keeps: equally many of each of its classes.
+        """Return the examples that a client keeps: the same number of each of its classes.
 
-        From `before`, the first examples of each class are kept; from `part`, herding selects the
-        examples.
+        before: the examples kept so far, in the order of selection; the first ones of each class
+            remain. part: the client's examples of the last task, from which herding selects.
         """
         old = [before[labels[before] == c] for c in dict.fromkeys(labels[before].tolist())]
         new = [part[labels[part] == c] for c in np.unique(labels[part])]

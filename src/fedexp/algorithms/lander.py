@@ -98,7 +98,7 @@ class LANDER(DataFree, OwnModel):
     needs = Needs(
         server_state="model of the previous task, generated images",
         down=1,
-        small="images and label embeddings down",
+        small="images and label embeddings (download)",
         data="generated (server), label embeddings",
         work="a batch of generated images with a teacher in each step",
         server_work="training of a generator for each task",

@@ -75,7 +75,7 @@ class LoRM(NewAdapters):
 
     needs = Needs(
         server_state="merged change, its sums over tasks",
-        small="Gram matrices up, one number down",
+        small="Gram matrices (upload), one number (download)",
         forward_passes=1,
     )
 

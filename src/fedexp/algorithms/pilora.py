@@ -67,7 +67,7 @@ class PILoRA(NewAdapters):
     needs = Needs(
         server_state="adapters of all tasks",
         down=0.5,
-        small="the same for each earlier task; C mean features up",
+        small="the same for each earlier task (download); C mean features (upload)",
         forward_passes=1,
     )
 

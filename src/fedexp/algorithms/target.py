@@ -135,7 +135,7 @@ class TARGET(DataFree):
     needs = Needs(
         server_state="model of the previous task, generated images",
         down=1,
-        small="images down",
+        small="images (download)",
         data="generated (server)",
         work="a batch of generated images with a teacher in each step",
         server_work="training of a generator for each task",

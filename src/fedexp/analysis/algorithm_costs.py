@@ -19,7 +19,7 @@ HEAD = (
     "algorithm",
     "a client keeps",
     "the server keeps",
-    "extra up / down",
+    "extra upload / download",
     "extra data",
     "extra computation",
 )

@@ -217,7 +217,7 @@ def infer_tasks(data: Data, parts: Parts) -> torch.Tensor:
 def choose_hardware(run: RunDirectory, device: str, exact: bool = False) -> Resolved:
     """Return the hardware to evaluate on: a single process that uses the run's precision.
 
-    exact: use fp32, or fp64 if the run used it.
+    exact: whether to use fp32, or fp64 if the run used it.
     """
     asked: Any = run.config.get("hardware")
     precision: Any = asked.get("precision", "fp32") if isinstance(asked, dict) else "fp32"

@@ -46,8 +46,8 @@ def main_measures(runs: Iterable[RunDirectory]) -> list[Measure]:
     """Return the accuracy and forgetting measures that suit the runs.
 
     For runs on a stream of tasks, these are average accuracy and task forgetting. Values on the
-    validation set are used only for runs that were not evaluated on the test set. If there are both
-    kinds of runs, the measures of both kinds are returned.
+    validation set are used only for runs that were not evaluated on the test set. If only some of
+    the runs are on a stream of tasks, the measures of both kinds are returned.
     """
     found: dict[Measure, None] = {}
     for run in runs:

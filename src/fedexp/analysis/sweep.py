@@ -262,14 +262,14 @@ def launches(sweep: Sweep, overrides: Sequence[str]) -> list[list[str]]:
 def find_cell(
     sweep: Sweep, overrides: Iterable[str], shared: Iterable[str] | None = None
 ) -> tuple[Block, dict[str, str]] | None:
-    """Return (block, fields of the published cells) for a run; None if the run is not in the sweep.
+    """Return a run's block and the fields of its published cells; None if it is not in the sweep.
 
     If several blocks match, the most specific one is used.
 
     overrides: the overrides that the run was started with. shared: the overrides that all compared
-    runs share. They may replace fixed overrides with the same key, and their mappings may replace
-    fixed mappings with the same key. A run with such replacements does not reproduce the cell, but
-    is shown in figures. If `shared` is None, the run must have every fixed override literally.
+        runs share. They may replace fixed overrides of the block that have the same key. A run with
+        such replacements does not reproduce the cell, but is shown in figures. If `shared` is None,
+        nothing may be replaced.
     """
     given = dict(split_override(normalise(text)) for text in overrides)
     same = None if shared is None else dict(split_override(normalise(text)) for text in shared)

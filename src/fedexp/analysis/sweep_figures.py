@@ -54,7 +54,7 @@ class Method:
 
     @property
     def label(self) -> str:
-        """Return the method's name, with its diverged runs counted and pruned runs noted."""
+        """Return the method's name, with its number of diverged runs and a note on pruned runs."""
         if diverged := sum(run.diverged for run in self.runs):
             return f"{self.name} ({diverged} of {len(self.runs)} diverged)"
         return self.name + " (pruned)" * any(map(is_pruned, self.runs))

@@ -123,7 +123,7 @@ def local_epochs(run: RunData, table: "pd.DataFrame") -> Figure:
 
 
 def epochs(series: Epochs, title: str) -> Figure:
-    """Draw accuracies against the local epoch, with one line per (table, look)."""
+    """Draw accuracies against the local epoch. series: one (table, look) for each line."""
     figure, ((*every,),) = panels(title, 3.4, columns=len(EPOCH_PANELS))
     for axes, (column, label) in zip(every, EPOCH_PANELS.items(), strict=True):
         for table, look in series:

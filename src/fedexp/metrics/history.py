@@ -130,7 +130,7 @@ class History:
         return np.array(self.class_accuracy).reshape(rows, self.counts.shape[-1])
 
     def counts_in(self, round: int) -> np.ndarray:
-        """Return the training labels per client and class in `round` >= 1, int64 [K, C]."""
+        """Return the label counts per client and class in `round` >= 1, int64 [K, C]."""
         if self.starts:
             return self.counts[max(bisect_right(self.starts, round) - 1, 0)]
         if self.counts.ndim == 2:
@@ -138,7 +138,7 @@ class History:
         return self.counts[(round - 1) // self.rounds_per_task]
 
     def counts_until(self, round: int) -> np.ndarray:
-        """Return the training labels per client and class in all tasks up to `round`, int64 [K, C].
+        """Return the label counts per client and class in all tasks up to `round`, int64 [K, C].
 
         Round 0 belongs to the first task. If the clients' data change within a run, only the labels
         in that round count.

@@ -72,7 +72,7 @@ def workspace(project: str, name: str) -> "Workspace":
 
 
 def sections() -> "list[Section]":
-    """Return sections for the results, each prefix of metric names, the figures and the tables."""
+    """Return the sections: results, one for each prefix of metric names, figures, and tables."""
     from wandb_workspaces.reports import v2 as wr
     from wandb_workspaces.workspaces import Section
 

@@ -40,9 +40,10 @@ def noise_result(run: RunDirectory, options: Mapping[str, Any]) -> tuple[NoiseCu
 def joint_embedding(
     runs: Mapping[str, RunDirectory], options: Mapping[str, Any]
 ) -> tuple[list[Cloud], Subject]:
-    """Return the results of `fedexp analyse <run> tsne --with <run>` and the first run's subject.
+    """Return a joint t-SNE of the runs' models, and the `Subject` of the first run.
 
-    The last round with saved local models is used. Raises ConfigError if a run has no such round.
+    This is `fedexp analyse <run> tsne --with <run>` for the last round with saved local models.
+    Raises ConfigError if a run has no such round.
     """
     number, *_ = [require_local_models(run) for run in runs.values()]
     given = with_defaults(next(iter(runs.values())), "tsne", options)

@@ -29,7 +29,7 @@ def is_wrapped(tensor: torch.Tensor) -> bool:
 
 
 def outside_transforms() -> AbstractContextManager[None]:
-    """Make new tensors ordinary tensors inside the block, even if a transform is active."""
+    """Create ordinary tensors inside the block, even if a transform is active."""
     return torch._C._DisableFuncTorch()
 
 
