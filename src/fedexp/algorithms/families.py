@@ -104,11 +104,11 @@ class OnePass(OwnTraining):
 
 
 class Prepared(FedAvg, ABC):
-    """Base class for algorithms whose `client_setup` treats the batches of the first pass alike."""
+    """Base class for algorithms whose `client_setup` computes one result for each batch."""
 
     @abstractmethod
     def prepare(self, net: Network, batch: Batch, mask: Tensor, ctx: Context) -> Tree:
-        """Return the result of the computation in `client_setup` for one batch.
+        """Return the result for one batch of the first pass over the client's data.
 
         `client_setup` must return the stacked results for all batches of the first pass. An engine
         can then skip the padding of clients that have fewer batches.

@@ -49,7 +49,7 @@ from fedexp.core.tree import Params, Tree
 
 
 def class_weights(teachers: Tensor, student: Tensor) -> Tensor:
-    """Return the shares alpha [T, C]. The arguments are label counts, [T, C] and [C].
+    """Return the shares alpha [T, C], given the label counts of teachers [T, C] and student [C].
 
     The share is 0 for a class that no model was trained on.
     """

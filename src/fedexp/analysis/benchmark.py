@@ -69,10 +69,11 @@ def read_value(run: RunDirectory, names: Sequence[str]) -> float:
 
 
 def rankings(sweep: Sweep, runs: pd.DataFrame) -> list[Ranking]:
-    """Rank the methods by each measure, for each set of settings that any method was run in.
+    """Rank the methods by each measure.
 
-    A ranking also includes methods that were run in additional settings. It needs at least two
-    methods and two blocks (a block is a setting with one seed).
+    There is one ranking for each set of settings in which some method was run. It includes all
+    methods that were run in these settings, even if they were also run in others. A ranking needs
+    at least two methods and two blocks (a block is a setting with one seed).
     """
     places = [
         tuple(group.unique()) for _, group in runs.groupby("method", observed=True)["setting"]
@@ -90,7 +91,7 @@ def rank_methods(
 ) -> Ranking | None:
     """Rank the methods that have a run for every seed in all of these settings.
 
-    The seeds are those of all methods that were run in these settings. Return None if there are
+    The seeds are those that any method was run with in these settings. Return None if there are
     fewer than two methods or two blocks.
     """
     inside = runs[runs["setting"].isin(settings)]

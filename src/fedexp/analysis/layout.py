@@ -101,7 +101,7 @@ def format_values(row: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def shows_plain(row: Mapping[str, Any]) -> bool:
-    """Return whether a row shows the plain view's last round instead of the paper's rule.
+    """Return whether a row shows the plain view's last round, not the value by the paper's rule.
 
     This is the case if the runs were not evaluated in the view that the rule requires.
     """

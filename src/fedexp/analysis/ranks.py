@@ -93,10 +93,10 @@ def p_value(chi_square: float, blocks: int, count: int) -> float:
 
 
 def critical_difference(count: int, blocks: int, alpha: float = ALPHA) -> float:
-    """Return Nemenyi's critical difference q sqrt(k (k + 1) / (6 N)), k methods and N blocks.
+    """Return Nemenyi's critical difference, q sqrt(k (k + 1) / (6 N)).
 
-    q is the (1 - alpha) quantile of the studentized range with infinite degrees of freedom, divided
-    by sqrt(2) (Demsar's Table 5a).
+    k is the number of methods, and N is the number of blocks. q is the (1 - alpha) quantile of the
+    studentized range with infinite degrees of freedom, divided by sqrt(2) (Demsar's Table 5a).
     """
     quantile = stats.studentized_range.ppf(1 - alpha, count, np.inf) / math.sqrt(2)
     return float(quantile * math.sqrt(count * (count + 1) / (6 * blocks)))

@@ -124,9 +124,9 @@ def split_override(override: str) -> tuple[str, str]:
 def make_grid(key: str, values: Collection[str], several: bool) -> str:
     """Return the override that sweeps a key over the given values.
 
-    several: whether any group takes several options. In this case, a single value is written as a
-    choice with one member. Otherwise, Hydra would compose it once for all jobs, before each job's
-    options are known, and the key might not exist in that composition.
+    several: whether any group takes several options. In this case, a single value is also written
+        as a choice. If it were written as a plain override, Hydra would compose it once for all
+        jobs, before each job's options are known, and the key might not exist in that composition.
     """
     text = ",".join(values)
     single = several and "." in key and len(values) == 1

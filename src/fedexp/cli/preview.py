@@ -241,9 +241,9 @@ def seconds_left(
 ) -> tuple[float | None, str]:
     """Estimate a job's remaining time from the most similar measured run.
 
-    Return (seconds, a note about the estimate), or (None, "") if no run is similar. Run directories
-    are preferred to files of `--keep`, and then runs of the same algorithm to runs of other
-    algorithms.
+    Return (seconds, a note about the estimate), or (None, "") if no run is similar. Among similar
+    runs, those with a run directory come before those from files of `--keep`, and then those with
+    the job's algorithm come before all others.
     """
     work, algorithm = work_of(job.config), value_of(job.config, "algorithm._target_")
     like = [run for run in measured if run.work == work]

@@ -38,7 +38,7 @@ NO_STOP = Stop(patience=None, metric=None, minutes=None)
 
 
 class LocalEvaluation(Checked, prefix="local_evaluation."):
-    """The rounds and the number of examples for tests of local models (node `local_evaluation`)."""
+    """When, and on how many examples, to test local models (node `local_evaluation`)."""
 
     every: CountOrNone  # rounds; None: as often as the global model
     examples: CountOrNone  # of each test view; None: all

@@ -15,7 +15,7 @@ from fedexp.core.errors import require, require_choice
 
 @dataclass(frozen=True)
 class Limit:
-    """A condition on a value, and the words that describe the condition in a message."""
+    """A condition that a value must fulfil, and a description of it for messages."""
 
     words: str
     holds: Callable[[Any], bool]

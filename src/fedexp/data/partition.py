@@ -144,7 +144,7 @@ def check_parts(
 def refuse_examples(parts: Iterable[np.ndarray], what: str) -> None:
     """Raise ConfigError if a client has an example that clients must not have.
 
-    parts: each client's examples that it must not have.
+    parts: for each client, those of its examples that are not allowed.
     what: description of these examples, for messages.
     """
     for client, part in enumerate(parts):

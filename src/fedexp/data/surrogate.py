@@ -72,7 +72,7 @@ class Surrogate(Checked, prefix="surrogate."):
         return inputs[self.chosen(labels, data)]
 
     def some(self, inputs: torch.Tensor, rng: np.random.Generator) -> torch.Tensor:
-        """Draw `examples` of the inputs [n, ...] at random, and return them in the same order."""
+        """Draw some of the inputs [n, ...] at random, and return them in their original order."""
         if self.examples is None:
             return inputs
         words = f"at most {len(inputs)}, the number of available examples"

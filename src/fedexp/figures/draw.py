@@ -214,7 +214,7 @@ def data_distribution(run: RunData, counts: np.ndarray) -> Figure:
 
 
 def local_round(run: RunData, history: History, view: str = PLAIN) -> Figure:
-    """Draw class accuracies around the last round with local models (Flashback Fig. 2).
+    """Draw class accuracies in the last round with local models (Flashback Fig. 2).
 
     The rows are the global model before the round, the local models, and the global model after the
     round.

@@ -62,7 +62,7 @@ def round_means(name: str, rows: Iterable[Mapping[str, Any]]) -> dict[str, float
 
 
 def rows_to_average(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Mapping[str, Any]]]:
-    """Return the rows to average, as a dict whose keys are suffixes of names in trackers."""
+    """Return suffix -> rows: a value whose name has this suffix is the mean over these rows."""
     if not rows or "epoch" not in rows[0]:
         return {"": [row for row in rows if row.get("layer", "total") == "total"]}
     last = {row["client"]: row for row in rows}  # epochs ascend

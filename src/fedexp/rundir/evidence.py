@@ -358,7 +358,8 @@ def partition_name(number: int, info: Mapping[str, Any]) -> str:
     """Return the name of a partition's file.
 
     number: the partition's task, counted from 1. info: the description of how the partition was
-    made; for a partition that changed during the run, its round is in the file name.
+        made. If the partition was introduced during the run, the file name contains its first
+        round.
     """
     if "from_round" in info:
         return changed_partition_name(int(info["from_round"]))

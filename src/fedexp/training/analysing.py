@@ -200,9 +200,10 @@ def alignment_rows(
     layer: the number of the layer, from 1.
     neurons: the number of neurons in the layer.
     dead: the number of neurons in the global model before the round that never respond.
-    local: the mean alignment of this model with the local models. None without local models.
+    local: the mean alignment of the model before the round with the local models; None without
+        them.
     local_std: the population standard deviation of these alignments. None without local models.
-    aggregated: the alignment of this model with the global model after the round.
+    aggregated: the alignment of the model before the round with the global model after the round.
 
     before: the global model before the round.
     after: the global model after the round.

@@ -36,8 +36,7 @@ class Recorder:
     ):
         """Open the files.
 
-        lengths: the lengths of the files when the checkpoint was saved from which the run resumes.
-            None for a new run.
+        lengths: the lengths of the files as recorded in the checkpoint. None for a new run.
         """
         self.directory, self.simulation, self.trackers = directory, simulation, trackers
         self.views = simulation.runtime.views

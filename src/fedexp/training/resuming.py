@@ -155,7 +155,8 @@ def check_resume(directory: Path, config: Mapping[str, Any], alone: bool = False
     """Check that the run in a directory was started with this configuration.
 
     alone: whether the run is resumed by name (`resume=<directory>`), not as a job of a sweep. A run
-        that is resumed by name may be given more rounds. If it is a job of a sweep, it remains one.
+        that is resumed by name may be given more rounds. If it is a job of a sweep, the sweep still
+        contains it afterwards.
 
     Raises ConfigError if the configuration differs.
     """

@@ -76,7 +76,7 @@ class CudaCapture:
         self.pool = torch.cuda.graph_pool_handle()
 
     def warm_up(self, step: Callable[[], None]) -> None:
-        """Run the step once, so that libraries initialise themselves, which cannot be recorded."""
+        """Run the step once, because the initialisation of libraries cannot be recorded."""
         here = torch.cuda.current_stream(self.device)
         self.stream.wait_stream(here)
         with torch.cuda.stream(self.stream):
