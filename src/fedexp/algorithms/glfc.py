@@ -169,7 +169,7 @@ class GLFC(Exemplars, ServerTraining):
         return {"params": params, "prototypes": self.prototypes(net, params, data, ctx)}, ctx.client
 
     def prototypes(self, net: Network, params: Params, data: ClientData, ctx: Context) -> Tree:
-        """Return a prototype of each new class, [C, ...], and a mask [C] of these classes.
+        """Return a prototype of each new class, [C, ...], and a mask [C] of classes that have one.
 
         A prototype is the image from one epoch whose feature is closest to the class mean.
         """

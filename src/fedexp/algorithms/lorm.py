@@ -189,8 +189,8 @@ def input_widths(params: Params) -> dict[str, int]:
 def merge_up(parts: Tensor, down: Tensor, grams: Tensor) -> Tensor:
     """Return the matrix B [m, r] merged from the clients' matrices B_k.
 
-    parts: [S, m, r], the B_k; down: [r, n], A. B is merged as in `merge_down`, with the outputs of
-    A as inputs.
+    parts: the matrices B_k, [S, m, r]; down: A, [r, n]. B is merged as in `merge_down`, with the
+        outputs of A as inputs.
     """
     return merge_down(parts, down.double() @ grams.double() @ down.double().T)
 
