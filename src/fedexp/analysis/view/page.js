@@ -481,7 +481,7 @@ function drawTables() {
       for (const part of item.sections) $("#results").append(make("h3", {}, part.title), framed(part, part.title));
     }
     if (data.tables.length > 1) $("#targets").append(make("h3", {}, item.title));
-    $("#targets").append(make("p", { class: "note" }, "Rounds to 0.75, 0.9 and 1 times A, averaged over seeds. A is 0.95 times the best accuracy of any run of the setting. Speed-ups are relative to FedAvg. A dash means that some seed never reaches the target."), framed(item.targets, "Rounds to target"));
+    $("#targets").append(make("p", { class: "note" }, "Rounds to 0.75, 0.9 and 1 times A, averaged over seeds. A is 0.95 times the best accuracy of any run of the setting. Speed-ups are relative to FedAvg. A dash means that at least one seed never reached the target."), framed(item.targets, "Rounds to target"));
   }
   if (!data.tables.length) for (const id of ["#results", "#targets"]) $(id).append(make("p", { class: "note" }, "There are no finished runs that can be read."));
 }
