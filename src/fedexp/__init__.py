@@ -11,8 +11,8 @@ In Python and notebooks:
     fedexp.load_run("outputs/..."), fedexp.load_sweep("multirun/...")
     fedexp.evaluate(run, dataset="digits"), fedexp.export(run, "model.safetensors")
 
-The names of `__all__` stay. They are imported when they are first used, since torch and pandas take
-seconds.
+The names in `__all__` are stable. They are imported when they are first used, since importing torch
+and pandas takes seconds.
 """
 
 from importlib import import_module

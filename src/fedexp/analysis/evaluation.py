@@ -1,4 +1,4 @@
-"""Evaluate a saved model class by class, on the run's test set or on another with these classes."""
+"""Evaluate a saved model class by class, on the run's test set or on another test set."""
 
 import logging
 from collections.abc import Sequence

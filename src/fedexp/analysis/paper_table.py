@@ -1,6 +1,6 @@
-"""Make tables of a sweep's results: means over seeds, methods x settings as in a paper.
+"""Make tables of a sweep's means over seeds, with methods as rows and settings as columns.
 
-Each cell in a paper's layout shows mean ± standard deviation. The best one of a column is bold.
+Each cell in a paper's layout shows mean ± standard deviation. The best value in a column is bold.
 """
 
 import argparse

@@ -1,6 +1,6 @@
 """Choose the clients that take part in each round (config node `cohorts`).
 
-Reading them from a file makes it possible to repeat the cohorts of another program.
+Reading the clients from a file makes it possible to repeat the cohorts of another program.
 """
 
 import csv

@@ -1,4 +1,4 @@
-"""Compare features of several models: unit circle (FedNTD Fig. 18) or t-SNE (Fig. 19 to 21)."""
+"""Compare several models' features, on a circle (FedNTD Fig. 18) or by t-SNE (Fig. 19 to 21)."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
