@@ -1,7 +1,7 @@
-"""The sweeper `hydra/sweeper=optuna`: trials of a study of Optuna as jobs of Hydra's launchers.
+"""The sweeper `hydra/sweeper=optuna`: the trials of an Optuna study run as jobs of a launcher.
 
-Hydra takes sweepers from the package hydra_plugins alone and imports it at each start, so the work
-is in fedexp.cli.search.
+Hydra finds sweepers only in the package hydra_plugins, which it imports at every start. So this
+module is small, and the search is in fedexp.cli.search.
 """
 
 from typing import Any
@@ -13,7 +13,7 @@ from omegaconf import DictConfig
 
 
 class OptunaSweeper(Sweeper):
-    """Options: those of conf/sweeper/optuna.yaml, which fedexp.cli.search reads from the config."""
+    """Calls `fedexp.cli.search`, which reads the sweeper's options from the configuration."""
 
     def __init__(self, **options: Any) -> None:
         pass

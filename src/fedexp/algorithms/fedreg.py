@@ -132,7 +132,7 @@ def cross_entropy(
 
 
 def pad(one: Tree, size: int) -> Tree:
-    """Pad a partial last batch to `size` rows with copies of its first example, whose mask is 0."""
+    """Pad a partial batch to `size` rows by repeating its first example with mask 0."""
     missing = size - len(one["y"])
     if not missing:
         return one

@@ -8,8 +8,8 @@ classes and kept examples of old classes:
     L_GC = mean_i w_i BCE(z_i, y_i)              class-aware gradient compensation
     L_RD = mean_i BCE(z_i, y'_i)                 class-semantic relation distillation
     L    = lambda_gc L_GC + lambda_rd L_RD
-y' is y with the entries of the old classes replaced by the old model's sigmoid(z_old). BCE is the
-mean over classes. In task 1, L = L_GC with w = 1.
+y' is y with the entries of the old classes replaced by the old model's sigmoid(z_old). BCE is
+averaged over the n classes so far. In task 1, L = L_GC with w = 1.
 
 Each client keeps `memory` examples, the same number for each of its old classes, selected by
 herding: each step adds the example that brings the mean feature of the kept examples closest to the
@@ -38,13 +38,13 @@ resets it, because it was measured on other classes. In fedexp, clients know whe
 the authors' code, a client infers the start when the entropy of the model's outputs increases by
 1.2. In the authors' code, new clients join with each task, which is a different setting. The model
 has all C outputs from the start, and future classes are negatives, so that untrained outputs are
-not predicted in a test over all C classes. BCE is the sum over all C outputs divided by the number
-n of classes so far. The outputs of these n classes have the same gradients as in the authors' code.
-The outputs of future classes add to the gradients of the features and to the loss, which starts at
-C / n times its value in the authors' code. No example is kept twice. The server weights clients by
-n_k including kept examples, not equally. Prototypes are selected from the training images after
-augmentation (in the authors' code, without augmentation). The learning rate steps of the authors'
-code are replaced by the options of `local`, such as local.lr_decay.
+not predicted in a test over all C classes. BCE sums over all C outputs but divides by n, so the
+outputs of the n classes so far have the same gradients as in the authors' code. The outputs of
+future classes add to the gradients of the features and to the loss, which starts at C / n times its
+value in the authors' code. No example is kept twice. The server weights clients by n_k including
+kept examples, not equally. Prototypes are selected from the training images after augmentation (in
+the authors' code, without augmentation). The learning rate steps of the authors' code are replaced
+by the options of `local`, such as local.lr_decay.
 """
 
 import numpy as np

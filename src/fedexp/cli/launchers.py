@@ -78,9 +78,9 @@ def importable(module: str) -> bool:
 def complete_overrides(config: DictConfig, command: str) -> int:
     """Add the overrides that only the launching process knows; return the number of jobs.
 
-    Each job composes its configuration again from Hydra's overrides. The added overrides are the
-    sweep's absolute directory, since a job may start in another working directory (Ray), the number
-    of jobs that joblib runs at a time, and the id of this command.
+    Each job composes its configuration again from Hydra's overrides. This function adds the number
+    of jobs that joblib runs at a time, the id of this command, and the absolute path of the sweep's
+    directory, since Ray may start a job in another working directory.
     """
     from fedexp.analysis.sweep import expand
 

@@ -124,10 +124,10 @@ class WeightDivergence(PeriodicAnalysis):
     """`weight_divergence.csv`: distances of local models from the global model and from each other.
 
     The file has a row for each round, client and layer; `total` is the whole model. `l1` and `l2`
-    are the distances from the distributed global model. `others_l1` and `others_l2` are the mean
-    distances from the round's other clients. `distribution_distance`, in the rows of `total`, is
-    the distance between the client's label distribution and the global model's class accuracies, if
-    these were evaluated.
+    are the distances from the global model that the clients received. `others_l1` and `others_l2`
+    are the mean distances from the round's other clients. `distribution_distance`, in the rows of
+    `total`, is the distance between the client's label distribution and the global model's class
+    accuracies, if these were evaluated.
     """
 
     file = "weight_divergence.csv"

@@ -37,10 +37,10 @@ def local_round_drop(previous: np.ndarray, local: np.ndarray) -> np.ndarray:
     """Return F_{k,t} = 1/C sum_c max(0, A_c^(t-1) - A_{k,c}^(t)), in [0, 1].
 
     Flashback (arXiv 2402.05558) section 3. `previous` [..., C] contains the class accuracies of the
-    distributed global model, and `local` [..., C] those of a local model after its training. The
-    two arrays are broadcast; the result has shape [...]. The published formula min(0, -(A_t -
-    A_{t-1})) would sum the gains with a minus sign. The paper's text says "only drops", and this
-    function follows the text.
+    global model that clients received, and `local` [..., C] those of a local model after its
+    training. The two arrays are broadcast; the result has shape [...]. The published formula min(0,
+    -(A_t - A_{t-1})) would sum the gains with a minus sign. The paper's text says "only drops", and
+    this function follows the text.
     """
     return class_mean(np.maximum(0.0, np.asarray(previous, dtype=np.float64) - local))
 

@@ -33,10 +33,10 @@ LISTS = ("class_accuracy", "sampled", "local_class_accuracy", "distributed_accur
 class History:
     """The class accuracies of one run so far.
 
-    The model distributed in round r is the model evaluated in round r - 1. If round r - 1 was not
-    evaluated, or if the local models were tested on only part of the test set,
-    `distributed_accuracy` contains the distributed model's accuracies on the examples used for the
-    local models.
+    The distributed model of round r is the global model that its clients receive, which was
+    evaluated in round r - 1. If round r - 1 was not evaluated, or if the local models were tested
+    on only part of the test set, `distributed_accuracy` contains the distributed model's accuracies
+    on the examples used for the local models.
     """
 
     # int64 [K, C]: number of training labels per client and class; [tasks or changes, K, C] if they
@@ -156,7 +156,7 @@ class History:
         if self.distributed_accuracy:
             return self.distributed_accuracy[bisect_left(self.local_rounds, round)]
         index = bisect_left(self.rounds, round - 1)
-        assert self.rounds[index] == round - 1, "a round with local models follows an evaluated one"
+        assert self.rounds[index] == round - 1, "the round before was evaluated"
         return self.class_accuracy[index]
 
     def to_tree(self) -> "dict[str, torch.Tensor]":
