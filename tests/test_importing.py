@@ -193,8 +193,8 @@ def test_refuses_invalid_matrices(tmp_path, text, flags, message, capsys):
         ("a.json", '{"accuracy": [[0.5]]}', "must be a list of rows"),
         ("a.json", "[0.5, 0.5]", "must be a list of rows"),
         ("a.json", "[[[0.5]]]", "row 1 has an invalid number"),
-        ("a.json", "[[0.5", "is neither csv nor"),
-        ("a.json", "[" * 100_000, "is neither csv nor"),
+        ("a.json", "[[0.5", "is not a valid csv file or .json file"),
+        ("a.json", "[" * 100_000, "is not a valid csv file or .json file"),
         ("a.json", f"[[1{'0' * 400}]]", "row 1 has an invalid number"),
     ],
 )

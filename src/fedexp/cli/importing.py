@@ -35,9 +35,9 @@ Tables = dict[str, list[Row]]
 
 
 def import_accuracies(options: Namespace) -> dict[str, Any]:
-    """Make the run directory that the flags of `fedexp import` ask for; return its summary.
+    """Make a run directory as the flags of `fedexp import` describe it; return the run's summary.
 
-    Raises ConfigError for an invalid flag or file; nothing is written then.
+    For an invalid flag or file, it raises ConfigError and writes nothing.
     """
     require(options.every >= 1, "--every", options.every, "at least 1")
     if os.path.lexists(options.directory):
@@ -132,7 +132,7 @@ def read_matrix(content: bytes, options: Namespace) -> tuple[np.ndarray, list[st
         text = content.decode("utf-8-sig")
         rows = json.loads(text) if path.suffix == ".json" else list(csv.reader(io.StringIO(text)))
     except (ValueError, RecursionError, csv.Error) as error:
-        raise ConfigError(f"{path}: is neither csv nor, with the suffix, json ({error})") from error
+        raise ConfigError(f"{path}: is not a valid csv file or .json file ({error})") from error
     if not isinstance(rows, list) or not all(isinstance(row, list) for row in rows):
         raise ConfigError(f"{path}: must be a list of rows, each of them a list of numbers")
     rows, names, first = [row for row in rows if row], [], options.initial
@@ -209,7 +209,7 @@ def check_accuracies(accuracy: np.ndarray, first: bool, options: Namespace) -> N
         hint = "" if options.percent else "; --percent reads percentages"
         raise ConfigError(f"{path}: has {odd[0]:g}, which is not between 0 and {limit}{hint}")
     if options.percent and not (accuracy > 1).any():
-        raise ConfigError(f"--percent: {path} has no value above 1, so its values are fractions")
+        raise ConfigError(f"--percent: {path} has no value above 1; omit this flag for fractions")
     missing = np.isnan(accuracy)
     if options.columns == TASKS:
         missing = np.tril(missing, -int(first))
