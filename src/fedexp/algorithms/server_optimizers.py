@@ -54,7 +54,7 @@ class ServerOptimizer(Checked, prefix="server."):
         require(allowed, "server.momentum", self.momentum, wanted)
 
     def begin(self, params: Params) -> Tree:
-        """Return the optimizer's initial state by name; empty without an optimizer."""
+        """Return the optimizer's initial state as a dict; without an optimizer, it is empty."""
         if self.optimizer is None:
             return {}
         memory = {"m": tree.zeros_like(params)}

@@ -124,38 +124,40 @@ DISTILLED = (
     differs("algorithm.on_server", False),
     uses_batch_statistics,
 )  # Flashback has on_server
-UNTOUCHED = "a client that has not participated is tested with its initial part"
-ORIGIN = "with blurred tasks, a validation example counts for its task"
-SINGLE = "distillation leaves out a batch of one example"
+UNTOUCHED = "a client that has not participated is tested with its initial parameters"
+ORIGIN = "with blurred tasks, a validation example belongs to its original task"
+SINGLE = "distillation omits a batch with a single example"
 PADDING = "batch norm without running statistics ignores padding"
-SHARED = "class_balanced also keeps a class's examples of later tasks"
+SHARED = "class_balanced also keeps examples of a class from later tasks"
 SENT = "local models are compared with the model that was sent"
 LOCAL_DROPS = "local round forgetting starts in round 2"
 REVISIONS: tuple[Revision, ...] = (
     Revision("algorithm", "FedCurv", 2, "the Fisher information is taken on a pass of its own"),
-    Revision("algorithm", "FedALA", 2, "the search stops by the population standard deviation"),
+    Revision(
+        "algorithm", "FedALA", 2, "the search for W stops by the population standard deviation"
+    ),
     Revision(
         "algorithm",
         "FedDF",
         2,
-        "the result is a student, never the average",
+        "the result is the student, never the averaged model",
         (equals("algorithm.epochs_on_server", 0),),
     ),
     Revision(
         "algorithm",
         "CFeD",
         2,
-        "a random part of the surrogate set, dropout of the student",
+        "each client uses a random part of the surrogate set; the student uses dropout",
         (cfed_changes,),
     ),
     Revision(
         "partition",
         "Natural",
         2,
-        "the public set has examples of the clients only",
+        "the public set only contains examples of the clients",
         (is_set("public.fraction"),),
     ),
-    Revision("surrogate.dataset", "Caltech256", 2, "all of its images are in the surrogate set"),
+    Revision("surrogate.dataset", "Caltech256", 2, "the surrogate set contains all of its images"),
     Revision(
         "forgetting_metric", "RoundDrop", 2, LOCAL_DROPS, (is_set("forgetting_metric.local"),)
     ),
@@ -164,36 +166,36 @@ REVISIONS: tuple[Revision, ...] = (
         "algorithm",
         "Moon",
         2,
-        "a client's first previous model has its own statistics",
+        "the first previous model of a client has separate running statistics",
         (has_statistics, LATE_CLIENTS),
     ),
     Revision(
-        "algorithm", "TARGET", 2, "the generator is trained on the logits of old classes only"
+        "algorithm", "TARGET", 2, "the generator is trained only on the logits of old classes"
     ),
     Revision(
         "algorithm",
         "FedFOMO",
         2,
-        "validation examples by their numbers, an average with the first n_k",
+        "weights and validation examples stay the same when the clients' examples change",
     ),
     Revision(
         "algorithm",
         "FedAlign",
         2,
-        "the narrow stage has the first channels of its input, and scale and shift",
+        "the narrow stage reads the first channels of its input, and has scale and shift",
     ),
     Revision(
         "algorithm",
         "AFFCL",
         2,
-        "features of earlier tasks have all classes seen so far",
+        "features of earlier tasks have labels from all classes seen so far",
         (mixes_tasks,),
     ),
     Revision(
         "algorithm",
         "LANDER",
         2,
-        "the server's student sees the images in a new order in every pass",
+        "the server's student sees the images in a new order in each pass",
         (is_set("algorithm.student_steps"),),
     ),
     Revision(
@@ -216,7 +218,7 @@ REVISIONS: tuple[Revision, ...] = (
         "algorithm",
         "FedReg",
         2,
-        "generated images do not enter running statistics",
+        "generated images do not change running statistics",
         (has_statistics,),
     ),
     Revision(
@@ -232,7 +234,7 @@ REVISIONS: tuple[Revision, ...] = (
         "partition",
         "File",
         2,
-        "the file's indices count surrogate examples too",
+        "the file's indices also count surrogate examples",
         (is_set("surrogate.fraction"),),
     ),
     Revision("scenario", "DomainIncremental", 2, SHARED, BALANCED),
@@ -241,7 +243,7 @@ REVISIONS: tuple[Revision, ...] = (
         "scenario",
         "Rotations",
         3,
-        "validation images are not trained on at another angle",
+        "no client trains on a validation image at another angle",
         (VALIDATED,),
     ),
     Revision("scenario", "ClassIncremental", 2, SHARED, (*BALANCED, BLURRED)),

@@ -113,7 +113,7 @@ def prepare(built: Built, share: int | None = None, before: str | None = None) -
 
 
 def resolve(built: Built, share: int | None) -> Resolved:
-    """Return the hardware that the run uses if its model can be vectorised, and set it up."""
+    """Apply the hardware settings and return them, as for a model that can be vectorised."""
     hardware = built.hardware.resolve(built.settings.cohort_size, share)
     if built.settings.profile:
         hardware = hardware.in_one_process()
