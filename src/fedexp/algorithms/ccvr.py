@@ -69,7 +69,7 @@ class CCVR(MultiExchange, ServerTraining):
         down=1,
         small="sums over features, such as covariances, up",
         forward_passes=1,
-        server_work="a classifier on virtual features",
+        server_work="training of a classifier on virtual features",
     )
 
     def server_init(self, params: Params, federation: Federation) -> Tree:

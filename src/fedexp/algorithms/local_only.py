@@ -19,7 +19,7 @@ class LocalOnly(KeepsPart):
     keeps_buffers = True
     tests_clients = True
 
-    needs = Needs(client_state="its own model", up=-1, down=-1)
+    needs = Needs(client_state="personal model", up=-1, down=-1)
 
     def keeps(self, name: str) -> bool:
         return True
