@@ -16,7 +16,7 @@ from test_algorithms import assert_equal
 from test_own_models import ROWS, Net, Own, simulation_of
 from test_vectorised import Closures, recording
 from test_vmap_support import SmallViT
-from toy_federation import make_simulation, one_of_each_kind, play
+from toy_federation import LOCAL, make_simulation, one_of_each_kind, play
 
 FROZEN = Own(head="fc", freeze=("backbone",))
 # The first two refuse such a model. The others extend the network, so features are not stored.
@@ -132,6 +132,15 @@ def test_batch_norm_changes_features():
     module.backbone.stem = nn.Sequential(module.backbone.stem, nn.BatchNorm2d(3))
     module.backbone.requires_grad_(False)
     assert not has_fixed_features(module, torch.zeros(2, 1, 6, 6))
+
+
+@pytest.mark.parametrize(("rounds", "stored"), [(1, False), (2, True)])
+def test_short_runs_do_not_store_features(rounds, stored):
+    """Each round passes over four fifths of the examples."""
+    local = replace(LOCAL, epochs=1)
+    simulation = make_simulation(model=FROZEN, augment=False, local=local, rounds=rounds)
+    assert simulation.settings.participation == 0.8
+    assert (simulation.runtime.data.train_features is not None) == stored
 
 
 def test_features_of_augmented_images_are_not_stored():

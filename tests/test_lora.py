@@ -6,6 +6,8 @@ from typing import Any, ClassVar
 import pytest
 import torch
 from torch import nn
+from torch.func import functional_call, vmap
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedexp.core import tree
 from fedexp.core.errors import ConfigError
@@ -15,6 +17,7 @@ from fedexp.models.pretrained import Torchvision
 from fedexp.training.rounds import play_round
 from test_algorithms import assert_equal
 from test_own_models import Net, simulation_of
+from test_vectorised import traces
 from toy_federation import ENGINES, make_simulation, play
 
 HEAD = {"classifier.weight", "classifier.bias"}
@@ -50,6 +53,37 @@ def test_linear_layer_adds_its_low_rank_product():
     )
     assert adapted(torch.tensor([1.0, 5.0])).item() == 6
     assert adapted.merge().weight.tolist() == [[3.0, 0.0]]  # 1 + 0.5 * 4 * 1, 2 - 0.5 * 4 * 1
+
+
+class Products(TorchDispatchMode):
+    """Records the shapes of all matrix products."""
+
+    def __init__(self):
+        super().__init__()
+        self.shapes = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        kinds = (torch.ops.aten.mm, torch.ops.aten.addmm, torch.ops.aten.bmm)
+        if function.overloadpacket in kinds:
+            self.shapes.append(tuple(tuple(value.shape) for value in args[-2:]))
+        return function(*args, **kwargs or {})
+
+
+@traces
+def test_clients_share_one_product_with_the_frozen_weights():
+    """3 clients with 4 examples of 5 numbers, 7 outputs, rank 2: one product of 12 rows with the
+    frozen weights, and batched products for A and B."""
+    layer = LowRank(nn.Linear(5, 7), 2, 1.0)
+    names = ("down.weight", "up.weight")
+    weights = {k: torch.stack([layer.get_parameter(k).detach()] * 3) for k in names}
+
+    def output(own, x):
+        return functional_call(layer, own, (x,))
+
+    with Products() as products:
+        vmap(output)(weights, torch.randn(3, 4, 5))
+    wanted = [((12, 5), (5, 7)), ((3, 4, 5), (3, 5, 2)), ((3, 4, 2), (3, 2, 7))]
+    assert products.shapes == wanted
 
 
 @pytest.mark.parametrize(

@@ -82,7 +82,9 @@ def prepare(built: Built, share: int | None = None, before: str | None = None) -
     net = FunctionalNetwork(module, hardware.precision, runtime.net.trained)
     chosen = choose_local_examples(runtime, built.local_evaluation.examples)
     runtime = replace(runtime, net=net, local_examples=chosen)
-    if fixed and runtime.augmentation is None:
+    # passes over the examples of a task; with less than one, storing the features costs more time
+    passes = built.scenario.rounds_per_task * built.settings.participation * local.epochs
+    if fixed and runtime.augmentation is None and passes >= 1:
         runtime = with_features(runtime)
     engine = hardware.make_engine()
     mixes_examples = built.model.mixes_examples and has_batch_norm(module)
