@@ -66,7 +66,7 @@ def folder(root, *overrides):
 LINES = (
     "",
     "experiment=fedntd/cifar10_s2 algorithm=moon",
-    "experiment=cfed/text_domain_noniid algorithm=cfed_c",
+    "experiment=cfed/text_domain algorithm=cfed_c",
     "dataset=image_folder dataset.root=photos model=resnet18 algorithm=scaffold",
 )
 
