@@ -144,22 +144,6 @@ def test_budget_stops_a_job_and_the_same_command_continues(here, capsys, monkeyp
 
 
 @pytest.mark.slow
-def test_run_of_another_sweep_is_reused(here, capsys):
-    """Two sweeps have the same job. It is run once, as the preview says."""
-    assert fedexp("rounds=1", "hydra.sweep.dir=multirun/a", "budget=60") == 0
-    jobs = plan_jobs(
-        [["rounds=1", *SMALL, f"hydra.sweep.dir=multirun/{name}"] for name in "ab"], []
-    )
-    made = jobs[0].directory.name
-    found = [(state, note) for _, state, note in job_states(jobs)]
-    assert found == [("completed", ""), ("completed", f"in a/{made}")]
-    capsys.readouterr()
-    assert fedexp("rounds=1", "hydra.sweep.dir=multirun/b", "budget=60") == 0
-    assert capsys.readouterr().out.splitlines()[-1] == "1 of 1 done"
-    assert run_reuse.reused_run(jobs[1].directory.absolute()) == jobs[0].directory.absolute()
-
-
-@pytest.mark.slow
 def test_budget_covers_several_sweeps(here, capsys):
     """Sweep x has fedavg, sweep y fedavg and fedprox: two runs for three jobs, each in the
     directory of its sweep.

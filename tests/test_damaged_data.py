@@ -274,7 +274,6 @@ def test_invalid_csv_texts_are_refused(text, tmp_path):
 
 # ---- random damage ----
 
-IDX = idx_bytes(pixels(1, 3, 5, 4))
 CSV = b'title,body,label\n"a ""b""",c,1\nd,"e\nf",0\n'
 
 

@@ -163,14 +163,6 @@ def test_table_of_all_runs_leaves_out_damaged_runs(sweep, name, damage, capsys):
     assert all(f"hurt: {name}: " in line for line in told)
 
 
-@pytest.mark.parametrize(("name", "damage"), sample(4))
-def test_view_page_shows_the_problem(sweep, name, damage, capsys):
-    hurt(sweep, name, damage)
-    assert call("view", [str(sweep)]) == 0
-    assert f"{name}: " in (sweep / "view.html").read_text(encoding="utf-8")
-    assert not capsys.readouterr().err
-
-
 @pytest.mark.parametrize(("name", "damage"), sample(6))
 def test_push_refuses_damaged_runs(sweep, name, damage, capsys):
     job = hurt(sweep, name, damage)

@@ -29,7 +29,8 @@ from fedexp.training.gpus import reserve_gpu
 
 names, most, folder, hold = sys.argv[1].split(","), int(sys.argv[2]), Path(sys.argv[3]), sys.argv[4]
 print("ready", flush=True)
-with reserve_gpu(names, most, folder, interval=0.01) as position, (folder / "notes").open("a", buffering=1) as notes:
+notes = (folder / "notes").open("a", buffering=1)
+with reserve_gpu(names, most, folder, interval=0.01) as position:
     notes.write(f"+{position}\\n")
     print(position, flush=True)
     time.sleep(float(hold)) if hold != "told" else sys.stdin.readline()

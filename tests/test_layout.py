@@ -89,7 +89,8 @@ def test_every_module_has_a_room():
 
 def test_private_interfaces_of_libraries_are_in_one_place():
     private = re.compile(
-        r"hydra\._internal|torch\._(?!_)|logging\._|\._(value|get_node|dereference_node|is_none|is_missing)\("
+        r"hydra\._internal|torch\._(?!_)|logging\._"
+        r"|\._(value|get_node|dereference_node|is_none|is_missing)\("
     )
     elsewhere = [
         f"{path.relative_to(PACKAGE)}: {found.group()}"

@@ -1,8 +1,5 @@
 """Test the layout of table.tex by hand, and compile it with LaTeX."""
 
-import shutil
-import subprocess
-
 import pytest
 
 from fedexp.analysis.layout import latex as layout_tex
@@ -14,8 +11,6 @@ from fedexp.core.errors import ConfigError
 from fedexp.papers.aggregate import write_tables
 from fedexp.rundir.sweeps import SweepDirectory
 from test_sweep_figures import make_run
-
-COMPILERS = ("pdflatex", "xelatex", "lualatex", "tectonic")
 
 
 def make(folder, results):
@@ -217,32 +212,3 @@ def test_displayed_names():
     assert displayed(drawn) == ["local.lr=0.00113", "local.lr=1.53e-05", "local.lr=0.1"]
     close = ["lr=0.09549316466201994", "lr=0.09552814783286914"]
     assert displayed(close) == ["lr=0.09549", "lr=0.09553"]
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not any(map(shutil.which, COMPILERS)), reason="needs LaTeX")
-@pytest.mark.parametrize("transpose", [False, True])
-def test_latex_compiles_the_table(tmp_path, transpose):
-    make(
-        tmp_path,
-        {
-            f"{given} data_dir=x dataset=d_1%{s} note=a_b&c": what
-            for given, what in METHODS.items()
-            for s in (1, 2)
-        },
-    )
-    (tmp_path / "table.tex").write_text(
-        latex(SweepDirectory(tmp_path).complete, Layout(transpose=transpose))
-    )
-    document = (
-        r"\documentclass{article}\usepackage{booktabs}\begin{document}\begin{table}\input{table}\end{table}"
-        r"\end{document}"
-    )
-    (tmp_path / "paper.tex").write_text(document)
-    compiler = next(filter(shutil.which, COMPILERS))
-    flags = [] if compiler == "tectonic" else ["-interaction=nonstopmode", "-halt-on-error"]
-    done = subprocess.run(
-        [compiler, *flags, "paper.tex"], cwd=tmp_path, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stdout[-3000:]
-    assert (tmp_path / "paper.pdf").stat().st_size > 1000

@@ -280,7 +280,10 @@ def released_sharding(labels, shards_per_client, clients, seed):
     parts = []
     for client in range(clients):
         own = table[client * shards_per_client : (client + 1) * shards_per_client]
-        drawn = [shards[c].pop(np.random.choice(len(shards[c]), replace=False)) for c in own]  # noqa: NPY002
+        drawn = []
+        for c in own:
+            position = np.random.choice(len(shards[c]), replace=False)  # noqa: NPY002
+            drawn.append(shards[c].pop(position))
         parts.append(np.concatenate(drawn))
     return parts
 

@@ -26,7 +26,6 @@ from fedexp.rundir.reader import RunDirectory
 from test_continual import TWO_TASKS
 from toy_federation import CONF, SETTINGS, make_simulation
 
-ROOT = Path(__file__).parents[1]
 SMALL = [
     "num_clients=8",
     "participation=0.5",

@@ -21,6 +21,7 @@ from test_reproduction import run_directory
 from toy_federation import composed
 
 DMC = "algorithm=feddmc scenario=class_incremental surrogate.fraction=0.1"
+BALANCED = "scenario=class_incremental scenario.replay=9 scenario.replay_policy=class_balanced"
 AFFCL = "algorithm=affcl scenario=class_incremental algorithm.replay_trains=classifier"
 # Command lines whose numbers a correction has changed, and like ones whose numbers it has not.
 CHANGED = {
@@ -46,9 +47,7 @@ CHANGED = {
     ],
     "scenario=rotations validation.fraction=0.1": ["scenario=rotations"],
     "scenario=domain_incremental scenario.replay=9 scenario.replay_policy=class_balanced": [],
-    "scenario=class_incremental scenario.replay=9 scenario.replay_policy=class_balanced scenario.blur=0.1": [
-        "scenario=class_incremental scenario.replay=9 scenario.replay_policy=class_balanced"
-    ],
+    f"{BALANCED} scenario.blur=0.1": [BALANCED],
     "scenario=class_incremental scenario.blur=0.1 validation.fraction=0.1": [
         "scenario=class_incremental scenario.blur=0.1",
         "scenario=class_incremental validation.fraction=0.1",

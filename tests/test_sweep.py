@@ -18,6 +18,7 @@ from filelock import FileLock
 from omegaconf import OmegaConf
 
 from fedexp.analysis.sweep import (
+    Block,
     expand,
     find_cell,
     find_protocol_changes,
@@ -196,6 +197,17 @@ def test_shared_overrides_may_replace_what_a_block_fixes():
         assert find_cell(fig3, run, [])[0] == find_cell(fig3, run)[0] == block
         changed = [*(each for each in run if "rounds" not in each), "rounds=9"]
         assert find_cell(fig3, changed, ["rounds=9"])[0] == block
+
+
+def test_single_value_of_a_scenario_is_written_as_a_choice():
+    """Hydra first composes single values without the experiments, where scenario.replay does not
+    exist."""
+    settings = {"benchmark/digits_class_incremental": {}, "benchmark/digits_domain_incremental": {}}
+    both = Block({"experiment": settings, "scenario.replay": {"50": {}}}, ("algorithm=fedavg",), ())
+    known = ["experiment=" + ",".join(settings), "algorithm=fedavg"]
+    assert both.arguments() == [*known, "scenario.replay=choice(50)"]
+    one = both.restricted({"experiment": list(settings)[:1]})
+    assert one.arguments()[-1] == "scenario.replay=50"
 
 
 def test_unknown_sweep_is_refused():

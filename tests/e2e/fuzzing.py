@@ -35,8 +35,8 @@ QUICK = (
 NARROW = ("model.channels=[4,8]", "model.hidden=[16]")
 # Larger values of these keys only take longer, so small ones are drawn.
 WORK = re.compile(
-    r"(rounds|rounds_per_task|epochs|head_epochs|epochs_on_server|epochs_factor|steps|ascent|max_passes|max_draws|blocks|"
-    r"samples|patience)$"
+    r"(rounds|rounds_per_task|epochs|head_epochs|epochs_on_server|epochs_factor|steps|ascent|"
+    r"max_passes|max_draws|blocks|samples|patience)$"
 )
 # Values as typed, one per line. Each is wrong for some key.
 TYPED = r"""

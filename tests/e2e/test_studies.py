@@ -1,7 +1,5 @@
 """Small Optuna studies on digits: values, report, resume, pruning, and refused input."""
 
-import sqlite3
-
 import pandas as pd
 import pytest
 import yaml
@@ -131,18 +129,6 @@ def test_invalid_search_is_refused_and_writes_nothing(fedexp, tmp_path, options,
     assert words in answer.err
     assert "Traceback" not in answer.err
     assert not (tmp_path / "study").exists()
-
-
-def test_study_with_another_objective_is_refused(fedexp, tmp_path):
-    fedexp.done(*VALIDATED, "rounds=1", "hydra.sweeper.n_trials=1")
-    answer = fedexp.refused(
-        *VALIDATED, "rounds=1", "hydra.sweeper.n_trials=2", "objective=validation_best_accuracy"
-    )
-    words = "holds a study of max validation_accuracy over local.lr, other options "
-    assert words in answer.err
-    assert "not of max validation_best_accuracy over local.lr, other options" in answer.err
-    with sqlite3.connect(tmp_path / "study/study.db") as file:
-        assert file.execute("select count(*) from trials").fetchone() == (1,)
 
 
 @pytest.mark.slow

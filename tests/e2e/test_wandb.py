@@ -3,9 +3,6 @@
 import os
 import shutil
 import signal
-import threading
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pandas as pd
@@ -153,43 +150,6 @@ def test_pushed_run_equals_the_tracked_run_with_options(fedexp, tmp_path, option
     }
 
 
-# -- faults
-# -------------------------------------------------------------------------------------------------
-
-
-@contextmanager
-def server(status: int | None):
-    """Yield the address of a server that answers every request with this status; None: it never
-    answers.
-    """
-    done = threading.Event()
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self):
-            if status is None:
-                done.wait(60)
-            self.send_response(status or 503)
-            self.send_header("Content-Type", "application/json")
-            self.end_headers()
-            self.wfile.write(b'{"errors": [{"message": "invalid credentials"}]}')
-
-        do_POST = do_GET
-
-        def log_message(self, *arguments):
-            pass
-
-    listening = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=listening.serve_forever, kwargs={"poll_interval": 0.05})
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{listening.server_address[1]}"
-    finally:
-        done.set()
-        listening.shutdown()
-        thread.join()
-        listening.server_close()
-
-
 def signal_service(number: int):
     """Return a `log_round` that sends a signal to wandb-core after the first round."""
     plain = WandbTracker.log_round
@@ -202,74 +162,32 @@ def signal_service(number: int):
     return log_round
 
 
-def slow_disk(pipe: Path):
-    """Return an `_interim_images` that waits forever after the first round."""
-    plain = WandbTracker._interim_images
-
-    def images(self, record):
-        if record.round == 1:
-            pipe.read_bytes()
-        return plain(self, record)
-
-    return images
-
-
-REFERENCE: dict[str, pd.DataFrame] = {}
-CSV = ("rounds.csv", "class_accuracy.csv", "clients.csv")
-SERVERS = {"unreachable": None, "invalid key": 401, "slow server": None}
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "fault",
-    ["invalid key", "slow disk", "unreachable", "slow server", "killed", "stopped", "no place"],
-)
+@pytest.mark.parametrize("fault", ["unreachable", "killed", "stopped", "no place"])
 def test_run_finishes_if_wandb_fails(fedexp, tmp_path, monkeypatch, fault):
     """The exit code is 0, there is one warning, and the files equal those of an untracked run."""
-    # An invalid key is refused at once, but wandb-core may need seconds to start.
-    seconds = 20 if fault == "invalid key" else 1
-    options = [
-        "tracker=wandb",
-        f"tracker.init_timeout={seconds}",
-        "tracker.finish_timeout=1",
-        "rounds=3",
-    ]
-    with monkeypatch.context() as broken, server(SERVERS.get(fault)) as address:
-        broken.setattr("fedexp.trackers.wandb_tracker.GRACE_SECONDS", 0.5)
-        if fault in SERVERS:
-            broken.setenv("WANDB_API_KEY", "a" * 40)
-            broken.setenv(
-                "WANDB_BASE_URL", "http://127.0.0.1:9" if fault == "unreachable" else address
-            )
-        else:
-            options.append("tracker.mode=offline")
-        (tmp_path / "run").mkdir()
-        if fault in ("killed", "stopped"):
-            number = signal.SIGKILL if fault == "killed" else signal.SIGSTOP
-            broken.setattr(WandbTracker, "log_round", signal_service(number))
-        elif fault == "slow disk":
-            os.mkfifo(tmp_path / "pipe")
-            broken.setattr(WandbTracker, "_interim_images", slow_disk(tmp_path / "pipe"))
-            broken.setattr("fedexp.trackers.wandb_tracker.LOCAL_SECONDS", 5.0)
-        elif fault == "no place":
-            (tmp_path / "run" / "wandb").write_text("a file in the way")
-        answer = fedexp(*SMALL, "hydra.run.dir=run", *options)
+    fedexp.done(*SMALL, "hydra.run.dir=alone", "rounds=3")
+    options = ["tracker=wandb", "tracker.init_timeout=1", "tracker.finish_timeout=1", "rounds=3"]
+    monkeypatch.setattr("fedexp.trackers.wandb_tracker.GRACE_SECONDS", 0.5)
+    if fault == "unreachable":
+        monkeypatch.setenv("WANDB_API_KEY", "a" * 40)
+        monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")
+    else:
+        options.append("tracker.mode=offline")
+    if fault in ("killed", "stopped"):
+        number = signal.SIGKILL if fault == "killed" else signal.SIGSTOP
+        monkeypatch.setattr(WandbTracker, "log_round", signal_service(number))
+    (tmp_path / "run").mkdir()
+    if fault == "no place":
+        (tmp_path / "run" / "wandb").write_text("a file in the way")
+    answer = fedexp(*SMALL, "hydra.run.dir=run", *options)
     assert answer.code == 0, answer.err
     log = (tmp_path / "run" / "run.log").read_text()
     assert log.count(" WARNING ") == 1, log
     assert "Traceback" not in answer.err + log
-    assert len([line for line in answer.err.splitlines() if "wandb sync" in line]) == (
-        fault != "no place"
-    )
+    assert ("wandb sync" in answer.err) == (fault != "no place")
     assert load_finished(tmp_path / "run").summary["status"] == "completed"
-    if not REFERENCE:
-        fedexp.done(*SMALL, "hydra.run.dir=alone", "rounds=3")
-        REFERENCE.update({name: table(tmp_path / "alone", name) for name in CSV})
-    for name, frame in REFERENCE.items():
-        pd.testing.assert_frame_equal(table(tmp_path / "run", name), frame)
-    if fault == "killed":
-        assert (
-            call("push", ["run", "--mode", "offline"]) == 0
-        )  # a push uploads all of it under the same id
-        *_, pushed = run_folders(tmp_path / "run")
-        assert [row["round"] for row in read_run(pushed)[1]][:4] == [0, 1, 2, 3]
+    for name in ("rounds.csv", "class_accuracy.csv", "clients.csv"):
+        pd.testing.assert_frame_equal(
+            table(tmp_path / "run", name), table(tmp_path / "alone", name)
+        )
