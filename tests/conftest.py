@@ -132,6 +132,14 @@ def same_logging() -> Iterator[None]:
 
 
 @pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Change to an empty working directory, and restore sys.argv, which commands change."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["fedexp"])
+    return tmp_path
+
+
+@pytest.fixture
 def fresh_processes(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Start joblib's processes anew. joblib would keep them for five minutes, with the environment
     and import path of an earlier test.

@@ -401,20 +401,18 @@ OPTIONS = [*SMALL, "local.epochs=2", "num_clients=4", "alpha=1"]
 ALL = "analysis=[weight_divergence,gradient_diversity,local_epochs,cka]"
 
 
-def test_resumed_run_has_the_same_analysis_tables(tmp_path, monkeypatch):
+def test_resumed_run_has_the_same_analysis_tables(here):
     """Rows after the checkpoint, left by a killed run, are cut off."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("sys.argv", ["fedexp"])
     measured = [*OPTIONS, ALL, "analysis.every=2"]  # and the last round
     assert main.main([*measured, "rounds=3", "hydra.run.dir=whole"]) == 0
     assert main.main([*measured, "rounds=2", "hydra.run.dir=part"]) == 0
     for name in files.ANALYSES:
-        with (tmp_path / "part" / name).open("a") as table:
+        with (here / "part" / name).open("a") as table:
             table.write("2,0,total\n")
     assert main.main(["resume=part", "rounds=3"]) == 0
-    whole = RunDirectory(tmp_path / "whole")
+    whole = RunDirectory(here / "whole")
     for name in files.ANALYSES:
-        assert (tmp_path / "part" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+        assert (here / "part" / name).read_bytes() == (here / "whole" / name).read_bytes()
         assert sorted(set(whole.analysis(name)["round"])) == [2, 3]
     assert not whole.problems
     told = [record.analysed for record in records(whole)]

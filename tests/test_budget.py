@@ -25,13 +25,6 @@ SMALL = [*FEDERATION, "num_clients=4", "alpha=10", "model.channels=[4]", "model.
 SMALL += ["local.batch_size=120"]
 
 
-@pytest.fixture
-def here(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("sys.argv", ["fedexp"])
-    return tmp_path
-
-
 def fedexp(*arguments: str) -> int:
     return main.main(["--multirun", *SMALL, *arguments])
 

@@ -24,6 +24,7 @@ from fedexp.rundir.lock import is_occupied
 from fedexp.rundir.reader import RunDirectory, finished_summary
 from fedexp.rundir.repair import repair_job
 from fedexp.rundir.sweeps import SweepDirectory
+from quick_runs import FEDERATION
 from test_view import write_run
 from toy_federation import composed
 
@@ -294,30 +295,19 @@ REPAIRS |= {".hydra/overrides.yaml": "folder"}
 
 
 @pytest.mark.slow  # a small run, and again for each damage
-def test_same_command_repairs_a_damaged_job(tmp_path, monkeypatch, capsys):
+def test_same_command_repairs_a_damaged_job(here, capsys):
     """The numbers are the same, and the damaged files are kept."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("sys.argv", ["fedexp"])
-    small = [
-        "rounds=1",
-        "local.epochs=1",
-        "num_clients=4",
-        "alpha=10",
-        "tracker=none",
-        "figures=false",
-        "seed=0",
-    ]
-    small += ["hardware.engine=sequential", "hardware.threads=1", "hydra.sweep.dir=multirun/a"]
+    small = [*FEDERATION, "rounds=1", "seed=0", "hydra.sweep.dir=multirun/a"]
     assert main.main(["--multirun", *small]) == 0
-    (job,) = SweepDirectory(tmp_path / "multirun" / "a").jobs
+    (job,) = SweepDirectory(here / "multirun" / "a").jobs
     before, overrides = job.class_accuracy(), (job.directory / FILES[-1]).read_text()
     for name, damage in REPAIRS.items():
         DAMAGES[damage](job.directory / name)
-        assert SweepDirectory(tmp_path / "multirun" / "a").complete == []
+        assert SweepDirectory(here / "multirun" / "a").complete == []
         capsys.readouterr()
         assert main.main(["--multirun", *small]) == 0
         assert f"{name}: " in capsys.readouterr().err
-        (again,) = SweepDirectory(tmp_path / "multirun" / "a").complete
+        (again,) = SweepDirectory(here / "multirun" / "a").complete
         pd.testing.assert_frame_equal(again.class_accuracy(), before)
         assert (job.directory / FILES[-1]).read_text() == overrides
     assert {"class_accuracy.csv", "rounds.csv"} <= {

@@ -18,6 +18,7 @@ from fedexp.figures.load import load_run
 from fedexp.rundir import evidence
 from fedexp.rundir.reader import RunDirectory
 from fedexp.rundir.sweeps import SweepDirectory
+from quick_runs import FEDERATION
 from test_reproduction import EARLY, run_directory
 
 
@@ -59,36 +60,28 @@ def test_report_from_kept_files_is_identical(tmp_path, capsys, count):
 
 
 @pytest.mark.slow  # a small run
-def test_content_of_a_kept_run(tmp_path, monkeypatch, capsys):
+def test_content_of_a_kept_run(here, capsys):
     """Tables (with fewer digits of times and losses), summary and class names, but no directory of
     this machine."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("sys.argv", ["fedexp"])
     small = [
+        *FEDERATION,
         "rounds=2",
-        "local.epochs=1",
-        "num_clients=4",
-        "alpha=10",
-        "tracker=none",
-        "figures=false",
-        "hardware.engine=sequential",
-        "hardware.threads=1",
-        f"data_dir={tmp_path}",
+        f"data_dir={here}",
         "hydra.sweep.dir=multirun/a",
         "test_views=[plain,augmented]",
         "dataset.augmentation.crop_padding=1",
     ]
     assert main.main(["--multirun", *small]) == 0
-    sweep = tmp_path / "multirun" / "a"
+    sweep = here / "multirun" / "a"
     (path,) = evidence.keep_runs(sweep)
     (run,) = sweep.glob("digits_*")
     text = lzma.decompress(path.read_bytes()).decode()
-    assert str(tmp_path) not in text
-    assert f"data_dir={tmp_path.name}" in json.loads(text)["overrides"]
-    evidence.unpack(path, tmp_path / "again")
+    assert str(here) not in text
+    assert f"data_dir={here.name}" in json.loads(text)["overrides"]
+    evidence.unpack(path, here / "again")
     for name in ("class_accuracy.csv", "class_accuracy_augmented.csv"):
-        assert (tmp_path / "again" / name).read_bytes() == (run / name).read_bytes()
-    before, after = pd.read_csv(run / "rounds.csv"), pd.read_csv(tmp_path / "again" / "rounds.csv")
+        assert (here / "again" / name).read_bytes() == (run / name).read_bytes()
+    before, after = pd.read_csv(run / "rounds.csv"), pd.read_csv(here / "again" / "rounds.csv")
     assert list(after) == [
         name for name in before if not name.endswith(("_seconds", "_per_second"))
     ]
@@ -97,10 +90,10 @@ def test_content_of_a_kept_run(tmp_path, monkeypatch, capsys):
         assert (
             (before[column] - after[column]).abs() <= tolerance * before[column].abs()
         ).sum() == (before[column].notna().sum()), column
-    assert json.loads((tmp_path / "again" / "summary.json").read_text()) == json.loads(
+    assert json.loads((here / "again" / "summary.json").read_text()) == json.loads(
         (run / "summary.json").read_text()
     )
-    one, other = load_run(run), load_run(tmp_path / "again")
+    one, other = load_run(run), load_run(here / "again")
     assert one.classes == other.classes
     assert (one.counts == other.counts).all()
     assert (one.history.matrix == other.history.matrix).all()

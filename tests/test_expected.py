@@ -7,6 +7,7 @@ import pytest
 from fedexp.cli import main
 from fedexp.config.options import list_options
 from fedexp.papers.cells import EXPECTED, expected, find_data_changes
+from quick_runs import FEDERATION
 from test_compare import RUN8, make_run, table8
 from toy_federation import CONF, composed
 
@@ -56,19 +57,8 @@ def test_run_on_other_data_is_reduced(tmp_path):
     assert (row["protocol"], row["verdict"], row["not_shown"]) == ("full", "within", 1)
 
 
-def test_summary_has_the_size_of_the_data(tmp_path, monkeypatch):
+def test_summary_has_the_size_of_the_data(here):
     """digits: 1,437 + 360 images of ten classes."""
-    monkeypatch.setattr("sys.argv", ["fedexp"])
-    monkeypatch.chdir(tmp_path)
-    small = [
-        "rounds=1",
-        "local.epochs=1",
-        "num_clients=4",
-        "alpha=10",
-        "tracker=none",
-        "figures=false",
-    ]
-    small += ["hardware.engine=sequential", "hardware.threads=1", "hydra.run.dir=run"]
-    assert main.main(small) == 0
-    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
-    assert summary["data"] == {"train": 1437, "test": 360, "classes": 10, "clients": 4}
+    assert main.main([*FEDERATION, "rounds=1", "hydra.run.dir=run"]) == 0
+    summary = json.loads((here / "run" / "summary.json").read_text())
+    assert summary["data"] == {"train": 1437, "test": 360, "classes": 10, "clients": 8}

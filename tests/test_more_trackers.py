@@ -81,11 +81,9 @@ def test_resumed_run_replaces_repeated_rounds_in_tensorboard(saved, tmp_path):
     assert len(found.Tensors("config/text_summary")) == 1
 
 
-def test_run_resumed_from_round_0_continues_its_tensorboard_log(tmp_path, monkeypatch):
+def test_run_resumed_from_round_0_continues_its_tensorboard_log(here, monkeypatch):
     """The run was interrupted in its first round. Its configuration is logged once."""
     pytest.importorskip("tensorboard")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("sys.argv", ["fedexp"])
     short = [
         *SMALL,
         "tracker=tensorboard",
@@ -97,7 +95,7 @@ def test_run_resumed_from_round_0_continues_its_tensorboard_log(tmp_path, monkey
         patched.setattr("fedexp.training.rounds.play_round", interrupted)
         assert main.main(short) == 130
     assert main.main(["resume=run"]) == 0
-    found = events(tmp_path / "run" / "tensorboard")
+    found = events(here / "run" / "tensorboard")
     assert [event.step for event in found.Scalars("test/accuracy")] == [0, 1]
     assert len(found.Tensors("config/text_summary")) == 1
 

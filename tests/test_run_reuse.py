@@ -14,6 +14,7 @@ from fedexp.rundir import run_reuse
 from fedexp.rundir.fingerprint import fingerprint
 from fedexp.rundir.run_reuse import cell_key, find_reusable, finished_runs
 from fedexp.rundir.sweeps import SweepDirectory, without_outdated
+from quick_runs import FEDERATION
 from test_compare import make_run, one
 from toy_federation import composed
 
@@ -144,12 +145,10 @@ def test_run_in_both_views_is_preferred(tmp_path):
         ([BOTH], ["local.lr=0.5"], "1 jobs: 0 done, 1 new"),
     ],
 )
-def test_preview_shows_runs_of_other_sweeps(tmp_path, monkeypatch, capsys, views, local, expected):
+def test_preview_shows_runs_of_other_sweeps(here, capsys, views, local, expected):
     """The preview does not count the time of jobs that would not run."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("sys.argv", ["fedexp"])
     made = make(
-        tmp_path / "multirun" / "fedntd_table1", [*CIFAR, "seed=0", *views, *local], 0.4, CHOICES
+        here / "multirun" / "fedntd_table1", [*CIFAR, "seed=0", *views, *local], 0.4, CHOICES
     )
     restriction = ["algorithm=fedavg", "participation=0.1", "seed=0"]
     assert main.main(["--multirun", "sweep=fedntd_table10", *restriction, "preview=true"]) == 0
@@ -158,39 +157,29 @@ def test_preview_shows_runs_of_other_sweeps(tmp_path, monkeypatch, capsys, views
     assert line.endswith(f" completed          in fedntd_table1/{made.name}") == (
         "1 done" in expected
     )
-    assert not (tmp_path / "multirun" / "fedntd_table10").exists()
+    assert not (here / "multirun" / "fedntd_table10").exists()
 
 
 @pytest.mark.slow  # two sweeps of small runs
-def test_job_reuses_run_of_another_sweep(tmp_path, monkeypatch, capsys, caplog):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("sys.argv", ["fedexp"])
-    small = [
-        "rounds=1",
-        "local.epochs=1",
-        "num_clients=4",
-        "alpha=10",
-        "tracker=none",
-        "figures=false",
-    ]
-    small += ["hardware.engine=sequential", "hardware.threads=1"]
+def test_job_reuses_run_of_another_sweep(here, capsys, caplog):
+    small = [*FEDERATION, "rounds=1"]
     assert main.main(["--multirun", *small, "seed=0", "hydra.sweep.dir=multirun/a"]) == 0
     capsys.readouterr()
     again = ["--multirun", *small, "seed=0,1", "hydra.sweep.dir=multirun/b"]
     assert main.main(again) == 0
-    (first,) = (tmp_path / "multirun" / "a").glob("digits_*")
-    job = tmp_path / "multirun" / "b" / first.name
+    (first,) = (here / "multirun" / "a").glob("digits_*")
+    job = here / "multirun" / "b" / first.name
     assert sorted(
         path.name for path in job.iterdir() if path.is_file() and "lock" not in path.name
     ) == [run_reuse.NOTE]
     assert "reusing the complete run" in capsys.readouterr().err
-    runs = without_outdated(SweepDirectory(tmp_path / "multirun" / "b").jobs)
+    runs = without_outdated(SweepDirectory(here / "multirun" / "b").jobs)
     assert [run.finished for run in runs] == [True, True]
     assert {run.directory for run in runs} == {
         first,
         *(path for path in job.parent.glob("digits_*") if path != job),
     }
-    table = pd.read_csv(tmp_path / "multirun" / "b" / "table.csv")
+    table = pd.read_csv(here / "multirun" / "b" / "table.csv")
     assert table["n"].tolist() == [2]
     jobs = plan_jobs([["seed=0", *small, "hydra.sweep.dir=multirun/b"]], [])
     assert job_status(jobs[0]) == "completed"

@@ -14,6 +14,7 @@ from fedexp.data.partition_lda import LDA
 from fedexp.data.partitioned import Partition
 from fedexp.metrics.forgetting_metric import InOutLocal
 from fedexp.metrics.history import load_history
+from quick_runs import SMALL
 from toy_federation import LARGER, Ragged, composed, make_simulation, play
 
 LABELS = np.array([0] * 10 + [1] * 5 + [0] * 3)
@@ -211,19 +212,9 @@ def test_schedule_conflicts_are_refused(monkeypatch, capsys):
 # --- in a run
 
 
-def test_resumed_run_follows_schedule(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("sys.argv", ["fedexp"])
-    small = [
-        "local.epochs=1",
-        "num_clients=4",
-        "participation=0.5",
-        "partition=iid",
-        "tracker=none",
-        "figures=false",
-    ]
-    small += ["hardware.engine=sequential", "hardware.threads=1", "forgetting_metric=in_out_local"]
-    small += ["model.channels=[4]", "model.hidden=[8]"]
+def test_resumed_run_follows_schedule(here):
+    small = [option for option in SMALL if not option.startswith("min_size")]  # lda's alone
+    small += ["num_clients=4", "partition=iid", "forgetting_metric=in_out_local"]
     small += ["schedule.partition={2:{name:lda,alpha:0.1}}", "schedule.classes={3:{0:0.5}}"]
     assert main.main([*small, "rounds=4", "hydra.run.dir=whole"]) == 0
     assert main.main([*small, "rounds=3", "hydra.run.dir=part"]) == 0
@@ -234,18 +225,18 @@ def test_resumed_run_follows_schedule(tmp_path, monkeypatch):
         "partition_from_round2.npz",
         "partition_from_round3.npz",
     ):
-        assert (tmp_path / "part" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
-    summary = json.loads((tmp_path / "whole" / "summary.json").read_text())
+        assert (here / "part" / name).read_bytes() == (here / "whole" / name).read_bytes()
+    summary = json.loads((here / "whole" / "summary.json").read_text())
     assert [(each["round"], each["scheme"]) for each in summary["schedule"]] == [
         (2, "LDA"),
         (3, "LDA"),
     ]
     assert summary["schedule"][1]["shares"] == {"0": 0.5}
-    log = (tmp_path / "whole" / "run.log").read_text()
+    log = (here / "whole" / "run.log").read_text()
     assert "schedule: from round 2 on: 4 clients" in log
     assert "round 3: 4 clients" in log
     assert "share kept: 0.5 of class 0" in log
-    history = load_history(tmp_path / "whole")
+    history = load_history(here / "whole")
     assert history.starts == (1, 2, 3)
     np.testing.assert_array_equal(
         history.counts[2, :, 0], np.floor(history.counts[1, :, 0] / 2 + 0.5)

@@ -108,16 +108,12 @@ def test_install_command_of_an_extra(monkeypatch, tmp_path):
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_empty_or_incompatible_options_are_one_message(
-    arguments, message, tmp_path, monkeypatch, capsys
-):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("sys.argv", ["fedexp"])
+def test_empty_or_incompatible_options_are_one_message(arguments, message, here, capsys):
     assert main.main(["tracker=none", "rounds=1", *arguments]) == 2
     out, error = capsys.readouterr()
     assert error.startswith(message)
     assert "Traceback" not in out + error
-    assert list(tmp_path.iterdir()) == []
+    assert list(here.iterdir()) == []
     names = error.partition("allowed: ")[2].split(", ")
     assert len(set(names)) == len(names)
 

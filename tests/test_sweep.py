@@ -37,6 +37,7 @@ from fedexp.rundir.lock import LOCK, Occupied, is_occupied, occupied
 from fedexp.rundir.reader import RunDirectory
 from fedexp.training import provenance
 from fedexp.training.provenance import peak_memory
+from quick_runs import FEDERATION
 from test_view import change_summary, write_run
 from toy_federation import CONF, composed, is_value
 
@@ -313,19 +314,9 @@ def test_hash_in_directory_names_depends_on_options_that_affect_results():
 
 
 @pytest.mark.slow
-def test_preview_shows_the_states_of_jobs(tmp_path, monkeypatch, capsys):
+def test_preview_shows_the_states_of_jobs(here, capsys):
     """One job is completed, then interrupted; the others are new."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("sys.argv", ["fedexp"])
-    small = [
-        "rounds=2",
-        "local.epochs=1",
-        "num_clients=4",
-        "alpha=1",
-        "tracker=none",
-        "figures=false",
-    ]
-    small += ["hydra.sweep.dir=multirun/s", "hardware.engine=sequential", "hardware.threads=1"]
+    small = [*FEDERATION, "rounds=2", "hydra.sweep.dir=multirun/s"]
     assert main.main(["--multirun", *small, "seed=0"]) == 0
     capsys.readouterr()
     assert main.main(["--multirun", *small, "seed=0,1,2", "preview=true"]) == 0
@@ -484,10 +475,8 @@ def text_files(folder):
     )
 
 
-SMOKE = [
-    *("rounds=1", "local.epochs=1", "num_clients=10", "participation=0.2", "local.lr=0.01"),
-    *("tracker=none", "figures=false", "hardware.engine=sequential", "hardware.threads=1"),
-]
+SMOKE = ["rounds=1", "local.epochs=1", "num_clients=10", "participation=0.2", "local.lr=0.01"]
+SMOKE += ["tracker=none", "figures=false", "hardware.engine=sequential", "hardware.threads=1"]
 IMAGES = ["dataset=digits", "model=cnn", "dataset.mean=[0.3]", "dataset.std=[0.4]"]
 TEXTS = [
     *("dataset.vocabulary=null", "dataset.vectors=null"),
@@ -497,11 +486,9 @@ TEXTS = [
 
 @pytest.mark.slow
 @every_sweep
-def test_first_job_of_each_sweep_runs(name, tmp_path, monkeypatch):
+def test_first_job_of_each_sweep_runs(name, here):
     """On digits, or on tiny texts."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("sys.argv", ["fedexp"])
-    text_files(tmp_path / "data")
+    text_files(here / "data")
     job = next(expand(launches(load(name), [])[0]))
     texts = any("text" in override for override in job)
     changes = [*SMOKE, *(TEXTS if texts else IMAGES)]
@@ -518,5 +505,5 @@ def test_first_job_of_each_sweep_runs(name, tmp_path, monkeypatch):
         changes += ["~dataset.train_splits"]  # of CINIC-10 only
     keys = {override.partition("=")[0] for override in changes}
     kept = [override for override in job if override.partition("=")[0] not in keys]
-    assert main.main([*kept, *changes, f"data_dir={tmp_path / 'data'}", "hydra.run.dir=run"]) == 0
-    assert (tmp_path / "run" / "summary.json").exists()
+    assert main.main([*kept, *changes, f"data_dir={here / 'data'}", "hydra.run.dir=run"]) == 0
+    assert (here / "run" / "summary.json").exists()
