@@ -77,8 +77,7 @@ def push_tables(directory: Path, changes: Mapping[str, Any], new: bool = False) 
         classes=(),
         wandb_id=None if new else last_wandb_id(directory),
     )
-    # The configured name, group and job type describe a single run, not the table.
-    changes = {"name": None, "group": None, "job_type": None, **changes}
+    changes = {"name": None, **changes}  # the configured name is that of a single run
     tracker = WandbTracker(make_config(config_of_sweep(directory), changes))
     guarded = TrackerGroup([tracker])
     guarded.start(info)

@@ -70,8 +70,6 @@ class Wandb(TrackerConfig):
     project: Name
     entity: str | None
     mode: Mode
-    group: str | None
-    job_type: str | None
     tags: tuple[str, ...]
     name: str | None
     log_images_every: Interval  # 0: only at the end
@@ -128,7 +126,8 @@ class WandbTracker(Tracker):
         return self._id
 
     def start(self, info: RunInfo) -> None:
-        self.info, self._id, self._last_round = info, info.wandb_id or new_id(), info.first_round
+        self.info, self._last_round = info, info.first_round
+        self._id = info.wandb_id or secrets.token_hex(4)
         self._held.enter_context(wandb_service(info.directory.absolute() / "wandb"))
         try:
             self._run = self._open()
@@ -197,8 +196,8 @@ class WandbTracker(Tracker):
             dir=str(info.directory.absolute()),
             config=info.config,
             name=config.name or info.name,
-            group=config.group or info.group,
-            job_type=config.job_type or info.job_type,
+            group=info.group,
+            job_type=info.job_type,
             tags=[tag[:TAG_LENGTH] for tag in tags if tag],
             id=self._id,
             resume="allow" if info.wandb_id else None,
@@ -273,16 +272,6 @@ def as_table(table: "pd.DataFrame") -> Any:
     )
 
 
-def new_id() -> str:
-    """Return the id for a new W&B run.
-
-    A W&B sweep agent sets the id in the environment. Otherwise, the id is random, so that several
-    runs in one process have different ids.
-    """
-    given = os.environ.get("WANDB_RUN_ID") if os.environ.get("WANDB_SWEEP_ID") else None
-    return given or secrets.token_hex(4)
-
-
 def is_logged_in(settings: Any) -> bool:
     """Return whether credentials exist for the server in wandb's settings.
 
@@ -291,8 +280,7 @@ def is_logged_in(settings: Any) -> bool:
     """
     from requests.utils import get_netrc_auth  # requests is a dependency of wandb
 
-    found = settings.api_key or os.environ.get("WANDB_IDENTITY_TOKEN_FILE")
-    return bool(found or get_netrc_auth(settings.base_url))
+    return bool(settings.api_key or get_netrc_auth(settings.base_url))
 
 
 def call_with_timeout(function: Callable[[], T], seconds: float) -> T:
