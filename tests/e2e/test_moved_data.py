@@ -160,27 +160,6 @@ def test_changed_texts_are_refused_on_resume_and_rerun_by_sweeps(fedexp, tmp_pat
     assert "dataset.files: 1 of 3 files differ" in answer.err
 
 
-@pytest.mark.slow
-def test_sweep_reruns_jobs_on_changed_images(fedexp, tmp_path):
-    """A job is identified by the bytes of its folder, and the table shows the run on the current
-    images.
-    """
-    files = bitmaps(tmp_path / "photos")
-    sweep = ("--multirun", "hydra.sweep.dir=sweep", *PHOTOS, "rounds=1", "dataset.root=photos")
-    sweep = (*sweep, "data_dir=cache")
-    fedexp.done(*sweep)
-    (first,) = (tmp_path / "sweep").glob("*/summary.json")
-    change(*files[:2])
-    answer = fedexp.done(*sweep)
-    assert len(list((tmp_path / "sweep").glob("*/summary.json"))) == 2
-    assert "runs left out because the code of your own classes or the data have changed: 1" in (
-        answer.err
-    )
-    change(*files[:2])
-    answer = fedexp.done(*sweep)
-    assert f"{first.parent.name} is complete (1 rounds); nothing to do" in answer.err
-
-
 def test_unchanged_data_need_no_acceptance(fedexp):
     answer = fedexp("accept_changed_data=true")
     assert answer.code == 2
