@@ -90,7 +90,7 @@ def test_a_run_continues_after_a_signal_and_a_kill(start, fedexp, tmp_path):
         file.write("6,0.5,0.1")
     (run / "checkpoint" / ".latest.pt.1.tmp").write_bytes(b"half a check")
     answer = fedexp.done("resume=run")
-    assert f"resuming after round {saved}; later rounds" in answer.err
+    assert f"resuming after round {saved}; the later rounds" in answer.err
     assert not list(run.rglob("*.tmp"))
     fedexp.done(*RUN, "hydra.run.dir=undisturbed")
     assert_same_run(run, tmp_path / "undisturbed")
