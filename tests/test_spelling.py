@@ -67,8 +67,8 @@ def test_install_command_of_an_extra(monkeypatch, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["algorithm="], "fedexp: algorithm=: the group needs an option; options: affcl, "),
-        (["~algorithm"], "fedexp: ~algorithm: the group needs an option; options: affcl, "),
+        (["algorithm="], "fedexp: algorithm=: the group needs an option; options: "),
+        (["~algorithm"], "fedexp: ~algorithm: the group needs an option; options: "),
         (["hydra.run.dir="], "fedexp: hydra.run.dir=: must name a directory"),
         (["seeds=1,2"], "fedexp: seeds=1,2: use fedexp --multirun seed=1,2, "),
         (["--multirun", "seeds=1,2"], "fedexp: seeds=1,2: use fedexp --multirun seed=1,2, "),
