@@ -14,7 +14,7 @@ import torch.nn.functional as F
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # benchmarks/ is not part of the package
 
-from benchmarks import bare, measure, pairs, scale, w1
+from benchmarks import bare, gpu, measure, pairs, scale, w1
 from benchmarks.measure import Contestant
 
 from fedexp.algorithms.base import FedAvg
@@ -46,6 +46,17 @@ FEW = (
     "augment=false",
     "partition.min_size=1",
 )
+
+
+@pytest.mark.slow
+def test_workload_without_cifar10_uses_random_pixels(tmp_path, monkeypatch):
+    monkeypatch.setenv("FEDEXP_DATA", str(tmp_path))
+    assert w1.data_overrides() == [f"data_dir={tmp_path}", "dataset=random_pixels"]
+    assert w1.data_sentence(w1.data_overrides()) != "real CIFAR-10"
+    workload = w1.prepare_workload(2, [f"data_dir={tmp_path}", "dataset=few_random_pixels", *FEW])
+    assert workload.x_train.shape == (5_000, 32, 32, 3)
+    assert workload.sizes.shape == (2, 2)
+    assert workload.sizes.sum() == len(workload.indices)
 
 
 @pytest.mark.slow
@@ -198,6 +209,22 @@ def test_contestants_take_turns_and_failures_do_not_stop_others(tmp_path: Path, 
         ["d", " skipped, fedexp refuses it"],
     ]
     assert "no such thing" in left_out[0]
+
+
+@pytest.mark.slow
+def test_gpu_benchmark_prints_every_figure(capsys, monkeypatch):
+    """Run two small rounds on a CPU and check the form of the output."""
+    arguments = ["--device=cpu", "--rounds=2", "--bare-rounds=2", "--repeats=1"]
+    small = ["dataset=few_random_pixels", "num_clients=20", "local.epochs=1"]
+    small += ["model.channels=[4,4]", "model.hidden=[8]"]
+    arguments += ["--rounds-of-steps=2", "--precisions=fp32", "--models=resnet10"]
+    monkeypatch.setattr(gpu, "SEEDS", "0,1")
+    monkeypatch.setattr(gpu, "JOBS", (2,))
+    assert gpu.main([*arguments, "--", *small, "hardware.threads=1"]) == 0
+    text = capsys.readouterr().out
+    for row in ("fedntd fp32 | 2 |", "fp32 | 1 |", "scaffold fp32 | 1 |", "fp32 | yes", "2 | "):
+        assert f"| {row}" in text
+    assert all(goal in text for goal in gpu.GOALS.values())
 
 
 @pytest.mark.slow

@@ -47,6 +47,14 @@ def test_data_changes_are_listed():
     assert find_data_changes({"data": CIFAR}, ["experiment=mine/own"]) == []
 
 
+def test_thucnews_titles_differ_from_the_paper():
+    bundled = {"train": 9_000, "test": 9_000, "classes": 9, "clients": 100}
+    assert find_data_changes({"data": bundled}, ["experiment=cfed/text_class"]) == [
+        "data: 9,000 training examples, not 502,180",
+        "data: 9,000 test examples, not 143,480",
+    ]
+
+
 def test_run_on_other_data_is_reduced(tmp_path):
     make_run(tmp_path, RUN8, [0.4], data=CIFAR | {"train": 5_000})
     row = table8(tmp_path)

@@ -11,11 +11,14 @@ from hydra import compose, initialize_config_dir
 from fedexp.cli.arguments import config_folders, split_flags
 from fedexp.cli.help import EXAMPLES, KNOBS, help_text
 from fedexp.config.build import build
-from fedexp.config.options import list_groups
+from fedexp.config.options import list_groups, list_options
 from fedexp.config.spelling import normalise
 
 CONF = Path(__file__).parents[1] / "conf"
 TEXT = help_text(CONF, [])
+OPTIONS = [
+    (group, option) for group in list_groups([CONF]) for option in list_options(group, [CONF])
+]
 KNOB = re.compile(r"(?<!\S)([a-z_][a-z_.]*)=(\S+)")
 # Options that a knob needs.
 COMPANIONS = {"shards_per_client": ["partition=sharding"], "algorithm.beta": ["algorithm=fedntd"]}
@@ -35,6 +38,12 @@ def check(overrides: list[str]) -> None:
         build(compose("config", overrides))
 
 
+@pytest.mark.parametrize(("group", "option"), OPTIONS, ids="=".join)
+def test_every_option_has_a_description(group: str, option: str):
+    (line,) = [line for line in section(group) if line[4:].startswith(f"{option} ")]
+    assert len(line[4:].split()) > 3, line
+
+
 def test_stars_mark_the_defaults():
     starred = {
         group: line.split()[0].lstrip("*")
@@ -47,6 +56,10 @@ def test_stars_mark_the_defaults():
     assert starred == {group: choices[group] for group in list_groups([CONF])}
 
 
+def test_lines_fit_into_100_columns():
+    assert max(map(len, TEXT.splitlines())) <= 100
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("knob", KNOB.findall(KNOBS), ids="=".join)
 def test_every_knob_accepts_its_value(knob: tuple[str, str]):
@@ -54,6 +67,12 @@ def test_every_knob_accepts_its_value(knob: tuple[str, str]):
     if key.startswith("hydra."):
         pytest.skip("Hydra's own")
     check(normalise([*COMPANIONS.get(key, []), f"{key}={value}"], [CONF]))
+
+
+def test_seed_knobs_exist():
+    names = re.findall(r"seeds\.[a-z]+", KNOBS)
+    assert len(names) == 3
+    check([f"{name}=7" for name in names])
 
 
 def test_examples_are_valid():

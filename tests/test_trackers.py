@@ -3,6 +3,7 @@
 import io
 import logging
 import os
+import subprocess
 import sys
 import time
 from dataclasses import replace
@@ -395,3 +396,40 @@ def test_log_contains_no_paths_of_the_machine(tmp_path):
     content = next(folder.glob("*.wandb")).read_bytes()
     for secret in (str(tmp_path), sys.prefix):
         assert secret.encode() not in content
+
+
+@pytest.mark.slow
+def test_wandb_never_prompts_for_a_key(tmp_path):
+    """Run in a separate process with a terminal. Only `mode=online` logs a warning."""
+    pty = pytest.importorskip("pty")
+    program = """
+import logging, sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[1])
+logging.basicConfig(format="%(message)s")
+from fedexp.trackers.several import TrackerGroup
+from wandb_runs import make_config, make_info
+for mode in ("auto", "online"):
+    group = TrackerGroup([make_config(mode=mode).create()])
+    group.start(make_info(Path(sys.argv[2]) / mode))
+    group.finish({}, [], {})
+    print("end of", mode)
+"""
+    master, slave = pty.openpty()
+    command = [sys.executable, "-c", program, str(Path(__file__).parent), str(tmp_path / "run")]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "TERM": "xterm"}
+    process = subprocess.Popen(
+        command, stdin=slave, stdout=slave, stderr=slave, close_fds=True, env=environment
+    )
+    os.close(slave)
+    assert process.wait(timeout=100) == 0
+    first, *others, last = [
+        line for line in os.read(master, 100_000).decode().split("\r\n") if line
+    ]
+    os.close(master)
+    assert (first, last) == ("end of auto", "end of online")
+    (warning,) = others
+    assert "W&B has no API key" in warning
+    for mode in ("auto", "online"):
+        (folder,) = run_folders(tmp_path / "run" / mode)
+        assert folder.name.startswith("offline-run-")

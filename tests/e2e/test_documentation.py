@@ -14,6 +14,7 @@ import re
 import runpy
 import shlex
 import sys
+import tomllib
 from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
@@ -308,6 +309,15 @@ def test_commands_that_are_not_run_are_valid():
                 raise
 
 
+def test_every_page_is_checked():
+    assert set(WRITTEN) <= texts().keys()
+
+
+def test_every_skipped_command_has_a_reason():
+    left_out = [c for c in commands() if not ours(c) and is_executed(c)]
+    assert not left_out, "run it, or say in NOT_EXECUTED why not"
+
+
 FOREIGN = (
     "smooth|--shell-completion|allow_pickle|train_transform"  # of other programs or of examples
 )
@@ -338,6 +348,23 @@ def test_options_in_text_exist():
                     names = [*list_options(key, [CONF]), *ALIASES.get(key, {})] if option else []
                     known_option = not option or value in names
                     assert attack or known_option, f"{page}: `{span}`"
+
+
+def test_make_pip_and_python_commands_exist():
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    targets = set(re.findall(r"^([a-z-]+):", makefile, re.MULTILINE))
+    targets |= {f"{name}=" for name in re.findall(r"^([A-Z]+) \?=", makefile, re.MULTILINE)}
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    for command, page in commands().items():
+        words = shlex.split(command)
+        if words[0] == "make":
+            named = {re.sub("=.*", "=", word) for word in words[1:]}
+            assert named <= targets, (page, command)
+        if words[0] == "pip":
+            extras = ",".join(re.findall(r"\[(.*?)\]", command)).split(",")
+            assert set(filter(None, extras)) <= project["optional-dependencies"].keys(), command
+        if words[:2] == ["python", "-m"] and words[2] != "build":
+            assert importlib.util.find_spec(words[2]), (page, command)
 
 
 # --- running them

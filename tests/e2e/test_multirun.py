@@ -1,10 +1,15 @@
 """Sweeps: all jobs are complete and independent, and a failing job does not stop the others."""
 
+import json
 from pathlib import Path
 
+import pandas as pd
 import pytest
 import yaml
 from helpers import ALGORITHM, SMALL, add_class, assert_same_run, summary_of
+
+from fedexp.cli.commands import call
+from wandb_runs import read_run, run_folders
 
 
 def jobs(tmp_path: Path, order: str = "algorithm") -> list[Path]:
@@ -74,6 +79,47 @@ def test_invalid_job_writes_error_txt(fedexp, tmp_path):
     assert summary_of(good)["status"] == "completed"
     assert "alpha=-1.0: must be" in (bad / "error.txt").read_text()
     assert not (bad / "rounds.csv").exists()
+
+
+@pytest.mark.slow
+def test_each_job_is_a_wandb_run(fedexp, tmp_path):
+    pytest.importorskip("wandb")
+    answer = fedexp.done(
+        "--multirun", "seed=0,1", "rounds=1", "tracker=wandb", "tracker.mode=offline", *SMALL
+    )
+    identities, groups = set(), set()
+    for seed, directory in enumerate(jobs(tmp_path)):
+        (offline,) = run_folders(directory)
+        run, _, records = read_run(offline)
+        identities.add(run["run_id"])
+        groups |= {record["run"]["run_group"] for record in records if record["type"] == "run"}
+        assert run["config"]["seed"] == seed
+        assert run["tags"][-1] == directory.parent.name  # the sweep
+    assert len(identities) == 2
+    assert len(groups) == 1  # repetitions
+    assert not (tmp_path / "wandb").exists()
+    # The table of means and standard deviations is a separate W&B run.
+    sweep = directory.parent
+    (offline,) = run_folders(sweep)
+    run, _, records = read_run(offline)
+    (record,) = [record["run"] for record in records if record["type"] == "run"]
+    assert (run["name"], record["job_type"], record["run_group"]) == (
+        f"{sweep.name} table",
+        "table",
+        sweep.name,
+    )
+    logged = json.loads((offline / "files" / run["summary"]["tables/table"]["path"]).read_text())
+    printed = pd.read_csv(sweep / "table.csv")
+    stds = pd.DataFrame(logged["data"], columns=logged["columns"])["accuracy_std"]
+    assert stds.tolist() == printed["accuracy_std"].tolist()
+    assert run["summary"]["tables/rounds_to_target"]["nrows"] == 1
+    assert answer.err.count("wandb sync") == 3
+    # A push keeps the ids.
+    assert call("push", [str(sweep), "--mode", "offline"]) == 0
+    assert {
+        folder.name.rpartition("-")[2] for d in jobs(tmp_path) for folder in run_folders(d)
+    } == identities
+    assert {folder.name.rpartition("-")[2] for folder in run_folders(sweep)} == {run["run_id"]}
 
 
 SWEEP = ("--multirun", "hydra.sweep.dir=multirun/again", "rounds=3", *SMALL)
