@@ -89,8 +89,8 @@ def counts(monkeypatch):
         seen = Seen.apply(parts[0], counts, "forward", examples)
         return Differentiated.apply(counts, examples, seen, *parts[1:])
 
-    def forward(self, call, x, mask, original=FunctionalNetwork._forward):
-        features, logits, maps = original(self, call, x, mask)
+    def forward(self, call, params, x, mask, original=FunctionalNetwork._forward):
+        features, logits, maps = original(self, call, params, x, mask)
         parts = [logits, *maps] if features is None else [logits, features, *maps]
         logits, *found = counted(parts, len(x) if mask is None else float(mask.sum()))
         return Output(None if features is None else found.pop(0), logits, tuple(found))

@@ -397,7 +397,7 @@ def test_declared_needs_equal_exchanged_trees(row):
         for number in (result.bytes_up, result.bytes_down)
     )
     beside = 1 if row.model is None else np.inf  # prototypes; adapters are smaller than those
-    assert needs.up <= up <= needs.up + (beside if " up" in needs.small else 1e-9)
+    assert needs.up <= up <= needs.up + (beside if "(upload)" in needs.small else 1e-9)
     assert needs.down <= down <= needs.down + 0.5
     state.advance(result)
     assert bool(state.server.keys() - {"params", "buffers"}) == bool(needs.server_state)
