@@ -59,7 +59,7 @@ class Prompting(NewClasses, OwnModel, ABC):
     must_train = HEAD
     own_step = "its server keeps the head of earlier tasks, but momentum would change it"
 
-    needs = Needs(server_state="classes of the task", small="C numbers down", teachers=1)
+    needs = Needs(server_state="classes of the task", small="C numbers (download)", teachers=1)
 
     def adapt(self, module: nn.Module, federation: Federation) -> nn.Module:
         name = type(self).__name__
@@ -107,7 +107,7 @@ class TaskPrompts(Prompting, Rehearsal, ABC):
     sends = ("params", "new", "current")
     divided: ClassVar[tuple[str, ...]]  # names of the parameters that are divided among the tasks
 
-    needs = Needs(server_state="rows of the task", small="C and M numbers down", teachers=1)
+    needs = Needs(server_state="rows of the task", small="C and M numbers (download)", teachers=1)
 
     def server_init(self, params: Params, federation: Federation) -> Tree:
         current = rows_of_task(params["keys"], federation)
