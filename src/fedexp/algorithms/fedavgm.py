@@ -15,7 +15,7 @@ from fedexp.core.tree import Params, Tree
 
 
 class FedAvgM(FedAvg):
-    own_step = "use algorithm=fedavg server.optimizer=sgd server.momentum=0.7, which is equivalent"
+    own_step = "it is equivalent to algorithm=fedavg server.optimizer=sgd server.momentum=0.7"
 
     beta: ShareBelow1  # momentum; 0 is FedAvg
 
