@@ -191,10 +191,9 @@ def tests_of(config: Mapping[str, Any]) -> frozenset[str]:
 
 
 def find_measured_runs(jobs: Sequence[Planned]) -> list[Measured]:
-    """Measure the runs with at least one round in the directories of `folders_of`.
+    """Return the durations of earlier runs with at least one round, as found in `folders_of(jobs)`.
 
-    Run directories come first. They are followed by runs from the files of `--keep`, which may have
-    been made on another machine.
+    Run directories come first, then run files, which may come from another machine.
     """
     folders = folders_of(jobs)
     found = []

@@ -134,7 +134,7 @@ def restore_state(
     for name, stage in simulation.partition_files().items():
         if Partition.load(directory / name).hash != stage.partition.hash:
             raise ConfigError(
-                f"resume={directory}: the data have changed, because the partition differs from the"
+                f"resume={directory}: the data have changed: their partition differs from the"
                 f" saved one ({name}); restore the original data or start a new run"
             )
     check_completed_rounds(directory, simulation.cohorts, state.round)
