@@ -240,6 +240,20 @@ def test_a_and_b_have_separate_rates(rounds, end, rate):
     assert any((moved[k] != v).any() for k, v in params.items() if k.endswith(end))
 
 
+def test_head_may_have_its_own_factor_for_gram_matrices():
+    """The head is merged as if this factor applied to all layers, and the adapters are not."""
+    both, ends = [(0.0, 0.5), (0.0, None), (0.5, None)], []
+    for factor, head in both:
+        algorithm = LoRM(off_diagonal=factor, head_off_diagonal=head)
+        simulation = stream(algorithm, model=Adapted())
+        ends.append(play(simulation, 1).server["local"])
+    mixed, adapters_of, head_of = ends
+    for name, value in mixed.items():
+        expected = head_of if name.startswith("classifier.") else adapters_of
+        assert torch.equal(value, expected[name])
+    assert not torch.equal(head_of["classifier.weight"], adapters_of["classifier.weight"])
+
+
 def test_local_models_are_compared_with_the_received_model():
     """Not with the tested model, which has the merged change instead of the adapters, and B = 0."""
     analysis = SeveralAnalyses(

@@ -290,10 +290,10 @@ def saved() -> bytes:
 
 
 def read_a_picture(path: Path) -> None:
-    from fedexp.data.image_files import decode
+    from fedexp.data.image_files import Form, decode
     from fedexp.data.marks import SourceFile
 
-    decode([SourceFile.of(path)], 3, 8)
+    decode([SourceFile.of(path)], Form(3, 8))
 
 
 def read_a_leaf_file(path: Path) -> None:

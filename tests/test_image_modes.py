@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from fedexp.core.errors import ConfigError
-from fedexp.data.image_files import _read_image
+from fedexp.data.image_files import Form, _read_image
 
 # A ramp of 8-bit grey, and what each pixel must come out as within the rounding of a conversion of
 # colours.
@@ -46,7 +46,7 @@ def expected(mode):
 def test_image_modes_are_converted(mode, suffix, channels, tmp_path):
     path = tmp_path / f"image.{suffix}"
     MODES[mode][0].save(path, **BEST.get(suffix, {}))
-    pixels = _read_image(str(path), channels, None)
+    pixels = _read_image(str(path), Form(channels))
     assert (pixels.dtype, pixels.shape) == (np.uint8, (2, 2, channels))
     tolerance = {"YCbCr": 2, "jpg": 4}.get(suffix if suffix == "jpg" else mode, 1)
     for channel in range(channels):
@@ -64,7 +64,7 @@ def test_image_modes_are_converted(mode, suffix, channels, tmp_path):
 def test_pixels_without_a_known_white_are_refused(image, channels, tmp_path):
     image.save(path := tmp_path / "image.tif")
     with pytest.raises(ConfigError, match=r"image\.tif: .* save the image with 8 or 16 bits"):
-        _read_image(str(path), channels, None)
+        _read_image(str(path), Form(channels))
 
 
 def test_16_bits_with_a_sign_are_refused(tmp_path):
@@ -72,7 +72,7 @@ def test_16_bits_with_a_sign_are_refused(tmp_path):
         path := tmp_path / "image.tif", tiffinfo={258: 16, 339: 2}
     )
     with pytest.raises(ConfigError, match=r"image\.tif: "):
-        _read_image(str(path), 1, None)
+        _read_image(str(path), Form(1))
 
 
 def test_16_bits_of_a_pgm_file(tmp_path):
@@ -81,10 +81,10 @@ def test_16_bits_of_a_pgm_file(tmp_path):
     """
     path = tmp_path / "image.pgm"
     path.write_bytes(b"P5 2 2 65535\n" + WIDE.astype(">u2").tobytes())
-    np.testing.assert_array_equal(_read_image(str(path), 1, None)[..., 0], RAMP)
+    np.testing.assert_array_equal(_read_image(str(path), Form(1))[..., 0], RAMP)
     path.write_bytes(b"P5 2 1 1023\n" + np.array([1023, 512], ">u2").tobytes())
     np.testing.assert_allclose(
-        _read_image(str(path), 1, None)[0, :, 0].astype(int), [255, 128], atol=1
+        _read_image(str(path), Form(1))[0, :, 0].astype(int), [255, 128], atol=1
     )
 
 
@@ -95,7 +95,7 @@ def test_16_bits_of_a_tiff_whose_zero_is_white(tmp_path):
     with Image.open(tmp_path / "image.tif") as image:
         assert image.tag_v2[262] == 0
     np.testing.assert_array_equal(
-        _read_image(str(tmp_path / "image.tif"), 1, None)[..., 0], 255 - RAMP
+        _read_image(str(tmp_path / "image.tif"), Form(1))[..., 0], 255 - RAMP
     )
 
 
@@ -120,4 +120,4 @@ def test_colours_of_16_bits_agree_with_greys(tmp_path):
         b"\x89PNG\r\n\x1a\n" + header + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
     )
     for channel in range(3):
-        np.testing.assert_array_equal(_read_image(str(path), 3, None)[..., channel], RAMP)
+        np.testing.assert_array_equal(_read_image(str(path), Form(3))[..., channel], RAMP)

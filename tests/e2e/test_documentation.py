@@ -133,6 +133,9 @@ NOT_EXECUTED = {
     "fedexp model=timm .*|fedexp dataset=huggingface dataset.path=ylecun/mnist .*": (
         "needs a network; tests/test_own_models.py, test_lora.py and test_hub.py use smaller ones"
     ),
+    "fedexp dataset=(imagenet_r|domainnet) .*": (
+        "needs images that are not downloaded; tests/test_mapped.py uses small ones"
+    ),
     "fedexp partition=flower .*": "an extra; tests/test_hub.py runs it",
     r"fedexp ('?tracker=\[wandb,tensorboard\]|tracker=tensorboard|tracker=mlflow).*": (
         "an extra; tests/test_more_trackers.py runs it"

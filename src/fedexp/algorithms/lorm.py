@@ -19,9 +19,9 @@ the source of the formulas; the equation numbers of the paper were not available
 AdamW with learning rate 3e-4 and weight decay (`wd_reg`) 0.1 on the parameters that a round trains:
 local.optimizer=adamw local.lr=0.0003 algorithm.weight_decay=0.1. `a_rate` and `b_rate` are the
 code's `lr_A` and `lr_B` divided by the head's learning rate; both are 1 by default, as in the code.
-For the published results, the commands in the code's README use wd_reg=0 in every setting, ranks
-from 1 to 32, and other learning rates, such as lr_B=0.001 and lr_A=0.01 for Cars-196 and
-ImageNet-A.
+For the published results, the commands in the code's README use wd_reg=0 in every setting,
+off_diagonal 0 for the adapters and 0.5 or 0.3 for the head, ranks from 1 to 32, and other learning
+rates; sweep=lorm_table1 has them.
 
 Deviations: G_s sums over the clients in the last round of task s. In the authors' code, all clients
 compute their G_k once more at the end of a task, and the change within a task is a plain mean. G_k
@@ -67,6 +67,7 @@ class LoRM(NewAdapters):
 
     # factor for the off-diagonal entries of a Gram matrix; 1: no change, 0: only the diagonal
     off_diagonal: Share
+    head_off_diagonal: Share | None = None  # the same for the head; None: off_diagonal
     # learning rates of A and B, as multiples of the head's learning rate
     a_rate: NonNegative = 1.0
     b_rate: NonNegative = 1.0
@@ -145,7 +146,7 @@ class LoRM(NewAdapters):
 
     def aggregate(self, server: Tree, messages: Tree, round: ServerRound) -> Tree:
         parts, before, found = messages["params"], server["local"], messages["grams"]
-        grams = {name: damp(value, self.off_diagonal) for name, value in found.items()}
+        grams = {name: damp(value, self.factor(name)) for name, value in found.items()}
         local = tree.weighted_mean(parts, round.weights)
         for name in layers(before):
             up, down = name + UP, name + DOWN
@@ -165,6 +166,11 @@ class LoRM(NewAdapters):
             "latest": latest,
             "trains_b": 1 - server["trains_b"],
         }
+
+    def factor(self, layer: str) -> float:
+        """Return the factor for the off-diagonal entries of the Gram matrix of a layer."""
+        own = self.head_off_diagonal if layer == "classifier" else None
+        return self.off_diagonal if own is None else own
 
     def merge_tasks(self, server: Tree, local: Params, latest: Params, first: bool) -> Params:
         """Return the tested model: the backbone with the change merged over all tasks.

@@ -62,11 +62,7 @@ def with_named_members(config: DictConfig, group: str) -> DictConfig:
 def with_named_datasets(config: DictConfig) -> DictConfig:
     """Return a copy of the configuration with names of data sets replaced with their nodes."""
     if domains := OmegaConf.select(config, "scenario.domains"):
-        nodes = [
-            load_node(name, "scenario.domains") if isinstance(name, str) else name
-            for name in domains
-        ]
-        config = with_node(config, "scenario.domains", nodes)
+        config = with_node(config, "scenario.domains", list(map(domain_node, domains)))
     surrogate = OmegaConf.select(config, "surrogate.dataset")
     if isinstance(surrogate, str):
         node, options = (
@@ -78,6 +74,26 @@ def with_named_datasets(config: DictConfig) -> DictConfig:
         node = with_changes(node, options, "surrogate.options", surrogate)
         config = with_node(config, "surrogate.dataset", node)
     return config
+
+
+def domain_node(domain: Any) -> Any:
+    """Return the node of a data set in `scenario.domains`.
+
+    domain: a name, a mapping of one name to changed values, or a node, which is returned unchanged.
+    """
+    key = "scenario.domains"
+    if isinstance(domain, str):
+        return load_node(domain, key)
+    if not isinstance(domain, DictConfig) or "_target_" in domain:
+        return domain
+    if len(domain) != 1 or not all(isinstance(values, DictConfig) for values in domain.values()):
+        raise ConfigError(
+            f"{key}={domain}: must be a data set, or a data set with values, such as"
+            " {domainnet: {domain: real}}"
+        )
+    ((given, changes),) = domain.items()
+    name = str(given)
+    return with_changes(load_node(name, key), changes, f"{key}.{name}", name)
 
 
 def with_node(config: DictConfig, key: str, node: Any) -> DictConfig:

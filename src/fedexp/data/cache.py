@@ -2,6 +2,7 @@
 
 import json
 import logging
+import math
 import os
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -9,12 +10,16 @@ from typing import Any
 
 import numpy as np
 
+from fedexp.core.errors import ConfigError
+from fedexp.core.memory import size_of
 from fedexp.core.storage import temporary_path
+from fedexp.data.mapped import ImageFile
 from fedexp.data.marks import CACHE, checksum
 
 log = logging.getLogger("fedexp")
-# keys: x_train, y_train, x_test, y_test, classes and, if there are natural clients, owners
-Arrays = dict[str, np.ndarray]
+# keys: x_train, y_train, x_test, y_test, classes and, if there are natural clients, owners; the
+# values are numpy arrays, except that large images are fedexp.data.mapped.Chosen
+Arrays = dict[str, Any]
 Labelled = tuple[Any, Any]  # inputs [N, ...] and labels [N]
 FORMAT = 2  # increase when the meaning of the cached arrays changes
 
@@ -49,13 +54,63 @@ def load_cached(
     changes, a new entry is built.
     options: options that the result depends on.
     """
-    chosen = checksum(json.dumps([FORMAT, dict(options)], sort_keys=True))[:8]
-    entry = f"{name}-{chosen}-{checksum(chr(10).join(content))}.npz"
-    path = Path(data_dir, CACHE, entry)
+    path = _entry(data_dir, name, content, options, ".npz")
     if (arrays := _read(path)) is None:
         arrays = build()
         _write(path, arrays)
     return arrays
+
+
+def load_mapped(
+    data_dir: str,
+    name: str,
+    content: Iterable[str],
+    options: Mapping[str, Any],
+    shape: tuple[int, ...],
+    build: Callable[[], Iterable[np.ndarray]],
+) -> ImageFile:
+    """Return a file of decoded images in the cache, which is made if it is missing.
+
+    shape: the shape of all images together, (N, height, width, channels).
+    build: yields the images in pieces, uint8 [n, height, width, channels]; only one is in memory
+        at a time.
+
+    See `load_cached` for the other parameters. Raises ConfigError if the file cannot be written.
+    """
+    path, size = _entry(data_dir, name, content, options, ".u8"), math.prod(shape)
+    if not path.is_file() or path.stat().st_size != size:
+        log.info("storing %s of decoded images in %s; this is done only once", size_of(size), path)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with temporary_path(path) as temporary:
+                with temporary.open("wb") as file:
+                    for piece in build():
+                        file.write(piece.data)
+                    file.flush()
+                    os.fsync(file.fileno())
+                os.replace(temporary, path)
+            _remove_outdated(path)
+        except OSError as error:
+            raise ConfigError(
+                f"data_dir={data_dir}: {size_of(size)} of decoded images cannot be stored in"
+                f" {path.parent} ({error.strerror}); data sets of this size are not kept in memory"
+            ) from error
+    return ImageFile(str(path), shape)
+
+
+def _entry(
+    data_dir: str, name: str, content: Iterable[str], options: Mapping[str, Any], suffix: str
+) -> Path:
+    """Return the path of a cache entry."""
+    chosen = checksum(json.dumps([FORMAT, dict(options)], sort_keys=True))[:8]
+    return Path(data_dir, CACHE, f"{name}-{chosen}-{checksum(chr(10).join(content))}{suffix}")
+
+
+def _remove_outdated(path: Path) -> None:
+    """Remove entries with the options of an entry that belong to earlier versions of the files."""
+    for old in path.parent.glob(f"{path.stem.rpartition('-')[0]}-*{path.suffix}"):
+        if old != path:
+            old.unlink(missing_ok=True)
 
 
 def _read(path: Path) -> Arrays | None:
@@ -71,10 +126,7 @@ def _read(path: Path) -> Arrays | None:
 
 
 def _write(path: Path, arrays: Arrays) -> None:
-    """Write a cache entry atomically, then remove outdated entries.
-
-    An entry is outdated if it has the same options but belongs to an earlier version of the files.
-    """
+    """Write a cache entry atomically, then remove outdated entries."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with temporary_path(path) as temporary:
@@ -83,8 +135,6 @@ def _write(path: Path, arrays: Arrays) -> None:
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(temporary, path)
-        for old in path.parent.glob(path.stem.rpartition("-")[0] + "-*.npz"):
-            if old != path:
-                old.unlink(missing_ok=True)
+        _remove_outdated(path)
     except OSError as error:
         log.warning("cannot save the decoded images in the cache: %s", error)

@@ -22,20 +22,23 @@ from fedexp.core.errors import ConfigError, require
 from fedexp.core.limits import Limit, OpenShare, Seed32
 from fedexp.data import leaf
 from fedexp.data.augment import Normalise, Transform
-from fedexp.data.cache import Arrays, load_cached, make_arrays
+from fedexp.data.cache import Arrays, load_cached, load_mapped, make_arrays
 from fedexp.data.download import Published
 from fedexp.data.image_files import (
     MODES,
+    Form,
     Tree,
     class_folders,
     decode,
     draw_test_part,
     label_files,
     list_images,
+    scan_lists,
     scan_tree,
     scan_undivided,
     stratified_split,
 )
+from fedexp.data.mapped import Chosen, Stored
 from fedexp.data.marks import SourceFile, checksum
 from fedexp.data.resized_crop import ResizedCrop, Side
 from fedexp.data.tiny_imagenet import scan_published
@@ -51,6 +54,13 @@ Std = Annotated[
     tuple[float, ...],
     Limit("greater than 0 and finite", lambda v: all(0 < s < math.inf for s in v)),
 ]
+TreeCounts = Annotated[
+    tuple[int, ...],
+    Limit("the numbers of training images, test images and classes", lambda v: len(v) == 3),
+]
+MOST_BYTES = 2**31  # larger sets of resized images are not loaded into memory
+IMAGES = ("x_train", "x_test")
+PIECE = 1024  # number of images that are decoded at a time if they are stored on disk
 
 
 class Dataset(DataSource):
@@ -94,7 +104,7 @@ class Dataset(DataSource):
 
     def load(self) -> ImageData:
         arrays = self.read()
-        names = ("x_train", "y_train", "x_test", "y_test")
+        names = (*IMAGES, "y_train", "y_test")
         if missing := [key for key in (*names, "classes") if key not in arrays]:
             raise ConfigError(
                 f"dataset={self.name}: `read` must also return the arrays {', '.join(missing)}"
@@ -107,22 +117,24 @@ class Dataset(DataSource):
             )
         for split in ("train", "test"):
             self._check(split, arrays[f"x_{split}"], arrays[f"y_{split}"], len(classes))
-        inputs = [np.ascontiguousarray(arrays[f"x_{split}"]).data for split in ("train", "test")]
+        parts: dict[str, Any] = {name: to_tensor(arrays[name]) for name in names}
         return ImageData(
             name=self.name,
-            **{k: torch.from_numpy(np.ascontiguousarray(arrays[k])) for k in names},
+            **parts,
             classes=classes,
             mean=self.normalise.mean,
             std=self.normalise.std,
             max_value=self.max_value,
             crop=self.crop,
             owners=arrays.get("owners"),
-            checksum=None if self.files else checksum(*inputs),
+            checksum=None if self.files else checksum(*(parts[x].numpy().data for x in IMAGES)),
         )
 
-    def _check(self, split: str, x: np.ndarray, y: np.ndarray, num_classes: int) -> None:
+    def _check(self, split: str, x: np.ndarray | Chosen, y: np.ndarray, num_classes: int) -> None:
         for name, array, dtype, axes in (("x", x, "uint8", 4), ("y", y, "int64", 1)):
             given = type(array).__name__
+            if isinstance(array, Chosen):
+                continue
             if isinstance(array, np.ndarray):
                 given = f"{array.dtype} of shape {[*array.shape]}"
                 if array.dtype == dtype and array.ndim == axes:
@@ -149,27 +161,40 @@ class Dataset(DataSource):
         content = [file.stamp(self.data_dir) for file in self.files]
         return load_cached(self.data_dir, self.name, content, options, build)
 
-    def read_tree(self, tree: Tree, size: int | None = None) -> Arrays:
+    def read_tree(self, tree: Tree, form: Form | None = None) -> Arrays:
         """Return the decoded images of a folder tree, from the cache if possible.
 
-        The images are resized if `size` is given.
+        Resized images that need more than MOST_BYTES stay on disk (see fedexp.data.mapped).
         """
+        form = form or Form(self.channels)
         train = [label for _, label in tree.train]
         test = [label for _, label in tree.test]
+        n, files = len(train), tree.files
+        content = [file.stamp(self.data_dir) for file in files]
+        content += [f"train {train} test {test} classes {list(tree.classes)}"]
+        place = (self.data_dir, self.name, content, form.options)
+        if form.size is not None:
+            shape = (len(files), form.size, form.size, form.channels)
+            if math.prod(shape) > MOST_BYTES:
+                pieces = (files[start : start + PIECE] for start in range(0, len(files), PIECE))
+                images = load_mapped(*place, shape, lambda: (decode(p, form) for p in pieces))
+                x = Chosen.all_of(images)
+                return make_arrays((x[:n], train), (x[n:], test), tree.classes)
 
         def build() -> Arrays:
-            x, n = decode(tree.files, self.channels, size), len(train)
+            x = decode(files, form)
             return make_arrays((x[:n], train), (x[n:], test), tree.classes)
 
-        content = [file.stamp(self.data_dir) for file in tree.files]
-        content += [f"train {train} test {test} classes {list(tree.classes)}"]
-        options = {"channels": self.channels, "size": size}
-        return load_cached(self.data_dir, self.name, content, options, build)
+        return load_cached(*place, build)
 
     def image_tree(self) -> Path | None:
         """Return `<data_dir>/<name>` if it has the folders train and test, else None."""
         root = Path(self.data_dir, self.name)
         return root if (root / "train").is_dir() and (root / "test").is_dir() else None
+
+
+def to_tensor(array: np.ndarray | Chosen) -> Stored:
+    return array if isinstance(array, Chosen) else torch.from_numpy(np.ascontiguousarray(array))
 
 
 class Digits(Dataset):
@@ -273,7 +298,12 @@ class ImageFiles(Dataset):
     def read(self) -> Arrays:
         if isinstance(self, Published):
             self.fetch_missing()
-        return self.read_tree(self.tree, getattr(self, "size", None))
+        return self.read_tree(self.tree, self.form)
+
+    @property
+    def form(self) -> Form:
+        """Return the form in which the images are stored."""
+        return Form(self.channels, getattr(self, "size", None))
 
 
 class ImageFolder(ImageFiles):
@@ -291,6 +321,29 @@ class ImageFolder(ImageFiles):
     size: Side | None
     test_fraction: OpenShare | None = None  # None: the tree has a test folder
     split_seed: Seed32 = 0
+    interpolation: Literal["bilinear", "bicubic"] = "bilinear"
+    # True: the shorter side is resized to `size`, and the centre is cropped; False: images are
+    # stretched
+    keep_ratio: bool = False
+    counts: TreeCounts | None = None  # None: any number of images
+
+    @property
+    def form(self) -> Form:
+        return Form(self.channels, self.size, self.interpolation, self.keep_ratio)
+
+    @cached_property
+    def tree(self) -> Tree:
+        """The image files. Raises ConfigError if files are missing or too many."""
+        tree = super().tree
+        found = (len(tree.train), len(tree.test), len(tree.classes))
+        if self.counts is not None and found != tuple(self.counts):
+            train, test, classes = self.counts
+            raise ConfigError(
+                f"{self.root}: has {found[0]:,} training images, {found[1]:,} test images and"
+                f" {found[2]} classes, but {self.name} has {train:,}, {test:,} and {classes};"
+                " download it again, or set dataset.counts=null to use these images"
+            )
+        return tree
 
     def scan(self) -> Tree:
         root = Path(self.root)
@@ -298,6 +351,16 @@ class ImageFolder(ImageFiles):
             tree = scan_undivided(root, self.train_splits)
             return draw_test_part(tree, self.test_fraction, self.split_seed)
         return scan_tree(root, self.train_splits)
+
+
+class DomainNet(ImageFolder):
+    """A domain of DomainNet, which is divided by the published lists."""
+
+    domain: Literal["clipart", "infograph", "painting", "quickdraw", "real", "sketch"]
+
+    def scan(self) -> Tree:
+        root = Path(self.root)
+        return scan_lists(root, [root / f"{self.domain}_{part}.txt" for part in ("train", "test")])
 
 
 class Cinic10(Published, ImageFolder):

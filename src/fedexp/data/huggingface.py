@@ -18,7 +18,7 @@ from fedexp.core.errors import ConfigError, require_choice
 from fedexp.core.packages import how_to_install
 from fedexp.data.cache import Arrays, load_cached, make_arrays
 from fedexp.data.datasets import Dataset, Side
-from fedexp.data.image_files import list_files, to_array
+from fedexp.data.image_files import Form, list_files, to_array
 from fedexp.data.marks import SourceFile
 from fedexp.data.text import LabelledTexts, TextSource
 
@@ -153,7 +153,7 @@ class HuggingFaceImages(Hub, Dataset):
                     f" {type(image).__name__}"
                 )
             try:
-                arrays.append(to_array(image, self.channels, self.size))
+                arrays.append(to_array(image, Form(self.channels, self.size)))
             except Exception as error:  # PIL raises many types for damaged files
                 raise ConfigError(
                     f"{self.path}: image {number} in column {column} cannot be read ({error})"

@@ -3,11 +3,11 @@
 import logging
 import os
 import stat
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -178,6 +178,34 @@ def list_tree_files(root: Path, train_splits: Sequence[str], undivided: bool) ->
     return scan(root, train_splits).files
 
 
+def scan_lists(root: Path, lists: Sequence[Path]) -> Tree:
+    """Return the files that two lists name, for training and for testing.
+
+    Each line of a list contains the path of an image below `root`, `.../<class>/<image>`, which
+    ends at the first space. Raises ConfigError if a list or an image is missing.
+    """
+    found: list[list[SourceFile]] = []
+    try:
+        for each in lists:
+            lines = each.read_text(encoding="utf-8").splitlines()
+            paths = [root / line.split()[0] for line in lines if line.strip()]
+            found.append(sorted(map(SourceFile.of, paths)))
+    except OSError as error:
+        raise ConfigError(
+            f"{error.filename}: cannot be read ({error.strerror}); must be an image that"
+            f" {each} names, or this list itself"
+        ) from error
+    classes = sorted({Path(file.path).parent.name for file in chain(*found)})
+    label = {name: number for number, name in enumerate(classes)}
+    train, test = (label_listed(part, label) for part in found)
+    return Tree(train, test, classes)
+
+
+def label_listed(files: Sequence[SourceFile], label: Mapping[str, int]) -> Labelled:
+    """Return files with the labels of the folders that contain them."""
+    return [(file, label[Path(file.path).parent.name]) for file in files]
+
+
 def stratified_split(
     labels: np.ndarray, test_fraction: float, seed: int
 ) -> tuple[np.ndarray, np.ndarray]:
@@ -210,20 +238,33 @@ def draw_test_part(tree: Tree, test_fraction: float, seed: int) -> Tree:
     return Tree(kept, drawn, tree.classes)
 
 
-def decode(files: Sequence[SourceFile], channels: int, size: int | None) -> np.ndarray:
+class Form(NamedTuple):
+    """The form in which images are stored."""
+
+    channels: int
+    size: int | None = None  # height and width in pixels; None: the size of the file
+    interpolation: str = "bilinear"
+    keep_ratio: bool = False  # whether the centre is cropped; False: images are stretched
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Return the options in the names of cache entries, without those with default values."""
+        changed = {k: v for k, v in self._asdict().items() if v != self._field_defaults.get(k)}
+        return {"channels": self.channels, "size": self.size} | changed
+
+
+def decode(files: Sequence[SourceFile], form: Form) -> np.ndarray:
     """Decode image files to uint8 [N, H, W, channels].
 
-    Images are resized to size x size pixels (bilinear) unless `size` is None.
-
-    Raises ConfigError, with the name of the file, if a file is corrupt. The same applies if `size`
-    is None and an image is not of the same size as the first image.
+    Raises ConfigError, with the name of the file, if a file is corrupt. The same applies if
+    `form.size` is None and an image is not of the same size as the first image.
     """
-    first = _read_image(files[0].path, channels, size)
+    first = _read_image(files[0].path, form)
     x = np.empty((len(files), *first.shape), np.uint8)
     log.info("decoding %s images; this is done only once", f"{len(files):,}")
 
     def fill(i: int) -> None:
-        pixels = _read_image(files[i].path, channels, size)
+        pixels = _read_image(files[i].path, form)
         if pixels.shape != first.shape:
             (h, w), (h0, w0) = pixels.shape[:2], first.shape[:2]
             raise ConfigError(
@@ -237,29 +278,33 @@ def decode(files: Sequence[SourceFile], channels: int, size: int | None) -> np.n
     return x
 
 
-def _read_image(path: str, channels: int, size: int | None) -> np.ndarray:
+def _read_image(path: str, form: Form) -> np.ndarray:
     from PIL import Image
 
     try:
         with Image.open(path) as image:
-            return to_array(image, channels, size)
+            return to_array(image, form)
     except Exception as error:  # PIL raises many types for damaged files
         raise ConfigError(
             f"{path}: this image cannot be read ({error}); replace or remove it"
         ) from error
 
 
-def to_array(image: "Image.Image", channels: int, size: int | None) -> np.ndarray:
-    """Return an image as uint8 [height, width, channels], resized if `size` is given.
+def to_array(image: "Image.Image", form: Form) -> np.ndarray:
+    """Return an image as uint8 [height, width, channels], resized if the form has a size.
 
     Raises ValueError, or an error raised by PIL, if the image is damaged or cannot be converted.
     """
-    from PIL import Image
+    from PIL import Image, ImageOps
 
-    converted = to_eight_bits(image).convert(MODES[channels])
+    converted, size = to_eight_bits(image).convert(MODES[form.channels]), form.size
     if size is not None and converted.size != (size, size):
-        converted = converted.resize((size, size), Image.Resampling.BILINEAR)
-    return np.asarray(converted).reshape(converted.height, converted.width, channels)
+        method = Image.Resampling[form.interpolation.upper()]
+        if form.keep_ratio:
+            converted = ImageOps.fit(converted, (size, size), method)
+        else:
+            converted = converted.resize((size, size), method)
+    return np.asarray(converted).reshape(converted.height, converted.width, form.channels)
 
 
 def to_eight_bits(image: "Image.Image") -> "Image.Image":

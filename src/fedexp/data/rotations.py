@@ -6,6 +6,7 @@ Therefore no model is trained on a rotated version of a test image. The same app
 of the validation set (fedexp.training.division).
 """
 
+import math
 from typing import Annotated
 
 import numpy as np
@@ -13,7 +14,9 @@ import torch
 
 from fedexp.core.errors import ConfigError
 from fedexp.core.limits import Limit
+from fedexp.core.memory import size_of
 from fedexp.data.augment import rotate_images
+from fedexp.data.mapped import Chosen
 from fedexp.data.tasks import MultiTask, TaskSequence, assemble, pool_examples
 from fedexp.data.types import DataSource, ImageData
 
@@ -39,6 +42,11 @@ class Rotations(MultiTask):
                 f"scenario=rotations: needs an image data set, but {data.name} contains texts"
             )
         x, y, own_test = pool_examples([data], data)
+        if isinstance(x, Chosen):
+            raise ConfigError(
+                f"scenario=rotations: needs images that fit into memory, but {data.name} has"
+                f" {size_of(math.prod(x.shape))} of them; use a smaller dataset.size"
+            )
         train, held = self.divide(y, own_test, rng)
         rotated, parts, names = [], [], []
         for number, angle in enumerate(self.angles):

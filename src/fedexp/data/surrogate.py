@@ -16,6 +16,7 @@ import torch.nn.functional as F
 
 from fedexp.core.errors import ConfigError, require
 from fedexp.core.limits import Checked, Count, CountOrNone, Labels, ShareBelow1
+from fedexp.data.mapped import Stored, join
 from fedexp.data.text import TextSource
 from fedexp.data.types import Data, DataSource, ImageData, Task, TextData
 
@@ -53,7 +54,7 @@ class Surrogate(Checked, prefix="surrogate."):
     def given(self) -> bool:
         return self.dataset is not None or self.fraction > 0
 
-    def load(self, like: Data) -> torch.Tensor:
+    def load(self, like: Data) -> Stored:
         """Return the inputs of the surrogate data set, converted to the form of `like`.
 
         If no surrogate data set is given, the result is empty. Only training examples are used,
@@ -68,10 +69,10 @@ class Surrogate(Checked, prefix="surrogate."):
         labels, inputs = data.y_train, inputs_like(data, like, "train")
         if getattr(self.dataset, "splits_itself", False) and data.name != like.name:
             labels = torch.cat([labels, data.y_test])
-            inputs = torch.cat([inputs, inputs_like(data, like, "test")])
+            inputs = join([inputs, inputs_like(data, like, "test")])
         return inputs[self.chosen(labels, data)]
 
-    def some(self, inputs: torch.Tensor, rng: np.random.Generator) -> torch.Tensor:
+    def some(self, inputs: Stored, rng: np.random.Generator) -> Stored:
         """Draw some of the inputs [n, ...] at random, and return them in their original order."""
         if self.examples is None:
             return inputs
@@ -109,7 +110,7 @@ class Surrogate(Checked, prefix="surrogate."):
             numbers = np.arange(len(labels), len(labels) + len(extra))
             if len(extra):
                 y = torch.cat([labels, labels.new_full((len(extra),), -1)])
-                data = replace(data, x_train=torch.cat([data.x_train, extra]), y_train=y)
+                data = replace(data, x_train=join([data.x_train, extra]), y_train=y)
             return data, tuple(tasks), numbers
         everything = np.concatenate([task.train for task in tasks])
         everything = everything[self.chosen(labels[everything], data).numpy()]
@@ -172,7 +173,7 @@ def load_like(dataset: DataSource, like: Data) -> Data:
     return dataset.load()
 
 
-def inputs_like(data: Data, like: Data, split: str = "train") -> torch.Tensor:
+def inputs_like(data: Data, like: Data, split: str = "train") -> Stored:
     """Return `x_train` or `x_test` of `data`, converted to the form of `like`.
 
     Images are converted to the size, the number of channels and the pixel range of `like`.
@@ -188,7 +189,7 @@ def inputs_like(data: Data, like: Data, split: str = "train") -> torch.Tensor:
     return x
 
 
-def resize_images(images: torch.Tensor, max_value: int, like: ImageData) -> torch.Tensor:
+def resize_images(images: Stored, max_value: int, like: ImageData) -> Stored:
     """Convert images to the size, the number of channels and the pixel range of `like`.
 
     Images are resized by bilinear interpolation with antialiasing. Colours are converted to grey by

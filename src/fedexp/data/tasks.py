@@ -17,6 +17,7 @@ import torch
 
 from fedexp.core.errors import ConfigError, require
 from fedexp.core.limits import Checked, Count, CountFrom0, Labels, Limit, ShareBelow1
+from fedexp.data.mapped import Stored, join
 from fedexp.data.marks import checksum
 from fedexp.data.surrogate import inputs_like, load_like
 from fedexp.data.types import Data, DataSource, Task
@@ -241,7 +242,7 @@ def require_same_names(first: Data, other: Data, labels: Sequence[int]) -> None:
             )
 
 
-def pool_examples(every: Sequence[Data], like: Data) -> tuple[torch.Tensor, np.ndarray, np.ndarray]:
+def pool_examples(every: Sequence[Data], like: Data) -> tuple[Stored, np.ndarray, np.ndarray]:
     """Return the training and test examples of all data sets together.
 
     Returns (inputs [n, ...], labels [n], bool [n]: whether an example is from a test set). The
@@ -250,13 +251,13 @@ def pool_examples(every: Sequence[Data], like: Data) -> tuple[torch.Tensor, np.n
     splits = [(data, split) for data in every for split in ("train", "test")]
     labels = [getattr(data, f"y_{split}").numpy() for data, split in splits]
     flags = [np.full(len(y), split == "test") for y, (_, split) in zip(labels, splits, strict=True)]
-    x = torch.cat([inputs_like(data, like, split) for data, split in splits])
+    x = join([inputs_like(data, like, split) for data, split in splits])
     return x, np.concatenate(labels), np.concatenate(flags)
 
 
 def assemble(
     like: Data,
-    x: torch.Tensor,
+    x: Stored,
     y: np.ndarray,
     parts: Sequence[tuple[np.ndarray, np.ndarray]],
     names: Sequence[str],

@@ -13,6 +13,7 @@ import torch
 
 from fedexp.core.limits import Checked, Limit
 from fedexp.data.augment import Augmentation, Normalise, load_batch
+from fedexp.data.mapped import Chosen, Stored
 from fedexp.data.marks import SourceFile
 from fedexp.data.resized_crop import ResizedCrop
 
@@ -41,9 +42,9 @@ class Data(ABC):
     """Training and test examples with their labels, in their stored form."""
 
     name: str
-    x_train: torch.Tensor  # [N, ...]
+    x_train: Stored  # [N, ...]
     y_train: torch.Tensor  # int64 [N]; -1: unlabelled example of a surrogate set
-    x_test: torch.Tensor  # [M, ...]
+    x_test: Stored  # [M, ...]
     y_test: torch.Tensor  # int64 [M]
     classes: tuple[str, ...]  # class names, ordered by label
     owners: np.ndarray | None = field(default=None, kw_only=True)
@@ -88,7 +89,7 @@ class Data(ABC):
     @abstractmethod
     def inputs(
         self,
-        stored: torch.Tensor,
+        stored: Stored,
         index: torch.Tensor,
         draws: torch.Tensor | None,
         augmentation: Draws | None,
@@ -105,7 +106,7 @@ class Data(ABC):
 
     def to(self, device: torch.device | str) -> Self:
         tensors: dict[str, Any] = {
-            k: v.to(device) for k, v in vars(self).items() if isinstance(v, torch.Tensor)
+            k: v.to(device) for k, v in vars(self).items() if isinstance(v, torch.Tensor | Chosen)
         }
         return replace(self, **tensors)
 
@@ -196,13 +197,15 @@ class ImageData(Data):
 
     def inputs(
         self,
-        stored: torch.Tensor,
+        stored: Stored,
         index: torch.Tensor,
         draws: torch.Tensor | None,
         augmentation: Draws | None,
         dtype: torch.dtype,
     ) -> torch.Tensor:
         """Return images of shape [..., channels, height, width] and type `dtype`."""
+        if isinstance(stored, Chosen):
+            stored, index = stored.fetch(index)
         if self.crop is not None:
             return self.crop.load(stored, index, draws, self.normalise, dtype)
         augmentation = augmentation if draws is not None else None
@@ -240,7 +243,7 @@ class TextData(Data):
 
     def inputs(
         self,
-        stored: torch.Tensor,
+        stored: Stored,
         index: torch.Tensor,
         draws: torch.Tensor | None,
         augmentation: Draws | None,
@@ -251,5 +254,6 @@ class TextData(Data):
         If `draws` is given, the dropout keys are appended as the last column, so the shape is [...,
         length + 1] (see fedexp.data.text.DropoutKeys).
         """
+        assert isinstance(stored, torch.Tensor), "texts are always in memory"
         words = stored[index].long()
         return words if draws is None else torch.cat([words, draws], -1)

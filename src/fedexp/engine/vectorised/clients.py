@@ -1,5 +1,6 @@
 """The joint training of all clients of a cohort: network, stacked state and local step."""
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -253,7 +254,7 @@ class Clients:
         """
         steps, batch_size = self.padded.steps, self.padded.index.shape[-1]
         images = self.shared.runtime.data.x_train
-        image_bytes = images[0].numel() * self.shared.runtime.dtype.itemsize
+        image_bytes = math.prod(images.shape[1:]) * self.shared.runtime.dtype.itemsize
         start = 0
         while start < steps[0]:
             active = int((steps > start).sum())
