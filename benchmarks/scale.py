@@ -1,4 +1,4 @@
-"""Cost at scale: 100,000 clients with 10 of them a round, and a run of 3,000 rounds.
+"""Cost at scale: 100,000 clients with 10 of them a round, 3,000 rounds, and 3 GB of images.
 
 What is not training and not testing counts as a round's overhead: drawing the cohort and its
 batches, aggregation, metrics, files. Starting is all before the first round: imports, data,
@@ -13,6 +13,8 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
+
+from PIL import Image
 
 from benchmarks import measure
 from benchmarks.measure import Contestant, fedexp, spread
@@ -65,6 +67,28 @@ def many_rounds(rounds: int, work: Path) -> tuple[list[float], list[float], floa
     return [float(row["seconds"]) for row in read(work / "out")], memory, time.monotonic() - start
 
 
+def many_images(count: int, work: Path) -> tuple[float, float]:
+    """Return the peak PSS in GiB of a run on images of 224 x 224 pixels, and their size in GiB.
+
+    The run decodes the images and stores them in its cache.
+    """
+    for split, share in (("train", count), ("test", 200)):
+        for number in range(2):
+            folder = work / "photos" / split / f"{number}"
+            folder.mkdir(parents=True)
+            for i in range(share // 2):
+                Image.new("RGB", (1, 1), (i % 256, 100 * number, 0)).save(folder / f"{i}.bmp")
+    settings = (
+        *("dataset=image_folder", f"dataset.root={work / 'photos'}", "dataset.size=224"),
+        *(f"data_dir={work}", "model.channels=[4]", "model.hidden=[8]", "local.epochs=1"),
+        *("num_clients=100", "participation=0.01", "partition=iid", "rounds=2"),
+    )
+    quiet = ("hardware=cpu", "hardware.engine=sequential", "figures=false")
+    command = Contestant("images", fedexp(*settings, *quiet))
+    rep = measure.run_once(command, work / "out", 3600, {})
+    return rep.pss, count * 224 * 224 * 3 / 2**30
+
+
 def read(folder: Path) -> list[dict[str, str]]:
     with (folder / "rounds.csv").open(newline="") as file:
         return [row for row in csv.DictReader(file) if int(row["round"]) > 0]
@@ -87,6 +111,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--partitions", type=lambda text: text.split(","), default=list(PARTITIONS))
     parser.add_argument("--client-rounds", type=int, default=20)
     parser.add_argument("--rounds", type=int, default=3000)
+    parser.add_argument("--images", type=int, default=20_000)
     parser.add_argument("--no-results", action="store_true", help="leave RESULTS.md as it is")
     options = parser.parse_args(arguments)
     rows = []
@@ -97,6 +122,7 @@ def main(arguments: list[str] | None = None) -> int:
             rows.append([partition, f"{options.client_rounds - 1}", *cells])
             print(f"{options.clients:,} clients, {' | '.join(rows[-1])}", flush=True)
         seconds, memory, whole = many_rounds(options.rounds, Path(scratch))
+        pss, size = many_images(options.images, Path(scratch, "images"))
     goals = ["goal", "", *(f"at most {limit:g}" for limit in LIMITS.values())]
     head = ("partition", "n (rounds)", *LIMITS)
     settled = memory[len(memory) // 10 :]  # after the imports
@@ -116,6 +142,10 @@ def main(arguments: list[str] | None = None) -> int:
             f" {whole:.0f} s in all: medians of the first, the second and the last third."
         ),
         measure.markdown(("", "first", "second", "last"), long),
+        (
+            f"A run that decodes and trains on {size:.1f} GiB of images of 224 x 224 pixels, which"
+            f" stay on disk: at most {pss:.1f} GiB of memory (PSS)."
+        ),
     ]
     print("\n\n".join(text))
     if not options.no_results:

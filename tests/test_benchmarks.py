@@ -211,6 +211,10 @@ def test_contestants_take_turns_and_failures_do_not_stop_others(tmp_path: Path, 
     assert "no such thing" in left_out[0]
 
 
+SMALL_SCALE = ["--clients=200", "--partitions=iid", "--client-rounds=3", "--rounds=4"]
+SMALL_SCALE += ["--images=300"]
+
+
 @pytest.mark.slow
 def test_gpu_benchmark_prints_every_figure(capsys, monkeypatch):
     """Run two small rounds on a CPU and check the form of the output."""
@@ -229,15 +233,11 @@ def test_gpu_benchmark_prints_every_figure(capsys, monkeypatch):
 
 @pytest.mark.slow
 def test_scale_benchmark(capsys):
-    assert (
-        scale.main(
-            ["--clients=200", "--partitions=iid", "--client-rounds=3", "--rounds=4", "--no-results"]
-        )
-        == 0
-    )
+    assert scale.main([*SMALL_SCALE, "--no-results"]) == 0
     text = capsys.readouterr().out
     assert "| iid | 2 |" in text
     assert "| ms a round |" in text
+    assert "trains on 0.0 GiB of images" in text
 
 
 def test_bare_model_is_the_cnn_of_w1():

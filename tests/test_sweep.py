@@ -56,7 +56,9 @@ def test_each_published_cell_belongs_to_one_job(name):
     sweep for another reading has only the cells that it reads differently."""
     sweep, printed = load(name), pd.read_csv(TABLES, dtype=str, keep_default_na=False)
     printed = printed[(printed["paper"] == sweep.paper) & (printed["table"] == sweep.table)]
-    assert len(printed) > 0 or any(word in name for word in ("fig", "search", "benchmark"))
+    if printed.empty:  # the values of LoRM's table are not available
+        assert any(word in name for word in ("fig", "search", "benchmark", "lorm"))
+        return
     hits = Counter()
     for block in sweep.blocks:
         for combination, measure in itertools.product(block.combinations(), block.measures):
@@ -71,7 +73,7 @@ def test_each_published_cell_belongs_to_one_job(name):
             is_baseline = not row["method"].startswith("CFeD")
             excused |= not (row["setting"].endswith("; centralized") and is_baseline)
         assert hits[index] <= 1 if is_other_reading else hits[index] == (0 if excused else 1), row
-    assert hits or printed.empty
+    assert hits
 
 
 @every_sweep
@@ -488,6 +490,8 @@ TEXTS = [
 @every_sweep
 def test_first_job_of_each_sweep_runs(name, here):
     """On digits, or on tiny texts."""
+    if name == "lorm_table1":
+        pytest.skip("needs timm and photographs; test_lorm_protocol.py runs a job")
     text_files(here / "data")
     job = next(expand(launches(load(name), [])[0]))
     texts = any("text" in override for override in job)
