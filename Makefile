@@ -14,7 +14,7 @@ STAMP := $(VENV)/.installed
 TEST = env -u PYTHONDONTWRITEBYTECODE $(BIN)/python
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-data test-gpu test-slow test-faults test-fuzz bench bench-gpu bench-scale bench-peers docs audit constraints
+.PHONY: help run test test-data test-gpu test-slow test-faults test-fuzz bench bench-gpu bench-scale bench-peers docs reproduction audit constraints
 .PHONY: lint format clean
 
 help: ## this list
@@ -68,6 +68,9 @@ bench-peers: $(STAMP) ## speed against Flower and pfl-research (installs the ext
 docs: $(STAMP) ## the documentation as pages, into site/ (installs the extra `docs`)
 	@$(BIN)/python -c 'import material, mkdocs_gen_files, mkdocs_literate_nav' 2>&- || $(PIP_INSTALL) -e '.[docs]'
 	NO_MKDOCS_2_WARNING=1 DISABLE_MKDOCS_2_WARNING=true $(BIN)/mkdocs build --strict --quiet
+
+reproduction: $(STAMP) ## writes REPRODUCTION.md from the committed runs; ARGS=--check only checks it
+	$(BIN)/python -m reproduction $(ARGS)
 
 # --strict: a package that the index does not know is an error. Without it "no known vulnerabilities" may mean that
 # none was looked up.

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from fedexp.analysis.sweep import load_sweep
-from fedexp.papers.curves import draw_learning_curves, render_svg
 from fedexp.papers.runs import read_runs
+from reproduction.curves import draw_learning_curves, render_svg
 from test_compare import make_run
 from toy_federation import CONF
 

@@ -61,6 +61,11 @@ def test_every_import_points_to_a_floor_below():
     assert not wrong, "\n".join(wrong)
 
 
+def test_the_package_imports_no_tools_of_the_repository():
+    found = {name.split(".")[0] for path in PACKAGE.rglob("*.py") for _, name in imported(path)}
+    assert not found & {"benchmarks", "reproduction", "tests"}
+
+
 def imported_modules(path, known):
     """The modules of fedexp among `known` that a module imports when it runs."""
     for _, name in imported(path):

@@ -10,12 +10,11 @@ import pytest
 import yaml
 
 from fedexp.analysis.sweep import load_sweep
-from fedexp.cli.commands import call
 from fedexp.config.options import list_options
-from fedexp.papers import reproduction
 from fedexp.papers.aggregate import write_report
-from fedexp.papers.reproduction import FOLDER, all_files, describe_origin
 from fedexp.rundir import evidence
+from reproduction.__main__ import main
+from reproduction.page import CURVES, PAGE, describe_origin, make_files
 from toy_federation import CONF
 
 ROOT = Path(__file__).parents[1]
@@ -52,7 +51,7 @@ def test_committed_tables_are_current(sweep, tmp_path):
 
 
 def test_committed_page_is_current(capsys):
-    assert call("reproduction", ["--root", str(ROOT), "--check"]) == 0, capsys.readouterr().out
+    assert main(["--check"]) == 0, capsys.readouterr().out
 
 
 def test_origin_of_a_table():
@@ -79,10 +78,10 @@ def test_only_sweeps_with_runs_have_a_section(tmp_path):
     weaker = ["algorithm.tau=3", "algorithm.tau_squared=false"]
     for name, more in (("fedntd_table1", []), ("fedntd_table1_tau3", weaker)):
         run_directory(tmp_path / "multirun" / name / "run", overrides=given + more)
-    files = all_files(tmp_path)
-    curves = {FOLDER / "fedntd_table1.svg", FOLDER / "fedntd_table1_tau3.svg"}
-    assert set(files) == {Path("REPRODUCTION.md"), *curves}
-    text = files[Path("REPRODUCTION.md")].decode()
+    files = make_files(tmp_path)
+    curves = {CURVES / "fedntd_table1.svg", CURVES / "fedntd_table1_tau3.svg"}
+    assert set(files) == {PAGE, *curves}
+    text = files[PAGE].decode()
     assert text.count("\n### ") == 1
     assert "`sweep=fedntd_table1`: 2 published values at the full protocol" in text
     assert "FedNTD (before the release)" in text
@@ -93,27 +92,32 @@ def test_only_sweeps_with_runs_have_a_section(tmp_path):
 
 
 def test_page_is_written_and_checked(tmp_path, capsys):
-    (tmp_path / "docs" / "reproduction").mkdir(parents=True)
-    assert call("reproduction", ["--root", str(tmp_path), "--check"]) == 1
-    assert call("reproduction", ["--root", str(tmp_path)]) == 0
-    text = (tmp_path / "REPRODUCTION.md").read_text()
+    arguments = ["--root", str(tmp_path)]
+    assert main([*arguments, "--check"]) == 1
+    assert main(arguments) == 0
+    text = (tmp_path / PAGE).read_text()
     assert "Too few runs of FedNTD's Table 1 are kept here to compare them." in text
-    assert call("reproduction", ["--root", str(tmp_path), "--check"]) == 0
-    capsys.readouterr()
-    assert call("reproduction", ["--root", str(tmp_path / "docs")]) == 2
-    assert "must be a checkout with docs/reproduction" in capsys.readouterr().err
+    assert main([*arguments, "--check"]) == 0
+    (tmp_path / PAGE).write_text(text.replace("Too few", "No"))
+    assert main([*arguments, "--check"]) == 1
+    assert capsys.readouterr().out.count("REPRODUCTION.md is out of date") == 2
 
 
-@pytest.mark.parametrize("taken", ["REPRODUCTION.md", "docs/reproduction/curves"])
-def test_unwritable_page_gives_one_message(taken, tmp_path, capsys, monkeypatch):
-    """A directory has the name of the page, or a file the name of the folder of its curves."""
-    (tmp_path / "docs/reproduction").mkdir(parents=True)
-    (tmp_path / taken).mkdir() if taken.endswith(".md") else (tmp_path / taken).touch()
-    files = {
-        Path("REPRODUCTION.md"): b"# Page\n",
-        Path("docs/reproduction/curves/a.svg"): b"<svg/>\n",
-    }
-    monkeypatch.setattr(reproduction, "all_files", lambda root: files)
-    assert call("reproduction", ["--root", str(tmp_path), "--check"]) == 1
-    assert call("reproduction", ["--root", str(tmp_path)]) == 1
-    assert capsys.readouterr().err.count("cannot be written") == 1
+def test_curve_of_removed_runs_is_deleted(tmp_path, capsys):
+    arguments = ["--root", str(tmp_path)]
+    assert main(arguments) == 0
+    old = tmp_path / CURVES / "old.svg"
+    old.parent.mkdir(parents=True)
+    old.touch()
+    assert main([*arguments, "--check"]) == 1
+    assert "old.svg is out of date" in capsys.readouterr().out
+    assert main(arguments) == 0
+    assert not old.exists()
+
+
+def test_damaged_file_of_a_run_gives_one_message(tmp_path, capsys):
+    path = tmp_path / "multirun" / "fedntd_table1" / "runs" / "x.json.xz"
+    path.parent.mkdir(parents=True)
+    path.write_bytes(b"x")
+    assert main(["--root", str(tmp_path)]) == 2
+    assert "x.json.xz: not a valid run file" in capsys.readouterr().err

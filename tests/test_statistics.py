@@ -1,7 +1,7 @@
 """The statistics of REPRODUCTION.md, compared with a second computation.
 
 The second computation reads the committed files with lzma, json and csv, uses only numpy, and
-shares no code with fedexp.papers.
+shares no code with fedexp.papers or reproduction/.
 """
 
 import csv
@@ -14,7 +14,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from fedexp.papers import first_screen, reproduction, statistics
+from fedexp.papers.readings import compare_everything
+from reproduction import first_screen, statistics
 
 ROOT = Path(__file__).parents[1]
 NAMES = {"fedavg": "FedAvg", "fedntd": "FedNTD", "fedprox": "FedProx", "scaffold": "SCAFFOLD"}
@@ -138,10 +139,8 @@ class First:
     """The computation of the page, from all committed runs."""
 
     def __init__(self):
-        sweeps = reproduction.all_sweeps()
+        sweeps, self.all_runs, self.tables = compare_everything(ROOT)
         self.sweep = sweeps[statistics.SWEEP]
-        self.all_runs = reproduction.all_runs(ROOT, sweeps)
-        self.tables = reproduction.all_tables(ROOT, sweeps, self.all_runs)
         self.every = statistics.select_runs(self.sweep, self.all_runs)
         self.runs = statistics.select_both_views(self.every)
         self.table = statistics.cells(self.sweep, self.runs)

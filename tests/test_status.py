@@ -1,4 +1,4 @@
-"""`fedexp reproduction --status`: measured values, hours spent and hours left."""
+"""`fedexp reproduction`: measured values, hours spent and hours left."""
 
 from pathlib import Path
 from typing import Any
@@ -43,7 +43,6 @@ def test_measured_spent_and_left(tmp_path, capsys, monkeypatch):
     """FedAvg on two threads in 2 hours: 4 core hours; FedNTD on a GPU in 1 hour. Table 1 has 98
     jobs, 8 settings x 7 methods of them on CIFAR-10. All are left, since neither run tested the
     augmented view: 56 times 4 core hours or 1 GPU hour."""
-    (tmp_path / "docs" / "reproduction").mkdir(parents=True)
     (tmp_path / "data" / "cifar-10-batches-py").mkdir(parents=True)
     (tmp_path / "data" / "MNIST").mkdir()
     monkeypatch.delenv("FEDEXP_DATA", raising=False)
@@ -54,7 +53,7 @@ def test_measured_spent_and_left(tmp_path, capsys, monkeypatch):
     write_tables(sweep)
     evidence.keep_runs(sweep)
     remove_runs(sweep)
-    assert call("reproduction", ["--root", str(tmp_path), "--status"]) == 0
+    assert call("reproduction", ["--root", str(tmp_path)]) == 0
     out = capsys.readouterr().out
     found = row_of(out, "fedntd_table1")
     assert found["printed"] == "196"
@@ -90,7 +89,6 @@ def in_both_views(sweep: Path, name: str) -> None:
 def test_hours_left_are_estimated_from_kept_runs(tmp_path, capsys, monkeypatch):
     """FedAvg in both views took 3 hours on one core. The other 55 jobs on CIFAR-10 are estimated
     from it. Data sets may be in several directories."""
-    (tmp_path / "docs" / "reproduction").mkdir(parents=True)
     for name in ("a/CIFAR10", "a/cifar-100-python", "b/MNIST", "b/cinic-10"):
         (tmp_path / name).mkdir(parents=True)
     sweep = tmp_path / "multirun" / "fedntd_table1"
@@ -100,36 +98,29 @@ def test_hours_left_are_estimated_from_kept_runs(tmp_path, capsys, monkeypatch):
     remove_runs(sweep)
     assert call("report", [str(sweep), "--no-figures"]) == 0
     capsys.readouterr()
-    assert (
-        call(
-            "reproduction", ["--root", str(tmp_path), "--status", "--data-dir", str(tmp_path / "a")]
-        )
-        == 0
-    )
+    assert call("reproduction", ["--root", str(tmp_path), "--data-dir", str(tmp_path / "a")]) == 0
     found = row_of(capsys.readouterr().out, "fedntd_table1")
     assert (found["spent"], found["missing"]) == ("3.0 core h", "data: cinic10, mnist")
     assert found["left (first seeds)"] == "97 of 98 jobs: 165.0 core h for 55 of them"
     folders = [text for name in "ab" for text in ("--data-dir", str(tmp_path / name))]
-    assert call("reproduction", ["--root", str(tmp_path), "--status", *folders]) == 0
+    assert call("reproduction", ["--root", str(tmp_path), *folders]) == 0
     assert row_of(capsys.readouterr().out, "fedntd_table1")["missing"] == ""
 
 
 def test_damaged_file_gives_one_message(tmp_path, capsys):
-    (tmp_path / "docs" / "reproduction").mkdir(parents=True)
     path = tmp_path / "multirun" / "fedntd_table1" / "runs" / "x.json.xz"
     path.parent.mkdir(parents=True)
     path.write_bytes(b"x")
-    assert call("reproduction", ["--root", str(tmp_path), "--status"]) == 2
+    assert call("reproduction", ["--root", str(tmp_path)]) == 2
     assert "x.json.xz: not a valid run file" in capsys.readouterr().err
 
 
 def test_runs_without_times_are_counted(tmp_path, capsys):
     """Two runs of 2 hours on one core each, and one run without seconds."""
-    (tmp_path / "docs" / "reproduction").mkdir(parents=True)
     sweep = tmp_path / "multirun" / "fedntd_table1"
     for name, algorithm, hours in (("a", "fedavg", 2), ("b", "fedntd", 2), ("c", "moon", None)):
         add_run(sweep, name, algorithm, hours)
-    assert call("reproduction", ["--root", str(tmp_path), "--status"]) == 0
+    assert call("reproduction", ["--root", str(tmp_path)]) == 0
     assert (
         row_of(capsys.readouterr().out, "fedntd_table1")["spent"]
         == "4.0 core h (1 run without times)"

@@ -126,7 +126,7 @@ NOT_EXECUTED = {
         "takes minutes to hours, or needs a GPU"
     ),
     "make (audit|test-data|test-gpu)": "needs a network, real data or a GPU",
-    "make constraints|python tests/test_build.py --write": "writes a committed file",
+    "make (constraints|reproduction)|python tests/test_build.py --write": "writes a committed file",
     r"make (PYTHON=\S+ )?run( .*)?": "needs a new environment; it is `fedexp`, which is run",
     "pip install .*|python -m build": "needs a package index; tests/test_packaging.py builds",
     r"PYTHONPATH=\. fedexp --config-dir conf_mine .*": "tests/test_contributing.py runs it",
@@ -146,7 +146,9 @@ NOT_EXECUTED = {
     "wandb .*|fedexp dashboard .*": "needs an account",
     "fedexp push .*": "tests/e2e/test_wandb.py does it",
     r"fedexp \\\| head": "tests/e2e/test_run.py does it",
-    "fedexp reproduction.*": "needs the committed tables; tests/test_reproduction.py does it",
+    "fedexp reproduction( --status)?|python -m reproduction --check": (
+        "takes half a minute; tests/test_status.py and tests/test_reproduction.py do it"
+    ),
     "fedexp .*sweep=fedntd_table1,fedntd_table8 .*": (
         "needs data sets; tests/test_budget.py runs two sweeps in one command"
     ),

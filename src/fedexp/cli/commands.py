@@ -296,39 +296,26 @@ def dashboard(parser: ArgumentParser, arguments: Sequence[str]) -> int:
 
 
 def reproduction(parser: ArgumentParser, arguments: Sequence[str]) -> int:
-    """Write REPRODUCTION.md from the committed tables and runs.
+    """Show how much of the papers' tables has been measured.
 
-    The command reads `multirun/<sweep>/table.csv` (written by `fedexp report`) and
-    `multirun/<sweep>/runs` (written by `fedexp report --keep`). From the runs, it computes the
-    statistics at the top of REPRODUCTION.md and draws the learning curves in `docs/reproduction`.
-
-    `--check` writes nothing; the exit code is 1 if a file is out of date. `--status` writes nothing
-    and shows how much of each table has been measured, the cost so far and the remaining cost.
+    The command reads the runs of each sweep in `multirun/<sweep>`: run directories, and the files
+    written by `fedexp report --keep`. It prints the number of published values and how many have
+    been measured and reproduced, the cost so far, and the cost of the remaining runs.
     """
-    from fedexp.papers.reproduction import all_files, check_files, print_status, write_files
+    from fedexp.papers.status import format_status
 
     add = parser.add_argument
-    add(
-        "--root",
-        type=Path,
-        default=Path(),
-        help="path of the git checkout (default: the working directory)",
-    )
-    check = "write nothing; exit with 1 if a file is out of date"
-    add("--check", action="store_true", help=check)
-    status = "show what has been measured and what the remaining runs would cost"
-    add("--status", action="store_true", help=status)
-    data = "with --status: directory of data sets (default: FEDEXP_DATA, or data/ in the checkout)"
-    data += "; may be repeated"
+    root = "directory that contains multirun (default: the working directory)"
+    add("--root", type=Path, default=Path(), help=root)
+    add("--status", action="store_true", help="print the table described above (the default)")
+    data = "directory of data sets (default: FEDEXP_DATA, or data/ in the root); may be repeated"
     add("--data-dir", action="append", type=Path, metavar="DIR", help=data)
     options = parse_arguments(parser, arguments)
-    root = options.root
-    if not (root / "docs" / "reproduction").is_dir():
-        raise ConfigError(f"--root={root}: must be a checkout with docs/reproduction")
-    if options.status:
-        return print_status(root, options.data_dir)
-    found = all_files(root)
-    return check_files(root, found) if options.check else write_files(root, found)
+    if not options.root.is_dir():
+        raise ConfigError(f"--root={options.root}: is not a directory")
+    folders = options.data_dir or [Path(os.environ.get("FEDEXP_DATA", options.root / "data"))]
+    print(format_status(options.root, folders), end="")
+    return 0
 
 
 def requirements(parser: ArgumentParser, arguments: Sequence[str]) -> int:

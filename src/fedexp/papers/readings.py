@@ -15,13 +15,36 @@ import pandas as pd
 from fedexp.analysis import layout
 from fedexp.analysis.layout import Section, number
 from fedexp.analysis.sweep import Sweep, load_sweep
-from fedexp.config.options import conf_directory
+from fedexp.config.options import conf_directory, list_options
 from fedexp.papers.cells import CELL, cells, published_cells
-from fedexp.papers.runs import collect_runs
+from fedexp.papers.runs import collect_runs, read_runs
+from fedexp.rundir.run_reuse import ROOT
 
 KEY = [*CELL, "metric"]
 SETTING = ["dataset", "partition_param", "metric"]  # identifies a row of Flashback's table
 TARGET = "rounds_to_"
+
+
+def compare_everything(
+    root: Path,
+) -> tuple[dict[str, Sweep], pd.DataFrame, dict[str, pd.DataFrame]]:
+    """Return (sweeps, runs, tables) for the directory `root/multirun`.
+
+    sweeps: name -> sweep, for all sweeps that reproduce a table or figure of a paper. runs: all
+    runs of these sweeps, see `runs.read_runs`. tables: name -> table.csv, for the sweeps that have
+    published values and runs. Raises ConfigError if the file of any run is damaged.
+    """
+    conf = [conf_directory()]
+    every = [load_sweep(name, conf) for name in list_options("sweep", conf)]
+    sweeps = {sweep.name: sweep for sweep in every if sweep.paper}
+    folders = {name: root / ROOT / name for name in sweeps}
+    runs = read_runs([folder for folder in folders.values() if folder.is_dir()])
+    tables = {}
+    for name in runs["sweep"].unique():
+        table = compare_sweep(sweeps[name], folders[name], runs)
+        if len(table) and (table["n"] > 0).any():
+            tables[name] = table
+    return sweeps, runs, tables
 
 
 def compare_sweep(

@@ -1,5 +1,4 @@
-"""Show the state of the papers' tables (`--status`): measured values, hours spent and hours
-left."""
+"""Show the state of the papers' tables: measured values, hours spent and hours left."""
 
 import re
 from collections import Counter
@@ -19,7 +18,7 @@ from fedexp.config.options import conf_directory
 from fedexp.config.values import make_target
 from fedexp.papers.cells import find_departures, published_cells
 from fedexp.papers.judge import COLUMN
-from fedexp.papers.readings import count_explained, first_reading
+from fedexp.papers.readings import compare_everything, count_explained, first_reading
 from fedexp.papers.runs import compute_hours
 from fedexp.rundir.schema import OVER
 
@@ -40,32 +39,27 @@ COLUMNS = (
 HOURS = {"cpu": "core h", "gpu": "GPU h"}
 
 
-def format_status(
-    sweeps: Mapping[str, tuple[Sweep, pd.DataFrame | None]],
-    runs: pd.DataFrame,
-    data: Sequence[Path],
-) -> str:
-    """Return the table that `--status` prints.
+def format_status(root: Path, data: Sequence[Path]) -> str:
+    """Return the table that `fedexp reproduction` prints.
 
-    sweeps: name -> (sweep, its table or None if it has no runs). runs: see `runs.read_runs`. data:
-    the directories that contain data sets.
+    root: the directory that contains `multirun`. data: the directories that contain data sets.
     """
+    sweeps, runs, tables = compare_everything(root)
     facts = runs.drop_duplicates(["sweep", "run"])
     facts = facts[facts["status"].isin(OVER)]
-    facts = facts.join(
-        pd.DataFrame([compute_hours(s) for s in facts["summary"]], index=facts.index)
-    )
+    hours = [compute_hours(summary) for summary in facts["summary"]]
+    facts = facts.join(pd.DataFrame(hours, index=facts.index, columns=list(HOURS)))
     jobs = pd.DataFrame(
-        [job for sweep, table in sweeps.values() for job in list_jobs(sweep, table)]
+        [job for name in sweeps for job in list_jobs(sweeps[name], tables.get(name))]
     )
-    jobs = add_costs(jobs, facts, {name: sweep for name, (sweep, _) in sweeps.items()})
+    jobs = add_costs(jobs, facts, sweeps)
     rows = {}
-    for name, (sweep, table) in sweeps.items():
+    for name, sweep in sweeps.items():
         mine = facts[(facts["sweep"] == name) & (facts["made_by"] == name)]
         of_sweep = jobs[jobs["sweep"] == name]
         rows[f"`{name}`"] = {
             "printed": str(len(published_cells(sweep)) or "-"),
-            **count_verdicts(table),
+            **count_verdicts(tables.get(name)),
             "spent": format_spent(mine),
             "left (first seeds)": format_left(of_sweep),
             "missing": list_missing_data(of_sweep[~of_sweep["done"]], data),

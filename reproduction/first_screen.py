@@ -13,9 +13,9 @@ from matplotlib.figure import Figure
 
 from fedexp.analysis.sweep import Sweep
 from fedexp.figures import style
-from fedexp.papers import statistics
 from fedexp.papers.runs import compute_hours
-from fedexp.papers.statistics import CELL, COLUMN, PLAIN, SWEEP, is_held_out, is_within, select
+from reproduction import statistics
+from reproduction.statistics import CELL, COLUMN, PLAIN, SWEEP, is_held_out, is_within, select
 
 PICTURE = Path("docs", "reproduction", "first_screen.svg")
 READINGS = {  # label of an alternative reading in the sweep's file -> its description

@@ -6,6 +6,7 @@ values of the papers' released code.
 
 import io
 from collections.abc import Mapping
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,11 +19,10 @@ from fedexp.analysis.draw_sweep import curve, look
 from fedexp.analysis.naming import names
 from fedexp.analysis.sweep import Sweep
 from fedexp.data.views import PLAIN
-from fedexp.papers.cells import RELEASED
 from fedexp.rundir.schema import OVER
 
 # columns: experiment, algorithm, round, test_accuracy, source
-RELEASED_CURVES = RELEASED.with_name("released_curves.csv")
+RELEASED_CURVES = Path(__file__).with_name("released_curves.csv")
 # prefixes of overrides that do not start a new row of panels
 NOT_OF_A_SETTING = ("hardware", "rounds=", "targets=")
 MOST_POINTS = 50  # maximum per curve, to keep the file small
