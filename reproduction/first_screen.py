@@ -21,6 +21,7 @@ PICTURE = Path("docs", "reproduction", "first_screen.svg")
 READINGS = {  # label of an alternative reading in the sweep's file -> its description
     "released clients": "partition and cohorts of the released code",
     "before the release": "FedNTD with the loss before the release, tau=3",
+    "released clients, before the release": "the two changes above together",
     "released": "MOON with mu=0.1 of the release",
 }
 ON_OTHER_DATA = ("cfed_table1", "cfed_table1_lr1e-6", "cfed_table1_titles")
@@ -101,6 +102,7 @@ def compute_facts(
         | {
             "pairs": statistics.method_pairs(every),
             "left": estimate_rest(sweep, mine),
+            "plain_only": len(every[CELL].drop_duplicates()) - len(mine[CELL].drop_duplicates()),
             "picture": PICTURE.as_posix(),
             "draws": f"{statistics.DRAWS:,}",
             "views": statistics.VIEWS,
@@ -240,7 +242,7 @@ def count_tried_readings(table: pd.DataFrame) -> list[dict[Any, Any]]:
     broken: controls that are outside the tolerance in the alternative reading
     """
     found = statistics.other_readings(table)
-    groups = [(READINGS[label], found[found["reading"] == label]) for label in READINGS]
+    groups = [(name, found[found["reading"] == label]) for label, name in READINGS.items()]
     return [
         {
             "name": name,
@@ -250,6 +252,7 @@ def count_tried_readings(table: pd.DataFrame) -> list[dict[Any, Any]]:
             "broken": (part["was"] & ~part["now"]).sum(),
         }
         for name, part in [*groups, ("together", found)]
+        if len(part)
     ]
 
 

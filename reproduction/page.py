@@ -9,7 +9,6 @@ import pandas as pd
 from fedexp.analysis import layout
 from fedexp.analysis.sweep import Sweep
 from fedexp.papers import readings
-from fedexp.papers.runs import collect_runs
 from reproduction import first_screen
 from reproduction.curves import draw_learning_curves, render_svg
 from reproduction.statistics import SWEEP
@@ -27,8 +26,7 @@ def make_files(root: Path) -> dict[Path, bytes]:
     sweeps, runs, tables = readings.compare_everything(root)
     found: dict[Path, bytes] = {}
     for name in runs["sweep"].unique():
-        mine = collect_runs(sweeps[name], root / "multirun" / name, runs)
-        figure = draw_learning_curves(sweeps[name], mine)
+        figure = draw_learning_curves(sweeps[name], runs[runs["sweep"] == name])
         if figure is not None:
             found[CURVES / f"{name}.svg"] = render_svg(figure)
     screen = "# Reproduction\n\nToo few runs of FedNTD's Table 1 are kept here to compare them."

@@ -25,6 +25,7 @@ SPREAD = {"accuracy": 1.57, "forgetting": 0.016}
 READINGS = {  # sweep -> label of its runs in the table
     "fedntd_table1_clients": "released clients",
     "fedntd_table1_tau3": "before the release",
+    "fedntd_table1_clients_tau3": "released clients, before the release",
     "fedntd_table1_released": "released",
 }
 

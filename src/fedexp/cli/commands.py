@@ -304,17 +304,14 @@ def reproduction(parser: ArgumentParser, arguments: Sequence[str]) -> int:
     """
     from fedexp.papers.status import format_status
 
-    add = parser.add_argument
     root = "directory that contains multirun (default: the working directory)"
-    add("--root", type=Path, default=Path(), help=root)
-    add("--status", action="store_true", help="print the table described above (the default)")
-    data = "directory of data sets (default: FEDEXP_DATA, or data/ in the root); may be repeated"
-    add("--data-dir", action="append", type=Path, metavar="DIR", help=data)
+    parser.add_argument("--root", type=Path, default=Path(), help=root)
+    status = "print the table described above (the default)"
+    parser.add_argument("--status", action="store_true", help=status)
     options = parse_arguments(parser, arguments)
     if not options.root.is_dir():
         raise ConfigError(f"--root={options.root}: is not a directory")
-    folders = options.data_dir or [Path(os.environ.get("FEDEXP_DATA", options.root / "data"))]
-    print(format_status(options.root, folders), end="")
+    print(format_status(options.root), end="")
     return 0
 
 

@@ -29,7 +29,6 @@ from fedexp.rundir.schema import OVER
 TABLES = Path(__file__).parent / "published" / "tables.csv"
 # known results of the papers' released code with the published protocol
 RELEASED = TABLES.with_name("released.csv")
-OF_RELEASED = ["paper", "table", "dataset", "partition_param", "setting", "method", "metric"]
 CELL = (
     *("dataset", "partition", "partition_param", "clients", "participation", "local_epochs"),
     *("setting", "method"),
@@ -56,11 +55,9 @@ def load_published() -> pd.DataFrame:
     `84.5 (round 110, seed 1)`.
     """
     table = pd.read_csv(TABLES, dtype=str, keep_default_na=False)
-    released = pd.read_csv(RELEASED, dtype=str, keep_default_na=False)
-    released["released"] = released["value"] + " (" + released["of"] + ")"
+    released = pd.read_csv(RELEASED, dtype=str, keep_default_na=False).drop(columns="source")
     known = table[~table["note"].str.startswith(EMPTY)]
-    both = known.merge(released[[*OF_RELEASED, "released"]], on=OF_RELEASED, how="left")
-    return both.fillna({"released": ""})
+    return known.merge(released, how="left").fillna({"released": ""})
 
 
 def published_cells(sweep: Sweep, table: str = "") -> pd.DataFrame:
@@ -93,7 +90,7 @@ def measure_runs(sweep: Sweep, printed: pd.DataFrame, runs: pd.DataFrame) -> pd.
     changes: how the run departs from the protocol of the paper's table
     """
     rows: list[dict[str, Any]] = []
-    for _, parts in runs.groupby(["sweep", "run"], sort=False):
+    for _, parts in runs.groupby("run", sort=False):
         run = parts.iloc[0]
         found = find_cell(sweep, run["overrides"])
         if found is None:
@@ -101,34 +98,18 @@ def measure_runs(sweep: Sweep, printed: pd.DataFrame, runs: pd.DataFrame) -> pd.
         for measure in found[0].measures:
             wanted = found[1] | {k: str(measure[k]) for k in ("metric", "setting") if k in measure}
             mine = printed[(printed[list(wanted)] == pd.Series(wanted)).all(axis=1)]
-            matches: dict[Any, dict[Any, Any]] = mine.to_dict("index")
-            for cell, row in matches.items():
+            for cell, row in mine.iterrows():
                 numbers = measure_run(sweep, row, parts, measure)
                 rows.append({**run, "cell": cell, "kind": measure["value"], **numbers})
     names = [*runs.columns, "cell", "kind", "changes", "diverged", *NUMBERS]
-    table = drop_repeats(pd.DataFrame(rows, columns=names))
+    table = pd.DataFrame(rows, columns=names)
     return (
         add_rounds_to_fedavg(table, printed) if table["kind"].isin(AGAINST_FEDAVG).any() else table
     )
 
 
-def drop_repeats(table: pd.DataFrame) -> pd.DataFrame:
-    """Remove runs of other sweeps that are not needed.
-
-    These are runs for a cell and seed that this sweep has run itself, and all but one of several
-    runs for the same cell and seed.
-    """
-    borrowed = table["run"].str.contains("/").astype(bool)
-    own = table[~borrowed & table["value"].notna()]
-    have = pd.MultiIndex.from_frame(own[["cell", "seed"]])
-    others = table[borrowed & ~pd.MultiIndex.from_frame(table[["cell", "seed"]]).isin(have)]
-    others = others.sort_values("value", key=pd.isna, kind="stable")
-    kept = others.drop_duplicates(["cell", "seed"]).index
-    return table[~borrowed | table.index.isin(kept)].reset_index(drop=True)
-
-
 def measure_run(
-    sweep: Sweep, row: Mapping[str, Any], parts: pd.DataFrame, measure: Mapping[str, Any]
+    sweep: Sweep, row: Any, parts: pd.DataFrame, measure: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Return the numbers that are measured in one run for a published value.
 
@@ -136,10 +117,10 @@ def measure_run(
     of `measures` in the sweep's file.
     """
     run, kind = parts.iloc[0], str(measure["value"])
-    found: dict[str, Any] = {"diverged": run["status"] == "diverged"}
-    changes = find_departures(sweep, run)
-    if run["status"] not in OVER:
-        return found | {"changes": join_changes(changes)}
+    found: dict[str, Any] = {
+        "diverged": run["status"] == "diverged",
+        "changes": find_departures(sweep, run),
+    }
     if kind in OF_RULE:
         values, plain = select_curve(parts, kind, sweep.rule.view), select_curve(parts, kind)
         found["value"] = sweep.rule.reported(values.tolist(), kind)
@@ -161,11 +142,11 @@ def measure_run(
         schedule = (run["config"].get("local") or {}).get("schedule")
         # A smaller number of rounds does not change when a target is reached.
         if np.isfinite(found["value"]) and schedule not in SCHEDULES_OVER_ALL_ROUNDS:
-            changes = [text for text in changes if not text.startswith("rounds=")]
+            found["changes"] = find_departures(sweep, run, but="rounds=")
     elif kind == "alignment":
         layers = dict(enumerate(run["summary"].get("alignment") or (), 1))
         found["value"] = layers.get(int(measure["layer"]), {}).get(measure["pair"])
-    return found | {"changes": join_changes(changes)}
+    return found
 
 
 def select_curve(parts: pd.DataFrame, measure: str, view: str = PLAIN, task: int = 0) -> pd.Series:
@@ -203,41 +184,32 @@ def add_rounds_to_fedavg(table: pd.DataFrame, printed: pd.DataFrame) -> pd.DataF
     averaged over seeds, for the same data set and protocol. Rows of FedAvg get no value.
     """
     place = printed.loc[table["cell"], ["dataset", "method"]].set_index(table.index)
-    table = table.assign(dataset=place["dataset"])
-    is_fedavg = place["method"] == "FedAvg"
-    base = table[is_fedavg & (table["measure"] == "accuracy") & (table["status"] != "diverged")]
-    base = base[base["status"].isin(OVER)].drop_duplicates(["dataset", "changes", "seed"])
-    base = base.assign(end=[v[-1] for v in base["values"]], last=[r[-1] for r in base["rounds"]])
-    ends = base.groupby(["dataset", "changes"])[["end", "last"]].mean()
-    wanted = table["kind"].isin(AGAINST_FEDAVG) & ~is_fedavg & table["status"].isin(OVER)
-    for i, row in table[wanted].iterrows():
-        key = (row["dataset"], row["changes"])
-        if key in ends.index:
-            curve = pd.Series(row["values"], index=row["rounds"])
-            rounds = count_rounds_to(curve, ends.loc[key, "end"])
-            fewer = ends.loc[key, "last"] / rounds
-            table.loc[i, "value"] = fewer if "speedup" in row["kind"] else rounds
+    table = table.join(place)
+    over = table[table["status"].isin(OVER)]
+    is_fedavg, key = over["method"] == "FedAvg", ["dataset", "changes"]
+    base = over[is_fedavg & (over["measure"] == "accuracy") & ~over["diverged"].astype(bool)]
+    base = base.drop_duplicates([*key, "seed"])
+    base = base.assign(end=base["values"].str[-1], last=base["rounds"].str[-1])
+    ends = base.groupby(key)[["end", "last"]].mean()
+    for i, row in over[over["kind"].isin(AGAINST_FEDAVG) & ~is_fedavg].iterrows():
+        if (row["dataset"], row["changes"]) in ends.index:
+            end, last = ends.loc[(row["dataset"], row["changes"])]
+            rounds = count_rounds_to(pd.Series(row["values"], index=row["rounds"]), end)
+            table.loc[i, "value"] = last / rounds if "speedup" in row["kind"] else rounds
     return table
 
 
-def find_departures(sweep: Sweep, run: Any) -> list[str]:
-    """Return how a run departs from the protocol of the paper's table.
+def find_departures(sweep: Sweep, run: Any, but: str | tuple[str, ...] = ()) -> str:
+    """Return how a run departs from the protocol of the paper's table; "" if it does not.
 
     The departures are changed options, different data under the same name, and corrections that
-    were made to the method after the run. run: a row from `runs.read_runs`.
+    were made to the method after the run. run: a row from `runs.read_runs`. but: prefixes of
+    options to ignore.
     """
-    return (
-        find_protocol_changes(sweep, run["overrides"])
-        + find_data_changes(run["summary"], run["overrides"])
-        + outdated(run["config"])
-    )
-
-
-def join_changes(changes: list[str]) -> str:
-    """Return a run's departures as one text that lists changed options first."""
-    said = [text for text in changes if text.startswith(("data: ", "older code: "))]
-    options = " ".join(text for text in changes if text not in said)
-    return "; ".join(filter(None, [options, *said]))
+    options = find_protocol_changes(sweep, run["overrides"])
+    kept = " ".join(text for text in options if not text.startswith(but))
+    data = find_data_changes(run["summary"], run["overrides"])
+    return "; ".join(filter(None, [kept, *data, *outdated(run["config"])]))
 
 
 def find_data_changes(summary: Mapping[str, Any], overrides: list[str]) -> list[str]:
@@ -299,14 +271,15 @@ def make_row(sweep: Sweep, row: Mapping[str, Any], jobs: pd.DataFrame) -> dict[s
     states = [f"{count} {state}" for state, count in Counter(jobs["status"]).items()]
     protocol = "full" if is_full else "reduced"
     values = compare_to_published(sweep, row, used)
-    why = reason_not_judged(sweep, {**row, **values}, used, changes)
+    both = {**row, **values}
+    why = reason_not_judged(sweep, both, used, changes)
     return {
         **{name: row[name] for name in ("paper", "table", *CELL, "metric", "unit")},
         "status": ", ".join(states) or "not run",
         "n": len(used),
         "diverged": int(used["diverged"].sum()),
         **values,
-        "verdict": judge({**row, **values}, used["diverged"].tolist(), why),
+        "verdict": judge(both, used["diverged"].tolist(), why),
         "protocol": protocol if len(used) else "",
         "changes": changes,
         "not_shown": len(over) - len(used),
@@ -327,31 +300,33 @@ def compare_to_published(
     """
     scale = 100.0 if row["unit"] == "percent" else 1.0
     numbers = used.loc[~used["diverged"].astype(bool), NUMBERS].astype(float) * scale
-    known, plain = numbers["value"].dropna(), numbers["plain_last10"].dropna()
+    known, printed = numbers["value"].dropna(), float(row["value"] or "nan")
     never = bool(np.isinf(known).any())  # a mean over the other seeds would be too optimistic
-    mean, spread = (math.inf, math.nan) if never else (known.mean(), known.std())
-    printed = float(row["value"] or "nan")
-    error = numbers["error"].mean()
-    if len(known) > 1:
-        error = spread / math.sqrt(len(known))
-    plain_error = numbers["plain_error"].mean()
-    if len(plain) > 1:
-        plain_error = plain.std() / math.sqrt(len(plain))
+    error = math.nan if never else standard_error(known, numbers["error"])
     is_ruled = used["kind"].isin(OF_RULE).any()
     over_seeds = sweep.rule.error_over_seeds(row["metric"] if is_ruled else "", len(known))
     return {
         "rule": str(sweep.rule) if is_ruled else "",
-        "mean": mean,
-        "std": spread,
+        "mean": known.mean(),
+        "std": math.nan if never else known.std(),
         "error": error,
         "plain_last": numbers["plain_last"].mean(),
-        "plain_last10": plain.mean(),
-        "plain_error": plain_error,
+        "plain_last10": numbers["plain_last10"].mean(),
+        "plain_error": standard_error(numbers["plain_last10"].dropna(), numbers["plain_error"]),
         "printed": printed,
         "printed_std": float(row["std"] or "nan"),
-        "difference": mean - printed,
+        "difference": known.mean() - printed,
         "tolerance": compute_tolerance(row, error if over_seeds is None else over_seeds * scale),
     }
+
+
+def standard_error(values: pd.Series, within: pd.Series) -> float:
+    """Return the standard error of a mean over seeds.
+
+    For a single seed, it is the error within its run. values: one value per seed. within: the
+    errors within the runs.
+    """
+    return values.std() / math.sqrt(len(values)) if len(values) > 1 else within.mean()
 
 
 def reason_not_judged(

@@ -6,7 +6,6 @@ cells of an alternative reading are in separate rows, such as `MOON (released)`,
 averaged with cells of the first reading.
 """
 
-from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +16,7 @@ from fedexp.analysis.layout import Section, number
 from fedexp.analysis.sweep import Sweep, load_sweep
 from fedexp.config.options import conf_directory, list_options
 from fedexp.papers.cells import CELL, cells, published_cells
-from fedexp.papers.runs import collect_runs, read_runs
+from fedexp.papers.runs import read_runs
 from fedexp.rundir.run_reuse import ROOT
 
 KEY = [*CELL, "metric"]
@@ -37,45 +36,40 @@ def compare_everything(
     conf = [conf_directory()]
     every = [load_sweep(name, conf) for name in list_options("sweep", conf)]
     sweeps = {sweep.name: sweep for sweep in every if sweep.paper}
-    folders = {name: root / ROOT / name for name in sweeps}
-    runs = read_runs([folder for folder in folders.values() if folder.is_dir()])
+    runs = read_runs(root / ROOT / name for name in sweeps)
     tables = {}
     for name in runs["sweep"].unique():
-        table = compare_sweep(sweeps[name], folders[name], runs)
+        table = join_readings(sweeps[name], runs, name)
         if len(table) and (table["n"] > 0).any():
             tables[name] = table
     return sweeps, runs, tables
 
 
-def compare_sweep(
-    sweep: Sweep, directory: Path, everything: pd.DataFrame | None = None
-) -> pd.DataFrame:
+def compare_sweep(sweep: Sweep, directory: Path) -> pd.DataFrame:
     """Return table.csv of a sweep: its cells, and the cells of any alternative reading that was
     run.
 
-    The directories of alternative readings are siblings of the sweep's directory. everything: see
-    `runs.collect_runs`.
+    The directories of alternative readings are siblings of the sweep's directory.
     """
-    tables = {"": cells(sweep, collect_runs(sweep, directory, everything))}
-    for name, label in sweep.readings.items():
-        other, beside = load_sweep(name, [conf_directory()]), directory.absolute().parent / name
-        known = label or name.removeprefix(f"{sweep.name}_")
-        tables[known] = cells(other, collect_runs(other, beside, everything))
-    return join_readings(tables)
+    directory = directory.absolute()
+    others = [directory.parent / name for name in sweep.readings]
+    return join_readings(sweep, read_runs([directory, *others]), directory.name)
 
 
-def join_readings(tables: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
+def join_readings(sweep: Sweep, runs: pd.DataFrame, name: str) -> pd.DataFrame:
     """Return the cells of the first reading, each followed by any alternative readings that were
     run.
 
-    tables: label -> cells; all tables have the same index. The first reading has an empty label.
+    runs: see `runs.read_runs`. name: the name of the sweep's directory.
     """
-    parts = [tables[""].assign(reading="")]
-    for label, table in tables.items():
-        run = table[table["n"] > 0] if label else table[:0]
-        names = run["method"] + f" ({label})"
+    parts = [cells(sweep, runs[runs["sweep"] == name]).assign(reading="")]
+    for other, label in sweep.readings.items():
+        table = cells(load_sweep(other, [conf_directory()]), runs[runs["sweep"] == other])
+        run = table[table["n"] > 0]
         if len(run):
-            parts.append(run.assign(reading=label, method=names, order="", order_by="", rho=np.nan))
+            known = label or other.removeprefix(f"{sweep.name}_")
+            names = run["method"] + f" ({known})"
+            parts.append(run.assign(reading=known, method=names, order="", order_by="", rho=np.nan))
     return pd.concat(parts).sort_index(kind="stable").reset_index(drop=True)
 
 

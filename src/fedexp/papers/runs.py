@@ -23,14 +23,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from fedexp.analysis.sweep import Sweep, find_cell, find_protocol_changes
-from fedexp.config.overrides import key_of
 from fedexp.core.errors import ConfigError
 from fedexp.data.views import VIEWS, name_in_view
 from fedexp.rundir import evidence, files
 from fedexp.rundir.reader import RunDirectory
-from fedexp.rundir.revisions import value_of
-from fedexp.rundir.run_reuse import ROOT
 from fedexp.rundir.schema import OVER
 from fedexp.rundir.sweeps import SweepDirectory, without_outdated
 
@@ -46,18 +42,15 @@ COLUMNS = (
     *("view", "measure", "task", "rounds", "values"),
 )
 
-SCALARS = (str, int, float)
 
-
-def read_runs(directories: Iterable[Path], only: Sweep | None = None) -> pd.DataFrame:
+def read_runs(directories: Iterable[Path]) -> pd.DataFrame:
     """Return the runs in the directories of sweeps, with the columns described above.
 
-    only: if given, return only runs that belong to a cell of this sweep and follow its protocol.
-    Raises ConfigError if a kept file is damaged.
+    Directories that do not exist are ignored. Raises ConfigError if a kept file is damaged.
     """
     rows: list[dict[str, Any]] = []
     for directory in directories:
-        for name, facts in sorted(read_sweep(directory, only).items()):
+        for name, facts in sorted(read_sweep(directory).items()):
             table = facts.pop("table")
             common = {"sweep": directory.name, "run": name} | facts
             empty = {"view": "", "measure": "", "task": 0, "rounds": (), "values": ()}
@@ -65,61 +58,17 @@ def read_runs(directories: Iterable[Path], only: Sweep | None = None) -> pd.Data
     return pd.DataFrame(rows, columns=list(COLUMNS)).astype({"task": int})
 
 
-def collect_runs(
-    sweep: Sweep, directory: Path, everything: pd.DataFrame | None = None
-) -> pd.DataFrame:
-    """Return the runs in a sweep's directory, and matching runs that other sweeps made.
-
-    Matching runs are finished, follow the sweep's protocol, and are below the same `multirun`
-    directory. They are given the overrides of the sweep's job, and are named <sweep>/<run>.
-
-    everything: all runs below `multirun`, if the caller has read them already.
-    """
-    if everything is None:
-        root = directory.absolute().parent
-        folders = sorted(root.iterdir()) if root.name == ROOT and sweep.paper else []
-        others = [path for path in folders if path.is_dir() and path.name != directory.name]
-        everything = pd.concat([read_runs([directory]), read_runs(others, sweep)])
-    is_own = everything["sweep"] == directory.name
-    others_ = everything[~is_own & everything["status"].isin(OVER)]
-    jobs: dict[Any, Any] = {}
-    for _, run in others_.drop_duplicates(["sweep", "run"]).iterrows():
-        jobs[run["sweep"], run["run"]] = match_job(sweep, run["overrides"], run["config"])
-    keys = zip(others_["sweep"], others_["run"], strict=True)
-    found = others_.assign(overrides=[jobs[key] for key in keys])
-    found = found[found["overrides"].notna()]
-    found = found.assign(run=found["sweep"] + "/" + found["run"], sweep=directory.name)
-    return pd.concat([everything[is_own], found], ignore_index=True)
-
-
-def match_job(sweep: Sweep, overrides: list[str], config: Mapping[str, Any]) -> list[str] | None:
-    """Return the overrides of a run, completed from its configuration.
-
-    The completed list also has the run's values for the other keys of the sweep. Return None unless
-    the run belongs to a cell of the sweep and follows the sweep's protocol.
-    """
-    if find_protocol_changes(sweep, overrides):
-        return None
-    given = {key_of(text) for text in overrides}
-    keys = {key for block in sweep.blocks for key in [*block.axes, *map(key_of, block.fixed)]}
-    values = {key: value_of(config, key) for key in sorted(keys - given)}
-    more = [f"{key}={value}" for key, value in values.items() if isinstance(value, SCALARS)]
-    return [*overrides, *more] if find_cell(sweep, [*overrides, *more]) else None
-
-
-def read_sweep(directory: Path, only: Sweep | None) -> dict[str, dict[str, Any]]:
+def read_sweep(directory: Path) -> dict[str, dict[str, Any]]:
     """Map the name of each run in a sweep's directory to its facts (columns of the table of runs).
 
     If a run has both a finished run directory and a kept file, the directory is used.
     """
-    found: dict[str, dict[str, Any]] = {}
-    for run in without_outdated(SweepDirectory(directory.absolute()).jobs):
-        if only is None or match_job(only, run.overrides, run.config):
-            found[run.directory.name] = read_directory(run)
+    runs = without_outdated(SweepDirectory(directory.absolute()).jobs)
+    found = {run.directory.name: read_directory(run) for run in runs}
     for name, path in evidence.kept_files(directory).items():
         if name not in found or found[name]["status"] not in OVER:
             facts = read_kept(path)
-            if facts and (only is None or match_job(only, facts["overrides"], facts["config"])):
+            if facts:
                 found[name] = facts
     return found
 

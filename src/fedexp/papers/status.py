@@ -1,8 +1,7 @@
 """Show the state of the papers' tables: measured values, hours spent and hours left."""
 
-import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -11,12 +10,13 @@ import pandas as pd
 from hydra import compose, initialize_config_dir
 
 from fedexp.algorithms.base import FedAvg
+from fedexp.algorithms.interfaces import Needs
 from fedexp.analysis import layout
 from fedexp.analysis.algorithm_costs import read_option
-from fedexp.analysis.sweep import Sweep, find_cell
+from fedexp.analysis.sweep import Sweep
 from fedexp.config.options import conf_directory
 from fedexp.config.values import make_target
-from fedexp.papers.cells import find_departures, published_cells
+from fedexp.papers.cells import find_data_changes, find_departures, published_cells
 from fedexp.papers.judge import COLUMN
 from fedexp.papers.readings import compare_everything, count_explained, first_reading
 from fedexp.papers.runs import compute_hours
@@ -29,92 +29,100 @@ LEGEND = (
     " paper's table in which no methods are swapped beyond noise; spent: core hours on CPUs"
     " (seconds x threads x workers) and GPU hours (seconds x workers); left: the hours needed to"
     " run each job without a judged value once, estimated from runs with the same data set and"
-    " model in proportion to the passes over the training data; missing: the data sets that were"
-    " not found in data_dir (--data-dir)."
+    " model in proportion to the gradient passes over the training data."
 )
 COLUMNS = (
     *("printed", "measured, by seeds", "within", "outside", "explained", "order reproduced"),
-    *("spent", "left (first seeds)", "missing"),
+    *("spent", "left (first seeds)"),
 )
 HOURS = {"cpu": "core h", "gpu": "GPU h"}
 
 
-def format_status(root: Path, data: Sequence[Path]) -> str:
+def format_status(root: Path) -> str:
     """Return the table that `fedexp reproduction` prints.
 
-    root: the directory that contains `multirun`. data: the directories that contain data sets.
+    root: the directory that contains `multirun`.
     """
     sweeps, runs, tables = compare_everything(root)
-    facts = runs.drop_duplicates(["sweep", "run"])
-    facts = facts[facts["status"].isin(OVER)]
-    hours = [compute_hours(summary) for summary in facts["summary"]]
-    facts = facts.join(pd.DataFrame(hours, index=facts.index, columns=list(HOURS)))
-    jobs = pd.DataFrame(
-        [job for name in sweeps for job in list_jobs(sweeps[name], tables.get(name))]
-    )
-    jobs = add_costs(jobs, facts, sweeps)
+    runs = runs[runs["status"].isin(OVER)].drop_duplicates(["sweep", "run"])
+    hours = pd.DataFrame(runs["summary"].map(compute_hours).tolist(), runs.index, list(HOURS))
+    runs = runs.join(hours)
+    parts = [
+        list_jobs(sweep, tables.get(name), runs[runs["sweep"] == name])
+        for name, sweep in sweeps.items()
+    ]
+    jobs = estimate_hours(pd.concat(parts, ignore_index=True), runs)
     rows = {}
     for name, sweep in sweeps.items():
-        mine = facts[(facts["sweep"] == name) & (facts["made_by"] == name)]
-        of_sweep = jobs[jobs["sweep"] == name]
         rows[f"`{name}`"] = {
             "printed": str(len(published_cells(sweep)) or "-"),
             **count_verdicts(tables.get(name)),
-            "spent": format_spent(mine),
-            "left (first seeds)": format_left(of_sweep),
-            "missing": list_missing_data(of_sweep[~of_sweep["done"]], data),
+            "spent": format_spent(runs[(runs["sweep"] == name) & (runs["made_by"] == name)]),
+            "left (first seeds)": format_left(jobs[jobs["sweep"] == name]),
         }
     columns = pd.DataFrame.from_dict(rows, orient="index").reindex(columns=list(COLUMNS))
-    shown = columns.fillna("")
-    return f"{layout.markdown(shown)}\n{LEGEND}\n"
+    return f"{layout.markdown(columns.fillna(''))}\n{LEGEND}\n"
 
 
-def list_jobs(sweep: Sweep, table: pd.DataFrame | None) -> list[dict[str, Any]]:
-    """Return the distinct jobs of a sweep as dicts with these keys:
+def list_jobs(sweep: Sweep, table: pd.DataFrame | None, runs: pd.DataFrame) -> pd.DataFrame:
+    """Return the distinct jobs of a sweep, with these columns and those of `describe_work`:
 
-    overrides: the job's overrides, without the seed
-    algorithm, data, kind, passes: see `describe_work`
-    done: whether the table has the job's values at the full protocol, in the view of the rule
+    sweep, overrides: the sweep's name, and the job's overrides without the seed
+    done: whether the table has the job's values at the full protocol, in the view of the rule, or,
+        for a sweep without published values, whether the job was run
+
+    runs: the finished runs of the sweep.
     """
+    full = [set(run["overrides"]) for _, run in runs.iterrows() if not find_departures(sweep, run)]
     found: dict[frozenset[str], dict[str, Any]] = {}
     for block in sweep.blocks:
         for combination in block.combinations():
-            texts = frozenset([*(f"{key}={value}" for key, value in combination), *block.fixed])
-            if texts not in found:
+            texts = frozenset([*map("=".join, combination), *block.fixed])
+            if table is None:
+                done = any(map(texts.issubset, full))
+            else:
                 done = has_values(table, block.fields(combination))
-                job = {"sweep": sweep.name, "overrides": texts, "done": done}
-                found[texts] = job | describe_work(texts)
-    return list(found.values())
+            job = {"sweep": sweep.name, "overrides": texts, "done": done}
+            found[texts] = job | describe_job(texts)
+    return pd.DataFrame(found.values())
 
 
-def describe_work(overrides: frozenset[str]) -> dict[str, Any]:
-    """Return what a job trains.
-
-    It is derived from the job's composed configuration, so no data are read.
-
-    data: the data sets that the job reads
-    kind: its data set, scenario and model; run times can be compared between jobs of the same kind
-    passes: the number of passes over the training data of all clients, which is rounds x
-        participation x local epochs
-    """
-    options = dict(text.split("=", 1) for text in overrides)
-    algorithm = options.get("algorithm", "fedavg")
+def describe_job(overrides: frozenset[str]) -> dict[str, Any]:
+    """Return what a job trains, see `describe_work`."""
+    algorithm = dict(text.split("=", 1) for text in overrides).get("algorithm", "fedavg")
     # Composing takes most of the time, and the algorithm's options do not change the work.
-    setting = frozenset(text for text in overrides if not text.startswith("algorithm"))
-    config = compose_config(setting)
-    choices = config.hydra.runtime.choices
-    node = read_option(conf_directory() / "algorithm" / f"{algorithm}.yaml")
-    data = [choices["dataset"], *(config.scenario.get("domains") or ())]
-    if make_target(dict(node), "algorithm", FedAvg).needs.surrogate and config.surrogate.dataset:
-        data.append(config.surrogate.dataset)
+    config = compose_config(frozenset(o for o in overrides if not o.startswith("algorithm")))
+    choices = {**config.hydra.runtime.choices, "algorithm": algorithm}
+    return describe_work(overrides, config, choices, config.rounds)
+
+
+def describe_work(
+    overrides: Iterable[str], config: Any, choices: Mapping[str, str], rounds: int
+) -> dict[str, Any]:
+    """Return what a run or a job trains.
+
+    algorithm: its option
+    kind: the data set, scenario and model; run times can be compared between runs of one kind
+    passes: the gradient passes over the training data of all clients. A forward pass counts as a
+        third of a gradient pass; the server's computation is not counted.
+    """
+    needs, paradigm = read_algorithm(choices["algorithm"])
     model = sorted(text for text in overrides if text.startswith("model."))
-    share = 1.0 if node.get("paradigm") == "centralized" else config.participation
+    share = 1.0 if paradigm == "centralized" else config["participation"]
+    passes = config["local"]["epochs"] * (needs.gradients + needs.teachers / 3)
+    passes += needs.gradient_passes + needs.forward_passes / 3
     return {
-        "algorithm": algorithm,
-        "data": tuple(dict.fromkeys(map(str, data))),
+        "algorithm": choices["algorithm"],
         "kind": " ".join([*(choices[name] for name in ("dataset", "scenario", "model")), *model]),
-        "passes": round(config.rounds * config.local.epochs * share, 9),
+        "passes": round(rounds * share * passes, 9),
     }
+
+
+@cache
+def read_algorithm(name: str) -> tuple[Needs, str]:
+    """Return the requirements and the paradigm of an option of the group `algorithm`."""
+    node = read_option(conf_directory() / "algorithm" / f"{name}.yaml")
+    return make_target(node, "algorithm", FedAvg).needs, node.get("paradigm", "")
 
 
 @cache
@@ -124,39 +132,32 @@ def compose_config(overrides: frozenset[str]) -> Any:
         return compose("config", overrides=sorted(overrides), return_hydra_config=True)
 
 
-def has_values(table: pd.DataFrame | None, fields: Mapping[str, str]) -> bool:
+def has_values(table: pd.DataFrame, fields: Mapping[str, str]) -> bool:
     """Return whether a table has a job's values at the full protocol, in the view of the rule."""
-    if table is None or not fields:
-        return False
     judged = ~table["verdict"].str.endswith(" view") & (table["protocol"] == "full")
     mine = (table[list(fields)] == pd.Series(fields)).all(axis=1)
     return bool((judged & mine).any())
 
 
-def add_costs(jobs: pd.DataFrame, facts: pd.DataFrame, sweeps: Mapping[str, Sweep]) -> pd.DataFrame:
-    """Add the hours that one run of each job takes (`cpu`, `gpu`).
+def estimate_hours(jobs: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
+    """Add the hours that one run of each job takes (`cpu`, `gpu`; nan if unknown).
 
-    The hours are the median over the job's runs. If it has none, they are estimated from runs with
-    the same data set and model, and if possible the same method, in proportion to the passes over
-    the training data. A job without published values, such as a job for a figure, is done if it was
-    run.
+    They are proportional to the job's passes. The factor is the median over runs of the same kind
+    and algorithm or, if there are none, over runs of the same kind. runs: with the columns `cpu`
+    and `gpu`; those on other data than the experiment's are ignored.
     """
     rows = []
-    for _, run in facts.iterrows():
-        sweep, given = sweeps[run["sweep"]], set(run["overrides"])
-        if find_cell(sweep, run["overrides"]) and not find_departures(sweep, run):
-            mine = jobs[jobs["sweep"] == run["sweep"]]
-            fits = mine.index[[given.issuperset(texts) for texts in mine["overrides"]]]
-            rows += [{"job": job, "cpu": run["cpu"], "gpu": run["gpu"]} for job in fits[:1]]
-    own = pd.DataFrame(rows, columns=["job", "cpu", "gpu"]).groupby("job").median()
-    figure = jobs["sweep"].map(lambda name: not len(published_cells(sweeps[name])))
-    jobs = jobs.assign(done=jobs["done"] | (figure & jobs.index.isin(own.index)))
-    for unit in HOURS:
-        rate = own[unit].reindex(jobs.index) / jobs["passes"]
-        same = rate.groupby([jobs["kind"], jobs["algorithm"]]).transform("median")
-        alike = rate.groupby(jobs["kind"]).transform("median")
-        jobs[unit] = rate.fillna(same).fillna(alike) * jobs["passes"]
-    return jobs
+    for _, run in runs.iterrows():
+        config, summary = run["config"], run["summary"]
+        if "rounds" in config and not find_data_changes(summary, run["overrides"]):
+            work = describe_work(run["overrides"], config, config["choices"], summary["rounds"])
+            rows.append(work | {unit: run[unit] / work["passes"] for unit in HOURS})
+    rates = pd.DataFrame(rows, columns=["kind", "algorithm", *HOURS])
+    same = rates.groupby(["kind", "algorithm"]).median()
+    alike = rates.drop(columns="algorithm").groupby("kind").median()
+    own = jobs[["kind", "algorithm"]].join(same, on=["kind", "algorithm"])
+    every = jobs[["kind"]].join(alike, on="kind")
+    return jobs.join(own[[*HOURS]].fillna(every[[*HOURS]]).mul(jobs["passes"], axis=0))
 
 
 def count_verdicts(table: pd.DataFrame | None) -> dict[str, str]:
@@ -205,22 +206,3 @@ def format_left(jobs: pd.DataFrame) -> str:
         some = f" for {len(known)} of them" if len(known) < len(missing) else ""
         parts += [f"{known.sum():.1f} {name}{some}"] if len(known) else []
     return f"{len(missing)} of {len(jobs)} jobs: " + (" or ".join(parts) or "not measured")
-
-
-def list_missing_data(jobs: pd.DataFrame, data: Sequence[Path]) -> str:
-    """Return the data sets of the jobs that are in none of the directories, as text."""
-    needed = sorted({name for names in jobs["data"] for name in names})
-    absent = [name for name in needed if not any(has_dataset(name, folder) for folder in data)]
-    return f"data: {', '.join(absent)}" if absent else ""
-
-
-def has_dataset(dataset: str, data_dir: Path) -> bool:
-    """Return whether data_dir has a folder or file whose name starts with the name of a data set.
-
-    The digits data set is always available, since it is part of scikit-learn.
-    """
-    if dataset == "digits":
-        return True
-    entries = [path.name for path in data_dir.iterdir()] if data_dir.is_dir() else []
-    name = re.sub(r"\W|_", "", dataset.lower())
-    return any(re.match(rf"{name}(?!\d)", re.sub(r"\W|_", "", entry.lower())) for entry in entries)
