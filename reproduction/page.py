@@ -69,9 +69,9 @@ def make_section(sweep: Sweep, table: pd.DataFrame, pictures: Sequence[Path] = (
     curves."""
     texts = [f"### {sweep.title}", f"`sweep={sweep.name}`: {describe_origin(table)}"]
     texts[-1] += f" [All numbers](multirun/{sweep.name}/table.csv)."
-    parts = readings.report_sections(sweep, table, table[table["n"] > 0])
-    kept = [part for part in parts if not is_order(part)]
-    texts.append(layout.all_markdown(kept, level=4))
+    parts = [part for part in layout.all_sections(table[table["n"] > 0]) if not is_order(part)]
+    parts += readings.summarise_readings(table) + readings.check_claims(sweep, table)
+    texts.append(layout.all_markdown(parts, level=4))
     if pictures:
         links = [f"[{path.stem}]({path.as_posix()})" for path in pictures]
         texts.append(f"Learning curves: {', '.join(links)}.")

@@ -111,9 +111,7 @@ def test_added_override_makes_separate_methods(tmp_path):
         "FedAvg, local.lr=0.1",
     ]
     assert [len(method.runs) for method in setting.methods] == [2] * 4
-    figure = draw_picture(
-        {"kind": "curves", "column": "test_accuracy", "only": ["FedAvg"]}, [setting], "title"
-    )
+    figure = draw_picture({"kind": "curves", "only": ["FedAvg"]}, [setting], "title")
     assert len(figure.axes[0].lines) == 2
 
 
@@ -202,10 +200,8 @@ def test_forgetting_degree_of_a_client(tmp_path):
         draw_paper.client_classes(settings, sweep.title, client=7)
 
 
-def test_missing_runs_and_columns_are_reported(tmp_path):
+def test_missing_runs_are_reported(tmp_path):
     sweep = load_sweep("flashback_fig1", [CONF])
     settings = label_runs(sweep, runs_of(sweep, tmp_path))
     with pytest.raises(ConfigError, match="no finished run of FedXYZ"):
         draw_picture({"kind": "class_maps", "only": ["FedXYZ"]}, settings, "title")
-    with pytest.raises(ConfigError, match="no run has the column nothing"):
-        draw_picture({"kind": "curves", "column": "nothing"}, settings, "title")

@@ -115,40 +115,33 @@ def consistency(settings: Sequence[Setting], title: str) -> Figure:
     return draw_sweep.curves_of(text, "cosine similarity", series)
 
 
-def curves(
-    settings: Sequence[Setting], title: str, column: str = "test_accuracy", label: str = ""
-) -> Figure:
-    """Draw a column of rounds.csv against the round: the mean over seeds, in a band of one standard
-    deviation."""
-    label = label or column.replace("_", " ")
-    series = [(method, *method.curve(column)) for method in flatten(settings)]
-    if not any(rounds.size for _, rounds, _ in series):
-        raise ConfigError(f"no run has the column {column} in rounds.csv")
-    return draw_sweep.curves_of(f"{label}\n{title}", label, series)
+def curves(settings: Sequence[Setting], title: str) -> Figure:
+    """Draw test accuracy against the round (Flashback Fig. 1a): the mean over seeds, in a band of
+    one standard deviation."""
+    series = [(method, *method.curve("test_accuracy")) for method in flatten(settings)]
+    return draw_sweep.curves_of(f"Test accuracy\n{title}", "test accuracy", series)
 
 
-def levels(settings: Sequence[Setting], title: str, value: str = "forgetting") -> Figure:
-    """Draw a value of summary.json as bars, one group per setting and one colour per method.
+def levels(settings: Sequence[Setting], title: str) -> Figure:
+    """Draw forgetting as bars, one group per setting and one colour per method (FedNTD Fig. 2c).
 
-    Bars show the mean and the standard deviation over seeds. In FedNTD Fig. 2c, the settings are
-    levels of heterogeneity and the "methods" are data sets.
+    Bars show the mean and the standard deviation over seeds. The settings are levels of
+    heterogeneity, and the "methods" are data sets.
     """
-    figure, (axes,) = panels_of(f"{value.capitalize()} by heterogeneity\n{title}")
+    figure, (axes,) = panels_of(f"Forgetting by heterogeneity\n{title}")
     names = list(dict.fromkeys(method.name for setting in settings for method in setting.methods))
     wide = 0.8 / len(names)
     for number, name in enumerate(names):
         points = {}
         for i, setting in enumerate(settings):
             runs = [run for method in setting.methods if method.name == name for run in method.runs]
-            found = draw_sweep.mean_and_spread(runs, value)
-            if found is not None:
-                points[i + (number - (len(names) - 1) / 2) * wide] = found
-        if points:
-            mean, spread = np.array(list(points.values())).T
-            colour = f"C{number}"
-            axes.bar(list(points), mean, 0.94 * wide, yerr=spread, color=colour, label=name)
+            place = i + (number - (len(names) - 1) / 2) * wide
+            points[place] = draw_sweep.mean_and_spread(runs, "forgetting")
+        mean, spread = np.array(list(points.values())).T
+        colour = f"C{number}"
+        axes.bar(list(points), mean, 0.94 * wide, yerr=spread, color=colour, label=name)
     axes.set_xticks(range(len(settings)), [setting.name for setting in settings])
-    axes.set_ylabel(value)
+    axes.set_ylabel("forgetting")
     axes.grid(False, axis="x")
     if len(names) > 1:
         legend(figure, axes)
@@ -305,7 +298,7 @@ def round_forgetting(settings: Sequence[Setting], title: str) -> Figure:
     return draw_sweep.round_forgetting(settings, title)
 
 
-def neurons(settings: Sequence[Setting], title: str, examples: int = 1000) -> Figure:
+def neurons(settings: Sequence[Setting], title: str) -> Figure:
     """Draw the class that each neuron of the last hidden layer prefers, one panel per run (FedNTD
     Fig. 17).
 
@@ -313,15 +306,11 @@ def neurons(settings: Sequence[Setting], title: str, examples: int = 1000) -> Fi
     neurons are sorted by the class that they prefer in the global model before the round. The more
     a column keeps its colour, the better the models are aligned.
     """
-    shown = flatten(settings)
-    found = []
-    for method in shown:
-        run = method.runs[0]
-        subject = load_subject(run, last_local_round(run), most=examples)
-        found.append(preferred_classes(subject))
-    classes = len(shown[0].files[0].classes)
-    names = [method.name for method in shown]
-    return draw_models.neurons(names, found, classes, shortened(title))
+    shown = {method.name: method.runs[0] for method in flatten(settings)}
+    subjects = [load_subject(run, last_local_round(run), most=1000) for run in shown.values()]
+    classes = len(subjects[0].runtime.data.classes)
+    found = [preferred_classes(subject) for subject in subjects]
+    return draw_models.neurons(list(shown), found, classes, shortened(title))
 
 
 def noise(settings: Sequence[Setting], title: str, **options: Any) -> Figure:

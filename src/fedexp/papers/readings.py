@@ -147,12 +147,6 @@ def check_claims(sweep: Sweep, table: pd.DataFrame) -> list[Section]:
     return [Section("What the text claims of speed-ups", shown)]
 
 
-def report_sections(
-    sweep: Sweep, table: pd.DataFrame, shown: pd.DataFrame | None = None
-) -> list[Section]:
-    """Return the sections of a sweep's report.
-
-    shown: the rows of the paper's table to show; by default, all rows.
-    """
-    laid_out = layout.all_sections(table if shown is None else shown)
-    return laid_out + summarise_readings(table) + check_claims(sweep, table)
+def report_sections(sweep: Sweep, table: pd.DataFrame) -> list[Section]:
+    """Return the sections of a sweep's report."""
+    return [*layout.all_sections(table), *summarise_readings(table), *check_claims(sweep, table)]
