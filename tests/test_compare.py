@@ -39,7 +39,9 @@ def make_run(folder, overrides, curve, status="completed", forgetting=0.5, views
     for name in ["class_accuracy.csv", *["class_accuracy_augmented.csv"] * views]:
         classes = {"round": rounds["round"], "class": 0, "accuracy": rounds["test_accuracy"]}
         pd.DataFrame(classes).to_csv(directory / name, index=False)
-    (directory / "config.yaml").write_text(yaml.safe_dump({"choices": {}, "rounds": len(curve)}))
+    data = {"train": 50_000, "test": 10_000, "classes": 10, "clients": 100}
+    config = {"choices": {}, "rounds": len(curve), "expected": data}
+    (directory / "config.yaml").write_text(yaml.safe_dump(config))
     if "tasks" in summary:
         (directory / "tasks.csv").write_text("round,task,evaluated_task,accuracy\n1,1,1,0.5\n")
     algorithm = next(

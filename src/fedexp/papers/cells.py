@@ -19,20 +19,15 @@ from fedexp.algorithms.local_training import SCHEDULES_OVER_ALL_ROUNDS
 from fedexp.analysis.measures import describe_origin
 from fedexp.analysis.rules import Rule
 from fedexp.analysis.sweep import Sweep, find_cell, find_protocol_changes
-from fedexp.config.options import conf_directory
-from fedexp.core import yaml_files
 from fedexp.data.views import PLAIN, VALIDATION
-from fedexp.papers.judge import add_order, compute_tolerance, judge
+from fedexp.papers.judge import COLUMN, add_order, compute_tolerance, judge
 from fedexp.rundir.revisions import outdated
 from fedexp.rundir.schema import OVER
 
 TABLES = Path(__file__).parent / "published" / "tables.csv"
 # known results of the papers' released code with the published protocol
 RELEASED = TABLES.with_name("released.csv")
-CELL = (
-    *("dataset", "partition", "partition_param", "clients", "participation", "local_epochs"),
-    *("setting", "method"),
-)
+CELL = (*COLUMN[:-1], "method")
 EMPTY = ("not_applicable", "not_run")  # prefixes of notes on cells without a value
 OF_RULE, OF_TASKS = ("accuracy", "forgetting"), ("average_accuracy", "new_task_accuracy")
 AGAINST_FEDAVG = ("rounds_to_fedavg", "speedup_to_fedavg")
@@ -208,21 +203,18 @@ def find_departures(sweep: Sweep, run: Any, but: str | tuple[str, ...] = ()) -> 
     """
     options = find_protocol_changes(sweep, run["overrides"])
     kept = " ".join(text for text in options if not text.startswith(but))
-    data = find_data_changes(run["summary"], run["overrides"])
+    data = find_data_changes(run["config"], run["summary"])
     return "; ".join(filter(None, [kept, *data, *outdated(run["config"])]))
 
 
-def find_data_changes(summary: Mapping[str, Any], overrides: list[str]) -> list[str]:
+def find_data_changes(config: Mapping[str, Any], summary: Mapping[str, Any]) -> list[str]:
     """Return the differences between a run's data and the data that its experiment expects.
 
-    An example is `data: 10,000 training examples, not 502,180`. The list is empty if the summary
-    does not contain these numbers.
+    An example is `data: 10,000 training examples, not 502,180`. The list is empty if the summary or
+    the configuration do not contain these numbers.
     """
-    given = dict(text.lstrip("+").partition("=")[::2] for text in overrides)
-    found, wanted = summary.get("data") or {}, dict(expected(given.get("experiment", "")))
-    if "num_clients" in given:
-        wanted["clients"] = int(given["num_clients"])
-    if found.get("clients") == 1:  # algorithm.paradigm=centralized
+    found, wanted = summary.get("data") or {}, dict(config.get("expected") or {})
+    if found.get("clients") in (1, config.get("num_clients")):  # 1: algorithm.paradigm=centralized
         wanted["clients"] = None
     both = [(word, found.get(name), wanted.get(name)) for name, word in EXPECTED.items()]
     return [
@@ -230,18 +222,6 @@ def find_data_changes(summary: Mapping[str, Any], overrides: list[str]) -> list[
         for word, there, number in both
         if number is not None and there is not None and abs(there - number) > ROUNDING * number
     ]
-
-
-@cache
-def expected(experiment: str) -> dict[str, int | None]:
-    """Return how many examples, classes and clients an option of the group `experiment` expects.
-
-    Return {} for an unknown option.
-    """
-    path = conf_directory() / "experiment" / f"{experiment}.yaml"
-    if not experiment or not path.is_file():
-        return {}
-    return yaml_files.load(path.read_text(encoding="utf-8")).get("expected") or {}
 
 
 def select_one_per_seed(runs: pd.DataFrame) -> pd.DataFrame:

@@ -23,14 +23,8 @@ TOLERANCES = (
 )
 DATA, TABLE = "on other data", "the value in the table"  # TABLE: for metrics without a rule
 COLUMN = (
-    "dataset",
-    "partition",
-    "partition_param",
-    "clients",
-    "participation",
-    "local_epochs",
-    "setting",
-    "metric",
+    *("dataset", "partition", "partition_param", "clients", "participation", "local_epochs"),
+    *("setting", "metric"),
 )
 
 

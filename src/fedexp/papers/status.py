@@ -149,7 +149,7 @@ def estimate_hours(jobs: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
     rows = []
     for _, run in runs.iterrows():
         config, summary = run["config"], run["summary"]
-        if "rounds" in config and not find_data_changes(summary, run["overrides"]):
+        if "rounds" in config and not find_data_changes(config, summary):
             work = describe_work(run["overrides"], config, config["choices"], summary["rounds"])
             rows.append(work | {unit: run[unit] / work["passes"] for unit in HOURS})
     rates = pd.DataFrame(rows, columns=["kind", "algorithm", *HOURS])
