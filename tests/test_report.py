@@ -8,7 +8,7 @@ import pytest
 from fedexp.cli.commands import call
 from fedexp.rundir import files
 
-BEFORE = (  # the columns of a table without streams of tasks
+BEFORE = (  # the columns that each table has
     *(
         "dataset",
         "algorithm",
@@ -19,13 +19,7 @@ BEFORE = (  # the columns of a table without streams of tasks
         "last5_accuracy",
         "best_accuracy",
     ),
-    *(
-        "forgetting",
-        "round_forgetting",
-        "seconds_per_round",
-        "mb_up_per_client",
-        "mb_down_per_client",
-    ),
+    *("forgetting", "seconds_per_round", "mb_up_per_client", "mb_down_per_client"),
 )
 PLAIN = {
     "status": "completed",
@@ -98,13 +92,13 @@ def test_table_without_tasks(tmp_path, capsys):
     make_run(tmp_path / "b", scenario="none", partition="lda")
     make_run(tmp_path / "a", algorithm="fedntd")  # an older run: no scenario, no partition
     columns, rows = table(tmp_path)
-    assert columns == list(BEFORE)
+    assert columns == ["dataset", "scenario", "partition", *BEFORE[1:]]
     assert [row["algorithm"] for row in rows] == ["fedavg", "fedntd"]
     text = (tmp_path / "table.md").read_text()
     assert (
         text.splitlines()[2]
-        == "| digits | fedavg | 0 | completed | 2 | 0.5000 | 0.3750 | 0.7500 | 0.125 |  | 2.00 |"
-        " 2.00 | 1.00 |"
+        == "| digits | none | lda | fedavg | 0 | completed | 2 | 0.5000 | 0.3750 | 0.7500 | 0.125 |"
+        " 2.00 | 2.00 | 1.00 |"
     )
     assert capsys.readouterr().out == text
 
@@ -144,13 +138,20 @@ def test_missing_tasks_leave_cells_empty(tmp_path):
     assert by_name["fedavg"]["scenario"] == ""
 
 
-@pytest.mark.parametrize("key", ["seed", "forgetting", "round_forgetting"])
+@pytest.mark.parametrize("key", ["seed", "forgetting"])
 def test_a_summary_without_a_key_leaves_its_cell_empty(tmp_path, key):
+    make_run(tmp_path / "whole")
     make_run(tmp_path / "run")
     path = tmp_path / "run" / files.SUMMARY
     path.write_text(json.dumps({k: v for k, v in PLAIN.items() if k != key}))
-    _, (row,) = table(tmp_path)
-    assert row[key] == ""
+    _, rows = table(tmp_path)
+    assert sorted(row[key] == "" for row in rows) == [False, True]
+
+
+def test_column_without_a_value_is_left_out(tmp_path):
+    make_run(tmp_path / "run")
+    columns, _ = table(tmp_path)
+    assert columns == list(BEFORE)
 
 
 def test_directory_without_runs(tmp_path, capsys):

@@ -22,11 +22,11 @@ from fedexp.rundir.evidence import FOLDER, SUFFIX, how_to_restore, keep_runs, re
 from fedexp.rundir.reader import RunDirectory
 from fedexp.rundir.sweeps import find_runs
 
-# Columns of the table of all runs. A column of OF_SOME is left out if no run has a value for it.
-OF_TASKS = ("scenario", "partition")  # added if any run has tasks
+# Columns of the table of all runs. A column is left out if no run has a value for it.
+DATA = ("dataset", "scenario", "partition")
 RESULTS = ("accuracy", "last5_accuracy", "best_accuracy", "forgetting", "round_forgetting")
 COSTS = ("seconds_per_round", "mb_up_per_client", "mb_down_per_client")
-OF_SOME = (
+FURTHER = (
     *("validation_accuracy", "validation_best_accuracy", "best_round"),
     *("personal_accuracy", "personal_accuracy_worst", "personal_forgetting"),
 )
@@ -47,9 +47,10 @@ def make_row(run: RunDirectory, shared: set[str], tasks: Sequence[int]) -> dict[
     that any run has.
     """
     summary = run.summary
-    found = {name: summary.get(name) for name in ("dataset", *OF_TASKS, "algorithm")}
+    found = {name: summary.get(name) for name in (*DATA, "algorithm")}
     own = set(named_overrides(run)) - shared
-    found["options"] = " ".join(sorted(text for text in own if not text.startswith(SHOWN)))
+    options = sorted(text for text in own if not text.startswith(SHOWN))
+    found["options"] = " ".join(options) or None
     found |= {name: summary.get(name) for name in ("seed", "status", "rounds", *RESULTS)}
     found["last5_accuracy"] = np.mean(run.values(run.accuracy_name or "")[-5:] or [np.nan])
     found["seconds_per_round"] = np.median(run.values("seconds") or [np.nan])
@@ -62,7 +63,7 @@ def make_row(run: RunDirectory, shared: set[str], tasks: Sequence[int]) -> dict[
         found[f"average_task{task}"] = ends.get(task, {}).get("average_accuracy")
         found[f"new_task{task}"] = ends.get(task, {}).get("new_task_accuracy")
     found["task_forgetting"] = summary.get("task_forgetting")
-    return found | {name: summary.get(name) for name in OF_SOME}
+    return found | {name: summary.get(name) for name in FURTHER}
 
 
 def task_measures(run: RunDirectory, names: Sequence[str]) -> dict[str, float]:
@@ -146,14 +147,10 @@ def write_run_table(directories: Sequence[Path], out: Path | None, measures: Seq
     shared = shared_overrides(finished)
     ends = [end for run in finished for end in run.summary.get("tasks") or ()]
     tasks = sorted({end["task"] for end in ends} - {1})
-    rows = [make_row(run, shared, tasks) | task_measures(run, measures) for run in finished]
-    table = pd.DataFrame(rows)
-    left_out = [name for name in OF_SOME if table[name].isna().all()]
-    left_out += [] if ends else [*OF_TASKS, "task_forgetting"]
-    left_out += [] if table["options"].any() else ["options"]
-    table = table.drop(columns=left_out)
-    key = [name for name in ("dataset", *OF_TASKS, "algorithm", "seed") if name in table]
-    table = table.sort_values(key)
+    rows = [make_row(run, shared, tasks) for run in finished]
+    asked = pd.DataFrame([task_measures(run, measures) for run in finished])
+    table = pd.DataFrame(rows).dropna(axis="columns", how="all").join(asked)
+    table = table.sort_values([name for name in (*DATA, "algorithm", "seed") if name in table])
     cells = {name: [format_cell(str(name), value) for value in table[name]] for name in table}
     text = markdown(pd.DataFrame(cells).set_index("dataset"), "dataset")
     if out is not None:
