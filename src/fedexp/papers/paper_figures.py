@@ -103,26 +103,26 @@ def label_runs(sweep: Sweep, runs: Sequence[RunDirectory]) -> list[Setting]:
     """
     shared = shared_overrides(runs)
     same = set.intersection(*(set(run.overrides) for run in runs))
-    found: dict[str, dict[str, list[RunDirectory]]] = {}
+    groups: dict[tuple[str, str], list[RunDirectory]] = {}
     for run, (setting, method) in zip(runs, names(runs), strict=True):
         fields = (find_cell(sweep, run.overrides, same) or (None, {}))[1]
-        method = displayed([method])[0]
+        own = [text for text in named_overrides(run) if text not in shared]
+        label = displayed([method])[0]
         if "method" in fields:
-            added = [
-                text for text in added_overrides(sweep, named_overrides(run)) if text not in shared
-            ]
-            method = AND.join([fields["method"], *added])
-        methods = found.setdefault(fields.get("setting", setting), {})
-        methods.setdefault(method, []).append(run)
-    every = {name for methods in found.values() for name in methods}
-    numbers = {name: i for i, name in enumerate(sort_labels(sweep, "method", every))}
+            label = AND.join([fields["method"], *added_overrides(sweep, own)])
+        groups.setdefault((fields.get("setting", setting), label), []).append(run)
+    settings, methods = map(set, zip(*groups, strict=True))
+    numbers = {name: i for i, name in enumerate(sort_labels(sweep, "method", methods))}
     common = " ".join(added_overrides(sweep, sorted(shared)))
-    settings = []
-    for setting in sort_labels(sweep, "setting", found):
-        members = sorted(found[setting].items(), key=lambda item: numbers[item[0]])
-        methods_ = [Method(name, sort_by_seed(group), numbers[name]) for name, group in members]
-        settings.append(Setting(setting, tuple(methods_), common))
-    return settings
+    found = []
+    for setting in sort_labels(sweep, "setting", settings):
+        shown = [
+            Method(name, sort_by_seed(groups[setting, name]), number)
+            for name, number in numbers.items()
+            if (setting, name) in groups
+        ]
+        found.append(Setting(setting, tuple(shown), common))
+    return found
 
 
 def sort_labels(sweep: Sweep, field: str, labels: Iterable[str]) -> list[str]:
