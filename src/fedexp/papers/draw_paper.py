@@ -148,15 +148,6 @@ def levels(settings: Sequence[Setting], title: str) -> Figure:
     return figure
 
 
-def data(settings: Sequence[Setting], title: str) -> Figure:
-    """Draw how the training data of the first run are distributed over the clients (FedKA Fig.
-    2a)."""
-    run = settings[0].methods[0].files[0]
-    if run.counts is None:
-        raise ConfigError(f"{settings[0].runs[0].directory}: partition.npz is missing")
-    return draw_run.data_distribution(run, run.counts)
-
-
 def client_classes(settings: Sequence[Setting], title: str, client: int = 3) -> Figure:
     """Draw the forgetting degree of each class in one client's local model (FedKA Eq. 1, Fig. 2b).
 
@@ -352,7 +343,7 @@ def joint_tsne(settings: Sequence[Setting], title: str, **options: Any) -> Figur
 DRAWN: dict[str, Callable[..., Figure]] = {
     draw.__name__: draw
     for draw in (
-        *(class_maps, class_curves, consistency, curves, levels, data, client_classes),
+        *(class_maps, class_curves, consistency, curves, levels, client_classes),
         *(client_class, round_models, round_forgetting, neurons, noise, joint_tsne),
     )
 }
