@@ -18,7 +18,7 @@ TEST = env -u PYTHONDONTWRITEBYTECODE $(BIN)/python
 .PHONY: lint format clean
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 # Made again when pyproject.toml changes. The stamp comes last, so an installation that broke off is repeated.
 $(STAMP): pyproject.toml

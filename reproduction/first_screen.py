@@ -302,12 +302,13 @@ def list_orders_on_other_data(tables: Mapping[str, pd.DataFrame]) -> list[dict[A
 
 
 def count_other_tables(tables: Mapping[str, pd.DataFrame]) -> list[dict[str, Any]]:
-    """Return `sweep`, the number `n` of judged values, and the number `within` the tolerance for
-    each other table."""
+    """Return `sweep`, the number `n` of judged values, the number `within` the tolerance, and the
+    share by `chance` for each other table."""
     rows = []
     for name, table in tables.items():
-        counts = table["verdict"].value_counts()
-        within, outside = counts.get("within", 0), counts.get("outside", 0)
-        if not name.startswith(SWEEP) and within + outside:
-            rows.append({"sweep": name, "within": within, "n": within + outside})
+        judged = table[table["verdict"].isin(["within", "outside"])]
+        if not name.startswith(SWEEP) and len(judged):
+            within = (judged["verdict"] == "within").sum()
+            chance = statistics.share_by_chance(judged)
+            rows.append({"sweep": name, "within": within, "n": len(judged), "chance": chance})
     return rows

@@ -17,6 +17,7 @@ from fedexp.analysis.rules import Rule
 from fedexp.analysis.sweep import Sweep, find_cell
 from fedexp.papers.cells import find_departures, published_cells
 from fedexp.papers.judge import ABSOLUTE, FORGETTING
+from fedexp.papers.judge import COLUMN as TABLE_COLUMN
 from fedexp.papers.readings import pair_readings
 
 SWEEP = "fedntd_table1"
@@ -215,9 +216,7 @@ def chance(table: pd.DataFrame) -> dict[str, Any]:
     for _, column in table.groupby(COLUMN):
         hits: Any = 0  # [i, j]: metrics in which i is within j's tolerance
         for _, part in column.groupby("metric"):
-            part = part.sort_values("method")
-            far = part["value"].to_numpy()[:, None] - part["printed"].to_numpy()
-            hits = hits + (np.abs(far) <= part["tolerance"].to_numpy()[:, None])
+            hits = hits + find_matches(part.sort_values("method"))
         n = len(hits)
         others += hits.sum() - np.trace(hits)
         pairs += n * (n - 1) * column["metric"].nunique()
@@ -230,6 +229,23 @@ def chance(table: pd.DataFrame) -> dict[str, Any]:
         "permuted": (totals.mean(), *central(totals)),
         "most": int(totals.max()),
     }
+
+
+def find_matches(column: pd.DataFrame) -> np.ndarray:
+    """Return whether each value is within its tolerance of each published value, bool [n, n]."""
+    far = column["value"].to_numpy()[:, None] - column["printed"].to_numpy()
+    return np.asarray(np.abs(far) <= column["tolerance"].to_numpy()[:, None])
+
+
+def share_by_chance(table: pd.DataFrame) -> float:
+    """Return the share of matches among all pairs of a value and another method's published value
+    in the same column. table: rows of a sweep's table."""
+    matches = pairs = 0
+    for _, column in table.rename(columns={"mean": "value"}).groupby([*TABLE_COLUMN]):
+        hits = find_matches(column)
+        matches += hits.sum() - np.trace(hits)
+        pairs += len(hits) * (len(hits) - 1)
+    return matches / pairs if pairs else np.nan
 
 
 def method_pairs(runs: pd.DataFrame) -> pd.DataFrame:

@@ -14,6 +14,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from fedexp.papers import judge
 from fedexp.papers.readings import compare_everything
 from reproduction import first_screen, statistics
 
@@ -389,6 +390,19 @@ def test_orders_on_other_data():
     (found,) = statistics.orders_on_other_data(pd.DataFrame(rows)).to_dict("records")
     assert found.pop("rho") == pytest.approx(0.5)
     assert found == {"setting": "column", "n": 3, "pairs": 3, "decidable": 3, "swapped": 1}
+
+
+def test_share_of_matches_by_chance():
+    """By hand: values 10, 12, 20 with the published 11, 13, 30 and tolerances 1, 2, 5. Value 1 is
+    within 1 of 11 only; value 2 is within 2 of 11 and 13; value 3 of none. One of six pairs of
+    different methods matches. A column with one method has no pairs."""
+    rows = dict.fromkeys(judge.COLUMN, "") | {
+        "metric": ["a", "a", "a", "b"],
+        "mean": [10, 12, 20, 1],
+        "printed": [11, 13, 30, 1],
+        "tolerance": [1, 2, 5, 1],
+    }
+    assert statistics.share_by_chance(pd.DataFrame(rows)) == pytest.approx(1 / 6)
 
 
 def test_page_has_the_numbers_of_the_second_computation(first, second):
