@@ -2,10 +2,10 @@
 
 import numpy as np
 import pytest
+from reproduction.curves import draw_learning_curves, render_svg
 
 from fedexp.analysis.sweep import load_sweep
 from fedexp.papers.runs import read_runs
-from reproduction.curves import draw_learning_curves, render_svg
 from test_compare import make_run
 from toy_federation import CONF
 

@@ -8,13 +8,13 @@ from typing import Any
 import pandas as pd
 import pytest
 import yaml
+from reproduction.__main__ import main
+from reproduction.page import CURVES, PAGE, describe_origin, make_files
 
 from fedexp.analysis.sweep import load_sweep
 from fedexp.config.options import list_options
 from fedexp.papers.aggregate import write_report
 from fedexp.rundir import evidence
-from reproduction.__main__ import main
-from reproduction.page import CURVES, PAGE, describe_origin, make_files
 from toy_federation import CONF
 
 ROOT = Path(__file__).parents[1]

@@ -13,10 +13,10 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from reproduction import first_screen, statistics
 
 from fedexp.papers import judge
 from fedexp.papers.readings import compare_everything
-from reproduction import first_screen, statistics
 
 ROOT = Path(__file__).parents[1]
 NAMES = {"fedavg": "FedAvg", "fedntd": "FedNTD", "fedprox": "FedProx", "scaffold": "SCAFFOLD"}
