@@ -58,7 +58,8 @@ def test_data_changes_are_listed():
 
 def test_thucnews_titles_differ_from_the_paper():
     bundled = {"train": 9_000, "test": 9_000, "classes": 9, "clients": 100}
-    assert find_data_changes({"data": bundled}, ["experiment=cfed/text_class"]) == [
+    config = {"expected": expected("cfed/text_class"), "num_clients": 100}
+    assert find_data_changes(config, {"data": bundled}) == [
         "data: 9,000 training examples, not 502,180",
         "data: 9,000 test examples, not 143,480",
     ]
