@@ -25,8 +25,9 @@ def expected(name):
 def test_each_experiment_states_its_data(name):
     numbers = expected(name)
     assert list(numbers) == list(EXPECTED)
-    text = (CONF / "experiment" / f"{name}.yaml").read_text(encoding="utf-8")
-    assert f"num_clients: {numbers['clients']}\n" in text
+    path = CONF / "experiment" / f"{name}.yaml"
+    texts = [each.read_text() for each in (path, path.with_name("_protocol.yaml")) if each.exists()]
+    assert f"num_clients: {numbers['clients']}\n" in "".join(texts)
     assert numbers["classes"] is not None
 
 
