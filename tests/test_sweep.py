@@ -202,6 +202,20 @@ def test_shared_overrides_may_replace_what_a_block_fixes():
         assert find_cell(fig3, changed, ["rounds=9"])[0] == block
 
 
+def test_values_for_the_models_of_several_experiments_are_written_as_choices():
+    """Hydra first composes single values without the experiments, where model.weights does not
+    exist."""
+    sweep = load("forgetting_benchmark_vit")
+    given = ["model.weights=vit.pth", "seed=0,1", "model.hidden=[8,8]", "hydra.sweep.dir=x"]
+    lora = next(each for each in launches(sweep, given) if any("lora.rank" in o for o in each))
+    assert {"model.weights=choice(vit.pth)", "model.hidden=choice([8,8])"} < set(lora)
+    assert {"model.lora.rank=choice(4)", "seed=0,1", "hydra.sweep.dir=x"} < set(lora)
+    (first, *_) = expand(lora)
+    assert {"model.weights=vit.pth", "model.lora.rank=4"} < set(first)
+    (only, *_) = launches(sweep, [*given, "experiment=benchmark/vit_mnist"])
+    assert {"model.weights=vit.pth", "experiment=benchmark/vit_mnist"} < set(only)
+
+
 def test_single_value_of_a_scenario_is_written_as_a_choice():
     """Hydra first composes single values without the experiments, where scenario.replay does not
     exist."""

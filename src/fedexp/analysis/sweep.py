@@ -41,6 +41,9 @@ HARMLESS = (
     *("forgetting_metric", "targets", "target_fractions", "hydra", "objective"),
 )
 
+# beginnings of the keys of groups that an experiment selects
+OF_EXPERIMENTS = ("dataset.", "model.", "partition.", "scenario.")
+
 
 @dataclass(frozen=True)
 class Block:
@@ -86,15 +89,19 @@ class Block:
     def arguments(self, others: Sequence[str] = ()) -> list[str]:
         """Return the overrides of a single `--multirun` command that starts the block's runs.
 
-        Fixed mappings whose keys are in `others` are left out. Otherwise, Hydra would merge them
-        with the mappings on the command line, which should replace them.
+        others: the overrides of the user. Fixed mappings with the same keys are left out.
+            Otherwise, Hydra would merge them with the mappings on the command line, which should
+            replace them.
         """
         keys = set(map(key_of, others))
         kept = [text for text in self.fixed if not (is_mapping(text) and key_of(text) in keys)]
         several = any(len(values) > 1 for key, values in self.axes.items() if "." not in key)
         every = [make_grid(key, values, several) for key, values in self.axes.items()] + kept
         # Put groups first, since a key such as algorithm.beta belongs to the selected option.
-        return sorted(every, key=lambda text: "." in split_override(text)[0])
+        every = [*sorted(every, key=lambda text: "." in split_override(text)[0]), *others]
+        if len(self.axes.get("experiment", ())) > 1:
+            return [make_choice(text) for text in every]
+        return every
 
     def match(self, given: Fields, shared: Fields | None) -> tuple[int, int] | None:
         """Return how specifically the block describes a run; None if the run is not in the block.
@@ -131,6 +138,16 @@ def make_grid(key: str, values: Collection[str], several: bool) -> str:
     text = ",".join(values)
     single = several and "." in key and len(values) == 1
     return f"{key}=choice({text})" if single else f"{key}={text}"
+
+
+def make_choice(override: str) -> str:
+    """Write one value of a group that experiments select as a choice, for the reason in
+    `make_grid`."""
+    key, value = split_override(override)
+    is_plain = "(" not in value and ("," not in value or value.startswith(("[", "{")))
+    if key.startswith(OF_EXPERIMENTS) and is_plain:
+        return f"{key}=choice({value})"
+    return override
 
 
 def is_mapping(override: str) -> bool:
@@ -245,14 +262,14 @@ def launches(sweep: Sweep, overrides: Sequence[str]) -> list[list[str]]:
     if not any(text.startswith("test_views=") for text in others):
         others += sweep.common
     blocks = [block.restricted(given) for block in sweep.blocks]
-    lists = [[*block.arguments(others), *others] for block in blocks if block]
+    lists = [block.arguments(others) for block in blocks if block]
     for key, values in given.items():
         new = [v for v in values if not any(v in block.values_of(key) for block in sweep.blocks)]
         first = next(block for block in sweep.blocks if key in block.axes)
         axes = {other: values for other, values in first.axes.items() if other != key}
         rest = Block(axes, (), ()).restricted({k: v for k, v in given.items() if k != key})
         if new and rest:
-            lists.append([*rest.arguments(), f"{key}={','.join(new)}", *others])
+            lists.append([*rest.arguments(others), f"{key}={','.join(new)}"])
     if not lists:
         wanted = ", ".join(f"{key}={','.join(values)}" for key, values in given.items())
         raise ConfigError(f"sweep={sweep.name}: no run of this sweep has {wanted}")
