@@ -95,25 +95,32 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument(
-        "--rounds", type=int, default=2, help="counted rounds of a repetition; one more warms up"
+        "--rounds", type=int, default=2, help="rounds per repetition, after one warm-up round"
     )
-    parser.add_argument("--epochs", type=int, default=EPOCHS, help="of a client in a round")
+    parser.add_argument("--epochs", type=int, default=EPOCHS, help="local epochs of a client")
     parser.add_argument(
-        "--workers", type=int, default=cores(), help="processes of floor and workers engine"
+        "--workers",
+        type=int,
+        default=cores(),
+        help="worker processes of the bare loop and of fedexp",
     )
     parser.add_argument(
-        "--threads", type=int, default=cores(), help="threads of the one-process contestants"
+        "--threads", type=int, default=cores(), help="threads of contestants with one process"
     )
     parser.add_argument(
         "--local-evaluation", action="store_true", help="test every local model class by class"
     )
     parser.add_argument(
-        "--only", type=str, action="append", default=[], help="contestants whose name contains this"
+        "--only",
+        type=str,
+        action="append",
+        default=[],
+        help="run only contestants with this text in their name",
     )
     parser.add_argument(
         "--quick", action="store_true", help="FedAvg, one epoch, one repetition, one counted round"
     )
-    parser.add_argument("--no-results", action="store_true", help="leave RESULTS.md as it is")
+    parser.add_argument("--no-results", action="store_true", help="do not change RESULTS.md")
     options = parser.parse_args(arguments)
     if options.precisions is None:
         options.precisions = ["fp32", "bf16"]

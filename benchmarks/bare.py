@@ -292,13 +292,13 @@ def wait_for(device: torch.device) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.bare", description=__doc__)
-    parser.add_argument("workload", type=Path, help="folder written by benchmarks.w1")
-    parser.add_argument("out", type=Path, help="folder for rounds.csv")
+    parser.add_argument("workload", type=Path, help="directory written by benchmarks.w1")
+    parser.add_argument("out", type=Path, help="directory for rounds.csv")
     parser.add_argument("--rounds", type=int, default=3, help="the first is a warm-up")
     parser.add_argument(
-        "--workers", type=int, default=0, help="0: one process trains one client after the other"
+        "--workers", type=int, default=0, help="worker processes; 0: train one client after another"
     )
-    parser.add_argument("--threads", type=int, default=1, help="of each process")
+    parser.add_argument("--threads", type=int, default=1, help="threads of each process")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--precision", choices=("fp32", "tf32", "bf16"), default="fp32")
     parser.add_argument("--algorithm", choices=("fedavg", "fedntd"), default="fedavg")

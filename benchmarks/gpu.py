@@ -284,18 +284,21 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--rounds", type=int, default=200)
     parser.add_argument(
-        "--bare-rounds", type=int, default=10, help="of the bare loop and of the algorithms' table"
+        "--bare-rounds",
+        type=int,
+        default=10,
+        help="rounds of the bare loop and for the table of algorithms",
     )
     parser.add_argument(
-        "--repeats", type=int, default=3, help="runs of each contestant but the bare loop"
+        "--repeats", type=int, default=3, help="runs of each contestant except the bare loop"
     )
     parser.add_argument(
-        "--rounds-of-steps", type=int, default=10, help="counted rounds that time a step"
+        "--rounds-of-steps", type=int, default=10, help="rounds in which steps are timed"
     )
     parser.add_argument("--precisions", type=words, default=["fp32", "tf32", "bf16"])
     parser.add_argument("--models", type=words, default=list(RESNETS))
     parser.add_argument("--parts", type=words, default=list(GOALS), help=", ".join(GOALS))
-    parser.add_argument("overrides", nargs="*", help="of fedexp, for a smaller workload")
+    parser.add_argument("overrides", nargs="*", help="options of fedexp, for a smaller workload")
     options = parser.parse_args(arguments)
     if unknown := set(options.parts) - set(GOALS):
         parser.error(f"--parts={','.join(unknown)}: must be among {', '.join(GOALS)}")

@@ -69,8 +69,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.growth", description=__doc__)
     parser.add_argument("--sampled", type=numbers, default=[1, 3, 10, 30, 100])
     parser.add_argument("--clients", type=numbers, default=[100, 1000, 10_000])
-    parser.add_argument("--rounds", type=int, default=2, help="counted rounds; one more warms up")
-    parser.add_argument("--no-results", action="store_true", help="leave RESULTS.md as it is")
+    parser.add_argument("--rounds", type=int, default=2, help="rounds, after one warm-up round")
+    parser.add_argument("--no-results", action="store_true", help="do not change RESULTS.md")
     parser.add_argument(
         "hardware", nargs="*", default=["hardware.engine=sequential"], help="overrides of the runs"
     )

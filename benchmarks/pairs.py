@@ -1,21 +1,18 @@
-"""Two ways of the same run against each other: processor seconds of a round, in turn (A B A B), and
-their ratio.
+"""Compare two variants of a run: processor seconds per round, and their ratio.
 
-- views: test_views=[plain] against [plain,augmented]
-- fedreg: FedReg with pseudo and perturbed data ascended one after the other, each from a first
-  gradient of its own, against both in one batch that shares it; and how far the models of the two
-  are apart after the rounds
-- teacher: FedNTD on images that are not augmented, whose teacher is asked in every epoch, against
-  in the first alone
-- vit: a vision transformer (timm's ViT-Tiny for 32 x 32 pixels) with adapters of rank 8, ten
-  clients of 16 images for four epochs: sequential against vectorised engine
-- head: only the head of this transformer, whose features are computed in every step, against once
-  before the first round, which the time of a round does not contain
+- views: test_views=[plain] and test_views=[plain,augmented]
+- fedreg: FedReg's two ascents one after the other, or in one batch that shares the first gradient;
+  also the distance between the final models of the two variants
+- teacher: FedNTD without augmentation, with the teacher's outputs computed in every epoch or once
+- vit: ten clients of 16 images that train adapters of rank 8 in timm's ViT-Tiny for four epochs, on
+  the sequential or the vectorised engine
+- head: training of this network's head, with features computed in every step, or once before the
+  first round (not included in the time)
 
-Both are played in this process on one thread, and the time is that of the process (--wall: of the
-clock), so other programs on the machine disturb little. `vit` and `head` need timm and do not test
-the model. Workload W1 (README.md) on CIFAR-10 below FEDEXP_DATA;
---quick: digits, which shows that all works.
+The variants take turns (A B A B) in one process with one thread. The time is that of the process,
+so other programs on the machine have little effect; --wall measures elapsed time instead. The
+workload is W1 of README.md, with CIFAR-10 from FEDEXP_DATA; `vit` and `head` need timm and do not
+test the model. --quick uses digits and only shows that the command works.
 """
 
 import argparse
@@ -179,13 +176,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.pairs", description=__doc__)
     parser.add_argument("pairs", nargs="*", choices=[[], *PAIRS], help="default: all")
     parser.add_argument(
-        "--rounds", type=int, default=5, help="counted rounds of each; one more warms up"
+        "--rounds", type=int, default=5, help="rounds per variant, after one warm-up round"
     )
     parser.add_argument(
-        "--set", action="append", default=[], metavar="KEY=VALUE", help="such as local.epochs=1"
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="option, such as local.epochs=1",
     )
     parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--wall", action="store_true", help="seconds of the clock")
+    parser.add_argument("--wall", action="store_true", help="measure elapsed time")
     options = parser.parse_args(arguments)
     data = [*(QUICK if options.quick else (*w1.OVERRIDES, *w1.data_overrides())), *options.set]
     clock = time.perf_counter if options.wall else time.process_time

@@ -112,7 +112,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--client-rounds", type=int, default=20)
     parser.add_argument("--rounds", type=int, default=3000)
     parser.add_argument("--images", type=int, default=20_000)
-    parser.add_argument("--no-results", action="store_true", help="leave RESULTS.md as it is")
+    parser.add_argument("--no-results", action="store_true", help="do not change RESULTS.md")
     options = parser.parse_args(arguments)
     rows = []
     with tempfile.TemporaryDirectory(prefix="fedexp-scale-") as scratch:
