@@ -357,7 +357,7 @@ def test_change_is_merged_into_its_layer():
 
 
 @pytest.mark.parametrize("row", ADAPTED, ids=lambda row: row.name)
-def test_model_without_adapters_is_refused(row):
+def test_model_without_adapters_is_rejected(row):
     with pytest.raises(
         ConfigError, match=rf"model\.lora\.rank: {row.cls.__name__} needs low-rank adapters"
     ):

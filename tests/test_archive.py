@@ -86,7 +86,7 @@ def test_unpack_writes_nothing_outside(name, suffix, folder, tmp_path):
         special("disk", tarfile.BLKTYPE),
     ],
 )
-def test_links_that_leave_the_folder_and_devices_are_refused(info, folder, tmp_path):
+def test_links_that_leave_the_folder_and_devices_are_rejected(info, folder, tmp_path):
     with pytest.raises(tarfile.FilterError):
         unpack(write_archive(tmp_path / "x.tar", FILES, info), folder)
     assert below(folder) == {}
@@ -104,7 +104,7 @@ def test_zip_links_become_text_files(folder, tmp_path):
 
 @pytest.mark.parametrize("name", ["x.tar", "x.tar.gz", "x.zip", "x.gz"])
 @pytest.mark.parametrize("content", [b"<html>not found</html>", b"\x1f\x8b\x08", b"PK\x03\x04"])
-def test_damaged_archives_are_refused(name, content, folder):
+def test_damaged_archives_are_rejected(name, content, folder):
     """The archive is damaged although its md5 is correct."""
     (folder / name).write_bytes(content)
 

@@ -196,7 +196,7 @@ def test_draws_cover_their_range():
         assert np.abs(np.array(counts) - 4000 / len(values)).max() < 5 * np.sqrt(4000 / len(values))
 
 
-def test_reflecting_more_than_the_image_is_refused():
+def test_reflecting_more_than_the_image_is_rejected():
     aug = Augmentation(**{**OFF, "crop_padding": 8, "padding_mode": "reflect"})
     with pytest.raises(ConfigError, match="crop_padding=8: must be less than 8"):
         aug.draw(np.random.default_rng(0), 1, 8, 8)

@@ -48,7 +48,7 @@ def fedexp(*arguments: str) -> int:
         ),
     ],
 )
-def test_invalid_budgets_are_refused(arguments, message, capsys, here):
+def test_invalid_budgets_are_rejected(arguments, message, capsys, here):
     assert main.main(arguments) == 2
     assert message in capsys.readouterr().err
     assert not list(here.iterdir())

@@ -82,7 +82,7 @@ def test_every_model_runs_on_colour_images_or_texts(option):
     assert model.mixes_examples == bool(norms)
 
 
-def test_option_surface():
+def test_every_option_is_listed():
     """New, renamed and removed options appear in the diff."""
     found = set(known_keys(CONF, [])) ^ {*SURFACE.read_text(encoding="utf-8").splitlines()}
     assert not found, "new or lost options; note them with `python tests/test_build.py --write`"
@@ -285,7 +285,7 @@ def test_values_are_converted(annotation, value, expected):
         (tuple[int, ...], [1.5], "key=[1.5]: must be a list of values, each an integer"),
     ],
 )
-def test_wrong_types_are_refused(annotation, value, message):
+def test_wrong_types_are_rejected(annotation, value, message):
     with pytest.raises(ConfigError) as error:
         convert(annotation, value, "key")
     assert str(error.value) == message
@@ -321,7 +321,7 @@ def test_user_class_must_be_named_in_the_users_yaml(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("group", GROUPS)
-def test_class_of_another_group_is_refused(group):
+def test_class_of_another_group_is_rejected(group):
     other = (
         "fedexp.data.partition.IID" if group != "partition" else "fedexp.trackers.base.NoTracker"
     )
@@ -335,7 +335,7 @@ def test_class_of_another_group_is_refused(group):
     assert wanted in str(error.value).splitlines()
 
 
-def test_nested_class_of_another_kind_is_refused():
+def test_nested_class_of_another_kind_is_rejected():
     other = "fedexp.data.partition.IID"
     (line,) = errors_of(f"dataset.augmentation={{_target_: {other}}}")
     allowed = "fedexp.data.augment.Transform or a class that derives from it"
@@ -348,7 +348,7 @@ def test_nested_class_of_another_kind_is_refused():
     )
 
 
-def test_abstract_class_is_refused():
+def test_abstract_class_is_rejected():
     assert errors_of("partition._target_=fedexp.models.Model")[0].startswith(
         "partition._target_=fedexp.models.Model"
     )

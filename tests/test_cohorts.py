@@ -60,7 +60,7 @@ def test_draw_by_round_number_equals_numpy():
         Cohorts(path=None, draw="dice")
 
 
-def test_clients_of_the_file_train(tmp_path):
+def test_clients_named_in_the_file_train(tmp_path):
     simulation = make_simulation(cohorts=Cohorts(path=str(write(tmp_path / "cohorts.json", GOOD))))
     state = simulation.initial_state()
     for number in (1, 2, 3):
@@ -107,7 +107,7 @@ FOUR = [0, 1, 2, 3]
         ),
     ],
 )
-def test_invalid_cohort_file_is_refused(tmp_path, name, content, words):
+def test_invalid_cohort_file_is_rejected(tmp_path, name, content, words):
     if content is not None:
         write(tmp_path / name, content)
     with pytest.raises(ConfigError, match=words) as error:

@@ -113,7 +113,7 @@ def test_completes_user_groups(tmp_path):
         ),
     ],
 )
-def test_invalid_requests_are_refused(arguments, message):
+def test_invalid_requests_are_rejected(arguments, message):
     with pytest.raises(ConfigError, match=message):
         answer_shell(arguments, [CONF])
 

@@ -80,7 +80,7 @@ def npz(**arrays: object) -> bytes:
         ("short.png", png_header(4, 4)),
     ],
 )
-def test_damaged_images_are_refused(name, content, tmp_path):
+def test_damaged_images_are_rejected(name, content, tmp_path):
     write_tree(tmp_path / "images", {"a": 1}, side=16)
     (tmp_path / "images" / "train" / "a" / name).write_bytes(content)
     with pytest.raises(ConfigError, match=f"{name}: this image cannot be read") as error:
@@ -104,7 +104,7 @@ GOOD_LABELS = idx_bytes(np.array([0, 1, 9], np.uint8))
         gzip.compress(GOOD_LABELS, mtime=0),
     ],
 )
-def test_damaged_idx_files_are_refused(content, tmp_path):
+def test_damaged_idx_files_are_rejected(content, tmp_path):
     for name, stored in (("labels", content), ("labels.gz", gzip.compress(content))):
         (tmp_path / name).write_bytes(stored)
         with pytest.raises(ConfigError, match=f"{name}: is corrupt"):
@@ -120,7 +120,7 @@ def test_idx_files_are_read(name, tmp_path):
     assert np.array_equal(read_idx(tmp_path / name, 3)[..., 0], pixels(1, 3, 5, 4))
 
 
-def test_idx_files_of_wrong_rank_are_refused(tmp_path):
+def test_idx_files_of_wrong_rank_are_rejected(tmp_path):
     folder = tmp_path / "MNIST" / "raw"
     folder.mkdir(parents=True)
     for name in ("train-images-idx3", "train-labels-idx1", "t10k-images-idx3", "t10k-labels-idx1"):
@@ -172,7 +172,7 @@ X, WRITER = (pixels(0, 2, 784) / 255).tolist(), leaf_json({"f": (pixels(0, 1, 28
         None,
     ],
 )
-def test_invalid_leaf_samples_are_refused(sample, tmp_path):
+def test_invalid_leaf_samples_are_rejected(sample, tmp_path):
     write_leaf(tmp_path / "femnist" / "train", all_data_7=json.dumps({"user_data": {"f": sample}}))
     write_leaf(tmp_path / "femnist" / "test", all_data_0=WRITER)
     with pytest.raises(ConfigError, match=r"all_data_7\.json: is not a LEAF json file"):
@@ -183,7 +183,7 @@ def test_invalid_leaf_samples_are_refused(sample, tmp_path):
     "text",
     ["[" * 100_000, "\udcff", "3", '{"user_data": 3}', '{"user_data": {"f": {"x": [[', "null"],
 )
-def test_files_not_from_leaf_are_refused(text, tmp_path):
+def test_files_not_from_leaf_are_rejected(text, tmp_path):
     write_leaf(tmp_path / "femnist" / "test", all_data_0=WRITER)
     (tmp_path / "femnist" / "train").mkdir()
     (tmp_path / "femnist" / "train" / "all_data_7.json").write_bytes(
@@ -196,7 +196,7 @@ def test_files_not_from_leaf_are_refused(text, tmp_path):
 @pytest.mark.parametrize(
     "annotations", [b"", b"\xff\xfe", b"x.JPEG\tnowhere\n", b"x.JPEG\n", b"gone.JPEG\tn01\t0\n"]
 )
-def test_invalid_tiny_imagenet_annotations_are_refused(annotations, tmp_path):
+def test_invalid_tiny_imagenet_annotations_are_rejected(annotations, tmp_path):
     root = tmp_path / "tiny-imagenet-200"
     write_tree(root, {"n01/images": 1}, splits=("train",))
     (root / "val" / "images").mkdir(parents=True)
@@ -220,14 +220,14 @@ def test_invalid_tiny_imagenet_annotations_are_refused(annotations, tmp_path):
         npz(embeddings=np.zeros((2, 2)))[:-60],
     ],
 )
-def test_invalid_vectors_are_refused(content, tmp_path):
+def test_invalid_vectors_are_rejected(content, tmp_path):
     path = tmp_path / "vectors.npz"
     path.write_bytes(content)
     with pytest.raises(ConfigError, match=r"vectors\.npz: "):
         read_vectors(path)
 
 
-def test_an_array_that_claims_to_be_huge_is_refused(tmp_path):
+def test_an_array_that_claims_to_be_huge_is_rejected(tmp_path):
     """The file has 100 bytes, and no memory is allocated for the array."""
     header = io.BytesIO()
     np.lib.format.write_array_header_1_0(
@@ -244,7 +244,7 @@ def test_an_array_that_claims_to_be_huge_is_refused(tmp_path):
         load_npz(tmp_path / "y.npz")
 
 
-def test_files_that_unpack_to_too_many_bytes_are_refused():
+def test_files_that_unpack_to_too_many_bytes_are_rejected():
     """The limit is 200 times the size of the file, or 64 MiB if that is larger."""
     check_size(2**26, 1)
     check_size(200 * 2**20, 2**20)
@@ -256,7 +256,7 @@ def test_files_that_unpack_to_too_many_bytes_are_refused():
     "text",
     ["", "[]", '{"a": 1.0}', '{"a": 1}', '{"a": 0, "b": 0}', "{}", "[" * 100_000, '{"a": true}'],
 )
-def test_invalid_vocabularies_are_refused(text, tmp_path):
+def test_invalid_vocabularies_are_rejected(text, tmp_path):
     (tmp_path / "vocab.json").write_text(text)
     with pytest.raises(ConfigError, match=r"vocab\.json: "):
         read_vocabulary(tmp_path / "vocab.json")
@@ -266,7 +266,7 @@ def test_invalid_vocabularies_are_refused(text, tmp_path):
     "text",
     [b"", b"label\n1\n", b"title,label\na\n", b'title,label\n"a', b"\xff", b"title,title,x\n"],
 )
-def test_invalid_csv_texts_are_refused(text, tmp_path):
+def test_invalid_csv_texts_are_rejected(text, tmp_path):
     (tmp_path / "train.csv").write_bytes(text)
     with pytest.raises(ConfigError, match=r"train\.csv"):
         read_texts([tmp_path / "train.csv"], 8)
@@ -373,7 +373,7 @@ def images_with(folder: Path, name: str) -> Path:
 @pytest.mark.parametrize(
     "kind", ["a link to nothing", "a link to itself", "a pipe", "a circle of folders"]
 )
-def test_pipes_and_broken_links_are_refused(kind, tmp_path):
+def test_pipes_and_broken_links_are_rejected(kind, tmp_path):
     """Reading a pipe would block, and a circular link would repeat a folder 40 times."""
     path = images_with(tmp_path, "loop" if kind == "a circle of folders" else "1.png")
     match kind:

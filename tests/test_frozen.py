@@ -126,7 +126,7 @@ def test_engines_agree_on_frozen_parameters(name, engines):
         assert_equal(other, states[0], atol=1e-12)
 
 
-def test_freezing_all_parameters_is_refused():
+def test_freezing_all_parameters_is_rejected():
     with pytest.raises(
         ConfigError, match=r"model: all parameters are frozen .* at least one must be trainable"
     ):
@@ -134,7 +134,7 @@ def test_freezing_all_parameters_is_refused():
 
 
 @one_of_each_kind("name", ROWS, *PER_PARAMETER, "heads", "initial_params")
-def test_a_frozen_classifier_works_or_is_refused(name):
+def test_a_frozen_classifier_works_or_is_rejected(name):
     """It is refused, with one message, only if the algorithm treats the classifier separately."""
     if ROWS[name].cls.must_train:
         with pytest.raises(
@@ -151,7 +151,7 @@ def test_a_frozen_classifier_works_or_is_refused(name):
 
 
 @pytest.mark.parametrize(("sizes", "batch_size"), [((4, 5, 3), 1), ((1, 1, 1), 4)])
-def test_batch_norm_without_two_examples_at_a_time_is_refused(sizes, batch_size):
+def test_batch_norm_without_two_examples_at_a_time_is_rejected(sizes, batch_size):
     local = replace(LOCAL, batch_size=batch_size)
     message = (
         rf"local.batch_size={batch_size}: no client has a batch of at least two .*; use a larger"
@@ -162,7 +162,7 @@ def test_batch_norm_without_two_examples_at_a_time_is_refused(sizes, batch_size)
     assert make_simulation(sizes=sizes, local=local).left_out == {}  # without batch norm
 
 
-def test_task_without_batches_of_two_is_refused():
+def test_task_without_batches_of_two_is_rejected():
     """Two tasks of two classes each, with 14 examples per task among 14 clients."""
     with pytest.raises(ConfigError, match=r"no client of task 1 has a batch"):
         stream(FedAvg(), model=Normed(), sizes=(1,) * 14, surrogate=0.0)

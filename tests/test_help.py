@@ -62,14 +62,14 @@ def test_lines_fit_into_100_columns():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("knob", KNOB.findall(KNOBS), ids="=".join)
-def test_every_knob_accepts_its_value(knob: tuple[str, str]):
+def test_every_listed_option_accepts_its_value(knob: tuple[str, str]):
     key, value = knob
     if key.startswith("hydra."):
         pytest.skip("Hydra's own")
     check(normalise([*COMPANIONS.get(key, []), f"{key}={value}"], [CONF]))
 
 
-def test_seed_knobs_exist():
+def test_each_seed_can_be_set():
     names = re.findall(r"seeds\.[a-z]+", KNOBS)
     assert len(names) == 3
     check([f"{name}=7" for name in names])

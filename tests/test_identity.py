@@ -175,7 +175,7 @@ def test_fingerprint_depends_on_surrogate_and_domain_data(tmp_path, monkeypatch)
     )
 
 
-def test_published_data_count_by_name(tmp_path):
+def test_published_data_are_identified_by_name(tmp_path):
     """The first run downloads cinic10, so its files may appear between two commands."""
     values = [
         resolve(composed("dataset=cinic10", f"data_dir={tmp_path / name}")) for name in ("a", "b")
@@ -184,7 +184,7 @@ def test_published_data_count_by_name(tmp_path):
     assert fingerprint(values[0]) == fingerprint(values[1])
 
 
-def test_partition_file_counts_by_content(tmp_path):
+def test_partition_file_is_identified_by_content(tmp_path):
     digests = []
     for name, text in (("a", "[[0]]"), ("b", "[[0]]"), ("c", "[[1]]")):
         (tmp_path / f"{name}.json").write_text(text)

@@ -61,13 +61,13 @@ def test_image_modes_are_converted(mode, suffix, channels, tmp_path):
         Image.fromarray(RAMP.astype(np.float32) / 255),
     ],
 )
-def test_pixels_without_a_known_white_are_refused(image, channels, tmp_path):
+def test_pixels_without_a_known_white_are_rejected(image, channels, tmp_path):
     image.save(path := tmp_path / "image.tif")
     with pytest.raises(ConfigError, match=r"image\.tif: .* save the image with 8 or 16 bits"):
         _read_image(str(path), Form(channels))
 
 
-def test_16_bits_with_a_sign_are_refused(tmp_path):
+def test_16_bits_with_a_sign_are_rejected(tmp_path):
     Image.fromarray(RAMP.astype(np.int32)).save(
         path := tmp_path / "image.tif", tiffinfo={258: 16, 339: 2}
     )

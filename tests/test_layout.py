@@ -87,7 +87,7 @@ def test_no_modules_import_each_other_in_a_circle():
     assert not left, "in a circle, or above one: " + ", ".join(sorted(left))
 
 
-def test_every_module_has_a_room():
+def test_every_package_has_a_floor():
     rooms = {path.name for path in PACKAGE.iterdir() if path.is_dir() and list(path.rglob("*.py"))}
     assert rooms == set(FLOOR)
 

@@ -170,7 +170,7 @@ def test_engines_agree_on_adapters(name):
         ),
     ],
 )
-def test_unsupported_layers_are_refused(model, message):
+def test_unsupported_layers_are_rejected(model, message):
     shape = (1, 6, 6) if isinstance(model, Own) else (3, 224, 224)
     with (
         pytest.raises(ConfigError, match=message),

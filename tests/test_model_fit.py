@@ -47,7 +47,7 @@ class Weighted(Fixed):
         return network
 
 
-def test_a_model_for_other_channels_is_refused_with_both_shapes():
+def test_a_model_for_other_channels_is_rejected_with_both_shapes():
     said = (
         r"model: its network cannot process images of 1 x 6 x 6 \(channels x height x width\):"
         r" .*expected input"
@@ -56,12 +56,12 @@ def test_a_model_for_other_channels_is_refused_with_both_shapes():
         make_simulation(model=Fixed(channels=5))
 
 
-def test_a_model_for_fewer_classes_is_refused():
+def test_a_model_for_fewer_classes_is_rejected():
     with pytest.raises(ConfigError, match=r"have shape \[2, 1\], but must have shape \[2, "):
         make_simulation(model=Fixed(channels=1, classes=1))
 
 
-def test_a_file_of_weights_that_is_not_there_is_bad_input(tmp_path, monkeypatch):
+def test_a_missing_weights_file_is_bad_input(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(
         ConfigError, match=r"model: Weighted cannot read nowhere\.pt \(No such file"

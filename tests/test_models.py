@@ -237,7 +237,7 @@ def test_resnet56_initialisation_matches_fedalign():
         ("resnet10", DIGITS, "at least 9 x 9 pixels, but the images have 8 x 8"),
     ],
 )
-def test_too_small_images_are_refused(spec, shape, message):
+def test_too_small_images_are_rejected(spec, shape, message):
     with pytest.raises(ConfigError, match=message):
         load(spec).build(shape, 10)
 
@@ -257,7 +257,7 @@ VALID = {"channels": (32, 64), "kernel": 5, "padding": 2, "hidden": (512,)}
         ),
     ],
 )
-def test_invalid_options_are_refused(cls, values, key):
+def test_invalid_options_are_rejected(cls, values, key):
     with pytest.raises(ConfigError, match=key):
         cls(**values)
 

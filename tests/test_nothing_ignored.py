@@ -176,7 +176,7 @@ def test_changed_key_changes_the_outcome(key, usual, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("key", REFUSED)
-def test_unused_key_is_refused(key, tmp_path):
+def test_unused_key_is_rejected(key, tmp_path):
     with pytest.raises(ConfigError, match=rf"^{key}=[^\n]*$"):
         train(tmp_path / "run", f"{'++' if key == 'surrogate.options' else ''}{key}={REFUSED[key]}")
     assert not (tmp_path / "run").exists()
@@ -206,7 +206,7 @@ def keys_of(node: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
 
 
 @pytest.mark.parametrize("choice", UNUSED)
-def test_typed_option_without_effect_is_refused(choice, tmp_path):
+def test_typed_option_without_effect_is_rejected(choice, tmp_path):
     """All keys are reported at once, also those in a mapping."""
     keys = [each.partition("=")[0] for each in UNUSED[choice]]
     with pytest.raises(ConfigError) as error:

@@ -249,7 +249,7 @@ ROWS = first_of_each_class(SHIPPED, CONTINUAL)
 
 
 @one_of_each_kind("name", ROWS, *KEPT, *DRAWN, *ON_THE_SERVER, *STRUCTURE, "own_step", "public")
-def test_algorithms_support_or_refuse_server_optimizers(name):
+def test_algorithms_support_or_reject_server_optimizers(name):
     row = ROWS[name]
     algorithm, server = row.make(), ServerOptimizer(optimizer="adam", lr=0.01)
     problems = list(server_problems(algorithm, server))
@@ -350,7 +350,7 @@ def test_rounds_equal_torch(name):
         assert_equal(state.server["params"], {k: v.detach() for k, v in w.items()}, atol=1e-12)
 
 
-def test_a_warmup_of_all_rounds_is_refused():
+def test_a_warmup_of_all_rounds_is_rejected():
     with pytest.raises(
         ConfigError, match=r"local\.warmup=3: must be less than the number of rounds, 3"
     ):

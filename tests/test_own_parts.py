@@ -39,7 +39,7 @@ class Reduced(FedAvg):
 
 
 @pytest.mark.parametrize("engine", PAIR)
-def test_reduced_example_loss_is_refused(engine):
+def test_reduced_example_loss_is_rejected(engine):
     # A mean counts the rows that pad a short batch on the vectorised engine.
     simulation = make_simulation(Reduced(), engine=engine)
     with pytest.raises(ConfigError, match=r"returned a tensor of shape \[\]; .* of shape \[\d+\]"):
@@ -87,7 +87,7 @@ class Clipped(FedAvg):
 
 
 @pytest.mark.parametrize("value", [float("inf"), float("-inf"), float("nan")])
-def test_value_that_is_not_finite_is_refused(value):
+def test_value_that_is_not_finite_is_rejected(value):
     assert make(Clipped, {"clip": 2.0}, "algorithm.").clip == 2
     for key, wrong in (("clip", value), ("more", [1, [value]]), ("more", {"a": value})):
         with pytest.raises(ConfigError, match=rf"algorithm\.{key}=.*: must be finite"):
@@ -149,7 +149,7 @@ def test_metric_cannot_use_a_reserved_name(given, file, options, tmp_path):
     assert (tmp_path / "run" / "rounds.csv").exists() == (file == "clients")
 
 
-def test_reserved_name_is_refused_with_personal_models():
+def test_reserved_name_is_rejected_with_personal_models():
     own, evaluate = FedRep(head_epochs=1), ["global", "personal"]
     with pytest.raises(ConfigError, match=r"rounds\.csv already has a value named lr"):
         check_names(make_simulation(own, forgetting_metric=Own(columns=("lr",)), evaluate=evaluate))
@@ -175,7 +175,7 @@ def test_summary_is_computed_after_training(tmp_path):
     )
 
 
-def test_metrics_with_equal_names_are_refused(tmp_path):
+def test_metrics_with_equal_names_are_rejected(tmp_path):
     """Both values are nan until the second round."""
     with pytest.raises(
         ConfigError,
@@ -300,7 +300,7 @@ GIVEN: dict[str, Any] = {
         ({"classes": ["a", "b", "c", "a", "b"]}, "class names must .* are repeated: a, b$"),
     ],
 )
-def test_invalid_arrays_are_refused(changed, message):
+def test_invalid_arrays_are_rejected(changed, message):
     assert len(Given(**GIVEN, changed={}).load().y_train) == 4
     with pytest.raises(ConfigError, match="dataset=given: " + message):
         Given(**GIVEN, changed=changed).load()
@@ -331,7 +331,7 @@ def test_resume_detects_changed_arrays(tmp_path):
     origin.check_data(tmp_path, marks, {}, data)
 
 
-def test_files_of_a_data_set_count_by_their_bytes(tmp_path):
+def test_files_of_a_data_set_are_identified_by_their_bytes(tmp_path):
     """The arrays do not count, since another version of a decoder may return others."""
     (tmp_path / "a.jpg").write_bytes(b"1")
     source = FromFiles(**GIVEN | {"data_dir": str(tmp_path)}, changed={})
@@ -350,7 +350,7 @@ class Shadowing(Given):
     kind: str = "red"
 
 
-def test_field_that_hides_an_attribute_is_refused():
+def test_field_that_hides_an_attribute_is_rejected():
     built = replace(build(composed()), dataset=Shadowing(**GIVEN, changed={}))
     assert any(
         "dataset.kind: Shadowing has a field `kind`" in said for said in task_problems(built)
@@ -381,7 +381,7 @@ class Fixed(Partitioner):
         (None, "must give a list of example indices for each client"),
     ],
 )
-def test_invalid_partition_is_refused(parts, message):
+def test_invalid_partition_is_rejected(parts, message):
     labels, rng = np.array([0, 1, 0, 1]), np.random.default_rng(0)
     with pytest.raises(ConfigError, match="partition: Fixed " + message):
         Fixed(parts=parts).split(labels, 2, rng)

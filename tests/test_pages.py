@@ -51,7 +51,7 @@ OTHERS = ["REPRODUCTION.md", "CHANGELOG.md", "benchmarks/README.md", "benchmarks
 
 
 @pytest.mark.parametrize("name", [*NAMES, *OTHERS])
-def test_links(name):
+def test_links_of_each_page_are_valid(name):
     assert not list(wrong_links(ROOT / name, read(ROOT / name)))
 
 

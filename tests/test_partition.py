@@ -414,7 +414,7 @@ def test_hash_ignores_order_within_clients():
     )
 
 
-def test_build_refuses_invalid_parts():
+def test_build_rejects_invalid_parts():
     labels = np.zeros(4, dtype=int)
     for parts in ([[0, 1], [1, 2]], [[0, 4]], [[-1, 0]], [[0], []]):
         with pytest.raises((AssertionError, IndexError)):
@@ -436,7 +436,7 @@ def test_save_and_load(name, tmp_path):
     assert list(tmp_path.iterdir()) == [path]  # no temporary file left
 
 
-def test_load_refuses_damaged_files(tmp_path):
+def test_load_rejects_damaged_files(tmp_path):
     path = tmp_path / "partition.npz"
     with pytest.raises(ConfigError, match=r"partition\.npz"):
         Partition.load(path)
@@ -540,12 +540,12 @@ def test_missing_partition_file(tmp_path):
         (Shards(shards_per_client=51, sort_by_label=True), 10, "at most 50, so that each shard"),
     ],
 )
-def test_impossible_settings_are_refused(partitioner, clients, message):
+def test_impossible_settings_are_rejected(partitioner, clients, message):
     with pytest.raises(ConfigError, match=re.escape(message)):
         partitioner.split(balanced(), clients, rng())
 
 
-def test_more_clients_than_owners_are_refused():
+def test_more_clients_than_owners_are_rejected():
     with pytest.raises(ConfigError, match="num_clients=6: must be at most 5"):
         Natural().split(balanced(), 6, rng(), np.arange(500) // 100)
 
@@ -717,7 +717,7 @@ def test_data_draws_depend_only_on_the_partition_seed(options, drawn, monkeypatc
     assert all(draw(seed) != first for seed in (1, 2))
 
 
-def test_partition_file_with_public_examples_is_refused(tmp_path):
+def test_partition_file_with_public_examples_is_rejected(tmp_path):
     labels = np.arange(20) % 2
     path = tmp_path / "parts.json"
     path.write_text(json.dumps([[0, 1, 2], [5, 6]]))

@@ -124,7 +124,7 @@ def test_regular_accepts_files_only(tmp_path):
             regular(path)
 
 
-def test_zip_bomb_is_refused(tmp_path):
+def test_zip_bomb_is_rejected(tmp_path):
     """128 MB of zeros are packed to a thousandth."""
     path = tmp_path / "partition.npz"
     with (
@@ -150,7 +150,7 @@ def npy(kind: str, shape: tuple[int, ...]) -> bytes:
     return header.getvalue()
 
 
-def test_array_of_elements_without_size_is_refused(tmp_path):
+def test_array_of_elements_without_size_is_rejected(tmp_path):
     """200 bytes have 10^9 class names."""
     with zipfile.ZipFile(tmp_path / "partition.npz", "w") as packed:
         packed.writestr("classes.npy", npy("|S0", (10**9,)))
@@ -158,7 +158,7 @@ def test_array_of_elements_without_size_is_refused(tmp_path):
         load_npz(tmp_path / "partition.npz")
 
 
-def test_matrix_larger_than_its_file_is_refused(tmp_path):
+def test_matrix_larger_than_its_file_is_rejected(tmp_path):
     (tmp_path / "x.npy").write_bytes(npy("<f4", (10**12, 10**4)))
     with pytest.raises(ConfigError, match="does not contain a matrix of numbers"):
         read_matrix(tmp_path / "x.npy")
@@ -177,7 +177,7 @@ def test_matrix_larger_than_its_file_is_refused(tmp_path):
         ),
     ],
 )
-def test_table_with_rows_far_apart_is_refused(tmp_path, name, columns, row):
+def test_table_with_rows_far_apart_is_rejected(tmp_path, name, columns, row):
     """60,000 rounds and as many classes, tasks or layers are a matrix of 29 GB."""
     rows = [columns, *(row.format(i=i) for i in range(60_000))]
     (tmp_path / name).write_text("\n".join(rows) + "\n")
@@ -186,7 +186,7 @@ def test_table_with_rows_far_apart_is_refused(tmp_path, name, columns, row):
     assert f"{name}: has 60000 rows too far apart" in run.describe_damage()
 
 
-def test_history_with_too_many_classes_is_refused(tmp_path):
+def test_history_with_too_many_classes_is_rejected(tmp_path):
     """Two files of 72 kB have 1,000 rounds of 8,000,000 classes (64 GB)."""
     arrays = {"indices": np.arange(1), "sizes": np.array([1]), "info": np.array("{}")}
     arrays["hash"] = np.array(partition_hash([arrays["indices"]]))
@@ -200,7 +200,7 @@ def test_history_with_too_many_classes_is_refused(tmp_path):
         load_history(tmp_path)
 
 
-def test_local_models_of_an_invalid_round_are_refused(tmp_path):
+def test_local_models_of_an_invalid_round_are_rejected(tmp_path):
     """Figures have one point per round up to the last one."""
     arrays = {"indices": np.arange(1), "sizes": np.array([1]), "info": np.array("{}")}
     arrays["hash"] = np.array(partition_hash([arrays["indices"]]))
@@ -224,7 +224,7 @@ def test_local_models_of_an_invalid_round_are_refused(tmp_path):
     ],
 )
 @pytest.mark.filterwarnings("ignore")
-def test_tensor_larger_than_its_storage_is_refused(tmp_path, value, message):
+def test_tensor_larger_than_its_storage_is_rejected(tmp_path, value, message):
     torch.save({"server": {"a": torch.zeros(3).expand(2, 3)}}, tmp_path / "x.pt")
     assert storage.load_tree(tmp_path / "x.pt")["server"]["a"].shape == (2, 3)
     torch.save({"server": {"a": value}}, tmp_path / "x.pt")
@@ -233,7 +233,7 @@ def test_tensor_larger_than_its_storage_is_refused(tmp_path, value, message):
             storage.load_tree(tmp_path / "x.pt", mapped)
 
 
-def test_compressed_checkpoint_is_refused(tmp_path):
+def test_compressed_checkpoint_is_rejected(tmp_path):
     """torch does not compress; zeros would be packed to a thousandth."""
     torch.save({"a": torch.zeros(100_000)}, tmp_path / "x.pt")
     with (

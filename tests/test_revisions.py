@@ -232,7 +232,7 @@ def test_outdated_run_is_shown_without_verdict(tmp_path):
     assert set(table.loc[table["n"] > 0, "protocol"]) == {"full"}
 
 
-def test_weights_count_by_content(tmp_path):
+def test_weights_are_identified_by_content(tmp_path):
     for name, content in (("a", b"1"), ("b", b"1"), ("c", b"2")):
         (tmp_path / name).mkdir()
         (tmp_path / name / "w.pth").write_bytes(content)

@@ -75,7 +75,7 @@ def test_validation_image_is_never_trained_on(withheld):
         assert not held & set((np.concatenate(used) % size).tolist())
 
 
-def test_rotations_refuse_validation_per_client():
+def test_rotations_reject_validation_per_client():
     lines = "scenario=rotations", "validation.fraction=0.1", "validation.per_client=true"
     with pytest.raises(ConfigError, match="per_client=true: with scenario=rotations"):
         prepare(build(composed(*lines)))
@@ -88,7 +88,7 @@ def test_angles_must_differ():
         rotations([0.0, 360.0])
 
 
-def test_rotations_refuse_texts():
+def test_rotations_reject_texts():
     loads = Loads(images())
     loads.data = type("Text", (), {"name": "novels"})()
     with pytest.raises(ConfigError, match=r"scenario=rotations: .* novels contains texts"):

@@ -51,12 +51,12 @@ def test_reported_value_of_each_rule(value, accuracy, forgetting):
 @pytest.mark.parametrize(
     "value", ["ema", "ema(1)", "ema(1.5)", "mean_of_last(0)", "mean_of_last", "median"]
 )
-def test_invalid_rule_is_refused(value):
+def test_invalid_rule_is_rejected(value):
     with pytest.raises(ValueError, match=r"report\.value="):
         Rule(value)
 
 
-def test_unknown_view_is_refused():
+def test_unknown_view_is_rejected():
     with pytest.raises(ValueError, match=r"report\.view=mirrored"):
         Rule("last", "mirrored")
 

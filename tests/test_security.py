@@ -139,7 +139,7 @@ class Thief:
         (["tracker.name=x", "tracker.tags=[entity]", "resume=x"], False),
     ],
 )
-def test_tracker_destination_from_the_run_directory_is_refused(overrides, refused):
+def test_tracker_destination_from_the_run_directory_is_rejected(overrides, refused):
     tracker = TensorBoard(logdir="/home")
     if refused:
         with pytest.raises(ConfigError, match="says where the run is tracked"):
@@ -221,7 +221,7 @@ def test_torchvision_weights_are_read_with_weights_only(monkeypatch):
 @pytest.mark.parametrize(
     "path", ["pandas", "./pandas", "hf://datasets/pandas", "a/b/c", "script.py", ""]
 )
-def test_hugging_face_loader_names_are_refused(path, monkeypatch):
+def test_hugging_face_loader_names_are_rejected(path, monkeypatch):
     """`pandas` would unpickle files in the working directory."""
     monkeypatch.setitem(sys.modules, "datasets", None)
     allowed = (
@@ -249,7 +249,7 @@ def test_folder_named_like_a_loader_is_read_as_a_folder(tmp_path, monkeypatch):
         (b"\xff\xfe", "must be an existing matplotlib style file"),
     ],
 )
-def test_style_file_that_runs_latex_is_refused(tmp_path, style, said):
+def test_style_file_that_runs_latex_is_rejected(tmp_path, style, said):
     (tmp_path / "evil.mplstyle").write_bytes(style)
     with pytest.raises(ConfigError, match=said):
         Pictures(style=str(tmp_path / "evil.mplstyle"))

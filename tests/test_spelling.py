@@ -149,7 +149,7 @@ def test_removed_working_directory_is_one_message(tmp_path, monkeypatch, capsys)
     )
 
 
-def test_resume_refuses_another_run_directory(tmp_path):
+def test_resume_rejects_another_run_directory(tmp_path):
     (tmp_path / ".hydra").mkdir()
     (tmp_path / ".hydra" / "overrides.yaml").write_text("- rounds=1\n")
     (tmp_path / "config.yaml").write_text("rounds: 1\n")

@@ -200,7 +200,7 @@ def test_server_keeps_and_sends_images():
     assert sorted(plan["order"]) == list(range(8))
 
 
-def test_runs_without_new_classes_are_refused():
+def test_runs_without_new_classes_are_rejected():
     with pytest.raises(ConfigError, match="scenario=class_incremental"):
         make_simulation(TARGET_)
     with pytest.raises(ConfigError, match=r"algorithm\.batch_size"):

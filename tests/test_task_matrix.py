@@ -26,7 +26,7 @@ BY_HAND = {
 
 
 @pytest.mark.parametrize("name", MEASURES)
-def test_by_hand(name):
+def test_measure_by_hand(name):
     assert MEASURES[name](A, INITIAL) == pytest.approx(BY_HAND[name], abs=1e-15)
 
 
@@ -123,7 +123,7 @@ def test_report_writes_measures_to_a_table(finished, capsys):
     assert "forward_transfer" in (finished / "table.csv").read_text().splitlines()[0]
 
 
-def test_unknown_measure_is_refused(finished, capsys):
+def test_unknown_measure_is_rejected(finished, capsys):
     assert call("report", [str(finished), "--metric", "forgeting_from_best"]) == 2
     said = capsys.readouterr().err
     assert "forgeting_from_best" in said

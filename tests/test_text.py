@@ -314,7 +314,7 @@ def test_wrong_files_are_named(files, message, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["train.txt", "class.txt"])
-def test_files_in_another_encoding_are_refused(name, tmp_path):
+def test_files_in_another_encoding_are_rejected(name, tmp_path):
     folder = write(tmp_path, **TXT)
     (folder / name).write_bytes("a\t0\n新闻\t1\n".encode("gb18030"))
     assert re.search(rf"{name}: .*utf-8", message_of(dataset(tmp_path).load))
@@ -465,7 +465,7 @@ def test_textcnn_equals_loops():
         torch.testing.assert_close(got, want, rtol=1e-12, atol=1e-12)
 
 
-def test_texts_shorter_than_a_filter_are_refused():
+def test_texts_shorter_than_a_filter_are_rejected():
     with pytest.raises(
         ConfigError,
         match=re.escape("model.heights=[2, 3, 4]: needs texts of at least 4 characters"),
