@@ -758,7 +758,7 @@ def test_fedprox_gradient_is_mu_times_distance():
         (FedNTD, {"distance": "mse", "lambda_": 0.5}, "algorithm.lambda_"),
     ],
 )
-def test_parameters_out_of_range_are_refused(cls, changes, key):
+def test_parameters_out_of_range_are_rejected(cls, changes, key):
     values = (NTD if cls is FedNTD else {}) | changes
     with pytest.raises(ConfigError, match=f"^{key}="):
         cls(**values)

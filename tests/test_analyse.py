@@ -340,7 +340,7 @@ def test_tsne_of_two_runs(run, others, capsys, monkeypatch):
         draw_picture({"kind": "joint_tsne"}, settings_of(run.directory), "FedNTD Fig. 21")
 
 
-def test_tsne_refuses_runs_that_do_not_match(run, others, capsys):
+def test_tsne_rejects_runs_that_do_not_match(run, others, capsys):
     copy, wide = map(str, others)
     for arguments, words in (
         (["--with", str(run.directory)], "the same run is given twice"),

@@ -233,19 +233,19 @@ def test_list_of_analyses_on_the_command_line():
         ("[weight_divergence,weight_divergence]", "must be without duplicates"),
     ],
 )
-def test_invalid_options_are_refused(overrides, message):
+def test_invalid_options_are_rejected(overrides, message):
     with pytest.raises(ConfigError, match=message):
         built_from(*f"analysis={overrides}".split())
 
 
-def test_rounds_after_the_last_one_are_refused():
+def test_rounds_after_the_last_one_are_rejected():
     with pytest.raises(
         ConfigError, match=r"analysis.rounds: round 4 is after the last round \(rounds=3\)"
     ):
         make_simulation(analysis=WeightDivergence(rounds=[1, 4], every=1))
 
 
-def test_gradient_diversity_refuses_task_heads():
+def test_gradient_diversity_rejects_task_heads():
     measured = {"scenario": TWO_TASKS, "sizes": (2, 3), "analysis": GradientDiversity(**IN_ALL)}
     with pytest.raises(
         ConfigError,
@@ -304,7 +304,7 @@ def test_cka_compares_the_models_before_and_after_a_round():
     assert 0 < linear_cka(*found) < 1 - 1e-6
 
 
-def test_cka_refuses_a_model_without_features():
+def test_cka_rejects_a_model_without_features():
     simulation = make_simulation(analysis=CKA(**IN_ALL))
     simulation.runtime.net.module = LogitsOnly(torch.nn.Sequential(torch.nn.Linear(36, 4)))
     with pytest.raises(ConfigError, match=r"analysis=cka: needs the model's features.* layers: 0"):

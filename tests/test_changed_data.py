@@ -238,7 +238,7 @@ def test_fingerprint_depends_on_bytes(tmp_path):
     assert fingerprint(with_recorded_marks(config, found)) == before
 
 
-def test_changed_data_are_refused_unless_accepted(tmp_path, caplog):
+def test_changed_data_are_rejected_unless_accepted(tmp_path, caplog):
     config, directory = photos(tmp_path), tmp_path / "run"
     first = origin.current_marks(config, {})
     note(directory, config, first)

@@ -106,7 +106,7 @@ def test_two_damaged_checkpoints_are_both_named(undisturbed, tmp_path):
     assert checkpoint.load(directory) is None
 
 
-def test_flipped_bit_is_refused_or_harmless(tmp_path):
+def test_flipped_bit_is_rejected_or_harmless(tmp_path):
     path, value = (
         tmp_path / "tree.pt",
         {"a": torch.arange(9.0), "b": {"c": 3, "d": 0.5}, "e": torch.tensor([1, 2])},

@@ -861,7 +861,7 @@ def test_methods_for_tasks_need_a_scenario():
 
 
 @pytest.mark.parametrize("algorithm", [CFeD(**CFED), FedDMC(**DMC)], ids=["CFeD", "FedDMC"])
-def test_missing_surrogate_is_refused(algorithm):
+def test_missing_surrogate_is_rejected(algorithm):
     with pytest.raises(ConfigError, match=r"needs unlabelled examples: set surrogate.dataset="):
         stream(algorithm, surrogate=0.0)
 

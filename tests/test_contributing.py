@@ -76,7 +76,7 @@ def reference(workplace: Path) -> pd.DataFrame:
     return rounds(workplace / "reference")
 
 
-def test_algorithm(workplace: Path, reference: pd.DataFrame):
+def test_algorithm_example_of_the_page_runs(workplace: Path, reference: pd.DataFrame):
     done = follow(workplace, "algorithm", "hydra.run.dir=smoothed")
     assert done.returncode == 0, done.stderr
     source, option = (
@@ -93,7 +93,7 @@ def test_algorithm(workplace: Path, reference: pd.DataFrame):
 
 
 @pytest.mark.parametrize("name", ["anchored", "reminded"])
-def test_algorithms_with_state(workplace: Path, reference: pd.DataFrame, name: str):
+def test_algorithm_examples_with_state_run(workplace: Path, reference: pd.DataFrame, name: str):
     choice = ["--config-dir", "conf_mine", f"algorithm={name}"]
     done = fedexp(workplace, *choice, *SMALL, f"hydra.run.dir={name}")
     assert done.returncode == 0, done.stderr
@@ -102,14 +102,14 @@ def test_algorithms_with_state(workplace: Path, reference: pd.DataFrame, name: s
     assert (found["train_loss"][1:] != reference["train_loss"][1:]).all()
 
 
-def test_check_of_the_page(workplace: Path):
+def test_check_example_of_the_page_runs(workplace: Path):
     page = PAGE.read_text(encoding="utf-8")
     code = page.partition("### Check it\n\n```python\n")[2].partition("```\n")[0]
     environment = os.environ | {"PYTHONPATH": f".{os.pathsep}{Path(trust.__file__).parents[2]}"}
     subprocess.run([sys.executable, "-c", code], cwd=workplace, env=environment, check=True)
 
 
-def test_metric_and_algorithm_without_smoothing(workplace: Path, reference: pd.DataFrame):
+def test_metric_example_adds_a_column(workplace: Path, reference: pd.DataFrame):
     # The metric adds a column, and smoothing=0 equals FedAvg.
     done = follow(
         workplace,
@@ -131,7 +131,7 @@ def test_metric_and_algorithm_without_smoothing(workplace: Path, reference: pd.D
     assert table["worst_class_forgetting"][2] == (accuracy.loc[1] - accuracy.loc[2]).max()
 
 
-def test_data_set(workplace: Path):
+def test_data_set_example_is_read(workplace: Path):
     none = Augmentation(crop_padding=0, padding_mode="zero", flip=False, cutout=0, rotation=0.0)
     digits = Digits(
         name="digits",
@@ -165,7 +165,7 @@ def test_data_set(workplace: Path):
     assert clients[clients["round"] == 1]["examples"].sum() == len(arrays["y_train"])
 
 
-def test_partition(workplace: Path):
+def test_partition_example_sets_the_client_sizes(workplace: Path):
     (line,) = [c for c in COMMANDS.findall(PAGE.read_text(encoding="utf-8")) if "partition=" in c]
     small = [option for option in SMALL if not option.startswith("min_size")]  # lda's alone
     done = fedexp(
@@ -179,7 +179,7 @@ def test_partition(workplace: Path):
         assert json.loads(str(saved["info"]))["exponent_used"] == 1.0
 
 
-def test_model(workplace: Path):
+def test_model_example_trains(workplace: Path):
     done = follow(workplace, "model", "hydra.run.dir=perceptron", "model.freeze=[hidden]")
     assert done.returncode == 0, done.stderr
     assert "are frozen (requires_grad=False)" in done.stderr
@@ -188,7 +188,7 @@ def test_model(workplace: Path):
     assert "model.head=fd: must be the name of the last layer" in wrong.stderr
 
 
-def test_tracker(workplace: Path):
+def test_tracker_example_writes_its_file(workplace: Path):
     shared = [option for option in SMALL if not option.startswith("tracker")]
     command = ["--config-dir", "conf_mine", "tracker=[lines,wandb]", "tracker.wandb.mode=offline"]
     done = fedexp(workplace, *command, *shared, "hydra.run.dir=lines")

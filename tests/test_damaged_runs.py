@@ -165,7 +165,7 @@ def test_table_of_all_runs_leaves_out_damaged_runs(sweep, name, damage, capsys):
 
 
 @pytest.mark.parametrize(("name", "damage"), sample(6))
-def test_push_refuses_damaged_runs(sweep, name, damage, capsys):
+def test_push_rejects_damaged_runs(sweep, name, damage, capsys):
     job = hurt(sweep, name, damage)
     assert call("push", [str(job), "--mode", "offline"]) == 2
     told = capsys.readouterr().err.splitlines()
@@ -270,7 +270,7 @@ def test_damaged_marker_or_lock_is_ignored(sweep):
 
 
 @pytest.mark.parametrize("left", ["nothing else", "a table"])
-def test_refused_job_is_not_damaged(tmp_path, caplog, monkeypatch, left):
+def test_rejected_job_is_not_damaged(tmp_path, caplog, monkeypatch, left):
     """But tables of rounds without a configuration are damage."""
     monkeypatch.setattr(logging.getLogger("fedexp"), "propagate", True)
     (tmp_path / "summary.json").write_text(

@@ -59,7 +59,7 @@ def test_panels_use_target_names_of_the_summary():
 
 
 @pytest.mark.parametrize("project", ["fedexp", "a/b/c", "/fedexp", "team/"])
-def test_invalid_project_is_refused(project, capsys):
+def test_invalid_project_is_rejected(project, capsys):
     assert call("dashboard", [project, "--print"]) == 2
     assert (
         capsys.readouterr().err

@@ -257,7 +257,7 @@ def test_download_failure_lists_files_and_md5(no_network, tmp_path):
     assert len({url.split("/")[2] for url in no_network}) == 2
 
 
-def test_unequal_numbers_of_images_and_labels_are_refused(mnist_files, tmp_path):
+def test_unequal_numbers_of_images_and_labels_are_rejected(mnist_files, tmp_path):
     files = {**mnist_files, "train-labels-idx1-ubyte": idx_bytes(np.zeros(5, np.uint8))}
     write_raw(tmp_path / "MNIST" / "raw", files)
     with pytest.raises(ConfigError, match="6 images and 5 labels"):
@@ -508,7 +508,7 @@ def test_tree_without_test_folder_is_split(tmp_path):
         load_folder(tmp_path, "dataset.test_fraction=0.4")
 
 
-def test_images_of_unequal_size_are_refused_or_resized(tmp_path):
+def test_images_of_unequal_size_are_rejected_or_resized(tmp_path):
     write_tree(tmp_path / "images", {"a": 2})
     write_image(tmp_path / "images" / "train" / "a" / "wide.png", np.full((6, 9, 3), 77, np.uint8))
     with pytest.raises(ConfigError, match=r"wide\.png: has 9x6 pixels.*dataset\.size"):

@@ -169,7 +169,7 @@ def test_flashback_server_step_equals_autograd():
     assert_close(flat(refined["params"]), flat(w).detach(), 1e-10)
 
 
-def test_missing_public_set_is_refused():
+def test_missing_public_set_is_rejected():
     flashback = Flashback(gamma=0.5, epochs_on_server=1, on_clients=True, on_server=True)
     for algorithm in (flashback, df(), FedSSD(m_max=1.0, threshold=0.1)):
         with pytest.raises(ConfigError, match=r"public set.*public\.fraction=0\.025"):
@@ -731,7 +731,7 @@ def test_fedalign_gradient_by_hand():
     }
 
 
-def test_fedalign_refuses_models_without_a_stage():
+def test_fedalign_rejects_models_without_a_stage():
     with pytest.raises(ConfigError, match="resnet56_bottleneck"):
         make_simulation(FedAlign(mu=0.5, width=0.25, clip=1.0), model=CifarResNet(widths=(4, 4)))
 

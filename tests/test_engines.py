@@ -294,7 +294,7 @@ def hardware(**changes):
         ({"engine": "sequential", "chunk": 2}, "hardware.chunk=2: must be None with"),
     ],
 )
-def test_impossible_hardware_is_refused(changes, words):
+def test_impossible_hardware_is_rejected(changes, words):
     with pytest.raises(ConfigError, match=words):
         hardware(**changes).resolve(cohort_size=1)
 
@@ -604,7 +604,7 @@ def test_eval_interval_always_includes_the_last_round():
     assert evaluated == [False, True, True]
 
 
-def test_scaffold_refuses_adam():
+def test_scaffold_rejects_adam():
     with pytest.raises(
         ConfigError, match=r"local\.optimizer=adam: Scaffold is only defined for sgd"
     ):

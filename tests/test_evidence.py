@@ -135,7 +135,7 @@ def test_files_with_counts_of_correct_examples_are_read():
         ),
     ],
 )
-def test_unreadable_file_is_refused(content, message, tmp_path, capsys):
+def test_unreadable_file_is_rejected(content, message, tmp_path, capsys):
     path = tmp_path / "multirun" / "a" / "runs" / "x.json.xz"
     path.parent.mkdir(parents=True)
     path.write_bytes(content)
@@ -181,7 +181,7 @@ RUN = {
         ({"info": 5}, "not a valid run file"),
     ],
 )
-def test_invalid_counts_are_refused(changed, message, tmp_path):
+def test_invalid_counts_are_rejected(changed, message, tmp_path):
     """They are refused before an array is made from them, and nothing is written."""
     path = tmp_path / "x.json.xz"
     path.write_bytes(lzma.compress(json.dumps(RUN).encode()))
@@ -213,7 +213,7 @@ def test_invalid_counts_are_refused(changed, message, tmp_path):
         ({"partitions": None, "elsewhere": 5}, "not a valid run file"),
     ],
 )
-def test_invalid_parts_are_refused(changed, message, tmp_path):
+def test_invalid_parts_are_rejected(changed, message, tmp_path):
     path = tmp_path / "x.json.xz"
     path.write_bytes(lzma.compress(json.dumps(RUN | changed).encode()))
     with pytest.raises(ConfigError, match=message):
@@ -222,7 +222,7 @@ def test_invalid_parts_are_refused(changed, message, tmp_path):
 
 
 @pytest.mark.timeout(60)
-def test_decompression_bomb_is_refused(tmp_path):
+def test_decompression_bomb_is_rejected(tmp_path):
     """Blanks that take 64 MiB and one byte, and a header that asks for a dictionary of 128 MiB."""
     path = tmp_path / "x.json.xz"
     path.write_bytes(lzma.compress(b" " * (evidence.LIMIT + 1), preset=0))
@@ -272,7 +272,7 @@ def test_reused_run_of_another_sweep_is_kept(tmp_path):
     assert tables[0]["n"].tolist() == [1]
 
 
-def test_restore(tmp_path, capsys):
+def test_restore_makes_run_directories(tmp_path, capsys):
     """Two runs of sweep a, and a job of sweep b that uses one of them."""
     multirun, out = tmp_path / "multirun", tmp_path / "out"
     for name, run in zip(("one", "two"), EARLY, strict=False):

@@ -101,7 +101,7 @@ def _threads():
         ),
     ],
 )
-def test_golden_trajectory(name, engine):
+def test_run_equals_its_golden_file(name, engine):
     """Accuracies are equal; losses agree to 1e-9, which allows another order of summation but not
     another method."""
     actual, expected = compute(name, f"hardware.engine={engine}"), read(name)

@@ -93,13 +93,13 @@ def test_texts_saved_by_the_library(datasets, tmp_path):
         ("dataset.path=null", "must be the name of a data set on the Hugging Face hub, .* or"),
     ],
 )
-def test_invalid_options_are_refused(override, message, datasets, tmp_path):
+def test_invalid_options_are_rejected(override, message, datasets, tmp_path):
     path, _ = images(datasets, tmp_path)
     with pytest.raises(ConfigError, match=message):
         load("huggingface", tmp_path, f"dataset.path='{path}'", override)
 
 
-def test_folder_without_a_data_set_is_refused(datasets, tmp_path):
+def test_folder_without_a_data_set_is_rejected(datasets, tmp_path):
     with pytest.raises(ConfigError, match="the package datasets cannot load this data set"):
         load("huggingface", tmp_path, f"dataset.path='{tmp_path}'")
 
@@ -166,7 +166,7 @@ def test_flower_partitioner_divides_the_examples(flower):
         ),
     ],
 )
-def test_invalid_flower_options_are_refused(name, options, message, flower):
+def test_invalid_flower_options_are_rejected(name, options, message, flower):
     with pytest.raises(ConfigError, match=message):
         Flower(name=name, options=options).split(PAIRS, 10, np.random.default_rng(0))
 

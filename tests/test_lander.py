@@ -302,7 +302,7 @@ def test_random_embeddings_are_reproducible():
         ("cat,dog\n", "the file does not contain a matrix of numbers"),
     ],
 )
-def test_embeddings_of_wrong_shape_are_refused(tmp_path, content, message):
+def test_embeddings_of_wrong_shape_are_rejected(tmp_path, content, message):
     path = tmp_path / "rows.csv"
     if content is not None:
         path.write_text(content)
@@ -310,7 +310,7 @@ def test_embeddings_of_wrong_shape_are_refused(tmp_path, content, message):
         embeddings(str(path), 4, 8)
 
 
-def test_missing_embeddings_are_refused():
+def test_missing_embeddings_are_rejected():
     with pytest.raises(
         ConfigError, match=r"needs an embedding of each class name.*algorithm\.embeddings=random"
     ):

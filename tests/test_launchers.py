@@ -100,7 +100,7 @@ def test_launch_options_reach_the_jobs(monkeypatch, tmp_path, seeds, given, expe
 
 
 @pytest.mark.parametrize("text", ["/plain", "/with space", "/it's", "/a\\b", "/{x},[y]", "/a=b"])
-def test_quoted(text):
+def test_hydra_reads_a_quoted_path(text):
     (override,) = OverridesParser.create().parse_overrides([f"hydra.sweep.dir={quoted(text)}"])
     assert override.value() == text
 
@@ -124,7 +124,7 @@ def test_quoted(text):
         ),
     ],
 )
-def test_read_place(overrides, expected):
+def test_resources_of_a_job_follow_from_the_launcher(overrides, expected):
     assert read_place(launching(*overrides).hydra.launcher) == expected
 
 

@@ -192,6 +192,6 @@ def test_resume_keeps_local_evaluation(tmp_path):
         ),
     ],
 )
-def test_invalid_local_evaluation_is_refused(options, words):
+def test_invalid_local_evaluation_is_rejected(options, words):
     with pytest.raises(ConfigError, match=rf"^local_evaluation\.{words}"):
         make(**options)

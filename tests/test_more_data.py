@@ -53,7 +53,7 @@ def test_emnist_letters_start_at_one(tmp_path):
     assert [data.classes[c] for c in data.y_train] == ["a", "z", "b"]
 
 
-def test_wrong_emnist_files_are_refused(tmp_path, no_network):  # noqa: F811
+def test_wrong_emnist_files_are_rejected(tmp_path, no_network):  # noqa: F811
     with pytest.raises(Exception, match=r"dataset.split=leters: .*nearest: 'letters'"):
         dataset("emnist", tmp_path, "dataset.split=leters")
     with pytest.raises(ConfigError, match=r"dataset=emnist: .*\n.*\n  gzip.zip"):
@@ -91,7 +91,7 @@ def test_svhn_label_10_is_digit_0(folder, tmp_path):
     assert np.array_equal(more.x_train.numpy(), np.concatenate([train, extra]))
 
 
-def test_wrong_svhn_files_are_refused(tmp_path, no_network):  # noqa: F811
+def test_wrong_svhn_files_are_rejected(tmp_path, no_network):  # noqa: F811
     with pytest.raises(
         ConfigError, match=r"dataset=svhn: (.|\n)*train_32x32.mat(.|\n)*test_32x32.mat"
     ):
@@ -138,7 +138,7 @@ def test_shakespeare_has_a_client_for_each_role(tmp_path):
         ([], "there are 1 texts and 0 characters"),
     ],
 )
-def test_damaged_shakespeare_files_are_refused(y, message, tmp_path):
+def test_damaged_shakespeare_files_are_rejected(y, message, tmp_path):
     write_roles(tmp_path / "shakespeare" / "test", ROMEO=(["a"], ["b"]))
     with pytest.raises(
         ConfigError,
@@ -202,7 +202,7 @@ def test_ag_news_is_read_as_published(tmp_path):
 
 
 @pytest.mark.parametrize("row", ['"5","a","b"', '"1","a"', "class,title,description"])
-def test_invalid_ag_news_records_are_refused(row, tmp_path):
+def test_invalid_ag_news_records_are_rejected(row, tmp_path):
     write_news(tmp_path / "ag_news", "train", '"1","a","b"', row)
     write_news(tmp_path / "ag_news", "test", '"1","a","b"')
     with pytest.raises(ConfigError, match=r"train.csv, record 2: must have a class from 1 to 4"):

@@ -326,7 +326,7 @@ def test_list_of_trackers_is_rewritten_to_several():
         (["tracker=[wandb,several]"], "several must not be a list of trackers"),
     ],
 )
-def test_invalid_lists_of_trackers_are_refused(overrides, message):
+def test_invalid_lists_of_trackers_are_rejected(overrides, message):
     with pytest.raises(ConfigError) as error:
         build(composed(*rewrite_lists(overrides)))
     assert message in str(error.value)

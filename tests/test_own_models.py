@@ -109,7 +109,7 @@ def test_splitting_off_the_head_keeps_the_outputs():
 @one_of_each_kind(
     "name", ROWS, *MODEL, "client_setup", "local_step", "refine", "roles", "exchanges"
 )
-def test_algorithms_run_on_own_networks_or_refuse_them(name):
+def test_algorithms_run_on_own_networks_or_reject_them(name):
     lacking = {"FedAlign": "no last stage", "FedBN": "no batch norm"}
     if name in lacking:
         with pytest.raises(ConfigError, match=lacking[name]):
@@ -319,7 +319,7 @@ class FastOf(Of):
         (Own(freeze=("stem", "inner", "fc")), r"all parameters are frozen"),
     ],
 )
-def test_invalid_networks_are_refused(model, message):
+def test_invalid_networks_are_rejected(model, message):
     with pytest.raises(ConfigError, match=message) as error:
         make_simulation(model=model)
     assert len(str(error.value).splitlines()) == 1
@@ -411,7 +411,7 @@ def test_grey_images_are_repeated_and_resized():
     )
 
 
-def test_weights_of_another_network_are_refused(weights):
+def test_weights_of_another_network_are_rejected(weights):
     with pytest.raises(
         ConfigError, match=r"model.weights=.* must be the state dict of torchvision's resnet34"
     ):

@@ -412,7 +412,7 @@ def test_personal_accuracy_weights_all_tasks_so_far(tmp_path):
         (["global", "global"], ["no repetitions"]),
     ],
 )
-def test_invalid_evaluate_list_is_refused(subjects, words):
+def test_invalid_evaluate_list_is_rejected(subjects, words):
     with pytest.raises(ConfigError) as error:
         require_subjects(subjects)
     assert all(word in str(error.value) for word in words), error.value

@@ -257,7 +257,7 @@ def test_result_of_a_failed_run():
         (90_000, "1 day, 1:00:00"),
     ],
 )
-def test_duration(seconds, text):
+def test_duration_is_formatted_with_its_unit(seconds, text):
     assert duration(seconds) == text
 
 

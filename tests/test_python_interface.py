@@ -78,7 +78,7 @@ def test_import_is_lazy():
     assert done.stdout.strip() == "[]"
 
 
-def test_public_names():
+def test_public_names_exist_and_are_documented():
     assert set(fedexp.__all__) <= set(dir(fedexp))
     assert all(getattr(fedexp, name).__doc__ for name in fedexp.__all__)
     with pytest.raises(AttributeError, match="no attribute 'load_runs'"):
@@ -128,7 +128,7 @@ def test_model_has_accuracy_of_its_round(run, test_set, number):
     )
 
 
-def test_kept_models(run):
+def test_models_of_selected_rounds_are_saved(run):
     """keep_models=2 keeps every second model; the checkpoints keep the last two."""
     assert run.kept_rounds == [2, 3, 4]
     with pytest.raises(
@@ -137,7 +137,7 @@ def test_kept_models(run):
         run.model(1)
 
 
-def test_kept_local_models(run):
+def test_local_models_of_selected_rounds_are_saved(run):
     """Their mean weighted by examples (FedNTD Eq. 2) is the global model after the round. The
     global models before and after the round are kept too. A file has the size of one model."""
     clients = run.kept_clients(3)
@@ -180,7 +180,7 @@ def test_rounds_with_kept_global_model(kept, local, rounds):
 
 
 @pytest.mark.parametrize("wrong", [0, "all", True, [], [0], [1, "2"]])
-def test_invalid_keep_local_models_is_refused(wrong):
+def test_invalid_keep_local_models_is_rejected(wrong):
     with pytest.raises(
         ConfigError,
         match=r"keep_local_models=.*must be n to save each n-th round, a list of rounds from 1",
@@ -189,7 +189,7 @@ def test_invalid_keep_local_models_is_refused(wrong):
 
 
 @pytest.mark.parametrize("key", ["keep_models", "keep_local_models"])
-def test_keeping_models_after_last_round_is_refused(key):
+def test_keeping_models_after_last_round_is_rejected(key):
     """The last round is that of all tasks. An interval may be longer than the run."""
     with pytest.raises(ConfigError, match=rf"{key}: round 99 is after the last round \(rounds=3\)"):
         make_simulation(**{key: [1, 99]})
@@ -199,7 +199,7 @@ def test_keeping_models_after_last_round_is_refused(key):
         make_simulation(scenario=TWO_TASKS, rounds=2, **{key: [5]})
 
 
-def test_directory_without_a_run_is_refused(tmp_path):
+def test_directory_without_a_run_is_rejected(tmp_path):
     with pytest.raises(ConfigError, match="holds no run"):
         fedexp.load_run(tmp_path)
     with pytest.raises(ConfigError, match="holds no run"):
@@ -288,7 +288,7 @@ def test_overwrite_replaces_finished_run(tmp_path):
     assert new.summary["accuracy"] == before
 
 
-def test_overwrite_conflicts_are_refused(run, monkeypatch):
+def test_overwrite_conflicts_are_rejected(run, monkeypatch):
     with pytest.raises(ConfigError, match=r"overwrite=True: needs the argument directory"):
         fedexp.run(SMALL, overwrite=True)
     monkeypatch.chdir(run.directory / "checkpoint")
@@ -537,7 +537,7 @@ def test_evaluate_with_moved_data(tmp_path):
         (["dataset=thucnews"], "has text"),
     ],
 )
-def test_evaluate_refuses_bad_input(run, arguments, words, capsys):
+def test_evaluate_rejects_bad_input(run, arguments, words, capsys):
     assert main.main(["evaluate", str(run.directory), *arguments]) == 2
     said = capsys.readouterr()
     assert words in said.err
@@ -572,7 +572,7 @@ def test_export_as_safetensors(run, tmp_path):
         )
 
 
-def test_export_refuses_other_suffix_and_names_missing_package(run, tmp_path, monkeypatch):
+def test_export_rejects_other_suffix_and_names_missing_package(run, tmp_path, monkeypatch):
     with pytest.raises(ConfigError, match=r"must end in \.safetensors, \.pt or \.pth"):
         fedexp.export(run, tmp_path / "model.onnx")
     monkeypatch.setitem(sys.modules, "safetensors.torch", None)
@@ -619,7 +619,7 @@ def test_pickle_is_not_loaded(run, tmp_path):
 
 
 @pytest.mark.parametrize("name", [files.PARTITION, files.CHECKPOINT, "fingerprint.json"])
-def test_named_pipe_is_refused(name, run, tmp_path):
+def test_named_pipe_is_rejected(name, run, tmp_path):
     other = copied(run, tmp_path / "a")
     (other / name).unlink()
     os.mkfifo(other / name)
@@ -627,7 +627,7 @@ def test_named_pipe_is_refused(name, run, tmp_path):
         fedexp.load_run(other).model()
 
 
-def test_model_of_other_shape_is_refused(run, tmp_path):
+def test_model_of_other_shape_is_rejected(run, tmp_path):
     small = copied(run, tmp_path / "a", model={**run.config["model"], "hidden": [7]})
     with pytest.raises(ConfigError, match=r"round 4 does not match config\.yaml"):
         fedexp.load_run(small).model()

@@ -88,7 +88,7 @@ def table(folder):
     return reader.fieldnames, rows
 
 
-def test_table_without_tasks(tmp_path, capsys):
+def test_table_without_tasks_has_no_task_columns(tmp_path, capsys):
     make_run(tmp_path / "b", scenario="none", partition="lda")
     make_run(tmp_path / "a", algorithm="fedntd")  # an older run: no scenario, no partition
     columns, rows = table(tmp_path)
@@ -154,7 +154,7 @@ def test_column_without_a_value_is_left_out(tmp_path):
     assert columns == list(BEFORE)
 
 
-def test_directory_without_runs(tmp_path, capsys):
+def test_directory_without_runs_is_an_error(tmp_path, capsys):
     assert call("report", [str(tmp_path), "--out", str(tmp_path / "table")]) == 2
     assert "no finished run below" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())

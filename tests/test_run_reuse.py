@@ -46,7 +46,7 @@ def table10(folder):
     return pd.read_csv(folder / "table.csv", keep_default_na=False)
 
 
-def test_run_of_another_table_counts(tmp_path):
+def test_run_of_another_table_is_used(tmp_path):
     """Table 1's run with seed 0 and another sweep's run with seed 1 both count in Table 10 at
     R=0.1. A second run with seed 0 and a run with another learning rate do not."""
     multirun = tmp_path / "multirun"

@@ -61,7 +61,7 @@ def test_smaller_share_keeps_subset_of_larger_share():
         ({0: 0.0}, None, "client 1 would have no examples left"),
     ],
 )
-def test_impossible_shares_are_refused(shares, clients, message):
+def test_impossible_shares_are_rejected(shares, clients, message):
     with pytest.raises(ConfigError, match=message):
         reduce_classes(TWO, shares, clients, LABELS, 3, seed=1)
 
@@ -178,14 +178,14 @@ def test_schedule_options_become_partitions():
         ),
     ],
 )
-def test_invalid_schedule_is_refused(override, message):
+def test_invalid_schedule_is_rejected(override, message):
     with pytest.raises(ConfigError) as error:
         build(composed(override))
     assert message in str(error.value)
     assert len(str(error.value).splitlines()) == 1
 
 
-def test_schedule_conflicts_are_refused(monkeypatch, capsys):
+def test_schedule_conflicts_are_rejected(monkeypatch, capsys):
     monkeypatch.setattr("sys.argv", ["fedexp"])
     for overrides, message in (
         (

@@ -70,7 +70,7 @@ def test_objective_must_be_a_finite_number():
         ),
     ],
 )
-def test_unknown_objective_is_refused(name, views, words):
+def test_unknown_objective_is_rejected(name, views, words):
     with pytest.raises(ConfigError, match=words):
         check_objective(name, views, ())
     check_objective("validation_consistency", ("validation",), ("consistency",))
@@ -104,7 +104,7 @@ def test_sweeps_of_hydra_become_distributions():
     }
 
 
-def test_invalid_interval_is_refused():
+def test_invalid_interval_is_rejected():
     with pytest.raises(ConfigError, match=r"local\.lr=interval\(2\.0,1\.0\)"):
         space_of(["local.lr=interval(2.0,1.0)"])
 
@@ -112,7 +112,7 @@ def test_invalid_interval_is_refused():
 @pytest.mark.parametrize(
     "wrong", [{"n_trials": 0}, {"sampler": "tep"}, {"pruner": "mean"}, {"n_jobs": 0}, {"seed": "x"}]
 )
-def test_options_out_of_range_are_refused(wrong):
+def test_options_out_of_range_are_rejected(wrong):
     (name,) = wrong
     with pytest.raises(ConfigError, match=f"hydra.sweeper.{name}="):
         options_of(OmegaConf.create({"hydra": {"sweeper": OPTIONS | wrong}}))
@@ -229,7 +229,7 @@ def test_stopped_run_is_over_for_the_same_options():
     assert not is_finished(pruned, NO_STOP, True)
 
 
-def test_study_of_another_experiment_is_refused(tmp_path):
+def test_study_of_another_experiment_is_rejected(tmp_path):
     """The tracker and the hardware may differ.
 
     The number of rounds, the algorithm, the searched keys and the objective may not.

@@ -164,13 +164,13 @@ DMC = FedDMC(
 
 @pytest.mark.parametrize("changed", [{"blur": 0.1}, {"order": "per_client"}])
 @pytest.mark.parametrize("algorithm", [DMC, FedMultiHead()], ids=["FedDMC", "FedMultiHead"])
-def test_methods_for_separate_tasks_refuse_mixed_tasks(algorithm, changed):
+def test_methods_for_separate_tasks_reject_mixed_tasks(algorithm, changed):
     (option,) = changed
     with pytest.raises(ConfigError, match=rf"scenario\.{option}=.*one task at a time"):
         make_simulation(algorithm, scenario=replace(TWO_TASKS, **changed), surrogate=0.2)
 
 
-def test_methods_for_separate_tasks_refuse_replay_buffer():
+def test_methods_for_separate_tasks_reject_replay_buffer():
     """The loss of an old example is infinite under FedMultiHead's current head and 1e30 under
     TARGET's, which is finite, so that a run would continue. GLFC, which keeps exemplars itself, and
     FedLwF train on a buffer."""
@@ -191,6 +191,6 @@ def test_methods_for_separate_tasks_refuse_replay_buffer():
     ("changed", "key"),
     [({"blur": 1.0}, "scenario.blur"), ({"blur": -0.1}, "blur"), ({"order": "own"}, "per_client")],
 )
-def test_invalid_stream_options_are_refused(changed, key):
+def test_invalid_stream_options_are_rejected(changed, key):
     with pytest.raises(ConfigError, match=key):
         replace(TWO_TASKS, **changed)

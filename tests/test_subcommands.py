@@ -37,7 +37,7 @@ def test_subcommands_return_exit_codes(tmp_path: Path, monkeypatch, capsys):
 @pytest.mark.parametrize(
     ("word", "hint"), [("reprot", " (nearest: 'report')"), ("Dashbord", " (nearest: 'dashboard')")]
 )
-def test_unknown_subcommand_is_refused_with_a_hint(word: str, hint: str, capsys):
+def test_unknown_subcommand_is_rejected_with_a_hint(word: str, hint: str, capsys):
     assert main.main([word, "multirun/x"]) == 2
     assert (
         capsys.readouterr().err

@@ -227,7 +227,7 @@ def test_single_value_of_a_scenario_is_written_as_a_choice():
     assert one.arguments()[-1] == "scenario.replay=50"
 
 
-def test_unknown_sweep_is_refused():
+def test_unknown_sweep_is_rejected():
     with pytest.raises(
         ConfigError, match=r"sweep=fedntd_tabel1: no such sweep \(nearest: 'fedntd_table1.?'\)"
     ):

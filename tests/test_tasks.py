@@ -107,7 +107,7 @@ def test_evaluate_on_validation_part():
     assert len(set(number(test.x_train) + number(test.x_test) + number(validation.x_test))) == 500
 
 
-def test_split_of_the_data_set():
+def test_split_null_uses_the_split_of_the_data_set():
     data = images()
     sequence = class_incremental(split=None).sequence(Loads(data), rng())
     assert sorted(number(sequence.data.x_train)) == sorted(number(data.x_train))
@@ -122,13 +122,13 @@ def test_split_of_the_data_set():
         ({"classes": [[9, 0], [4]]}, [(0, 9), (4,)]),
     ],
 )
-def test_classes_of_tasks(changes, expected):
+def test_classes_are_divided_among_tasks(changes, expected):
     assert [
         t.classes for t in class_incremental(**changes).sequence(Loads(images()), rng()).tasks
     ] == expected
 
 
-def test_shuffled_classes():
+def test_classes_can_be_shuffled():
     tasks = (
         class_incremental(num_tasks=5, shuffle_classes=True).sequence(Loads(images()), rng()).tasks
     )
@@ -218,7 +218,7 @@ def test_domains_must_have_same_number_of_classes():
         ({"evaluate_on": "tset"}, "nearest: 'test'"),
     ],
 )
-def test_invalid_scenario_is_refused(changes, message):
+def test_invalid_scenario_is_rejected(changes, message):
     with pytest.raises(ConfigError, match=message):
         class_incremental(**changes)
 
@@ -365,7 +365,7 @@ def test_surrogate_data_set_with_some_examples():
         ),
     ],
 )
-def test_invalid_surrogate_classes_are_refused(changes, message):
+def test_invalid_surrogate_classes_are_rejected(changes, message):
     with pytest.raises(ConfigError, match=message):
         surrogate(**changes).attach(
             images(), (Task("all", tuple(range(10)), np.arange(400)),), rng()
@@ -425,7 +425,7 @@ def test_surrogate_shards_are_random():
     assert all(abs(halves.count(half) - 30) <= 20 for half in set(halves))
 
 
-def test_too_few_surrogate_examples_are_refused():
+def test_too_few_surrogate_examples_are_rejected():
     with pytest.raises(ConfigError, match="150 examples cannot be cut into 200 shards"):
         surrogate().draw_shards(np.arange(150), 100, rng())
     with pytest.raises(
@@ -453,7 +453,7 @@ def test_images_are_converted_to_other_size_and_channels():
     assert halved[0].tolist() == [0, 25, 175, 200]
 
 
-def test_text_domains_after_images_are_refused():
+def test_text_domains_after_images_are_rejected():
     """sina2019 and sogoucs are the default domains."""
     built = build(composed("scenario=domain_incremental"))
     (problem,) = domain_problems(built.dataset, built.scenario)
@@ -562,7 +562,7 @@ def test_named_data_sets_are_resolved():
         ("scenario.domains=[minst]", "scenario.domains=minst: no such data set (nearest: 'mnist')"),
     ],
 )
-def test_unknown_data_set_is_refused(override, message):
+def test_unknown_data_set_is_rejected(override, message):
     base = ["scenario=domain_incremental", "surrogate.dataset=image_folder"]
     given = [o for o in base if not override.startswith(o.split("=")[0] + "=")]
     with pytest.raises(ConfigError) as error:
@@ -594,7 +594,7 @@ def test_unknown_data_set_is_refused(override, message):
         ),
     ],
 )
-def test_incompatible_options_are_refused(overrides, message):
+def test_incompatible_options_are_rejected(overrides, message):
     with pytest.raises(ConfigError) as error:
         prepare(build(composed(*overrides)))
     assert message in str(error.value)

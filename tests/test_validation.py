@@ -299,12 +299,12 @@ def test_tasks_are_evaluated_on_their_validation_examples(tmp_path):
         ),
     ],
 )
-def test_impossible_validation_set_is_refused(options, words):
+def test_impossible_validation_set_is_rejected(options, words):
     with pytest.raises(ConfigError, match=words):
         make(**options)
 
 
-def test_values_out_of_range_are_refused():
+def test_values_out_of_range_are_rejected():
     with pytest.raises(ConfigError, match=r"validation\.fraction=1"):
         Validation(fraction=1.0, per_client=False)
     with pytest.raises(ConfigError, match="evaluate_on=tset"):

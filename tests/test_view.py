@@ -280,7 +280,7 @@ def test_command_prints_the_path_of_the_page(tmp_path, capsys, monkeypatch):
 
 
 @pytest.mark.parametrize("case", ["missing", "a file", "empty", "unwritable"])
-def test_unusable_paths_are_refused(case, tmp_path, capsys):
+def test_unusable_paths_are_rejected(case, tmp_path, capsys):
     sweep = write_sweep(tmp_path / "sweeps" / "mine", seeds=1, alphas=["1"])
     (tmp_path / "empty").mkdir()
     (tmp_path / "taken").mkdir()

@@ -204,7 +204,7 @@ def test_resume_continues_bit_for_bit(tmp_path):
         (["plain", "plain"], ["test_views=[plain,plain]", "no repetitions"]),
     ],
 )
-def test_invalid_views_are_refused(views, words):
+def test_invalid_views_are_rejected(views, words):
     with pytest.raises(ConfigError) as error:
         require_views(views)
     assert all(word in str(error.value) for word in words), error.value

@@ -66,7 +66,7 @@ def test_values_and_gradients_equal_all_products(tensors):
     )
 
 
-def test_one_of_equal_windows_has_the_gradient(tensors):
+def test_only_one_of_several_equal_windows_gets_the_gradient(tensors):
     windows, weight, bias = tensors
     equal = windows[:, :1].expand(-1, 7, -1).detach().requires_grad_()
     upstream = torch.ones(SHAPE[0], SHAPE[3], dtype=torch.float64)

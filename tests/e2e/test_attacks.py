@@ -104,14 +104,14 @@ a b
 @pytest.mark.parametrize(
     "override", [*NOT_OF_A_RUN.strip("\n").split("\n"), "a \x1b]0;title\x07 b"]
 )
-def test_stored_override_of_no_single_run_is_refused(fedexp, theirs, override):
+def test_stored_override_that_is_not_for_a_single_run_is_rejected(fedexp, theirs, override):
     (theirs / ".hydra/overrides.yaml").write_text(yaml.safe_dump(["rounds=1", override]))
     answer = fedexp("resume=theirs")
     assert_refused(answer, "overrides.yaml")
     assert answer.err.rstrip("\n").isprintable()
 
 
-def test_directory_without_a_run_is_refused_before_composing(fedexp, tmp_path, monkeypatch):
+def test_directory_without_a_run_is_rejected_before_composing(fedexp, tmp_path, monkeypatch):
     monkeypatch.setattr("hydra.main", None)
     folder = tmp_path / "theirs"
     (folder / ".hydra").mkdir(parents=True)
@@ -236,7 +236,7 @@ IN_SWEEP = ("checkpoint/clients", ".hydra", "summary.json", ".lock")
         ),
     ],
 )
-def test_link_out_of_a_run_directory_is_refused(fedexp, theirs, mine, place, target, in_sweep):
+def test_link_out_of_a_run_directory_is_rejected(fedexp, theirs, mine, place, target, in_sweep):
     path, before = theirs / place, contents(mine)
     if target == "hydra":
         path.rename(mine.parent / "hydra")
@@ -286,7 +286,7 @@ def test_links_inside_and_folders_of_editors_are_allowed(fedexp, theirs):
         ("lengths", {"../mine/thesis.txt": 1}, "lengths is not valid in a checkpoint"),
     ],
 )
-def test_path_in_a_checkpoint_is_refused(fedexp, theirs, mine, key, value, said):
+def test_path_in_a_checkpoint_is_rejected(fedexp, theirs, mine, key, value, said):
     torch.save({}, mine / "1.1.pt")  # whole, so that only its place is wrong
     state = torch.load(theirs / files.CHECKPOINT, weights_only=True)
     torch.save(state | {key: value}, theirs / files.CHECKPOINT)
@@ -385,7 +385,7 @@ def test_sweep_must_not_be_a_path(fedexp, tmp_path):
 @pytest.mark.parametrize(
     "flag", ["--experimental-rerun", "--experimental-rerun=x.pickle", "--exp=x.pickle"]
 )
-def test_rerun_from_a_pickle_is_refused(fedexp, tmp_path, flag):
+def test_rerun_from_a_pickle_is_rejected(fedexp, tmp_path, flag):
     (tmp_path / "x.pickle").write_bytes(b"cos\nmkdir\n(S'stolen'\ntR.")
     assert_refused(fedexp(flag, *(["x.pickle"] if "=" not in flag else [])), flag.partition("=")[0])
 
@@ -425,7 +425,7 @@ BOMB += "".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]\n" for i in ran
 
 
 @pytest.mark.parametrize("more", [[], ["--help"], ["algorithm=mine"]])
-def test_yaml_bomb_in_an_option_is_refused(fedexp, tmp_path, more):
+def test_yaml_bomb_in_an_option_is_rejected(fedexp, tmp_path, more):
     (tmp_path / "conf/algorithm").mkdir(parents=True)
     (tmp_path / "conf/algorithm/mine.yaml").write_text(BOMB)
     began = time.monotonic()
@@ -439,7 +439,7 @@ def test_yaml_bomb_in_an_option_is_refused(fedexp, tmp_path, more):
 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("kind", ["bomb", "pipe"])
-def test_bomb_or_pipe_as_a_sweep_is_refused(fedexp, tmp_path, kind):
+def test_bomb_or_pipe_as_a_sweep_is_rejected(fedexp, tmp_path, kind):
     path = tmp_path / "conf/sweep/mine.yaml"
     path.parent.mkdir(parents=True)
     if kind == "bomb":
@@ -451,7 +451,7 @@ def test_bomb_or_pipe_as_a_sweep_is_refused(fedexp, tmp_path, kind):
 
 
 @pytest.mark.parametrize("name", [".hydra/overrides.yaml", "config.yaml"])
-def test_yaml_bomb_in_a_run_directory_is_refused(fedexp, theirs, name):
+def test_yaml_bomb_in_a_run_directory_is_rejected(fedexp, theirs, name):
     (theirs / name).write_text(BOMB)
     assert_refused(fedexp("resume=theirs"), name, "aliases expand to more than 10,000 values")
 
@@ -466,7 +466,7 @@ def test_few_aliases_are_allowed(fedexp, tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["pipe", "nothing", "circle"])
-def test_option_that_is_not_a_file_is_refused(fedexp, tmp_path, kind):
+def test_option_that_is_not_a_file_is_rejected(fedexp, tmp_path, kind):
     (tmp_path / "conf/algorithm").mkdir(parents=True)
     path = tmp_path / "conf/algorithm/mine.yaml"
     if kind == "pipe":

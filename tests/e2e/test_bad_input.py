@@ -108,7 +108,7 @@ def test_bad_input_is_one_message_and_writes_nothing(fedexp, tmp_path, arguments
         ({"0": [0, 10**400], "1": [1]}, "client 0 an array of object"),
     ],
 )
-def test_invalid_partition_files_are_refused(fedexp, tmp_path, parts, word):
+def test_invalid_partition_files_are_rejected(fedexp, tmp_path, parts, word):
     (tmp_path / "parts.json").write_text(json.dumps(parts))
     answer = fedexp.refused("partition=file", "partition.path=parts.json", "num_clients=2")
     assert "parts.json" in answer.err
@@ -116,18 +116,18 @@ def test_invalid_partition_files_are_refused(fedexp, tmp_path, parts, word):
     assert [path.name for path in tmp_path.iterdir()] == ["parts.json"]
 
 
-def test_impossible_partition_is_refused(fedexp):
+def test_impossible_partition_is_rejected(fedexp):
     answer = fedexp.refused("alpha=0.01", "num_clients=100", "partition.max_draws=50")
     assert "min_size=" in answer.err
     assert "larger alpha" in answer.err
 
 
-def test_unwritable_output_is_refused(fedexp, tmp_path):
+def test_unwritable_output_is_rejected(fedexp, tmp_path):
     (tmp_path / "file").write_text("in the way")
     assert "file" in fedexp.refused("rounds=1", "hydra.run.dir=file/run").err
 
 
-def test_missing_and_corrupt_data_are_refused(fedexp, tmp_path):
+def test_missing_and_corrupt_data_are_rejected(fedexp, tmp_path):
     pictures = ("dataset=image_folder", "dataset.root=pictures")
     assert "pictures" in fedexp.refused(*pictures).err
     for split in ("train", "test"):
@@ -159,7 +159,7 @@ def test_missing_and_corrupt_data_are_refused(fedexp, tmp_path):
         ("sweep", b"\xb6\xeb", "mine.yaml: not a valid sweep file"),
     ],
 )
-def test_unreadable_user_options_are_refused(fedexp, tmp_path, kind, content, word):
+def test_unreadable_user_options_are_rejected(fedexp, tmp_path, kind, content, word):
     option = tmp_path / "conf_mine" / kind / "mine.yaml"
     option.parent.mkdir(parents=True)
     option.write_bytes(content)
@@ -171,7 +171,7 @@ def test_unreadable_user_options_are_refused(fedexp, tmp_path, kind, content, wo
 @pytest.mark.parametrize(
     "arguments", [["algorithm=fedavg"], ["--multirun", "seed=0,1"], ["--cfg", "job"]]
 )
-def test_user_option_with_a_name_of_fedexp_is_refused(fedexp, tmp_path, arguments):
+def test_user_option_with_a_name_of_fedexp_is_rejected(fedexp, tmp_path, arguments):
     """Hydra would use fedexp's option without a message."""
     for name in ("algorithm/fedavg.yaml", "sweep/benchmark.yaml"):  # a sweep may have the same name
         (tmp_path / "conf_mine" / name).parent.mkdir(parents=True)
@@ -218,7 +218,7 @@ def test_user_option_with_a_name_of_fedexp_is_refused(fedexp, tmp_path, argument
         ),
     ],
 )
-def test_invalid_run_directories_are_refused(fedexp, tmp_path, overrides, config, word):
+def test_invalid_run_directories_are_rejected(fedexp, tmp_path, overrides, config, word):
     """Files from another person cannot name classes or configuration directories."""
     (tmp_path / "run" / ".hydra").mkdir(parents=True)
     (tmp_path / "run" / ".hydra" / "overrides.yaml").write_bytes(overrides)
@@ -237,7 +237,7 @@ def test_batch_size_may_exceed_the_data(fedexp, tmp_path):
     assert_same_run(tmp_path / "all", tmp_path / "more")
 
 
-def test_refused_sweep_keeps_an_existing_directory(fedexp, tmp_path):
+def test_rejected_sweep_keeps_an_existing_directory(fedexp, tmp_path):
     """The directory holds the same files as a new sweep."""
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "multirun.yaml").write_text("")
@@ -252,7 +252,7 @@ def test_refused_sweep_keeps_an_existing_directory(fedexp, tmp_path):
         (["seed=0,1", "algorithm=fedavg,fedxx"], "algorithm=fedxx"),
     ],
 )
-def test_refused_sweep_writes_nothing(fedexp, tmp_path, overrides, message):
+def test_rejected_sweep_writes_nothing(fedexp, tmp_path, overrides, message):
     answer = fedexp("--multirun", *overrides)
     assert (answer.code, answer.err.count("fedexp:")) == (2, 1)
     assert message in answer.err
@@ -267,7 +267,7 @@ def test_empty_working_directory_is_kept(fedexp, tmp_path):
 
 
 @pytest.mark.slow
-def test_an_unknown_package_is_refused(fedexp):
+def test_an_unknown_package_is_rejected(fedexp):
     answer = fedexp("--cfg", "job", "--package", "nowhere")
     assert answer.code == 2
     assert answer.err == "fedexp: package 'nowhere' not found in config\n"

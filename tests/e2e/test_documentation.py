@@ -211,7 +211,7 @@ def small_pictures() -> list[str]:
 
 @cache
 def commands() -> dict[str, str]:
-    """Return command -> the first page that has it, except the commands of test_faq_messages."""
+    """Return command -> the first page that has it, except commands of the FAQ."""
     found: dict[str, str] = {}
     for page, text in texts().items():
         for command in commands_of(text) if page != FAQ else ():
@@ -462,7 +462,7 @@ def reduced(arguments: Sequence[str]) -> list[str]:
 @pytest.mark.slow
 @pytest.mark.timeout(1200)  # a page is one test
 @pytest.mark.parametrize("page", [page for page in WRITTEN if page != FAQ])
-def test_commands(page, fedexp, fresh_processes, data, tmp_path, monkeypatch):
+def test_commands_of_each_page_run(page, fedexp, fresh_processes, data, tmp_path, monkeypatch):
     """Run all commands of a page in one directory."""
     monkeypatch.setenv("FEDEXP_DATA", str(data))
     (tmp_path / "photos").symlink_to(data / "photos")
@@ -526,7 +526,7 @@ def test_every_faq_command_has_a_message():
 @pytest.mark.parametrize(
     ("lines", "message"), [entry[1:] for entry in ENTRIES], ids=[entry[0] for entry in ENTRIES]
 )
-def test_faq_messages(lines, message, fedexp, monkeypatch):
+def test_faq_commands_print_their_messages(lines, message, fedexp, monkeypatch):
     """Each command prints the message below it; `...` matches any text."""
     monkeypatch.setenv("FEDEXP_DATA", "data")
     for line in lines.splitlines():

@@ -185,18 +185,18 @@ def without_run(case: Case) -> dict[str, bytes]:
     }
 
 
-def test_random_input(run_case, finished):
+def test_random_commands_end_cleanly(run_case, finished):
     campaign(3, 0, run_case, finished)
 
 
 @pytest.mark.slow
-def test_more_random_input(run_case, finished):
+def test_more_random_commands_end_cleanly(run_case, finished):
     campaign(40, 1, run_case, finished)
 
 
 @pytest.mark.skipif("FEDEXP_FUZZ_CASES" not in os.environ, reason="make test-fuzz")
 @pytest.mark.timeout(0)
-def test_campaign(run_case, finished):
+def test_campaign_of_random_commands(run_case, finished):
     start = int(os.environ.get("FEDEXP_FUZZ_SEED", "2"))
     outcomes = campaign(int(os.environ["FEDEXP_FUZZ_CASES"]), start, run_case, finished)
     assert min(outcomes["completed"], outcomes["refused"]) > 0.1 * sum(outcomes.values())

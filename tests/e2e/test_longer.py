@@ -114,7 +114,7 @@ def test_extended_run_keeps_evaluation_of_old_last_round(fedexp, tmp_path):
     assert pd.read_csv(tmp_path / "run/rounds.csv")["test_accuracy"].notna().all()
 
 
-def test_cosine_schedule_refuses_more_rounds(fedexp, tmp_path):
+def test_cosine_schedule_rejects_more_rounds(fedexp, tmp_path):
     """The rates of two rounds are 0.05 and 0.025; with four rounds, the first two would be 0.05 and
     0.0427."""
     fedexp.done(*RUN, "rounds=2", "local.schedule=cosine", "hydra.run.dir=run")

@@ -78,7 +78,7 @@ def bitmaps(root: Path) -> list[Path]:
     return sorted((root / "train").rglob("*.bmp"))
 
 
-def test_resume_refuses_changed_images_unless_accepted(fedexp, tmp_path):
+def test_resume_rejects_changed_images_unless_accepted(fedexp, tmp_path):
     files = bitmaps(tmp_path / "photos")
     options = (*PHOTOS, "dataset.root=photos", "data_dir=cache")
     fedexp.done(*options, "hydra.run.dir=run")
@@ -127,7 +127,7 @@ TEXTS = (
 )
 
 
-def test_changed_texts_are_refused_on_resume_and_rerun_by_sweeps(fedexp, tmp_path):
+def test_changed_texts_are_rejected_on_resume_and_rerun_by_sweeps(fedexp, tmp_path):
     """No option names the text files. The same sweep refuses the job; another one reruns it."""
     folder = tmp_path / "texts/thucnews"
     folder.mkdir(parents=True)

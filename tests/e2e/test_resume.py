@@ -133,7 +133,7 @@ def test_resume_needs_run_directory(fedexp, tmp_path):
         assert "not a run directory" in fedexp.refused(f"resume={directory}").err
 
 
-def test_changed_partition_is_refused(fedexp, run):
+def test_changed_partition_is_rejected(fedexp, run):
     (run / "summary.json").unlink()
     arrays = dict(np.load(run / "partition.npz"))
     order = np.argsort(arrays["sizes"])

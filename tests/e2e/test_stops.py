@@ -49,7 +49,7 @@ GONE, NAMES = "what was not synced is gone", "names are kept, what was not synce
 REMOVED = "removals are kept, what was not synced is gone"
 
 
-def test_what_a_stop_leaves_behind(moments):
+def test_files_left_by_each_kind_of_stop(moments):
     synced = after(moments, "fsync")
     assert synced["killed"] == {"run": None, "run/a.tmp": b"abcd"}
     assert synced["half written"] == {"run": None, "run/a.tmp": b"ab"}
@@ -80,7 +80,7 @@ def test_run_stopped_anywhere_equals_the_undisturbed_one(forks, tmp_path, experi
 
 @pytest.mark.slow
 @pytest.mark.parametrize("experiment", EXPERIMENTS)
-def test_more_stops(forks, tmp_path, experiment):
+def test_run_of_each_experiment_survives_stops(forks, tmp_path, experiment):
     tally = Stops(forks, tmp_path, experiment).run((5, 12))
     assert tally.disks > 0
     assert not tally.problems, "\n".join(tally.problems)

@@ -103,7 +103,7 @@ def test_locale_without_utf_8_is_replaced(tmp_path):
     assert said.decode().startswith("fedexp: resume=ü: not a run directory (")
 
 
-def test_name_that_is_not_utf_8_is_refused(fedexp):
+def test_name_that_is_not_utf_8_is_rejected(fedexp):
     answer = fedexp.refused("hydra.run.dir='\udcff'")
     assert "is not UTF-8 text" in answer.err
 
