@@ -218,7 +218,11 @@ ADAPTED = [  # what trains low-rank adapters
         dict(temperature=0.5, lambda_pl=0.5, gamma=0.5, l1=0.1, adapter_rate=0.5),
         model=Adapted(),
     ),
-    Row(LoRM, dict(off_diagonal=0.5, a_rate=0.5, b_rate=2.0, weight_decay=0.01), model=Adapted()),
+    Row(
+        LoRM,
+        dict(off_diagonal=0.5, head_off_diagonal=0.3, a_rate=0.5, b_rate=2.0, weight_decay=0.01),
+        model=Adapted(),
+    ),
 ]
 PROMPTED = [  # what trains prompts of a transformer, which has no batch norm
     Row(

@@ -25,7 +25,7 @@ import torchvision
 from PIL import Image
 
 from fedexp.core.errors import ConfigError
-from fedexp.data.augment import Augmentation
+from fedexp.data.augment import Augmentation, Transform
 from fedexp.data.datasets import Dataset
 from fedexp.data.image_files import stratified_split
 from fedexp.data.types import ImageData
@@ -33,6 +33,8 @@ from fedexp.data.types import ImageData
 CONF = Path(__file__).parents[1] / "conf"
 # see test_text.py, test_more_data.py
 TEXTS = "thucnews sogoucs sina2019 weibo ag_news shakespeare huggingface_text"
+# option -> name of its data set, if they differ
+NAMED = {"cifar100_224": "cifar100", "domainnet": "domainnet_clipart"}
 NAMES = sorted({path.stem for path in (CONF / "dataset").glob("*.yaml")} - set(TEXTS.split()))
 
 
@@ -129,9 +131,9 @@ PUBLISHED = {
 @pytest.mark.parametrize("name", NAMES)
 def test_every_data_set_option_builds(name, tmp_path):
     built = dataset(name, tmp_path)
-    assert built.name == name
+    assert built.name == NAMED.get(name, name)
     assert built.data_dir == str(tmp_path)
-    assert isinstance(built.augmentation, Augmentation)
+    assert isinstance(built.augmentation, Transform)
 
 
 @pytest.mark.parametrize("name", PUBLISHED)

@@ -71,8 +71,25 @@ def cells(sweep: Sweep, runs: pd.DataFrame) -> pd.DataFrame:
     printed = published_cells(sweep)
     found = measure_runs(sweep, printed, runs)
     every: dict[Any, dict[Any, Any]] = printed.to_dict("index")
-    rows = [make_row(sweep, row, found[found["cell"] == cell]) for cell, row in every.items()]
-    return add_order(pd.DataFrame(rows, index=printed.index)) if rows else pd.DataFrame()
+    if not every:
+        return pd.DataFrame()
+    jobs = dict(iter(found.groupby("cell")))
+    # Most published values have no runs. Their rows differ only in what the paper gives.
+    blank = make_row(sweep, next(iter(every.values())), found[:0])
+    rows = [
+        make_row(sweep, row, jobs[cell])
+        if cell in jobs
+        else {**blank, **published_fields(row), "tolerance": compute_tolerance(row)}
+        for cell, row in every.items()
+    ]
+    return add_order(pd.DataFrame(rows, index=printed.index))
+
+
+def published_fields(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the columns of a published value that do not depend on runs."""
+    names = ("paper", "table", *CELL, "metric", "unit", "note", "released")
+    numbers = {"printed": float(row["value"] or "nan"), "printed_std": float(row["std"] or "nan")}
+    return {name: row[name] for name in names} | numbers
 
 
 def measure_runs(sweep: Sweep, printed: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
