@@ -87,11 +87,15 @@ def list_jobs(sweep: Sweep, table: pd.DataFrame | None, runs: pd.DataFrame) -> p
     return pd.DataFrame(found.values())
 
 
+# overrides that change the work of a job, besides the algorithm
+OF_WORK = ("experiment", "dataset", "scenario", "model", "rounds", "participation", "local.epochs")
+
+
 def describe_job(overrides: frozenset[str]) -> dict[str, Any]:
     """Return what a job trains, see `describe_work`."""
     algorithm = dict(text.split("=", 1) for text in overrides).get("algorithm", "fedavg")
-    # Composing takes most of the time, and the algorithm's options do not change the work.
-    config = compose_config(frozenset(o for o in overrides if not o.startswith("algorithm")))
+    # Composing takes most of the time, and few overrides change the work.
+    config = compose_config(frozenset(o for o in overrides if o.partition("=")[0] in OF_WORK))
     choices = {**config.hydra.runtime.choices, "algorithm": algorithm}
     return describe_work(overrides, config, choices, config.rounds)
 
