@@ -341,7 +341,7 @@ def test_tested_model_is_backbone_plus_change():
     assert_close(simulation.runtime.net(params, x).features, value)
 
 
-def test_change_is_merged_into_its_layer():
+def test_merge_adds_the_weight_change_to_its_layer():
     layer = LowRank(nn.Linear(3, 4), 2, 0.5).double()
     nn.init.normal_(layer.up.weight)
     network = nn.Sequential(Changed(layer))

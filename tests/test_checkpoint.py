@@ -338,8 +338,8 @@ def first_weight(change):
 
 STRANGE = {  # a checkpoint that loads, and what is said of it
     "another type": (lambda state: state.clear(), "format None"),
-    **{f"without {key}": (drop(key), f"without {key}") for key in FORM},
-    "a further key": (put(1, "surprise"), "with surprise"),
+    **{f"without {key}": (drop(key), f"missing entries: {key}") for key in FORM},
+    "a further key": (put(1, "surprise"), "unexpected entries: surprise"),
     "round as text": (put("4", "round"), "round is not"),
     "round of 10^9": (put(10**9, "round"), "round 1000000000, but the run has 4 rounds"),
     "seconds not finite": (put(float("nan"), "seconds"), "seconds is not"),

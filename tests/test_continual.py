@@ -566,7 +566,7 @@ def test_server_distillation_by_hand():
     assert_equal(refined["params"], detached(w), atol=1e-12)
 
 
-def test_centralised_cfed_mixes_batches_of_one_kind():
+def test_centralised_cfed_shuffles_new_and_surrogate_batches():
     """One client has all examples. Batches of new examples and as many batches of surrogate
     examples come in random order."""
     simulation = stream(CFeD(**CFED, paradigm="centralized"), surrogate=0.3)

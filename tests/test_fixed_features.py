@@ -76,7 +76,7 @@ def test_transformer_is_run_once_per_example(plainly):
     assert_equal(play(fast, 2).server, play(slow, 2).server, atol=1e-12)
 
 
-def test_changed_inputs_get_their_own_features():
+def test_features_of_changed_inputs_are_computed_again():
     """The features of stored inputs are known, but not those of changed inputs."""
     net = (runtime := make_simulation(model=FROZEN, augment=False).runtime).net
     params, index = net.parameters(), torch.arange(3)

@@ -10,6 +10,7 @@ import pytest
 import fedexp
 from fedexp.analysis.view.collect import problems_of
 from fedexp.cli.commands import call
+from fedexp.core.errors import ConfigError
 from fedexp.metrics.history import load_history
 from fedexp.metrics.task_matrix import MEASURES
 from fedexp.papers.report import task_measures
@@ -219,6 +220,17 @@ def test_refuses_existing_directories_and_missing_files(tmp_path, capsys):
     assert call("import", [str(tmp_path), str(tmp_path / "new"), *flags]) == 2
     assert "cannot be read (Is a directory)" in capsys.readouterr().err
     assert not (tmp_path / "new").exists()
+
+
+def test_imported_runs_cannot_be_resumed_or_pushed(tmp_path, capsys):
+    directory = make(write(tmp_path / "a.csv", TRIANGLE)).directory
+    with pytest.raises(ConfigError) as error:
+        fedexp.run([f"resume={directory}"])
+    assert str(error.value) == f"resume={directory}: this run was imported; it has no checkpoint"
+    capsys.readouterr()
+    assert call("push", [str(directory), "--mode", "offline"]) == 2
+    said = capsys.readouterr().err
+    assert said == f"fedexp: {directory}: this run was imported; it cannot be pushed\n"
 
 
 # --- beside fedexp's own runs

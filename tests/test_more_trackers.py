@@ -249,7 +249,7 @@ def test_group_stops_calling_a_failed_tracker(tmp_path, caplog):
     assert len(warnings(caplog)) == 1
 
 
-def test_aborted_tracker_is_not_finished(tmp_path):
+def test_finish_is_not_called_after_abort(tmp_path):
     tracker = RecordingTracker()
     both = TrackerGroup([tracker])
     both.start(make_info(tmp_path))

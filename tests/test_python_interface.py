@@ -289,7 +289,7 @@ def test_overwrite_replaces_finished_run(tmp_path):
 
 
 def test_overwrite_conflicts_are_rejected(run, monkeypatch):
-    with pytest.raises(ConfigError, match=r"overwrite=True: needs the argument directory"):
+    with pytest.raises(ConfigError, match=r"overwrite=True: directory= must be given, too"):
         fedexp.run(SMALL, overwrite=True)
     monkeypatch.chdir(run.directory / "checkpoint")
     with pytest.raises(ConfigError, match="contains the working directory"):
@@ -531,7 +531,7 @@ def test_evaluate_with_moved_data(tmp_path):
     [
         (["dataset=digitz"], "dataset=digitz: no such option (nearest: 'digits')"),
         (["rounds=3"], "rounds: only dataset, its keys"),
-        (["dataset.name=x"], "needs dataset=<option>"),
+        (["dataset.name=x"], "can be set only together with dataset=<option>"),
         (["--round", "1"], "the global model from round 1 was not saved"),
         (["--device", "cpux"], "hardware.device=cpux"),
         (["dataset=thucnews"], "has text"),

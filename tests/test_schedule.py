@@ -162,11 +162,11 @@ def test_schedule_options_become_partitions():
         ("schedule.partition={5:{name:lda,alpha:0}}", "alpha"),
         (
             "schedule.classes={5:0.1}",
-            "schedule.classes.5=0.1: must map classes to shares, such as {3: 0.1}",
+            "schedule.classes.5=0.1: must give a fraction for each class, such as {3: 0.1}",
         ),
         (
             "schedule.classes={5:{3:2}}",
-            "schedule.classes.5.3=2: must be a share of the examples from 0 to 1",
+            "schedule.classes.5.3=2: must be a fraction between 0 and 1",
         ),
         (
             "schedule.classes={5:{cat:1}}",

@@ -13,20 +13,20 @@ minimises
 where the rows of B are the components, keys or attention vectors of the tasks up to t. The head
 classifies the class token.
 
-The server averages all of them (see prompts.py). Every client trains all components of the current
-task, because all weights alpha_m depend on its images.
+The server averages the components, keys, attention vectors and the head (see prompts.py). Every
+client trains all components of the current task, because all weights alpha_m depend on its images.
 
-Compared with the authors' code (GT-RIPL/CODA-Prompt, models/zoo.py, learners/prompt.py), which is
-the source of the formulas; the equation numbers of the paper were not available. The values are
-M = 100, prefixes of length 8 in blocks 0 to 4, and lambda = 0.1, with Adam, learning rate 0.001 on
-a cosine, and batches of 128 (experiments/cifar-100.sh, configs/cifar-100_prompt.yaml). Its first
-version multiplies o by 1e-6. A later version initialises the components of a task by Gram-Schmidt
-when it begins, and uses lambda = 0 for ImageNet-R. fed-mammoth (_models/codap.py) has this later
+Source of the formulas: the authors' code (GT-RIPL/CODA-Prompt, models/zoo.py, learners/prompt.py).
+The equation numbers of the paper were not available. The authors use M = 100, prefixes of length 8
+in blocks 0 to 4, and lambda = 0.1, with Adam, learning rate 0.001 on a cosine, and batches of 128
+(experiments/cifar-100.sh, configs/cifar-100_prompt.yaml). The first version of their code
+multiplies o by 1e-6. A later version initialises the components of a task by Gram-Schmidt when the
+task begins, and uses lambda = 0 for ImageNet-R. fed-mammoth (_models/codap.py) has this later
 initialisation and drops o.
 
 Deviations: The components of a task begin orthonormal to each other, but not to those of earlier
-tasks. If T does not divide M, tasks get different numbers of components; the code leaves some
-unused. The method requires tasks with new classes.
+tasks. If T does not divide M, tasks get different numbers of components; the authors' code
+leaves the remainder unused. The method requires tasks with new classes.
 """
 
 import torch

@@ -40,7 +40,7 @@ class OwnModel(FedAvg):
         return module
 
     def fitted(self, module: nn.Module) -> Self:
-        """Return the algorithm with the facts that it needs about the model, such as layer names.
+        """Return the algorithm, completed with information about the model, such as layer names.
 
         Raises ConfigError if the algorithm is not defined for this model.
         """

@@ -109,9 +109,10 @@ class FedFOMO(Personal, OwnTraining, ServerTraining):
         return self.models + (self.federations + 1 if self.federations else 0)
 
     def counted(self, sent: Tree, up: bool) -> Tree:
-        """Return what counts as traffic: the downloaded models, or the uploaded changes and d_j.
+        """Return the values that count as traffic.
 
-        The average is not counted, because no client uses it. Empty slots are not sent.
+        Download: the candidate models. Upload: the change of the client's model and the numbers
+        d_j. Not counted: the average model, because no client uses it, and empty slots.
         """
         if up:
             return {"change": sent["change"], "d": sent["affinity"][sent["valid"] > 0]}

@@ -11,7 +11,8 @@ examples, they have the same a_k, and FedNova is FedAvg.
 Option `variant`: In FedNTD's tables, FedNova differs from FedAvg even for clients of equal size, so
 these values cannot come from plain FedNova. FedNTD's released code adds variance reduction across
 clients to each gradient, before weight decay:
-    ccvr         g <- g + (d_mean - d_k), with d_k from the client's last participation (first 0);
+    ccvr         g <- g + (d_mean - d_k), with d_k from the client's last participation (0 before
+                 its first);
                  after each round, with n = sum of n_k over all clients,
                  d_mean <- (1 - sum_S n_k / n) d_mean + sum_S (n_k / n) d_k
     ccvr_frozen  the same with d_mean = 0 in all rounds, as in FedNTD's released code.

@@ -81,7 +81,10 @@ class Statistics:
         return total
 
     def add(self, layers: list[tuple[Tensor, ...]]) -> None:
-        """Update the moving averages with the statistics from a batch's last step."""
+        """Update the moving averages with the statistics of a batch.
+
+        layers: the result of `norm_inputs` in the last step for this batch.
+        """
         now = [(mean.detach(), var.detach()) for mean, var, *_ in layers]
         if self.before:
             pairs = zip(self.before, now, strict=True)

@@ -166,7 +166,7 @@ def step_in_place(
 
 
 def _count(number: int | Tensor, value: Tensor) -> Tensor:
-    """Return a new step counter, on the device of `value`, to which torch adds 1."""
+    """Return a new step counter on the device of `value`; torch increases it by 1."""
     if isinstance(number, Tensor):
         return number.to(torch.float32, copy=True)
     return torch.full((), float(number), device=value.device)

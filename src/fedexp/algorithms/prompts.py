@@ -85,7 +85,10 @@ class Prompting(NewClasses, OwnModel, ABC):
         return params
 
     def matching_loss(self, query: Tensor, params: Params, ctx: Context) -> Tensor | float:
-        """Return the loss that pulls keys towards queries [B, D], [B]."""
+        """Return the loss that pulls keys towards the queries.
+
+        query: [B, D]. Returns [B], one loss per example.
+        """
         return 0.0
 
     def local_step(

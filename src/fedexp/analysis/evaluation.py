@@ -176,7 +176,7 @@ def match_classes(
     elif len(classes) == data.num_classes:
         log.warning(
             "dataset=%s: the class names (%s, ...) differ from the run's (%s, ...);"
-            " classes are matched by number",
+            " class 0 is compared with class 0, and so on",
             *(data.name, data.classes[0], classes[0]),
         )
         numbers = torch.arange(data.num_classes)

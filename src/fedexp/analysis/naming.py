@@ -79,11 +79,11 @@ def names(
     """Return the (setting, method) of each run.
 
     Options of the data belong to the setting, and options of the algorithm belong to the method.
-    All other options in which the runs differ belong to the method if `of_data` is true (as in
-    tables) or if all runs have the same algorithm. Otherwise (as in figures), they belong to the
-    setting.
+    Other options in which the runs differ belong to the setting if the runs have several
+    algorithms, and to the method if all runs have the same algorithm.
 
-    without: a key to leave out of the names.
+    without: a key to leave out of the names. of_data: whether these other options always belong to
+    the method, as in tables.
     """
     shared = shared_overrides(runs)
     of_data = of_data or len({summary_and_options(run).get("algorithm") for run in runs}) == 1

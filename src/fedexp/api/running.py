@@ -56,7 +56,7 @@ def run(
     """
     given = [*check_overrides(overrides), *directory_override("hydra.run.dir", directory)]
     if overwrite and directory is None:
-        raise ConfigError("overwrite=True: needs the argument directory")
+        raise ConfigError("overwrite=True: directory= must be given, too")
     own = None if config_dir is None else Path(config_dir)
     log_to_console()
     with composed(given, own) as config:

@@ -191,7 +191,7 @@ def check_overrides(overrides: Sequence[str], folders: list[Path]) -> None:
     for text in overrides:
         if key_of(text).startswith("hydra") and "_target_" in text:
             raise ConfigError(
-                f"{text}: classes for Hydra can only be set in a file in your --config-dir"
+                f"{text}: names Python code; it can only be set in a file in your --config-dir"
             )
     check_names(overrides, [*groups, *PRESETS])
     check_values(overrides, folders)

@@ -36,7 +36,8 @@ def read_dataset(
         return None, None
     if "dataset" not in keys and (within := [k for k in keys if k != "data_dir"]):
         raise ConfigError(
-            f"{within[0]}: needs dataset=<option>; without it, the run's test set is used"
+            f"{within[0]}: can be set only together with dataset=<option>; to use the run's test"
+            f" set, leave out {within[0]}"
         )
     with composed(overrides, config_dir) as config:
         values = resolve(without_hydra(config))

@@ -66,15 +66,16 @@ def shares_node(number: int, change: Any) -> dict[str, Any]:
     """
     where = f"schedule.classes.{number}"
     if not isinstance(change, dict) or not change:
-        raise ConfigError(f"{where}={change}: must map classes to shares, such as {{3: 0.1}}")
+        raise ConfigError(
+            f"{where}={change}: must give a fraction for each class, such as {{3: 0.1}}, which"
+            " keeps 10 % of class 3"
+        )
     shares = {}
     for label, share in change.items():
         if not str(label).isdecimal():
             raise ConfigError(f"{where}: {label} is not a class; classes are numbered 0, 1, ...")
         if isinstance(share, bool) or not isinstance(share, int | float) or not 0 <= share <= 1:
-            raise ConfigError(
-                f"{where}.{label}={share}: must be a share of the examples from 0 to 1"
-            )
+            raise ConfigError(f"{where}.{label}={share}: must be a fraction between 0 and 1")
         shares[int(label)] = float(share)
     return {"_target_": TARGETS["NewShares"], "round": number, "shares": shares}
 

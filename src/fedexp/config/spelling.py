@@ -52,8 +52,8 @@ def option_of(name: str, group: str, options: Sequence[str]) -> str:
 def check_values(overrides: Sequence[str], folders: Sequence[Path]) -> None:
     """Raise ConfigError for invalid values that Hydra would accept or report unclearly.
 
-    These are an empty directory or option (for example, from an empty shell variable), the removal
-    of a key that every run has, and `seeds=1`.
+    These are an empty value for hydra.run.dir, hydra.sweep.dir or a config group (for example, from
+    an empty shell variable), the removal of a key that every run has, and `seeds=1`.
     """
     groups = list_groups([conf_directory()])
     for override in overrides:

@@ -35,9 +35,10 @@ def find_split_files(folder: Path, kind: str = KIND, how: str = COMMAND) -> list
     files = sorted(folder.glob("*.json"))
     if not files:
         raise ConfigError(
-            f"{folder}: contains no json files. {kind} cannot be downloaded: run LEAF's `{how}`"
-            f" (github.com/TalwalkarLab/leaf, data/{kind.lower()}) and put data/train/*.json and"
-            " data/test/*.json into the folders train and test of the data set"
+            f"{folder}: contains no json files. {kind} cannot be downloaded: clone"
+            f" github.com/TalwalkarLab/leaf, run `{how}` in its folder data/{kind.lower()}, and"
+            f" copy data/train/*.json to {folder.with_name('train')} and data/test/*.json to"
+            f" {folder.with_name('test')}"
         )
     return files
 

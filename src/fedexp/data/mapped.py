@@ -95,8 +95,8 @@ class Chosen:
     def fetch(self, index: Tensor) -> tuple[Tensor, Tensor]:
         """Read the images of a batch; this also works under torch.func.vmap.
 
-        index: int64 [..., B]. Returns the images, uint8 [n, height, width, channels], and the
-        positions of the batch in them, int64 [..., B].
+        index: int64 [..., B]. Returns (images, positions), uint8 [n, height, width, channels] and
+        int64 [..., B]: images[positions[i]] is the image of index[i].
         """
         pixels = Fetch.apply(self, self.rows[index])
         positions = torch.arange(index.numel(), device=index.device).view(index.shape)

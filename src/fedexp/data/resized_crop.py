@@ -36,12 +36,12 @@ Ratios = Annotated[
 
 
 def triangle(x: Tensor) -> Tensor:
-    """Return the weights of bilinear interpolation at distances of x pixels."""
+    """Return the weight of a pixel at a distance of x pixels for bilinear interpolation."""
     return (1 - x.abs()).clamp(min=0)
 
 
 def cubic(x: Tensor) -> Tensor:
-    """Return the weights of bicubic interpolation (a = -1/2) at distances of x pixels."""
+    """Return the same weight for bicubic interpolation with a = -1/2."""
     x = x.abs()
     near = (1.5 * x - 2.5) * x * x + 1
     far = ((-0.5 * x + 2.5) * x - 4) * x + 2

@@ -268,9 +268,9 @@ def read_vectors(path: Path) -> np.ndarray:
         or not np.isfinite(vectors).all()
     ):
         raise ConfigError(
-            f"{path}: must contain one matrix, or a matrix named embeddings, of finite"
-            " floating-point numbers with one row per vocabulary entry, but it contains the arrays"
-            f" {', '.join(arrays)}"
+            f"{path}: must contain a matrix of finite floating-point numbers, with one row per"
+            " vocabulary entry; if it contains several matrices, this one must be named"
+            f" embeddings. It contains the arrays {', '.join(arrays)}"
         )
     return vectors.astype(np.float32)
 

@@ -54,12 +54,12 @@ def file_in_view(name: str, view: str) -> str:
 
 
 def require_views(views: Sequence[str]) -> None:
-    """Raise ConfigError unless the test views exist, are different and start with plain."""
+    """Raise ConfigError unless all views exist, no view repeats and the first view is plain."""
     require_list("test_views", views, TEST_VIEWS)
 
 
 def require_list(key: str, values: Sequence[str], choices: Sequence[str]) -> None:
-    """Raise ConfigError unless all values are in `choices` and different, and choices[0] is first.
+    """Raise ConfigError unless all values are in choices, none repeats and choices[0] is first.
 
     key: name of the option, for messages.
     """

@@ -116,8 +116,10 @@ def consistency(settings: Sequence[Setting], title: str) -> Figure:
 
 
 def curves(settings: Sequence[Setting], title: str) -> Figure:
-    """Draw test accuracy against the round (Flashback Fig. 1a): the mean over seeds, in a band of
-    one standard deviation."""
+    """Draw test accuracy by round (Flashback Fig. 1a).
+
+    Curves show the mean over seeds, in a band of +- one standard deviation.
+    """
     series = [(method, *method.curve("test_accuracy")) for method in flatten(settings)]
     return draw_sweep.curves_of(f"Test accuracy\n{title}", "test accuracy", series)
 

@@ -48,9 +48,11 @@ TABLES = {
 def round_means(name: str, rows: Iterable[Mapping[str, Any]]) -> dict[str, float]:
     """Return the means over the clients of one round, as a dict for trackers.
 
-    name: the name of the table's file. rows: the rows of the round. If the table has layers, only
-    the rows for the whole model are averaged. If it has epochs, the means before and after local
-    training are separate. nan and inf are left out.
+    If the table has a column of layers, only the rows for the whole model are averaged. If it has a
+    column of epochs, the means before local training (epoch 0) and after it (last epoch) are
+    returned separately. nan and inf are left out.
+
+    name: the name of the table's file. rows: the rows of the round.
     """
     found = {}
     for suffix, chosen in rows_to_average(list(rows)).items():

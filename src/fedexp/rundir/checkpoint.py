@@ -206,10 +206,10 @@ def check_form(path: Path, state: object) -> None:
             f" {CHECKPOINT_FORMAT})"
         )
     unknown = state.keys() - {*FORM, *OPTIONAL, "format"}
-    for word, keys in (("without", FORM.keys() - state.keys()), ("with", unknown)):
+    for word, keys in (("missing", FORM.keys() - state.keys()), ("unexpected", unknown)):
         if keys:
             names = ", ".join(sorted(map(str, keys)))
-            raise ConfigError(f"{path}: not a checkpoint of a run ({word} {names})")
+            raise ConfigError(f"{path}: not a checkpoint of a run ({word} entries: {names})")
     wrong = misfit(state, FORM | OPTIONAL)
     if wrong is not None:
         raise ConfigError(f"{path}: {wrong} is not valid in a checkpoint")

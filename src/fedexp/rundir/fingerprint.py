@@ -267,8 +267,9 @@ def short_hash(container: Mapping[str, Any], data: Mapping[str, str] | None = No
 def setting(container: Mapping[str, Any]) -> str:
     """Return the short name <algorithm>_<dataset>_<partition>, which is the same for all seeds.
 
-    The name ends with alpha or shards_per_client if the partition has one of them. container: the
-    configuration, including `choices`, the chosen option of each group.
+    The name ends with the value of alpha or shards_per_client if the partition has one of them.
+
+    container: the configuration, including `choices`, the chosen option of each group.
     """
     choices = container["choices"]
     number = next(

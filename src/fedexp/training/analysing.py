@@ -176,14 +176,14 @@ def check_analyses(simulation: Simulation) -> None:
             )
         if isinstance(part, CKA) and isinstance(module, LogitsOnly):
             raise ConfigError(
-                "analysis=cka: needs the model's features, which are the input of its last layer;"
-                f" set model.head, which {describe_head(module.network, None)}"
+                "analysis=cka: needs the model's features, the input of its last layer. To name"
+                f" this layer, set model.head, which {describe_head(module.network, None)}"
             )
         if isinstance(part, GradientDiversity) and simulation.runtime.heads is not None:
             raise ConfigError(
-                f"analysis=gradient_diversity: this analysis is not defined for"
-                f" {type(simulation.algorithm).__name__}, whose model has a separate head for"
-                " each task"
+                f"analysis=gradient_diversity: is not defined for"
+                f" {type(simulation.algorithm).__name__}. Its model has a separate head for each"
+                " task"
             )
 
 

@@ -37,8 +37,8 @@ def loss_hessian(subject: Subject, params: Params) -> Product:
     """Return the function v -> H v, where H is the Hessian of the loss.
 
     The loss is the mean cross-entropy over the subject's examples, in eval mode. H v is the
-    gradient of <grad loss, v>, computed by applying reverse mode twice (Pearlmutter, "Fast exact
-    multiplication by the Hessian", Neural Computation 1994).
+    gradient of the dot product of the loss's gradient and v, computed by applying reverse mode
+    twice (Pearlmutter, "Fast exact multiplication by the Hessian", Neural Computation 1994).
     """
     runtime, count = subject.runtime, len(subject.labels)
 

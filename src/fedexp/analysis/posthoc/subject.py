@@ -150,15 +150,14 @@ def model_name(model: KeptModel) -> str:
     return f"global, round {model.round}" if model.client is None else f"client {model.client}"
 
 
-def models_of_round(run: RunDirectory, number: int, most: int) -> list[KeptModel]:
+def models_of_round(run: RunDirectory, number: int, limit: int) -> list[KeptModel]:
     """Return the saved models of a round.
 
-    These are the global model before the round, the local models of the first `most` clients, and
-    the global model after the round. Raises ConfigError if the global model after the round was not
-    saved.
+    These are the global model before the round, at most `limit` local models, and the global model
+    after the round. Raises ConfigError if the global model after the round was not saved.
     """
     folder = run.directory
-    clients = kept_models.kept_clients(folder, number)[:most]
+    clients = kept_models.kept_clients(folder, number)[:limit]
     models = [kept_models.load(folder, number, client) for client in clients]
     if models and number - 1 in kept_models.kept_rounds(folder):
         models.insert(0, kept_models.load(folder, number - 1))
