@@ -34,7 +34,7 @@ HAND = {"w": torch.tensor([[3.0, 4.0], [0.0, 2.0]]), "b": torch.tensor([1.0, 1.0
 # --- directions
 
 
-def test_filter_normalisation_by_hand():
+def test_filter_normalisation_equals_hand_calculation():
     """Rows of d get the norms of w's rows: (1, 0) becomes 5 long, (0, 0) stays, the vector becomes
     0, and (6, 8) is halved to length 5."""
     d = {"w": torch.tensor([[1.0, 0.0], [0.0, 0.0]]), "b": torch.tensor([7.0, 7.0])}
@@ -56,7 +56,7 @@ def test_filters_of_convolutions_are_their_outputs():
     assert not torch.equal(first["c"], second["c"])
 
 
-def test_plane_through_three_models_by_hand():
+def test_plane_through_three_models_equals_hand_calculation():
     """w_0 = (1, 0, 0), w_1 = (5, 3, 0), w_2 = (1, 5, 12): u = (4, 3, 0) / 5; (w_2 - w_0) u = 3, and
     the rest is (0, 5, 12) - 3 u = (-2.4, 3.2, 12), of length sqrt(5.76 + 10.24 + 144) =
     sqrt(160)."""
@@ -188,7 +188,7 @@ def test_noise_is_added_to_all_parameters(toy):
     assert not np.isin(measure_noise(toy, [0.3], 2, "absolute", seed=4).loss, found.loss).any()
 
 
-def test_scale_of_noise_by_hand(toy):
+def test_scale_of_noise_equals_hand_calculation(toy):
     """Absolute: standard normal numbers. Relative: times sqrt((9 + 16 + 0 + 4) / 4) and sqrt((1 +
     1) / 2)."""
     e = vectors.gaussian({"w": torch.zeros(200, 100), "b": torch.zeros(3)}, seed=1, number=0)["w"]
@@ -210,7 +210,7 @@ def test_scale_of_noise_by_hand(toy):
 # --- features
 
 
-def test_angles_and_densities_by_hand():
+def test_angles_and_densities_equal_hand_calculation():
     """A single angle 0 with h = 0.1: the density there is 1 / (0.1 sqrt(2 pi)) = 3.98942, and at
     0.1 it is this times exp(-1/2). The kernel is wrapped: an angle just below pi counts just above
     -pi."""
@@ -230,7 +230,7 @@ def test_angles_and_densities_by_hand():
     assert np.isnan(features.circle_density(np.empty(0), grid)).all()
 
 
-def test_density_in_the_plane_by_hand():
+def test_density_in_the_plane_equals_hand_calculation():
     """Two points: at the first one the density is (1 + exp(-|d|^2 / 2 h^2)) / (2 * 2 pi h^2) with
     |d| = 1, h = 0.5: exp(-2)."""
     points = np.array([[0.0, 0.0], [1.0, 0.0]])

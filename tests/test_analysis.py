@@ -85,7 +85,7 @@ def plain(values):
     return {layer: value.tolist() for layer, value in values.items()}
 
 
-def test_divergence_from_the_global_model_by_hand():
+def test_divergence_from_the_global_model_equals_hand_calculation():
     """Differences: client 0 (3, 0), 4 and 0; client 1 none; client 2 (0, -3), 0 and 4. The total L2
     norm is sqrt(9 + 16) = 5."""
     assert plain(divergence.from_global(MODELS, REFERENCE)) == {
@@ -97,7 +97,7 @@ def test_divergence_from_the_global_model_by_hand():
     assert found == {"conv": [5, 0, 3], "head": [0, 0, 4], "total": [5, 0, 5]}
 
 
-def test_divergence_from_other_clients_by_hand():
+def test_divergence_from_other_clients_equals_hand_calculation():
     """Client 1 equals the global model, so its distance to both others is 7; clients 0 and 2 differ
     by (3, 3), 4 and 4, together 14."""
     assert plain(divergence.from_others(MODELS))["total"] == [(7 + 14) / 2, 7, (14 + 7) / 2]
@@ -109,7 +109,7 @@ def test_divergence_from_other_clients_by_hand():
     assert math.isnan(divergence.from_others(tree.map(lambda leaf: leaf[:1], MODELS))["total"][0])
 
 
-def test_distribution_distance_by_hand():
+def test_distribution_distance_equals_hand_calculation():
     """Accuracies 0.6, 0.2 and nan (absent class) give shares 3/4 and 1/4; the clients' shares are
     (1, 0) and (1/2, 1/2), and the third client has half of the absent class. If all accuracies are
     0, so are the shares."""
@@ -119,7 +119,7 @@ def test_distribution_distance_by_hand():
     np.testing.assert_array_equal(divergence.distribution_distance(np.zeros(3), counts), [1, 1, 1])
 
 
-def test_gradient_diversity_by_hand():
+def test_gradient_diversity_equals_hand_calculation():
     """Orthogonal gradients (3, 0) and (0, 4): mean square 25/2, mean (1.5, 2) with square 25/4, so
     2; equal gradients: 1."""
     gradients = {
@@ -249,7 +249,7 @@ def test_gradient_diversity_rejects_task_heads():
     measured = {"scenario": TWO_TASKS, "sizes": (2, 3), "analysis": GradientDiversity(**IN_ALL)}
     with pytest.raises(
         ConfigError,
-        match="analysis=gradient_diversity: this analysis is not defined for FedMultiHead",
+        match="analysis=gradient_diversity: is not defined for FedMultiHead",
     ):
         make_simulation(FedMultiHead(), **measured)
 
@@ -279,7 +279,7 @@ def test_cka_against_kernels_in_numpy():
     assert linear_cka(one, other) == pytest.approx(expected, rel=1e-12)
 
 
-def test_cka_by_hand():
+def test_cka_equals_hand_calculation():
     """For one feature each, CKA is the squared correlation: 0.25 for (1, 2, 3) and (1, 3,
     2), and 0 for uncorrelated features."""
     x, y = torch.tensor([[1.0], [2], [3]]), torch.tensor([[1.0], [3], [2]])
@@ -342,7 +342,7 @@ def test_local_models_are_tested_after_each_epoch():
     assert ends.analyses["local_epochs.csv"] == [row for row in rows if row["epoch"] != 1]
 
 
-def test_in_and_out_local_accuracy_of_epochs_by_hand():
+def test_in_and_out_local_accuracy_of_epochs_equals_hand_calculation():
     """Two clients, two classes: accuracies 0.9 and 0.3 with labels 3:1 are 0.75 in-local and 0.45
     out-local. The second client was not tested."""
     accuracy = np.array([[[0.5, 0.5], [0.9, 0.3]], [[np.nan] * 2] * 2])
@@ -487,7 +487,7 @@ def history_of_one_round():
     return history
 
 
-def test_accuracies_before_and_after_by_hand():
+def test_accuracies_before_and_after_equal_hand_calculation():
     """The joint distribution is (5/8, 3/8): after the round 0.6 * 5/8 + 0.2 * 3/8 = 0.45 in and
     0.35 out. The clients' in-local accuracies are 0.75 and 0.6, the out-local ones 0.25 and 0.6."""
     found = before_and_after(history_of_one_round())

@@ -133,7 +133,7 @@ def test_bare_training_equals_fedexp(algorithm):
         torch.testing.assert_close(actual.detach(), expected[0], rtol=0, atol=1e-12)
 
 
-def test_not_true_distillation_by_hand():
+def test_not_true_distillation_equals_hand_calculation():
     """Without label 0, the teacher has (1/2, 1/2) and the student (3/4, 1/4)."""
     student, teacher = torch.tensor([[9.0, math.log(3.0), 0.0]]), torch.zeros(1, 3)
     expected = 0.5 * np.log(0.5 / 0.75) + 0.5 * np.log(0.5 / 0.25)

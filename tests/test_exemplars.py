@@ -98,7 +98,7 @@ def test_glfc_learns_the_first_task_by_binary_cross_entropy():
     assert_close(loss, total / 5 / 3)
 
 
-def test_herding_by_hand():
+def test_herding_equals_hand_calculation():
     """Features are at 0, 20, 40 and 100 degrees. Their mean points to 38.9 degrees and has length
     0.82, so the closest single feature is at 40. The closest mean of two includes the one at 20:
     it is at 30 degrees, has length 0.98, and is 0.20 away. With 100 (at 70, length 0.87) it would

@@ -323,7 +323,7 @@ def test_missing_embeddings_are_rejected():
         replace(LANDER_, radius=-1.0)
 
 
-def test_weights_by_hand():
+def test_weights_equal_hand_calculation():
     """Three of six classes are old: alpha = log2(4) = 2, beta = sqrt(1/2) = 0.70711. The weights
     are 0.2 * 1.5 / beta and 0.4 * 2 * beta.
     """

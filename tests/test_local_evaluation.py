@@ -30,7 +30,7 @@ def make(every=None, examples=None, **options):
     return make_simulation(local_evaluation=chosen, **metric | options)
 
 
-def test_standard_error_by_hand():
+def test_standard_error_equals_hand_calculation():
     """Two of four examples are predicted correctly, and two are drawn. Of the six draws, one has
     none of the correct ones, four have one and one has two, so the variance of the accuracy is (1 /
     6) 2 (1 / 2)^2 = 1 / 12. The formula gives sqrt(1/4 / 2 * 2/3). With several classes, the

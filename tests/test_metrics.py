@@ -53,7 +53,7 @@ CW = np.array([[0.9, 0.9], [0.5, 0.2], [0.8, 0.1], [0.6, 0.1]])
 
 
 # ------------------------------------------------------------------ accuracy
-def test_class_accuracy_by_hand():
+def test_class_accuracy_equals_hand_calculation():
     accuracy = class_accuracy(np.array([3, 0, 0]), np.array([4, 5, 0]))
     np.testing.assert_array_equal(accuracy, [0.75, 0.0, nan])
     np.testing.assert_array_equal(
@@ -66,7 +66,7 @@ def test_class_accuracy_by_hand():
 
 
 # ------------------------------------------------------------------ forgetting F
-def test_backward_transfer_by_hand():
+def test_backward_transfer_equals_hand_calculation():
     # class 0: max(0.5, 0.8) - 0.6 = 0.2; class 1: max(0.2, 0.1) - 0.1 = 0.1; the initial 0.9 does
     # not count
     np.testing.assert_allclose(forgetting.backward_transfer_per_class(CW), [0.2, 0.1])
@@ -107,14 +107,14 @@ def test_absent_classes_are_ignored(cw):
 
 
 # ------------------------------------------------------------------ round forgetting
-def test_round_drop_by_hand():
+def test_round_drop_equals_hand_calculation():
     # t=2: class 0 gains 0.3, class 1 loses 0.1: 0.05. t=3: class 0 loses 0.2, class 1 stays: 0.1.
     # t=1 is left out.
     np.testing.assert_allclose(forgetting.round_drop(CW), [0.05, 0.1])
     assert forgetting.round_drop(CW[:2]).shape == forgetting.round_drop(CW[:1]).shape == (0,)
 
 
-def test_local_round_drop_by_hand():
+def test_local_round_drop_equals_hand_calculation():
     # client 0 loses 0.5 of class 0 and gains class 1: 0.25; client 1 loses nothing
     local = np.array([[0.0, 0.9], [0.5, 0.2]])
     np.testing.assert_allclose(forgetting.local_round_drop(CW[1], local), [0.25, 0.0])
@@ -133,7 +133,7 @@ def test_round_drop_ignores_gains(cw):
 
 
 # ------------------------------------------------------------------ forgetting degree
-def test_forgetting_degree_by_hand():
+def test_forgetting_degree_equals_hand_calculation():
     before = np.array([0.5, 0.0, 0.8])
     local = np.array([[0.25, 0.1, 0.8], [0.0, 0.0, 1.0]])
     degree = forgetting.forgetting_degree(before, local, xi=1e-6)
@@ -145,7 +145,7 @@ def test_forgetting_degree_by_hand():
 
 
 # ------------------------------------------------------------------ in- and out-local accuracy
-def test_in_out_local_by_hand():
+def test_in_out_local_equals_hand_calculation():
     # p = (3/4, 1/4, 0), out = (1 - p) / 2 = (1/8, 3/8, 1/2);
     # in: 0.8 * 3/4 + 0.4 / 4 = 0.7; out: 0.8 / 8 + 0.4 * 3/8 + 0.2 / 2 = 0.1 + 0.15 + 0.1 = 0.35
     inside, outside = forgetting.in_out_local(np.array([0.8, 0.4, 0.2]), np.array([3, 1, 0]))
@@ -198,21 +198,21 @@ def test_in_out_local_ignores_absent_classes():
 
 
 # ------------------------------------------------------------------ heat map, consistency
-def test_normalised_heat_map_by_hand():
+def test_normalised_heat_map_equals_hand_calculation():
     cw = np.array([[0.2, 0.6], [0.0, 0.0], [0.5, 0.0]])
     np.testing.assert_allclose(
         forgetting.normalised_heat_map(cw), [[0.25, 0.75], [0.0, 0.0], [1.0, 0.0]]
     )
 
 
-def test_consistency_by_hand():
+def test_consistency_equals_hand_calculation():
     # (3,4).(4,3) = 24 of 5 * 5; orthogonal; a zero vector: 0/0 -> 0, twice
     cw = np.array([[0.3, 0.4], [0.4, 0.3], [0.0, 0.0], [0.5, 0.0], [0.0, 0.5], [0.0, 1.0]])
     np.testing.assert_allclose(forgetting.consistency(cw), [0.96, 0.0, 0.0, 0.0, 1.0])
 
 
 # ------------------------------------------------------------------ rounds to target
-def test_rounds_to_target_by_hand():
+def test_rounds_to_target_equal_hand_calculation():
     rounds, accuracy = [0, 5, 10, 15, 20], [0.9, 0.4, None, 0.6, 0.5]
     assert rounds_to_target(
         rounds, accuracy, targets=[0.4, 0.5, 0.61], fractions=[0.5, 0.9, 1]

@@ -21,7 +21,7 @@ H = np.array([[0.1, 2.0, 0.0, 0.0], [0.5, 1.0, 0.3, 0.0], [0.2, 0.0, 0.4, 0.0]])
 OTHER = np.array([[0.1, 2.0, 0.9, 0.0], [0.5, 3.0, 0.3, 0.0], [0.2, 0.0, 0.4, 0.0]])
 
 
-def test_preferences_by_hand():
+def test_preferences_equal_hand_calculation():
     assert preferences(H).tolist() == [1, 0, 2, 0]
     assert dead(H) == 1
     assert alignment(H, OTHER) == 0.5
@@ -59,13 +59,13 @@ def model(rows):
     return {"params": {"h": torch.tensor(rows, dtype=torch.float64)}, "buffers": {}}
 
 
-def test_class_means_by_hand():
+def test_class_means_equal_hand_calculation():
     """Labels 0, 0, 2: class 0 has the mean of two rows, class 1 has no example."""
     (means,) = class_means(runtime([0, 0, 2]), model([[1.0, 0.0], [3.0, 5.0], [7.0, 2.0]]))
     np.testing.assert_array_equal(means, [[2.0, 2.5], [np.nan, np.nan], [7.0, 2.0]])
 
 
-def test_alignment_of_a_round_by_hand():
+def test_alignment_of_a_round_equals_hand_calculation():
     """One example per class, so rows are class means. The local models agree in 2 and 4 of 4
     neurons: 0.75 on average, standard deviation 0.25; the new global model agrees in 2."""
     (row,) = alignment_rows(runtime([0, 1, 2]), model(H), model(OTHER), [model(OTHER), model(H)])

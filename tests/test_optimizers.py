@@ -176,7 +176,7 @@ def test_bad_local_options(changes, message):
 # --- server optimizers
 
 
-def test_server_steps_by_hand():
+def test_server_steps_equal_hand_calculation():
     """One parameter x = 1, tau = 0.5 (v = 0.25 at first), lr = 0.1, beta1 = 0.9, beta2 = 0.75.
     Aggregation would move it by Delta = 2 in round 1, so that Delta^2 = 4, and by Delta = -1 in
     round 2.

@@ -322,7 +322,7 @@ class Fixed:
         return indices
 
 
-def test_lda_balance_by_hand():
+def test_lda_balance_equals_hand_calculation():
     # 3 classes of 10, 2 clients: N/K = 15. Class 0: q = (0.8, 0.2) -> cut at 8: 8 and 2. Class 1: q
     # = (0.75, 0.25) -> cut at 7: 7 and 3; they hold 15 and 5. Class 2: client 0 holds 15, which is
     # not < 15, so q = (0, 1): 0 and 10.

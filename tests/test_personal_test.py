@@ -83,7 +83,7 @@ def test_personal_accuracy_is_weighted_by_client_distribution():
     assert (weights * (labels == found)).sum(1) == pytest.approx(slow, abs=1e-12)
 
 
-def test_personal_forgetting_by_hand():
+def test_personal_forgetting_equals_hand_calculation():
     """Two classes and three rounds. Drops: 0.8 - 0.5 = 0.3 and 0.6 - 0.4 = 0.2. Client 0 has 3 and
     1 examples: forgetting 0.75 * 0.3 + 0.25 * 0.2 = 0.275, accuracy 0.75 * 0.5 + 0.25 * 0.4 =
     0.475. Client 1 has only the second class: 0.2 and 0.4."""
@@ -103,7 +103,7 @@ def test_personal_forgetting_by_hand():
     )
 
 
-def test_forgetting_of_personal_models_by_hand():
+def test_forgetting_of_personal_models_equals_hand_calculation():
     """Client 0 has one class with accuracies 0.9, 0.5, 0.6: 0.9 - 0.6 = 0.3. Client 1: 0.2, 0.4,
     0.8, so -0.4. The initial model (1.0) does not count; forgetting is defined from round 2 on."""
     history = History(np.array([[2, 0], [0, 2]]))
@@ -124,7 +124,7 @@ def test_forgetting_of_personal_models_by_hand():
     assert "personal_peak" not in History(history.counts).to_tree()
 
 
-def test_worst_tenth_by_hand():
+def test_worst_tenth_equals_hand_calculation():
     values = np.arange(25) / 25
     assert spread(values, True)[2] == pytest.approx((0 + 1 + 2) / 75)  # ceil(2.5) = 3 clients
     assert spread(values, False)[2] == pytest.approx((22 + 23 + 24) / 75)

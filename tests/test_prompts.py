@@ -128,7 +128,7 @@ def by_loops(method, network, params, image, key=None):
 # --- prefixes
 
 
-def test_prefix_attention_by_hand():
+def test_prefix_attention_equals_hand_calculation():
     """With one head of width 1 and identity projections, q = k = v = x. The only token is 0, so all
     scores are 0 and the output is the mean of the values: 0 alone, and (3 + 0) / 2 with a prefix of
     the key 9 and the value 3. The prefix is used once. For a token 1 and the key log 3, the scores
@@ -199,7 +199,7 @@ def test_model_and_loss_equal_loops(method, rounds):
     assert_close(found, torch.tensor(expected, dtype=torch.float64), atol=1e-10)
 
 
-def test_ortho_loss_by_hand():
+def test_ortho_loss_equals_hand_calculation():
     """B = (1 1; 0 2): B B^T - I = (1 2; 2 3), whose squares have the mean (1 + 4 + 4 + 9) / 4. A
     row of zeros does not count. The second block is orthonormal."""
     rows = float64([[[1, 1], [1, 0]], [[0, 2], [0, 1]], [[0, 0], [0, 0]]])

@@ -33,7 +33,7 @@ def test_dropped_examples_do_not_return():
         assert set(third) <= set(second) | set(PARTS[1])
 
 
-def test_class_balanced_by_hand():
+def test_class_balanced_equals_hand_calculation():
     """Size 13: after task 1, 13 // 2 = 6 of each class; after task 2, 13 // 4 = 3."""
     _, second, third = fill_buffers(PARTS, LABELS, 13, "class_balanced", np.random.default_rng(0))
     assert Counter(LABELS[second].tolist()) == {0: 6, 1: 6}

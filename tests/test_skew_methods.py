@@ -82,7 +82,7 @@ def test_fedlmd_equals_released_code(tau):
     assert_close(loss.mean(), expected, rtol=1e-12, atol=0)
 
 
-def test_fedlmd_without_a_teacher_by_hand():
+def test_fedlmd_without_a_teacher_equals_hand_calculation():
     """C = 4, y = 0, majority {0, 1}: p = 1/2 on classes 2 and 3. With z = (0, 0, 0, log 2): q over
     {1, 2, 3} is (1, 1, 2) / 4, so KL = 1/2 log((1/2) / (1/4)) + 1/2 log((1/2) / (1/2)) = log(2) /
     2."""
@@ -139,7 +139,7 @@ def test_feddecorr_ignores_padding_and_single_examples():
     assert_close(loss, plain + 0.3 * decorrelation(features, None, "paper"))
 
 
-def test_fedlc_by_hand():
+def test_fedlc_equals_hand_calculation():
     """n = (16, 1, 0), tau = 2: margins 2 / 2 = 1 and 2, class 2 is out. z = (0, 0, 5), y = 0:
     -log(e^-1 / (e^-1 + e^-2)) = log(1 + e^-1)."""
     z = float64([[0.0, 0, 5]])
@@ -155,7 +155,7 @@ def test_fedlc_by_hand():
     assert_close(loss, torch.tensor([np.log1p(np.exp(-1))]))
 
 
-def test_fedrs_by_hand():
+def test_fedrs_equals_hand_calculation():
     """alpha = 0.5, class 1 is absent. z = (0, 2 log 3), y = 0: -log(1 / (1 + 3)) = log 4."""
     z = float64([[0.0, 2 * np.log(3)]])
     plan = {"factor": float64([1.0, 0.5])}
@@ -174,7 +174,7 @@ def test_fedrs_restricts_missing_classes():
     assert factors == [[1.0, 1.0, 0.25], [0.25, 1.0, 0.25]]
 
 
-def test_fedssd_credibility_by_hand():
+def test_fedssd_credibility_equals_hand_calculation():
     """Class 0: 3 of 4 right, 1 predicted as class 1. Class 1: 1 of 2 right, 1 predicted as class 0.
     Class 2 has no examples. M_0 = 3/4 (1 - 1/2), M_1 = 1/2 (1 - 1/4)."""
     labels, answers = torch.tensor([0, 0, 0, 0, 1, 1]), torch.tensor([0, 0, 0, 1, 1, 0])

@@ -54,7 +54,7 @@ def test_task_orders_are_balanced():
     assert len(np.unique(orders, axis=0)) > 3
 
 
-def test_task_metrics_with_client_orders_by_hand():
+def test_task_metrics_with_client_orders_equal_hand_calculation():
     """Accuracies after stages 1 and 2: (0.9, 0.1), (0.5, 0.8). Client 0 learns task 1 first and
     forgets 0.9 - 0.5 = 0.4; client 1 learns task 2 first: 0.1 - 0.8 = -0.7. New tasks: 0.9 and 0.1,
     then 0.8 and 0.5."""

@@ -103,7 +103,7 @@ def test_generated_images_equal_released_code():
     assert made.shape == (8, 1, 6, 6)
 
 
-def test_moving_statistics_by_hand():
+def test_moving_statistics_equal_hand_calculation():
     """One layer has one channel with running mean 1 and variance 2. The first batch (3, 4) has
     distance 2 + 2. The second batch (5, 6) is averaged with weights 0.1 and 0.9: mean 3.2 and
     variance 4.2, so distance 2.2 + 2.2.

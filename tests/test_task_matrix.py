@@ -26,7 +26,7 @@ BY_HAND = {
 
 
 @pytest.mark.parametrize("name", MEASURES)
-def test_measure_by_hand(name):
+def test_measure_equals_hand_calculation(name):
     assert MEASURES[name](A, INITIAL) == pytest.approx(BY_HAND[name], abs=1e-15)
 
 

@@ -495,7 +495,7 @@ def test_equal_shards_partition(sort_by_label):
 # --- metrics
 
 
-def test_task_metrics_by_hand():
+def test_task_metrics_equal_hand_calculation():
     """Three tasks of two rounds. After task 1: .9; task 2: .5, .8; task 3: .3, .4, .7."""
     rows = [
         (0, [0.1, 0.1, 0.1]),

@@ -33,7 +33,7 @@ def gradients(function, tensors, upstream):
     return torch.autograd.grad((function(*tensors) * upstream).sum(), tensors)
 
 
-def test_values_and_gradients_by_hand():
+def test_values_and_gradients_equal_hand_calculation():
     """Two texts of two windows of one number. Filter w = 2: 2 and 6 for the first text, -2 and 0
     for the second; both maxima are in the second window, whose inputs have the gradient 2 and give
     w the gradient 3 + 0."""
