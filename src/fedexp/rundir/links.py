@@ -9,7 +9,6 @@ from pathlib import Path
 
 from fedexp.core.errors import ConfigError
 from fedexp.rundir import files
-from fedexp.rundir.reader import RunDirectory
 
 WANDB = "wandb"  # this folder has links to log files in the user's cache
 
@@ -27,6 +26,8 @@ def require_run_directory(directory: Path, given: str) -> None:
         if not there:
             raise ConfigError(f"resume={given}: not a run directory ({name} is missing)")
     require_no_outside_links(directory)
+    from fedexp.rundir.reader import RunDirectory  # imports numpy, which `--cfg job` does not need
+
     if "imported" in RunDirectory(directory).summary:
         raise ConfigError(f"resume={given}: this run was imported; it has no checkpoint")
 
