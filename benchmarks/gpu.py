@@ -97,7 +97,7 @@ class Gpu:
                         Contestant(name, command), self.work / "out", timeout=7200, environment={}
                     )
                 )
-            except (measure.Refused, RuntimeError) as error:
+            except (measure.Rejected, RuntimeError) as error:
                 self.left_out.append(f"{name}: not measured: {error}")
                 print(self.left_out[-1], flush=True)
                 return []

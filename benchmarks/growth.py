@@ -92,7 +92,7 @@ def main() -> int:
                     cells = measure_point(
                         overrides, options.hardware, options.rounds, Path(scratch)
                     )
-                except (measure.Refused, RuntimeError) as error:
+                except (measure.Rejected, RuntimeError) as error:
                     print(f"{name}: {label}: left out: {error}")
                     continue
                 rows.append([label, *cells])

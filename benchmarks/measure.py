@@ -25,7 +25,7 @@ CONF = ROOT / "benchmarks" / "conf"  # data sets of ours, for machines without C
 RESULTS = Path(__file__).resolve().parent / "RESULTS.md"
 COLUMNS = ("round", "train_samples_per_second", "train_seconds", "seconds", "test_accuracy")
 MARK = "FEDEXP_BENCHMARK"  # environment variable by which the processes of a contestant are known
-BAD_INPUT = 2  # fedexp's exit code for what it refuses
+BAD_INPUT = 2  # fedexp's exit code for what it rejects
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Rep:
     total: float  # seconds of all rounds, the warm-up too
 
 
-class Refused(Exception):
+class Rejected(Exception):
     """Error: fedexp says that it has no such option; the message is its own."""
 
 
@@ -129,7 +129,7 @@ def run_once(
     environment: dict[str, str],
     samples: list[float] | None = None,
 ) -> Rep:
-    """Run one repetition. Raises Refused, or RuntimeError with the end of the output. samples: a
+    """Run one repetition. Raises Rejected, or RuntimeError with the end of the output. samples: a
     list to which the PSS in GiB is added twice a second."""
     shutil.rmtree(out, ignore_errors=True)
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -165,7 +165,7 @@ def run_once(
             memory.end_all()  # what it has left behind
             process.wait()
     if process.returncode == BAD_INPUT and "fedexp" in command:
-        raise Refused(tail(log))
+        raise Rejected(tail(log))
     if process.returncode:
         raise RuntimeError(f"{contestant.name}: exit code {process.returncode}; {tail(log)}")
     return read_rounds(out, memory.pss, memory.rss)
@@ -194,10 +194,10 @@ def measure(
             name = contestant.name
             try:
                 rep = run_once(contestant, work / "out", timeout, environment or {})
-            except (Refused, RuntimeError) as error:
-                refused = isinstance(error, Refused)
+            except (Rejected, RuntimeError) as error:
+                rejected = isinstance(error, Rejected)
                 left_out[name] = (
-                    f"{name}: {'skipped, fedexp refuses it' if refused else 'failed'}: {error}"
+                    f"{name}: {'skipped, fedexp rejects it' if rejected else 'failed'}: {error}"
                 )
                 print(left_out[name], flush=True)
                 continue

@@ -88,7 +88,7 @@ def test_local_loss_equals_loops():
     assert_close(found, torch.tensor(expected, dtype=torch.float64), atol=1e-10)
 
 
-def test_prototype_weights_by_hand():
+def test_prototype_weights_equal_hand_calculation():
     """Clients 0 and 1 have class 0, with mean features 0 and 2. The prototypes are 1, 3 and 5
     (client 2 did not train on the class, but counts). Sums of distances: 2, 4, 8; u = (1/2, 1/4,
     1/8) -> (1, 1/3, 0); divided by 0.2: softmax(5, 5/3, 0). No client has class 1."""
@@ -203,7 +203,7 @@ def test_client_without_batches_sends_zero_gram_matrices():
         assert [not each.any() for each in gram] == alone
 
 
-def test_rounds_alternate_between_b_and_a():
+def test_lorm_trains_b_and_a_in_alternate_rounds():
     """From the first round of each task, here with an odd number of rounds. The other parameters do
     not change at all, despite weight decay and momentum."""
     three = replace(TWO_TASKS, rounds_per_task=3)
@@ -223,7 +223,7 @@ def test_rounds_alternate_between_b_and_a():
 @pytest.mark.parametrize(
     ("rounds", "end", "rate"), [(0, "up.weight", 2.0), (1, "down.weight", 0.5)]
 )
-def test_a_and_b_have_separate_rates(rounds, end, rate):
+def test_matrices_a_and_b_have_separate_learning_rates(rounds, end, rate):
     """SGD without momentum and weight decay 0.3: in round 1, B moves by 2 * 0.1 times (gradient +
     0.3 B); in round 2, A by 0.5 * 0.1 times that; the head by 0.1 times that."""
     algorithm = LoRM(off_diagonal=0.5, a_rate=0.5, b_rate=2.0, weight_decay=0.3)
@@ -240,7 +240,7 @@ def test_a_and_b_have_separate_rates(rounds, end, rate):
     assert any((moved[k] != v).any() for k, v in params.items() if k.endswith(end))
 
 
-def test_head_may_have_its_own_factor_for_gram_matrices():
+def test_head_can_have_its_own_factor_for_gram_matrices():
     """The head is merged as if this factor applied to all layers, and the adapters are not."""
     both, ends = [(0.0, 0.5), (0.0, None), (0.5, None)], []
     for factor, head in both:
@@ -288,7 +288,7 @@ def test_local_models_are_compared_with_the_received_model():
     )
 
 
-def test_second_task_server_update_by_hand():
+def test_lorm_server_update_in_second_task_equals_a_plain_loop():
     """B, then the change of both tasks, from the clients' messages; the head's rows of task 1 do
     not change."""
     simulation = stream(

@@ -116,7 +116,7 @@ def counts(monkeypatch):
 
 
 # Additional examples described by `work`, worked by hand: (backward, forward).
-def by_hand(algorithm, simulation, epochs):
+def count_additional_examples(algorithm, simulation, epochs):
     federation = simulation.stages[-1].federation
     if isinstance(algorithm, FedCurv):  # all 24 examples, once
         return 24, 24
@@ -166,7 +166,7 @@ def test_declared_computation_matches_the_counted_passes(row, before, epochs, co
     needs = simulation.algorithm.needs
     gradients = data * (needs.gradients * epochs + needs.gradient_passes)
     forward = gradients + data * (needs.teachers * epochs + needs.forward_passes)
-    more = by_hand(simulation.algorithm, simulation, epochs)
+    more = count_additional_examples(simulation.algorithm, simulation, epochs)
     found = counts["clients", "backward"], counts["clients", "forward"]
     expected = gradients + more[0], forward + more[1]
     assert needs.work or more == (0, 0)

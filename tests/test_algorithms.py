@@ -82,7 +82,7 @@ class Row:
 
     A change of any single parameter must change the result: a number is halved (0 becomes 0.5), a
     bool inverted, a text replaced by its value in `other`. Parameters in `silent` have no effect in
-    this row, and those in `refused` cannot be changed alone.
+    this row, and those in `rejected` cannot be changed alone.
     """
 
     cls: type[FedAvg]
@@ -91,7 +91,7 @@ class Row:
     zero: dict[str, Any] | None = None
     other: dict[str, Any] = field(default_factory=dict)
     silent: tuple[str, ...] = ()
-    refused: tuple[str, ...] = ()
+    rejected: tuple[str, ...] = ()
     public: float = 0.0  # fraction of the training data on the server
     model: Any = None  # None: the small CNN
     # the global model is FedAvg's, so the personal models are compared
@@ -197,12 +197,12 @@ NTD = {
 }
 
 
-def ntd_row(silent: tuple[str, ...] = (), refused: tuple[str, ...] = (), **changes: Any) -> Row:
+def ntd_row(silent: tuple[str, ...] = (), rejected: tuple[str, ...] = (), **changes: Any) -> Row:
     """FedNTD with changes of the parameters above."""
     live = NTD | changes
     pairs = {"distance": ("kl", "mse"), "mse_reduction": ("sum", "mean")}
     other = {name: pair[pair.index(live[name]) - 1] for name, pair in pairs.items()}
-    return Row(FedNTD, live=live, zero={"beta": 0.0}, other=other, silent=silent, refused=refused)
+    return Row(FedNTD, live=live, zero={"beta": 0.0}, other=other, silent=silent, rejected=rejected)
 
 
 KA = {
@@ -224,10 +224,10 @@ SHIPPED = [
     Row(FedProx, live=dict(mu=0.5), zero=dict(mu=0.0)),
     ntd_row(silent=("tau_squared", *KL)),  # 1^2 = 1
     ntd_row(silent=KL, tau=2.0),
-    ntd_row(silent=KL, refused=("distance",), tau=2.0, lambda_=0.0),
-    ntd_row(silent=KL, refused=("distance",), tau=2.0, lambda_=0.5, tau_squared=False),
-    ntd_row(silent=MSE, refused=("lambda_",), beta=0.05, tau=2.0, distance="mse"),
-    ntd_row(silent=MSE, refused=("lambda_",), distance="mse", mse_reduction="mean"),
+    ntd_row(silent=KL, rejected=("distance",), tau=2.0, lambda_=0.0),
+    ntd_row(silent=KL, rejected=("distance",), tau=2.0, lambda_=0.5, tau_squared=False),
+    ntd_row(silent=MSE, rejected=("lambda_",), beta=0.05, tau=2.0, distance="mse"),
+    ntd_row(silent=MSE, rejected=("lambda_",), distance="mse", mse_reduction="mean"),
     Row(FedAvgM, live=dict(beta=0.5), zero=dict(beta=0.0)),
     Row(FedNova, live=dict(variant="plain"), other=dict(variant="ccvr")),
     Row(FedNova, live=dict(variant="ccvr"), other=dict(variant="ccvr_frozen")),
@@ -442,7 +442,7 @@ def test_vectorised_engine_equals_sequential_engine(row):
 
 
 @one_of_each_kind("row", BY_NAME, *KEPT, *DRAWN)
-def test_engines_agree(row):
+def test_all_engines_give_the_same_rounds(row):
     simulation = row.simulation()
     state = simulation.initial_state()
     for _ in range(2):
@@ -474,7 +474,7 @@ def test_every_option_changes_the_model(row):
     result = list(rounds_of())
     assert differ(rounds_of(FedAvg()), result, by=1e-5)
     for name in row.live:
-        if name in row.refused:
+        if name in row.rejected:
             with pytest.raises(ConfigError, match="algorithm"):
                 row.make(**{name: row.changed(name)})
             continue
@@ -494,7 +494,7 @@ def test_every_option_is_varied_in_some_row(cls):
         name
         for row in SHIPPED
         if row.cls is cls
-        for name in row.live.keys() - {*row.silent, *row.refused}
+        for name in row.live.keys() - {*row.silent, *row.rejected}
     }
     assert alive == names
 

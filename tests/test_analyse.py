@@ -122,7 +122,7 @@ def test_eigenvalues_equal_those_of_the_dense_hessian(toy):
     assert found.residuals.max() < 1e-7
 
 
-def test_eigenvalues_of_a_known_matrix():
+def test_largest_eigenvalues_of_a_diagonal_matrix_are_found():
     """diag(-90, 1, 2, ..., 30): the algebraically largest are 30 and 29, although -90 has the
     largest absolute value."""
     diagonal = torch.tensor([-90.0, *range(1, 31)], dtype=torch.float64)
@@ -304,7 +304,7 @@ def others(run, tmp_path_factory):
     return copy, wide.directory
 
 
-def test_tsne_of_two_runs(run, others, capsys, monkeypatch):
+def test_tsne_shows_the_models_of_two_runs(run, others, capsys, monkeypatch):
     """With an embedding that returns the first two features, each model's points are its
     features."""
     monkeypatch.setattr(features, "embed", lambda found, *_: [each[:, :2] for each in found])
@@ -363,7 +363,7 @@ def settings_of(*directories):
     return [Setting("s=2", tuple(methods), "")]
 
 
-def test_noise_figure_of_a_sweep(run, others):
+def test_noise_figure_of_a_sweep_shows_global_and_local_models(run, others):
     """For the global model and for the first client's model, which differs in the copy."""
     small = {"kind": "noise", "examples": 20, "device": "cpu", "draws": 2, "strengths": [0.0, 0.2]}
     subject = load_subject(RunDirectory(run.directory), 2, most=20)

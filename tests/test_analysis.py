@@ -202,7 +202,7 @@ def test_tracker_values_are_means_over_clients():
     }
 
 
-def test_rounds_in_which_an_analysis_is_due():
+def test_analysis_is_due_in_chosen_rounds_or_every_nth_and_the_last():
     analysis = WeightDivergence(rounds=None, every=4)
     assert [n for n in range(1, 11) if analysis.is_due(n, 10)] == [4, 8, 10]
     assert [n for n in range(1, 11) if WeightDivergence(rounds=[1, 9], every=4).is_due(n, 10)] == [
@@ -216,7 +216,7 @@ def built_from(*overrides):
     return build(composed(*rewrite_lists(overrides)))
 
 
-def test_list_of_analyses_on_the_command_line():
+def test_several_analyses_can_be_chosen_and_have_separate_options():
     two = "analysis=[weight_divergence,gradient_diversity]"
     parts = built_from(two, "analysis.rounds=[1,5]").analysis.parts
     assert [type(part) for part in parts] == [WeightDivergence, GradientDiversity]
@@ -270,7 +270,7 @@ def hsic(one, other):
     return np.trace(one @ one.T @ centre @ other @ other.T @ centre)
 
 
-def test_cka_against_kernels_in_numpy():
+def test_cka_equals_the_formula_with_kernels_in_numpy():
     one, other = features(20, 3, 0) + 5, features(20, 7, 1)
     other[:, 0] += 2 * one[:, 1]
     x, y = one.numpy(), other.numpy()
@@ -377,7 +377,7 @@ def test_local_epochs_agree_on_all_engines_and_do_not_change_training(algorithm,
         assert torch.equal(one, other)
 
 
-def test_train_accuracy_of_local_models():
+def test_train_accuracy_of_local_models_equals_counted_predictions():
     """Counted again for the models that clients send."""
     simulation = make_simulation(analysis=EPOCHS, engine="sequential")
     result = probed(simulation)
@@ -496,7 +496,7 @@ def test_accuracies_before_and_after_equal_hand_calculation():
     assert found.loc[1].to_dict() == pytest.approx(expected, rel=1e-12)
 
 
-def test_analysis_figures_of_a_sweep():
+def test_sweep_figures_show_analyses_and_leave_out_runs_without_tables():
     """Two methods with one run each; the second run has no tables, only a curve of the global
     model."""
     epochs = pd.DataFrame(
@@ -535,7 +535,7 @@ def test_analysis_figures_of_a_sweep():
             figure.canvas.draw()
 
 
-def test_class_reduction_figure():
+def test_class_reduction_figure_shows_the_forgetting_degree():
     """A client that takes part in rounds 1 and 3 of 3: the degree is (0.5 - 0.25) / 0.5, then a
     gain, clipped."""
     history = History(np.array([[[4]], [[1]]]), starts=(1, 3))

@@ -66,7 +66,7 @@ def test_result_does_not_depend_on_the_partition():
         assert_close(other, results[0], 1e-10)
 
 
-def test_client_counts_once_per_task():
+def test_each_client_is_counted_once_per_task():
     """Three of four clients take part in each of six rounds. In the end, all have been counted once
     in each task."""
     simulation = stream(
@@ -79,7 +79,7 @@ def test_client_counts_once_per_task():
         assert_close(found, joint_ridge(simulation, 0.1, tasks), 1e-10)
 
 
-def test_closed_form_equals_absolute_aggregation_law():
+def test_merging_clients_equals_the_absolute_aggregation_law_of_the_paper():
     """AFL's code: clients regularise with r, the server merges one client after the other,
     W = (I - R C' + R C' (C + C')^-1 C') W + (the same with the two exchanged), R = C^-1,
     and finally removes the K clients' r: W + K r (C - K r I)^-1 W."""
@@ -103,7 +103,7 @@ def test_closed_form_equals_absolute_aggregation_law():
     assert_close(solve(gram, product, 3 * r), torch.from_numpy(merged), 1e-10)
 
 
-def test_ridge_regression_by_hand():
+def test_ridge_regression_equals_hand_calculation():
     """One feature: examples 1 and 2 of class 0, 1 of class 1. G = 6, X^T Y = (3, 1); gamma = 2."""
     gram, product = torch.tensor([[6.0]]).double(), torch.tensor([[3.0, 1.0]]).double()
     assert_close(solve(gram, product, 2.0), product / 8)
@@ -165,7 +165,7 @@ def remember(module, seen, name):
     return module.register_forward_hook(lambda module, inputs, _: seen.update({name: inputs[0]}))
 
 
-def test_merged_layer_by_hand():
+def test_merged_layer_equals_hand_calculation():
     """One output. Weights 1 and 5 for an input with G_1 = 3 and G_2 = 1: (3 + 5) / 4 = 2. Weights 1
     and 2 for an input that is always 0, of clients with 1 and 3 examples: (1 + 6) / 4."""
     parts = {"a.weight": float64([[[1.0, 1.0]], [[5.0, 2.0]]])}

@@ -58,7 +58,7 @@ def test_unpack_writes_all_files(name, folder, tmp_path):
     assert below(folder) == FILES
 
 
-def test_unpack_gz_file(folder, tmp_path):
+def test_gz_file_is_unpacked(folder, tmp_path):
     (tmp_path / "labels-idx1-ubyte.gz").write_bytes(gzip.compress(b"abc" * 1000))
     unpack(tmp_path / "labels-idx1-ubyte.gz", folder)
     assert below(folder) == {"labels-idx1-ubyte": b"abc" * 1000}

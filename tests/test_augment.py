@@ -164,7 +164,7 @@ def test_without_augmentation_equals_torchvision(channels):
         torch.testing.assert_close(load_batch(images, idx, draws, aug, normalise), expected)
 
 
-def test_types_and_memory():
+def test_float32_and_bfloat16_are_close_to_float64():
     aug, images = Augmentation(**CIFAR), make_images(5)
     draws = torch.from_numpy(aug.draw(np.random.default_rng(0), 5, 32, 32))
     exact = fast(images, draws, aug, dtype=torch.float64)
@@ -210,7 +210,7 @@ def test_gpu_equals_cpu():
     assert ((on_gpu - fast(images, draws, aug)).abs() > 1e-5).float().mean() < 0.003
 
 
-def test_draws_repeat_and_do_not_depend_on_the_number_of_examples():
+def test_draws_are_reproducible_for_any_number_of_examples():
     aug = Augmentation(**CIFAR)
     first, again, longer = (aug.draw(np.random.default_rng(7), n, 32, 32) for n in (50, 50, 80))
     assert np.array_equal(first, again)

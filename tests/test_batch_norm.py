@@ -70,18 +70,18 @@ def test_padding_does_not_affect_statistics(shape, affine):
     count = 3 * x[0, 0].numel()
     dims, view = (0, *range(2, x.dim())), (-1, *[1] * (x.dim() - 2))
 
-    def by_hand(x, weight=None, bias=None):
+    def normalise_plainly(x, weight=None, bias=None):
         centre = x[rows].sum(dims) / count
         spread = ((x[rows] - centre.view(view)) ** 2).sum(dims) / count
         z = (x - centre.view(view)) / (spread + 1e-3).sqrt().view(view)
         return z if weight is None else z * weight.view(view) + bias.view(view)
 
     copies = [leaf.detach().clone().requires_grad_() for leaf in inputs]
-    assert_equal(values, by_hand(*copies), atol=1e-13)
+    assert_equal(values, normalise_plainly(*copies), atol=1e-13)
     some = random(*shape, 1)[..., 0]
     grads = [
         torch.autograd.grad((some * out**2).sum(), of)
-        for out, of in ((values, inputs), (by_hand(*copies), copies))
+        for out, of in ((values, inputs), (normalise_plainly(*copies), copies))
     ]
     assert_equal(grads[0], grads[1], atol=1e-12)
 

@@ -184,7 +184,7 @@ def test_contestants_take_turns_and_failures_do_not_stop_others(tmp_path: Path, 
     write(tmp_path / "given", [9.0, 1.0])
     command = (sys.executable, "-c", good, str(tmp_path / "given"), "OUT")
     wrong = (sys.executable, "-c", "raise SystemExit('no such thing')")
-    refused = (
+    rejected = (
         sys.executable,
         "-c",
         "print('hardware.engine=x: must be one of'); raise SystemExit(2)",
@@ -194,7 +194,7 @@ def test_contestants_take_turns_and_failures_do_not_stop_others(tmp_path: Path, 
         Contestant("a", command),
         Contestant("b", wrong),
         Contestant("c", command),
-        Contestant("d", refused),
+        Contestant("d", rejected),
     ]
     order: list[str] = []
     once = measure.run_once
@@ -206,7 +206,7 @@ def test_contestants_take_turns_and_failures_do_not_stop_others(tmp_path: Path, 
     assert {name: len(own) for name, own in reps.items()} == {"a": 2, "c": 2}
     assert [line.split(":")[:2] for line in left_out] == [
         ["b", " failed"],
-        ["d", " skipped, fedexp refuses it"],
+        ["d", " skipped, fedexp rejects it"],
     ]
     assert "no such thing" in left_out[0]
 
@@ -232,7 +232,7 @@ def test_gpu_benchmark_prints_every_figure(capsys, monkeypatch):
 
 
 @pytest.mark.slow
-def test_scale_benchmark(capsys):
+def test_scale_benchmark_prints_its_tables(capsys):
     assert scale.main([*SMALL_SCALE, "--no-results"]) == 0
     text = capsys.readouterr().out
     assert "| iid | 2 |" in text

@@ -106,7 +106,7 @@ def test_every_experiment_has_its_fingerprint():
     assert not any("_protocol" in name for name in FINGERPRINTS)
 
 
-def test_surface_has_every_composed_key():
+def test_list_of_options_has_every_composed_key():
     known = set(known_keys(CONF, []))
 
     def keys(node: dict[str, Any], prefix: str = "") -> set[str]:

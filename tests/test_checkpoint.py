@@ -112,7 +112,7 @@ def test_flipped_bit_is_rejected_or_harmless(tmp_path):
         {"a": torch.arange(9.0), "b": {"c": 3, "d": 0.5}, "e": torch.tensor([1, 2])},
     )
     storage.save_tree(path, value)
-    content, refused = path.read_bytes(), 0
+    content, rejected = path.read_bytes(), 0
     for place in range(0, len(content), 3):
         turned = bytearray(content)
         turned[place] ^= 1 << place % 8
@@ -120,10 +120,10 @@ def test_flipped_bit_is_rejected_or_harmless(tmp_path):
         try:
             loaded = storage.load_tree(path)
         except ConfigError:
-            refused += 1
+            rejected += 1
         else:
             torch.testing.assert_close(loaded, value, rtol=0, atol=0)
-    assert refused > len(content) / 6
+    assert rejected > len(content) / 6
 
 
 def test_files_are_synced_before_their_checkpoint(monkeypatch, tmp_path):

@@ -194,7 +194,7 @@ NUMBERS = {
 
 
 @pytest.mark.parametrize("name", NUMBERS)
-def test_traffic_by_hand(name):
+def test_bytes_up_and_down_equal_hand_calculation(name):
     algorithm, up, down = NUMBERS[name]
     simulation = make_simulation(
         algorithm, PLAIN, (1, 12, 12), participation=1.0, public=0.2, rounds=3

@@ -68,7 +68,7 @@ def test_code_mark_covers_all_imported_files(plug, name):
     assert code_mark("plug.decay.Decay") == before
 
 
-def test_classes_without_a_code_mark(plug):
+def test_only_user_classes_have_a_code_mark(plug):
     before = code_mark("plug.decay.Decay")
     (plug / "other.py").write_text("X = 1\n")
     assert code_mark("plug.decay.Decay") == before

@@ -78,7 +78,7 @@ def table8(folder, method="FedAvg", metric="accuracy"):
     return one(cells(folder, "fedntd_table8"), setting="E=5", method=method, metric=metric)
 
 
-def test_mean_and_standard_deviation(tmp_path):
+def test_cell_has_mean_and_standard_deviation_over_seeds(tmp_path):
     """FedNTD Table 8, E=5: FedAvg has 40.14 (0.59). Ours: 39 and 43, mean 41, deviation sqrt(8) =
     2.83."""
     for seed, accuracy in ((0, 0.39), (1, 0.43)):
@@ -97,7 +97,7 @@ def test_mean_and_standard_deviation(tmp_path):
     assert (table["verdict"] == "not run").sum() == len(table) - 2 == 48
 
 
-def test_tolerance_of_two_published_standard_deviations(tmp_path):
+def test_tolerance_is_at_least_two_published_standard_deviations(tmp_path):
     """FedNTD Table 1, CIFAR-10 s=2, FedAvg: 40.14, with 1.15 from Table 7, so 2.30."""
     make_run(tmp_path, ["experiment=fedntd/cifar10_s2", "algorithm=fedavg"], [0.4243])
     row = one(
@@ -124,7 +124,7 @@ def test_reduced_runs_are_not_judged_and_not_averaged_with_others(tmp_path):
     assert (row["changes"], row["not_shown"]) == ("", 3)
 
 
-def test_status_and_origin_of_a_cell(tmp_path):
+def test_cell_counts_unfinished_runs_and_names_their_origin(tmp_path):
     """One seed is completed, one diverged, one failed, and one is unfinished."""
     more = {"commit": "0123456789", "hardware": {"name": "A", "device": "cpu", "precision": "fp32"}}
     make_run(tmp_path, RUN8, [0.4], seed=0, **more)
@@ -151,7 +151,7 @@ def test_status_and_origin_of_a_cell(tmp_path):
     assert (other["status"], other["verdict"]) == ("not run", "not run")
 
 
-def test_suspect_value_and_diverged_run(tmp_path):
+def test_suspect_value_is_not_judged_and_diverged_run_is_outside(tmp_path):
     """FedNova and SCAFFOLD of Table 10 at R=0.3 are a copying error in the paper."""
     given = ["experiment=fedntd/cifar10_s2", "participation=0.3", "algorithm=scaffold"]
     make_run(tmp_path / "a", given, [0.5])
@@ -162,7 +162,7 @@ def test_suspect_value_and_diverged_run(tmp_path):
     assert table8(tmp_path / "b")["verdict"] == "outside"
 
 
-def test_rounds_to_the_published_target(tmp_path):
+def test_rounds_to_target_use_the_published_accuracy(tmp_path):
     """Flashback Table 1, CIFAR10 beta=0.1: A = 0.5, so the targets are 0.375, 0.45 and 0.5."""
     make_run(
         tmp_path,
@@ -183,7 +183,7 @@ def test_rounds_to_the_published_target(tmp_path):
     assert verdicts["rounds_to_A"] == "outside"  # printed: 445
 
 
-def test_targets_that_are_never_reached(tmp_path):
+def test_target_that_the_paper_never_reaches_is_compared(tmp_path):
     """Flashback Table 1, CIFAR10 beta=0.1, FedDF: 105 rounds to 0.375, and 0.45 is never reached.
     If only one of two seeds reaches a target, there is no mean."""
     feddf = ["experiment=flashback/cifar10_lda0.1", "algorithm=feddf"]
@@ -201,7 +201,7 @@ def test_targets_that_are_never_reached(tmp_path):
     assert row["mean"] == float("inf")  # the mean of the other seed would flatter
 
 
-def test_alignment_of_each_layer_and_pair(tmp_path):
+def test_alignment_is_compared_for_each_layer_and_pair(tmp_path):
     """FedNTD Table 2, IID, FedAvg: 0.679 and 0.850 for 512 neurons, 0.771 and 0.898 for 128
     neurons."""
     setting = [
@@ -218,7 +218,7 @@ def test_alignment_of_each_layer_and_pair(tmp_path):
     assert table["verdict"].tolist() == ["within", "within", "outside", "within"]
 
 
-def test_column_names_of_published_tables():
+def test_columns_are_named_by_what_differs_between_them():
     """Columns are named by what differs between them. A long table is split by partition."""
 
     def columns(name):
@@ -283,7 +283,7 @@ def test_diverged_fedavg_run_does_not_lower_the_target(tmp_path):
     assert rows == {"rounds_to_A": 2, "speedup": 2}
 
 
-def test_accuracy_after_a_task_and_at_a_round(tmp_path):
+def test_columns_of_tasks_use_the_accuracy_after_that_task(tmp_path):
     """CFeD Table 1, Class-IL: column T1 has the mean after the second task, T2 after the third."""
     ends = [
         {"task": t, "average_accuracy": 0.9 - t / 10, "new_task_accuracy": 0.5} for t in (1, 2, 3)
@@ -325,7 +325,7 @@ def test_error_of_a_task_is_estimated_from_its_last_ten_rounds(tmp_path):
     assert row["tolerance"] == 2
 
 
-def test_tables_of_a_named_sweep(tmp_path, capsys):
+def test_table_of_a_named_sweep_shows_ours_beside_published_values(tmp_path, capsys):
     folder = tmp_path / "anything"
     SweepDirectory(folder).mark("fedntd_table8")
     make_run(folder, RUN8, [0.3, 0.41], forgetting=0.6)
@@ -345,7 +345,7 @@ def test_tables_of_a_named_sweep(tmp_path, capsys):
     assert r"\begin{tabular}" in (folder / "table.tex").read_text()
 
 
-def test_tables_of_a_sweep_without_published_values(tmp_path):
+def test_table_without_published_values_shows_means_and_rounds_to_target(tmp_path):
     """Means over seeds, and rounds to parts of A = 0.95 x 0.8 = 0.76: 0.57, 0.684, 0.76."""
     make_run(tmp_path, ["algorithm=fedavg", "seed=0"], [0.5, 0.6, 0.7, 0.78])
     make_run(tmp_path, ["algorithm=fedavg", "seed=1"], [0.5, 0.58, 0.6, 0.76])
@@ -471,7 +471,9 @@ def test_diverged_method_does_not_change_the_view_of_its_column(tmp_path):
         ("completed", 0.3, "outside", "not judged: no printed number"),
     ],
 )
-def test_published_failure(tmp_path, status, accuracy, verdict, of_forgetting):
+def test_published_failure_agrees_only_with_a_failed_run(
+    tmp_path, status, accuracy, verdict, of_forgetting
+):
     """FedNTD Table 11 has "10.00 (Failure)" and no F for SCAFFOLD at R=1.0. A run that ends at
     chance has failed too."""
     given = ["experiment=fedntd/cifar10_lda0.1", "participation=1.0", "algorithm=scaffold"]

@@ -119,7 +119,7 @@ def test_invalid_requests_are_rejected(arguments, message):
 
 
 @pytest.mark.parametrize("shell", SCRIPTS)
-def test_output_for_each_shell(shell, monkeypatch, capsys):
+def test_completions_have_the_format_of_each_shell(shell, monkeypatch, capsys):
     monkeypatch.setenv("COMP_LINE", "fedexp model=cnn")
     assert main.main(["--shell-completion", f"query={shell}"]) == 0
     end = " " if shell == "bash" else ""
@@ -147,7 +147,7 @@ complete -p fedexp
 
 @pytest.mark.slow
 @pytest.mark.skipif(not shutil.which("bash"), reason="no bash here")
-def test_completion_in_bash(tmp_path):
+def test_completion_works_in_bash(tmp_path):
     program = tmp_path / "bin/fedexp"
     program.parent.mkdir()
     program.write_text(

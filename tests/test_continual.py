@@ -275,7 +275,7 @@ def test_every_algorithm_has_a_row():
 
 @engines_compared
 @every_row
-def test_engines_agree(row, engines):
+def test_engines_give_the_same_server_state_in_every_round(row, engines):
     """The server is compared after every round of both tasks, including the exchanges
     between them."""
     states = []
@@ -347,7 +347,7 @@ def test_every_parameter_is_varied_in_a_row(cls):
 
 
 @one_of_each_kind("row", BY_NAME, *KEPT, *STRUCTURE, "roles")
-def test_resume_in_the_middle_of_the_second_task(row, tmp_path):
+def test_run_resumed_in_the_second_task_equals_uninterrupted_run(row, tmp_path):
     """The results are equal bit for bit. The two parts of the run share only the files."""
     whole = record(row.stream(), tmp_path / "whole", resume=False)
     simulation = row.stream()
@@ -462,7 +462,7 @@ def test_other_tasks_examples_are_never_read(monkeypatch):
 # --- the losses and roles
 
 
-def test_equation_4_equals_softmax_with_temperature():
+def test_cfed_equation_4_equals_softmax_with_temperature():
     """(p_i^(1/T)) / sum_j p_j^(1/T) = softmax(z / T)_i, and L_d is the cross-entropy between
     these."""
     student, teacher = random(6, 5, seed=1), random(6, 5, seed=2)
@@ -489,7 +489,7 @@ def test_cohort_splits_into_reviewers_and_learners(fraction, expected):
     assert (len({tuple(draw) for draw in draws}) > 5) == (0 < expected < 10)
 
 
-def test_cfed_round_by_hand():
+def test_cfed_round_equals_a_plain_training_loop():
     """Round 3 as a plain loop: learners use cross-entropy on their examples, reviewers L_d on
     theirs, with weights n_k."""
     algorithm = CFeD(**CFED)
@@ -523,7 +523,7 @@ def test_cfed_round_by_hand():
     assert_equal(result.server["params"], mean, atol=1e-12)
 
 
-def test_server_distillation_by_hand():
+def test_server_distillation_equals_a_plain_training_loop():
     """Eleven examples are divided among three local models and the old model: 3, 3, 3 and 2.
     Training starts from the average of the local models, with SGD, momentum and weight decay for E
     = 2 epochs of batches of 2. lambda_d is not a factor."""
@@ -612,7 +612,7 @@ def test_centralised_cfed_draws_its_surrogate_examples_at_random():
     assert len(role.training_part(few, 0)[1]) == new
 
 
-def test_ewc_fisher_of_softmax_regression():
+def test_ewc_fisher_equals_the_formula_for_softmax_regression():
     """d(-log q_y)/dW_cd = (p_c - [c = y]) x_d, so F_cd is the mean of its square over all examples
     of the task. The four clients form groups of three and one."""
     simulation = stream(FedEWC(lambda_=1.0, fisher="old_tasks"), model=SoftmaxRegression())
@@ -672,18 +672,18 @@ def test_ewc_quadratic_sums_over_tasks():
         terms.append((message, server["params"]))
     ctx = context(server=server)
 
-    def by_hand(w):
+    def plain_penalty(w):
         return 1.5 * sum((f[k] * (w[k] - t[k]) ** 2).sum() for f, t in terms for k in w)
 
     points = [uniform(simulation.initial) for _ in range(2)]
     ours = [torch.func.grad_and_value(lambda w: algorithm.penalty(None, w, ctx))(p) for p in points]
-    theirs = [torch.func.grad_and_value(by_hand)(p) for p in points]
+    theirs = [torch.func.grad_and_value(plain_penalty)(p) for p in points]
     for (gradient, _), (expected, _) in zip(ours, theirs, strict=True):
         assert_equal(gradient, expected, atol=1e-12)
     assert_equal(ours[0][1] - ours[1][1], theirs[0][1] - theirs[1][1], atol=1e-10)
 
 
-def test_ewc_released_variant_by_hand():
+def test_ewc_released_variant_equals_a_plain_training_loop():
     """Round 3 of one client: G is computed for each pair at the received model, on the new task's
     batches only."""
     algorithm = FedEWC(lambda_=50.0, fisher="released")
@@ -775,7 +775,7 @@ def consolidation_loss(targets, server, **logits):
     return exchange.example_loss(net, "student", SimpleNamespace(x=None), ctx).item()
 
 
-def test_dmc_double_targets_by_hand():
+def test_dmc_double_targets_equal_hand_calculation():
     """Old classes 0, 1 from (4, 2): mean 3 -> (1, -1); new classes 2, 3 from (10, 0): mean 5 -> (5,
     -5). Added: old minus 6 = (-2, -4, 3, 3), new minus 6 = (1, 1, 4, -6), so (-1, -3, 7, -3)."""
     classes = [[1.0, 1.0, 0.0, 0.0], [0.0, 0.0, 1.0, 1.0]]

@@ -50,7 +50,7 @@ VALUES = [
 
 
 @pytest.mark.parametrize(("line", "wanted"), VALUES)
-def test_corrected_values(line, wanted):
+def test_settings_of_the_papers_have_the_corrected_values(line, wanted):
     config = composed(*line.split())
     assert {key: OmegaConf.select(config, key) for key in wanted} == wanted
 
@@ -73,7 +73,7 @@ def test_table_14_has_both_reductions():
     assert {job | {"algorithm.mse_reduction=mean"} for job in changed[0]} == changed[1]
 
 
-def test_released_readings():
+def test_sweep_of_released_settings_has_the_released_values():
     found = jobs("fedntd_table1_released")
     methods = {next(text for text in job if text.startswith("algorithm=")): job for job in found}
     assert "algorithm.mu=1.0" in methods["algorithm=fedprox"]
@@ -93,7 +93,7 @@ def test_fedka_search_has_four_values_of_beta():
     } == {"0.5", "0.1", "0.01", "0.001"}
 
 
-def test_learning_rates_of_cfeds_centralised_baselines():
+def test_centralised_baselines_of_cfed_run_at_both_learning_rates():
     """1e-3 in the first reading and 1e-6 in the second, for the same jobs."""
     first = {
         job

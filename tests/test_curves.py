@@ -16,7 +16,7 @@ def drawn(folder):
     return draw_learning_curves(load_sweep("fedntd_table1", [CONF]), read_runs([folder]))
 
 
-def test_mean_curve_of_each_method_and_setting(tmp_path):
+def test_figure_shows_the_mean_curve_of_each_method_and_setting(tmp_path):
     """FedAvg 0.2, 0.4 and 0.4, 0.8: means 0.3, 0.6."""
     for seed, curve in enumerate(([0.2, 0.4], [0.4, 0.8])):
         make_run(tmp_path, [S2, "algorithm=fedavg"], curve, seed=seed)

@@ -350,14 +350,14 @@ def damage(name: str, folder: Path, number: int) -> None:
 
 @pytest.mark.filterwarnings("ignore::UserWarning")  # of PIL about odd metadata
 @pytest.mark.parametrize("name", FORMATS)
-def test_random_damage(name, tmp_path):
+def test_randomly_damaged_files_are_rejected_or_read(name, tmp_path):
     damage(name, tmp_path, 25)
 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.parametrize("name", FORMATS)
-def test_much_random_damage(name, tmp_path):
+def test_many_randomly_damaged_files_are_rejected_or_read(name, tmp_path):
     damage(name, tmp_path, 500)
 
 

@@ -189,7 +189,7 @@ def test_preview_plans_damaged_runs_again(sweep, name, damage, capsys):
 @pytest.mark.parametrize(
     ("name", "damage"), [case for case in CASES if case[0] != ".hydra/overrides.yaml"]
 )
-def test_figures_of_damaged_runs(sweep, name, damage, capsys):
+def test_figures_of_damaged_runs_are_drawn_or_name_the_file(sweep, name, damage, capsys):
     """The command draws figures, or ends with code 2 and one line with the file's name."""
     job = hurt(sweep, name, damage)
     code, told = call("figures", [str(job)]), capsys.readouterr()

@@ -78,11 +78,11 @@ def no_network(monkeypatch) -> list[str]:
     """Let every attempt to open an address fail at once, and return the addresses."""
     tried: list[str] = []
 
-    def refuse(request, *args, **kwargs):
+    def reject(request, *args, **kwargs):
         tried.append(request.full_url)
         raise urllib.error.URLError("no network")
 
-    monkeypatch.setattr(urllib.request, "urlopen", refuse)
+    monkeypatch.setattr(urllib.request, "urlopen", reject)
     return tried
 
 
@@ -407,7 +407,7 @@ def write_tiny(root: Path) -> None:
 
 
 @pytest.mark.parametrize("folder", ["tiny-imagenet-200", "tiny_imagenet"])
-def test_tiny_imagenet_as_published(folder, no_network, tmp_path):
+def test_tiny_imagenet_is_read_as_published(folder, no_network, tmp_path):
     write_tiny(tmp_path / folder)
     data = load("tiny_imagenet", tmp_path)
     assert data.classes == ("goldfish", "bullfrog")
@@ -418,7 +418,7 @@ def test_tiny_imagenet_as_published(folder, no_network, tmp_path):
     assert data.y_test.tolist() == [1, 0, 1]
 
 
-def test_caltech_as_published_is_resized_and_split(no_network, tmp_path):
+def test_caltech256_is_read_as_published_resized_and_split(no_network, tmp_path):
     root = tmp_path / "caltech256" / "256_ObjectCategories"
     for c, name in enumerate(["001.ak47", "002.american-flag"]):
         for i in range(10):
@@ -636,7 +636,7 @@ def real_data(*parts: str) -> Path:
 
 
 @pytest.mark.data
-def test_real_mnist():
+def test_real_mnist_has_published_checksums_and_statistics():
     data = load("mnist", real_data("MNIST", "raw", "train-images-idx3-ubyte"))
     assert data.x_train.shape == (60000, 28, 28, 1)
     assert data.x_test.shape == (10000, 28, 28, 1)
@@ -655,7 +655,7 @@ def test_real_mnist():
 
 
 @pytest.mark.data
-def test_real_cifar10():
+def test_real_cifar10_has_published_sizes_and_statistics():
     data = load("cifar10", real_data("cifar10", "train"))
     assert data.x_train.shape == (50000, 32, 32, 3)
     assert torch.bincount(data.y_train).tolist() == [5000] * 10

@@ -67,7 +67,7 @@ def test_fedkd_equals_fedntd_with_lambda_zero():
 # --- Flashback
 
 
-def test_flashback_class_weights_by_hand():
+def test_flashback_class_weights_equal_hand_calculation():
     """Three classes; no client has the last one."""
     pi, mu = torch.tensor([4.0, 0.0, 0.0]), torch.tensor([[2.0, 3.0, 0.0], [1.0, 1.0, 0.0]])
     # Client 0: alpha = pi / (mu_0 + pi) = 4 / 6, 0 / 3, 0 / 0.
@@ -287,7 +287,7 @@ def test_feddf_stops_early_and_returns_the_best_model(monkeypatch, steps, patien
     assert not set(trained) & set(held[0])
 
 
-def test_feddf_validation_accuracy_by_counting():
+def test_feddf_validation_accuracy_equals_counted_predictions():
     simulation = make_simulation(df(), public=0.3, sizes=(3, 7, 8, 10))
     net, public = LiveNetwork(simulation.runtime.net), simulation.stages[0].public
     net.load(simulation.initial, {})
@@ -361,7 +361,7 @@ def federation():
     return Federation(parts, counts, labels, np.array([0, 7, 9, 11]), "examples")
 
 
-def test_fedka_classes_by_hand():
+def test_fedka_finds_missing_rare_and_dominant_classes():
     """Shares 0.7, 0.2, 0.1, 0 and threshold 0.25: 0 is dominant, 1 and 2 are not, 3 is missing."""
     missing, rare, dominant = ka().classes(federation(), 0)
     assert (missing.tolist(), rare.tolist(), dominant.tolist()) == (
@@ -377,7 +377,7 @@ def test_fedka_classes_by_hand():
 @pytest.mark.parametrize(
     ("anchors", "classes"), [("both", {1, 2, 3}), ("non_dominant", {1, 2}), ("missing", {3})]
 )
-def test_fedka_anchors_by_hand(anchors, classes):
+def test_fedka_draws_one_anchor_of_each_chosen_class(anchors, classes):
     info = federation()
     plan = ka(anchors=anchors).host_plan(info, 0, np.random.default_rng(0))
     numbers = plan["numbers"][plan["valid"] > 0, 0]
@@ -705,7 +705,7 @@ def test_divergence_has_no_gradient_for_the_teacher():
     torch.testing.assert_close(slope, torch.zeros_like(slope), rtol=0, atol=0)
 
 
-def test_fedalign_gradient_by_hand():
+def test_fedalign_penalty_gradient_passes_only_through_the_narrow_stage():
     """The gradient of mu * constant * L_lip passes only through the narrow stage."""
     algorithm = FedAlign(mu=0.5, width=0.4, clip=0.0)
     simulation = make_simulation(algorithm)

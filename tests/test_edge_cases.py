@@ -119,7 +119,7 @@ READ = Noise.read
     *LOSSES,
     "public",
 )
-def test_one_class_per_client_with_missing_classes(name, tmp_path, monkeypatch):
+def test_run_completes_with_one_class_per_client_and_missing_classes(name, tmp_path, monkeypatch):
     monkeypatch.setattr(Noise, "read", lacking_noise)
     monkeypatch.setattr(toy_federation, "Ragged", lambda sizes: OneClassEach())
     clients = CLASSES - 1
@@ -143,7 +143,7 @@ def test_one_class_per_client_with_missing_classes(name, tmp_path, monkeypatch):
 
 
 @one_of_each_kind("name", ROWS, *KEPT, *ON_THE_SERVER, *STRUCTURE, "public")
-def test_one_client(name, tmp_path):
+def test_run_completes_with_one_client(name, tmp_path):
     state = record(simulation(name, sizes=(12,), participation=1.0), tmp_path, resume=False)
     assert state.status == "completed"
     assert set(pd.read_csv(tmp_path / files.CLIENTS)["client"]) == {0}
@@ -163,7 +163,7 @@ def test_same_run_twice_has_same_files(name, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ROWS)
-def test_client_with_exploding_weights(name, tmp_path):
+def test_client_with_huge_weights_completes_or_diverges(name, tmp_path):
     """The weights are finite, so the round counts. The run completes or diverges later, with whole
     files."""
     whole = simulation(name, participation=1.0)
@@ -174,7 +174,7 @@ def test_client_with_exploding_weights(name, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ROWS)
-def test_client_with_non_finite_data(name, tmp_path, monkeypatch):
+def test_client_with_nan_in_its_data_ends_the_run_as_diverged(name, tmp_path, monkeypatch):
     """Pixels and words are integers, but a user's data set may return NaN."""
     whole = simulation(name, participation=1.0)
     own = torch.from_numpy(whole.stages[0].federation.parts[2])

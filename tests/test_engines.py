@@ -186,7 +186,7 @@ def test_local_evaluation_equals_evaluation_of_the_messages(engine):
 
 
 @pytest.mark.parametrize("weighting", ["examples", "uniform"])
-def test_aggregation_by_hand(weighting):
+def test_server_averages_models_and_losses_by_client_weight(weighting):
     """sum_k p_k w_k with p_k = n_k / sum n or 1 / |S|, also for the training loss."""
     simulation = make_simulation(weighting=weighting)
     state = simulation.initial_state()
@@ -212,7 +212,7 @@ NORMED = {
 }
 
 
-def norm_by_hand(simulation, schedule, start):
+def train_in_plain_torch(simulation, schedule, start):
     """Train an ordinary module in one client's round, and return its state."""
     module, data = fresh_module(simulation, Normed()), simulation.runtime.data
     module.load_state_dict(start)
@@ -233,7 +233,9 @@ def test_running_statistics_are_averaged_like_parameters(weighting):
     state = simulation.initial_state()
     before = {k: v.clone() for k, v in (state.server["params"] | state.server["buffers"]).items()}
     result = play_round(simulation, state)
-    locals_ = [norm_by_hand(simulation, schedule, before) for schedule in result.cohort.schedules]
+    locals_ = [
+        train_in_plain_torch(simulation, schedule, before) for schedule in result.cohort.schedules
+    ]
     after = result.server["params"] | result.server["buffers"]
     weights = np.array(LARGER if weighting == "examples" else [1] * 5)
     weights = weights / weights.sum()
@@ -299,7 +301,7 @@ def test_impossible_hardware_is_rejected(changes, words):
         hardware(**changes).resolve(cohort_size=1)
 
 
-def test_hardware_auto(monkeypatch):
+def test_hardware_auto_chooses_engine_workers_and_threads(monkeypatch):
     def chosen(cohort_size=10, **changes):
         return hardware(**changes).resolve(cohort_size)
 
@@ -529,12 +531,12 @@ def test_runs_do_not_use_the_global_generator():
         (1.0, 7, 7),
     ],
 )
-def test_cohort_size(participation, clients, size):
+def test_cohort_size_is_participation_times_clients_rounded_down(participation, clients, size):
     """max(floor(r K), 1); 0.29 * 100 is 28.999999999999996 in floating point."""
     assert replace(SETTINGS, participation=participation, num_clients=clients).cohort_size == size
 
 
-def test_evaluation_by_hand():
+def test_evaluation_equals_a_plain_forward_pass():
     simulation = make_simulation()
     module, data = fresh_module(simulation).eval(), simulation.runtime.data
     x = ((data.x_test.double() / 255 - 0.4) / 0.3).permute(0, 3, 1, 2)
@@ -587,7 +589,7 @@ class Transposing(FedAvg):
         return {k: g.transpose(0, -1).contiguous().transpose(0, -1) for k, g in grads.items()}
 
 
-def test_gradients_may_have_any_strides():
+def test_sgd_steps_accept_gradients_with_any_strides():
     plain, changed = (
         play(make_simulation(algorithm)).server["params"] for algorithm in (FedAvg(), Transposing())
     )
@@ -611,14 +613,14 @@ def test_scaffold_rejects_adam():
         make_simulation(Scaffold(divisor="steps", variates="uniform"), ADAM)
 
 
-def test_bytes_of_a_round_by_hand():
+def test_bytes_of_a_round_equal_hand_calculation():
     """3 * (9 + 1) + (3 * 9 + 1) * 8 + (8 + 1) * 4 = 290 numbers of 8 bytes, for 4 clients."""
     simulation = make_simulation()
     result = play_round(simulation, simulation.initial_state())
     assert result.bytes_up == result.bytes_down == 4 * 290 * 8
 
 
-def test_learning_rate_of_a_round():
+def test_learning_rate_decays_every_round():
     local = LocalTraining(
         epochs=1,
         batch_size=1,

@@ -60,7 +60,7 @@ def test_report_from_kept_files_is_identical(tmp_path, capsys, count):
 
 
 @pytest.mark.slow  # a small run
-def test_content_of_a_kept_run(here, capsys):
+def test_run_file_has_tables_and_summary_but_no_local_paths(here, capsys):
     """Tables (with fewer digits of times and losses), summary and class names, but no directory of
     this machine."""
     small = [
@@ -182,7 +182,7 @@ RUN = {
     ],
 )
 def test_invalid_counts_are_rejected(changed, message, tmp_path):
-    """They are refused before an array is made from them, and nothing is written."""
+    """They are rejected before an array is made from them, and nothing is written."""
     path = tmp_path / "x.json.xz"
     path.write_bytes(lzma.compress(json.dumps(RUN).encode()))
     evidence.unpack(path, tmp_path / "sound")

@@ -37,7 +37,7 @@ def make_small(folder: Path, pictures: set[str] = TWO) -> None:
     [TWO, pytest.param(ALL - {"local_round"}, marks=pytest.mark.slow)],
     ids=["two", "all"],
 )
-def test_formats_titles_and_style_file(tmp_path, pictures):
+def test_figures_have_the_chosen_formats_titles_and_style(tmp_path, pictures):
     """Drawing a figure again gives the same file."""
     make_small(tmp_path, pictures)
     style = tmp_path / "paper.mplstyle"
@@ -109,7 +109,7 @@ def labels_of(folder: Path) -> list[str]:
     return [label.get_text() for label in figure.axes[1].get_yticklabels()]
 
 
-def test_class_names_in_any_script(tmp_path, monkeypatch):
+def test_class_names_without_a_font_are_shown_as_numbers(tmp_path, monkeypatch):
     """A name is replaced by its number if no font has its letters. `$` does not start
     mathematics."""
     names = ["体育", "cat", "財経", "a$b$ c\td"]

@@ -210,7 +210,7 @@ def test_local_round_shows_local_models_between_the_global_models(tmp_path):
         ([0, 10, 20, 25], [-5, 5, 15, 22.5, 27.5]),  # the last round is always evaluated
     ],
 )
-def test_cells_contain_their_round(rounds, edges):
+def test_cells_of_a_heat_map_surround_their_round(rounds, edges):
     np.testing.assert_array_equal(style.cell_edges(np.array(rounds)), edges)
 
 

@@ -19,7 +19,7 @@ from test_vmap_support import SmallViT
 from toy_federation import LOCAL, make_simulation, one_of_each_kind, play
 
 FROZEN = Own(head="fc", freeze=("backbone",))
-# The first two refuse such a model. The others extend the network, so features are not stored.
+# The first two reject such a model. The others extend the network, so features are not stored.
 OTHERS = ("FedAlign", "FedBN", "LANDER", "AFFCL")
 CHANGING = ("example_loss", "objective", "local_step", "client_setup", "finish", "refine", "heads")
 
@@ -122,7 +122,7 @@ def test_validation_and_parts_of_the_test_set_have_their_features():
         (Own(head="fc", freeze=("fc.bias", "backbone")), True),
     ],
 )
-def test_which_features_are_fixed(model, fixed):
+def test_features_are_fixed_only_below_a_frozen_deterministic_backbone(model, fixed):
     module = model.build((1, 6, 6), 4)
     assert has_fixed_features(module, torch.zeros(2, 1, 6, 6)) == fixed
 

@@ -135,7 +135,7 @@ def test_freezing_all_parameters_is_rejected():
 
 @one_of_each_kind("name", ROWS, *PER_PARAMETER, "heads", "initial_params")
 def test_a_frozen_classifier_works_or_is_rejected(name):
-    """It is refused, with one message, only if the algorithm treats the classifier separately."""
+    """It is rejected, with one message, only if the algorithm treats the classifier separately."""
     if ROWS[name].cls.must_train:
         with pytest.raises(
             ConfigError,

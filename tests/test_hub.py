@@ -50,7 +50,7 @@ def images(datasets, tmp_path) -> tuple[str, np.ndarray]:
     return save(datasets, tmp_path / "saved", *parts, features), x
 
 
-def test_images_saved_by_the_library(datasets, tmp_path):
+def test_saved_hugging_face_images_are_read(datasets, tmp_path):
     path, x = images(datasets, tmp_path)
     grey = ("dataset.mean=[0.5]", "dataset.std=[0.5]", f"dataset.path='{path}'")
     for _ in range(2):  # decoded, then from the cache
@@ -65,7 +65,7 @@ def test_images_saved_by_the_library(datasets, tmp_path):
     assert tuple(resized.x_test.shape) == (2, 2, 2, 3)
 
 
-def test_texts_saved_by_the_library(datasets, tmp_path):
+def test_saved_hugging_face_texts_are_read(datasets, tmp_path):
     train, test = (
         {"text": ["abba", "c"], "label": ["good", "bad"]},
         {"text": ["ax"], "label": ["bad"]},
@@ -217,13 +217,13 @@ def test_shards_and_iid_are_as_skewed_as_in_flower(flower):
 @pytest.mark.parametrize(
     "written", ["partition.options={alpha: 0.5}", "partition.options.alpha=0.5"]
 )
-def test_partitioner_options_from_the_command_line(written):
-    """The yaml file does not contain the keys of a partitioner, and Hydra refuses unknown keys."""
+def test_command_line_can_set_any_option_of_a_flower_partitioner(written):
+    """The yaml file does not contain the keys of a partitioner, and Hydra rejects unknown keys."""
     asked = ["partition=flower", "partition.name=DirichletPartitioner", written]
     assert composed(*rewrite_lists(asked)).partition.options == {"alpha": 0.5}
 
 
-def test_surrogate_options_from_the_command_line():
+def test_command_line_can_set_any_option_of_the_surrogate_data():
     asked = [
         "surrogate.dataset=image_folder",
         "surrogate.options={root: photos}",

@@ -67,7 +67,7 @@ def test_pixels_without_a_known_white_are_rejected(image, channels, tmp_path):
         _read_image(str(path), Form(channels))
 
 
-def test_16_bits_with_a_sign_are_rejected(tmp_path):
+def test_signed_16_bit_images_are_rejected(tmp_path):
     Image.fromarray(RAMP.astype(np.int32)).save(
         path := tmp_path / "image.tif", tiffinfo={258: 16, 339: 2}
     )
@@ -75,7 +75,7 @@ def test_16_bits_with_a_sign_are_rejected(tmp_path):
         _read_image(str(path), Form(1))
 
 
-def test_16_bits_of_a_pgm_file(tmp_path):
+def test_16_bit_pgm_images_are_scaled_to_8_bits(tmp_path):
     """Pillow opens the file in mode I. It scales files with a lower maximum itself: here 1023 is
     white.
     """
@@ -88,7 +88,7 @@ def test_16_bits_of_a_pgm_file(tmp_path):
     )
 
 
-def test_16_bits_of_a_tiff_whose_zero_is_white(tmp_path):
+def test_16_bit_tiff_images_with_white_as_zero_are_inverted(tmp_path):
     buffer = io.BytesIO()
     MODES["I;16"][0].save(buffer, "tiff", tiffinfo={262: 0})
     (tmp_path / "image.tif").write_bytes(buffer.getvalue())

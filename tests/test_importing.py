@@ -38,7 +38,7 @@ def measure(run: RunDirectory) -> dict[str, float]:
     return task_measures(run, list(MEASURES))
 
 
-def test_measures_of_a_triangular_matrix(tmp_path):
+def test_imported_matrix_gives_the_measures_between_tasks(tmp_path):
     run = make(write(tmp_path / "a.csv", TRIANGLE), "--every", "10")
     assert run.status == "completed"
     assert not run.problems
@@ -60,7 +60,7 @@ def test_measures_of_a_triangular_matrix(tmp_path):
     assert (run.directory / "figures/tasks.png").exists()
 
 
-def test_initial_model_gives_forward_transfer(tmp_path):
+def test_row_of_the_initial_model_gives_forward_transfer(tmp_path):
     rows = [[0.25, 0.125], [0.75, 0.375], [0.5, 1.0]]
     run = make(write(tmp_path / "a.json", json.dumps(rows)), "--initial")
     assert measure(run)["forward_transfer"] == 0.375 - 0.125
@@ -68,7 +68,7 @@ def test_initial_model_gives_forward_transfer(tmp_path):
     assert run.rounds["test_accuracy"].tolist() == [0.1875, 0.5625, 0.75]
 
 
-def test_classes_by_round(tmp_path):
+def test_imported_class_accuracies_give_the_measures_of_a_run(tmp_path):
     text = "cat,dog\n1,0.25\n0.5,0.5\n0.25,0.75\n"
     run = make(write(tmp_path / "a.csv", text), columns="classes")
     # cat falls from its best 1 to 0.25, dog rises from its best 0.5 to 0.75
@@ -83,7 +83,7 @@ def test_classes_by_round(tmp_path):
     assert (run.directory / "figures/class_accuracy.png").exists()
 
 
-def test_initial_model_gives_consistency(tmp_path):
+def test_row_of_the_initial_model_gives_consistency(tmp_path):
     text = "0,1\n0.75,1\n1,0.75\n"
     run = make(write(tmp_path / "a.csv", text), "--initial", columns="classes")
     # cosines: (0, 1) and (0.75, 1): 1 / 1.25; (0.75, 1) and (1, 0.75): 1.5 / 1.25^2
@@ -101,14 +101,14 @@ def test_initial_model_gives_consistency(tmp_path):
         ("a.json", "[[0.75, null, null], [0.875, 0.5, null], [0.25, 0.625, 1.0]]"),
     ],
 )
-def test_formats_of_the_same_matrix(tmp_path, name, text):
+def test_every_file_format_gives_the_same_run(tmp_path, name, text):
     (tmp_path / "plain").mkdir()
     expected = make(write(tmp_path / "plain/a.csv", TRIANGLE))
     run = make(write(tmp_path / name, text))
     assert measure(run) == pytest.approx(measure(expected), abs=0, nan_ok=True)
 
 
-def test_percent(tmp_path):
+def test_percent_flag_divides_accuracies_by_100(tmp_path):
     run = make(write(tmp_path / "a.csv", "75\n25,50\n"), "--percent")
     assert run.tasks["accuracy"].dropna().tolist() == [0.75, 0.25, 0.5]
 
@@ -125,7 +125,7 @@ eval_exp,training_exp,eval_accuracy,eval_loss,forgetting
 """
 
 
-def test_log_of_avalanche(tmp_path):
+def test_log_of_avalanche_is_read(tmp_path):
     run = make(write(tmp_path / "eval_results.csv", AVALANCHE))
     assert run.tasks["accuracy"].tolist() == [0.125, 0.25, 0.75, 0.375, 0.5, 0.875]
     assert run.tasks["task"].tolist() == [0, 0, 1, 1, 2, 2]
@@ -134,13 +134,13 @@ def test_log_of_avalanche(tmp_path):
     assert measure(run)["forward_transfer"] == 0.375 - 0.25
 
 
-def test_log_of_avalanche_without_initial_model(tmp_path):
+def test_log_of_avalanche_without_the_initial_model_is_read(tmp_path):
     lines = [line for line in AVALANCHE.splitlines(keepends=True) if ",None," not in line]
     run = make(write(tmp_path / "eval_results.csv", "".join(lines)))
     assert run.tasks["accuracy"].dropna().tolist() == [0.75, 0.375, 0.5, 0.875]
 
 
-def test_marks_the_source(tmp_path):
+def test_summary_names_the_imported_file_and_its_hash(tmp_path):
     file = write(tmp_path / "a.csv", "0.5\n")
     # sha256sum of the four bytes
     sha256 = "8d5c1b5a87c51f970807fc0c2057b3ab3aaf11638ab667dc5956edc8f5bcf138"
@@ -175,7 +175,7 @@ def test_marks_the_source(tmp_path):
         (AVALANCHE + "2,1,0.5,0,0\n", (), "row 1 has 3 values for 2 columns"),
     ],
 )
-def test_refuses_invalid_matrices(tmp_path, text, flags, message, capsys):
+def test_invalid_matrices_are_rejected(tmp_path, text, flags, message, capsys):
     file = write(tmp_path / "a.csv", text)
     code = call("import", [str(file), str(tmp_path / "run"), "--columns", "tasks", *NAMES, *flags])
     said = capsys.readouterr().err
@@ -199,7 +199,7 @@ def test_refuses_invalid_matrices(tmp_path, text, flags, message, capsys):
         ("a.json", f"[[1{'0' * 400}]]", "row 1 has an invalid number"),
     ],
 )
-def test_refuses_invalid_files_of_classes(tmp_path, name, text, message, capsys):
+def test_invalid_files_of_class_accuracies_are_rejected(tmp_path, name, text, message, capsys):
     file = write(tmp_path / name, text)
     target = tmp_path / "run"
     assert call("import", [str(file), str(target), "--columns", "classes", *NAMES]) == 2
@@ -209,7 +209,7 @@ def test_refuses_invalid_files_of_classes(tmp_path, name, text, message, capsys)
     assert list(tmp_path.iterdir()) == [file]
 
 
-def test_refuses_existing_directories_and_missing_files(tmp_path, capsys):
+def test_existing_directories_and_missing_files_are_rejected(tmp_path, capsys):
     file = write(tmp_path / "a.csv", "0.5\n")
     (tmp_path / "run").mkdir()
     flags = ["--columns", "tasks", *NAMES]

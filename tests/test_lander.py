@@ -271,7 +271,7 @@ def test_mapping_keeps_logits_and_old_model_is_sent_from_task_2():
 
 
 @pytest.mark.parametrize("kind", ["csv", "npy", "npz", "npz of several"])
-def test_embeddings_from_a_file(tmp_path, kind):
+def test_embeddings_are_read_from_every_file_format(tmp_path, kind):
     rows = np.loadtxt(EMBEDDINGS, delimiter=",")
     path = EMBEDDINGS if kind == "csv" else tmp_path / f"rows.{kind[:3]}"
     if kind == "npy":

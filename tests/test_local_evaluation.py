@@ -92,7 +92,7 @@ def columns(directory):
     return table[[name for name in table if "seconds" not in name and "per_second" not in name]]
 
 
-def test_local_evaluation_every_second_round(tmp_path):
+def test_local_models_are_tested_only_in_every_second_round(tmp_path):
     """The values of these rounds equal those of a run that tests local models in every round."""
     whole = record(make(rounds=5), tmp_path / "whole")
     simulation = make(every=2, rounds=5)

@@ -69,7 +69,7 @@ def test_jobs_of_lorm_have_the_released_values(dataset):
         assert tuple(built.dataset.counts) == counts
 
 
-def test_every_beta_of_a_data_set_has_all_methods():
+def test_sweep_of_lorm_has_all_methods_for_every_beta():
     methods = {"fedavg", "fedewc", "fedlwf", "regmean", "target", "pilora", "lorm"}
     for dataset, (_, _, _, betas, _) in PRINTED.items():
         for beta in betas.split():

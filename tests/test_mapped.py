@@ -102,7 +102,7 @@ def test_images_are_stored_in_pieces_once_and_again_if_they_change(
     assert len([*(tmp_path / CACHE).glob("*.u8")]) == 1
 
 
-def test_exactly_the_limit_is_kept_in_memory(photos, monkeypatch):
+def test_images_of_exactly_the_limit_stay_in_memory(photos, monkeypatch):
     monkeypatch.setattr(datasets, "MOST_BYTES", 60 * 16 * 16 * 3)
     assert isinstance(build(composed(*photos)).dataset.load().x_train, torch.Tensor)
 
@@ -119,7 +119,7 @@ def make_parts(tmp_path: Path) -> tuple[torch.Tensor, Chosen]:
     return images, joined
 
 
-def test_choosing_and_joining_equals_tensors(tmp_path):
+def test_indexing_and_concatenation_equal_those_of_tensors(tmp_path):
     images, stored = make_parts(tmp_path)
     assert stored.shape == images.shape
     for index in (torch.tensor([11, 0, 5, 5]), torch.arange(12) % 2 == 0, slice(3, 8)):
@@ -202,7 +202,7 @@ print(sent, peak() - start, tuple(batch.shape[1:]))
     ("width", "height", "box"),
     [(30, 20, (5, 0, 25, 20)), (20, 30, (0, 5, 20, 25)), (20, 20, (0, 0, 20, 20))],
 )
-def test_the_centre_keeps_its_ratio(width, height, box):
+def test_central_crop_keeps_the_aspect_ratio(width, height, box):
     pixels = np.random.default_rng(0).integers(0, 256, (height, width, 3), dtype=np.uint8)
     image = Image.fromarray(pixels)
     found = to_array(image, Form(3, 10, "bicubic", keep_ratio=True))
@@ -213,7 +213,7 @@ def test_the_centre_keeps_its_ratio(width, height, box):
     np.testing.assert_array_equal(stretched, whole)
 
 
-def test_counts_are_checked(photos):
+def test_wrong_number_of_images_is_rejected(photos):
     assert build(composed(*photos, "dataset.counts=[40,20,4]")).dataset.load().num_classes == 4
     with pytest.raises(ConfigError, match="40 training images, 20 test images and 4 classes, but"):
         build(composed(*photos, "dataset.counts=[41,20,4]")).dataset.load()
@@ -248,7 +248,7 @@ def domains(tmp_path) -> Path:
 
 
 @pytest.mark.parametrize("most", [2**31, 0])
-def test_domains_take_values(domains, monkeypatch, most):
+def test_domains_can_set_options_of_their_data_set(domains, monkeypatch, most):
     monkeypatch.setattr(datasets, "MOST_BYTES", most)
     others = "{domainnet:{domain:real}},{domainnet:{domain:sketch}}"
     built = build(
@@ -295,7 +295,7 @@ def test_missing_image_of_a_list_is_reported(domains):
         ("{domainnet:{domain:real},cub200:{}}", "must be a data set, or a data set with values"),
     ],
 )
-def test_invalid_domains_are_refused(domain, words):
+def test_invalid_domains_are_rejected(domain, words):
     with pytest.raises(ConfigError) as error:
         build(composed("scenario=domain_incremental", f"scenario.domains=[{domain}]"))
     assert words in str(error.value)

@@ -299,7 +299,7 @@ def test_history_is_restored_from_files_and_checkpoints(rounds, local, absent, t
     assert len(resumed.matrix) == rounds + 2
 
 
-def test_damaged_run_directories(tmp_path):
+def test_damaged_or_missing_file_of_a_run_is_named(tmp_path):
     history, partition = make_history()
     with pytest.raises(ConfigError, match=r"partition\.npz"):
         load_history(tmp_path)
@@ -332,7 +332,7 @@ def hand_history():
     return history
 
 
-def test_round_drop_metric():
+def test_round_drop_columns_equal_hand_calculation():
     history = hand_history()
     # local, round 3 against round 2 = (0.8, 0.1): client 0 loses 0 and 0.1: 0.05; client 1 loses
     # 0.4 and 0: 0.2 round 2 against (0.5, 0.2): 0 + 0.2 -> 0.1; 0.25 + 0 -> 0.125. round 1 against
@@ -355,7 +355,7 @@ def test_round_drop_metric():
     assert not RoundDrop(local=False).needs_local
 
 
-def test_forgetting_degree_metric():
+def test_forgetting_degree_columns_equal_hand_calculation():
     history = hand_history()
     metric = ForgettingDegree(xi=1e-9)
     # round 3, before (0.8, 0.1): client 0: 0 and 1 -> 0.5; client 1: 0.5 and -0.2 / 0.1 = -2,
@@ -371,7 +371,7 @@ def test_forgetting_degree_metric():
         ForgettingDegree(xi=0)
 
 
-def test_in_out_local_metric():
+def test_in_out_local_columns_equal_hand_calculation():
     history = hand_history()
     # round 3. client 0: p = (1, 0), out = (0, 1): 0.8 and 0.0. client 1: p = (1/4, 3/4): 0.1 +
     # 0.225 = 0.325; out = (3/4, 1/4): 0.3 + 0.075 = 0.375. std of (0.8, 0.325) = 0.2375, of (0,
@@ -393,7 +393,7 @@ def test_in_out_local_metric():
     assert InOutLocal().summary(history) == values
 
 
-def test_consistency_metric():
+def test_consistency_columns_equal_hand_calculation():
     # (0.9, 0.9), (0.5, 0.2), (0.8, 0.1), (0.6, 0.1): 0.63 / (0.9 sqrt(2) sqrt(0.29)), 0.42 /
     # sqrt(0.29 * 0.65) and 0.49 / sqrt(0.65 * 0.37)
     cosines = [0.7 / 0.58**0.5, 0.42 / 0.1885**0.5, 0.49 / 0.2405**0.5]
@@ -406,7 +406,7 @@ def test_consistency_metric():
     assert not Consistency().needs_local
 
 
-def test_all_metric_keeps_the_keys_of_its_members():
+def test_metric_all_has_the_columns_of_its_members():
     history, _ = make_history(4, absent=True)
     members = (
         BackwardTransfer(),
@@ -432,7 +432,7 @@ def test_all_metric_keeps_the_keys_of_its_members():
         All(xi=-1.0)
 
 
-def test_metrics_with_evaluation_gaps():
+def test_previous_round_is_the_previous_evaluated_round():
     """Rounds 0, 2, 4, 5: the previous round is the previous evaluated round."""
     history = History(counts=np.ones((2, 2), dtype=np.int64))
     for r, row in zip([0, 2, 4, 5], CW, strict=True):

@@ -74,7 +74,7 @@ def test_other_errors_of_a_model_are_not_hidden():
         raise OSError("no file name")
 
 
-def test_heads_of_tasks_are_the_algorithms_own():
+def test_model_with_one_head_per_task_is_accepted():
     """Two tasks of one class each, of four classes: two outputs, which is no error of the model."""
     tasks = ClassIncremental(
         rounds_per_task=1,

@@ -59,7 +59,7 @@ def parameters(model):
         ("resnet18", MNIST, 10, 11_181_642 - 2 * 64 * 49),
     ],
 )
-def test_parameter_counts(option, shape, classes, count):
+def test_models_have_the_published_numbers_of_parameters(option, shape, classes, count):
     with torch.device("meta"):  # sizes only, no initialisation
         assert parameters(load(option).build(shape, classes)) == count
 
@@ -112,7 +112,7 @@ def test_mixes_examples_matches_the_network(option):
     assert same is not spec.mixes_examples
 
 
-def test_cnn_with_batch_norm():
+def test_cnn_applies_batch_norm_before_pooling():
     """Batch norm is between each convolution, which has no bias, and its pooling. It uses batch
     statistics in training and running statistics in evaluation."""
     spec = CNN(channels=(3, 4), kernel=3, padding=1, hidden=(5,), batch_norm=True)
@@ -148,7 +148,7 @@ def test_resnet10_keeps_no_buffers_and_uses_batch_statistics_in_evaluation():
     torch.testing.assert_close(model.train()(x).logits, model.eval()(x).logits)
 
 
-def test_resnet10_block_against_the_residual_equation():
+def test_resnet10_block_equals_the_residual_equation():
     block = load("resnet10").build(CIFAR, 10).double().stages[1]
     x = torch.randn(2, 64, 8, 8, dtype=torch.float64)
 
@@ -201,7 +201,7 @@ def test_weights_file_sets_all_but_the_last_layer(tmp_path):
         spec.build(CIFAR, 10)
 
 
-def test_pytorch_default_initialisation():
+def test_cnn_weights_are_within_the_default_bounds_of_pytorch():
     """Uniform in +-1/sqrt(fan_in) for weights and biases: kaiming_uniform with a = sqrt(5) has
     exactly this bound."""
     model = load("cnn").build(CIFAR, 10)
@@ -277,7 +277,7 @@ def test_pooling_without_gradient_equals_pytorch(size, layout):
 
 
 @pytest.mark.parametrize("option", ["cnn", "cnn_3fc", "t_cnn"])
-def test_per_example_gradients_under_vmap(option):
+def test_per_example_gradients_under_vmap_equal_a_loop(option):
     model = load(option).build((1, 16, 16), 5).double()
     params = {k: p.detach() for k, p in model.named_parameters()}
     x, y = torch.randn(3, 1, 16, 16, dtype=torch.float64), torch.tensor([0, 4, 2])

@@ -118,6 +118,6 @@ def test_alignment_is_written_for_the_last_round(tmp_path):
     assert [(row["layer"], row["neurons"]) for row in layers] == [(1, 8), (2, 6)]
     for row in layers:
         assert (row["local"], row["local_std"]) == (row["aggregated"], 0)
-    refused = ["model=resnet10", "forgetting_metric=alignment"]
+    rejected = ["model=resnet10", "forgetting_metric=alignment"]
     with pytest.raises(ConfigError, match="has no fully connected hidden layers"):
-        fedexp.run(refused, directory=tmp_path / "other")
+        fedexp.run(rejected, directory=tmp_path / "other")

@@ -1,4 +1,4 @@
-"""Every key, changed alone, changes the outcome, is refused, or is listed with a reason."""
+"""Every key, changed alone, changes the outcome, is rejected, or is listed with a reason."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -69,8 +69,8 @@ CHANGED = {
     "scenario.rounds_per_task": "3",
 }
 SLOW = {"figures.draw", "profile"}
-# key -> another value, which is refused since nothing would use it
-REFUSED = {
+# key -> another value, which is rejected since nothing would use it
+REJECTED = {
     "accept_changed_data": "true",
     "schedule.clients": "[0]",
     "local.step_rounds": "1",
@@ -175,10 +175,12 @@ def test_changed_key_changes_the_outcome(key, usual, tmp_path, monkeypatch):
     assert {*now} != names or any(now[name] != value for name, value in same.items())
 
 
-@pytest.mark.parametrize("key", REFUSED)
+@pytest.mark.parametrize("key", REJECTED)
 def test_unused_key_is_rejected(key, tmp_path):
     with pytest.raises(ConfigError, match=rf"^{key}=[^\n]*$"):
-        train(tmp_path / "run", f"{'++' if key == 'surrogate.options' else ''}{key}={REFUSED[key]}")
+        train(
+            tmp_path / "run", f"{'++' if key == 'surrogate.options' else ''}{key}={REJECTED[key]}"
+        )
     assert not (tmp_path / "run").exists()
 
 
@@ -192,7 +194,7 @@ def test_every_key_is_tested_or_has_a_reason():
         options = {f"{group}={option}" for option in list_options(group, [CONF])}
         known |= {key for key, brought in KEYS.items() if {*brought} >= options}
     known = {key for key in known if not key.endswith("_target_")}
-    tables = [*CHANGED, *REFUSED, *REASONS]
+    tables = [*CHANGED, *REJECTED, *REASONS]
     assert sorted(tables) == sorted(known)
 
 

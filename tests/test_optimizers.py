@@ -86,7 +86,7 @@ def test_step_equals_torch(name):
 
 
 @pytest.mark.parametrize("name", ["adam", "adamw", "adamax"])
-def test_bias_correction_with_a_step_tensor(name):
+def test_bias_correction_is_exact_if_the_step_is_a_tensor(name):
     """In fp32, as when steps are recorded on a GPU, 1 - 0.999^2 would have only four correct
     digits.
     """
@@ -168,7 +168,7 @@ def test_schedule_restarts_with_each_task():
         ({"lr_min": 1.0}, r"local.lr_min=1.0: must be at most local.lr=0.1"),
     ],
 )
-def test_bad_local_options(changes, message):
+def test_invalid_local_options_are_rejected(changes, message):
     with pytest.raises(ConfigError, match=message):
         replace(LOCAL, **changes)
 
@@ -294,7 +294,7 @@ def test_resume_restores_server_optimizer_state(tmp_path):
         ),
     ],
 )
-def test_bad_server_options(overrides, message):
+def test_invalid_server_options_are_rejected(overrides, message):
     with pytest.raises(ConfigError) as error:
         build(composed(*overrides))
     assert message in str(error.value)

@@ -469,7 +469,7 @@ def test_timm_networks_get_resized_normalised_images():
     torch.testing.assert_close(built((pixels - 0.5) / 0.25).logits, expected, rtol=1e-4, atol=1e-5)
 
 
-def test_timm_weights_from_a_file(tmp_path):
+def test_timm_weights_are_read_from_a_file(tmp_path):
     timm = pytest.importorskip("timm")
     with seeded_torch(6):
         network = timm.create_model("test_vit", num_classes=1000)

@@ -1,4 +1,4 @@
-"""Invalid classes of users: each is refused in one message."""
+"""Invalid classes of users: each is rejected in one message."""
 
 import inspect
 import re
@@ -60,7 +60,7 @@ def test_page_lists_all_hooks_with_arguments():
     assert found == {name: value for name, value in expected.items() if name[0] != "_"}
 
 
-def test_example_of_the_page():
+def test_example_with_a_growing_penalty_has_the_stated_weights():
     """The example in docs/guide/your_own_parts.md. Its weight is w / 4, w / 2, ...; with weight 0
     it is FedAvg."""
     page = (CONF.parent / "docs" / "guide" / "your_own_parts.md").read_text(encoding="utf-8")

@@ -66,7 +66,7 @@ def environment(built: Path) -> Iterator[Path]:
         yield binaries
 
 
-def test_wheel_and_sdist_contents(built: Path):
+def test_wheel_and_sdist_contain_the_configuration(built: Path):
     (sdist,), (from_sdist,), (direct,) = (
         built.glob("*.tar.gz"),
         built.glob("*.whl"),

@@ -166,7 +166,7 @@ def test_round_picture_shows_the_requested_round(tmp_path):
     np.testing.assert_allclose(past_the_end[-1], first.class_accuracy[3])
 
 
-def test_dominant_and_missing_classes():
+def test_classes_are_dominant_non_dominant_or_missing():
     """Of 100 examples in 5 classes, a class is dominant from 0.5 / 5 = 10 % on."""
     counts = np.array([80, 10, 9, 1, 0])
     assert draw_paper.classify_classes(counts) == [
@@ -181,7 +181,7 @@ def test_dominant_and_missing_classes():
     assert draw_paper.choose_non_dominant(np.array([50, 20, 30, 0, 0])) == 1
 
 
-def test_forgetting_degree_of_a_client(tmp_path):
+def test_forgetting_degree_of_a_client_equals_its_formula(tmp_path):
     """(before - local) / (before + 1e-6), at least -1, in each round."""
     settings, sweep = settings_of("fedka_fig2", tmp_path)
     method = settings[0].methods[0]

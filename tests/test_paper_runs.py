@@ -13,7 +13,7 @@ from fedexp.rundir import evidence
 from test_compare import make_run
 
 
-def test_row_for_each_run_view_and_measure(tmp_path):
+def test_table_has_a_row_for_each_run_view_and_measure(tmp_path):
     make_run(tmp_path / "a", ["algorithm=fedavg"], [0.25, 0.5], seed=3, hardware={"precision": "p"})
     make_run(tmp_path / "a", ["algorithm=fedntd"], [0.5], views=False)
     table = read_runs([tmp_path / "a"])

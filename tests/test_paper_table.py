@@ -122,7 +122,7 @@ def test_values_that_are_shown_equal_are_both_bold(tmp_path):
     assert "One seed; best in bold." in text
 
 
-def test_kinds_of_measures():
+def test_measures_are_accuracies_or_less_is_better():
     accuracies = ("accuracy", "best_accuracy", "personal_accuracy_worst_augmented")
     small = ("forgetting", "forgetting_augmented", "personal_forgetting_worst", "test_loss")
     assert all(map(is_accuracy, (*accuracies, "personal_accuracy_std")))
@@ -200,7 +200,7 @@ def test_numbers_in_names_are_sorted_by_value():
     assert ordered(["mu=10", "mu=9", "", "mu=0.5"]) == ["", "mu=0.5", "mu=9", "mu=10"]
 
 
-def test_displayed_names():
+def test_long_numbers_in_names_are_shortened_but_stay_different():
     """Long numbers, as from a search, have three digits, or as many as keep names different."""
     assert displayed(["fedavg", "moon mu=0.00125", "cfed_c", "mine"]) == [
         "FedAvg",

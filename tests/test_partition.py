@@ -368,7 +368,7 @@ def test_lda_skips_an_absent_class():
 
 
 @pytest.mark.slow
-def test_lda_rejection_rate():
+def test_lda_needs_the_expected_number_of_draws():
     """In protocols 0.1, a draw on CIFAR-10's label counts with K=100 and alpha=0.1 has every n_k
     >= 10 with probability 0.24.
     """
@@ -422,7 +422,7 @@ def test_build_rejects_invalid_parts():
 
 
 @pytest.mark.parametrize("name", SCHEMES)
-def test_save_and_load(name, tmp_path):
+def test_saved_partition_is_loaded_unchanged(name, tmp_path):
     partition, path = replace(split(name), public=np.array([3, 5])), tmp_path / "partition.npz"
     partition.save(path, classes=[f"class {c}" for c in range(10)])
     loaded = Partition.load(path)
@@ -473,7 +473,7 @@ def read(path, clients, examples=10):
     return File(path=str(path)).split(np.arange(examples) % 2, clients, rng())
 
 
-def test_partition_from_a_file(tmp_path):
+def test_partition_is_read_from_every_file_format(tmp_path):
     (tmp_path / "object.json").write_text('{"1": [5, 4], "0": [9, 0, 3]}')
     (tmp_path / "list.json").write_text("[[9, 0, 3], [5, 4]]")
     unsigned = np.array([9, 0, 3], dtype=np.uint8)
@@ -507,7 +507,7 @@ def test_partition_from_a_file(tmp_path):
         ({"indices": [0, 1], "sizes": [1, 2]}, "is not a partition written by fedexp"),
     ],
 )
-def test_wrong_partition_file(content, message, tmp_path):
+def test_wrong_partition_file_is_rejected(content, message, tmp_path):
     path = tmp_path / ("p.npz" if isinstance(content, dict) else "p.json")
     if isinstance(content, dict):
         np.savez(path, **{key: np.asarray(value) for key, value in content.items()})
@@ -518,7 +518,7 @@ def test_wrong_partition_file(content, message, tmp_path):
     assert str(path) in str(caught.value)
 
 
-def test_missing_partition_file(tmp_path):
+def test_missing_partition_file_is_rejected(tmp_path):
     with pytest.raises(ConfigError, match=r"set partition\.path="):
         File(path=None)
     with pytest.raises(ConfigError, match="this file does not exist"):
@@ -581,7 +581,7 @@ def test_alpha_exists_only_with_lda():
             composed(*overrides)
 
 
-def test_partition_hash_definition():
+def test_partition_hash_covers_sizes_and_indices():
     # sizes 2, 1 then indices 0, 5, 7, each as 8 little-endian bytes
     import hashlib
 
@@ -730,7 +730,7 @@ def test_partition_file_with_public_examples_is_rejected(tmp_path):
 def test_partition_file_counts_surrogate_examples(tmp_path):
     """The partition.npz of a run with surrogate and public examples gives every client the same
     examples again, since its indices count all training examples. A file that gives a client a
-    withheld example is refused.
+    withheld example is rejected.
     """
     chosen = [
         "surrogate.fraction=0.2",

@@ -340,7 +340,7 @@ def test_personal_test_does_not_change_other_results(tmp_path):
     assert two[1]["personal_forgetting"] == ""
 
 
-def test_personal_columns_of_local_models(tmp_path):
+def test_local_models_have_personal_columns(tmp_path):
     simulation = make_simulation(
         evaluate=BOTH, forgetting_metric=RoundDrop(local=True), participation=1.0
     )
@@ -430,7 +430,7 @@ def test_single_word_equals_list(word, listed):
         build(composed("evaluate=personel"))
 
 
-def test_wandb_names_of_personal_metrics():
+def test_personal_metrics_have_wandb_names():
     assert metric_name("personal_accuracy") == "personal/accuracy"
     assert (
         metric_name("personal_global_forgetting_worst_augmented")

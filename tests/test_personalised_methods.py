@@ -153,7 +153,7 @@ def test_fedala_stops_by_population_standard_deviation(share):
 # --- FedRoD
 
 
-def test_fedrod_losses_by_hand():
+def test_fedrod_losses_equal_a_loop_over_examples():
     simulation = make_simulation(FedRoD(gamma=0.5))
     ctx, data, client, _ = context(simulation, 1, -1)
     net, counts = simulation.runtime.net, simulation.stages[0].federation.counts[client]
@@ -535,7 +535,7 @@ def pac(**changes):
     return FedPAC(**dict(lambda_=1.0, head_lr=0.2, head_epochs=1) | changes)
 
 
-def statistics_by_hand(net, params, data, examples, classes):
+def loop_statistics(net, params, data, examples, classes):
     features = [(net(params, b.x).features, b.y) for b in list(data.batches())[:examples]]
     f, y = (torch.cat(parts) for parts in zip(*features, strict=True))
     count = torch.bincount(y, minlength=classes)
@@ -549,12 +549,12 @@ def statistics_by_hand(net, params, data, examples, classes):
     return count.double(), mean, torch.stack(square)
 
 
-def test_fedpac_statistics_by_hand():
+def test_fedpac_statistics_equal_a_loop_over_classes():
     simulation = make_simulation(pac())
     ctx, data, client, _ = context(simulation, 2, -1)
     per_epoch = -(-len(simulation.stages[0].federation.parts[client]) // LOCAL.batch_size)
     assert data.steps == 3 * per_epoch  # one for the classifier, E = 2 for the body
-    expected = statistics_by_hand(simulation.runtime.net, ctx.server["params"], data, per_epoch, 4)
+    expected = loop_statistics(simulation.runtime.net, ctx.server["params"], data, per_epoch, 4)
     assert_close([ctx.setup[k] for k in ("count", "mean", "square")], list(expected))
     assert ctx.setup["aligns"] == 1
 
@@ -625,7 +625,7 @@ def test_fedpac_combination_minimises_the_objective():
         assert weights[i].argmax() == i, "its own classifier has no bias"
 
 
-def test_fedpac_solver_on_a_diagonal_matrix():
+def test_fedpac_solver_is_exact_for_a_diagonal_matrix():
     """min sum v_k a_k^2 on the simplex: a_k proportional to 1 / v_k."""
     assert simplex_minimum(np.diag([1.0, 2.0, 4.0]), 0) == pytest.approx(
         np.array([4, 2, 1]) / 7, abs=1e-4

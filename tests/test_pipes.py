@@ -110,12 +110,12 @@ def test_no_reader_waits_for_a_pipe(sweep, tmp_path):
     for name in ("summary.json", "class_accuracy.csv"):
         (sweep / "sound" / name).unlink()
         os.mkfifo(sweep / "sound" / name)
-    assert is_finished(sweep / "sound")  # whatever it is, no refused job writes over it
+    assert is_finished(sweep / "sound")  # whatever it is, no rejected job writes over it
     with pytest.raises(ConfigError, match="is not a file"):
         load_history(sweep / "sound")
 
 
-def test_regular_accepts_files_only(tmp_path):
+def test_only_regular_files_are_accepted(tmp_path):
     (tmp_path / "file").write_text("x")
     (tmp_path / "link").symlink_to("file")
     assert regular(tmp_path / "link").read_text() == "x"

@@ -174,7 +174,7 @@ def test_abort_restores_the_terminal():
     assert "\x1b[?25h" in console.file.getvalue()
 
 
-def test_abort_before_start_and_after_finish():
+def test_abort_before_start_or_after_finish_prints_nothing():
     console = terminal()
     progress = Progress(console)
     progress.abort()
@@ -188,7 +188,7 @@ def test_abort_before_start_and_after_finish():
     assert "interrupted" not in shown
 
 
-def test_result_as_plain_text(tmp_path, monkeypatch):
+def test_result_is_printed_as_plain_text(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     console = Console(file=io.StringIO(), width=20)
     elsewhere = tmp_path.parent / "elsewhere" / "rounds.csv"
@@ -213,7 +213,7 @@ def test_result_as_plain_text(tmp_path, monkeypatch):
     assert output.splitlines()[-2:] == ["  run/summary.json", f"  {elsewhere}"]
 
 
-def test_result_of_personal_and_task_measures():
+def test_result_shows_personal_and_task_measures():
     console = Console(file=io.StringIO(), width=80)
     # after its first task
     tasks = {"average_accuracy": 0.31935, "new_task_accuracy": 0.958, "task_forgetting": None}
@@ -241,7 +241,7 @@ def test_result_fits_the_terminal(width):
     assert "0.39: 39" in "".join(lines)
 
 
-def test_result_of_a_failed_run():
+def test_result_of_a_failed_run_shows_its_status():
     console = Console(file=io.StringIO(), width=80)
     result_table({"status": "failed"}, [], console)
     assert "status            failed" in console.file.getvalue()

@@ -336,7 +336,7 @@ def test_methods_learn_two_tasks(method, monkeypatch):
     assert evaluation.class_correct.sum() / evaluation.examples > 0.6
 
 
-# --- refusals
+# --- rejections
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -353,7 +353,7 @@ class Averaging(TinyTransformer):
 
 
 @every_method
-def test_other_networks_are_refused(method):
+def test_networks_that_are_not_transformers_are_rejected(method):
     for model in (None, Averaging()):
         with pytest.raises(ConfigError, match="needs a vision transformer built like timm's"):
             stream(method, model=model)
@@ -369,7 +369,7 @@ def test_other_networks_are_refused(method):
         (replace(CODA, components=1), r"components=1: must be at least the number of tasks, 2"),
     ],
 )
-def test_model_or_tasks_that_do_not_fit_are_refused(method, message):
+def test_model_or_tasks_that_do_not_fit_are_rejected(method, message):
     with pytest.raises(ConfigError, match=message):
         stream(method, model=VIT)
 
@@ -383,7 +383,7 @@ def test_model_or_tasks_that_do_not_fit_are_refused(method, message):
         (CODA, dict(length=3), "length=3: must be an even number"),
     ],
 )
-def test_options_that_contradict_are_refused(method, changes, message):
+def test_contradictory_options_are_rejected(method, changes, message):
     with pytest.raises(ConfigError, match=message):
         replace(method, **changes)
 
@@ -413,7 +413,7 @@ def test_timm_transformer_learns_its_tasks(row):
         "vit_srelpos_small_patch16_224",
     ],
 )
-def test_timm_networks_of_other_structure_are_refused(name):
+def test_timm_networks_with_another_structure_are_rejected(name):
     timm = pytest.importorskip("timm")
     if not timm.is_model(name):
         pytest.skip(f"this timm has no {name}")

@@ -172,7 +172,7 @@ def test_local_models_of_selected_rounds_are_saved(run):
         (None, None, []),
     ],
 )
-def test_rounds_with_kept_global_model(kept, local, rounds):
+def test_global_model_is_kept_in_and_around_chosen_rounds(kept, local, rounds):
     """They are the rounds of keep_models, and those before and after each round of
     keep_local_models."""
     settings = replace(SETTINGS, keep_models=kept, keep_local_models=local)
@@ -428,7 +428,7 @@ def test_evaluate_on_another_test_set(run, tmp_path):
 
 
 def test_evaluate_matches_classes_by_name(run, tmp_path):
-    """The order of the folders differs from that of the labels. Unknown class names are refused if
+    """The order of the folders differs from that of the labels. Unknown class names are rejected if
     their number differs."""
     digits = load_digits()
     chosen = np.flatnonzero(np.isin(digits.target, [7, 9]))[:20]
@@ -653,7 +653,7 @@ def sweep(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-def test_sweep_tables(sweep):
+def test_sweep_has_tables_of_runs_and_rounds(sweep):
     found = fedexp.load_sweep(sweep)
     assert found.names == ["fedavg_0", "fedavg_1", "fedntd_0", "fedntd_1", "gone"]
     runs = found.runs
@@ -732,7 +732,7 @@ def test_load_run_of_sweep_suggests_load_sweep(sweep):
         fedexp.load_run(sweep)
 
 
-def test_varying_options():
+def test_varying_options_are_those_that_differ_between_runs():
     """alpha is shown once; beta belongs to FedNTD and is equal in its runs; tau differs between two
     runs. Options without effect (figures) and common options (rounds) are left out."""
 

@@ -45,7 +45,7 @@ def test_friedman_and_nemenyi_match_the_example_of_the_paper():
         (0.0, 3, 1.0),
     ],
 )
-def test_p_value_with_two_degrees_of_freedom(chi_square, blocks, expected):
+def test_p_value_with_two_degrees_of_freedom_equals_its_formula(chi_square, blocks, expected):
     """With 2 and d degrees of freedom P(F >= f) = (1 + 2 f / d)^(-d / 2), where d = 2 (N - 1)."""
     assert p_value(chi_square, blocks, 3) == pytest.approx(expected)
 
@@ -82,7 +82,7 @@ def test_the_same_order_in_all_blocks_is_significant():
         ((1.0, 1.5, 2.0), [(0, 1), (1, 2)]),
     ],
 )
-def test_groups_of_methods_that_do_not_differ(ranks, cliques):
+def test_methods_within_the_critical_difference_share_a_group(ranks, cliques):
     """The critical difference is 1."""
     assert Comparison(tuple("abcd")[: len(ranks)], ranks, 5, 0.01, 1.0).cliques == cliques
 

@@ -92,7 +92,7 @@ def test_all_readings_belong_to_the_same_table(name):
         assert (found.paper, found.table, found.rule) == (sweep.paper, sweep.table, sweep.rule)
 
 
-def test_claims_of_the_text_and_the_published_table(tmp_path):
+def test_claims_of_the_text_are_compared_with_the_published_table(tmp_path):
     """By hand: 118/4, 490/9, 244/2 and 126/44. Ours equal the published values."""
     sweep = load_sweep("flashback_table1", [CONF])
     table = cells(tmp_path, sweep.name)

@@ -103,7 +103,7 @@ def test_table_without_tasks_has_no_task_columns(tmp_path, capsys):
     assert capsys.readouterr().out == text
 
 
-def test_accuracies_after_each_task(tmp_path):
+def test_table_has_the_accuracies_after_each_task(tmp_path):
     make_run(tmp_path / "cfed", algorithm="cfed", **stream(0.9, 0.625, 0.5))
     columns, (row,) = table(tmp_path)
     after = ["average_task2", "new_task2", "average_task3", "new_task3", "task_forgetting"]

@@ -54,7 +54,7 @@ def test_committed_page_is_current(capsys):
     assert main(["--check"]) == 0, capsys.readouterr().out
 
 
-def test_origin_of_a_table():
+def test_origin_of_a_table_names_seeds_commits_and_hardware():
     """Two values at the full protocol, one at another with two departures, one not run."""
     table = pd.DataFrame(
         {

@@ -84,7 +84,7 @@ def test_central_crops_equal_torchvision(interpolation, base, height, width, tes
     torch.testing.assert_close(loaded(images, None, aug), expected, rtol=0, atol=1e-11)
 
 
-def test_images_differ_by_at_most_a_level_from_those_of_pillow():
+def test_pixels_differ_from_pillow_by_at_most_one():
     """Pillow rounds after resizing rows and after resizing columns.
 
     The bicubic weights of a pixel have a sum of at most 1.25 without their signs, so that the
@@ -110,7 +110,7 @@ def test_whole_images_of_the_right_size_are_unchanged():
     torch.testing.assert_close(loaded(images, None, aug), expected, rtol=0, atol=1e-12)
 
 
-def test_fixed_area_and_ratio_is_torchvisions_random_crop():
+def test_fixed_area_and_ratio_equal_random_crop_of_torchvision():
     """Resize(32), RandomCrop(28): area (28/32)^2 and ratio 1, at one of 5 x 5 places."""
     aug = crop(size=28, base=32, test_size=32, scale=(0.765625, 0.765625), ratio=(1, 1))
     draws = aug.draw(GENERATOR(0), 2000, 24, 24)
@@ -213,6 +213,6 @@ def test_data_have_the_size_of_the_crops():
         ({"size": 0}, "greater than 0 and at most 4096 pixels"),
     ],
 )
-def test_invalid_values_are_refused(values, words):
+def test_invalid_values_are_rejected(values, words):
     with pytest.raises(ConfigError, match=words):
         crop(**values)

@@ -54,7 +54,7 @@ def test_later_rounds_discard_alignment():
     assert state.alignment == []
 
 
-def test_seconds_and_speed_of_a_round_by_hand():
+def test_seconds_and_speed_of_a_round_equal_hand_calculation():
     """12 examples in 2 seconds of training; the 4 seconds of evaluation count only in the total."""
     simulation = make_simulation()
     result = play_round(simulation, simulation.initial_state())
@@ -99,7 +99,7 @@ class Twice(MultiExchange):
         return {"params": params}, {"trained": ctx.client["trained"] + 1}
 
 
-def test_round_with_two_exchanges():
+def test_second_exchange_continues_from_the_first():
     """The second exchange starts from the server's model and the client states after the first.
     Examples and bytes are summed; local models are tested after the second."""
     metric = RoundDrop(local=True)
@@ -132,7 +132,7 @@ def test_role_changes_learning_rate():
     assert_close(found, expected, 0)
 
 
-def test_find_clients_that_are_not_finite():
+def test_clients_with_non_finite_values_are_found():
     """The loss, the message or the running statistics may contain the value."""
     simulation = make_simulation(model=Normed(), participation=1.0)
     server = simulation.initial_state().server
@@ -186,7 +186,7 @@ class Advised(FedAvg):
     hint = "a smaller rate"
 
 
-def test_failed_run_gets_hint():
+def test_run_that_diverges_or_stays_at_chance_gets_a_hint():
     """A run fails if it diverges or never reaches twice the accuracy of chance, 0.25 for four
     classes."""
     simulation = make_simulation(Advised())
@@ -198,7 +198,7 @@ def test_failed_run_gets_hint():
     assert summary_of(simulation, diverged)["hint"] == "a smaller rate"
 
 
-def test_plain_values_for_json():
+def test_values_are_converted_to_plain_numbers_for_json():
     given = [0.5, np.float64(2), np.int64(3), math.nan, math.inf, -math.inf, None, "a"]
     assert [plain(value) for value in given] == [0.5, 2, 3, None, None, None, None, "a"]
     assert [type(plain(value)) for value in given[1:3]] == [float, int]

@@ -17,7 +17,7 @@ from test_compare import RUN8, make_run, one, table8
 from toy_federation import CONF
 
 
-def test_exponential_moving_average():
+def test_exponential_moving_average_equals_hand_calculation():
     """Weights 0.6 and 0.4 on 1, 0, 2: 1, then 0.6, then 0.36 + 0.8 = 1.16. With 0.4 and 0.6: 1,
     0.4, 0.16 + 1.2 = 1.36."""
     assert ema([1.0], 0.6) == 1
@@ -40,7 +40,7 @@ def test_exponential_moving_average():
         ("mean_of_last(10)", 0.3, 0.3),
     ],
 )
-def test_reported_value_of_each_rule(value, accuracy, forgetting):
+def test_reported_value_of_each_rule_equals_hand_calculation(value, accuracy, forgetting):
     """Accuracies 0.1, 0.5, 0.3; forgetting 0.4, 0.1, 0.4."""
     rule = Rule(value)
     assert rule.reported([0.1, 0.5, 0.3], "accuracy") == pytest.approx(accuracy)
@@ -61,7 +61,7 @@ def test_unknown_view_is_rejected():
         Rule("last", "mirrored")
 
 
-def test_standard_error_of_a_reported_value():
+def test_standard_error_of_a_reported_value_equals_hand_calculation():
     """The last ten rounds alternate between 1 and 3: s = sqrt(10/9) = 1.0541. One round has the
     error s, the mean of ten s / sqrt(10) = 1/3, EMA(0.6) s sqrt(0.4 / 1.6) = s / 2. Earlier rounds
     do not count."""
@@ -74,7 +74,7 @@ def test_standard_error_of_a_reported_value():
     assert Rule("last").standard_error([1.0]) is None
 
 
-def test_standard_error_of_a_mean_over_more_rounds_than_exist():
+def test_standard_error_uses_the_rounds_that_exist():
     """Four rounds 1, 3, 1, 3: the mean has the error sqrt(4/3) / sqrt(4) = sqrt(1/3). In fifteen
     rounds, the last ten have s = sqrt(10/9); a mean of twenty is a mean of fifteen."""
     assert Rule("mean_of_last(10)").standard_error([1.0, 3.0, 1.0, 3.0]) == pytest.approx(
@@ -85,7 +85,7 @@ def test_standard_error_of_a_mean_over_more_rounds_than_exist():
     assert Rule("mean_of_last(12)").standard_error(values) == pytest.approx(math.sqrt(10 / 9 / 12))
 
 
-def test_standard_error_of_the_moving_average_by_simulation():
+def test_standard_error_of_the_moving_average_equals_a_simulation():
     """Over 4,000 runs of 40 independent rounds, the standard deviation of EMA(0.6) is half of that
     of one round."""
     drawn = np.random.default_rng(1).standard_normal((4000, 40))
@@ -156,7 +156,7 @@ ONE, NONE = [1.0, 1.0, 1.0], [None, None, None]
         ),
     ],
 )
-def test_swaps_beyond_noise(ours, errors, printed, stds, swaps, unknown):
+def test_swapped_methods_are_found_only_beyond_noise(ours, errors, printed, stds, swaps, unknown):
     columns = {"method": ["A", "B", "C"], "ours": ours, "ours_error": errors}
     table = pd.DataFrame(columns | {"printed": printed, "printed_std": stds})
     assert find_swaps(table) == (swaps, unknown)
@@ -177,7 +177,7 @@ def test_difference_equal_to_the_tolerance_is_within(difference, expected):
     assert judge(row | {"difference": difference}, [False]) == expected
 
 
-def test_cell_with_diverged_runs():
+def test_cell_is_judged_by_the_runs_that_did_not_diverge():
     """If half of the runs diverged, the others are judged. A published failure needs all runs to
     diverge, or an accuracy at chance."""
     accuracy = {"note": "", "metric": "accuracy", "mean": 9.0, "difference": 1.0, "tolerance": 2.0}
@@ -211,7 +211,7 @@ def tidy(mean, last10):
     return pd.DataFrame(table).head(len(mean)).assign(mean=mean, plain_last10=last10)
 
 
-def test_order_of_a_column():
+def test_order_of_a_column_uses_the_rule_or_else_the_plain_test():
     """The paper's rule is used if all methods that did not diverge have a value; otherwise the
     plain test. Two methods are too few."""
     ruled = judge_order(tidy([9.0, 8.0, 7.0], [1.0, 2.0, 3.0]))

@@ -84,7 +84,7 @@ def test_only_runs_below_multirun_are_reused(tmp_path):
     assert len(list(finished_runs(tmp_path / "multirun" / "fedntd_table10"))) == 1
 
 
-def test_run_key_and_cell_key():
+def test_seed_and_precision_change_the_fingerprint_but_not_the_cell():
     def keys(*overrides):
         config = resolve(composed(*CIFAR, *overrides))
         return fingerprint(config), cell_key(config)

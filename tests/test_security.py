@@ -129,7 +129,7 @@ class Thief:
 
 
 @pytest.mark.parametrize(
-    ("overrides", "refused"),
+    ("overrides", "rejected"),
     [
         (["tracker.entity=mallory", "resume=x"], True),
         (["tracker.store=http://mallory", "resume=x", "rounds=2"], True),
@@ -139,9 +139,9 @@ class Thief:
         (["tracker.name=x", "tracker.tags=[entity]", "resume=x"], False),
     ],
 )
-def test_tracker_destination_from_the_run_directory_is_rejected(overrides, refused):
+def test_tracker_destination_from_the_run_directory_is_rejected(overrides, rejected):
     tracker = TensorBoard(logdir="/home")
-    if refused:
+    if rejected:
         with pytest.raises(ConfigError, match="says where the run is tracked"):
             require_typed_destination(tracker, overrides, Path("x"))
     else:

@@ -116,7 +116,7 @@ def test_fednova_equals_formula_of_paper():
 
 
 def test_fednova_counts_steps_with_adam():
-    """a_k = tau_k. The other variants' correction is refused, because Adam's updates are not
+    """a_k = tau_k. The other variants' correction is rejected, because Adam's updates are not
     gradients."""
     adam = replace(LOCAL, optimizer="adam", lr=0.01)
     simulation = make_simulation(FedNova(variant="plain"), adam)
@@ -134,7 +134,7 @@ def test_fednova_counts_steps_with_adam():
         make_simulation(FedNova(variant="ccvr"), adam)
 
 
-def test_fednova_mean_direction():
+def test_fednova_mean_direction_equals_its_formula():
     """d_mean <- (1 - sum_S n_k / n) d_mean + sum_S (n_k / n) d_k. Clients keep their d_k."""
     simulation, state, cohort, trained, about = one_round(FedNova(variant="ccvr"))
     sizes = np.array([len(part) for part in simulation.stages[0].federation.parts])
@@ -277,7 +277,7 @@ def distances(algorithm, sizes, *weights, rounds=45):
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_methods_that_reach_the_optimum(algorithm, reaches, rounds):
+def test_only_corrected_methods_reach_the_optimum(algorithm, reaches, rounds):
     (found,) = distances(algorithm, EQUAL, [1] * 4, rounds=rounds)
     assert found < 1e-7 if reaches else found > 1e-4
 
@@ -347,7 +347,7 @@ def test_feddyn_equals_algorithm_of_paper():
         )
 
 
-def test_feddyn_alpha_per_client():
+def test_feddyn_alpha_is_divided_by_the_clients_share_of_examples():
     simulation = make_simulation(FedDyn(alpha=0.3, clip=0.0, per_client_alpha=True))
     for client, part in enumerate(simulation.stages[0].federation.parts):
         plan = simulation.algorithm.host_plan(
@@ -387,7 +387,7 @@ def analytic(params, batch):
     return delta[:, :, None] * x[:, None], delta
 
 
-def test_fedcurv_fisher_of_softmax_regression():
+def test_fedcurv_fisher_equals_the_formula_for_softmax_regression():
     local = replace(LOCAL, epochs=2, batch_size=4)  # 10 examples: batches of 4, 4, 2, twice
     u, params, batches = fisher_context("sample", 500, local)
     grads = [analytic(params, batch) for batch in batches[:3]]  # one pass

@@ -255,7 +255,7 @@ def test_fedsam_uses_gradient_at_perturbed_point():
     assert_close(loss, F.cross_entropy(z, torch.as_tensor(y)))
 
 
-def test_fedspeed_step_by_hand():
+def test_fedspeed_step_equals_plain_torch():
     z, start, h, y = random(3, 4), random(3, 4, seed=1), random(3, 4, seed=2), [0, 1, 3]
     method = FedSpeed(rho=0.3, lambda_=0.2, alpha=0.75, clip=0.1)
     memory = {"momentum": {"z": torch.zeros_like(z)}}
@@ -271,7 +271,7 @@ def test_fedspeed_step_by_hand():
     assert_close(state["h"]["z"], h + params["z"] - start)
 
 
-def test_fedsmoo_step_by_hand():
+def test_fedsmoo_step_equals_plain_torch():
     z, start, h, dual, s = (random(3, 4, seed=seed) for seed in range(5))
     y, method = [0, 1, 3], FedSMOO(rho=0.3, lambda_=0.2, clip=0.0)
     ctx = context({"params": {"z": start}, "s": {"z": s}}, {"h": {"z": h}, "dual": {"z": dual}})
@@ -288,7 +288,7 @@ def test_fedsmoo_step_by_hand():
 # --- servers
 
 
-def test_fedexp_step_size_by_hand():
+def test_fedexp_step_size_equals_formula_of_paper():
     _, state, trained, about = trained_round(FedExPStep(eps=1e-3))
     messages = trained.messages
     start = flat(state.server["params"])
@@ -307,7 +307,7 @@ def test_fedexp_step_size_by_hand():
     assert_close(small, FedAvg().aggregate(state.server, messages, about)["params"])
 
 
-def test_fedspeed_and_fedsmoo_server_steps_by_hand():
+def test_fedspeed_and_fedsmoo_server_steps_equal_plain_torch():
     for algorithm in (
         FedSpeed(rho=0.1, lambda_=0.5, alpha=1.0, clip=0.0),
         FedSMOO(rho=0.1, lambda_=0.5, clip=0.0),

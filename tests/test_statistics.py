@@ -96,7 +96,7 @@ def best(values, metric):
     return values.max() if metric == "accuracy" else values.min()
 
 
-BY_HAND = {"last": last, "mean_of_last(10)": last_ten, "ema(0.6)": average, "best": best}
+RULES = {"last": last, "mean_of_last(10)": last_ten, "ema(0.6)": average, "best": best}
 
 
 class Second:
@@ -163,9 +163,9 @@ METRICS = pytest.mark.parametrize("metric", ["accuracy", "forgetting"])
 
 @METRICS
 @pytest.mark.parametrize("view", ["plain", "augmented"])
-@pytest.mark.parametrize("rule", BY_HAND)
-def test_errors_of_each_view_and_rule(first, second, metric, view, rule):
-    far, held = second.far(metric, view, BY_HAND[rule]), second.held()
+@pytest.mark.parametrize("rule", RULES)
+def test_errors_of_each_view_and_rule_equal_second_computation(first, second, metric, view, rule):
+    far, held = second.far(metric, view, RULES[rule]), second.held()
     data = np.array([cell[0] for cell in second.cells])
     limit = 2 if metric == "accuracy" else 0.05
     table = first.table
@@ -180,15 +180,15 @@ def test_errors_of_each_view_and_rule(first, second, metric, view, rule):
 
 
 @METRICS
-def test_nearer_view_and_rule(first, second, metric):
+def test_counts_of_the_nearer_view_and_rule_equal_second_computation(first, second, metric):
     rule, others = ("augmented", "ema(0.6)"), [("plain", "ema(0.6)"), ("augmented", "best")]
     for other in [*others, ("augmented", "mean_of_last(10)")]:
-        one, two = (abs(second.far(metric, view, BY_HAND[name])) for view, name in (rule, other))
+        one, two = (abs(second.far(metric, view, RULES[name])) for view, name in (rule, other))
         assert statistics.nearer(first.table, rule, other)[metric] == sum(one < two)
 
 
 @METRICS
-def test_gain_over_fedavg(first, second, metric):
+def test_gains_over_fedavg_equal_second_computation(first, second, metric):
     mine = []
     for cell in second.cells:
         base = (*cell[:2], "FedAvg")
@@ -204,7 +204,7 @@ def test_gain_over_fedavg(first, second, metric):
     assert found["sign"] == sum(a * b > 0 for a, b in mine)
 
 
-def test_values_within_by_chance(first, second):
+def test_values_within_by_chance_equal_second_computation(first, second):
     """A permutation of n methods gives each method each published value with probability 1/n, so
     the mean of the counts is known exactly. The quantiles use another generator."""
     own, others, pairs, mean = 0, 0, 0, 0.0
@@ -231,7 +231,7 @@ def test_values_within_by_chance(first, second):
     assert found["most"] < own
 
 
-def test_pairs_of_methods_round_by_round(first, second):
+def test_pairs_of_methods_equal_second_computation(first, second):
     decidable, swapped, count = set(), set(), 0
     for column in {run.column for run in second.runs}:
         mine = sorted((run for run in second.runs if run.column == column), key=lambda r: r.old)
@@ -268,7 +268,7 @@ def test_pairs_of_methods_round_by_round(first, second):
 
 
 @METRICS
-def test_rival_explanations_out_of_column(first, second, metric):
+def test_other_explanations_equal_second_computation(first, second, metric):
     x, y = second.ours(metric, "plain", last_ten), second.print(metric)
     rounds = len(next(iter(second.of.values()))[0].values["plain", metric])
     curves = np.array(
@@ -293,7 +293,7 @@ def test_rival_explanations_out_of_column(first, second, metric):
 
 
 @METRICS
-def test_bootstrap_interval(first, second, metric):
+def test_bootstrap_interval_is_close_to_that_of_another_generator(first, second, metric):
     """Another generator gives the same ends within a tenth of the interval."""
     far, random = second.far(metric), np.random.RandomState(7)
     groups = [far[[cell[:2] == column for cell in second.cells]] ** 2 for column in second.columns]
@@ -307,7 +307,7 @@ def test_bootstrap_interval(first, second, metric):
 
 
 @METRICS
-def test_spread_over_seeds(first, second, metric):
+def test_spread_over_seeds_equals_second_computation(first, second, metric):
     squares, freedom = 0.0, 0
     for each in second.of.values():
         values = np.array([average(run.values["augmented", metric], metric) for run in each])
@@ -319,7 +319,7 @@ def test_spread_over_seeds(first, second, metric):
     assert found["low"] < found["spread"] < found["high"]
 
 
-def test_interval_of_a_spread():
+def test_interval_of_a_spread_equals_hand_calculation():
     """Two seeds with 1 and 3: variance 2 with one degree of freedom. The 0.025 and 0.975 quantiles
     of chi-square with one are 0.000982069 and 5.023886, so sigma is in sqrt(2 / 5.023886) = 0.63096
     to sqrt(2 / 0.000982069) = 45.1277."""
@@ -330,7 +330,7 @@ def test_interval_of_a_spread():
     assert found[["low", "high"]].tolist() == pytest.approx([0.63096, 45.1277], rel=1e-4)
 
 
-def test_fluctuations_of_methods_and_of_the_sum(first, second):
+def test_fluctuations_of_methods_and_sums_equal_second_computation(first, second):
     def straightened(values):
         rounds = np.stack([np.ones(50), np.arange(50)], axis=1)
         return values - rounds @ np.linalg.solve(rounds.T @ rounds, rounds.T @ values)
@@ -353,14 +353,14 @@ def test_fluctuations_of_methods_and_of_the_sum(first, second):
         assert ratio == pytest.approx(np.mean(ratios[name]))
 
 
-def test_sum_of_accuracy_and_forgetting(first, second):
+def test_sums_of_accuracy_and_forgetting_equal_second_computation(first, second):
     found = statistics.sums(first.ours)
     for cell in second.cells:
         value = second.value(cell, "accuracy") / 100 + second.value(cell, "forgetting")
         assert found.loc[cell, "value"] == pytest.approx(value)
 
 
-def test_other_readings(first, second):
+def test_values_of_other_readings_equal_second_computation(first, second):
     found, limits = {}, {"accuracy": 2, "forgetting": 0.05}
     for sweep, name in READINGS.items():
         for run in committed(sweep):
@@ -374,7 +374,7 @@ def test_other_readings(first, second):
     assert dict(zip(keys, zip(rows["was"], rows["now"], strict=True), strict=True)) == found
 
 
-def test_orders_on_other_data():
+def test_order_of_methods_on_other_data_equals_hand_calculation():
     """By hand: three methods have the published values 3, 2, 1. Ours are 10, 12, 5 with errors 0.5,
     0.6, 1: distances 2, 5 and 7 against two standard errors 1.562, 2.236 and 2.332, so all pairs
     are decidable and the first is swapped. Ranks 2, 3, 1 against 3, 2, 1: rho = 1 - 6 (1 + 1 + 0) /
@@ -392,7 +392,7 @@ def test_orders_on_other_data():
     assert found == {"setting": "column", "n": 3, "pairs": 3, "decidable": 3, "swapped": 1}
 
 
-def test_share_of_matches_by_chance():
+def test_share_of_matches_by_chance_equals_hand_calculation():
     """By hand: values 10, 12, 20 with the published 11, 13, 30 and tolerances 1, 2, 5. Value 1 is
     within 1 of 11 only; value 2 is within 2 of 11 and 13; value 3 of none. One of six pairs of
     different methods matches. A column with one method has no pairs."""
@@ -427,7 +427,7 @@ def test_page_has_the_numbers_of_the_second_computation(first, second):
     assert listed >= sum(far)
 
 
-def test_seeds_readings_forgetting_and_precisions(first, second):
+def test_counts_of_seeds_and_readings_equal_second_computation(first, second):
     """Second seeds, other readings together, FedNTD's F, and the run in two precisions."""
     limits = {"accuracy": 2, "forgetting": 0.05}
     several = [cell for cell in second.cells if len({run.seed for run in second.of[cell]}) > 1]

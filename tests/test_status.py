@@ -43,7 +43,7 @@ def add_run(sweep: Path, name: str, algorithm: str, hours: float | None, **hardw
     (sweep / name / "config.yaml").write_text(yaml.safe_dump(config))
 
 
-def test_measured_spent_and_left(tmp_path, capsys):
+def test_hours_spent_and_left_equal_hand_calculation(tmp_path, capsys):
     """FedAvg on two threads in 2 hours: 4 core hours; FedNTD on a GPU in 1 hour. Table 1 has 98
     jobs, 8 settings x 7 methods of them on CIFAR-10. All are left, since neither run tested the
     augmented view. FedNTD's teacher makes a third more passes than FedAvg, MOON's two models two

@@ -135,7 +135,7 @@ def test_validation_example_counts_for_its_original_task(per_client):
     assert 0.1 < (stage != of_validation).mean() < 0.3
 
 
-def test_run_with_client_orders(tmp_path):
+def test_run_with_client_orders_reports_measures_in_each_order(tmp_path):
     """Two tasks and five clients: the values follow from tasks.csv for each client, and the report
     has the same values."""
     scenario = replace(TWO_TASKS, order="per_client", blur=0.1)

@@ -348,7 +348,7 @@ def test_preview_shows_the_states_of_jobs(here, capsys):
     assert job_status(jobs[0]) == "interrupted at 2"
 
 
-def test_remaining_seconds_of_a_job():
+def test_remaining_seconds_of_a_job_follow_from_rounds_left():
     """A round takes 2 s, and the run has 3 tasks of 10 rounds: 30 * 2 = 60 s. After 7 rounds,
     23 * 2 = 46 s are left."""
     config = {
@@ -449,7 +449,7 @@ def test_run_waits_for_a_short_lock(tmp_path):
     later.join()
 
 
-def test_one_process_at_a_time(tmp_path):
+def test_only_one_process_uses_a_run_directory(tmp_path):
     assert not is_occupied(tmp_path)
     message = r"process \d+ on .* is using this directory"
     with occupied(tmp_path):
@@ -468,7 +468,7 @@ def test_one_process_at_a_time(tmp_path):
         (["--multirun", "preview=maybe"], "preview=maybe: must be true or false"),
     ],
 )
-def test_invalid_sweep_options_are_refused(arguments, message, capsys):
+def test_invalid_sweep_options_are_rejected(arguments, message, capsys):
     assert main.main(arguments) == 2
     assert message in capsys.readouterr().err
 

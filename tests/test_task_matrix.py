@@ -51,7 +51,7 @@ def test_without_tasks_all_measures_are_nan(name, matrix):
     assert np.isnan(MEASURES[name](matrix, INITIAL[: matrix.shape[1]]))
 
 
-def test_forgetting_from_any_against_mammoth_s_code():
+def test_forgetting_from_any_equals_the_code_of_mammoth():
     """The released code pads with 0 what was not tested after a task. Task 2 is known at 0.45 after
     task 1, at 0.4 when it is learned, at 0.3 in the end; task 1 falls from 0.5 to 0.35: (0.15 +
     0.15) / 2, and with the padding (0.15 + 0.1) / 2. Its trainer tests the next task too: then

@@ -68,7 +68,7 @@ def rng():
 # --- scenarios
 
 
-def test_class_incremental_tasks():
+def test_class_incremental_tasks_have_disjoint_classes_and_splits():
     """Tasks have 3, 3 and 4 disjoint classes, each split 70/10/20 %. No example appears twice, and
     labels are kept."""
     data = images()
@@ -96,7 +96,7 @@ def test_class_incremental_tasks():
     assert np.concatenate([task.train for task in sequence.tasks]).tolist() == list(range(350))
 
 
-def test_evaluate_on_validation_part():
+def test_validation_part_can_replace_the_test_part():
     """The three parts do not depend on which of them is evaluated on."""
     test, validation = (
         class_incremental(evaluate_on=on).sequence(Loads(images()), rng()).data
@@ -137,7 +137,7 @@ def test_classes_can_be_shuffled():
     assert [task.classes for task in tasks] != [(0, 1), (2, 3), (4, 5), (6, 7), (8, 9)]
 
 
-def test_domain_incremental_tasks():
+def test_each_domain_is_a_task_with_the_chosen_classes():
     """One task per data set with three of the classes, numbered from 0. Each example stays in its
     domain."""
     first, second = images("a"), images("b", train=200, test=100, seed=1)
@@ -304,7 +304,7 @@ def test_surrogate_set_without_official_split_is_used_whole():
     assert len(surrogate(dataset=loads).attach(data, (), rng())[2]) == 60
 
 
-def test_withheld_examples_of_some_classes():
+def test_only_examples_of_chosen_classes_are_withheld():
     """Half of the examples of classes 3 and 7 are withheld, and no others."""
     data, tasks = images(), (Task("all", tuple(range(10)), np.arange(400)),)
     attached, left, numbers = surrogate(fraction=0.5, classes=[7, 3]).attach(data, tasks, rng())
@@ -314,7 +314,7 @@ def test_withheld_examples_of_some_classes():
     assert sorted([*left[0].train.tolist(), *numbers.tolist()]) == list(range(400))
 
 
-def test_surrogate_data_set_with_some_classes():
+def test_surrogate_data_set_can_be_limited_to_classes():
     data, other = images(), images("other", train=60, shape=(4, 4, 1), seed=3)
     kept = other.x_train[other.y_train == 5]
     attached, _, numbers = surrogate(dataset=Loads(other), classes=[5]).attach(data, (), rng())
@@ -323,7 +323,7 @@ def test_surrogate_data_set_with_some_classes():
     assert len(numbers) == len(kept)
 
 
-def test_surrogate_data_set_with_some_examples():
+def test_surrogate_data_set_can_be_limited_to_a_number_of_examples():
     """20 of 60 different images in ascending order. Another seed draws others; examples=60 uses
     all."""
     data, other = images(), images("other", train=60, shape=(4, 4, 1), seed=3)
@@ -476,7 +476,7 @@ def test_texts_and_images_cannot_be_combined():
 
 
 @pytest.mark.parametrize("sort_by_label", [False, True])
-def test_equal_shards_partition(sort_by_label):
+def test_equal_shards_give_clients_shards_of_equal_size(sort_by_label):
     """Each client has s shards of equal size. Sorted by label, two shards have at most four
     classes."""
     labels = np.repeat(np.arange(10), 100)
@@ -523,7 +523,7 @@ def test_task_metrics_equal_hand_calculation():
     assert (start["average_accuracy"], start["new_task_accuracy"]) == (None, None)
 
 
-def test_task_metrics_of_first_round():
+def test_task_metrics_are_nan_before_they_are_defined():
     matrix = np.array([[0.9, 0.0], [0.5, 0.2]])
     assert np.isnan(average_accuracy(matrix[:0]))
     assert np.isnan(new_task_accuracy(matrix[:0]))
@@ -654,7 +654,7 @@ def run_once(directory, *overrides):
     return train_run(Job(config, directory, [], choices, None))
 
 
-def test_files_of_a_task_sequence(tmp_path):
+def test_files_of_a_run_with_tasks_agree(tmp_path):
     """tasks.csv, rounds.csv and the summary agree. Each task has a partition file, and roles are
     named."""
     summary = run_once(

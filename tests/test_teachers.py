@@ -181,7 +181,7 @@ def test_a_reference_whose_tensors_are_replaced_runs_again():
             assert reference.epochs(params, (0, 1))[1].item() == 5 * value
 
 
-def test_the_same_tensors_under_other_names_are_another_reference():
+def test_teacher_with_other_parameter_names_is_not_served_from_the_cache():
     reference, w, v = Reference(), torch.tensor(2.0), torch.tensor(3.0)
     assert reference.epochs({"w": w, "v": v})[1].item() == 10.0
     assert reference.epochs({"v": w, "w": v})[1].item() == 15.0
@@ -244,7 +244,7 @@ def test_only_the_first_models_of_a_round_are_cached():
     assert reference.calls == 2 * MODELS + 4
 
 
-def test_maps_are_not_cached():
+def test_feature_maps_are_not_cached():
     reference = Reference(maps=(torch.zeros(1),))
     reference.epochs()
     assert reference.calls == 4

@@ -89,7 +89,7 @@ TXT = {"train_txt": "北京新闻大\t1\n 京 \t0\n", "test_txt": "闻x\t0\n", "
 # ---- layouts ----
 
 
-def test_lines_of_text_and_class_number(tmp_path):
+def test_txt_files_with_class_numbers_are_read(tmp_path):
     write(tmp_path, **TXT)
     data = dataset(tmp_path).load()
     assert data.classes == ("sport", "game")
@@ -124,7 +124,7 @@ def test_byte_order_marks_and_blank_lines_are_ignored(tmp_path):
         'content,label\n"abc\nd",y\nc,x\n',
     ],
 )
-def test_csv_files_with_names_of_classes(content, tmp_path):
+def test_csv_files_with_class_names_are_read(content, tmp_path):
     write(tmp_path, train_csv=content, test_csv=content)
     data = dataset(tmp_path, length=6).load()
     assert decoded(data, data.x_train) == ["abc\nd_", "c_____"]  # body directly after title
@@ -132,7 +132,7 @@ def test_csv_files_with_names_of_classes(content, tmp_path):
     assert data.y_test.tolist() == [1, 0]
 
 
-def test_csv_files_with_numbers_of_classes(tmp_path):
+def test_csv_files_with_class_numbers_are_read(tmp_path):
     write(tmp_path, train_csv="body,label\na,1\nb,0\n", test_csv="body,label\na,1\n")
     assert dataset(tmp_path).load().classes == ("0", "1")
     data = dataset(tmp_path, classes=("x", "y", "z")).load()
@@ -150,7 +150,7 @@ def test_class_order_can_be_set(tmp_path):
     assert dataset(tmp_path, classes=("y", "x")).load().y_train.tolist() == [0, 1]
 
 
-def test_files_of_cfeds_code(tmp_path):
+def test_files_of_the_cfed_release_are_read(tmp_path):
     """The columns are 0, 1, 2, possibly after an index. Each task has separate files, and eval
     files are training data.
     """
@@ -219,7 +219,7 @@ def test_surrogate_texts_have_no_labels_and_no_test_set(tmp_path):
 # ---- vocabulary and vectors ----
 
 
-def test_most_frequent_characters_with_ties_by_code_point():
+def test_vocabulary_has_the_most_frequent_characters():
     assert most_frequent(["bbac", "cd"], 3) == ("b", "c", "a")
     assert encode(["cab", ""], ("b", "c", UNK, PAD), 2).tolist() == [[1, 2], [3, 3]]
 
@@ -231,7 +231,7 @@ def test_vocabulary_of_the_training_texts_is_limited(tmp_path):
     assert data.x_train.tolist() == [[0, 0, 1, 2]]
 
 
-def test_vocabulary_and_vectors_from_files(tmp_path):
+def test_vocabulary_and_vectors_are_read_from_files(tmp_path):
     folder = write(tmp_path, **TXT)
     vectors = np.arange(8.0).reshape(4, 2)
     write_vocabulary(folder, ["新", UNK, PAD, "京"], other=np.eye(3), embeddings=vectors)
@@ -353,7 +353,7 @@ def test_options_have_the_protocol_of_cfed(option):
 # ---- draws ----
 
 
-def test_draws_become_the_last_column(tmp_path):
+def test_dropout_keys_become_the_last_column(tmp_path):
     write(tmp_path, **TXT)
     data = dataset(tmp_path).load()
     index = torch.tensor([[1, 0], [1, 1]])
@@ -392,7 +392,7 @@ def textcnn(**changes: Any) -> TextCNN:
         (4762, 200, 10, 4762 * 200 + 256 * (2 + 3 + 4) * 200 + 3 * 256 + 769 * 100 + 101 * 10),
     ],
 )
-def test_parameter_counts(words, width, classes, count):
+def test_textcnn_has_the_expected_number_of_parameters(words, width, classes, count):
     with torch.device("meta"):
         model = textcnn().build(TextShape(32, words, torch.empty(words, width)), classes)
     assert sum(p.numel() for p in model.parameters()) == count
@@ -603,7 +603,7 @@ def test_vectorised_engine_uses_dropout_only_in_training():
 
 
 @pytest.mark.data
-def test_real_thucnews_and_weibo():
+def test_real_thucnews_and_weibo_have_the_expected_texts():
     data_dir = Path(os.environ.get("FEDEXP_DATA", "data")).absolute()
     if not (data_dir / "thucnews" / "train.txt").exists():
         pytest.skip(

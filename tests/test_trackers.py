@@ -263,7 +263,7 @@ def test_images_are_logged_every_n_rounds(tmp_path, fake_wandb, monkeypatch):
     ("every", "rounds", "interval"),
     [(0, 200, None), (7, 200, 7), (0.1, 200, 20), (0.1, 30, 10), (0.25, 3000, 750)],
 )
-def test_image_interval(every, rounds, interval):
+def test_interval_of_logged_images_follows_from_its_option(every, rounds, interval):
     assert make_config(log_images_every=every).image_interval(rounds) == interval
 
 
@@ -334,7 +334,7 @@ def test_login_is_read_from_netrc(netrc, found, fake_wandb):
     assert is_logged_in(fake_wandb.settings) == found
 
 
-def test_call_with_timeout():
+def test_call_with_timeout_returns_or_raises():
     assert call_with_timeout(lambda: 3, 5) == 3
     with pytest.raises(ZeroDivisionError):
         call_with_timeout(lambda: 1 / 0, 5)
@@ -366,7 +366,7 @@ def test_wandb_writes_into_the_run_directory_by_default(tmp_path, fake_wandb, mo
         ({"finish_timeout": 0.0}, "tracker.finish_timeout"),
     ],
 )
-def test_bad_settings(change, message):
+def test_invalid_settings_are_rejected(change, message):
     with pytest.raises(ConfigError, match=message):
         make_config(**change)
 

@@ -186,7 +186,7 @@ def test_validation_set_replaces_test_set_by_default():
     assert configured_views({"validation": "damaged"}) == ("plain",)
 
 
-def test_column_names_of_views():
+def test_columns_of_views_have_distinct_names():
     names = ("test_accuracy", "test_loss", "forgetting", "best_accuracy")
     expected = [
         "validation_accuracy",
@@ -279,7 +279,7 @@ def test_tasks_are_evaluated_on_their_validation_examples(tmp_path):
     assert 0 <= summary["validation_average_accuracy"] <= 1
 
 
-# --- what is refused
+# --- what is rejected
 
 
 @pytest.mark.parametrize(

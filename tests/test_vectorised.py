@@ -222,7 +222,7 @@ def test_out_of_memory_halves_the_chunk(error, evaluate_local, monkeypatch, capl
     assert limited.counts[7:] == [1] * 5
 
 
-def test_out_of_memory_in_a_later_chunk(monkeypatch):
+def test_out_of_memory_in_a_later_chunk_repeats_the_whole_round(monkeypatch):
     """The first chunk, which was trained already, is trained again too."""
     simulation = make_simulation(NTD)
     state = play(simulation, 1)
@@ -263,7 +263,7 @@ def test_cuda_graphs_need_cuda_and_float32():
     assert not engine_module.can_be_recorded(replace(runtime, dtype=torch.float32))
 
 
-def test_first_chunk_from_free_memory(monkeypatch):
+def test_first_chunk_fits_half_of_the_free_memory(monkeypatch):
     """Half of 1,000 free bytes holds 4 clients of 120; if none fits, one is tried."""
     monkeypatch.setattr(engine_module, "free_memory", lambda device: 1000)
     simulation = make_simulation()
@@ -339,9 +339,9 @@ def test_stacked_models_are_evaluated_like_single_models():
 
 
 class NoWaiting(TorchDispatchMode):
-    """Refuses operations for which the host waits for a CUDA device."""
+    """Rejects operations for which the host waits for a CUDA device."""
 
-    REFUSED = (
+    REJECTED = (
         "_local_scalar_dense",
         "nonzero",
         "masked_select",
@@ -353,7 +353,7 @@ class NoWaiting(TorchDispatchMode):
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         name = function.overloadpacket.__name__
-        assert name not in self.REFUSED, name
+        assert name not in self.REJECTED, name
         if name in ("index", "index_put", "index_put_", "_index_put_impl_"):
             assert all(i is None or i.dtype != torch.bool for i in args[1]), name
         return function(*args, **kwargs or {})
@@ -361,18 +361,18 @@ class NoWaiting(TorchDispatchMode):
 
 @contextmanager
 def no_waiting():
-    """Also refuse methods that the mode does not see, because they read a CPU tensor's memory."""
+    """Also reject methods that the mode does not see, because they read a CPU tensor's memory."""
 
-    def refuse(*args):
+    def reject(*args):
         raise AssertionError("reads a tensor")
 
     with pytest.MonkeyPatch.context() as patch, NoWaiting():
         for name in ("tolist", "numpy", "cpu"):
-            patch.setattr(torch.Tensor, name, refuse)
+            patch.setattr(torch.Tensor, name, reject)
         yield
 
 
-def test_the_check_for_waiting_finds_waits():
+def test_check_for_waiting_on_the_device_finds_every_wait():
     reads = (
         "values[0].item()",
         "values.tolist()",
@@ -394,7 +394,7 @@ def test_the_check_for_waiting_finds_waits():
 @traces
 @pytest.mark.parametrize("engine", [Vectorised(), Vectorised(2)], ids=str)
 @every_algorithm
-def test_training_does_not_wait(algorithm, engine):
+def test_training_does_not_wait_for_the_device(algorithm, engine):
     simulation = make_simulation(algorithm, model=DEEP)
     state = play(simulation, 1)
     cohort = assemble(simulation, state, 2)
@@ -402,7 +402,7 @@ def test_training_does_not_wait(algorithm, engine):
         train(engine, simulation, state, cohort, evaluate_local=True)
 
 
-def test_evaluation_does_not_wait():
+def test_evaluation_does_not_wait_for_the_device():
     simulation = make_simulation()
     state = simulation.initial_state()
     with no_waiting():
@@ -542,7 +542,7 @@ def test_larger_graphs_do_not_change_finished_clients():
 
 
 @pytest.mark.slow
-def test_other_algorithms_or_training_need_another_frame():
+def test_recorded_steps_are_not_shared_with_other_algorithms_or_options():
     """The models have the same shape."""
     first, engine = make_simulation(NTD), recording(Closures())
     other = replace(first, algorithm=replace(NTD, tau=3.0))
@@ -824,7 +824,7 @@ def test_gpu_rounds_do_not_wait_for_the_device(algorithm, cuda_graphs):
 
 
 @pytest.mark.gpu
-def test_gpu_out_of_memory(monkeypatch):
+def test_gpu_out_of_memory_halves_the_chunk(monkeypatch):
     """Each client needs a twentieth of the free memory: 64 and 32 do not fit, 16 do."""
     simulation = make_simulation(FedAvg(), model=DEEP)
     state, gpu, seen = simulation.initial_state(), OnGpu(simulation), []

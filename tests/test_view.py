@@ -177,7 +177,7 @@ def test_named_sweep_is_compared_with_published_values(tmp_path):
     assert (empty["n"], empty["verdict"], empty["ours"]) == (0, "not run", "")
 
 
-def test_single_runs_and_several_directories(tmp_path, capsys):
+def test_page_can_show_single_runs_or_several_directories(tmp_path, capsys):
     sweep = write_sweep(tmp_path / "mine", seeds=1)
     other = write_sweep(tmp_path / "other", algorithms=["fedprox"], seeds=1)
     runs = sorted(path for path in sweep.iterdir())[:2]
@@ -251,7 +251,7 @@ def test_runs_are_named_by_the_options_in_which_they_differ(tmp_path):
     assert [run["method"] for run in data["runs"]] == [2, 0, 1, None]
 
 
-def test_data_cannot_end_their_element(tmp_path):
+def test_text_in_results_cannot_break_out_of_the_html_page(tmp_path):
     run = write_run(tmp_path / "bad", {"note": NASTY}, names=[NASTY, "b", "c"])
     data = collect([run])
     page = render(data | {"title": NASTY})

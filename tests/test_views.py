@@ -215,7 +215,7 @@ def test_augmented_view_needs_augmentation():
         make_simulation(test_views=BOTH, augment=False)
 
 
-def test_wandb_names_of_augmented_view():
+def test_augmented_view_has_wandb_names():
     assert metric_name("test_accuracy_augmented") == "test/accuracy_augmented"
     assert metric_name("forgetting_augmented") == "forgetting/F_augmented"
     assert class_metric("cat", "augmented") == "class_augmented/cat"
@@ -223,7 +223,7 @@ def test_wandb_names_of_augmented_view():
     assert flat_summary(summary) == {"rounds_to_50pct": 7, "rounds_to_50pct_augmented": None}
 
 
-def test_augmented_view_of_tasks(tmp_path):
+def test_tasks_are_tested_in_the_augmented_view(tmp_path):
     """Two tasks of two classes with two rounds each. The accuracies in tasks.csv equal those of a
     model that is tested one image at a time; the task columns follow from them by hand."""
     stream_ = {"shuffle_classes": False, "classes": None, "split": None, "evaluate_on": "test"}
@@ -271,7 +271,7 @@ def test_augmented_view_of_tasks(tmp_path):
     assert summary["tasks"][1]["accuracies"] == [float(row["accuracy"]) for row in found[-2:]]
 
 
-def test_figures_of_both_views(tmp_path):
+def test_figures_are_drawn_for_both_views(tmp_path):
     simulation = with_local(test_views=BOTH)
     full_run(simulation, tmp_path)
     simulation.stages[0].partition.save(tmp_path / files.PARTITION, simulation.runtime.data.classes)

@@ -78,7 +78,7 @@ def test_layers_that_cannot_be_vectorised_are_named(layer, name, reason):
     assert reason in obstacle
 
 
-def test_trial_leaves_the_network_as_it_is():
+def test_trial_does_not_change_the_network():
     whole = network(nn.BatchNorm2d(1)).train()
     before = {name: value.clone() for name, value in whole.state_dict().items()}
     assert find_obstacle(whole, IMAGES) is None
@@ -123,7 +123,7 @@ def test_vectorised_transformer_equals_sequential_one(model):
     assert all(not torch.equal(models[0][name], start[name]) for name in start)
 
 
-def test_dropout_on_the_vectorised_engine_is_refused():
+def test_dropout_on_the_vectorised_engine_is_rejected():
     message = (
         r"hardware.engine=vectorised: must be another engine, because the vectorised engine does"
         r" not support this model: the layer network.dropout \(Dropout\) draws random numbers"
@@ -132,7 +132,7 @@ def test_dropout_on_the_vectorised_engine_is_refused():
         make_simulation(model=Own(dropout=0.5), engine="vectorised")
 
 
-class Refusing(Own):
+class Rejecting(Own):
     vectorises: ClassVar[bool | None] = False
 
 
@@ -140,9 +140,9 @@ class Insisting(Own):
     vectorises: ClassVar[bool | None] = True
 
 
-def test_a_model_may_decide_itself():
-    with pytest.raises(ConfigError, match=r"this model: Refusing has vectorises = False"):
-        make_simulation(model=Refusing(), engine="vectorised")
+def test_model_can_declare_whether_it_is_vectorised():
+    with pytest.raises(ConfigError, match=r"this model: Rejecting has vectorises = False"):
+        make_simulation(model=Rejecting(), engine="vectorised")
     make_simulation(model=Insisting(dropout=0.5), engine="vectorised")
 
 
@@ -168,7 +168,7 @@ def test_automatic_engine_says_why_clients_train_one_after_another(dropout, engi
         ("swin_tiny_patch4_window7_224", r"the layer .*drop_path1 \(DropPath\) draws random"),
     ],
 )
-def test_networks_of_timm(name, obstacle):
+def test_timm_networks_are_vectorised_or_the_obstacle_is_named(name, obstacle):
     pytest.importorskip("timm")
     lora = LoRA(rank=2, targets=("qkv",)) if name.startswith("vit") else LoRA()
     module = Timm(name=name, weights=None, image_size=None, lora=lora).build((3, 32, 32), 10)

@@ -89,11 +89,11 @@ def test_frozen_tensors_have_no_gradient(tensors, frozen):
             torch.testing.assert_close(part.grad, value, rtol=1e-13, atol=1e-13)
 
 
-def test_second_derivatives(tensors):
+def test_second_derivatives_equal_finite_differences(tensors):
     assert torch.autograd.gradgradcheck(max_over_windows, tensors)
 
 
-def test_transforms_use_torch_operations(tensors, monkeypatch):
+def test_pooling_under_transforms_uses_torch_operations(tensors, monkeypatch):
     """The custom function has no rule for vmap."""
     monkeypatch.setattr(module, "_Maxima", None)
     upstream = torch.ones(SHAPE[0], SHAPE[3], dtype=torch.float64)

@@ -83,7 +83,7 @@ def test_values_arrive_unchanged_and_in_order():
     assert theirs.receive() == "text"
 
 
-def test_a_parcel_is_in_memory_once_until_a_receiver_writes_to_it():
+def test_shared_data_are_in_memory_once_until_a_worker_writes():
     """`set_buffers` of a worker writes to its network; the other workers must not see that."""
     sent, value = torch.arange(5.0) + 7, []
     parcel = pack(sent)
@@ -109,7 +109,7 @@ def test_a_view_is_sent_without_the_tensor_that_it_belongs_to():
         assert os.fstat(both.fileno()).st_size < 1.1 * 400_000 + 4000
 
 
-def test_a_closed_end_is_noticed():
+def test_closed_connection_of_a_worker_is_noticed():
     ours, theirs = pair()
     theirs.close()
     with pytest.raises(ConnectionError):

@@ -22,7 +22,7 @@ class Answer:
 
 
 class CommandLine:
-    """Run the command line: `fedexp(*arguments)`. `done` and `refused` also check the exit code."""
+    """Run the command line: `fedexp(*arguments)`. `done` and `rejected` check the exit code too."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]):
         self._monkeypatch, self._capfd = monkeypatch, capfd
@@ -44,7 +44,7 @@ class CommandLine:
         assert answer.code == 0, answer.err
         return answer
 
-    def refused(self, *arguments: str) -> Answer:
+    def rejected(self, *arguments: str) -> Answer:
         """Run a command that must end with exit code 2 and one message."""
         answer = self(*arguments)
         assert answer.code == 2, answer.err

@@ -32,7 +32,7 @@ def theirs(fedexp, shelf, tmp_path) -> Path:
     return Path(shutil.copytree(shelf / "run", tmp_path / "theirs"))
 
 
-def assert_refused(answer, *words: str) -> None:
+def assert_rejected(answer, *words: str) -> None:
     """Assert exit code 2, one message, and no effect."""
     assert answer.code == 2, answer.err
     assert "Traceback" not in answer.err
@@ -70,7 +70,7 @@ def test_stored_override_cannot_load_a_preset_of_the_directory(fedexp, theirs, n
     )
     if not complete:  # it ran even where the answer was "not a run directory"
         (theirs / "config.yaml").unlink()
-    assert_refused(
+    assert_rejected(
         fedexp("resume=theirs"),
         "is not an override for a single run" if complete else "not a run directory",
     )
@@ -107,7 +107,7 @@ a b
 def test_stored_override_that_is_not_for_a_single_run_is_rejected(fedexp, theirs, override):
     (theirs / ".hydra/overrides.yaml").write_text(yaml.safe_dump(["rounds=1", override]))
     answer = fedexp("resume=theirs")
-    assert_refused(answer, "overrides.yaml")
+    assert_rejected(answer, "overrides.yaml")
     assert answer.err.rstrip("\n").isprintable()
 
 
@@ -116,11 +116,11 @@ def test_directory_without_a_run_is_rejected_before_composing(fedexp, tmp_path, 
     folder = tmp_path / "theirs"
     (folder / ".hydra").mkdir(parents=True)
     (folder / ".hydra/overrides.yaml").write_text("[rounds=1]")
-    assert_refused(fedexp("resume=theirs"), "not a run directory (config.yaml is missing)")
+    assert_rejected(fedexp("resume=theirs"), "not a run directory (config.yaml is missing)")
     os.mkfifo(folder / "config.yaml")
-    assert_refused(fedexp("resume=theirs"), "not a run directory (config.yaml is missing)")
+    assert_rejected(fedexp("resume=theirs"), "not a run directory (config.yaml is missing)")
     (tmp_path / "circle").symlink_to("circle")
-    assert_refused(fedexp("resume=circle"), "resume=circle: not a run directory")
+    assert_rejected(fedexp("resume=circle"), "resume=circle: not a run directory")
 
 
 # ---- values in somebody else's directory that reach out of it ----
@@ -142,7 +142,7 @@ def test_directory_without_a_run_is_rejected_before_composing(fedexp, tmp_path, 
 def test_stored_override_cannot_read_the_environment(fedexp, theirs, monkeypatch, override):
     monkeypatch.setenv("SECRET_KEY", "hunter2")
     store(theirs, "tracker=wandb", "tracker.mode=offline", override)
-    assert_refused(fedexp("resume=theirs"), "overrides.yaml", "calls a resolver")
+    assert_rejected(fedexp("resume=theirs"), "overrides.yaml", "calls a resolver")
     assert b"hunter2" not in b"".join(contents(theirs).values())
 
 
@@ -177,7 +177,7 @@ def test_run_is_not_sent_to_an_account_from_its_directory(fedexp, theirs, monkey
     store(theirs, *choice, *stored)
     before = contents(theirs)
     answer = fedexp("resume=theirs")
-    assert_refused(answer, "says where the run is tracked")
+    assert_rejected(answer, "says where the run is tracked")
     command = answer.err.strip().partition("to allow this:  ")[2]
     assert shlex.split(command) == ["fedexp", "resume=theirs", *stored]
     assert contents(theirs) == before | {str(theirs / ".lock"): b""}
@@ -249,7 +249,7 @@ def test_link_out_of_a_run_directory_is_rejected(fedexp, theirs, mine, place, ta
         answer = fedexp("--multirun", *RUN, "hydra.sweep.dir=.", "hydra.sweep.subdir=theirs")
     else:
         answer = fedexp("resume=theirs")
-    assert_refused(answer, str(path), "links to a file outside the run directory")
+    assert_rejected(answer, str(path), "links to a file outside the run directory")
     assert contents(mine) == before
 
 
@@ -292,7 +292,7 @@ def test_path_in_a_checkpoint_is_rejected(fedexp, theirs, mine, key, value, said
     torch.save(state | {key: value}, theirs / files.CHECKPOINT)
     (theirs / files.PREVIOUS).unlink(missing_ok=True)
     before = contents(mine)
-    assert_refused(fedexp("resume=theirs"), said, "no checkpoint can be read")
+    assert_rejected(fedexp("resume=theirs"), said, "no checkpoint can be read")
     assert contents(mine) == before
 
 
@@ -330,7 +330,7 @@ MORE_CALLS = [  # of the same kinds
     [*CALLS, *(pytest.param(arguments, marks=pytest.mark.slow) for arguments in MORE_CALLS)],
 )
 def test_hydra_calls_known_classes_only(fedexp, arguments):
-    assert_refused(fedexp(*arguments, *SMALL, "rounds=1"))
+    assert_rejected(fedexp(*arguments, *SMALL, "rounds=1"))
 
 
 PATHS = """
@@ -354,7 +354,7 @@ def test_option_must_not_be_a_path(fedexp, tmp_path, override):
         more = ["algorithm=cfed"]
     if "domains" in override:
         more = ["scenario=domain_incremental"]
-    assert_refused(fedexp(override, *more, *SMALL), "is a path")
+    assert_rejected(fedexp(override, *more, *SMALL), "is a path")
 
 
 def test_option_cannot_leave_the_configuration_directories(fedexp, tmp_path):
@@ -364,11 +364,11 @@ def test_option_cannot_leave_the_configuration_directories(fedexp, tmp_path):
     )
     (tmp_path / "conf/experiment").mkdir(parents=True)
     (tmp_path / "conf/experiment/mine.yaml").write_text("defaults: [/../x]\n")
-    assert_refused(
+    assert_rejected(
         fedexp("--config-dir", "conf", "experiment=mine", *SMALL),
         "x: is outside the configuration directories",
     )
-    assert_refused(
+    assert_rejected(
         fedexp(
             "--config-dir",
             "conf",
@@ -379,7 +379,7 @@ def test_option_cannot_leave_the_configuration_directories(fedexp, tmp_path):
 
 
 def test_sweep_must_not_be_a_path(fedexp, tmp_path):
-    assert_refused(fedexp("--multirun", f"sweep={tmp_path}/x"), "sweep=", "not a path")
+    assert_rejected(fedexp("--multirun", f"sweep={tmp_path}/x"), "sweep=", "not a path")
 
 
 @pytest.mark.parametrize(
@@ -387,7 +387,9 @@ def test_sweep_must_not_be_a_path(fedexp, tmp_path):
 )
 def test_rerun_from_a_pickle_is_rejected(fedexp, tmp_path, flag):
     (tmp_path / "x.pickle").write_bytes(b"cos\nmkdir\n(S'stolen'\ntR.")
-    assert_refused(fedexp(flag, *(["x.pickle"] if "=" not in flag else [])), flag.partition("=")[0])
+    assert_rejected(
+        fedexp(flag, *(["x.pickle"] if "=" not in flag else [])), flag.partition("=")[0]
+    )
 
 
 def test_class_in_the_users_yaml_is_trusted(fedexp, tmp_path):
@@ -399,7 +401,7 @@ def test_class_in_the_users_yaml_is_trusted(fedexp, tmp_path):
         "--config-dir", "conf", "experiment=mine", *SMALL, "rounds=1", "hydra.run.dir=run"
     )
     assert answer.code == 0, answer.err
-    assert_refused(
+    assert_rejected(
         fedexp(
             "+hydra.callbacks.x={a:1}", f"+hydra.callbacks.x._target_={node['_target_']}", *SMALL
         )
@@ -429,7 +431,7 @@ def test_yaml_bomb_in_an_option_is_rejected(fedexp, tmp_path, more):
     (tmp_path / "conf/algorithm").mkdir(parents=True)
     (tmp_path / "conf/algorithm/mine.yaml").write_text(BOMB)
     began = time.monotonic()
-    assert_refused(
+    assert_rejected(
         fedexp("--config-dir", "conf", *more),
         "mine.yaml",
         "aliases expand to more than 10,000 values",
@@ -447,13 +449,13 @@ def test_bomb_or_pipe_as_a_sweep_is_rejected(fedexp, tmp_path, kind):
     else:
         os.mkfifo(path)
     words = "aliases expand to more than 10,000 values" if kind == "bomb" else "is not a file"
-    assert_refused(fedexp("--multirun", "--config-dir", "conf", "sweep=mine"), "mine.yaml", words)
+    assert_rejected(fedexp("--multirun", "--config-dir", "conf", "sweep=mine"), "mine.yaml", words)
 
 
 @pytest.mark.parametrize("name", [".hydra/overrides.yaml", "config.yaml"])
 def test_yaml_bomb_in_a_run_directory_is_rejected(fedexp, theirs, name):
     (theirs / name).write_text(BOMB)
-    assert_refused(fedexp("resume=theirs"), name, "aliases expand to more than 10,000 values")
+    assert_rejected(fedexp("resume=theirs"), name, "aliases expand to more than 10,000 values")
 
 
 def test_few_aliases_are_allowed(fedexp, tmp_path):
@@ -474,4 +476,4 @@ def test_option_that_is_not_a_file_is_rejected(fedexp, tmp_path, kind):
     else:
         path.symlink_to("nowhere" if kind == "nothing" else path)
     for more in ([], ["--help"], ["algorithm=mine"]):
-        assert_refused(fedexp("--config-dir", "conf", *more), "mine.yaml: is not a file")
+        assert_rejected(fedexp("--config-dir", "conf", *more), "mine.yaml: is not a file")

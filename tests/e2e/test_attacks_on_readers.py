@@ -94,7 +94,7 @@ def test_invalid_reuse_note_is_ignored(tmp_path, value):
     assert run_reuse.reused_run(tmp_path) is None
 
 
-def test_version_text():
+def test_version_text_names_packages_and_python():
     text = version_text()
     for name in ("fedexp ", "torch ", "hydra-core ", "Python ", "CUDA "):
         assert f"\n{name}" in f"\n{text}"

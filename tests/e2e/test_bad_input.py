@@ -87,7 +87,7 @@ def cases(text, *marks):
 
 @pytest.mark.parametrize(("arguments", "words"), [*cases(CASES), *cases(MORE, pytest.mark.slow)])
 def test_bad_input_is_one_message_and_writes_nothing(fedexp, tmp_path, arguments, words):
-    answer = fedexp.refused(*arguments)
+    answer = fedexp.rejected(*arguments)
     assert "Error executing job" not in answer.err
     for word in words:
         assert word in answer.err
@@ -110,33 +110,33 @@ def test_bad_input_is_one_message_and_writes_nothing(fedexp, tmp_path, arguments
 )
 def test_invalid_partition_files_are_rejected(fedexp, tmp_path, parts, word):
     (tmp_path / "parts.json").write_text(json.dumps(parts))
-    answer = fedexp.refused("partition=file", "partition.path=parts.json", "num_clients=2")
+    answer = fedexp.rejected("partition=file", "partition.path=parts.json", "num_clients=2")
     assert "parts.json" in answer.err
     assert word in answer.err
     assert [path.name for path in tmp_path.iterdir()] == ["parts.json"]
 
 
 def test_impossible_partition_is_rejected(fedexp):
-    answer = fedexp.refused("alpha=0.01", "num_clients=100", "partition.max_draws=50")
+    answer = fedexp.rejected("alpha=0.01", "num_clients=100", "partition.max_draws=50")
     assert "min_size=" in answer.err
     assert "larger alpha" in answer.err
 
 
 def test_unwritable_output_is_rejected(fedexp, tmp_path):
     (tmp_path / "file").write_text("in the way")
-    assert "file" in fedexp.refused("rounds=1", "hydra.run.dir=file/run").err
+    assert "file" in fedexp.rejected("rounds=1", "hydra.run.dir=file/run").err
 
 
 def test_missing_and_corrupt_data_are_rejected(fedexp, tmp_path):
     pictures = ("dataset=image_folder", "dataset.root=pictures")
-    assert "pictures" in fedexp.refused(*pictures).err
+    assert "pictures" in fedexp.rejected(*pictures).err
     for split in ("train", "test"):
         (tmp_path / "pictures" / split / "cat").mkdir(parents=True)
         (tmp_path / "pictures" / split / "cat" / "1.png").write_bytes(b"no picture")
-    assert "1.png" in fedexp.refused(*pictures, "num_clients=1", "participation=1").err
+    assert "1.png" in fedexp.rejected(*pictures, "num_clients=1", "participation=1").err
     assert not (tmp_path / "outputs").exists()
     (tmp_path / "bad.npz").write_bytes(np.random.default_rng(0).bytes(100))
-    assert "bad.npz" in fedexp.refused("partition=file", "partition.path=bad.npz").err
+    assert "bad.npz" in fedexp.rejected("partition=file", "partition.path=bad.npz").err
 
 
 @pytest.mark.parametrize(
@@ -164,7 +164,7 @@ def test_unreadable_user_options_are_rejected(fedexp, tmp_path, kind, content, w
     option.parent.mkdir(parents=True)
     option.write_bytes(content)
     more = ["--multirun", "preview=true"] if kind == "sweep" else []
-    assert word in fedexp.refused("--config-dir", "conf_mine", f"{kind}=mine", *more).err
+    assert word in fedexp.rejected("--config-dir", "conf_mine", f"{kind}=mine", *more).err
     assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == ["mine.yaml"]
 
 
@@ -176,7 +176,7 @@ def test_user_option_with_a_name_of_fedexp_is_rejected(fedexp, tmp_path, argumen
     for name in ("algorithm/fedavg.yaml", "sweep/benchmark.yaml"):  # a sweep may have the same name
         (tmp_path / "conf_mine" / name).parent.mkdir(parents=True)
         (tmp_path / "conf_mine" / name).write_text("")
-    answer = fedexp.refused("--config-dir", "conf_mine", *arguments)
+    answer = fedexp.rejected("--config-dir", "conf_mine", *arguments)
     theirs = conf_directory() / "algorithm" / "fedavg.yaml"
     assert f"conf_mine/algorithm/fedavg.yaml: has the same name as fedexp's {theirs}" in answer.err
     assert "rename your file" in answer.err
@@ -223,7 +223,7 @@ def test_invalid_run_directories_are_rejected(fedexp, tmp_path, overrides, confi
     (tmp_path / "run" / ".hydra").mkdir(parents=True)
     (tmp_path / "run" / ".hydra" / "overrides.yaml").write_bytes(overrides)
     (tmp_path / "run" / "config.yaml").write_bytes(config)
-    assert word in fedexp.refused("resume=run", "tracker=none").err
+    assert word in fedexp.rejected("resume=run", "tracker=none").err
     left = {path.name for path in tmp_path.rglob("*") if path.is_file()}
     # the lock file stays, see fedexp.rundir.lock
     assert left - {".lock"} == {"config.yaml", "overrides.yaml"}
@@ -241,7 +241,7 @@ def test_rejected_sweep_keeps_an_existing_directory(fedexp, tmp_path):
     """The directory holds the same files as a new sweep."""
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "multirun.yaml").write_text("")
-    fedexp.refused("--multirun", "local.lrr=0.1,0.2", "hydra.sweep.dir=mine")
+    fedexp.rejected("--multirun", "local.lrr=0.1,0.2", "hydra.sweep.dir=mine")
     assert [path.name for path in (tmp_path / "mine").iterdir()] == ["multirun.yaml"]
 
 

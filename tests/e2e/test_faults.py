@@ -144,7 +144,9 @@ def test_full_disk_before_the_first_checkpoint(fedexp, tmp_path, monkeypatch):
     assert "no checkpoint was saved; the run starts again" in answer.err
 
 
-def test_file_size_limit(fedexp, tmp_path, whole, monkeypatch):
+def test_run_that_hits_the_file_size_limit_keeps_its_checkpoint(
+    fedexp, tmp_path, whole, monkeypatch
+):
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     limit = (whole / "checkpoint/latest.pt").stat().st_size - 1000
     at_round(
@@ -173,13 +175,13 @@ def test_file_size_limit(fedexp, tmp_path, whole, monkeypatch):
 
 
 @pytest.mark.slow
-def test_read_only_directory(fedexp, tmp_path, whole, disk):
+def test_read_only_directory_is_rejected(fedexp, tmp_path, whole, disk):
     disk("size=50m")
     shutil.copytree(whole, tmp_path / "disk/run")
     (tmp_path / "disk/run/summary.json").unlink()
     disk("ro")
     for arguments in (("resume=disk/run",), ("hydra.run.dir=disk/new", *RUN)):
-        answer = fedexp.refused(*arguments)
+        answer = fedexp.rejected(*arguments)
         assert "cannot be written (Read-only file system)" in answer.err
 
 
@@ -207,7 +209,7 @@ def test_moved_run_directory_can_be_resumed(fedexp, tmp_path, whole, monkeypatch
 
 
 @pytest.mark.slow
-def test_clock_that_jumps_back(fedexp, tmp_path, whole, monkeypatch):
+def test_clock_that_jumps_back_does_not_affect_durations(fedexp, tmp_path, whole, monkeypatch):
     """It jumps by an hour at every call. Durations come from a monotonic clock."""
     now = [time.time()]
 

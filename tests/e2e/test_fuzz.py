@@ -54,10 +54,10 @@ def run_case(fedexp, data, tmp_path, monkeypatch) -> Iterator[Callable[[Case], s
     monkeypatch.setenv("TMPDIR", str(tmp_path / "temporary"))
     monkeypatch.setenv("WANDB_SILENT", "true")
 
-    def refuse(request, *args, **kwargs):
+    def reject(request, *args, **kwargs):
         raise urllib.error.URLError("no network")
 
-    monkeypatch.setattr(urllib.request, "urlopen", refuse)
+    monkeypatch.setattr(urllib.request, "urlopen", reject)
     before = {
         number: signal.signal(number, too_long) for number in (signal.SIGALRM, signal.SIGPROF)
     }
@@ -122,7 +122,7 @@ def judge(case, answer, directory: Path, there: dict) -> str:
     if answer.code == 2:
         assert answer.err.count("fedexp:") == 1 or multirun, answer.err
         assert not new or multirun, f"left behind: {new}\n{answer.err}"
-        return "refused"
+        return "rejected"
     runs = [name for name in new if name.endswith("summary.json")]
     if not runs:
         assert multirun or not [name for name in new if not name.startswith("work/run")], new
@@ -196,7 +196,7 @@ def test_more_random_commands_end_cleanly(run_case, finished):
 
 @pytest.mark.skipif("FEDEXP_FUZZ_CASES" not in os.environ, reason="make test-fuzz")
 @pytest.mark.timeout(0)
-def test_campaign_of_random_commands(run_case, finished):
+def test_many_random_commands_complete_or_are_rejected(run_case, finished):
     start = int(os.environ.get("FEDEXP_FUZZ_SEED", "2"))
     outcomes = campaign(int(os.environ["FEDEXP_FUZZ_CASES"]), start, run_case, finished)
-    assert min(outcomes["completed"], outcomes["refused"]) > 0.1 * sum(outcomes.values())
+    assert min(outcomes["completed"], outcomes["rejected"]) > 0.1 * sum(outcomes.values())

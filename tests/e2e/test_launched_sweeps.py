@@ -25,7 +25,7 @@ def test_missing_launcher_names_its_extra(fedexp, monkeypatch, tmp_path):
         answer = fedexp("--multirun", f"hydra/launcher={name}", "seed=0,1")
         advice = f"is not installed; install it with {how_to_install(extra)}"
         assert (answer.code, answer.err) == (2, f"fedexp: hydra/launcher={name}: {advice}\n")
-    assert "pip install -e '.[optuna]'" in fedexp.refused("-m", "hydra/sweeper=optuna").err
+    assert "pip install -e '.[optuna]'" in fedexp.rejected("-m", "hydra/sweeper=optuna").err
     assert not list(tmp_path.iterdir())
     # a preview launches nothing
     preview = fedexp("--multirun", "hydra/launcher=ray", "seed=0,1", "preview=true")

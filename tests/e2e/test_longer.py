@@ -121,7 +121,7 @@ def test_cosine_schedule_rejects_more_rounds(fedexp, tmp_path):
     rates = pd.read_csv(tmp_path / "run/rounds.csv")["lr"].iloc[1:]
     assert rates.to_list() == pytest.approx([0.05, 0.025], abs=1e-12)
     before = (tmp_path / "run/config.yaml").read_bytes()
-    answer = fedexp.refused("resume=run", "rounds=4")
+    answer = fedexp.rejected("resume=run", "rounds=4")
     assert (
         "with local.schedule=cosine, all learning rates depend on the number of rounds (2)"
         in answer.err
@@ -130,7 +130,7 @@ def test_cosine_schedule_rejects_more_rounds(fedexp, tmp_path):
 
 
 def test_extension_needs_more_rounds_than_finished(tmp_path):
-    """A run of nine rounds is at round two, so rounds=2 is refused."""
+    """A run of nine rounds is at round two, so rounds=2 is rejected."""
     (tmp_path / "rounds.csv").write_text("round,test_accuracy\n0,0.1\n1,0.2\n2,0.3\n")
     with pytest.raises(
         ConfigError, match="rounds=2: must be greater than 2, the last completed round"
@@ -198,7 +198,7 @@ def test_patience_stops_run_and_resume_continues_it(fedexp, tmp_path):
 
 
 def test_patience_uses_test_data_only_on_request(fedexp):
-    answer = fedexp.refused(*RUN, "rounds=3", "stop.patience=1", "hydra.run.dir=run")
+    answer = fedexp.rejected(*RUN, "rounds=3", "stop.patience=1", "hydra.run.dir=run")
     assert (
         "needs a validation set (validation.fraction=0.1); stop.metric=test_accuracy" in answer.err
     )

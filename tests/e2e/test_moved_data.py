@@ -44,7 +44,7 @@ def test_resume_finds_moved_images(fedexp, tmp_path, monkeypatch):
     assert_same_run(tmp_path / "run", tmp_path / "whole")
     interrupt(tmp_path / "run")
     (tmp_path / "pictures" / "train" / "a" / "0.png").unlink()
-    answer = fedexp.refused("resume=../run", "dataset.root=../pictures")
+    answer = fedexp.rejected("resume=../run", "dataset.root=../pictures")
     assert "dataset.root: 1 of 29 files differ" in answer.err
 
 
@@ -87,7 +87,7 @@ def test_resume_rejects_changed_images_unless_accepted(fedexp, tmp_path):
     before = content_of(tmp_path / "run")
     change(*files[:7])
     for directory in ("run", "complete"):
-        answer = fedexp.refused(f"resume={directory}")
+        answer = fedexp.rejected(f"resume={directory}")
         assert "dataset.root: 7 of 30 files differ\naccept_changed_data=true" in answer.err
     assert content_of(tmp_path / "run") == before
     answer = fedexp.done("resume=run", "accept_changed_data=true")
@@ -128,7 +128,7 @@ TEXTS = (
 
 
 def test_changed_texts_are_rejected_on_resume_and_rerun_by_sweeps(fedexp, tmp_path):
-    """No option names the text files. The same sweep refuses the job; another one reruns it."""
+    """No option names the text files. The same sweep rejects the job; another one reruns it."""
     folder = tmp_path / "texts/thucnews"
     folder.mkdir(parents=True)
     (folder / "class.txt").write_text("x\ny\n")

@@ -74,7 +74,7 @@ def test_failing_job_does_not_stop_the_others(fedexp, tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_invalid_job_writes_error_txt(fedexp, tmp_path):
-    fedexp.refused("--multirun", "alpha=0.5,-1", "rounds=1", *SMALL)
+    fedexp.rejected("--multirun", "alpha=0.5,-1", "rounds=1", *SMALL)
     (good,), (bad,) = jobs(tmp_path), failed(tmp_path)
     assert summary_of(good)["status"] == "completed"
     assert "alpha=-1.0: must be" in (bad / "error.txt").read_text()
@@ -143,7 +143,7 @@ def test_same_command_runs_only_incomplete_jobs(fedexp, tmp_path):
 
 @pytest.mark.slow
 def test_shared_error_is_printed_once(fedexp, tmp_path):
-    answer = fedexp.refused(
+    answer = fedexp.rejected(
         "--multirun", *SMALL, "seed=0,1,2", "local.epochs=0", "hydra.sweep.dir=sweep"
     )
     assert answer.err.count("local.epochs=0") == 1

@@ -154,7 +154,7 @@ def test_two_sweeps_do_not_run_one_job_twice(start, fedexp, tmp_path):
     (occupied,) = {path.parent.name for path in sweep.glob("*/rounds.csv")}
     answer = fedexp.done(*SWEEP)
     assert f"{occupied}: process {first.pid} on " in answer.err
-    other = fedexp.refused("rounds=3", *FEDERATION, f"hydra.run.dir={sweep / occupied}")
+    other = fedexp.rejected("rounds=3", *FEDERATION, f"hydra.run.dir={sweep / occupied}")
     assert f"process {first.pid} on " in other.err
     (complete,) = sweep.glob("*/summary.json")
     assert complete.parent.name != occupied

@@ -81,10 +81,10 @@ IN_A_SWEEP = ("--multirun", *OTHER, "hydra.sweep.dir=.")
     ],
 )
 def test_run_with_other_configuration_is_not_changed(fedexp, run, name, arguments, words):
-    """Hydra would overwrite the files in .hydra before fedexp could refuse the command."""
+    """Hydra would overwrite the files in .hydra before fedexp could reject the command."""
     target = run.rename(run.with_name(name))
     before = content_of(target)
-    said = fedexp.refused(*arguments).err
+    said = fedexp.rejected(*arguments).err
     assert all(word in said for word in words.split("|")), said
     assert content_of(target) == before
     assert not Path(".failed").exists()
@@ -104,12 +104,14 @@ def test_resume_from_previous_checkpoint_if_latest_is_damaged(fedexp, run, shelf
     assert_same_run(run, shelf / "run")
 
 
-def test_resume_without_valid_checkpoint(fedexp, run, shelf, monkeypatch):
+def test_resume_without_a_valid_checkpoint_is_rejected_or_starts_again(
+    fedexp, run, shelf, monkeypatch
+):
     (run / "summary.json").unlink()
     for name in ("latest.pt", "previous.pt"):
         (run / "checkpoint" / name).write_bytes(b"no checkpoint")
     before = content_of(run)
-    answer = fedexp.refused("resume=run")
+    answer = fedexp.rejected("resume=run")
     for word in ("latest.pt: damaged", "previous.pt: damaged", "to start again"):
         assert word in answer.err
     assert content_of(run) == before
@@ -130,7 +132,7 @@ def test_resume_without_valid_checkpoint(fedexp, run, shelf, monkeypatch):
 def test_resume_needs_run_directory(fedexp, tmp_path):
     (tmp_path / "empty").mkdir()
     for directory in ("empty", "nowhere"):
-        assert "not a run directory" in fedexp.refused(f"resume={directory}").err
+        assert "not a run directory" in fedexp.rejected(f"resume={directory}").err
 
 
 def test_changed_partition_is_rejected(fedexp, run):
@@ -138,7 +140,7 @@ def test_changed_partition_is_rejected(fedexp, run):
     arrays = dict(np.load(run / "partition.npz"))
     order = np.argsort(arrays["sizes"])
     np.savez(run / "partition.npz", **arrays | {"sizes": arrays["sizes"][order]})
-    answer = fedexp.refused("resume=run")
+    answer = fedexp.rejected("resume=run")
     assert "partition" in answer.err
 
 
@@ -163,7 +165,7 @@ def test_run_with_changed_table_starts_again(fedexp, run, shelf):
         *(pytest.param(name, marks=pytest.mark.slow) for name in ("${seed}", "a\\b", "end\\")),
     ],
 )
-def test_resume_with_special_characters_in_directory(name, fedexp, run, tmp_path):
+def test_directory_with_special_characters_can_be_resumed(name, fedexp, run, tmp_path):
     (run / "summary.json").unlink()
     odd = run.rename(tmp_path / name)
     fedexp.done(f"resume={name}")

@@ -135,7 +135,7 @@ def test_diverged_run_has_results(fedexp, tmp_path):
 
 
 @pytest.mark.slow
-def test_profile_of_the_second_round(fedexp, tmp_path):
+def test_profile_describes_the_second_round(fedexp, tmp_path):
     """The fused optimizer is called once per local step of round 2, and other rounds are not
     profiled."""
     fedexp.done(*SMALL, "rounds=3", "profile=true", "hydra.run.dir=run")

@@ -1,4 +1,4 @@
-"""Small Optuna studies on digits: values, report, resume, pruning, and refused input."""
+"""Small Optuna studies on digits: values, report, resume, pruning, and rejected input."""
 
 import pandas as pd
 import pytest
@@ -124,8 +124,8 @@ def test_worse_trial_is_pruned(fedexp, tmp_path):
         ((*SEARCH[:1], "hydra/sweeper=optnua", *SEARCH[2:]), "no such option (nearest: 'optuna')"),
     ],
 )
-def test_invalid_search_is_refused_and_writes_nothing(fedexp, tmp_path, options, words):
-    answer = fedexp.refused(*options)
+def test_invalid_search_is_rejected_and_writes_nothing(fedexp, tmp_path, options, words):
+    answer = fedexp.rejected(*options)
     assert words in answer.err
     assert "Traceback" not in answer.err
     assert not (tmp_path / "study").exists()

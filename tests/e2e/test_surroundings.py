@@ -96,7 +96,7 @@ ASCII = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
 @pytest.mark.slow
 def test_locale_without_utf_8_is_replaced(tmp_path):
     (tmp_path / "ü").mkdir()
-    # refused before torch is imported
+    # rejected before torch is imported
     process = command("resume=ü", environment=ASCII, cwd=tmp_path)
     said, _ = process.communicate(timeout=120)
     assert process.returncode == 2
@@ -104,12 +104,12 @@ def test_locale_without_utf_8_is_replaced(tmp_path):
 
 
 def test_name_that_is_not_utf_8_is_rejected(fedexp):
-    answer = fedexp.refused("hydra.run.dir='\udcff'")
+    answer = fedexp.rejected("hydra.run.dir='\udcff'")
     assert "is not UTF-8 text" in answer.err
 
 
 @pytest.mark.slow  # a real process
-def test_run_in_directories_with_any_letters(tmp_path):
+def test_run_works_in_directories_with_non_ascii_names(tmp_path):
     """The console and the locale cannot show the letters, but the run's files have them."""
     write_images(tmp_path / "ü", 20, 20)
     environment = ASCII | {"PYTHONIOENCODING": "latin-1"}
@@ -187,7 +187,7 @@ def test_file_that_is_not_an_image_is_one_message(fedexp, tmp_path, kind):
         os.mkfifo(odd)
     else:
         odd.symlink_to("nowhere" if kind == "a link to nothing" else "9.png")
-    answer = fedexp.refused("dataset=image_folder", "dataset.root=images", "partition=iid")
+    answer = fedexp.rejected("dataset=image_folder", "dataset.root=images", "partition=iid")
     assert "images/train/a/9.png: " in answer.err
     assert [path.name for path in tmp_path.iterdir()] == ["images"]
 
@@ -226,7 +226,7 @@ def test_lack_of_memory_for_data_is_one_message(fedexp, monkeypatch):
     )
 
 
-def test_lacks_memory():
+def test_errors_of_exhausted_memory_are_recognised():
     found = [
         MemoryError(),
         OSError(12, "Cannot allocate memory"),
