@@ -1,7 +1,7 @@
 """Code shared by the methods that train separate low-rank adapters for each task (PILoRA, LoRM).
 
-The server keeps two models. Clients train the first, which contains the adapters of the current
-task and the head. The second is the tested model, which contains the adapters of all tasks so far.
+The server keeps two models. The clients train a model with the head and the adapters of the current
+task. The tested model contains the adapters of all tasks so far.
 """
 
 import math
@@ -18,7 +18,7 @@ from fedexp.core.errors import ConfigError
 from fedexp.core.tree import Params, Tree
 from fedexp.models.lora import LowRank
 
-DOWN, UP = ".down.weight", ".up.weight"  # ends of the names of A and B (see models.lora)
+DOWN, UP = ".down.weight", ".up.weight"  # suffixes of the names of A and B (see models.lora)
 
 
 def adapters(params: Params) -> Params:
@@ -34,7 +34,8 @@ def layers(params: Params) -> list[str]:
 class NewAdapters(NewClasses, OwnModel, Rehearsal):
     """Base class for methods that start each task with new adapters.
 
-    Their matrices A are initialised like the weights of torch's linear layers, and B with zeros.
+    The matrices A of new adapters are initialised like the weights of torch's linear layers. The
+    matrices B are initialised with zeros.
     """
 
     own_step = "its server builds the tested model from the adapters of all tasks"
@@ -43,7 +44,7 @@ class NewAdapters(NewClasses, OwnModel, Rehearsal):
     needs_head = True
 
     def adapt(self, module: nn.Module, federation: Federation) -> nn.Module:
-        """Check that the model has adapters whose A and B are both trained."""
+        """Return the model unchanged, after checking that it has adapters with trained A and B."""
         name, found = (
             type(self).__name__,
             [part for part in module.modules() if isinstance(part, LowRank)],
@@ -71,7 +72,7 @@ class NewAdapters(NewClasses, OwnModel, Rehearsal):
         federation: Federation,
         rng: np.random.Generator,
     ) -> Tree:
-        """Return the server's state with new adapters for the clients."""
+        """Return the server's state with newly initialised adapters in the clients' model."""
         fresh = {
             k: draw_initial(v, rng) if k.endswith(DOWN) else torch.zeros_like(v)
             for k, v in server["local"].items()
@@ -80,7 +81,7 @@ class NewAdapters(NewClasses, OwnModel, Rehearsal):
 
 
 def draw_initial(like: Tensor, rng: np.random.Generator) -> Tensor:
-    """Return a new adapter matrix A with the shape of `like`.
+    """Return a randomly initialised adapter matrix A with the shape of `like`.
 
     Its entries are drawn uniformly from [-b, b], where b = 1 / sqrt(fan-in).
     """

@@ -1,4 +1,8 @@
-"""AFCL and AFL: a frozen backbone, and a classifier from ridge regression in closed form.
+"""AFCL and AFL: ridge regression on the features of a frozen backbone.
+
+Clients do not train. Each client sends sums over the features of its examples, and the server
+computes the classifier from the sums in closed form. The result equals that of joint training on
+all examples, however they are divided among clients and tasks.
 
 R. He et al., "AFL: A Single-Round Analytic Approach for Federated Learning with Pre-trained
 Models", CVPR 2025; J. Tang et al., "AFCL: Analytic Federated Continual Learning for Spatio-Temporal
@@ -7,23 +11,22 @@ in a task, without augmentation, and Y_k [n_k, C] their one-hot labels. The clie
     G_k = X_k^T X_k   and   X_k^T Y_k,
 and the server adds them to its sums G and X^T Y over clients and tasks. The classifier is
     W = argmin_W ||X W - Y||^2 + gamma ||W||^2 = (G + gamma I)^+ X^T Y
-without bias, where X and Y contain all examples so far. So the result equals that of joint training
-on all examples, however they are divided among clients and tasks. With one task, this is AFL; with
-`paradigm=centralized`, analytic learning as in ACIL (H. Zhuang et al., NeurIPS 2022).
+without bias, where X and Y contain all examples so far. With one task, the method is AFL. With
+`paradigm=centralized`, it is analytic learning as in ACIL (H. Zhuang et al., NeurIPS 2022).
 
-Checked against AFL's code (ZHUANGHP/Analytic-federated-learning, afl.py). There, clients send C_k =
-G_k + r I and W_k = C_k^-1 X_k^T Y_k, and the server merges these pairs one after the other (the
-absolute aggregation law), then removes the clients' r I. This is the same information, since X_k^T
-Y_k = C_k W_k, and gives the same W with gamma = 0 (see the tests), but needs r and an inverse on
-each client. No code for AFCL was found, and only a summary of its text was available. The default
-gamma = 0.1 is that of ACIL's code (ZHUANGHP/Analytic-continual-learning, config.py).
+Differs from AFL's released code (ZHUANGHP/Analytic-federated-learning, afl.py): In that code,
+clients send C_k = G_k + r I and W_k = C_k^-1 X_k^T Y_k. The server merges these pairs one after
+another (the absolute aggregation law) and then removes the terms r I. The result W is the same with
+gamma = 0 (see the tests), because X_k^T Y_k = C_k W_k. No code for AFCL was found, and only a
+summary of the paper was available. The default gamma = 0.1 is taken from ACIL's code
+(ZHUANGHP/Analytic-continual-learning, config.py).
 
-A client counts once per task, when it first takes part in it; the server ignores its later
-messages. So use rounds=1 participation=1. Clients send float64 numbers.
+The server uses only a client's first message in each task, so use rounds=1 participation=1. Clients
+send float64 numbers.
 
-Deviations: The model has all C outputs from the start; the output of a class without examples is 0.
-As in every run, a last batch with a single example is left out if the model has batch norm.
-Examples that `scenario.replay` keeps count again. The training loss is reported as 0.
+The model has all C outputs from the start; the output of a class without examples is 0. As in every
+run, a last batch with a single example is skipped if the model has batch norm. Examples that
+`scenario.replay` keeps are counted again in each later task. The training loss is reported as 0.
 """
 
 import torch

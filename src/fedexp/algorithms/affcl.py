@@ -1,12 +1,14 @@
 """AF-FCL: clients replay generated features of earlier tasks, weighted by their credibility.
 
+A normalising flow, which generates the features, is trained and averaged together with the model.
+Generated features that are unlikely for the client's own data get small weights.
+
 A. Wuerkaixi et al., "Accurate Forgetting for Heterogeneous Federated Continual Learning", ICLR
-2024, implemented as in the authors' code (zaocan666/AF-FCL: model.py, userPreciseFCL.py). In
-addition to the model, a normalising flow over the features h given the class is trained and
-averaged (see flow.py). p is the density of the flow, u is its noise, and D is the number of
-features. theta' and p' are the model and the flow from the end of the previous task; h' and z' are
-the features and logits of theta'. For a batch (x, y), a classifier g, and features h~ drawn from
-the flow for labels y~ of all classes met so far, the loss is
+2024, implemented as in the authors' code (zaocan666/AF-FCL: model.py, userPreciseFCL.py). The flow
+(see flow.py) models the features h given the class. p is the density of the flow, u is its noise,
+and D is the number of features. theta' and p' are the model and the flow from the end of the
+previous task; h' and z' are the features and logits of theta'. For a batch (x, y), a classifier g,
+and features h~ drawn from the flow for labels y~ of all classes met so far, the loss is
     L = CE(z, y) + kd_last [ kd_feature mean_d (h'_d - h_d)^2 + kd_output L_d(z, z') ]
         + replay { e * mean_j w_j CE(g(h~_j), y~_j) + kd_last kd_output L_d(g(h~), g'(h~)) }
         - (1 / D) { log p(h | y) + flow_last log p(h~' | y~') },
@@ -15,26 +17,26 @@ the flow for labels y~ of all classes met so far, the loss is
     w_j = mean_d N(s_jd; mean and variance of u_d over the examples of class y~_j in the batch),
           or P if the batch has no such example.
 L_d is the distillation loss of continual.py with T = 2. In task 1, theta' does not exist. With
-`credibility=latent`, s is the noise of h~. With `credibility=released`, s is h~ itself, which the
-code compares with the moments of u.
+`credibility=latent`, s is the noise from which h~ was generated. With `credibility=released`, as in
+the authors' code, s is h~.
 
 The third line trains only the flow. The second line trains the part of g that `replay_trains`
 selects. With `hidden`, g is a linear layer of D units with leaky ReLU followed by the classifier,
-and the second line trains only this layer, as the code's `classifier_fb_optimizer` contains only
-`fc2`. With `classifier`, g is the model's classifier, and the second line trains all of it. On
-digits (experiment=benchmark/digits_class_incremental local.optimizer=adam local.lr=0.001; mean and
-standard deviation over seeds 0 to 2), `hidden`, `classifier` and FedAvg have average accuracies of
-0.235 (0.027), 0.255 (0.030) and 0.200 (0.042), and task forgetting of 0.568 (0.088), 0.638 (0.117)
-and 0.584 (0.142).
+and the second line trains only this hidden layer, because the code's `classifier_fb_optimizer`
+contains only `fc2`. With `classifier`, g is the model's classifier, and the second line trains all
+of it. On digits (experiment=benchmark/digits_class_incremental local.optimizer=adam local.lr=0.001;
+mean and standard deviation over seeds 0 to 2), `hidden`, `classifier` and FedAvg have average
+accuracies of 0.235 (0.027), 0.255 (0.030) and 0.200 (0.042), and task forgetting of 0.568 (0.088),
+0.638 (0.117) and 0.584 (0.142).
 
-The default values are the code's. The code can also use the global model as a second teacher, but
-sets the weights of these terms to 0, so they are omitted. The text of the paper was not available,
-so the equations follow the code.
+The default values are those of the code. The code can also use the global model as a second
+teacher, but sets the weights of these terms to 0, so they are omitted. The text of the paper was
+not available, so the equations follow the code.
 
-Deviations: One step of one optimizer is taken for all three lines; the code takes three steps of
-Adam, one after another. Once per round, `bank` features are drawn from the received flow; for each
-batch, the code draws new features from the flow that is being trained. The features are the input
-of the model's last layer. The third line is divided by D, which does not affect Adam and
+Differs from the released code: One optimizer step minimises all three lines; the code takes three
+steps of Adam, one after another. Once per round, `bank` features are drawn from the received flow;
+for each batch, the code draws new features from the flow that is being trained. The features are
+the input of the model's last layer. The third line is divided by D, which does not affect Adam and
 stabilises SGD. Variances are at least 1e-6.
 """
 
@@ -185,7 +187,7 @@ class AFFCL(Remembering, OwnModel):
 
 
 class Deeper(nn.Linear):
-    """A classifier with a hidden layer that is as wide as its input."""
+    """A linear classifier preceded by a hidden layer of the same width as the features."""
 
     def __init__(self, classifier: nn.Linear):
         super().__init__(classifier.in_features, classifier.out_features)
@@ -211,10 +213,10 @@ def credibility(
     present: Tensor,
     typical: Tensor,
 ) -> Tensor:
-    """Return the weights w [n] of generated features.
+    """Return the weights w [n] of generated features in the replay loss.
 
     The symbols are defined at the top of this module. space: s [n, D]; labels: y~ [n]; noise: u of
-    the batch's examples, [B, D]; present: the classes of the batch's rows, one-hot [B, C], with all
+    the batch's examples, [B, D]; present: the labels of the batch as one-hot rows [B, C], which are
     0 for padding; typical: P.
     """
     count = present.sum(0)

@@ -1,9 +1,9 @@
-"""FedAvg, and the hooks that every other algorithm overrides.
+"""FedAvg, and the hooks that other algorithms override.
 
 McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized Data", AISTATS
 2017, Algorithm 1: each sampled client runs E epochs of SGD from the global model, and the server
-averages the local models. The weights p_k are proportional to n_k (FedNTD Eq. 2);
-`weighting=uniform` uses the weights 1/|S_t| of FedNTD's Algorithm 1.
+averages the local models. The weights p_k of the average are proportional to the numbers of
+examples n_k (FedNTD Eq. 2). With `weighting=uniform`, they are 1/|S_t|, as in FedNTD's Algorithm 1.
 
 The client-side hooks, from `client_setup` to `finish`, are pure and safe under torch.func.vmap: no
 `.item()`, no `if tensor`, no indexing by boolean masks, and no in-place writes to the trees that
@@ -86,9 +86,10 @@ def first_pass(data: ClientData, ctx: Context, epochs: int) -> Iterator[tuple[Ba
 
 
 def fresh_pass(data: ClientData, ctx: Context) -> Iterator[tuple[Batch, Tensor]]:
-    """Yield the batches that `OwnTraining.extra_batches` requested, each with its mask [B].
+    """Yield the batches of an extra pass over a client's data, each with its mask [B].
 
-    The examples are shuffled and augmented again.
+    `OwnTraining.extra_batches` sets the number of batches. The examples are shuffled and augmented
+    again.
     """
     index, masks, draws = (ctx.plan.get(f"after_{name}") for name in ("index", "mask", "draws"))
     for step in range(len(index)):
@@ -110,8 +111,9 @@ def padded_numbers(numbers: np.ndarray, size: int) -> Tree:
 def rows_of_step(step: int, size: int, total: int, like: Tensor) -> Tensor:
     """Return the indices of the rows that a local step uses, int64 [min(size, total)].
 
-    Each step takes the rows that follow those of the previous step, and starts again at the first
-    row after the last one. like: a tensor on the device of the result.
+    Consecutive steps use consecutive rows and continue at the first row after the last one. size:
+    the number of rows per step. total: the number of rows. like: a tensor on the device of the
+    result.
     """
     count = min(size, total)
     numbers = torch.arange(count, device=like.device)
@@ -149,7 +151,7 @@ class FedAvg(Checked, prefix="algorithm."):
 
     # values of `local.optimizer` that the algorithm supports
     optimizers: ClassVar[tuple[str, ...]] = OPTIMIZERS
-    # the reason why `server.optimizer` cannot be used with this algorithm; empty if it can
+    # why `server.optimizer` cannot be used with this algorithm; empty if it can be used
     own_step: ClassVar[str] = ""
     scenarios: ClassVar[tuple[str, ...]] = (
         "none",
@@ -157,7 +159,7 @@ class FedAvg(Checked, prefix="algorithm."):
         "domain_incremental",
         "rotations",
     )
-    # whether all clients must train on the same task at a time, and on no other task
+    # whether all clients must train on the same task at any time, without examples of other tasks
     separate_tasks: ClassVar[bool] = False
     inputs: ClassVar[tuple[str, ...]] = ("images", "text")
     # whether clients train the global model, including its running statistics
@@ -170,7 +172,8 @@ class FedAvg(Checked, prefix="algorithm."):
     needs_features: ClassVar[bool] = False
     # whether the algorithm needs the model's last layer; `must_train` implies this too
     needs_head: ClassVar[bool] = False
-    # whether clients keep running statistics; if so, `client_init` also receives the initial ones
+    # whether clients keep running statistics; if so, `client_init` receives their initial values
+    # too
     keeps_buffers: ClassVar[bool] = False
     # whether training examples are augmented, if the data set defines an augmentation
     augments: ClassVar[bool] = True
@@ -198,9 +201,10 @@ class FedAvg(Checked, prefix="algorithm."):
     # --- state and messages
 
     def server_init(self, params: Params, federation: Federation) -> Tree:
-        """Return the server's state; `params` is the initial global model.
+        """Return the initial state of the server; `params` is the initial global model.
 
-        If an algorithm adds entries to "params", these are also trained and averaged.
+        Clients train all entries of "params", including those that an algorithm adds, and the
+        server averages them.
         """
         return {"params": params}
 
@@ -218,7 +222,7 @@ class FedAvg(Checked, prefix="algorithm."):
     # --- host side, before training
 
     def host_plan(self, federation: Federation, client: int, rng: np.random.Generator) -> Tree:
-        """Return numpy arrays that a client uses in this round, such as extra example indices.
+        """Return numpy arrays that a client needs in this round, such as indices of extra examples.
 
         The arrays must have the same shapes for all clients.
         """
@@ -231,7 +235,7 @@ class FedAvg(Checked, prefix="algorithm."):
         return {}
 
     def example_loss(self, net: Network, params: Params, batch: Batch, ctx: Context) -> Tensor:
-        """Return the loss of each example, [B]; the engine applies the mask and averages."""
+        """Return the loss of each example, [B]; padding is excluded later, in `objective`."""
         return cross_entropies(net(params, batch.x).logits, batch.y)
 
     def penalty(self, net: Network, params: Params, ctx: Context) -> Tensor | float:
@@ -239,11 +243,11 @@ class FedAvg(Checked, prefix="algorithm."):
         return 0.0
 
     def transform_grads(self, grads: Params, params: Params, batch: Batch, ctx: Context) -> Params:
-        """Return the gradients to use; the engine adds weight decay and momentum afterwards."""
+        """Return the gradients for the optimizer, which adds weight decay and momentum to them."""
         return grads
 
     def objective(self, net: Network, params: Params, batch: Batch, ctx: Context) -> Tensor:
-        """Return the scalar that a local step minimises: mean example loss plus penalty."""
+        """Return the scalar that a local step minimises: the mean example loss plus the penalty."""
         losses = require_loss_per_example(self, self.example_loss(net, params, batch, ctx), batch)
         return masked_mean(losses, batch.mask) + self.penalty(net, params, ctx)
 
@@ -262,7 +266,7 @@ class FedAvg(Checked, prefix="algorithm."):
     def finish(
         self, net: Network, params: Params, data: ClientData, ctx: Context
     ) -> tuple[Tree, Tree]:
-        """Return the client's message to the server and its new state, after training."""
+        """Return the client's message to the server and the client's new state, after training."""
         return {"params": params}, ctx.client
 
     # --- on the server

@@ -1,28 +1,33 @@
-"""CCVR: the averaged model's classifier is calibrated on virtual features.
+"""CCVR: the server calibrates the averaged model's classifier on virtual features.
+
+Clients train as in FedAvg and then send the mean and covariance of the features of each class. The
+server draws virtual features from these Gaussians and trains the classifier on them, because
+heterogeneous data bias the classifier most.
 
 M. Luo, F. Chen, D. Hu, Y. Zhang, J. Liang, J. Feng, "No Fear of Heterogeneity: Classifier
-Calibration for Federated Learning with Non-IID Data", NeurIPS 2021. Clients train as in FedAvg.
-mu_k and S_k are the mean and the covariance of the features that the averaged model computes for
-client k's n_k examples of a class. For each class, the server combines them to
+Calibration for Federated Learning with Non-IID Data", NeurIPS 2021. mu_k and S_k are the mean and
+the covariance of the features that the averaged model computes for client k's n_k examples of a
+class. For each class, the server combines them to
     mu = sum_k n_k mu_k / N,   N = sum_k n_k
     S  = (sum_k (n_k - 1) S_k + sum_k n_k mu_k mu_k^T - N mu mu^T) / (N - 1)
-which are the mean and the covariance of all clients' features. It draws `samples` virtual features
-of each class from N(mu, S) and trains the classifier on them, starting from the average, with
-cross-entropy and SGD with momentum 0.9. The body does not change. fedexp's clients send the sums of
-1, f and f f^T over the features f of a class, in float64, which give the same mu and S.
+which are the mean and the covariance of all clients' features. The server draws `samples` virtual
+features of each class from N(mu, S). It trains the classifier on them with cross-entropy and SGD
+with momentum 0.9, starting from the average. The body does not change. Instead of mu_k and S_k,
+clients send the sums of 1, f and f f^T over the features f of a class, in float64, from which the
+server computes the same mu and S.
 
 The paper calibrates once, after the last round. Here, every round ends with a calibration, so that
 each reported accuracy is that of a calibrated model. This does not affect training, because clients
-receive the uncalibrated average. The sums take a second exchange with the round's clients, which
-compute them in eval mode without augmentation. A class that none of these clients holds keeps its
-sums from an earlier round or task, computed with an earlier model.
+receive the uncalibrated average. In a second exchange, the cohort computes the sums in eval mode
+without augmentation. A class that no client of the cohort holds keeps its sums from an earlier
+round or task, computed with an earlier model.
 
 No code by the authors was found. The formulas were checked against smduan/Fed-CCVR
 (fedavg/server.py). The defaults are those of LoRM's code, which has CCVR as a baseline
-(aimagelab/fed-mammoth, _models/ccvr.py). Unlike fedexp, it keeps one diagonal Gaussian per client
-(`covariance=diagonal`: one per class), computes it with the local model, continues training from
-the calibrated classifier, draws new features for each epoch, has a cosine schedule, divides the
-logits by their norm, and trains with the classes of the task only.
+(aimagelab/fed-mammoth, _models/ccvr.py). Unlike fedexp, LoRM's code keeps one diagonal Gaussian per
+client (with `covariance=diagonal`, fedexp keeps one per class), computes it with the local model,
+continues training from the calibrated classifier, draws new features for each epoch, has a cosine
+schedule, divides the logits by their norm, and trains only with the classes of the task.
 """
 
 from collections.abc import Sequence
@@ -95,7 +100,7 @@ class CCVR(MultiExchange, ServerTraining):
         return server | {"params": server["local"] | head}
 
     def virtual_features(self, sums: Tree, rng: np.random.Generator) -> tuple[Tensor, Tensor]:
-        """Return features [n, D], float64, and labels [n], drawn for the classes with examples."""
+        """Return virtual features [n, D], float64, and labels [n] of all classes with examples."""
         classes = sums["count"].nonzero()[:, 0]
         count, total, square = (sums[name][classes] for name in ("count", "sum", "square"))
         mean = total / count[:, None]
@@ -124,7 +129,7 @@ class CCVR(MultiExchange, ServerTraining):
 
 
 class Sums(OnePass):
-    """Exchange in which clients compute the sums over their features."""
+    """Exchange in which clients send sums over their features, and the server adds them."""
 
     covariance: str
 
@@ -149,8 +154,8 @@ class Sums(OnePass):
 def class_sums(features: Tensor, members: Tensor, covariance: str) -> Tree:
     """Return the sums of 1, f and f f^T over the features f of each class, in float64.
 
-    features: [n, D]; members: [n, C], 1 for the class of an example, 0 for padding. covariance:
-    full, or diagonal for the sums of the squares f^2 [C, D] in place of f f^T [C, D, D].
+    features: [n, D]; members: one-hot labels [n, C], 0 for padding. covariance: with `full`,
+    "square" is the sum of f f^T, [C, D, D]; with `diagonal`, it is the sum of f^2, [C, D].
     """
     f, members = features.double(), members.double()
     if covariance == "diagonal":

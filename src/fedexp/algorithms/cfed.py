@@ -1,17 +1,20 @@
 """CFeD: some clients learn the new task, others review old tasks on unlabelled surrogate examples.
 
+Learners train on their own examples of the new task. To limit forgetting, reviewers distil the
+model from the end of the previous task on surrogate examples.
+
 Y. Ma et al., "Continual Federated Learning Based on Knowledge Distillation", IJCAI 2022, Eq.
 (3)-(6). Task 1 is trained with FedAvg. In each round of task t > 1, N = ceil(review_fraction m) of
 the m sampled clients are drawn at random to review, and the others learn. All clients start from
-the same global model and train for E epochs. Their losses are
+the global model and train for E epochs with the losses
     learner   L = CE on its examples of task t
     reviewer  L = lambda_d L_d on its surrogate examples, with the teacher theta_{t-1} (see
               continual.py)
 The server weights learners and reviewers by their n_k in the new task.
 
-`server_distillation` (section 4.3) applies from the first task on. The server's surrogate set is
-shuffled and split into m + 1 parts. Part j gets the soft labels of local model j, and the last part
-gets those of the global model from before the round. The averaged model is then trained on all
+`server_distillation` (section 4.3) starts in the first task. The server shuffles its surrogate set
+and splits it into m + 1 parts. Part j gets the soft labels of local model j, and the last part gets
+the soft labels of the global model from before the round. The averaged model is then trained on all
 parts with L_d for E epochs, in batches of `server_batch_size`, with the clients' optimizer, and
 with dropout if the model has any.
 
@@ -19,19 +22,19 @@ with dropout if the model has any.
 CE) are mixed with batches of surrogate examples (with the loss lambda_d L_d). In each round, as
 many surrogate examples as new ones are drawn at random.
 
-The paper leaves some points open. In this implementation, N is rounded up, lambda_d is part of the
-reviewers' loss, and the server's distillation loss has weight 1. In the paper, a client without
-data of the new task reviews. In this implementation, every client has data, because
-`Partition.build` rejects partitions in which a client has no example of a task.
+The paper does not specify the following: N is rounded up, lambda_d is part of the reviewers' loss,
+and the server's distillation loss has weight 1. In the paper, clients without data of the new task
+review. In fedexp, every client has data, because `Partition.build` rejects partitions in which a
+client has no example of a task.
 
-Deviations from the released code: A client never both learns and reviews in a round; in the code it
+Differs from the released code: A client never both learns and reviews in a round; in the code it
 can, because learners and reviewers are drawn independently. Weights are n_k, not uniform. Teachers
 run in eval mode, not in training mode. A client trains on all of its examples in a new order in
 each epoch, not on the first 80 % in a fixed order without the last partial batch. The parts of
 server distillation are drawn once per round; the code assigns examples to the models in turn, uses
-lambda_d as weight, and uses 80 % of the shards of a random client. For cfed_c, the code keeps one
-mixture for all epochs. It does not enlarge a surrogate set that is smaller than the new task; here,
-such a set is repeated.
+lambda_d as weight, and uses 80 % of the shards of a random client. For cfed_c, the code draws the
+surrogate examples once for all epochs, and does not repeat a surrogate set that is smaller than the
+new task.
 """
 
 import math
@@ -134,10 +137,7 @@ class Learner(FedAvg):
 
 
 class Reviewer(OwnTraining):
-    """Client that trains on its surrogate examples.
-
-    The targets are the predictions of the model from the end of the previous task.
-    """
+    """Client that distils the model of the previous task on its surrogate examples."""
 
     lambda_d: float
     temperature: float
@@ -155,7 +155,7 @@ class Reviewer(OwnTraining):
 
 
 class Student(Reviewer):
-    """Client of the centralised form, which trains on new and on surrogate examples.
+    """The only client with `paradigm=centralized`, which trains on new and on surrogate examples.
 
     Each batch contains either new or surrogate examples. Surrogate examples have the label -1.
     """

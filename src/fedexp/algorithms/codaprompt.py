@@ -1,22 +1,22 @@
-"""CODA-Prompt: prefixes that are weighted sums of components, with weights by attention.
+"""CODA-Prompt: prefixes of a frozen transformer are weighted sums of prompt components.
+
+The weights depend on the image. Clients train only the components of the current task and the head,
+so that earlier tasks are not overwritten. The server averages the components and the head.
 
 J. S. Smith, L. Karlinsky, V. Gutta, P. Cascante-Bonilla, D. Kim, A. Arbelle, R. Panda, R. Feris, Z.
 Kira, "CODA-Prompt: COntinual Decomposed Attention-based Prompting for Rehearsal-Free Continual
-Learning", CVPR 2023. A block has M components P_m, keys K_m and attention vectors A_m. The prefix
-of an image with query q(x) is
+Learning", CVPR 2023. Each block has M components P_m, keys K_m and attention vectors A_m. The
+prefix for an image with query q(x) is
     p = sum_m alpha_m P_m,     alpha_m = cos(q(x) * A_m, K_m)
-with the elementwise product *. The first half of p are keys of the attention, the second half
-values. M / T components belong to each of the T tasks. A local step in task t trains those of task
-t, and the head; it uses those of earlier tasks unchanged, and not those of later tasks. It
-minimises
+where * is the elementwise product. The first half of p is prepended to the keys of the attention,
+and the second half to its values. Each of the T tasks has M / T components. A local step in task t
+trains the head and the components of task t. Components of earlier tasks are used without a change,
+and components of later tasks are not used. The loss is
     CE + lambda sum_blocks (o(P) + o(K) + o(A)),     o(B) = mean (B B^T - I)^2,
-where the rows of B are the components, keys or attention vectors of the tasks up to t. The head
-classifies the class token.
+where the rows of B are the components, keys or attention vectors of the tasks up to t. The term o
+keeps these rows orthogonal. The head classifies the class token. For the server, see prompts.py.
 
-The server averages the components, keys, attention vectors and the head (see prompts.py). Every
-client trains all components of the current task, because all weights alpha_m depend on its images.
-
-Source of the formulas: the authors' code (GT-RIPL/CODA-Prompt, models/zoo.py, learners/prompt.py).
+The formulas come from the authors' code (GT-RIPL/CODA-Prompt, models/zoo.py, learners/prompt.py).
 The equation numbers of the paper were not available. The authors use M = 100, prefixes of length 8
 in blocks 0 to 4, and lambda = 0.1, with Adam, learning rate 0.001 on a cosine, and batches of 128
 (experiments/cifar-100.sh, configs/cifar-100_prompt.yaml). The first version of their code
@@ -24,8 +24,9 @@ multiplies o by 1e-6. A later version initialises the components of a task by Gr
 task begins, and uses lambda = 0 for ImageNet-R. fed-mammoth (_models/codap.py) has this later
 initialisation and drops o.
 
-Deviations: The components of a task begin orthonormal to each other, but not to those of earlier
-tasks. If T does not divide M, tasks get different numbers of components; the authors' code
+Differs from the released code: The components of a task start orthonormal to each other, but not to
+those of earlier tasks. If T does not divide M, tasks get different numbers of components; the
+authors' code
 leaves the remainder unused. The method requires tasks with new classes.
 """
 
@@ -71,7 +72,7 @@ class CODAPrompt(TaskPrompts):
 def ortho_loss(rows: Tensor) -> Tensor:
     """Return the sum over blocks of mean (B B^T - I)^2, for values [M, blocks, ...].
 
-    Rows of zeros, which are not in use, do not count.
+    Rows of zeros, which belong to later tasks, are ignored.
     """
     used = in_use(rows).to(rows)
     vectors = rows.transpose(0, 1).flatten(2)  # [blocks, M, entries]
@@ -95,7 +96,7 @@ class Decomposed(Prompted):
 
     def weights(self, query: Tensor) -> Tensor:
         """Return the weights alpha [B, M, blocks] of queries [B, D]."""
-        # sums over D of products, so that q(x) * A_m [B, M, blocks, D] is never stored
+        # einsum sums over D, so that the large tensor q(x) * A_m [B, M, blocks, D] is never stored
         keys = nn.functional.normalize(self.keys, dim=-1)
         products = torch.einsum("bd,mld->bml", query, self.attention * keys)
         squares = torch.einsum("bd,mld->bml", query**2, self.attention**2)

@@ -1,10 +1,10 @@
-"""Code shared by continual-learning methods: the previous task's model as teacher, class masks.
+"""Code shared by continual-learning methods: the previous task's model, and masks of classes.
 
 The distillation loss is that of CFeD (Y. Ma et al., "Continual Federated Learning Based on
 Knowledge Distillation", IJCAI 2022, Eq. (3)-(4)). For student logits z and teacher logits z',
     L_d = - sum_i y'_i log y_i,   y = softmax(z / T),   y' = softmax(z' / T)
-Eq. (4) takes the T-th root of the probabilities and normalises them, which equals softmax(z / T).
-The loss has no factor T^2.
+The paper's Eq. (4) takes the T-th root of the probabilities and normalises the result, which equals
+softmax(z / T). The loss has no factor T^2.
 """
 
 from typing import ClassVar

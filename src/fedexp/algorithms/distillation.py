@@ -17,7 +17,7 @@ Update = Callable[[Params, Params], None]
 
 
 def local_models(messages: Tree, buffers: Params) -> list[Params]:
-    """Return the local models of the cohort, each with its running statistics."""
+    """Return the local models of the cohort: parameters and running statistics of each client."""
     count = len(next(iter(messages["params"].values())))
     return [tree.row(messages["params"], i) | tree.row(buffers, i) for i in range(count)]
 
@@ -42,10 +42,10 @@ def fit(
     update: Update,
     dropout: np.random.Generator | None = None,
 ) -> None:
-    """Train the model that was loaded into `net`.
+    """Train the model that was loaded into `net` on public examples.
 
-    Batches with a single example are skipped if the model has batch norm. dropout: the generator
-    for dropout on texts, or None for no dropout.
+    Batches with a single example are skipped if the model has batch norm. batches: the indices of
+    the examples of each batch. dropout: the generator for dropout on texts, or None for no dropout.
     """
     for numbers in batches:
         if len(numbers) > 1 or not net.mixes_examples:

@@ -2,20 +2,22 @@
 
 T. Li, S. Hu, A. Beirami, V. Smith, "Ditto: Fair and Robust Federated Learning Through
 Personalization", ICML 2021, Algorithm 1. The global model w is trained with FedAvg. Each client of
-the round also trains its personal model v_k towards the received w,
-    min_v  F_k(v) + lambda/2 ||v - w||^2,
-on the same batches, starting from the v_k of the client's last participation (the first time, from
-the initial model). v_k and its running statistics stay on the client. The reported accuracy is
-that of w and equals FedAvg's. The reported training loss is that of the personal models and
-includes the proximal term. `evaluate=[global,personal]` tests the personal models.
+the cohort also trains its personal model v_k, with a proximal term that pulls v_k towards the
+received w:
+    min_v  F_k(v) + lambda/2 ||v - w||^2.
+Both models are trained on the same batches. v_k starts from its value at the end of the client's
+last participation, or from the initial model. v_k and its running statistics stay on the client.
+The reported accuracy is that of w and equals FedAvg's. The reported training loss is that of the
+personal models and includes the proximal term. `evaluate=[global,personal]` tests the personal
+models.
 
-Checked against the authors' code (litian96/ditto, flearn/trainers_MTL/ditto.py), which takes the
-same two steps for each batch. Their order does not matter, because neither model depends on the
-other's change. In the code, lambda is 1, or each client chooses it from 0.1, 1 and 2; this choice
-is not implemented.
+Checked against the authors' code (litian96/ditto, flearn/trainers_MTL/ditto.py), which also trains
+both models on each batch. In the code, lambda is 1, or each client chooses it from 0.1, 1 and 2;
+this choice is not implemented.
 
-Deviations: The proximal term is added to the gradient before weight decay and momentum; the code
-has neither. v_k is trained for as many epochs as w. The server's weights are n_k, not equal.
+Differs from the released code: The proximal term is added to the gradient before weight decay and
+momentum; the code uses neither. v_k is trained for as many epochs as w. The server weights clients
+by n_k, not equally.
 """
 
 from collections.abc import Sequence
@@ -52,7 +54,7 @@ class Ditto(KeepsPart, MultiExchange):
         return self, FedAvg()
 
     def counted(self, sent: Tree, up: bool) -> Tree:
-        """Return an empty tree, because only the other exchange sends the global model."""
+        """Return an empty tree, because only the FedAvg exchange sends the global model."""
         return {}
 
     def keeps(self, name: str) -> bool:

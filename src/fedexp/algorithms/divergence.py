@@ -11,8 +11,7 @@ def kl_divergence(teacher: Tensor, student: Tensor, tau: float, keep: Tensor | N
     teacher, student: logits [B, C]; keep: the classes over which the divergence is computed, bool
     [B, C], or None for all classes. No gradient flows to the teacher.
     """
-    # Use the dtype's lowest value, not -inf: exp gives 0 and 0 * (finite) is 0, but 0 * -inf would
-    # be NaN.
+    # Excluded logits get the dtype's lowest value, because 0 * -inf would be NaN.
     low = torch.finfo(student.dtype).min
     rows = [
         t / tau if keep is None else torch.where(keep, t / tau, low)

@@ -1,31 +1,36 @@
-"""DualPrompt: prefixes that all tasks share, and prefixes of each task, chosen by a key.
+"""DualPrompt: prefixes that all tasks share, and prefixes of each task, selected by keys.
+
+Clients train the shared prefixes, the prefixes of the current task and the head of a frozen
+transformer. Prefixes of earlier tasks do not change, which limits forgetting. The server averages
+all trained parameters (see prompts.py).
 
 Z. Wang, Z. Zhang, S. Ebrahimi, R. Sun, H. Zhang, C.-Y. Lee, X. Ren, G. Su, V. Perot, J. Dy, T.
 Pfister, "DualPrompt: Complementary Prompting for Rehearsal-free Continual Learning", ECCV 2022. The
-G-Prompt g is a prefix of the attention in shallow blocks, the E-Prompt e_t of task t one in deeper
-blocks: the attention is MSA(h_Q, [p_K; h_K], [p_V; h_V]). A local step in task t uses e_t and
-minimises
+G-Prompt g is a prefix of the attention in shallow blocks. The E-Prompt e_t of task t is a prefix in
+deeper blocks. A prefix p = (p_K, p_V) extends the keys and values of the attention: MSA(h_Q, [p_K;
+h_K], [p_V; h_V]). In task t, a local step uses e_t and minimises
     CE + lambda gamma(q(x), k_t),     gamma(q, k) = 1 - cos(q, k),
-over g, e_t, its key k_t and the head. A test image uses e_s of the task s <= t whose key is nearest
-to its query, so the task is not known in the test. The head classifies the class token.
+over g, e_t, the key k_t of task t and the head. The second term pulls k_t towards the queries q(x)
+of the images. A test image does not reveal its task: among the tasks s <= t, it uses e_s of the
+task whose key is nearest to its query. The head classifies the class token.
 
-The server averages all of them (see prompts.py). All clients of a round train on the same task, so
-each client trains g, e_t and k_t; prompts and keys of other tasks do not change.
+The formulas come from the authors' code (google-research/l2p); the equation numbers of the paper
+were not available. `general_length` and `task_length` are the numbers of keys in a prefix, which
+has the same number of values. These are 5 and 20 in the code's configs/imr_dualprompt.py, and 5 and
+5 in cifar100_dualprompt.py. In both files, g is in blocks 0 and 1, e_t in blocks 2, 3 and 4, and
+lambda = 1. As in the code, keys and values are extended after their projections, and prefixes are
+drawn uniformly from [0, 0.01]. The code uses Adam with a learning rate of 0.03 (CIFAR-100) or 0.005
+(ImageNet-R) * batch size / 256.
 
-Compared with the authors' code (google-research/l2p), which is the source of the formulas; the
-equation numbers of the paper were not available. `general_length` and `task_length` are the number
-of keys, and as many values follow; these are 5 and 20 in the code's configs/imr_dualprompt.py, and
-5 and 5 in cifar100_dualprompt.py, with blocks 0, 1 and 2, 3, 4 and lambda = 1. Prefixes join keys
-and values after their projections, and begin uniform in [0, 0.01], as in the code. Its learning
-rate is 0.03 (CIFAR-100) or 0.005 (ImageNet-R) * batch size / 256, with Adam. The code starts e_t
-from e_{t-1}, and in the test also considers the untrained keys of later tasks. GT-RIPL/CODA-Prompt
-has a key for each block. JH-LEE-KR/dualprompt-pytorch (prompt.py) exchanges the dimensions of
-keys/values and images with a reshape, so half of a batch gets key prompts for values, and the other
-half value prompts for keys. fed-mammoth (_models/dualp.py, _networks/vit_prompt_dual.py) has this
-reshape too, and no term with lambda, so its keys are never trained.
-
-Deviations: e_t starts from new values. Gradients are not clipped. The method requires tasks with
+Differs from the released code: e_t starts from new values, not from e_{t-1}. A test image cannot
+select the untrained keys of later tasks. Gradients are not clipped. The method requires tasks with
 new classes.
+
+Other implementations: GT-RIPL/CODA-Prompt has a key for each block. JH-LEE-KR/dualprompt-pytorch
+(prompt.py) confuses the dimension of keys and values with the batch dimension in a reshape. As a
+result, half of a batch gets prompts for keys as values, and the other half gets prompts for values
+as keys. fed-mammoth (_models/dualp.py, _networks/vit_prompt_dual.py) has the same reshape and omits
+the term with lambda, so its keys are never trained.
 """
 
 import torch
@@ -64,7 +69,7 @@ class DualPrompt(TaskPrompts):
         return uniform(*shape)
 
     def in_training(self, params: Params, ctx: Context) -> Params:
-        """Return the parameters without the keys of other tasks, which no image can choose."""
+        """Return the parameters with the keys of other tasks set to 0, to exclude these tasks."""
         return params | {"keys": params["keys"] * ctx.server["current"][:, None]}
 
     def matching_loss(self, query: Tensor, params: Params, ctx: Context) -> Tensor:
@@ -73,9 +78,9 @@ class DualPrompt(TaskPrompts):
 
 
 class DualPrompted(Prompted):
-    """A vision transformer with general prefixes, and prefixes of tasks with keys.
+    """A vision transformer with shared prefixes, and prefixes of tasks that keys select.
 
-    A task whose key is zero is never chosen.
+    A task whose key is zero is never selected.
     """
 
     def __init__(
@@ -85,7 +90,7 @@ class DualPrompted(Prompted):
         task: tuple[tuple[int, ...], int],
         tasks: int,
     ):
-        """Add prompts, given as (blocks, length), to a model for a number of tasks."""
+        """Add G-Prompt and E-Prompts, each given as (blocks, number of keys), to a model."""
         (self.general_layers, general_length), (self.task_layers, task_length) = general, task
         super().__init__(model, (*self.general_layers, *self.task_layers), "DualPrompt")
         self.general = nn.Parameter(

@@ -1,10 +1,10 @@
 """Code shared by the methods whose clients keep examples of old tasks and train on them again.
 
 When a task begins, each client chooses examples of the previous task by the features that the
-global model computes for them. From then on, these examples belong to the client's training
-examples: they are in the same batches as the new ones, count in n_k, and are augmented in the same
-way. The server's state stores their indices as a table [K, n], padded with -1, so that a run can be
-resumed; the table is not sent.
+global model computes for them. These examples are kept: from then on, they are mixed with the new
+examples in batches, augmented in the same way, and included in n_k. The server's state stores the
+indices of the kept examples as a table [K, n], padded with -1, so that a run can be resumed. The
+table is not sent.
 """
 
 from abc import ABC, abstractmethod

@@ -40,7 +40,7 @@ class OwnModel(FedAvg):
         return module
 
     def fitted(self, module: nn.Module) -> Self:
-        """Return the algorithm, completed with information about the model, such as layer names.
+        """Return the algorithm with information about the model added, such as names of layers.
 
         Raises ConfigError if the algorithm is not defined for this model.
         """
@@ -80,7 +80,7 @@ class OwnTraining(FedAvg):
         return lr
 
     def extra_batches(self, federation: Federation, local: LocalTraining) -> int:
-        """Return the maximum number of batches that `finish` reads with `base.fresh_pass`."""
+        """Return the maximum number of batches of the extra pass that `base.fresh_pass` yields."""
         return 0
 
 
@@ -110,8 +110,9 @@ class Prepared(FedAvg, ABC):
     def prepare(self, net: Network, batch: Batch, mask: Tensor, ctx: Context) -> Tree:
         """Return the result for one batch of the first pass over the client's data.
 
-        `client_setup` must return the stacked results for all batches of the first pass. An engine
-        can then skip the padding of clients that have fewer batches.
+        `client_setup` must return the stacked results for all batches of the first pass. Engines
+        rely on this: they compute the results batch by batch and skip the padding of clients that
+        have fewer batches.
         """
 
 
@@ -129,8 +130,8 @@ class ServerTraining(FedAvg, ABC):
 class Personal(OwnStart, ABC):
     """Base class for algorithms whose clients have personal models."""
 
-    # whether the clients' models are tested in place of the global model, which does not exist; the
-    # results are means over all clients
+    # whether the algorithm has no global model; the clients' models are then tested instead, and
+    # the results are means over all clients
     tests_clients: ClassVar[bool] = False
 
     @abstractmethod
@@ -156,8 +157,8 @@ class Personal(OwnStart, ABC):
     def counted(self, sent: Tree, up: bool) -> Tree:
         """Return the part of the transmitted tree that counts as traffic.
 
-        The rest is sent only by fedexp, not by the published method. An example is data from which
-        the generic model is built for testing.
+        The rest is not sent in the published method, but only in fedexp, for example to build a
+        generic model for testing.
 
         sent: if `up` is true, the messages of a cohort, with leaves of shape [|S|, ...]; otherwise
         the broadcast, with the client's personal broadcast under "personal". Both include
@@ -215,13 +216,13 @@ class MultiExchange(FedAvg):
         return (self,)
 
     def closing_exchanges(self, federation: Federation) -> Sequence[FedAvg]:
-        """Return the exchanges with all clients at the end of each task except the last."""
+        """Return the exchanges with all clients that end each task except the last."""
         return ()
 
     def roles(
         self, federation: Federation, clients: Sequence[int], rng: np.random.Generator
     ) -> Sequence[FedAvg]:
-        """Return the algorithm whose client-side hooks each client of a cohort runs."""
+        """Return, for each client of the cohort, the algorithm whose client-side hooks it runs."""
         return [self] * len(clients)
 
 
@@ -245,9 +246,9 @@ class TaskHeads(Continual, ABC):
 
     @abstractmethod
     def heads(self, tasks: Sequence[Sequence[int]]) -> np.ndarray | None:
-        """Return the index of the output for each tested task and class, int [T, C].
+        """Return, for each task and class, the index of the output that predicts it, int [T, C].
 
-        An entry of -1 excludes the class from the possible predictions. If the result is None,
+        An index of -1 excludes the class from the predictions for this task. If the result is None,
         output c predicts class c in every task. tasks: the classes of each task.
         """
 
@@ -264,16 +265,15 @@ class Rehearsal(Continual, ABC):
         federation: Federation,
         rng: np.random.Generator,
     ) -> Tree:
-        """Return the server's new state, which is computed with the network.
+        """Return the server's state after computations with the network, at the start of a task.
 
-        The server can, for example, generate images of the old classes.
-
-        This hook runs after `begin_task`.
+        For example, the server may generate images of the old classes. This hook runs after
+        `begin_task`.
         """
 
 
 def exchanges_of(algorithm: FedAvg, federation: Federation) -> Sequence[FedAvg]:
-    """Return the exchanges of a round."""
+    """Return the exchanges of a round of any algorithm (see `MultiExchange`)."""
     if isinstance(algorithm, MultiExchange):
         return algorithm.exchanges(federation)
     return (algorithm,)
@@ -282,14 +282,14 @@ def exchanges_of(algorithm: FedAvg, federation: Federation) -> Sequence[FedAvg]:
 def roles_of(
     algorithm: FedAvg, federation: Federation, clients: Sequence[int], rng: np.random.Generator
 ) -> Sequence[FedAvg]:
-    """Return the algorithm that each client of a cohort follows."""
+    """Return the algorithm that each client of a cohort follows (see `MultiExchange`)."""
     if isinstance(algorithm, MultiExchange):
         return algorithm.roles(federation, clients, rng)
     return [algorithm] * len(clients)
 
 
 def initial_params_of(algorithm: FedAvg, net: Network, data: ClientData, ctx: Context) -> Params:
-    """Return the parameters from which local training starts."""
+    """Return the parameters from which local training starts (see `OwnStart`)."""
     if isinstance(algorithm, OwnStart):
         return algorithm.initial_params(net, data, ctx)
     return ctx.server["params"]
@@ -310,7 +310,7 @@ def epochs_of(algorithm: FedAvg, local: LocalTraining) -> int:
 
 
 def heads_of(algorithm: FedAvg, tasks: Sequence[Sequence[int]]) -> Tensor | None:
-    """Return the index of the output for each task and class, int64 [T, C] (see `TaskHeads`).
+    """Return the result of `TaskHeads.heads` as a tensor, int64 [T, C].
 
     If the result is None, output c predicts class c in every task.
     """

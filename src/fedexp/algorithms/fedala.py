@@ -1,23 +1,24 @@
 """FedALA: a client starts from a learned mixture of its last classifier and the global one.
 
+The mixing weights adapt the global classifier to the client's data. Each client learns them on its
+examples before local training. The server averages the local models as in FedAvg.
+
 J. Zhang et al., "FedALA: Adaptive Local Aggregation for Personalized Federated Learning", AAAI
 2023, Eq. (3)-(6) and the authors' code. As in FedKA's Table 9, only the last p = 2 tensors are
 mixed, which are the weight and bias of the classifier:
     theta = theta_old + (theta_global - theta_old) * W;  all other layers are the global model's
     W <- clip(W - eta * (d loss / d theta) * (theta_global - theta_old), 0, 1).
 W starts at 1, is learned on mini-batches from a fraction `part` of the local data, and is kept by
-the client between rounds. The first time a client learns W, it makes up to `max_passes` passes. It
-stops earlier if the losses on the last batch of the latest 10 passes have a population standard
-deviation (division by 10, numpy's default, as in the authors' code) below `threshold`. In later
-rounds, it makes one pass. Local training then proceeds as usual. A client that has not trained
-before starts from the global model. The reported accuracy is that of the averaged model (FedKA's
-generic accuracy).
+the client between rounds. The first time that a client learns W, it makes up to `max_passes` passes
+over this fraction. It stops when the losses on the last batch of the latest 10 passes have a
+population standard deviation below `threshold`. In later rounds, it makes one pass. A client that
+has not trained before starts from the global model. The reported accuracy is that of the averaged
+model (FedKA's generic accuracy).
 
-Deviations: In the released code (TsingZ0/FedALA, system/flcore/servers/serverALA.py), all clients
-mix in every round, even if they are not sampled; here, only the cohort mixes. The data used to
-learn W are not augmented, so the features that the global body computes for them are computed only
-once. p is not a parameter, because with more layers the features would have to be recomputed in
-each step.
+Differs from the released code (TsingZ0/FedALA, system/flcore/servers/serverALA.py): In that code,
+all clients mix in every round, even if they are not sampled; here, only the cohort mixes. Here, the
+examples from which W is learned are not augmented, so their features are computed only once. p is
+not an option, because with more layers the features would have to be recomputed in each step.
 """
 
 import numpy as np
@@ -64,7 +65,7 @@ class FedALA(Personal):
         return padded_numbers(chosen, max(int(self.part * federation.largest), 1))
 
     def client_setup(self, net: Network, data: ClientData, ctx: Context) -> Tree:
-        """Return the weights W that this client uses in this round to mix the two classifiers."""
+        """Return the weights W that mix the client's last classifier with the global one."""
         x, y = data.take(ctx.plan["numbers"])
         mask = ctx.plan["mask"].to(ctx.steps.dtype)
         return {"W": self.learn(net(ctx.server["params"], x, mask).features, y, mask, ctx)}
@@ -115,7 +116,7 @@ class FedALA(Personal):
 
 
 def mix_models(params: Params, client: Tree, W: Params) -> Params:
-    """Return the global model; its classifier is mixed if the client has trained before."""
+    """Return the global model, with a mixed classifier if the client has trained before."""
     old, trained = client["head"], client["rounds"] > 0
     mixed = {k: old[k] + (params[k] - old[k]) * W[k] for k in old}
     return params | {k: torch.where(trained, mixed[k], params[k]) for k in mixed}

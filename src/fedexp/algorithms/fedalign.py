@@ -1,19 +1,22 @@
-"""FedAlign: the last stage is smoothed by aligning it with a narrower version of itself.
+"""FedAlign: a client aligns the last stage of its model with a narrower version of this stage.
+
+The alignment is a regulariser, meant to make the last stage smoother. The server averages as in
+FedAvg.
 
 M. Mendieta et al., "Local Learning Matters: Rethinking Data Heterogeneity in Federated Learning",
 CVPR 2022, Eq. (4)-(6), and the authors' code. FedNTD's Table 13 compares with this method. f_in and
-f_out are the input and output of the last stage. n_in is the first fraction `width` of f_in's
-channels, treated as a constant. n_out is the output of the narrowed stage, which has the first
-fraction `width` of the stage's channels, for n_in. s(a, b) is the spectral norm of the
-"transmitting matrix" of two feature maps a and b. The loss is
+f_out are the input and output of the last stage. n_in contains the first fraction `width` of f_in's
+channels, treated as a constant. n_out is the output for n_in of the narrow stage, which has the
+first fraction `width` of the stage's channels. s(a, b) is the spectral norm of the "transmitting
+matrix" of two feature maps a and b. The loss is
     L = CE + mu * (CE / L_lip) * L_lip,   L_lip = MSE( s(n_in, n_out), s(f_in, f_out) )
 The quotient CE / L_lip and s(f_in, f_out) are treated as constants in the gradient. Gradients are
 clipped at norm `clip`.
 
-To compute s, a is average-pooled to the size h x w of b, and X = A B^T / (h w). Starting from a
-vector of ones, 10 power iterations m <- X X^T m / ||m|| are made; then s = sqrt(||m||) estimates
-the square root of the largest eigenvalue. The model must have stages (`models.Staged`), as do
-model=resnet56_bottleneck, which Table 13 uses, and the CNNs. The last stage of a CNN is its last
+To compute s, a is average-pooled to the size h x w of b, and X = A B^T / (h w). After 10 power
+iterations m <- X X^T m / ||m||, which start from a vector of ones, s = sqrt(||m||) estimates the
+square root of the largest eigenvalue. The model must have stages (`models.Staged`). The CNNs and
+model=resnet56_bottleneck, which Table 13 uses, have stages. The last stage of a CNN is its last
 convolution.
 """
 

@@ -1,4 +1,6 @@
-"""FedAvgM: momentum on the server.
+"""FedAvgM: the server applies momentum to the change of the averaged model.
+
+Clients train as in FedAvg.
 
 Hsu, Qi, Brown, "Measuring the Effects of Non-Identical Data Distribution for Federated Visual
 Classification", 2019. With v = 0 at the start, the server's step is

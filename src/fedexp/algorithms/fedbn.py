@@ -1,17 +1,20 @@
-"""FedBN: batch normalisation stays on the client; all other parameters are averaged.
+"""FedBN: batch norm layers stay on the client, and the server averages all other parameters.
+
+Each client thus normalises features with statistics of its own data.
 
 X. Li, M. Jiang, X. Zhang, M. Kamp, Q. Dou, "FedBN: Federated Learning on Non-IID Features via Local
 Batch Normalization", ICLR 2021, Algorithm 1. Each client keeps the scale, shift and running
 statistics of all batch norm layers; they are neither sent nor averaged. A client that takes part
 for the first time uses the values of the initial model.
 
-No client uses a generic model. The reported accuracy of the generic model is that of the averaged
-parameters, combined with the averaged batch norm layers of the last cohort; these layers do not
-count as traffic. `evaluate=[global,personal]` tests the personal models.
+FedBN has no generic model. The accuracy reported for it is measured with the averaged parameters
+and the averaged batch norm layers of the last cohort. Sending these layers is not counted as
+traffic. `evaluate=[global,personal]` tests the personal models.
 
 Checked against the authors' code (med-air/FedBN, `communication` in federated/fed_digits.py), which
-skips all entries of the state dict with "bn" in their name. Deviations: Batch norm layers are found
-by their type. The server's weights are n_k, not equal; `weighting=uniform` makes them equal.
+does not average entries of the state dict with "bn" in their name. Differs from the released code:
+Batch norm layers are found by their type. The server weights clients by n_k; `weighting=uniform`
+gives equal weights.
 """
 
 import copy

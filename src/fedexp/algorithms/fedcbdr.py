@@ -1,13 +1,15 @@
 """FedCBDR: clients replay important old examples; old and new classes differ in temperature.
 
+At the end of a task, the server draws the examples to keep, with probabilities that depend on the
+features of all clients. In the loss, old and new classes have separate temperatures and weights.
+
 Z. Qi et al., "Class-wise Balancing Data Replay for Federated Class-Incremental Learning", NeurIPS
-2025 (arXiv 2507.07712), Eq. (1)-(9). Global-perspective data replay chooses examples at the end of
-each task. X [n, D] contains the features that the global model computes for all clients' examples
-of the task:
+2025 (arXiv 2507.07712), Eq. (1)-(9). X [n, D] contains the features that the global model computes
+for all clients' examples of the task:
     X = U S V^T,   tau_j = ||row j of U||^2,   p_j = tau_j / sum tau       Eq. (2)-(6)
 `samples` of the n examples are drawn with probabilities p. From then on, each client keeps the
-drawn examples that belong to it. From task 2 on, task-aware temperature scaling is applied to each
-batch of new and kept examples:
+drawn examples that belong to it. From task 2 on, the logits z of each batch of new and kept
+examples are scaled with a temperature (task-aware temperature scaling):
     z'_c = z_c / tau_old for the classes of old tasks, z_c / tau_new for the others
     L    = omega_old * mean of CE(z') over old examples + omega_new * mean over new ones
 (Eq. (7), (9)). In task 1, the loss is CE, Eq. (8). No code by the authors was found; the tests
@@ -21,18 +23,19 @@ over one client. Examples are drawn without replacement, so that `samples` diffe
 kept. The weights 1 / sqrt(n_s p_x) that the text mentions appear in none of the training equations
 and are not used.
 
-The scores do not balance classes. With the features of model=cnn (D = 512, CIFAR-10, 40 rounds of
-FedAvg; one model, means of 200 draws of 450), if three classes have 4,500, 450 and 50 images, then
-373, 71 and 6 of them are kept. With equal p, the numbers are 405, 40 and 5; with only the three
-largest directions, 406, 41 and 3; with only the ten largest, 377, 68 and 6. If each class has 4,500
-images, then 129, 180 and 142 are kept; with equal p, 150 each. In the paper's experiments, the
-replay is balanced because one draw covers all clients, and all classes have the same total size.
+The scores do not balance the classes on their own. With the features of model=cnn (D = 512,
+CIFAR-10, 40 rounds of FedAvg; one model, means of 200 draws of 450), if three classes have 4,500,
+450 and 50 images, then 373, 71 and 6 of them are kept. With equal p, the numbers are 405, 40 and 5;
+with only the three largest directions, 406, 41 and 3; with only the ten largest, 377, 68 and 6. If
+each class has 4,500 images, then 129, 180 and 142 are kept; with equal p, 150 each. In the paper's
+experiments, the replay is balanced because one draw covers all clients, and all classes have the
+same total size.
 
 The random rotations P_k and Q of Eq. (1), which hide a client's features from the server, are
-omitted. Q has no effect, and each client undoes its P_k, which only the client knows, so U is the
-same. The features that clients send at the end of a task do not count as traffic. Deviations: The
-model has all C outputs from the start, and future classes are treated as new classes. The weights
-of the average are n_k, which includes kept examples; Algorithm 1 does not specify them.
+omitted. Q has no effect on U, and each client undoes its own rotation P_k, so U does not change.
+The features that clients send at the end of a task do not count as traffic. The model has all C
+outputs from the start, and future classes are treated as new classes. The weights of the average
+are n_k, which includes kept examples; Algorithm 1 does not specify them.
 """
 
 from typing import Literal

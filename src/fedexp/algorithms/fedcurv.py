@@ -1,4 +1,8 @@
-"""FedCurv: an elastic penalty on the parameters that matter to the other clients.
+"""FedCurv: a quadratic penalty on changes of parameters that matter to the other clients.
+
+After training, each client computes the diagonal of its Fisher information, which measures how
+important a parameter is for its data. The server averages the models and adds up the clients'
+Fisher information.
 
 N. Shoham et al., "Overcoming Forgetting in Federated Learning on Non-IID Data", 2019, Eq. (3)-(5).
 u_j is the diagonal of client j's Fisher information, computed on its data at its trained parameters
@@ -13,10 +17,10 @@ sending every u_j and v_j to all clients, at the cost that the paper states (two
 The option `estimator` selects how u is computed. With `batch`, as in FedNTD's released code, u is
 the mean over mini-batches of the squared gradient of the batch's mean cross-entropy for the given
 labels. With `sample`, the gradient of each example is squared. This is the textbook definition of
-the diagonal. It is larger by a factor of about the batch size, so lambda depends on the estimator.
-As in FedNTD's code, the gradients are computed in eval mode on an extra pass after training, for
-which the examples are shuffled and augmented again. The pass stops after more than `samples`
-examples.
+the diagonal. The result of `sample` is larger by a factor of about the batch size, so a suitable
+lambda depends on the estimator. As in FedNTD's code, the gradients are computed in eval mode in an
+extra pass after training, for which the examples are shuffled and augmented again. The pass stops
+after the batch in which the number of examples exceeds `samples`.
 """
 
 from typing import Literal
@@ -67,8 +71,8 @@ class FedCurv(OwnTraining):
 
     def penalty(self, net: Network, params: Params, ctx: Context) -> torch.Tensor:
         p, q = ctx.setup["u"], ctx.setup["v"]
-        # 2 <w, P w - Q> - <P w, w> equals the penalty. If every w except the first is detached, the
-        # gradient is still 2 (P w - Q), and autograd takes less than half the time.
+        # 2 <w, P w - Q> - <P w, w> equals the penalty. The gradient is also correct, 2 (P w - Q),
+        # if only the first w is not detached. Autograd then takes less than half the time.
         still = {k: w.detach() for k, w in params.items()}
         scaled = {k: p[k] * w for k, w in still.items()}
         return self.lambda_ * (
@@ -90,7 +94,7 @@ class FedCurv(OwnTraining):
     def fisher(self, net: Network, params: Params, data: ClientData, ctx: Context) -> Params:
         """Return the diagonal u_k of the client's Fisher information.
 
-        It is a mean over batches or, with `estimator=sample`, over examples.
+        u_k is a mean over batches or, with `estimator=sample`, over examples.
         """
         seen, parts = torch.zeros_like(ctx.steps), torch.zeros_like(ctx.steps)
         total = tree.zeros_like(params)

@@ -1,4 +1,7 @@
-"""FedDecorr: a penalty decorrelates the feature dimensions, which collapse under label skew.
+"""FedDecorr: clients add a penalty on correlations between the feature dimensions.
+
+Under label skew, the features of local models collapse to few dimensions. The penalty counteracts
+this. The server averages as in FedAvg.
 
 Y. Shi et al., "Towards Understanding and Mitigating Dimensional Collapse in Heterogeneous Federated
 Learning", ICLR 2023, and the authors' code. Z [n, d] contains the features of a batch, with each

@@ -1,8 +1,10 @@
 """FedDF: the server distils the ensemble of local models into their average on public data.
 
+Clients train as in FedAvg.
+
 T. Lin et al., "Ensemble Distillation for Robust Model Fusion in Federated Learning", NeurIPS 2020,
-Eq. (1) and Algorithm 1. Clients train as in FedAvg. Then, starting from w = sum_k p_k w_k, the
-server minimises on mini-batches of public images, without their labels,
+Eq. (1) and Algorithm 1. Starting from the average w = sum_k p_k w_k, the server trains on
+mini-batches of public images x, without their labels, and minimises
     min_w  KL( softmax(mean_k f_{w_k}(x)) || softmax(f_w(x)) ).
 The mean is over logits, not probabilities, and the temperature is 1. Teachers run in eval mode, and
 the student runs in train mode.
@@ -15,8 +17,9 @@ the code's default, the average from which the student starts is not a candidate
 
 If `epochs_on_server` is greater than 0, the server makes this number of passes over the public set
 and uses the last model, as in comparisons with Flashback (E_s); `steps` and `patience` are then
-ignored. Deviation: The authors validate on 10 % of the training data. Here, a random fraction
-`validation` of the public set is used; the labels are used for nothing else.
+ignored. Differs from the released code: The authors validate on 10 % of the training data. Here, a
+random fraction `validation` of the public set is used for validation. This is the only use of
+public labels.
 """
 
 import math
@@ -107,9 +110,9 @@ class FedDF(ServerTraining):
 
 
 def divergence_from(teacher: Tensor) -> distillation.Loss:
-    """Return a loss that is the mean divergence of a batch from the teacher.
+    """Return a loss function: the mean KL divergence of the student from the teacher on a batch.
 
-    teacher: the teacher's logits for all examples, [n, C].
+    teacher: the teacher's logits for all public examples, [n, C].
     """
     log_p = F.log_softmax(teacher, -1)
 
@@ -135,7 +138,7 @@ def accuracy(net: ServerNetwork, public: PublicData, numbers: np.ndarray) -> flo
 
 
 class Adam:
-    """An `Update` with torch's Adam, cosine annealing and gradient clipping."""
+    """A `distillation.Update`: Adam with cosine annealing and gradient clipping."""
 
     def __init__(self, params: Params, lr: float, steps: int, clip: float):
         self.optimizer = torch.optim.Adam(list(params.values()), lr=lr)

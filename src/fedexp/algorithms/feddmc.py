@@ -1,20 +1,23 @@
-"""FedDMC: a model of the new classes is merged with the old model on unlabelled examples.
+"""FedDMC: clients distil an old and a new model into one student on unlabelled examples.
+
+The old model knows the classes of earlier tasks, and the new model those of the current task.
 
 J. Zhang et al., "Class-incremental Learning via Deep Model Consolidation", WACV 2020, Eq. (2)-(4),
 as used as a baseline by CFeD (IJCAI 2022, section 5.3). Task 1 is trained with FedAvg. A round of
 task t > 1 has two exchanges with the same clients, and the server averages after each of them. The
 old model is the model from the end of the previous task.
 
-In the first exchange, the new model learns the task with CE over the task's classes only. It starts
-the task from the run's initial model (`new_model=initial`) or from the old model (`new_model=old`),
-and is kept from round to round within the task.
+In the first exchange, clients train the new model with CE over the task's classes only. At the
+start of the task, the new model is the run's initial model (`new_model=initial`) or the old model
+(`new_model=old`). Its training continues from round to round within the task.
 
 In the second exchange, a student is trained on each client's surrogate examples (FedDMC_full: on
 the whole set) for `epochs_factor` times E epochs at `rate_factor` times the learning rate, with
     L = 1/C' sum_c (z_c - t_c)^2 over the C' classes seen so far,
-where t_c are the old model's logits for the old classes and the new model's logits for the new
-ones, each minus its mean over these classes. In each round, the student starts from the run's
-initial model (`student=initial`) or from the global model (`student=global`).
+where z_c are the student's logits. The targets t_c are the old model's logits for the old classes
+and the new model's logits for the new classes; the mean of each group is subtracted. In each round,
+the student starts from the run's initial model (`student=initial`) or from the global model
+(`student=global`).
 
 The option `targets` selects the targets of the student. `split` is the form above. `added` is the
 form of CFeD's released code: the mean over all C outputs is subtracted from each model's outputs,
@@ -24,10 +27,10 @@ learns with CE over all C classes. The method requires tasks with new classes. W
 the student and the new model then start from the old model, and the consolidation uses the same
 number of epochs and the same learning rate as the training of the new model.
 
-Deviations from CFeD's released code: In the code, each client draws a new random student in each
-round (all layers except the embeddings); here, all students start from the run's initial model. The
-code also redraws the new model at the start of each round, even in task 1. Both deviations concern
-a part of the code that does not run as released.
+Differs from CFeD's released code: In that code, each client initialises its student randomly in
+each round (all layers except the embeddings); here, all students start from the run's initial
+model. The code also reinitialises the new model at the start of each round, even in task 1. This
+part of the code does not run as released.
 """
 
 from collections.abc import Sequence
@@ -99,12 +102,12 @@ class FedDMC(Remembering, MultiExchange):
 
 
 def split_models(model: Params, server: Tree) -> Tree:
-    """Return a model, split into parameters and running statistics, as clients receive it."""
+    """Return a model as the server sends it: split into "params" and "buffers"."""
     return {part: {k: model[k] for k in server[part]} for part in ("params", "buffers")}
 
 
 class NewModel(FedAvg):
-    """Exchange that trains the model of the new classes."""
+    """First exchange of a round, in which clients train the new model."""
 
     trains_model = False
 
@@ -125,7 +128,7 @@ class NewModel(FedAvg):
 
 
 class Consolidation(OwnTraining):
-    """Exchange that trains the student on surrogate examples."""
+    """Second exchange of a round, in which clients train the student on surrogate examples."""
 
     targets: str
     student: str

@@ -1,19 +1,23 @@
 """FedDyn: a linear and a quadratic term align the clients' stationary points with the server's.
 
+Each client adds both terms to its loss. The server adds a correction to the average of the local
+models.
+
 D. A. E. Acar et al., "Federated Learning Based on Dynamic Regularization", ICLR 2021, Algorithm 1,
 implemented as in the authors' code. h_k starts at 0 and sums w_k - w_global over the client's
 participations (the paper's variable is -alpha times this sum):
     client   min_w  F_k(w) + alpha_k <h_k, w> + alpha_k / 2 ||w - w_global||^2,
              h_k <- h_k + (w_k - w_global)
     server   h <- h + (1 / K) * sum_S (w_k - w_global),   w_global <- mean of the w_k + h
-The mean follows `weighting` (uniform in the authors' code, n_k in FedNTD's). Running statistics
-never enter h.
+The mean uses the weights set by `weighting` (uniform in the authors' code, n_k in FedNTD's code). h
+does not include running statistics.
 
 If `per_client_alpha` is true, alpha_k = alpha / (n_k K / n), as in the authors' code; otherwise
 alpha_k = alpha, as in the paper. `clip` is the maximum norm of the whole gradient before weight
-decay, 10 in the authors' code; 0 means no clipping. In the authors' code, the gradient's term
-alpha_k * w is added after clipping, as weight decay. Here, this term is part of the clipped
-gradient.
+decay (10 in the authors' code); 0 means no clipping.
+
+Differs from the released code: That code adds the term alpha_k * w of the gradient after clipping,
+as weight decay. Here, this term is part of the clipped gradient.
 """
 
 import numpy as np
@@ -47,9 +51,9 @@ def clipped(grads: Params, bound: float) -> Params:
 
 
 class Corrected(FedAvg):
-    """Base class for methods in which each client k sums its changes of the model in h_k.
+    """Base class for methods in which client k keeps the sum h_k of its changes of the model.
 
-    The server adds h, the mean of all clients' h_k, to the average.
+    The server adds h, the mean of all clients' h_k, to the average of the local models.
     """
 
     own_step = "its server corrects the average, and the clients' penalties rely on this correction"

@@ -1,17 +1,20 @@
 """FedEWC: elastic weight consolidation with the Fisher information of all clients' data.
 
+At the end of a task, each client computes how important each parameter is for its examples. In
+later tasks, a quadratic penalty keeps important parameters close to their old values.
+
 J. Kirkpatrick et al., "Overcoming catastrophic forgetting in neural networks", PNAS 2017, Eq. (3),
 as used as a baseline by CFeD (IJCAI 2022, section 5.3). F^(s) is the diagonal of task s's Fisher
 information at theta_s, the model at the end of the task:
     L = CE + lambda / 2 sum_{s < t} sum_j F^(s)_j (w_j - theta_{s,j})^2.
 F^(s) is the mean over task s's training examples of the squared gradient of log q(y|x), where y is
-the label. At the end of the task, each client computes F^(s) on its examples without augmentation,
-and the server averages the results with the weights n_k. This takes one additional upload per
-task. The sum over tasks is stored as one quadratic P_j (w_j - a_j)^2 with P = sum_s F^(s) and a =
-sum_s F^(s) theta_s / P, which is the same up to a constant.
+the label. Each client computes F^(s) on its examples without augmentation, and the server averages
+the results with the weights n_k. This takes one additional upload per task. The sum over tasks is
+stored as one quadratic P_j (w_j - a_j)^2 with P = sum_s F^(s) and a = sum_s F^(s) theta_s / P,
+which equals the sum up to a constant.
 
 `fisher=released` follows CFeD's released code instead. In each round of task t > 1, each client
-separately uses
+uses its own penalty:
     L = CE + lambda / 2 sum_j G_j (w_j - w^g_j)^2,   G = (d/dw mean_{b,b'} log q(y_b' | x_b))^2,
 where w^g is the model that it received. The mean is over all pairs of examples in a batch and over
 all batches of the new task, in training mode. This keeps a client close to the global model and
@@ -93,14 +96,14 @@ def quadratic(strength: Params, params: Params, anchor: Params) -> Tensor:
 
 
 class Released(FedAvg):
-    """Client with the loss of `fisher=released`, which applies from the second task on."""
+    """Client with the penalty of `fisher=released`, which is used from the second task on."""
 
     lambda_: float
 
     def client_setup(self, net: Network, data: ClientData, ctx: Context) -> Tree:
-        """Return the weights G of the penalty.
+        """Return the weights G of the penalty as "fisher".
 
-        They are computed on this client's examples with the received model in training mode.
+        G is computed on this client's examples with the received model in training mode.
         """
         params = ctx.server["params"]
         total, pairs = tree.zeros_like(params), torch.zeros_like(ctx.steps)
@@ -120,12 +123,12 @@ class Released(FedAvg):
 
 
 class Fisher(OnePass):
-    """Exchange at the end of a task, in which clients compute Fisher information."""
+    """Exchange at the end of a task, in which the server adds Fisher information to its penalty."""
 
     def finish(
         self, net: Network, params: Params, data: ClientData, ctx: Context
     ) -> tuple[Tree, Tree]:
-        """Return the diagonal of the Fisher information as the message, and the unchanged state.
+        """Return the Fisher information's diagonal as the message, and the unchanged client state.
 
         The diagonal is computed on this client's examples with the global model in eval mode.
         """

@@ -1,4 +1,7 @@
-"""FedExP: the server extrapolates, with a larger step if the clients' updates differ more.
+"""FedExP: the server takes a larger step if the clients' updates differ more.
+
+Clients train as in FedAvg. If updates point in different directions, their mean is short, and the
+server extrapolates beyond the average of the local models.
 
 D. Jhunjhunwala, S. Wang, G. Joshi, "FedExP: Speeding Up Federated Averaging via Extrapolation",
 ICLR 2023, Algorithm 1. With the updates D_k = w_k - w_global, their weights p_k (sum 1) and their
@@ -8,9 +11,9 @@ In the paper, p_k = 1 / |S|. The authors' code and this implementation use the w
 average. The algorithm is named fedexp_step to distinguish it from this program. Running statistics
 of batch norm are averaged, not extrapolated.
 
-Deviations from the authors' code: The code multiplies eps by |S| and, in each round, by the square
-of the learning rate's decay, and it evaluates the mean of the last two global models. Here the
-global model is evaluated.
+Differs from the released code: That code multiplies eps by |S| and, in each round, by the square of
+the learning rate's decay. It evaluates the mean of the last two global models; fedexp evaluates the
+last one.
 """
 
 import torch

@@ -1,5 +1,9 @@
 """FedFOMO: each client has a personal model and moves it towards the models that help it.
 
+In each round, a client receives models of other clients and weights them by how much they lower the
+loss on its validation data. The server has no global model. It keeps all clients' models and
+chooses which ones to send.
+
 M. Zhang et al., "Personalized Federated Learning with First Order Model Optimization", ICLR 2021,
 Eq. (3)-(4), and the authors' code. theta is client i's model before its last local training (the
 baseline). The candidates theta_j are the models of `models` other clients and the model that client
@@ -8,18 +12,20 @@ i trained last. With l_i the loss on client i's validation data,
     w_j = max(0, d_j) / sum_k max(0, d_k), or 0 if no d_k is > 0
     theta <- theta + sum_j w_j (theta_j - theta),  followed by local training.
 A client whose last training did not lower its validation loss therefore returns to the model before
-that training. `distance` is the norm: l1, the released code's default, or l2.
+that training. `distance` selects the norm: l1, the released code's default, or l2.
 
-The server keeps an affinity matrix P, initially the identity. It adds d_j / |sum_k d_k| to P_ij,
-even if this is negative, and sends client i the models with the largest P_ij; ties are broken at
-random. With probability epsilon, which decreases by `epsilon_decay` per round, it sends a random
-model instead.
+The server keeps an affinity matrix P, which is initially the identity. It adds d_j / |sum_k d_k| to
+P_ij, even if this value is negative, and sends client i the models with the largest P_ij. Ties are
+broken at random. With probability epsilon, which decreases by `epsilon_decay` per round, it sends a
+random model instead.
 
-With `federations` = F > 0 there are F + 1 more candidates, as in the released code (NVlabs/FedFomo,
-server.py and federation.py, where F is 5). Spectral clustering of P (softmax of its rows, made
-symmetric) divides the clients into F sub-federations. The additional candidates are one average
+With `federations` = F > 0, there are F + 1 more candidates, as in the released code
+(NVlabs/FedFomo, server.py and federation.py, where F is 5). Spectral clustering of P (softmax of
+its rows, made symmetric) divides the clients into F sub-federations. The additional candidates are
+one average
 for each sub-federation, over its clients' latest trained models, weighted by their numbers of
-examples, and the mean of these averages. Their d_k are part of the sum, but they have no affinity.
+examples, and the mean of these averages. The values d_k of these candidates are part of the sum,
+but are not added to P.
 
 Each example is used for validation with probability `validation`. The draw depends only on the
 example's index, so it is the same in all rounds, even if a client's examples change. Clients do not
@@ -27,13 +33,14 @@ train on these examples. A client that would have no validation example uses the
 lowest draw. A client that would have only validation examples trains on the one with the highest
 draw.
 
-No client uses a global model. The test uses the average of all K clients' latest models, weighted
-by n_k (FedKA's Table 9 says "generic accuracy" without a definition), and the same average of
-their running statistics. The n_k are those of the first task or partition, so that the result stays
-an average if the numbers of examples change. Clients upload the change of their model, from which
-the server computes the model. The models that a client keeps include their running statistics.
+No client uses a global model. The reported accuracy is that of the average of all K clients' latest
+models and running statistics, weighted by n_k. (FedKA's Table 9 reports a "generic accuracy"
+without defining it.) The weights are the n_k of the first task or partition, so that the weights
+still sum to 1 if the numbers of examples change. Clients upload the change of their model, from
+which the server computes the model. The models that a client keeps include their running
+statistics.
 
-Deviations from the released code: By default, F is 0, as in the paper. P_ii stays 1, and
+Differs from the released code: By default, F is 0, as in the paper. P_ii stays 1, and
 sub-federations without a trained model have no average. The validation examples are drawn
 independently, not as a fixed number. The server offers the models of all clients that have taken
 part so far, not only of the last cohort. epsilon decreases once per round, not once per local
@@ -66,7 +73,7 @@ from fedexp.core.limits import Count, CountFrom0, OpenShare, Share
 from fedexp.core.rng import generator_for
 from fedexp.core.tree import Params, Tree
 
-# If |sum_k d_k| is below this value, this value is added to it, as in the authors' code.
+# added to |sum_k d_k| if this sum is smaller than the constant, as in the authors' code
 SMALLEST = 1e-9
 
 
@@ -105,7 +112,7 @@ class FedFOMO(Personal, OwnTraining, ServerTraining):
 
     @property
     def slots(self) -> int:
-        """Return the maximum number of candidates that a client receives."""
+        """Return the maximum number of candidate models that the server sends to a client."""
         return self.models + (self.federations + 1 if self.federations else 0)
 
     def counted(self, sent: Tree, up: bool) -> Tree:
@@ -139,8 +146,8 @@ class FedFOMO(Personal, OwnTraining, ServerTraining):
     def held_out(self, federation: Federation, client: int) -> np.ndarray:
         """Return the indices of a client's validation examples.
 
-        There is at least one, and at least one other example remains for training. A client with a
-        single example uses it for both.
+        A client has at least one validation example and at least one training example. A client
+        with a single example uses it for validation and training.
         """
         part = federation.parts[client]
         drawn = validation_draws(len(federation.labels))[part]
@@ -162,7 +169,7 @@ class FedFOMO(Personal, OwnTraining, ServerTraining):
         # maximum number of validation examples over all clients
         most = max(int(np.bincount(owners[low]).max(initial=0)), 1)
         mean = self.validation * federation.largest
-        # a size that usually suffices for other seeds too, so that shapes rarely change
+        # a size that is usually sufficient, so that the shape rarely differs between partitions
         usual = int(mean + 3 * (mean * (1 - self.validation)) ** 0.5) + 1
         return padded_numbers(
             self.held_out(federation, client), max(most, min(usual, federation.largest))
@@ -188,7 +195,11 @@ class FedFOMO(Personal, OwnTraining, ServerTraining):
         }
 
     def average_federations(self, server: Tree, kept: Mapping[int, Tree]) -> list[Params]:
-        """Return the average model of each sub-federation with trained models, and their mean."""
+        """Return the average model of each sub-federation, followed by the mean of these averages.
+
+        Sub-federations without trained models are skipped.
+
+        """
         found: list[Params] = []
         for number in range(self.federations):
             trained = server["trained"] * (server["federation"] == number)
@@ -220,7 +231,8 @@ class FedFOMO(Personal, OwnTraining, ServerTraining):
         """Return the candidates' weights, the affinity changes, and the start of local training.
 
         "weights" contains w_j for all candidates, [slots + 1]; the last candidate is the client's
-        own model. "affinity" contains the changes of P, [M]. "start" is the model.
+        own model. "affinity" contains the changes of P, [M]. "start" is the model from which local
+        training starts.
         """
         base, own = (ctx.personal["first_buffers"] | ctx.client[k] for k in ("before", "params"))
         x, y = data.take(ctx.plan["numbers"])

@@ -1,16 +1,19 @@
 """FedGKD: clients distil the mean of the latest global models.
 
+The server averages local models as in FedAvg and also sends the mean of its last global models,
+which is the teacher.
+
 D. Yao et al., "FedGKD: Toward Heterogeneous Federated Learning via Global Knowledge Distillation",
 IEEE Trans. on Computers 73 (1), 2024, implemented as in the authors' code:
     L = CE + gamma * tau^2 * KL(softmax(z_teacher / tau) || softmax(z / tau)).
 The teacher's parameters are the mean of the last `models` global models, including the received
 one. With `models=1`, the teacher is the received model, and no separate teacher is sent, as in the
 code (CGCL-codes/FedGKD, pcode/masters/master_fedgkd.py). The first round has no distillation. In
-early rounds, the mean is over the global models available so far.
+early rounds, the mean is over the global models so far.
 
-Deviations: The teacher uses the running statistics of the received global model, not their mean.
-FedGKD-VOTE, which weights the single models' predictions by a validation loss on the server, is not
-implemented.
+Differs from the paper: The teacher uses the running statistics of the received global model, not
+their mean. FedGKD-VOTE, which weights the single models' predictions by a validation loss on the
+server, is not implemented.
 """
 
 import torch
@@ -63,8 +66,8 @@ class FedGKD(FedAvg):
         return cross_entropies(student, batch.y) + self.gamma * distance
 
     def aggregate(self, server: Tree, messages: Tree, round: ServerRound) -> Tree:
-        # Use the model that was sent, not the new average, which `server.optimizer` may still
-        # change. The initial model is never among the teachers.
+        # Store the model that was sent in this round, because `server.optimizer` may still change
+        # the new average. The initial model is never part of the teacher.
         sent = tree.map(lambda leaf: leaf * (server["known"] > 0), server["params"])
         past = {k: torch.cat([leaf, sent[k][None]])[1:] for k, leaf in server["past"].items()}
         return super().aggregate(server, messages, round) | {

@@ -1,12 +1,13 @@
 """FedKA: a penalty keeps a client's outputs close to the global model's on a few anchor examples.
 
-The anchors are examples of classes that are rare or missing on the client.
+The anchors are examples of classes that are rare or missing on the client. The penalty keeps
+clients from forgetting these classes. The server averages as in FedAvg.
 
 J. Chen, J. Zhu, Q. Zheng, "Towards Fast and Stable Federated Learning: Confronting Heterogeneity
 via Knowledge Anchor", MM 2023, Definitions 1-2, Eq. (2)-(3), Algorithm 1. A class is missing,
 non-dominant or dominant if its share p^c of the client's examples is 0, below `dominance`, or at
-least `dominance`, respectively. In each round, the set of anchors T has one of the client's
-examples of each non-dominant class and the shared example of each missing class. Anchors are not
+least `dominance`, respectively. In each round, the set T of anchors contains one of the client's
+examples of each non-dominant class, and the shared example of each missing class. Anchors are not
 augmented. If there are more than `max_anchors`, a random subset is used. The loss of a mini-batch
 is
     L = CE + beta * (1 / |T|) * sum_{x in T} sum_{c not dominant} (f_global(x)^c - f_w(x)^c)^2.
@@ -21,9 +22,10 @@ stable up to 2 (1 + 0.9) / 0.01 = 380. Values of 0.1 and above diverge or nearly
 default is 0.01; sweep=fedka_search compares values. The value of `dominance` is not published
 either; null means 0.5 / C, the proportion at which the paper's Fig. 3 shows sudden forgetting.
 
-`anchors` is both, non_dominant or missing. The last two are the ablations N and M, whose inner sum
-is over the same classes. `selection` determines which example of a non-dominant class is used:
-random, hard (the largest cross-entropy of the global model) or proficient (the smallest).
+`anchors` selects the classes that have anchors: both, non_dominant or missing. The last two values
+are the paper's ablations N and M, in which the inner sum is still over all classes that are not
+dominant. `selection` determines which example of a non-dominant class is used: random, hard (the
+largest cross-entropy of the global model) or proficient (the smallest).
 
 The paper does not specify the following. Anchors go through the network together with the
 mini-batch, so that batch norm sees one batch. The teacher's outputs are computed in eval mode. If
@@ -44,8 +46,7 @@ from fedexp.core.tree import Params, Tree
 
 
 class FedKA(FedAvg):
-    # not texts: anchors are added to the batch without the dropout keys that texts need in
-    # training
+    # Texts are not supported, because anchors have no dropout keys, which texts need in training.
     inputs = ("images",)
 
     beta: NonNegative  # weight of the anchors; 0 is FedAvg
@@ -131,10 +132,10 @@ class FedKA(FedAvg):
         return {"x": x.index_select(0, index), "z": logits.index_select(0, index)}
 
     def rows_that_count(self, ctx: Context) -> Tensor:
-        """Return a mask [slots * width] of the candidates that count in batch statistics.
+        """Return a mask [slots * width] of the candidates that are included in batch statistics.
 
-        Candidates that only fill slots do not count. If no candidate is an anchor, all of them
-        count, because their outputs are not used.
+        Candidates that only fill slots are excluded. If there are no other candidates, all are
+        included; their outputs are not used.
         """
         counts = (ctx.plan["candidate"] * ctx.plan["valid"][:, None]).flatten().to(ctx.steps.dtype)
         return torch.where(counts.sum() > 0, counts, torch.ones_like(counts))

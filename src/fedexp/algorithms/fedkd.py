@@ -1,6 +1,7 @@
-"""FedKD: clients distil all of the global model's predictions (KD in FedNTD's Table 12).
+"""FedKD: clients distil the global model's predictions for all classes (KD in FedNTD's Table 12).
 
-G. Hinton et al. 2015, as applied by FedNTD in Eq. (3) and appendix Eq. (17):
+The server averages as in FedAvg. The loss is that of G. Hinton et al. 2015, as used by FedNTD in
+Eq. (3) and appendix Eq. (17):
     L = CE + beta * tau^2 * KL( softmax(z_global / tau) || softmax(z / tau) )
 The teacher is the received global model on the same augmented batch. Table 12 does not use the loss
 (1 - beta) CE + beta KD of Eq. (3). The method is FedNTD with lambda_=0.

@@ -1,4 +1,7 @@
-"""FedLC: logits are calibrated by the client's number of examples per class.
+"""FedLC: clients calibrate logits by their number of examples per class.
+
+In the loss, each class has a margin that is larger for rarer classes. The server averages as in
+FedAvg.
 
 J. Zhang et al., "Federated Learning with Label Distribution Skew via Logits Calibration", ICML
 2022. For a client with n_c examples of class c,

@@ -1,4 +1,6 @@
-"""FedLMD: distil the global model's knowledge about the classes that are rare on a client.
+"""FedLMD: clients distil the global model's predictions for the classes that are rare on them.
+
+The server averages as in FedAvg.
 
 J. Lu et al., "Federated Learning with Label-Masking Distillation", ACM Multimedia 2023, and the
 authors' code, which is based on FedNTD's. A client's majority classes M_k are the classes with more
@@ -9,8 +11,8 @@ z / tau over the classes given,
     teacher=false (FedLMD-Tf): p is uniform over these classes, and no teacher is evaluated.
 If M_k contains every class c != y, the second term is 0.
 
-Deviation: To make the uniform target, the released code of FedLMD-Tf uses the number of rows in the
-batch instead of the number of classes in M_k, so the target is negative for B > C. In fedexp, p
+Differs from the released code: To compute the uniform target, the code of FedLMD-Tf uses the batch
+size B instead of the number of classes in M_k, so the target is negative for B > C. In fedexp, p
 sums to 1.
 """
 

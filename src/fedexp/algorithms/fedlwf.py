@@ -1,18 +1,21 @@
 """FedLwF: Learning without Forgetting in each client's local training.
 
+Clients distil the model from the end of the previous task on their new examples. The server
+averages as in FedAvg.
+
 Z. Li, D. Hoiem, "Learning without Forgetting", ECCV 2016, as used as a baseline in CFeD (IJCAI
 2022, section 5.3). On the new task's examples,
     L = CE + lambda_d L_d,
-where the teacher in L_d is theta_{t-1}, the global model from the end of the previous task (see
-continual.py). In task 1, FedLwF is FedAvg. With `paradigm=centralized` (algorithm=lwf), FedLwF is
-LwF.
+where L_d is the distillation loss of continual.py with the teacher theta_{t-1}, the global model
+from the end of the previous task. In task 1, FedLwF is FedAvg. With `paradigm=centralized`
+(algorithm=lwf), FedLwF is LwF.
 
-Deviations from the released code of CFeD (lianziqt/CFeD, update.py and train_eval_fed.py): The
-teacher runs in eval mode. In the released code, the teacher runs in training mode with dropout and
-batch statistics, and its outputs are computed once per round. The server weights client k by n_k;
-in the released code, all clients have equal weights. A client trains on all its examples, in a new
-order in each epoch. In the released code, a client trains on the first 80 % of its examples in a
-fixed order, without the last partial batch.
+Differs from the released code of CFeD (lianziqt/CFeD, update.py and train_eval_fed.py): The teacher
+runs in eval mode. In the released code, the teacher runs in training mode with dropout and batch
+statistics, and its outputs are computed once per round. The server weights client k by n_k; in the
+released code, all clients have equal weights. A client trains on all its examples, in a new order
+in each epoch. In the released code, a client trains on the first 80 % of its examples in a fixed
+order, without the last partial batch.
 """
 
 import torch

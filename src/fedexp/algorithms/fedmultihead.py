@@ -1,11 +1,11 @@
 """FedMultiHead: one head per task on a shared body; each test example uses the head of its task.
 
 CFeD (IJCAI 2022, section 5.3) uses this method as an upper bound, because the task of each test
-example is known. If the tasks' classes are disjoint, each head consists of its task's rows of the
-classifier. If the tasks share their labels, each task has C separate rows. Training uses only the
-rows of the current task. The server restores the other rows after each round, so inactive heads do
-not change, even with weight decay. With `paradigm=centralized` (algorithm=multihead), FedMultiHead
-is multi-head training.
+example is known. If the tasks' classes are disjoint, the head of a task consists of the
+classifier's rows for its classes. If the tasks share labels, each task has C rows of its own.
+Clients train only the rows of the current task. The server restores all other rows after each
+round, so that they do not change, even with weight decay. With `paradigm=centralized`
+(algorithm=multihead), FedMultiHead is multi-head training.
 """
 
 from collections.abc import Sequence
@@ -56,7 +56,7 @@ class FedMultiHead(OwnModel, TaskHeads):
         return {"params": params, "rows": self.rows_of(federation, params)}
 
     def rows_of(self, federation: Federation, params: Params) -> Tensor:
-        """Return the current task's output for each class, int64 [C]; -1 means no output."""
+        """Return the classifier's row for each class of the current task, int64 [C]; -1: none."""
         return torch.from_numpy(self.heads(federation.tasks)[federation.task]).to(
             next(iter(params.values())).device
         )

@@ -1,16 +1,20 @@
 """FedNova: each client's change is divided by its effective number of steps before averaging.
 
+Clients train as in FedAvg. Without the division, clients that take more steps would have a larger
+influence on the global model.
+
 J. Wang et al., "Tackling the Objective Inconsistency Problem in Heterogeneous Federated
-Optimization", NeurIPS 2020. For SGD with momentum rho ("heavy-ball", section 4.2), let a_k be the
-sum of the weights of the gradients in tau_k steps:
+Optimization", NeurIPS 2020. For SGD with momentum rho ("heavy-ball", section 4.2), the effective
+number of steps a_k is the sum of the weights that all gradients of tau_k steps have in the client's
+change:
     a_k = (tau_k - rho (1 - rho^tau_k) / (1 - rho)) / (1 - rho),      rho = 0: a_k = tau_k
     d_k = (w_global - w_k) / (lr a_k),   w_global <- w_global - lr * (sum_k p_k a_k) * sum_k p_k d_k
-The learning rate is constant within a round and cancels. If all clients have the same number of
+The learning rate lr is constant within a round and cancels. If all clients have the same number of
 examples, they have the same a_k, and FedNova is FedAvg.
 
-Option `variant`: In FedNTD's tables, FedNova differs from FedAvg even for clients of equal size, so
-these values cannot come from plain FedNova. FedNTD's released code adds variance reduction across
-clients to each gradient, before weight decay:
+Option `variant`: In FedNTD's tables, the results of FedNova and FedAvg differ even for clients of
+equal size, so they are not results of plain FedNova. FedNTD's released code adds variance reduction
+across clients to each gradient g, before weight decay:
     ccvr         g <- g + (d_mean - d_k), with d_k from the client's last participation (0 before
                  its first);
                  after each round, with n = sum of n_k over all clients,
@@ -39,7 +43,7 @@ from fedexp.core.tree import Params, Tree
 
 
 def effective_steps(steps: Tensor, momentum: float) -> Tensor:
-    """Return a_k after tau_k = `steps` steps of SGD with momentum rho = `momentum` < 1."""
+    """Return the effective number a_k of tau_k = `steps` SGD steps with rho = `momentum` < 1."""
     return (steps - momentum * (1 - momentum**steps) / (1 - momentum)) / (1 - momentum)
 
 
@@ -113,5 +117,5 @@ class FedNova(FedAvg):
 
 
 def direction(start: Params, end: Params, divisor: Tensor) -> Params:
-    """Return (w_global - w_k) / divisor, or 0 for a client that took no step."""
+    """Return (start - end) / divisor, or 0 for a client that took no step (divisor 0)."""
     return {k: (start[k] - end[k]) / torch.where(divisor > 0, divisor, 1.0) for k in start}

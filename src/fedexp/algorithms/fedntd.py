@@ -1,4 +1,7 @@
-"""FedNTD: distil the global model's predictions for all classes except the label.
+"""FedNTD: clients distil the global model's predictions for all classes except the label.
+
+This preserves what the global model knows about classes that a client does not have. The server
+averages as in FedAvg.
 
 G. Lee et al., "Preservation of the Global Knowledge by Not-True Distillation in Federated
 Learning", NeurIPS 2022. Eq. (10)-(11): L = CE(q, y) + beta * L_NTD, where, for the classes c != y,
@@ -13,9 +16,9 @@ distillation over the not-true classes,
 Appendix Table 14: `distance=mse` replaces L_NTD by the squared error of the not-true logits,
 without tau.
 
-Deviations and options: The published Eq. (10)-(11) have no factor tau^2, but the authors' code has
-it; see `tau_squared`. The paper does not state how the MSE is reduced. The range of beta in which
-it works best (0.001 to 0.1) suggests a sum over classes and examples; see `mse_reduction`.
+Further options: The published Eq. (10)-(11) have no factor tau^2, but the authors' code has it; see
+`tau_squared`. The paper does not state how the MSE is reduced. The range of beta with the best
+results (0.001 to 0.1) suggests a sum over classes and examples; see `mse_reduction`.
 """
 
 from typing import Literal
@@ -84,8 +87,8 @@ class FedNTD(FedAvg):
     ) -> Tensor:
         """Return the squared error of Table 14 for each example, [B].
 
-        The engine averages these values over the batch; they are scaled so that the average equals
-        the chosen reduction.
+        The loss of a batch is the mean of these values. They are scaled so that this mean equals
+        the reduction `mse_reduction`.
         """
         total = torch.where(not_true, (teacher - student) ** 2, 0.0).sum(-1)
         if self.mse_reduction == "mean":

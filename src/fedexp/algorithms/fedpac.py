@@ -1,6 +1,7 @@
-"""FedPAC: features are aligned with global class prototypes, and classifiers are combined.
+"""FedPAC: clients align features with global class prototypes, and classifiers are personalised.
 
-Each client receives a weighted combination of the cohort's classifiers.
+The server averages the bodies and the prototypes. It sends each client a combination of the
+cohort's classifiers that gives more weight to clients with similar class statistics.
 
 J. Xu, X. Tong, S.-L. Huang, "Personalized Federated Learning with Feature Alignment and Classifier
 Collaboration", ICLR 2023, Eq. (5), (7)-(13) and the authors' code. With features f, and with the
@@ -20,12 +21,12 @@ rounding makes an eigenvalue of a matrix negative, all its eigenvalues below 0.0
 client receives its combined classifier when it next takes part. The reported accuracy is measured
 with the averaged body and the mean classifier, weighted by n_k (FedKA's generic accuracy).
 
-`head_lr` is constant over the rounds, as in the authors' code (methods/fedpac.py: 0.1 with momentum
-0.5). In that code, the body's learning rate is also constant; in fedexp, it follows
-`local.lr_decay`. With lr_decay=0.99, head_lr divided by the body's rate grows by a factor of 7.5 in
-200 rounds. Deviation: conf/algorithm/fedpac.yaml sets head_lr=0.01. With momentum 0.9, a step is
-effectively 1 / (1 - 0.9) = 10 times the learning rate (2 times with momentum 0.5), and FedKA uses
-the same rate, 0.01, for all parameters.
+Differs from the released code: `head_lr` is constant over the rounds, as in that code
+(methods/fedpac.py: 0.1 with momentum 0.5). There, the body's learning rate is also constant; in
+fedexp, it follows `local.lr_decay`. With lr_decay=0.99, the ratio of head_lr to the body's rate
+grows by a factor of 7.5 in 200 rounds. conf/algorithm/fedpac.yaml sets head_lr=0.01, because FedKA
+uses this rate for all parameters. In addition, momentum 0.9 makes a step effectively 1 / (1 - 0.9)
+= 10 times the learning rate (2 times with momentum 0.5).
 """
 
 from collections.abc import Mapping
@@ -71,10 +72,10 @@ class FedPAC(HeadThenBody, Personal):
         )
 
     def counted(self, sent: Tree, up: bool) -> Tree:
-        """Return what is actually sent.
+        """Return the values that count as traffic.
 
-        Upload: the statistics of only the client's classes. Download: the client's combined
-        classifier replaces the averaged one.
+        Upload: the statistics are counted only for the client's classes. Download: the averaged
+        classifier is not counted, because a client receives its combined classifier instead.
         """
         if up:
             own = {k: sent[k] for k in ("prototypes", "statistics")}
@@ -124,7 +125,11 @@ class FedPAC(HeadThenBody, Personal):
         return stats | {"target": target, "aligns": (known.sum() > 0).to(target.dtype)}
 
     def statistics(self, net: Network, params: Params, data: ClientData, ctx: Context) -> Tree:
-        """Return the class statistics over one pass (see `prototypes.statistics`)."""
+        """Return the class statistics of a client's features in its first pass over the data.
+
+        params: the model that computes the features. For the values, see `prototypes.statistics`.
+
+        """
         passed = first_pass(data, ctx, self.epochs(ctx.local))
         return prototypes.statistics(net, params, passed, ctx.server["prototypes"]["mean"])
 
@@ -158,7 +163,8 @@ class FedPAC(HeadThenBody, Personal):
 def combine(statistics: Tree) -> Tensor:
     """Return the weights a [|S|, |S|]; row i combines the cohort's classifiers for client i.
 
-    statistics: `count` [|S|, C], `square` [|S|, C] and `mean` [|S|, C, D] of the clients.
+    statistics: the clients' class statistics, "count" [|S|, C], "square" [|S|, C] and "mean" [|S|,
+    C, D].
     """
     count, mean, square = (statistics[k].double().cpu() for k in ("count", "mean", "square"))
     sizes = count.sum(1).clamp(min=1)
@@ -173,11 +179,11 @@ def combine(statistics: Tree) -> Tensor:
 
 
 def simplex_minimum(matrix: np.ndarray, own: int) -> np.ndarray:
-    """Return argmin of a^T M a over a >= 0, sum a = 1.
+    """Return the weights a that minimise a^T M a subject to a >= 0 and sum a = 1.
 
-    The solver is SciPy's SLSQP, which starts near the weights that select only the client itself
-    (index `own`). If the matrix is not finite because a client sent NaN or Inf, these weights are
-    returned.
+    M is the matrix [|S|, |S|], and `own` is the index of the client. SciPy's SLSQP solves the
+    problem, starting close to the weights that select only the client's own classifier. These
+    weights are returned if the matrix is not finite because a client sent NaN or Inf.
     """
     from scipy.optimize import minimize  # slow to import, and no other algorithm needs it
 

@@ -1,30 +1,33 @@
 """FedProto: clients send class means of their features instead of their models.
 
+The server averages the class means to prototypes. Each client trains a personal model whose
+features are pulled towards the prototypes.
+
 Y. Tan, G. Long, L. Liu, T. Zhou, Q. Lu, J. Jiang, C. Zhang, "FedProto: Federated Prototype Learning
 across Heterogeneous Clients", AAAI 2022, Algorithm 1. With the features f of client k's personal
 model:
     client      minimises CE + lambda * MSE(f(x), C^y), where C^y is the server's prototype of the
-                label y (without MSE if there is none; MSE: mean over the dimensions); then
+                label y (no MSE term without a prototype; MSE: mean over the dimensions); then
                 C_k^c = mean of f(x) over the client's examples of class c
     server      C^c <- mean of C_k^c over the clients that hold class c, weighted by their number
                 of examples of class c
     prediction  the class with the nearest prototype, argmin_c ||f(x) - C^c||.
-A client's model starts as the initial model and stays on the client, with its running statistics. A
-linear classifier with rows C^c and biases -||C^c||^2 / 2 makes the same predictions, so the
-personalised test uses this classifier.
+A client's model starts as the initial model and stays on the client, with its running statistics.
+The personalised test uses a linear classifier with rows C^c and biases -||C^c||^2 / 2, which makes
+the same predictions.
 
-No client uses a generic model. The accuracy reported for the generic model is measured on the mean
-of the last cohort's models; sending these models is not counted as traffic.
+No client uses a generic model. The accuracy reported for the generic model is that of the mean of
+the last cohort's models. Sending these models is not counted as traffic.
 `evaluate=[global,personal]` also tests the personal models.
 
-Checked against the authors' code (yuetan031/FedProto, lib/update.py, lib/utils.py). Deviations:
-Prototypes are computed after local training in eval mode, as in the paper's Eq. (3), over one
-epoch's augmented batches. In the code, they are computed during the last epoch. With
-`weighting=uniform`, all clients that hold a class have equal weights, as in the code; otherwise,
-they are weighted by their number of examples, as in the paper. If no client in a round holds a
-class, its prototype does not change; in the code, all clients take part. The prediction uses the
-nearest prototype among all known classes, not only among the client's classes. In the code, clients
-may have different architectures; here, all clients have the same one.
+Differs from the released code (yuetan031/FedProto, lib/update.py, lib/utils.py): Prototypes are
+computed after local training in eval mode, as in the paper's Eq. (3), over one epoch's augmented
+batches. In the code, they are computed during the last epoch. With `weighting=uniform`, all clients
+that hold a class have equal weights, as in the code; otherwise, they are weighted by their number
+of examples, as in the paper. If no client in a round holds a class, its prototype does not change;
+in the code, all clients take part. The prediction uses the nearest prototype among all known
+classes, not only among the client's classes. In the code, clients may have different architectures;
+here, all clients have the same one.
 """
 
 import torch

@@ -1,9 +1,11 @@
 """FedProx: a proximal term keeps local models close to the global model.
 
+Clients add the term to their loss. The server averages as in FedAvg.
+
 T. Li et al., "Federated Optimization in Heterogeneous Networks", MLSys 2020. Eq. (2):
     min_w  F_k(w) + mu/2 * ||w - w_global||^2
-Deviation: In the paper, clients may stop early at inexactness gamma. Here, every client trains for
-E epochs, as in the experiments of FedNTD (Table 5) and FedKA.
+Differs from the paper: In the paper, clients may stop early at inexactness gamma. Here, every
+client trains for E epochs, as in the experiments of FedNTD (Table 5) and FedKA.
 """
 
 import torch

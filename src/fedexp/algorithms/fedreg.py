@@ -1,26 +1,33 @@
 """FedReg: each local step is corrected so that predictions on generated data change little.
 
-C. Xu et al., "Acceleration of Federated Learning with Alleviated Forgetting in Local Training",
-ICLR 2022, section 4 and the authors' code. Before training, the client uses the received global
-model in eval mode to convert each batch (x, y) of the first epoch into
-    pseudo data     x^s: `ascent` steps x <- x + eta_s sign(grad_x CE(f_global(x), y)),
-                    with soft labels y^s = softmax(f_global(x^s))
-    perturbed data  x^p: the same steps with eta_p = eta_ratio * eta_s, and the labels y.
-Step j of each epoch uses the pseudo and perturbed data from batch j:
-    1. w <- w - lr grad CE(w'; x, y),  w' = gamma w + (1 - gamma) w_global          (without
-       momentum and weight decay; another local.optimizer takes its usual step)
-    2. delta = w - w_global, w^ = (w + w_global) / 2
-       g_s = grad CE(w^; x^s, y^s),  a = max(0, <delta, g_s> / ||g_s||^2)
-       g_p = grad CE(w^; x^p, y),    b = max(0, <delta - a g_s, g_p> / ||g_p||^2)
-       w <- w - a g_s - b g_p.
-The paper averages uniformly (weighting=uniform). Generated images remain normalised and are not
-clipped, as in the authors' code (Zoesgithub/FedReg, FedUtils/fed/fedreg.py), whose clamp has no
-effect. They do not update a client's running statistics; in that code, a second copy of the model
-(`penalty_m`) processes them.
+Before training, each client generates images with the received global model. They represent what
+the global model knows and what the client must not forget. After each optimizer step, the client
+removes the part of its change that would increase the loss on these images. The server averages as
+in FedAvg.
 
-Deviations: The authors' code generates the images in a separate pass with newly shuffled and
-augmented examples, so pseudo batch j does not come from batch j of the first epoch. That code also
-modifies the training batch in place, which fedexp does not reproduce.
+C. Xu et al., "Acceleration of Federated Learning with Alleviated Forgetting in Local Training",
+ICLR 2022, section 4 and the authors' code. From each batch (x, y) of the first epoch, the client
+makes two batches, with the global model f in eval mode:
+    pseudo data     x^s: `ascent` steps x <- x + eta_s sign(grad_x CE(f(x), y)),
+                    with the soft labels y^s = softmax(f(x^s))
+    perturbed data  x^p: the same steps with eta_p = eta_ratio * eta_s, and the labels y.
+Step j of each epoch uses the pseudo and perturbed data made from batch j. First, the client takes
+an SGD step, with the gradient at a point w' between the local and the global model:
+    w' = gamma w + (1 - gamma) w_global,   w <- w - lr grad CE(w'; x, y).
+This step has no momentum and no weight decay; any other local.optimizer takes its usual step. Then
+the client projects its change delta, with gradients at the midpoint m between both models:
+    delta = w - w_global,   m = (w + w_global) / 2
+    g_s = grad CE(m; x^s, y^s),   a = max(0, <delta, g_s> / ||g_s||^2)
+    g_p = grad CE(m; x^p, y),     b = max(0, <delta - a g_s, g_p> / ||g_p||^2)
+    w <- w - a g_s - b g_p.
+The paper averages uniformly (weighting=uniform). Generated images remain normalised and are not
+clipped, as in the authors' code (Zoesgithub/FedReg, FedUtils/fed/fedreg.py), in which the clamp has
+no effect. They do not update a client's running statistics, because that code processes them with a
+second copy of the model (`penalty_m`).
+
+Differs from the released code: That code generates images in a separate pass over newly shuffled
+and augmented examples, so its pseudo batch j does not come from batch j of the first epoch. It also
+modifies the training batch in place; fedexp does not.
 """
 
 import torch
@@ -49,7 +56,7 @@ class FedReg(Prepared):
 
     @property
     def needs(self) -> Needs:
-        # the first ascent steps of the pseudo and the perturbed data share one gradient
+        # the first ascent step needs one gradient for both kinds of data, all other steps need two
         return Needs(
             data="generated (clients)",
             gradients=3,
@@ -70,9 +77,9 @@ class FedReg(Prepared):
         return {"pseudo": pseudo, "soft": soft, "perturbed": perturbed, "y": batch.y, "mask": mask}
 
     def ascend(self, net: Network, model: Params, batch: Batch, mask: Tensor) -> tuple[Tensor, ...]:
-        """Return the pseudo data and the perturbed data.
+        """Return the pseudo data and the perturbed data for a batch.
 
-        Both start from the batch, so their first steps share one gradient.
+        Both start from the same images, so the gradient of the first step is computed only once.
         """
 
         def direction(x: Tensor, y: Tensor, mask: Tensor) -> Tensor:
@@ -102,7 +109,7 @@ class FedReg(Prepared):
         return self.project_gradient(net, params, batch.step, ctx), memory, loss
 
     def project_gradient(self, net: Network, params: Params, step: int, ctx: Context) -> Params:
-        """Return the parameters after the correction by generated data (part 2 of a step)."""
+        """Return the parameters after the projection of their change with generated data."""
         start = ctx.server["params"]
         number = torch.remainder(
             torch.as_tensor(step, device=ctx.steps.device), ctx.steps / ctx.local.epochs
@@ -127,7 +134,7 @@ def interpolate(params: Params, start: Params, gamma: float) -> Params:
 def cross_entropy(
     net: Network, params: Params, x: Tensor, y: Tensor, mask: Tensor | None
 ) -> Tensor:
-    """Return the mean cross-entropy for y, labels [B] or class probabilities [B, C]."""
+    """Return the mean cross-entropy of a batch; y: labels [B] or class probabilities [B, C]."""
     return masked_mean(F.cross_entropy(net(params, x, mask).logits, y, reduction="none"), mask)
 
 

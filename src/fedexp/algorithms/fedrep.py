@@ -1,4 +1,7 @@
-"""FedRep: a shared body, and a classifier that stays on its client.
+"""FedRep: clients share the body of the model, and each client keeps its own classifier.
+
+In each round, a client first trains its classifier and then the body. The server averages the
+bodies.
 
 L. Collins, H. Hassani, A. Mokhtari, S. Shakkottai, "Exploiting Shared Representations for
 Personalized Federated Learning", ICML 2021, Algorithm 1. With the body phi and client k's
@@ -16,12 +19,12 @@ Checked against copies of the authors' repository (lgcollins/FedRep: main_fedrep
 models/Update.py and scripts/). The scripts train for 10 + 1 epochs with 2 classes per client, and
 for 10 + 5 epochs with 5 classes per client.
 
-Deviations: In the authors' code, one optimizer (SGD, momentum 0.5, weight decay 1e-4 except for
-biases) serves both phases. In fedexp, each phase starts with a fresh optimizer, and parameters that
-are not trained do not change at all. After the last round, the authors' code trains all clients'
-classifiers for ten more epochs before testing. Its initial classifiers are views of the global
-model's parameters, so a client that never took part has the mean classifier of the last cohort. In
-fedexp, such a client has the initial classifier, as in Algorithm 1.
+Differs from the released code: In that code, one optimizer (SGD, momentum 0.5, weight decay 1e-4
+except for biases) serves both phases. In fedexp, each phase starts with a fresh optimizer, and
+parameters that are not trained do not change at all. After the last round, the authors' code trains
+all clients' classifiers for ten more epochs before testing. Its initial classifiers are views of
+the global model's parameters, so a client that never took part has the mean classifier of the last
+cohort. In fedexp, such a client has the initial classifier, as in Algorithm 1.
 """
 
 from fedexp.algorithms.families import KeepsPart

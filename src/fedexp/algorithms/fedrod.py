@@ -1,5 +1,8 @@
 """FedRoD: one body with a generic classifier trained on a balanced loss and a personal classifier.
 
+The balanced loss compensates for the client's class imbalance, so that the generic model treats all
+classes alike. The personal classifier adapts the predictions to the client.
+
 H.-Y. Chen, W.-L. Chao, "On Bridging Generic and Personalized Federated Learning for Image
 Classification", ICLR 2022, Eq. (5)-(7), in the linear form. For a client with n_c training examples
 of class c:
@@ -7,8 +10,8 @@ of class c:
         -log( n_y^gamma e^{z_y} / sum_c n_c^gamma e^{z_c} )
     personal classifier: CE of z + z_personal, where z and the features are constants.
 The server averages the body and the generic classifier. The personal classifier starts at 0 and
-stays on its client. The reported accuracy is measured with the generic model without the class
-prior (the paper's G-FL).
+stays on its client. The reported accuracy is that of the generic model (the paper's G-FL), which is
+tested without the class counts n_c.
 """
 
 import numpy as np
@@ -23,7 +26,7 @@ from fedexp.core.limits import NonNegative
 from fedexp.core.tree import Params, Tree
 
 PERSONAL = "personal."  # prefix of the names of the personal classifier's parameters
-# finite value for log 0: an absent class is never a label, except in padding
+# replaces log 0 for absent classes; finite, because padding may have such a label
 ABSENT = -1e30
 
 

@@ -1,12 +1,13 @@
-"""FedRS: the softmax is restricted for the classes that a client does not have.
+"""FedRS: clients scale down the scores of classes that they do not have.
 
-Training then moves the weights of these classes less.
+Training then changes the classifier's weights for these classes less. The server averages as in
+FedAvg.
 
 X.-C. Li and D.-C. Zhan, "FedRS: Federated Learning with Restricted Softmax for Label Distribution
 Non-IID Data", KDD 2021. The scores of classes without examples on the client are multiplied by
-alpha (0.5) before the softmax; alpha = 1 is FedAvg. Deviation: The paper's scores w_c^T h have no
-bias. Here, the logit including its bias is multiplied by alpha, as in FedDecorr's implementation of
-FedRS.
+alpha (0.5) before the softmax; alpha = 1 is FedAvg. Differs from the paper: The paper's scores
+w_c^T h have no bias. Here, the logit, including its bias, is multiplied by alpha, as in FedDecorr's
+implementation of FedRS.
 """
 
 import numpy as np

@@ -1,5 +1,7 @@
 """FedSAM: clients use the gradient at the worst point near their model to find flat minima.
 
+The server averages as in FedAvg.
+
 Z. Qu et al., "Generalized Federated Learning via Sharpness Aware Minimization", ICML 2022,
 Algorithm 1, and D. Caldarola et al., "Improving Generalization in Federated Learning by Seeking
 Flat Minima", ECCV 2022:
@@ -38,7 +40,7 @@ class FedSAM(FedAvg):
     def local_step(
         self, net: Network, params: Params, memory: Tree, batch: Batch, ctx: Context
     ) -> tuple[Params, Tree, Tensor]:
-        """Take one step with the gradient at the perturbed point; return the loss at `params`."""
+        """Take one step with the gradient at the perturbed point, with the loss at `params`."""
 
         def loss(p: Params) -> Tensor:
             return self.objective(net, p, batch, ctx)
@@ -50,5 +52,5 @@ class FedSAM(FedAvg):
         return params, memory, value
 
     def combine_gradients(self, first: Params, second: Params) -> Params:
-        """Return the gradient of the step from the gradients before and after the ascent."""
+        """Return the gradient for the optimizer from the gradients before and after the ascent."""
         return second

@@ -1,4 +1,7 @@
-"""FedSMOO: FedSpeed's proximal term, and an ascent step aligned by a second dual variable.
+"""FedSMOO: FedSpeed's proximal term, and ascent steps that are aligned between clients.
+
+As in FedSAM, clients look for flat minima. Dual variables and a perturbation from the server make
+the clients' ascent steps agree.
 
 Y. Sun et al., "Dynamic Regularized Sharpness Aware Minimization in Federated Learning: Approaching
 Global Consistency and Smooth Landscape", ICML 2023, Algorithm 1, as implemented in the authors'
@@ -60,7 +63,7 @@ class FedSMOO(Proximal, OwnStart):
     def local_step(
         self, net: Network, params: Params, memory: Tree, batch: Batch, ctx: Context
     ) -> tuple[Params, Tree, Tensor]:
-        """Take one step on the model and on mu_k; return the loss at `params`."""
+        """Update the model and the dual variable mu_k, and return the loss at `params`."""
         model, dual = split_duals(params)
         shift = ctx.server["s"]
 

@@ -1,10 +1,13 @@
-"""FedSSD: distil from the global model, weighted by its credibility per class and per example.
+"""FedSSD: clients distil the global model, weighted by its credibility per class and example.
+
+The server measures on public examples how reliably the global model recognises each class. The
+weights keep clients from learning the teacher's mistakes.
 
 Y. He et al., "Learning Critically: Selective Self-Distillation in Federated Learning on Non-IID
 Data", IEEE Trans. on Big Data 10 (6), 2024 (arXiv 2504.14694). A_jk is the fraction of the server's
-public examples of class j that the global model classifies as class k, p_y(x) the probability that
-the global model assigns to the true label of x, z_global its logits, and z the logits of the local
-model:
+public examples of class j that the global model classifies as class k, p_y(x) is the probability
+that the global model assigns to the true label of x, z_global are its logits, and z are the logits
+of the local model:
     M_class[k] = A_kk (1 - max_{j != k} A_jk)
     M_sample(x) = 1 - sqrt(1 - p_y(x))
     M(x)[k] = m_max [ M_class[k] M_sample(x) - threshold ]^+
@@ -15,12 +18,12 @@ M_class is 0.
 No code by the authors was found, and only the paper's abstract was available. The formulas, and
 threshold = 0.1, come from a reimplementation (evgafanboi/fl_clean, README and
 FL/strategy/FedSSD.py); the tests of fedexp implement them independently. M(x) is as in the README.
-The reimplementation's code has m_max inside the bracket, [ m_max M_class[k] M_sample(x) - threshold
-]^+. The two formulas agree only for the default m_max = 1; with a smaller value, the second one
-distils fewer logits. It is not known which formula the paper uses.
+In the reimplementation's code, m_max is inside the bracket: [ m_max M_class[k] M_sample(x) -
+threshold ]^+. The two formulas agree only for the default m_max = 1; with a smaller value, the
+second one distils fewer logits. It is not known which formula the paper uses.
 
-Other deviations: The reimplementation also evaluates the initial model, so its M_class is not 0 in
-round 1, and it clips gradients at norm 0.5.
+Other differences from the reimplementation: The reimplementation also evaluates the initial model,
+so its M_class is not 0 in round 1, and it clips gradients at norm 0.5.
 """
 
 import numpy as np

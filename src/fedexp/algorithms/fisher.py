@@ -24,7 +24,7 @@ def squared_gradients(
     estimator: str,
     rows: Tensor | None = None,
 ) -> tuple[Params, Tensor | float]:
-    """Return (sum of squared gradients over a batch, number of gradients).
+    """Return (sum of the squared gradients of a batch, number of gradients in the sum).
 
     estimator: `sample` squares the gradient of each example; `batch` squares the gradient of the
     mean cross-entropy. mask: [B], 1 for an example and 0 for padding. rows: see `heads.by_head`;

@@ -1,6 +1,8 @@
 """Flashback: distillation on clients and server, weighted by label counts.
 
-Each teacher is weighted by the number of examples of each class that it was trained on.
+Clients distil the global model. The server distils the local models and the previous global model
+into their average. For each class, a teacher is weighted by the number of examples that it was
+trained on.
 
 M. Aljahdali et al., "Flashback: Understanding and Mitigating Forgetting in Federated Learning",
 arXiv 2402.05558, Eq. (3), Algorithm 1. For teachers i with label counts mu_i [C] and a student with
@@ -11,15 +13,15 @@ label counts nu [C]:
 The second term is not a Kullback-Leibler divergence and may be negative; it is not clamped.
 
 On the client, the teacher is the global model with counts pi, and nu = mu_k are the client's
-counts. On the server, which starts from sum_k p_k w_k and trains on a labelled public set, the
-teachers are the local models with counts mu_k and the previous global model with counts pi. The
-student's counts are also nu = pi, so pi appears twice in alpha. The server trains for E_s epochs
-with SGD, the clients' settings and a fresh momentum buffer. Then r_k <- r_k + 1 for the cohort, and
-pi <- pi + gamma mu_k for each client of the cohort with gamma r_k <= 1. To avoid rounding errors,
-r_k is compared with the largest such integer. As pi starts at 0, clients do not distil in round 1.
+counts. The server trains sum_k p_k w_k on a labelled public set. Its teachers are the local models
+with counts mu_k and the previous global model with counts pi. The student's counts are nu = pi, so
+pi appears twice in alpha. The server trains for E_s epochs with SGD, the clients' settings and a
+fresh momentum buffer. Then r_k <- r_k + 1 for the cohort, and pi <- pi + gamma mu_k for each client
+of the cohort with gamma r_k <= 1. To avoid rounding errors, r_k is compared with the largest such
+integer. As pi starts at 0, clients do not distil in round 1.
 
-Options: `on_clients` and `on_server` enable distillation on the clients and on the server.
-Deviations: Clients send mu_k (C numbers) in each round instead of once. Public examples are not
+Options: `on_clients` and `on_server` enable distillation on the clients and on the server. Differs
+from the paper: Clients send mu_k (C numbers) in each round instead of once. Public examples are not
 augmented, so the teachers' outputs are computed only once per round.
 """
 
@@ -49,19 +51,20 @@ from fedexp.core.tree import Params, Tree
 
 
 def class_weights(teachers: Tensor, student: Tensor) -> Tensor:
-    """Return the shares alpha [T, C], given the label counts of teachers [T, C] and student [C].
+    """Return the weights alpha [T, C], given the label counts of teachers [T, C] and student [C].
 
-    The share is 0 for a class that no model was trained on.
+    The weight is 0 for a class that no model was trained on.
     """
     total = student + teachers.sum(0)
     return torch.where(total > 0, teachers / torch.where(total > 0, total, 1.0), 0.0)
 
 
 def distillation_targets(alpha: Tensor, teachers: Tensor) -> tuple[Tensor, Tensor]:
-    """Return what the distillation term needs of the teachers: (entropy, weight), [n, C] each.
+    """Return the teachers' part of the distillation term: (entropy, weight), [n, C] each.
 
-    With these, sum_i sum_c alpha P (log P - log Q) = sum_c entropy^c - sum_c weight^c log Q^c.
-    alpha: [T, C]. teachers: the teachers' logits, [T, n, C].
+    The term is sum_i sum_c alpha P (log P - log Q) = sum_c entropy^c - sum_c weight^c log Q^c, so
+    the teachers' outputs are summed only once. alpha: [T, C]. teachers: the teachers' logits, [T,
+    n, C].
     """
     log_p = F.log_softmax(teachers, -1)
     weighted = alpha[:, None] * log_p.exp()
@@ -69,7 +72,11 @@ def distillation_targets(alpha: Tensor, teachers: Tensor) -> tuple[Tensor, Tenso
 
 
 def distillation_loss(entropy: Tensor, weight: Tensor, student: Tensor) -> Tensor:
-    """Return the distillation term of each example, [n]."""
+    """Return the distillation term of each example, [n].
+
+    entropy, weight: the result of `distillation_targets`. student: the student's logits, [n, C].
+
+    """
     return (entropy - weight * F.log_softmax(student, -1)).sum(-1)
 
 

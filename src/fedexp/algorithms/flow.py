@@ -1,8 +1,8 @@
 """A class-conditional normalising flow: an invertible map from features to standard normal noise.
 
-Affine coupling layers (L. Dinh et al., "Density Estimation Using Real NVP", ICLR 2017) as in
-AF-FCL's code. With a the first half and b the second half of the input, and c the class as a
-one-hot vector,
+The flow consists of affine coupling layers (L. Dinh et al., "Density Estimation Using Real NVP",
+ICLR 2017), as in AF-FCL's code. Each layer scales and shifts the second half b of its input by
+values that depend on the first half a and on the class c, a one-hot vector:
     b <- b * s + m,   s = sigmoid(r + 2) + 0.001,   (m, r) = net(a, c),
 where net has a linear layer, two residual blocks gated by c, and a linear layer, with leaky ReLUs.
 The input is reversed before the first two layers and rotated by a quarter of its entries before the
@@ -64,9 +64,10 @@ class Flow(nn.Module):
         self.layers = nn.ModuleList(Coupling(width, classes, hidden) for _ in range(LAYERS))
 
     def forward(self, x: Tensor, given: Tensor, inverse: bool) -> tuple[Tensor, Tensor]:
-        """Return the noise [n, D] for features x [n, D], and the log-determinant [n].
+        """Return the noise [n, D] for features x [n, D], and the log-determinant of the map, [n].
 
-        If `inverse` is true, return the features for noise x instead.
+        If `inverse` is true, x is noise, and the features are returned instead. given: the classes
+        as one-hot rows [n, C].
         """
         half, change = self.width // 2, x.new_zeros(len(x))
         steps = list(enumerate(self.layers))
@@ -100,5 +101,9 @@ class Density:
         return normal + change, noise
 
     def features(self, noise: Tensor, given: Tensor) -> Tensor:
-        """Return the features [n, D] for noise [n, D]."""
+        """Return the features [n, D] that the flow generates from noise [n, D].
+
+        given: the classes as one-hot rows [n, C].
+
+        """
         return functional_call(self.flow, self.params, (noise, given, True))[0]

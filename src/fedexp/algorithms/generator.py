@@ -1,8 +1,9 @@
 """Generate images from a classifier, without data, as in TARGET (J. Zhang et al., ICCV 2023).
 
 A generator G learns to make images that the classifier, called the teacher, recognises. The details
-follow TARGET's released code. For each batch of images, with the teacher's logits t on G(z) for the
-classes that it knows, and labels y drawn at random from these classes:
+follow TARGET's released code. G maps noise z to images. t are the teacher's logits on G(z) for the
+classes that it knows, and y are labels drawn at random from these classes. Each batch of images
+minimises
     min over z and G   ONE_HOT * CE(t, y) + BATCH_NORM * sum_l (||mu_l - m_l|| + ||var_l - v_l||).
 The sum is over the teacher's batch norm layers l with running statistics m_l and v_l. mu_l and
 var_l are moving averages of the mean and variance of the layer's input: this batch has weight 1/10,
@@ -25,9 +26,9 @@ ONE_HOT, BATCH_NORM, MOMENTUM = 0.5, 10.0, 0.9  # the authors' values for CIFAR-
 
 
 class Generator(nn.Module):
-    """A generator that starts from a quarter of the image size and upsamples twice by 2.
+    """Map noise [n, LATENT] to images [n, channels, height, width] with values from 0 to 1.
 
-    It returns images [n, channels, height, width] with values from 0 to 1.
+    The network starts from a quarter of the image size and doubles the size twice.
     """
 
     def __init__(self, shape: tuple[int, int, int], width: int):
@@ -67,7 +68,7 @@ class Statistics:
     before: list[tuple[Tensor, Tensor]] = field(default_factory=list)
 
     def distance(self, layers: list[tuple[Tensor, ...]]) -> Tensor | float:
-        """Return the BATCH_NORM term of the loss (see the module's docstring) without its weight.
+        """Return the sum over layers in the loss (see the module's docstring), without its weight.
 
         layers: the result of `norm_inputs`.
         """
@@ -83,7 +84,7 @@ class Statistics:
     def add(self, layers: list[tuple[Tensor, ...]]) -> None:
         """Update the moving averages with the statistics of a batch.
 
-        layers: the result of `norm_inputs` in the last step for this batch.
+        layers: the result of `norm_inputs` in the last generator step for this batch.
         """
         now = [(mean.detach(), var.detach()) for mean, var, *_ in layers]
         if self.before:

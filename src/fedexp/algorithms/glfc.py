@@ -1,50 +1,59 @@
 """GLFC: losses balanced between old and new classes, and distillation from the best old model.
 
-J. Dong et al., "Federated Class-Incremental Learning", CVPR 2022. z are the logits and y is the
-one-hot label. Old classes are the classes of all earlier tasks. A batch contains examples of new
-classes and kept examples of old classes:
-    w_i  = g_i / mean of g over the examples of the batch in the same group (old or new),
-           g_i = 1 - sigmoid(z_i[label])
+Each client keeps a few examples of its old classes and trains on them together with the new
+examples. A weighted loss compensates for the imbalance between old and new classes, and a second
+loss distils an old model. The server averages the models. Acting as the paper's proxy server, it
+also selects the old model, by testing each global model on prototypes from the clients.
+
+J. Dong et al., "Federated Class-Incremental Learning", CVPR 2022. z_i are the logits of example i
+of a batch, and y_i is its one-hot label. Old classes are the classes of all earlier tasks; the
+other classes so far are new. The loss is the sum of two terms:
+    L    = lambda_gc L_GC + lambda_rd L_RD
     L_GC = mean_i w_i BCE(z_i, y_i)              class-aware gradient compensation
     L_RD = mean_i BCE(z_i, y'_i)                 class-semantic relation distillation
-    L    = lambda_gc L_GC + lambda_rd L_RD
-y' is y with the entries of the old classes replaced by the old model's sigmoid(z_old). BCE is
-averaged over the n classes so far. In task 1, L = L_GC with w = 1.
+    w_i  = g_i / mean of g over the examples of the batch in the same group (old or new),
+           g_i = 1 - sigmoid(z_i[label])
+An example has a large weight w_i if the model recognises it less well than others of its group. The
+targets y'_i are y_i with the entries of the old classes replaced by sigmoid(z_old), where z_old are
+the logits of the old model. BCE is averaged over the n classes so far. In task 1, L = L_GC with w =
+1.
 
-Each client keeps `memory` examples, the same number for each of its old classes, selected by
-herding: each step adds the example that brings the mean feature of the kept examples closest to the
-mean feature of the class. Features are scaled to length 1.
+Each client keeps `memory` examples, the same number for each of its old classes. They are selected
+by herding: each step adds the example that brings the mean feature of the kept examples closest to
+the mean feature of the class. Features are scaled to length 1.
 
-The old model is selected as follows. In the first round of a task, each client of the cohort sends
-a prototype of each of its new classes: the image whose feature is closest to the class mean. The
-proxy server tests the global model on these prototypes after each round of the task. The most
-accurate model becomes the old model of the next task; if several models are equally accurate, the
-last of them is used.
+In the first round of a task, each client of the cohort sends a prototype of each of its new
+classes: the image whose feature is closest to the class mean. The server tests the global model on
+these prototypes after each round of the task. The most accurate model becomes the old model of the
+next task. If several models are equally accurate, the last of them is used.
 
 Checked against the authors' code (conditionWang/FCIL: GLFC.py, ProxyServer.py): both losses,
 herding, and the selection of prototypes. The authors keep 2000 examples, set both weights to 0.5,
-and use SGD with lr 2.0; the mean over classes requires this high rate. The text of the paper was
-not available, so the equations come from the code.
+and use SGD with lr 2.0. Such a high rate is necessary because the loss is a mean over classes. The
+text of the paper was not available, so the equations come from the code.
 
-Simplification: In fedexp, prototypes are sent unchanged. In the authors' code, clients first modify
-each prototype by 50 steps of gradient descent on its loss and then send a LeNet's gradient on it.
-The proxy server reconstructs the prototype from the gradient with 250 iterations of L-BFGS and
-keeps the last 20 images. This procedure hides the prototypes from the server and costs far more
-than the training. Since prototypes only rank global models, fedexp's ranking equals the ranking
-with a perfect reconstruction.
+Differs from the released code in the prototypes: In fedexp, clients send them unchanged. In the
+authors' code, clients first modify each prototype by 50 steps of gradient descent on its loss and
+then send a LeNet's gradient on it. The proxy server reconstructs the prototype from the gradient
+with 250 iterations of L-BFGS and keeps the last 20 images. This procedure hides the prototypes from
+the server and costs far more than the training. Prototypes are used only to rank global models, so
+fedexp's ranking equals the ranking with a perfect reconstruction.
 
-Other deviations: When a task begins, the authors' code keeps the best accuracy so far; fedexp
-resets it, because it was measured on other classes. In fedexp, clients know when a task starts; in
-the authors' code, a client infers the start when the entropy of the model's outputs increases by
-1.2. In the authors' code, new clients join with each task, which is a different setting. The model
-has all C outputs from the start, and future classes are negatives, so that untrained outputs are
-not predicted in a test over all C classes. BCE sums over all C outputs but divides by n, so the
-outputs of the n classes so far have the same gradients as in the authors' code. The outputs of
-future classes add to the gradients of the features and to the loss, which starts at C / n times its
-value in the authors' code. No example is kept twice. The server weights clients by n_k including
-kept examples, not equally. Prototypes are selected from the training images after augmentation (in
-the authors' code, without augmentation). The learning rate steps of the authors' code are replaced
-by the options of `local`, such as local.lr_decay.
+Differs from the released code in the tasks: At the start of a task, the authors' code keeps the
+best accuracy so far; fedexp resets it, because it was measured on other classes. In fedexp, clients
+know when a task starts; in the authors' code, a client infers the start when the entropy of the
+model's outputs increases by 1.2. In the authors' code, new clients join with each task, which is a
+different setting.
+
+Differs from the released code in the training: The model has all C outputs from the start, and
+future classes are negatives, so that untrained outputs are not predicted in a test over all C
+classes. BCE sums over all C outputs but divides by n, so the outputs of the n classes so far have
+the same gradients as in the authors' code. The outputs of future classes add to the gradients of
+the features and to the loss, which starts at C / n times its value in the authors' code. No example
+is kept twice. The server weights clients by n_k, including kept examples, not equally. Prototypes
+are selected from augmented training images; in the authors' code, they are not augmented. The
+learning rate steps of the authors' code are replaced by the options of `local`, such as
+local.lr_decay.
 """
 
 import numpy as np
@@ -82,7 +91,7 @@ class GLFC(Exemplars, ServerTraining):
     lambda_gc: NonNegative
     lambda_rd: NonNegative
     compensation: bool  # False: w = 1
-    # True: the old model is the best model on the prototypes; False: the last model of the task
+    # True: the old model is the task's best model on the prototypes; False: the task's last model
     proxy: bool
 
     @property
@@ -125,10 +134,10 @@ class GLFC(Exemplars, ServerTraining):
     def keep(
         self, before: np.ndarray, part: np.ndarray, features: Features, labels: np.ndarray
     ) -> np.ndarray:
-        """Return the examples that a client keeps: the same number of each of its classes.
+        """Return the indices of the examples that a client keeps, the same number of each class.
 
         before: the examples kept so far, in the order of selection; the first ones of each class
-            remain. part: the client's examples of the last task, from which herding selects.
+        are kept. part: the client's examples of the last task, from which herding selects.
         """
         old = [before[labels[before] == c] for c in dict.fromkeys(labels[before].tolist())]
         new = [part[labels[part] == c] for c in np.unique(labels[part])]
@@ -137,7 +146,7 @@ class GLFC(Exemplars, ServerTraining):
         return np.concatenate([numbers[:each] for numbers in [*old, *chosen]] or [before])
 
     def host_plan(self, federation: Federation, client: int, rng: np.random.Generator) -> Tree:
-        """Return one of the client's examples, which defines the shape of images."""
+        """Return the index of one of the client's examples, from which images get their shape."""
         return {"one": federation.parts[client][:1]} if self.proxy else {}
 
     def objective(self, net: Network, params: Params, batch: Batch, ctx: Context) -> Tensor:
@@ -171,7 +180,7 @@ class GLFC(Exemplars, ServerTraining):
     def prototypes(self, net: Network, params: Params, data: ClientData, ctx: Context) -> Tree:
         """Return a prototype of each new class, [C, ...], and a mask [C] of classes that have one.
 
-        A prototype is the image from one epoch whose feature is closest to the class mean.
+        A prototype is the image of the first epoch whose feature is closest to the class mean.
         """
         new, batch_size = ctx.server["new"], ctx.local.batch_size
         total: Tensor | float = 0.0
@@ -188,8 +197,8 @@ class GLFC(Exemplars, ServerTraining):
         for batch, mask in first_pass(data, ctx, ctx.local.epochs):
             features = F.normalize(net(params, batch.x, mask).features)
             apart = (features - mean.index_select(0, batch.y)).norm(dim=1)
-            # If a class has two examples, both are equally far from their mean. Choose the first
-            # one, whatever the rounding.
+            # If a class has two examples, both are equally far from their mean. Rounding must not
+            # decide between them, so the first one is chosen.
             place = batch.step * batch_size + torch.arange(len(batch.y), device=new.device)
             apart = apart.round(decimals=4) + 1e-9 * place
             is_of = one_hot(batch.y, new) * mask[:, None] * new
@@ -225,10 +234,10 @@ class GLFC(Exemplars, ServerTraining):
 
 
 def compensation(missing: Tensor, is_old: Tensor, mask: Tensor | None) -> Tensor:
-    """Return w [B] for g = `missing` [B].
+    """Return the weights w [B] of the examples in the loss L_GC.
 
-    is_old: [B], 1 for an example of an old class and 0 for an example of a new class. mask: [B], 0
-    for padding.
+    missing: g, [B]. is_old: [B], 1 for an example of an old class and 0 for an example of a new
+    class. mask: [B], 0 for padding.
     """
     present = torch.ones_like(is_old) if mask is None else mask.to(is_old.dtype)
     old, new = (masked_mean(missing, present * kind) for kind in (is_old, 1 - is_old))
@@ -236,9 +245,9 @@ def compensation(missing: Tensor, is_old: Tensor, mask: Tensor | None) -> Tensor
 
 
 def herding(features: Tensor, count: int) -> np.ndarray:
-    """Return the positions of at most `count` examples, [m], in the order of selection.
+    """Select at most `count` examples by herding, and return their positions in that order, [m].
 
-    features: [n, D].
+    features: the features of all examples, [n, D].
     """
     unit = F.normalize(features.double()).cpu().numpy()
     mean, total = unit.mean(0), np.zeros(unit.shape[1])
@@ -246,7 +255,7 @@ def herding(features: Tensor, count: int) -> np.ndarray:
     for number in range(1, min(count, len(unit)) + 1):
         apart = np.linalg.norm(mean - (total + unit) / number, axis=1)
         apart[chosen] = np.inf
-        # On a tie, take the first example. Two examples are equally far from their mean except for
+        # On a tie, take the first example. Two examples are equally far from their mean, except for
         # rounding, which differs between engines.
         chosen.append(int(np.flatnonzero(apart <= apart.min() + 1e-6)[0]))
         total += unit[chosen[-1]]

@@ -1,4 +1,4 @@
-"""Gram matrices of the inputs of linear layers, and matrices merged with them (RegMean, LoRM)."""
+"""Gram matrices of layer inputs, with which the server merges linear layers (RegMean, LoRM)."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -15,9 +15,10 @@ Widths = Mapping[str, int]  # name of a layer -> number of its inputs
 
 
 def watch_inputs(module: nn.Module, widths: Widths) -> nn.Module:
-    """Make a model return the most recent inputs of some layers, and return the model.
+    """Make a model return the inputs of some layers as well, and return the model.
 
-    They are in the field `maps` of its output, sorted by the names of the layers.
+    The field `maps` of the model's output then contains the inputs, sorted by the names of the
+    layers. widths: the layers' names and numbers of inputs.
     """
     for name, width in widths.items():
         layer: Any = module.get_submodule(name)
@@ -32,7 +33,7 @@ def keep_inputs(layer: Any, inputs: tuple[Tensor, ...]) -> None:
 
 
 def return_inputs(module: nn.Module, inputs: tuple[Tensor, ...], output: Output) -> Output:
-    """Add the inputs of the watched layers to an output, or zeros for a layer without inputs."""
+    """Add the inputs of the watched layers to an output, with zeros for layers that did not run."""
     maps = []
     for _, layer in sorted(module.named_modules()):
         if "watched" in vars(layer):
@@ -44,10 +45,11 @@ def return_inputs(module: nn.Module, inputs: tuple[Tensor, ...], output: Output)
 def gram_matrices(
     net: Network, params: Params, data: ClientData, ctx: Context, widths: Widths
 ) -> Params:
-    """Return the Gram matrix X^T X [n, n] of each watched layer's inputs over the first pass.
+    """Return the Gram matrix X^T X [n, n] of the inputs of each watched layer.
 
-    widths: as in `watch_inputs`. A row of X is the input of the layer for an example, or for one
-    token of an example.
+    A row of X is the input of the layer for an example, or for one token of an example. X contains
+    the client's examples in the batches of the first epoch. params: the model. widths: as in
+    `watch_inputs`.
     """
     like = next(iter(params.values()))
     grams = {name: like.new_zeros(widths[name], widths[name]) for name in sorted(widths)}
@@ -72,6 +74,7 @@ def invert(matrix: Tensor) -> Tensor:
 def merge_down(parts: Tensor, grams: Tensor) -> Tensor:
     """Return the matrix [m, n] whose outputs are closest to the outputs of the clients' matrices.
 
-    parts: [S, m, n], the clients' matrices; grams: [S, n, n], the Gram matrices of their inputs.
+    The sum of the squared differences is minimised. parts: the clients' matrices, [S, m, n]. grams:
+    the Gram matrices of the clients' inputs, [S, n, n].
     """
     return ((parts.double() @ grams.double()).sum(0) @ invert(grams.sum(0))).to(parts)

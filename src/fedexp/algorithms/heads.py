@@ -1,4 +1,4 @@
-"""Functions for methods that treat the classifier (head) separately from the rest (body)."""
+"""Functions that separate the parameters of the classifier (head) from all others (body)."""
 
 import torch
 import torch.nn.functional as F
@@ -19,14 +19,15 @@ def body(params: Params) -> Params:
 
 
 def by_head(outputs: Tensor, rows: Tensor) -> Tensor:
-    """Return the logits [B, C] of the outputs [B, R] selected by `rows`, [B, C] or [C].
+    """Return the class logits [B, C] of a model with several heads.
 
-    The logit of class c is output rows[c], or -inf if rows[c] is -1.
+    outputs: the model's outputs, [B, R]. rows: [C] or, for each example, [B, C]. The logit of class
+    c is output rows[c], or -inf if rows[c] is -1.
     """
     rows = rows.expand(*outputs.shape[:-1], rows.shape[-1])
     return outputs.gather(-1, rows.clamp(min=0)).masked_fill(rows < 0, -torch.inf)
 
 
 def logits(features: Tensor, head: Params) -> Tensor:
-    """Return the logits [B, C] for features [B, D]."""
+    """Return the logits [B, C] that a head computes for features [B, D]."""
     return F.linear(features, head[WEIGHT], head[BIAS])

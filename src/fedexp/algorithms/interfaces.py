@@ -22,17 +22,17 @@ Features = Callable[[np.ndarray], Tensor]
 class Network(Protocol):
     """A model as a function of its parameters.
 
-    The parameters being trained run in train mode. The received global model and all other
-    reference models run in eval mode. Models in eval mode use the running statistics of the
-    received global model, unless their parameter tree contains buffers.
+    A call with the parameters being trained runs in train mode. A call with any other parameters,
+    such as those of the received global model, runs in eval mode. It uses the running statistics of
+    the received global model, unless the parameter tree contains buffers.
     """
 
     def __call__(self, params: Params, x: Tensor, mask: Tensor | None = None) -> Output:
         """Return the output for inputs x [n, ...].
 
         mask [n] is 1 for an example and 0 for padding, which batch norm excludes from its
-        statistics. If mask is None and x is the input of a batch, `Batch.mask` applies; for any
-        other x, every row counts.
+        statistics. If mask is None and x is the input of a `Batch`, the batch's mask is used. For
+        any other x, None means that x has no padding.
         """
 
     def gradient(
@@ -45,10 +45,10 @@ class Network(Protocol):
         """
 
     def slim(self, params: Params, x: Tensor, width: float, mask: Tensor | None = None) -> Tensor:
-        """Return the last stage's output, computed with a share `width` of its channels.
+        """Return the last stage's output for its input x, computed with fewer channels.
 
-        Only models with stages support this method (see models.Staged). mask: as in `__call__`, but
-        None always means that every row counts.
+        Only models with stages support this method (see models.Staged). width: the fraction of
+        channels to use. mask: [n], 1 for examples and 0 for padding; None: no padding.
         """
 
     def buffers(self) -> Params:
@@ -83,8 +83,8 @@ class Batch(NamedTuple):
     x: Tensor
     y: Tensor  # int64 [B]; -1: unlabelled
     mask: Tensor | None  # [B], 1 = example, 0 = padding; None: every row is an example
-    step: int  # index of the local step in the round, from 0
-    features: Tensor | None = None  # [B, D]: features of x, if a frozen backbone computed them
+    step: int  # number of the local step in the round, from 0
+    features: Tensor | None = None  # [B, D]: features of x, if a frozen backbone has computed them
 
 
 class ClientData(Protocol):
@@ -116,13 +116,13 @@ class Federation:
     parts: tuple[np.ndarray, ...]  # client -> indices of its training examples
     counts: np.ndarray  # int [K, C]: number of training labels per client and class
     labels: np.ndarray  # int [N]: labels of all training examples
-    # int [C]: for each class, the index of a training example that all clients know (FedKA); -1:
+    # int [C]: for each class, the index of a training example that all clients share (FedKA); -1:
     # none
     shared: np.ndarray
     weighting: str  # "examples" or "uniform"
     task: int = 0  # current task, from 0, which `parts` and `counts` describe
     tasks: tuple[tuple[int, ...], ...] = ()  # classes of each task
-    # classes that clients held in earlier tasks; None: the classes of the earlier tasks in `tasks`
+    # classes of the clients' examples in earlier tasks; None: the classes of these tasks in `tasks`
     met: tuple[int, ...] | None = None
     # client -> indices of its unlabelled examples; empty if the run has none
     surrogate: tuple[np.ndarray, ...] = ()
@@ -152,10 +152,10 @@ class Federation:
         return sorted({c for classes in self.tasks[: self.task] for c in classes})
 
     def classes_met(self) -> list[int]:
-        """Return the classes that clients held examples of in earlier tasks, in ascending order.
+        """Return the classes of the clients' examples in earlier tasks, in ascending order.
 
-        The result differs from `classes_before` if clients meet the tasks in different orders or if
-        the tasks are blurred.
+        The result differs from `classes_before` if clients have different orders of tasks or if a
+        task also has examples of other tasks' classes.
         """
         return self.classes_before() if self.met is None else sorted(self.met)
 
@@ -175,7 +175,7 @@ class Context:
 
 
 class Pixels(NamedTuple):
-    """The shape and normalisation of images: values v from 0 to 1 become (v - mean) / std."""
+    """The shape and normalisation of images: a value v in [0, 1] becomes (v - mean) / std."""
 
     shape: tuple[int, int, int]  # channels, height, width
     mean: tuple[float, ...]  # one value per channel
@@ -213,7 +213,7 @@ class PublicData(Protocol):
 
 @dataclass(frozen=True)
 class ServerRound:
-    """What a server-side hook may read in addition to the server's state and the messages."""
+    """What a server-side hook may read, in addition to the server's state and the messages."""
 
     federation: Federation
     clients: Sequence[int]  # the cohort
@@ -229,18 +229,17 @@ class ServerRound:
 
 @dataclass(frozen=True)
 class Needs:
-    """What an algorithm requires in addition to FedAvg (FedNTD Table 6).
+    """What an algorithm needs in addition to FedAvg: state, traffic, data and computation.
 
-    Tests compare these declarations with the data actually exchanged.
+    The fields follow FedNTD's Table 6. Tests compare them with the data that is actually exchanged.
     """
 
     client_state: str = ""  # what a client keeps between rounds
     server_state: str = ""  # what the server keeps in addition to the global model
-    # upload per client and round in addition to the model, as a multiple of the model's size,
-    # without small items
+    # upload per client and round beyond the model, as a multiple of the model's size
     up: float = 0.0
     down: float = 0.0  # additional download, in the same unit
-    small: str = ""  # small items that `up` and `down` do not count
+    small: str = ""  # small values that are sent but not included in `up` and `down`
     unsent: str = ""  # a small part of the model that is not exchanged
     data: str = ""  # additional data, and who holds it
     public: int = 0  # minimum number of public examples; 0: no public data required

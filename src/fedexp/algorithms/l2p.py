@@ -1,31 +1,35 @@
-"""L2P: a pool of token prompts, of which each image selects those whose keys are nearest.
+"""L2P: a pool of prompts, from which each image selects those whose keys are nearest.
+
+The prompts are tokens that a frozen vision transformer processes together with the image. Clients
+train the prompts, their keys and the head. The server averages the whole pool (see prompts.py). A
+prompt that only some clients selected moves only by their share of the weights, and a prompt that
+no client selected does not change.
 
 Z. Wang, Z. Zhang, C.-Y. Lee, H. Zhang, R. Sun, X. Ren, G. Su, V. Perot, J. Dy, T. Pfister,
-"Learning to Prompt for Continual Learning", CVPR 2022. The pool has M prompts P_m of L tokens and
-their keys k_m (Eq. 1). An image with query q(x) selects the N prompts with the smallest distances
-gamma(q(x), k_m) = 1 - cos(q(x), k_m) (Eq. 3), which precede the tokens of the first block (Eq. 2).
-The head classifies the mean of the network's outputs for the prompts' tokens. A local step
-minimises (Eq. 5)
+"Learning to Prompt for Continual Learning", CVPR 2022. The pool has M prompts P_m of L tokens, each
+with a key k_m (Eq. 1). An image with query q(x) selects the N prompts with the smallest distances
+gamma(q(x), k_m) = 1 - cos(q(x), k_m) (Eq. 3). Their tokens precede the image's tokens in the first
+block (Eq. 2). The head classifies the mean of the network's outputs for the prompts' tokens. A
+local step minimises (Eq. 5)
     CE + lambda sum_{m selected} gamma(q(x), k_m)
-over prompts, keys and head. CE does not change keys, because the selection has no gradient.
+over prompts, keys and head. Only the second term trains the keys, because the selection has no
+gradient.
 
-The server averages the whole pool (see prompts.py): a prompt that only some clients selected moves
-by their share of the weights, and one that no client selected stays as it is.
+As in the authors' code (google-research/l2p), prompts have no position embedding, and prompts and
+keys are drawn uniformly from [0, 0.01]. The code's configs/cifar100_l2p.py has M = 10, N = 4, L =
+10 and lambda = 1, and uses Adam with learning rate 0.03 * batch size / 256.
 
-Compared with the authors' code (google-research/l2p) and fed-mammoth (aimagelab/fed-mammoth,
-_models/l2p.py and _networks/vit_prompt_l2p.py). The authors' configs/cifar100_l2p.py has M = 10,
-N = 4, L = 10 and lambda = 1; JH-LEE-KR/l2p-pytorch has N = 5, L = 5 and lambda = 0.1. Both use Adam
-with learning rate 0.03 * batch size / 256, clip gradients at norm 1, and let all images of a batch
-use the N prompts that most of them select, in tests too. As in the authors' code, prompts have no
-position embedding, and prompts and keys begin uniform in [0, 0.01]. JH-LEE-KR and fed-mammoth give
-prompts position embeddings and draw prompts from [-1, 1]. fed-mammoth selects per image, has no
-term with lambda, so that its keys are never trained, and classifies the mean over the class token
-and the prompts.
+Differs from the released code: Each image selects its own prompts, as in Eq. 3. In that code, all
+images of a batch use the N prompts that most of them select, also in tests, so the prediction for a
+test image depends on other images. Gradients are not clipped; the code clips them at norm 1. The
+penalty for frequent prompts (Eq. 4) is not implemented; the authors' configurations do not use it
+either. The method requires tasks with new classes.
 
-Deviations: Images are selected for singly, as in Eq. 3; a model's answer for a test image must not
-depend on other images. Selection has no penalty for frequent prompts (Eq. 4), which the authors'
-configurations do not use either. Gradients are not clipped. The method requires tasks with new
-classes.
+Other implementations: JH-LEE-KR/l2p-pytorch uses N = 5, L = 5 and lambda = 0.1, with the learning
+rate, clipping and selection of the authors' code. fed-mammoth (aimagelab/fed-mammoth,
+_models/l2p.py and _networks/vit_prompt_l2p.py) selects prompts for each image. It has no term with
+lambda, so its keys are never trained, and it classifies the mean over the class token and the
+prompts. Both implementations give prompts position embeddings and draw prompts from [-1, 1].
 """
 
 import torch

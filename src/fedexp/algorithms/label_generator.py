@@ -1,23 +1,25 @@
 """LANDER's server phase: images generated from a classifier and embeddings of the class names.
 
-M.-T. Tran et al., CVPR 2024, and its released code (methods/lander.py, methods/generator.py). A
-generator transforms the embeddings e_y of labels y with batch norm, then with a linear layer, then
-    with the convolutions of TARGET's generator. The linear layer is redrawn from N(0, 1) for each
-    batch; every ten images of a batch have a separate layer. The images (G(e_y) - m) / s are passed
-    to the teacher, which computes logits t and mapped features a, and to a student, which computes
-    logits z. For each batch, `steps` steps of Adam minimise min over G, m, s   ONE_HOT * CE(t, y) +
-    BATCH_NORM * (distance of statistics, see generator.py) + ltc * max(0, MSE(a, e_y) - r)
-                       - mean of KL(softmax(t) || softmax(z)) where argmax t = argmax z
-Each batch uses a fresh optimizer. m and s, the "learnable data statistics", have one value per
-channel and are not reset between batches. Of each batch except the first `warmup`, the images from
-the step with the lowest loss are kept, with 8 bits per value. After each kept batch, the student
-takes `student_steps` steps of SGD on all images kept so far, which are shuffled in each pass and
-normalised like the data set. Its loss is
+M.-T. Tran et al., CVPR 2024, and its released code (methods/lander.py, methods/generator.py). The
+generator G maps the embeddings e_y of labels y to images. It consists of batch norm, a linear
+layer, and the convolutions of TARGET's generator. The linear layer is redrawn from N(0, 1) for each
+batch; every ten images of a batch have a separate layer. The images (G(e_y) - m) / s are passed to
+the teacher, which computes logits t and mapped features a, and to a student, which computes logits
+z. For each batch, `steps` steps of Adam minimise over G, m and s
+    ONE_HOT * CE(t, y) + BATCH_NORM * (distance of statistics, see generator.py)
+    + ltc * max(0, MSE(a, e_y) - r) - mean of KL(softmax(t) || softmax(z)) where argmax t = argmax z
+The last term makes images on which student and teacher differ. Each batch uses a fresh optimizer. m
+and s, the "learnable data statistics", have one value per channel and are not reset between
+batches. The first `warmup` batches are discarded. For all other batches, the images from the step
+with the lowest loss are kept, with 8 bits per value.
+
+After each kept batch, the student takes `student_steps` steps of SGD on all images kept so far,
+which are shuffled in each pass and normalised like the data set. Its loss is
     T^2 KL(softmax(t / T) || softmax(z / T)) + ltc * MSE(mapped features of student, of teacher),
     T = STUDENT_T.
-The last term of the first formula needs the student, so it is used only after the student has been
-trained `TRUST` times. Labels are balanced: each class appears equally often, and the remaining
-labels are random. All logits are restricted to the classes that the teacher knows.
+The last term of the generator's loss is used only after the student has been trained `TRUST` times.
+Labels are balanced: each class appears equally often, and the remaining labels are random. All
+logits are restricted to the classes that the teacher knows.
 """
 
 import math
@@ -32,7 +34,7 @@ from fedexp.algorithms.generator import LATENT, Generator, normalised
 from fedexp.algorithms.interfaces import Pixels, ServerNetwork
 from fedexp.core.tree import Params
 
-ROWS = 10  # number of images that share a noisy layer
+ROWS = 10  # number of images that share a random linear layer
 ONE_HOT, BATCH_NORM, ADVERSARIAL = 0.5, 1.0, 1.0  # from this line on, the authors' values
 LR_STATISTICS, MEAN, STD = 0.01, 0.5, 0.2  # learning rate and initial values of m and s
 STUDENT_T, STUDENT_BATCH, TRUST = 20.0, 128, 3
@@ -40,7 +42,7 @@ LR, MOMENTUM, WEIGHT_DECAY = 0.1, 0.9, 2e-4  # training of the student
 
 
 class LabelGenerator(Generator):
-    """Generate images [n, channels, height, width] with values from 0 to 1 for labels [n].
+    """Map labels [n] to images [n, channels, height, width] with values from 0 to 1.
 
     n must be at most `count`.
     """
@@ -54,7 +56,7 @@ class LabelGenerator(Generator):
         )
 
     def renew(self) -> None:
-        """Redraw the noisy layers."""
+        """Redraw the weights of the random linear layers."""
         for layer in self.noisy:
             assert isinstance(layer, nn.Linear)
             nn.init.normal_(layer.weight)
@@ -68,7 +70,11 @@ class LabelGenerator(Generator):
 
 
 class Student:
-    """A model that learns from the images generated so far; it is always loaded in `net`."""
+    """The student that distils the teacher on the images generated so far.
+
+    While images are generated, `net` holds the student's parameters.
+
+    """
 
     def __init__(self, net: ServerNetwork, teacher: Params, known: Tensor, ltc: float):
         self.net, self.teacher, self.known, self.ltc = net, teacher, known, ltc
@@ -77,7 +83,11 @@ class Student:
         self.trained = 0  # number of calls of `learn`
 
     def learn(self, images: Tensor, pixels: Pixels, steps: int) -> None:
-        """Train on images, uint8 [n, channels, height, width], n > 1."""
+        """Train the student for a number of steps on images, uint8 [n, channels, height, width].
+
+        n must be greater than 1.
+
+        """
         self.trained += 1
         optimizer = torch.optim.SGD(
             self.net.params.values(), LR, MOMENTUM, weight_decay=WEIGHT_DECAY
@@ -98,9 +108,10 @@ class Student:
             optimizer.step()
 
     def difference(self, x: Tensor, taught: Tensor) -> Tensor:
-        """Return the mean divergence of the student's logits in eval mode from `taught`.
+        """Return the mean KL divergence of the student's predictions from the teacher's, a scalar.
 
-        Only examples for which both predict the same class contribute to the scalar.
+        Images for which student and teacher predict different classes contribute 0. x: the
+        normalised images; taught: the teacher's logits. The student runs in eval mode.
         """
         logits = self.net(self.net.snapshot() | self.net.buffers(), x).logits[:, self.known]
         agrees = (logits.argmax(1) == taught.argmax(1)).to(logits)

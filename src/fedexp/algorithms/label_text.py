@@ -1,4 +1,4 @@
-"""Embeddings of class names (LANDER's anchors), read from a file or replaced by random vectors."""
+"""LANDER's anchors: embeddings of class names from a file, or random vectors in their place."""
 
 from pathlib import Path
 

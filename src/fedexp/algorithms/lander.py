@@ -1,11 +1,15 @@
 """LANDER: keep features of real and generated images close to embeddings of the class names.
 
+As in TARGET, no example of an old task is kept. When a task begins, the server generates images of
+the old classes from the old model. Clients distil the old model on these images. A loss pulls
+features towards the embeddings, which do not change between tasks.
+
 M.-T. Tran, T. Le, X.-M. Le, M. Harandi, D. Phung, "Text-Enhanced Data-free Approach for Federated
-Class-Incremental Learning", CVPR 2024. As in TARGET, no example of an old task is kept. When a task
-begins, the server generates images x~ of the old classes from theta_{t-1}, the global model from
-the end of the previous task (see label_generator.py), and sends the images and theta_{t-1} to the
-clients. e_y is the embedding of class y's name (the anchor), and a(x) are the features of x after a
-linear layer that maps them to the space of the embeddings. The bounding loss is
+Class-Incremental Learning", CVPR 2024. The server generates the images x~ from theta_{t-1}, the
+global model from the end of the previous task (see label_generator.py), and sends x~ and
+theta_{t-1} to the clients. e_y is the embedding of class y's name (the anchor), and a(x) are the
+features of x after a linear layer that maps them to the space of the embeddings. The bounding loss
+is
     B = max(0, MSE(a(x), e_y) - r)   (MSE: the mean over the batch and the entries of an embedding).
 A local step in task 1 minimises
     L = CE + ltc * B
@@ -13,8 +17,10 @@ and a local step in a task t > 1, with n_o old classes and n classes so far,
     L = cur * (CE + ltc * B) + pre * (L_d(x~) + MSE(a(x~), a_{t-1}(x~)))
     cur = alpha_cur (1 + 1 / alpha) / beta,   alpha = log2(n / 2 + 1)
     pre = alpha_pre alpha beta,               beta = sqrt(n_o / n),
-where CE is over the classes of task t only, and L_d (continual.py, temperature T) over the earlier
-classes. The linear layer is trained, averaged and sent with the model.
+where CE is over the classes of task t only. L_d is the distillation loss of continual.py, with
+temperature T, over the earlier classes. a_{t-1} are the mapped features of theta_{t-1}. The weights
+cur and pre shift from the new to the old classes as their number grows. The linear layer is
+trained, averaged and sent with the model.
 
 The embeddings come from a file, `embeddings=<file>`, with one row per class in the order of the
 data set's classes; docs/guide/continual_learning.md describes how to create it. Without a file, a
@@ -29,14 +35,14 @@ the authors' values for CIFAR-100. In their code, the server generates 50 batche
 keeps the batches from the tenth on, and clients use 10,000 of these images. In fedexp, the server
 skips the first 9 batches and keeps the next 39, which are 9,984 images.
 
-Deviations: A client uses the images in the same order throughout a round; the authors' code
-shuffles them in each pass. Images are neither cropped nor flipped, on clients or on the server. The
-model has all C outputs from the start, and the losses exclude the outputs of later tasks. The
-server weights clients by n_k, not equally. The model from the end of a task is the average from its
-last round; the authors' code uses the model that was sent in the round with the lowest training
-loss. The student's biases start at 0; in the authors' code, the biases of linear layers and
-convolutions are drawn from N(0, 1). The images count as traffic in every round. The method requires
-tasks with new classes.
+Differs from the released code: A client uses the images in the same order throughout a round; the
+authors' code shuffles them in each pass. Images are neither cropped nor flipped, on clients or on
+the server. The model has all C outputs from the start, and the losses exclude the outputs of later
+tasks. The server weights clients by n_k, not equally. The model from the end of a task is the
+average from its last round; the authors' code uses the model that was sent in the round with the
+lowest training loss. The student's biases start at 0; in the authors' code, the biases of linear
+layers and convolutions are drawn from N(0, 1). The images count as traffic in every round. The
+method requires tasks with new classes.
 """
 
 import logging
@@ -182,6 +188,10 @@ class LANDER(DataFree, OwnModel):
         return cur * learning + pre * kept
 
     def weights(self, old: Tensor, seen: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the weights (cur, pre) for `old` old classes and `seen` classes so far."""
+        """Return the weights (cur, pre) of the losses on new examples and on generated images.
+
+        old: the number of old classes. seen: the number of classes so far.
+
+        """
         alpha, beta = (seen / 2 + 1).log2(), (old / seen).sqrt()
         return self.alpha_cur * (1 + 1 / alpha) / beta, self.alpha_pre * alpha * beta

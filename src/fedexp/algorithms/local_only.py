@@ -1,7 +1,7 @@
 """Local only: every client trains alone during the whole run, as a lower reference.
 
-Clients start from the same initial model and exchange nothing. The reported accuracies are means
-over all clients, whose models are each tested on the whole test set. `evaluate=[global,personal]`
+Clients start from the same initial model and exchange nothing. Each client's model is tested on the
+whole test set, and the reported accuracies are means over all clients. `evaluate=[global,personal]`
 also tests each model on its client's label distribution. With participation=1, all clients train in
 every round. The optimizer state is reset in every round, as in FedAvg.
 

@@ -32,7 +32,7 @@ class LocalTraining(Checked, prefix="local."):
     batch_size: Count
     optimizer: Optimizer
     lr: Positive
-    lr_decay: PositiveShare  # factor of the learning rate per decay; 1: constant learning rate
+    lr_decay: PositiveShare  # factor that multiplies the learning rate at each decay; 1: no decay
     momentum: ShareBelow1
     weight_decay: NonNegative
     schedule: LrSchedule = "exponential"

@@ -1,36 +1,40 @@
 """LoRM: the server merges adapters in closed form so that they approximate the clients' layers.
 
+The backbone is frozen. Each task starts with new low-rank adapters B A. In each round, the clients
+train the head and only one of the two matrices, and send Gram matrices of the layers' inputs. With
+one matrix fixed, the server can compute the best merge of the other one from these Gram matrices.
+
 R. Salami, P. Buzzega, M. Mosconi, J. Bonato, L. Sabetta, S. Calderara, "Closed-form Merging of
-Parameter-Efficient Modules for Federated Continual Learning", ICLR 2025. The backbone is frozen.
-Each task starts with new adapters and does not use the adapters of earlier tasks. Each round trains
-the head and either all B_k (in the first, third, ... round of a task) or all A_k, with CE over the
-classes of the task. X_k are a layer's inputs for all examples of client k, and G_k is X_k^T X_k
-with its off-diagonal entries multiplied by `off_diagonal`. The server solves
+Parameter-Efficient Modules for Federated Continual Learning", ICLR 2025. Clients train all B_k in
+the first, third, ... round of a task, and all A_k in the other rounds, with CE over the classes of
+the task. X_k are a layer's inputs for all examples of client k, and G_k is X_k^T X_k with its
+off-diagonal entries multiplied by `off_diagonal`. The server finds the matrix whose outputs are
+closest to those of all clients:
     min_B sum_k ||B A X_k - B_k A X_k||^2     B = (sum_k B_k A G_k) A^T (A (sum_k G_k) A^T)^+
     min_A sum_k ||B A X_k - B A_k X_k||^2     A = (sum_k A_k G_k) (sum_k G_k)^+
-and for the head, in the same way, W = (sum_k W_k G_k) (sum_k G_k)^+; its bias is the mean weighted
-by n_k. From the second task on, the tested model is the backbone plus the change merged over the
-tasks s = 1..t,
+The weights of the head are merged in the same way, W = (sum_k W_k G_k) (sum_k G_k)^+; its bias is
+the mean weighted by n_k. In training, adapters of earlier tasks are not used. From the second task
+on, the tested model is the backbone plus a change that merges the adapters of the tasks s = 1..t:
     (sum_s B_s A_s G_s) (sum_s G_s)^+,     G_s = sum_k G_k.
 
-Checked against the authors' code (aimagelab/fed-mammoth, _models/lorm.py and regmean.py), which is
-the source of the formulas; the equation numbers of the paper were not available. The code uses
-`alpha_regmean` (off_diagonal in fedexp) = 0.5, rank 16 on all linear layers of the blocks, and
-AdamW with learning rate 3e-4 and weight decay (`wd_reg`) 0.1 on the parameters that a round trains:
-local.optimizer=adamw local.lr=0.0003 algorithm.weight_decay=0.1. `a_rate` and `b_rate` are the
-code's `lr_A` and `lr_B` divided by the head's learning rate; both are 1 by default, as in the code.
-For the published results, the commands in the code's README use wd_reg=0 in every setting,
-off_diagonal 0 for the adapters and 0.5 or 0.3 for the head, ranks from 1 to 32, and other learning
-rates; sweep=lorm_table1 has them.
+The formulas come from the authors' code (aimagelab/fed-mammoth, _models/lorm.py and regmean.py);
+the equation numbers of the paper were not available. The code uses `alpha_regmean` (off_diagonal in
+fedexp) = 0.5, rank 16 on all linear layers of the blocks, and AdamW with learning rate 3e-4 and
+weight decay (`wd_reg`) 0.1 on the parameters that a round trains: local.optimizer=adamw
+local.lr=0.0003 algorithm.weight_decay=0.1. `a_rate` and `b_rate` are the code's `lr_A` and `lr_B`
+divided by the head's learning rate; both are 1 by default, as in the code. For the published
+results, the commands in the code's README use wd_reg=0 in every setting, off_diagonal 0 for the
+adapters and 0.5 or 0.3 for the head, ranks from 1 to 32, and other learning rates;
+sweep=lorm_table1 has them.
 
-Deviations: G_s sums over the clients in the last round of task s. In the authors' code, all clients
-compute their G_k once more at the end of a task, and the change within a task is a plain mean. G_k
-is computed with the trained local model; in the authors' code, from the second task on, it is
-computed with this mean. The batches of the first epoch, over which G_k is computed, are augmented;
-in the authors' code, they are not. All inverses are pseudo-inverses, including the inverse for the
-head. The head's rows for other tasks do not change. Only linear layers are merged. The Gram
-matrices count as traffic; for a layer with n inputs, each has n^2 entries. The method requires
-tasks with new classes.
+Differs from the released code: G_s sums over the clients in the last round of task s. In the
+authors' code, all clients compute their G_k once more at the end of a task, and the change within a
+task is a plain mean. G_k is computed with the trained local model; in the authors' code, from the
+second task on, it is computed with this mean. The batches of the first epoch, over which G_k is
+computed, are augmented; in the authors' code, they are not. All inverses are pseudo-inverses,
+including the inverse for the head. The head's rows for other tasks do not change. Only linear
+layers are merged. The Gram matrices count as traffic; for a layer with n inputs, each has n^2
+entries. The method requires tasks with new classes.
 """
 
 from dataclasses import replace
@@ -67,7 +71,7 @@ class LoRM(NewAdapters):
 
     # factor for the off-diagonal entries of a Gram matrix; 1: no change, 0: only the diagonal
     off_diagonal: Share
-    head_off_diagonal: Share | None = None  # the same for the head; None: off_diagonal
+    head_off_diagonal: Share | None = None  # this factor for the head; None: off_diagonal
     # learning rates of A and B, as multiples of the head's learning rate
     a_rate: NonNegative = 1.0
     b_rate: NonNegative = 1.0
@@ -127,7 +131,7 @@ class LoRM(NewAdapters):
     def local_step(
         self, net: Network, params: Params, memory: Tree, batch: Batch, ctx: Context
     ) -> tuple[Params, Tree, Tensor]:
-        """Take an optimizer step on the head, and on A or B of all layers."""
+        """Take an optimizer step on the head and, in all layers, on the matrix of this round."""
         if self.weight_decay is not None:
             ctx = replace(ctx, local=replace(ctx.local, weight_decay=self.weight_decay))
         moved, memory, loss = super().local_step(net, params, memory, batch, ctx)
@@ -195,8 +199,8 @@ def input_widths(params: Params) -> dict[str, int]:
 def merge_up(parts: Tensor, down: Tensor, grams: Tensor) -> Tensor:
     """Return the matrix B [m, r] merged from the clients' matrices B_k.
 
-    parts: the matrices B_k, [S, m, r]; down: A, [r, n]. B is merged as in `merge_down`, with the
-        outputs of A as inputs.
+    `merge_down` is applied to the outputs of A, which are the inputs of B. parts: the matrices B_k,
+    [S, m, r]. down: A, [r, n]. grams: the Gram matrices G_k of the inputs of A, [S, n, n].
     """
     return merge_down(parts, down.double() @ grams.double() @ down.double().T)
 

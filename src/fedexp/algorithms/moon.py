@@ -1,17 +1,20 @@
-"""MOON: a contrastive loss pulls features towards the global model and away from the previous one.
+"""MOON: clients pull their features towards the global model's and away from their last model's.
+
+This contrastive loss reduces client drift. The server averages as in FedAvg.
 
 Q. Li, B. He, D. Song, "Model-Contrastive Federated Learning", CVPR 2021, Eq. (3)-(4), with sim =
 cosine:
     L = CE + mu * l_con
     l_con = -log( e^{sim(h, h_global)/tau} / (e^{sim(h, h_global)/tau} + e^{sim(h, h_prev)/tau}) ).
-h, h_global and h_prev are the features of the same augmented batch from the local, the global and
-the previous local model. Both reference models run in eval mode. `prev` is the model that this
-client trained in its last participation, possibly many rounds ago, with its running statistics.
+h, h_global and h_prev are the features of the same augmented batch from the local model, the global
+model and the previous local model. The last two run in eval mode. The previous model is the model
+that this client trained in its last participation, possibly many rounds ago, with its running
+statistics.
 
-Deviations and options: Before a client's first participation, `prev` is the initial global model,
-as in FedNTD's code; MOON's code uses no negative pair in this case. With `projection=0`, the
-features are the input of the classifier, as in FedNTD and FedKA. With `projection=n`, the model has
-MOON's projection head (d -> d, ReLU, d -> n) before the classifier; MOON uses n = 256.
+Before a client's first participation, the previous model is the initial global model, as in
+FedNTD's code; MOON's code uses no negative pair in this case. With `projection=0`, the features are
+the input of the classifier, as in FedNTD and FedKA. With `projection=n`, the model has MOON's
+projection head (d -> d, ReLU, d -> n) before the classifier; MOON uses n = 256.
 """
 
 import torch

@@ -1,4 +1,4 @@
-"""The optimizer update of a local step, as a pure function (the definition) and in place.
+"""The optimizer update of a local step: `step` is a pure function, `step_in_place` is faster.
 
 The optimizers have the names and default options of torch.optim; sgd and nesterov use
 `local.momentum`. Each optimizer works elementwise, so its input may be one client's parameters or
@@ -43,11 +43,11 @@ MEMORY = {
     "adagrad": ("square",),
     "rmsprop": ("square",),
 }
-BOTH = ("mean", "square")  # names of the state's parts for all other optimizers
+BOTH = ("mean", "square")  # parts of the state of all optimizers that are not in MEMORY
 
 
 def memory_of(params: Params, local: LocalTraining) -> Tree:
-    """Return the optimizer state before the first step."""
+    """Return the optimizer state before the first step, which is zeros."""
     return {name: tree.zeros_like(params) for name in MEMORY.get(local.optimizer, BOTH)}
 
 
@@ -61,7 +61,7 @@ def step(
 ) -> tuple[Params, Tree]:
     """Return the parameters and the optimizer state after one step.
 
-    memory: the optimizer state. number: the number of steps taken before in this round.
+    memory: the optimizer state. number: the number of earlier steps in this round.
     """
     if local.optimizer == "adamw":
         params = {k: params[k] * (1 - lr * local.weight_decay) for k in params}
@@ -84,7 +84,7 @@ def _rule(
     local: LocalTraining,
     count: int | Tensor,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Return a parameter's change divided by the learning rate, and its new optimizer state."""
+    """Return what is subtracted from a parameter, divided by lr, and its new optimizer state."""
     name = local.optimizer
     if name in ("sgd", "nesterov"):
         momentum = local.momentum * memory["momentum"] + g
@@ -115,7 +115,7 @@ def _rule(
 def power(base: float, count: int | Tensor) -> float | Tensor:
     """Return base**count.
 
-    For a tensor, the power is computed in fp64, because 1 - 0.999**count loses four digits in fp32.
+    If count is a tensor, the power is in fp64, because 1 - 0.999**count loses four digits in fp32.
     """
     return base ** (count.double() if isinstance(count, Tensor) else count)
 
@@ -159,8 +159,8 @@ def step_in_place(
         pairs = [(params[k], moved[k]) for k in params]
         pairs += [(memory[name][k], changed[name][k]) for name in memory for k in params]
         copy_each([old for old, _ in pairs], [new for _, new in pairs])
-    # other code detects changes by the tensors' version counters, which fused kernels do not
-    # increase
+    # Other code detects changes by the tensors' version counters, which fused kernels do not
+    # increase.
     for value in values:
         increment_version(value)
 

@@ -1,13 +1,19 @@
 """PILoRA: new adapters for each task, kept different by a penalty, and prototype classifiers.
 
+The backbone is frozen. Clients train low-rank adapters and one prototype per class; an image is
+assigned to the class of the nearest prototype. The server averages the adapters of the task. It
+combines the prototypes, giving more weight to clients whose prototype is close to the mean features
+of all clients.
+
 H. Guo, F. Zhu, W. Liu, X.-Y. Zhang, C.-L. Liu, "PILoRA: Prototype Guided Incremental LoRA for
-Federated Class-Incremental Learning", ECCV 2024. The backbone is frozen. For an example with label
-    y and D features f, let c_i be the prototype of class i and d_i = sqrt(||f - c_i||^2 / D). A
-    local step in task t minimises L = CE(-d / T, y) + lambda_pl d_y + gamma sum_{s<t} sum |A_s
-    A_t^T| + l1 sum |A_t|
+Federated Class-Incremental Learning", ECCV 2024. For an example with label y and D features f, let
+c_i be the prototype of class i and d_i = sqrt(||f - c_i||^2 / D). A local step in task t minimises
+    L = CE(-d / T, y) + lambda_pl d_y + gamma sum_{s<t} sum |A_s A_t^T| + l1 sum |A_t|
 over the prototypes of the task's classes and the adapters A_t and B_t, which are new in task t. The
-sums without an index are over all matrix entries and layers. In training, the model does not use
-the adapters of earlier tasks.
+second term pulls features towards the prototype of their class, the third term keeps A_t orthogonal
+to the adapters A_s of earlier tasks, and the fourth term keeps A_t sparse. The sums without an
+index are over all matrix entries and layers. In training, the model does not use the adapters of
+earlier tasks.
 
 The server averages A_t and B_t, weighted by n_k. It combines the clients' prototypes of a class
 with the weights softmax(u / 0.2). For each client, u is 1 / (sum of the distances between its
@@ -15,21 +21,21 @@ prototype and the mean features of all clients that hold the class), scaled to t
 the clients. If no client holds a class, the prototype is the plain mean. The tested model has A =
 A_1 + ... + A_t and B = B_1 + ... + B_t.
 
-Checked against the authors' code (Ghy0501/PILoRA, PILoRA-cifar: update.py, utils.py, VLT.py;
-PILoRA-tiny/CPN.py), which is the source of the formulas; the equation numbers of the paper were not
-available. The code's values are lambda_pl = 0.001, gamma = 0.5, l1 = 0.01, T = 1, and Adam with
-learning rates 2e-3 for prototypes and 1e-5 for adapters. The code adapts the queries and values in
-the first block, `model.lora.targets=[blocks.0.attn.qkv]` with rank 4 and a separate A and B for
-queries and values; fedexp uses one A and one B for the whole layer.
+The formulas come from the authors' code (Ghy0501/PILoRA, PILoRA-cifar: update.py, utils.py, VLT.py;
+PILoRA-tiny/CPN.py); the equation numbers of the paper were not available. The code's values are
+lambda_pl = 0.001, gamma = 0.5, l1 = 0.01, T = 1, and Adam with learning rates 2e-3 for prototypes
+and 1e-5 for adapters. The code adapts the queries and values in the first block,
+`model.lora.targets=[blocks.0.attn.qkv]` with rank 4 and a separate A and B for queries and values;
+fedexp uses one A and one B for the whole layer.
 
-Deviations: From the third task on, the code's tested model adds only A_1 and B_1 to the adapters of
-the current task and omits the adapters of the tasks in between; fedexp adds all adapters. In both
-implementations, the change B A of a layer is a product of sums, which contains cross terms B_s A_t,
-s != t, in addition to the products B_s A_s of each task. PILoRA in fed-mammoth (_models/pilora.py)
-has these terms too, and also trains with the sums. It is not known whether the paper includes the
-cross terms. Mean features are computed with the trained local model, in eval mode over one epoch,
-not during training. All learning rates have the same schedule. Training never stops early. The
-method requires tasks with new classes.
+Differs from the released code: From the third task on, the code's tested model adds only A_1 and
+B_1 to the adapters of the current task and omits the adapters of the tasks in between; fedexp adds
+all adapters. In both implementations, the change B A of a layer is a product of sums, which
+contains cross terms B_s A_t, s != t, in addition to the products B_s A_s of each task. PILoRA in
+fed-mammoth (_models/pilora.py) has these terms too, and also trains with the sums. It is not known
+whether the paper includes the cross terms. Mean features are computed with the trained local model,
+in eval mode over one epoch, not during training. All learning rates have the same schedule.
+Training never stops early. The method requires tasks with new classes.
 """
 
 import torch
@@ -116,7 +122,11 @@ class PILoRA(NewAdapters):
     def local_step(
         self, net: Network, params: Params, memory: Tree, batch: Batch, ctx: Context
     ) -> tuple[Params, Tree, Tensor]:
-        """Take a step that is scaled for adapters and keeps the prototypes of other tasks."""
+        """Take an optimizer step that scales the adapters' change by `adapter_rate`.
+
+        The prototypes of other tasks do not change.
+
+        """
         moved, memory, loss = super().local_step(net, params, memory, batch, ctx)
         slow = {k: v + self.adapter_rate * (moved[k] - v) for k, v in adapters(params).items()}
         centers = torch.where(ctx.server["new"][:, None] > 0, moved[CENTERS], params[CENTERS])
@@ -140,7 +150,7 @@ class PILoRA(NewAdapters):
 
 
 def prototype_weights(own: Tensor, means: Tensor, counts: Tensor) -> Tensor:
-    """Return the weights of the clients' prototypes, [C, S]; each row sums to 1.
+    """Return the weight of each client's prototype of a class, [C, S]; each row sums to 1.
 
     own: the clients' prototypes, [S, C, D]. means: the clients' mean features, [S, C, D]. counts:
     number of examples per client and class, [S, C].

@@ -1,15 +1,15 @@
-"""Common parts of the methods that train prompts of a frozen vision transformer.
+"""Code shared by the methods that train prompts of a frozen vision transformer.
 
-The clients train prompts, keys and the head, and the server averages them, weighted by n_k, as
-fed-mammoth does. The loss is CE over the classes of the current task; the outputs for other classes
-are excluded, and their rows of the head do not change. The query q of an image is the class token
-of the frozen network without prompts. It is computed like a teacher's output: once per batch, or
-only once per round and example if images are not augmented.
+The clients train prompts, keys and the head, and the server averages these parameters, weighted by
+n_k, as in fed-mammoth. The loss is CE over the classes of the current task; the outputs for other
+classes are excluded, and their rows of the head do not change. The query q of an image is the class
+token of the frozen network without prompts. It is computed like a teacher's output: once per batch,
+or only once per round and example if images are not augmented.
 
-A client does not change prompts and keys that it did not select. It sends them back as it received
-them, so the average moves them only by the share of the clients that did select them. Weight decay
-would change them too, and Adam turns the smallest decay into full steps: set local.weight_decay=0,
-as the released codes do.
+A client sends prompts and keys that its images did not select back unchanged. The average therefore
+moves a prompt only by the weight of the clients that selected it. Set local.weight_decay=0, as in
+the released codes: weight decay would also change prompts that are not selected, and Adam turns
+even a small decay into full steps.
 """
 
 from abc import ABC, abstractmethod
@@ -81,7 +81,7 @@ class Prompting(NewClasses, OwnModel, ABC):
         return cross_entropies(logits, batch.y) + self.matching_loss(query, params, ctx)
 
     def in_training(self, params: Params, ctx: Context) -> Params:
-        """Return the parameters with which training examples are classified."""
+        """Return the parameters of the model that processes training examples."""
         return params
 
     def matching_loss(self, query: Tensor, params: Params, ctx: Context) -> Tensor | float:
@@ -94,7 +94,7 @@ class Prompting(NewClasses, OwnModel, ABC):
     def local_step(
         self, net: Network, params: Params, memory: Tree, batch: Batch, ctx: Context
     ) -> tuple[Params, Tree, Tensor]:
-        """Take an optimizer step that keeps the head's rows for classes of other tasks."""
+        """Take an optimizer step without changing the head's rows for classes of other tasks."""
         moved, memory, loss = super().local_step(net, params, memory, batch, ctx)
         return moved | changed_rows(ctx.server["new"], HEAD, moved, params), memory, loss
 
@@ -103,8 +103,8 @@ class TaskPrompts(Prompting, Rehearsal, ABC):
     """Base class for methods in which each row of some parameters belongs to a task.
 
     The M rows are divided evenly among the tasks, in order. The rows of later tasks are zeros. When
-    a task begins, its rows get new values, and the mask "current" [M] marks them. Clients change
-    only the rows of the current task.
+    a task begins, the server draws initial values for its rows and marks them in the mask "current"
+    [M]. Clients change only the rows of the current task.
     """
 
     sends = ("params", "new", "current")
@@ -143,7 +143,7 @@ class TaskPrompts(Prompting, Rehearsal, ABC):
     def local_step(
         self, net: Network, params: Params, memory: Tree, batch: Batch, ctx: Context
     ) -> tuple[Params, Tree, Tensor]:
-        """Take an optimizer step that keeps the rows of other tasks."""
+        """Take an optimizer step without changing the rows of other tasks."""
         moved, memory, loss = super().local_step(net, params, memory, batch, ctx)
         rows = changed_rows(ctx.server["current"], self.divided, moved, params)
         return moved | rows, memory, loss

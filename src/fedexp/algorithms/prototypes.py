@@ -18,10 +18,10 @@ def no_prototypes(classes: int, width: int, like: Tensor) -> Tree:
 def statistics(
     net: Network, params: Params, batches: Iterable[tuple[Batch, Tensor]], like: Tensor
 ) -> Tree:
-    """Return each class's number of examples [C], mean feature [C, D] and mean squared norm [C].
+    """Return the "count" [C], "mean" feature [C, D] and mean "square" norm [C] of each class.
 
-    batches: pairs of a batch and its mask [B]. like: a tensor [C, D] with the dtype and device of
-    the result.
+    params: the model that computes the features. batches: pairs of a batch and its mask [B]. like:
+    a tensor [C, D] with the dtype and device of the result.
     """
     classes = len(like)
     count, total, squares = like.new_zeros(classes), torch.zeros_like(like), like.new_zeros(classes)
@@ -35,7 +35,7 @@ def statistics(
 
 
 def select_present(present: Tensor, values: Tree) -> Tree:
-    """Return the values of the classes with `present` [..., C] > 0; leaves are [..., C, ...]."""
+    """Select the classes with `present` [..., C] > 0 in each leaf [..., C, ...] of a tree."""
     return tree.map(lambda leaf: leaf[present > 0], values)
 
 

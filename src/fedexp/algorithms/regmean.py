@@ -1,26 +1,30 @@
 """RegMean: linear layers are merged so that they approximate the clients' layers on their inputs.
 
+Clients train as in FedAvg and also send Gram matrices of the inputs of each linear layer. From
+these, the server computes the merged weights in closed form.
+
 X. Jin, X. Ren, D. Preotiuc-Pietro, P. Cheng, "Dataless Knowledge Fusion by Merging Weights of
-Language Models", ICLR 2023. Clients train as in FedAvg. X_k are a linear layer's inputs for all
-examples of client k, and G_k is X_k^T X_k with its off-diagonal entries multiplied by
-`off_diagonal`. With the layer's weights W_k [m, n], the server solves
+Language Models", ICLR 2023. X_k are a linear layer's inputs for all examples of client k, and G_k
+is X_k^T X_k with its off-diagonal entries multiplied by `off_diagonal`. With the layer's weights
+W_k [m, n], the server solves
     min_W sum_k ||X_k W^T - X_k W_k^T||^2     W = M + (sum_k (W_k - M) G_k) (sum_k G_k)^+
-where M is the mean of the W_k, weighted by p_k as in FedAvg. All other parameters, including
-biases, are averaged. The layers are those of type nn.Linear whose weights are trained.
-
-Checked against the authors' code (bloomberg/dataless-model-merging, src/model_merge/avg_merger.py),
-which merges models once, after their training, with Gram matrices of 1,000 examples and, for
-DeBERTa, off_diagonal=0.1. Here, the server merges in every round, as in the code of LoRM
-(aimagelab/fed-mammoth, _models/regmean.py), whose default is off_diagonal=0.5; that code merges the
-layers `qkv`, `proj`, `mlp` and `head` of a vision transformer.
-
-Deviations: G_k is computed over the batches of the first epoch, which are augmented; LoRM's code
-does not augment them. Its loss includes only the classes of the task; here, it includes all
-classes, as in FedAvg. With M = 0, W is the formula of the paper, which is the same if sum_k G_k is
-invertible. Otherwise, the code sets weights for inputs that are always 0, such as those of a dead
-ReLU, to 0, which they do not leave; here, they are averaged. So are the weights of a layer without
-observed inputs, such as in PyTorch's nn.MultiheadAttention, which does not call it. G_k has n^2
+where M is the mean of the W_k, weighted by p_k as in FedAvg. All layers of type nn.Linear with
+trained weights are merged. All other parameters, including biases, are averaged. G_k has n^2
 entries for a layer with n inputs and counts as traffic.
+
+Differs from the released code (bloomberg/dataless-model-merging, src/model_merge/avg_merger.py):
+That code merges models once, after their training, with Gram matrices of 1,000 examples and, for
+DeBERTa, off_diagonal=0.1. The paper's formula has M = 0, which gives the same W if sum_k G_k is
+invertible. If an input is always 0, for example after a dead ReLU, the paper's formula sets its
+weights to 0, and they stay 0; here, these weights are averaged. Layers whose inputs are not
+observed are also averaged. An example is the projection in PyTorch's nn.MultiheadAttention, which
+is never called.
+
+As in the code of LoRM (aimagelab/fed-mammoth, _models/regmean.py), the server merges in every
+round. LoRM's code has off_diagonal=0.5 as its default and merges the layers `qkv`, `proj`, `mlp`
+and `head` of a vision transformer. It computes G_k without augmentation, and its loss includes only
+the classes of the task. Here, G_k is computed over the augmented batches of the first epoch, and
+the loss includes all classes, as in FedAvg.
 """
 
 import copy

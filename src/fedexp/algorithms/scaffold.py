@@ -1,8 +1,11 @@
 """SCAFFOLD: control variates correct the gradients for client drift.
 
+Each client keeps a control variate, an estimate of its own gradient, and the server keeps their
+mean. In each step, a client replaces its own estimate by the mean.
+
 S. P. Karimireddy et al., "SCAFFOLD: Stochastic Controlled Averaging for Federated Learning", ICML
-2020, Algorithm 1 with option II. All variates start at 0; they have one entry per trained parameter
-and none for buffers.
+2020, Algorithm 1 with option II. All variates start at 0. They have one entry per trained
+parameter; running statistics have no variate.
     gradient  g <- g - c_k + c, before weight decay and momentum
     client    c_k+ = c_k - c + (w_global - w_k) / (lr m_k)
     server    c <- c + (1 / K) * sum_S (c_k+ - c_k), so that c is the mean of the variates of all K
@@ -14,10 +17,10 @@ Option `divisor`: m_k is tau_k, the number of steps (`steps`, as in the paper), 
 times too large, and training diverges quickly.
 
 Option `variates`: `uniform` gives all clients the weight 1 / K in c, as in the paper and in
-FedNTD's code, although the latter weights models by n_k. At a fixed point of training, c is 0, so
-training minimises the plain mean of the clients' objectives, whatever the weights of the models.
-`examples` uses n_k / n instead of 1 / K; with weighting=examples, training then has the fixed point
-of FedAvg's objective.
+FedNTD's code, although that code weights models by n_k. At a fixed point of training, c is 0, so
+training minimises the plain mean of the clients' objectives for any weights of the models.
+`examples` uses n_k / n instead of 1 / K. With weighting=examples, a fixed point then minimises the
+objective of FedAvg.
 """
 
 from typing import ClassVar, Literal

@@ -1,16 +1,16 @@
-"""Server optimizers (config node `server`), which use the change from averaging as a gradient.
+"""Server optimizers (config node `server`), which use the change by aggregation as a gradient.
 
 S. J. Reddi et al., "Adaptive Federated Optimization", ICLR 2021 (FedOpt), Algorithm 2. x are the
-global model's parameters, and Delta = (parameters after the algorithm's aggregation) - x; for
-FedAvg, Delta is the weighted mean of x_k - x:
+global model's parameters. Delta is the change that the algorithm's aggregation makes to x; for
+FedAvg, it is the weighted mean of x_k - x:
     sgd                  m <- momentum * m + Delta,              x <- x + lr * m
     adam, yogi, adagrad  m <- beta1 * m + (1 - beta1) * Delta,   x <- x + lr * m / (sqrt(v) + tau),
         adagrad            v <- v + Delta^2
         yogi               v <- v - (1 - beta2) * Delta^2 * sign(v - Delta^2)
         adam               v <- beta2 * v + (1 - beta2) * Delta^2
 Initially m = 0 and v = tau^2 (the paper requires v >= tau^2). The bias of m and v is not corrected.
-sgd with lr=1 and momentum=0 is FedAvg bit for bit; sgd with lr=1 and a momentum is FedAvgM. Running
-statistics are averaged as usual.
+sgd with lr=1 and momentum=0 gives exactly the results of FedAvg; with lr=1 and a momentum, it is
+FedAvgM. Running statistics are averaged as usual.
 """
 
 from dataclasses import fields
@@ -54,7 +54,7 @@ class ServerOptimizer(Checked, prefix="server."):
         require(allowed, "server.momentum", self.momentum, wanted)
 
     def begin(self, params: Params) -> Tree:
-        """Return the optimizer's initial state as a dict; without an optimizer, it is empty."""
+        """Return the optimizer's initial state; the dict is empty if there is no optimizer."""
         if self.optimizer is None:
             return {}
         memory = {"m": tree.zeros_like(params)}
@@ -63,7 +63,11 @@ class ServerOptimizer(Checked, prefix="server."):
         return {STATE: memory}
 
     def step(self, before: Tree, after: Tree) -> Tree:
-        """Return the server's state after a step from `before` towards `after` (aggregated)."""
+        """Return the server's state after the optimizer step.
+
+        before: the state before the round. after: the state after the algorithm's aggregation.
+
+        """
         if self.optimizer is None:
             return after
         start, end, memory = before["params"], after["params"], before[STATE]

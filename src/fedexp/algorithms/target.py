@@ -1,10 +1,12 @@
 """TARGET: the server generates images of the old classes, and clients distil the old model on them.
 
+No example of an old task is kept; the generated images take their place.
+
 J. Zhang, C. Chen, W. Zhuang, L. Lyu, "TARGET: Federated Class-Continual Learning via Exemplar-Free
-Distillation", ICCV 2023. No example of an old task is kept. When a task begins, the server trains a
-generator against theta_{t-1}, the global model from the end of the previous task (see
-generator.py). The server then sends theta_{t-1} and the images x~ with the model. In a task t > 1,
-each local step uses a batch of the client's examples and a batch of the same number of images:
+Distillation", ICCV 2023. When a task begins, the server trains a generator against theta_{t-1}, the
+global model from the end of the previous task (see generator.py). The server then sends theta_{t-1}
+and the images x~ with the model. In a task t > 1, each local step uses a batch of the client's
+examples and a batch of the same number of images:
     L = CE over the classes of task t alone + kd * L_d(x~) over the classes of the earlier tasks,
 where L_d is defined in continual.py, with temperature T, as in the authors' code. In task 1, the
 loss is CE over the task's classes.
@@ -15,13 +17,14 @@ for CIFAR-100, with kd = 25, T = 2 and 2,560 images. With these values, the code
 student, because the student's warm-up is 20 batches but only 10 are generated. The adversarial term
 needs the student, so it is never used. fedexp therefore omits the student and this term.
 
-Deviations: A client uses the images in the same order throughout a round; the authors' code
-shuffles them in each pass. A batch of images has the size of the local batch; the authors' code
-divides all images among the steps of an epoch. Images are neither cropped nor flipped, on clients
-or on the server. The model has all C outputs from the start, and the losses exclude the outputs of
-later tasks; the authors' code adds outputs with each task. Models without running statistics, such
-as model=cnn, have no statistics to match. The server weights clients by n_k, not equally. The
-images count as traffic in every round. The method requires tasks with new classes.
+Differs from the released code: A client uses the images in the same order throughout a round; the
+authors' code shuffles them in each pass. A batch of images has the size of the local batch; the
+authors' code divides all images among the steps of an epoch. Images are neither cropped nor
+flipped, on clients or on the server. The model has all C outputs from the start, and the losses
+exclude the outputs of later tasks; the authors' code adds outputs with each task. Models without
+running statistics, such as model=cnn, have no statistics to match. The server weights clients by
+n_k, not equally. The images count as traffic in every round. The method requires tasks with new
+classes.
 """
 
 import copy
@@ -65,7 +68,8 @@ NEVER = -1e30  # logit of an excluded class; finite, because 0 times infinity is
 class DataFree(NewClasses, Remembering, Rehearsal, ABC):
     """Base class of methods that distil the previous task's model on generated images.
 
-    The server generates images of the old classes, and the clients distil.
+    The server generates images of the old classes at the start of a task, and sends them to the
+    clients.
     """
 
     sends: ClassVar[tuple[str, ...]] = ("params", "old", "new", "known", "images", "scale")
@@ -81,7 +85,7 @@ class DataFree(NewClasses, Remembering, Rehearsal, ABC):
     width: Count
 
     def host_plan(self, federation: Federation, client: int, rng: np.random.Generator) -> Tree:
-        """Return the order in which a client uses the images."""
+        """Return the order in which a client uses the generated images."""
         return (
             {}
             if federation.task == 0
@@ -115,12 +119,13 @@ class DataFree(NewClasses, Remembering, Rehearsal, ABC):
 
     @abstractmethod
     def make(self, net: ServerNetwork, server: Tree, pixels: Pixels, classes: Tensor) -> Tensor:
-        """Return the images for `images_of`, using torch's global random number generator."""
+        """Generate the images that `images_of` returns, with torch's global random generator."""
 
     def images(self, step: int, ctx: Context) -> Tensor:
-        """Return the images for a local step, in the order of the client's plan.
+        """Return the normalised images that a client uses in a local step.
 
-        After the last image, the plan starts again.
+        The images are used in the order of the client's plan, which starts again after the last
+        image.
         """
         order, scale = ctx.plan["order"], ctx.server["scale"]
         places = rows_of_step(step, ctx.local.batch_size, len(order), order)
