@@ -156,6 +156,6 @@ def rows_of_task(rows: Tensor, federation: Federation) -> Tensor:
 
 
 def changed_rows(mask: Tensor, names: Sequence[str], new: Params, old: Params) -> Params:
-    """Return the named parameters, with the rows of a mask [M] from `new` and others from `old`."""
+    """Return the named parameters, with rows from `new` where the mask [M] is 1, others `old`."""
     rows = {name: mask.view(-1, *[1] * (old[name].dim() - 1)) > 0 for name in names}
     return {name: torch.where(rows[name], new[name], old[name]) for name in names}

@@ -1,4 +1,4 @@
-"""The interface of the engines, and the values that they receive and return.
+"""The interface of the engines, and the values that engines receive and return.
 
 An engine trains the clients of a round and returns their messages and new states.
 """
@@ -34,12 +34,12 @@ EVALUATION_BATCH_CUDA = 1000  # larger, because each batch costs kernel launches
 
 @dataclass(frozen=True)
 class Probe:
-    """The local steps after which a client's model is tested during training.
+    """When and on which training examples a client's model is tested during training.
 
-    The model is tested on the test set and on some training examples.
+    The model is also tested on the test set.
     """
 
-    # numbers of local steps, ascending; 0: test before training; empty: no tests
+    # local steps after which the model is tested, ascending; 0: before training; empty: no tests
     marks: tuple[int, ...]
     epochs: tuple[int, ...]  # the number of local epochs completed at each mark
     numbers: Tensor  # int64 [n], indices of the training examples
@@ -73,9 +73,9 @@ class Cohort:
         return sorted(range(len(self.clients)), key=lambda i: -self.schedules[i].steps)
 
     def shares(self, count: int) -> list[list[int]]:
-        """Split the positions of the clients into shares with about equal numbers of local steps.
+        """Split the positions of the clients into parts with about equal numbers of local steps.
 
-        There are at most `count` shares, and no share is empty.
+        There are at most `count` parts, and no part is empty.
         """
         shares: list[list[int]] = [[] for _ in range(min(count, len(self.clients)))]
         steps = [0] * len(shares)
@@ -113,9 +113,10 @@ STACKED = ("messages", "losses", "buffers", "class_correct", "probed")
 
 
 class Gather:
-    """Collects the results of the parts of a cohort in the order of the cohort.
+    """Collects the results of parts of a cohort in the order of the cohort.
 
-    The results of each part are copied to their place immediately, so no model is stored twice.
+    The results of a part are copied into the result of the cohort as soon as they are added, so
+    that only one part at a time is stored twice.
     """
 
     def __init__(self, count: int):
@@ -127,7 +128,7 @@ class Gather:
     def add(self, positions: Sequence[int], part: Trained) -> None:
         """Add the results of a part of the cohort.
 
-        positions: the positions of these clients in the cohort.
+        positions: the positions of the part's clients in the cohort.
         """
 
         def put(target: Tensor | None, leaf: Tensor | None) -> None:
@@ -167,7 +168,7 @@ class Evaluation:
 
     @property
     def loss(self) -> Tensor:
-        """Return the mean cross-entropy over the test set, a scalar."""
+        """Return the mean cross-entropy per example of the test set, a scalar."""
         return self.losses.sum() / self.examples
 
     @classmethod
@@ -226,9 +227,9 @@ class ClientRuntime:
         return x, self.data.y_test[index]
 
     def tested_on(self, view: str) -> "ClientRuntime":
-        """Return a runtime whose test set is that of the view.
+        """Return a runtime for testing in a view.
 
-        For the validation view, its test set is the validation set; other views use this runtime.
+        For the validation view, its test set is the validation set. Other views use this runtime.
         """
         return self._on_validation if view == VALIDATION else self
 
@@ -239,8 +240,8 @@ class ClientRuntime:
     def local_test(self, view: str, round: int) -> "tuple[ClientRuntime, Tensor | None]":
         """Return a runtime for testing local models in a view, and the random numbers to use.
 
-        The test set of the runtime contains the examples in `local_examples`. The random numbers
-        are those from `test_draws` for these examples.
+        The runtime's test set is restricted to `local_examples`. The random numbers are the rows of
+        `test_draws` for these examples.
         """
         draws, numbers = self.test_draws(view, round), self.local_examples.get(view)
         if numbers is None:
@@ -256,10 +257,10 @@ class ClientRuntime:
         }
 
     def test_draws(self, view: str, round: int) -> Tensor | None:
-        """Return the random numbers that augment the test examples, int64 [M, D].
+        """Return the random numbers that augment the M test examples, int64 [M, D].
 
-        They are the same for all models that are tested in a round, and differ between rounds.
-        Return None if the view is not the augmented view.
+        All models that are tested in a round use the same numbers, which differ between rounds. The
+        result is None if the view is not the augmented view.
         """
         if view != AUGMENTED:
             return None
@@ -269,7 +270,7 @@ class ClientRuntime:
         return torch.from_numpy(draws).to(self.device)
 
     def to(self, device: torch.device) -> "ClientRuntime":
-        """Return the runtime on a device. It is copied if the device differs."""
+        """Return this runtime if it is on the given device, else a copy on this device."""
         if device == self.device:
             return self
         return replace(
@@ -284,8 +285,8 @@ class ClientRuntime:
     def evaluation_batch(self) -> int:
         """Return the number of examples per evaluation batch.
 
-        If the model uses batch statistics, the number is the same on every device, because it
-        affects the results.
+        If the model normalises by batch statistics, the number affects the results, so it is the
+        same on every device.
         """
         if self.device.type == "cuda" and not uses_batch_statistics(self.net.module):
             return EVALUATION_BATCH_CUDA
@@ -302,6 +303,7 @@ class ClientRuntime:
     ) -> Evaluation:
         """Return the correct predictions and the losses of a model on the test set.
 
+        params: the parameters of the model, with or without buffers.
         draws: the random numbers from `test_draws`. None: no augmentation.
         batches: the consecutive batches to evaluate. None: all batches.
         """
@@ -318,16 +320,16 @@ class ClientRuntime:
             logits = self.class_logits(self.net(params, x).logits, index)
             losses[row] = F.cross_entropy(logits, y, reduction="sum")
             right = (logits.argmax(-1) == y).to(torch.int64)
-            # bincount is not used, because on CUDA it waits for the device.
+            # not bincount, which waits for the device on CUDA
             correct.index_add_(0, y, right)
             task = torch.zeros_like(y) if tasks is None else tasks[index]
             task_correct.index_add_(0, task, right)
         return Evaluation(correct, task_correct, losses, len(labels))
 
     def class_logits(self, outputs: Tensor, index: Tensor) -> Tensor:
-        """Return the class logits of test examples, [B, C].
+        """Return the class logits [B, C] of test examples, given the outputs of the model.
 
-        If the model has a head for each task, the logits come from the head of the example's task.
+        If the model has a head for each task, the head of the example's task is used.
 
         outputs: [B, outputs], the outputs of the model.
         index: the indices of the test examples.
@@ -394,7 +396,7 @@ def overrides_local_step(algorithm: FedAvg) -> bool:
 
 @dataclass(frozen=True)
 class Shared:
-    """The values that all clients of a cohort share during training."""
+    """The values that are the same for all clients of a cohort during training."""
 
     algorithm: FedAvg
     runtime: ClientRuntime
@@ -406,7 +408,7 @@ class Engine(ABC):
     """Base class of the engines, which train the clients of a round and evaluate models."""
 
     def start(self, runtime: ClientRuntime, server: Tree) -> None:  # noqa: B027
-        """Do slow work, such as starting processes, before the first round is timed.
+        """Do slow work before the first round, such as starting processes, so that it is not timed.
 
         server: a dict with the `params` and `buffers` of a model.
         """

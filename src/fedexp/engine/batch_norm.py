@@ -3,7 +3,7 @@
 The statistics are those of S. Ioffe and C. Szegedy, "Batch Normalization", ICML 2015, Algorithm 1:
 the mean and the (biased) variance of a channel over the n values of the batch. As in torch, the
 running variance is updated with the unbiased variance, var * n / (n - 1). In this module, n does
-not count the values of padding.
+not include padding.
 """
 
 from collections.abc import Callable
@@ -44,7 +44,7 @@ def ignore_padding(mask: Tensor | None) -> AbstractContextManager[Any]:
 
 
 class _MaskedBatchNorm(TorchFunctionMode):
-    """Mode that replaces F.batch_norm, the function that nn.BatchNorm1d, 2d and 3d call."""
+    """Mode that replaces F.batch_norm, which nn.BatchNorm1d, 2d and 3d call, by `batch_norm`."""
 
     def __init__(self, mask: Tensor):
         super().__init__()
@@ -74,10 +74,10 @@ def batch_norm(
     momentum: float = 0.1,
     eps: float = 1e-5,
 ) -> Tensor:
-    """Compute torch.nn.functional.batch_norm with the statistics of only the rows with mask 1.
+    """Compute torch.nn.functional.batch_norm with statistics that exclude padding.
 
-    The other rows are padding. They are normalised with the same statistics. In training, the
-    running statistics [C] are updated in place.
+    Padding is normalised with the statistics of the examples. In training, the running statistics
+    [C] are updated in place.
 
     mask: [B], 1 for examples and 0 for padding.
     input: [B, C, ...].

@@ -24,7 +24,7 @@ from fedexp.engine.vectorised.engine import Vectorised
 
 # the defaults of the options that only the vectorised engine uses
 VECTORISED = {"chunk": None, "cuda_graphs": True}
-# On a CPU, bf16 counts as slow or emulated if it takes at least this many times as long as fp32.
+# On a CPU, bf16 is considered slow or emulated if it takes this many times as long as fp32.
 SLOW, EMULATED = 1.2, 3.0
 
 
@@ -43,8 +43,8 @@ def is_thread_count(number: int | None) -> bool:
 class Hardware(Checked, prefix="hardware."):
     """The hardware that the user requests.
 
-    `resolve` replaces `auto` by a choice and gives the reason for the choice. Only the precision
-    is chosen later, by timing (fedexp.training.precision).
+    `resolve` replaces each `auto` except that of the precision, which is chosen later, by timing
+    (fedexp.training.precision).
     """
 
     device: Annotated[str, Limit("one of auto, cpu, cuda, cuda:<number>", is_device)]
@@ -72,7 +72,7 @@ class Hardware(Checked, prefix="hardware."):
         return self.device in ("auto", "cuda") and self.engine != "workers"
 
     def resolve(self, cohort_size: int, share: int | None = None) -> "Resolved":
-        """Return the hardware that the run uses, with a choice for each `auto` except precision.
+        """Return the hardware that the run uses, with each `auto` except the precision replaced.
 
         The choice assumes that the vectorised engine supports the model (see `without_vmap`).
 
@@ -101,7 +101,7 @@ class Hardware(Checked, prefix="hardware."):
     def without_vmap(self, resolved: "Resolved", obstacle: str) -> "Resolved":
         """Return the hardware for a model that the vectorised engine does not support.
 
-        obstacle: the reason, which the message of the error gives.
+        obstacle: why the model is not supported, for the message.
 
         Raises ConfigError if the vectorised engine was requested.
         """
@@ -186,7 +186,7 @@ class Resolved:
 
     @property
     def vectorises(self) -> bool:
-        """Return whether the clients are trained by the vectorised engine, in whatever process."""
+        """Return whether the vectorised engine trains the clients, possibly in worker processes."""
         return isinstance(self.trainer, Vectorised)
 
     def reason_for_slowness(self) -> str | None:
@@ -202,7 +202,7 @@ class Resolved:
         return f"in a short trial, bf16 took {ratio:.1f} times as long as fp32 on this CPU"
 
     def in_one_process(self) -> "Resolved":
-        """Return the hardware for a single process that does the work of all workers."""
+        """Return the hardware for the same engine without worker processes."""
         if self.engine != "workers":
             return self
         return replace(self, engine="vectorised" if self.vectorises else "sequential", workers=1)
@@ -259,9 +259,9 @@ class Resolved:
         return values
 
     def arithmetic(self) -> dict[str, Any]:
-        """Return the values that determine how sums are rounded.
+        """Return the values that affect the rounding of results.
 
-        The number of processes is left out, because it does not change any bit of the results.
+        The number of processes is not included, because it does not affect the results.
         """
         values = self.as_dict() | {
             "engine": "vectorised" if self.vectorises else "sequential",
@@ -300,7 +300,7 @@ def cores() -> int:
 def bf16_slowdown() -> float:
     """Return how many times as long a convolution takes in bf16 as in fp32 on this CPU.
 
-    CPUs without instructions for bf16 emulate them. The time is the shortest of five trials.
+    CPUs without bf16 instructions emulate bf16. The time is the shortest of five trials.
     """
     tensors = torch.ones(4, 32, 16, 16), torch.ones(64, 32, 5, 5)
     best = {torch.float32: float("inf"), torch.bfloat16: float("inf")}

@@ -1,7 +1,7 @@
-"""Measurements of a model other than its test accuracy.
+"""Measurements of a model besides its test accuracy at the end of a round.
 
-They count correct predictions during local training, on the test set and on the client's training
-examples, and compute the features and the mean activations of a model.
+These are the numbers of correct predictions during local training, on the test set and on the
+client's training examples, and a model's features and mean activations.
 """
 
 import time
@@ -20,9 +20,9 @@ NOT_TESTED = -1  # value of a count if the model was not tested
 
 
 def empty_counts(runtime: ClientRuntime, count: int, max_marks: int) -> dict[str, Tensor]:
-    """Return counts of correct predictions that are all NOT_TESTED.
+    """Return arrays for the correct predictions of probes, filled with NOT_TESTED.
 
-    `test` is int64 [count, max_marks, C], and `train` is int64 [count, max_marks].
+    "test" is int64 [count, max_marks, C], and "train" is int64 [count, max_marks].
 
     count: the number of clients.
     max_marks: the largest number of tests of a client.
@@ -36,8 +36,8 @@ def empty_counts(runtime: ClientRuntime, count: int, max_marks: int) -> dict[str
 def count_correct(runtime: ClientRuntime, model: Params, numbers: Tensor) -> int:
     """Return the number of training examples that a model predicts correctly.
 
-    The examples are not augmented. Return NOT_TESTED if the model has a head for each task or if
-    `numbers` is empty.
+    The examples are not augmented. The result is NOT_TESTED if the model has a head for each task
+    or if `numbers` is empty.
 
     model: the parameters and buffers of the model.
     numbers: the indices of the training examples.

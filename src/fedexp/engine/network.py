@@ -19,7 +19,7 @@ from fedexp.engine.batch_norm import has_batch_norm, has_running_statistics, ign
 from fedexp.engine.teachers import OutputCache
 from fedexp.models import Output
 
-HEAD = "classifier."  # start of the names of the head's parameters
+HEAD = "classifier."  # prefix of the names of the head's parameters
 LAYOUT = torch.channels_last  # for parameters and images: the fastest format in oneDNN and cuDNN
 
 
@@ -27,8 +27,8 @@ class FunctionalNetwork:
     """A model that is called with its parameters, `net(params, x)`.
 
     The model runs in eval mode, with the buffers from the last call of `set_buffers`. Logits and
-    features have the dtype of the parameters, even if the forward pass runs in bf16. `params`
-    contains the trained parameters. Parameters with requires_grad=False are stored in this object.
+    features have the dtype of the parameters, even if the forward pass runs in bf16. `params` must
+    contain the trained parameters; all other parameters are stored in this object.
     """
 
     def __init__(self, module: nn.Module, precision: str, trained: frozenset[str] | None = None):
@@ -75,9 +75,9 @@ class FunctionalNetwork:
         return {k: v for k, v in self.module.named_parameters() if k in self.trained}
 
     def own(self, params: Params) -> Params:
-        """Return the parameters without those that the algorithm added.
+        """Return the parameters of the model, without parameters that the algorithm added.
 
-        Added parameters are, for example, a second head.
+        An algorithm may add, for example, a second head.
         """
         if params.keys() <= self.names:
             return params
@@ -90,11 +90,11 @@ class FunctionalNetwork:
         return grad_and_value(function)(params)
 
     def slim(self, params: Params, x: Tensor, width: float, mask: Tensor | None = None) -> Tensor:
-        """Return the output of the last stage of the model when it uses fewer channels.
+        """Return the output of the model's last stage, computed with fewer channels.
 
-        The model must be a models.Staged. The stage never runs in bf16.
+        The model must implement models.Staged. The stage never runs in bf16.
 
-        width: the share of the channels to use.
+        width: the fraction of the channels to use.
         """
         whole = dict(self.module.named_parameters()) | params
         with ignore_padding(mask):
@@ -150,7 +150,7 @@ class FunctionalNetwork:
     def _forward(
         self, call: Callable[[], Output], params: Params, x: Tensor, mask: Tensor | None
     ) -> Output:
-        """Return the output of `call`, or only run the head if the features of x are known."""
+        """Return the output of `call`, but run only the head if the features of x are known."""
         features = self.known.get(x)
         if features is not None and self._backbone.isdisjoint(params):
             call = partial(self._run_head, params, features)
@@ -165,10 +165,10 @@ class FunctionalNetwork:
 
 
 class KnownFeatures:
-    """The features of the inputs that were loaded last, if a frozen backbone computed them before.
+    """The features of the inputs that were loaded last, if a frozen backbone has computed them.
 
-    They are found by the tensor of the inputs, so an algorithm that changes inputs gets the
-    features of the changed inputs.
+    The features are used only for the same tensor of inputs. For inputs that an algorithm has
+    changed, the backbone runs again.
     """
 
     def __init__(self) -> None:
@@ -188,7 +188,7 @@ class KnownFeatures:
 
 
 def trainable(module: nn.Module) -> Params:
-    """Return the parameters with requires_grad=True, which are trained, averaged and sent."""
+    """Return the parameters with requires_grad=True, which clients train and send."""
     return {k: v for k, v in module.named_parameters() if v.requires_grad}
 
 
@@ -206,10 +206,10 @@ class Neurons(nn.Module):
 class LiveNetwork(FunctionalNetwork):
     """A model in training.
 
-    A call with the attribute `params` of this object runs the module in train mode. The tensors in
-    `params` are the parameters of the module, so the optimizer updates them in place without
-    copies. Parameters for which `gradient` computes a gradient also run in train mode. All other
-    parameters, such as those of a teacher, run in the frozen network.
+    A call with the attribute `params` of this object runs the model in train mode. The optimizer
+    updates the tensors in `params` in place. A call with the parameters for which `gradient`
+    computes a gradient also runs in train mode. A call with any other parameters, such as those of
+    a teacher, runs in eval mode.
     """
 
     def __init__(self, frozen: FunctionalNetwork):
@@ -246,7 +246,7 @@ class LiveNetwork(FunctionalNetwork):
         self._moving = {name: value.detach().requires_grad_() for name, value in params.items()}
         with torch.enable_grad():
             value = function(self._moving)
-            # Zeros for unused parameters, as in torch.func.grad.
+            # materialize_grads: zeros for unused parameters, as in torch.func.grad
             grads = torch.autograd.grad(value, list(self._moving.values()), materialize_grads=True)
         self._moving = None
         with torch.no_grad():
@@ -278,9 +278,8 @@ class LiveNetwork(FunctionalNetwork):
 def seeded_torch(seed: int) -> Iterator[None]:
     """Seed torch's global random generators while the block runs.
 
-    The generators are used for initialisation and dropout, for example. The generator of the CPU
-    is restored afterwards. The generators of GPUs are not restored, because no other code uses
-    them.
+    They are used for initialisation and dropout, for example. The state of the CPU's generator is
+    restored afterwards. GPU generators are not restored, because no other code uses them.
     """
     with torch.random.fork_rng(devices=[]):
         if torch.cuda.is_available():
@@ -295,9 +294,9 @@ def seeded_torch(seed: int) -> Iterator[None]:
 def flush_subnormals() -> Iterator[None]:
     """Treat subnormal numbers, below about 1e-38 in fp32, as zero while the block runs.
 
-    Some CPUs compute slowly with such numbers, so a round took 1.2 times as long. The setting
-    applies to the current thread and to the threads that torch starts from it. It is restored
-    afterwards, because other libraries may need subnormal numbers.
+    Some CPUs compute slowly with such numbers: a round took 1.2 times as long. The setting applies
+    to the current thread and to the threads that torch starts from it. The previous setting is
+    restored afterwards, because other libraries may need subnormal numbers.
     """
     before = sys.float_info.min / 2 == 0
     torch.set_flush_denormal(True)

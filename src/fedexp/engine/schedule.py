@@ -29,15 +29,15 @@ class BatchSchedule:
 
     @property
     def examples(self) -> int:
-        """Return the number of examples in all batches, summed over all epochs."""
+        """Return the total number of examples in all batches of the round."""
         return int(self.lengths.sum())
 
 
 def count_skipped_examples(examples: int, batch_size: int) -> int:
-    """Count the examples of a client that a pass leaves out if it skips batches of one example.
+    """Return how many examples are omitted in an epoch if batches of one example are skipped.
 
-    If the batch size is 1, these are all examples. Otherwise, it is the last example if its batch
-    contains no other example.
+    With batch size 1, all examples are omitted. With larger batches, one example is omitted if it
+    is alone in the last batch.
 
     examples: the number of examples of the client.
     """
@@ -64,7 +64,7 @@ def make_schedule(
         contains examples from only one part, and the order of all batches is random.
     skip_single: whether to leave out batches of one example, for which batch normalisation is not
         defined.
-    again: a suffix that selects different random numbers for a second schedule in the same round.
+    again: a suffix that gives a second schedule in the same round different random numbers.
     """
     orders, size = generator_for(seed, f"batches{again}", round, client), local.batch_size
     rows: list[np.ndarray] = []

@@ -43,7 +43,7 @@ class ClientFailure(RuntimeError):
 
 @dataclass(frozen=True)
 class Sequential(Engine):
-    """The reference engine, which supports all models and algorithms."""
+    """Engine that trains one client after another and supports all models and algorithms."""
 
     def train(self, shared: Shared, cohort: Cohort, evaluate_local: bool) -> Trained:
         runtime, server = shared.runtime, shared.server
@@ -141,7 +141,7 @@ class ClientTraining:
         """Run FedAvg's local step, which updates the parameters in place, and return the loss."""
         params, ctx = self.live.params, self.ctx
         loss = self.algorithm.objective(self.live, params, batch, ctx)
-        # Zeros for unused parameters, as in torch.func.grad.
+        # materialize_grads: zeros for unused parameters, as in torch.func.grad
         found = torch.autograd.grad(loss, list(params.values()), materialize_grads=True)
         grads = dict(zip(params, found, strict=True))
         with torch.no_grad():
@@ -150,7 +150,7 @@ class ClientTraining:
         return loss
 
     def batches(self) -> Iterator[Batch]:
-        """Yield the batches of local training."""
+        """Yield the batches of local training, with a cache for teachers while they are used."""
         cache = self.live.cache = make_cache(self.runtime, self.data)
         try:
             for batch in self.data.batches():
@@ -196,8 +196,8 @@ class ClientTraining:
 def make_cache(runtime: ClientRuntime, data: ScheduledData) -> OutputCache | None:
     """Return a cache for the outputs of teachers on a client's examples, or None for no cache.
 
-    There is no cache if the outputs differ between epochs, or on a GPU, because looking up an
-    output would wait for the device.
+    There is no cache if the outputs differ between epochs. There is no cache on a GPU either,
+    because looking up an output would wait for the device.
     """
     drawn = data.draws is not None and runtime.augmentation is not None
     augmented = drawn and runtime.augmentation.changes_inputs  # type: ignore[union-attr]

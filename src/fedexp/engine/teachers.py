@@ -1,9 +1,9 @@
 """Cache for the outputs of reference models, such as teachers, on the examples of a client.
 
 A reference model runs in eval mode, so its output for an example without augmentation is the same
-in every epoch and needs to be computed only once. However, the rounding of a row in a matrix
-product may depend on the other rows. So if an output was computed in another batch, its last
-digits may differ.
+in every epoch and needs to be computed only once. The last digits may differ from those of a new
+computation in another batch, because the rounding of a row in a matrix product may depend on the
+other rows.
 """
 
 from collections.abc import Callable
@@ -18,7 +18,7 @@ from fedexp.core.private.torch_internals import in_transform
 from fedexp.core.tree import Params
 from fedexp.models import Output
 
-# maximum number of cached models; otherwise, a model that changes in every step would fill the
+# maximum number of cached models; without it, a model that changes in every step would fill the
 # cache
 MODELS = 4
 BYTES = 1 << 28  # limit for one model's outputs
@@ -26,9 +26,9 @@ BYTES = 1 << 28  # limit for one model's outputs
 
 @dataclass(frozen=True)
 class ModelOutputs:
-    """The outputs of one model."""
+    """The cached outputs of one model for the n distinct examples of a client."""
 
-    # the parameters, which are stored so that no other tensor gets the same id
+    # the model's parameters, kept alive so that no other tensor gets the id of one of them
     params: tuple[Tensor, ...]
     features: Any  # Tensor [n, D], or None if the model has no features
     logits: Tensor  # [n, C]
@@ -46,9 +46,9 @@ class ModelOutputs:
 
 
 class OutputCache:
-    """Cache for outputs on the examples of one client in one round.
+    """Cache for the outputs of reference models on the examples of one client in one round.
 
-    Only inputs of the batch that was last passed to `set_batch` are looked up.
+    The cache is used only for the inputs that were last passed to `set_batch`.
     """
 
     def __init__(self, index: Tensor, examples: int):

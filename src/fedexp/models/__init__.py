@@ -1,6 +1,7 @@
-"""Models, whose `forward` takes images [B, channels, height, width] or texts [B, length].
+"""Interfaces of models.
 
-It returns `Output(features, logits)`.
+The `forward` method of a model takes images [B, channels, height, width] or texts [B, length], and
+returns `Output(features, logits)`.
 """
 
 from abc import ABC, abstractmethod
@@ -23,9 +24,9 @@ class Output(NamedTuple):
 
 
 class Model(Checked, ABC, prefix="model."):
-    """Base class of the `model` group.
+    """Base class of the models in the config group `model`.
 
-    It contains the options of an architecture, and its properties that engines need to know.
+    A subclass contains the options of an architecture and the properties that engines need to know.
     """
 
     reads: ClassVar[str] = "images"  # type of the inputs, "images" or "text"
@@ -44,11 +45,10 @@ class Model(Checked, ABC, prefix="model."):
     def vectorises(self) -> bool | None:
         """Return whether several clients can be trained together with torch.func.vmap.
 
-        None: a trial decides (fedexp.engine.vectorised.support).
-
-        vmap must support every layer, and examples that pad a batch must not affect the training on
-        the real examples. PyTorch's batch norm is allowed. PyTorch's dropout is not allowed,
-        because all clients would share its random generator.
+        If the result is None, a trial decides (fedexp.engine.vectorised.support). torch.func.vmap
+        must support every layer, and the padding of a batch must not affect the training on its
+        examples. PyTorch's batch norm is allowed. PyTorch's dropout is not allowed, because all
+        clients would share its random generator.
         """
 
     @abstractmethod
@@ -72,7 +72,7 @@ def classifier_of(module: nn.Module) -> nn.Linear:
 class Staged(Protocol):
     """A model whose last stage of convolutions can be run separately and with fewer channels.
 
-    FedAlign needs such a model.
+    FedAlign requires this interface.
     """
 
     keeps_maps: bool  # if True, the model fills `Output.maps`

@@ -1,4 +1,4 @@
-"""Variants of the convolutional network of McMahan et al. (2017) used in papers on forgetting."""
+"""Variants of McMahan et al.'s (2017) convolutional network that papers on forgetting use."""
 
 from typing import Annotated
 
@@ -111,7 +111,7 @@ class CNNModule(nn.Module):
         return self._connected(self._convolved(x)[-1])
 
     def _convolved(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the input of the last convolution, and its output after pooling and ReLU."""
+        """Return the input of the last convolution, and the convolution's output after `pool`."""
         before = x
         for convolution, norm in zip(self.convolutions, self.norms, strict=True):
             before, x = x, pool(norm(convolution(x)))
@@ -153,9 +153,9 @@ def pool(x: Tensor) -> Tensor:
 
 
 def _maxima(x: Tensor) -> Tensor:
-    """Apply 2x2 max-pooling without computing the positions of the maxima.
+    """Apply 2x2 max-pooling without storing the positions of the maxima.
 
-    The positions are needed only for gradients. Without them, pooling takes a third of the time.
+    The positions are needed only for gradients. Pooling without them takes a third of the time.
     """
     n, c, h, w = x.shape
     rows = x.permute(0, 2, 3, 1).view(n, h // 2, 2, w // 2, 2 * c)

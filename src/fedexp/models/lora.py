@@ -31,9 +31,9 @@ class LoRA(Checked, prefix="model.lora."):
 
     rank: CountFrom0 = 0  # r; 0: no adapters
     alpha: float | None = None  # numerator of the scale alpha / r; None: the scale is 1
-    # ends of the names of layers to adapt; (): all linear layers except the head
+    # suffixes of the names of the layers to adapt; (): all linear layers except the head
     targets: tuple[str, ...] = ()
-    # train only B; averaging B over clients then also averages the products B A (FFA-LoRA)
+    # whether to train only B, so that averaging B over clients averages the products B A (FFA-LoRA)
     freeze_a: bool = False
 
     def __post_init__(self) -> None:
@@ -69,7 +69,7 @@ class LoRA(Checked, prefix="model.lora."):
 def select_layers(network: nn.Module, targets: Sequence[str], head: str) -> list[str]:
     """Return the names of the layers that get adapters.
 
-    targets: ends of layer names. If empty, all linear layers except the head are selected.
+    targets: suffixes of layer names. If empty, all linear layers except the head are selected.
 
     Raises ConfigError if a target matches no layer, or a layer that cannot be adapted.
     """
@@ -102,7 +102,7 @@ def select_layers(network: nn.Module, targets: Sequence[str], head: str) -> list
 
 
 def is_adaptable(network: nn.Module, name: str) -> bool:
-    """Return whether an adapter can replace this layer.
+    """Return whether the layer with this name can have an adapter.
 
     An adapter inside nn.MultiheadAttention would have no effect, because that module reads the
     weights of its projection and does not call the layer. Grouped convolutions are not supported.
@@ -112,7 +112,7 @@ def is_adaptable(network: nn.Module, name: str) -> bool:
 
 
 class LowRank(nn.Module):
-    """A layer with its adapter."""
+    """A linear layer or convolution with a low-rank adapter: W x + scale * B A x."""
 
     def __init__(self, base: Layer, rank: int, scale: float) -> None:
         super().__init__()

@@ -26,7 +26,7 @@ class OwnModel(Model):
     Subclasses implement `network`.
     """
 
-    # has an effect only if the network has batch norm, which the run checks
+    # assumed to be True, but ignored if the network has no batch norm
     mixes_examples: ClassVar[bool] = True
     # None: a trial decides; False is needed only if layers other than batch norm mix examples
     vectorises: ClassVar[bool | None] = None
@@ -49,7 +49,7 @@ class OwnModel(Model):
         """
 
     def build(self, shape: Any, num_classes: int) -> nn.Module:
-        """Return the network. If the name of the head is given, the head is separated from it.
+        """Return the network. If `head` is given, the head becomes the attribute `classifier`.
 
         Raises ConfigError if the head is not the last layer, or if a part to freeze does not exist.
         """
@@ -65,7 +65,8 @@ class OwnModel(Model):
     ) -> "Headed | LogitsOnly":
         """Freeze parts of a network, insert adapters, and separate its head from the backbone.
 
-        reading: module that is applied to the inputs before the network; None: no such module.
+        head: name of the head, or None if it is unknown.
+        reading: module that converts the inputs before they enter the network, or None.
         """
         freeze_parts(network, self.freeze, head)
         if self.lora.rank:
@@ -123,7 +124,7 @@ def compute_logits(network: nn.Module, x: Tensor, reading: "Reading | None") -> 
 
 @torch.no_grad()
 def has_same_output(split: "Headed", x: Tensor, expected: Any) -> bool:
-    """Return whether a network with separate head still returns the expected logits.
+    """Return whether a network with a separate head returns the expected logits for inputs x.
 
     The features must also have the shape [B, D].
     """
@@ -146,7 +147,7 @@ def unreadable_input(x: Tensor, error: Exception) -> ConfigError:
 
 
 def describe_head(network: nn.Module, head: str | None) -> str:
-    """Return a text that says what the head must be and lists the linear layers of the network."""
+    """Return the part of an error message that explains what the head must be."""
     names = [name for name, module in network.named_modules() if isinstance(module, nn.Linear)]
     shown = ", ".join(names[-8:]) or "none"
     hint = nearest(head, names) if head is not None else ""
@@ -154,9 +155,9 @@ def describe_head(network: nn.Module, head: str | None) -> str:
 
 
 def freeze_parts(network: nn.Module, parts: Iterable[str], head: str | None) -> None:
-    """Set requires_grad=False for the given parameters and for all parameters of given modules.
+    """Freeze parts of a network: set requires_grad=False for their parameters.
 
-    parts: names of parameters or modules.
+    parts: names of parameters or modules; `backbone` selects everything except the head.
 
     Raises ConfigError for an unknown name.
     """
@@ -201,9 +202,9 @@ class Reading(nn.Module):
         self.shift: list[float] = []
 
     def set_data_normalisation(self, mean: Sequence[float], std: Sequence[float]) -> None:
-        """Store the mean and standard deviation that the data set was normalised with.
+        """Store the mean and standard deviation with which the data set was normalised.
 
-        They have one or three values, one per channel.
+        mean, std: one value per channel, for one or three channels.
         """
         if self.mean is None or self.std is None:
             return
@@ -228,7 +229,7 @@ class Reading(nn.Module):
 
 
 class Headed(nn.Module):
-    """A network with a separate head, so that the head's input can be returned."""
+    """A network with a separate head, which returns the head's inputs as features."""
 
     def __init__(self, backbone: nn.Module, classifier: nn.Linear, reading: Reading | None = None):
         super().__init__()
@@ -242,7 +243,7 @@ class Headed(nn.Module):
 
 
 class LogitsOnly(nn.Module):
-    """A network whose features and head are unknown, so it returns only logits."""
+    """A network that returns only logits, because its head is unknown."""
 
     def __init__(self, network: nn.Module, reading: Reading | None = None):
         super().__init__()

@@ -1,6 +1,6 @@
 """Networks from torchvision and timm, with random or published weights.
 
-Such a network can be trained as a whole or in part.
+All parameters or only some of them can be trained.
 """
 
 import os
@@ -30,8 +30,8 @@ WITHOUT_BRANCHES = ("googlenet", "inception_v3")  # networks whose auxiliary out
 # (`transform_input`).
 OF_HALVES = ("efficientnet_v2_l", *WITHOUT_BRANCHES)
 HALVES = (0.5, 0.5, 0.5)
-# Environment variables that torch.load reads. The first one forces weights_only=True. The second
-# one must not be set at the same time.
+# Environment variables that torch.load reads. ONLY forces weights_only=True. ALL must not be set at
+# the same time.
 ONLY, ALL = "TORCH_FORCE_WEIGHTS_ONLY_LOAD", "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD"
 
 
@@ -180,7 +180,7 @@ class Timm(Pretrained):
             raise ConfigError(f"{where}: timm cannot create {self.name} ({reason})") from error
 
     def require_all(self, network: nn.Module, num_classes: int) -> None:
-        """Raise ConfigError unless the weights file contains all parameters outside the head.
+        """Raise ConfigError unless the weights file contains all parameters except the head's.
 
         This check is needed because timm silently skips parameters that are missing in the file.
         """

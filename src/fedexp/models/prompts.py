@@ -1,8 +1,9 @@
 """Frozen vision transformers with prompts: learned tokens, or learned prefixes of attention.
 
 A token prompt is prepended to the tokens of the first block. A prefix (prefix tuning) consists of
-keys and values that precede those of a block's tokens in its attention. Both are chosen, for each
-image, by its query: the class token that the network computes without prompts.
+additional keys and values, which are prepended to the keys and values of a block's tokens in the
+attention. Prompts are selected for each image by its query, which is the class token that the
+network computes without prompts.
 """
 
 import math
@@ -22,9 +23,10 @@ QUERY, PROMPTS = "query", "prompts"  # names of parameters of `Prompted`
 
 
 class PrefixAttention(nn.Module):
-    """The attention of a block, which can be given a prefix for its next call.
+    """The attention of a block, with an optional prefix.
 
-    The attribute `prefix` [B, 2 L, D] contains L keys, followed by L values.
+    The attribute `prefix` [B, 2 L, D], which contains L keys followed by L values, is used in the
+    next call only.
     """
 
     def __init__(self, attention: Any):
@@ -48,13 +50,14 @@ class PrefixAttention(nn.Module):
 
 
 class Prompted(Headed, ABC):
-    """A vision transformer whose prompts and head are trained; the rest is frozen.
+    """Base class of vision transformers whose prompts and head are trained; the rest is frozen.
 
     The network must be built like timm's: it has `patch_embed` with the convolution `proj`,
     `cls_token`, `pos_embed`, `norm`, and `blocks`, each with `attn` (`qkv`, `proj`, `num_heads`).
-    Its features are the class token. Subclasses add the parameter `prompts`, and others if needed.
-    A call with `prompts` of length 0 returns the output without prompts. A call with `query` [B, D]
-    uses these queries instead of computing them.
+    Its features are the class token. Subclasses add the parameter `prompts` and, if needed, other
+    parameters. If `prompts` has length 0, the network returns the output without prompts. If the
+    parameter `query` is not empty, [B, D], the network uses these queries instead of computing
+    them.
 
     Raises ConfigError for any other network, or if a block does not exist.
     """
@@ -64,7 +67,8 @@ class Prompted(Headed, ABC):
     def __init__(self, model: nn.Module, layers: Sequence[int], method: str):
         """Freeze the network, and prepare some blocks for prefixes.
 
-        layers: the numbers of these blocks, from 0. method: the algorithm's name, for messages.
+        layers: the blocks that can have prefixes, from 0. method: the algorithm's name, for
+        messages.
         """
         blocks = getattr(getattr(model, "backbone", None), "blocks", ())
         if len(blocks) and max(layers, default=0) >= len(blocks):
@@ -84,9 +88,10 @@ class Prompted(Headed, ABC):
 
     @torch.no_grad()
     def prepare(self, layers: Sequence[int]) -> bool:
-        """Replace the attention of blocks, and return whether the network is as expected.
+        """Replace the attention of blocks, and return whether the network is supported.
 
-        If it is, `embed` and `encode` compute the features that the network computes for an image.
+        It is supported if `embed` and `encode` together compute the features of the original
+        network.
         """
         backbone: Any = self.backbone.eval()
         try:
@@ -124,7 +129,7 @@ class Prompted(Headed, ABC):
 
     @abstractmethod
     def prompted(self, tokens: Tensor, query: Tensor) -> Tensor:
-        """Return the features [B, D] of images with these tokens and queries [B, D]."""
+        """Return the features [B, D] with prompts, for tokens [B, n, D] and queries [B, D]."""
 
     def forward(self, x: Tensor) -> Output:
         tokens = self.embed(x if self.reading is None else self.reading(x))
@@ -148,14 +153,15 @@ def cosines(query: Tensor, keys: Tensor) -> Tensor:
 
 
 def take_rows(rows: Tensor, values: Tensor) -> Tensor:
-    """Return values[rows], [*rows.shape, ...], for values [M, ...] and row numbers.
+    """Return values[rows], [*rows.shape, ...], for values [M, ...] and integer indices `rows`.
 
-    As a product of matrices, its gradient is the same in every run on a GPU.
+    The rows are selected by a matrix product, because the gradient of indexing is not deterministic
+    on a GPU.
     """
     chosen = (rows[..., None] == torch.arange(len(values), device=rows.device)).to(values)
     return (chosen @ values.flatten(1)).unflatten(-1, values.shape[1:])
 
 
 def in_use(rows: Tensor) -> Tensor:
-    """Return which rows of a parameter [M, ...] are not zeros, bool [M]."""
+    """Return a mask of the rows of a parameter [M, ...] that are not all zeros, bool [M]."""
     return rows.flatten(1).square().sum(-1) > 0

@@ -113,7 +113,7 @@ class TorchvisionResNet(Model):
     vectorises = True
 
     depth: int  # number of layers: 18, 34, 50, 101 or 152
-    # file with torchvision's weights, which are used except in the last layer; None: random weights
+    # file with torchvision's weights for all layers except the last; None: random weights
     weights: str | None
 
     def __post_init__(self) -> None:

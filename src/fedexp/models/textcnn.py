@@ -21,9 +21,10 @@ class TextCNN(Model):
     """A network of character embeddings, parallel convolutions, a linear layer and a classifier.
 
     The convolutions have different filter heights. Each of them is followed by ReLU and the maximum
-    over the text. Dropout is applied before the linear layer, whose outputs are the features; it
-    has no activation function. Padding is treated like any other character. Weights are initialised
-    from the Xavier normal distribution and biases with zeros, as in CFeD's code.
+    over the text. Dropout is applied before the linear layer. The outputs of the linear layer,
+    without an activation function, are the features. Padding is treated like any other character.
+    Weights are initialised from the Xavier normal distribution and biases with zeros, as in CFeD's
+    code.
     """
 
     reads = "text"
@@ -122,11 +123,11 @@ def max_over_windows(windows: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 class _Maxima(Function):
     """Maximum over windows, with a backward pass that skips windows without a gradient.
 
-    For each text and filter, only the window with the maximum has a gradient. The gradients of the
-    filters and of the windows are weighted sums of rows, which are computed with torch's
-    `embedding_bag`. For a filter, the sum is over the best window of each text. For a window, the
-    sum is over the filters that have their maximum there. If the gradient itself needs a gradient,
-    it is computed with ordinary operations.
+    For each text and filter, only the window with the maximum has a gradient. The gradient of a
+    filter is the weighted sum of the best windows of all texts. The gradient of a window is the
+    weighted sum of the filters that have their maximum there. Both sums are computed with torch's
+    `embedding_bag`. If the gradient must itself be differentiable, it is computed with ordinary
+    operations.
     """
 
     @staticmethod
@@ -175,8 +176,8 @@ def dropout_mask(keys: Tensor, units: int, dropout: float) -> Tensor:
     """Return a mask of the units that dropout keeps, bool [..., units].
 
     The result depends only on the keys. A unit is kept if its 64-bit hash is at least `dropout` *
-    2^64. The hashes of the units are the sequence that the random generator SplitMix64 (Steele, Lea
-    and Flood, OOPSLA 2014) returns if it starts at the hash of the key.
+    2^64. The hashes of the units are the output of the random generator SplitMix64 (Steele, Lea and
+    Flood, OOPSLA 2014) with the hash of the key as its seed.
 
     keys: int64 [..., 1].
     units: number of units.
@@ -188,14 +189,14 @@ def dropout_mask(keys: Tensor, units: int, dropout: float) -> Tensor:
 
 
 def _mix(z: Tensor) -> Tensor:
-    """Apply the hash function of SplitMix64 to 64-bit integers. Products wrap around."""
+    """Apply the hash function of SplitMix64 to 64-bit integers (products overflow as intended)."""
     z = (z ^ _shift_right(z, 30)) * _to_signed(0xBF58476D1CE4E5B9)
     z = (z ^ _shift_right(z, 27)) * _to_signed(0x94D049BB133111EB)
     return z ^ _shift_right(z, 31)
 
 
 def _shift_right(z: Tensor, bits: int) -> Tensor:
-    """Shift signed integers to the right and fill up with zeros (a logical shift)."""
+    """Shift signed integers to the right and fill with zeros (a logical shift)."""
     return (z >> bits) & ((1 << (64 - bits)) - 1)
 
 

@@ -1,9 +1,9 @@
 """Send Python values that contain tensors between two processes.
 
 A parcel is a file in memory, written by torch.save. Its file descriptor is sent through a socket,
-and the receiver maps the file. So a model that is sent to N processes is stored in memory only
-once. The files have no names and are not limited by the size of a shared-memory mount. They
-disappear when the last process closes them.
+and the receiver maps the file into its memory. A model that is sent to N processes is therefore
+stored only once. The files have no names and are not limited by the size of a shared-memory mount.
+They disappear when the last process closes them.
 """
 
 import os
@@ -32,7 +32,7 @@ class _Pickler(pickle.Pickler):
 
 
 def pack(value: Any) -> BinaryIO:
-    """Return a parcel that contains a value. Tensors keep their dtypes and strides."""
+    """Return a parcel (see above) that contains a value. Tensors keep their dtypes and strides."""
     file: BinaryIO
     if hasattr(os, "memfd_create"):
         file = os.fdopen(os.memfd_create("fedexp", os.MFD_CLOEXEC), "w+b")

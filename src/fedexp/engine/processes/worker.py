@@ -37,10 +37,10 @@ class Failure(NamedTuple):
 
 @dataclass
 class Worker:
-    """A worker, with the values that were sent to it.
+    """The state of a worker process, with the methods that orders call.
 
-    An order is a function that is called with the worker, such as
-    `partial(Worker.evaluate, batches=...)`. If it returns None, the worker sends no answer.
+    An order is a function that is called with the worker, such as `partial(Worker.evaluate,
+    batches=...)`. If the order returns None, the worker sends no answer.
     """
 
     number: int  # from 0
@@ -68,7 +68,7 @@ class Worker:
         self.server = move(server, self.device)
 
     def echo(self, value: Any) -> Any:
-        """Return the value. The answer shows that all earlier orders are done."""
+        """Return the value, as a sign that all earlier orders are done."""
         return value
 
     def train(self, algorithm: FedAvg, cohort: Cohort, lr: float, evaluate_local: bool) -> Trained:
@@ -129,10 +129,10 @@ def run(order: Call, worker: Worker) -> Any:
 
 
 def failure(error: Exception) -> Failure:
-    """Return an exception in a form that can be pickled.
+    """Return an exception in a form that can be pickled, with its traceback.
 
-    Exceptions from other packages may not be picklable, so they are replaced by a RuntimeError with
-    their type and message.
+    An exception from another package may not be picklable, so it is replaced by a RuntimeError that
+    contains its type and message.
     """
     report = traceback.format_exc()
     if type(error).__module__.startswith("fedexp.") and len(error.args) == 1:

@@ -30,7 +30,7 @@ from fedexp.engine.processes.channel import Channel, pack
 from fedexp.engine.processes.worker import CPU, Call, Failure, Worker, cut_evenly, move
 
 log = logging.getLogger("fedexp")
-TRIES = 2  # number of processes that may die while they run an order, before the run fails
+TRIES = 2  # number of processes that may die while they run the same order, then the run fails
 LOST = (EOFError, OSError)  # raised by a channel if the other process has closed the connection
 
 
@@ -72,7 +72,7 @@ class Process:
         self.order: Order | None = None  # the current order
 
     def send(self, parcel: BinaryIO) -> None:
-        """Send a message. If the process has died, this is noticed only in `Channel.receive`."""
+        """Send a parcel. If the process has died, only `Channel.receive` raises an exception."""
         with suppress(*LOST):
             self.channel.send(parcel)
 
@@ -101,14 +101,14 @@ class Workers(Engine):
     inner: the engine that each process uses.
     hardware: the hardware of each process (fedexp.engine.hardware.Resolved).
     count: the number of processes.
-    share: whether a process receives all clients of its share of the cohort at once, as the
-        vectorised engine requires. False: it receives one client at a time.
+    share: whether the cohort is divided among the processes in advance, so that the vectorised
+    engine can train a process's clients together. False: a process receives one client at a time.
     """
 
     def __init__(self, inner: Engine, hardware: Any, count: int, share: bool):
         self.inner, self.hardware, self.count, self.share = inner, hardware, count, share
         self._processes: list[Process] = []
-        # name -> (source, parcel) of the orders that have been sent to all processes
+        # orders that have been sent to all processes: name -> (value that was sent, parcel)
         self._sent: dict[str, tuple[Any, BinaryIO]] = {}
 
     def start(self, runtime: ClientRuntime, server: Tree) -> None:
@@ -174,7 +174,7 @@ class Workers(Engine):
     def _do(
         self, runtime: ClientRuntime, orders: Sequence[Order], server: Tree = None
     ) -> Iterator[tuple[Order, Any]]:
-        """Run the orders in sequence, and yield each with its answer as soon as it arrives.
+        """Run the orders in the processes, and yield each with its answer as soon as it arrives.
 
         server: the server's state, which is sent to processes that do not have it yet. None: the
             orders do not need the state.

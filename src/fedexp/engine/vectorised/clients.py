@@ -1,4 +1,4 @@
-"""The joint training of all clients of a cohort: network, stacked state and local step."""
+"""Training of all clients of a cohort together: their network, stacked state and local step."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -24,8 +24,8 @@ from fedexp.engine.schedule import BatchSchedule
 from fedexp.engine.vectorised.convolution import PerClientConvolutions
 from fedexp.models import Output
 
-# Bytes of images that are loaded together. They suffice for several steps, so that few kernels are
-# launched.
+# Maximum size in bytes of the images that are loaded together, for several steps. Loading them
+# together launches fewer kernels.
 LOAD_BYTES = 1 << 26
 
 
@@ -43,8 +43,8 @@ class ClientInputs(NamedTuple):
 class Frame:
     """All values that a local step of C clients uses, except the batch.
 
-    The tensors have the shape [C, ...]. A step reads the first three fields, and changes the other
-    fields in place.
+    A step reads the first three fields and changes the other fields in place. Unless noted
+    otherwise, tensors have the shape [C, ...].
     """
 
     server: Tree
@@ -62,10 +62,10 @@ class Frame:
 class ClientNetwork(Network):
     """The network of one client, with the client's running statistics.
 
-    It corresponds to engine.network.LiveNetwork. Parameters for which `gradient` computes a
-    gradient run in train mode, which updates the running statistics. All other parameters run in
-    eval mode. The tensors passed to the network are not changed. The method `buffers` returns the
-    updated running statistics.
+    The class corresponds to engine.network.LiveNetwork. A call with the parameters for which
+    `gradient` computes a gradient runs in train mode and updates the running statistics. A call
+    with any other parameters runs in eval mode. No tensor is changed in place; the method `buffers`
+    returns the updated running statistics.
     """
 
     def __init__(self, net: FunctionalNetwork, buffers: Params, reference: Params | None = None):
@@ -80,9 +80,9 @@ class ClientNetwork(Network):
         self._batch: Batch | None = None
 
     def set_batch(self, batch: Batch) -> Batch:
-        """Store the current batch of the client, and its features if known, and return it.
+        """Store the current batch of the client and, if known, its features; return the batch.
 
-        If the network is called with the inputs of this batch, it uses the mask of the batch.
+        Calls with the inputs of this batch use the mask of the batch.
         """
         self._batch = batch
         if batch.features is not None:
@@ -155,7 +155,7 @@ class PaddedData:
 def context(shared: Shared, server: Tree, lr: float | Tensor, one: ClientInputs) -> Context:
     """Return the context that is passed to the hooks of one client.
 
-    one: the values for this client.
+    one: the values of this client.
     """
     rate: Any = lr  # a tensor if the steps are recorded as CUDA graphs
     local = shared.runtime.local
@@ -172,7 +172,7 @@ class PaddedSchedules:
     index: Tensor  # int64 [S, C, B]
     mask: Tensor  # [S, C, B]: 1 example, 0 padding
     draws: Tensor | None  # int64 [S, C, B, D]
-    steps: np.ndarray  # int [C], in the memory of the CPU, which launches the kernels
+    steps: np.ndarray  # int [C]: number of steps of each client; on the CPU, which launches kernels
 
     def part(self, steps: slice | int, active: int) -> tuple[Tensor, Tensor, Tensor | None]:
         """Return (index, mask, draws) of the given steps for the first `active` clients."""
@@ -183,7 +183,7 @@ class PaddedSchedules:
 def pad(schedules: Sequence[BatchSchedule], runtime: ClientRuntime) -> PaddedSchedules:
     """Join schedules of different lengths in padded arrays.
 
-    The padding has mask 0 and the index of an example of the same client.
+    Padding has mask 0 and the index of an example of the same client.
     """
     steps = np.array([s.steps for s in schedules])
     batch_size = schedules[0].index.shape[1]
@@ -248,9 +248,10 @@ class Clients:
         self.frame = Frame(shared.server, shared.lr, inputs, params, buffers, memory, losses)
 
     def steps(self) -> Iterator[tuple[int, Iterator[Batch]]]:
-        """Yield pairs (number of active clients, batches of their next steps).
+        """Yield pairs (number of active clients, batches of the next steps).
 
-        A client is active if it has steps left. The images of several steps are loaded together.
+        A client is active if it has steps left. Each pair contains the batches of several steps,
+        whose images are loaded together.
         """
         steps, batch_size = self.padded.steps, self.padded.index.shape[-1]
         images = self.shared.runtime.data.x_train
@@ -292,11 +293,11 @@ class Clients:
     ) -> tuple[Any, Params]:
         """Call hook(net, data, context, *values) for all clients.
 
-        Returns the results of the hook and the running statistics after the call, as tensors
-        [C, ...].
+        Returns the results of the hook and the running statistics after the call, as tensors [C,
+        ...].
 
-        own: the running statistics of each client, also for models in eval mode. None: the running
-            statistics that the server sent.
+        own: the running statistics of each client, which models in eval mode also use. None: the
+        running statistics that the server sent.
         """
         shared, padded = self.shared, self.padded
 
@@ -351,7 +352,8 @@ class Clients:
     def _prepared(self, algorithm: Prepared, inputs: ClientInputs) -> Tree:
         """Call the hook `prepare` for each batch of the first pass over the data.
 
-        Returns the results as tensors [C, batches, ...]. They are 0 for clients with fewer batches.
+        Returns the results as tensors [C, batches, ...], which are 0 for batches that a client
+        lacks.
         """
         shared, runtime = self.shared, self.shared.runtime
 
@@ -382,7 +384,7 @@ def tensors_of(batch: Batch) -> dict[str, Any]:
 
 
 def local_step(shared: Shared, frame: Frame, active: int, batch: Batch) -> None:
-    """Run one local step of the first `active` clients, which updates the frame in place.
+    """Run one local step of the first `active` clients, and update the frame in place.
 
     batch: the batches of these clients, as tensors [active, B, ...].
     """

@@ -1,9 +1,9 @@
 """Convolutions of several clients, where each client has separate weights.
 
-torch.func.vmap converts them to one grouped convolution with one group per client. This module
-runs one ordinary convolution per client instead. On CUDA, the convolutions run in separate
-streams, so that they share the device. With ten clients, this took 0.4 to 0.9 times as long as a
-grouped convolution on an H100, and 0.92 times as long on a CPU (benchmarks/RESULTS.md).
+torch.func.vmap converts the convolutions of several clients to one grouped convolution with one
+group per client. This module runs one ordinary convolution per client instead, on CUDA in several
+streams at the same time. With ten clients, this took 0.4 to 0.9 times as long as a grouped
+convolution on an H100, and 0.92 times as long on a CPU (benchmarks/RESULTS.md).
 """
 
 from collections.abc import Callable
@@ -58,7 +58,7 @@ def _arguments(
     groups: int = 1,
 ) -> tuple[Tensor, Tensor, Tensor | None, Pair, Pair] | None:
     """Return the arguments of `convolve` for a call of F.conv2d, or None to use F.conv2d."""
-    # If the weights are not stacked, such as those of a teacher, one convolution is enough.
+    # If clients share the weights, such as those of a teacher, one convolution is enough.
     if not (is_wrapped(input) and is_wrapped(weight)) or input.dim() != 4:
         return None
     if isinstance(padding, str) or {*_pair(dilation), groups} != {1}:
@@ -67,7 +67,7 @@ def _arguments(
 
 
 def _pair(value: Any) -> Pair:
-    """Return an argument of a convolution, which is one int or two, as two ints."""
+    """Return an option of a convolution, given as one int or two, as a pair of ints."""
     values = tuple(value) if isinstance(value, list | tuple) else (value,)
     return values * 2 if len(values) == 1 else values  # type: ignore[return-value]
 
@@ -80,7 +80,7 @@ def convolve(
     stride: Pair = (1, 1),
 ) -> Tensor:
     """Compute F.conv2d of x [B, C, H, W], weight [O, C, h, w] and bias [O], differentiable once."""
-    # once for all clients, not for each; torch knows no autocast for the meta device
+    # Cast once for all clients. torch has no autocast for the meta device.
     if not x.is_meta and torch.is_autocast_enabled(x.device.type):
         dtype = torch.get_autocast_dtype(x.device.type)
         x, weight = x.to(dtype), weight.to(dtype)
@@ -89,7 +89,7 @@ def convolve(
 
 
 class _Convolution(Function):
-    """F.conv2d with padding and stride only."""
+    """F.conv2d without dilation and groups, and with one convolution per client under vmap."""
 
     @staticmethod
     def forward(
@@ -239,9 +239,10 @@ def apply_per_client(
 
     Returns the stacked results of each function.
 
-    The side streams start when all earlier work has finished, and later work waits for them. So
-    the main stream and the side streams can safely reuse memory that the other side frees. Two
-    side streams cannot, so memory that they share is allocated on the main stream.
+    The side streams start when all earlier work on the main stream has finished, and later work on
+    the main stream waits for the side streams. Therefore, each side can safely reuse memory that
+    the other side frees. This is not true between two side streams, so the results, to which
+    several side streams write, are allocated on the main stream.
     """
     device, count = stacked[0].device, len(stacked[0])
     here = torch.cuda.current_stream(device) if device.type == "cuda" else None

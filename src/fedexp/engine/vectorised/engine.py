@@ -24,7 +24,7 @@ from fedexp.engine.vectorised.clients import Clients, Frame
 from fedexp.engine.vectorised.graphs import CudaCapture, Graphs, is_out_of_memory, run_steps
 
 log = logging.getLogger("fedexp")
-# share of the free memory that the clients may use, because graphs and evaluation also need memory
+# fraction of the free memory that clients may use; graphs and evaluation also need memory
 SHARE_OF_MEMORY = 0.5
 
 
@@ -43,7 +43,7 @@ class Vectorised(Engine):
     chunk: int | None = None
     # whether to record local steps as CUDA graphs if possible; no effect on a CPU
     cuda_graphs: bool = True
-    # number of clients to train at the same time in the next round
+    # number of clients that fit into memory, from measurements or failed attempts; None: unknown
     _fits: int | None = field(default=None, init=False, repr=False, compare=False)
     _graphs: Graphs | None = field(default=None, init=False, repr=False, compare=False)
 
@@ -150,8 +150,7 @@ def evaluate_together(
     draws: the random numbers from `ClientRuntime.test_draws`. None: no augmentation.
     """
     data, count = runtime.data, len(next(iter(params.values())))
-    # Three times as many images as in training need about as much memory as training, because no
-    # values are stored for a backward pass.
+    # Without a backward pass, three times as many images need about as much memory as training.
     size = min(3 * runtime.local.batch_size, runtime.evaluation_batch)
     if uses_batch_statistics(runtime.net.module):  # the batches affect the result
         size = runtime.evaluation_batch
@@ -248,9 +247,9 @@ def chunk_that_fits(shared: Shared, cohort: Cohort) -> int:
 
 
 def client_memory(shared: Shared, cohort: Cohort) -> int:
-    """Return the peak memory of a client in bytes.
+    """Return the peak memory per client in bytes.
 
-    It is measured in the first step of the client with the most steps.
+    The memory is measured in the first step of the client with the most steps.
     """
     device = shared.runtime.device
     alone = cohort.take(cohort.longest_first()[:1])

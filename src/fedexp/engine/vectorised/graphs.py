@@ -1,9 +1,9 @@
 """Record local steps as CUDA graphs, so that the CPU launches only one graph per step.
 
-A graph uses fixed memory and a fixed number of clients. So the values of each round are copied to
-frames that are reused in all rounds. Graphs are recorded for only a few numbers of clients, and a
-step with another number of clients uses the next larger graph. This graph also changes the values
-of clients that have finished, but their results have been copied before.
+A graph uses fixed memory and a fixed number of clients. The values of each round are therefore
+copied to frames, which are reused in all rounds. Graphs are recorded for only a few numbers of
+clients. A step with another number of clients uses the graph for the next larger number. This graph
+also changes the values of clients that have finished, so their results are copied first.
 """
 
 import logging
@@ -26,7 +26,7 @@ FRAMES = 2  # maximum number of frames: one for full chunks, one for the last, s
 
 
 def run_steps(clients: Clients, graphs: "Graphs | None") -> None:
-    """Run all local steps of the clients, which updates their frame in place.
+    """Run all local steps of the clients, and update the clients' frame in place.
 
     graphs: the CUDA graphs of the run. None: run the steps without graphs.
     """
@@ -60,8 +60,9 @@ class Steps:
     def retire(self, active: int) -> None:
         """Store the final values of the clients that have finished in the clients' frame.
 
-        active: the number of clients that continue; they come first. This class has nothing to do,
-            because a step changes only the clients that take part in it.
+        In this class, the method does nothing, because each step updates this frame.
+
+        active: the number of clients that have steps left. They are the first clients.
         """
 
 
@@ -96,7 +97,7 @@ class CudaCapture:
 
 @dataclass
 class Recorded:
-    """A frame in fixed memory, and the CUDA graphs that use it."""
+    """A frame in fixed memory, and the CUDA graphs that read and change its values."""
 
     shared: Shared
     frame: Frame
@@ -207,8 +208,8 @@ class Replaying(Steps):
 def graph_size(active: int, count: int) -> int:
     """Return the number of clients in the graph that runs a step of `active` clients.
 
-    The number is `active` rounded up to three binary digits (1 to 8, 10, 12, 14, 16, 20, ...), but
-    at most `count`. So at most a quarter of the computation is wasted.
+    The number is `active` rounded up to three significant binary digits (1 to 8, 10, 12, 14, 16,
+    20, ...), but at most `count`. At most a quarter of the computation is therefore wasted.
     """
     unit = 1 << max(active.bit_length() - 3, 0)
     return min(-(-active // unit) * unit, count)
