@@ -1,8 +1,8 @@
 """AG News: 120,000 + 7,600 English news texts in four classes (X. Zhang et al., NeurIPS 2015).
 
 Each line of the csv files has the form `"class","title","description"`, where the class is a number
-from 1 to 4. The files have no header. As in the paper, a text is read as a sequence of characters;
-the title and the description are joined by a space.
+from 1 to 4. The files have no header. As in the paper, a text is read as a sequence of characters.
+It consists of the title, a space and the description.
 """
 
 import csv

@@ -26,7 +26,7 @@ Pixels = Annotated[int, Limit("at least 0 and at most 4096 pixels", lambda v: 0 
 
 
 class Transform(Checked, ABC, prefix="dataset.augmentation."):
-    """Base class of the random changes of images (see fedexp.data.types.Draws)."""
+    """Base class of random changes of training images (see fedexp.data.types.Draws)."""
 
     changes_inputs: ClassVar[bool] = True
 
@@ -37,18 +37,17 @@ class Transform(Checked, ABC, prefix="dataset.augmentation."):
 
     @abstractmethod
     def draw(self, rng: np.random.Generator, n: int, height: int, width: int) -> np.ndarray:
-        """Return the random numbers for `n` stored images of this size, int64 [n, ...]."""
+        """Return the random numbers for `n` stored images of the given size, int64 [n, ...]."""
 
 
 class Augmentation(Transform):
-    """Random changes that are applied to each training example. Each can be turned off."""
+    """Random crop, flip, rotation and cutout of training images; each can be turned off."""
 
     # pixels added on each side before a random crop to the original size; 0 = off
     crop_padding: Pixels
     padding_mode: Literal["zero", "reflect"]  # zero: padded pixels are 0 before normalisation
     flip: bool  # whether to mirror images left to right with probability 1/2
-    # side length of the square that is set to 0 after normalisation and clipped at the image
-    # border; 0 = off
+    # side length of a random square that is set to 0 after normalisation; 0 = off
     cutout: Pixels
     # largest angle in degrees; angles are drawn uniformly from -rotation to rotation; 0 = off
     rotation: Annotated[float, Limit("from 0 to 180 degrees", lambda v: 0 <= v <= 180)]
@@ -67,8 +66,7 @@ class Augmentation(Transform):
         - the cutout centre cy and cx, anywhere in the image
         - the angle in thousandths of a degree, from -rotation to rotation
 
-        If a change is turned off, its columns are 0. With a larger `n`, the first rows stay the
-        same.
+        If a change is turned off, its columns are 0. The first rows do not depend on `n`.
         """
         side = min(height, width)
         fits = self.padding_mode == "zero" or self.crop_padding < side
@@ -100,7 +98,7 @@ def _scale_and_shift(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return `scale` and `shift`, each [width * C], to normalise pixels as `pixel * scale + shift`.
 
-    The values for the C channels are repeated for each pixel of a row, because long inner loops are
+    The values for the C channels are repeated for all pixels of a row, because long inner loops are
     faster.
     """
     mean, std = (torch.tensor(v, dtype=torch.float64) for v in (normalise.mean, normalise.std))
@@ -157,11 +155,11 @@ def load_batch(
 def _source_positions(
     draws: torch.Tensor, augmentation: Augmentation, height: int, width: int
 ) -> tuple[torch.Tensor, torch.Tensor, list[torch.Tensor]]:
-    """Return the stored pixel that each output pixel is copied from.
+    """Return the row and column of the stored pixel that each output pixel is copied from.
 
-    The result consists of its row, its column, and masks of the output pixels that lie inside the
-    image. The output is rotate(flip(crop(pad(image)))), so each position is traced back through the
-    rotation, the flip and the crop. All shapes broadcast to [..., B, H, W].
+    The third value is a list of masks, which are 1 if the source lies inside the image. The output
+    is rotate(flip(crop(pad(image)))), so each position is traced back through the rotation, the
+    flip and the crop. All shapes broadcast to [..., B, H, W].
     """
     dy, dx, flip = (draws[..., k, None, None] for k in (DY, DX, FLIP))
     rows = torch.arange(height, device=draws.device)[:, None]
@@ -188,7 +186,7 @@ def _rotate(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the source rows and columns of a counter-clockwise rotation about the image centre.
 
-    They are rounded to the nearest pixel and may lie outside the image.
+    The positions are rounded to the nearest pixel and may lie outside the image.
     """
     radians = angle.to(torch.float32) * (torch.pi / 180 / UNITS_PER_DEGREE)
     sin, cos = radians.sin(), radians.cos()
@@ -233,9 +231,9 @@ def _per_channel(mask: torch.Tensor, channels: int) -> torch.Tensor:
 def _cutout_square(
     draws: torch.Tensor, side: int, height: int, width: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the rows [..., B, H, 1] and columns [..., B, 1, W] of the cutout square.
+    """Return masks of the rows [..., B, H, 1] and columns [..., B, 1, W] of the cutout square.
 
-    The square starts at row cy - side // 2 and column cx - side // 2. Both results are masks.
+    The square starts at row cy - side // 2 and column cx - side // 2.
     """
     first_row, first_col = (draws[..., k, None, None] - side // 2 for k in (CY, CX))
     rows = _within(torch.arange(height, device=draws.device)[:, None] - first_row, side)

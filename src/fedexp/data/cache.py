@@ -17,8 +17,8 @@ from fedexp.data.mapped import ImageFile
 from fedexp.data.marks import CACHE, checksum
 
 log = logging.getLogger("fedexp")
-# keys: x_train, y_train, x_test, y_test, classes and, if there are natural clients, owners; the
-# values are numpy arrays, except that large images are fedexp.data.mapped.Chosen
+# Arrays of a data set: x_train, y_train, x_test, y_test, classes and, with natural clients, owners.
+# Images that do not fit into memory are a fedexp.data.mapped.Chosen, all others numpy arrays.
 Arrays = dict[str, Any]
 Labelled = tuple[Any, Any]  # inputs [N, ...] and labels [N]
 FORMAT = 2  # increase when the meaning of the cached arrays changes
@@ -50,9 +50,9 @@ def load_cached(
     If a cache entry cannot be read, it is built again. If the cache cannot be written, a warning is
     logged, and the next run builds the arrays again.
 
-    content: lines that identify the files (`SourceFile.stamp`), in order. If a line or an option
-    changes, a new entry is built.
-    options: options that the result depends on.
+    content: lines that identify the source files (`SourceFile.stamp`), in order. If a line or an
+    option changes, a new entry is built.
+    options: options that affect the result.
     """
     path = _entry(data_dir, name, content, options, ".npz")
     if (arrays := _read(path)) is None:
@@ -69,11 +69,11 @@ def load_mapped(
     shape: tuple[int, ...],
     build: Callable[[], Iterable[np.ndarray]],
 ) -> ImageFile:
-    """Return a file of decoded images in the cache, which is made if it is missing.
+    """Return a file of decoded images from the cache, which is written first if it is missing.
 
     shape: the shape of all images together, (N, height, width, channels).
-    build: yields the images in pieces, uint8 [n, height, width, channels]; only one is in memory
-        at a time.
+    build: yields the images in pieces, uint8 [n, height, width, channels]. Only one piece at a time
+    is in memory.
 
     See `load_cached` for the other parameters. Raises ConfigError if the file cannot be written.
     """
@@ -107,7 +107,7 @@ def _entry(
 
 
 def _remove_outdated(path: Path) -> None:
-    """Remove entries with the options of an entry that belong to earlier versions of the files."""
+    """Remove cache entries with the same options for earlier versions of the source files."""
     for old in path.parent.glob(f"{path.stem.rpartition('-')[0]}-*{path.suffix}"):
         if old != path:
             old.unlink(missing_ok=True)
@@ -115,7 +115,7 @@ def _remove_outdated(path: Path) -> None:
 
 def _read(path: Path) -> Arrays | None:
     try:
-        # np.savez does not compress; zip verifies the CRC of every array
+        # Damaged files are detected, because zip verifies the CRC of every array.
         with np.load(path, allow_pickle=False) as entry:
             return dict(entry)
     except FileNotFoundError:

@@ -1,8 +1,8 @@
 """Changes to the clients' data during a run (config node `schedule`).
 
-A change either sets a new partition or reduces the number of examples of a class. It is identified
-by the first round in which it applies. All random numbers are derived from the partition's seed, so
-a resumed run has the same data.
+A change either sets a new partition or reduces the number of examples of some classes. It applies
+from its round on. All random numbers are derived from the partition's seed, so a resumed run has
+the same data.
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,9 +28,9 @@ class NewPartition:
 
 @dataclass(frozen=True, kw_only=True)
 class NewShares:
-    """The shares of the classes that clients keep from a given round on.
+    """The fraction of their examples of some classes that clients keep from a given round on.
 
-    shares: maps each class to the share of its examples in the partition that is kept.
+    shares: maps each of these classes to the fraction.
     """
 
     round: int
@@ -78,9 +78,9 @@ class DataSchedule(Checked, prefix="schedule."):
         return max(begun, key=lambda each: each.round, default=None)
 
     def shares_at(self, round: int) -> dict[int, float]:
-        """Return a dict that maps classes to the shares that apply in `round`.
+        """Return the shares that apply in `round`, as a dict {class: share}.
 
-        If several shares have been set for a class, the latest one applies.
+        If several changes set the share of a class, the latest one applies.
         """
         found: dict[int, float] = {}
         for each in sorted(self.classes, key=lambda each: each.round):
@@ -101,9 +101,11 @@ def reduce_classes(
 ) -> Partition:
     """Return the partition with fewer examples of some classes.
 
-    A client with n examples of a class keeps share * n of them, rounded half up. The examples that
-    are kept at a smaller share are also kept at any larger share.
+    A client with n examples of a class keeps share * n of them, rounded half up. With a larger
+    share, a client keeps the same examples and additional ones.
 
+    shares: class -> share.
+    clients: the clients that lose examples. None: all clients.
     labels: int [N], the labels of all training examples.
 
     Raises ConfigError if a class or client does not exist, or if a client would have no examples

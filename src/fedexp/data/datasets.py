@@ -1,9 +1,9 @@
 """The image data sets of conf/dataset.
 
 CIFAR, CINIC-10, Tiny-ImageNet and Caltech-256 are read from a folder tree
-`<data_dir>/<name>/{train,test}/<class>/<image>` if there is one; the class index is the position of
-the class folder in sorted order. Otherwise they are read from the official files, which are
-downloaded if they are missing.
+`<data_dir>/<name>/{train,test}/<class>/<image>` if it exists. The label of a class is then the
+position of its folder in sorted order. Otherwise, the data sets are read from the official files,
+which are downloaded if they are missing.
 """
 
 import functools
@@ -99,7 +99,7 @@ class Dataset(DataSource):
     def read(self) -> Arrays:
         """Return the decoded arrays `x_train`, `y_train`, `x_test`, `y_test` and `classes`.
 
-        They have the shapes and types of ImageData. The array `owners` is optional.
+        Shapes and types are those of the fields of ImageData. The array `owners` is optional.
         """
 
     def load(self) -> ImageData:
@@ -154,9 +154,10 @@ class Dataset(DataSource):
             raise ConfigError(f"dataset={self.name}: the {split} data {problem}")
 
     def cached(self, build: Callable[[], Arrays], **options: Any) -> Arrays:
-        """Return the result of `build`, from the cache if it is there and `files` are unchanged.
+        """Return the result of `build`, from the cache if possible.
 
-        options: other values that the result depends on.
+        The cache is used if `files` and options are unchanged. options: values that affect the
+        result.
         """
         content = [file.stamp(self.data_dir) for file in self.files]
         return load_cached(self.data_dir, self.name, content, options, build)
@@ -311,7 +312,7 @@ class ImageFolder(ImageFiles):
 
     Images are read as grey images if dataset.mean has 1 value, and as colour images if it has 3. If
     `test_fraction` is given, the tree is `<root>/<class>/<image>`, without a test folder. This
-    share of each class is then drawn as the test set, with the seed `split_seed`.
+    fraction of each class is then drawn as the test set, with the seed `split_seed`.
     """
 
     root: str
@@ -319,7 +320,7 @@ class ImageFolder(ImageFiles):
     train_splits: Annotated[tuple[str, ...], Limit("at least one folder", bool)]
     # all images are resized to size x size pixels; None: they already have the same size
     size: Side | None
-    test_fraction: OpenShare | None = None  # None: the tree has a test folder
+    test_fraction: OpenShare | None = None  # None: use the test folder of the tree
     split_seed: Seed32 = 0
     interpolation: Literal["bilinear", "bicubic"] = "bilinear"
     # True: the shorter side is resized to `size`, and the centre is cropped; False: images are
@@ -354,7 +355,7 @@ class ImageFolder(ImageFiles):
 
 
 class DomainNet(ImageFolder):
-    """A domain of DomainNet, which is divided by the published lists."""
+    """A domain of DomainNet, with training and test images as in the published lists."""
 
     domain: Literal["clipart", "infograph", "painting", "quickdraw", "real", "sketch"]
 
@@ -410,7 +411,7 @@ class Caltech256(Published, ImageFiles):
     The published files have no test set, so a stratified test set is drawn.
     """
 
-    # this class draws the test set, so a surrogate set may also use the test images
+    # The test set is drawn by this class, so a surrogate set may also use the test images.
     splits_itself: ClassVar[bool] = True
 
     size: Side

@@ -135,8 +135,8 @@ def _timeout(seconds: float) -> Iterator[None]:
 def unpack(archive: Path, folder: Path) -> None:
     """Unpack an archive into a temporary folder, then move the files to `folder`.
 
-    An interruption while unpacking therefore leaves no incomplete data set. No file is written
-    outside `folder`, and links that point outside it are rejected.
+    The data set is therefore never incomplete, even if unpacking is interrupted. No file is written
+    outside `folder`, and links that point outside `folder` are rejected.
     """
     with _temporary(folder) as temporary:
         if archive.suffix == ".gz" and ".tar" not in archive.name:
@@ -156,6 +156,6 @@ def unpack(archive: Path, folder: Path) -> None:
 
 @contextlib.contextmanager
 def _temporary(folder: Path) -> Iterator[Path]:
-    """Yield a temporary folder inside `folder`, so that moving files does not copy them."""
+    """Yield a temporary folder inside `folder`, from which files can be moved without a copy."""
     with tempfile.TemporaryDirectory(dir=folder, prefix=".unpack-") as temporary:
         yield Path(temporary)

@@ -19,7 +19,7 @@ PARTS = ("train-images", "train-labels", "test-images", "test-labels")
 class Emnist(Published, Dataset):
     """One split of EMNIST, read from `<data_dir>/EMNIST/raw`.
 
-    The files may be packed (.gz), or unpacked as torchvision leaves them.
+    The files may be compressed (.gz), or unpacked by torchvision.
     """
 
     split: Literal["byclass", "bymerge", "balanced", "letters", "digits", "mnist"]

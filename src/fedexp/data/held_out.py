@@ -1,4 +1,4 @@
-"""Training examples that no client gets: the server's public set and the validation set."""
+"""Training examples that no client trains on: the public set and the validation set."""
 
 import numpy as np
 
@@ -8,7 +8,7 @@ from fedexp.core.limits import Checked, ShareBelow1
 class Public(Checked, prefix="public."):
     """The server's public set (config node `public`).
 
-    It is removed from the training data before these are partitioned among the clients.
+    Its examples are removed from the training data before the partition.
     """
 
     fraction: ShareBelow1
@@ -17,7 +17,7 @@ class Public(Checked, prefix="public."):
     def split(self, labels: np.ndarray, num_classes: int, rng: np.random.Generator) -> np.ndarray:
         """Draw floor(fraction * N) public examples and return their indices, ascending.
 
-        They are drawn by `draw_balanced` if `balanced` is set, and uniformly otherwise.
+        If `balanced` is true, the examples are drawn by `draw_balanced`, and uniformly otherwise.
 
         labels: int [N].
         """
@@ -38,7 +38,7 @@ def draw_balanced(
     labels: int [N].
     """
     piles = [rng.permutation(np.flatnonzero(labels == c)) for c in range(num_classes)]
-    # Take one example of each class in turn. Within a turn, the classes are in random order.
+    # Each turn takes one example of each class, in random order of the classes.
     turns = np.concatenate([np.arange(len(pile)) for pile in piles])
     order = np.lexsort((rng.random(len(turns)), turns))
     return np.sort(np.concatenate(piles)[order[:total]])

@@ -1,8 +1,8 @@
 """Image and text data sets from the Hugging Face hub, or saved by its library `datasets`.
 
-The library is an optional dependency. It reads Parquet, Arrow, json, csv and image files. Version 4
-and later run no code from data sets. `dataset.path` cannot be the name of one of the library's
-built-in readers, because the reader `pandas` unpickles files from the working directory.
+The library is an optional dependency. It reads Parquet, Arrow, json, csv and image files. Since
+version 4, it does not run code from data sets. `dataset.path` cannot be the name of one of the
+library's built-in readers, because the reader `pandas` unpickles files from the working directory.
 """
 
 import re
@@ -30,7 +30,7 @@ INPUTS = {"image": ("image", "img"), "text": ("text", "content", "sentence", "ti
 
 @dataclass(frozen=True, kw_only=True)
 class Hub:
-    """The source of the examples: options that image and text data sets share."""
+    """Options that select a data set, its splits and its columns, for images and texts."""
 
     path: str | None  # name on the hub, such as ylecun/mnist, or a local folder
     subset: str | None  # configuration of the data set (called `name` in the library)
@@ -59,7 +59,9 @@ class Hub:
 
 
 def load(path: str | None, subset: str | None) -> Mapping[str, Any]:
-    """Return a data set's splits by name.
+    """Return the splits of a data set as a dict {name: split}.
+
+    path, subset: see `Hub`.
 
     Raises ConfigError if the data set or the library is missing.
     """
@@ -90,9 +92,11 @@ def load(path: str | None, subset: str | None) -> Mapping[str, Any]:
 
 
 def choose_column(split: Any, wanted: str | None, key: str, usual: Sequence[str]) -> str:
-    """Return `wanted` or, if it is None, the first column with a usual name.
+    """Return the column `wanted` or, if it is None, the first column with a usual name.
 
+    split: a split of the data set.
     key: name of the option, for messages.
+    usual: the usual names, in order of preference.
 
     Raises ConfigError if the column does not exist.
     """
@@ -126,7 +130,7 @@ def encode_labels(
 
 @dataclass(frozen=True, kw_only=True)
 class HuggingFaceImages(Hub, Dataset):
-    """Images, which are read as grey (dataset.mean has 1 value) or colour images (3 values)."""
+    """Images, read as grey images if dataset.mean has 1 value, or as colour images if 3."""
 
     # images are resized to size x size pixels; None: they already have the same size
     size: Side | None

@@ -42,7 +42,7 @@ class Tree:
 def class_folders(folder: Path) -> list[str]:
     """Return the names of the class folders in `folder`, sorted.
 
-    The position of a name is the class index, as in torchvision's ImageFolder.
+    The position of a name is the label of the class, as in torchvision's ImageFolder.
     """
     try:
         names = sorted(
@@ -179,10 +179,10 @@ def list_tree_files(root: Path, train_splits: Sequence[str], undivided: bool) ->
 
 
 def scan_lists(root: Path, lists: Sequence[Path]) -> Tree:
-    """Return the files that two lists name, for training and for testing.
+    """Return the image files in two lists, the first for training and the second for testing.
 
-    Each line of a list contains the path of an image below `root`, `.../<class>/<image>`, which
-    ends at the first space. Raises ConfigError if a list or an image is missing.
+    Each line of a list contains the path of an image relative to `root`, `.../<class>/<image>`.
+    Text after the first space is ignored. Raises ConfigError if a list or an image is missing.
     """
     found: list[list[SourceFile]] = []
     try:
@@ -202,16 +202,16 @@ def scan_lists(root: Path, lists: Sequence[Path]) -> Tree:
 
 
 def label_listed(files: Sequence[SourceFile], label: Mapping[str, int]) -> Labelled:
-    """Return files with the labels of the folders that contain them."""
+    """Return the files with labels; `label` maps the name of a file's folder to its label."""
     return [(file, label[Path(file.path).parent.name]) for file in files]
 
 
 def stratified_split(
     labels: np.ndarray, test_fraction: float, seed: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return sorted training and test indices.
+    """Return (training indices, test indices), ascending.
 
-    The share `test_fraction` of each class is used for the test.
+    The fraction `test_fraction` of each class is used for the test set.
     """
     from sklearn.model_selection import train_test_split
 
@@ -229,7 +229,7 @@ def stratified_split(
 
 
 def draw_test_part(tree: Tree, test_fraction: float, seed: int) -> Tree:
-    """Return a copy of a tree without test files, with some images of each class as test files."""
+    """Return a copy of a tree in which some training files of each class become test files."""
     files = tree.train
     labels = np.array([label for _, label in files])
     train, test = stratified_split(labels, test_fraction, seed)
@@ -244,11 +244,11 @@ class Form(NamedTuple):
     channels: int
     size: int | None = None  # height and width in pixels; None: the size of the file
     interpolation: str = "bilinear"
-    keep_ratio: bool = False  # whether the centre is cropped; False: images are stretched
+    keep_ratio: bool = False  # True: crop the centre to a square; False: stretch the image
 
     @property
     def options(self) -> dict[str, Any]:
-        """Return the options in the names of cache entries, without those with default values."""
+        """Return the options in the names of cache entries; default values are omitted."""
         changed = {k: v for k, v in self._asdict().items() if v != self._field_defaults.get(k)}
         return {"channels": self.channels, "size": self.size} | changed
 
@@ -256,8 +256,8 @@ class Form(NamedTuple):
 def decode(files: Sequence[SourceFile], form: Form) -> np.ndarray:
     """Decode image files to uint8 [N, H, W, channels].
 
-    Raises ConfigError, with the name of the file, if a file is corrupt. The same applies if
-    `form.size` is None and an image is not of the same size as the first image.
+    Raises ConfigError, with the name of the file, if a file is corrupt, or if `form.size` is None
+    and an image does not have the size of the first image.
     """
     first = _read_image(files[0].path, form)
     x = np.empty((len(files), *first.shape), np.uint8)
@@ -313,8 +313,8 @@ def to_eight_bits(image: "Image.Image") -> "Image.Image":
     The upper 8 bits of each pixel are kept, as PIL does for 16-bit colour images. For grey images,
     PIL would instead clip the values at 255, and almost every pixel would become white.
 
-    Raises ValueError if the file format does not define which value is white. This is the case for
-    integers that are signed or have more than 16 bits, and for floating-point numbers.
+    Raises ValueError if the file format does not define which value is white: for floating-point
+    numbers, and for integers that are signed or have more than 16 bits.
     """
     from PIL import Image
 

@@ -46,10 +46,9 @@ def find_split_files(folder: Path, kind: str = KIND, how: str = COMMAND) -> list
 def read_femnist(train: Iterable[Path], test: Iterable[Path]) -> Arrays:
     """Return FEMNIST as arrays.
 
-    Unlike in MNIST, ink is 0 and the white paper is 255, which LEAF stores as 1.
-
-    The array `owners` contains each training example's writer; writers are sorted by name and
-    numbered from 0. The test data of all writers are pooled.
+    Unlike in MNIST, ink is 0 and the white paper is 255 (LEAF stores these values as 0 and 1). The
+    array `owners` contains each training example's writer. Writers are sorted by name and numbered
+    from 0. The test data of all writers are pooled.
     """
     writers, tested = (read_users(paths, _check_samples, KIND) for paths in (train, test))
     names = sorted(writers)
@@ -68,8 +67,8 @@ def read_users(
 ) -> dict[str, Samples]:
     """Return a dict that maps each user's name to the user's examples.
 
-    sample: function that converts a user's lists x and y to examples. It raises an error if they
-    are invalid.
+    sample: function that converts a user's lists x and y to examples, and raises an error if the
+    lists are invalid.
     kind: name of the data set, for messages.
 
     Raises ConfigError if a file is not a valid file of this data set.

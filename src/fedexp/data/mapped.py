@@ -1,8 +1,9 @@
-"""Images that stay on disk: files of decoded images, which are read batch by batch.
+"""Images that stay on disk and are read batch by batch.
 
-A data set larger than memory is decoded once into such a file (see fedexp.data.cache). `Chosen`
-takes the place of the tensor of images in `ImageData`: indexing it chooses images without reading
-them, and only `fetch` reads the pixels of a batch. Files are sent to worker processes as paths.
+A data set that is too large for memory is decoded once into a file (see fedexp.data.cache). In
+`ImageData`, a `Chosen` then replaces the tensor of images. Indexing a `Chosen` selects images
+without reading them; `fetch` reads the pixels of a batch. Only the path of the file is sent to
+worker processes.
 """
 
 from collections.abc import Iterator, Sequence
@@ -27,9 +28,9 @@ class ImageFile:
         return self.shape[0]
 
     def __getitem__(self, rows: Tensor) -> Tensor:
-        """Return a copy of some images. rows: int64 [n].
+        """Return a copy of some images. rows: int64 [n], the numbers of the images.
 
-        The file is mapped anew for each batch, so that the process does not hold pages of it.
+        The file is mapped again for each batch, so that its pages do not stay in memory.
         """
         try:
             pixels = np.memmap(self.path, np.uint8, "r", shape=self.shape)
@@ -44,7 +45,7 @@ class ImageFile:
 
 @dataclass(frozen=True)
 class Chosen:
-    """Some of the images of several files or tensors, in any order."""
+    """A selection of images from several files or tensors, in any order."""
 
     parts: tuple[ImageFile | Tensor, ...]  # each uint8 [N, height, width, channels]
     rows: Tensor  # int64 [n], numbers of the images, counted over all parts
@@ -59,26 +60,26 @@ class Chosen:
 
     @property
     def device(self) -> torch.device:
-        """Return the device that `fetch` copies images to."""
+        """Return the device to which `fetch` copies images."""
         return self.rows.device
 
     def __len__(self) -> int:
         return len(self.rows)
 
     def __getitem__(self, index: Any) -> "Chosen":
-        """Return the images that an index of one dimension chooses, such as a mask or a slice."""
+        """Return the images selected by a one-dimensional index, such as a mask or a slice."""
         return replace(self, rows=self.rows[index])
 
     def to(self, device: torch.device | str) -> "Chosen":
         return replace(self, rows=self.rows.to(device))
 
     def split(self, size: int) -> Iterator[Tensor]:
-        """Yield the pixels of `size` images at a time, uint8 [., height, width, channels]."""
+        """Yield the pixels of the images in chunks, uint8 [size, height, width, channels] each."""
         for rows in self.rows.split(size):
             yield self.read(rows)
 
     def read(self, rows: Tensor) -> Tensor:
-        """Return the pixels of the images with these numbers, on the device of the numbers.
+        """Return the pixels of the images with the given numbers, on the device of `rows`.
 
         rows: int64 [...], counted over all parts.
         """
@@ -93,10 +94,12 @@ class Chosen:
         return pixels.view(*rows.shape, *self.shape[1:]).to(rows.device)
 
     def fetch(self, index: Tensor) -> tuple[Tensor, Tensor]:
-        """Read the images of a batch; this also works under torch.func.vmap.
+        """Read the images of a batch. This also works under torch.func.vmap.
 
-        index: int64 [..., B]. Returns (images, positions), uint8 [n, height, width, channels] and
-        int64 [..., B]: images[positions[i]] is the image of index[i].
+        index: int64 [..., B], positions in this selection.
+
+        Returns (images, positions), uint8 [n, height, width, channels] and int64 [..., B]. The
+        image at index[i] is images[positions[i]].
         """
         pixels = Fetch.apply(self, self.rows[index])
         positions = torch.arange(index.numel(), device=index.device).view(index.shape)
@@ -104,7 +107,7 @@ class Chosen:
 
 
 class Fetch(torch.autograd.Function):
-    """`Chosen.read` as a function for torch.func.vmap, which reads all batches at once."""
+    """`Chosen.read` for torch.func.vmap: the batches of all clients are read at once."""
 
     @staticmethod
     def forward(images: Chosen, rows: Tensor) -> Tensor:

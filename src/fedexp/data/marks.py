@@ -1,6 +1,6 @@
-"""Marks, which are short texts that identify data on disk by their bytes.
+"""Marks: short texts that identify the contents of data files.
 
-Two marks are equal if the bytes of the files are equal, even if the files are in different places.
+Two marks are equal if the bytes of the files are equal, even if the files are in different folders.
 A mark looks like `90 files (bytes 0123456789abcdef)` or, if the data changed during a run, `90
 files (bytes 0123456789abcdef, then fedcba9876543210)`. The checksums of the files are cached in
 `<data_dir>/.fedexp_cache`. Files are read again only if a size or a modification time changes.
@@ -30,7 +30,7 @@ Result = TypeVar("Result")
 
 
 class SourceFile(NamedTuple):
-    """A file with its size and modification time, which show whether it may have changed."""
+    """A file with its size and modification time, which change if the file changes."""
 
     path: str
     size: int  # bytes
@@ -44,8 +44,8 @@ class SourceFile(NamedTuple):
     def stamp(self, data_dir: str) -> str:
         """Return a line that identifies this version of the file.
 
-        The path of a file in `data_dir` is given relative to it, so that the cache is still valid
-        after the directory has been moved.
+        The path of a file in `data_dir` is relative to `data_dir`, so that the cache stays valid if
+        the directory is moved.
         """
         return f"{self.path.removeprefix(data_dir)} {self.size} {self.mtime_ns}"
 
@@ -76,7 +76,7 @@ def write_checksum_list(files: Sequence[SourceFile], data_dir: str, stamps: str)
 
     The cache file is named `files-<stamps>-<checksum>.txt`, where <checksum> is the joint checksum.
 
-    stamps: checksum of all lines `SourceFile.stamp`.
+    stamps: checksum of the results of `SourceFile.stamp` for all files.
     """
     if len(files) >= MANY:
         log.info("computing the checksum of %s files; this is done only once", f"{len(files):,}")
@@ -96,7 +96,7 @@ def write_checksum_list(files: Sequence[SourceFile], data_dir: str, stamps: str)
 def count_changed_files(then: str, now: str, data_dir: str) -> int | None:
     """Return the number of files that differ between two marks.
 
-    Returns None if the cache has no list of a mark's files.
+    then, now: the marks. The result is None if the cache has no list of the files of one of them.
     """
     listed: list[set[bytes]] = []
     for mark in (then, now):
@@ -114,7 +114,7 @@ def checksums(mark: str) -> list[str]:
 
 
 def join_marks(before: str, now: str) -> str:
-    """Return the mark of a run whose data changed from those of `before` to those of `now`."""
+    """Return the mark of a run whose data changed from the mark `before` to the mark `now`."""
     return f"{before.removesuffix(')')}, then {checksums(now)[-1]})"
 
 

@@ -17,12 +17,12 @@ from fedexp.core.errors import ConfigError, require
 from fedexp.core.limits import Checked, Count, Seed32
 from fedexp.data.partitioned import Partition
 
-# each client's example indices, and information about the partition that is recorded
+# each client's example indices, and information that is recorded with the partition
 Assigned = tuple[list[np.ndarray], dict[str, Any]]
 
 
 class Partitioner(Checked, prefix="partition."):
-    """Base class of the `partition` group. Subclasses implement `assign`."""
+    """Base class of partition schemes (config group `partition`). Subclasses implement `assign`."""
 
     top: ClassVar = ("alpha", "min_size", "shards_per_client")
     has_global_indices: ClassVar[bool] = False
@@ -72,12 +72,12 @@ class Partitioner(Checked, prefix="partition."):
     ) -> np.ndarray | None:
         """Return the indices of the examples that clients or a public set may get, ascending.
 
-        Returns None if they may get all examples.
+        The result is None if they may get all examples.
         """
         return None
 
     def remark(self) -> str:
-        """Return a remark on these settings, or an empty string. It is logged at a run's start."""
+        """Return a remark on the settings that is logged when a run starts, or an empty string."""
         return ""
 
     def assign(
@@ -144,7 +144,7 @@ def check_parts(
 def refuse_examples(parts: Iterable[np.ndarray], what: str) -> None:
     """Raise ConfigError if a client has an example that clients must not have.
 
-    parts: for each client, those of its examples that are not allowed.
+    parts: for each client, the indices of its examples that are not allowed.
     what: description of these examples, for messages.
     """
     for client, part in enumerate(parts):
@@ -163,7 +163,7 @@ def make_partition(
 ) -> Partition:
     """Divide the examples that are not public among the clients with `partitioner.split`.
 
-    The indices of the returned partition refer to `labels`.
+    In the result, indices refer to `labels`.
 
     labels: int [N].
     num_classes: number of classes in the data set. Some of them may not occur in `labels`.
@@ -207,9 +207,9 @@ class Sharding(Partitioner):
 
     With K clients and C classes, each class is cut into m = s*K/C contiguous blocks (shards) in the
     order of the data set. If a class has n_c examples, the remaining n_c mod m examples are added
-    to the first blocks, one each. A shuffled table [K, s], in which each class occurs m times,
-    contains the classes that each client draws from. A class may occur several times in a client's
-    row, so a client has at most s classes.
+    to the first blocks, one each. The classes of the clients' shards are a shuffled table [K, s],
+    in which each class occurs m times. A class may occur several times in a client's row, so a
+    client has at most s classes.
 
     With `numpy_seed`, the clients get the same classes as in the released code after
     `np.random.seed(numpy_seed)` and `random.seed(numpy_seed)`. If the examples of the data set are
@@ -316,12 +316,12 @@ def _cut_blocks(indices: np.ndarray, number: int) -> list[np.ndarray]:
 
 
 class Natural(Partitioner):
-    """The data set's natural clients (LEAF).
+    """Use the natural clients of the data set (LEAF).
 
-    If `num_clients` is smaller than the number of natural clients, `choice` determines how they are
-    selected: `random` draws them uniformly, and `largest` selects the ones with the most examples,
-    which avoids clients with very few examples. The examples of the remaining natural clients are
-    not used, not even in a public set.
+    If `num_clients` is smaller than the number of natural clients, `choice` determines which ones
+    are used: `random` draws them uniformly, and `largest` selects the clients with the most
+    examples, which avoids clients with very few examples. The examples of the remaining natural
+    clients are not used, not even in a public set.
     """
 
     choice: Literal["random", "largest"] = "random"

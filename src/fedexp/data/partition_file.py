@@ -18,7 +18,7 @@ class File(Partitioner):
     - .npz: arrays named "0", ..., "K-1" for K clients, or the arrays that `Partition.save` writes
     - .json: `{"0": [indices], ...}` or a list of lists
 
-    Training examples are numbered from 0. Examples that no client gets are unused.
+    Training examples are numbered from 0. Examples that are missing in the file are not used.
     """
 
     has_global_indices: ClassVar[bool] = True
@@ -45,7 +45,7 @@ class File(Partitioner):
 
 
 def read_clients(path: Path) -> list[Any]:
-    """Return the example indices of the clients 0 to K - 1. The indices are not checked.
+    """Return the example indices of the clients 0 to K - 1, without checking the indices.
 
     Raises ConfigError if the file is missing or damaged, or if its clients are not named 0 to
     K - 1.

@@ -16,9 +16,9 @@ LABEL, NUMBER = "label", "number"  # columns of the table that flwr-datasets par
 class Flower(Partitioner):
     """Partition the examples with `flwr_datasets.partitioner.<name>(**options)`.
 
-    If `options` does not contain them, these arguments have the following values: `num_partitions`
-    is the number of clients, `partition_by` is the label (for a natural partitioner, the data set's
-    natural client), and `seed` is drawn with the seed seeds.partition.
+    Three arguments have defaults, which `options` can override. `num_partitions` is the number of
+    clients, `partition_by` is the label (for a natural partitioner, the data set's natural client),
+    and `seed` is drawn with the seed seeds.partition.
     """
 
     name: str | None
@@ -51,7 +51,7 @@ class Flower(Partitioner):
         return f"partition.name={self.name}:"
 
     def partitioner(self, num_clients: int, seed: int, natural: bool) -> Any:
-        """Return the partitioner of flwr-datasets, which has no data yet.
+        """Return the partitioner of flwr-datasets, without data.
 
         natural: whether the data set has natural clients.
         """

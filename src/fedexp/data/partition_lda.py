@@ -18,11 +18,11 @@ def draw_sizes(
     """Draw the number of examples that each client gets of each class, int64 [C, K].
 
     For each class c with n_c examples, proportions q ~ Dir_K(alpha) are drawn, and the class is cut
-    at floor(n_c * cumsum(q)). If `balance` is set, clients that already have N/K examples or more
-    get q_k = 0, and q is normalised again before the cut.
+    at floor(n_c * cumsum(q)). If `balance` is true, q_k is set to 0 for clients that already have
+    at least N/K examples, and q is normalised again before the cut.
 
-    If this makes all proportions of a class 0, all sizes are returned as 0, so the draw is
-    rejected. This happens only if q underflows because alpha is tiny.
+    If all proportions of a class are 0, the result is 0 everywhere, so that the draw is rejected.
+    This happens only if alpha is so small that q underflows.
     """
     sizes = np.zeros((len(class_sizes), num_clients), dtype=np.int64)
     cap = class_sizes.sum() / num_clients if balance else np.inf
@@ -40,7 +40,7 @@ def cut_class(examples: int, q: np.ndarray) -> np.ndarray:
     """Return the number of a class's examples that each client gets, int64 [K].
 
     The last client also gets the examples that remain after rounding down. If all proportions are
-    0, it gets all examples.
+    0, the last client gets all examples.
 
     q: [K], proportions of the clients. They are normalised to a sum of 1.
     """
@@ -66,7 +66,7 @@ class LDA(Partitioner):
 
     alpha: Positive  # concentration; a smaller value gives more heterogeneous clients
     min_size: Count  # minimum number of examples per client
-    balance: bool  # the cap: a client that has N/K examples or more gets no more
+    balance: bool  # the cap: a client that has at least N/K examples gets no further examples
     max_draws: Count
     numpy_seed: Seed32 | None = None  # seed as in the released code; None: use seeds.partition
 
@@ -128,7 +128,7 @@ class LDA(Partitioner):
 def divide(orders: Sequence[np.ndarray], sizes: np.ndarray) -> list[np.ndarray]:
     """Return each client's examples.
 
-    orders: the examples of each class. They are given to the clients in this order.
+    orders: the examples of each class, in the order in which they are given to the clients.
     sizes: [C, K], the number of examples of each class that each client gets.
     """
     edges = np.cumsum(sizes, axis=1)[:, :-1]

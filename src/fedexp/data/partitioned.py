@@ -15,7 +15,7 @@ from fedexp.core.errors import ConfigError
 from fedexp.core.npz import load_npz, save_npz
 
 NOT_KEPT = "not kept"  # value of info["indices"] if only the counts of a partition were saved
-CHANGED = "partition_from_round"  # prefix of the files of partitions that begin during a run
+CHANGED = "partition_from_round"  # prefix of the files of partitions that start during a run
 
 
 def partition_hash(parts: Sequence[np.ndarray]) -> str:
@@ -56,17 +56,19 @@ class Partition:
     def build(
         cls, parts: Iterable[np.ndarray], labels: np.ndarray, num_classes: int, info: dict
     ) -> "Partition":
-        """Return the partition with each client's indices sorted and its classes counted.
+        """Return a partition, with sorted indices and the counts of each client's labels.
 
-        Every client must have at least one example, and no example may be given twice. Indices and
-        labels must be in range.
+        parts: each client's example indices. Every client must have at least one example, and no
+        example may be given twice. Indices and labels must be in range.
+        labels: int [N], the labels of all training examples.
+        info: how the partition was made.
         """
         ordered = tuple(np.sort(np.asarray(part, dtype=np.int64)) for part in parts)
         everything = np.concatenate(ordered)
         assert all(len(part) for part in ordered), "a client has no examples"
         assert everything.min() >= 0, "an index is negative"
         assert len(np.unique(everything)) == len(everything), "an example is given twice"
-        # count for all clients at once, which is faster if there are many clients
+        # counts all clients at once, which is faster than a loop if there are many clients
         clients = np.repeat(np.arange(len(ordered)), [len(part) for part in ordered])
         counts = np.zeros((len(ordered), num_classes), dtype=np.int64)
         np.add.at(counts, (clients, labels[everything]), 1)
@@ -195,7 +197,7 @@ def find_task_partitions(run_dir: Path) -> list[Path]:
 
 
 def find_changed_partitions(run_dir: Path) -> dict[int, Path]:
-    """Return the files of the partitions that begin during a run.
+    """Return the files of the partitions that start during a run.
 
     The result maps the first round of each partition to its file. The rounds are ascending.
     """

@@ -1,10 +1,11 @@
 """Replay buffers: examples of earlier tasks that a client keeps and continues to train on.
 
-This is rehearsal as in centralised continual learning (`scenario.replay`), but each client has a
-separate buffer, so no example leaves its client. The buffer for task t contains a selection of the
-client's examples of the tasks before t, even if the client has not taken part in any round of them.
+This is rehearsal as in centralised continual learning (`scenario.replay`), but each client has its
+own buffer, so no example leaves its client. The buffer for task t contains a selection of the
+client's examples of the tasks before t, even of tasks in which the client has not taken part in any
+round.
 
-Policies:
+`scenario.replay_policy` selects the examples:
 
 - `reservoir`: every example of the earlier tasks is in the buffer with the same probability. This
   is algorithm R (Vitter, "Random Sampling with a Reservoir", ACM Transactions on Mathematical
@@ -63,7 +64,7 @@ def class_balanced(
 
     When the quota of a class shrinks, random examples are removed and never return.
     """
-    # in random order, so that the first n examples of a class are a uniform sample
+    # examples of each class in random order, so that the first n are a uniform sample
     held: dict[int, np.ndarray] = {}
     seen: dict[int, int] = {}  # number of examples of each class so far
     for part in parts:
@@ -86,11 +87,11 @@ def merge_samples(
 ) -> np.ndarray:
     """Draw a uniform sample of at most `quota` examples from all earlier and new examples.
 
-    The sample is in random order. The number of earlier examples in it is drawn from the
+    The sample is in random order. The number of earlier examples in the sample is drawn from the
     hypergeometric distribution.
 
-    old: a uniform sample of the earlier examples in random order. It must contain all of them, or
-    at least `quota`.
+    old: a uniform sample of the earlier examples in random order. It must contain at least `quota`
+    examples, or all earlier examples.
     seen: number of earlier examples.
     new: [n], the new examples in random order.
     """

@@ -1,14 +1,14 @@
 """Crop and resize images in batches, as pretrained networks are trained and tested.
 
-Training images get torchvision's RandomResizedCrop and RandomHorizontalFlip, and test images get
-Resize and CenterCrop. An image is resized along each axis by a matrix that contains the weights of
-the interpolation, so that every example of a batch has its own crop, and `load` also runs under
-torch.func.vmap. The weights are those of torchvision with antialias=True and of Pillow. Pillow
-rounds pixels to integers after resizing; here they are only clipped to 0..max_value.
+The transforms are torchvision's: RandomResizedCrop and RandomHorizontalFlip for training images,
+Resize and CenterCrop for test images. An image is resized along each axis by a product with a
+matrix of interpolation weights. Every example of a batch can therefore have its own crop, and
+`load` also runs under torch.func.vmap. The weights are those of torchvision with antialias=True and
+of Pillow. Pillow rounds pixels to integers after resizing; here, pixels are only clipped to
+0..max_value.
 
-Images are then normalised with the mean and std of the data set. A pretrained network undoes this
-and normalises as its weights require (`fedexp.models.own.Reading`), so that the normalisation is
-part of the network wherever it is used; only what is random or depends on the stored size is here.
+Images are then normalised with the mean and std of the data set. A pretrained network converts this
+normalisation to that of its weights (`fedexp.models.own.Reading`).
 """
 
 from collections.abc import Callable
@@ -23,7 +23,7 @@ from fedexp.core.limits import Limit
 from fedexp.data.augment import Normalise, Transform
 
 TOP, LEFT, HEIGHT, WIDTH, MIRROR = range(5)  # columns of `draws`; see `ResizedCrop.draw`
-TRIES = 10  # crops that are drawn until one fits into the image, as in torchvision
+TRIES = 10  # number of crops that are drawn to find one that fits into the image, as in torchvision
 Side = Annotated[int, Limit("greater than 0 and at most 4096 pixels", lambda v: 0 < v <= 4096)]
 Shares = Annotated[
     tuple[float, ...],
@@ -41,7 +41,11 @@ def triangle(x: Tensor) -> Tensor:
 
 
 def cubic(x: Tensor) -> Tensor:
-    """Return the same weight for bicubic interpolation with a = -1/2."""
+    """Return the weight of a pixel at a distance of x pixels for bicubic interpolation.
+
+    The parameter of the interpolation is a = -1/2.
+
+    """
     x = x.abs()
     near = (1.5 * x - 2.5) * x * x + 1
     far = ((-0.5 * x + 2.5) * x - 4) * x + 2
@@ -52,12 +56,12 @@ FILTERS: dict[str, Callable[[Tensor], Tensor]] = {"bilinear": triangle, "bicubic
 
 
 class ResizedCrop(Transform):
-    """Random crops that are resized to a square, and central crops for the test."""
+    """Crops that are resized to a square: random for training images, central for test images."""
 
-    size: Side  # height and width of the results
+    size: Side  # height and width of the resized crops
     # height and width to which images are resized before they are cropped; null: the stored size
     base: Side | None
-    scale: Shares  # smallest and largest area of a random crop, as a share of the image
+    scale: Shares  # smallest and largest area of a random crop, as a fraction of the image area
     ratio: Ratios  # smallest and largest width / height of a random crop
     flip: bool  # whether to mirror images left to right with probability 1/2
     # length to which the shorter side of test images is resized before their centre is cropped
@@ -81,8 +85,8 @@ class ResizedCrop(Transform):
         """Return random crops for `n` examples, int64 [n, 5]: top, left, height, width and mirror.
 
         The area is uniform in `scale`, and the logarithm of width / height is uniform in `ratio`.
-        If none of 10 such crops fits into the image, the crop is the largest central one whose
-        ratio is allowed. With a larger `n`, the first rows stay the same.
+        The first of 10 such crops that fits into the image is used. If none of them fits, the
+        largest central crop with an allowed ratio is used. The first rows do not depend on `n`.
         """
         height, width = self.based(height, width)
         drawn = rng.random((n, TRIES + 1, 4))
@@ -141,7 +145,11 @@ class ResizedCrop(Transform):
         device: torch.device,
         dtype: torch.dtype,
     ) -> tuple[Tensor, Tensor]:
-        """Return the matrices that resize rows [..., size, H] and columns [..., size, W]."""
+        """Return the matrices that crop and resize rows [..., size, H] and columns [..., size, W].
+
+        height, width: the stored size of the images. draws: as in `load`.
+
+        """
         based, found = self.based(height, width), []
         for axis, stored in enumerate((height, width)):
             side = based[axis]
@@ -160,7 +168,7 @@ class ResizedCrop(Transform):
         return rows[..., None, :, :], torch.where(mirrored, cols.flip(-2), cols)[..., None, :, :]
 
     def whole(self, outputs: int, inputs: int, device: torch.device, dtype: torch.dtype) -> Tensor:
-        """Return the weights [outputs, inputs] that resize a whole row of pixels."""
+        """Return the weights [outputs, inputs] that resize a row of `inputs` pixels."""
         start = torch.zeros((1, 1), dtype=torch.int64, device=device)
         return self.weigh(start, start + inputs, outputs, inputs, dtype)
 
@@ -170,8 +178,9 @@ class ResizedCrop(Transform):
         """Return the weights [..., outputs, inputs] that resize a part of a row of pixels.
 
         If the part becomes smaller, the filter is stretched by the same factor (antialiasing).
+        Pixels outside the part have weight 0.
 
-        start, length: int64 [..., 1, 1], the part. Other pixels have weight 0.
+        start, length: int64 [..., 1, 1], the first pixel of the part and its number of pixels.
         """
         output = torch.arange(outputs, device=start.device, dtype=dtype)
         pixel = torch.arange(inputs, device=start.device, dtype=dtype)

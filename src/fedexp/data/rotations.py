@@ -1,9 +1,9 @@
 """Create tasks from one image data set: each task rotates all images by a different angle.
 
-This follows the MNIST rotations of Lopez-Paz and Ranzato (NeurIPS 2017, section 4) and needs only
-one data set. Each image is used either for training in all tasks or for testing in all tasks.
-Therefore no model is trained on a rotated version of a test image. The same applies to the images
-of the validation set (fedexp.training.division).
+This follows the MNIST rotations of Lopez-Paz and Ranzato (NeurIPS 2017, section 4). Each image is
+used either for training in all tasks or for testing in all tasks, so no model is trained on a
+rotated version of a test image. The images of the validation set are separated in the same way
+(fedexp.training.division).
 """
 
 import math

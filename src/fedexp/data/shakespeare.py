@@ -1,4 +1,4 @@
-"""LEAF's Shakespeare: predict the next character in the lines of each role (arXiv 1812.01097).
+"""LEAF's Shakespeare: predict the next character in the lines of a role (arXiv 1812.01097).
 
 Each file has the form `{"users": [u, ...], "num_samples": [n, ...], "user_data": {u: {"x": [80
 characters, ...], "y": [character, ...]}}}`. A user is a role in a play. Each role is a natural
@@ -78,7 +78,8 @@ def check_samples(x: list[str], y: list[str]) -> tuple[list[str], list[str]]:
 def pool_roles(users: Users, length: int) -> tuple[list[str], list[int]]:
     """Return the texts of all roles, sorted by role, and the labels.
 
-    Each text is cut to its last `length` characters. Its label is the number of the next character.
+    Each text is cut to its last `length` characters. The label of a text is the number of the next
+    character in LETTERS.
     """
     pairs = [users[role] for role in sorted(users)]
     texts = [text[-length:] for x, _ in pairs for text in x]

@@ -10,12 +10,12 @@ from fedexp.data.types import Task
 
 
 def blur_tasks(tasks: Sequence[Task], share: float, rng: np.random.Generator) -> tuple[Task, ...]:
-    """Move a share of each task's training examples to the other tasks, and return the new tasks.
+    """Return the tasks after a share of each task's training examples has moved to other tasks.
 
     From each task with n training examples, round(share * n) examples are drawn at random and
     distributed evenly among the other tasks. If all tasks have the same size, their sizes do not
-    change, except for rounding, and `share` of each task's examples come from other tasks. Names,
-    classes and test examples do not change.
+    change, except for rounding, and the fraction `share` of each task's examples comes from other
+    tasks. Names, classes and test examples do not change.
 
     Raises ConfigError if there is only one task.
     """

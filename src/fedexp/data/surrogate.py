@@ -1,9 +1,9 @@
 """Surrogate sets: unlabelled examples for distillation on the clients and the server.
 
-See CFeD, IJCAI 2022, section 4.1, and the config node `surrogate`. The examples come from one of
-two sources. They can be a second data set, which is converted to the form of the training data and
-stored after the training examples. Or they are a part of the training data. In both cases, their
-labels are set to -1.
+See CFeD, IJCAI 2022, section 4.1, and the config node `surrogate`. The examples are either a second
+data set or a part of the training data. A second data set is converted to the form of the training
+data and stored after the training examples. In both cases, the labels of the surrogate examples are
+set to -1.
 """
 
 from collections.abc import Sequence
@@ -27,8 +27,8 @@ class Surrogate(Checked, prefix="surrogate."):
     """The source of the surrogate examples, and how they are divided among clients and server."""
 
     dataset: DataSource | None  # an option of the group `dataset`, or null
-    options: dict[str, Any]  # overrides of values of `dataset`, which are already applied
-    # share of the training data that the clients do not get and that is used without labels
+    options: dict[str, Any]  # values that override options of `dataset`; they are already applied
+    # fraction of the training data that is used as surrogate examples instead of being partitioned
     fraction: ShareBelow1
     # use only examples that have these labels in their data set; null: all examples
     classes: Labels | None
@@ -55,11 +55,11 @@ class Surrogate(Checked, prefix="surrogate."):
         return self.dataset is not None or self.fraction > 0
 
     def load(self, like: Data) -> Stored:
-        """Return the inputs of the surrogate data set, converted to the form of `like`.
+        """Return the inputs of the surrogate data set, converted to the form of the training data.
 
-        If no surrogate data set is given, the result is empty. Only training examples are used,
+        The result is empty if no surrogate data set is given. It contains only training examples,
         with one exception: test examples are also used if the data set has no official test set and
-        is not the data set `like` itself.
+        is not the training data set itself.
 
         like: the training data.
         """
@@ -73,7 +73,7 @@ class Surrogate(Checked, prefix="surrogate."):
         return inputs[self.chosen(labels, data)]
 
     def some(self, inputs: Stored, rng: np.random.Generator) -> Stored:
-        """Draw some of the inputs [n, ...] at random, and return them in their original order."""
+        """Draw `self.examples` of the inputs [n, ...] at random, and keep their original order."""
         if self.examples is None:
             return inputs
         words = f"at most {len(inputs)}, the number of available examples"
@@ -82,9 +82,9 @@ class Surrogate(Checked, prefix="surrogate."):
         return inputs[torch.from_numpy(drawn)]
 
     def chosen(self, labels: torch.Tensor, data: Data) -> torch.Tensor:
-        """Return a mask of the examples whose label is in `classes`, bool [n].
+        """Return a mask of the examples whose label is in `self.classes`, bool [n].
 
-        All examples are selected if `classes` is None.
+        All examples are selected if `self.classes` is None. data: the data set of the labels.
         """
         if self.classes is None:
             return torch.ones(len(labels), dtype=torch.bool)
@@ -128,8 +128,8 @@ class Surrogate(Checked, prefix="surrogate."):
         """Cut the surrogate examples into shards, and draw shards for the clients and the server.
 
         Each client draws `shards` different shards. If there are enough shards, no two clients draw
-        the same shard; otherwise all shards are drawn with the same probability. The server draws
-        its shards independently of the clients.
+        the same shard. Otherwise, each client draws from all shards with equal probabilities. The
+        server draws its shards independently of the clients.
 
         numbers: indices of the surrogate examples.
         """
@@ -167,7 +167,11 @@ class Shards:
 
 
 def load_like(dataset: DataSource, like: Data) -> Data:
-    """Load a data set that is used with `like`. Texts are encoded with the vocabulary of `like`."""
+    """Load a data set that is used together with the loaded data `like`.
+
+    Texts are encoded with the vocabulary and length of `like`.
+
+    """
     if isinstance(dataset, TextSource) and isinstance(like, TextData):
         return dataset.load(like)
     return dataset.load()
@@ -193,7 +197,7 @@ def resize_images(images: Stored, max_value: int, like: ImageData) -> Stored:
     """Convert images to the size, the number of channels and the pixel range of `like`.
 
     Images are resized by bilinear interpolation with antialiasing. Colours are converted to grey by
-    their luma.
+    ITU-R 601 luma.
 
     images: uint8 [n, h, w, c].
     max_value: largest pixel value of `images`.

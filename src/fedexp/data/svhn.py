@@ -43,7 +43,7 @@ class Svhn(Published, Dataset):
 
     @property
     def paths(self) -> Sequence[Path]:
-        """Return the files of all splits, or () if neither of the two folders has all of them."""
+        """Return the files of all splits from the first folder that has them all, else ()."""
         for folder in (self.download_folder, Path(self.data_dir)):
             paths = [folder / name for name, _ in self.published]
             if all(path.is_file() for path in paths):

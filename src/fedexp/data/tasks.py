@@ -1,9 +1,8 @@
-"""Sequences of tasks (the `scenario` group), following CFeD (IJCAI 2022, section 5.1).
+"""Sequences of tasks (config group `scenario`), following CFeD (IJCAI 2022, section 5.1).
 
-A `TaskSequence` is a single data set in which every training example belongs to at most one task,
-and every test example belongs to exactly one task. This module determines the examples of each
-task. The module fedexp.training.division determines which clients train on them, and in which
-rounds.
+A `TaskSequence` is a data set in which every training example belongs to at most one task, and
+every test example belongs to exactly one task. This module determines the examples of each task.
+The module fedexp.training.division determines which clients train on them, and in which rounds.
 """
 
 from abc import ABC, abstractmethod
@@ -30,7 +29,7 @@ class TaskSequence:
 
 
 class Scenario(Checked, ABC, prefix="scenario."):
-    """Base class of the `scenario` group."""
+    """Base class of scenarios (config group `scenario`), which divide data into tasks."""
 
     rounds_per_task: Count
 
@@ -50,9 +49,9 @@ class OneTask(Scenario):
     name = "none"
 
     def __post_init__(self) -> None:
-        """Postpone the check of `rounds_per_task`.
+        """Skip the checks until `sequence` is called.
 
-        It equals the run's number of rounds, which is checked first.
+        `rounds_per_task` equals the run's number of rounds, which is checked before.
         """
 
     def sequence(self, dataset: DataSource, rng: np.random.Generator) -> TaskSequence:
@@ -72,10 +71,10 @@ Fractions = Annotated[
 
 
 class MultiTask(Scenario):
-    """Base class of scenarios with several tasks. It splits the examples of each task."""
+    """Base class of scenarios with several tasks, with the options of their examples."""
 
     repeats_examples: ClassVar[bool] = False
-    """Whether all tasks have the same training examples in the same order, such as rotated."""
+    """Whether all tasks have versions of the same training examples, in the same order."""
 
     # fractions for training, validation and test; null: use the data set's own split
     split: Fractions | None
@@ -85,7 +84,7 @@ class MultiTask(Scenario):
     replay_policy: Literal["reservoir", "class_balanced"] = "reservoir"
     # per_client: clients learn the tasks in different orders (fedexp.data.streams)
     order: Literal["shared", "per_client"] = "shared"
-    # share of each task's training examples that is moved to other tasks (fedexp.data.streams)
+    # fraction of each task's training examples that moves to other tasks (fedexp.data.streams)
     blur: ShareBelow1 = 0.0
 
     def __post_init__(self) -> None:
@@ -137,7 +136,7 @@ class ClassIncremental(MultiTask):
     num_tasks: Count
     # True: assign classes to tasks at random with seeds.partition; False: in the order of labels
     shuffle_classes: bool
-    # the classes of each task, which override num_tasks and shuffle_classes; None: not given
+    # the classes of each task; None: num_tasks and shuffle_classes determine the classes
     classes: list[list[int]] | None
 
     def __post_init__(self) -> None:
@@ -150,8 +149,8 @@ class ClassIncremental(MultiTask):
     def split_classes(self, num_classes: int, rng: np.random.Generator) -> list[list[int]]:
         """Return the classes of each task.
 
-        All tasks have the same number of classes if possible. Otherwise some of the tasks have one
-        class more: 10 classes are divided into 3 tasks with 3, 3 and 4 classes.
+        All tasks have the same number of classes if possible. Otherwise, some tasks have one class
+        more. For example, 10 classes are divided into 3 tasks with 3, 3 and 4 classes.
         """
         if self.classes is not None:
             wrong = [c for task in self.classes for c in task if not 0 <= c < num_classes]
@@ -225,10 +224,10 @@ class DomainIncremental(MultiTask):
 
 
 def require_same_names(first: Data, other: Data, labels: Sequence[int]) -> None:
-    """Raise ConfigError if a class has different labels in the two data sets.
+    """Raise ConfigError if a class has different labels in two data sets.
 
-    The model would be trained to predict two labels for the same class. Class names that occur in
-    only one of the data sets are ignored.
+    Otherwise, the model would be trained to predict two labels for the same class. Class names that
+    occur in only one of the data sets are ignored.
 
     labels: the labels to check.
     """
@@ -243,9 +242,9 @@ def require_same_names(first: Data, other: Data, labels: Sequence[int]) -> None:
 
 
 def pool_examples(every: Sequence[Data], like: Data) -> tuple[Stored, np.ndarray, np.ndarray]:
-    """Return the training and test examples of all data sets together.
+    """Return the training and test examples of several data sets together.
 
-    Returns (inputs [n, ...], labels [n], bool [n]: whether an example is from a test set). The
+    Returns (inputs [n, ...], labels [n], mask of the examples from a test set, bool [n]). The
     inputs are converted to the form of `like`.
     """
     splits = [(data, split) for data in every for split in ("train", "test")]
@@ -265,7 +264,7 @@ def assemble(
 ) -> TaskSequence:
     """Return the TaskSequence that consists of the given tasks.
 
-    like: data whose other attributes are kept.
+    like: data from which all other attributes are copied.
     x, y: inputs [n, ...] and labels int [n] from `pool_examples`.
     parts: indices of the (training, evaluation) examples of each task.
     names: name of each task.

@@ -1,8 +1,9 @@
 """Text data sets that are read as sequences of characters.
 
-They are the data sets of CFeD (Ma et al., IJCAI 2022), or have the same formats. Each of the first
-`length` characters of a text is encoded as its number in a vocabulary. `<UNK>` replaces characters
-that are not in the vocabulary, and short texts are padded with `<PAD>`. Texts are not normalised.
+These are the data sets of CFeD (Ma et al., IJCAI 2022), or have the same formats. Each of the first
+`length` characters of a text is encoded as the character's number in a vocabulary. `<UNK>` replaces
+characters that are not in the vocabulary, and short texts are padded with `<PAD>`. Texts are not
+normalised.
 """
 
 import json
@@ -31,18 +32,18 @@ Names = Annotated[tuple[str, ...], Limit("different names", lambda v: len(v) == 
 class DropoutKeys:
     """Random keys from which a model computes its dropout masks (fedexp.models.textcnn).
 
-    A new key is drawn each time an example is used. For texts, this class replaces the class
-    Augmentation of image data sets. Like augmentation, dropout then depends on the seed, the round
-    and the client, but not on the order in which the clients are trained.
+    A new key is drawn each time an example is used. Data sets of texts have this class in place of
+    Augmentation. Like augmentation, dropout therefore depends on the seed, the round and the
+    client, but not on the order in which the clients are trained.
     """
 
     changes_inputs: ClassVar[bool] = False
     active: ClassVar[bool] = True
 
     def draw(self, rng: np.random.Generator, n: int, *_: object) -> np.ndarray:
-        """Return uniform random keys, int64 [n, 1]. The first keys do not depend on `n`.
+        """Return uniform random keys, int64 [n, 1].
 
-        The image size is ignored.
+        The first keys do not depend on `n`. Further arguments, the image size, are ignored.
         """
         low, high = np.iinfo(np.int64).min, np.iinfo(np.int64).max
         return rng.integers(low, high, size=(n, 1), dtype=np.int64, endpoint=True)
@@ -74,7 +75,8 @@ class TextSource(DataSource):
     max_words: Count
     # json file {character: number} in <data_dir>/<name>; None: made from the training texts
     vocabulary: str | None
-    # npz file in <data_dir>/<name> with a vector for each entry of `vocabulary`; None: no vectors
+    # npz file in <data_dir>/<name> with an embedding of each entry of `vocabulary`; None: no
+    # vectors
     vectors: str | None
 
     def __post_init__(self) -> None:
@@ -116,7 +118,7 @@ class TextSource(DataSource):
         )
 
     def with_vocabulary(self, texts: Sequence[Path]) -> list[Path]:
-        """Return the given text files and, if they exist, the files of vocabulary and vectors."""
+        """Return the text files and, if they exist, the files of the vocabulary and the vectors."""
         named = [self.folder / name for name in (self.vocabulary, self.vectors) if name]
         return [*texts, *filter(Path.is_file, named)]
 
@@ -142,7 +144,7 @@ class TextDataset(TextSource):
     The files must have one of the layouts in fedexp.data.text_files.
     """
 
-    # class names, ordered by label; None: read from class.txt or, if it is missing, the labels
+    # class names, ordered by label; None: read class.txt or, if it is missing, use the labels
     classes: Names | None
     # layout of the files; None: the first layout that matches a file
     layout: Literal["txt", "csv", "class_il", "domain_il"] | None
@@ -252,7 +254,8 @@ def read_vocabulary(path: Path) -> tuple[str, ...]:
 def read_vectors(path: Path) -> np.ndarray:
     """Return pre-trained vectors, float32 [V, D], from an npz file.
 
-    They are the array `embeddings` or, if the file has no array of this name, its only matrix.
+    The vectors are the array `embeddings` or, if the file has no array of this name, its only
+    matrix.
     """
     if not path.is_file():
         raise ConfigError(

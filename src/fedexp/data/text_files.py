@@ -94,11 +94,11 @@ def _read_txt(path: Path) -> Iterator[tuple[int, str, str]]:
 
 
 def _read_csv(path: Path, labelled: bool) -> Iterator[tuple[int, str, str]]:
-    """Yield (number of the last line, text, label) for each record of a csv file.
+    """Yield (number of the record's last line, text, label) for each record of a csv file.
 
     The text consists of the title, directly followed by the body.
     """
-    # in characters, for the whole process; the default limit is too small for long articles
+    # Applies to the whole process. The default limit of characters is too small for long articles.
     csv.field_size_limit(2**31 - 1)
     with path.open(encoding="utf-8-sig", newline="") as file:
         rows = csv.reader(file, strict=True)
@@ -138,7 +138,8 @@ def _columns(path: Path, header: list[str], labelled: bool) -> tuple[list[int], 
 def name_classes(train: Sequence[Example]) -> tuple[str, ...]:
     """Return the class names in the training labels.
 
-    They are the numbers 0 to C - 1, or the sorted names. Raises ConfigError if a number is missing.
+    If the labels are numbers, the class names are the numbers 0 to C - 1; otherwise, they are the
+    sorted labels. Raises ConfigError if a number is missing.
     """
     found = {example.label for example in train}
     numbers = tuple(str(number) for number in range(len(found)))

@@ -18,8 +18,8 @@ from fedexp.data.marks import SourceFile
 def scan_published(root: Path) -> Tree:
     """Return the published files, with the val images as test images.
 
-    The class index is the position of the wnid in sorted order. Raises ConfigError if files are
-    missing or the annotations are invalid.
+    The label of a class is the position of its wnid in sorted order. Raises ConfigError if files
+    are missing or the annotations are invalid.
     """
     wnids = class_folders(root / "train")
     train = scan_classes(root / "train", wnids)

@@ -53,7 +53,7 @@ class TorchvisionFiles:
 
 
 def read_idx(path: Path, rank: int) -> np.ndarray:
-    """Read an idx file of uint8 values. The file may be packed (.gz).
+    """Read an idx file of uint8 values, which may be compressed (.gz).
 
     The file starts with two zero bytes, a byte 8, which means uint8, a byte with the number of
     axes, and the sizes as big-endian int32. The values follow.

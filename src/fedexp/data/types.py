@@ -1,4 +1,4 @@
-"""Types of data sets: how they are read, and the tensors of a loaded data set."""
+"""Interfaces of data sets: sources of data, and the tensors of a loaded data set."""
 
 import re
 from abc import ABC, abstractmethod
@@ -33,7 +33,7 @@ class Draws(Protocol):
     def draw(self, rng: np.random.Generator, n: int, height: int, width: int, /) -> np.ndarray:
         """Return the random numbers for `n` examples, [n, ...].
 
-        With a larger `n`, the first rows stay the same.
+        The first rows do not depend on `n`.
         """
 
 
@@ -79,7 +79,7 @@ class Data(ABC):
     @property
     @abstractmethod
     def shape(self) -> Any:
-        """Return the shape of the inputs, from which a model is built."""
+        """Return the shape of a model's inputs, from which the model is built."""
 
     @property
     def image_size(self) -> tuple[int, int]:
@@ -95,7 +95,7 @@ class Data(ABC):
         augmentation: Draws | None,
         dtype: torch.dtype,
     ) -> torch.Tensor:
-        """Return the stored examples at `index` in the form that models read.
+        """Return the stored examples at `index` as inputs of a model.
 
         The examples are augmented if `draws` is given. This method works under torch.func.vmap.
 
@@ -130,7 +130,7 @@ class Data(ABC):
 
 
 class DataSource(Checked, ABC, prefix="dataset."):
-    """Base class of the `dataset` group, which describes how a data set is stored and read."""
+    """Base class of data sets (config group `dataset`): where the files are, how to read them."""
 
     kind: ClassVar[str]  # "images" or "text"
     in_words: ClassVar[str] = "the name of a data set"
@@ -146,7 +146,7 @@ class DataSource(Checked, ABC, prefix="dataset."):
 
     @property
     def paths(self) -> Sequence[Path]:
-        """Return the paths of the files that `load` reads. They may be empty.
+        """Return the paths of the files that `load` reads. There may be none.
 
         Raises ConfigError if files are missing.
         """
@@ -179,7 +179,7 @@ class ImageData(Data):
     mean: tuple[float, ...]  # per channel, on the scale 0..1
     std: tuple[float, ...]
     max_value: int = 255
-    crop: ResizedCrop | None = None  # how images are cropped; None: they keep their size
+    crop: ResizedCrop | None = None  # how images are cropped; None: images keep their size
 
     @property
     def shape(self) -> tuple[int, int, int]:

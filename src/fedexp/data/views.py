@@ -5,8 +5,8 @@ Two views consist of the test images (option `test_views`): `plain` leaves them 
 `validation` and `evaluate_on`).
 
 The results of each view have different columns, keys and file names. The plain view uses the
-ordinary names. The augmented view appends its name to them. For the validation set, columns and
-keys start with `validation`, and file names end with it.
+ordinary names. In the augmented view, `_augmented` is appended to each name. For the validation
+set, columns and keys start with `validation_`, and file names end with `_validation`.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -80,9 +80,8 @@ def evaluation_views(
 ) -> tuple[str, ...]:
     """Return the views in which a run is evaluated, starting with the test views.
 
-    evaluate_on: test, validation or both. If it is None, the run is evaluated on the validation set
-    if there is one, and otherwise on the test set. Thus a run with a validation set uses the test
-    data only on request.
+    evaluate_on: test, validation or both. None: validation if there is a validation set, else test.
+    A run with a validation set therefore uses the test data only on request.
     held_out: whether there is a validation set.
     """
     on = evaluate_on or (VALIDATION if held_out else TEST)
