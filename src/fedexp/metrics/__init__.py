@@ -1,1 +1,1 @@
-"""Metrics: pure functions of arrays, and the `forgetting_metric` classes that log their values."""
+"""Metrics: pure functions of arrays, and the classes with which a run logs their values."""

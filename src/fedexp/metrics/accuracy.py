@@ -4,18 +4,20 @@ import numpy as np
 
 
 def class_accuracy(correct: np.ndarray, total: np.ndarray) -> np.ndarray:
-    """Return A_c = correct_c / total_c on the global test set: int [..., C] -> float64 [..., C].
+    """Return the class accuracies A_c = correct_c / total_c, int [..., C] -> float64 [..., C].
 
-    The value is nan for a class without test examples.
+    correct: numbers of correct predictions. total: numbers of test examples. The accuracy of a
+    class without test examples is nan.
     """
     correct, total = np.broadcast_arrays(np.asarray(correct, dtype=np.float64), total)
     return np.divide(correct, total, out=np.full(correct.shape, np.nan), where=total > 0)
 
 
 def overall_accuracy(correct: np.ndarray, total: np.ndarray) -> float:
-    """Return A = sum_c correct_c / sum_c total_c, or nan without test examples.
+    """Return the accuracy A = sum_c correct_c / sum_c total_c, or nan without test examples.
 
-    A equals the mean of A_c if the test set is balanced.
+    correct, total: as in `class_accuracy`, [C]. A equals the mean of the class accuracies if the
+    test set is balanced.
     """
     examples = np.sum(total)
     return float(np.sum(correct) / examples) if examples > 0 else float("nan")

@@ -1,4 +1,4 @@
-"""The `analysis` group: additional measurements that a run makes in selected rounds.
+"""Additional measurements that a run makes in selected rounds (config group `analysis`).
 
 Each analysis writes its results to a separate file.
 """
@@ -36,9 +36,10 @@ Rounds = Annotated[
 
 @dataclass(frozen=True)
 class Epochs:
-    """Accuracies of local models at P points of local training. Epoch 0 is before training."""
+    """Accuracies of local models at P points during local training."""
 
-    # [S]: the epochs after which each client was tested; an empty list if the client was not tested
+    # [S]: for each client, the epochs after which it was tested; 0: before training; empty: not
+    # tested
     numbers: Sequence[Sequence[int]]
     # float64 [S, P, C]: class accuracies on the test set; nan for a class without test examples
     accuracy: np.ndarray
@@ -58,12 +59,12 @@ class RoundMeasurements:
     start: Params  # the distributed global model
     # float64 [C]: class accuracies of `start` on the test set; None: not evaluated
     start_accuracy: np.ndarray | None
-    # the clients' trained models, leaves [S, ...]; None: the clients do not send whole models
+    # the trained models, leaves [S, ...]; None: the clients do not send whole models
     local: Params | None
     epochs: Epochs | None  # None: no client was tested during its training
-    # returns the gradient of each client's loss at the distributed model, leaves [S, ...]
+    # returns the gradients of the clients' losses at the distributed model, leaves [S, ...]
     gradients: Callable[[], Params]
-    # returns the test examples' features [n, D] of the global model before and after the round
+    # returns the features [n, D] of the test examples before and after the round (global model)
     features: Callable[[], tuple[Tensor, Tensor]]
 
 
@@ -78,11 +79,11 @@ class Analysis(Checked, prefix="analysis."):
 
     @property
     def parts(self) -> "Sequence[Analysis]":
-        """Return the individual analyses."""
+        """Return the analyses of which this one consists, by default only itself."""
         return (self,)
 
     def is_due(self, round: int, last: int) -> bool:
-        """Return whether to measure this round.
+        """Return whether the analysis measures the given round.
 
         last: the last round of the run.
         """
@@ -123,11 +124,11 @@ class PeriodicAnalysis(Analysis):
 class WeightDivergence(PeriodicAnalysis):
     """`weight_divergence.csv`: distances of local models from the global model and from each other.
 
-    The file has a row for each round, client and layer; `total` is the whole model. `l1` and `l2`
-    are the distances from the global model that the clients received. `others_l1` and `others_l2`
-    are the mean distances from the round's other clients. `distribution_distance`, in the rows of
-    `total`, is the distance between the client's label distribution and the global model's class
-    accuracies, if these were evaluated.
+    The file has a row for each round, client and layer; the layer `total` is the whole model. `l1`
+    and `l2` are the distances from the global model that the clients received. `others_l1` and
+    `others_l2` are the mean distances from the other local models of the round. Rows of `total`
+    also have `distribution_distance`, the distance between the client's label distribution and the
+    class accuracies of the global model, if it was evaluated.
     """
 
     file = "weight_divergence.csv"
@@ -155,10 +156,10 @@ class WeightDivergence(PeriodicAnalysis):
 class GradientDiversity(PeriodicAnalysis):
     """`gradient_diversity.csv`: diversity of the clients' gradients at the global model.
 
-    The file has a row for each round and layer; `total` is the whole model. A client's gradient is
-    the gradient of the mean cross-entropy over all its training examples, without augmentation and
-    with the model in eval mode. `gradient_diversity` uses equal weights (Eq. 8), and
-    `weighted_gradient_diversity` uses the aggregation weights. `mean_squared_norm` and
+    The file has a row for each round and layer; the layer `total` is the whole model. A client's
+    gradient is the gradient of the mean cross-entropy over all its training examples, without
+    augmentation and with the model in eval mode. `gradient_diversity` uses equal weights (Eq. 8),
+    and `weighted_gradient_diversity` uses the aggregation weights. `mean_squared_norm` and
     `squared_norm_of_mean` are the numerator and denominator of `gradient_diversity`.
     """
 
@@ -197,11 +198,10 @@ class CKA(PeriodicAnalysis):
 class LocalEpochs(PeriodicAnalysis):
     """`local_epochs.csv`: accuracy of local models before training and after each epoch.
 
-    FedNTD Fig. 6 plots these values.
-
-    The file has a row for each round, client and epoch; epoch 0 is before training. It contains the
-    accuracies on the test set, on the client's in-local and out-local distributions (FedNTD
-    Definition 1), and on the client's training examples without augmentation.
+    These values are plotted in FedNTD, Fig. 6. The file has a row for each round, client and epoch;
+    epoch 0 is before training. It contains the accuracies on the test set, on the client's in-local
+    and out-local distributions (FedNTD Definition 1), and on the client's training examples without
+    augmentation.
     """
 
     file = "local_epochs.csv"
@@ -232,7 +232,7 @@ class LocalEpochs(PeriodicAnalysis):
 class SeveralAnalyses(PeriodicAnalysis):
     """Several analyses in one run.
 
-    They all run in the same rounds, unless a member has options for its rounds.
+    All members run in the same rounds, unless a member has its own options for rounds.
     """
 
     members: list[Analysis]

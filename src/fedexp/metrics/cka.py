@@ -1,4 +1,4 @@
-"""Similarity of two models' features on the same examples."""
+"""Centred kernel alignment (CKA), a similarity of two models' features on the same examples."""
 
 import torch
 from torch import Tensor

@@ -1,9 +1,9 @@
 """Measures of forgetting: pure functions of class-wise test accuracies.
 
-`cw` [T+1, C] contains the global model's class accuracies in the evaluated rounds; row 0 is the
-initial model. If only every i-th round is evaluated, "previous round" means the previous evaluated
-round. nan marks a class without test examples; all means ignore it. A measure that needs more
-rounds than are available is nan.
+The argument `cw` [T+1, C] contains the global model's class accuracies A_c^(t) in the evaluated
+rounds; row 0 is the initial model. If only every i-th round is evaluated, "previous round" means
+the previous evaluated round. The accuracy of a class without test examples is nan; all means ignore
+nan. A measure that needs more rounds than are available is nan.
 """
 
 import numpy as np
@@ -34,41 +34,42 @@ def backward_transfer(cw: np.ndarray) -> float:
 
 
 def local_round_drop(previous: np.ndarray, local: np.ndarray) -> np.ndarray:
-    """Return F_{k,t} = 1/C sum_c max(0, A_c^(t-1) - A_{k,c}^(t)), in [0, 1].
+    """Return the drop during local training, F_{k,t} = 1/C sum_c max(0, A_c^(t-1) - A_{k,c}^(t)).
 
-    Flashback (arXiv 2402.05558) section 3. `previous` [..., C] contains the class accuracies of the
-    global model that clients received, and `local` [..., C] those of a local model after its
-    training. The two arrays are broadcast; the result has shape [...]. The published formula min(0,
-    -(A_t - A_{t-1})) would sum the gains with a minus sign. The paper's text says "only drops", and
-    this function follows the text.
+    The values are in [0, 1]; see Flashback (arXiv 2402.05558) section 3. `previous` [..., C]
+    contains the class accuracies of the global model that clients received, and `local` [..., C]
+    those of a local model after its training. The two arrays are broadcast; the result has shape
+    [...]. The published formula min(0, -(A_t - A_{t-1})) would sum the gains with a minus sign. The
+    paper's text says "only drops", and this function follows the text.
     """
     return class_mean(np.maximum(0.0, np.asarray(previous, dtype=np.float64) - local))
 
 
 def round_drop(cw: np.ndarray) -> np.ndarray:
-    """Return F_t = 1/C sum_c max(0, A_c^(t-1) - A_c^(t)) for t = 2..T, float64 [T-1].
+    """Return the drop in each round, F_t = 1/C sum_c max(0, A_c^(t-1) - A_c^(t)), float64 [T-1].
 
-    The formula is from section 3 of Flashback, with the sign that `local_round_drop` uses. Since
-    t > 1, the initial model is not included. cw: class accuracies, [T+1, C].
+    The rounds are t = 2..T, so the initial model is not included. The formula is from section 3 of
+    Flashback, with the sign of `local_round_drop`. cw: class accuracies, [T+1, C].
     """
     return local_round_drop(cw[1:-1], cw[2:])
 
 
 def forgetting_degree(global_before: np.ndarray, local: np.ndarray, xi: float = 1e-6) -> np.ndarray:
-    """Return tau = (A_c(global) - A_c(local)) / (A_c(global) + xi), unclipped, in (-inf, 1].
+    """Return the relative loss tau = (A_c(global) - A_c(local)) / (A_c(global) + xi), in (-inf, 1].
 
-    FedKA (MM 2023) Eq. 1. `global_before` [C] contains the class accuracies of the global model
-    before local training, and `local` [S, C] those of the local models after it; the result is [S,
-    C]. A positive value means that accuracy was lost, 1 means that all of it was lost, and a
-    negative value means that accuracy was gained. `xi` is the paper's "small positive constant".
-    For a class with global accuracy 0, the value is -A_c(local)/xi.
+    This is FedKA (MM 2023) Eq. 1, without clipping. `global_before` [C] contains the class
+    accuracies of the global model before local training, and `local` [S, C] those of the local
+    models after it; the result is [S, C]. A positive value means that accuracy was lost, 1 means
+    that all of it was lost, and a negative value means that accuracy was gained. `xi` is the
+    paper's "small positive constant". For a class with global accuracy 0, the value is
+    -A_c(local)/xi.
     """
     before = np.asarray(global_before, dtype=np.float64)
     return (before - local) / (before + xi)
 
 
 def _expected(accuracy: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    """Return sum_c w_c A_c / sum_c w_c over the classes whose accuracy is known."""
+    """Return the weighted mean of class accuracies, sum_c w_c A_c / sum_c w_c, ignoring nan."""
     known = ~np.isnan(accuracy)
     weights = np.where(known, weights, 0.0)
     return class_accuracy((np.where(known, accuracy, 0.0) * weights).sum(-1), weights.sum(-1))
@@ -77,11 +78,12 @@ def _expected(accuracy: np.ndarray, weights: np.ndarray) -> np.ndarray:
 def in_out_local(accuracy: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the accuracies on the in-local and the out-local distribution, each [...].
 
-    FedNTD (NeurIPS 2022) Definition 1, Eqs. 6-7, with in = <A, p>, out = <A, q>, p_c = n_c / n and
-    q_c = (1 - p_c) / (C - 1). `accuracy` [..., C] contains the class accuracies A on the global
-    test set, and `counts` [..., C] the number of training labels n_c. The weights of classes
-    without test examples are distributed over the other classes in proportion. With one class, out
-    is nan; without training examples, both values are nan.
+    This is FedNTD (NeurIPS 2022) Definition 1, Eqs. 6-7. The in-local accuracy is <A, p> with p_c =
+    n_c / n, and the out-local accuracy is <A, q> with q_c = (1 - p_c) / (C - 1). `accuracy` [...,
+    C] contains the class accuracies A on the global test set, and `counts` [..., C] the numbers of
+    training labels n_c. The weights of classes without test examples are distributed over the other
+    classes in proportion. With one class, the out-local accuracy is nan. Without training examples,
+    both are nan.
     """
     accuracy, counts = np.broadcast_arrays(
         np.asarray(accuracy, dtype=np.float64), np.asarray(counts, dtype=np.float64)
@@ -93,9 +95,10 @@ def in_out_local(accuracy: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, 
 def in_out_joint(accuracy: np.ndarray, counts: np.ndarray) -> tuple[float, float]:
     """Return the global model's in- and out-local accuracy on the clients' joint distribution.
 
-    accuracy: [C]; counts: [S, C]. FedNTD Fig. 4: p = sum_k n_k p^k / sum_k n_k is the label
-    distribution of the clients' combined data. Averaging the out-local distributions in the same
-    way gives (1 - p) / (C - 1).
+    As in FedNTD, Fig. 4, p = sum_k n_k p^k / sum_k n_k is the label distribution of the clients'
+    combined data. The average of the out-local distributions with the weights n_k is (1 - p) / (C -
+    1). accuracy: the model's class accuracies, [C]. counts: training labels per client and class,
+    [S, C].
     """
     inside, outside = in_out_local(accuracy, np.asarray(counts).sum(0))
     return float(inside), float(outside)

@@ -1,4 +1,4 @@
-"""The `forgetting_metric` group: the measures that a run evaluates and logs.
+"""The measures of forgetting that a run evaluates and logs (config group `forgetting_metric`).
 
 The formulas are in `fedexp.metrics.forgetting`.
 """
@@ -18,9 +18,9 @@ from fedexp.metrics.history import History
 
 
 class ForgettingMetric(Checked, prefix="forgetting_metric."):
-    """Base class of the metrics.
+    """Base class of metrics, which compute named values from the history of a run.
 
-    A metric returns the same keys in all rounds; a value that is not defined yet is nan.
+    A metric returns the same names in all rounds. A value that is not defined yet is nan.
     """
 
     @property
@@ -35,35 +35,47 @@ class ForgettingMetric(Checked, prefix="forgetting_metric."):
 
     @property
     def needs_neurons(self) -> bool:
-        """Return whether to compare the neurons of the models before and after the last round."""
+        """Return whether to compare neurons of models from before and after the last round."""
         return False
 
     def round_values(self, history: History) -> dict[str, float]:
-        """Return the columns of rounds.csv for the last recorded round."""
+        """Return the values of the last recorded round, as columns of rounds.csv."""
         raise NotImplementedError
 
     def local_values(self, history: History, index: int) -> dict[str, np.ndarray]:
-        """Return the per-client values, [S] each, for round `history.local_rounds[index]`."""
+        """Return a value per client, [S] each, for the local models of one round.
+
+        index: the position of the round in `history.local_rounds`.
+
+        """
         return {}
 
     def client_values(self, history: History) -> dict[str, np.ndarray]:
-        """Return the last round's columns of clients.csv, [S] each, as in `history.sampled[-1]`.
+        """Return the last round's columns of clients.csv, [S] each, in the order of the cohort.
 
-        The result is empty if that round's local models were not evaluated.
+        The result is empty if the local models of this round were not evaluated.
         """
         recorded = bool(history.local_rounds) and history.local_rounds[-1] == history.rounds[-1]
         return self.local_values(history, len(history.local_rounds) - 1) if recorded else {}
 
     def summary(self, history: History) -> dict[str, float]:
-        """Return the run's values for summary.json; by default, the values of the last round."""
+        """Return the values of the run for summary.json; by default, those of the last round."""
         return self.round_values(history)
 
     def _client_mean(self, history: History, key: str) -> float:
-        """Return the mean of a client value over the clients of the last round."""
+        """Return the mean of a value over the clients of the last round.
+
+        key: the name of the value in `local_values`.
+
+        """
         return _mean(self.client_values(history).get(key, ()))
 
     def _run_mean(self, history: History, key: str) -> float:
-        """Return a client value's mean over the clients of each round, averaged over rounds."""
+        """Return the mean of a value over the clients of each round, averaged over the rounds.
+
+        key: the name of the value in `local_values`.
+
+        """
         return _mean(
             [_mean(self.local_values(history, i)[key]) for i in range(len(history.local_rounds))]
         )
@@ -81,11 +93,12 @@ class BackwardTransfer(ForgettingMetric):
 
 
 class RoundDrop(ForgettingMetric):
-    """`round_forgetting`: drops since the previous evaluated round (Flashback section 3).
+    """`round_forgetting`: mean drop of class accuracies since the previous evaluated round.
 
-    If `local` is true, it also logs `local_round_forgetting`: the drops during local training, for
-    each client and averaged over the clients. Both values start in round 2 (t > 1), because the
-    initial model has nothing to forget. The summary contains the means over all rounds.
+    See Flashback section 3. If `local` is true, the metric also logs `local_round_forgetting`, the
+    drop during local training, for each client and averaged over the clients. Both values start in
+    round 2, because the initial model has nothing to forget. The summary contains the means over
+    all rounds.
     """
 
     local: bool
@@ -119,10 +132,10 @@ class RoundDrop(ForgettingMetric):
 class ForgettingDegree(ForgettingMetric):
     """`forgetting_degree`: share of a class's accuracy lost in local training (FedKA Eq. 1).
 
-    It is averaged over classes and clients. For a class that the global model never predicts
-    correctly, a gain gives a value near -1/xi. The degree is therefore clipped at -1 before
-    averaging. `fedexp.metrics.forgetting.forgetting_degree` returns the unclipped values [S, C].
-    The summary is the mean over rounds.
+    The degree is averaged over classes and clients. For a class that the global model never
+    predicts correctly, any gain results in a huge negative degree. The degree is therefore clipped
+    at -1 before averaging. `fedexp.metrics.forgetting.forgetting_degree` returns the values without
+    clipping, [S, C]. The summary is the mean over rounds.
     """
 
     xi: Positive  # small constant in the denominator
@@ -146,9 +159,9 @@ class ForgettingDegree(ForgettingMetric):
 class InOutLocal(ForgettingMetric):
     """In- and out-local accuracy (FedNTD Definition 1, Fig. 4).
 
-    For local models, it logs one value per client, and the mean and (population) standard deviation
-    over the cohort. For the global model after the round, it logs the accuracies on the joint
-    distribution of the cohort.
+    For local models, the metric logs a value per client, and the mean and population standard
+    deviation over the cohort. For the global model after the round, the metric logs the accuracies
+    on the joint distribution of the cohort.
     """
 
     @property
@@ -192,7 +205,7 @@ class Consistency(ForgettingMetric):
 class Alignment(ForgettingMetric):
     """`alignment` in summary.json: share of neurons that keep their class in the last round.
 
-    A neuron's class is the one that it prefers (FedNTD Table 2). The metric compares the models
+    A neuron's class is the class that it prefers (FedNTD Table 2). The metric compares models
     before and after local training, and the global models before and after the round
     (`fedexp.training.analysing`).
     """
@@ -210,9 +223,9 @@ def checked(
 ) -> Mapping[str, Any]:
     """Return a metric's values after checking that they can be written to a table.
 
-    clients: the number of clients. If it is given, each value must be a sequence with one number
-    per client; otherwise, each value must be a single number. Raises ConfigError for any other
-    value, which a user-defined metric may return.
+    clients: the number of clients, if each value must be a sequence with one number per client.
+    None: each value must be a single number. Raises ConfigError for any other value, which a
+    user-defined metric may return.
     """
     name = f"forgetting_metric: {type(metric).__name__}"
     if not isinstance(values, Mapping) or not all(isinstance(key, str) for key in values):
@@ -242,7 +255,7 @@ def are_numbers(values: Any, count: int) -> bool:
 
 
 def merge(results: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """Merge several results into one dict.
+    """Merge the results of several metrics into one dict.
 
     Raises ConfigError if a key appears twice with different values, for example if a user-defined
     metric uses the key of a built-in metric. Two nan values are equal.
@@ -302,7 +315,7 @@ class Metrics(Composite):
 
 
 class All(Composite):
-    """All metrics that need only class accuracies. The local models are evaluated."""
+    """All metrics that are computed from class accuracies of the global and the local models."""
 
     xi: Positive  # see ForgettingDegree
 

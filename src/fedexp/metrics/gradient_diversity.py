@@ -8,7 +8,7 @@ from fedexp.metrics.layers import squared_norms
 
 
 def mean_squared_norm(gradients: Params, weights: Tensor) -> dict[str, Tensor]:
-    """Return sum_k w_k ||g_k||^2 for each layer and in total, as float64 scalars.
+    """Return the mean squared norm sum_k w_k ||g_k||^2 per layer and in total, as float64 scalars.
 
     gradients: leaves [S, ...]; weights: [S], with sum 1.
     """
@@ -19,9 +19,9 @@ def mean_squared_norm(gradients: Params, weights: Tensor) -> dict[str, Tensor]:
 
 
 def squared_norm_of_mean(gradients: Params, weights: Tensor) -> dict[str, Tensor]:
-    """Return ||sum_k w_k g_k||^2 for each layer and in total, as float64 scalars.
+    """Return the squared norm of the mean, ||sum_k w_k g_k||^2, per layer and in total.
 
-    gradients: leaves [S, ...]; weights: [S], with sum 1.
+    The values are float64 scalars. gradients: leaves [S, ...]; weights: [S], with sum 1.
     """
     mean = {
         name: torch.tensordot(weights.to(leaf), leaf, 1)[None] for name, leaf in gradients.items()
@@ -32,10 +32,10 @@ def squared_norm_of_mean(gradients: Params, weights: Tensor) -> dict[str, Tensor
 def gradient_diversity(gradients: Params, weights: Tensor | None = None) -> dict[str, Tensor]:
     """Return Lambda = (1/K sum_k ||g_k||^2) / ||1/K sum_k g_k||^2 >= 1 for each layer and in total.
 
-    FedNTD (NeurIPS 2022) Definition 2, Eq. 8, for K clients with equal weights. `gradients`, leaves
-    [K, ...], contains the gradient g_k of each client's loss at the same model. Each value is a
-    float64 scalar: 1 if all gradients are equal, and nan or inf if their mean is zero. If `weights`
-    [K] is given, the weights divided by their sum replace 1/K.
+    This is FedNTD (NeurIPS 2022) Definition 2, Eq. 8, for K clients with equal weights.
+    `gradients`, with leaves [K, ...], contains the gradient g_k of each client's loss at the same
+    model. Each value is a float64 scalar. It is 1 if all gradients are equal, and nan or inf if
+    their mean is zero. If `weights` [K] is given, the weights divided by their sum replace 1/K.
     """
     first = next(iter(gradients.values()))
     given = first.new_ones(len(first)) if weights is None else weights

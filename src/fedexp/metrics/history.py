@@ -1,4 +1,4 @@
-"""The input of every metric: class accuracies of the global model and of evaluated local models."""
+"""The input of all metrics: class accuracies of the global model and of tested local models."""
 
 import csv
 from bisect import bisect_left, bisect_right
@@ -33,10 +33,10 @@ LISTS = ("class_accuracy", "sampled", "local_class_accuracy", "distributed_accur
 class History:
     """The class accuracies of one run so far.
 
-    The distributed model of round r is the global model that its clients receive, which was
-    evaluated in round r - 1. If round r - 1 was not evaluated, or if the local models were tested
-    on only part of the test set, `distributed_accuracy` contains the distributed model's accuracies
-    on the examples used for the local models.
+    The distributed model of round r is the global model that the clients receive at the start of
+    round r. Its accuracies are those of round r - 1. If round r - 1 was not evaluated, or if the
+    local models were tested on only a part of the test set, `distributed_accuracy` contains the
+    distributed model's accuracies on the same test examples.
     """
 
     # int64 [K, C]: number of training labels per client and class; [tasks or changes, K, C] if they
@@ -53,8 +53,8 @@ class History:
     local_class_accuracy: list[np.ndarray] = field(default_factory=list)  # float64 [S, C] each
     # float64 [C] each: the models distributed in `local_rounds`; if empty, see `class_accuracy`
     distributed_accuracy: list[np.ndarray] = field(default_factory=list)
-    # The clients' personal models, float64 [K, C], if they are tested: the latest accuracies, their
-    # round, and the best accuracies before that round.
+    # If the clients' personal models are tested: their latest class accuracies, float64 [K, C], the
+    # round of these accuracies, and the best accuracies before this round.
     personal_accuracy: np.ndarray | None = None
     personal_round: int = 0
     personal_peak: np.ndarray | None = None
@@ -62,7 +62,7 @@ class History:
     starts: tuple[int, ...] = ()
 
     def add(self, round: int, class_accuracy: np.ndarray) -> None:
-        """Record the global model after `round`."""
+        """Record the class accuracies [C] of the global model after `round`."""
         assert not self.rounds or round > self.rounds[-1], "rounds are recorded in order"
         self.rounds.append(round)
         self.class_accuracy.append(np.asarray(class_accuracy, dtype=np.float64))
@@ -74,10 +74,10 @@ class History:
         class_accuracy: np.ndarray,
         distributed: np.ndarray | None = None,
     ) -> None:
-        """Record the models that the sampled clients [S] trained in `round`.
+        """Record the class accuracies [S, C] of the models that the sampled clients [S] trained.
 
-        class_accuracy: [S, C]. distributed: class accuracies [C] of the model from which the
-        clients started, if it was tested on the same examples.
+        distributed: class accuracies [C] of the model from which the clients started, if this model
+        was tested on the same examples.
         """
         assert not self.local_rounds or round > self.local_rounds[-1], (
             "rounds are recorded in order"
@@ -102,7 +102,7 @@ class History:
 
     @property
     def personal_drop(self) -> np.ndarray:
-        """Return max_{1<=t<T} A_kc^(t) - A_kc^(T) for the personal models, float64 [K, C].
+        """Return the drop of the personal models, max_{1<=t<T} A_kc^(t) - A_kc^(T), float64 [K, C].
 
         The values are nan if T < 2.
         """
@@ -125,7 +125,11 @@ class History:
 
     @property
     def matrix(self) -> np.ndarray:
-        """Return `cw`, the input of the metrics, float64 [evaluated rounds, C]."""
+        """Return the class accuracies in all evaluated rounds, float64 [rounds, C].
+
+        This is the argument `cw` of the functions in `fedexp.metrics.forgetting`.
+
+        """
         rows = len(self.class_accuracy)
         return np.array(self.class_accuracy).reshape(rows, self.counts.shape[-1])
 
@@ -140,8 +144,8 @@ class History:
     def counts_until(self, round: int) -> np.ndarray:
         """Return the label counts per client and class in all tasks up to `round`, int64 [K, C].
 
-        Round 0 belongs to the first task. If the clients' data change within a run, only the labels
-        in that round count.
+        Round 0 belongs to the first task. If a schedule changes the clients' data, the result
+        contains only the counts in this round.
         """
         if self.counts.ndim == 2 or self.starts:
             return self.counts_in(round)

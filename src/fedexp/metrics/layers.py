@@ -11,9 +11,9 @@ TOTAL = "total"  # all layers together
 def layer_sums(stacked: Params) -> dict[str, Tensor]:
     """Return a dict that maps each layer, and `total`, to the sum of its parameters' entries.
 
-    Leaves of shape [S, ...] give sums of shape [S], in float64 and in the order of the model's
-    layers. `conv.weight` and `conv.bias` belong to the layer `conv`. A parameter whose name has no
-    dot counts as a layer.
+    stacked: parameters of S models, leaves [S, ...]. The sums are float64 [S], in the order of the
+    model's layers. `conv.weight` and `conv.bias` belong to the layer `conv`. A parameter whose name
+    has no dot is a layer of its own.
     """
     parts: dict[str, list[Tensor]] = {}
     for name, leaf in stacked.items():
@@ -24,15 +24,15 @@ def layer_sums(stacked: Params) -> dict[str, Tensor]:
 
 
 def l1_norms(stacked: Params) -> dict[str, Tensor]:
-    """Return sum_i |w_i| for each layer and in total (see `layer_sums`)."""
+    """Return the L1 norm sum_i |w_i| of each layer and of the model (see `layer_sums`)."""
     return layer_sums({name: leaf.abs() for name, leaf in stacked.items()})
 
 
 def squared_norms(stacked: Params) -> dict[str, Tensor]:
-    """Return sum_i w_i^2 for each layer and in total (see `layer_sums`)."""
+    """Return the squared L2 norm of each layer and of the model (see `layer_sums`)."""
     return layer_sums({name: leaf**2 for name, leaf in stacked.items()})
 
 
 def l2_norms(stacked: Params) -> dict[str, Tensor]:
-    """Return sqrt(sum_i w_i^2) for each layer and in total (see `layer_sums`)."""
+    """Return the L2 norm of each layer and of the model (see `layer_sums`)."""
     return {layer: value.sqrt() for layer, value in squared_norms(stacked).items()}

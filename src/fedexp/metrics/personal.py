@@ -1,10 +1,9 @@
 """Personalised test: each model's accuracy on test data with the client's label distribution.
 
-A client's test distribution is the test set re-weighted by the client's label distribution p_kc =
-n_kc / n_k. n_kc counts the client's training examples of class c; in a sequence of tasks, it counts
-the examples of all tasks up to the round. All clients use the same test examples of a class, so the
-expected accuracy is a weighted mean of the class accuracies. This value is exact and needs no
-further pass over the test set.
+The label distribution of client k is p_kc = n_kc / n_k, where n_kc is the number of its training
+examples of class c. In a sequence of tasks, n_kc includes the examples of all tasks up to the
+round. The accuracy on this distribution is the mean of the class accuracies on the whole test set
+with the weights p_kc. It is exact and needs no further pass over the test set.
 """
 
 import numpy as np
@@ -13,11 +12,11 @@ from fedexp.metrics import forgetting
 from fedexp.metrics.forgetting_metric import ForgettingMetric
 from fedexp.metrics.history import History
 
-WORST = 0.1  # share of the clients in the worst tenth
+WORST = 0.1  # fraction of the clients that `spread` calls the worst
 
 
 def personal_accuracy(accuracy: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """Return A_k = sum_c p_kc A_kc for each client, [..., K].
+    """Return each client's accuracy A_k = sum_c p_kc A_kc on its label distribution, [..., K].
 
     This is FedNTD (NeurIPS 2022) Definition 1, Eq. 6, for each client's personal model.
 
@@ -34,7 +33,7 @@ def personal_accuracy(accuracy: np.ndarray, counts: np.ndarray) -> np.ndarray:
 
 
 def personal_forgetting(drop: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """Return F_k = sum_c p_kc (max_{1<=t<T} A_kc^(t) - A_kc^(T)) for each client, [K].
+    """Return each client's forgetting F_k = sum_c p_kc (max_{1<=t<T} A_kc^(t) - A_kc^(T)), [K].
 
     This is FedNTD Eq. 5 with a mean weighted by the client's label distribution instead of the
     plain mean over classes. The value is not clamped at 0; it is nan if T < 2.
@@ -62,7 +61,11 @@ def spread(values: np.ndarray, low_is_bad: bool) -> tuple[float, float, float]:
 
 
 def columns(name: str, accuracy: np.ndarray, forgotten: np.ndarray) -> dict[str, float]:
-    """Return the columns `name`_* for the clients' accuracies [K] and forgetting [K]."""
+    """Return mean, deviation and worst tenth of the clients' accuracies [K] and forgetting [K].
+
+    name: prefix of the names of the columns.
+
+    """
     found: dict[str, float] = {}
     for key, values, low_is_bad in (("accuracy", accuracy, True), ("forgetting", forgotten, False)):
         mean, deviation, worst = spread(values, low_is_bad)
@@ -78,10 +81,10 @@ class Personal(ForgettingMetric):
     """`personal_*`: accuracy and forgetting of the personal models, over all clients.
 
     Each personal model is tested on its client's label distribution. If the algorithm has no
-    personal models, the global model is tested instead. If it has personal models,
-    `personal_global_*` are the same values for the global model. With local evaluation,
-    `personal_local_*` describe the local models of the cohort: their accuracy, and the drop of
-    accuracy on the client's distribution during local training (Flashback's drop, weighted by p_k).
+    personal models, `personal_*` describe the global model. Otherwise, `personal_global_*` are the
+    values for the global model. With local evaluation, `personal_local_*` describe the local models
+    of the cohort: their accuracy, and the drop of accuracy on the client's distribution during
+    local training (Flashback's drop, weighted by p_k).
     """
 
     own: bool  # whether the algorithm has personal models

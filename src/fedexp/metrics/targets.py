@@ -11,11 +11,11 @@ def rounds_to_target(
     targets: Sequence[float],
     fractions: Sequence[float],
 ) -> dict[str, int | None]:
-    """Return the first evaluated round that reaches each target.
+    """Return the first evaluated round whose accuracy reaches each target, as a dict.
 
-    This is R = min{t >= 1: A^(t) >= target}, or None if the run never reaches the target. The keys
-    have the form "0.5" for an absolute target and "0.9*best" for a fraction of the run's best
-    accuracy after round 0.
+    The value is R = min{t >= 1: A^(t) >= target}, or None if the run never reaches the target. The
+    key is, for example, "0.5" for an absolute target, and "0.9*best" for a fraction of the run's
+    best accuracy after round 0.
 
     rounds: numbers of the rounds, [T+1]. accuracy: accuracy in each of these rounds, [T+1], not
     smoothed; None or nan means that the round was not evaluated. targets: absolute targets.

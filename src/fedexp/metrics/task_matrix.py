@@ -1,10 +1,11 @@
 """Published measures of forgetting and transfer between tasks, from a matrix of accuracies.
 
 a[t, s], in [0, 1], is the test accuracy of the global model on task s after t tasks have been
-learned. T tasks have been learned in total. `matrix` [T, T'] contains a[t, s] in row t - 1 and
-column s - 1. Columns of tasks that have not been learned yet (T' > T) are ignored. `initial` [T']
-is the initial model's accuracy. A measure is nan if it needs more tasks than have been learned, or
-accuracies that were not measured (nan). A best accuracy ignores accuracies that were not measured.
+learned. T tasks have been learned so far. The argument `matrix` [T, T'] contains a[t, s] in row t -
+1 and column s - 1. Columns of tasks that have not been learned yet (T' > T) are ignored. The
+argument `initial` [T'] contains the initial model's accuracies. Accuracies that were not measured
+are nan; a maximum ignores them. A measure is nan if it needs such an accuracy, or more tasks than
+have been learned.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,33 +23,33 @@ def _mean(values: Sequence[float] | np.ndarray) -> float:
 
 
 def forgetting_from_best(matrix: np.ndarray, initial: np.ndarray) -> float:
-    """Return the mean over s < T of max_{t < T} a[t, s] - a[T, s].
+    """Return the mean drop from a task's best earlier accuracy, max_{t < T} a[t, s] - a[T, s].
 
-    This is the drop from the best accuracy before the last task. It is negative if the last task
-    improved the accuracy on the earlier tasks (Chaudhry et al., "Riemannian Walk", ECCV 2018).
+    The mean is over the tasks s < T. It is negative if learning the last task improved the accuracy
+    on the earlier tasks (Chaudhry et al., "Riemannian Walk", ECCV 2018).
     """
     a = _learned(matrix)
     return _mean([np.fmax.reduce(a[:-1, s]) - a[-1, s] for s in range(len(a) - 1)])
 
 
 def forgetting_from_any(matrix: np.ndarray, initial: np.ndarray) -> float:
-    """Return the mean over s < T of max_{t <= T} a[t, s] - a[T, s].
+    """Return the mean drop from a task's best accuracy ever, max_{t <= T} a[t, s] - a[T, s].
 
-    Unlike `forgetting_from_best`, the maximum includes the last model, so the value is never
-    negative (Boschini et al., "Class-Incremental Continual Learning Into the eXtended DER-Verse",
-    2022). The maximum also includes a task's accuracies from before the task was learned. Mammoth's
-    code (`forgetting` in utils/metrics.py) uses 0 for accuracies that were not measured, so its
-    value can be smaller.
+    The mean is over the tasks s < T. Unlike in `forgetting_from_best`, the maximum includes the
+    last model, so the value is never negative (Boschini et al., "Class-Incremental Continual
+    Learning Into the eXtended DER-Verse", 2022). The maximum also includes the accuracies on a task
+    before it was learned. Mammoth's code (`forgetting` in utils/metrics.py) uses 0 for accuracies
+    that were not measured, so its value can be smaller.
     """
     a = _learned(matrix)
     return _mean([np.fmax.reduce(a[:, s]) - a[-1, s] for s in range(len(a) - 1)])
 
 
 def forgetting_from_learning(matrix: np.ndarray, initial: np.ndarray) -> float:
-    """Return the mean over s < T of a[s, s] - a[T, s], the negative of backward transfer.
+    """Return the mean drop since a task was learned, a[s, s] - a[T, s], over the tasks s < T.
 
-    This is the drop from the accuracy just after a task was learned (`task_forgetting` of a run;
-    CFeD, IJCAI 2022, section 5.2).
+    The value is the negative of backward transfer. A run logs it as `task_forgetting` (CFeD, IJCAI
+    2022, section 5.2).
     """
     return -backward_transfer(matrix, initial)
 
@@ -56,10 +57,10 @@ def forgetting_from_learning(matrix: np.ndarray, initial: np.ndarray) -> float:
 def forgetting_over_tasks(matrix: np.ndarray, initial: np.ndarray) -> float:
     """Return the mean over t <= T of max_{s <= t} a[t, s] - a[T, t], as LANDER's code does.
 
-    The source is forgetting_calculator/forgetting_cal.py in the code for LANDER (CVPR 2024). The
-    maximum is over the tasks in a row, not over the rows of a task, and the mean includes the last
-    task. The measure mixes the accuracies of different tasks; use it only to compare with LANDER's
-    values.
+    The source is forgetting_calculator/forgetting_cal.py in LANDER's code (CVPR 2024). The maximum
+    is over the tasks s <= t after task t, not over the accuracies on one task, and the mean
+    includes the last task. The measure mixes accuracies on different tasks; use it only to compare
+    with LANDER's values.
     """
     lower = np.tril(_learned(matrix))
     tasks = range(len(lower)) if len(lower) > 1 else ()

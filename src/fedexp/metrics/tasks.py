@@ -1,9 +1,9 @@
 """Metrics of continual learning over a sequence of tasks (CFeD, IJCAI 2022, section 5.2).
 
-a[t, s] is the test accuracy of the global model on task s after task t was learned. If clients meet
-the tasks in different orders (`scenario.order=per_client`), t counts stages, and client k has a
-matrix a_k[t, s]: the accuracy after stage t on the task that client k meets at stage s. Each metric
-is then computed for each client and averaged over the clients.
+a[t, s] is the test accuracy of the global model on task s after task t was learned. If clients
+learn the tasks in different orders (`scenario.order=per_client`), client k has a matrix a_k[t, s]:
+the accuracy after stage t on the task that client k learns in stage s. Each metric is then computed
+for each client and averaged over the clients.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,19 +14,27 @@ import numpy as np
 
 
 def average_accuracy(matrix: np.ndarray) -> float:
-    """Return 1/t sum_{s <= t} a_{t,s} for accuracies a [t, T], or nan before the first task."""
+    """Return the mean accuracy on the learned tasks, 1/t sum_{s <= t} a_{t,s}.
+
+    matrix: accuracies a, [t, T]. The value is nan before the first task.
+
+    """
     learned = len(matrix)
     return float(np.mean(matrix[-1, :learned])) if learned else float("nan")
 
 
 def new_task_accuracy(matrix: np.ndarray) -> float:
-    """Return a_{t,t} for accuracies a [t, T], or nan before the first task."""
+    """Return the accuracy a_{t,t} on the task that was learned last.
+
+    matrix: accuracies a, [t, T]. The value is nan before the first task.
+
+    """
     learned = len(matrix)
     return float(matrix[-1, learned - 1]) if learned else float("nan")
 
 
 def task_forgetting(matrix: np.ndarray) -> float:
-    """Return the mean over s < t of a_{s,s} - a_{t,s}, the accuracy lost on the earlier tasks.
+    """Return the accuracy lost on the earlier tasks, the mean over s < t of a_{s,s} - a_{t,s}.
 
     matrix: accuracies a, [t, T]. The value is the negative of backward transfer (Lopez-Paz and
     Ranzato, NeurIPS 2017). It is nan before the second task.
@@ -48,9 +56,9 @@ def over_clients(
 ) -> float:
     """Return the mean of a formula over clients.
 
-    accuracies: arrays [..., T]. They are passed to the formula with their columns sorted in the
-    client's order of tasks. orders: int [K, T], the index (from 0) of the task that each client
-    meets at each stage; None: all clients meet the tasks in the order of the columns.
+    accuracies: the arguments of the formula, arrays [..., T]. For each client, their columns are
+    sorted in the client's order of tasks. orders: int [K, T], the index (from 0) of the task that
+    each client learns in each stage; None: all clients learn the tasks in the order of the columns.
     """
     if orders is None:
         return formula(*accuracies)
@@ -84,11 +92,15 @@ class TaskHistory:
 
     @property
     def task(self) -> int:
-        """Return the task of the last round, from 1; 0 before the first round."""
+        """Return the number of the last round's task, from 1, or 0 before the first round."""
         return -(-int(self.rounds[-1]) // self.rounds_per_task)
 
     def matrix(self) -> np.ndarray:
-        """Return a [t, T], one row per completed task (its last round is always evaluated)."""
+        """Return the accuracies after each completed task, [t, T].
+
+        The last round of a task is always evaluated.
+
+        """
         ends = (self.rounds > 0) & (self.rounds % self.rounds_per_task == 0)
         return self.accuracy[ends]
 

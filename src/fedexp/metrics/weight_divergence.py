@@ -17,20 +17,20 @@ NORMS = {"l1": l1_norms, "l2": l2_norms}
 
 
 def from_global(local: Params, reference: Params, norm: str = "l1") -> dict[str, Tensor]:
-    """Return ||w_G - w_k|| for each layer and in total, float64 [S] each.
+    """Return the distances ||w_G - w_k|| for each layer and in total, float64 [S] each.
 
-    FedNTD (NeurIPS 2022) Fig. 8: w_G is the distributed global model (`reference`, leaves [...]),
-    and w_k is client k's model after local training (`local`, leaves [S, ...]). norm: `l1`, as in
-    Table 3 of the paper's appendix, or `l2`; section 5.2 does not specify the norm.
+    As in FedNTD (NeurIPS 2022) Fig. 8, w_G is the distributed global model (`reference`, leaves
+    [...]), and w_k is client k's model after local training (`local`, leaves [S, ...]). norm: `l1`,
+    as in Table 3 of the paper's appendix, or `l2`; section 5.2 does not specify the norm.
     """
     return NORMS[norm]({name: leaf - reference[name] for name, leaf in local.items()})
 
 
 def from_others(local: Params, norm: str = "l1") -> dict[str, Tensor]:
-    """Return 1/(S-1) sum_{j != k} ||w_j - w_k|| for each layer and in total, float64 [S] each.
+    """Return each local model's mean distance from the others, per layer and in total, float64 [S].
 
-    This is the mean distance between client k's local model and the other local models of the
-    round. local: leaves [S, ...]. The value is nan if S = 1.
+    The mean distance of client k's model w_k is 1/(S-1) sum_{j != k} ||w_j - w_k||, or nan if S =
+    1. local: the local models, leaves [S, ...]. norm: `l1` or `l2`.
     """
     count = len(next(iter(local.values())))
     sums: dict[str, list[Tensor]] = {}
@@ -45,10 +45,11 @@ def from_others(local: Params, norm: str = "l1") -> dict[str, Tensor]:
 def distribution_distance(class_accuracy: np.ndarray, counts: np.ndarray) -> np.ndarray:
     """Return ||A_G - p_k||_1 = sum_c |A_c / sum_c' A_c' - n_kc / n_k|, float64 [S], in [0, 2].
 
-    FedNTD (NeurIPS 2022) section 5.2, Fig. 8. class_accuracy: class accuracies [C] of the
-    distributed global model. They are divided by their sum unless all are 0; a class without test
-    examples counts as 0. counts: training labels per client and class, [S, C]. The value is nan for
-    a client without examples.
+    This is the distance between the global model's normalised class accuracies and a client's label
+    distribution (FedNTD, NeurIPS 2022, section 5.2, Fig. 8). class_accuracy: class accuracies [C]
+    of the distributed global model. They are divided by their sum unless all are 0; the accuracy of
+    a class without test examples is set to 0. counts: training labels per client and class, [S, C].
+    The value is nan for a client without examples.
     """
     known = np.nan_to_num(np.asarray(class_accuracy, dtype=np.float64))
     labels = np.asarray(counts, dtype=np.float64)
