@@ -27,7 +27,7 @@ def adapters(params: Params) -> Params:
 
 
 def layers(params: Params) -> list[str]:
-    """Return the sorted names of the layers that have adapters."""
+    """Return the names of the layers that have adapters, sorted."""
     return sorted(name.removesuffix(DOWN) for name in params if name.endswith(DOWN))
 
 

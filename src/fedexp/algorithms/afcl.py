@@ -65,7 +65,6 @@ class AFCL(OnePass, OwnModel):
     )
 
     def adapt(self, module: nn.Module, federation: Federation) -> nn.Module:
-        """Freeze the backbone."""
         for name, parameter in module.named_parameters():
             parameter.requires_grad_(name in HEAD and parameter.requires_grad)
         return module

@@ -114,9 +114,9 @@ class AFFCL(Remembering, OwnModel):
         )
 
     def host_plan(self, federation: Federation, client: int, rng: np.random.Generator) -> Tree:
-        """Return the noise and labels from which features are generated in this round.
+        """Return the noise and labels from which the flow generates features in this round.
 
-        From the second task on, features are also generated with the flow of the previous task.
+        From the second task on, there are separate noise and labels for the previous task's flow.
         """
         before = np.array(federation.classes_met(), dtype=np.int64)
         plan = self.draw("new", np.union1d(before, np.flatnonzero(federation.counts.sum(0))), rng)
@@ -173,7 +173,11 @@ class AFFCL(Remembering, OwnModel):
         typical: Tensor,
         ctx: Context,
     ) -> Tensor:
-        """Return the loss on generated features, before it is multiplied by `replay`."""
+        """Return the loss on generated features (second line of L), without the weight `replay`.
+
+        drawn: noise, features and labels, [n, ...]. weights: w [n]. typical: P.
+
+        """
         if self.replay_trains == "hidden":
             params = params | {k: v.detach() for k, v in heads.head(params).items()}
         answers = classify(drawn["features"], params)

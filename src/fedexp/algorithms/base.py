@@ -42,7 +42,7 @@ def cross_entropies(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def masked_mean(values: Tensor, mask: Tensor | None) -> Tensor:
-    """Return the mean of values [B] over the rows that are examples, or 0 if there are none.
+    """Return the mean of the values [B] of all rows that are examples, or 0 without examples.
 
     mask: [B], 1 for examples and 0 for padding; None if all rows are examples.
     """
@@ -99,9 +99,9 @@ def fresh_pass(data: ClientData, ctx: Context) -> Iterator[tuple[Batch, Tensor]]
 
 
 def padded_numbers(numbers: np.ndarray, size: int) -> Tree:
-    """Return a plan for `ClientData.take`: example indices padded to `size`, and their mask [size].
+    """Return example indices, padded to `size`, and a mask [size] that is 0 for padding.
 
-    numbers: the example indices, at least one. The mask is 0 for padding.
+    The result is a part of a client's plan. numbers: the example indices, at least one.
     """
     padded, mask = np.full(size, numbers[0]), np.zeros(size)
     padded[: len(numbers)], mask[: len(numbers)] = numbers, 1

@@ -116,7 +116,7 @@ class CCVR(MultiExchange, ServerTraining):
         return (mean[:, None] + drawn).flatten(0, 1), classes.repeat_interleave(self.samples)
 
     def calibrated(self, head: Params, x: Tensor, y: Tensor, rng: np.random.Generator) -> Params:
-        """Return the classifier after training on features x [n, D] with labels y [n]."""
+        """Train a classifier on features x [n, D] with labels y [n], and return it."""
         head = {name: value.clone().requires_grad_() for name, value in head.items()}
         optimizer = torch.optim.SGD(head.values(), self.lr, MOMENTUM)
         for numbers in minibatches(rng, len(y), self.batch_size, self.epochs_on_server):

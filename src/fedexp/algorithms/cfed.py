@@ -132,7 +132,7 @@ class CFeD(Remembering, MultiExchange, ServerTraining):
 class Learner(FedAvg):
     """Client that trains on its examples of the current task.
 
-    clients.csv shows the name of this class as the client's role.
+    The column `role` of clients.csv shows the name of this class.
     """
 
 

@@ -25,9 +25,8 @@ task begins, and uses lambda = 0 for ImageNet-R. fed-mammoth (_models/codap.py) 
 initialisation and drops o.
 
 Differs from the released code: The components of a task start orthonormal to each other, but not to
-those of earlier tasks. If T does not divide M, tasks get different numbers of components; the
-authors' code
-leaves the remainder unused. The method requires tasks with new classes.
+those of earlier tasks. If T does not divide M, tasks get different numbers of components; in the
+authors' code, the remainder is unused. The method requires tasks with new classes.
 """
 
 import torch

@@ -40,7 +40,7 @@ from fedexp.core.tree import Params, Tree
 
 
 class Ditto(KeepsPart, MultiExchange):
-    """Exchange that trains the personal models. FedAvg is the second exchange of the round."""
+    """First exchange of a round, which trains the personal models; the second one is FedAvg."""
 
     trains_model = False
     keeps_buffers = True

@@ -69,7 +69,11 @@ class DualPrompt(TaskPrompts):
         return uniform(*shape)
 
     def in_training(self, params: Params, ctx: Context) -> Params:
-        """Return the parameters with the keys of other tasks set to 0, to exclude these tasks."""
+        """Return the parameters with the keys of other tasks set to 0.
+
+        A task whose key is 0 is not selected.
+
+        """
         return params | {"keys": params["keys"] * ctx.server["current"][:, None]}
 
     def matching_loss(self, query: Tensor, params: Params, ctx: Context) -> Tensor:

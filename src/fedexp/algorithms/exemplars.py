@@ -71,7 +71,7 @@ class Exemplars(NewClasses, ABC):
 
 
 def table(kept: Kept, device: torch.device) -> torch.Tensor:
-    """Return the indices as a table, int64 [K, n], padded with -1."""
+    """Return each client's example indices as a table, int64 [K, n], padded with -1."""
     columns = list(zip_longest(*kept, fillvalue=-1))
     rows = np.array(columns, dtype=np.int64).reshape(len(columns), len(kept)).T
     return torch.from_numpy(rows.copy()).to(device)

@@ -40,7 +40,7 @@ class OwnModel(FedAvg):
         return module
 
     def fitted(self, module: nn.Module) -> Self:
-        """Return the algorithm with information about the model added, such as names of layers.
+        """Return a copy of the algorithm that knows the model, such as the names of its layers.
 
         Raises ConfigError if the algorithm is not defined for this model.
         """
@@ -216,7 +216,7 @@ class MultiExchange(FedAvg):
         return (self,)
 
     def closing_exchanges(self, federation: Federation) -> Sequence[FedAvg]:
-        """Return the exchanges with all clients that end each task except the last."""
+        """Return additional exchanges with all clients at the end of each task except the last."""
         return ()
 
     def roles(

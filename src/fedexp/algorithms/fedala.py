@@ -65,7 +65,7 @@ class FedALA(Personal):
         return padded_numbers(chosen, max(int(self.part * federation.largest), 1))
 
     def client_setup(self, net: Network, data: ClientData, ctx: Context) -> Tree:
-        """Return the weights W that mix the client's last classifier with the global one."""
+        """Learn the weights W that mix the client's last classifier with the global one."""
         x, y = data.take(ctx.plan["numbers"])
         mask = ctx.plan["mask"].to(ctx.steps.dtype)
         return {"W": self.learn(net(ctx.server["params"], x, mask).features, y, mask, ctx)}
@@ -116,7 +116,11 @@ class FedALA(Personal):
 
 
 def mix_models(params: Params, client: Tree, W: Params) -> Params:
-    """Return the global model, with a mixed classifier if the client has trained before."""
+    """Return the global model, with a mixed classifier if the client has trained before.
+
+    client: the client's state. W: the mixing weights.
+
+    """
     old, trained = client["head"], client["rounds"] > 0
     mixed = {k: old[k] + (params[k] - old[k]) * W[k] for k in old}
     return params | {k: torch.where(trained, mixed[k], params[k]) for k in mixed}

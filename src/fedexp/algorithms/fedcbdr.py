@@ -54,7 +54,11 @@ NEGLIGIBLE = 1e-6  # singular values below this fraction of the largest one are 
 
 
 def leverage(features: Tensor) -> Tensor:
-    """Return the leverage scores tau, float64 [n], of features [n, D]; all 1 for zero features."""
+    """Return the leverage scores tau, float64 [n], of features [n, D].
+
+    All scores are 1 if all features are 0.
+
+    """
     left, values, _ = torch.linalg.svd(features.double(), full_matrices=False)
     if not values.max() > 0:
         return torch.ones_like(left[:, 0])

@@ -51,9 +51,9 @@ from fedexp.core.tree import Params, Tree
 
 
 def centre(logits: Tensor, member: Tensor) -> Tensor:
-    """Return logits [B, C] minus their mean over the member classes; the other entries are 0.
+    """Subtract from logits [B, C] their mean over some classes; logits of other classes become 0.
 
-    member: [C], 1 for member classes and 0 for the others.
+    member: [C], 1 for these classes and 0 for all others.
     """
     return (logits - (logits * member).sum(-1, keepdim=True) / member.sum()) * member
 

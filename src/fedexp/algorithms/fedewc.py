@@ -89,7 +89,7 @@ class FedEWC(MultiExchange):
 
 
 def quadratic(strength: Params, params: Params, anchor: Params) -> Tensor:
-    """Return sum_j strength_j (w_j - anchor_j)^2."""
+    """Return the penalty sum_j strength_j (w_j - anchor_j)^2 over all parameters w_j."""
     return torch.stack(
         [(strength[k] * (w - anchor[k]) ** 2).sum() for k, w in params.items()]
     ).sum()

@@ -22,10 +22,9 @@ random model instead.
 With `federations` = F > 0, there are F + 1 more candidates, as in the released code
 (NVlabs/FedFomo, server.py and federation.py, where F is 5). Spectral clustering of P (softmax of
 its rows, made symmetric) divides the clients into F sub-federations. The additional candidates are
-one average
-for each sub-federation, over its clients' latest trained models, weighted by their numbers of
-examples, and the mean of these averages. The values d_k of these candidates are part of the sum,
-but are not added to P.
+the average of each sub-federation's latest trained models, weighted by numbers of examples, and the
+mean of these averages. The values d_k of these candidates are part of the sum, but are not added to
+P.
 
 Each example is used for validation with probability `validation`. The draw depends only on the
 example's index, so it is the same in all rounds, even if a client's examples change. Clients do not
@@ -119,7 +118,7 @@ class FedFOMO(Personal, OwnTraining, ServerTraining):
         """Return the values that count as traffic.
 
         Download: the candidate models. Upload: the change of the client's model and the numbers
-        d_j. Not counted: the average model, because no client uses it, and empty slots.
+        d_j. The average model, which no client uses, and empty slots are not counted.
         """
         if up:
             return {"change": sent["change"], "d": sent["affinity"][sent["valid"] > 0]}
@@ -215,8 +214,8 @@ class FedFOMO(Personal, OwnTraining, ServerTraining):
     ) -> list[int]:
         """Return the clients whose models are sent to `client`.
 
-        Each choice is the client with the largest affinity among those not yet chosen, or a random
-        one.
+        Each choice is the client with the largest affinity that is not chosen yet or, with
+        probability epsilon, a random client. others: the clients that have a model.
         """
         affinity = server["affinity"][client].cpu().numpy()[list(others)]
         best = [others[i] for i in np.lexsort((rng.random(len(others)), -affinity))]
@@ -301,9 +300,10 @@ class FedFOMO(Personal, OwnTraining, ServerTraining):
         return server | {"buffers": self.update_average(round.previous["buffers"], messages, round)}
 
     def update_average(self, average: Params, messages: Tree, round: ServerRound) -> Params:
-        """Return the average of all clients' models after the cohort's models have changed.
+        """Return the average of all clients' models after a round.
 
-        The batch counts of batch norm are not averaged; the largest count is used.
+        average: the average before the round. The batch counts of batch norm are not averaged; the
+        largest count is used.
         """
         shares = round.previous["shares"][list(round.clients)]
         return {
@@ -320,9 +320,9 @@ def trained_models(clients: Sequence[int], kept: Mapping[int, Tree], like: Tenso
 
 
 def cluster_clients(affinity: Tensor, number: int) -> Tensor:
-    """Return the sub-federation of each client, 0 to number - 1, [K].
+    """Return the sub-federation of each client by spectral clustering, 0 to number - 1, [K].
 
-    affinity: P, [K, K].
+    affinity: P, [K, K]. number: the number of sub-federations.
     """
     from sklearn.cluster import SpectralClustering  # slow to import
 

@@ -4,8 +4,8 @@ The server averages as in FedAvg.
 
 J. Lu et al., "Federated Learning with Label-Masking Distillation", ACM Multimedia 2023, and the
 authors' code, which is based on FedNTD's. A client's majority classes M_k are the classes with more
-examples than the mean over all classes. For an example of class y, with each softmax applied to
-z / tau over the classes given,
+examples than the mean over all classes. For an example of class y, the loss is as follows, where
+each softmax is of z / tau over the given classes:
     L = CE(z, y) + beta * tau^2 * KL(p || q),   q = softmax over c != y of the local model,
     p = softmax over c != y and c not in M_k of the received global model;
     teacher=false (FedLMD-Tf): p is uniform over these classes, and no teacher is evaluated.
@@ -56,6 +56,6 @@ class FedLMD(FedAvg):
 def log_shares(logits: Tensor, kept: Tensor) -> Tensor:
     """Return the log-softmax over the classes for which `kept` [B, C] is true, [B, C].
 
-    All other entries are finite but meaningless.
+    The entries of all other classes are finite but meaningless.
     """
     return F.log_softmax(torch.where(kept, logits, torch.finfo(logits.dtype).min), dim=-1)

@@ -117,5 +117,5 @@ class FedNova(FedAvg):
 
 
 def direction(start: Params, end: Params, divisor: Tensor) -> Params:
-    """Return (start - end) / divisor, or 0 for a client that took no step (divisor 0)."""
+    """Return a client's mean direction (start - end) / divisor."""
     return {k: (start[k] - end[k]) / torch.where(divisor > 0, divisor, 1.0) for k in start}

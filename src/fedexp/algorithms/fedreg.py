@@ -109,7 +109,11 @@ class FedReg(Prepared):
         return self.project_gradient(net, params, batch.step, ctx), memory, loss
 
     def project_gradient(self, net: Network, params: Params, step: int, ctx: Context) -> Params:
-        """Return the parameters after the projection of their change with generated data."""
+        """Return the parameters w - a g_s - b g_p (see the module's docstring).
+
+        step: the number of the local step, from 0.
+
+        """
         start = ctx.server["params"]
         number = torch.remainder(
             torch.as_tensor(step, device=ctx.steps.device), ctx.steps / ctx.local.epochs

@@ -63,7 +63,7 @@ class FedRoD(Personal):
     ) -> Params:
         """Return the body with the sum of both classifiers (the paper's P-FL).
 
-        Its logits are the sum of the generic and personal logits.
+        The logits of this model are the sum of the generic and the personal logits.
         """
         params = server["params"]
         return params | {k: params[k] + state[k] for k in heads.HEAD}

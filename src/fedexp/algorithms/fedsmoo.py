@@ -92,6 +92,6 @@ class FedSMOO(Proximal, OwnStart):
 
 
 def split_duals(params: Params) -> tuple[Params, Params]:
-    """Split the trained parameters into (model parameters, mu_k)."""
+    """Split the trained parameters into (parameters of the model, dual variable mu_k)."""
     model = {k: v for k, v in params.items() if not k.startswith(DUAL)}
     return model, {k.removeprefix(DUAL): v for k, v in params.items() if k.startswith(DUAL)}

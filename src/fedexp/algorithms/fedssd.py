@@ -47,7 +47,11 @@ from fedexp.core.tree import Params, Tree
 
 
 def credibility(answers: Tensor, labels: Tensor) -> Tensor:
-    """Return M_class [C] for logits [n, C] and labels [n]; it is 0 for a class without examples."""
+    """Return M_class [C], the credibility of each class, for logits [n, C] and labels [n].
+
+    The credibility of a class without examples is 0.
+
+    """
     classes = answers.shape[-1]
     truth, taken = (
         F.one_hot(each, classes).to(answers.dtype) for each in (labels, answers.argmax(-1))

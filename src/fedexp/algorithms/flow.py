@@ -49,7 +49,11 @@ class Coupling(nn.Module):
         self.last = nn.Linear(hidden, 2 * (width - width // 2))
 
     def forward(self, a: Tensor, given: Tensor) -> tuple[Tensor, Tensor]:
-        """Return (m, s), [n, D - D // 2] each, for a [n, D // 2]."""
+        """Return the shift m and the scale s, [n, D - D // 2] each, for inputs a [n, D // 2].
+
+        given: the classes as one-hot rows [n, C].
+
+        """
         h = self.first(torch.cat([a, given], -1))
         for block in self.blocks:
             h = block(h, given)

@@ -55,14 +55,14 @@ class Generator(nn.Module):
 
 
 def normalised(values: Tensor, pixels: Pixels) -> Tensor:
-    """Normalise images [n, channels, height, width] with values from 0 to 1 for a model."""
+    """Normalise images [n, channels, height, width] with values from 0 to 1, as models expect."""
     mean, std = (values.new_tensor(each)[:, None, None] for each in (pixels.mean, pixels.std))
     return (values - mean) / std
 
 
 @dataclass
 class Statistics:
-    """Moving averages, over all batches, of the statistics of the batch norm layers' inputs."""
+    """Moving averages, over generated batches, of the mean and variance of batch norm inputs."""
 
     # mean and variance for each layer
     before: list[tuple[Tensor, Tensor]] = field(default_factory=list)

@@ -129,7 +129,7 @@ def shuffled(count: int) -> Iterator[Tensor]:
 
 
 def initial_values(name: str, value: Tensor) -> Tensor:
-    """Return initial values of a student's parameter.
+    """Return initial values for a parameter of the student, with the shape of `value`.
 
     Matrices and kernels use Glorot initialisation, batch norm scales are drawn around 1, and biases
     are 0.

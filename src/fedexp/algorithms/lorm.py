@@ -114,7 +114,11 @@ class LoRM(NewAdapters):
         return begun | {"products": products, "grams": grams, "trains_b": first}
 
     def sum_over_tasks(self, server: Tree, local: Params, latest: Params) -> tuple[Params, Params]:
-        """Return the sums of B_s A_s G_s and of G_s over the tasks so far, for each layer."""
+        """Return the sums of B_s A_s G_s and of G_s over the tasks so far, for each layer.
+
+        local: the clients' model, with B_t and A_t of the current task. latest: G_t of each layer.
+
+        """
         products = {
             name: old + local[name + UP] @ local[name + DOWN] @ latest[name]
             for name, old in server["products"].items()
@@ -179,7 +183,7 @@ class LoRM(NewAdapters):
     def merge_tasks(self, server: Tree, local: Params, latest: Params, first: bool) -> Params:
         """Return the tested model: the backbone with the change merged over all tasks.
 
-        first: whether the current task is task 1.
+        local, latest: as in `sum_over_tasks`. first: whether the current task is task 1.
         """
         products, grams = self.sum_over_tasks(server, local, latest)
         tested = dict(local)

@@ -84,7 +84,12 @@ def _rule(
     local: LocalTraining,
     count: int | Tensor,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Return what is subtracted from a parameter, divided by lr, and its new optimizer state."""
+    """Return the direction of a parameter's step and the parameter's new optimizer state.
+
+    The step subtracts lr times the direction. g: the gradient. count: the number of this step, from
+    1.
+
+    """
     name = local.optimizer
     if name in ("sgd", "nesterov"):
         momentum = local.momentum * memory["momentum"] + g
@@ -113,9 +118,9 @@ def _rule(
 
 
 def power(base: float, count: int | Tensor) -> float | Tensor:
-    """Return base**count.
+    """Return base**count, in fp64 if count is a tensor.
 
-    If count is a tensor, the power is in fp64, because 1 - 0.999**count loses four digits in fp32.
+    In fp32, 1 - 0.999**count would lose four digits.
     """
     return base ** (count.double() if isinstance(count, Tensor) else count)
 

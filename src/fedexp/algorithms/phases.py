@@ -11,7 +11,11 @@ from fedexp.core.tree import Params, Tree
 
 
 class HeadThenBody(OwnTraining):
-    """Train the classifier for `head_epochs` epochs, then the body for `local.epochs` epochs."""
+    """Base class of methods that train first the classifier, then the body.
+
+    The phases take `head_epochs` and `local.epochs` epochs.
+
+    """
 
     must_train = heads.HEAD
 

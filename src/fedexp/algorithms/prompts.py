@@ -156,6 +156,10 @@ def rows_of_task(rows: Tensor, federation: Federation) -> Tensor:
 
 
 def changed_rows(mask: Tensor, names: Sequence[str], new: Params, old: Params) -> Params:
-    """Return the named parameters, with rows from `new` where the mask [M] is 1, others `old`."""
+    """Return the named parameters, with new rows where the mask is 1 and old rows elsewhere.
+
+    mask: [M], for parameters with M rows.
+
+    """
     rows = {name: mask.view(-1, *[1] * (old[name].dim() - 1)) > 0 for name in names}
     return {name: torch.where(rows[name], new[name], old[name]) for name in names}

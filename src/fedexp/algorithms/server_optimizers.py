@@ -30,7 +30,7 @@ BETA1 = {"adam": 0.9, "yogi": 0.9, "adagrad": 0.0}
 
 
 class ServerOptimizer(Checked, prefix="server."):
-    """The server's step from the current global model towards the aggregated model.
+    """The optimizer with which the server steps from the global model to the aggregated model.
 
     If `optimizer` is None, the aggregated model becomes the global model without a change.
     """

@@ -191,5 +191,5 @@ class TARGET(DataFree):
 
 
 def logits_of_members(logits: Tensor, member: Tensor) -> Tensor:
-    """Return logits [B, C] in which the classes with `member` [C] = 0 are set to NEVER."""
+    """Return logits [B, C] with NEVER as the logit of all classes with `member` [C] = 0."""
     return logits.masked_fill(member == 0, NEVER)

@@ -1,8 +1,8 @@
-"""AG News: 120,000 + 7,600 English news texts in four classes (X. Zhang et al., NeurIPS 2015).
+"""AG News: 127,600 English news texts in four classes (X. Zhang et al., NeurIPS 2015).
 
 Each line of the csv files has the form `"class","title","description"`, where the class is a number
-from 1 to 4. The files have no header. As in the paper, a text is read as a sequence of characters.
-It consists of the title, a space and the description.
+from 1 to 4. The files have no header. A text consists of the title, a space and the description. As
+in the paper, texts are read as sequences of characters.
 """
 
 import csv
@@ -16,7 +16,7 @@ from fedexp.data.text import LabelledTexts, TextSource
 
 
 class AgNews(Published, TextSource):
-    """`<data_dir>/ag_news/{train,test}.csv`, downloaded if missing."""
+    """AG News, read from `<data_dir>/ag_news/{train,test}.csv`, which are downloaded if missing."""
 
     CLASSES: ClassVar[tuple[str, ...]] = ("World", "Sports", "Business", "Sci/Tech")
 

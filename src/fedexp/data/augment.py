@@ -81,7 +81,7 @@ class Augmentation(Transform):
 
 @dataclass(frozen=True)
 class Normalise:
-    """Normalise each channel as (pixel / max_value - mean) / std."""
+    """The constants with which each channel is normalised: (pixel / max_value - mean) / std."""
 
     mean: tuple[float, ...]
     std: tuple[float, ...]
@@ -155,11 +155,11 @@ def load_batch(
 def _source_positions(
     draws: torch.Tensor, augmentation: Augmentation, height: int, width: int
 ) -> tuple[torch.Tensor, torch.Tensor, list[torch.Tensor]]:
-    """Return the row and column of the stored pixel that each output pixel is copied from.
+    """Return (rows, columns, masks) of the stored pixels that the output pixels are copied from.
 
-    The third value is a list of masks, which are 1 if the source lies inside the image. The output
-    is rotate(flip(crop(pad(image)))), so each position is traced back through the rotation, the
-    flip and the crop. All shapes broadcast to [..., B, H, W].
+    Each mask is 1 where the source lies inside the image. The output is
+    rotate(flip(crop(pad(image)))), so each position is traced back through the rotation, the flip
+    and the crop. All shapes broadcast to [..., B, H, W].
     """
     dy, dx, flip = (draws[..., k, None, None] for k in (DY, DX, FLIP))
     rows = torch.arange(height, device=draws.device)[:, None]
@@ -214,7 +214,7 @@ def _within(position: torch.Tensor, size: int) -> torch.Tensor:
 
 
 def _reflect(position: torch.Tensor, size: int) -> torch.Tensor:
-    """Mirror positions at the border pixels, which are not repeated: -1 -> 1, size -> size - 2."""
+    """Mirror positions outside an image at its border pixels: -1 -> 1, size -> size - 2."""
     return (size - 1) - ((size - 1) - position.abs()).abs()
 
 
@@ -231,7 +231,7 @@ def _per_channel(mask: torch.Tensor, channels: int) -> torch.Tensor:
 def _cutout_square(
     draws: torch.Tensor, side: int, height: int, width: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return masks of the rows [..., B, H, 1] and columns [..., B, 1, W] of the cutout square.
+    """Return masks of the rows [..., B, H, 1] and the columns [..., B, 1, W] of cutout squares.
 
     The square starts at row cy - side // 2 and column cx - side // 2.
     """

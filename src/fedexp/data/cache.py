@@ -27,7 +27,7 @@ FORMAT = 2  # increase when the meaning of the cached arrays changes
 def make_arrays(train: Labelled, test: Labelled, classes: Iterable[str]) -> Arrays:
     """Return the arrays of a data set as a dict.
 
-    classes: class names, ordered by label.
+    train, test: pairs of inputs [N, ...] and labels [N]. classes: class names, ordered by label.
     """
     return {
         "x_train": train[0],

@@ -28,9 +28,9 @@ class NewPartition:
 
 @dataclass(frozen=True, kw_only=True)
 class NewShares:
-    """The fraction of their examples of some classes that clients keep from a given round on.
+    """A change after which clients keep only a fraction of their examples of some classes.
 
-    shares: maps each of these classes to the fraction.
+    round: the first round of the change. shares: class -> fraction.
     """
 
     round: int
@@ -133,10 +133,7 @@ def reduce_classes(
 
 
 def describe_change(partition: Partition) -> str:
-    """Return a sentence that describes the clients' data after a change.
-
-    It includes the shares of the reduced classes.
-    """
+    """Return a text that describes the clients' data after a change, with all reduced shares."""
     shares = [
         f"{share:g} of class {label}" for label, share in partition.info.get("shares", {}).items()
     ]

@@ -285,7 +285,7 @@ class ImageFiles(Dataset):
 
     @cached_property
     def tree(self) -> Tree:
-        """The image files. Raises ConfigError if they are missing."""
+        """Return the image files. Raises ConfigError if they are missing."""
         return self.scan()
 
     @abstractmethod
@@ -303,7 +303,7 @@ class ImageFiles(Dataset):
 
     @property
     def form(self) -> Form:
-        """Return the form in which the images are stored."""
+        """Return the size and number of channels in which decoded images are stored."""
         return Form(self.channels, getattr(self, "size", None))
 
 
@@ -334,7 +334,7 @@ class ImageFolder(ImageFiles):
 
     @cached_property
     def tree(self) -> Tree:
-        """The image files. Raises ConfigError if files are missing or too many."""
+        """Return the image files. Raises ConfigError if their numbers differ from `counts`."""
         tree = super().tree
         found = (len(tree.train), len(tree.test), len(tree.classes))
         if self.counts is not None and found != tuple(self.counts):

@@ -40,7 +40,7 @@ class Published(DataSource):
     @property
     @abstractmethod
     def hosts(self) -> Sequence[str]:
-        """Return the web folders to download from, in the order in which they are tried."""
+        """Return the web folders that have the files, in the order in which they are tried."""
 
     @property
     @abstractmethod

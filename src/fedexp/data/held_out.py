@@ -32,8 +32,8 @@ def draw_balanced(
 ) -> np.ndarray:
     """Draw `total` examples, equally many of each class, and return their indices, ascending.
 
-    The numbers of examples per class differ by at most one. If a class has too few examples, more
-    are drawn from the other classes.
+    The numbers per class differ by at most one. If a class has too few examples, additional
+    examples are drawn from the other classes.
 
     labels: int [N].
     """

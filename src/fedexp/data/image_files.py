@@ -170,7 +170,7 @@ def scan_undivided(root: Path, train_splits: Sequence[str]) -> Tree:
 
 
 def list_tree_files(root: Path, train_splits: Sequence[str], undivided: bool) -> list[SourceFile]:
-    """Return all files of a folder tree.
+    """Return all image files of a folder tree.
 
     undivided: whether the tree has no test folder.
     """
@@ -239,7 +239,7 @@ def draw_test_part(tree: Tree, test_fraction: float, seed: int) -> Tree:
 
 
 class Form(NamedTuple):
-    """The form in which images are stored."""
+    """How images are decoded: number of channels, size and kind of resizing."""
 
     channels: int
     size: int | None = None  # height and width in pixels; None: the size of the file
@@ -291,7 +291,7 @@ def _read_image(path: str, form: Form) -> np.ndarray:
 
 
 def to_array(image: "Image.Image", form: Form) -> np.ndarray:
-    """Return an image as uint8 [height, width, channels], resized if the form has a size.
+    """Return an image as uint8 [height, width, channels], resized if `form.size` is given.
 
     Raises ValueError, or an error raised by PIL, if the image is damaged or cannot be converted.
     """

@@ -44,7 +44,7 @@ def find_split_files(folder: Path, kind: str = KIND, how: str = COMMAND) -> list
 
 
 def read_femnist(train: Iterable[Path], test: Iterable[Path]) -> Arrays:
-    """Return FEMNIST as arrays.
+    """Return the arrays of FEMNIST from the json files of both splits.
 
     Unlike in MNIST, ink is 0 and the white paper is 255 (LEAF stores these values as 0 and 1). The
     array `owners` contains each training example's writer. Writers are sorted by name and numbered

@@ -79,9 +79,10 @@ class Chosen:
             yield self.read(rows)
 
     def read(self, rows: Tensor) -> Tensor:
-        """Return the pixels of the images with the given numbers, on the device of `rows`.
+        """Return the pixels of images, uint8 [..., height, width, channels].
 
-        rows: int64 [...], counted over all parts.
+        rows: int64 [...], the numbers of the images, counted over all parts. The result is on the
+        device of `rows`.
         """
         wanted = rows.flatten().cpu()
         edges = torch.tensor([len(part) for part in self.parts]).cumsum(0)

@@ -119,7 +119,7 @@ def join_marks(before: str, now: str) -> str:
 
 
 def checksum(*parts: str | bytes | memoryview) -> str:
-    """Return the first 16 hexadecimal digits of the SHA-256 hash of the joined parts."""
+    """Return the first 16 hexadecimal digits of the SHA-256 hash of all parts together."""
     digest = hashlib.sha256()
     for part in parts:
         digest.update(part.encode("utf-8", "surrogateescape") if isinstance(part, str) else part)

@@ -64,15 +64,15 @@ class Partitioner(Checked, prefix="partition."):
 
     @property
     def source(self) -> str:
-        """Return the name of the source of the partition, for messages."""
+        """Return what the partition comes from, such as a file, for messages."""
         return f"partition: {type(self).__name__}"
 
     def choose_examples(
         self, num_clients: int, rng: np.random.Generator, owners: np.ndarray | None
     ) -> np.ndarray | None:
-        """Return the indices of the examples that clients or a public set may get, ascending.
+        """Return the indices of the examples that may be used, ascending, or None for all examples.
 
-        The result is None if they may get all examples.
+        Other examples are given neither to clients nor to a public set.
         """
         return None
 
@@ -98,9 +98,11 @@ class Partitioner(Checked, prefix="partition."):
 def check_parts(
     parts: Iterable[Any], examples: int, num_clients: int, source: str
 ) -> list[np.ndarray]:
-    """Return each client's example indices as an int64 array.
+    """Check each client's example indices, and return them as int64 arrays.
 
-    examples: number of examples.
+    parts: each client's example indices.
+    examples: number of training examples.
+    num_clients: number of clients.
     source: source of the parts, for messages.
 
     Raises ConfigError unless every client has at least one example, all indices are from 0 to

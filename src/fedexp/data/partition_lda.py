@@ -15,7 +15,7 @@ from fedexp.data.partition import Assigned, Partitioner
 def draw_sizes(
     class_sizes: np.ndarray, num_clients: int, alpha: float, balance: bool, rng: np.random.Generator
 ) -> np.ndarray:
-    """Draw the number of examples that each client gets of each class, int64 [C, K].
+    """Draw how many examples of each class each client gets, int64 [C, K].
 
     For each class c with n_c examples, proportions q ~ Dir_K(alpha) are drawn, and the class is cut
     at floor(n_c * cumsum(q)). If `balance` is true, q_k is set to 0 for clients that already have
@@ -37,7 +37,7 @@ def draw_sizes(
 
 
 def cut_class(examples: int, q: np.ndarray) -> np.ndarray:
-    """Return the number of a class's examples that each client gets, int64 [K].
+    """Return how many examples of a class each client gets, int64 [K].
 
     The last client also gets the examples that remain after rounding down. If all proportions are
     0, the last client gets all examples.
@@ -53,11 +53,11 @@ def cut_class(examples: int, q: np.ndarray) -> np.ndarray:
 class LDA(Partitioner):
     """Dirichlet partition with a balancing cap and a minimum client size.
 
-    See FedNTD, appendix B.5 (p_c ~ Dir_K(alpha)). The cap and the minimum are in the released code
-    of FedNTD, MOON and FedAlign, but not in their papers. The sizes are drawn again until every
-    client has at least `min_size` examples, at most `max_draws` times. Examples are shuffled only
-    after a draw has been accepted. This does not change the distribution, because shuffling is
-    independent of the sizes.
+    See FedNTD, appendix B.5 (p_c ~ Dir_K(alpha)). The cap and the minimum are used in the released
+    code of FedNTD, MOON and FedAlign, but are not mentioned in their papers. The sizes are drawn
+    again until every client has at least `min_size` examples, at most `max_draws` times. Examples
+    are shuffled only after a draw has been accepted. This does not change the distribution, because
+    shuffling is independent of the sizes.
 
     With `numpy_seed`, each client gets the same number of examples of each class as in the released
     code after `np.random.seed(numpy_seed)`. If the examples of the data set are also in the same
@@ -106,13 +106,13 @@ class LDA(Partitioner):
     def _draw_released(
         self, members: Sequence[np.ndarray], num_clients: int, rng: np.random.RandomState
     ) -> tuple[np.ndarray, list[np.ndarray]]:
-        """Shuffle each class, then draw its proportions, in the order of the released code.
+        """Draw the sizes, and shuffle each class, in the order of the released code.
 
         members: the examples of each class.
         rng: a legacy generator of numpy.
 
-        Returns the number of examples that each client gets of each class, [C, K], and the shuffled
-        examples of each class.
+        Returns how many examples of each class each client gets, [C, K], and the shuffled examples
+        of each class.
         """
         sizes = np.zeros((len(members), num_clients), dtype=np.int64)
         cap = sum(map(len, members)) / num_clients if self.balance else np.inf

@@ -19,9 +19,10 @@ CHANGED = "partition_from_round"  # prefix of the files of partitions that start
 
 
 def partition_hash(parts: Sequence[np.ndarray]) -> str:
-    """Return a SHA-256 hash of the parts as a hexadecimal string.
+    """Return the SHA-256 hash of a partition as a hexadecimal string.
 
-    The hash covers the sizes [K] and the concatenated indices [N], both as little-endian int64.
+    The hash covers the sizes [K] of the parts and their concatenated indices [N], both as
+    little-endian int64.
     """
     sizes = np.array([len(part) for part in parts])
     return hashlib.sha256(

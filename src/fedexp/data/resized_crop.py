@@ -78,7 +78,7 @@ class ResizedCrop(Transform):
         return True
 
     def based(self, height: int, width: int) -> tuple[int, int]:
-        """Return the height and width of the images that are cropped."""
+        """Return the height and width of the images before the crop: `base` or the stored size."""
         return (height, width) if self.base is None else (self.base, self.base)
 
     def draw(self, rng: np.random.Generator, n: int, height: int, width: int) -> np.ndarray:

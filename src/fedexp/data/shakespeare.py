@@ -59,7 +59,7 @@ class Shakespeare(TextSource):
 
 
 def check_samples(x: list[str], y: list[str]) -> tuple[list[str], list[str]]:
-    """Return a role's texts and next characters unchanged.
+    """Check a role's texts x and next characters y, and return them unchanged.
 
     Raises ValueError if they are invalid.
     """

@@ -35,8 +35,8 @@ def blur_tasks(tasks: Sequence[Task], share: float, rng: np.random.Generator) ->
 def draw_orders(clients: int, tasks: int, rng: np.random.Generator) -> np.ndarray:
     """Draw the order in which each client learns the tasks, int [K, T].
 
-    The result contains the task, numbered from 0, that each of the K clients learns in each of the
-    T stages. In every stage, the numbers of clients per task differ by at most one: each group of T
+    Row k contains the tasks of client k, numbered from 0, in the order in which it learns them. In
+    every stage, the numbers of clients per task differ by at most one, because each group of T
     clients gets the T rotations of one random order. The clients of a group are chosen at random.
     """
     rows = []

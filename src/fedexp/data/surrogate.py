@@ -100,9 +100,10 @@ class Surrogate(Checked, prefix="surrogate."):
     def attach(
         self, data: Data, tasks: Sequence[Task], rng: np.random.Generator
     ) -> tuple[Data, tuple[Task, ...], np.ndarray]:
-        """Add the surrogate examples to the data, and remove them from the tasks.
+        """Return (data, tasks, indices of the surrogate examples).
 
-        Returns (data, tasks, indices of the surrogate examples).
+        The examples of a surrogate data set are appended to the training data. Otherwise, a
+        fraction of the training examples is removed from the tasks.
         """
         labels = data.y_train.clone()
         if not self.fraction:

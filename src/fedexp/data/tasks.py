@@ -71,7 +71,7 @@ Fractions = Annotated[
 
 
 class MultiTask(Scenario):
-    """Base class of scenarios with several tasks, with the options of their examples."""
+    """Base class of scenarios with several tasks, with the options that all of them have."""
 
     repeats_examples: ClassVar[bool] = False
     """Whether all tasks have versions of the same training examples, in the same order."""

@@ -235,7 +235,7 @@ def add_special_words(words: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def read_vocabulary(path: Path) -> tuple[str, ...]:
-    """Return the entries of a json file `{character: number}`, ordered by number."""
+    """Return the characters in a json file `{character: number}`, ordered by number."""
     try:
         numbers = json.loads(path.read_text("utf-8-sig"))
     except (OSError, ValueError, RecursionError) as error:

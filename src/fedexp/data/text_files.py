@@ -136,7 +136,7 @@ def _columns(path: Path, header: list[str], labelled: bool) -> tuple[list[int], 
 
 
 def name_classes(train: Sequence[Example]) -> tuple[str, ...]:
-    """Return the class names in the training labels.
+    """Return the class names that the labels of the training texts define.
 
     If the labels are numbers, the class names are the numbers 0 to C - 1; otherwise, they are the
     sorted labels. Raises ConfigError if a number is missing.

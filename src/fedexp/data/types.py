@@ -19,9 +19,9 @@ from fedexp.data.resized_crop import ResizedCrop
 
 
 class Draws(Protocol):
-    """Source of the random numbers for each training example.
+    """Source of random numbers for training examples: Augmentation, ResizedCrop or DropoutKeys.
 
-    It is an Augmentation for images, and DropoutKeys for texts.
+    A new row of numbers is drawn each time an example is used.
     """
 
     changes_inputs: ClassVar[bool]  # whether the numbers change the inputs, even in eval mode
@@ -39,7 +39,7 @@ class Draws(Protocol):
 
 @dataclass(frozen=True)
 class Data(ABC):
-    """Training and test examples with their labels, in their stored form."""
+    """A loaded data set: training and test examples with their labels."""
 
     name: str
     x_train: Stored  # [N, ...]
@@ -223,7 +223,7 @@ class Task:
 
 
 class TextShape(NamedTuple):
-    """Shape of the inputs from which a text model is built."""
+    """What a text model must know about its inputs."""
 
     length: int  # number of characters per example, including padding
     words: int  # size of the vocabulary

@@ -54,12 +54,12 @@ def file_in_view(name: str, view: str) -> str:
 
 
 def require_views(views: Sequence[str]) -> None:
-    """Raise ConfigError unless all views exist, no view repeats and the first view is plain."""
+    """Raise ConfigError unless all test views exist, none is repeated and the first is plain."""
     require_list("test_views", views, TEST_VIEWS)
 
 
 def require_list(key: str, values: Sequence[str], choices: Sequence[str]) -> None:
-    """Raise ConfigError unless all values are in choices, none repeats and choices[0] is first.
+    """Raise ConfigError unless all values are choices, none is repeated and choices[0] is first.
 
     key: name of the option, for messages.
     """

@@ -34,9 +34,9 @@ EVALUATION_BATCH_CUDA = 1000  # larger, because each batch costs kernel launches
 
 @dataclass(frozen=True)
 class Probe:
-    """When and on which training examples a client's model is tested during training.
+    """A plan for testing a client's model during training: after which steps, and on what data.
 
-    The model is also tested on the test set.
+    The model is tested on the test set and on some training examples.
     """
 
     # local steps after which the model is tested, ascending; 0: before training; empty: no tests
@@ -396,7 +396,7 @@ def overrides_local_step(algorithm: FedAvg) -> bool:
 
 @dataclass(frozen=True)
 class Shared:
-    """The values that are the same for all clients of a cohort during training."""
+    """The arguments of training that are the same for all clients of a cohort."""
 
     algorithm: FedAvg
     runtime: ClientRuntime

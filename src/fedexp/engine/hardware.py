@@ -146,7 +146,7 @@ class Hardware(Checked, prefix="hardware."):
 
 @dataclass(frozen=True)
 class Resolved:
-    """The hardware that a run uses."""
+    """The hardware that a run uses, without `auto` except for the precision."""
 
     device: torch.device
     engine: str
@@ -171,10 +171,7 @@ class Resolved:
 
     @property
     def precisions(self) -> list[str]:
-        """Return the precisions among which `auto` chooses.
-
-        Precisions that this device only emulates are left out.
-        """
+        """Return the precisions that `auto` may select: those that the device does not emulate."""
         if self.device.type == "cpu":
             return ["fp32"] if bf16_slowdown() > EMULATED else ["fp32", "bf16"]
         ampere = torch.cuda.is_bf16_supported(including_emulation=False)
@@ -202,7 +199,7 @@ class Resolved:
         return f"in a short trial, bf16 took {ratio:.1f} times as long as fp32 on this CPU"
 
     def in_one_process(self) -> "Resolved":
-        """Return the hardware for the same engine without worker processes."""
+        """Return the hardware for a single process with the engine that the workers use."""
         if self.engine != "workers":
             return self
         return replace(self, engine="vectorised" if self.vectorises else "sequential", workers=1)

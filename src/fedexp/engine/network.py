@@ -53,10 +53,7 @@ class FunctionalNetwork:
     def call_in_training(
         self, params: Params, buffers: Params, x: Tensor, mask: Tensor | None = None
     ) -> Output:
-        """Return the output in train mode, and update the running statistics in place.
-
-        buffers: the running statistics.
-        """
+        """Return the output in train mode, and update the running statistics `buffers` in place."""
         if self._training is None:
             with outside_transforms():  # a copy made inside a transform is unusable afterwards
                 self._training = copy.deepcopy(self.module).train()

@@ -150,7 +150,7 @@ class ClientTraining:
         return loss
 
     def batches(self) -> Iterator[Batch]:
-        """Yield the batches of local training, with a cache for teachers while they are used."""
+        """Yield the batches of local training, during which teachers' outputs are cached."""
         cache = self.live.cache = make_cache(self.runtime, self.data)
         try:
             for batch in self.data.batches():

@@ -95,7 +95,7 @@ class Analysis(Checked, prefix="analysis."):
 
 
 class NoAnalysis(Analysis):
-    """Measure nothing."""
+    """An analysis that measures nothing."""
 
     @property
     def parts(self) -> Sequence[Analysis]:

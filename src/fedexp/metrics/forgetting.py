@@ -12,11 +12,11 @@ from fedexp.metrics.accuracy import class_accuracy, class_mean
 
 
 def backward_transfer_per_class(cw: np.ndarray) -> np.ndarray:
-    """Return max_{1<=t<T} (A_c^(t) - A_c^(T)) for each class, float64 [C].
+    """Return each class's drop from its best accuracy, max_{1<=t<T} (A_c^(t) - A_c^(T)), [C].
 
-    This is FedNTD (NeurIPS 2022) Eq. 5 before averaging over the classes. The value is negative for
-    a class whose last accuracy is higher than all earlier accuracies. The initial model is
-    excluded, so all values are nan if T < 2.
+    This is FedNTD (NeurIPS 2022) Eq. 5 before averaging over the classes. A drop is negative if the
+    last accuracy is higher than all earlier accuracies. The initial model is excluded, so all
+    values are nan if T < 2.
     """
     cw = np.asarray(cw, dtype=np.float64)
     if len(cw) < 3:

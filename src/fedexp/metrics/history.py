@@ -189,7 +189,7 @@ class History:
 
     @classmethod
     def from_tree(cls, tree: "dict[str, torch.Tensor]") -> "History":
-        """Rebuild the history from a dict of tensors; the inverse of `to_tree`."""
+        """Return the history that `to_tree` has converted to a dict of tensors."""
         values: dict[str, Any] = {name: tensor.cpu().numpy() for name, tensor in tree.items()}
         for name in ("rounds_per_task", "personal_round"):
             values[name] = int(values.get(name, 0))

@@ -55,7 +55,7 @@ def forgetting_from_learning(matrix: np.ndarray, initial: np.ndarray) -> float:
 
 
 def forgetting_over_tasks(matrix: np.ndarray, initial: np.ndarray) -> float:
-    """Return the mean over t <= T of max_{s <= t} a[t, s] - a[T, t], as LANDER's code does.
+    """Return the forgetting of LANDER's code: mean over t <= T of max_{s <= t} a[t, s] - a[T, t].
 
     The source is forgetting_calculator/forgetting_cal.py in LANDER's code (CVPR 2024). The maximum
     is over the tasks s <= t after task t, not over the accuracies on one task, and the mean
@@ -84,10 +84,10 @@ def forward_transfer(matrix: np.ndarray, initial: np.ndarray) -> float:
 
 
 def average_incremental_accuracy(matrix: np.ndarray, initial: np.ndarray) -> float:
-    """Return 1/T sum_t A_t with A_t = 1/t sum_{s <= t} a[t, s].
+    """Return the mean 1/T sum_t A_t of the average accuracies A_t = 1/t sum_{s <= t} a[t, s].
 
-    This is the average accuracy after each task, averaged over the tasks (Rebuffi et al., "iCaRL",
-    CVPR 2017, where A_t is an average over classes).
+    A_t is the average accuracy after task t (Rebuffi et al., "iCaRL", CVPR 2017, in which A_t is an
+    average over classes).
     """
     return _mean([row[: t + 1].mean() for t, row in enumerate(_learned(matrix))])
 

@@ -54,7 +54,7 @@ FORMULAS = {
 def over_clients(
     formula: Callable[..., float], orders: np.ndarray | None, *accuracies: np.ndarray
 ) -> float:
-    """Return the mean of a formula over clients.
+    """Return the mean over clients of a formula for each client's sequence of tasks.
 
     accuracies: the arguments of the formula, arrays [..., T]. For each client, their columns are
     sorted in the client's order of tasks. orders: int [K, T], the index (from 0) of the task that
@@ -71,7 +71,7 @@ def over_clients(
 
 @dataclass(frozen=True)
 class TaskHistory:
-    """Accuracies on all tasks in the evaluated rounds."""
+    """The accuracies on all T tasks in the E evaluated rounds of a run."""
 
     rounds: np.ndarray  # int [E], from 0
     accuracy: np.ndarray  # [E, T]

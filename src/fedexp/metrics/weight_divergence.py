@@ -1,4 +1,4 @@
-"""Weight divergence: distances of local models from the global model and from one another.
+"""Weight divergence: distances of local models from the global model and from each other.
 
 The measures are those of FedNTD section 5.2. A model is a tree of parameters. The models of S
 clients are stacked in one tree with leaves [S, ...].

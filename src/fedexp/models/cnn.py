@@ -49,7 +49,7 @@ class CNN(Model):
 
     @property
     def smallest_image(self) -> int:
-        """Return the smallest side length of an image, in pixels.
+        """Return the smallest side length of images that the network accepts, in pixels.
 
         At this size, one pixel remains after the last pooling.
         """

@@ -159,7 +159,7 @@ class _Maxima(Function):
 
 
 def _by_row(rows: Tensor, grad: Tensor, weight: Tensor, number: int) -> Tensor:
-    """Return, for each window, the sum of grad * weight[filter] over the filters that select it.
+    """Return the gradients of all windows: the sums of grad * weight over filters that select them.
 
     rows: [B, F], the row number of the window that each filter selects in each text.
     number: number of windows in all texts.

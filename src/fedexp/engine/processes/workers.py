@@ -40,7 +40,7 @@ class WorkerDied(RuntimeError):
 
 @dataclass
 class Order:
-    """A piece of work for a worker."""
+    """A function call for a worker, and where its answer belongs."""
 
     name: str  # for messages
     call: Call
@@ -237,7 +237,7 @@ class Workers(Engine):
         return [process for process in self._processes if process.order]
 
     def _take(self, process: Process) -> tuple[Order, Any]:
-        """Return the order of a process and the answer to the order.
+        """Receive the answer of a process, and return (order, answer).
 
         If the process has died, it is replaced and the answer is None.
         """
