@@ -64,7 +64,7 @@ from fedexp.core.tree import Params, Tree
 class CFeD(Remembering, MultiExchange, ServerTraining):
     lambda_d: NonNegative  # weight of the reviewers' loss
     temperature: Positive  # temperature T of teacher and student
-    # alpha: fraction of the sampled clients that review, from the second task on
+    # fraction of the sampled clients that review, from the second task on (the paper's alpha)
     review_fraction: Share
     server_distillation: bool
     server_batch_size: Count

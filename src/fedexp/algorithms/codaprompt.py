@@ -69,7 +69,7 @@ class CODAPrompt(TaskPrompts):
 
 
 def ortho_loss(rows: Tensor) -> Tensor:
-    """Return the sum over blocks of mean (B B^T - I)^2, for values [M, blocks, ...].
+    """Return the orthogonality loss, sum over blocks of mean (B B^T - I)^2, of [M, blocks, ...].
 
     Rows of zeros, which belong to later tasks, are ignored.
     """

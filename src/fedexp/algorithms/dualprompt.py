@@ -27,10 +27,9 @@ select the untrained keys of later tasks. Gradients are not clipped. The method 
 new classes.
 
 Other implementations: GT-RIPL/CODA-Prompt has a key for each block. JH-LEE-KR/dualprompt-pytorch
-(prompt.py) confuses the dimension of keys and values with the batch dimension in a reshape. As a
-result, half of a batch gets prompts for keys as values, and the other half gets prompts for values
-as keys. fed-mammoth (_models/dualp.py, _networks/vit_prompt_dual.py) has the same reshape and omits
-the term with lambda, so its keys are never trained.
+(prompt.py) and fed-mammoth (_models/dualp.py, _networks/vit_prompt_dual.py) mix keys and values
+with the batch dimension in a reshape, so half of a batch gets keys as values and the other half
+values as keys. fed-mammoth also omits the term with lambda, so its keys are never trained.
 """
 
 import torch

@@ -7,9 +7,9 @@ Batch Normalization", ICLR 2021, Algorithm 1. Each client keeps the scale, shift
 statistics of all batch norm layers; they are neither sent nor averaged. A client that takes part
 for the first time uses the values of the initial model.
 
-FedBN has no generic model. The accuracy reported for it is measured with the averaged parameters
-and the averaged batch norm layers of the last cohort. Sending these layers is not counted as
-traffic. `evaluate=[global,personal]` tests the personal models.
+FedBN has no generic model. The accuracy reported for the generic model is that of the averaged
+parameters with the averaged batch norm layers of the last cohort. Sending these layers is not
+counted as traffic. `evaluate=[global,personal]` tests the personal models.
 
 Checked against the authors' code (med-air/FedBN, `communication` in federated/fed_digits.py), which
 does not average entries of the state dict with "bn" in their name. Differs from the released code:

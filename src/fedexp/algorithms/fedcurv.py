@@ -71,8 +71,8 @@ class FedCurv(OwnTraining):
 
     def penalty(self, net: Network, params: Params, ctx: Context) -> torch.Tensor:
         p, q = ctx.setup["u"], ctx.setup["v"]
-        # 2 <w, P w - Q> - <P w, w> equals the penalty. The gradient is also correct, 2 (P w - Q),
-        # if only the first w is not detached. Autograd then takes less than half the time.
+        # 2 <w, P w - Q> - <P w, w> equals the penalty. If every w except the first is detached, the
+        # gradient is still 2 (P w - Q), and autograd takes less than half the time.
         still = {k: w.detach() for k, w in params.items()}
         scaled = {k: p[k] * w for k, w in still.items()}
         return self.lambda_ * (

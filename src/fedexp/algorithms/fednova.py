@@ -19,7 +19,7 @@ across clients to each gradient g, before weight decay:
                  its first);
                  after each round, with n = sum of n_k over all clients,
                  d_mean <- (1 - sum_S n_k / n) d_mean + sum_S (n_k / n) d_k
-    ccvr_frozen  the same with d_mean = 0 in all rounds, as in FedNTD's released code.
+    ccvr_frozen  like ccvr, but with d_mean = 0 in all rounds, as in FedNTD's released code.
 """
 
 from typing import Literal

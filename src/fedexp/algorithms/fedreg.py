@@ -47,7 +47,7 @@ SMALLEST = 1e-30  # added to denominators, as in the authors' code
 
 
 class FedReg(Prepared):
-    inputs = ("images",)  # it adds gradients to images
+    inputs = ("images",)  # gradients are added to the inputs
 
     gamma: Share  # weight of the local model at the point where the gradient is computed
     eta_s: Positive  # step size of the ascent steps for the pseudo data

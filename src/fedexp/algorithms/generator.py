@@ -26,9 +26,10 @@ ONE_HOT, BATCH_NORM, MOMENTUM = 0.5, 10.0, 0.9  # the authors' values for CIFAR-
 
 
 class Generator(nn.Module):
-    """Map noise [n, LATENT] to images [n, channels, height, width] with values from 0 to 1.
+    """Network that makes images [n, channels, height, width] from noise [n, LATENT].
 
-    The network starts from a quarter of the image size and doubles the size twice.
+    Pixels have values from 0 to 1. The network starts from a quarter of the image size and doubles
+    the size twice.
     """
 
     def __init__(self, shape: tuple[int, int, int], width: int):

@@ -253,7 +253,7 @@ class Needs:
     forward_passes: int = 0
     work: str = ""  # other client work that these numbers do not include
     # computation of the server per round, in passes over its data:
-    # forward passes (for each client of the cohort, for other models)
+    # forward passes of (each local model of the cohort, other models)
     server_teachers: tuple[int, int] = (0, 0)
     server_passes: int = 0  # forward and backward passes
     server_work: str = ""  # other work of the server

@@ -42,7 +42,7 @@ LR, MOMENTUM, WEIGHT_DECAY = 0.1, 0.9, 2e-4  # training of the student
 
 
 class LabelGenerator(Generator):
-    """Map labels [n] to images [n, channels, height, width] with values from 0 to 1.
+    """Network from labels [n] to images [n, channels, height, width] with values from 0 to 1.
 
     n must be at most `count`.
     """

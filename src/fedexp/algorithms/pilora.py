@@ -1,9 +1,8 @@
 """PILoRA: new adapters for each task, kept different by a penalty, and prototype classifiers.
 
 The backbone is frozen. Clients train low-rank adapters and one prototype per class; an image is
-assigned to the class of the nearest prototype. The server averages the adapters of the task. It
-combines the prototypes, giving more weight to clients whose prototype is close to the mean features
-of all clients.
+assigned to the class of the nearest prototype. The server averages the adapters and combines the
+prototypes.
 
 H. Guo, F. Zhu, W. Liu, X.-Y. Zhang, C.-L. Liu, "PILoRA: Prototype Guided Incremental LoRA for
 Federated Class-Incremental Learning", ECCV 2024. For an example with label y and D features f, let
@@ -16,10 +15,11 @@ index are over all matrix entries and layers. In training, the model does not us
 earlier tasks.
 
 The server averages A_t and B_t, weighted by n_k. It combines the clients' prototypes of a class
-with the weights softmax(u / 0.2). For each client, u is 1 / (sum of the distances between its
-prototype and the mean features of all clients that hold the class), scaled to the range 0..1 over
-the clients. If no client holds a class, the prototype is the plain mean. The tested model has A =
-A_1 + ... + A_t and B = B_1 + ... + B_t.
+with the weights softmax(u / 0.2), which are larger for prototypes close to the clients' mean
+features. For each client, u is 1 / (sum of the distances between its prototype and the mean
+features of all clients that hold the class), scaled to the range 0..1 over the clients. If no
+client holds a class, the prototype is the plain mean. The tested model has A = A_1 + ... + A_t and
+B = B_1 + ... + B_t.
 
 The formulas come from the authors' code (Ghy0501/PILoRA, PILoRA-cifar: update.py, utils.py, VLT.py;
 PILoRA-tiny/CPN.py); the equation numbers of the paper were not available. The code's values are

@@ -24,7 +24,7 @@ def overall_accuracy(correct: np.ndarray, total: np.ndarray) -> float:
 
 
 def class_mean(values: np.ndarray) -> np.ndarray:
-    """Return the mean over the last axis, [..., C] -> [...], ignoring nan (absent classes).
+    """Return the mean over the classes, [..., C] -> [...], ignoring nan (absent classes).
 
     The value is nan if all entries are nan.
     """

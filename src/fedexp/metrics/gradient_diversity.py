@@ -30,13 +30,13 @@ def squared_norm_of_mean(gradients: Params, weights: Tensor) -> dict[str, Tensor
 
 
 def gradient_diversity(gradients: Params, weights: Tensor | None = None) -> dict[str, Tensor]:
-    """Return Lambda = (1/K sum_k ||g_k||^2) / ||1/K sum_k g_k||^2 >= 1 for each layer and in total.
+    """Return the gradient diversity Lambda >= 1 for each layer and in total.
 
-    This is the gradient diversity of FedNTD (NeurIPS 2022), Definition 2, Eq. 8, for K clients with
-    equal weights. `gradients`, with leaves [K, ...], contains the gradient g_k of each client's
-    loss at the same model. Each value is a float64 scalar. It is 1 if all gradients are equal, and
-    nan or inf if their mean is zero. If `weights` [K] is given, the weights divided by their sum
-    replace 1/K.
+    Lambda = (1/K sum_k ||g_k||^2) / ||1/K sum_k g_k||^2 for K clients with equal weights; see
+    FedNTD (NeurIPS 2022), Definition 2, Eq. 8. `gradients`, with leaves [K, ...], contains the
+    gradient g_k of each client's loss at the same model. Each value is a float64 scalar. It is 1 if
+    all gradients are equal, and nan or inf if their mean is zero. If `weights` [K] is given, the
+    weights divided by their sum replace 1/K.
     """
     first = next(iter(gradients.values()))
     given = first.new_ones(len(first)) if weights is None else weights

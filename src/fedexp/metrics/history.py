@@ -39,8 +39,8 @@ class History:
     distributed model's accuracies on the same test examples.
     """
 
-    # int64 [K, C]: number of training labels per client and class; [tasks or changes, K, C] if they
-    # change
+    # int64 [K, C]: number of training labels per client and class; with several tasks or a
+    # schedule, one such array for each task or change
     counts: np.ndarray
     rounds_per_task: int = 0  # rounds per task in a scenario with several tasks
     # evaluated rounds, ascending; the first is 0, the initial model

@@ -68,16 +68,21 @@ def forgetting_over_tasks(matrix: np.ndarray, initial: np.ndarray) -> float:
 
 
 def backward_transfer(matrix: np.ndarray, initial: np.ndarray) -> float:
-    """Return the mean over s < T of a[T, s] - a[s, s] (Lopez-Paz and Ranzato, NeurIPS 2017)."""
+    """Return the backward transfer, the mean over s < T of a[T, s] - a[s, s].
+
+    This is the change of the accuracy on a task since it was learned (Lopez-Paz and Ranzato,
+    NeurIPS 2017).
+
+    """
     a = _learned(matrix)
     return _mean([a[-1, s] - a[s, s] for s in range(len(a) - 1)])
 
 
 def forward_transfer(matrix: np.ndarray, initial: np.ndarray) -> float:
-    """Return the mean over s from 2 to T of a[s - 1, s] - b[s], with the initial accuracies b.
+    """Return the forward transfer, the mean over s = 2..T of a[s - 1, s] - b[s].
 
-    The value measures how much earlier tasks help a task before it is learned (Lopez-Paz and
-    Ranzato, NeurIPS 2017).
+    b are the initial accuracies. The value measures how much earlier tasks help a task before it is
+    learned (Lopez-Paz and Ranzato, NeurIPS 2017).
     """
     a = _learned(matrix)
     return _mean([a[s - 1, s] - initial[s] for s in range(1, len(a))])

@@ -43,13 +43,13 @@ def from_others(local: Params, norm: str = "l1") -> dict[str, Tensor]:
 
 
 def distribution_distance(class_accuracy: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """Return ||A_G - p_k||_1 = sum_c |A_c / sum_c' A_c' - n_kc / n_k|, float64 [S], in [0, 2].
+    """Return the distance of each client's label distribution from the class accuracies, [S].
 
-    This is the distance between the global model's normalised class accuracies and a client's label
-    distribution (FedNTD, NeurIPS 2022, section 5.2, Fig. 8). class_accuracy: class accuracies [C]
-    of the distributed global model. They are divided by their sum unless all are 0; the accuracy of
-    a class without test examples is set to 0. counts: training labels per client and class, [S, C].
-    The value is nan for a client without examples.
+    The distance is ||A_G - p_k||_1 = sum_c |A_c / sum_c' A_c' - n_kc / n_k|, in [0, 2] (FedNTD,
+    NeurIPS 2022, section 5.2, Fig. 8). class_accuracy: class accuracies [C] of the distributed
+    global model. They are divided by their sum unless all are 0; the accuracy of a class without
+    test examples is set to 0. counts: training labels per client and class, [S, C]. The value is
+    nan for a client without examples.
     """
     known = np.nan_to_num(np.asarray(class_accuracy, dtype=np.float64))
     labels = np.asarray(counts, dtype=np.float64)

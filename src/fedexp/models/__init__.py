@@ -15,7 +15,7 @@ from fedexp.core.tree import Params
 
 
 class Output(NamedTuple):
-    """The output of every fedexp model."""
+    """What a fedexp model returns for a batch."""
 
     features: Tensor  # [B, D]: the input of the classifier (penultimate layer)
     logits: Tensor  # [B, C]

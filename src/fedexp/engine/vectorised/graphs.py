@@ -118,14 +118,14 @@ class Graphs:
         self._recorded: dict[Any, Recorded] = {}
 
     def open(self, clients: Clients) -> Steps:
-        """Return the steps of the clients in one round, which run in a reused frame."""
+        """Return the steps of the clients in one round, which use graphs and a reused frame."""
         return Replaying(self, clients, self._frame_of(clients))
 
     def step(self, recorded: Recorded, size: int) -> None:
         """Run one step of the first `size` clients of a frame.
 
-        The first step with this number of clients is run without a graph. The second step is
-        recorded, and then this step and all later steps replay the graph.
+        The first step with this number of clients runs without a graph. At the second step, a graph
+        is recorded, which this step and all later steps replay.
         """
 
         def step() -> None:

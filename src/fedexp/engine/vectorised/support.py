@@ -62,7 +62,7 @@ def on_meta(module: nn.Module) -> nn.Module:
 
 
 def try_step(network: nn.Module, x: Tensor) -> None:
-    """Train and test the networks of CLIENTS clients on the same inputs x [B, ...]."""
+    """Compute gradients and logits of CLIENTS clients together, on the same inputs x [B, ...]."""
     net = FunctionalNetwork(network, "fp32")
 
     def step(params: Params, buffers: Params, x: Tensor, mask: Tensor) -> tuple[Params, Tensor]:
