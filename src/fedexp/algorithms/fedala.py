@@ -8,12 +8,13 @@ J. Zhang et al., "FedALA: Adaptive Local Aggregation for Personalized Federated 
 mixed, which are the weight and bias of the classifier:
     theta = theta_old + (theta_global - theta_old) * W;  all other layers are the global model's
     W <- clip(W - eta * (d loss / d theta) * (theta_global - theta_old), 0, 1).
-W starts at 1, is learned on mini-batches from a fraction `part` of the local data, and is kept by
-the client between rounds. The first time that a client learns W, it makes up to `max_passes` passes
-over this fraction. It stops when the losses on the last batch of the latest 10 passes have a
-population standard deviation below `threshold`. In later rounds, it makes one pass. A client that
-has not trained before starts from the global model. The reported accuracy is that of the averaged
-model (FedKA's generic accuracy).
+theta_old is the classifier from the end of the client's last training. W starts at 1, is learned on
+mini-batches from a fraction `part` of the local data, and is kept by the client between rounds. The
+first time that a client learns W, it makes up to `max_passes` passes over this fraction. The passes
+stop early if the losses on the last batch of the latest 10 passes have a population standard
+deviation below `threshold`. In later rounds, the client makes one pass. A client that has not
+trained before starts from the global model. The reported accuracy is that of the averaged model
+(FedKA's generic accuracy).
 
 Differs from the released code (TsingZ0/FedALA, system/flcore/servers/serverALA.py): In that code,
 all clients mix in every round, even if they are not sampled; here, only the cohort mixes. Here, the

@@ -13,11 +13,11 @@ matrix" of two feature maps a and b. The loss is
 The quotient CE / L_lip and s(f_in, f_out) are treated as constants in the gradient. Gradients are
 clipped at norm `clip`.
 
-To compute s, a is average-pooled to the size h x w of b, and X = A B^T / (h w). After 10 power
-iterations m <- X X^T m / ||m||, which start from a vector of ones, s = sqrt(||m||) estimates the
-square root of the largest eigenvalue. The model must have stages (`models.Staged`). The CNNs and
-model=resnet56_bottleneck, which Table 13 uses, have stages. The last stage of a CNN is its last
-convolution.
+To compute s, a is average-pooled to the size h x w of b, and X = A B^T / (h w), where A and B are a
+and b as matrices [channels, h w]. After 10 power iterations m <- X X^T m / ||m||, which start from
+a vector of ones, s = sqrt(||m||) estimates the square root of the largest eigenvalue. The model
+must have stages (`models.Staged`). The CNNs and model=resnet56_bottleneck, which Table 13 uses,
+have stages. The last stage of a CNN is its last convolution.
 """
 
 import logging

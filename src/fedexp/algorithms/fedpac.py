@@ -21,8 +21,8 @@ rounding makes an eigenvalue of a matrix negative, all its eigenvalues below 0.0
 client receives its combined classifier when it next takes part. The reported accuracy is measured
 with the averaged body and the mean classifier, weighted by n_k (FedKA's generic accuracy).
 
-Differs from the released code: `head_lr` is constant over the rounds, as in that code
-(methods/fedpac.py: 0.1 with momentum 0.5). There, the body's learning rate is also constant; in
+`head_lr` is constant over the rounds, as in the authors' code (methods/fedpac.py: 0.1 with momentum
+0.5). Differs from the released code: In that code, the body's learning rate is also constant; in
 fedexp, it follows `local.lr_decay`. With lr_decay=0.99, the ratio of head_lr to the body's rate
 grows by a factor of 7.5 in 200 rounds. conf/algorithm/fedpac.yaml sets head_lr=0.01, because FedKA
 uses this rate for all parameters. In addition, momentum 0.9 makes a step effectively 1 / (1 - 0.9)

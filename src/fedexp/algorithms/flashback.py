@@ -16,9 +16,10 @@ On the client, the teacher is the global model with counts pi, and nu = mu_k are
 counts. The server trains sum_k p_k w_k on a labelled public set. Its teachers are the local models
 with counts mu_k and the previous global model with counts pi. The student's counts are nu = pi, so
 pi appears twice in alpha. The server trains for E_s epochs with SGD, the clients' settings and a
-fresh momentum buffer. Then r_k <- r_k + 1 for the cohort, and pi <- pi + gamma mu_k for each client
-of the cohort with gamma r_k <= 1. To avoid rounding errors, r_k is compared with the largest such
-integer. As pi starts at 0, clients do not distil in round 1.
+fresh momentum buffer. Then the number of participations r_k of each client of the cohort increases
+by 1, and pi <- pi + gamma mu_k for each client of the cohort with gamma r_k <= 1. To avoid rounding
+errors, r_k is compared with the largest integer r with gamma r <= 1. As pi starts at 0, clients do
+not distil in round 1.
 
 Options: `on_clients` and `on_server` enable distillation on the clients and on the server. Differs
 from the paper: Clients send mu_k (C numbers) in each round instead of once. Public examples are not

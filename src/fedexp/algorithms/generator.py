@@ -2,9 +2,9 @@
 
 A generator G learns to make images that the classifier, called the teacher, recognises. The details
 follow TARGET's released code. G maps noise z to images. t are the teacher's logits on G(z) for the
-classes that it knows, and y are labels drawn at random from these classes. Each batch of images
-minimises
-    min over z and G   ONE_HOT * CE(t, y) + BATCH_NORM * sum_l (||mu_l - m_l|| + ||var_l - v_l||).
+classes that it knows, and y are labels drawn at random from these classes. For each batch of
+images, z and G are trained to minimise
+    ONE_HOT * CE(t, y) + BATCH_NORM * sum_l (||mu_l - m_l|| + ||var_l - v_l||).
 The sum is over the teacher's batch norm layers l with running statistics m_l and v_l. mu_l and
 var_l are moving averages of the mean and variance of the layer's input: this batch has weight 1/10,
 and the average over the earlier batches has weight 9/10 (MOMENTUM). For each batch, Adam takes

@@ -51,8 +51,8 @@ classes. BCE sums over all C outputs but divides by n, so the outputs of the n c
 the same gradients as in the authors' code. The outputs of future classes add to the gradients of
 the features and to the loss, which starts at C / n times its value in the authors' code. No example
 is kept twice. The server weights clients by n_k, including kept examples, not equally. Prototypes
-are selected from augmented training images; in the authors' code, they are not augmented. The
-learning rate steps of the authors' code are replaced by the options of `local`, such as
+are selected from augmented training images; in the authors' code, from images without augmentation.
+The learning rate steps of the authors' code are replaced by the options of `local`, such as
 local.lr_decay.
 """
 
