@@ -418,9 +418,9 @@ def test_page_has_the_numbers_of_the_second_computation(first, second):
         for cell in second.cells
         for metric in SPREAD
     ]
-    assert f"{len(second.cells)} of the cells, in {len(second.columns)} columns" in text
-    assert f"accuracies with an RMSE of {accuracy:.2f} points [" in text
-    assert f"and F with {forgetting:.3f} [" in text
+    assert f"We ran {len(second.cells)} cells in {len(second.columns)} columns" in text
+    assert f"accuracies have an RMSE of {accuracy:.2f} points [" in text
+    assert f"The RMSE of F is {forgetting:.3f} [" in text
     assert f"Their RMSE is {held:.2f} points" in text
     assert f"{len(far) - sum(far)} of {len(far)} values are within the tolerance" in text
     listed = text.count(", published ") - text.count(", published +") - text.count(", published -")
