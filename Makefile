@@ -10,7 +10,7 @@ SEED ?= 2
 PIP_INSTALL = $(BIN)/python -m pip install --quiet $(if $(CONSTRAINTS),--constraint $(CONSTRAINTS))
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-# Tests start processes, each of which would compile the whole package again where no byte code is kept.
+# Tests start many processes. Without byte code, each would compile the whole package again.
 TEST = env -u PYTHONDONTWRITEBYTECODE $(BIN)/python
 
 .DEFAULT_GOAL := help

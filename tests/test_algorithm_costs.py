@@ -124,7 +124,7 @@ def count_additional_examples(algorithm, simulation, epochs):
         return 0, 3 * 6
     if isinstance(
         algorithm, FedFOMO
-    ):  # validation examples are not trained on; two models of its own
+    ):  # validation examples are not trained on; the client has two models
         held = sum(len(algorithm.held_out(federation, client)) for client in range(3))
         return -held * epochs, held * (algorithm.slots + 2 - epochs)
     if isinstance(algorithm, TARGET | LANDER):

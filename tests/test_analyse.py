@@ -258,7 +258,7 @@ def test_unit_features_have_length_1():
     assert found.shape == (20, 2)
     np.testing.assert_allclose(np.linalg.norm(found, axis=1), 1, rtol=1e-12)
     turned = {k: -v if k.startswith("unit.") else v for k, v in subject.model.params.items()}
-    # there is no ReLU
+    # without a ReLU
     np.testing.assert_allclose(subject.features(replace(subject.model, params=turned)), -found)
     with pytest.raises(ConfigError, match=r"model\.unit_features=1: must be at least 2, or null"):
         replace(model, unit_features=1)

@@ -45,7 +45,7 @@ def joint_ridge(simulation, gamma, tasks):
 @pytest.mark.parametrize("engine", ["sequential", "vectorised"])
 def test_result_after_each_task_is_joint_ridge_regression(gamma, engine):
     """The claim of AFL and AFCL: clients and tasks make no difference. With gamma = 0, the smallest
-    least-squares solution (8 features, of which not all have an effect)."""
+    least-squares solution (8 features, and some have no effect)."""
     simulation = stream(
         AFCL(gamma=gamma), scenario=ONE_ROUND, participation=1.0, engine=engine, surrogate=0.0
     )

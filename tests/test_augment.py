@@ -95,7 +95,7 @@ def test_every_cutout_position_is_the_clipped_square():
     out = fast(images, draws, aug)
     expected = one_by_one(images, draws, aug)
     torch.testing.assert_close(out, expected, rtol=0, atol=1e-5)
-    # centre (0, 0), side 6: rows and columns -3..2, of which 0..2 are seen
+    # centre (0, 0), side 6: rows and columns -3..2; only 0..2 are inside the image
     assert (out[0, :, :3, :3] == 0).all()
     assert (out[0] == 0).sum() == 3 * 9
 

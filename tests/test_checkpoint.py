@@ -55,7 +55,7 @@ def turn_the_last_digit(path):
     path.write_bytes(content[:-1] + (b"1" if content[-1:] != b"1" else b"2") + b"\n")
 
 
-DAMAGES = {  # what happens, to which file of the latest state, and what is said
+DAMAGES = {  # what happens, to which file of the latest state, and the message
     "cut short": (cut, "checkpoint/latest.pt", "damaged"),
     "one bit turned": (turn_a_bit, "checkpoint/latest.pt", "the checksum of archive/data/"),
     "empty": (lambda path: path.write_bytes(b""), "checkpoint/latest.pt", "damaged"),
@@ -336,7 +336,7 @@ def first_weight(change):
     return apply
 
 
-STRANGE = {  # a checkpoint that loads, and what is said of it
+STRANGE = {  # a checkpoint that loads, and the message about it
     "another type": (lambda state: state.clear(), "format None"),
     **{f"without {key}": (drop(key), f"missing entries: {key}") for key in FORM},
     "a further key": (put(1, "surprise"), "unexpected entries: surprise"),

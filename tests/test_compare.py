@@ -1,4 +1,4 @@
-"""Tables of sweeps from run directories made by hand."""
+"""Tables of sweeps from run directories that the tests write."""
 
 import json
 

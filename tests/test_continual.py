@@ -534,7 +534,7 @@ def test_server_distillation_equals_a_plain_training_loop():
     trained = simulation.engine.train(
         Shared(FedAvg(), simulation.runtime, broadcast(simulation, state), lr), cohort, False
     )
-    numbers = torch.tensor([30, 2, 17, 5, 39, 11, 8, 23, 0, 14, 26])  # whose ever they are
+    numbers = torch.tensor([30, 2, 17, 5, 39, 11, 8, 23, 0, 14, 26])  # of any client
     about = describe(simulation, state, cohort, trained)
     about = replace(about, surrogate=replace(about.surrogate, numbers=numbers))
     models = [tree.row(trained.messages["params"], i) for i in range(3)] + [state.server["params"]]

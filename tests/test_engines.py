@@ -449,7 +449,7 @@ def test_every_epoch_covers_every_example_once():
     epochs = [np.concatenate(rows[i : i + 6]).tolist() for i in (0, 6, 12)]
     assert all(sorted(epoch) == list(range(100, 123)) for epoch in epochs)
     assert len(set(map(tuple, epochs))) == 3
-    assert made.index[5, 3] in range(100, 123)  # padding: an example of its own
+    assert made.index[5, 3] in range(100, 123)  # padding: an example of the same client
 
 
 def test_schedule_is_a_function_of_seed_round_and_client():

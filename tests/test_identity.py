@@ -208,7 +208,7 @@ def test_resume_accepts_moved_data_only(tmp_path):
     noted = write(tmp_path / "noted", folder(photos), data)
     former = write(tmp_path / "former", folder(photos))
     shutil.move(photos, tmp_path / "elsewhere")
-    for run in (noted, former):  # of the second it is not known what the data were
+    for run in (noted, former):  # the second has no record of its data
         check_resume(run, folder(tmp_path / "elsewhere"))
         check_resume(run, moved(folder(tmp_path / "elsewhere", "tracker=none")))
         with pytest.raises(
@@ -251,7 +251,7 @@ def test_origin_records_fingerprint_and_data(tmp_path):
             tmp_path, {}, values | {"accept_changed_data": True}, replace(data, y_train=labels)
         )
     (tmp_path / "fingerprint.json").write_text("[")
-    origin.check_data(tmp_path, {}, values, data)  # of which nothing is known
+    origin.check_data(tmp_path, {}, values, data)  # a run without recorded data
 
 
 # --- the commit

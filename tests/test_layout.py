@@ -1,4 +1,4 @@
-"""The layout of the package: which rooms there are, and that no import points upwards."""
+"""The layout of the package: every package has a floor, and imports point to lower floors."""
 
 import ast
 import functools
@@ -6,8 +6,7 @@ import re
 from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parents[1] / "src" / "fedexp"
-# From the ground up: a room may import from the floors below its own, also within functions, and
-# not from its own.
+# From the lowest floor up. A package may import only from lower floors, also within functions.
 FLOORS = (
     ("core",),
     ("data",),
@@ -29,7 +28,7 @@ def room_of(path):
 
 @functools.cache
 def executed(path):
-    """The nodes of a module but for those that only type checkers read."""
+    """The nodes of a module, except those that only type checkers read."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
     typing = [
         node

@@ -75,7 +75,7 @@ def test_other_errors_of_a_model_are_not_hidden():
 
 
 def test_model_with_one_head_per_task_is_accepted():
-    """Two tasks of one class each, of four classes: two outputs, which is no error of the model."""
+    """Two tasks of one class each, of four classes: the model may have two outputs."""
     tasks = ClassIncremental(
         rounds_per_task=1,
         num_tasks=2,

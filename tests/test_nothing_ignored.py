@@ -29,7 +29,7 @@ CHOICES |= {"algorithm": "fedavg", "forgetting_metric": "backward_transfer", "an
 CHOICES |= {"hardware": "cpu", "tracker": "none"}
 KEYS = known_keys(CONF, [])
 
-# key -> another value, with which the run writes something else
+# key -> another value that changes what the run writes
 CHANGED = {
     "seed": "1",
     "seeds.partition": "1",

@@ -327,7 +327,7 @@ def test_resume_detects_changed_arrays(tmp_path):
         marks["inputs"], changed["inputs"]
     )
     origin.check_data(tmp_path, changed, {}, other)
-    (tmp_path / origin.NAME).unlink()  # of a run of before
+    (tmp_path / origin.NAME).unlink()  # as in runs of earlier versions
     origin.check_data(tmp_path, marks, {}, data)
 
 

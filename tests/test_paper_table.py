@@ -1,4 +1,4 @@
-"""Test the layout of table.tex by hand, and compile it with LaTeX."""
+"""The layout of table.tex against expected text; LaTeX compiles it."""
 
 import pytest
 

@@ -123,7 +123,7 @@ def test_unevaluated_round_keeps_the_last_values():
     for number, accuracy in ((0, 0.9), (1, 0.8), (2, 0.6), (3, None)):
         progress.log_round(make_record(number, accuracy))
     lines = console.file.getvalue().splitlines()
-    assert "best" not in lines[0], "the initial model is no result"
+    assert "best" not in lines[0], "the initial model does not count as a result"
     assert "accuracy 0.6000  best 0.8000" in lines[-1]
 
 

@@ -1,5 +1,5 @@
 """L2P, DualPrompt and CODA-Prompt: networks with prompts against loops over images and heads,
-losses by hand, and which prompts move in which task."""
+hand-calculated losses, and which prompts move in which task."""
 
 from collections import Counter
 from dataclasses import dataclass, replace

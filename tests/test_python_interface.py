@@ -581,7 +581,7 @@ def test_export_rejects_other_suffix_and_names_missing_package(run, tmp_path, mo
     assert os.listdir(tmp_path) == []
 
 
-# --- somebody else's directory
+# --- a directory from someone else
 
 
 def copied(run: fedexp.Run, target: Path, **changes: object) -> Path:

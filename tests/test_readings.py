@@ -38,7 +38,7 @@ def test_readings_have_separate_rows(tmp_path):
     assert (float(own["mean"]), float(other["mean"])) == pytest.approx((39, 42))
     assert (own["printed"], own["reading"]) == (other["printed"], "")
     assert float(one(table, **S2, method="FedProx (released)")["mean"]) == pytest.approx(50)
-    assert other["rho"] == other["order"] == ""  # the same print twice is no order
+    assert other["rho"] == other["order"] == ""  # two equal published values have no order
     names = list(dict.fromkeys(table["method"]))
     assert names[names.index("MOON") + 1] == "MOON (released)"
     assert len(first_reading(table)) == 196

@@ -23,7 +23,7 @@ from toy_federation import composed
 DMC = "algorithm=feddmc scenario=class_incremental surrogate.fraction=0.1"
 BALANCED = "scenario=class_incremental scenario.replay=9 scenario.replay_policy=class_balanced"
 AFFCL = "algorithm=affcl scenario=class_incremental algorithm.replay_trains=classifier"
-# Command lines whose numbers a correction has changed, and like ones whose numbers it has not.
+# Command lines whose results a correction changed, and similar ones whose results it did not.
 CHANGED = {
     "algorithm=fedcurv": [
         "algorithm=fedavg",
@@ -113,7 +113,7 @@ CHANGED = {
 }
 
 
-# Of a method that was corrected before, with which options it was corrected again, and the number
+# A method that had been corrected: the options of the second correction, and its number
 # and words of that correction.
 AGAIN = {
     "algorithm=fedala": ("model=resnet10", 3, "padding"),

@@ -25,7 +25,7 @@ def test_exponential_moving_average_equals_hand_calculation():
     assert ema([1.0, 0.0, 2.0], 0.6) == pytest.approx(1.16)
     assert ema([1.0, 0.0, 2.0], 0.4) == pytest.approx(1.36)
     values = np.random.default_rng(0).random(50)
-    weights = 0.4 * 0.6 ** np.arange(49)[::-1]  # of x_2, ..., x_50; x_1 has what is left, 0.6^49
+    weights = 0.4 * 0.6 ** np.arange(49)[::-1]  # of x_2, ..., x_50; x_1 has the rest, 0.6^49
     assert ema(values.tolist(), 0.6) == pytest.approx(
         0.6**49 * values[0] + weights @ values[1:], abs=1e-14
     )
@@ -136,7 +136,7 @@ ONE, NONE = [1.0, 1.0, 1.0], [None, None, None]
         ([42.0, 46.0, 30.0], [None, 1.0, 1.0], APART, NONE, [], ["A"]),
         ([60.0, 46.0, 30.0], [None, None, 1.0], APART, NONE, [], []),
         ([42.0, 46.0, 50.0], [None, 1.0, 1.0], APART, NONE, ["C above B"], ["A"]),
-        # equal published values, or equal measured ones, are no swap
+        # equal published or equal measured values are not swapped
         ([60.0, 40.0, 30.0], ONE, EQUAL, NONE, [], []),
         ([40.0, 60.0, 30.0], ONE, EQUAL, NONE, [], []),
         ([40.0, 60.0, 30.0], [None, 1.0, 1.0], EQUAL, NONE, [], []),

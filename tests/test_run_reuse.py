@@ -74,7 +74,7 @@ def test_run_of_another_table_counts_for_a_job_that_reuses_it(tmp_path):
     assert "includes runs of other sweeps: `fedntd_table1`, `fedntd_table8`." in (
         mine / "table.md"
     ).read_text(encoding="utf-8")
-    assert (table["n"] > 0).sum() == 4  # accuracy and forgetting, and those of its own run
+    assert (table["n"] > 0).sum() == 4  # accuracy and forgetting of both runs
 
 
 def test_only_runs_below_multirun_are_reused(tmp_path):

@@ -143,7 +143,7 @@ FACTS |= {"config": {}, "cpu": 10.0, "gpu": float("nan")}
 
 
 def jobs_of(sweep: str) -> pd.DataFrame:
-    """Return the jobs of a sweep, none of which was run."""
+    """Return the jobs of a sweep that has no runs."""
     none = pd.DataFrame(columns=list(FACTS))
     return status.list_jobs(load_sweep(sweep, [CONF]), None, none)
 

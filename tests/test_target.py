@@ -1,6 +1,4 @@
-"""TARGET: the generator and the local loss compared with loops of the released code; statistics by
-hand.
-"""
+"""TARGET: generator and local loss against loops of the released code, and its statistics."""
 
 import copy
 from dataclasses import replace
@@ -44,7 +42,7 @@ def test_generator_output_has_the_image_size(height, width):
 
 
 def test_generated_images_equal_released_code():
-    """Two batches of three steps with a batch norm teacher, whose statistics are read by hooks.
+    """Two batches of three steps with a batch norm teacher. Hooks read the teacher's statistics.
     The released teacher has outputs only for the known classes 1 and 3, so the cross-entropy is
     over these.
     """

@@ -1,4 +1,4 @@
-"""`fedexp.testing.check`, with which users check algorithms of their own."""
+"""`fedexp.testing.check` accepts correct algorithms and names the errors of wrong ones."""
 
 from dataclasses import dataclass, field
 from typing import Any

@@ -489,7 +489,7 @@ def splitmix(key: int, unit: int) -> int:
 
 def test_dropout_mask_equals_splitmix():
     # SplitMix64's first number from the state 0 (prng.di.unimi.it/splitmix64.c); the finaliser
-    # leaves 0 as it is.
+    # leaves 0 unchanged.
     assert splitmix(0, 0) == 0xE220A8397B1DCDAF
     keys = [
         0,

@@ -40,7 +40,7 @@ SINGLE = replace(LOCAL, batch_size=1, epochs=1)
 ALGORITHMS = [FedAvg(), NTD, EveryHook(pull=0.5), SignDescent(scale=0.5)]
 every_algorithm = pytest.mark.parametrize("algorithm", ALGORITHMS, ids=lambda a: type(a).__name__)
 TORCH = tuple(map(int, torch.__version__.split(".")[:2]))
-# One that fails there leaves a transform active, with which later tests fail too.
+# A test that fails there leaves a transform active, so later tests fail too.
 traces = pytest.mark.skipif(
     TORCH < (2, 8), reason="torch 2.6 cannot observe operations within torch.func"
 )

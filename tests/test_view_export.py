@@ -73,7 +73,7 @@ def test_overlay_shows_all_values_of_a_parameter(shown):
 
 
 def test_csv_has_the_points_of_the_chart(shown):
-    """Hostile names are no formulas for a spreadsheet."""
+    """Hostile names are not exported as formulas for a spreadsheet."""
     choose(shown, "#setting", "0")
     table = pd.read_csv(io.StringIO(saved(shown, "CSV")))
     assert shown.run("window.fileName").endswith("test_accuracy.csv")

@@ -148,7 +148,7 @@ class Campaign:
         return ["algorithm=scaffold", *RUN, *options, "hydra.run.dir=run"]
 
     def resume_command(self, engine: str, directory: Path) -> list[str]:
-        """Return the command with which a user would continue."""
+        """Return the command that continues the run."""
         if engine != "sweep" and (directory / ".hydra" / "overrides.yaml").exists():
             return ["resume=run", "tracker=none"]
         return self.arguments(engine)

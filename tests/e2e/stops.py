@@ -98,7 +98,7 @@ class Stops:
         return journal.read(path)
 
     def command(self, folder: Path) -> list[str]:
-        """Return the command with which a user would continue."""
+        """Return the command that continues the run."""
         run = folder / "run"
         begun = (run / ".hydra/overrides.yaml").exists() and (run / files.CONFIG).exists()
         return (

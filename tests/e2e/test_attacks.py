@@ -41,7 +41,7 @@ def assert_rejected(answer, *words: str) -> None:
     assert not Path("stolen").exists()
 
 
-# ---- overrides in somebody else's directory ----
+# ---- overrides in someone else's directory ----
 
 
 def option_of(path: Path) -> str:
@@ -123,7 +123,7 @@ def test_directory_without_a_run_is_rejected_before_composing(fedexp, tmp_path, 
     assert_rejected(fedexp("resume=circle"), "resume=circle: not a run directory")
 
 
-# ---- values in somebody else's directory that reach out of it ----
+# ---- values in someone else's directory that refer to other files ----
 
 
 @pytest.mark.parametrize(
@@ -185,7 +185,7 @@ def test_run_is_not_sent_to_an_account_from_its_directory(fedexp, theirs, monkey
     assert fedexp("resume=theirs", offline).code == 0
 
 
-# ---- links in somebody else's directory ----
+# ---- links in someone else's directory ----
 
 
 @pytest.fixture
@@ -296,7 +296,7 @@ def test_path_in_a_checkpoint_is_rejected(fedexp, theirs, mine, key, value, said
     assert contents(mine) == before
 
 
-# ---- the command line, as somebody else would have one type it ----
+# ---- command lines from someone else ----
 
 
 CALLS = [

@@ -171,7 +171,7 @@ def test_extended_job_stays_in_its_sweep(fedexp, tmp_path):
 
 
 def test_patience_stops_run_and_resume_continues_it(fedexp, tmp_path):
-    # A rate with which no accuracy rises.
+    # With this rate, the accuracy never rises.
     held_out = ("validation.fraction=0.2", "evaluate_on=both", "local.lr=1e-9")
     fedexp.done(*RUN, *held_out, "rounds=5", "hydra.run.dir=whole")
     answer = fedexp.done(*RUN, *held_out, "rounds=5", "stop.patience=2", "hydra.run.dir=run")

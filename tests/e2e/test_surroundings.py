@@ -174,7 +174,7 @@ def test_closed_terminal_does_not_stop_the_run(tmp_path):
     check_completed(tmp_path / "run", "the console cannot be written to (Input/output error)")
 
 
-# ---- what is no image among images
+# ---- files among the images that are not images
 
 
 @pytest.mark.timeout(60)
