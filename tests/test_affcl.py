@@ -210,7 +210,7 @@ def test_each_loss_term_trains_only_its_part(trained, replayed):
     assert all(not torch.equal(whole[k], unrelated[k]) for k in names)
 
 
-def test_hidden_layer_is_part_of_the_model():
+def test_hidden_layer_belongs_to_the_model_and_changes_no_initial_value():
     """The layer is between the features and the classifier, whose initial values do not change."""
     last = torch.nn.Linear(5, 3).double()
     made, features = Deeper(last).double(), random(4, 5)
@@ -225,7 +225,7 @@ def test_hidden_layer_is_part_of_the_model():
     assert models[0] - models[1] == set(LAYER)
 
 
-def test_steps_cycle_through_the_bank():
+def test_steps_cycle_through_the_generated_features():
     """The bank has six features, and each step uses four."""
     ctx = context(steps=torch.tensor(3.0))
     rows = [rows_of_step(step, ctx.local.batch_size, 6, ctx.steps).tolist() for step in range(3)]

@@ -177,7 +177,7 @@ def test_float32_and_bfloat16_are_close_to_float64():
         torch.testing.assert_close(out.double(), exact, rtol=tolerance, atol=tolerance)
 
 
-def test_draws_cover_their_range():
+def test_random_draws_cover_their_whole_range():
     aug = Augmentation(**{**CIFAR, "rotation": 0.01})
     draws = aug.draw(np.random.default_rng(0), 4000, 20, 24)
     assert draws.dtype == np.int64
@@ -203,7 +203,7 @@ def test_reflecting_more_than_the_image_is_rejected():
 
 
 @pytest.mark.gpu
-def test_gpu_equals_cpu():
+def test_augmentation_on_a_gpu_equals_the_cpu():
     aug, images = Augmentation(**{**CIFAR, "rotation": 15.0}), make_images(50)
     draws = torch.from_numpy(aug.draw(np.random.default_rng(0), 50, 32, 32))
     on_gpu = load_batch(images.cuda(), torch.arange(50).cuda(), draws.cuda(), aug, NORMALISE).cpu()
@@ -218,7 +218,7 @@ def test_draws_are_reproducible_for_any_number_of_examples():
     assert not np.array_equal(first, aug.draw(np.random.default_rng(8), 50, 32, 32))
 
 
-def test_inputs_stay_unchanged():
+def test_augmentation_does_not_change_its_inputs():
     aug, images = Augmentation(**CIFAR), make_images(5)
     idx, draws = torch.arange(5), torch.from_numpy(aug.draw(np.random.default_rng(0), 5, 32, 32))
     copies = [t.clone() for t in (images, idx, draws)]

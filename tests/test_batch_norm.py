@@ -117,7 +117,7 @@ def test_a_batch_of_padding_only_is_finite():
     assert gradient.isfinite().all()
 
 
-def test_statistics_of_bf16_are_summed_in_fp32():
+def test_batch_statistics_of_bf16_inputs_are_summed_in_fp32():
     """The mean of 1,000 values near 100, which bf16 rounds by up to half a unit, is exact to a
     thousandth."""
     x = (100 + random(10, 1, 100).float()).to(torch.bfloat16)

@@ -112,7 +112,7 @@ def test_calibration_does_not_affect_training():
         assert torch.equal(value, server["local"][name]) == (not name.startswith("classifier"))
 
 
-def test_sums_are_those_of_the_averaged_model():
+def test_feature_sums_are_computed_with_the_averaged_model():
     """Its features of all examples of the cohort, without augmentation."""
     simulation = make_simulation(ALGORITHM, participation=1.0)
     server, runtime = play(simulation, 2).server, simulation.runtime
@@ -124,7 +124,7 @@ def test_sums_are_those_of_the_averaged_model():
         assert_close(mean_and_covariance(server["sums"], c), (rows.mean(0), rows.T.cov()))
 
 
-def test_old_classes_keep_their_sums():
+def test_feature_sums_of_old_classes_are_kept():
     simulation = stream(ALGORITHM, scenario=TWO_TASKS, participation=1.0)
     first, second = (play(simulation, rounds).server["sums"] for rounds in (2, 4))
     assert first["count"][2:].tolist() == [0, 0]
@@ -137,7 +137,7 @@ def test_old_classes_keep_their_sums():
 
 
 @pytest.mark.parametrize("model", [None, Normed()], ids=["cnn", "batch norm"])
-def test_clients_train_as_if_they_were_alone(model, tmp_path):
+def test_local_only_clients_train_as_if_they_were_alone(model, tmp_path):
     """A client's model equals that of FedAvg with this client as the only one in every round."""
     settings = {"sizes": (3, 7, 8), "model": model}
     alone = make_simulation(LocalOnly(), participation=1.0, **settings)
@@ -151,7 +151,7 @@ def test_clients_train_as_if_they_were_alone(model, tmp_path):
     assert_close(state.server["params"], alone.initial, 0.0)
 
 
-def test_reported_accuracy_is_the_mean_over_all_clients():
+def test_local_only_accuracy_is_the_mean_over_all_clients():
     """On the whole test set, also for a client that has not taken part, and for each task."""
     simulation = stream(LocalOnly(), sizes=(3, 4, 4), participation=0.67, surrogate=0.0)
     state, runtime = simulation.initial_state(), simulation.runtime

@@ -222,7 +222,7 @@ def test_traffic_differs_between_clients():
     assert play_round(simulation, state).bytes_down == 2 * 8 * 290
 
 
-def test_the_table_of_requirements_is_current():
+def test_table_of_requirements_in_the_documentation_is_current():
     text = (CONF.parent / "docs" / "algorithms" / "index.md").read_text(encoding="utf-8")
     shown = text.split("<!-- requirements -->\n")[1].split("\n<!-- /requirements -->")[0]
     assert shown == requirements_table(CONF / "algorithm"), "fedexp requirements prints the table"

@@ -374,7 +374,7 @@ def test_report_without_a_finished_run_fails(tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_repeated_seed_with_more_views_counts_once(tmp_path):
+def test_run_repeated_with_more_test_views_counts_once(tmp_path):
     """A is 0.95 of the best accuracy of the later run, 0.7; the earlier run has 0.9."""
     for views, accuracy in ((False, 0.9), (True, 0.7)):
         make_run(

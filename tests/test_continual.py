@@ -261,7 +261,7 @@ every_row = pytest.mark.parametrize(
 )
 
 
-def test_every_algorithm_has_a_row():
+def test_every_method_for_tasks_has_generic_tests():
     """The row is here, or in test_algorithms if the algorithm needs no tasks."""
     targets = {read_option(path)["_target_"] for path in (CONF / "algorithm").glob("*.yaml")}
     classes = {find_class(target, "algorithm") for target in targets}
@@ -321,7 +321,7 @@ def ends_of_tasks(algorithm: FedAvg, model: Any = None) -> tuple[torch.Tensor, t
 
 
 @one_of_each_kind("row", BY_NAME, *KEPT, "heads", "refine")
-def test_every_option_changes_the_model(row):
+def test_changing_any_option_changes_the_trained_model(row):
     """The model equals FedAvg's in task 1 (except with separate heads or server distillation), but
     not in task 2, and every option changes it."""
     first, second = ends_of_tasks(row.make(), row.model)
@@ -341,7 +341,7 @@ def test_every_option_changes_the_model(row):
 @pytest.mark.parametrize(
     "cls", dict.fromkeys(row.cls for row in EVERY), ids=lambda cls: cls.__name__
 )
-def test_every_parameter_is_varied_in_a_row(cls):
+def test_every_option_of_every_method_is_varied(cls):
     names = {f.name for f in fields(cls)} - {f.name for f in fields(FedAvg)}
     assert {name for row in EVERY if row.cls is cls for name in row.live} == names
 

@@ -135,7 +135,7 @@ def test_files_with_counts_of_correct_examples_are_read():
         ),
     ],
 )
-def test_unreadable_file_is_rejected(content, message, tmp_path, capsys):
+def test_unreadable_run_file_is_rejected(content, message, tmp_path, capsys):
     path = tmp_path / "multirun" / "a" / "runs" / "x.json.xz"
     path.parent.mkdir(parents=True)
     path.write_bytes(content)
@@ -181,7 +181,7 @@ RUN = {
         ({"info": 5}, "not a valid run file"),
     ],
 )
-def test_invalid_counts_are_rejected(changed, message, tmp_path):
+def test_run_file_with_invalid_class_counts_is_rejected(changed, message, tmp_path):
     """They are rejected before an array is made from them, and nothing is written."""
     path = tmp_path / "x.json.xz"
     path.write_bytes(lzma.compress(json.dumps(RUN).encode()))
@@ -213,7 +213,7 @@ def test_invalid_counts_are_rejected(changed, message, tmp_path):
         ({"partitions": None, "elsewhere": 5}, "not a valid run file"),
     ],
 )
-def test_invalid_parts_are_rejected(changed, message, tmp_path):
+def test_run_file_with_invalid_content_is_rejected(changed, message, tmp_path):
     path = tmp_path / "x.json.xz"
     path.write_bytes(lzma.compress(json.dumps(RUN | changed).encode()))
     with pytest.raises(ConfigError, match=message):

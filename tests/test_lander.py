@@ -157,7 +157,7 @@ def test_student_batches_are_reshuffled_every_pass(monkeypatch):
     assert found == [order[start : start + 4] for order in orders for start in (0, 4)]
 
 
-def test_labels_are_balanced():
+def test_labels_of_generated_images_are_balanced():
     torch.manual_seed(0)
     labels = draw_balanced_labels(3, 11)
     assert labels[:9].tolist() == [0, 1, 2] * 3
@@ -323,7 +323,7 @@ def test_missing_embeddings_are_rejected():
         replace(LANDER_, radius=-1.0)
 
 
-def test_weights_equal_hand_calculation():
+def test_weights_of_the_losses_equal_hand_calculation():
     """Three of six classes are old: alpha = log2(4) = 2, beta = sqrt(1/2) = 0.70711. The weights
     are 0.2 * 1.5 / beta and 0.4 * 2 * beta.
     """

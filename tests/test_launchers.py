@@ -124,7 +124,7 @@ def test_hydra_reads_a_quoted_path(text):
         ),
     ],
 )
-def test_resources_of_a_job_follow_from_the_launcher(overrides, expected):
+def test_cores_and_gpus_of_a_job_follow_from_the_launcher(overrides, expected):
     assert read_place(launching(*overrides).hydra.launcher) == expected
 
 

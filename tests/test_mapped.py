@@ -70,7 +70,9 @@ def outcome(directory: Path, *overrides: str) -> dict[str, bytes]:
         pytest.param("sequential", TASKS, "fedewc", marks=pytest.mark.slow),
     ],
 )
-def test_runs_are_the_same_as_in_memory(photos, tmp_path, monkeypatch, engine, tasks, algorithm):
+def test_runs_on_mapped_images_equal_runs_in_memory(
+    photos, tmp_path, monkeypatch, engine, tasks, algorithm
+):
     workers = ["hardware.workers=2"] if engine == "workers" else []
     run = [*photos, *tasks, f"algorithm={algorithm}", f"hardware.engine={engine}", *workers]
     memory = outcome(tmp_path / "memory", *run)

@@ -155,7 +155,7 @@ def test_reserved_name_is_rejected_with_personal_models():
         check_names(make_simulation(own, forgetting_metric=Own(columns=("lr",)), evaluate=evaluate))
 
 
-def test_new_names_are_written(tmp_path):
+def test_columns_of_a_user_metric_are_written_once(tmp_path):
     state = run(tmp_path / "run", Own(columns=("mine",), keys=("mine",), of_clients=("mine",)))
     assert state.status == "completed"
     for name in ("rounds.csv", "clients.csv"):
@@ -168,7 +168,7 @@ class Gain(Own):
         return {"gain": max(float(accuracy.mean()) for accuracy in history.class_accuracy[1:])}
 
 
-def test_summary_is_computed_after_training(tmp_path):
+def test_summary_of_a_user_metric_is_computed_after_training(tmp_path):
     assert (
         run(tmp_path / "run", Gain(columns=("mine",), needs_local=False), eval_interval=2).status
         == "completed"
@@ -300,7 +300,7 @@ GIVEN: dict[str, Any] = {
         ({"classes": ["a", "b", "c", "a", "b"]}, "class names must .* are repeated: a, b$"),
     ],
 )
-def test_invalid_arrays_are_rejected(changed, message):
+def test_invalid_arrays_of_a_user_data_set_are_rejected(changed, message):
     assert len(Given(**GIVEN, changed={}).load().y_train) == 4
     with pytest.raises(ConfigError, match="dataset=given: " + message):
         Given(**GIVEN, changed=changed).load()

@@ -361,7 +361,7 @@ def test_local_models_have_personal_columns(tmp_path):
 
 
 @pytest.mark.parametrize("views", [["plain"], ["plain", "augmented"]])
-def test_resume_continues_bit_for_bit(views, tmp_path):
+def test_resumed_run_has_the_same_personal_results(views, tmp_path):
     def make(subjects=BOTH, rounds=4):
         own = PERSONAL["fedrod"]
         return make_simulation(own, rounds=rounds, evaluate=subjects, test_views=views)

@@ -88,7 +88,7 @@ def test_public_names_exist_and_are_documented():
 # --- a run
 
 
-def test_run_object_equals_files(run):
+def test_loaded_run_equals_its_files(run):
     again = fedexp.load_run(run.directory)
     assert again.status == "completed"
     assert again.summary == json.loads((run.directory / "summary.json").read_text())

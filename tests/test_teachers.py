@@ -45,7 +45,7 @@ THREE = replace(LOCAL, epochs=3)
     ("algorithm", "augment", "passes"),
     [(NTD, False, 1), (MOON, False, 2), (FedAvg(), False, 0), (NTD, True, 3)],
 )
-def test_references_run_in_the_first_epoch_only_unless_images_are_augmented(
+def test_teachers_run_only_in_the_first_epoch_without_augmentation(
     algorithm, augment, passes, monkeypatch
 ):
     """Moon has two references; there are three epochs."""
@@ -68,7 +68,7 @@ def test_references_run_in_the_first_epoch_only_unless_images_are_augmented(
 
 @pytest.mark.parametrize("algorithm", [NTD, MOON])
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
-def test_the_cache_does_not_change_the_models(algorithm, optimizer, monkeypatch):
+def test_caching_teacher_outputs_does_not_change_the_models(algorithm, optimizer, monkeypatch):
     local = replace(THREE, optimizer=optimizer)
     found = play(make_simulation(algorithm, local, augment=False))
     monkeypatch.setattr(sequential, "make_cache", lambda *_: None)
@@ -76,7 +76,7 @@ def test_the_cache_does_not_change_the_models(algorithm, optimizer, monkeypatch)
     assert_close(found.server["params"], expected.server["params"])
 
 
-def test_inputs_that_change_and_batch_statistics_prevent_caching():
+def test_changing_inputs_or_batch_statistics_prevent_caching():
     """Random numbers for dropout do not: a model in eval mode does not read them."""
     runtime = make_simulation(NTD, THREE).runtime
     module = NormedModule(1, 4)
@@ -152,7 +152,7 @@ def test_cached_outputs_are_in_the_order_of_the_batch():
     assert [each.flatten().tolist() for each in found] == [[14.0, 6.0], [10.0], [6.0, 14.0], [10.0]]
 
 
-def test_a_reference_that_changes_in_place_runs_again():
+def test_teacher_that_changes_in_place_runs_again():
     reference, params = Reference(), {"w": torch.tensor(2.0)}
     reference.epochs(params)
     params["w"].mul_(10)
@@ -161,7 +161,7 @@ def test_a_reference_that_changes_in_place_runs_again():
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_a_reference_that_an_optimizer_changes_runs_again(optimizer):
+def test_teacher_that_an_optimizer_changes_runs_again(optimizer):
     """torch's fused kernels do not count a tensor's changes."""
     local, reference = replace(LOCAL, optimizer=optimizer), Reference()
     params = {"w": torch.tensor(2.0, dtype=torch.float64)}
@@ -172,7 +172,7 @@ def test_a_reference_that_an_optimizer_changes_runs_again(optimizer):
     assert reference.calls == 4
 
 
-def test_a_reference_whose_tensors_are_replaced_runs_again():
+def test_teacher_whose_tensors_are_replaced_runs_again():
     """A new tensor may have the id of a deleted one, so the cache must keep the old tensors."""
     for _ in range(50):
         reference, params = Reference(), {"w": torch.full((), 1.0, dtype=torch.float64)}
@@ -187,7 +187,7 @@ def test_teacher_with_other_parameter_names_is_not_served_from_the_cache():
     assert reference.epochs({"v": w, "w": v})[1].item() == 15.0
 
 
-def test_inputs_that_need_a_gradient_or_have_changed_are_computed():
+def test_teacher_runs_again_if_its_input_has_changed_or_needs_a_gradient():
     reference, x = Reference(), torch.ones(2, 1, dtype=torch.float64)
     reference.cache.set_batch(x, 0)
     reference(x)
@@ -201,7 +201,7 @@ def test_inputs_that_need_a_gradient_or_have_changed_are_computed():
     assert reference(x).tolist() == [[4.0], [4.0]]
 
 
-def test_other_inputs_and_parameters_in_training_are_computed():
+def test_outputs_for_other_inputs_or_trained_parameters_are_not_cached():
     reference, x = Reference(), torch.ones(2, 1)
     reference.cache.set_batch(x, 0)
     reference(x)
@@ -216,7 +216,7 @@ def test_other_inputs_and_parameters_in_training_are_computed():
     assert reference.calls == 5
 
 
-def test_a_single_epoch_is_not_cached():
+def test_outputs_are_not_cached_for_a_single_epoch():
     reference = Reference(OutputCache(INDEX[:2], 3))
     reference.epochs(steps=(0, 1))
     assert [*reference.cache._models.values()] == [None]
@@ -237,7 +237,7 @@ def test_outputs_above_the_limit_of_memory_are_not_cached(monkeypatch):
     assert reference.calls == 4
 
 
-def test_only_the_first_models_of_a_round_are_cached():
+def test_outputs_of_only_the_first_teachers_of_a_round_are_cached():
     reference = Reference()
     for i in range(MODELS + 1):
         reference.epochs({"w": torch.tensor(float(i))})

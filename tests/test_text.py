@@ -304,7 +304,7 @@ CSV = {name: None for name in TXT} | {"test_csv": "body,label\na,x\n"}
         ),
     ],
 )
-def test_wrong_files_are_named(files, message, tmp_path):
+def test_wrong_text_files_are_named(files, message, tmp_path):
     write(tmp_path, **{name: text for name, text in (TXT | files).items() if text is not None})
     vocabulary = "vocab.json" if "vocab_json" in files else None
     text = message_of(dataset(tmp_path, vocabulary=vocabulary).load)
@@ -513,7 +513,7 @@ def correlation(a: torch.Tensor, b: torch.Tensor) -> float:
 
 @pytest.mark.parametrize("p", [0.1, 0.5])
 @pytest.mark.parametrize("kind", ["neighbours", "random"])
-def test_masks_are_uniform_and_independent(p, kind):
+def test_dropout_masks_are_uniform_and_independent(p, kind):
     """Rates and correlations of 2000 x 768 units are within 5 standard deviations."""
     drawn = torch.from_numpy(DropoutKeys().draw(np.random.default_rng(5), 2000))
     keys = drawn if kind == "random" else torch.arange(-1000, 1000)[:, None]

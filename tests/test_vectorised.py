@@ -721,7 +721,7 @@ class OnGpu:
 
 @pytest.mark.gpu
 @every_algorithm
-def test_gpu_equals_cpu(algorithm):
+def test_training_on_a_gpu_equals_the_cpu(algorithm):
     """In float64, without CUDA graphs."""
     simulation = make_simulation(algorithm, model=DEEP, participation=1.0)
     state, gpu, engine = (

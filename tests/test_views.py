@@ -181,7 +181,7 @@ def test_augmented_view_has_separate_history(tmp_path):
 
 
 @pytest.mark.slow
-def test_resume_continues_bit_for_bit(tmp_path):
+def test_resumed_run_has_the_same_augmented_results(tmp_path):
     whole, summary = full_run(with_local(test_views=BOTH), tmp_path / "whole")
     full_run(with_local(test_views=BOTH, rounds=2), tmp_path / "parts")
     again, resumed = full_run(with_local(test_views=BOTH), tmp_path / "parts", resume=True)

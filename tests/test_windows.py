@@ -33,7 +33,7 @@ def gradients(function, tensors, upstream):
     return torch.autograd.grad((function(*tensors) * upstream).sum(), tensors)
 
 
-def test_values_and_gradients_equal_hand_calculation():
+def test_maxima_and_gradients_equal_hand_calculation():
     """Two texts of two windows of one number. Filter w = 2: 2 and 6 for the first text, -2 and 0
     for the second; both maxima are in the second window, whose inputs have the gradient 2 and give
     w the gradient 3 + 0."""
@@ -49,7 +49,7 @@ def test_values_and_gradients_equal_hand_calculation():
     assert (weight.grad.item(), bias.grad.item()) == (3.0, 2.0)
 
 
-def test_values_and_gradients_equal_all_products(tensors):
+def test_maxima_and_gradients_equal_those_of_all_products(tensors):
     upstream = torch.randn(SHAPE[0], SHAPE[3], dtype=torch.float64)
     torch.testing.assert_close(
         max_over_windows(*tensors), expected_maxima(*tensors), rtol=1e-13, atol=1e-13
