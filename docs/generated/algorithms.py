@@ -26,19 +26,19 @@ def algorithms() -> list[str]:
 
 
 def builds_on(name: str) -> str | None:
-    """The option that a variant (a centralised twin) is made of."""
+    """Return the option on which a variant, such as a centralised counterpart, builds."""
     node = yaml.safe_load(algorithm_file(name).read_text(encoding="utf-8"))
     return next((base for base in node.get("defaults", ()) if base != "_self_"), None)
 
 
 @cache
 def algorithm(name: str) -> FedAvg:
-    """With the defaults of its yaml."""
+    """Return an algorithm with the defaults of its yaml file."""
     return make_target(read_option(algorithm_file(name)), "algorithm", FedAvg)
 
 
 def field_comments(schema: type) -> dict[str, str]:
-    """Field -> the comment behind it, of a dataclass and its bases."""
+    """Map each field of a dataclass and its bases to the comment behind it."""
     found: dict[str, str] = {}
     for base in reversed([b for b in schema.__mro__ if dataclasses.is_dataclass(b)]):
         source = inspect.getsource(base)
@@ -47,7 +47,7 @@ def field_comments(schema: type) -> dict[str, str]:
 
 
 def allowed_values(annotation: Any) -> str:
-    """What the annotation of a field allows, in the words of the error message."""
+    """Return what the annotation of a field allows, in the words of the error message."""
     kind, optional = without_none(annotation)
     if get_origin(kind) is Literal:
         words = [", ".join(str(choice) for choice in get_args(kind) if choice)]
@@ -57,7 +57,7 @@ def allowed_values(annotation: Any) -> str:
 
 
 def options_table(name: str) -> str:
-    """Every key of an algorithm with default, allowed values and meaning."""
+    """Return a table of an algorithm's keys: default, allowed values and meaning."""
     made, said = algorithm(name), yaml_comments(algorithm_file(name))
     fields = field_comments(type(made))
     lines = []
@@ -72,11 +72,11 @@ def options_table(name: str) -> str:
                 prose(meaning),
             )
         )
-    return table(("key", "default", "must be", "meaning"), lines)
+    return table(("key", "default", "allowed values", "meaning"), lines)
 
 
 def restrictions(made: FedAvg) -> str:
-    """What an algorithm is defined for, where that is less than FedAvg."""
+    """Return what an algorithm does not support, although FedAvg does."""
     limits = [
         ("local.optimizer=", made.optimizers, FedAvg.optimizers),
         ("scenario=", made.scenarios, FedAvg.scenarios),
@@ -87,10 +87,10 @@ def restrictions(made: FedAvg) -> str:
         for key, values, every in limits
         if set(values) != set(every)
     ]
-    only = f"Only with {'; '.join(said)}." if said else ""
-    return (
-        f"{only} Not with `server.optimizer`: {made.own_step}.".strip() if made.own_step else only
-    )
+    only = f"It works only with {'; '.join(said)}." if said else ""
+    if made.own_step:
+        only += f" It does not support `server.optimizer`: {made.own_step}."
+    return only.strip()
 
 
 @cache
@@ -99,15 +99,17 @@ def requirements() -> str:
 
 
 def needs_table(name: str) -> str:
-    """What it needs beyond FedAvg, with its variants; those without a row exchange nothing
-    (centralised twins)."""
+    """Return the rows of an algorithm and its variants in the table of needs.
+
+    Centralised counterparts have no row, because they exchange nothing.
+    """
     head, rule, *lines = requirements().splitlines()
     mine = [line for line in lines if line.startswith(f"| `{name}` ")]
     return "\n".join([head, rule, *mine]) if mine else ""
 
 
 def used_in(name: str) -> list[str]:
-    """Sweeps of conf/sweep that run it."""
+    """Return the sweeps in conf/sweep that run an algorithm."""
     return [sweep.name for sweep in sweeps() if name in methods(sweep)]
 
 
@@ -120,7 +122,7 @@ def algorithm_page(name: str) -> str:
         f"```sh\nfedexp algorithm={name}{companions(name)}\n```",
     ]
     if base:
-        parts.append(f"Otherwise it equals [{title(base)}]({base}.md).")
+        parts.append(f"Apart from this, it is [{title(base)}]({base}.md).")
     else:
         module = importlib.import_module(schema.__module__)
         parts += ["## What it does", from_docstring(module.__doc__ or "")]
@@ -134,11 +136,11 @@ def algorithm_page(name: str) -> str:
         prose(" ".join(comments(algorithm_file(name)))),
     ]
     if needs := needs_table(name):
-        parts += ["## Needs beyond FedAvg", needs]
+        parts += ["## Needs in addition to FedAvg", needs]
     if tuned := sorted((CONF / "tuned").glob(f"*_{name}.yaml")):
         parts += [
-            "## Values of a paper for a data set",
-            "Used automatically with this data set and algorithm.",
+            "## Values of the papers for a data set",
+            "fedexp uses these values automatically for this data set and algorithm.",
         ]
         parts += [
             f"`conf/tuned/{path.name}`:\n\n```yaml\n{path.read_text(encoding='utf-8')}```"
@@ -152,7 +154,7 @@ def algorithm_page(name: str) -> str:
 
 
 def companions(name: str) -> str:
-    """Options without which a method does not run, or has nothing to do."""
+    """Return the options that a method needs in addition to its name."""
     made, given = algorithm(name), ""
     if made.needs.surrogate or "none" not in made.scenarios or made.paradigm == "centralized":
         given += " scenario=class_incremental partition=equal_shards"
@@ -162,9 +164,9 @@ def companions(name: str) -> str:
 
 
 def algorithm_index() -> str:
-    """Every algorithm with its line, and the table of what each needs."""
+    """Return the table of all algorithms, one line each."""
     lines = []
     for name in algorithms():
         says = description(algorithm_file(name)).partition(":")[2].strip()
         lines.append((f"[{title(name)}]({name}.md)", f"`algorithm={name}`", prose(says)))
-    return table(("method", "option", "what it is"), lines)
+    return table(("method", "option", "description"), lines)

@@ -1,5 +1,4 @@
-"""What the page of a paper shows: its methods, settings, tables, and the printed values that cannot
-be right."""
+"""The page of a paper: methods, settings, tables, and published values that cannot be right."""
 
 import csv
 import re
@@ -20,10 +19,10 @@ MEASURED = "[Reproduction](../../REPRODUCTION.md) has the results, some at a red
 
 
 def committed(sweep: str) -> str:
-    """What the committed table of a sweep says: its verdicts, counted."""
+    """Return the number of each verdict in the committed table of a sweep."""
     path = ROOT / "multirun" / sweep / "table.csv"
     if not path.exists():
-        return "no table committed yet"
+        return "no committed table"
     with path.open(encoding="utf-8", newline="") as file:
         rows = [row for row in csv.DictReader(file) if not row["reading"]]
     counts = Counter(row["verdict"] for row in rows)
@@ -31,7 +30,7 @@ def committed(sweep: str) -> str:
 
 
 def paper_tables(paper: str) -> str:
-    """The tables and figures of a paper as sweeps, with the command and the state of each."""
+    """Return a table of the sweeps for a paper's tables and figures, with the state of each."""
     mine = sorted((s for s in sweeps() if s.paper == paper), key=lambda s: natural(s.name))
     lines = []
     for sweep in mine:
@@ -44,17 +43,17 @@ def paper_tables(paper: str) -> str:
         )
     head = (
         "in the paper",
-        "what",
+        "content",
         "name",
-        "runs a seed",
-        "printed values",
+        "runs per seed",
+        "published values",
         "verdicts of the committed table",
     )
     return "\n\n".join([table(head, lines), "\n".join(sweep_notes(mine)), MEASURED]).strip()
 
 
 def sweep_notes(mine: list[Sweep]) -> Iterator[str]:
-    """What the sweeps' files say beyond their titles, each once."""
+    """Yield the notes in the sweeps' files, each once."""
     said: dict[str, list[str]] = {}
     files = read_sweeps([CONF])
     for sweep in mine:
@@ -66,7 +65,7 @@ def sweep_notes(mine: list[Sweep]) -> Iterator[str]:
 
 
 def suspects(paper: str) -> str:
-    """Printed values that cannot be right; the report never judges by them."""
+    """Return the published values that cannot be right, by which the report does not judge."""
     with TABLES.open(encoding="utf-8", newline="") as file:
         found = [
             row
@@ -84,20 +83,20 @@ def suspects(paper: str) -> str:
 
 
 def natural(name: str) -> list[Any]:
-    """Sorts numbers by their value."""
+    """Return a key that sorts numbers in names by their value."""
     return [
         float(part) if part[:1].isdigit() else part for part in re.split(r"(\d+(?:\.\d+)?)", name)
     ]
 
 
 def protocols(path: Path) -> list[Path]:
-    """The files that a setting builds on."""
+    """Return the files on which a setting builds."""
     bases = re.findall(r"^  - (\w+/_\w+)$", path.read_text(encoding="utf-8"), re.MULTILINE)
     return [CONF / "experiment" / f"{base}.yaml" for base in bases]
 
 
 def paper_settings(paper: str) -> str:
-    """The paper's settings (`experiment=`), with what each is."""
+    """Return the paper's settings (`experiment=`) with their descriptions."""
     names = [
         name for name in list_options("experiment", [CONF]) if name.startswith(f"{paper.lower()}/")
     ]
@@ -113,11 +112,13 @@ def paper_settings(paper: str) -> str:
         f"`conf/{path.relative_to(CONF)}`:\n\n```yaml\n{path.read_text(encoding='utf-8')}```"
         for path in files
     )
-    whole = "\n\n".join(["The first setting, and what it shares with others:", *texts])
-    return "\n\n".join([table(("setting", "what"), lines), sources, whole])
+    whole = "\n\n".join(
+        ["The file of the first setting, and the files that it shares with other settings:", *texts]
+    )
+    return "\n\n".join([table(("setting", "content"), lines), sources, whole])
 
 
 def paper_methods(paper: str) -> str:
-    """The methods in the paper's tables, with the pages of the algorithms."""
+    """Return links to the pages of the methods in the paper's tables."""
     names = sorted(set().union(*(methods(sweep) for sweep in sweeps() if sweep.paper == paper)))
     return ", ".join(f"[{title(name)}](../algorithms/{name}.md)" for name in names) + "."
