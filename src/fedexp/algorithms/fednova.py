@@ -117,5 +117,10 @@ class FedNova(FedAvg):
 
 
 def direction(start: Params, end: Params, divisor: Tensor) -> Params:
-    """Return a client's mean direction (start - end) / divisor."""
+    """Return the mean direction of a client's steps, (start - end) / divisor.
+
+    start, end: the model before and after local training. divisor: lr times the number of steps.
+    The direction is 0 if the client took no step.
+
+    """
     return {k: (start[k] - end[k]) / torch.where(divisor > 0, divisor, 1.0) for k in start}

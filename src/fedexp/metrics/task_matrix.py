@@ -25,8 +25,8 @@ def _mean(values: Sequence[float] | np.ndarray) -> float:
 def forgetting_from_best(matrix: np.ndarray, initial: np.ndarray) -> float:
     """Return the mean drop from a task's best earlier accuracy, max_{t < T} a[t, s] - a[T, s].
 
-    The mean is over the tasks s < T. It is negative if learning the last task improved the accuracy
-    on the earlier tasks (Chaudhry et al., "Riemannian Walk", ECCV 2018).
+    The mean is over the tasks s < T. A drop is negative if learning the last task improved the
+    accuracy on the earlier tasks (Chaudhry et al., "Riemannian Walk", ECCV 2018).
     """
     a = _learned(matrix)
     return _mean([np.fmax.reduce(a[:-1, s]) - a[-1, s] for s in range(len(a) - 1)])

@@ -79,7 +79,11 @@ def convolve(
     padding: Pair,
     stride: Pair = (1, 1),
 ) -> Tensor:
-    """Compute F.conv2d of x [B, C, H, W], weight [O, C, h, w] and bias [O], differentiable once."""
+    """Compute F.conv2d of x [B, C, H, W], weight [O, C, h, w] and bias [O].
+
+    The result has first derivatives, but no second derivatives.
+
+    """
     # Cast once for all clients. torch has no autocast for the meta device.
     if not x.is_meta and torch.is_autocast_enabled(x.device.type):
         dtype = torch.get_autocast_dtype(x.device.type)
