@@ -38,6 +38,7 @@ from fedexp.core.tree import Params
 from fedexp.training.prepare import prepare
 from fedexp.training.rounds import play_round
 from fedexp.training.simulation import Simulation
+from fedexp.training.state import State
 
 HERE = ("hardware=cpu", "hardware.engine=sequential", "hardware.threads=1", "tracker=none")
 QUICK = (
@@ -142,19 +143,32 @@ PAIRS: dict[str, Callable[[Sequence[str]], dict[str, Simulation]]] = {
 }
 
 
+def take_turns(
+    simulations: dict[str, Simulation],
+    rounds: int,
+    clock: Callable[[], float] = time.process_time,
+) -> tuple[dict[str, list[float]], dict[str, State]]:
+    """Play the rounds of all simulations in turn, after a warm-up round.
+
+    Return (name -> seconds of each round, name -> last state).
+    """
+    states = {name: each.initial_state() for name, each in simulations.items()}
+    seconds: dict[str, list[float]] = {name: [] for name in simulations}
+    for number in range(rounds + 1):
+        for name, each in simulations.items():
+            start = clock()
+            states[name].advance(play_round(each, states[name]))
+            if number:
+                seconds[name].append(clock() - start)
+    return seconds, states
+
+
 def compare(
     pair: dict[str, Simulation], rounds: int, clock: Callable[[], float] = time.process_time
 ) -> tuple[dict[str, list[float]], float]:
     """Play the rounds of both in turn, after one that warms up. Return (way -> seconds of each
     round, largest difference of a weight of the two models over the largest weight)."""
-    states = {name: each.initial_state() for name, each in pair.items()}
-    seconds: dict[str, list[float]] = {name: [] for name in pair}
-    for number in range(rounds + 1):
-        for name, each in pair.items():
-            start = clock()
-            states[name].advance(play_round(each, states[name]))
-            if number:
-                seconds[name].append(clock() - start)
+    seconds, states = take_turns(pair, rounds, clock)
     one, other = (state.server["params"] for state in states.values())
     apart = max(float((one[k] - other[k]).abs().max()) for k in one)
     return seconds, apart / max(float(value.abs().max()) for value in one.values())
