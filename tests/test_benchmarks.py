@@ -250,7 +250,7 @@ def test_bare_model_is_the_cnn_of_w1():
 
 @pytest.mark.parametrize("name", pairs.PAIRS)
 def test_pairs_train_the_same_model(name, capsys):
-    """A further view changes no weight, and the others only by rounding (fp32)."""
+    """Testing more changes no weight, and the other pairs differ only by rounding (fp32)."""
     if name in ("vit", "head"):
         pytest.importorskip("timm")
     small = ["--set=participation=0.03", "--set=model.channels=[4,8]", "--set=model.hidden=[16]"]
@@ -258,7 +258,7 @@ def test_pairs_train_the_same_model(name, capsys):
     found = capsys.readouterr().out
     assert found.startswith(f"{name}: ")
     apart = float(found.partition("largest difference of a weight ")[2].split()[0])
-    assert apart == 0 if name == "views" else apart < 1e-4
+    assert apart == 0 if name in ("views", "local") else apart < 1e-4
 
 
 @pytest.mark.parametrize(
