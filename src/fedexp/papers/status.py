@@ -8,6 +8,7 @@ from typing import Any
 
 import pandas as pd
 from hydra import compose, initialize_config_dir
+from omegaconf import OmegaConf
 
 from fedexp.algorithms.base import FedAvg
 from fedexp.algorithms.interfaces import Needs
@@ -87,21 +88,31 @@ def list_jobs(sweep: Sweep, table: pd.DataFrame | None, runs: pd.DataFrame) -> p
     return pd.DataFrame(found.values())
 
 
-# overrides that change the work of a job, besides the algorithm
-OF_WORK = ("experiment", "dataset", "scenario", "model", "rounds", "participation", "local.epochs")
+# Overrides that change the work of a job, besides the algorithm: options, and values that Hydra
+# sets after it has composed the options.
+OPTIONS = ("experiment", "dataset", "scenario", "model")
+VALUES = ("rounds", "participation", "local.epochs")
 
 
 def describe_job(overrides: frozenset[str]) -> dict[str, Any]:
     """Return what a job trains, see `describe_work`."""
-    algorithm = dict(text.split("=", 1) for text in overrides).get("algorithm", "fedavg")
-    # Composing takes most of the time, and few overrides change the work.
-    config = compose_config(frozenset(o for o in overrides if o.partition("=")[0] in OF_WORK))
-    choices = {**config.hydra.runtime.choices, "algorithm": algorithm}
-    return describe_work(overrides, config, choices, config.rounds)
+    given = dict(text.split("=", 1) for text in overrides)
+    # Composing takes most of the time, and many jobs have the same options.
+    choices, values = compose_options(
+        frozenset(o for o in overrides if o.partition("=")[0] in OPTIONS)
+    )
+    choices = choices | {"algorithm": given.get("algorithm", "fedavg")}
+    return describe_work(
+        overrides, choices, *(float(given.get(key, values[key])) for key in VALUES)
+    )
 
 
 def describe_work(
-    overrides: Iterable[str], config: Any, choices: Mapping[str, str], rounds: int
+    overrides: Iterable[str],
+    choices: Mapping[str, str],
+    rounds: float,
+    participation: float,
+    epochs: float,
 ) -> dict[str, Any]:
     """Return what a run or a job trains.
 
@@ -112,8 +123,8 @@ def describe_work(
     """
     needs, paradigm = read_algorithm(choices["algorithm"])
     model = sorted(text for text in overrides if text.startswith("model."))
-    share = 1.0 if paradigm == "centralized" else config["participation"]
-    passes = config["local"]["epochs"] * (needs.gradients + needs.teachers / 3)
+    share = 1.0 if paradigm == "centralized" else participation
+    passes = epochs * (needs.gradients + needs.teachers / 3)
     passes += needs.gradient_passes + needs.forward_passes / 3
     return {
         "algorithm": choices["algorithm"],
@@ -130,10 +141,12 @@ def read_algorithm(name: str) -> tuple[Needs, str]:
 
 
 @cache
-def compose_config(overrides: frozenset[str]) -> Any:
-    """Return the configuration that Hydra composes from these overrides."""
+def compose_options(overrides: frozenset[str]) -> tuple[dict[str, str], dict[str, float]]:
+    """Compose a configuration; return the chosen options by group, and the values of VALUES."""
     with initialize_config_dir(str(conf_directory().resolve()), version_base="1.3"):
-        return compose("config", overrides=sorted(overrides), return_hydra_config=True)
+        config = compose("config", overrides=sorted(overrides), return_hydra_config=True)
+    values = {key: OmegaConf.select(config, key) for key in VALUES}
+    return dict(config.hydra.runtime.choices), values
 
 
 def has_values(table: pd.DataFrame, fields: Mapping[str, str]) -> bool:
@@ -154,7 +167,8 @@ def estimate_hours(jobs: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
     for _, run in runs.iterrows():
         config, summary = run["config"], run["summary"]
         if "rounds" in config and not find_data_changes(config, summary):
-            work = describe_work(run["overrides"], config, config["choices"], summary["rounds"])
+            values = summary["rounds"], config["participation"], config["local"]["epochs"]
+            work = describe_work(run["overrides"], config["choices"], *values)
             rows.append(work | {unit: run[unit] / work["passes"] for unit in HOURS})
     rates = pd.DataFrame(rows, columns=["kind", "algorithm", *HOURS])
     same = rates.groupby(["kind", "algorithm"]).median()
