@@ -77,10 +77,12 @@ def check(
     Raises AssertionError with a message that says what differs and where.
     """
     method = algorithm() if isinstance(algorithm, type) else algorithm
+    with composed([*FEDERATION, *overrides]) as composition:
+        config = without_hydra(composition)
 
     def simulation(rounds: int, of: FedAvg = method) -> Simulation:
-        with composed([*FEDERATION, f"rounds={rounds}", *overrides]) as config:
-            built = build(without_hydra(config))
+        config.rounds = rounds
+        built = build(config)
         # Copy the algorithm, since a resumed run does not restore attributes that training has set.
         return prepare(replace(built, algorithm=copy.deepcopy(of))).simulation
 
