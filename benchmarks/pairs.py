@@ -55,7 +55,8 @@ VIT = (
     *("num_clients=3125", "participation=0.0032", "local.epochs=4", "local.batch_size=16"),
     *("augment=false", "rounds=1000", "eval_interval=1000"),
 )
-FEW = ("num_clients=80", "participation=0.05")  # of digits
+# of digits
+FEW = ("num_clients=80", "participation=0.05", "model.name=test_vit", "local.epochs=1")
 
 
 @dataclass(frozen=True, kw_only=True)
