@@ -98,10 +98,10 @@ def write_job(directory, seed):
 
 
 @pytest.fixture
-def sweep(tmp_path):
+def sweep(here):
     for seed, name in enumerate(SWEEP):
-        write_job(tmp_path / "multirun" / "mine" / name, seed)
-    return tmp_path / "multirun" / "mine"
+        write_job(here / "multirun" / "mine" / name, seed)
+    return here / "multirun" / "mine"
 
 
 def hurt(sweep, name, damage):

@@ -48,9 +48,9 @@ OPTIONAL = (
 
 
 @pytest.fixture
-def sweep(tmp_path) -> Path:
+def sweep(here) -> Path:
     """A sweep with a valid job and a job with pipes beside its tables."""
-    folder = tmp_path / "multirun" / "theirs"
+    folder = here / "multirun" / "theirs"
     for seed, name in enumerate(("sound", "hurt")):
         write_job(folder / name, seed)
     for name in OPTIONAL:
