@@ -22,6 +22,12 @@ NAMES = ("--algorithm", "theirs", "--dataset", "cifar10", "--partition", "iid")
 TRIANGLE = "0.75\n0.875,0.5\n0.25,0.625,1.0\n"
 
 
+@pytest.fixture(autouse=True)
+def no_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Draw figures only in the fixture `compared`, since they take most of the time."""
+    monkeypatch.setattr("fedexp.figures.make_figures", lambda directory: [])
+
+
 def write(path: Path, text: str) -> Path:
     path.write_text(text)
     return path
@@ -57,7 +63,6 @@ def test_imported_matrix_gives_the_measures_between_tasks(tmp_path):
     assert run.values("task_forgetting") == [-0.125, 0.1875]  # 0.75 - 0.875; ((0.5) - (0.125)) / 2
     # all tasks were tested only after the last one
     assert run.values("test_accuracy") == [0.625]
-    assert (run.directory / "figures/tasks.png").exists()
 
 
 def test_row_of_the_initial_model_gives_forward_transfer(tmp_path):
@@ -80,7 +85,6 @@ def test_imported_class_accuracies_give_the_measures_of_a_run(tmp_path):
     assert fedexp.load_run(run.directory).class_accuracy["name"][:2].tolist() == ["cat", "dog"]
     assert load_history(run.directory).rounds == [0, 1, 2, 3]
     assert not run.problems
-    assert (run.directory / "figures/class_accuracy.png").exists()
 
 
 def test_row_of_the_initial_model_gives_consistency(tmp_path):
@@ -259,6 +263,8 @@ def compared(tmp_path_factory) -> Path:
 
 def test_imported_matrices_of_a_run_give_its_measures(compared):
     own, tasks, classes = (RunDirectory(compared / name) for name in ("own", "tasks", "classes"))
+    assert (tasks.directory / "figures/tasks.png").exists()
+    assert (classes.directory / "figures/class_accuracy.png").exists()
     assert own.summary["round_forgetting"] > 0
     assert measure(own)["forgetting_from_best"] > 0
     assert measure(tasks) == measure(own)

@@ -82,7 +82,8 @@ def test_sweep_of_lorm_has_all_methods_for_every_beta():
 TINY = ["dataset.counts=null", "dataset.size=16", "model.name=test_vit", "model.weights=null"]
 TINY += [f"dataset.augmentation.{key}=32" for key in ("size", "base", "test_size")]
 TINY += ["model.image_size=32", "num_clients=2", "rounds=2", "scenario.num_tasks=2"]
-TINY += ["local.epochs=1", "hardware=cpu", "tracker=none", "figures=false"]
+TINY += ["local.epochs=1", "hardware=cpu", "hardware.engine=sequential"]
+TINY += ["tracker=none", "figures=false"]
 
 
 @pytest.mark.parametrize("algorithm", ["lorm", "fedavg"])

@@ -16,6 +16,7 @@ import yaml
 from sklearn.datasets import load_digits
 
 import fedexp
+import quick_runs
 from fedexp.analysis import paper_table
 from fedexp.analysis.varying import varying_options
 from fedexp.cli import main
@@ -26,21 +27,10 @@ from fedexp.rundir.reader import RunDirectory
 from test_continual import TWO_TASKS
 from toy_federation import CONF, SETTINGS, make_simulation
 
-SMALL = [
-    "num_clients=8",
-    "participation=0.5",
-    "local.epochs=1",
-    "min_size=2",
-    "figures=false",
-    "hardware=cpu",
-]
-SMALL += [
-    "hardware.engine=sequential",
-    "hardware.threads=1",
-    "hardware.precision=fp64",
-    "checkpoint_interval=1",
-]
-SMALL += ["tracker=none", "local.batch_size=60"]  # three steps a client
+EXACT = ["hardware.precision=fp64", "checkpoint_interval=1"]
+SMALL = [*quick_runs.SMALL, *EXACT]
+# four rounds of a model that learns
+LONGER = [*quick_runs.FEDERATION, *EXACT, "local.batch_size=60", "rounds=4", "algorithm=fedntd"]
 
 
 def train(directory: Path, *overrides: str) -> fedexp.Run:
@@ -50,13 +40,8 @@ def train(directory: Path, *overrides: str) -> fedexp.Run:
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> fedexp.Run:
     """Four rounds; keep_models=2 keeps every second model in addition to the checkpoints."""
-    return train(
-        tmp_path_factory.mktemp("runs") / "run",
-        "rounds=4",
-        "algorithm=fedntd",
-        "keep_models=2",
-        "keep_local_models=[3]",
-    )
+    kept = ["keep_models=2", "keep_local_models=[3]"]
+    return fedexp.run([*LONGER, *kept], directory=tmp_path_factory.mktemp("runs") / "run")
 
 
 @pytest.fixture(scope="module")
@@ -227,7 +212,7 @@ def test_missing_or_damaged_file_is_named(run, tmp_path):
 def test_python_run_equals_command_line_run(run, tmp_path, monkeypatch):
     """The tables are equal except for times, and so is the fingerprint."""
     monkeypatch.setattr(sys, "argv", ["fedexp"])
-    arguments = [*SMALL, "rounds=4", "algorithm=fedntd", f"hydra.run.dir={tmp_path / 'other'}"]
+    arguments = [*LONGER, f"hydra.run.dir={tmp_path / 'other'}"]
     assert main.main(arguments) == 0
     other = fedexp.load_run(tmp_path / "other")
     steady = [name for name in run.rounds if not name.endswith(("seconds", "_per_second"))]
