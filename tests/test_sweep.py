@@ -113,28 +113,29 @@ def test_overrides_are_compared_as_hydra_writes_them():
 
 
 @functools.cache
-def jobs_with_new_values():
-    """Return, for each sweep, the jobs with an option's value that no job before has.
+def jobs_with_all_values():
+    """Return few jobs of each sweep that together have every value of every option.
 
-    A value within a group, such as `algorithm.mu=1`, is new for each option of the group.
+    A value within a group, such as `algorithm.mu=1`, counts for each option of the group.
     """
-    seen, found = set(), {}
+    jobs = {}
     for name in SWEEPS:
-        jobs = [job for each in launches(load(name), ["tracker=none"]) for job in expand(each)]
-        found[name] = []
-        for job in jobs:
+        for job in itertools.chain(*map(expand, launches(load(name), ["tracker=none"]))):
             options = dict(text.split("=", 1) for text in job if not is_value(text))
             values = {(options.get(text.partition(".")[0]), text) for text in job}
-            if not values <= seen:
-                seen |= values
-                found[name].append(job)
+            jobs[name, *job] = values
+    found, missing = {name: [] for name in SWEEPS}, set().union(*jobs.values())
+    while missing:
+        name, *job = max(jobs, key=lambda each: len(jobs[each] & missing))
+        found[name].append(job)
+        missing -= jobs[name, *job]
     return found
 
 
 @every_sweep
 def test_every_value_of_an_option_is_valid(name):
     """Data are not loaded."""
-    for job in jobs_with_new_values()[name]:
+    for job in jobs_with_all_values()[name]:
         build(composed(*job))
 
 
