@@ -150,10 +150,7 @@ BY_WORD = (CFeD, FedDMC, FedKA, FedAlign)
 @pytest.mark.parametrize("epochs", [1, 2])
 def test_declared_computation_matches_the_counted_passes(row, before, epochs, counts):
     settings = {"local": replace(PLAIN, epochs=epochs), "participation": 1.0}
-    if row in STREAMS:
-        simulation = row.stream(sizes=OF_STREAMS, **settings)
-    else:
-        simulation = row.simulation(sizes=SIZES, **settings)
+    simulation = row.simulation(sizes=OF_STREAMS if row in STREAMS else SIZES, **settings)
     state = play(simulation, before)
     next_exchange = exchange.Exchange(
         simulation, simulation.algorithm, state.server, state.clients, before + 1

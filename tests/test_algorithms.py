@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, fields, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -85,6 +85,7 @@ class Row:
     this row, and those in `rejected` cannot be changed alone.
     """
 
+    rounds: ClassVar[int] = 2  # the second one has teachers and client states
     cls: type[FedAvg]
     live: dict[str, Any] = field(default_factory=dict)
     # changes of `live` that give FedAvg; None: no such changes

@@ -5,7 +5,7 @@ import functools
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -93,7 +93,9 @@ def stream(algorithm: FedAvg, **changes: Any):
 class Row(OneTaskRow):
     """As in test_algorithms: parameters at which the method differs from FedAvg in task 2."""
 
-    def stream(self, algorithm: FedAvg | None = None, **changes: Any):
+    rounds: ClassVar[int] = 4  # two of each task
+
+    def simulation(self, algorithm: FedAvg | None = None, **changes: Any):
         return stream(algorithm or self.make(), **{"model": self.model} | changes)
 
 
@@ -280,7 +282,7 @@ def test_engines_give_the_same_server_state_in_every_round(row, engines):
     between them."""
     states = []
     for name in engines:
-        simulation = on_engine(row.stream(), name)
+        simulation = on_engine(row.simulation(), name)
         state, seen = simulation.initial_state(), []
         for _ in range(4):
             result = play_round(simulation, state)
@@ -349,13 +351,13 @@ def test_every_option_of_every_method_is_varied(cls):
 @one_of_each_kind("row", BY_NAME, *KEPT, *STRUCTURE, "roles")
 def test_run_resumed_in_the_second_task_equals_uninterrupted_run(row, tmp_path):
     """The results are equal bit for bit. The two parts of the run share only the files."""
-    whole = record(row.stream(), tmp_path / "whole", resume=False)
-    simulation = row.stream()
+    whole = record(row.simulation(), tmp_path / "whole", resume=False)
+    simulation = row.simulation()
     halted = replace(simulation, engine=HaltsAfter(simulation.engine, calls=training_calls(row)))
     with pytest.raises(KeyboardInterrupt):
         record(halted, tmp_path / "parts", resume=False)
     assert storage.load_tree(tmp_path / "parts" / files.CHECKPOINT)["round"] == 3
-    resumed = record(row.stream(), tmp_path / "parts", resume=True)
+    resumed = record(row.simulation(), tmp_path / "parts", resume=True)
     assert_equal(resumed.server, whole.server)
     assert resumed.accuracy == whole.accuracy
     assert resumed.tested[PLAIN].tasks == whole.tested[PLAIN].tasks
@@ -392,7 +394,7 @@ class HaltsAfter:
 def test_declared_needs_equal_exchanged_trees(row):
     """Round 3 is the first of task 2. Sizes are multiples of the model that clients train; label
     vectors are negligible."""
-    simulation = row.stream()
+    simulation = row.simulation()
     state = play(simulation, 2)
     model = tree.num_bytes(simulation.algorithm.broadcast(state.server)["params"])
     needs, result = simulation.algorithm.needs, play_round(simulation, state)
@@ -414,7 +416,7 @@ def test_methods_work_with_batch_norm(row):
     servers = []
     for name in ("sequential", "workers"):
         model = AdaptedNormed() if row in ADAPTED else Normed()
-        simulation = on_engine(row.stream(model=model), name)
+        simulation = on_engine(row.simulation(model=model), name)
         servers.append(play(simulation, 4).server)
     assert_equal(servers[1], servers[0])
     assert tree.is_finite(servers[0])
@@ -432,7 +434,7 @@ def test_other_tasks_examples_are_never_read(monkeypatch):
 
     load = ClientRuntime.load_train
     for row in FIRST.values():
-        simulation = row.stream()
+        simulation = row.simulation()
         state = simulation.initial_state()
         for number in (1, 2, 3, 4):
             info = simulation.stage_of(number).federation

@@ -18,7 +18,6 @@ from fedexp.engine.base import Engine
 from fedexp.rundir import files
 from test_algorithms import SHIPPED, record, tables
 from test_continual import ROWS as CONTINUAL
-from test_continual import stream
 from toy_federation import (
     CLASSES,
     DRAWN,
@@ -33,13 +32,6 @@ from toy_federation import (
 
 ROWS = first_of_each_class(SHIPPED, CONTINUAL)
 UNDEFINED_CLASS, UNTESTED_CLASS = 3, 2
-
-
-def simulation(name, **settings):
-    row = ROWS[name]
-    if row in CONTINUAL:
-        return stream(row.make(), **settings)
-    return row.simulation(**settings)
 
 
 # --- clients that break
@@ -73,7 +65,7 @@ class Breaking(Engine):
 )
 @one_of_each_kind("name", ROWS, *KEPT, *DRAWN, *ON_THE_SERVER, *STRUCTURE, "finish", "public")
 def test_non_finite_client_ends_run_and_is_named(name, factor, tmp_path, caplog):
-    whole = simulation(name, participation=1.0)
+    whole = ROWS[name].simulation(participation=1.0)
     broken = replace(whole, engine=Breaking(whole.engine, 2, factor))
     with caplog.at_level(logging.WARNING, logger="fedexp"):
         state = record(broken, tmp_path, resume=False)
@@ -124,7 +116,7 @@ def test_run_completes_with_one_class_per_client_and_missing_classes(name, tmp_p
     monkeypatch.setattr(toy_federation, "Ragged", lambda sizes: OneClassEach())
     clients = CLASSES - 1
     state = record(
-        simulation(name, sizes=(1,) * clients, participation=1.0), tmp_path, resume=False
+        ROWS[name].simulation(sizes=(1,) * clients, participation=1.0), tmp_path, resume=False
     )
     assert state.status == "completed"
     counts = state.history.counts
@@ -144,7 +136,7 @@ def test_run_completes_with_one_class_per_client_and_missing_classes(name, tmp_p
 
 @one_of_each_kind("name", ROWS, *KEPT, *ON_THE_SERVER, *STRUCTURE, "public")
 def test_run_completes_with_one_client(name, tmp_path):
-    state = record(simulation(name, sizes=(12,), participation=1.0), tmp_path, resume=False)
+    state = record(ROWS[name].simulation(sizes=(12,), participation=1.0), tmp_path, resume=False)
     assert state.status == "completed"
     assert set(pd.read_csv(tmp_path / files.CLIENTS)["client"]) == {0}
 
@@ -155,7 +147,9 @@ def test_run_completes_with_one_client(name, tmp_path):
 @one_of_each_kind("name", ROWS, *KEPT, *DRAWN, *ON_THE_SERVER, *STRUCTURE, "adapt", "public")
 def test_same_run_twice_has_same_files(name, tmp_path):
     """The algorithm's state is bit for bit the same too."""
-    states = [record(simulation(name, rounds=2), tmp_path / each, resume=False) for each in "ab"]
+    states = [
+        record(ROWS[name].simulation(rounds=2), tmp_path / each, resume=False) for each in "ab"
+    ]
     assert tables(tmp_path / "a") == tables(tmp_path / "b")
     torch.testing.assert_close(states[0].server, states[1].server, rtol=0, atol=0)
     torch.testing.assert_close(dict(states[0].clients), dict(states[1].clients), rtol=0, atol=0)
@@ -166,7 +160,7 @@ def test_same_run_twice_has_same_files(name, tmp_path):
 def test_client_with_huge_weights_completes_or_diverges(name, tmp_path):
     """The weights are finite, so the round counts. The run completes or diverges later, with whole
     files."""
-    whole = simulation(name, participation=1.0)
+    whole = ROWS[name].simulation(participation=1.0)
     state = record(replace(whole, engine=Breaking(whole.engine, 2, 1e200)), tmp_path, resume=False)
     assert state.status in ("completed", "diverged")
     assert pd.read_csv(tmp_path / files.ROUNDS)["round"].tolist() == list(range(state.round + 1))
@@ -176,7 +170,7 @@ def test_client_with_huge_weights_completes_or_diverges(name, tmp_path):
 @pytest.mark.parametrize("name", ROWS)
 def test_client_with_nan_in_its_data_ends_the_run_as_diverged(name, tmp_path, monkeypatch):
     """Pixels and words are integers, but a user's data set may return NaN."""
-    whole = simulation(name, participation=1.0)
+    whole = ROWS[name].simulation(participation=1.0)
     own = torch.from_numpy(whole.stages[0].federation.parts[2])
     inputs = ImageData.inputs
 

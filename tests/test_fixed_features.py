@@ -13,7 +13,7 @@ from fedexp.models.lora import LoRA
 from fedexp.training import prepare
 from fedexp.training.features import has_fixed_features
 from test_algorithms import assert_equal
-from test_own_models import ROWS, Net, Own, simulation_of
+from test_own_models import ROWS, Net, Own
 from test_vectorised import Closures, recording
 from test_vmap_support import SmallViT
 from toy_federation import LOCAL, make_simulation, one_of_each_kind, play
@@ -41,7 +41,8 @@ def plainly(monkeypatch):
 def test_training_on_stored_features_equals_training_on_images(name, engine, plainly):
     """Also for algorithms that change the inputs, such as FedReg."""
     options = {"model": FROZEN, "augment": False, "engine": engine}
-    fast, slow = simulation_of(name, **options), plainly(simulation_of, name, **options)
+    make = ROWS[name].simulation
+    fast, slow = make(**options), plainly(make, **options)
     assert fast.runtime.data.train_features is not None
     assert slow.runtime.data.train_features is None
     states = play(fast, 3), play(slow, 3)

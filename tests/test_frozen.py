@@ -55,22 +55,14 @@ def frozen(*prefixes: str) -> Frozen:
     return Frozen(channels=(3,), kernel=3, padding=1, hidden=(8,), prefixes=prefixes)
 
 
-def simulation_of(name: str, **changes: Any):
-    row = ROWS[name]
-    if row in CONTINUAL:
-        return stream(row.make(), **changes)
-    return make_simulation(row.make(), public=row.public, **changes)
-
-
 @one_of_each_kind("name", ROWS, *KEPT, *STRUCTURE, *PER_PARAMETER)
 def test_frozen_parameters_are_neither_trained_nor_sent(name):
     """Nor does the server keep them; the model still uses them."""
-    simulation = simulation_of(name, model=frozen("convolutions"))
+    simulation = ROWS[name].simulation(model=frozen("convolutions"))
     named = dict(simulation.runtime.net.module.named_parameters())
     body = {k: v.clone() for k, v in named.items() if k.startswith("convolutions")}
     assert body
-    # continual: two rounds of task 1, one of task 2
-    state = play(simulation, 3 if ROWS[name] in CONTINUAL else 2)
+    state = play(simulation, ROWS[name].rounds)
     assert tree.is_finite(state.server["params"])
     assert not any(k.startswith("convolutions") for k in state.server["params"])
     assert not any(
@@ -119,9 +111,9 @@ def test_engines_agree_on_frozen_parameters(name, engines):
     states = []
     for engine in engines:
         simulation = replace(
-            simulation_of(name, model=frozen("convolutions", "hidden")), engine=ENGINES[engine]
+            ROWS[name].simulation(model=frozen("convolutions", "hidden")), engine=ENGINES[engine]
         )
-        states.append(play(simulation, 3 if ROWS[name] in CONTINUAL else 2).server)
+        states.append(play(simulation, ROWS[name].rounds).server)
     for other in states[1:]:
         assert_equal(other, states[0], atol=1e-12)
 
@@ -141,9 +133,9 @@ def test_a_frozen_classifier_works_or_is_rejected(name):
             ConfigError,
             match=rf"classifier.weight, classifier.bias must be trainable.*because {name} trains",
         ):
-            simulation_of(name, model=frozen("classifier"))
+            ROWS[name].simulation(model=frozen("classifier"))
         return
-    simulation = simulation_of(name, model=frozen("classifier"))
+    simulation = ROWS[name].simulation(model=frozen("classifier"))
     assert tree.is_finite(play(simulation, 3).server["params"])
 
 

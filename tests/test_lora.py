@@ -16,7 +16,7 @@ from fedexp.models.own import OwnModel
 from fedexp.models.pretrained import Torchvision
 from fedexp.training.rounds import play_round
 from test_algorithms import assert_equal
-from test_own_models import Net, simulation_of
+from test_own_models import ROWS, Net
 from test_vectorised import traces
 from toy_federation import ENGINES, make_simulation, play
 
@@ -139,7 +139,7 @@ def test_only_adapters_and_head_are_trained_and_sent():
 def test_engines_agree_on_adapters(name):
     model = Own(lora=LoRA(rank=2, targets=("stem", "inner")))
     states = [
-        play(replace(simulation_of(name, model), engine=engine), 2).server
+        play(replace(ROWS[name].simulation(model=model), engine=engine), 2).server
         for engine in ENGINES.values()
     ]
     assert tree.is_finite(states[0]["params"])

@@ -257,12 +257,11 @@ def test_algorithms_support_or_reject_server_optimizers(name):
         assert problems[0].startswith(f"server.optimizer=adam: cannot be used with {name}: it")
         return
     assert problems == []
-    simulation = stream(algorithm) if row in CONTINUAL else row.simulation()
-    rounds = 4 if row in CONTINUAL else 2
-    state = play(replace(simulation, server_optimizer=server), rounds)
+    simulation = row.simulation()
+    state = play(replace(simulation, server_optimizer=server), row.rounds)
     assert all(bool(value.isfinite().all()) for value in state.server["params"].values())
-    same = play(with_server(simulation, optimizer="sgd"), rounds).server["params"]
-    assert_equal(same, play(simulation, rounds).server["params"], atol=0)
+    same = play(with_server(simulation, optimizer="sgd"), row.rounds).server["params"]
+    assert_equal(same, play(simulation, row.rounds).server["params"], atol=0)
     assert STATE in state.server
     assert not any(
         torch.equal(same[k], v) for k, v in state.server["params"].items() if v.is_floating_point()

@@ -80,13 +80,6 @@ class Fast(Own):
     vectorises: ClassVar[bool] = True
 
 
-def simulation_of(name: str, model: OwnModel, **changes: Any):
-    row = ROWS[name]
-    if row in CONTINUAL:
-        return stream(row.make(), model=model, **changes)
-    return make_simulation(row.make(), public=row.public, model=model, **changes)
-
-
 def test_splitting_off_the_head_keeps_the_outputs():
     with seeded_torch(0):
         whole = Net((1, 6, 6), 4)
@@ -110,26 +103,26 @@ def test_splitting_off_the_head_keeps_the_outputs():
     "name", ROWS, *MODEL, "client_setup", "local_step", "refine", "roles", "exchanges"
 )
 def test_algorithms_run_on_own_networks_or_reject_them(name):
-    lacking = {"FedAlign": "no last stage", "FedBN": "no batch norm"}
+    row, lacking = ROWS[name], {"FedAlign": "no last stage", "FedBN": "no batch norm"}
     if name in lacking:
         with pytest.raises(ConfigError, match=lacking[name]):
-            simulation_of(name, Own(head="fc"))
+            row.simulation(model=Own(head="fc"))
         return
-    rounds = 3 if ROWS[name] in CONTINUAL else 2  # continual: two rounds of task 1, one of task 2
-    assert tree.is_finite(play(simulation_of(name, Own(head="fc")), rounds).server["params"])
-    if name in FEATURES:
-        with pytest.raises(
-            ConfigError, match=rf"model: {name} needs .*head: fc .*linear layers: inner, fc"
-        ):
-            simulation_of(name, Own())
-    else:
-        assert tree.is_finite(play(simulation_of(name, Own()), rounds).server["params"])
+    for model in (Own(head="fc"), Own()):
+        if name in FEATURES and model.head is None:
+            with pytest.raises(
+                ConfigError, match=rf"model: {name} needs .*head: fc .*linear layers: inner, fc"
+            ):
+                row.simulation(model=model)
+        else:
+            state = play(row.simulation(model=model), row.rounds)
+            assert tree.is_finite(state.server["params"])
 
 
 @engines_compared
 @pytest.mark.parametrize("head", ["fc", None])
 def test_engines_agree_on_own_networks(head, engines):
-    simulation = simulation_of("FedNTD", Fast(head=head))
+    simulation = ROWS["FedNTD"].simulation(model=Fast(head=head))
     states = [play(replace(simulation, engine=ENGINES[engine]), 2) for engine in engines]
     for other in states[1:]:
         assert_equal(other.server, states[0].server, atol=1e-12)
@@ -184,12 +177,12 @@ def test_dropout_depends_only_on_client_and_round():
     round."""
     torch.manual_seed(1)
     model = Own(head="fc", dropout=0.5)
-    first = play(simulation_of("FedAvg", model), 2)
+    first = play(make_simulation(model=model), 2)
     torch.manual_seed(2)
     torch.rand(7)
-    other = play(replace(simulation_of("FedAvg", model), engine=ENGINES["workers"]), 2)
+    other = play(replace(make_simulation(model=model), engine=ENGINES["workers"]), 2)
     assert_equal(other.server, first.server, atol=1e-12)
-    without = play(simulation_of("FedAvg", Own(head="fc")), 2)
+    without = play(make_simulation(model=Own(head="fc")), 2)
     assert not torch.equal(
         without.server["params"]["classifier.weight"], first.server["params"]["classifier.weight"]
     )
@@ -260,7 +253,9 @@ def test_server_dropout_depends_only_on_the_round(name):
     model, states = Own(head="fc", dropout=0.5), []
     for noise in (1, 2):
         asked = name == "rehearse"
-        simulation = stream(Rehearsing(), model=model) if asked else simulation_of(name, model)
+        simulation = (
+            stream(Rehearsing(), model=model) if asked else ROWS[name].simulation(model=model)
+        )
         states.append(simulation.initial_state())
         for _ in range(3):
             torch.manual_seed(noise)
