@@ -1,4 +1,4 @@
-"""`make bench`: fedexp's engines on W1 against the bare loop and the floor (see README.md)."""
+"""`make bench`: compare fedexp's engines on W1 with the bare loop and the floor (see README.md)."""
 
 import argparse
 import re
@@ -14,8 +14,10 @@ from fedexp.engine.hardware import EMULATED, bf16_slowdown, cores
 
 
 def contestants(options: argparse.Namespace, workload: Path, data: list[str]) -> list[Contestant]:
-    """Return, for each algorithm and precision the bare loop, the floor and the engines; references
-    before who needs them."""
+    """Return the contestants: for each algorithm and precision, bare loop, floor and engines.
+
+    A reference comes before the contestants that are compared with it.
+    """
     there = {path.stem for path in (ROOT / "conf" / "algorithm").glob("*.yaml")}
     found = []
     for algorithm, precision in product(
@@ -97,7 +99,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--rounds", type=int, default=2, help="rounds per repetition, after one warm-up round"
     )
-    parser.add_argument("--epochs", type=int, default=EPOCHS, help="local epochs of a client")
+    parser.add_argument("--epochs", type=int, default=EPOCHS, help="local epochs")
     parser.add_argument(
         "--workers",
         type=int,
@@ -115,7 +117,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
         type=str,
         action="append",
         default=[],
-        help="run only contestants with this text in their name",
+        help="measure only contestants whose name contains this text; may be repeated",
     )
     parser.add_argument(
         "--quick", action="store_true", help="FedAvg, one epoch, one repetition, one counted round"
@@ -127,8 +129,8 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
         if bf16_slowdown() > EMULATED:
             options.precisions = ["fp32"]
             print(
-                "bf16 is left out, which this CPU emulates; --precisions=fp32,bf16 measures it all"
-                " the same"
+                "bf16 is left out because this CPU emulates it; use --precisions=fp32,bf16 to"
+                " measure it"
             )
     if options.quick:
         options.algorithms, options.epochs, options.repeats, options.rounds = ["fedavg"], 1, 1, 1

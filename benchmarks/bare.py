@@ -1,12 +1,12 @@
-"""What a careful person writes by hand: W1 in plain PyTorch. The yardstick, not a contestant; none
-of fedexp's code trains here.
+"""W1 in plain PyTorch, as an expert would write it by hand, without fedexp's training code.
 
-`python -m benchmarks.bare` trains one client after the other in one process: the bare loop that the
-sequential engine is held against. With `--workers 2` it is the floor: processes of one thread each,
-longest client first, results through a queue. In both: channels-last, fused SGD, freed memory kept,
-batched augmentation, autocast for bf16; the frozen global model as FedNTD's teacher (beta = tau =
-1), called on every batch. Reads the workload that `benchmarks.w1` saved; writes rounds.csv with the
-columns of fedexp's.
+`python -m benchmarks.bare` trains clients one after another in one process. This is the bare loop,
+with which the sequential engine is compared. With `--workers 2`, it is the floor: processes with
+one thread each train the clients, those with the most examples first, and return results through a
+queue. Both use channels-last tensors, fused SGD, batched augmentation and autocast for bf16, and
+keep freed memory. FedNTD's teacher is the frozen global model (beta = tau = 1), which is called on
+every batch. The program reads the workload that `benchmarks.w1` saved, and writes rounds.csv with
+fedexp's columns.
 """
 
 import argparse
@@ -38,8 +38,11 @@ Weights = dict[str, Tensor]
 
 
 def keep_freed_memory() -> None:
-    """Keep freed memory: by default glibc gives large blocks back and faults them in again on every
-    step, up to 1.6 times slower."""
+    """Keep freed memory in the process.
+
+    By default, glibc returns large blocks to the system and faults them in again in every step,
+    which is up to 1.6 times slower.
+    """
     with suppress(OSError, AttributeError):
         libc = ctypes.CDLL("libc.so.6")
         libc.mallopt(-3, 1 << 30)  # M_MMAP_THRESHOLD
@@ -47,8 +50,10 @@ def keep_freed_memory() -> None:
 
 
 class Net(nn.Module):
-    """The CNN of 2,156,490 parameters; ReLU after the pooling is the same function and a quarter of
-    the work."""
+    """The CNN with 2,156,490 parameters.
+
+    ReLU is applied after the pooling, which gives the same result with a quarter of the work.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -68,14 +73,18 @@ def make_net(weights: Weights, device: torch.device) -> Net:
 
 
 class Batches:
-    """The local batches of one client: reshuffled every epoch, the last partial one kept,
-    augmented."""
+    """The augmented local batches of one client.
+
+    Examples are reshuffled in every epoch, and the last batch may be smaller.
+    """
 
     def __init__(
         self, x: Tensor, y: Tensor, mean: np.ndarray, std: np.ndarray, epochs: int, seed: int
     ):
-        """Keep x: uint8 [N, 32, 32, 3] and y: int64 [N] of the whole training set, on the device of
-        the training."""
+        """Store the training set on the device that trains.
+
+        x: uint8 [N, 32, 32, 3]. y: int64 [N].
+        """
         self.x, self.y, self.epochs = x, y, epochs
         self.generator = torch.Generator(x.device).manual_seed(seed)
         self.mean, self.std = (
@@ -92,7 +101,7 @@ class Batches:
                 )
 
     def draw(self, n: int) -> Tensor:
-        """Draw int64 [5, n]: crop offsets dy and dx, flip, centre cy and cx of the cutout."""
+        """Draw crop offsets dy and dx, flip, and centre cy and cx of the cutout, int64 [5, n]."""
         high = (2 * CROP_PADDING + 1, 2 * CROP_PADDING + 1, 2, 32, 32)
         device = self.x.device
         return torch.stack(
@@ -101,8 +110,10 @@ class Batches:
 
 
 def augment(x: Tensor, draws: Tensor, mean: Tensor, std: Tensor) -> Tensor:
-    """Augment uint8 [B, 32, 32, 3] -> float32 [B, 3, 32, 32], channels-last: crop, flip, normalise,
-    cutout per example."""
+    """Crop, flip, normalise and cut out each example separately.
+
+    x: uint8 [B, 32, 32, 3]. Returns float32 [B, 3, 32, 32] in channels-last layout.
+    """
     dy, dx, flip, cy, cx = draws[:, :, None]
     pixels, p = torch.arange(32, device=x.device), CROP_PADDING
     rows = (dy + pixels)[:, :, None]
@@ -115,8 +126,7 @@ def augment(x: Tensor, draws: Tensor, mean: Tensor, std: Tensor) -> Tensor:
 
 
 def not_true_distillation(student: Tensor, teacher: Tensor, y: Tensor) -> Tensor:
-    """Return FedNTD's KL(teacher || student) over the classes that are not the label, mean over the
-    batch."""
+    """Return FedNTD's KL(teacher || student) over all classes but the label, as a batch mean."""
     keep = torch.arange(student.shape[1], device=y.device) != y[:, None]
     low = torch.finfo(student.dtype).min
     log_q, log_p = (F.log_softmax(torch.where(keep, z, low), -1) for z in (student, teacher))
@@ -130,7 +140,10 @@ def descend(
     lr: float,
     bf16: bool,
 ) -> None:
-    """Run SGD over the batches, in place; with a teacher FedNTD, else FedAvg."""
+    """Train the network in place by SGD over the batches.
+
+    The loss is FedNTD's if there is a teacher, and FedAvg's otherwise.
+    """
     sgd = torch.optim.SGD(
         net.parameters(), lr=lr, momentum=MOMENTUM, weight_decay=WEIGHT_DECAY, fused=True
     )
@@ -149,8 +162,10 @@ def descend(
 
 
 class Trainer:
-    """One process's share: trains one client at a time and, where asked, tests the local model
-    class by class."""
+    """Trains one client at a time in a process.
+
+    With `--local-evaluation`, the local model is also tested class by class.
+    """
 
     def __init__(self, options: argparse.Namespace, device: torch.device):
         keep_freed_memory()
@@ -167,8 +182,11 @@ class Trainer:
     def train(
         self, weights: Weights, index: Tensor, number: int, position: int
     ) -> tuple[Weights, Tensor | None]:
-        """Return (local weights, right answers int64 [10] or None) of the client at `position` in
-        round `number`."""
+        """Train the client at a position of a round's cohort.
+
+        Return its local weights, and the correct predictions by class, int64 [10], or None if the
+        local model is not tested.
+        """
         net = make_net(weights, self.device)
         teacher = (
             make_net(weights, self.device).requires_grad_(False)
@@ -191,7 +209,7 @@ class Trainer:
 
     @torch.no_grad()
     def evaluate(self, weights: Weights) -> Tensor:
-        """Return the right answers on the test set by class, int64 [10]."""
+        """Return the number of correct predictions on the test set by class, int64 [10]."""
         if self._x_test is None:  # normalised once and kept
             mean, std = (
                 torch.tensor(v, device=self.device) for v in (self.data.mean, self.data.std)
@@ -210,14 +228,14 @@ class Trainer:
 
 
 def serve(options: argparse.Namespace, jobs: mp.Queue, results: mp.Queue) -> None:
-    """Run a worker process of the floor."""
+    """Train clients in a worker process of the floor."""
     trainer = Trainer(options, torch.device("cpu"))
     while (job := jobs.get()) is not None:
         results.put((job[-1], *trainer.train(*job)))
 
 
 class Pool:
-    """The floor's processes."""
+    """The worker processes of the floor."""
 
     def __init__(self, options: argparse.Namespace):
         context = mp.get_context("spawn")
@@ -247,8 +265,10 @@ class Pool:
 
 
 def run(options: argparse.Namespace) -> list[dict[str, float]]:
-    """Train all rounds; return the rows of rounds.csv. The clock stops for an evaluation that was
-    not asked for."""
+    """Train all rounds and return the rows of rounds.csv.
+
+    The time of the last round's test counts only with `--global-evaluation`.
+    """
     device = torch.device(options.device)
     torch.manual_seed(0)
     weights = {k: v.detach().to(device) for k, v in Net().state_dict().items()}
@@ -294,9 +314,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.bare", description=__doc__)
     parser.add_argument("workload", type=Path, help="directory written by benchmarks.w1")
     parser.add_argument("out", type=Path, help="directory for rounds.csv")
-    parser.add_argument("--rounds", type=int, default=3, help="the first is a warm-up")
+    parser.add_argument("--rounds", type=int, default=3, help="rounds, including one warm-up round")
     parser.add_argument(
-        "--workers", type=int, default=0, help="worker processes; 0: train one client after another"
+        "--workers",
+        type=int,
+        default=0,
+        help="worker processes; 0: train clients one after another",
     )
     parser.add_argument("--threads", type=int, default=1, help="threads of each process")
     parser.add_argument("--device", default="cpu")
@@ -305,7 +328,7 @@ def main() -> None:
     parser.add_argument(
         "--local-evaluation",
         action="store_true",
-        help="test every local model, inside the training",
+        help="test every local model; the time counts as training",
     )
     parser.add_argument(
         "--global-evaluation", action="store_true", help="test the global model in every round"

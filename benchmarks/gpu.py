@@ -1,7 +1,15 @@
-"""The figures of a GPU on W1, in parts that are written as they end: a step of ten clients, FedNTD
-for 200 rounds against the bare loop, algorithms against FedAvg, ResNets on the vectorised engine
-against the sequential one, whether a run repeats exactly, the slowest operations, jobs that share
-the GPU; medians with smallest and largest."""
+"""Measure the speed of a GPU on W1, in parts whose results are written as soon as they are known.
+
+- step: a local step of ten clients
+- rounds: 200 rounds of FedNTD, compared with the bare loop
+- algorithms: algorithms compared with FedAvg
+- resnets: ResNets on the vectorised engine, compared with the sequential engine
+- repeat: whether two equal runs give equal results
+- profile: the slowest operations of a round
+- jobs: several jobs of a sweep on one GPU
+
+Tables show the median, the smallest and the largest value.
+"""
 
 import argparse
 import csv
@@ -38,10 +46,10 @@ from fedexp.training.exchange import Exchange, broadcast, sample
 
 ALGORITHMS = ("fedavg", "fedprox", "fedntd", "scaffold", "moon")
 RESNETS = ("resnet10", "resnet18", "resnet50")
-JOBS = (1, 2, 4)  # of a sweep, on one GPU at a time
+JOBS = (1, 2, 4)  # numbers of jobs that run on one GPU at a time
 SEEDS = "0,1,2,3,4,5,6,7"
 
-# Part -> what is wanted of one H100.
+# part -> the goal on one H100
 GOALS = {
     "step": "goal: 1.5 ms in tf32, 1 ms in bf16",
     "rounds": "goal: 15 s, the first round under 3 s",
@@ -56,7 +64,7 @@ GOALS = {
 
 
 class Gpu:
-    """Runner of contestants one by one, which keeps what could not be measured."""
+    """Runs contestants one by one, and stores messages about those that failed (`left_out`)."""
 
     def __init__(self, options: argparse.Namespace, work: Path):
         self.options, self.work, self.data = options, work, [*data_overrides(), *options.overrides]
@@ -64,7 +72,7 @@ class Gpu:
         prepare_workload(options.bare_rounds, self.data).save(work / "w1")
 
     def fedexp(self, engine: str, precision: str, rounds: int, *overrides: str) -> list[Rep]:
-        """Run fedexp a few times, each from its start; an empty list where it fails."""
+        """Run fedexp several times and return the results, or an empty list if a run fails."""
         hardware = (f"hardware.device={self.options.device}", f"hardware.engine={engine}")
         settings = (
             *OVERRIDES,
@@ -77,8 +85,7 @@ class Gpu:
         return self._run(name, fedexp(*settings, *overrides), self.options.repeats)
 
     def bare(self, precision: str) -> list[Rep]:
-        """Return the sequential eager loop, testing the global model in every round like fedexp;
-        once."""
+        """Run the bare loop once, with a test of the global model in every round as in fedexp."""
         flags = (
             "--algorithm=fedntd",
             f"--precision={precision}",
@@ -109,7 +116,7 @@ class Gpu:
         return reps
 
     def step(self) -> str:
-        """Time rounds of ten clients of ten batches each, with nothing but local steps in them."""
+        """Time the local training of ten clients with ten batches each."""
         rows = []
         for precision, algorithm in product(self.options.precisions, ("fedavg", "fedntd")):
             times = self._steps(precision, algorithm)
@@ -118,7 +125,7 @@ class Gpu:
         return markdown(("a step of ten clients, batches of 50", "n (rounds)", "ms"), rows)
 
     def _steps(self, precision: str, algorithm: str) -> list[float]:
-        """Return the milliseconds of a step in each of some rounds, after three that record it."""
+        """Return the milliseconds per step of each round, after three warm-up rounds."""
         size = (
             "num_clients=100",
             "participation=0.1",
@@ -151,8 +158,10 @@ class Gpu:
             torch.cuda.synchronize()
 
     def rounds(self) -> str:
-        """Run FedNTD for all rounds, the first too but not the start; compare its speed over the
-        rounds of the bare loop."""
+        """Time all rounds of FedNTD, without the start of the program.
+
+        The speed is compared with the bare loop over the rounds that the bare loop runs.
+        """
         o, rows = self.options, []
         for precision in o.precisions:
             bare = self.bare(precision)
@@ -176,8 +185,7 @@ class Gpu:
         return markdown((*head, *more), rows)
 
     def algorithms(self) -> str:
-        """Return the seconds of a round of each algorithm that there is, as a multiple of
-        FedAvg's."""
+        """Compare the seconds per round of each algorithm with FedAvg's."""
         o, rows = self.options, []
         precision = o.precisions[0]
         reference: list[Rep] = []
@@ -189,7 +197,7 @@ class Gpu:
         return markdown(("", "n", "s a round, all in", "examples/s", "x FedAvg"), rows)
 
     def resnets(self) -> str:
-        """Compare the vectorised engine with the sequential one."""
+        """Compare the vectorised engine with the sequential engine for each ResNet."""
         rows = []
         for model in self.options.models:
             sequential = self.fedexp("sequential", "bf16", 3, f"model={model}")
@@ -201,7 +209,7 @@ class Gpu:
         return markdown(head, rows)
 
     def repeat(self) -> str:
-        """Run FedNTD twice in each precision and compare the accuracy of every class."""
+        """Run FedNTD twice in each precision, and compare the files with class accuracies."""
         rows = []
         for precision in self.options.precisions:
             found = set()
@@ -212,7 +220,7 @@ class Gpu:
         return markdown(("FedNTD, twice", "same class_accuracy.csv"), rows)
 
     def profile(self) -> str:
-        """Return the slowest operations of a round, by the time of the device."""
+        """Return the operations of a round with the largest device time."""
         precision = self.options.precisions[-1]
         self._ntd(precision, 4, "profile=true")
         table = pd.read_csv(self.work / "out" / "profile" / "operations.csv").head(20)
@@ -223,7 +231,7 @@ class Gpu:
         return markdown((f"FedNTD {precision}", *table.columns[1:]), cells)
 
     def jobs(self) -> str:
-        """Time a sweep over eight seeds with one or more jobs at a time on the GPU."""
+        """Time a sweep over eight seeds with one, two and four jobs at a time on the GPU."""
         rows = []
         for together in JOBS:
             start = time.perf_counter()
@@ -242,7 +250,7 @@ class Gpu:
         return markdown(head, rows)
 
     def _ntd(self, precision: str, rounds: int, *more: str) -> None:
-        """Run FedNTD on the vectorised engine, all of whose files are wanted."""
+        """Run FedNTD on the vectorised engine, and keep all files of the run."""
         settings = (
             *OVERRIDES,
             *self.data,
@@ -261,7 +269,7 @@ class Gpu:
 
 
 def row(name: str, reps: list[Rep], reference: list[Rep], quantity: str) -> tuple[str, ...]:
-    """Return a line of a table, with the ratios of a quantity to that of a reference."""
+    """Return a row of a table. Its last cell is the ratio of a quantity to the reference's."""
     seconds = [rep.seconds for rep in reps]
     rates = [rep.rate for rep in reps]
     multiple = ratios(reps, reference, quantity) if reference else ""
@@ -269,7 +277,7 @@ def row(name: str, reps: list[Rep], reference: list[Rep], quantity: str) -> tupl
 
 
 def first_round(folder: Path) -> str:
-    """Return the seconds of the first round of a run, with all that is made once."""
+    """Return the seconds of the first round of a run, which includes one-time preparation."""
     with (folder / "rounds.csv").open(newline="") as file:
         return next(
             f"{float(row['seconds']):.2f}" for row in csv.DictReader(file) if row["round"] == "1"
@@ -287,13 +295,13 @@ def main(arguments: list[str] | None = None) -> int:
         "--bare-rounds",
         type=int,
         default=10,
-        help="rounds of the bare loop and for the table of algorithms",
+        help="rounds of the bare loop and of the other comparisons",
     )
     parser.add_argument(
-        "--repeats", type=int, default=3, help="runs of each contestant except the bare loop"
+        "--repeats", type=int, default=3, help="runs of each contestant, except for the bare loop"
     )
     parser.add_argument(
-        "--rounds-of-steps", type=int, default=10, help="rounds in which steps are timed"
+        "--rounds-of-steps", type=int, default=10, help="number of rounds in which steps are timed"
     )
     parser.add_argument("--precisions", type=words, default=["fp32", "tf32", "bf16"])
     parser.add_argument("--models", type=words, default=list(RESNETS))
@@ -301,7 +309,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("overrides", nargs="*", help="options of fedexp, for a smaller workload")
     options = parser.parse_args(arguments)
     if unknown := set(options.parts) - set(GOALS):
-        parser.error(f"--parts={','.join(unknown)}: must be among {', '.join(GOALS)}")
+        parser.error(f"--parts={','.join(unknown)}: must be one of {', '.join(GOALS)}")
     if options.device.startswith("cuda") and not torch.cuda.is_available():
         print("benchmarks.gpu: torch finds no CUDA device on this machine", file=sys.stderr)
         return 2

@@ -1,5 +1,4 @@
-"""How time and memory of a round grow: with the clients of a round, the clients in total, the size
-of the model."""
+"""Measure how time and memory of a round grow with the cohort, all clients and the model size."""
 
 import argparse
 import csv
@@ -15,9 +14,12 @@ LARGE = ("dataset=random_pixels", "partition=iid")
 
 
 def points(sampled: list[int], clients: list[int]) -> dict[str, list[tuple[str, tuple[str, ...]]]]:
-    """Return table -> (row, overrides). A client has one batch of 50 in the first and third table,
-    5 or more examples in the second, where the data are the 50,000 for all numbers of clients: what
-    remains is the cost per client."""
+    """Return a dict that maps each table to its rows, as pairs (name of the row, overrides).
+
+    In the first and third table, each client has one batch of 50 examples. In the second table, the
+    clients share 50,000 examples, however many clients there are. This table shows the cost per
+    client.
+    """
     models: dict[str, tuple[str, ...]]
     models = {
         f"cnn, hidden {width}": ("model=cnn", f"model.hidden=[{width}]")
@@ -41,8 +43,11 @@ def points(sampled: list[int], clients: list[int]) -> dict[str, list[tuple[str, 
 def measure_point(
     overrides: tuple[str, ...], hardware: list[str], rounds: int, work: Path
 ) -> list[str]:
-    """Return cells: model in MB, examples a round, seconds of training and of the round, peak
-    memory, time to start."""
+    """Run one point and return its cells.
+
+    The cells are the model in MB, examples per round, seconds of training, seconds of a round, and
+    peak memory.
+    """
     command = fedexp(
         "hardware=cpu", *hardware, *overrides, "local.epochs=1", f"rounds={rounds + 1}"
     )

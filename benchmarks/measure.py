@@ -1,7 +1,7 @@
-"""Runs contestants in processes of their own, in turn, and turns their rounds.csv into a table.
+"""Run contestants in turn, each in its own process, and make a table from their rounds.csv.
 
-Every contestant writes the same file: `round, train_samples_per_second, train_seconds, seconds,
-test_accuracy` (further columns are ignored). Round 1 is a warm-up and not counted.
+Every contestant writes this file with the columns `round, train_samples_per_second, train_seconds,
+seconds, test_accuracy`. Other columns are ignored. Round 1 is a warm-up and is not counted.
 """
 
 import csv
@@ -21,39 +21,41 @@ from datetime import date
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-CONF = ROOT / "benchmarks" / "conf"  # data sets of ours, for machines without CIFAR-10
+CONF = ROOT / "benchmarks" / "conf"  # our data sets, for machines without CIFAR-10
 RESULTS = Path(__file__).resolve().parent / "RESULTS.md"
 COLUMNS = ("round", "train_samples_per_second", "train_seconds", "seconds", "test_accuracy")
-MARK = "FEDEXP_BENCHMARK"  # environment variable by which the processes of a contestant are known
-BAD_INPUT = 2  # fedexp's exit code for what it rejects
+MARK = "FEDEXP_BENCHMARK"  # environment variable that marks the processes of a contestant
+BAD_INPUT = 2  # fedexp's exit code for bad input
 
 
 @dataclass(frozen=True)
 class Contestant:
-    """A program to measure: `command` writes rounds.csv into the folder whose name replaces OUT in
-    it."""
+    """A program to measure.
+
+    `command` writes rounds.csv to a folder. The path of the folder replaces OUT in the command.
+    """
 
     name: str
     command: tuple[str, ...]
-    reference: str = ""  # the contestant whose speed is 1.00
+    reference: str = ""  # name of the contestant that this one is compared with
 
 
 @dataclass(frozen=True)
 class Rep:
-    """One repetition of one contestant, over its counted rounds."""
+    """The results of one repetition of a contestant over its counted rounds."""
 
-    rate: float  # client-training examples per second: examples / seconds of training
-    all_in: float  # examples per second of the whole round
-    seconds: float  # a round, all in
-    accuracy: float  # of the last round's global model
+    rate: float  # examples per second of client training
+    all_in: float  # examples per second of whole rounds
+    seconds: float  # mean duration of a whole round
+    accuracy: float  # of the global model after the last round
     pss: float  # GiB: peak of the process tree, shared pages counted once
-    rss: float  # GiB: the same, shared pages counted in each process
-    examples: tuple[int, ...]  # of each counted round
-    total: float  # seconds of all rounds, the warm-up too
+    rss: float  # GiB: peak, with shared pages counted in each process
+    examples: tuple[int, ...]  # examples of each counted round
+    total: float  # seconds of all rounds, including the warm-up
 
 
 class Rejected(Exception):
-    """Error: fedexp says that it has no such option; the message is its own."""
+    """Raised if fedexp rejects the options of a contestant. The message is fedexp's."""
 
 
 def write_rounds(folder: Path, rows: Sequence[dict]) -> None:
@@ -65,7 +67,7 @@ def write_rounds(folder: Path, rows: Sequence[dict]) -> None:
 
 
 def read_rounds(folder: Path, pss: float = 0.0, rss: float = 0.0, last: int | None = None) -> Rep:
-    """Read the rounds. `last`: the last round to count, where not all are."""
+    """Return the results in rounds.csv. last: the last round to count, or None for all rounds."""
     with (folder / "rounds.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     counted = [row for row in rows if 1 < int(row["round"]) <= (last or len(rows))]
@@ -82,23 +84,26 @@ def read_rounds(folder: Path, pss: float = 0.0, rss: float = 0.0, last: int | No
 
 @dataclass
 class Memory:
-    """Peak memory of the processes that carry the mark."""
+    """Peak memory of the processes that are marked by the environment variable MARK."""
 
     mark: str
     pss: float = 0.0
     rss: float = 0.0
-    samples: list[float] = field(default_factory=list)  # PSS in GiB at each of them
+    samples: list[float] = field(default_factory=list)  # PSS in GiB of each sample
 
     def pids(self) -> list[int]:
-        """Return the processes by environment, not by parent: daemons such as Ray's do not stay
-        below the process that started them."""
+        """Return the marked processes.
+
+        They are found by environment, since daemons such as Ray's do not remain children of the
+        process that started them.
+        """
         needle, found = f"{MARK}={self.mark}".encode(), []
         for entry in Path("/proc").glob("[0-9]*"):
             try:
                 if needle in (entry / "environ").read_bytes():
                     found.append(int(entry.name))
             except OSError:
-                continue  # ended meanwhile, or another user's
+                continue  # the process has ended, or belongs to another user
         return found
 
     def sample(self) -> None:
@@ -129,8 +134,11 @@ def run_once(
     environment: dict[str, str],
     samples: list[float] | None = None,
 ) -> Rep:
-    """Run one repetition. Raises Rejected, or RuntimeError with the end of the output. samples: a
-    list to which the PSS in GiB is added twice a second."""
+    """Run one repetition of a contestant.
+
+    samples: a list to which the PSS in GiB is added twice a second. Raises Rejected if fedexp
+    rejects the options. Raises RuntimeError, with the end of the output, if the program fails.
+    """
     shutil.rmtree(out, ignore_errors=True)
     out.parent.mkdir(parents=True, exist_ok=True)
     memory, log = (
@@ -138,8 +146,7 @@ def run_once(
         out.parent / f"{out.name}.log",
     )
     command = [part.replace("OUT", str(out)) for part in contestant.command]
-    # Waiting threads sleep, as in fedexp: spinning ones would take the cores from the other
-    # processes.
+    # Waiting threads sleep, as in fedexp. Spinning threads would take cores from other processes.
     variables = (
         os.environ
         | {"OMP_WAIT_POLICY": "PASSIVE", "PYTHONPATH": str(ROOT)}
@@ -156,13 +163,13 @@ def run_once(
                 memory.sample()
                 if time.monotonic() > deadline:
                     raise RuntimeError(
-                        f"{contestant.name}: not done after {timeout:.0f} s; {tail(log)}"
+                        f"{contestant.name}: did not finish within {timeout:.0f} s; {tail(log)}"
                     )
                 with suppress(subprocess.TimeoutExpired):
                     process.wait(0.5)
         finally:
-            process.kill()  # nothing where it has ended
-            memory.end_all()  # what it has left behind
+            process.kill()  # no effect if it has ended
+            memory.end_all()  # processes that it left behind
             process.wait()
     if process.returncode == BAD_INPUT and "fedexp" in command:
         raise Rejected(tail(log))
@@ -182,10 +189,10 @@ def measure(
     environment: dict[str, str] | None = None,
     timeout: float = 1800,
 ) -> tuple[dict[str, list[Rep]], list[str]]:
-    """Measure all contestants in turn, A B C A B C ...; return their repetitions and a line for
-    each one left out.
+    """Measure all contestants in turn (A B C A B C ...).
 
-    All must have trained the same numbers of examples, else RuntimeError.
+    Return the repetitions of each contestant, and a line for each contestant that is left out.
+    Raises RuntimeError unless all contestants trained the same numbers of examples.
     """
     reps: dict[str, list[Rep]] = {}
     left_out: dict[str, str] = {}
@@ -210,13 +217,13 @@ def measure(
     complete = {name: own for name, own in reps.items() if name not in left_out}
     if len({rep.examples for own in complete.values() for rep in own}) > 1:
         raise RuntimeError(
-            "the contestants trained different numbers of examples, so their speeds do not compare"
+            "the contestants trained different numbers of examples, so they cannot be compared"
         )
     return complete, list(left_out.values())
 
 
 def spread(values: Sequence[float], form: str = ",.0f") -> str:
-    """Return the median and range."""
+    """Return the median of values and, if there are several, their range as text."""
     middle = format(statistics.median(values), form)
     return (
         middle if len(values) == 1 else f"{middle} ({min(values):{form}} to {max(values):{form}})"
@@ -224,8 +231,11 @@ def spread(values: Sequence[float], form: str = ",.0f") -> str:
 
 
 def ratios(reps: Sequence[Rep], reference: Sequence[Rep], quantity: str) -> str:
-    """Return the ratios pairwise within each repetition: what disturbs the machine for minutes
-    disturbs both."""
+    """Return the median and range of the ratios between two contestants.
+
+    Each ratio compares runs of the same repetition, since other load on the machine then affects
+    both.
+    """
     return spread(
         [getattr(a, quantity) / getattr(b, quantity) for a, b in zip(reps, reference, strict=True)],
         ".2f",
@@ -265,7 +275,7 @@ def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def machine() -> str:
-    """Return CPU, cores, instruction set, versions, date: what a figure depends on."""
+    """Describe what results depend on: CPU, GPU, cores, instruction set, versions and date."""
     import torch
 
     from fedexp.engine.hardware import cores, cpu_name
@@ -279,7 +289,7 @@ def machine() -> str:
 
 
 def write_section(name: str, text: str, path: Path = RESULTS) -> None:
-    """Replace one command's section in RESULTS.md and keep those of the others."""
+    """Replace the section of one command in RESULTS.md, and keep all other sections."""
     old = (
         path.read_text()
         if path.exists()
@@ -291,6 +301,6 @@ def write_section(name: str, text: str, path: Path = RESULTS) -> None:
 
 
 def fedexp(*overrides: str) -> tuple[str, ...]:
-    """Return the command line of a real run, without a tracker."""
+    """Return the command line of a run without a tracker."""
     program = (sys.executable, "-m", "fedexp", "--config-dir", str(CONF))
     return (*program, "tracker=none", *overrides, "hydra.run.dir=OUT")

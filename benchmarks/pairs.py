@@ -10,10 +10,10 @@
 - head: training of this network's head, with features computed in every step, or once before the
   first round (not included in the time)
 
-The variants take turns (A B A B) in one process with one thread. The time is that of the process,
-so other programs on the machine have little effect; --wall measures elapsed time instead. The
-workload is W1 of README.md, with CIFAR-10 from FEDEXP_DATA; `vit` and `head` need timm and do not
-test the model. --quick uses digits and only shows that the command works.
+The variants take turns (A B A B) in one process with one thread. By default, the time is the
+process's CPU time, so other programs on the machine have little effect. --wall measures elapsed
+time instead. The workload is W1 of README.md, with CIFAR-10 from FEDEXP_DATA. `vit` and `head` need
+timm, and do not test the model. --quick uses digits and only shows that the command works.
 """
 
 import argparse
@@ -55,13 +55,13 @@ VIT = (
     *("num_clients=3125", "participation=0.0032", "local.epochs=4", "local.batch_size=16"),
     *("augment=false", "rounds=1000", "eval_interval=1000"),
 )
-# of digits
+# for digits
 FEW = ("num_clients=80", "participation=0.05", "model.name=test_vit", "local.epochs=1")
 
 
 @dataclass(frozen=True, kw_only=True)
 class OneByOne(FedReg):
-    """FedReg as it was: two ascents one after the other."""
+    """FedReg in its earlier form, with two ascents one after the other."""
 
     def ascend(
         self, net: Network, model: Params, batch: Batch, mask: torch.Tensor
@@ -80,8 +80,10 @@ class OneByOne(FedReg):
 
 @dataclass(frozen=True, kw_only=True)
 class AskedAgain(FedNTD):
-    """FedNTD whose teacher is asked in every epoch: the engine knows a batch by its tensor, and
-    this is another one."""
+    """FedNTD that computes the teacher's outputs in every epoch.
+
+    The engine recognises a batch by its tensor. A copy of the tensor is therefore a new batch.
+    """
 
     def example_loss(
         self, net: Network, params: Params, batch: Batch, ctx: Context
@@ -137,7 +139,7 @@ def head(data: Sequence[str]) -> dict[str, Simulation]:
 
 
 def otherwise(ours: Simulation, kind: type[FedAvg]) -> Simulation:
-    """Return the same simulation with a subclass of its algorithm."""
+    """Return a copy of a simulation with a subclass of its algorithm."""
     values = {field.name: getattr(ours.algorithm, field.name) for field in fields(ours.algorithm)}
     return replace(ours, algorithm=kind(**values))
 
@@ -175,8 +177,11 @@ def take_turns(
 def compare(
     pair: dict[str, Simulation], rounds: int, clock: Callable[[], float] = time.process_time
 ) -> tuple[dict[str, list[float]], float]:
-    """Play the rounds of both in turn, after one that warms up. Return (way -> seconds of each
-    round, largest difference of a weight of the two models over the largest weight)."""
+    """Run the rounds of both variants in turn, after one warm-up round.
+
+    Return the seconds of each round by variant, and the largest difference between weights of the
+    two models, divided by the largest weight.
+    """
     seconds, states = take_turns(pair, rounds, clock)
     one, other = (state.server["params"] for state in states.values())
     apart = max(float((one[k] - other[k]).abs().max()) for k in one)
@@ -184,7 +189,7 @@ def compare(
 
 
 def report(name: str, seconds: dict[str, list[float]], apart: float) -> str:
-    """Return the result in words."""
+    """Return the result of a comparison as a sentence."""
     (one, first), (other, second) = seconds.items()
     ratios = [b / a for a, b in zip(first, second, strict=True)]
     return (
@@ -209,7 +214,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         help="option, such as local.epochs=1",
     )
     parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--wall", action="store_true", help="measure elapsed time")
+    parser.add_argument("--wall", action="store_true", help="measure elapsed, not CPU time")
     options = parser.parse_args(arguments)
     data = [*(QUICK if options.quick else (*w1.OVERRIDES, *w1.data_overrides())), *options.set]
     clock = time.perf_counter if options.wall else time.process_time

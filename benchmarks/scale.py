@@ -1,8 +1,8 @@
-"""Cost at scale: 100,000 clients with 10 of them a round, 3,000 rounds, and 3 GB of images.
+"""Measure the cost of 100,000 clients (10 per round), of 3,000 rounds, and of 3 GB of images.
 
-What is not training and not testing counts as a round's overhead: drawing the cohort and its
-batches, aggregation, metrics, files. Starting is all before the first round: imports, data,
-partition, model.
+The overhead of a round is the time that is spent neither on training nor on testing: sampling the
+cohort and its batches, aggregation, metrics and files. The time to start is the time before the
+first round: imports, data, partition and model.
 """
 
 import argparse
@@ -24,7 +24,10 @@ PARTITIONS = ("iid", "sharding")
 
 
 def many_clients(partition: str, clients: int, rounds: int, work: Path) -> dict[str, list[float]]:
-    """Return the figures of LIMITS; of the overhead, those of every round but the first."""
+    """Return a dict that maps each measure in LIMITS to its values.
+
+    The overhead has one value for each round after the first.
+    """
     size = (
         f"num_clients={clients}",
         f"participation={10 / clients}",
@@ -49,8 +52,11 @@ def many_clients(partition: str, clients: int, rounds: int, work: Path) -> dict[
 
 
 def many_rounds(rounds: int, work: Path) -> tuple[list[float], list[float], float]:
-    """Return the seconds of every round of a run on scikit-learn's digits, GiB of memory twice a
-    second, and seconds in all."""
+    """Measure the times and the memory of a run on scikit-learn's digits.
+
+    Return the seconds of each round, the memory in GiB (measured twice a second), and the total
+    seconds.
+    """
     settings = (
         "dataset=digits",
         "num_clients=20",

@@ -1,9 +1,10 @@
-"""Workload W1 as data: which images, and which of them each sampled client trains on in each round.
+"""The workload W1 as data: the images, and the examples of each client in each round.
 
-CIFAR-10, 100 clients by LDA(0.1), 10 clients a round, 5 epochs of batches of 50, SGD 0.01 (momentum
-0.9, weight decay 1e-5), the CNN of 2,156,490 parameters, crop, flip and cutout. fedexp itself draws
-partition and cohorts, and every other contestant reads them from one file, so that all train the
-same clients in the same rounds.
+W1 is CIFAR-10 with a Dirichlet partition (alpha=0.1) among 100 clients, 10 clients per round, 5
+local epochs with batches of 50, SGD with learning rate 0.01 (momentum 0.9, weight decay 1e-5), the
+CNN with 2,156,490 parameters, and crop, flip and cutout. fedexp draws the partition and the
+cohorts. All other contestants read them from files, so that all train the same clients in the same
+rounds.
 """
 
 import os
@@ -37,8 +38,10 @@ OVERRIDES = (
 
 
 class RandomPixels(TorchvisionDataset):
-    """Noise with the shapes and class sizes of CIFAR-10, and so with the client sizes of LDA on
-    CIFAR-10."""
+    """Random pixels with the shapes and class sizes of CIFAR-10.
+
+    A partition therefore gives clients as many examples as on CIFAR-10.
+    """
 
     sizes: ClassVar = (50_000, 10_000)
     side: ClassVar = 32  # pixels
@@ -55,21 +58,24 @@ class RandomPixels(TorchvisionDataset):
 
 
 class FewRandomPixels(RandomPixels):
-    """A tenth of it, for measurements that take seconds."""
+    """A tenth of `RandomPixels`, for measurements that take seconds."""
 
     sizes: ClassVar = (5_000, 1_000)
 
 
 class SmallRandomPixels(RandomPixels):
-    """Many small images, for very many clients."""
+    """600,000 small images, for measurements with very many clients."""
 
     sizes: ClassVar = (600_000, 1_000)
     side: ClassVar = 16
 
 
 def data_overrides() -> list[str]:
-    """Return CIFAR-10 below FEDEXP_DATA (default: data/) where it is there, else random pixels;
-    nothing is downloaded."""
+    """Return the overrides that select the data.
+
+    CIFAR-10 is selected if it is below FEDEXP_DATA (default: data/), and random pixels otherwise.
+    Nothing is downloaded.
+    """
     folder = Path(os.environ.get("FEDEXP_DATA") or ROOT / "data").resolve()
     there = all((folder / "cifar10" / split).is_dir() for split in ("train", "test"))
     there = there or (folder / "cifar-10-batches-py").is_dir()
@@ -77,7 +83,7 @@ def data_overrides() -> list[str]:
 
 
 def data_sentence(overrides: list[str]) -> str:
-    """Return a sentence about the pixels, for the results."""
+    """Return the text that describes the images in the results."""
     if "dataset=random_pixels" not in overrides:
         return "real CIFAR-10"
     return (
@@ -88,7 +94,7 @@ def data_sentence(overrides: list[str]) -> str:
 
 @dataclass(frozen=True)
 class Workload:
-    """Workload that a contestant reads; `load` maps it from the file that `save` wrote."""
+    """The workload that contestants read. `load` maps the files that `save` wrote into memory."""
 
     x_train: np.ndarray  # uint8 [N, 32, 32, 3]
     y_train: np.ndarray  # int64 [N]
@@ -96,12 +102,12 @@ class Workload:
     y_test: np.ndarray
     mean: np.ndarray  # [3], of pixels / 255
     std: np.ndarray
-    indices: np.ndarray  # int64: training examples of the clients of round 1, of round 2, ...
+    indices: np.ndarray  # int64: training examples of the clients in round 1, then round 2, ...
     sizes: np.ndarray  # int64 [rounds, clients of a round]
     epochs: np.ndarray  # int64 []
 
     def cohort(self, number: int) -> list[np.ndarray]:
-        """Return the training examples of each client of round 1, 2, ..."""
+        """Return the indices of the training examples of each client in a round (1, 2, ...)."""
         start = int(self.sizes[: number - 1].sum())
         own = self.sizes[number - 1]
         return np.split(self.indices[start : start + own.sum()], np.cumsum(own)[:-1])
@@ -129,7 +135,7 @@ class Workload:
 
 
 def make_simulation(overrides: list[str]) -> Simulation:
-    """Return W1 with these overrides, such as those of `data_overrides`, as fedexp prepares it."""
+    """Return fedexp's simulation of W1 with overrides, such as those of `data_overrides`."""
     from hydra import compose, initialize_config_dir
     from hydra.core.hydra_config import HydraConfig
     from omegaconf import open_dict
@@ -140,11 +146,11 @@ def make_simulation(overrides: list[str]) -> Simulation:
 
     with initialize_config_dir(version_base="1.3", config_dir=str(conf_directory())):
         search = f"hydra.searchpath=[file://{CONF}]"
-        other = any(each.startswith("partition=") for each in overrides)  # which has no alpha
+        other = any(each.startswith("partition=") for each in overrides)  # without alpha
         base = [each for each in OVERRIDES if not (other and each.startswith("alpha="))]
         everything = [*base, *overrides, "tracker=none", "hydra.run.dir=unused", search]
         config = compose("config", everything, return_hydra_config=True)
-    # in which fedexp looks up who names a class outside of it
+    # fedexp looks up here which file names a class outside fedexp
     HydraConfig.instance().set_config(config)
     with open_dict(config):
         del config.hydra
@@ -152,8 +158,10 @@ def make_simulation(overrides: list[str]) -> Simulation:
 
 
 def prepare_workload(rounds: int, extra: list[str]) -> Workload:
-    """Return W1 as fedexp makes it, for so many rounds. `extra`: overrides, such as those of
-    `data_overrides`."""
+    """Return the workload W1 for a number of rounds, as fedexp draws it.
+
+    extra: further overrides, such as those of `data_overrides`.
+    """
     from fedexp.training.exchange import sample
 
     simulation = make_simulation([*extra, "hardware=cpu"])

@@ -1,4 +1,4 @@
-"""REPRODUCTION.md of this repository: how closely the committed runs reproduce FedNTD's Table 1.
+"""Make REPRODUCTION.md, which shows how closely the committed runs reproduce FedNTD's Table 1.
 
-`python -m reproduction` writes the page and its pictures, `--check` verifies them.
+`python -m reproduction` writes the page and its pictures. `--check` verifies that they are current.
 """

@@ -71,8 +71,7 @@ def number_methods(known: pd.DataFrame) -> dict[str, int]:
 
 
 def draw_curves(axes: Axes, runs: pd.DataFrame, numbers: Mapping[str, int]) -> None:
-    """Draw the curves of all methods in one panel. If a seed was run twice, only its last run is
-    used."""
+    """Draw the curves of all methods in one panel, using the last run of each seed."""
     for method, group in runs.groupby("method"):
         seeds = group.drop_duplicates("seed", keep="last")
         pairs = zip(seeds["values"], seeds["rounds"], strict=True)
@@ -86,8 +85,7 @@ def draw_curves(axes: Axes, runs: pd.DataFrame, numbers: Mapping[str, int]) -> N
 
 
 def draw_released(axes: Axes, setting: str, numbers: Mapping[str, int]) -> None:
-    """Draw circles for known values of the released code if the setting is the name of an
-    experiment."""
+    """Draw circles for known values of the released code. The setting must name an experiment."""
     table = pd.read_csv(RELEASED_CURVES)
     for method, number in numbers.items():
         group = table[(table["experiment"] == setting) & (table["algorithm"] == method)]
@@ -104,8 +102,7 @@ def draw_released(axes: Axes, setting: str, numbers: Mapping[str, int]) -> None:
 
 
 def render_svg(figure: Figure) -> bytes:
-    """Return a figure as SVG without the date and random ids, so that equal figures have equal
-    bytes."""
+    """Return a figure as SVG. It has no date or random ids, so equal figures have equal bytes."""
     file = io.BytesIO()
     with mpl.rc_context(SVG):
         figure.savefig(file, format="svg", metadata={"Date": None})

@@ -1,5 +1,8 @@
-"""Write the first screen of REPRODUCTION.md: which results agree with the papers, which protocols
-are inferred, and which results differ from the papers."""
+"""Write the first screen of REPRODUCTION.md.
+
+The first screen says which results agree with the papers, which results differ, and which
+protocols are inferred.
+"""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -165,8 +168,7 @@ def measure_noise(root: Path, sweep: Sweep, runs: pd.DataFrame) -> dict[str, Any
 
 
 def summarise_other_runs(runs: pd.DataFrame, tables: Mapping[str, pd.DataFrame]) -> dict[str, Any]:
-    """Return the numbers about alternative readings, other tables, and runs whose files are
-    incomplete."""
+    """Return the numbers about alternative readings, other tables and incomplete runs."""
     summaries = runs.drop_duplicates(["sweep", "run"])["summary"]
     without = runs[(runs["sweep"] == SWEEP) & (runs["view"] == "augmented")]
     without = without[[summary.get("commit") is None for summary in without["summary"]]]
@@ -270,8 +272,7 @@ def correlate_precisions(root: Path, runs: pd.DataFrame) -> float:
 
 
 def estimate_rest(sweep: Sweep, runs: pd.DataFrame) -> dict[str, float]:
-    """Map a description of each group of missing Table 1 runs to its core hours; 0 hours if
-    unknown.
+    """Return a dict that maps descriptions of missing Table 1 runs to core hours (0 if unknown).
 
     The time of a missing run is estimated as the median time of the runs on the same data set.
     """
@@ -291,8 +292,7 @@ def estimate_rest(sweep: Sweep, runs: pd.DataFrame) -> dict[str, float]:
 
 
 def list_orders_on_other_data(tables: Mapping[str, pd.DataFrame]) -> list[dict[Any, Any]]:
-    """Return the columns with at least three methods that were run on other data than the
-    paper's."""
+    """Return the columns in which at least three methods were run on other data."""
     rows: list[dict[Any, Any]] = []
     for name in ON_OTHER_DATA:
         if name in tables:
@@ -302,8 +302,13 @@ def list_orders_on_other_data(tables: Mapping[str, pd.DataFrame]) -> list[dict[A
 
 
 def count_other_tables(tables: Mapping[str, pd.DataFrame]) -> list[dict[str, Any]]:
-    """Return `sweep`, the number `n` of judged values, the number `within` the tolerance, and the
-    share by `chance` for each other table."""
+    """Return a dict with the verdicts of each other table.
+
+    sweep: the name of the sweep
+    n: the number of judged values
+    within: the number of values within the tolerance
+    chance: the share of values that would be within the tolerance by chance
+    """
     rows = []
     for name, table in tables.items():
         judged = table[table["verdict"].isin(["within", "outside"])]

@@ -65,8 +65,7 @@ def make_page(
 
 
 def make_section(sweep: Sweep, table: pd.DataFrame, pictures: Sequence[Path] = ()) -> str:
-    """Return the section of a sweep: the origin of its runs, measured values, and learning
-    curves."""
+    """Return the section of a sweep: origin of its runs, measured values, and learning curves."""
     texts = [f"### {sweep.title}", f"`sweep={sweep.name}`: {describe_origin(table)}"]
     texts[-1] += f" [All numbers](multirun/{sweep.name}/table.csv)."
     parts = [part for part in layout.all_sections(table[table["n"] > 0]) if not is_order(part)]
@@ -79,8 +78,7 @@ def make_section(sweep: Sweep, table: pd.DataFrame, pictures: Sequence[Path] = (
 
 
 def is_order(part: layout.Section) -> bool:
-    """Return whether a section shows the order of the methods, which is also on the first
-    screen."""
+    """Return whether a section shows the order of methods, which the first screen shows too."""
     return part.title.startswith("Order of the methods")
 
 

@@ -25,7 +25,7 @@ COLUMN = ["dataset", "partition_param"]
 CELL = [*COLUMN, "method"]
 VIEWS, RULES = ("plain", "augmented"), ("last", "mean_of_last(10)", "ema(0.6)", "best")
 INFERRED, PLAIN = ("augmented", "ema(0.6)"), ("plain", "mean_of_last(10)")  # (view, rule)
-SCALE = {"accuracy": 100.0, "forgetting": 1.0}  # published values per unit fraction
+SCALE = {"accuracy": 100.0, "forgetting": 1.0}  # from fractions to the units of published values
 FIXED = {"accuracy": ABSOLUTE["percent"], "forgetting": FORGETTING}  # tolerances
 # Columns that were known before the view and the rule were chosen. All others are held out.
 SEEN = [("CIFAR-10", "s=2"), ("CIFAR-10", "alpha=0.1"), ("MNIST", "s=2"), ("MNIST", "alpha=0.1")]
@@ -37,8 +37,8 @@ WEIGHT = 0.6  # weight of earlier values in the moving average
 def select_runs(sweep: Sweep, runs: pd.DataFrame) -> pd.DataFrame:
     """Return the completed runs of Table 1 that follow the full protocol and are not outdated.
 
-    There is one row for each run, view and metric. It contains the run's cell, the published value
-    (`printed`, `printed_std`), and `values` [R], one per evaluated round from 1 on.
+    There is one row for each run, view and metric. A row contains the run's cell, the published
+    value (`printed`, `printed_std`), and `values` [R], one per evaluated round from 1 on.
 
     runs: see `fedexp.papers.runs.read_runs`.
     """
@@ -56,16 +56,14 @@ def select_runs(sweep: Sweep, runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def published(sweep: Sweep) -> pd.DataFrame:
-    """Return the published values, with the columns of CELL, `metric`, `printed` and
-    `printed_std`."""
+    """Return the published values (columns: CELL, `metric`, `printed` and `printed_std`)."""
     table = published_cells(sweep).rename(columns={"value": "printed", "std": "printed_std"})
     numbers = table[["printed", "printed_std"]].apply(pd.to_numeric)
     return table[[*CELL, "metric"]].join(numbers).dropna(subset="printed")
 
 
 def select_both_views(runs: pd.DataFrame) -> pd.DataFrame:
-    """Return the runs that were evaluated in both views. If a seed was run twice, its first run is
-    kept."""
+    """Return the runs that were evaluated in both views: for each seed, the first such run."""
     first = runs[runs["view"] == "augmented"].drop_duplicates([*CELL, "seed", "metric"])
     return runs[runs["run"].isin(first["run"])]
 
@@ -94,12 +92,12 @@ def cells(sweep: Sweep, runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def known_spread(sweep: Sweep) -> dict[str, float]:
-    """Return, for each metric, the standard deviation over seeds that the sweep's verdicts use."""
+    """Return the standard deviation over seeds of each metric that the sweep's verdicts use."""
     return {metric: value * SCALE[metric] for metric, value in sweep.rule.spread.items()}
 
 
 def select(table: pd.DataFrame, view_and_rule: tuple[str, str] = INFERRED) -> pd.DataFrame:
-    """Return the cells of one view and rule; by default, those of the inferred protocol."""
+    """Return the cells of one view and rule, or by default those of the inferred protocol."""
     view, rule = view_and_rule
     return table[(table["view"] == view) & (table["rule"] == rule)]
 
@@ -115,8 +113,7 @@ def is_within(table: pd.DataFrame) -> pd.Series:
 
 
 def errors(table: pd.DataFrame, by: Sequence[str]) -> pd.DataFrame:
-    """Return the root mean square error, the bias, and the number of values within the fixed
-    tolerance."""
+    """Return the root mean square error, the bias, and the number within the fixed tolerance."""
     table = table.assign(
         squared=table["difference"] ** 2,
         within=table["difference"].abs() <= table["metric"].map(FIXED),
@@ -131,10 +128,9 @@ def errors(table: pd.DataFrame, by: Sequence[str]) -> pd.DataFrame:
 
 
 def nearer(table: pd.DataFrame, one: tuple[str, str], other: tuple[str, str]) -> pd.Series:
-    """Count, for each metric, the cells in which `one` is nearer to the published value than
-    `other`.
+    """Return the number of cells per metric in which `one` is nearer to the published value.
 
-    Both `one` and `other` are pairs (view, rule).
+    `one` and `other` are the pairs (view, rule) that are compared.
     """
     wide = table.pivot(index=[*CELL, "metric"], columns=["view", "rule"], values="difference")
     return (wide[one].abs() < wide[other].abs()).groupby("metric").sum()
@@ -182,11 +178,10 @@ def gains(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def seed_spread(runs: pd.DataFrame) -> pd.DataFrame:
-    """Return, for each metric, the standard deviation over seeds, pooled over cells with several
-    seeds.
+    """Return the standard deviation over seeds for each metric, pooled over cells.
 
-    The columns are `spread`, `freedom` (degrees of freedom), and the ends `low` and `high` of the
-    95 % interval (chi-square, for normal errors).
+    Cells with several seeds are used. The columns are `spread`, `freedom` (degrees of freedom), and
+    the ends `low` and `high` of the 95 % interval (chi-square, for normal errors).
     """
     mine = runs[runs["view"] == "augmented"]
     mine = mine.assign(value=[smoothed(values)[-1] for values in mine["values"]])
@@ -203,10 +198,10 @@ def seed_spread(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def chance(table: pd.DataFrame) -> dict[str, Any]:
-    """Return how many values would be within the tolerance by chance.
+    """Return statistics of the number of values that would be within the tolerance by chance.
 
-    share: the share of matches among all pairs of a value and another method's published value in
-        the same column
+    share: the share of matches (values within the tolerance) among all pairs of a value and another
+        method's published value in the same column
     permuted: the mean and 95 % interval of the number of matches, with the methods of each column
         permuted
     most: the largest number of matches in any permutation
@@ -238,8 +233,11 @@ def find_matches(column: pd.DataFrame) -> np.ndarray:
 
 
 def share_by_chance(table: pd.DataFrame) -> float:
-    """Return the share of matches among all pairs of a value and another method's published value
-    in the same column. table: rows of a sweep's table."""
+    """Return the share of values that would be within the tolerance by chance.
+
+    This is the share of matches among all pairs of a value and another method's published value in
+    the same column. table: rows of a sweep's table.
+    """
     matches = pairs = 0
     for _, column in table.rename(columns={"mean": "value"}).groupby([*TABLE_COLUMN]):
         hits = find_matches(column)
@@ -372,7 +370,7 @@ def sums(table: pd.DataFrame) -> pd.DataFrame:
 def other_readings(table: pd.DataFrame) -> pd.DataFrame:
     """Return the cells that were also run in an alternative reading (column `reading`).
 
-    `was` is whether the first reading is within the fixed tolerance; `now` is whether the
+    `was` tells whether the first reading is within the fixed tolerance. `now` tells whether the
     alternative reading is.
 
     table: the sweep's table, see `fedexp.papers.readings.compare_sweep`.
@@ -386,7 +384,7 @@ def other_readings(table: pd.DataFrame) -> pd.DataFrame:
 def orders_on_other_data(table: pd.DataFrame) -> pd.DataFrame:
     """Measure how far the order of methods agrees with the published one in runs on other data.
 
-    There is one row for each column of the paper's table. It contains the number `n` of methods,
+    There is one row for each column of the paper's table. A row contains the number `n` of methods,
     Spearman's `rho`, and the number of `pairs` of methods. `decidable` counts the pairs whose
     published values differ and whose means differ by more than two standard errors of their
     difference. `swapped` counts the decidable pairs that have the opposite order.

@@ -176,8 +176,8 @@ RUN = {
         ({"counts": [[1]]}, "counts must be one non-negative integer per class"),
         ({"counts": 5}, "not a valid run file"),
         ({"counts": []}, "not a valid run file"),
-        ({"classes": ["a", "b" * 10**6]}, "a class has no name of at most 1,000 characters"),
-        ({"classes": "ab"}, "a class has no name"),
+        ({"classes": ["a", "b" * 10**6]}, "class names must be a list of texts of at most 1,000"),
+        ({"classes": "ab"}, "class names must be a list"),
         ({"info": 5}, "not a valid run file"),
     ],
 )

@@ -157,16 +157,16 @@ def test_summary_names_the_imported_file_and_its_hash(tmp_path):
 @pytest.mark.parametrize(
     ("text", "flags", "message"),
     [
-        ("75\n25,50\n", (), "has 75, which is not between 0 and 1; --percent reads percentages"),
-        ("0.5\n0.25,-0.5\n", (), "has -0.5, which is not between 0 and 1"),
-        ("0.5\n0.25,inf\n", (), "has inf, which is not between 0 and 1"),
-        ("101\n", ("--percent",), "has 101, which is not between 0 and 100"),
+        ("75\n25,50\n", (), "accuracy 75 must be between 0 and 1; use --percent if"),
+        ("0.5\n0.25,-0.5\n", (), "accuracy -0.5 must be between 0 and 1"),
+        ("0.5\n0.25,inf\n", (), "accuracy inf must be between 0 and 1"),
+        ("101\n", ("--percent",), "accuracy 101 must be between 0 and 100"),
         ("0.5\n0.25,0.75\n", ("--percent",), "has no value above 1"),
         ("0.5\nnan,0.75\n", (), "row 2 has no accuracy in column 1"),
         ("0.5,0.5\n0.25,\n", (), "row 2 has no accuracy in column 2"),
         ("0.5\n0.25\n", (), "row 2 has no accuracy in column 2"),
-        ("0.5,0.5,0.5\n0.5,0.5,0.5\n", (), "row 1 has 3 values for 2 columns"),
-        ("0.5,0.5\n0.5,0.5\n", ("--initial",), "row 1 has 2 values for 1 column"),
+        ("0.5,0.5,0.5\n0.5,0.5,0.5\n", (), "row 1 has 3 values, but the table has 2 columns"),
+        ("0.5,0.5\n0.5,0.5\n", ("--initial",), "row 1 has 2 values, but the table has 1 column"),
         ("0.5\n0.25,half\n", (), "row 2 has an invalid number"),
         ("0.5 0.5\n0.5 0.5\n", (), "row 1 has an invalid number"),
         ("", (), "has no accuracies"),
@@ -175,8 +175,8 @@ def test_summary_names_the_imported_file_and_its_hash(tmp_path):
         ("0.5\n", ("--every", "0"), "--every=0: must be at least 1"),
         ("0.5\n", ("--seed", "x"), "invalid int value: 'x'"),
         (AVALANCHE + "1,1,0.5,0,0\n", (), "experience 1 is tested twice after experience 1"),
-        (AVALANCHE + "x,1,0.5,0,0\n", (), "has an invalid experience"),
-        (AVALANCHE + "2,1,0.5,0,0\n", (), "row 1 has 3 values for 2 columns"),
+        (AVALANCHE + "x,1,0.5,0,0\n", (), "has an experience that is not an integer"),
+        (AVALANCHE + "2,1,0.5,0,0\n", (), "row 1 has 3 values, but the table has 2 columns"),
     ],
 )
 def test_invalid_matrices_are_rejected(tmp_path, text, flags, message, capsys):
@@ -192,9 +192,9 @@ def test_invalid_matrices_are_rejected(tmp_path, text, flags, message, capsys):
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
-        ("a.csv", "0.5,0.5\n0.5\n", "row 2 has 1 values for 2 columns"),
+        ("a.csv", "0.5,0.5\n0.5\n", "row 2 has 1 values, but the table has 2 columns"),
         ("a.csv", "0.5,0.5\n0.5,\n", "row 2 has no accuracy in column 2"),
-        ("a.csv", "cat,dog\n0.5\n", "row 1 has 1 values for 2 columns"),
+        ("a.csv", "cat,dog\n0.5\n", "row 1 has 1 values, but the table has 2 columns"),
         ("a.json", '{"accuracy": [[0.5]]}', "must be a list of rows"),
         ("a.json", "[0.5, 0.5]", "must be a list of rows"),
         ("a.json", "[[[0.5]]]", "row 1 has an invalid number"),

@@ -293,8 +293,11 @@ def test_missing_image_of_a_list_is_reported(domains):
             "{domaynet:{domain:real}}",
             "scenario.domains=domaynet: no such data set (nearest: 'domainnet')",
         ),
-        ("{domainnet:real}", "must be a data set, or a data set with values"),
-        ("{domainnet:{domain:real},cub200:{}}", "must be a data set, or a data set with values"),
+        ("{domainnet:real}", "must be the name of a data set, or a mapping of one name"),
+        (
+            "{domainnet:{domain:real},cub200:{}}",
+            "must be the name of a data set, or a mapping of one name",
+        ),
     ],
 )
 def test_invalid_domains_are_rejected(domain, words):

@@ -323,7 +323,7 @@ def test_list_of_trackers_is_rewritten_to_several():
             ["tracker=[wandb,mlflow]", "tracker.mlflow.store=''"],
             "tracker.store=: must be a directory",
         ),
-        (["tracker=[wandb,several]"], "several must not be a list of trackers"),
+        (["tracker=[wandb,several]"], "several is a list of trackers, which cannot be a member"),
     ],
 )
 def test_invalid_lists_of_trackers_are_rejected(overrides, message):

@@ -183,7 +183,7 @@ def test_table_with_rows_far_apart_is_rejected(tmp_path, name, columns, row):
     (tmp_path / name).write_text("\n".join(rows) + "\n")
     run = RunDirectory(tmp_path)
     assert (run.tasks, run.class_accuracy(), run.analysis("gradient_diversity.csv")) == (None,) * 3
-    assert f"{name}: has 60000 rows too far apart" in run.describe_damage()
+    assert f"{name}: has 60000 rows, too few for the range" in run.describe_damage()
 
 
 def test_history_with_too_many_classes_is_rejected(tmp_path):

@@ -274,7 +274,7 @@ def test_overwrite_replaces_finished_run(tmp_path):
 
 
 def test_overwrite_conflicts_are_rejected(run, monkeypatch):
-    with pytest.raises(ConfigError, match=r"overwrite=True: directory= must be given, too"):
+    with pytest.raises(ConfigError, match=r"overwrite=True: needs directory=<run directory>"):
         fedexp.run(SMALL, overwrite=True)
     monkeypatch.chdir(run.directory / "checkpoint")
     with pytest.raises(ConfigError, match="contains the working directory"):

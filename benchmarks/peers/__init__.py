@@ -1,1 +1,1 @@
-"""W1 FedAvg in other simulators, written the way their documentation shows."""
+"""FedAvg on W1 in other simulators, written as their documentation recommends."""

@@ -1,5 +1,4 @@
-"""`make bench-peers`: fedexp against Flower and pfl-research on W1 FedAvg, in one run (see
-../README.md)."""
+"""`make bench-peers`: compare fedexp with Flower and pfl-research on W1 (see ../README.md)."""
 
 import sys
 import tempfile
@@ -16,7 +15,7 @@ from benchmarks.w1 import EPOCHS, data_overrides, prepare_workload
 
 
 def peers(workload: Path, rounds: int, workers: int) -> list[Contestant]:
-    """Return the peers that are installed."""
+    """Return the contestants for the other simulators that are installed."""
     arguments = (str(workload), "OUT", f"--rounds={rounds}")
     torchrun = (
         sys.executable,

@@ -1,10 +1,11 @@
-"""W1 FedAvg in Flower: its simulation on Ray, one actor per process of one thread.
+"""FedAvg on W1 in Flower's simulation on Ray, with one actor per process and one thread each.
 
-After Flower's PyTorch quickstart: a fresh model per call, a DataLoader over the client's examples,
-torchvision's transforms for each example (and Cutout, which torchvision lacks). Left as users have
-them: default memory layout, plain SGD. Chosen in Flower's favour: the faster model (pooling before
-ReLU), pixels from a file that stays mapped in the actor, no evaluation of any kind. The server says
-which client's data a node trains on, so that the cohorts are those of all other contestants.
+The code follows Flower's PyTorch quickstart: a new model for each call, a DataLoader over the
+client's examples, and torchvision's transforms for each example (with our Cutout, which torchvision
+lacks). The memory layout is the default, and SGD is not fused. Three choices favour Flower: the
+faster model (pooling before ReLU), pixels in a file that stays mapped in the actor, and no
+evaluation. The server tells each node which client's data to train on, so that all contestants have
+the same cohorts.
 """
 
 import argparse
@@ -44,13 +45,13 @@ from benchmarks.w1 import (
 
 @lru_cache(maxsize=1)
 def load(folder: str) -> Workload:
-    """Load the workload once per actor."""
+    """Load the workload. Each actor loads it only once."""
     torch.set_num_threads(1)
     return Workload.load(Path(folder))
 
 
 def cutout(x: torch.Tensor) -> torch.Tensor:
-    """Draw a square of zeros around a random pixel, clipped at the border."""
+    """Set a square around a random pixel to zero. The square is clipped at the border."""
     cy, cx = torch.randint(0, 32, (2,)).tolist()
     half = CUTOUT // 2
     x[:, max(cy - half, 0) : cy + half, max(cx - half, 0) : cx + half] = 0
@@ -107,7 +108,7 @@ def train(message: Message, context: Context) -> Message:
 
 
 class TimedFedAvg(FedAvg):
-    """Flower's FedAvg over the cohorts of W1, with a clock."""
+    """Flower's FedAvg with the cohorts of W1, which measures the time of each round."""
 
     def __init__(self, folder: Path):
         super().__init__(fraction_evaluate=0.0, min_available_nodes=CLIENTS)
@@ -152,7 +153,7 @@ class TimedFedAvg(FedAvg):
 
 @torch.no_grad()
 def accuracy(weights: dict[str, torch.Tensor], workload: Workload) -> float:
-    """Return the accuracy of the final global model, to see that it has learnt."""
+    """Return the test accuracy of the final global model, which shows that it has learned."""
     net = Net()
     net.load_state_dict(weights)
     x = (
@@ -188,7 +189,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    # by its name, under which Ray's actors find what they are sent
+    # import by name, so that Ray's actors find the objects that they receive
     from benchmarks.peers import flower
 
     flower.main()

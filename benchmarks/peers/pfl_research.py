@@ -1,11 +1,12 @@
-"""W1 FedAvg in pfl-research: `SimulatedBackend` over processes of one thread that torchrun starts.
+"""FedAvg on W1 in pfl-research: `SimulatedBackend` in one-thread processes from torchrun.
 
-After pfl's own image benchmarks: client data as tensors in memory (the faster of its two ways),
-uint8 pixels and transforms inside the model's loss, as its FLAIR model has them; heavier clients
-first and spread over the processes (`user_id_to_weight`). pfl does not shuffle tensors, so the
-dataset does it once an epoch, and the augmentation is that of the bare loop, batched and per
-example, since torchvision's transforms would move a whole batch alike. Left as users have them:
-default memory layout, plain SGD. No evaluation.
+The code follows pfl's image benchmarks. Client data are tensors in memory, the faster of pfl's two
+ways. As in pfl's FLAIR model, pixels are uint8, and the model's loss applies the transforms.
+Clients with more examples are trained first, and are spread over the processes
+(`user_id_to_weight`). pfl does not shuffle tensors, so the data set shuffles them once per epoch.
+The augmentation is that of the bare loop, which augments each example of a batch separately.
+torchvision's transforms would transform all examples of a batch in the same way. The memory layout
+is the default, and SGD is not fused. No model is evaluated.
 """
 
 import argparse
@@ -35,8 +36,7 @@ from benchmarks.w1 import BATCH, LR, MOMENTUM, WEIGHT_DECAY, Workload
 
 
 class Model(Net):
-    """The CNN with what pfl asks of a model: uint8 images in, a loss to train and metrics to
-    test."""
+    """The CNN with the methods that pfl requires: a loss and metrics of uint8 images."""
 
     def __init__(self, workload: Workload):
         super().__init__()
@@ -54,7 +54,7 @@ class Model(Net):
 
 
 class Shuffled(Dataset):
-    """A client's tensors in a new order every epoch."""
+    """A client's data set, which is shuffled in every epoch."""
 
     def iter(self, batch_size: int | None) -> Iterator[list[torch.Tensor]]:
         order = torch.randperm(len(self))
@@ -63,8 +63,10 @@ class Shuffled(Dataset):
 
 
 class Users:
-    """Names the cohorts of W1 one client after the other, without end, since pfl samples ahead of
-    its rounds."""
+    """Returns the clients of W1's cohorts one after another.
+
+    After the last client, the first one is returned again, since pfl samples clients in advance.
+    """
 
     def __init__(self, count: int):
         self.count, self.next = count, 0
@@ -75,7 +77,7 @@ class Users:
 
 
 class Clock(TrainingProcessCallback):
-    """Seconds of each central iteration: drawing the cohort, training, reduction, update."""
+    """Measures the seconds of each round: sampling, training, aggregation and update."""
 
     def __init__(self) -> None:
         self.seconds: list[float] = []
@@ -127,7 +129,7 @@ def main() -> None:
     FederatedAveraging().run(
         algorithm_params=NNAlgorithmParams(
             central_num_iterations=options.rounds,
-            # pfl tests in the first iteration all the same: the warm-up
+            # pfl still tests in the first iteration, which is the warm-up
             evaluation_frequency=options.rounds + 1,
             train_cohort_size=cohort,
             val_cohort_size=0,

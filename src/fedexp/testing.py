@@ -128,7 +128,7 @@ def train(
     cohort: Cohort | None = None,
     evaluate_local: bool = False,
 ) -> Trained:
-    """Train the next round's cohort; return the clients' messages and new states."""
+    """Train the next round's cohort, and return the clients' messages and new states."""
     cohort = cohort or assemble(simulation, state, state.round + 1)
     sent = exchange.broadcast(simulation.algorithm, state.server)
     return engine.train(

@@ -178,7 +178,7 @@ def test_run_is_not_sent_to_an_account_from_its_directory(fedexp, theirs, monkey
     before = contents(theirs)
     answer = fedexp("resume=theirs")
     assert_rejected(answer, "says where the run is tracked")
-    command = answer.err.strip().partition("to allow this:  ")[2]
+    command = answer.err.strip().partition("to track it there:  ")[2]
     assert shlex.split(command) == ["fedexp", "resume=theirs", *stored]
     assert contents(theirs) == before | {str(theirs / ".lock"): b""}
     offline = "++tracker.options.wandb.mode=offline" if several else "tracker.mode=offline"

@@ -200,7 +200,8 @@ def test_patience_stops_run_and_resume_continues_it(fedexp, tmp_path):
 def test_patience_uses_test_data_only_on_request(fedexp):
     answer = fedexp.rejected(*RUN, "rounds=3", "stop.patience=1", "hydra.run.dir=run")
     assert (
-        "needs a validation set (validation.fraction=0.1); stop.metric=test_accuracy" in answer.err
+        "needs a validation set; set validation.fraction, such as 0.1, or use the test set with"
+        " stop.metric=test_accuracy" in answer.err
     )
     fedexp.done(
         *RUN, "rounds=3", "stop.patience=1", "stop.metric=test_accuracy", "hydra.run.dir=run"

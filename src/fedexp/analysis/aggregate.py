@@ -1,4 +1,4 @@
-"""Compute what every sweep report has: run states, values chosen by a search, rounds to targets."""
+"""Compute parts of sweep reports: run states, the values a search chose, and rounds to targets."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -34,7 +34,7 @@ def drop_repeats(runs: Sequence[RunDirectory]) -> list[RunDirectory]:
 
 
 def describe_states(jobs: Iterable[RunDirectory]) -> str:
-    """Return a sentence that counts the runs by status; "" if all runs are completed.
+    """Return a sentence that counts the runs by status, or "" if all runs are completed.
 
     Damaged runs are not counted: `describe_damage` reports them.
     """
@@ -47,9 +47,9 @@ def describe_states(jobs: Iterable[RunDirectory]) -> str:
 
 
 def choose_values(means: pd.DataFrame) -> layout.Section:
-    """Return, for each setting and algorithm of a search, the value with the highest accuracy.
+    """Return a table of the best value for each setting and algorithm of a search.
 
-    A value is not chosen if all of its runs diverged.
+    The best value has the highest accuracy. Values whose runs all diverged are left out.
     """
     names = means["method"].str.partition(" ")
     known = means.assign(algorithm=names[0], chosen=names[2])[means["n"] > means["diverged"]]

@@ -1,6 +1,6 @@
-"""Make the table of `fedexp requirements`: what each algorithm needs in addition to FedAvg.
+"""Make the table of `fedexp requirements`, with the needs of each algorithm beyond FedAvg.
 
-docs/algorithms/index.md also contains this table. It extends FedNTD's Table 6 (statefulness,
+docs/algorithms/index.md also contains this table. The table extends FedNTD's Table 6 (statefulness,
 communication, extra data) to all algorithms, and adds computation. The entries are the requirements
 that the algorithms declare (`needs`).
 """
@@ -89,7 +89,7 @@ def describe_computation(needs: Needs) -> str:
 
 
 def count_noun(number: int | str, noun: str) -> str:
-    """Return a number with its noun, such as `2 passes`; "" for zero."""
+    """Return a number with its noun, such as `2 passes`, or "" for zero."""
     if not number:
         return ""
     if number != 1:

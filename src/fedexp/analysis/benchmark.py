@@ -1,10 +1,10 @@
-"""Report benchmarks: sweeps whose file lists, under the key `ranks`, the measures to rank by.
+"""Make the report of a benchmark, a sweep whose file has the key `ranks`.
 
-The report shows accuracy, forgetting and cost of every method in each setting. Methods that were
-run in the same settings are compared by their mean ranks over settings and seeds
-(fedexp.analysis.ranks). The seeds of a setting share its data, so they are not independent samples:
-the tests show which differences are repeatable on these data, but not whether they hold on other
-data.
+The key lists the measures by which methods are ranked. The report shows accuracy, forgetting and
+cost of every method in each setting. It compares methods that were run in the same settings by
+their mean ranks over settings and seeds (fedexp.analysis.ranks). The seeds of a setting share its
+data, so they are not independent samples. The tests show which differences are repeatable on these
+data, but not whether they hold on other data.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -21,7 +21,7 @@ from fedexp.rundir.reader import RunDirectory
 
 @dataclass(frozen=True)
 class Ranking:
-    """A comparison, by one measure, of the methods that were run in the same settings."""
+    """The comparison of methods by one measure, over the settings in which all of them were run."""
 
     measure: str
     settings: tuple[str, ...]
@@ -41,7 +41,7 @@ class Ranking:
 
 
 def select_runs(sweep: Sweep, runs: Sequence[RunDirectory]) -> pd.DataFrame:
-    """Return a benchmark's runs in the order of the sweep's file.
+    """Return a table of a benchmark's runs in the order of the sweep's file.
 
     The columns are method, setting, seed and run.
     """
@@ -71,9 +71,9 @@ def read_value(run: RunDirectory, names: Sequence[str]) -> float:
 def rankings(sweep: Sweep, runs: pd.DataFrame) -> list[Ranking]:
     """Rank the methods by each measure.
 
-    There is one ranking for each set of settings in which some method was run. It includes all
-    methods that were run in these settings, even if they were also run in others. A ranking needs
-    at least two methods and two blocks (a block is a setting with one seed).
+    For each method, the set of settings in which it was run defines a ranking. The ranking includes
+    all methods that were run in these settings. A ranking needs at least two methods and two
+    blocks. A block is a setting with one seed.
     """
     places = [
         tuple(group.unique()) for _, group in runs.groupby("method", observed=True)["setting"]
@@ -91,7 +91,7 @@ def rank_methods(
 ) -> Ranking | None:
     """Rank the methods that have a run for every seed in all of these settings.
 
-    The seeds are those that any method was run with in these settings. Return None if there are
+    The seeds are all seeds of the methods that were run in these settings. Return None if there are
     fewer than two methods or two blocks.
     """
     inside = runs[runs["setting"].isin(settings)]
@@ -136,7 +136,7 @@ def tabulate(runs: pd.DataFrame, text_of: Callable[[list[RunDirectory]], str]) -
 
 
 def format_results(runs: Sequence[RunDirectory], measures: Iterable[Sequence[str]]) -> str:
-    """Return the first measure followed by the other measures in parentheses.
+    """Return the text of a cell: the first measure, followed by the other measures in parentheses.
 
     Accuracies are in per cent.
     """
@@ -161,7 +161,7 @@ def format_cost(runs: Sequence[RunDirectory]) -> str:
 def format_spread(values: Sequence[float], digits: int) -> str:
     """Return mean ± standard deviation (n - 1 in the denominator).
 
-    Return only the mean if there is a single value, and "-" if there is none.
+    Return only the mean of a single value, and "-" without values.
     """
     if not values:
         return "-"

@@ -47,7 +47,7 @@ def pictures(setting: "Setting") -> "Iterator[tuple[str, Callable[[Setting], Fig
 
 
 def measured(setting: "Setting", name: str) -> "list[tuple[Method, pd.DataFrame]]":
-    """Return (method, rows of all its runs) for each method that has this analysis table."""
+    """Return (method, analysis table of all its runs) for each method that has the table."""
     found = []
     for method in setting.methods:
         tables = [file.analyses[name] for file in method.files if name in file.analyses]
@@ -129,7 +129,7 @@ def weight_divergence(setting: "Setting") -> Figure:
 
 
 def cloud(axes: Axes, total: pd.DataFrame, colour: str, label: str) -> None:
-    """Draw one point per client and round; the title shows Pearson's correlation."""
+    """Draw one point per client and round, with Pearson's correlation in the title."""
     known = total[np.isfinite(total["l1"]) & np.isfinite(total["distribution_distance"])]
     late = known["round"] / max(known["round"].max(), 1)
     look: dict[str, Any] = {"c": colour, "alpha": 0.1 + 0.8 * late, "s": 9, "linewidth": 0}

@@ -80,7 +80,7 @@ def spread_of(sizes: Collection[int]) -> str:
 def curves_of(
     title: str, label: str, series: "Iterable[tuple[Method, np.ndarray, np.ndarray]]"
 ) -> Figure:
-    """Draw all methods in one panel. series: (method, rounds [R], values [runs, R]) of each."""
+    """Draw methods' curves in one panel. series: tuples (method, rounds [R], values [runs, R])."""
     figure, (axes,) = panels_of(title)
     for method, rounds, values in series:
         curve(axes, rounds, values, method.number, method.name)

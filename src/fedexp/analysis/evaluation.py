@@ -50,10 +50,10 @@ def evaluate_run(
 ) -> Evaluation:
     """Evaluate a saved model of a run.
 
-    dataset: the data set to evaluate on; None for the run's own data set. number: the round of the
-    model; None for the last saved round. device: auto, cpu, cuda or cuda:<number>. data_dir: the
-    directory that contains the run's data now; None if the data have not moved. Raises ConfigError
-    if the data set does not suit the model.
+    dataset: the data set to evaluate on, or None for the run's own data set. number: the round of
+    the model, or None for the last saved round. device: auto, cpu, cuda or cuda:<number>. data_dir:
+    the directory that contains the run's data now, or None if the data have not moved. Raises
+    ConfigError if the data set does not suit the model.
     """
     module, kept, parts = load_network(run, number, data_dir)
     data = load_own_data(parts) if dataset is None else convert_dataset(dataset, run, parts)
@@ -110,7 +110,7 @@ def convert_dataset(dataset: DataSource, run: RunDirectory, parts: Parts) -> Dat
     """
     if dataset.kind != parts.dataset.kind:
         raise ConfigError(
-            f"dataset={dataset.name} has {dataset.kind}, but the run was trained on"
+            f"dataset={dataset.name} contains {dataset.kind}, but the run was trained on"
             f" {parts.dataset.kind} ({parts.dataset.name})"
         )
     if dataset.kind == "text":
@@ -163,7 +163,7 @@ def image_template(run: RunDirectory, parts: Parts) -> ImageData:
 def match_classes(
     data: Data, classes: Sequence[str], own: str
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the labels in the run's numbering, int64 [M], and which of them the run has, bool [M].
+    """Return the labels of the run for all examples, int64 [M], and where they exist, bool [M].
 
     Classes are matched by name if all class names of the data set occur in the run, or vice versa.
     Otherwise, they are matched by number if both have the same number of classes. Raises
@@ -183,8 +183,8 @@ def match_classes(
     else:
         raise ConfigError(
             f"dataset={data.name} has {data.num_classes} classes ({data.classes[0]}, ...), but the"
-            f" run has {len(classes)} ({classes[0]}, ... of {own}); every class name of one must"
-            " occur in the other"
+            f" run has {len(classes)} ({classes[0]}, ... of {own}); every class name of one data"
+            " set must occur in the other"
         )
     labels = numbers[data.y_test]
     keeps = labels >= 0
@@ -201,8 +201,8 @@ def match_classes(
 def infer_tasks(data: Data, parts: Parts) -> torch.Tensor:
     """Return the task of each test example, derived from its class, int64 [M].
 
-    Algorithms that are given the task at test time need it. Raises ConfigError if a class belongs
-    to several tasks.
+    Algorithms that use the task at test time need these numbers. Raises ConfigError if a class
+    belongs to several tasks.
     """
     task_of = {c: task for task, classes in enumerate(parts.tasks) for c in classes}
     if len(task_of) < sum(map(len, parts.tasks)):
@@ -217,7 +217,7 @@ def infer_tasks(data: Data, parts: Parts) -> torch.Tensor:
 def choose_hardware(run: RunDirectory, device: str, exact: bool = False) -> Resolved:
     """Return the hardware to evaluate on: a single process that uses the run's precision.
 
-    exact: whether to use fp32, or fp64 if the run used it.
+    exact: whether to use fp32 instead of a lower precision. A run in fp64 keeps its precision.
     """
     asked: Any = run.config.get("hardware")
     precision: Any = asked.get("precision", "fp32") if isinstance(asked, dict) else "fp32"

@@ -52,7 +52,7 @@ class Section:
 
     @property
     def legend(self) -> str:
-        """Return an explanation of the brackets and marks in the cells; "" if there are none."""
+        """Return an explanation of brackets and marks in the cells, or "" if no cell has any."""
         texts = [str(text) for text in self.table.to_numpy().ravel()]
         parts = []
         if any("[" in text for text in texts):

@@ -55,7 +55,7 @@ Run = TypeVar("Run", bound=RunLike)
 
 
 def named_overrides(run: RunLike) -> list[str]:
-    """Return those overrides of a run that may appear in its name."""
+    """Return the overrides of a run that may appear in its name."""
     return [text.lstrip("+") for text in run.overrides if not text.startswith(UNNAMED)]
 
 

@@ -65,7 +65,7 @@ class Parts:
 def read_parts(run: RunDirectory, data_dir: str | None = None) -> Parts:
     """Read the parts of a run's configuration that determine its network.
 
-    data_dir: the directory that contains the data sets now; None if they have not moved. Raises
+    data_dir: the directory that contains the data sets now, or None if they have not moved. Raises
     ConfigError, which names config.yaml, if that file is missing or invalid.
     """
     config, where = run.config, run.directory / "config.yaml"
@@ -87,7 +87,7 @@ def read_parts(run: RunDirectory, data_dir: str | None = None) -> Parts:
 
 
 def move_data_dir(node: Any, before: str, now: str) -> Any:
-    """Replace the directory of the data sets in a configuration; return the new configuration."""
+    """Return the configuration with another directory of the data sets."""
     if isinstance(node, list):
         return [move_data_dir(item, before, now) for item in node]
     if not isinstance(node, dict):
@@ -149,9 +149,9 @@ def load_network(
 ) -> tuple[nn.Module, KeptModel, Parts]:
     """Return (network, saved model, parts) of a run, with the network in eval mode on the CPU.
 
-    number: the round of the weights; None for the last saved round. data_dir: see `read_parts`.
-    client: the client whose local model is returned; None for the global model. Raises ConfigError
-    if the run did not save the model, or if the model does not match the configuration.
+    number: the round of the weights, or None for the last saved round. data_dir: see `read_parts`.
+    client: the client whose local model is returned, or None for the global model. Raises
+    ConfigError if the run did not save the model, or if the model does not match the configuration.
     """
     require_files(run.directory)
     kept = kept_models.load(run.directory, number, client)
@@ -188,7 +188,7 @@ def require_files(directory: Path) -> None:
 def make_federation(parts: Parts) -> Federation:
     """Return a federation without clients, for which an algorithm adapts its model.
 
-    It only has the tasks and the number of classes.
+    The federation only has the tasks and the number of classes.
     """
     return Federation(
         parts=(),
@@ -205,8 +205,8 @@ def load_weights(module: nn.Module, kept: KeptModel, run: RunDirectory) -> None:
     """Copy the weights of a saved model into a network.
 
     Parameters that the algorithm trains in addition to the model are ignored. Frozen parameters
-    keep their initial values, unless the server changes them (LoRM); in this case, the saved model
-    contains them. Raises ConfigError if the model does not match the network.
+    keep their initial values. If the server changes them (LoRM), the saved model contains their
+    values. Raises ConfigError if the model does not match the network.
     """
     own = dict(module.named_parameters())
     trained = {name: value for name, value in kept.params.items() if name in own}

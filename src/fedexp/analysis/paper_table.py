@@ -55,7 +55,8 @@ def means(runs: Sequence[RunDirectory], further: Iterable[str] = ()) -> pd.DataF
     """Return the mean and standard deviation over seeds for each setting and method.
 
     Within a setting, rows are sorted by the main accuracy, with the best first and methods that a
-    search pruned last. Runs that diverged are left out. further: additional keys of summary.json.
+    search pruned last. Runs that diverged are left out. further: keys of summary.json to average in
+    addition to VALUES.
     """
     main = [measure.key for measure in main_measures(runs)]
     values = list(dict.fromkeys([*main, *VALUES, *further]))
@@ -118,9 +119,9 @@ def make_table(runs: Sequence[RunDirectory], layout: Layout) -> Section:
 
 
 def make_section(table: pd.DataFrame, describe_seeds: str) -> Section:
-    """Return a section with the table of texts and its displayed names.
+    """Return a section for a table of formatted values, with display names for rows and columns.
 
-    The columns of the table are (name, metric).
+    table: the table, whose columns are pairs (name, metric).
     """
     names, metrics = (list(table.columns.unique(level)) for level in (0, 1))
     shown = displayed(differing(names)) if len(names) > 1 else [""]

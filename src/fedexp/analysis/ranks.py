@@ -3,7 +3,8 @@
 The tests follow J. Demsar, "Statistical comparisons of classifiers over multiple data sets", JMLR 7
 (2006): the Friedman test (section 3.2.2) in the form of Iman and Davenport, and the Nemenyi test
 with its critical difference (section 3.2.2) and diagram (Figure 1). A block is a unit on which each
-method was run once. In the paper, a block is a data set; in fedexp, it is a setting with one seed.
+method was run once. In the paper, a block is a data set. In fedexp, a block is a setting with one
+seed.
 """
 
 import math
@@ -69,7 +70,7 @@ def ranks_of(values: np.ndarray) -> np.ndarray:
 def friedman(means: np.ndarray, blocks: int) -> float:
     """Return Friedman's chi-square for mean ranks [k] over N blocks.
 
-    It is 12 N / (k (k + 1)) (sum_j R_j^2 - k (k + 1)^2 / 4), where R_j are the mean ranks.
+    The formula is 12 N / (k (k + 1)) (sum_j R_j^2 - k (k + 1)^2 / 4), where R_j are the mean ranks.
     """
     count = len(means)
     return float(

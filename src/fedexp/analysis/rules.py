@@ -1,4 +1,4 @@
-"""Reporting rules: which number of a run is compared with a published value, and how noisy it is.
+"""Reporting rules: how a paper computes one number from a run, and how noisy this number is.
 
 A sweep's file states the rule of its paper: `report: {value: last | mean_of_last(n) | ema(w) |
 best, view: plain | augmented}`.
@@ -61,12 +61,12 @@ class Rule:
         """Return the standard error of the reported number within one run.
 
         Return None if there are fewer than two rounds. The error is estimated from the last ten
-        rounds, which are treated as independent. Let s be their standard deviation (n - 1 in the
-        denominator). The standard error is s if a single round is reported (last, best), and s /
+        rounds, which are treated as independent. With their standard deviation s (n - 1 in the
+        denominator), the standard error is s if a single round is reported (last, best), and s /
         sqrt(n) for the mean of n rounds.
 
-        For a moving average with weight w on earlier rounds, it is s sqrt((1 - w) / (1 + w)), since
-        the squares of the weights (1 - w) w^k sum to (1 - w)^2 / (1 - w^2).
+        For a moving average with weight w on earlier rounds, the error is s sqrt((1 - w) / (1 +
+        w)), since the squares of the weights (1 - w) w^k sum to (1 - w)^2 / (1 - w^2).
         """
         window = values[-NOISE_ROUNDS:]
         if len(window) < 2:
@@ -80,9 +80,9 @@ class Rule:
     def error_over_seeds(self, metric: str, seeds: int) -> float | None:
         """Return the standard error of a mean over one or two seeds.
 
-        It is computed from the known standard deviation of one run over seeds. Return None if this
-        is not known, or if there are three or more seeds: their own standard deviation is used
-        instead.
+        The error is computed from the known standard deviation of one run over seeds. Return None
+        if this standard deviation is unknown. With three or more seeds, also return None, since the
+        standard deviation of these seeds is used instead.
         """
         known = self.spread.get(metric)
         return None if known is None or not 0 < seeds < 3 else known / math.sqrt(seeds)
@@ -93,7 +93,7 @@ class Rule:
 
 
 def read_rule(node: Mapping[str, Any]) -> Rule:
-    """Read the rule from a node of a sweep's file; ValueError or TypeError if invalid."""
+    """Read the rule from a sweep's file. Raises ValueError or TypeError if it is invalid."""
     spread = {str(metric): float(value) for metric, value in node.get("spread", {}).items()}
     texts = {str(key): str(value) for key, value in node.items() if key != "spread"}
     return Rule(**texts, spread=spread)

@@ -1,12 +1,12 @@
 """Named sweeps. A file in `conf/sweep` defines the runs that reproduce a published table or figure.
 
 A sweep is a list of blocks. Each block is a grid: its runs are all combinations of the values of
-its axes, and all of them have the overrides `with`. An axis is `experiment`, `algorithm` or any
-other key of the configuration.
+its axes. All runs of a block have the overrides in `with`. An axis is `experiment`, `algorithm` or
+any other key of the configuration.
 
-Each value of an axis lists the fields (columns of published/tables.csv) of the published cells that
-it belongs to. `measures` maps each published metric to the measured value that it is compared with.
-A sweep's file may also have these keys:
+Each value of an axis lists the fields that identify its published cells, which are columns of
+published/tables.csv. `measures` maps each published metric to the measured value to compare with
+it. A sweep's file may also have these keys:
 
 - `report`: the rule by which the paper reports accuracy and forgetting (fedexp.analysis.rules)
 - `readings`: sweeps that interpret cells of the same table differently (fedexp.papers.readings)
@@ -104,10 +104,10 @@ class Block:
         return every
 
     def match(self, given: Fields, shared: Fields | None) -> tuple[int, int] | None:
-        """Return how specifically the block describes a run; None if the run is not in the block.
+        """Return how specifically the block describes a run, or None for a run outside the block.
 
         The first number counts the block's conditions. The second number counts the fixed overrides
-        that the run has literally. See `find_cell` for the arguments.
+        that the run has unchanged. See `find_cell` for the arguments.
         """
         if any(given.get(key) not in values for key, values in self.axes.items()):
             return None
@@ -132,8 +132,8 @@ def make_grid(key: str, values: Collection[str], several: bool) -> str:
     """Return the override that sweeps a key over the given values.
 
     several: whether any group takes several options. In this case, a single value is also written
-        as a choice. If it were written as a plain override, Hydra would compose it once for all
-        jobs, before each job's options are known, and the key might not exist in that composition.
+        as a choice. Hydra composes a plain override once for all jobs, before each job's options
+        are known. The key might not exist in that composition.
     """
     text = ",".join(values)
     single = several and "." in key and len(values) == 1
@@ -141,8 +141,7 @@ def make_grid(key: str, values: Collection[str], several: bool) -> str:
 
 
 def make_choice(override: str) -> str:
-    """Write one value of a group that experiments select as a choice, for the reason in
-    `make_grid`."""
+    """Return a plain override of an experiment's group, written as a choice (see `make_grid`)."""
     key, value = split_override(override)
     is_plain = "(" not in value and ("," not in value or value.startswith(("[", "{")))
     if key.startswith(OF_EXPERIMENTS) and is_plain:
@@ -216,7 +215,7 @@ def load_sweep(name: str, folders: Sequence[Path]) -> Sweep:
 
 
 def find_sweep(directory: Path) -> Sweep | None:
-    """Return the named sweep that a directory belongs to; None if it does not belong to one."""
+    """Return the named sweep that a directory belongs to, or None for an unnamed sweep."""
     try:
         return load_sweep(SweepDirectory(directory).name, [conf_directory()])
     except ConfigError:
@@ -237,7 +236,7 @@ def read_block(node: Mapping[str, Any], measures: tuple[Mapping[str, Any], ...])
 
 
 def read_axis(values: Mapping[Any, Mapping[str, Any]]) -> dict[str, Fields]:
-    """Return an axis's values as Hydra's sweeper writes them, with their fields as text."""
+    """Return the values of an axis, as Hydra's sweeper writes them, with their fields as text."""
     return {
         normalise_value(str(value)): {name: str(text) for name, text in fields.items()}
         for value, fields in values.items()
@@ -279,7 +278,7 @@ def launches(sweep: Sweep, overrides: Sequence[str]) -> list[list[str]]:
 def find_cell(
     sweep: Sweep, overrides: Iterable[str], shared: Iterable[str] | None = None
 ) -> tuple[Block, dict[str, str]] | None:
-    """Return a run's block and the fields of its published cells; None if it is not in the sweep.
+    """Return a run's block and the fields of its published cells, or None for an unknown run.
 
     If several blocks match, the most specific one is used.
 

@@ -189,13 +189,13 @@ def sort_by_seed(runs: Iterable[RunDirectory]) -> tuple[RunDirectory, ...]:
 
 
 def parameter_sweeps(runs: Sequence[RunDirectory]) -> list[ParameterSweep]:
-    """Return a parameter sweep for each setting and each key with several numeric values in it."""
+    """Return a parameter sweep for each key and setting in which the key has several numbers."""
     keys = dict.fromkeys(key for run in runs for key in numeric_overrides(run))
     return [sweep for key in keys for sweep in find_parameter_sweeps(key, runs)]
 
 
 def find_parameter_sweeps(key: str, runs: Sequence[RunDirectory]) -> Iterator[ParameterSweep]:
-    """Yield a key's parameter sweeps: one for each setting in which it has several values."""
+    """Yield a parameter sweep for each setting in which a key has several values."""
     algorithms = {run.summary["algorithm"] for run in runs if key in numeric_overrides(run)}
     groups = grouped(runs, without=key)
     every = method_names(runs, {name for methods in groups.values() for name in methods})

@@ -7,7 +7,7 @@ from fedexp.rundir.fingerprint import flatten, is_free
 
 
 def varying_options(configs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return, for each run, a dict option -> value of the options that differ between runs.
+    """Return a dict for each run that maps the options that differ between runs to their values.
 
     A group is listed by its name (`algorithm`), and any other option by its dotted key. Three kinds
     of options are left out: options that do not affect results, options within a group whose values

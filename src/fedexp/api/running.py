@@ -51,12 +51,12 @@ def run(
     overwrite: whether to replace an existing run in `directory`. If the new run fails before it has
     written anything, the old run is restored.
 
-    Raises ConfigError for invalid input; in that case, nothing is changed on disk. Any other
+    Raises ConfigError for invalid input. In that case, nothing is changed on disk. Any other
     exception that stops the run is written to error.txt and raised unchanged.
     """
     given = [*check_overrides(overrides), *directory_override("hydra.run.dir", directory)]
     if overwrite and directory is None:
-        raise ConfigError("overwrite=True: directory= must be given, too")
+        raise ConfigError("overwrite=True: needs directory=<run directory>")
     own = None if config_dir is None else Path(config_dir)
     log_to_console()
     with composed(given, own) as config:
@@ -109,7 +109,7 @@ def sweep(
 
 
 def directory_override(key: str, directory: str | os.PathLike[str] | None) -> list[str]:
-    """Return a list with the override that sets the output directory; empty if it is None."""
+    """Return a list with the override that sets the output directory, or [] for None."""
     if directory is None:
         return []
     return [f"{key}={quote_literal(os.fspath(Path(directory).expanduser().absolute()))}"]

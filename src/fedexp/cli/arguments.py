@@ -146,7 +146,7 @@ def read_preview(ours: Mapping[str, str], own: Sequence[str]) -> bool:
 
 
 def read_budget(ours: Mapping[str, str], own: Sequence[str]) -> float | None:
-    """Return the budget in minutes, or None if there is none."""
+    """Return the value of `budget` in minutes, or None if `budget` is not set."""
     if "budget" not in ours:
         return None
     text = ours["budget"]
@@ -191,7 +191,7 @@ def check_overrides(overrides: Sequence[str], folders: list[Path]) -> None:
     for text in overrides:
         if key_of(text).startswith("hydra") and "_target_" in text:
             raise ConfigError(
-                f"{text}: names Python code; it can only be set in a file in your --config-dir"
+                f"{text}: names Python code, which is only allowed in a file in your --config-dir"
             )
     check_names(overrides, [*groups, *PRESETS])
     check_values(overrides, folders)

@@ -1,8 +1,8 @@
 """The subcommands of `fedexp`, such as `fedexp report multirun/x`.
 
-`SUBCOMMANDS` maps each name to its function. The function adds its arguments to the parser and then
-imports the modules it needs; late imports keep help and completion fast. Its docstring is the help
-text.
+`SUBCOMMANDS` maps each name to its function. The function adds its arguments to the parser, and
+then imports the modules that it needs. Late imports keep help and completion fast. Its docstring is
+the help text.
 """
 
 import os
@@ -37,7 +37,7 @@ def is_subcommand(arguments: Sequence[str]) -> bool:
 
 
 def call(name: str, arguments: Sequence[str]) -> int:
-    """Run a subcommand; return its exit code."""
+    """Run a subcommand, and return its exit code."""
     function, _ = SUBCOMMANDS[name]
     parser = Parser(
         prog=f"fedexp {name}",
@@ -218,16 +218,21 @@ def import_(parser: ArgumentParser, arguments: Sequence[str]) -> int:
     from fedexp.training.results import result_files
 
     add = parser.add_argument
-    add("file", type=Path, help="the accuracies")
+    add("file", type=Path, help="file with the accuracies")
     add("directory", type=Path, help="the new run directory, such as multirun/compared/ours_seed0")
-    add("--columns", choices=(TASKS, CLASSES), required=True, help="what a column contains")
+    add(
+        "--columns",
+        choices=(TASKS, CLASSES),
+        required=True,
+        help="whether columns are tasks or classes",
+    )
     add("--algorithm", required=True, help="name of the method")
     add("--dataset", required=True, help="name of the data set")
     add("--partition", default="imported", help="name of the partition (default: imported)")
     add("--seed", type=int, default=0, help="seed of the run (default: 0)")
     add("--every", type=int, default=1, help="rounds from one row to the next (default: 1)")
     add("--percent", action="store_true", help="the accuracies are in percent")
-    add("--initial", action="store_true", help="the first row is the initial model")
+    add("--initial", action="store_true", help="the first row is of the initial model")
     options = parse_arguments(parser, arguments)
     summary = import_accuracies(options)
     result_table(summary, result_files(options.directory, make_figures(options.directory)))

@@ -1,6 +1,6 @@
 """Texts that `fedexp --help` and `fedexp --version` print.
 
-The help is generated from conf/, so it is always current. It imports no slow module.
+The help is generated from conf/, so it is always current. This module imports no slow module.
 """
 
 import platform

@@ -35,9 +35,9 @@ Tables = dict[str, list[Row]]
 
 
 def import_accuracies(options: Namespace) -> dict[str, Any]:
-    """Make a run directory as the flags of `fedexp import` describe it; return the run's summary.
+    """Make a run directory from the flags of `fedexp import`, and return the run's summary.
 
-    For an invalid flag or file, it raises ConfigError and writes nothing.
+    Raises ConfigError for an invalid flag or file. In that case, nothing is written.
     """
     require(options.every >= 1, "--every", options.every, "at least 1")
     if os.path.lexists(options.directory):
@@ -82,10 +82,9 @@ def write_tables(directory: Path, tables: Tables, names: Sequence[str]) -> None:
 
 
 def of_tasks(matrix: np.ndarray, every: int) -> tuple[Tables, dict[str, Any]]:
-    """Return the tables and the summary's measures for accuracies [T + 1, T] on tasks.
+    """Return the tables and the summary measures computed from the accuracies on tasks.
 
-    Row 0 is the initial model. The test accuracy is the mean over the tasks. It is undefined if
-    some of them were not tested.
+    The test accuracy of a row is the mean over the tasks, or nan if a task was not tested.
     """
     records, rounds, cells = [], [], []
     for task, row in enumerate(matrix):
@@ -100,9 +99,9 @@ def of_tasks(matrix: np.ndarray, every: int) -> tuple[Tables, dict[str, Any]]:
 
 
 def of_classes(matrix: np.ndarray, every: int) -> tuple[Tables, dict[str, Any]]:
-    """Return the tables and the summary's measures for accuracies [R + 1, C] of classes.
+    """Return the tables and the summary measures computed from the class accuracies.
 
-    Row 0 is the initial model. The test accuracy is the mean over the classes.
+    The test accuracy of a row is the mean over the classes.
     """
     parts = [BackwardTransfer(), RoundDrop(local=False)]
     if not np.isnan(matrix[0]).any():  # the consistency of round 1 needs the initial model
@@ -123,9 +122,9 @@ def of_classes(matrix: np.ndarray, every: int) -> tuple[Tables, dict[str, Any]]:
 
 
 def read_matrix(content: bytes, options: Namespace) -> tuple[np.ndarray, list[str]]:
-    """Return (accuracies in [0, 1], float64 [rows, columns]; names of the columns).
+    """Return the accuracies in [0, 1], float64 [rows, columns], and the names of the columns.
 
-    Row 0 is the initial model; it is nan if the file does not contain it.
+    Row 0 is the initial model. The row is nan if the file does not contain this model.
     """
     path, is_square = options.file, options.columns == TASKS
     try:
@@ -148,7 +147,9 @@ def read_matrix(content: bytes, options: Namespace) -> tuple[np.ndarray, list[st
     for i, row in enumerate(rows):
         if len(row) > width or (len(row) < width and not is_square):
             allowed = plural(width, "column")
-            raise ConfigError(f"{path}: row {i + 1} has {len(row)} values for {allowed}")
+            raise ConfigError(
+                f"{path}: row {i + 1} has {len(row)} values, but the table has {allowed}"
+            )
         try:
             accuracy[i, : len(row)] = list(map(number, row))
         except (TypeError, ValueError, OverflowError) as error:
@@ -160,12 +161,12 @@ def read_matrix(content: bytes, options: Namespace) -> tuple[np.ndarray, list[st
 
 
 def number(cell: Any) -> float:
-    """Return the number in a cell; nan for an empty cell or null."""
+    """Return the number in a cell, or nan for an empty cell or null."""
     return math.nan if cell in (None, "") else float(cell)
 
 
 def is_header(row: Sequence[Any]) -> bool:
-    """Return whether a row contains a name, or counts the columns from 0 or 1 on."""
+    """Return whether a row has column names, or column numbers that start at 0 or 1."""
     try:
         values = list(map(number, row))
     except ValueError:
@@ -186,7 +187,9 @@ def arrange_log(path: Path, log: Sequence[Mapping[str, str]]) -> tuple[list[list
         try:
             key = -1 if trained == "None" else int(trained), int(tested)
         except ValueError as error:
-            raise ConfigError(f"{path}: has an invalid experience ({error})") from error
+            raise ConfigError(
+                f"{path}: has an experience that is not an integer ({error})"
+            ) from error
         if key in found:
             raise ConfigError(
                 f"{path}: experience {tested} is tested twice after experience {trained}; only one"
@@ -206,8 +209,8 @@ def check_accuracies(accuracy: np.ndarray, first: bool, options: Namespace) -> N
     path, limit = options.file, 100 if options.percent else 1
     odd = accuracy[(accuracy < 0) | (accuracy > limit)]
     if odd.size:
-        hint = "" if options.percent else "; --percent reads percentages"
-        raise ConfigError(f"{path}: has {odd[0]:g}, which is not between 0 and {limit}{hint}")
+        hint = "" if options.percent else "; use --percent if the values are percentages"
+        raise ConfigError(f"{path}: accuracy {odd[0]:g} must be between 0 and {limit}{hint}")
     if options.percent and not (accuracy > 1).any():
         raise ConfigError(f"--percent: {path} has no value above 1; omit this flag for fractions")
     missing = np.isnan(accuracy)

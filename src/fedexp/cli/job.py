@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 def run_job(config: Any) -> int:
-    """Run one job of a run or sweep; return its exit code."""
+    """Run one job of a run or sweep, and return its exit code."""
     from hydra.core.hydra_config import HydraConfig
 
     from fedexp.config.values import check_first
@@ -134,7 +134,7 @@ def change_directory(directory: Path) -> None:
 
 
 def say_stopped(directory: Path) -> int:
-    """Print the round after which the budget stopped a job; return the exit code.
+    """Print the round after which the budget stopped a job, and return the exit code.
 
     If the job has not begun, its empty directory is removed.
     """
@@ -213,7 +213,7 @@ def log_to_console() -> None:
 
 
 def report_failure(error: Exception, job: "Job", hydra_config: Any, is_new: bool) -> int:
-    """Record why a job failed and print one message; return the exit code.
+    """Record why a job failed and print one message, and return the exit code.
 
     is_new: whether the directory held no run before the job started.
     """
@@ -257,7 +257,7 @@ def record_failure(
 
     sweep: the sweep's directory. A note for the process that launched the sweep is written there.
 
-    ours: whether the directory belongs to this job. False if it holds a different run.
+    ours: whether the directory belongs to this job. False if the directory holds a different run.
     """
     directory, where = job.directory, ""
     error = report.strip().splitlines()[-1]

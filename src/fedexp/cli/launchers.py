@@ -1,4 +1,4 @@
-"""Hydra's launchers of jobs (`hydra/launcher=<name>`), with the defaults in conf/launcher/."""
+"""Set up Hydra's launchers (`hydra/launcher=<name>`) with the defaults in conf/launcher/."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -29,9 +29,9 @@ COMMAND = "FEDEXP_COMMAND"  # environment variable of each job: the id of the la
 def register(conf: Path) -> None:
     """Register launchers and sweepers with Hydra, using the defaults in conf/.
 
-    The defaults are in conf/launcher/ and conf/sweeper/. They are not in conf/hydra/launcher/,
-    because Hydra would use the plugin's config of the same name as their schema. Such automatic
-    schemas are deprecated. Hydra copies the registered configs to the processes of the jobs.
+    The defaults are in conf/launcher/ and conf/sweeper/. For files in conf/hydra/launcher/, Hydra
+    would use the plugin's config of the same name as a schema, which is deprecated. Hydra copies
+    the registered configs to the processes of the jobs.
     """
     from hydra.core.config_store import ConfigStore
     from hydra.core.plugins import Plugins
@@ -76,7 +76,7 @@ def importable(module: str) -> bool:
 
 
 def complete_overrides(config: DictConfig, command: str) -> int:
-    """Add the overrides that only the launching process knows; return the number of jobs.
+    """Add the overrides that only the launching process knows, and return the number of jobs.
 
     Each job composes its configuration again from Hydra's overrides. This function adds the number
     of jobs that joblib runs at a time, the id of this command, and the absolute path of the sweep's

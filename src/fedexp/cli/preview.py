@@ -77,7 +77,7 @@ class Measured(NamedTuple):
 
 
 def show_plan(plan: Plan) -> int:
-    """List the jobs of a sweep without running them; return the exit code."""
+    """List the jobs of a sweep without running them, and return the exit code."""
     jobs = plan_jobs(plan.launches, plan.folders)
     seconds = show_jobs(jobs, find_measured_runs(jobs))
     if plan.budget is not None:
@@ -97,12 +97,12 @@ def show_state(plan: Plan) -> None:
 
 
 def add_deadline(launches: Sequence[Sequence[str]], deadline: float) -> list[list[str]]:
-    """Add the override that passes the deadline to the jobs to each multirun's overrides."""
+    """Return the overrides of each multirun, with one more that passes the deadline to the jobs."""
     return [[*each, f"+hydra.job.env_set.{DEADLINE}='{deadline:.3f}'"] for each in launches]
 
 
 def plan_jobs(launches: Sequence[Sequence[str]], folders: Sequence[Path]) -> list[Planned]:
-    """Compose the jobs of the multiruns; return one job per run directory.
+    """Compose the jobs of the multiruns, and return one job per run directory.
 
     folders: directories with the user's config groups.
     """
@@ -110,7 +110,7 @@ def plan_jobs(launches: Sequence[Sequence[str]], folders: Sequence[Path]) -> lis
     jobs: dict[Path, Planned] = {}
     with initialize_config_dir(str(conf_directory().resolve()), version_base="1.3"):
         for overrides in launches:
-            # By default, its name contains the time, so resolve the name only once.
+            # The default name of a sweep contains the time, so it is resolved only once.
             sweep: Path | None = None
             for job in expand(overrides):
                 config = compose("config", overrides=[*job, *search], return_hydra_config=True)
@@ -240,9 +240,9 @@ def seconds_left(
 ) -> tuple[float | None, str]:
     """Estimate a job's remaining time from the most similar measured run.
 
-    Return (seconds, a note about the estimate), or (None, "") if no run is similar. Among similar
-    runs, those with a run directory come before those from files of `--keep`, and then those with
-    the job's algorithm come before all others.
+    Return (seconds, a note about the estimate), or (None, "") if no run is similar. Similar runs
+    with a run directory are preferred to runs from files of `--keep`. Among equally preferred runs,
+    those with the job's algorithm come first.
     """
     work, algorithm = work_of(job.config), value_of(job.config, "algorithm._target_")
     like = [run for run in measured if run.work == work]

@@ -53,7 +53,7 @@ def options_of(config: DictConfig) -> Options:
 
 
 def search(config: DictConfig, launcher: Any, arguments: Sequence[str]) -> list[Any]:
-    """Run the trials of a study; return the launcher's results.
+    """Run the trials of a study, and return the launcher's results.
 
     config: the composed configuration, including its node `hydra`. arguments: the command's
     overrides. Raises ConfigError if the objective or the values to search for are missing, or if
@@ -96,7 +96,7 @@ def search(config: DictConfig, launcher: Any, arguments: Sequence[str]) -> list[
 def space_of(arguments: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
     """Return (a dict that maps each searched key to its distribution, all remaining overrides).
 
-    A Hydra interval becomes a range of numbers; any other sweep becomes a choice.
+    A Hydra interval becomes a range of numbers. Any other sweep becomes a choice.
     """
     space: dict[str, Any] = {}
     fixed = []
@@ -157,7 +157,7 @@ def store_of(directory: Path) -> str:
 
 
 def assigned(study: optuna.Study, number: int) -> list[str]:
-    """Return the overrides that a trial chose."""
+    """Return the searched values of a trial as overrides."""
     return [f"{key}={value}" for key, value in study.trials[number].params.items()]
 
 

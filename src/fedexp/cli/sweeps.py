@@ -44,7 +44,8 @@ class SweepWatch:
         """Make Hydra's callback report to this object while the block runs.
 
         Hydra creates the callback from a class name and plain values in conf/config.yaml, so the
-        callback cannot receive an object. It reads this object from a context variable.
+        callback cannot receive an object. Instead, the callback reads this object from a context
+        variable.
         """
         token = _current.set(self)
         try:
@@ -67,7 +68,7 @@ _current: ContextVar[SweepWatch | None] = ContextVar("sweep_watch", default=None
 
 
 def is_repeated(message: str) -> bool:
-    """Return whether this process has already printed a message for another job of the command."""
+    """Return whether a message was already printed for another job, and store the message."""
     watch = _current.get()
     if watch is None:
         return False
@@ -183,7 +184,7 @@ def write_reports(watch: SweepWatch, plan: Plan, elsewhere: bool) -> list[int]:
 
 
 def explain_launcher_error(error: Exception, directory: Path, launcher: str) -> str:
-    """Return the message for an error raised by the launcher; `run_job` handles errors in jobs."""
+    """Return the message for an error that the launcher raised outside of jobs."""
     reason = (str(error).strip() or "no reason was given").splitlines()[0]
     return (
         f"hydra/launcher={launcher}: {type(error).__name__}: {reason}\nThe launcher does not work,"

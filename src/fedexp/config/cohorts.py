@@ -39,7 +39,7 @@ class Cohorts(Checked, prefix="cohorts."):
         require(good, "cohorts.draw", self.draw, "seed if cohorts.path is set")
 
     def read(self, rounds: int, num_clients: int, size: int) -> Rounds | None:
-        """Return the cohorts of rounds 1 to `rounds`; None if seeds.sampling draws them.
+        """Return the cohorts of rounds 1 to `rounds`, or None if seeds.sampling draws them.
 
         size: the number of clients that each cohort must have.
 

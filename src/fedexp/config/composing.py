@@ -72,8 +72,8 @@ class CheckedRepository(ConfigRepository):
         normal = posixpath.normpath(config_path.replace("\\", "/"))
         if normal.startswith(("/", "..")):
             raise ConfigError(
-                f"{config_path}: is outside the configuration directories; add one with"
-                " --config-dir"
+                f"{config_path}: is outside the configuration directories; add its"
+                " directory with --config-dir"
             )
         return super().load_config(config_path)
 

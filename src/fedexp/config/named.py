@@ -51,7 +51,8 @@ def with_named_members(config: DictConfig, group: str) -> DictConfig:
         node = load_node(name, f"{group}.members", group)
         if "members" in node:
             raise ConfigError(
-                f"{group}.members={list(members)}: {name} must not be a {SEVERAL[group]}"
+                f"{group}.members={list(members)}: {name} is a {SEVERAL[group]}, which cannot be a"
+                " member"
             )
         taken = {key: value for key, value in shared.items() if key in node}
         nodes.append(with_changes(node | taken, options.get(name, {}), f"{group}.{name}", name))
@@ -88,8 +89,8 @@ def domain_node(domain: Any) -> Any:
         return domain
     if len(domain) != 1 or not all(isinstance(values, DictConfig) for values in domain.values()):
         raise ConfigError(
-            f"{key}={domain}: must be a data set, or a data set with values, such as"
-            " {domainnet: {domain: real}}"
+            f"{key}={domain}: must be the name of a data set, or a mapping of one name to"
+            " changed values, such as {domainnet: {domain: real}}"
         )
     ((given, changes),) = domain.items()
     name = str(given)
@@ -124,7 +125,7 @@ def load_node(name: str, key: str, group: str = "dataset", resolve: bool = False
     """Return the node that an option of a group defines.
 
     key: the configuration key whose value is `name`, for messages. resolve: whether to resolve
-    interpolations; they must then refer to values in the option's file.
+        interpolations, which must then refer to values in the option's file.
 
     Raises ConfigError if the group does not have this option.
     """

@@ -18,7 +18,7 @@ GLOBAL_OPTION = re.compile(r"^# @package _global_", re.MULTILINE)
 
 
 def list_groups(directories: list[Path]) -> list[str]:
-    """Return the config groups: those in the defaults list in its order, then others by name."""
+    """Return the config groups in the order of the defaults list, then the others by name."""
     names = {
         p.name
         for directory in directories
@@ -45,7 +45,7 @@ def list_groups(directories: list[Path]) -> list[str]:
 def list_options(group: str, directories: list[Path]) -> list[str]:
     """Return a group's options, including those in subfolders, such as `fedntd/cifar10_s2`.
 
-    A file whose name begins with `_` has values that several options share. It is not an option.
+    A file whose name begins with `_` is not an option. It has values that several options share.
     """
     if group == "sweep":
         return sorted(read_sweeps(directories))
@@ -57,12 +57,11 @@ def list_options(group: str, directories: list[Path]) -> list[str]:
 
 
 def read_sweeps(directories: Sequence[Path]) -> dict[str, tuple[Path, Any]]:
-    """Return name -> (file, content) for the sweeps in the directories' folders `sweep`.
+    """Return a dict that maps sweeps to (file, content), from the folders `sweep` of directories.
 
     If several sweeps have the same name, the first one is returned. A file with the key `blocks`
-    defines one sweep, named after the file. Any other file maps names to sweeps; its key `defaults`
-    has the values that a sweep does not set. If a file cannot be read, the content is the
-    exception.
+    defines one sweep, named after the file. Any other file maps names to sweeps, and has default
+    values under the key `defaults`. If a file cannot be read, the content is the exception.
     """
     found: dict[str, tuple[Path, Any]] = {}
     for path in (path for each in directories for path in sorted(each.glob("sweep/*.yaml"))):

@@ -87,7 +87,7 @@ def is_of_a_run(text: str, groups: Collection[str]) -> bool:
 def typed_overrides(overrides: Sequence[str]) -> list[str]:
     """Return the overrides that the user typed, without those read from a run directory.
 
-    overrides: all overrides; those from the run directory come before `resume=`.
+    overrides: all overrides, in which the overrides from the run directory come before `resume=`.
     """
     places = [number for number, text in enumerate(overrides) if key_of(text) == "resume"]
     return list(overrides[places[-1] + 1 :] if places else overrides)
@@ -146,7 +146,7 @@ def is_group(key: str, groups: Collection[str]) -> bool:
 
 
 def chosen_options(override: Any) -> list[str]:
-    """Return the options that a group's override chooses, including those of a sweep or a list."""
+    """Return the options that a group's override chooses, including those of a sweep or list."""
     from hydra.core.override_parser.types import Glob
 
     if override.is_delete() or isinstance(

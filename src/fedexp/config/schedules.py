@@ -39,7 +39,7 @@ def with_schedule(config: DictConfig) -> DictConfig:
 
 
 def by_round(key: str, written: Any) -> dict[int, Any]:
-    """Return the change of each round, as the user wrote it.
+    """Return a dict that maps each round to its change, as the user wrote it.
 
     Raises ConfigError unless the value is a mapping from rounds (2, 3, ...) to changes.
     """
@@ -94,7 +94,7 @@ def partition_node(number: int, change: Any) -> dict[str, Any]:
             f"{where}={change}: must be the name of a partition, or a mapping with its name"
             " and keys, such as {name: dirichlet, alpha: 1}"
         )
-    name = option_of(change["name"], "partition", PARTITIONS)  # dirichlet is lda
+    name = option_of(change["name"], "partition", PARTITIONS)  # dirichlet is an alias of lda
     if name not in PARTITIONS:
         raise ConfigError(
             f"{where}.name={name}: must be one of"

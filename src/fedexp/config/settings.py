@@ -40,8 +40,8 @@ NO_STOP = Stop(patience=None, metric=None, minutes=None)
 class LocalEvaluation(Checked, prefix="local_evaluation."):
     """When, and on how many examples, to test local models (node `local_evaluation`)."""
 
-    every: CountOrNone  # rounds; None: as often as the global model
-    examples: CountOrNone  # of each test view; None: all
+    every: CountOrNone  # test every n-th round; None: as often as the global model
+    examples: CountOrNone  # number of examples in each test view; None: all
 
 
 ALL_LOCAL = LocalEvaluation(every=None, examples=None)
@@ -100,8 +100,8 @@ class Settings(Checked):
     def keeps_model(self, round: int) -> bool:
         """Return whether the global model after a round is saved.
 
-        It is saved if `keep_models` selects the round. It is also saved before and after each round
-        whose local models are saved.
+        `keep_models` selects rounds. The model is also saved before and after each round whose
+        local models are saved.
         """
         return is_chosen(round, self.keep_models) or any(
             map(self.keeps_local_models, (round, round + 1))

@@ -64,7 +64,7 @@ def check_values(overrides: Sequence[str], folders: Sequence[Path]) -> None:
             raise ConfigError(f"{override}: must name a directory")
         if name in groups and (removed or (equals and not value)):
             options = ", ".join(list_options(name, list(folders)))
-            raise ConfigError(f"{override}: the group needs an option; options: {options}")
+            raise ConfigError(f"{override}: must select an option of the group; options: {options}")
         if removed and known_keys(conf_directory(), []).get(name) == []:
             raise ConfigError(
                 f"{override}: cannot be removed; leave it out to use the default, or set it with"
@@ -73,8 +73,8 @@ def check_values(overrides: Sequence[str], folders: Sequence[Path]) -> None:
         if name == "seeds" and not removed and not value.startswith(("{", "$")):
             command = f"fedexp --multirun seed={value}" if "," in value else f"seed={value}"
             raise ConfigError(
-                f"{override}: use {command}, or set seeds.partition, seeds.sampling and"
-                " seeds.training"
+                f"{override}: must not be a single value; use {command}, or set seeds.partition,"
+                " seeds.sampling and seeds.training"
             )
 
 

@@ -59,15 +59,16 @@ def require_typed_destination(
     command = [*folders, resume, *typed, *stored]
     raise ConfigError(
         f"{resume}: the run directory says where the run is tracked"
-        f" ({', '.join(map(key_of, stored))}), but this command does not; to allow this:  fedexp"
-        f" {shlex.join(command)}"
+        f" ({', '.join(map(key_of, stored))}), but this command does not; to track it there: "
+        f" fedexp {shlex.join(command)}"
     )
 
 
 def user_folders(folders: Sequence[Path] | None = None) -> list[Path]:
     """Return the directories that the user gave with --config-dir.
 
-    folders: the directories that Hydra searches; None: those of the current configuration.
+    folders: the directories that Hydra searches, or None for the directories of the current
+        configuration.
     """
     from fedexp.config.options import conf_directory
 

@@ -244,7 +244,7 @@ def convert(annotation: Any, value: Any, key: str) -> Any:
 
 
 def dataclass_in(annotation: Any) -> type | None:
-    """Return the dataclass that an annotation contains, or None if there is none.
+    """Return the dataclass that an annotation contains, or None if it contains no dataclass.
 
     For example, return `A` for the annotations `A`, `list[A]` and `A | None`.
     """

@@ -33,7 +33,7 @@ def display_path(path: Path) -> Path:
 
 
 def regular(path: Path) -> Path:
-    """Return the path if it is a regular file; otherwise raise OSError.
+    """Return the path. Raises OSError if it is not a regular file.
 
     A directory from another person may contain a device or a named pipe, and reading a pipe could
     block forever.
@@ -75,7 +75,7 @@ def write_atomically(path: Path, content: bytes, sync_folder: bool = True) -> No
     """Write a file so that it has either the old content or the complete new content.
 
     This also holds after a crash or a power failure. sync_folder: also sync the file's folder
-    before returning. Raises StorageError.
+    before returning. Raises StorageError if the file cannot be written.
     """
     with storing(path):
         make_folder(path.parent)
@@ -137,8 +137,8 @@ def save_tree(path: Path, value: "Tree", sync_folder: bool = True) -> None:
 def load_tree(path: Path, mapped: bool = False) -> "Tree":
     """Load a tree of tensors to the CPU. Raises ConfigError if the file is not a valid checkpoint.
 
-    mapped: memory-map the file instead of reading it. Values are then read when they are accessed,
-    and the checksums are not checked.
+    mapped: whether to memory-map the file instead of reading it. Values are then read when they are
+    accessed, and the checksums are not checked.
     """
     import torch
 

@@ -41,8 +41,8 @@ def check(text: str) -> None:
     Only the parser's events are read, so no values are built.
     """
     total = 0.0
-    begun: list[tuple[str | None, float]] = []  # of open nodes: (anchor, values before)
-    sizes: dict[str | None, float] = {}  # anchor -> values below it; infinite while open
+    begun: list[tuple[str | None, float]] = []  # open nodes: (anchor, number of values before)
+    sizes: dict[str | None, float] = {}  # anchor -> number of values; infinite while open
     for event in yaml.parse(text, Loader=LOADER):
         if isinstance(event, yaml.CollectionEndEvent):
             anchor, before = begun.pop()

@@ -41,7 +41,7 @@ def make_figures(
     """Write the figures of a run to `figures/` in the run directory, and return their paths.
 
     summary: the content of summary.json, if this file has not been written yet. look: formats,
-    titles and style; None for the settings in the run's configuration.
+    titles and style, or None for the settings in the run's configuration.
 
     A figure is left out if its source file is missing or empty, so an interrupted run has only some
     of the figures. Raises ConfigError if a file is damaged, and OSError if the directory cannot be
@@ -82,11 +82,11 @@ def save_all(
 def interim_pictures(
     run_dir: Path, history: "History", further: "Mapping[str, History] | None" = None
 ) -> dict[str, bytes]:
-    """Return name -> PNG content of figures that show the run up to the last round in `history`.
+    """Return figures, as name -> PNG content, that show the run up to the end of `history`.
 
     These are the heat maps of class accuracies and, if local models were evaluated, the latest
-    round figure. No file is written, and the run may be in progress or finished. further: view ->
-    history, for each further view of the test set.
+    round figure. No file is written, and the run may be in progress or finished. further: a dict
+    that maps each further view of the test set to its history.
     """
     from fedexp.figures.style import styled
 

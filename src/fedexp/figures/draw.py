@@ -39,7 +39,7 @@ BESIDE: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (1.01, 1), "bor
 ABOVE: dict[str, Any] = {"loc": "lower left", "bbox_to_anchor": (0, 1.01), "borderaxespad": 0}
 ACCURACIES = (
     ("test_accuracy", BLUE, "test accuracy"),
-    ("test_accuracy_augmented", GREEN, "the same, augmented\ntest images"),
+    ("test_accuracy_augmented", GREEN, "test accuracy, augmented\ntest images"),
     ("validation_accuracy", GREY, "validation accuracy"),
 )
 LOCAL = "local round forgetting,\nmean over clients"
@@ -283,7 +283,7 @@ def task_lines(run: RunData, axes: Axes, colour: str) -> None:
 
 
 def _round_axes(run: RunData, *every: Axes) -> None:
-    """Give all panels the same axis of rounds, and put the legends beside the panels.
+    """Draw the same axis of rounds in all panels, and the legends beside the panels.
 
     The axis covers all rounds in rounds.csv.
     """

@@ -107,8 +107,8 @@ def accuracy_panel(axes: Axes, title: str, label: str, ticks: int) -> None:
 def local_epochs(run: RunData, table: "pd.DataFrame") -> Figure:
     """Draw the accuracy of local models against the local epoch (FedNTD Fig. 6).
 
-    Epoch 0 is the state before local training. At most eight measured rounds are drawn, one line
-    each. Lines show the mean and bars the standard deviation over clients.
+    Epoch 0 is the state before local training. Each measured round has a line, for at most eight
+    rounds. Lines show the mean over clients, and bars the standard deviation.
     """
     rounds = np.unique(table["round"])
     rounds = rounds[np.linspace(0, len(rounds) - 1, min(len(rounds), 8)).round().astype(int)]
@@ -123,7 +123,10 @@ def local_epochs(run: RunData, table: "pd.DataFrame") -> Figure:
 
 
 def epochs(series: Epochs, title: str) -> Figure:
-    """Draw accuracies against the local epoch. series: one (table, look) for each line."""
+    """Draw accuracies against the local epoch, with one line for each item of `series`.
+
+    series: pairs of the table `local_epochs` and the line's matplotlib options.
+    """
     figure, ((*every,),) = panels(title, 3.4, columns=len(EPOCH_PANELS))
     for axes, (column, label) in zip(every, EPOCH_PANELS.items(), strict=True):
         for table, look in series:
@@ -137,8 +140,8 @@ def epochs(series: Epochs, title: str) -> Figure:
 def class_reduction(run: RunData, history: History) -> Figure:
     """Draw the forgetting degree of classes that the schedule reduces (FedKA Eq. 1, Fig. 3).
 
-    Values are clipped at -1. The lower panel shows how many examples of the class the client has.
-    At most six pairs of client and class are drawn.
+    Values are clipped at -1. The lower panel shows the client's number of training examples of the
+    class. At most six pairs of client and class are drawn.
     """
     title = f"Forgetting degree of a class whose examples are reduced\n{run.title}"
     figure, ((above,), (below,)) = panels(title, 5.2, rows=2, sharex=True, height_ratios=(2, 1))
@@ -164,7 +167,7 @@ def class_reduction(run: RunData, history: History) -> Figure:
 def degrees(history: History, client: int, label: int) -> tuple[np.ndarray, np.ndarray]:
     """Return (rounds, forgetting degrees) of one class for one client.
 
-    The rounds are those in which the client took part. Degrees are clipped at -1.
+    Only rounds in which the client took part are included. Degrees are clipped at -1.
     """
     rounds, values = [], []
     for index, number in enumerate(history.local_rounds):
@@ -188,9 +191,9 @@ PICTURES = {
 def spread(
     axes: Axes, table: "pd.DataFrame", key: str, column: str, look: Mapping[str, Any]
 ) -> None:
-    """Draw the mean of a column against a key.
+    """Draw the mean of the column `column` against the column `key`.
 
-    Bars show one population standard deviation over the rows with the same key.
+    Each mean is over the rows with the same key. Bars show their population standard deviation.
     """
     groups = table.dropna(subset=column).groupby(key)[column]
     if len(mean := groups.mean()):
@@ -205,7 +208,7 @@ def layers_of(table: "pd.DataFrame") -> list[str]:
 def layered(
     run: RunData, subject: str, values: "pd.DataFrame", label: str, top: float
 ) -> tuple[Figure, Axes]:
-    """Return a figure and its empty upper panel; the lower panel has a map (layers x rounds).
+    """Return a figure with a heat map (layers x rounds) below, and its empty upper panel.
 
     Layers are labelled by name if there are few of them.
     """

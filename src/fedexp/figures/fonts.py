@@ -51,7 +51,7 @@ def families_for(text: str) -> tuple[list[str], set[str]]:
 
 @functools.lru_cache(maxsize=4096)
 def letters_of(path: str) -> frozenset[int]:
-    """Return the code points that a font file contains; an empty set if the file cannot be read."""
+    """Return the code points in a font file, or an empty set if the file cannot be read."""
     try:
         return frozenset(font_manager.get_font(path).get_charmap())
     except (OSError, RuntimeError):

@@ -87,8 +87,9 @@ def load_run(
 ) -> RunData:
     """Load a run directory. Raises ConfigError, which names the file, if a file is damaged.
 
-    history: class accuracies up to a certain round, which replace those in the files. They show the
-    run as it was after that round. further: view -> history, for each further view of the test set.
+    history: class accuracies up to a certain round, which replace the accuracies in the files. The
+        data then describe the run after that round. further: a dict that maps each further view of
+        the test set to its history.
     summary: the content of summary.json, if this file has not been written yet.
     """
     import pandas as pd
@@ -151,7 +152,7 @@ def _counts(run_dir: Path, first: dict[str, np.ndarray]) -> np.ndarray | None:
 
 
 def require_readable(run: RunDirectory) -> None:
-    """Raise ConfigError, which names the file, if any of the files that were read is damaged.
+    """Raise ConfigError, which names the file, if a file that was read is damaged.
 
     Empty tables are allowed, since an interrupted run may have them.
     """

@@ -82,7 +82,7 @@ def as_node(value: object) -> Any:
 def picture_files(folder: Path, stems: Sequence[str] | None = None) -> list[Path]:
     """Return the figures in a folder, sorted by path.
 
-    stems: if given, only return files with these names (without suffix).
+    stems: the names (without suffix) of the files to return, or None for all files.
     """
     found = (path for form in FORMATS for path in folder.glob(f"*.{form}"))
     return sorted(path for path in found if stems is None or path.stem in stems)

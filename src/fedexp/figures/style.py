@@ -32,7 +32,7 @@ _one_at_a_time = threading.RLock()  # matplotlib's style is global to the proces
 
 @contextmanager
 def styled(style: str | None = None) -> Iterator[None]:
-    """Draw and write figures in fedexp's style within a `with` block.
+    """Use fedexp's style for the figures that are drawn and written in the `with` block.
 
     style: a matplotlib style file from the user, which is applied after fedexp's style.
     matplotlib's warnings about missing letters and about the space for a legend are suppressed.
@@ -53,7 +53,7 @@ def stroke(share: float = 1.0) -> float:
 
 
 def set_title(figure: Figure, text: str) -> None:
-    """Write a title above all panels. Its text is not parsed as mathematics."""
+    """Write a title above all panels. The text is not parsed as mathematics."""
     shown, families = drawable_text(text)
     figure.suptitle(shown, fontfamily=families, parse_math=False)
 
@@ -61,7 +61,7 @@ def set_title(figure: Figure, text: str) -> None:
 def map_height(rows: int) -> float:
     """Return the height, in inches, of a map with this many rows.
 
-    There is one text line per row, and the height is limited to between 1 and 5.5 inches.
+    A row is as high as a line of text, but the map is at least 1 and at most 5.5 inches high.
     """
     return float(np.clip(0.22 * rows, 1.0, 5.5))
 
@@ -128,7 +128,7 @@ def panels(
 
 
 def legend(figure: Figure, axes: Axes, title: str = "") -> None:
-    """Draw the legend of one panel beside all panels, since it may be taller than that panel."""
+    """Draw the legend of one panel beside all panels, since a legend may be taller than a panel."""
     handles = axes.get_legend_handles_labels()
     if handles[0]:
         figure.legend(*handles, loc="outside right center", title=title or None)
@@ -137,7 +137,7 @@ def legend(figure: Figure, axes: Axes, title: str = "") -> None:
 def line(
     axes: Axes, rounds: np.ndarray, values: np.ndarray, colour: str, label: str, faint: bool = False
 ) -> None:
-    """Draw a curve, with markers if it has few points. Nothing is drawn if it has none."""
+    """Draw a curve, with markers if it has few points. Without points, nothing is drawn."""
     if rounds.size:
         marker = "o" if rounds.size <= 40 else None
         look: dict[str, Any] = {"marker": marker, "markersize": 3.5, "color": colour}
@@ -159,8 +159,8 @@ def write_note(axes: Axes, why: str) -> None:
 def class_axis(axes: Axes, classes: Sequence[str], horizontal: bool = False) -> None:
     """Label the axis of classes.
 
-    If there are few classes, each one is labelled by its name, or by its number if no font contains
-    the letters of the name. If there are many, only round numbers are labelled.
+    Up to 20 classes are labelled by name, or by number if no font contains the letters of the name.
+    With more classes, only round numbers are labelled.
     """
     axis = axes.xaxis if horizontal else axes.yaxis
     if len(classes) > NAMED_CLASSES:

@@ -1,5 +1,4 @@
-"""Write the tables of a sweep: means over seeds, rounds to a target and, if the sweep reproduces a
-paper's table, the comparison with the published values."""
+"""Write the tables of a sweep: means over seeds, rounds to targets and published values."""
 
 import argparse
 import logging
@@ -42,7 +41,7 @@ log = logging.getLogger("fedexp")
 def write_report(
     directory: Path, figures: bool, flags: argparse.Namespace | None = None
 ) -> list[Path]:
-    """Write a sweep's tables and, if `figures` is true, its figures; return the paths of all files.
+    """Write a sweep's tables and, if `figures` is true, its figures. Return the paths of all files.
 
     If a figure cannot be drawn, the report is written without it. flags: the command line's flags,
     see `fedexp.cli.flags`.
@@ -74,8 +73,7 @@ def write_report(
 def make_rank_pictures(
     sweep: Sweep | None, runs: Sequence[RunDirectory]
 ) -> "Iterator[tuple[str, Callable[[], Figure]]]":
-    """Yield (name, function that draws the figure) for each critical-difference diagram of a
-    benchmark."""
+    """Yield (name, function that draws the figure) for each rank diagram of a benchmark."""
     from fedexp.analysis.draw_sweep import rank_diagram
 
     if sweep is not None and sweep.ranks:
@@ -89,10 +87,10 @@ def write_tables(
     jobs: list[RunDirectory] | None = None,
     asked: paper_table.Layout | None = None,
 ) -> list[Path]:
-    """Write a sweep's table.csv, table.md, table.tex and rounds_to_target.csv; return the paths.
+    """Write a sweep's table.csv, table.md, table.tex and rounds_to_target.csv. Return the paths.
 
-    Nothing is written if no run is finished. jobs: the sweep's runs; by default, they are read from
-    its run directories. asked: the layout of table.tex.
+    Nothing is written if no run is finished. jobs: the sweep's runs, which are read from its run
+    directories by default. asked: the layout of table.tex.
     """
     jobs = without_outdated(SweepDirectory(directory).jobs if jobs is None else jobs)
     sweep = find_sweep(directory)
@@ -136,8 +134,8 @@ def write_tables(
 def make_heading(sweep: Sweep, tidy: pd.DataFrame) -> str:
     """Return the heading of table.md.
 
-    It contains the title, the rule, the tolerances, the number of verdicts and any departures from
-    the protocol.
+    The heading contains the title, the rule, the tolerances, the numbers of verdicts and any
+    departures from the protocol.
     """
     lines = [f"# {sweep.title}", f"Rule: {sweep.rule}. {TOLERANCES}", count_verdicts(tidy)]
     if sources := sorted({name for text in tidy["from"] for name in text.split()}):
@@ -149,15 +147,14 @@ def make_heading(sweep: Sweep, tidy: pd.DataFrame) -> str:
 
 
 def count_verdicts(tidy: pd.DataFrame) -> str:
-    """Count the published values with each verdict in the first reading; return the counts as a
-    text."""
+    """Return a sentence with the number of published values and how many have each verdict."""
     counts = readings.first_reading(tidy)["verdict"].value_counts()
     texts = ", ".join(f"{number} {kind}" for kind, number in counts.items())
     return f"{counts.sum()} published values: {texts}."
 
 
 def comparison_table(directory: Path) -> dict[str, Any] | None:
-    """Return the table of a sweep for `fedexp view`; None if the sweep has no published values."""
+    """Return the table of a sweep for `fedexp view`, or None without published values."""
     sweep = find_sweep(directory)
     if sweep is None or not len(published_cells(sweep)):
         return None

@@ -25,7 +25,7 @@ from fedexp.rundir.revisions import outdated
 from fedexp.rundir.schema import OVER
 
 TABLES = Path(__file__).parent / "published" / "tables.csv"
-# known results of the papers' released code with the published protocol
+# results that the papers' released code is known to give with the published protocol
 RELEASED = TABLES.with_name("released.csv")
 CELL = (*COLUMN[:-1], "method")
 EMPTY = ("not_applicable", "not_run")  # prefixes of notes on cells without a value
@@ -33,7 +33,7 @@ OF_RULE, OF_TASKS = ("accuracy", "forgetting"), ("average_accuracy", "new_task_a
 AGAINST_FEDAVG = ("rounds_to_fedavg", "speedup_to_fedavg")
 NUMBERS = ["value", "error", "plain_last", "plain_last10", "plain_error"]
 LAST, LAST_TEN = Rule("last"), Rule("mean_of_last(10)")
-EXPECTED = {  # number that an option of the group `experiment` expects -> its noun
+EXPECTED = {  # number in the key `expected` of an experiment -> its noun
     "train": "training examples",
     "test": "test examples",
     "classes": "classes",
@@ -56,8 +56,10 @@ def load_published() -> pd.DataFrame:
 
 
 def published_cells(sweep: Sweep, table: str = "") -> pd.DataFrame:
-    """Return the published values of the sweep's table or, if `table` is given, of that table in
-    the same paper."""
+    """Return the published values of the sweep's table, or of another table of the paper.
+
+    table: the other table; empty for the sweep's table.
+    """
     known = load_published()
     mine = (known["paper"] == sweep.paper) & (known["table"] == (table or sweep.table))
     return known[mine & (known["method"] != "(all)")]
@@ -93,8 +95,7 @@ def published_fields(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def measure_runs(sweep: Sweep, printed: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
-    """Return one row for each pair of a run and a published value (`cell`) that it can be compared
-    with.
+    """Return one row for each pair of a run and a published value (`cell`) to compare with it.
 
     kind: the type of the measured value, as listed under `measures` in the sweep's file
     value: the measured value, which is a fraction or a number of rounds (inf if never reached)
@@ -189,11 +190,10 @@ def look_up_target(row: Mapping[str, Any]) -> float:
 
 
 def add_rounds_to_fedavg(table: pd.DataFrame, printed: pd.DataFrame) -> pd.DataFrame:
-    """Add the number of rounds that each run needs to reach FedAvg's last accuracy, or the
-    speed-up.
+    """Add the rounds that each run needs to reach FedAvg's last accuracy, or its speed-up.
 
     The speed-up is FedAvg's number of rounds divided by the run's. FedAvg's accuracy and rounds are
-    averaged over seeds, for the same data set and protocol. Rows of FedAvg get no value.
+    averaged over the seeds with the same data set and protocol. Rows of FedAvg get no value.
     """
     place = printed.loc[table["cell"], ["dataset", "method"]].set_index(table.index)
     table = table.join(place)
@@ -212,7 +212,7 @@ def add_rounds_to_fedavg(table: pd.DataFrame, printed: pd.DataFrame) -> pd.DataF
 
 
 def find_departures(sweep: Sweep, run: Any, but: str | tuple[str, ...] = ()) -> str:
-    """Return how a run departs from the protocol of the paper's table; "" if it does not.
+    """Return how a run departs from the protocol of the paper's table, or "" if it does not.
 
     The departures are changed options, different data under the same name, and corrections that
     were made to the method after the run. run: a row from `runs.read_runs`. but: prefixes of
@@ -320,8 +320,8 @@ def compare_to_published(
 def standard_error(values: pd.Series, within: pd.Series) -> float:
     """Return the standard error of a mean over seeds.
 
-    For a single seed, it is the error within its run. values: one value per seed. within: the
-    errors within the runs.
+    For a single seed, the standard error within its run is returned. values: one value per seed.
+    within: the errors within the runs.
     """
     return values.std() / math.sqrt(len(values)) if len(values) > 1 else within.mean()
 
@@ -329,7 +329,7 @@ def standard_error(values: pd.Series, within: pd.Series) -> float:
 def reason_not_judged(
     sweep: Sweep, row: Mapping[str, Any], used: pd.DataFrame, changes: str
 ) -> str:
-    """Return the reason why a value cannot be judged; "" if it can.
+    """Return the reason why a value cannot be judged, or "" if it can be judged.
 
     row: the result of `compare_to_published` with the published value. used: the runs that count.
     changes: how these runs depart from the protocol.

@@ -127,8 +127,8 @@ def curves(settings: Sequence[Setting], title: str) -> Figure:
 def levels(settings: Sequence[Setting], title: str) -> Figure:
     """Draw forgetting as bars, one group per setting and one colour per method (FedNTD Fig. 2c).
 
-    Bars show the mean and the standard deviation over seeds. The settings are levels of
-    heterogeneity, and the "methods" are data sets.
+    Bars show the mean and the standard deviation over seeds. In FedNTD's figure, settings are
+    levels of heterogeneity, and data sets take the place of methods.
     """
     figure, (axes,) = panels_of(f"Forgetting by heterogeneity\n{title}")
     names = list(dict.fromkeys(method.name for setting in settings for method in setting.methods))
@@ -174,8 +174,7 @@ def client_classes(settings: Sequence[Setting], title: str, client: int = 3) -> 
 
 
 def client_class(settings: Sequence[Setting], title: str, client: int = 0) -> Figure:
-    """Draw forgetting degree and local accuracy of one class for one client, by method (FedKA Fig.
-    6).
+    """Draw a client's forgetting degree and local accuracy on a class, by method (FedKA Fig. 6).
 
     The class is the client's largest non-dominant class.
     """
@@ -200,7 +199,7 @@ def client_class(settings: Sequence[Setting], title: str, client: int = 0) -> Fi
 def select_local_series(method: Method, client: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return (rounds [T], forgetting degrees [T, C], class accuracies [T, C]) for one client.
 
-    The values are those of the client's local model in the method's first run, in the rounds in
+    The values describe the client's local model in the method's first run, after each round in
     which the client took part. Degrees are clipped at -1.
     """
     history = require_history(method, local=True)
@@ -250,11 +249,10 @@ def choose_non_dominant(counts: np.ndarray) -> int:
 
 
 def round_models(settings: Sequence[Setting], title: str, round: int | None = None) -> Figure:
-    """Draw class accuracies before, within and after a round, one panel per run (Flashback Fig. 2,
-    10).
+    """Draw class accuracies before, within and after a round, by run (Flashback Fig. 2, 10).
 
     Rows are the global model before the round, the local models, and the global model after the
-    round. round: the round to draw. If it is None or larger than the number of rounds, the last
+    round. round: the round to draw. By default, and for a round after the end of the run, the last
     round with local models is drawn.
     """
     shown = [(method.name, require_history(method, local=True)) for method in flatten(settings)]
@@ -281,8 +279,7 @@ def round_models(settings: Sequence[Setting], title: str, round: int | None = No
 
 
 def round_forgetting(settings: Sequence[Setting], title: str) -> Figure:
-    """Draw cumulative distributions of round forgetting, for global and local models (Flashback
-    Fig. 4)."""
+    """Draw cumulative distributions of round forgetting (Flashback Fig. 4)."""
     if not any(m.local_drops().size for setting in settings for m in setting.methods):
         raise ConfigError(
             "no run evaluated local models; set forgetting_metric=round_drop"
@@ -292,12 +289,12 @@ def round_forgetting(settings: Sequence[Setting], title: str) -> Figure:
 
 
 def neurons(settings: Sequence[Setting], title: str) -> Figure:
-    """Draw the class that each neuron of the last hidden layer prefers, one panel per run (FedNTD
-    Fig. 17).
+    """Draw the class that each neuron of the last hidden layer prefers (FedNTD Fig. 17).
 
-    The models are those before, within and after the last round with saved local models. The
-    neurons are sorted by the class that they prefer in the global model before the round. The more
-    a column keeps its colour, the better the models are aligned.
+    Each run has a panel. The models are the global models before and after the last round with
+    saved local models, and the local models of this round. The neurons are sorted by the class that
+    they prefer in the global model before the round. The more a column keeps its colour, the better
+    the models are aligned.
     """
     shown = {method.name: method.runs[0] for method in flatten(settings)}
     subjects = [load_subject(run, last_local_round(run), most=1000) for run in shown.values()]

@@ -1,5 +1,4 @@
-"""Judge our results: whether a value is within the tolerance of the published value, and whether
-the methods have the published order."""
+"""Judge whether measured values, and the order of methods, agree with the published ones."""
 
 import itertools
 import math
@@ -45,8 +44,8 @@ def compute_tolerance(row: Mapping[str, str], error: float | None = None) -> flo
 def judge(row: Mapping[str, Any], diverged: Sequence[bool], why: str = "") -> str:
     """Return the verdict on a value.
 
-    It is one of: within | outside | failed as printed | not reached as printed | not run | not
-    judged: <why>.
+    The verdicts are: within | outside | failed as printed | not reached as printed | not run |
+    not judged: <why>.
 
     row: a row of the tidy table. diverged: whether each run diverged. why: a reason not to judge
     the value, which is ignored if all runs diverged.
@@ -74,9 +73,9 @@ def judge(row: Mapping[str, Any], diverged: Sequence[bool], why: str = "") -> st
 def judge_published_failure(row: Mapping[str, Any], diverged: bool) -> str:
     """Return the verdict on a value that the paper reports as failed.
 
-    The paper gives some of these runs an accuracy at chance level. Our run has then failed as
-    published if it diverged or ends at chance level. There is no such level for forgetting, which
-    is judged only if all runs diverged.
+    For some of these values, the paper gives an accuracy at chance level. Our run has then failed
+    as published if it diverged or ends at chance level. Forgetting has no chance level, so it is
+    judged only if all runs diverged.
     """
     if not diverged and row["metric"] == "forgetting":
         return "not judged: no printed number"
@@ -89,8 +88,8 @@ def add_order(cells: pd.DataFrame) -> pd.DataFrame:
     """Add the verdict on the order of the methods in each column of the paper's table.
 
     The new columns are `rho`, `order` and `order_by`. Suspect published values are left out. Runs
-    at the full protocol are used. If a column has none, runs on other data that follow the protocol
-    in all other respects are used.
+    at the full protocol are used. If a column has no such run, runs on other data that otherwise
+    follow the protocol are used.
     """
     known = cells["printed"].notna() & ~cells["note"].str.startswith(("suspect", "failed"))
     data = cells["changes"].map(only_data_changes)
@@ -106,8 +105,7 @@ def add_order(cells: pd.DataFrame) -> pd.DataFrame:
 
 
 def only_data_changes(changes: str) -> str:
-    """Return the departures that concern the data; "" if there are none or if other settings
-    changed too.
+    """Return the departures from the protocol if all of them concern the data, or else "".
 
     The number of surrogate examples is ignored, since not all methods in a column use them.
     """
@@ -119,9 +117,9 @@ def judge_order(column: pd.DataFrame, full: bool = True) -> dict[str, Any]:
     """Judge the order of the methods in one column of a table.
 
     The verdict consists of Spearman's rho between our values and the published ones, and the pairs
-    of methods that are swapped beyond noise. It is based on the values under the paper's rule if
-    every method that did not diverge has one, and otherwise on the mean of the last ten rounds in
-    the plain view. At least three methods are needed.
+    of methods that are swapped beyond noise. The verdict is based on the values under the paper's
+    rule if every method that did not diverge has such a value, and otherwise on the mean of the
+    last ten rounds in the plain view. At least three methods are needed.
 
     full: whether the runs follow the paper's full protocol, rather than using other data.
     """

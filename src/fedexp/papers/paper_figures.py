@@ -73,8 +73,7 @@ def draw_run(node: Mapping[str, Any], run: RunDirectory) -> "Figure":
 def draw_picture(node: Mapping[str, Any], settings: Sequence[Setting], title: str) -> "Figure":
     """Draw one figure.
 
-    node: the figure's mapping in the sweep's file. Raises ConfigError if the runs lack the data for
-    it.
+    node: the figure's mapping in the sweep's file. Raises ConfigError if the runs lack its data.
     """
     from fedexp.papers import draw_paper
 
@@ -126,8 +125,7 @@ def label_runs(sweep: Sweep, runs: Sequence[RunDirectory]) -> list[Setting]:
 
 
 def sort_labels(sweep: Sweep, field: str, labels: Iterable[str]) -> list[str]:
-    """Sort labels in the order in which their values occur in the sweep's file; other labels come
-    last."""
+    """Sort labels as in the sweep's file. Labels that are not in the file come last."""
     known: dict[str | None, int] = {}
     for block in sweep.blocks:
         for combination in block.combinations():
@@ -141,7 +139,7 @@ def sort_labels(sweep: Sweep, field: str, labels: Iterable[str]) -> list[str]:
 
 
 def added_overrides(sweep: Sweep, overrides: Sequence[str]) -> list[str]:
-    """Return the overrides that the user added to those of the sweep."""
+    """Return the overrides that the user added to the sweep's overrides."""
     axes = {key for block in sweep.blocks for key in block.axes}
     fixed = {text for block in sweep.blocks for text in block.fixed}
     return [

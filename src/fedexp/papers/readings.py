@@ -46,8 +46,7 @@ def compare_everything(
 
 
 def compare_sweep(sweep: Sweep, directory: Path) -> pd.DataFrame:
-    """Return table.csv of a sweep: its cells, and the cells of any alternative reading that was
-    run.
+    """Return table.csv of a sweep: its cells, and the cells of alternative readings that were run.
 
     The directories of alternative readings are siblings of the sweep's directory.
     """
@@ -57,10 +56,10 @@ def compare_sweep(sweep: Sweep, directory: Path) -> pd.DataFrame:
 
 
 def join_readings(sweep: Sweep, runs: pd.DataFrame, name: str) -> pd.DataFrame:
-    """Return the cells of the first reading, each followed by any alternative readings that were
-    run.
+    """Return the cells of the first reading, each followed by its alternative readings.
 
-    runs: see `runs.read_runs`. name: the name of the sweep's directory.
+    Alternative readings that were not run are left out. runs: see `runs.read_runs`. name: the name
+    of the sweep's directory.
     """
     parts = [cells(sweep, runs[runs["sweep"] == name]).assign(reading="")]
     for other, label in sweep.readings.items():
@@ -93,18 +92,16 @@ def pair_readings(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def count_explained(table: pd.DataFrame) -> int:
-    """Count the values that are outside the tolerance in the first reading but within it in
-    another."""
+    """Count the values outside the tolerance in the first reading but within it in another."""
     both = pair_readings(table)
     found = both[(both["verdict_first"] == "outside") & (both["verdict"] == "within")]
     return len(found.drop_duplicates(KEY))
 
 
 def summarise_readings(table: pd.DataFrame) -> list[Section]:
-    """Compare the mean distance from the published values between each alternative reading and the
-    first.
+    """Compare how far alternative readings and the first reading are from the published values.
 
-    Both distances are computed over the same cells.
+    The mean distances of both readings are computed over the same cells.
     """
     both = pair_readings(table)
     rows = {}

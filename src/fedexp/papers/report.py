@@ -1,5 +1,4 @@
-"""The command `fedexp report`: write the reports of sweeps, or one table of all runs in some
-directories."""
+"""The command `fedexp report`: write reports of sweeps, or one table of all runs."""
 
 import argparse
 import sys
@@ -40,8 +39,8 @@ def make_row(run: RunDirectory, shared: set[str], tasks: Sequence[int]) -> dict[
 
     last5_accuracy: the mean over the last five evaluated rounds
     mb_up_per_client, mb_down_per_client: the mean traffic of one client in one round, in MB
-    average_task2, new_task2, ...: accuracies after each task from the second on; after the first
-        task, the two are equal
+    average_task2, new_task2, ...: accuracies after each task from the second on. After the first
+        task, both accuracies are equal.
 
     shared: the overrides that all runs share. tasks: the numbers of all tasks, except the first,
     that any run has.
@@ -87,7 +86,7 @@ def task_measures(run: RunDirectory, names: Sequence[str]) -> dict[str, float]:
 
 
 def write_sweep_reports(options: argparse.Namespace) -> int:
-    """Write the report of each sweep and print its table; return the exit code.
+    """Write the report of each sweep and print its table, and return the exit code.
 
     options: the flags of `fedexp report`.
     """
@@ -127,7 +126,7 @@ def restore_sweep(sweep: Path, target: Path) -> None:
 
 
 def write_run_table(directories: Sequence[Path], out: Path | None, measures: Sequence[str]) -> int:
-    """Print all runs below the directories as one table; return the exit code.
+    """Print all runs below the directories as one table, and return the exit code.
 
     out: the path of the table's files, without a suffix; None to write no files.
     """

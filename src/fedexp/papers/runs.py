@@ -7,7 +7,7 @@ made_by       name of the sweep that made the run; differs from `sweep` if the r
 overrides     list of the overrides that started the job
 config, summary   contents of config.yaml and summary.json as dicts
 status        completed | stopped | diverged | failed | damaged | running | unfinished
-seed, precision   the run's seed and precision; None if unknown
+seed, precision   the run's seed and precision, or None if unknown
 view          plain | augmented | validation
 measure       a key of MEASURES
 task          number of the task, from 1 on; 0 for runs without tasks
@@ -74,7 +74,7 @@ def read_sweep(directory: Path) -> dict[str, dict[str, Any]]:
 
 
 def read_directory(run: RunDirectory) -> dict[str, Any]:
-    """Return the columns of a run, and the rows of its rounds.csv from round 1 on as `table`."""
+    """Return the facts of a run, and as `table` the rows of its rounds.csv from round 1 on."""
     facts = {"status": run.status, "overrides": run.overrides, "table": run.table}
     return facts | common_facts(run.directory.parent.name, run.config, run.summary)
 
@@ -141,7 +141,7 @@ def split_series(table: pd.DataFrame) -> Iterator[dict[str, Any]]:
 
 
 def compute_hours(summary: Mapping[str, Any]) -> dict[str, float]:
-    """Return the core hours (`cpu`) and GPU hours (`gpu`) of a run; nan if they are unknown."""
+    """Return the core hours (`cpu`) and GPU hours (`gpu`) of a run, or nan if they are unknown."""
     hardware, seconds = summary.get("hardware") or {}, summary.get("seconds") or np.nan
     hours = seconds * max(hardware.get("workers") or 1, 1) / 3600
     if str(hardware.get("device", "cpu")).startswith("cuda"):

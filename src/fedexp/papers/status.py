@@ -1,4 +1,4 @@
-"""Show the state of the papers' tables: measured values, hours spent and hours left."""
+"""Show how much of the papers' tables has been measured, and the hours spent and still needed."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -66,7 +66,7 @@ def format_status(root: Path) -> str:
 
 
 def list_jobs(sweep: Sweep, table: pd.DataFrame | None, runs: pd.DataFrame) -> pd.DataFrame:
-    """Return the distinct jobs of a sweep, with these columns and those of `describe_work`:
+    """Return the distinct jobs of a sweep, with the columns of `describe_work` and these columns:
 
     sweep, overrides: the sweep's name, and the job's overrides without the seed
     done: whether the table has the job's values at the full protocol, in the view of the rule, or,
@@ -95,7 +95,7 @@ VALUES = ("rounds", "participation", "local.epochs")
 
 
 def describe_job(overrides: frozenset[str]) -> dict[str, Any]:
-    """Return what a job trains, see `describe_work`."""
+    """Return the work of a job, see `describe_work`."""
     given = dict(text.split("=", 1) for text in overrides)
     # Composing takes most of the time, and many jobs have the same options.
     choices, values = compose_options(
@@ -114,12 +114,12 @@ def describe_work(
     participation: float,
     epochs: float,
 ) -> dict[str, Any]:
-    """Return what a run or a job trains.
+    """Return a description of the work of a run or a job, with these keys:
 
-    algorithm: its option
-    kind: the data set, scenario and model; run times can be compared between runs of one kind
+    algorithm: the selected option of the group `algorithm`
+    kind: the data set, scenario and model. Run times can be compared between runs of one kind.
     passes: the gradient passes over the training data of all clients. A forward pass counts as a
-        third of a gradient pass; the server's computation is not counted.
+        third of a gradient pass. The server's computation is not counted.
     """
     needs, paradigm = read_algorithm(choices["algorithm"])
     model = sorted(text for text in overrides if text.startswith("model."))
@@ -157,11 +157,11 @@ def has_values(table: pd.DataFrame, fields: Mapping[str, str]) -> bool:
 
 
 def estimate_hours(jobs: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
-    """Add the hours that one run of each job takes (`cpu`, `gpu`; nan if unknown).
+    """Add the hours that one run of each job takes (`cpu`, `gpu`, or nan if unknown).
 
-    They are proportional to the job's passes. The factor is the median over runs of the same kind
-    and algorithm or, if there are none, over runs of the same kind. runs: with the columns `cpu`
-    and `gpu`; those on other data than the experiment's are ignored.
+    The hours are proportional to the job's passes. The hours per pass are the median over runs of
+    the same kind and algorithm or, without such runs, over runs of the same kind. runs: a table
+    with the columns `cpu` and `gpu`. Runs on other data than the experiment's are ignored.
     """
     rows = []
     for _, run in runs.iterrows():
@@ -198,8 +198,7 @@ def count_verdicts(table: pd.DataFrame | None) -> dict[str, str]:
 
 
 def list_judged_orders(table: pd.DataFrame) -> list[str]:
-    """Return the verdicts on the order of the methods in a table, including columns run on other
-    data."""
+    """Return the verdicts on the order of methods, including columns run on other data."""
     judged = table[(table["order_by"] != "") & ~table["order"].str.startswith("not judged")]
     return [str(group["order"].iloc[0]) for _, group in judged.groupby(list(COLUMN), sort=False)]
 

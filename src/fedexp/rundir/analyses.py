@@ -48,9 +48,9 @@ TABLES = {
 def round_means(name: str, rows: Iterable[Mapping[str, Any]]) -> dict[str, float]:
     """Return the means over the clients of one round, as a dict for trackers.
 
-    If the table has a column of layers, only the rows for the whole model are averaged. If it has a
-    column of epochs, the means before local training (epoch 0) and after it (last epoch) are
-    returned separately. nan and inf are left out.
+    If the table has a column of layers, only the rows for the whole model are averaged. If the
+    table has a column of epochs, the means before local training (epoch 0) and after local training
+    (last epoch) are returned separately. nan and inf are left out.
 
     name: the name of the table's file. rows: the rows of the round.
     """
@@ -64,7 +64,7 @@ def round_means(name: str, rows: Iterable[Mapping[str, Any]]) -> dict[str, float
 
 
 def rows_to_average(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Mapping[str, Any]]]:
-    """Return suffix -> rows: a value whose name has this suffix is the mean over these rows."""
+    """Return a dict that maps each suffix of the values' names to the rows to average."""
     if not rows or "epoch" not in rows[0]:
         return {"": [row for row in rows if row.get("layer", "total") == "total"]}
     last = {row["client"]: row for row in rows}  # epochs ascend

@@ -1,8 +1,8 @@
 """A run's checkpoints: the latest one, and the previous one in case the latest is damaged.
 
-Both are written with `torch.save`, as zip archives with a CRC-32 checksum for each record. Before a
-run resumes, the checksums are checked. The other files that a checkpoint needs are checked too:
-the client states, and the csv files, which must have at least the recorded lengths.
+Both checkpoints are written with `torch.save`, as zip archives with a CRC-32 checksum for each
+record. Before a run resumes, the checksums are checked. The other files that a checkpoint needs are
+checked too: the client states, and the csv files, which must have at least the recorded lengths.
 
 A file that can be loaded may still have invalid content, for example after it was edited. Such a
 file is treated like a file with an invalid checksum, and the previous checkpoint is used.
@@ -173,7 +173,7 @@ def check_needed_files(directory: Path, state: Mapping[str, Any]) -> None:
 
 
 def set_aside(directory: Path) -> None:
-    """Move a damaged latest checkpoint to another name.
+    """Rename the latest checkpoint, which is damaged.
 
     Otherwise the next `save` would replace the valid previous checkpoint with the damaged one.
     """

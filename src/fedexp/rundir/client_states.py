@@ -27,7 +27,7 @@ class ClientStates(MutableMapping[int, Tree]):
     """A mapping from clients to states. The states are only in memory until `save` is called."""
 
     def __init__(self, folder: Path | None = None, versions: dict[int, int] | None = None):
-        """Create a mapping, which is empty unless a resumed run gives its files.
+        """Create a mapping. It is empty unless `versions` lists the files of a resumed run.
 
         folder: the folder of the files. versions: client -> round in which the client's file was
         written.

@@ -135,8 +135,8 @@ def read_table(path: Path, columns: Columns) -> pd.DataFrame:
     """Read a .csv file as a table of numbers. Cells that are not numbers become nan.
 
     A row without a valid key is left out, since a killed run may leave half a row. The table's
-    `attrs["problem"]` describes damage that does not prevent reading; without damage, it is empty.
-    Raises Damaged if the file cannot be read as a table with these columns.
+    `attrs["problem"]` describes damage that does not prevent reading, or is empty. Raises Damaged
+    if the file cannot be read as a table with these columns.
     """
     import pandas as pd
 
@@ -174,7 +174,9 @@ def check_extent(table: pd.DataFrame, columns: Columns) -> None:
         try:
             check_size(8 * table["round"].nunique() * width, 8 * len(table))
         except ValueError as error:
-            raise Damaged(f"has {len(table)} rows too far apart ({error})") from None
+            raise Damaged(
+                f"has {len(table)} rows, too few for the range of their values ({error})"
+            ) from None
 
 
 def as_number(cell: Any) -> float:

@@ -29,7 +29,7 @@ class CsvFile:
     def __init__(self, path: Path, length: int | None = None):
         """Open the file.
 
-        length: number of bytes to keep when resuming; None: remove the file and start a new one.
+        length: the number of bytes to keep when resuming, or None to start a new file.
         """
         self.path, self.length, self.checksum = path, length or 0, 0
         self._columns: list[str] | None = None
@@ -126,7 +126,7 @@ def checksum(path: Path, length: int) -> int:
 def check_prefix(path: Path, length: int, expected: int | None) -> None:
     """Raise TableDamaged unless the first `length` bytes are whole rows with the right checksum.
 
-    expected: the CRC-32 checksum of these bytes; None if it is unknown.
+    expected: the CRC-32 checksum of these bytes, or None if it is unknown.
     """
     try:
         if not length:

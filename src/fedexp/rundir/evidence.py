@@ -122,9 +122,9 @@ def compress(value: Mapping[str, Any]) -> bytes:
 
 
 def portable(value: Any) -> Any:
-    """Replace absolute paths, also those in overrides, with their last part.
+    """Replace absolute paths, including paths in overrides, with their last parts.
 
-    So the run file does not contain directories of the current machine.
+    The run file then contains no directories of the current machine.
     """
     if isinstance(value, Mapping):
         return {key: portable(each) for key, each in value.items()}
@@ -170,8 +170,8 @@ def shortened(name: str, cell: str) -> str:
 def partition(path: Path) -> dict[str, Any]:
     """Return the parts of a partition that the run file contains.
 
-    These are the number of examples per client and class, the class names, a description of how the
-    partition was made (`info`), and its hash.
+    The parts are the number of examples per client and class, the class names, a description of how
+    the partition was made (`info`), and its hash.
     """
     arrays = load_npz(path)
     return {
@@ -226,7 +226,9 @@ def check_form(value: Mapping[str, Any]) -> None:
             examples += sum(row)
         names = list(kept["classes"])
         if names != kept["classes"] or any(len(name) > LONGEST_NAME for name in names):
-            raise ValueError(f"a class has no name of at most {LONGEST_NAME:,} characters")
+            raise ValueError(
+                f"its class names must be a list of texts of at most {LONGEST_NAME:,} characters"
+            )
     if examples > MOST_EXAMPLES:
         raise ValueError(
             f"its counts add up to {examples:,} examples; at most {MOST_EXAMPLES:,} are allowed"
@@ -242,7 +244,7 @@ def kept_files(sweep: Path) -> dict[str, Path]:
 def kept_below(folders: Iterable[Path]) -> Iterator[dict[str, Any]]:
     """Yield the content of each run file below these folders.
 
-    Unreadable files are skipped, and so are files that only refer to a run in another sweep.
+    Unreadable files, and files that only refer to a run in another sweep, are skipped.
     """
     for path in sorted(
         {path for folder in folders for path in folder.rglob(f"{FOLDER}/*{SUFFIX}")}
@@ -289,7 +291,9 @@ def kept_runs(sweep: Path, besides: Collection[str] = ()) -> Iterator[dict[str, 
 
 
 def find_reused(sweep: Path, note: str) -> Path | None:
-    """Return the directory of a finished run in another sweep; otherwise its run file, or None.
+    """Return the directory of a finished run in another sweep, or else its run file.
+
+    Return None if the run has neither.
 
     note: the path ../../<sweep>/<run> from the job's run file.
     """

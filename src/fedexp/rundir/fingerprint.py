@@ -109,7 +109,7 @@ PARTITION_NUMBERS = ("alpha", "shards_per_client")
 def flatten(node: object, prefix: str = "") -> dict[str, Any]:
     """Flatten nested dicts to one dict with dotted keys.
 
-    If a list contains a dict, its items get the keys "0", "1", ...; any other list is a value.
+    If a list contains a dict, its items get the keys "0", "1", ... Any other list is a value.
     """
     if isinstance(node, list) and any(isinstance(item, dict) for item in node):
         node = dict(enumerate(node))
@@ -151,7 +151,7 @@ def is_free(key: str) -> bool:
 
 
 def is_neutral(key: str, value: object) -> bool:
-    """Return whether a run with this value equals a run made before the key existed."""
+    """Return whether a run with this value gives the same result as a run without the key."""
     if value is None and source_field(key) == "layout":
         return True
     if value == [] and key in EMPTY:
@@ -162,7 +162,7 @@ def is_neutral(key: str, value: object) -> bool:
 def is_unused(key: str, flat: Mapping[str, Any]) -> bool:
     """Return whether the key has no effect, given the values of the other keys."""
     node, _, name = key.rpartition(".")
-    if name in (SPLIT, "split_seed"):  # a tree of images that has a test part
+    if name in (SPLIT, "split_seed"):  # image folders with a test part
         return flat.get(f"{node}.{SPLIT}", 0) is None
     # the node of the data set already has the options
     return key.startswith("surrogate.options") and f"surrogate.dataset.{TARGET}" in flat
@@ -252,8 +252,8 @@ def fingerprint(container: Mapping[str, Any], data: Mapping[str, str] | None = N
     """Return `<format>:<SHA-256 in hexadecimal>`, equal for configurations with the same result.
 
     container, data: see `essential`. Run directories store the fingerprint (see
-    `fedexp.rundir.origin`). Computing it again from config.yaml requires the image folders that the
-    configuration names.
+    `fedexp.rundir.origin`). To compute the fingerprint again from config.yaml, the image folders
+    that the configuration names are needed.
     """
     text = json.dumps(essential(container, data), sort_keys=True, default=str)
     return f"{FORMAT}:{hashlib.sha256(text.encode()).hexdigest()}"

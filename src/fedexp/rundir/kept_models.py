@@ -43,7 +43,7 @@ class KeptModel:
 def file_of_round(number: int, client: int | None = None) -> str:
     """Return the path of a saved model relative to the run directory.
 
-    number: the round. client: the client that trained a local model; None for the global model.
+    number: the round. client: the client that trained a local model, or None for the global model.
     """
     whose = "" if client is None else f"_client_{client}"
     return f"{FOLDER}/round_{number}{whose}.pt"
@@ -52,7 +52,8 @@ def file_of_round(number: int, client: int | None = None) -> str:
 def save(directory: Path, number: int, server: Tree) -> None:
     """Write the global model after round `number`.
 
-    server: the server state; its `params` and `buffers` are saved. Raises StorageError.
+    server: the server state; its `params` and `buffers` are saved. Raises StorageError if the file
+        cannot be written.
     """
     model = {"round": number, "params": server["params"], "buffers": server["buffers"]}
     storage.save_tree(directory / file_of_round(number), model)
@@ -62,7 +63,7 @@ def save_local(directory: Path, number: int, client: int, model: Tree) -> None:
     """Write the model that a client trained in round `number`.
 
     model: a dict with `params` and `buffers`. The tensors are copied first, since saving a view of
-    stacked tensors would save the whole stack. Raises StorageError.
+    stacked tensors would save the whole stack. Raises StorageError if the file cannot be written.
     """
     copied = {
         part: {k: v.clone() for k, v in model[part].items()} for part in ("params", "buffers")
@@ -104,8 +105,8 @@ def local_rounds(directory: Path) -> list[int]:
 def load(directory: Path, number: int | None = None, client: int | None = None) -> KeptModel:
     """Return a saved model of a run.
 
-    number: the round; None for the last round with a saved model. client: the client that trained
-    the local model; None for the global model after the round.
+    number: the round, or None for the last round with a saved model. client: the client that
+        trained the local model, or None for the global model after the round.
 
     Raises ConfigError if the model was not saved or its file is damaged.
     """

@@ -1,7 +1,7 @@
 """Reject links that lead outside a run directory.
 
-The directory may come from another person. If it contained such a link, fedexp could write,
-truncate or remove files in other places.
+The directory may come from another person. With a link to another place, fedexp could write,
+truncate or remove files there.
 """
 
 import os
@@ -35,13 +35,15 @@ def require_run_directory(directory: Path, given: str) -> None:
 def require_no_outside_links(directory: Path) -> None:
     """Raise ConfigError if a run directory contains a link that leads outside the directory.
 
-    Also raise it for an entry that is neither a file nor a folder.
+    An entry that is neither a file nor a folder is also rejected.
     """
     home = directory.resolve()
     for folder, folders, names in os.walk(directory):
         for path in (Path(folder, name) for name in (*folders, *names)):
             if path.is_symlink() and not stays_inside(path, home):
-                raise ConfigError(f"{path}: links to a file outside the run directory; remove it")
+                raise ConfigError(
+                    f"{path}: links to a file outside the run directory; remove the link"
+                )
             if not path.is_file() and not path.is_dir():
                 raise ConfigError(f"{path}: is neither a file nor a folder; remove it")
         if WANDB in folders:

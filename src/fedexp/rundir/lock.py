@@ -1,7 +1,7 @@
 """Let only one process at a time use a run directory.
 
-The operating system releases the lock when the process that holds it ends, even after kill -9, so
-no code has to check whether that process is alive. The file .owner.json names the process.
+When a process ends, even after kill -9, the operating system releases its lock. So no code has to
+check whether the process is alive. The file .owner.json names the process.
 """
 
 import json

@@ -34,7 +34,7 @@ def objective_name(config: Mapping[str, Any]) -> str | None:
 
 
 def direction_of(name: str, asked: str | None) -> str:
-    """Return `asked` (max or min); if it is None, the direction implied by the name."""
+    """Return `asked` (max or min), or the direction implied by the name if `asked` is None."""
     return asked or ("max" if any(word in name for word in RAISED) else "min")
 
 

@@ -53,8 +53,8 @@ def current_marks(
 ) -> dict[str, str]:
     """Return the marks of a run's code and data. Unreadable code and data have no mark.
 
-    sources: the data sources by configuration key. data: the loaded data; the inputs get a mark if
-    they do not come from files.
+    sources: the data sources by configuration key. data: the loaded data. Inputs that do not come
+        from files get a mark.
     """
     found = data_marks(container)
     for key, source in sources.items():
@@ -78,9 +78,9 @@ def record(
     If the code or data have changed, the marks combine the old and the new checksums. So the run
     never counts as equal to a run that was made with only one version.
 
-    marks: the run's `current_marks`. way: how steps are computed; a resumed run keeps the recorded
-    way. resumed: False if the run has no completed rounds; the record of an earlier attempt is then
-    ignored.
+    marks: the run's `current_marks`. way: how steps are computed. A resumed run keeps the recorded
+        way. resumed: False if the run has no completed rounds. The record of an earlier attempt is
+        then ignored.
     """
     found = read(directory)
     before = recorded_marks(directory) if resumed else {}
@@ -139,7 +139,7 @@ def differences(
 
     Data with a recorded mark are not compared here, but by `check_data`. Data that only the run or
     only the command has, because files were moved or are missing, are compared through the
-    partition. Changed code of the same class is not a difference, see `find_changes`.
+    partition. Changed code of a class is not a difference here, see `find_changes`.
     """
     recorded = recorded_marks(directory)
     there, asked = recorded or data_marks(saved), data_marks(container)
@@ -184,7 +184,7 @@ def check_data(
     With `accept_changed_data`, the inputs may differ. Sizes and labels must always be equal, since
     the partition depends on them.
 
-    marks: the `current_marks`. data: the loaded data; None if the data are not loaded.
+    marks: the `current_marks`. data: the loaded data, or None if the data are not loaded.
     """
     before, now = get_mapping(read(directory), "data"), {} if data is None else describe(data)
     lines = [

@@ -66,7 +66,7 @@ class RunDirectory:
 
     @cached_property
     def summary(self) -> dict[str, Any]:
-        """The content of summary.json; empty until the run has ended."""
+        """The content of summary.json, or empty until the run has ended."""
         return self._read(files.SUMMARY, contents.read_mapping, schema.check_summary) or {}
 
     @cached_property
@@ -83,7 +83,7 @@ class RunDirectory:
 
     @property
     def rounds(self) -> pd.DataFrame | None:
-        """The table rounds.csv with one row per round, from round 0 on; None if it is missing.
+        """The table rounds.csv with one row per round, from round 0 on, or None if it is missing.
 
         All columns are numbers; undefined values are nan.
         """
@@ -91,12 +91,12 @@ class RunDirectory:
 
     @property
     def clients(self) -> pd.DataFrame | None:
-        """The table clients.csv, with one row per round and client; None if it is missing."""
+        """The table clients.csv, with one row per round and client, or None if it is missing."""
         return self._table(files.CLIENTS)
 
     @property
     def tasks(self) -> pd.DataFrame | None:
-        """The table tasks.csv of a continual-learning run; None if it is missing.
+        """The table tasks.csv of a continual-learning run, or None if it is missing.
 
         Its columns are round, task (the task being learned), evaluated_task and accuracy.
         """
@@ -118,7 +118,7 @@ class RunDirectory:
 
     @cached_property
     def class_names(self) -> list[str] | None:
-        """The class names from partition.npz, indexed by label; None if the file is missing."""
+        """The class names from partition.npz, indexed by label, or None if the file is missing."""
         from fedexp.core.npz import load_npz
 
         def read(path: Path) -> list[str]:
@@ -176,7 +176,7 @@ class RunDirectory:
 
     @cached_property
     def problems(self) -> list[Problem]:
-        """The problems found in the run's files. If the run has ended, files may not be missing."""
+        """The problems found in the run's files. Missing files count only if the run has ended."""
         _ = self.summary, self.config, self.overrides
         names = (files.ROUNDS, *(file_in_view(files.CLASSES, view) for view in VIEWS), files.TASKS)
         tables = {name: self._table(name) for name in names}
@@ -202,7 +202,7 @@ class RunDirectory:
         names = [files.CONFIG, files.ROUNDS]
         if self.reused_for is None:
             names.append(files.OVERRIDES)
-        # rebuilt from rounds.csv, or imported with accuracies of tasks: without class accuracies
+        # runs that are rebuilt from rounds.csv or imported may have no class accuracies
         if not (self.summary.get("reconstructed") or self.summary.get("imported")):
             names += [file_in_view(files.CLASSES, view) for view in self.views]
         if self.summary.get("tasks"):
@@ -226,7 +226,7 @@ class RunDirectory:
     def status(self) -> str:
         """One of completed, stopped, diverged, failed, damaged, running and unfinished.
 
-        A run counts as damaged if summary.json is damaged. If the run has ended, it also counts as
+        A run counts as damaged if summary.json is damaged. A run that has ended also counts as
         damaged if a file that the tables need is missing or damaged.
         """
         if self.has(files.SUMMARY):
@@ -257,7 +257,7 @@ class RunDirectory:
 
     @cached_property
     def table(self) -> pd.DataFrame:
-        """The rows of rounds.csv from round 1 on; empty if the file is missing."""
+        """The rows of rounds.csv from round 1 on, or empty if the file is missing."""
         import pandas as pd
 
         found = self.rounds
@@ -271,10 +271,10 @@ class RunDirectory:
 
     @property
     def accuracy_name(self) -> str | None:
-        """The name of the column of `table` with the accuracy, or None if it has no accuracy.
+        """The name of the accuracy column of `table`, or None if `table` has no such column.
 
-        It is the test accuracy, or the validation accuracy if the run was only evaluated on the
-        validation set.
+        The column contains the test accuracy, or the validation accuracy if the run was only
+        evaluated on the validation set.
         """
         return schema.accuracy_column(self.table)
 
@@ -287,7 +287,7 @@ class RunDirectory:
 
     @property
     def last_round(self) -> int | None:
-        """The number of the last round in rounds.csv; None if the table is empty."""
+        """The number of the last round in rounds.csv, or None if the table is empty."""
         rounds = self.rounds
         return None if rounds is None or rounds.empty else int(rounds["round"].max())
 

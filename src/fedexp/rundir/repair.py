@@ -53,7 +53,7 @@ def repair_job(directory: Path, overrides: Sequence[str]) -> None:
 def remove_failed_attempt(directory: Path) -> None:
     """Remove the files that a failed attempt wrote.
 
-    Folders that have the name of such a file are moved to damaged/.
+    Folders with the names of these files are moved to damaged/.
     """
     written = (files.CONFIG, files.OVERRIDES, files.ERROR, files.SUMMARY, *files.TABLES)
     files.set_aside(directory, [name for name in written if is_folder(directory / name)])

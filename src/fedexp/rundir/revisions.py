@@ -279,7 +279,7 @@ REVISIONS: tuple[Revision, ...] = (
 
 
 def latest_revisions(container: Values) -> dict[str, int]:
-    """Return part -> number of its last correction, for the corrected parts of a configuration."""
+    """Return a dict that maps each corrected part of a configuration to its latest revision."""
     found: dict[str, int] = {}
     for revision in REVISIONS:
         if revision.concerns(container):
@@ -288,7 +288,7 @@ def latest_revisions(container: Values) -> dict[str, int]:
 
 
 def recorded_revisions(container: Values) -> dict[str, int]:
-    """Return part -> revision number as listed in a configuration."""
+    """Return a dict that maps parts to the revision numbers listed in a configuration."""
     found = container.get("revisions")
     if not isinstance(found, Mapping):
         return {}
@@ -296,7 +296,7 @@ def recorded_revisions(container: Values) -> dict[str, int]:
 
 
 def outdated(container: Values) -> list[str]:
-    """Return the corrections made since a run with this configuration.
+    """Return the corrections that were made after a run with this configuration.
 
     An example is `older code: FedCurv (the Fisher information ...)`. The list is empty if the run's
     revision numbers are current.

@@ -64,7 +64,7 @@ def training_key(config: Mapping[str, Any]) -> str:
 def finished_runs(directory: Path) -> Iterator[RunDirectory]:
     """Yield the runs below the `multirun` directory that can be reused, sorted by name.
 
-    These are the runs that completed, diverged, or were stopped by `stop.patience`. directory: a
+    A run can be reused if it completed, diverged, or was stopped by `stop.patience`. directory: a
     directory below `multirun`; if no parent is named `multirun`, nothing is yielded.
     """
     root = next((path for path in directory.absolute().parents if path.name == ROOT), None)
@@ -105,11 +105,11 @@ def find_reusable(
 ) -> Path | None:
     """Return a finished run that can be used instead of running a job, or None.
 
-    The run must have all test views and tested models of the job. It may have additional ones,
-    since they do not change the other results.
+    The run must have all test views and tested models of the job. Additional views and models are
+    allowed, since they do not change the other results.
 
     directory: the directory of the job. config: the configuration of the job. finished: the runs to
-    search; by default, they are read from the disk. marks: a function that returns the current
+    search. By default, they are read from the disk. marks: a function that returns the current
     marks of the data; runs made with different data are not used.
     """
     views, subjects = {*configured_views(config)}, subjects_of(config)
@@ -134,8 +134,7 @@ def record_reuse(directory: Path, other: Path, overrides: Sequence[str]) -> None
 def reused_run(directory: Path) -> Path | None:
     """Return the finished run that a job's elsewhere.json refers to, or None.
 
-    Return None too if the run has changed since then, for example because it was extended to more
-    rounds.
+    Return None if the run has since changed, for example because it was extended to more rounds.
     """
     try:
         found = contents.read_mapping(directory / NOTE)

@@ -1,6 +1,6 @@
 """Check the content of a run's files before tables are computed from them.
 
-A form describes which values are valid. It is one of these:
+A form describes which values are valid. The forms are:
 
 - a type, None, or a condition (a function that returns a bool)
 - a tuple of alternative forms
@@ -170,7 +170,7 @@ def check_table(table: pd.DataFrame) -> str:
 
 
 def accuracy_column(table: pd.DataFrame) -> str | None:
-    """Return the column of rounds.csv with the model's accuracy, or None if there is none.
+    """Return the column of rounds.csv with the model's accuracy, or None without such a column.
 
     The test accuracy is preferred to the validation accuracy.
     """

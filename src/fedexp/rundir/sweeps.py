@@ -48,7 +48,7 @@ class SweepDirectory:
 
     @property
     def name(self) -> str:
-        """The sweep's name from sweep.json, or the directory's name without this file."""
+        """The sweep's name from sweep.json, or the directory's name if this file is missing."""
         try:
             name = contents.read_mapping(self.directory / MARKER).get("sweep")
         except contents.Damaged:
@@ -98,6 +98,6 @@ def recency(run: RunDirectory) -> tuple[bool, float]:
 
 
 def resolve_reuse(run: RunDirectory) -> RunDirectory:
-    """Return the run from another sweep that a job uses, or `run` itself if it uses none."""
+    """Return the run from another sweep that a job reuses, or `run` itself if it reuses none."""
     other = None if run.finished else reused_run(run.directory)
     return run if other is None else RunDirectory(other, tuple(run.overrides))

@@ -1,6 +1,6 @@
 """The interface of trackers, which display a run, and `tracker=none`.
 
-The files in the run directory are the authoritative record; a tracker only displays the results. If
+The files in the run directory are the authoritative record. A tracker only displays the results. If
 a tracker fails, one warning is logged and the run continues (see `TrackerGroup`).
 """
 
@@ -46,7 +46,7 @@ class RunInfo:
     def of(
         cls, directory: Path, config: dict[str, Any], sweep: str | None, **known: Any
     ) -> "RunInfo":
-        """Build the facts, with labels derived from the configuration and its `choices`.
+        """Return the facts about a run, with labels derived from its configuration.
 
         sweep: the name of the sweep that the run belongs to, or None. known: all fields that are
         not derived from the configuration.
@@ -104,9 +104,9 @@ class Tracker:
 
     @property
     def run_id(self) -> str | None:
-        """Return the id of this run in the tracker, which is needed to resume the run.
+        """Return the tracker's id of this run, which is needed to resume the run.
 
-        None if the tracker has no ids.
+        Return None if the tracker has no ids.
         """
         return None
 

@@ -113,7 +113,7 @@ class Progress(Tracker):
 
     @property
     def _pace(self) -> float | None:
-        """Return the mean seconds per recent round, or None before the first round has finished."""
+        """Return the mean duration of recent rounds in seconds, or None before round 1 ends."""
         return fmean(self._durations) if self._durations else None
 
     @property

@@ -28,7 +28,7 @@ class TensorBoard(TrackerConfig):
 
 
 class TensorBoardTracker(Tracker):
-    """The event files of one run. Metrics have the same names as in W&B; the step is the round."""
+    """The event files of one run. Metrics have the same names as in W&B. The step is the round."""
 
     name: ClassVar[str] = "TensorBoard"
 

@@ -77,7 +77,7 @@ class Wandb(TrackerConfig):
     finish_timeout: Positive  # seconds
 
     def image_interval(self, rounds: int) -> int | None:
-        """Return the rounds between images in a run of `rounds` rounds; None: only at the end."""
+        """Return the number of rounds from one image to the next, or None: only at the end."""
         every = self.log_images_every
         if 0 < every < 1:
             return max(round(every * rounds), LEAST_INTERVAL)
@@ -110,7 +110,7 @@ class Wandb(TrackerConfig):
 
 
 class WandbTracker(Tracker):
-    """One W&B run. It prints nothing, never prompts the user, and is always closed."""
+    """One W&B run, which prints nothing, never prompts the user, and is always closed."""
 
     name: ClassVar[str] = "W&B"
 
@@ -211,7 +211,7 @@ class WandbTracker(Tracker):
         return run
 
     def _call(self, action: Callable[[Any], object], seconds: float | None = None) -> None:
-        """Call an action on the W&B run, if there is one.
+        """Call an action on the W&B run if a run is open.
 
         If the action fails, a note with the upload command is added to its exception.
         """
@@ -275,7 +275,7 @@ def as_table(table: "pd.DataFrame") -> Any:
 def is_logged_in(settings: Any) -> bool:
     """Return whether credentials exist for the server in wandb's settings.
 
-    The server is not contacted. The settings include environment variables and settings files;
+    The server is not contacted. The settings include environment variables and settings files.
     netrc is read separately.
     """
     from requests.utils import get_netrc_auth  # requests is a dependency of wandb

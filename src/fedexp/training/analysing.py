@@ -49,8 +49,8 @@ def round_measurements(
 
     state: the state of the run before the round.
     server: the server's state after the round.
-    result: the result of the last exchange in which clients sent models; if there was none, the
-        result of the last exchange.
+    result: the result of the last exchange in which clients sent models. If clients never sent
+        models, this is the result of the last exchange.
     """
     runtime, federation = simulation.runtime, result.round.federation
     clients = list(result.cohort.clients)
@@ -93,9 +93,9 @@ def is_same(one: Params, other: Params) -> bool:
 def local_epoch_accuracies(
     runtime: ClientRuntime, federation: Federation, result: CohortResult
 ) -> Epochs | None:
-    """Return the accuracies of the local models after the tested epochs.
+    """Return the accuracies of the local models at several points of their training.
 
-    Return None if the local models were not tested during training.
+    Return None if the local models were not tested during their training.
     """
     probed, cohort = result.trained.probed, result.cohort
     if probed is None:
@@ -182,8 +182,8 @@ def check_analyses(simulation: Simulation) -> None:
         if isinstance(part, GradientDiversity) and simulation.runtime.heads is not None:
             raise ConfigError(
                 f"analysis=gradient_diversity: is not defined for"
-                f" {type(simulation.algorithm).__name__}. Its model has a separate head for each"
-                " task"
+                f" {type(simulation.algorithm).__name__}, because its model has a separate head for"
+                " each task"
             )
 
 
@@ -199,8 +199,8 @@ def alignment_rows(
 
     layer: the number of the layer, from 1.
     neurons: the number of neurons in the layer.
-    dead: the number of neurons in the global model before the round that never respond.
-    local: the mean alignment of the model before the round with the local models; None without
+    dead: the number of neurons that never respond, in the global model before the round.
+    local: the mean alignment of the model before the round with the local models, or None without
         them.
     local_std: the population standard deviation of these alignments. None without local models.
     aggregated: the alignment of the model before the round with the global model after the round.

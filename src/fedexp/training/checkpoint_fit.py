@@ -32,8 +32,8 @@ DIMENSIONS = {
 def fits_run(directory: Path, simulation: Simulation) -> Callable[[Mapping[str, Any]], None]:
     """Return a function that checks whether a saved state belongs to this run.
 
-    `checkpoint.load` calls this function. It raises ConfigError for a state that was saved by
-    another run.
+    `checkpoint.load` calls this function. For a state that another run saved, the function raises
+    ConfigError.
     """
     start = simulation.initial_state()
     stage = simulation.stages[0].federation

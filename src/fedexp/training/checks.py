@@ -107,7 +107,7 @@ def check(built: Built, metrics: Metrics) -> None:
 def training_problems(built: Built, metrics: Metrics) -> Iterator[str]:
     """Yield a message for each conflict among the training options.
 
-    These are the algorithm, the model, the client optimizer and the metrics.
+    Training options are the algorithm, the model, the client optimizer and the metrics.
     """
     algorithm, local, rounds = built.algorithm, built.local, built.scenario.rounds_per_task
     every, interval = built.local_evaluation.every, built.settings.eval_interval
@@ -244,7 +244,7 @@ def data_problems(built: Built) -> Iterator[str]:
     validation, on, scenario = built.validation, built.settings.evaluate_on, built.scenario
     fraction = validation.fraction
     if on not in (None, TEST) and not fraction:
-        yield f"evaluate_on={on}: needs a validation set, such as validation.fraction=0.1"
+        yield f"evaluate_on={on}: needs a validation set; set validation.fraction, such as 0.1"
     if fraction and built.partition.has_global_indices and not validation.per_client:
         yield (
             f"validation.fraction={fraction}: with partition=file, each client must hold out its"
@@ -312,8 +312,8 @@ def measure_problems(built: Built, metrics: Metrics) -> Iterator[str]:
     )
     if stop.patience is not None and stopping.patience_view(stop) not in views:
         needs = (
-            ": needs a validation set (validation.fraction=0.1); stop.metric=test_accuracy uses the"
-            " test set instead"
+            ": needs a validation set; set validation.fraction, such as 0.1, or use the test set"
+            " with stop.metric=test_accuracy"
         )
         if stop.metric is not None:
             needs = (

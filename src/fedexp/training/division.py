@@ -54,7 +54,7 @@ class Division:
 
 
 def divide(built: Built) -> tuple[Data, list[Division]]:
-    """Load the data and divide the training examples, first to the server, then to the clients."""
+    """Load the data, and return them with the division of each task's training examples."""
     seed, scenario = built.seeds.partition, built.scenario
     sequence = scenario.sequence(built.dataset, generator_for(seed, "tasks"))
     tasks, held = hold_out_from_all_tasks(built, sequence.tasks)
@@ -108,11 +108,12 @@ def hold_out_from_all_tasks(
 ) -> tuple[Sequence[Task], Sequence[np.ndarray | None]]:
     """Hold out the same validation examples from all tasks if the tasks share their examples.
 
-    Otherwise, a client could train on a validation example in the form it has in another task.
+    With separate validation examples for each task, a client could train on the form that a
+    validation example has in another task.
 
     Returns the tasks without the validation examples, and the validation examples of each task. If
-    the tasks do not share their examples, it returns the unchanged tasks and None, because
-    `make_task_partition` draws validation examples for each task separately.
+    the tasks do not share their examples, the tasks are unchanged and their validation examples are
+    None, because `make_task_partition` draws validation examples for each task separately.
     """
     repeats = isinstance(built.scenario, MultiTask) and built.scenario.repeats_examples
     if not built.validation.fraction or not repeats:
@@ -215,8 +216,7 @@ def make_task_partition(
 
     The partitioner receives only these examples, with their classes renumbered from 0.
 
-    key: the number of the task, or an empty tuple for the first task. It selects the random
-        numbers.
+    key: selects the random numbers: the number of the task, or an empty tuple for the first task.
     name: a suffix that selects different random numbers for later partitions of the same task.
     held: the task's validation examples if they have already been drawn. They are not in `task`.
     """

@@ -119,9 +119,9 @@ def distributed_accuracy(
 ) -> dict[str, np.ndarray]:
     """Return a dict that maps each view to the class accuracies of the distributed model, [C].
 
-    The distributed model is the model that the clients receive at the start of the round. It is
-    tested on the same examples as the local models. The dict is empty if the accuracies are not
-    needed or are already known from the test after the previous round.
+    The distributed model, which the clients receive at the start of the round, is tested on the
+    same examples as the local models. The dict is empty if the accuracies are not needed or are
+    already known from the test after the previous round.
 
     server: the server's state before the round.
     number: the number of the round.
@@ -176,9 +176,9 @@ def evaluate_personal(
 
 
 class ModelTest:
-    """Test of many models on the same examples.
+    """Tests many models on the same examples.
 
-    runtime: a runtime whose test set consists of these examples.
+    runtime: a runtime whose test set consists of the examples.
     server: the server's state, with the global model.
     draws: the random numbers for the augmentation of the test examples, or None.
     """
@@ -261,7 +261,7 @@ def choose_local_examples(runtime: ClientRuntime, examples: int | None) -> dict[
         found[view] = torch.from_numpy(numbers).to(runtime.device)
         part, whole = (np.bincount(each, minlength=classes) for each in (labels[numbers], labels))
         log.info(
-            "local models are tested on %d of %d examples (%s); the standard error of their"
+            "local models are tested on %d of %d examples (view %s); the standard error of their"
             " accuracy on a class is at most %.3f",
             len(numbers),
             len(labels),
@@ -289,8 +289,8 @@ def describe_local_evaluation(simulation: Simulation) -> dict[str, Any]:
     """Return the entry of summary.json that describes how local models were tested.
 
     The dict has the key `every` if the local models are not tested in every round, and a dict with
-    `examples` and `standard_error` for each view in which only some examples are used. It is empty
-    if local models are tested in every round on all examples.
+    `examples` and `standard_error` for each view in which only some examples are used. The dict is
+    empty if local models are tested in every round on all examples.
     """
     chosen, runtime = simulation.local_evaluation, simulation.runtime
     found: dict[str, Any] = {} if chosen.every is None else {"every": chosen.every}

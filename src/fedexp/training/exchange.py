@@ -41,13 +41,13 @@ class Clock:
         self._last = time.perf_counter()
 
     def lap(self, phase: str) -> None:
-        """Add the time since the last lap to a phase."""
+        """Add the seconds since the previous call of this method to the time of a phase."""
         now = time.perf_counter()
         self.seconds[phase] = self.seconds.get(phase, 0.0) + now - self._last
         self._last = now
 
     def move(self, phase: str, other: str, seconds: float) -> None:
-        """Move seconds from one phase to another."""
+        """Subtract seconds from the time of `phase` and add them to the time of `other`."""
         self.seconds[phase] -= seconds
         self.seconds[other] += seconds
 
@@ -205,7 +205,7 @@ class Exchange:
         return gather.result()
 
     def describe(self, cohort: Cohort, trained: Trained) -> ServerRound:
-        """Return the facts about the round that the server's hooks receive."""
+        """Return the description of the round that the server's hooks receive."""
         simulation, stage = self.simulation, self.simulation.stage_of(self.number)
         runtime = simulation.runtime
         weights = self.federation.weights[list(cohort.clients)]

@@ -25,13 +25,13 @@ from fedexp.models import classifier_of
 from fedexp.models.own import Headed
 
 log = logging.getLogger("fedexp")
-SHARE_OF_MEMORY = 0.25  # of the free memory, which the features may use
+SHARE_OF_MEMORY = 0.25  # largest share of the free memory that the features may use
 
 
 def has_fixed_features(module: nn.Module, x: Tensor) -> bool:
     """Return whether the features of an example are the same in every step of training.
 
-    This requires a frozen backbone without batch norm and random numbers in training.
+    The backbone must be frozen, and must not use batch norm, or random numbers in training.
 
     x: inputs [B, ...], whose values are not read.
     """
@@ -52,7 +52,7 @@ def with_features(runtime: ClientRuntime) -> ClientRuntime:
     free = vectorised.free_memory(device) if device.type == "cuda" else memory.free_memory()
     if size > SHARE_OF_MEMORY * free:
         what = "the features of the frozen backbone are computed in every step, because they need"
-        log.info("%s %s, but %s are free", what, size_of(size), size_of(free))
+        log.info("%s %s, too much for %s of free memory", what, size_of(size), size_of(free))
         return runtime
     start = time.perf_counter()
     train = compute(runtime, runtime.load_train, len(data.y_train))

@@ -24,7 +24,8 @@ log = logging.getLogger("fedexp")
 def visible(environment: Mapping[str, str] = os.environ) -> list[str]:
     """Return the names of the GPUs that are visible to this process, in torch's order.
 
-    The names come from CUDA_VISIBLE_DEVICES. If it is not set, they are the numbers of the GPUs.
+    The names come from CUDA_VISIBLE_DEVICES. If this variable is not set, the names are the numbers
+    of the GPUs.
     """
     count, named = count_gpus(), environment.get("CUDA_VISIBLE_DEVICES")
     names = map(str, range(count)) if named is None else named.replace(" ", "").split(",")

@@ -31,7 +31,7 @@ class Deadline:
 
 
 def deadline_of(hydra_config: Any) -> Deadline:
-    """Return the deadline that a job's overrides set, or no deadline."""
+    """Return the deadline that Hydra's option `job.env_set` sets for a job, or no deadline."""
     given: Mapping[str, Any] = hydra_config.job.get("env_set") or {}
     return Deadline(float(given[DEADLINE])) if DEADLINE in given else Deadline()
 
@@ -43,7 +43,7 @@ class Place:
     cores: int | None = None  # cores that the job may use; None: all cores of its process
     # True if no scheduler assigns GPUs, so the jobs on this machine share them (see gpus.py).
     finds_gpu: bool = False
-    alone: bool = True  # no other job writes to the same terminal at the same time
+    alone: bool = True  # True if no other job writes to the same terminal
 
 
 @dataclass(frozen=True)

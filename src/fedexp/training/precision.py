@@ -17,7 +17,7 @@ from fedexp.engine.schedule import BatchSchedule
 
 log = logging.getLogger("fedexp")
 STEPS = 3  # steps per client in a timed call
-CALLS = 3  # timed calls after a warm-up call; the fastest counts
+CALLS = 3  # timed calls after a warm-up call; the fastest call is used
 
 
 def choose_precision(
@@ -26,8 +26,8 @@ def choose_precision(
     """Replace the precision `auto` by the fastest one, and set up this process for it.
 
     clients: the number of clients per round.
-    before: the precision that a resumed run started with, or None for a new run. It is used again
-        if the device supports it.
+    before: the precision that a resumed run started with, or None for a new run. This precision is
+        used again if the device supports it.
     """
     if hardware.precision != "auto":
         return hardware

@@ -115,7 +115,11 @@ def prepare(built: Built, share: int | None = None, before: str | None = None) -
 
 
 def resolve(built: Built, share: int | None) -> Resolved:
-    """Apply the hardware settings and return them, as for a model that can be vectorised."""
+    """Resolve the hardware options, and set up the process for them.
+
+    The engine is chosen as if the model could be vectorised. For other models, `fit_engine`
+    replaces the engine.
+    """
     hardware = built.hardware.resolve(built.settings.cohort_size, share)
     if built.settings.profile:
         hardware = hardware.in_one_process()
@@ -126,9 +130,9 @@ def resolve(built: Built, share: int | None) -> Resolved:
 def fit_engine(
     model: Model, asked: Hardware, hardware: Resolved, module: nn.Module, data: Data
 ) -> Resolved:
-    """Return the hardware, without the vectorised engine if this engine cannot train the model.
+    """Return the hardware, with another engine if the vectorised one cannot train the model.
 
-    asked: the hardware that the user requested.
+    asked: the hardware options of the user.
     module: the network of the model.
     """
     if not hardware.vectorises or model.vectorises:
@@ -192,8 +196,8 @@ def runtime_of(
 def metrics_of(built: Built) -> Metrics:
     """Return the metrics of the run.
 
-    These are the metrics that every run computes, the option `forgetting_metric`, and the test of
-    personal models if it is requested.
+    These are the metrics that every run computes, the metric of the option `forgetting_metric`, and
+    the test of personal models if it is requested.
     """
     chosen: list[ForgettingMetric] = [
         BackwardTransfer(),

@@ -63,7 +63,7 @@ def begin_span(
 ) -> None:
     """Record the versions, hardware and data that the next rounds use.
 
-    Nothing is recorded if they are the same as for the previous rounds.
+    Nothing is recorded if all of them are the same as for the previous rounds.
 
     marks: the result of `origin.current_marks` for the run.
     """

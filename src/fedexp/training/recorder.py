@@ -18,7 +18,7 @@ from fedexp.training.state import RoundResult, Scores, State
 
 log = logging.getLogger("fedexp")
 
-SAVING_SHARE = 0.05  # share of the time for checkpoints if checkpoint_interval is null
+SAVING_SHARE = 0.05  # largest share of the time for checkpoints if checkpoint_interval is null
 
 
 class Recorder:

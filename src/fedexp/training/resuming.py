@@ -1,8 +1,8 @@
 """Resume a run, possibly with more rounds (`fedexp resume=<directory> rounds=300`).
 
 An extended run computes the same results as a run that had 300 rounds from the start, because no
-algorithm depends on the number of rounds. Only the learning rates of `local.schedule=cosine`
-depend on it, so a run with this schedule cannot be given more rounds.
+algorithm depends on the number of rounds. The learning rates of `local.schedule=cosine` do, so a
+run with this schedule cannot be given more rounds.
 """
 
 import logging
@@ -81,7 +81,7 @@ def find_finished(
 ) -> dict[str, Any] | None:
     """Return the summary if the run of this job has already finished, or None.
 
-    A job of a sweep that has no run yet also uses the finished run of another sweep.
+    If a job of a sweep has no run yet, the finished run of another sweep is reused.
 
     continues: the result of `check_start`.
     """
@@ -102,7 +102,7 @@ def find_finished(
 
 
 def find_in_other_sweep(job: Job, built: Built, config: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the summary of the same run from another sweep, or None if no sweep has it.
+    """Return the summary of a finished run of another sweep with this configuration, or None.
 
     The directory of the reused run is recorded in the directory of this job.
     """
@@ -134,8 +134,8 @@ def restore_state(
     for name, stage in simulation.partition_files().items():
         if Partition.load(directory / name).hash != stage.partition.hash:
             raise ConfigError(
-                f"resume={directory}: the data have changed: their partition differs from the"
-                f" saved one ({name}); restore the original data or start a new run"
+                f"resume={directory}: the data have changed: their partition differs from"
+                f" the saved partition ({name}); restore the original data or start a new run"
             )
     check_completed_rounds(directory, simulation.cohorts, state.round)
     if state.status in ("completed", "stopped") and state.round < simulation.rounds:
@@ -154,9 +154,9 @@ def require_new(directory: Path) -> None:
 def check_resume(directory: Path, config: Mapping[str, Any], alone: bool = False) -> None:
     """Check that the run in a directory was started with this configuration.
 
-    alone: whether the run is resumed by name (`resume=<directory>`), not as a job of a sweep. A run
-        that is resumed by name may be given more rounds. If it is a job of a sweep, the sweep still
-        contains it afterwards.
+    alone: whether the run is resumed by name (`resume=<directory>`), not as a job of a sweep. Only
+        a run that is resumed by name may be given more rounds. A sweep accepts a finished job that
+        was given more rounds, with a warning.
 
     Raises ConfigError if the configuration differs.
     """

@@ -139,10 +139,9 @@ def stop(state: State, recorder: Recorder, why: Mapping[str, Any]) -> None:
 def profiling(
     simulation: Simulation, directory: Path, number: int, first: int
 ) -> AbstractContextManager[None]:
-    """Return a context that profiles the round if it is the one to be profiled.
+    """Return a context that profiles a round if `profile=true` selects this round.
 
-    With `profile=true`, this is the second round of the command, because the first round includes
-    the warm-up.
+    The second round of a command is selected, because the first round includes the warm-up.
 
     number: the number of the round.
     first: the number of the first round that this command runs.
@@ -214,7 +213,8 @@ def collect_result(
     state: the state of the run before the round.
     server: the server's state after the round.
     states: the clients' states after the round.
-    done: the results of the exchanges. Those with the cohort come before the closing exchanges.
+    done: the results of the exchanges. The exchanges with the cohort come before the closing
+        exchanges.
     clock: the clock that measures the phases of the round.
     """
     number, first = state.round + 1, done[0]
@@ -303,7 +303,7 @@ def begin_task(simulation: Simulation, server: Tree, number: int) -> Tree:
 def measure_alignment(
     simulation: Simulation, before: Tree, after: Tree, done: Sequence[CohortResult]
 ) -> list[dict[str, Any]]:
-    """Return the rows of `alignment_rows` for this round, or an empty list if none are needed.
+    """Return the rows of `alignment_rows` for this round, or an empty list if no metric needs them.
 
     before: the server's state before the round.
     after: the server's state after the round.

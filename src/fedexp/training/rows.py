@@ -59,7 +59,7 @@ def round_row(
 
 
 def test_values(simulation: Simulation, tested: ViewResults) -> Row:
-    """Return the values in rounds.csv for the last test results in one view."""
+    """Return the values in rounds.csv that describe the last test of the model in one view."""
     values: Row = {"test_accuracy": tested.accuracy[-1][1], "test_loss": None}
     if simulation.has_tasks:
         values |= task_history(simulation, tested).values()
@@ -82,7 +82,7 @@ def training_values(result: RoundResult) -> Row:
 def task_history(simulation: Simulation, tested: ViewResults) -> TaskHistory:
     """Return the history from which all task metrics are computed.
 
-    It contains the accuracies after the last round of each earlier task and after the last
+    The history contains the accuracies after the last round of each earlier task and after the last
     evaluated round.
     """
     length = simulation.rounds_per_task

@@ -100,7 +100,7 @@ def train_run(job: Job) -> dict[str, Any]:
 def open_run(
     job: Job, built: Built, config: dict[str, Any], prepared: Prepared, continues: bool
 ) -> Run:
-    """Assemble the run, with the saved state if it is resumed and else with the initial state."""
+    """Return the run, with its saved state if it is resumed, or else with the initial state."""
     simulation, hardware = prepared.simulation, prepared.hardware
     marks = origin.current_marks(config, built.sources, simulation.runtime.data)
     saved, state = None, None
@@ -115,7 +115,7 @@ def open_run(
 
 @contextmanager
 def on_a_gpu(built: Built, place: Place) -> Iterator[Built]:
-    """Reserve the GPU with the fewest jobs while the block runs, and yield the configuration.
+    """Reserve the GPU with the fewest jobs while the block runs, and yield a configuration for it.
 
     If the launcher assigns the GPU, the configuration is unchanged.
     """

@@ -26,7 +26,8 @@ from fedexp.training.simulation import Simulation
 from fedexp.training.state import State
 
 log = logging.getLogger("fedexp")
-# number of directories that a command may create: outputs/<date>/<time>, multirun/<sweep>/<job>
+# number of nested directories that a command may create: outputs/<date>/<time>,
+# multirun/<sweep>/<job>
 NEW_LEVELS = 3
 
 
@@ -161,8 +162,8 @@ def place_states(simulation: Simulation, state: State) -> None:
 def write_options(run: Run) -> None:
     """Write the overrides and the configuration of the run.
 
-    The file config.yaml is written last. Until it is written, `resuming.is_extended`, which reads
-    it, finds the options from before the extension.
+    The file config.yaml is written last. Before that, `resuming.is_extended` still reads the
+    options from before the extension.
     """
     typed = [override for override in run.job.overrides if key_of(override) not in OF_COMMAND]
     for name, content in ((files.OVERRIDES, typed), (files.CONFIG, run.config)):

@@ -55,7 +55,7 @@ class Simulation:
     # the clients of each round; None: the clients are drawn with seeds.sampling
     cohorts: Rounds | None = None
     server_optimizer: ServerOptimizer = NO_SERVER_OPTIMIZER
-    # clients and examples that batch norm cannot train on
+    # numbers of clients and examples that training leaves out because of batch norm
     left_out: dict[str, int] = field(default_factory=dict)
     stop: Stop = NO_STOP
     local_evaluation: LocalEvaluation = ALL_LOCAL
@@ -120,7 +120,7 @@ class Simulation:
         return round % every == 0 or self.ends_task(round)
 
     def tests_distributed(self, round: int) -> bool:
-        """Return whether the received model is tested on the same examples as the local models.
+        """Return whether the model that clients receive is tested on the local models' examples.
 
         This is necessary if the global model was not tested after the previous round, or was
         tested on different examples.
@@ -171,7 +171,8 @@ class Simulation:
     def new_history(self) -> History:
         """Return an empty history.
 
-        It contains the class counts of each client and the rounds in which they change.
+        The history contains the class counts of each client and the rounds in which the counts
+        change.
         """
         counts = [stage.partition.counts for stage in self.all_stages]
         if self.changes:

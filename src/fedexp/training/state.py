@@ -121,7 +121,7 @@ class State:
     alignment: list[dict[str, Any]] = field(default_factory=list)
 
     def advance(self, result: RoundResult) -> None:
-        """Update the state to the end of a round.
+        """Update the state with the result of a round.
 
         result: the result of the round.
         """

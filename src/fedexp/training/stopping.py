@@ -82,7 +82,7 @@ class Stopping:
 
 
 def is_finished(summary: Mapping[str, Any], stop: Stop, resumed: bool) -> bool:
-    """Return whether a command has nothing more to do in a run.
+    """Return whether a command has nothing left to do for a run.
 
     summary: the summary of the run.
     stop: the `stop` options of the command.

@@ -68,8 +68,8 @@ def summary_of(simulation: Simulation, state: State) -> dict[str, Any]:
 def view_summary(simulation: Simulation, tested: ViewResults, best: int | None) -> dict[str, Any]:
     """Return the results of a run in one view.
 
-    best: the best round on the validation set. None: the round with the highest accuracy in this
-        view is the best round.
+    best: the best round on the validation set, or None to use the round with the highest accuracy
+        in this view.
     """
     settings = simulation.settings
     rounds, values = zip(*tested.accuracy, strict=True)

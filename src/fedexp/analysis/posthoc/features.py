@@ -116,8 +116,8 @@ def require_same_examples(subjects: Sequence[Subject]) -> None:
         same = torch.equal(data.y_test, first.y_test) and all(pairs)
         if not same:
             raise ConfigError(
-                f"{subject.run.directory}: uses other examples than {subjects[0].run.directory}, so"
-                " their features cannot be embedded together"
+                f"{subject.run.directory}: the features of this run and {subjects[0].run.directory}"
+                " cannot be embedded together, because the runs use different examples"
             )
 
 
@@ -138,8 +138,8 @@ def embed_models(
     sizes = sorted({each.shape[1] for each in features})
     if len(sizes) > 1:
         raise ConfigError(
-            f"{' and '.join(subjects)}: their features have {' and '.join(map(str, sizes))}"
-            " dimensions, so they cannot be embedded together"
+            f"{' and '.join(subjects)}: the features of these runs have"
+            f" {' and '.join(map(str, sizes))} dimensions, so they cannot be embedded together"
         )
     places = embed(features, seed, perplexity)
     return [
@@ -151,9 +151,9 @@ def embed_models(
 def embed(features: Sequence[np.ndarray], seed: int, perplexity: float = 30.0) -> list[np.ndarray]:
     """Compute a joint t-SNE of all models' features [n, D]; return each model's points [n, 2].
 
-    It is used for FedNTD Fig. 19 to 21. The method is by van der Maaten and Hinton (JMLR 2008). We
-    use scikit-learn's implementation, initialised with the principal components. Raises ConfigError
-    unless there are more points than the perplexity, or if a feature is not finite.
+    FedNTD uses t-SNE (van der Maaten and Hinton, JMLR 2008) for Fig. 19 to 21. The implementation
+    is scikit-learn's, initialised with the principal components. Raises ConfigError unless there
+    are more points than the perplexity, or if a feature is not finite.
     """
     from sklearn.manifold import TSNE
 
@@ -162,8 +162,8 @@ def embed(features: Sequence[np.ndarray], seed: int, perplexity: float = 30.0) -
         raise ConfigError("some features are not finite, because a model has diverged")
     if not 0 < perplexity < len(points):
         raise ConfigError(
-            f"--perplexity {perplexity:g}: must be greater than 0 and less than the {len(points)}"
-            " points"
+            f"--perplexity {perplexity:g}: must be greater than 0 and less than"
+            f" {len(points)}, the number of points"
         )
     start = "pca" if points.shape[1] >= 2 else "random"
     method = TSNE(2, perplexity=perplexity, init=start, random_state=seed)

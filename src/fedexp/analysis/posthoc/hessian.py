@@ -72,7 +72,8 @@ def lanczos(
     size = len(like)
     if not 0 < count < size:
         raise ConfigError(
-            f"--eigenvalues {count}: must be at least 1 and less than the {size:,} parameters"
+            f"--eigenvalues {count}: must be at least 1 and less than {size:,}, the number of"
+            " parameters"
         )
 
     def times(vector: np.ndarray) -> np.ndarray:

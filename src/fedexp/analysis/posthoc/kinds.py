@@ -1,4 +1,4 @@
-"""The kinds of `fedexp analyse`. Each measures something and yields a table and a figure."""
+"""The kinds of `fedexp analyse`. Each kind measures models and yields tables and figures."""
 
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Mapping
@@ -124,7 +124,7 @@ def loss_plane(run: RunDirectory, options: Namespace) -> Iterator[Result]:
 
 
 def chosen_models(run: RunDirectory, number: int, names: str | None) -> list[KeptModel]:
-    """Return the three models that `--models` names; by default, the global and two local models.
+    """Return the three models that `--models` names, or by default the global and two local models.
 
     A name is `global` (the global model after the round), `before` (the global model before the
     round) or the number of a client. Raises ConfigError unless the names select three different
@@ -232,7 +232,7 @@ def hypersphere(run: RunDirectory, options: Namespace) -> Iterator[Result]:
 
 
 def tsne(run: RunDirectory, options: Namespace) -> Iterator[Result]:
-    """Embed the features of all models of a round jointly, including those of the runs in `--with`.
+    """Embed the features of a round's models by t-SNE, including models of the `--with` runs.
 
     The table has the columns round, model, example, class, x and y. Each round is embedded
     separately.
@@ -267,7 +267,7 @@ def tsne(run: RunDirectory, options: Namespace) -> Iterator[Result]:
 def comparable_subjects(
     runs: Mapping[str, RunDirectory], options: Namespace, number: int
 ) -> dict[str, Subject]:
-    """Return label -> subject for one round; ConfigError if the runs' examples differ."""
+    """Return label -> subject for one round. Raises ConfigError if the runs' examples differ."""
     subjects = {label: selected_subject(run, options, number) for label, run in runs.items()}
     features.require_same_examples(list(subjects.values()))
     return subjects

@@ -54,7 +54,7 @@ def plane_around(
 
     directions: `random` for two filter-normalised Gaussian directions; `eigenvectors` for unit
     eigenvectors of the two largest eigenvalues of the Hessian. span: half the side length of the
-    plane, in units of the directions; None for 1 (`random`) or 0.5 (`eigenvectors`).
+    plane, in units of the directions, or None for 1 (`random`) or 0.5 (`eigenvectors`).
     """
     origin = subject.load(subject.model)
     if directions == "random":

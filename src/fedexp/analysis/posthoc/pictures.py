@@ -53,7 +53,7 @@ def joint_embedding(
 
 
 def require_local_models(run: RunDirectory) -> int:
-    """Return the last round with saved local models. Raises ConfigError if there is none."""
+    """Return the last round with saved local models. Raises ConfigError if no round has any."""
     number = last_local_round(run)
     if number is None:
         raise ConfigError(f"{run.directory}: no local models were saved; {kept_models.LOCAL_HINT}")
@@ -61,7 +61,7 @@ def require_local_models(run: RunDirectory) -> int:
 
 
 def with_defaults(run: RunDirectory, kind: str, options: Mapping[str, Any]) -> Namespace:
-    """Return the flags, with defaults for those that are not given.
+    """Return the flags, with default values for flags that are not given.
 
     `client: first` selects the first local model from the last round with saved local models.
     """

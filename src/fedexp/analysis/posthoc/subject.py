@@ -1,4 +1,4 @@
-"""The subject of an analysis: the saved models of a run, and the examples to evaluate them on."""
+"""The subject of an analysis: the saved models of a run, and the examples to evaluate."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -94,8 +94,8 @@ def load_subject(
 ) -> Subject:
     """Return a saved model of a run, with the examples to analyse.
 
-    number: the round; None for the last saved round. client: the client whose local model is
-    analysed; None for the global model. source: `test`, `train` (the training examples of all
+    number: the round, or None for the last saved round. client: the client whose local model is
+    analysed, or None for the global model. source: `test`, `train` (the training examples of all
     clients, without augmentation) or the number of a client (its training examples). most: the
     maximum number of examples. If there are more, a random subset is drawn with `seed`. data_dir:
     the directory that contains the run's data now. Raises ConfigError if the model or the data are
@@ -118,7 +118,8 @@ def select_examples(run: RunDirectory, parts: Parts, source: str, most: int, see
         numbers = torch.from_numpy(training_examples(run, source))
         if len(numbers) and int(numbers.max()) >= len(data.y_train):
             raise ConfigError(
-                f"{run.directory / files.PARTITION}: does not match dataset={parts.dataset.name}"
+                f"{run.directory / files.PARTITION}: refers to more training examples than"
+                f" dataset={parts.dataset.name} has"
             )
         x, y, tasks = data.x_train[numbers], data.y_train[numbers], None
     if len(y) > most:
@@ -165,12 +166,12 @@ def models_of_round(run: RunDirectory, number: int, limit: int) -> list[KeptMode
 
 
 def last_local_round(run: RunDirectory) -> int | None:
-    """Return the last round with saved local models; None if there is none."""
+    """Return the last round with saved local models, or None if no local model was saved."""
     return max(kept_models.local_rounds(run.directory), default=None)
 
 
 def rounds_to_show(run: RunDirectory, requested: Sequence[int]) -> list[int]:
-    """Return the requested rounds; by default, the last round with saved local models.
+    """Return the requested rounds, or by default the last round with saved local models.
 
     If the run has no local models, return the last saved round.
     """

@@ -58,8 +58,8 @@ def filter_normalised(direction: Params, params: Params) -> Params:
     """Return d with d_ij <- d_ij ||w_ij|| / ||d_ij|| for each filter j of each layer i.
 
     Parameters that are vectors (biases, batch norm) become 0 (Li et al., "Visualizing the Loss
-    Landscape of Neural Nets", NeurIPS 2018, section 4). A filter produces one output: it is a row
-    of a weight [outputs, ...]. Filters of d that are zero remain zero.
+    Landscape of Neural Nets", NeurIPS 2018, section 4). A filter produces one output. Its weights
+    are a row of a tensor [outputs, ...]. Filters of d that are zero remain zero.
     """
     found = {}
     for name, weight in params.items():

@@ -34,9 +34,9 @@ from fedexp.rundir.fingerprint import flatten
 from fedexp.rundir.reader import MARKS, RunDirectory
 from fedexp.rundir.sweeps import find_runs
 
-EXPECTED = (files.CONFIG, files.SUMMARY, files.ROUNDS, files.PARTITION)  # besides class accuracies
-MOST_POINTS = 300  # approximate maximum per curve
-MOST_CELLS = 12_000  # approximate maximum per heat map
+EXPECTED = (files.CONFIG, files.SUMMARY, files.ROUNDS, files.PARTITION)  # and class accuracies
+MOST_POINTS = 300  # approximate maximum number of points in a curve
+MOST_CELLS = 12_000  # approximate maximum number of cells in a heat map
 LEVELS = 250  # levels between 0 and 1 in a heat map; the byte 255 means undefined
 SHOWN = (
     *paper_table.VALUES,
@@ -51,7 +51,7 @@ SHOWN = (
 )
 
 
-# directory of a sweep -> table of measured and published values; None if there is none
+# directory of a sweep -> table of measured and published values; None without published values
 BesidePrint = Callable[[Path], dict[str, Any] | None]
 
 
@@ -76,7 +76,7 @@ def runs_below(path: Path) -> list[Path]:
     found = find_runs(path)
     if not found:
         raise ConfigError(
-            f"{path}: contains no runs; a run's directory has one of {', '.join(MARKS)}"
+            f"{path}: contains no runs; a run directory contains one of {', '.join(MARKS)}"
             f"{how_to_restore(path)}"
         )
     return found
@@ -85,7 +85,7 @@ def runs_below(path: Path) -> list[Path]:
 def collect(
     paths: Sequence[Path], beside_print: BesidePrint = lambda directory: None
 ) -> dict[str, Any]:
-    """Collect everything that the page shows. Raises ConfigError if no run is found.
+    """Return everything that the page shows. Raises ConfigError if no run is found.
 
     beside_print: a function that returns the table which compares a sweep directory with published
     values, or None for a sweep without this table.
@@ -167,7 +167,7 @@ def problems_of(run: RunDirectory) -> list[str]:
 
 
 def error_of(run: RunDirectory) -> str | None:
-    """Return the error report of a failed run; None if it is missing or unreadable."""
+    """Return the error report of a failed run, or None if it is missing or unreadable."""
     # Do not follow a link, since the page would contain its target and may be shared.
     if (run.directory / files.ERROR).is_symlink():
         return None
@@ -236,7 +236,7 @@ def encode_curves(table: pd.DataFrame | None, shared: Shared) -> dict[str, Any]:
 def choose_rows(length: int, most: int) -> tuple[np.ndarray, int]:
     """Choose about `most` rows to keep: every n-th row and the last one.
 
-    Return (whether each row is kept, bool [length]; n).
+    Return whether each row is kept, bool [length], and n.
     """
     every = max(1, -(-length // most))
     kept = np.arange(length) % every == 0
@@ -245,7 +245,7 @@ def choose_rows(length: int, most: int) -> tuple[np.ndarray, int]:
 
 
 def encode_heat_map(run: RunDirectory, view: str, shared: Shared) -> dict[str, Any] | None:
-    """Return the class accuracies in a view of the test set as plain data; None if there are none.
+    """Return the class accuracies in a view of the test set as plain data, or None without any.
 
     Keys:
 
@@ -271,7 +271,7 @@ def encode_heat_map(run: RunDirectory, view: str, shared: Shared) -> dict[str, A
 
 
 def encode_configurations(runs: Sequence[RunDirectory]) -> list[dict[str, Any]]:
-    """Return, for each key, its different values and the index of each run's value.
+    """Return a list with the different values of each key, and the index of each run's value.
 
     An index of -1 means that the run does not have the key. Indices are left out if all runs have
     the same value. Keys whose values differ come first.
@@ -294,7 +294,7 @@ def format_option(value: object) -> str:
 def collect_tables(
     directory: Path, runs: list[RunDirectory], beside_print: BesidePrint
 ) -> dict[str, Any]:
-    """Return the finished runs' table, as in table.csv, and their rounds to each target."""
+    """Return the tables of the finished runs: table.csv and rounds to targets."""
     known = drop_repeats(runs)
     targets = rounds_to_targets(known).dropna(axis=1, how="all")
     found = {"title": directory.absolute().name, "targets": encode_table(targets)}

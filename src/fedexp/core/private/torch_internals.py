@@ -36,7 +36,7 @@ def outside_transforms() -> AbstractContextManager[None]:
 def copy_each(targets: list[torch.Tensor], values: list[torch.Tensor]) -> None:
     """Copy many tensors at once.
 
-    On a GPU this uses one kernel; separate copies would launch one kernel each.
+    On a GPU, this launches one kernel instead of one kernel for each copy.
     """
     torch._foreach_copy_(targets, values)
 
