@@ -1,12 +1,12 @@
 """W1 in plain PyTorch, as an expert would write it by hand, without fedexp's training code.
 
 `python -m benchmarks.bare` trains clients one after another in one process. This is the bare loop,
-with which the sequential engine is compared. With `--workers 2`, it is the floor: processes with
-one thread each train the clients, those with the most examples first, and return results through a
-queue. Both use channels-last tensors, fused SGD, batched augmentation and autocast for bf16, and
-keep freed memory. FedNTD's teacher is the frozen global model (beta = tau = 1), which is called on
-every batch. The program reads the workload that `benchmarks.w1` saved, and writes rounds.csv with
-fedexp's columns.
+with which the sequential engine is compared. With `--workers 2`, the program is the floor:
+processes with one thread each train the clients, those with the most examples first, and return
+results through a queue. Both use channels-last tensors, fused SGD, batched augmentation and
+autocast for bf16, and keep freed memory. FedNTD's teacher is the frozen global model (beta = tau =
+1), which is called on every batch. The program reads the workload that `benchmarks.w1` saved, and
+writes rounds.csv with fedexp's columns.
 """
 
 import argparse

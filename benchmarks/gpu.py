@@ -64,7 +64,7 @@ GOALS = {
 
 
 class Gpu:
-    """Runs contestants one by one, and stores messages about those that failed (`left_out`)."""
+    """Runs contestants one by one. `left_out` has messages about the ones that failed."""
 
     def __init__(self, options: argparse.Namespace, work: Path):
         self.options, self.work, self.data = options, work, [*data_overrides(), *options.overrides]

@@ -94,8 +94,8 @@ class Memory:
     def pids(self) -> list[int]:
         """Return the marked processes.
 
-        They are found by environment, since daemons such as Ray's do not remain children of the
-        process that started them.
+        The processes are found by their environment, since daemons such as Ray's do not remain
+        children of the process that started them.
         """
         needle, found = f"{MARK}={self.mark}".encode(), []
         for entry in Path("/proc").glob("[0-9]*"):

@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Write or check the files, and return the exit code. By default, parse the command line."""
+    """Write or check the files, and return the exit code. arguments: by default, sys.argv."""
     parser = argparse.ArgumentParser(prog="python -m reproduction", description=__doc__)
     check = "write nothing; exit with 1 if a file is out of date"
     parser.add_argument("--check", action="store_true", help=check)
@@ -40,7 +40,7 @@ def check_files(root: Path, files: Mapping[Path, bytes]) -> int:
 
 
 def write_files(root: Path, files: Mapping[Path, bytes]) -> int:
-    """Write all files, and delete curves that are out of date, and return the exit code."""
+    """Write all files, delete curves that are out of date, and return the exit code."""
     for path, content in files.items():
         (root / path).parent.mkdir(parents=True, exist_ok=True)
         (root / path).write_bytes(content)

@@ -302,7 +302,7 @@ def list_orders_on_other_data(tables: Mapping[str, pd.DataFrame]) -> list[dict[A
 
 
 def count_other_tables(tables: Mapping[str, pd.DataFrame]) -> list[dict[str, Any]]:
-    """Return a dict with the verdicts of each other table.
+    """Return a dict for each table other than Table 1, with the numbers of its verdicts.
 
     sweep: the name of the sweep
     n: the number of judged values

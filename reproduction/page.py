@@ -1,4 +1,4 @@
-"""The content of REPRODUCTION.md and its pictures, from the committed runs."""
+"""Make the content of REPRODUCTION.md and its pictures from the committed runs."""
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
@@ -19,7 +19,7 @@ HEAD = "<!-- Written by `make reproduction` from multirun/*/runs. Do not edit. -
 
 
 def make_files(root: Path) -> dict[Path, bytes]:
-    """Map the paths of the page and its pictures to their contents.
+    """Return a dict that maps the paths of the page and its pictures to their contents.
 
     root: the directory of the checkout. Raises ConfigError if the file of any run is damaged.
     """

@@ -92,7 +92,7 @@ def cells(sweep: Sweep, runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def known_spread(sweep: Sweep) -> dict[str, float]:
-    """Return the standard deviation over seeds of each metric that the sweep's verdicts use."""
+    """Return a dict that maps metrics to the standard deviation over seeds in the sweep's file."""
     return {metric: value * SCALE[metric] for metric, value in sweep.rule.spread.items()}
 
 

@@ -519,7 +519,7 @@ def test_evaluate_with_moved_data(tmp_path):
         (["dataset.name=x"], "can be set only together with dataset=<option>"),
         (["--round", "1"], "the global model from round 1 was not saved"),
         (["--device", "cpux"], "hardware.device=cpux"),
-        (["dataset=thucnews"], "has text"),
+        (["dataset=thucnews"], "contains text"),
     ],
 )
 def test_evaluate_rejects_bad_input(run, arguments, words, capsys):

@@ -64,7 +64,7 @@ def test_objective_must_be_a_finite_number():
         (
             "validation_forgetting",
             ("plain",),
-            r"needs a validation set; set validation\.fraction",
+            r"needs a validation set \(validation\.fraction=0\.1\)",
         ),
     ],
 )

@@ -70,9 +70,15 @@ def test_install_command_of_an_extra(monkeypatch, tmp_path):
         (["algorithm="], "fedexp: algorithm=: must select an option of the group; options: "),
         (["~algorithm"], "fedexp: ~algorithm: must select an option of the group; options: "),
         (["hydra.run.dir="], "fedexp: hydra.run.dir=: must name a directory"),
-        (["seeds=1,2"], "fedexp: seeds=1,2: use fedexp --multirun seed=1,2, "),
-        (["--multirun", "seeds=1,2"], "fedexp: seeds=1,2: use fedexp --multirun seed=1,2, "),
-        (["seeds=3"], "fedexp: seeds=3: must not be a single value; use seed=3, "),
+        (
+            ["seeds=1,2"],
+            "fedexp: seeds=1,2: cannot be set as a whole; use fedexp --multirun seed=1,2, ",
+        ),
+        (
+            ["--multirun", "seeds=1,2"],
+            "fedexp: seeds=1,2: cannot be set as a whole; use fedexp --multirun seed=1,2, ",
+        ),
+        (["seeds=3"], "fedexp: seeds=3: cannot be set as a whole; use seed=3, "),
         (["--rounds=5"], "fedexp: --rounds=5: must be written without dashes: rounds=5\n"),
         (
             ["--batch-size=5"],

@@ -90,7 +90,7 @@ def make_runtime(
 def load_own_data(parts: Parts, whole: bool = False) -> Data:
     """Return the run's own data, with all of its tasks and the complete test part.
 
-    whole: if true, return the complete training part; otherwise, return a single training example.
+    whole: whether to return the complete training part instead of a single training example.
     """
     found = parts.scenario.sequence(parts.dataset, generator_for(parts.seeds.partition, "tasks"))
     return found.data if whole else drop_training_part(found.data)
@@ -163,7 +163,7 @@ def image_template(run: RunDirectory, parts: Parts) -> ImageData:
 def match_classes(
     data: Data, classes: Sequence[str], own: str
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the labels of the run for all examples, int64 [M], and where they exist, bool [M].
+    """Return (label in the run, whether the run has the class) for each example, [M].
 
     Classes are matched by name if all class names of the data set occur in the run, or vice versa.
     Otherwise, they are matched by number if both have the same number of classes. Raises

@@ -72,7 +72,7 @@ def marks_in(texts: Iterable[str]) -> list[str]:
 
 
 def number(value: float | None, unit: str, metric: str = "") -> str:
-    """Format a number as in the papers; "-" for None or nan."""
+    """Format a number as in the papers, with "-" for None and nan."""
     if pd.isna(value):
         return "-"
     if math.isinf(value):
@@ -101,7 +101,7 @@ def format_values(row: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def shows_plain(row: Mapping[str, Any]) -> bool:
-    """Return whether a row shows the plain view's last round, not the value by the paper's rule.
+    """Return whether a row shows the last plain test instead of the value under the paper's rule.
 
     This is the case if the runs were not evaluated in the view that the rule requires.
     """
@@ -110,7 +110,7 @@ def shows_plain(row: Mapping[str, Any]) -> bool:
 
 
 def in_brackets(row: Mapping[str, Any], text: str) -> str:
-    """Put a text in parentheses if the row contains forgetting."""
+    """Return a text, in parentheses if the row contains forgetting."""
     return f"({text})" if row["metric"] == "forgetting" and text else text
 
 

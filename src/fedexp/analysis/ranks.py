@@ -88,7 +88,10 @@ def iman_davenport(chi_square: float, blocks: int, count: int) -> float:
 
 
 def p_value(chi_square: float, blocks: int, count: int) -> float:
-    """Return P(F >= f) for k methods and N blocks: k - 1 and (k - 1)(N - 1) degrees of freedom."""
+    """Return the p-value P(F >= f) of Friedman's chi-square for k methods and N blocks.
+
+    F has k - 1 and (k - 1)(N - 1) degrees of freedom.
+    """
     statistic = iman_davenport(chi_square, blocks, count)
     return float(stats.f.sf(statistic, count - 1, (count - 1) * (blocks - 1)))
 

@@ -47,7 +47,7 @@ OF_EXPERIMENTS = ("dataset.", "model.", "partition.", "scenario.")
 
 @dataclass(frozen=True)
 class Block:
-    """A grid of runs."""
+    """A grid of runs: all combinations of the values of its axes."""
 
     axes: Mapping[str, Mapping[str, Fields]]  # key -> value -> fields of the published cells
     fixed: tuple[str, ...]  # overrides that all runs have
@@ -89,9 +89,8 @@ class Block:
     def arguments(self, others: Sequence[str] = ()) -> list[str]:
         """Return the overrides of a single `--multirun` command that starts the block's runs.
 
-        others: the overrides of the user. Fixed mappings with the same keys are left out.
-            Otherwise, Hydra would merge them with the mappings on the command line, which should
-            replace them.
+        others: the overrides of the user. Fixed mappings with the same keys are left out. Hydra
+            would merge them with the mappings on the command line instead of replacing them.
         """
         keys = set(map(key_of, others))
         kept = [text for text in self.fixed if not (is_mapping(text) and key_of(text) in keys)]
@@ -278,14 +277,14 @@ def launches(sweep: Sweep, overrides: Sequence[str]) -> list[list[str]]:
 def find_cell(
     sweep: Sweep, overrides: Iterable[str], shared: Iterable[str] | None = None
 ) -> tuple[Block, dict[str, str]] | None:
-    """Return a run's block and the fields of its published cells, or None for an unknown run.
+    """Return a run's block and the fields of its published cells, or None if no block matches.
 
     If several blocks match, the most specific one is used.
 
     overrides: the overrides that the run was started with. shared: the overrides that all compared
-        runs share. They may replace fixed overrides of the block that have the same key. A run with
-        such replacements does not reproduce the cell, but is shown in figures. If `shared` is None,
-        nothing may be replaced.
+        runs share. Shared overrides may replace fixed overrides of the block that have the same
+        key. A run with such replacements does not reproduce the cell, but is shown in figures. If
+        `shared` is None, nothing may be replaced.
     """
     given = dict(split_override(normalise(text)) for text in overrides)
     same = None if shared is None else dict(split_override(normalise(text)) for text in shared)

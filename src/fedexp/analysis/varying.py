@@ -30,7 +30,7 @@ def varying_options(configs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]
 
 
 def flat_options(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options of a configuration by their dotted keys, and its groups by their names."""
+    """Return a configuration's chosen options by group, and its values by dotted key."""
     choices = dict(config.get("choices") or {})
     values = flatten({key: value for key, value in config.items() if key != "choices"})
     kept = {

@@ -73,7 +73,7 @@ class Run:
 
     @property
     def rounds(self) -> pd.DataFrame:
-        """Return rounds.csv, with one row per round; round 0 is the initial model.
+        """Return rounds.csv, with one row per round. Round 0 is the initial model.
 
         Undefined values are nan.
         """

@@ -146,7 +146,7 @@ def check(options: Namespace) -> None:
 
 
 def analyse(options: Namespace) -> list[str]:
-    """Run the analysis and write its files, and return the lines to print."""
+    """Run the analysis, write its files, and return the lines to print."""
     from fedexp.analysis.posthoc import kinds
     from fedexp.cli.composition import composed
     from fedexp.cli.job import log_to_console

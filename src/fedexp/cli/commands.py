@@ -1,8 +1,8 @@
 """The subcommands of `fedexp`, such as `fedexp report multirun/x`.
 
 `SUBCOMMANDS` maps each name to its function. The function adds its arguments to the parser, and
-then imports the modules that it needs. Late imports keep help and completion fast. Its docstring is
-the help text.
+then imports the modules that it needs. Late imports keep help and completion fast. The function's
+docstring is the help text.
 """
 
 import os
@@ -66,7 +66,7 @@ def report(parser: ArgumentParser, arguments: Sequence[str]) -> int:
 
     `--out TABLE` writes all runs below the directories to one table (TABLE.csv and TABLE.md) with
     one row per run. `--restore DIR` creates the run directories DIR/<sweep>/<run> from the files
-    that `--keep` wrote; no tables are written. `--metric NAME,...` adds columns with measures of
+    that `--keep` wrote. It writes no tables. `--metric NAME,...` adds columns with measures of
     forgetting between tasks, which are computed from the files of the runs.
     """
     from fedexp.cli.flags import add_layout_flags, add_picture_flags
@@ -208,7 +208,7 @@ def import_(parser: ArgumentParser, arguments: Sequence[str]) -> int:
     """Make a run directory from the accuracies of another program.
 
     FILE is a csv file, a .json file with a list of rows, or eval_results.csv of Avalanche's
-    CSVLogger. With `--columns tasks`, row i has the accuracies on all tasks after task i; tasks
+    CSVLogger. With `--columns tasks`, row i has the accuracies on all tasks after task i. Tasks
     that were not tested yet may be missing. With `--columns classes`, row i has the accuracies of
     all classes after round i. A csv file may begin with a row of column names.
     """
@@ -323,8 +323,9 @@ def reproduction(parser: ArgumentParser, arguments: Sequence[str]) -> int:
 def requirements(parser: ArgumentParser, arguments: Sequence[str]) -> int:
     """Show what each algorithm needs beyond FedAvg.
 
-    The output is the table of docs/algorithms/index.md. It extends FedNTD's Table 6 (statefulness,
-    communication, extra data) to all algorithms, using the `needs` that each algorithm declares.
+    The output is the table of docs/algorithms/index.md. The table extends FedNTD's Table 6
+    (statefulness, communication, extra data) to all algorithms, using the `needs` that each
+    algorithm declares.
     """
     from fedexp.analysis.algorithm_costs import requirements_table
     from fedexp.config.options import conf_directory

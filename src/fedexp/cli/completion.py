@@ -86,7 +86,7 @@ def answer_shell(words: list[str], folders: list[Path]) -> str:
 
 
 def complete(words: list[str], folders: list[Path]) -> list[str]:
-    """Return the completions of the last word. Each ends at the next `.`, `=` or `/`.
+    """Return the completions of the last word. Each completion ends at the next `.`, `=` or `/`.
 
     words: the words of the command line after `fedexp`.
     """
@@ -176,7 +176,7 @@ def defaults_list(folders: list[Path], group: str, option: str) -> list[Any]:
 
 
 def complete_path(begin: str) -> Iterator[str]:
-    """Yield the files and directories that complete a path; directories end with a slash.
+    """Yield the files and directories that complete a path. Directories end with a slash.
 
     Hidden names are included only if the name begins with a dot.
     """

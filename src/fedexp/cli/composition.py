@@ -66,7 +66,7 @@ def check_config_dir(config_dir: Path) -> Path:
 def check_overrides(overrides: Sequence[str]) -> list[str]:
     """Return the overrides as a list.
 
-    Raises ConfigError if they are not a list of strings or contain a flag.
+    Raises ConfigError unless the overrides are a list of strings without flags.
     """
     if isinstance(overrides, str):
         raise ConfigError(

@@ -213,7 +213,7 @@ def log_to_console() -> None:
 
 
 def report_failure(error: Exception, job: "Job", hydra_config: Any, is_new: bool) -> int:
-    """Record why a job failed and print one message, and return the exit code.
+    """Record why a job failed, print one message, and return the exit code.
 
     is_new: whether the directory held no run before the job started.
     """

@@ -54,7 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def dispatch(arguments: Sequence[str]) -> int:
-    """Call a subcommand, print information, or run the jobs, and return the exit code."""
+    """Call a subcommand, print information, or run the jobs. Return the exit code."""
     if is_subcommand(arguments):
         return call(arguments[0], arguments[1:])
     flags, overrides = split_flags(arguments)
@@ -117,7 +117,7 @@ def information_text(flags: Mapping[str, str], words: list[str]) -> str | None:
 def run(plan: Plan, watch: "SweepWatch | None" = None) -> int:
     """Pass each launch to Hydra, which calls `run_job` for each job, and return the exit code.
 
-    watch: records the state of the sweeps.
+    watch: the object that records the state of the sweeps; None for a new one.
     """
     import hydra
 

@@ -67,7 +67,7 @@ class Planned:
 
 
 class Measured(NamedTuple):
-    """The time per round of a run with at least one round."""
+    """The time per round of an earlier run, and what a round of this run computes."""
 
     work: list[Any]
     algorithm: Any

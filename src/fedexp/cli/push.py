@@ -43,7 +43,7 @@ def is_sweep(directory: Path) -> bool:
 
 
 def push(directory: Path, changes: Mapping[str, Any], new: bool = False) -> bool:
-    """Push a directory; return whether W&B received everything.
+    """Push a directory, and return whether W&B received everything.
 
     Raises ConfigError if a link points outside the directory, since the file there would be
     uploaded.
@@ -58,7 +58,7 @@ def push(directory: Path, changes: Mapping[str, Any], new: bool = False) -> bool
 
 
 def push_tables(directory: Path, changes: Mapping[str, Any], new: bool = False) -> bool:
-    """Push a sweep's tables as a separate W&B run; return whether W&B received them."""
+    """Push a sweep's tables as a separate W&B run, and return whether W&B received them."""
     name = directory.absolute().name
     paths = [directory / file for file in TABLES if (directory / file).exists()]
     try:
@@ -175,7 +175,7 @@ def wandb_node(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def make_config(config: Mapping[str, Any], changes: Mapping[str, Any]) -> Wandb:
-    """Return the W&B tracker of a run, with changes. The defaults are used if the run has none."""
+    """Return the W&B tracker of a run with changes, or a default tracker if the run has none."""
     default = conf_directory() / "tracker" / "wandb.yaml"
     values = yaml.safe_load(default.read_text(encoding="utf-8")) | wandb_node(config) | changes
     known = {field.name: values[field.name] for field in fields(Wandb)}

@@ -23,8 +23,8 @@ OF_COMMAND = ("resume", "accept_changed_data")  # keys that apply to one command
 def check_names(overrides: Sequence[str], groups: Collection[str]) -> None:
     """Raise ConfigError for an override that leads outside the configuration directories.
 
-    Also raise it if an override would put a group's option into the node `hydra`, where Hydra would
-    instantiate it.
+    An override that would put a group's option into the node `hydra` is also rejected, because
+    Hydra would instantiate the option there.
     """
     for text in overrides:
         override = parse_override(text)
@@ -131,7 +131,7 @@ def leaves(node: object, key: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def parse_override(text: str) -> Any:
-    """Parse an override with Hydra's parser; return None if the parser fails."""
+    """Parse an override with Hydra's parser. Return None if the parser fails."""
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
 

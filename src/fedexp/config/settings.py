@@ -100,8 +100,8 @@ class Settings(Checked):
     def keeps_model(self, round: int) -> bool:
         """Return whether the global model after a round is saved.
 
-        `keep_models` selects rounds. The model is also saved before and after each round whose
-        local models are saved.
+        The model is saved in the rounds that `keep_models` selects. It is also saved before and
+        after each round whose local models are saved.
         """
         return is_chosen(round, self.keep_models) or any(
             map(self.keeps_local_models, (round, round + 1))
@@ -146,9 +146,9 @@ def require_rounds(key: str, value: Any, first: int) -> None:
 
 
 def is_chosen(round: int, chosen: Any) -> bool:
-    """Return whether `chosen` selects a round; see `require_rounds` for the allowed values.
+    """Return whether `chosen` selects a round.
 
-    If `chosen` is n, the first selected round is n.
+    See `require_rounds` for the allowed values. If `chosen` is n, the first selected round is n.
     """
     if chosen is None:
         return False

@@ -37,9 +37,10 @@ def normalised(override: str, groups: Sequence[str], folders: Sequence[Path]) ->
 
 
 def option_of(name: str, group: str, options: Sequence[str]) -> str:
-    """Return the option that a name refers to, as its exact name, as an alias or ignoring case.
+    """Return the option that a name refers to.
 
-    An unknown name is returned unchanged.
+    A name is the exact name of an option, an alias, or written in another case. An unknown name is
+    returned unchanged.
     """
     if name in options:
         return name
@@ -52,8 +53,8 @@ def option_of(name: str, group: str, options: Sequence[str]) -> str:
 def check_values(overrides: Sequence[str], folders: Sequence[Path]) -> None:
     """Raise ConfigError for invalid values that Hydra would accept or report unclearly.
 
-    These are an empty value for hydra.run.dir, hydra.sweep.dir or a config group (for example, from
-    an empty shell variable), the removal of a key that every run has, and `seeds=1`.
+    The checked cases are: an empty value for hydra.run.dir, hydra.sweep.dir or a config group (for
+    example, from an empty shell variable), the removal of a key that every run has, and `seeds=1`.
     """
     groups = list_groups([conf_directory()])
     for override in overrides:
@@ -73,7 +74,7 @@ def check_values(overrides: Sequence[str], folders: Sequence[Path]) -> None:
         if name == "seeds" and not removed and not value.startswith(("{", "$")):
             command = f"fedexp --multirun seed={value}" if "," in value else f"seed={value}"
             raise ConfigError(
-                f"{override}: must not be a single value; use {command}, or set seeds.partition,"
+                f"{override}: cannot be set as a whole; use {command}, or set seeds.partition,"
                 " seeds.sampling and seeds.training"
             )
 

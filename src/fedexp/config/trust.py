@@ -115,7 +115,7 @@ def find_naming_file(
     """Return the user's yaml file that names a class, or None if no file names it.
 
     text: the dotted path of the class. folders: see `user_folders`. keys: the last parts of the
-    keys that may name the class; None: any key.
+        keys that may name the class, or None for any key.
     """
     for path in (path for own in user_folders(folders) for path in sorted(own.rglob("*.yaml"))):
         with suppress(OSError, ValueError):  # the error is reported if the option is used

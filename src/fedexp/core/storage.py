@@ -59,7 +59,7 @@ def storing(path: Path) -> Iterator[None]:
 
 @contextmanager
 def temporary_path(path: Path) -> Iterator[Path]:
-    """Yield a hidden path beside a file. The caller writes there and then renames it to the file.
+    """Yield a hidden path beside a file. The caller writes to this path and then renames it.
 
     If the process is killed, the hidden file stays until `remove_temporaries` removes it.
     """

@@ -118,7 +118,7 @@ def panels(
 ) -> tuple[Figure, Any]:
     """Return a figure and its panels as an array [rows, columns].
 
-    height, wide: the size in inches; the figure is at least as wide as the style's default width.
+    height, wide: the size in inches. The figure is at least as wide as the style's default width.
     options: keyword arguments of `Figure.subplots`.
     """
     figure = Figure(figsize=(max(width(), wide), height), layout="constrained")
@@ -160,7 +160,7 @@ def class_axis(axes: Axes, classes: Sequence[str], horizontal: bool = False) -> 
     """Label the axis of classes.
 
     Up to 20 classes are labelled by name, or by number if no font contains the letters of the name.
-    With more classes, only round numbers are labelled.
+    With more classes, only some class numbers are labelled.
     """
     axis = axes.xaxis if horizontal else axes.yaxis
     if len(classes) > NAMED_CLASSES:

@@ -58,7 +58,7 @@ def load_published() -> pd.DataFrame:
 def published_cells(sweep: Sweep, table: str = "") -> pd.DataFrame:
     """Return the published values of the sweep's table, or of another table of the paper.
 
-    table: the other table; empty for the sweep's table.
+    table: the other table, or empty for the sweep's table.
     """
     known = load_published()
     mine = (known["paper"] == sweep.paper) & (known["table"] == (table or sweep.table))
@@ -165,7 +165,7 @@ def measure_run(
 def select_curve(parts: pd.DataFrame, measure: str, view: str = PLAIN, task: int = 0) -> pd.Series:
     """Return one run's values of a measure, indexed by round.
 
-    task: the number of a task; 0 selects all tasks.
+    task: the number of a task. 0 selects all tasks.
     """
     mine = parts[(parts["measure"] == measure) & (parts["view"] == view)]
     if task:

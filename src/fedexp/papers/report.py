@@ -86,7 +86,7 @@ def task_measures(run: RunDirectory, names: Sequence[str]) -> dict[str, float]:
 
 
 def write_sweep_reports(options: argparse.Namespace) -> int:
-    """Write the report of each sweep and print its table, and return the exit code.
+    """Write the report of each sweep, print its table, and return the exit code.
 
     options: the flags of `fedexp report`.
     """
@@ -128,7 +128,7 @@ def restore_sweep(sweep: Path, target: Path) -> None:
 def write_run_table(directories: Sequence[Path], out: Path | None, measures: Sequence[str]) -> int:
     """Print all runs below the directories as one table, and return the exit code.
 
-    out: the path of the table's files, without a suffix; None to write no files.
+    out: the path of the table's files, without a suffix, or None to write no files.
     """
     there = [RunDirectory(path) for directory in directories for path in find_runs(directory)]
     for run in there:

@@ -59,7 +59,7 @@ def read_runs(directories: Iterable[Path]) -> pd.DataFrame:
 
 
 def read_sweep(directory: Path) -> dict[str, dict[str, Any]]:
-    """Map the name of each run in a sweep's directory to its facts (columns of the table of runs).
+    """Return a dict that maps the runs of a sweep to their facts (columns of the table of runs).
 
     If a run has both a finished run directory and a kept file, the directory is used.
     """

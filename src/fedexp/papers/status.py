@@ -157,7 +157,7 @@ def has_values(table: pd.DataFrame, fields: Mapping[str, str]) -> bool:
 
 
 def estimate_hours(jobs: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
-    """Add the hours that one run of each job takes (`cpu`, `gpu`, or nan if unknown).
+    """Add the hours that one run of each job takes (columns `cpu` and `gpu`; nan if unknown).
 
     The hours are proportional to the job's passes. The hours per pass are the median over runs of
     the same kind and algorithm or, without such runs, over runs of the same kind. runs: a table

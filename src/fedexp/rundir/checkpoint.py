@@ -101,7 +101,7 @@ OPTIONAL: dict[str, Any] = {  # keys that older checkpoints do not have
 
 @dataclass(frozen=True)
 class Saved:
-    """The state that a run resumes from."""
+    """The state that a run resumes from, and any problem with the latest checkpoint."""
 
     state: Mapping[str, Any] | None  # None: the csv files are damaged, and the run starts again
     # why the latest checkpoint is not used; None if it is used

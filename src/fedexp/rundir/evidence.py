@@ -269,7 +269,7 @@ def how_to_restore(directory: Path) -> str:
 def kept_runs(sweep: Path, besides: Collection[str] = ()) -> Iterator[dict[str, RunDirectory]]:
     """Yield the runs of a sweep's run files by name, unpacked to a temporary directory.
 
-    For a job that uses a run from another sweep, that run is returned. The job is left out if the
+    For a job that uses a run from another sweep, this run is yielded. The job is left out if the
     other sweep has neither the directory nor the run file of the run. Raises ConfigError if a file
     cannot be read.
 

@@ -126,8 +126,9 @@ def essential(
 ) -> dict[str, Any]:
     """Return the values that determine the result, by dotted key.
 
-    container: the resolved configuration. data: the recorded `data_marks`; by default they are
-    computed from the files that the configuration names. For missing files, the path is used.
+    container: the resolved configuration. data: the recorded `data_marks`. By default, the marks
+        are computed from the files that the configuration names. For missing files, the path is
+        used.
     """
     marks = data_marks(container) if data is None else data
     flat = flatten(dict(container))

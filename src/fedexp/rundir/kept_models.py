@@ -52,8 +52,8 @@ def file_of_round(number: int, client: int | None = None) -> str:
 def save(directory: Path, number: int, server: Tree) -> None:
     """Write the global model after round `number`.
 
-    server: the server state; its `params` and `buffers` are saved. Raises StorageError if the file
-        cannot be written.
+    server: the server's state, whose `params` and `buffers` are saved. Raises StorageError if the
+        file cannot be written.
     """
     model = {"round": number, "params": server["params"], "buffers": server["buffers"]}
     storage.save_tree(directory / file_of_round(number), model)

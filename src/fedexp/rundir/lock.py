@@ -30,7 +30,7 @@ class Occupied(ConfigError):
 def occupied(directory: Path) -> Iterator[None]:
     """Hold the lock of an existing directory inside the block.
 
-    Raises Occupied if another process holds the lock; the message names this process.
+    Raises Occupied if another process holds the lock. The message names this process.
     """
     lock = FileLock(directory / LOCK, timeout=PATIENCE)
     try:

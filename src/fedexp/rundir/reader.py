@@ -66,7 +66,7 @@ class RunDirectory:
 
     @cached_property
     def summary(self) -> dict[str, Any]:
-        """The content of summary.json, or empty until the run has ended."""
+        """The content of summary.json, which is empty until the run has ended."""
         return self._read(files.SUMMARY, contents.read_mapping, schema.check_summary) or {}
 
     @cached_property
@@ -85,7 +85,7 @@ class RunDirectory:
     def rounds(self) -> pd.DataFrame | None:
         """The table rounds.csv with one row per round, from round 0 on, or None if it is missing.
 
-        All columns are numbers; undefined values are nan.
+        All columns are numbers. Undefined values are nan.
         """
         return self._table(files.ROUNDS)
 
@@ -148,7 +148,7 @@ class RunDirectory:
     def _read(
         self, name: str, read: Callable[[Path], Any], check: Callable[[Any], str] = lambda found: ""
     ) -> Any:
-        """Read a file; return None if it is missing or damaged, and record the damage."""
+        """Return the content of a file, or None if it is missing or damaged. Record the damage."""
         if not self.has(name):
             return None
         try:
@@ -257,7 +257,7 @@ class RunDirectory:
 
     @cached_property
     def table(self) -> pd.DataFrame:
-        """The rows of rounds.csv from round 1 on, or empty if the file is missing."""
+        """The rows of rounds.csv from round 1 on. Without the file, the table is empty."""
         import pandas as pd
 
         found = self.rounds

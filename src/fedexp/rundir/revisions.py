@@ -18,7 +18,7 @@ Condition = Callable[[Values], bool]
 
 @dataclass(frozen=True)
 class Revision:
-    """A correction of one class."""
+    """A correction of a class that changes the results of some configurations."""
 
     part: str  # dotted key of the configuration node
     name: str  # name of the class

@@ -65,7 +65,7 @@ def finished_runs(directory: Path) -> Iterator[RunDirectory]:
     """Yield the runs below the `multirun` directory that can be reused, sorted by name.
 
     A run can be reused if it completed, diverged, or was stopped by `stop.patience`. directory: a
-    directory below `multirun`; if no parent is named `multirun`, nothing is yielded.
+    directory below `multirun`. If no parent is named `multirun`, nothing is yielded.
     """
     root = next((path for path in directory.absolute().parents if path.name == ROOT), None)
     for folder, names, found in os.walk(root) if root is not None else ():
@@ -110,7 +110,7 @@ def find_reusable(
 
     directory: the directory of the job. config: the configuration of the job. finished: the runs to
     search. By default, they are read from the disk. marks: a function that returns the current
-    marks of the data; runs made with different data are not used.
+    marks of the data. Runs made with different data are not used.
     """
     views, subjects = {*configured_views(config)}, subjects_of(config)
     known = finished_by_training(directory) if finished is None else finished

@@ -80,7 +80,7 @@ class RoundRecord:
 
 
 class Tracker:
-    """Interface of trackers. This base class does nothing; `tracker=none` uses it."""
+    """Interface of trackers. This base class, which `tracker=none` uses, does nothing."""
 
     name: ClassVar[str] = "the tracker"  # used in messages
 
@@ -122,7 +122,7 @@ class TrackerConfig(Checked, ABC, prefix="tracker."):
     def check(self) -> None:
         """Raise ConfigError if a package that the tracker needs is not installed.
 
-        This is called before any file is written.
+        This method is called before any file is written.
         """
 
     @abstractmethod

@@ -118,7 +118,7 @@ class Progress(Tracker):
 
     @property
     def seconds_left(self) -> float | None:
-        """Estimate the remaining seconds from the pace; None before the first round ends."""
+        """Return the estimated remaining seconds, or None before the first round ends."""
         return None if self._pace is None else (self._total - self._round) * self._pace
 
     def _stop(self) -> None:

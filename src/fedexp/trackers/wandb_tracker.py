@@ -77,7 +77,7 @@ class Wandb(TrackerConfig):
     finish_timeout: Positive  # seconds
 
     def image_interval(self, rounds: int) -> int | None:
-        """Return the number of rounds from one image to the next, or None: only at the end."""
+        """Return the number of rounds between images, or None for images only at the end."""
         every = self.log_images_every
         if 0 < every < 1:
             return max(round(every * rounds), LEAST_INTERVAL)

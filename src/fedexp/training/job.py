@@ -48,7 +48,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Job:
-    """A job as the command line describes it."""
+    """A job of a command: its configuration, directory, resources and deadline."""
 
     config: DictConfig
     directory: Path

@@ -208,7 +208,7 @@ def collect_result(
     done: Sequence[CohortResult],
     clock: Clock,
 ) -> RoundResult:
-    """Make the measurements that are due, and return the result of the round.
+    """Test the models, compute the analyses that are due, and return the result of the round.
 
     state: the state of the run before the round.
     server: the server's state after the round.

@@ -1,6 +1,6 @@
 """Run a job from its configuration to its finished directory.
 
-This module is imported late, because importing torch takes long.
+This module is imported late, because importing torch is slow.
 """
 
 import logging

@@ -40,7 +40,7 @@ class EarlyLines(MemoryHandler):
 def from_this_thread() -> Callable[[logging.LogRecord], bool]:
     """Return a filter for the log lines from the current thread.
 
-    If a process runs several runs, each of them has a separate thread.
+    If a process executes several runs, each run has a separate thread.
     """
     thread = threading.get_ident()
     return lambda record: record.thread == thread

@@ -169,7 +169,7 @@ class Simulation:
         return state
 
     def new_history(self) -> History:
-        """Return an empty history.
+        """Return a history without accuracies.
 
         The history contains the class counts of each client and the rounds in which the counts
         change.

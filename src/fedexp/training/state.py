@@ -44,7 +44,7 @@ class Scores:
 
 @dataclass(frozen=True)
 class RoundResult:
-    """The result of a round."""
+    """What a round computed: new states, test results, analyses, traffic and times."""
 
     round: int
     is_last: bool

@@ -93,7 +93,7 @@ def circle_angles(subject: Subject, models: Sequence[KeptModel]) -> np.ndarray:
 
 
 def label_runs(runs: Sequence[RunDirectory]) -> dict[str, RunDirectory]:
-    """Map a label to each run.
+    """Return a dict that maps labels to the runs.
 
     The label is the run's algorithm or, if several runs have the same algorithm, its directory. A
     single run has the label "". Raises ConfigError if a run is given twice.
@@ -149,7 +149,7 @@ def embed_models(
 
 
 def embed(features: Sequence[np.ndarray], seed: int, perplexity: float = 30.0) -> list[np.ndarray]:
-    """Compute a joint t-SNE of all models' features [n, D]; return each model's points [n, 2].
+    """Return each model's points [n, 2] in a joint t-SNE of all models' features [n, D].
 
     FedNTD uses t-SNE (van der Maaten and Hinton, JMLR 2008) for Fig. 19 to 21. The implementation
     is scikit-learn's, initialised with the principal components. Raises ConfigError unless there

@@ -267,7 +267,10 @@ def tsne(run: RunDirectory, options: Namespace) -> Iterator[Result]:
 def comparable_subjects(
     runs: Mapping[str, RunDirectory], options: Namespace, number: int
 ) -> dict[str, Subject]:
-    """Return label -> subject for one round. Raises ConfigError if the runs' examples differ."""
+    """Return a dict that maps labels to the runs' subjects in one round.
+
+    Raises ConfigError if the runs use different examples.
+    """
     subjects = {label: selected_subject(run, options, number) for label, run in runs.items()}
     features.require_same_examples(list(subjects.values()))
     return subjects

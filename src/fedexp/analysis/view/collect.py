@@ -1,6 +1,6 @@
 """Collect the contents of run directories as plain data for the page.
 
-Any file may be missing, truncated or damaged; the page lists these problems.
+Any file may be missing, truncated or damaged. The page lists these problems.
 """
 
 import base64
@@ -66,7 +66,7 @@ class Shared:
 def runs_below(path: Path) -> list[Path]:
     """Return the run directories at or below a path, in order.
 
-    Raises ConfigError if there are none.
+    Raises ConfigError if no run is found.
     """
     if path.exists() and not path.is_dir():
         raise ConfigError(f"{path}: is not a directory")
@@ -180,7 +180,7 @@ def error_of(run: RunDirectory) -> str | None:
 def to_json(value: object) -> Any:
     """Convert a value to one that JSON can store.
 
-    Floats are rounded to four significant digits; nan and infinity are converted to None.
+    Floats are rounded to four significant digits. nan and infinity are converted to None.
     """
     if isinstance(value, float):
         return float(f"{value:.4g}") if math.isfinite(value) else None
@@ -245,7 +245,7 @@ def choose_rows(length: int, most: int) -> tuple[np.ndarray, int]:
 
 
 def encode_heat_map(run: RunDirectory, view: str, shared: Shared) -> dict[str, Any] | None:
-    """Return the class accuracies in a view of the test set as plain data, or None without any.
+    """Return the class accuracies in a test view as plain data, or None without a table.
 
     Keys:
 
