@@ -6,13 +6,11 @@ import random
 import re
 from dataclasses import asdict, replace
 from functools import partial
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from hydra import compose, initialize_config_dir
 from hydra.errors import ConfigCompositionException
 from hypothesis import given, reject, settings
 from hypothesis import strategies as st
@@ -31,8 +29,8 @@ from fedexp.data.partition_lda import LDA
 from fedexp.data.partitioned import Partition, partition_hash
 from fedexp.data.surrogate import Surrogate
 from fedexp.training.division import divide, make_task_partition
+from toy_federation import CONF, composed
 
-CONF = Path(__file__).parents[1] / "conf"
 SEEDS = st.integers(0, 2**32)
 few = settings(max_examples=40, deadline=None)
 
@@ -551,19 +549,13 @@ def test_more_clients_than_owners_are_rejected():
 
 
 # ------------------------------------------------------------------ conf/partition
-def composed(*overrides):
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        return compose(overrides=list(overrides))
-
-
 @pytest.mark.parametrize(
     "option", sorted(path.stem for path in (CONF / "partition").glob("*.yaml"))
 )
 def test_yaml_fits_its_class(option):
     extra = ["partition.path=x.json"] if option == "file" else []
-    node = OmegaConf.to_container(composed(f"+partition={option}", *extra), resolve=True)[
-        "partition"
-    ]
+    config = composed(f"partition={option}", *extra)
+    node = OmegaConf.to_container(config.partition, resolve=True)
     module, name = node.pop("_target_").rsplit(".", 1)
     cls = getattr(importlib.import_module(module), name)
     assert json.dumps(cls(**node).__dict__) == json.dumps(node)
@@ -571,11 +563,11 @@ def test_yaml_fits_its_class(option):
 
 
 def test_alpha_exists_only_with_lda():
-    assert composed("+partition=lda", "alpha=0.3", "min_size=2").partition.alpha == 0.3
-    assert composed("+partition=sharding", "shards_per_client=5").partition.shards_per_client == 5
+    assert composed("partition=lda", "alpha=0.3", "min_size=2").partition.alpha == 0.3
+    assert composed("partition=sharding", "shards_per_client=5").partition.shards_per_client == 5
     for overrides in (
-        ("+partition=sharding", "alpha=0.1"),
-        ("+partition=lda", "shards_per_client=2"),
+        ("partition=sharding", "alpha=0.1"),
+        ("partition=lda", "shards_per_client=2"),
     ):
         with pytest.raises(ConfigCompositionException):
             composed(*overrides)
@@ -738,13 +730,11 @@ def test_partition_file_counts_surrogate_examples(tmp_path):
         "num_clients=3",
         "public.fraction=0.1",
     ]
-    data, (division,) = divide(
-        build(toy_federation.composed("dataset=digits", "partition=iid", *chosen))
-    )
+    data, (division,) = divide(build(composed("dataset=digits", "partition=iid", *chosen)))
     before, path = division.partition, tmp_path / "partition.npz"
     before.save(path, data.classes)
     from_file = ["dataset=digits", "partition=file", *chosen]
-    _, (division,) = divide(build(toy_federation.composed(*from_file, f"partition.path={path}")))
+    _, (division,) = divide(build(composed(*from_file, f"partition.path={path}")))
     after = division.partition
     assert len(division.federation.unlabelled) > 200
     assert all(np.array_equal(a, b) for a, b in zip(before.parts, after.parts, strict=True))
@@ -755,7 +745,7 @@ def test_partition_file_counts_surrogate_examples(tmp_path):
     withheld = int(division.federation.unlabelled[7])
     path = tmp_path / "partition.json"
     path.write_text(json.dumps([parts[0], [*parts[1], withheld], parts[2]]))
-    built = build(toy_federation.composed(*from_file, f"partition.path={path}"))
+    built = build(composed(*from_file, f"partition.path={path}"))
     with pytest.raises(
         ConfigError, match=f"client 1 has example {withheld}, which is a surrogate example"
     ):

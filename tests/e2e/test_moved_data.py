@@ -1,12 +1,13 @@
 """Runs and sweeps whose data have moved or changed."""
 
 import json
-import os
 import shutil
 from pathlib import Path
 
 import pytest
 from helpers import assert_same_run, content_of, summary_of, write_images
+
+from test_changed_data import change
 
 
 def interrupt(directory: Path) -> None:
@@ -64,14 +65,6 @@ def test_sweep_distinguishes_folders_by_content(fedexp, tmp_path):
     assert len(list((tmp_path / "sweep").glob("*/summary.json"))) == 2
 
 
-def change(*paths: Path) -> None:
-    """Flip the last bit of files, which keep their names and sizes."""
-    for path in paths:
-        content, time = path.read_bytes(), path.stat().st_mtime_ns + 1
-        path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
-        os.utime(path, ns=(time, time))
-
-
 def bitmaps(root: Path) -> list[Path]:
     """Write images in a format without checksums. Return the training files."""
     write_images(root, 10, 5, suffix="bmp")
@@ -85,7 +78,8 @@ def test_resume_rejects_changed_images_unless_accepted(fedexp, tmp_path):
     shutil.copytree(tmp_path / "run", tmp_path / "complete")
     interrupt(tmp_path / "run")
     before = content_of(tmp_path / "run")
-    change(*files[:7])
+    for path in files[:7]:
+        change(path)
     for directory in ("run", "complete"):
         answer = fedexp.rejected(f"resume={directory}")
         assert "dataset.root: 7 of 30 files differ\naccept_changed_data=true" in answer.err
