@@ -20,7 +20,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--root", type=Path, default=ROOT, help=root)
     options = parser.parse_args(arguments)
     try:
-        files = make_files(options.root)
+        files = make_files(options.root, pictures=not options.check)
     except ConfigError as error:
         return say(str(error))
     return (check_files if options.check else write_files)(options.root, files)
