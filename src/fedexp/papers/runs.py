@@ -126,18 +126,19 @@ def make_frame(columns: Mapping[str, str]) -> pd.DataFrame:
 
 def split_series(table: pd.DataFrame) -> Iterator[dict[str, Any]]:
     """Yield the rounds and values of each view, measure and task in a table of rounds."""
+    tasks = np.asarray(table.get("task", np.zeros(len(table))))
     for view in VIEWS:
         for measure, column in MEASURES.items():
             name = name_in_view(column, view)
             if name not in table:
                 continue
-            known = table.dropna(subset=name)
-            tasks = known["task"] if "task" in known else pd.Series(0, index=known.index)
-            for task, part in known.groupby(tasks.astype(int)):
-                rounds = part["round"].to_numpy(dtype=np.int64)
-                values = part[name].to_numpy(dtype=np.float64)
-                where = {"view": view, "measure": measure, "task": task}
-                yield where | {"rounds": rounds, "values": values}
+            cells = table[name].to_numpy(dtype=np.float64)
+            known = ~np.isnan(cells)
+            for task in np.unique(tasks[known]):
+                mine = known & (tasks == task)
+                rounds = table["round"].to_numpy(dtype=np.int64)[mine]
+                where = {"view": view, "measure": measure, "task": int(task)}
+                yield where | {"rounds": rounds, "values": cells[mine]}
 
 
 def compute_hours(summary: Mapping[str, Any]) -> dict[str, float]:
