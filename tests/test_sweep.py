@@ -404,8 +404,8 @@ def test_preview_names_jobs_by_options_within_one_directory(tmp_path, monkeypatc
     assert preview.name_jobs([later]) == ["digits_hash"]
 
 
-def test_preview_without_measured_rounds_has_no_estimate(tmp_path, capsys):
-    jobs = [Planned(tmp_path / name, {"rounds": 2}) for name in "ab"]
+def test_preview_without_measured_rounds_has_no_estimate(here, capsys):
+    jobs = [Planned(here / name, {"rounds": 2}) for name in "ab"]
     preview.show_jobs(jobs, [])
     *_, left, counts = capsys.readouterr().out.splitlines()
     assert left.startswith("left: ?, one job at a time")
