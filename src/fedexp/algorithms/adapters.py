@@ -27,7 +27,7 @@ def adapters(params: Params) -> Params:
 
 
 def layers(params: Params) -> list[str]:
-    """Return the names of the layers that have adapters, sorted."""
+    """Return the sorted names of the layers that have adapters."""
     return sorted(name.removesuffix(DOWN) for name in params if name.endswith(DOWN))
 
 
@@ -44,7 +44,7 @@ class NewAdapters(NewClasses, OwnModel, Rehearsal):
     needs_head = True
 
     def adapt(self, module: nn.Module, federation: Federation) -> nn.Module:
-        """Return the model unchanged, after checking that it has adapters with trained A and B."""
+        """Check that the model has adapters with trained A and B, and return it unchanged."""
         name, found = (
             type(self).__name__,
             [part for part in module.modules() if isinstance(part, LowRank)],

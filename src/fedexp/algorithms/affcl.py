@@ -1,6 +1,6 @@
-"""AF-FCL: clients replay generated features of earlier tasks, weighted by their credibility.
+"""AF-FCL: clients replay generated features of earlier tasks and weight them by credibility.
 
-A normalising flow, which generates the features, is trained and averaged together with the model.
+A normalising flow generates the features. It is trained and averaged together with the model.
 Generated features that are unlikely for the client's own data get small weights.
 
 A. Wuerkaixi et al., "Accurate Forgetting for Heterogeneous Federated Continual Learning", ICLR
@@ -173,7 +173,7 @@ class AFFCL(Remembering, OwnModel):
         typical: Tensor,
         ctx: Context,
     ) -> Tensor:
-        """Return the loss on generated features (second line of L), without the weight `replay`.
+        """Return the loss on generated features: the second line of L divided by `replay`.
 
         drawn: noise, features and labels, [n, ...]. weights: w [n]. typical: P.
 
@@ -220,8 +220,8 @@ def credibility(
     """Return the weights w [n] of generated features in the replay loss.
 
     The symbols are defined at the top of this module. space: s [n, D]; labels: y~ [n]; noise: u of
-    the batch's examples, [B, D]; present: the labels of the batch as one-hot rows [B, C], which are
-    0 for padding; typical: P.
+    the batch's examples, [B, D]; present: the one-hot labels of the batch, [B, C], with zeros for
+    padding; typical: P.
     """
     count = present.sum(0)
     shares = present / count.clamp(min=1)

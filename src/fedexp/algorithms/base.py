@@ -73,8 +73,8 @@ def first_pass(data: ClientData, ctx: Context, epochs: int) -> Iterator[tuple[Ba
     """Yield the batches of the first pass over a client's data, each with its mask [B].
 
     epochs: the number of passes that the client makes in a round. The masks are never None. If a
-    client is trained together with clients that have more batches, it receives extra batches, which
-    come last and have mask 0.
+    client is trained together with clients that have more batches, it receives extra batches with
+    mask 0 after its own batches.
     """
     own = ctx.steps / epochs
     for batch in data.batches():
@@ -243,7 +243,7 @@ class FedAvg(Checked, prefix="algorithm."):
         return 0.0
 
     def transform_grads(self, grads: Params, params: Params, batch: Batch, ctx: Context) -> Params:
-        """Return the gradients for the optimizer, which adds weight decay and momentum to them."""
+        """Return the gradients to which the optimizer adds weight decay and momentum."""
         return grads
 
     def objective(self, net: Network, params: Params, batch: Batch, ctx: Context) -> Tensor:

@@ -13,14 +13,14 @@ class. For each class, the server combines them to
 which are the mean and the covariance of all clients' features. The server draws `samples` virtual
 features of each class from N(mu, S). It trains the classifier on them with cross-entropy and SGD
 with momentum 0.9, starting from the average. The body does not change. Instead of mu_k and S_k,
-clients send the sums of 1, f and f f^T over the features f of a class, in float64, from which the
-server computes the same mu and S.
+clients send the sums of 1, f and f f^T over the features f of a class, in float64. The server
+computes the same mu and S from these sums.
 
 The paper calibrates once, after the last round. Here, every round ends with a calibration, so that
 each reported accuracy is that of a calibrated model. This does not affect training, because clients
 receive the uncalibrated average. In a second exchange, the cohort computes the sums in eval mode
-without augmentation. A class that no client of the cohort holds keeps its sums from an earlier
-round or task, computed with an earlier model.
+without augmentation. If no client of the cohort has examples of a class, the server uses the latest
+sums of this class, which were computed with an earlier model.
 
 No code by the authors was found. The formulas were checked against smduan/Fed-CCVR
 (fedavg/server.py). The defaults are those of LoRM's code, which has CCVR as a baseline
@@ -59,7 +59,7 @@ MOMENTUM = 0.9
 
 
 class CCVR(MultiExchange, ServerTraining):
-    own_step = "it tests another classifier than its clients receive"
+    own_step = "its clients receive a different classifier from the tested one"
     must_train = heads.HEAD
     needs_features = True
 
@@ -154,8 +154,8 @@ class Sums(OnePass):
 def class_sums(features: Tensor, members: Tensor, covariance: str) -> Tree:
     """Return the sums of 1, f and f f^T over the features f of each class, in float64.
 
-    features: [n, D]; members: one-hot labels [n, C], 0 for padding. covariance: with `full`,
-    "square" is the sum of f f^T, [C, D, D]; with `diagonal`, it is the sum of f^2, [C, D].
+    features: [n, D]; members: one-hot labels [n, C], 0 for padding. covariance: `full` or
+    `diagonal`. "square" is the sum of f f^T, [C, D, D], or of f^2, [C, D], respectively.
     """
     f, members = features.double(), members.double()
     if covariance == "diagonal":

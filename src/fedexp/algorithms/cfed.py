@@ -155,7 +155,7 @@ class Reviewer(OwnTraining):
 
 
 class Student(Reviewer):
-    """The only client with `paradigm=centralized`, which trains on new and on surrogate examples.
+    """The only client with `paradigm=centralized`. It trains on new and on surrogate examples.
 
     Each batch contains either new or surrogate examples. Surrogate examples have the label -1.
     """

@@ -69,9 +69,10 @@ class CODAPrompt(TaskPrompts):
 
 
 def ortho_loss(rows: Tensor) -> Tensor:
-    """Return the orthogonality loss, sum over blocks of mean (B B^T - I)^2, of [M, blocks, ...].
+    """Return the orthogonality loss of rows [M, blocks, ...].
 
-    Rows of zeros, which belong to later tasks, are ignored.
+    The loss is the sum over blocks of mean (B B^T - I)^2. Rows of zeros belong to later tasks and
+    are ignored.
     """
     used = in_use(rows).to(rows)
     vectors = rows.transpose(0, 1).flatten(2)  # [blocks, M, entries]

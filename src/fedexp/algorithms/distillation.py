@@ -42,7 +42,7 @@ def fit(
     update: Update,
     dropout: np.random.Generator | None = None,
 ) -> None:
-    """Train the model that was loaded into `net` on public examples.
+    """Train the model in `net` on public examples.
 
     Batches with a single example are skipped if the model has batch norm. batches: the indices of
     the examples of each batch. dropout: the generator for dropout on texts, or None for no dropout.
@@ -56,5 +56,5 @@ def fit(
 
 
 def with_trained_model(net: ServerNetwork, server: Tree) -> Tree:
-    """Return the server's state with the model that was trained in `net`."""
+    """Return a copy of the server's state in which the model is the one in `net`."""
     return server | {"params": net.snapshot(), "buffers": net.buffers()}

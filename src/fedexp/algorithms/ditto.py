@@ -40,7 +40,7 @@ from fedexp.core.tree import Params, Tree
 
 
 class Ditto(KeepsPart, MultiExchange):
-    """First exchange of a round, which trains the personal models; the second one is FedAvg."""
+    """First exchange of a round: clients train personal models. The second exchange is FedAvg."""
 
     trains_model = False
     keeps_buffers = True

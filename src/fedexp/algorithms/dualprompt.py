@@ -1,4 +1,4 @@
-"""DualPrompt: prefixes that all tasks share, and prefixes of each task, selected by keys.
+"""DualPrompt: all tasks share some prefixes, and each task has its own, selected by a key.
 
 Clients train the shared prefixes, the prefixes of the current task and the head of a frozen
 transformer. Prefixes of earlier tasks do not change, which limits forgetting. The server averages
@@ -15,12 +15,12 @@ of the images. A test image does not reveal its task: among the tasks s <= t, it
 task whose key is nearest to its query. The head classifies the class token.
 
 The formulas come from the authors' code (google-research/l2p); the equation numbers of the paper
-were not available. `general_length` and `task_length` are the numbers of keys in a prefix, which
-has the same number of values. These are 5 and 20 in the code's configs/imr_dualprompt.py, and 5 and
-5 in cifar100_dualprompt.py. In both files, g is in blocks 0 and 1, e_t in blocks 2, 3 and 4, and
-lambda = 1. As in the code, keys and values are extended after their projections, and prefixes are
-drawn uniformly from [0, 0.01]. The code uses Adam with a learning rate of 0.03 (CIFAR-100) or 0.005
-(ImageNet-R) * batch size / 256.
+were not available. `general_length` and `task_length` are the numbers of keys in a prefix; a prefix
+has equally many keys and values. These are 5 and 20 in the code's configs/imr_dualprompt.py, and 5
+and 5 in cifar100_dualprompt.py. In both files, g is in blocks 0 and 1, e_t in blocks 2, 3 and 4,
+and lambda = 1. As in the code, keys and values are extended after their projections, and prefixes
+are drawn uniformly from [0, 0.01]. The code uses Adam with a learning rate of 0.03 (CIFAR-100) or
+0.005 (ImageNet-R) * batch size / 256.
 
 Differs from the released code: e_t starts from new values, not from e_{t-1}. A test image cannot
 select the untrained keys of later tasks. Gradients are not clipped. The method requires tasks with
@@ -81,9 +81,10 @@ class DualPrompt(TaskPrompts):
 
 
 class DualPrompted(Prompted):
-    """A vision transformer with shared prefixes, and prefixes of tasks that keys select.
+    """A vision transformer with prefixes for all tasks and prefixes for each task.
 
-    A task whose key is zero is never selected.
+    For each image, a key selects the task whose prefixes are used. A key of zeros is never
+    selected.
     """
 
     def __init__(

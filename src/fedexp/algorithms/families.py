@@ -40,7 +40,7 @@ class OwnModel(FedAvg):
         return module
 
     def fitted(self, module: nn.Module) -> Self:
-        """Return a copy of the algorithm that knows the model, such as the names of its layers.
+        """Return a copy of the algorithm that stores properties of the model, such as layer names.
 
         Raises ConfigError if the algorithm is not defined for this model.
         """
@@ -59,7 +59,7 @@ class OwnStart(FedAvg, ABC):
 
 
 class OwnTraining(FedAvg):
-    """Base class for algorithms that choose local training's examples, epochs or learning rate."""
+    """Base class for algorithms that choose examples, epochs or learning rate of local training."""
 
     def training_part(
         self, federation: Federation, client: int
@@ -121,7 +121,7 @@ class ServerTraining(FedAvg, ABC):
 
     @abstractmethod
     def refine(self, net: ServerNetwork, server: Tree, messages: Tree, round: ServerRound) -> Tree:
-        """Return the server's state after further training of the aggregated model.
+        """Train the aggregated model further, and return the server's new state.
 
         server: the state after aggregation, with averaged "buffers".
         """
@@ -216,13 +216,13 @@ class MultiExchange(FedAvg):
         return (self,)
 
     def closing_exchanges(self, federation: Federation) -> Sequence[FedAvg]:
-        """Return additional exchanges with all clients at the end of each task except the last."""
+        """Return the additional exchanges with all clients that end each task except the last."""
         return ()
 
     def roles(
         self, federation: Federation, clients: Sequence[int], rng: np.random.Generator
     ) -> Sequence[FedAvg]:
-        """Return, for each client of the cohort, the algorithm whose client-side hooks it runs."""
+        """Return one algorithm for each client of the cohort. It provides the client-side hooks."""
         return [self] * len(clients)
 
 
@@ -230,10 +230,10 @@ class Continual(FedAvg):
     """Base class for algorithms whose server prepares each task after the first."""
 
     def begin_task(self, server: Tree, initial: Params, federation: Federation) -> Tree:
-        """Return the server's state at the start of a task after the first.
+        """Return the server's state with which the next task starts.
 
-        server: the state at the end of the previous task; initial: the initial model, including its
-        buffers.
+        This hook runs before the second and every later task. server: the state at the end of the
+        previous task. initial: the run's initial model, including buffers.
         """
         return server
 
@@ -265,7 +265,7 @@ class Rehearsal(Continual, ABC):
         federation: Federation,
         rng: np.random.Generator,
     ) -> Tree:
-        """Return the server's state after computations with the network, at the start of a task.
+        """Compute with the network when a task starts, and return the server's new state.
 
         For example, the server may generate images of the old classes. This hook runs after
         `begin_task`.

@@ -1,4 +1,4 @@
-"""FedCBDR: clients replay important old examples; old and new classes differ in temperature.
+"""FedCBDR: clients replay important old examples; old and new classes have separate temperatures.
 
 At the end of a task, the server draws the examples to keep, with probabilities that depend on the
 features of all clients. In the loss, old and new classes have separate temperatures and weights.

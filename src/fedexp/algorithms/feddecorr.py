@@ -38,7 +38,7 @@ class FedDecorr(FedAvg):
 
 
 def decorrelation(features: Tensor, mask: Tensor | None, variant: str) -> Tensor:
-    """Return the decorrelation penalty of a batch without its weight, a scalar.
+    """Return the decorrelation penalty of a batch, a scalar: the second term of L divided by beta.
 
     features: [B, d]; mask: [B], 1 for examples and 0 for padding, or None.
     """

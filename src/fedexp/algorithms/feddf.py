@@ -129,7 +129,7 @@ def endless(rng: np.random.Generator, examples: int, size: int) -> Iterator[np.n
 
 
 def accuracy(net: ServerNetwork, public: PublicData, numbers: np.ndarray) -> float:
-    """Return the accuracy, in eval mode, of the model in `net` on the given public examples."""
+    """Return the accuracy of the model in `net` in eval mode on the given public examples."""
     with torch.no_grad():
         x, y = public.take(numbers)
         return float(

@@ -51,7 +51,7 @@ from fedexp.core.tree import Params, Tree
 
 
 def centre(logits: Tensor, member: Tensor) -> Tensor:
-    """Subtract from logits [B, C] their mean over some classes; logits of other classes become 0.
+    """Subtract the mean over some classes from logits [B, C], and set all other logits to 0.
 
     member: [C], 1 for these classes and 0 for all others.
     """
@@ -107,7 +107,7 @@ def split_models(model: Params, server: Tree) -> Tree:
 
 
 class NewModel(FedAvg):
-    """First exchange of a round, in which clients train the new model."""
+    """First exchange of a round: clients train the new model."""
 
     trains_model = False
 
@@ -128,7 +128,7 @@ class NewModel(FedAvg):
 
 
 class Consolidation(OwnTraining):
-    """Second exchange of a round, in which clients train the student on surrogate examples."""
+    """Second exchange of a round: clients train the student on surrogate examples."""
 
     targets: str
     student: str

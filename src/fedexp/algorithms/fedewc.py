@@ -96,7 +96,7 @@ def quadratic(strength: Params, params: Params, anchor: Params) -> Tensor:
 
 
 class Released(FedAvg):
-    """Client with the penalty of `fisher=released`, which is used from the second task on."""
+    """Client that uses the penalty of `fisher=released` from the second task on."""
 
     lambda_: float
 
@@ -123,7 +123,7 @@ class Released(FedAvg):
 
 
 class Fisher(OnePass):
-    """Exchange at the end of a task, in which the server adds Fisher information to its penalty."""
+    """Exchange at the end of a task: the server adds Fisher information to the penalty."""
 
     def finish(
         self, net: Network, params: Params, data: ClientData, ctx: Context

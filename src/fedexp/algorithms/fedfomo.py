@@ -35,8 +35,8 @@ draw.
 No client uses a global model. The reported accuracy is that of the average of all K clients' latest
 models and running statistics, weighted by n_k. (FedKA's Table 9 reports a "generic accuracy"
 without defining it.) The weights are the n_k of the first task or partition, so that the weights
-still sum to 1 if the numbers of examples change. Clients upload the change of their model, from
-which the server computes the model. The models that a client keeps include their running
+still sum to 1 if the numbers of examples change. Clients upload the changes of their models, and
+the server computes the models from these changes. The models that a client keeps include running
 statistics.
 
 Differs from the released code: By default, F is 0, as in the paper. P_ii stays 1, and
@@ -214,8 +214,9 @@ class FedFOMO(Personal, OwnTraining, ServerTraining):
     ) -> list[int]:
         """Return the clients whose models are sent to `client`.
 
-        Each choice is the client with the largest affinity that is not chosen yet or, with
-        probability epsilon, a random client. others: the clients that have a model.
+        With probability epsilon, a choice is a random client. Otherwise, it is the client with the
+        largest affinity among the clients that are not chosen yet. others: the clients that have a
+        model.
         """
         affinity = server["affinity"][client].cpu().numpy()[list(others)]
         best = [others[i] for i in np.lexsort((rng.random(len(others)), -affinity))]
@@ -280,7 +281,7 @@ class FedFOMO(Personal, OwnTraining, ServerTraining):
     def personal_model(
         self, server: Tree, client: int, state: Tree, federation: Federation
     ) -> Params:
-        """Return the model that the client trained last, with its running statistics."""
+        """Return the model that the client trained last, including running statistics."""
         return state["params"]
 
     def aggregate(self, server: Tree, messages: Tree, round: ServerRound) -> Tree:
@@ -320,7 +321,9 @@ def trained_models(clients: Sequence[int], kept: Mapping[int, Tree], like: Tenso
 
 
 def cluster_clients(affinity: Tensor, number: int) -> Tensor:
-    """Return the sub-federation of each client by spectral clustering, 0 to number - 1, [K].
+    """Divide the clients into sub-federations by spectral clustering.
+
+    Returns each client's sub-federation, 0 to number - 1, [K].
 
     affinity: P, [K, K]. number: the number of sub-federations.
     """

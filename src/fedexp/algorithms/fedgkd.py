@@ -1,7 +1,7 @@
 """FedGKD: clients distil the mean of the latest global models.
 
-The server averages local models as in FedAvg and also sends the mean of its last global models,
-which is the teacher.
+The server averages local models as in FedAvg. It also sends the teacher: the mean of the last
+global models.
 
 D. Yao et al., "FedGKD: Toward Heterogeneous Federated Learning via Global Knowledge Distillation",
 IEEE Trans. on Computers 73 (1), 2024, implemented as in the authors' code:

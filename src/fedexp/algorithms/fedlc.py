@@ -1,4 +1,4 @@
-"""FedLC: clients calibrate logits by their number of examples per class.
+"""FedLC: each client calibrates the logit of a class by its number of examples of the class.
 
 In the loss, each class has a margin that is larger for rarer classes. The server averages as in
 FedAvg.

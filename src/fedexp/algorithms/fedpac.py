@@ -125,7 +125,7 @@ class FedPAC(HeadThenBody, Personal):
         return stats | {"target": target, "aligns": (known.sum() > 0).to(target.dtype)}
 
     def statistics(self, net: Network, params: Params, data: ClientData, ctx: Context) -> Tree:
-        """Return the class statistics of a client's features in its first pass over the data.
+        """Return the class statistics of a client's features in the first pass over the data.
 
         params: the model that computes the features. For the values, see `prototypes.statistics`.
 

@@ -9,8 +9,8 @@ model:
     client      minimises CE + lambda * MSE(f(x), C^y), where C^y is the server's prototype of the
                 label y (no MSE term without a prototype; MSE: mean over the dimensions); then
                 C_k^c = mean of f(x) over the client's examples of class c
-    server      C^c <- mean of C_k^c over the clients that hold class c, weighted by their number
-                of examples of class c
+    server      C^c <- mean of C_k^c over the clients that have class c, weighted by their number of
+                examples of class c
     prediction  the class with the nearest prototype, argmin_c ||f(x) - C^c||.
 A client's model starts as the initial model and stays on the client, with its running statistics.
 The personalised test uses a linear classifier with rows C^c and biases -||C^c||^2 / 2, which makes
@@ -23,11 +23,11 @@ the last cohort's models. Sending these models is not counted as traffic.
 Differs from the released code (yuetan031/FedProto, lib/update.py, lib/utils.py): Prototypes are
 computed after local training in eval mode, as in the paper's Eq. (3), over one epoch's augmented
 batches. In the code, they are computed during the last epoch. With `weighting=uniform`, all clients
-that hold a class have equal weights, as in the code; otherwise, they are weighted by their number
-of examples, as in the paper. If no client in a round holds a class, its prototype does not change;
-in the code, all clients take part. The prediction uses the nearest prototype among all known
-classes, not only among the client's classes. In the code, clients may have different architectures;
-here, all clients have the same one.
+that have a class have equal weights, as in the code; otherwise, they are weighted by their number
+of examples, as in the paper. If no client in a round has a class, the prototype of this class does
+not change; in the code, all clients take part. The prediction uses the nearest prototype among all
+known classes, not only among the client's classes. In the code, clients may have different
+architectures; here, all clients have the same one.
 """
 
 import torch

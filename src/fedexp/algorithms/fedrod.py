@@ -1,4 +1,4 @@
-"""FedRoD: one body with a generic classifier trained on a balanced loss and a personal classifier.
+"""FedRoD: a shared body, a generic classifier with a balanced loss, and a personal classifier.
 
 The balanced loss compensates for the client's class imbalance, so that the generic model treats all
 classes alike. The personal classifier adapts the predictions to the client.

@@ -40,7 +40,7 @@ class FedSAM(FedAvg):
     def local_step(
         self, net: Network, params: Params, memory: Tree, batch: Batch, ctx: Context
     ) -> tuple[Params, Tree, Tensor]:
-        """Take one step with the gradient at the perturbed point. The loss is that at `params`."""
+        """Take one step with the gradient at the perturbed point; return the loss at `params`."""
 
         def loss(p: Params) -> Tensor:
             return self.objective(net, p, batch, ctx)

@@ -1,4 +1,4 @@
-"""FedSpeed: a proximal term with a correction of its bias, and gradients after an ascent step.
+"""FedSpeed: a bias-corrected proximal term, and gradients after an ascent step.
 
 The proximal term limits client drift, and the ascent step leads to flat minima. The server corrects
 the average as in FedDyn.

@@ -69,7 +69,7 @@ class Statistics:
     before: list[tuple[Tensor, Tensor]] = field(default_factory=list)
 
     def distance(self, layers: list[tuple[Tensor, ...]]) -> Tensor | float:
-        """Return the sum over layers in the loss (see the module's docstring), without its weight.
+        """Return the sum over l in the generator's loss, without the factor BATCH_NORM.
 
         layers: the result of `norm_inputs`.
         """

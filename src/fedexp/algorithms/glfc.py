@@ -146,7 +146,7 @@ class GLFC(Exemplars, ServerTraining):
         return np.concatenate([numbers[:each] for numbers in [*old, *chosen]] or [before])
 
     def host_plan(self, federation: Federation, client: int, rng: np.random.Generator) -> Tree:
-        """Return the index of one of the client's examples, from which images get their shape."""
+        """Return the index of an example of the client; all images have the shape of this one."""
         return {"one": federation.parts[client][:1]} if self.proxy else {}
 
     def objective(self, net: Network, params: Params, batch: Batch, ctx: Context) -> Tensor:
@@ -245,7 +245,7 @@ def compensation(missing: Tensor, is_old: Tensor, mask: Tensor | None) -> Tensor
 
 
 def herding(features: Tensor, count: int) -> np.ndarray:
-    """Select at most `count` examples by herding, and return their positions in that order, [m].
+    """Return the positions [m] of at most `count` examples, in the order of selection by herding.
 
     features: the features of all examples, [n, D].
     """

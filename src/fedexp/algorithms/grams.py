@@ -1,4 +1,4 @@
-"""Gram matrices of layer inputs, with which the server merges linear layers (RegMean, LoRM)."""
+"""Gram matrices of layer inputs: the server uses them to merge linear layers (RegMean, LoRM)."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -33,7 +33,7 @@ def keep_inputs(layer: Any, inputs: tuple[Tensor, ...]) -> None:
 
 
 def return_inputs(module: nn.Module, inputs: tuple[Tensor, ...], output: Output) -> Output:
-    """Add the inputs of the watched layers to an output, with zeros for layers that did not run."""
+    """Add the inputs of the watched layers to an output. Layers that did not run have zeros."""
     maps = []
     for _, layer in sorted(module.named_modules()):
         if "watched" in vars(layer):
@@ -47,9 +47,9 @@ def gram_matrices(
 ) -> Params:
     """Return the Gram matrix X^T X [n, n] of the inputs of each watched layer.
 
-    A row of X is the input of the layer for an example, or for one token of an example. X contains
-    the client's examples in the batches of the first epoch. params: the model. widths: as in
-    `watch_inputs`.
+    X [N, n] contains the inputs of one layer, with one row per example or, in a transformer, one
+    row per token. The examples are those in the batches of the client's first epoch. params: the
+    model. widths: as in `watch_inputs`.
     """
     like = next(iter(params.values()))
     grams = {name: like.new_zeros(widths[name], widths[name]) for name in sorted(widths)}

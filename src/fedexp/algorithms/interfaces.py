@@ -23,16 +23,16 @@ class Network(Protocol):
     """A model as a function of its parameters.
 
     A call with the parameters being trained runs in train mode. A call with any other parameters,
-    such as those of the received global model, runs in eval mode. It uses the running statistics of
-    the received global model, unless the parameter tree contains buffers.
+    such as those of the received global model, runs in eval mode. Such a call uses the running
+    statistics of the received global model, unless the parameter tree contains buffers.
     """
 
     def __call__(self, params: Params, x: Tensor, mask: Tensor | None = None) -> Output:
         """Return the output for inputs x [n, ...].
 
-        mask [n] is 1 for an example and 0 for padding, which batch norm excludes from its
-        statistics. If mask is None and x is the input of a `Batch`, the batch's mask is used. For
-        any other x, None means that x has no padding.
+        mask [n] is 1 for an example and 0 for padding. Batch norm ignores padding. If mask is None
+        and x is the input of a `Batch`, the batch's mask is used. For any other x, None means that
+        x has no padding.
         """
 
     def gradient(
@@ -144,7 +144,7 @@ class Federation:
 
     @cached_property
     def largest(self) -> int:
-        """Return the number of examples on the client with the most examples."""
+        """Return the largest number of examples that a client has."""
         return max(map(len, self.parts))
 
     def classes_before(self) -> list[int]:
@@ -183,7 +183,7 @@ class Pixels(NamedTuple):
 
 
 class PublicData(Protocol):
-    """Examples that the server holds (config nodes `public` and `surrogate`)."""
+    """Examples on the server (config nodes `public` and `surrogate`)."""
 
     def __len__(self) -> int: ...
 

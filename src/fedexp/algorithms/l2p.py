@@ -1,4 +1,4 @@
-"""L2P: a pool of prompts, from which each image selects those whose keys are nearest.
+"""L2P: each image selects the prompts with the nearest keys from a pool.
 
 The prompts are tokens that a frozen vision transformer processes together with the image. Clients
 train the prompts, their keys and the head. The server averages the whole pool (see prompts.py). A

@@ -72,7 +72,7 @@ class LabelGenerator(Generator):
 class Student:
     """The student that distils the teacher on the images generated so far.
 
-    While images are generated, `net` holds the student's parameters.
+    While images are generated, `net` contains the student's parameters.
 
     """
 

@@ -135,7 +135,7 @@ class LoRM(NewAdapters):
     def local_step(
         self, net: Network, params: Params, memory: Tree, batch: Batch, ctx: Context
     ) -> tuple[Params, Tree, Tensor]:
-        """Take an optimizer step on the head and, in all layers, on the matrix of this round."""
+        """Take an optimizer step on the head and on the matrices that are trained in this round."""
         if self.weight_decay is not None:
             ctx = replace(ctx, local=replace(ctx.local, weight_decay=self.weight_decay))
         moved, memory, loss = super().local_step(net, params, memory, batch, ctx)

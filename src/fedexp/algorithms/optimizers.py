@@ -47,7 +47,7 @@ BOTH = ("mean", "square")  # parts of the state of all optimizers that are not i
 
 
 def memory_of(params: Params, local: LocalTraining) -> Tree:
-    """Return the optimizer state before the first step, which is zeros."""
+    """Return the optimizer state before the first step: zeros."""
     return {name: tree.zeros_like(params) for name in MEMORY.get(local.optimizer, BOTH)}
 
 

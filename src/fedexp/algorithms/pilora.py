@@ -17,9 +17,9 @@ earlier tasks.
 The server averages A_t and B_t, weighted by n_k. It combines the clients' prototypes of a class
 with the weights softmax(u / 0.2), which are larger for prototypes close to the clients' mean
 features. For each client, u is 1 / (sum of the distances between its prototype and the mean
-features of all clients that hold the class), scaled to the range 0..1 over the clients. If no
-client holds a class, the prototype is the plain mean. The tested model has A = A_1 + ... + A_t and
-B = B_1 + ... + B_t.
+features of all clients that have the class), scaled to the range 0..1 over the clients. If no
+client has a class, the prototype is the plain mean. The tested model has A = A_1 + ... + A_t and B
+= B_1 + ... + B_t.
 
 The formulas come from the authors' code (Ghy0501/PILoRA, PILoRA-cifar: update.py, utils.py, VLT.py;
 PILoRA-tiny/CPN.py); the equation numbers of the paper were not available. The code's values are

@@ -6,10 +6,10 @@ classes are excluded, and their rows of the head do not change. The query q of a
 token of the frozen network without prompts. It is computed like a teacher's output: once per batch,
 or only once per round and example if images are not augmented.
 
-A client sends prompts and keys that its images did not select back unchanged. The average therefore
-moves a prompt only by the weight of the clients that selected it. Set local.weight_decay=0, as in
-the released codes: weight decay would also change prompts that are not selected, and Adam turns
-even a small decay into full steps.
+If no image of a client selects a prompt, the client does not change this prompt and its key. The
+average therefore moves a prompt only by the weight of the clients that selected it. Set
+local.weight_decay=0, as in the released codes: weight decay would also change prompts that are not
+selected, and Adam turns even a small decay into full steps.
 """
 
 from abc import ABC, abstractmethod
@@ -103,8 +103,8 @@ class TaskPrompts(Prompting, Rehearsal, ABC):
     """Base class for methods in which each row of some parameters belongs to a task.
 
     The M rows are divided evenly among the tasks, in order. The rows of later tasks are zeros. When
-    a task begins, the server draws initial values for its rows and marks them in the mask "current"
-    [M]. Clients change only the rows of the current task.
+    a task begins, the server draws initial values for the task's rows and marks these rows in the
+    mask "current" [M]. Clients change only the rows of the current task.
     """
 
     sends = ("params", "new", "current")

@@ -1,4 +1,4 @@
-"""Class means of features, which clients and server exchange as prototypes (FedPAC, FedProto)."""
+"""Class means of features: clients and server exchange them as prototypes (FedPAC, FedProto)."""
 
 from collections.abc import Iterable
 
@@ -18,7 +18,9 @@ def no_prototypes(classes: int, width: int, like: Tensor) -> Tree:
 def statistics(
     net: Network, params: Params, batches: Iterable[tuple[Batch, Tensor]], like: Tensor
 ) -> Tree:
-    """Return the "count" [C], "mean" feature [C, D] and mean "square" norm [C] of each class.
+    """Return each class's number of examples, mean feature and mean squared feature norm.
+
+    The keys are "count" [C], "mean" [C, D] and "square" [C].
 
     params: the model that computes the features. batches: pairs of a batch and its mask [B]. like:
     a tensor [C, D] with the dtype and device of the result.
@@ -51,7 +53,7 @@ def average_prototypes(old: Tree, means: Tensor, weights: Tensor) -> Tree:
     """Return the prototypes after a round: for each class, the weighted mean over the clients.
 
     means: the clients' prototypes, [|S|, C, D]. weights: the clients' weights for each class, [|S|,
-    C]. A class that no client of the round holds keeps its previous prototype from `old`.
+    C]. If no client of the round has a class, the prototype in `old` is kept.
     """
     total = weights.sum(0)
     mean = (weights[..., None] * means).sum(0) / total.clamp(min=1)[:, None]

@@ -1,7 +1,7 @@
-"""RegMean: linear layers are merged so that they approximate the clients' layers on their inputs.
+"""RegMean: merged linear layers approximate the clients' layers on the clients' inputs.
 
 Clients train as in FedAvg and also send Gram matrices of the inputs of each linear layer. From
-these, the server computes the merged weights in closed form.
+these matrices, the server computes the merged weights in closed form.
 
 X. Jin, X. Ren, D. Preotiuc-Pietro, P. Cheng, "Dataless Knowledge Fusion by Merging Weights of
 Language Models", ICLR 2023. X_k are a linear layer's inputs for all examples of client k, and G_k

@@ -1,7 +1,8 @@
 """SCAFFOLD: control variates correct the gradients for client drift.
 
-Each client keeps a control variate, an estimate of its own gradient, and the server keeps their
-mean. In each step, a client replaces its own estimate by the mean.
+Each client keeps a control variate, an estimate of its own gradient, and the server keeps the mean
+of all variates. In each step, a client subtracts its own variate from the gradient and adds the
+mean.
 
 S. P. Karimireddy et al., "SCAFFOLD: Stochastic Controlled Averaging for Federated Learning", ICML
 2020, Algorithm 1 with option II. All variates start at 0. They have one entry per trained

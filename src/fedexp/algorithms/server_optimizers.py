@@ -1,4 +1,4 @@
-"""Server optimizers (config node `server`), which use the change by aggregation as a gradient.
+"""Server optimizers (config node `server`): they use the change by aggregation as a gradient.
 
 S. J. Reddi et al., "Adaptive Federated Optimization", ICLR 2021 (FedOpt), Algorithm 2. x are the
 global model's parameters. Delta is the change that the algorithm's aggregation makes to x; for
@@ -10,7 +10,7 @@ FedAvg, it is the weighted mean of x_k - x:
         adam               v <- beta2 * v + (1 - beta2) * Delta^2
 Initially m = 0 and v = tau^2 (the paper requires v >= tau^2). The bias of m and v is not corrected.
 sgd with lr=1 and momentum=0 gives exactly the results of FedAvg; with lr=1 and a momentum, it is
-FedAvgM. Running statistics are averaged as usual.
+FedAvgM. Running statistics are averaged as in FedAvg.
 """
 
 from dataclasses import fields
@@ -30,7 +30,7 @@ BETA1 = {"adam": 0.9, "yogi": 0.9, "adagrad": 0.0}
 
 
 class ServerOptimizer(Checked, prefix="server."):
-    """The optimizer with which the server steps from the global model to the aggregated model.
+    """The optimizer that moves the global model in the direction of the aggregated model.
 
     If `optimizer` is None, the aggregated model becomes the global model without a change.
     """

@@ -124,8 +124,8 @@ class DataFree(NewClasses, Remembering, Rehearsal, ABC):
     def images(self, step: int, ctx: Context) -> Tensor:
         """Return the normalised images that a client uses in a local step.
 
-        The images are used in the order of the client's plan, which starts again after the last
-        image.
+        The images are used in the order of the client's plan, and again from the first image after
+        the last one.
         """
         order, scale = ctx.plan["order"], ctx.server["scale"]
         places = rows_of_step(step, ctx.local.batch_size, len(order), order)
@@ -191,5 +191,5 @@ class TARGET(DataFree):
 
 
 def logits_of_members(logits: Tensor, member: Tensor) -> Tensor:
-    """Return logits [B, C] with NEVER as the logit of all classes with `member` [C] = 0."""
+    """Return logits [B, C], in which all classes with `member` [C] = 0 have the value NEVER."""
     return logits.masked_fill(member == 0, NEVER)

@@ -16,7 +16,7 @@ from fedexp.data.text import LabelledTexts, TextSource
 
 
 class AgNews(Published, TextSource):
-    """AG News, read from `<data_dir>/ag_news/{train,test}.csv`, which are downloaded if missing."""
+    """AG News, read from `<data_dir>/ag_news/{train,test}.csv`. Missing files are downloaded."""
 
     CLASSES: ClassVar[tuple[str, ...]] = ("World", "Sports", "Business", "Sci/Tech")
 
@@ -42,7 +42,7 @@ class AgNews(Published, TextSource):
 
 
 def read_news(path: Path, length: int) -> tuple[list[str], list[int]]:
-    """Return the texts in a file, cut to their first `length` characters, and their labels.
+    """Return the texts in a file, cut to the first `length` characters, and the labels.
 
     Labels start at 0. Raises ConfigError, with the number of the record, if a record is invalid.
     """

@@ -69,7 +69,7 @@ def load_mapped(
     shape: tuple[int, ...],
     build: Callable[[], Iterable[np.ndarray]],
 ) -> ImageFile:
-    """Return a file of decoded images from the cache, which is written first if it is missing.
+    """Return a file of decoded images from the cache. A missing file is written first.
 
     shape: the shape of all images together, (N, height, width, channels).
     build: yields the images in pieces, uint8 [n, height, width, channels]. Only one piece at a time

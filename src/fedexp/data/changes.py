@@ -1,8 +1,8 @@
 """Changes to the clients' data during a run (config node `schedule`).
 
-A change either sets a new partition or reduces the number of examples of some classes. It applies
-from its round on. All random numbers are derived from the partition's seed, so a resumed run has
-the same data.
+A change either sets a new partition or reduces the number of examples of some classes. Each change
+applies from its round on. All random numbers are derived from the partition's seed, so a resumed
+run has the same data.
 """
 
 from collections.abc import Mapping, Sequence

@@ -199,7 +199,7 @@ def to_tensor(array: np.ndarray | Chosen) -> Stored:
 
 
 class Digits(Dataset):
-    """The 1,797 handwritten digits (8 x 8, grey levels 0..16) that come with scikit-learn."""
+    """The 1,797 handwritten digits (8 x 8, grey levels 0..16) that scikit-learn includes."""
 
     test_fraction: OpenShare
     split_seed: Seed32
@@ -365,7 +365,7 @@ class DomainNet(ImageFolder):
 
 
 class Cinic10(Published, ImageFolder):
-    """CINIC-10, which is published as a folder tree and downloaded if it is missing."""
+    """CINIC-10, published as a folder tree. It is downloaded if it is missing."""
 
     hosts = ("https://datashare.ed.ac.uk/bitstream/handle/10283/3192/",)
     published = (("CINIC-10.tar.gz", "6ee4d0c996905fe93221de577967a372"),)

@@ -156,6 +156,6 @@ def unpack(archive: Path, folder: Path) -> None:
 
 @contextlib.contextmanager
 def _temporary(folder: Path) -> Iterator[Path]:
-    """Yield a temporary folder inside `folder`, from which files can be moved without a copy."""
+    """Yield a temporary folder inside `folder`, so that files can be moved without a copy."""
     with tempfile.TemporaryDirectory(dir=folder, prefix=".unpack-") as temporary:
         yield Path(temporary)

@@ -23,7 +23,7 @@ from fedexp.data.marks import SourceFile
 from fedexp.data.text import LabelledTexts, TextSource
 
 ON_THE_HUB = re.compile(r"[\w.-]+/[\w.-]+")
-# usual column names, which are tried in this order if `dataset.label` or `dataset.column` is null
+# common column names, which are tried in this order if `dataset.label` or `dataset.column` is null
 LABELS = ("label", "labels", "fine_label", "target", "class")
 INPUTS = {"image": ("image", "img"), "text": ("text", "content", "sentence", "title")}
 
@@ -36,8 +36,8 @@ class Hub:
     subset: str | None  # configuration of the data set (called `name` in the library)
     train_split: str
     test_split: str
-    column: str | None  # column of the images or texts; None: the first column with a usual name
-    label: str | None  # column of the labels; None: the first column with a usual name
+    column: str | None  # column of the images or texts; None: the first column with a common name
+    label: str | None  # column of the labels; None: the first column with a common name
 
     @property
     def files(self) -> Sequence[SourceFile]:
@@ -92,11 +92,11 @@ def load(path: str | None, subset: str | None) -> Mapping[str, Any]:
 
 
 def choose_column(split: Any, wanted: str | None, key: str, usual: Sequence[str]) -> str:
-    """Return the column `wanted` or, if it is None, the first column with a usual name.
+    """Return the column `wanted` or, if it is None, the first column with a common name.
 
     split: a split of the data set.
     key: name of the option, for messages.
-    usual: the usual names, in order of preference.
+    usual: common names, in order of preference.
 
     Raises ConfigError if the column does not exist.
     """
@@ -130,7 +130,7 @@ def encode_labels(
 
 @dataclass(frozen=True, kw_only=True)
 class HuggingFaceImages(Hub, Dataset):
-    """Images, read as grey images if dataset.mean has 1 value, or as colour images if 3."""
+    """Images: grey if dataset.mean has 1 value, and in colour if dataset.mean has 3 values."""
 
     # images are resized to size x size pixels; None: they already have the same size
     size: Side | None
@@ -172,7 +172,7 @@ class HuggingFaceImages(Hub, Dataset):
 
 @dataclass(frozen=True, kw_only=True)
 class HuggingFaceTexts(Hub, TextSource):
-    """Texts, which are read as sequences of characters."""
+    """Texts that are read as sequences of characters."""
 
     def read(self, length: int) -> LabelledTexts:
         train, test, column, label = self.splits("text")

@@ -192,8 +192,8 @@ def scan_lists(root: Path, lists: Sequence[Path]) -> Tree:
             found.append(sorted(map(SourceFile.of, paths)))
     except OSError as error:
         raise ConfigError(
-            f"{error.filename}: cannot be read ({error.strerror}); must be an image that"
-            f" {each} names, or this list itself"
+            f"{error.filename}: cannot be read ({error.strerror}); must be the list {each} or an"
+            " image in this list"
         ) from error
     classes = sorted({Path(file.path).parent.name for file in chain(*found)})
     label = {name: number for number, name in enumerate(classes)}

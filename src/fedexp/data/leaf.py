@@ -1,4 +1,4 @@
-"""Read LEAF's json files, which store the examples of each user, and LEAF's data set FEMNIST.
+"""Read LEAF's json files with the examples of each user, and read LEAF's data set FEMNIST.
 
 S. Caldas et al., "LEAF: A Benchmark for Federated Settings", arXiv 1812.01097. The users of FEMNIST
 are writers. Each file has the form `{"users": [u, ...], "num_samples": [n, ...], "user_data": {u:

@@ -37,8 +37,8 @@ class ImageFile:
         except (OSError, ValueError) as error:
             raise ConfigError(
                 f"{self.path}: this file of decoded images cannot be read ({error}). All processes"
-                " of a run need the data_dir in which the run has stored it; a run without this"
-                " file decodes the images again"
+                " of a run must have access to the data_dir with this file; a run without this file"
+                " decodes the images again"
             ) from error
         return torch.from_numpy(pixels[rows.numpy()])
 

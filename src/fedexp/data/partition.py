@@ -1,4 +1,4 @@
-"""Partition schemes, which divide the training examples among the clients.
+"""Partition schemes: rules that divide the training examples among the clients.
 
 Sharding and LDA follow FedNTD (NeurIPS 2022), appendix B.5. Natural clients follow LEAF (arXiv
 1812.01097). Each partitioner is configured by a file in `conf/partition`. Its method `split`
@@ -322,8 +322,8 @@ class Natural(Partitioner):
 
     If `num_clients` is smaller than the number of natural clients, `choice` determines which ones
     are used: `random` draws them uniformly, and `largest` selects the clients with the most
-    examples, which avoids clients with very few examples. The examples of the remaining natural
-    clients are not used, not even in a public set.
+    examples, to avoid clients with very few examples. The examples of the remaining natural clients
+    are not used, not even in a public set.
     """
 
     choice: Literal["random", "largest"] = "random"

@@ -1,4 +1,4 @@
-"""LDA: partitions with label skew that is drawn from a Dirichlet distribution.
+"""LDA: partitions whose label skew is drawn from a Dirichlet distribution.
 
 FedNTD calls this scheme LDA; MOON and FedKA call it Dir. FedAlign also uses it.
 """

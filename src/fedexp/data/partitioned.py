@@ -131,7 +131,7 @@ class Partition:
     def with_validation(
         self, validation: np.ndarray, labels: np.ndarray, num_classes: int
     ) -> "Partition":
-        """Return a copy of the partition with a validation set, removed from the clients' examples.
+        """Return a copy of the partition with a validation set. Clients lose its examples.
 
         validation: indices of the examples in the validation set.
         labels: int [N], the labels of all training examples.

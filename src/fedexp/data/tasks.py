@@ -44,14 +44,14 @@ class Scenario(Checked, ABC, prefix="scenario."):
 
 
 class OneTask(Scenario):
-    """`scenario=none`: a single task with all examples, which is trained on in all rounds."""
+    """`scenario=none`: a single task that contains all examples and lasts for all rounds."""
 
     name = "none"
 
     def __post_init__(self) -> None:
         """Skip the checks until `sequence` is called.
 
-        `rounds_per_task` equals the run's number of rounds, which is checked before.
+        `rounds_per_task` is the run's number of rounds. This number has been checked before.
         """
 
     def sequence(self, dataset: DataSource, rng: np.random.Generator) -> TaskSequence:
@@ -71,7 +71,7 @@ Fractions = Annotated[
 
 
 class MultiTask(Scenario):
-    """Base class of scenarios with several tasks, with the options that all of them have."""
+    """Base class of scenarios with several tasks. It defines the options of all these scenarios."""
 
     repeats_examples: ClassVar[bool] = False
     """Whether all tasks have versions of the same training examples, in the same order."""

@@ -50,10 +50,11 @@ def find_files(folder: Path, layout: str | None = None) -> tuple[list[Path], lis
             )
     raise ConfigError(
         f"{folder}: has no texts{'' if layout is None else f' with dataset.layout={layout}'}, and"
-        " they cannot be downloaded. Add train.txt and test.txt (each line has a text, a tab and a"
-        " class number) with class.txt (one class name per line), or train.csv and test.csv"
-        " (columns title, body, label), or CFeD's files (such as thucnews_train_classIL1.csv and"
-        " thucnews_test_classIL1.csv)"
+        " they cannot be downloaded. Add files in one of these formats: (1) train.txt and test.txt,"
+        " in which each line has a text, a tab and a class number, and class.txt, which has one"
+        " class name per line; (2) train.csv and test.csv, which have the columns title, body and"
+        " label; (3) CFeD's files, such as thucnews_train_classIL1.csv and"
+        " thucnews_test_classIL1.csv"
     )
 
 
@@ -62,7 +63,7 @@ def read_texts(paths: Sequence[Path], length: int, labelled: bool = True) -> lis
 
     White space at both ends of a text is removed.
 
-    labelled: whether csv files must have a label column, which is then read.
+    labelled: whether to read the label column, which csv files must then contain.
 
     Raises ConfigError if a file is missing, damaged or empty.
     """
@@ -149,7 +150,7 @@ def name_classes(train: Sequence[Example]) -> tuple[str, ...]:
         missing = min(set(numbers) - found, key=int)
         raise ConfigError(
             f"{train[0].place.partition(',')[0]}: class {missing} has no training texts, but a"
-            " class with a larger number does; list all class names in class.txt, one per line"
+            " higher-numbered class has some; list all class names in class.txt, one per line"
         )
     return tuple(sorted(found))
 

@@ -73,13 +73,13 @@ class Data(ABC):
 
     @property
     def num_tasks(self) -> int:
-        """Return the number of tasks, which is 1 without a scenario."""
+        """Return the number of tasks (1 without a scenario)."""
         return 1 if self.test_tasks is None else int(self.test_tasks.max()) + 1
 
     @property
     @abstractmethod
     def shape(self) -> Any:
-        """Return the shape of a model's inputs, from which the model is built."""
+        """Return the shape of one input, for building a model."""
 
     @property
     def image_size(self) -> tuple[int, int]:
@@ -146,7 +146,7 @@ class DataSource(Checked, ABC, prefix="dataset."):
 
     @property
     def paths(self) -> Sequence[Path]:
-        """Return the paths of the files that `load` reads. There may be none.
+        """Return the paths of the files that `load` reads. The result may be empty.
 
         Raises ConfigError if files are missing.
         """
@@ -183,7 +183,7 @@ class ImageData(Data):
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """Return (channels, height, width), which is the order of axes in a model's inputs."""
+        """Return (channels, height, width), the order of axes in a model's inputs."""
         height, width = self.image_size if self.crop is None else (self.crop.size, self.crop.size)
         return self.x_train.shape[3], height, width
 

@@ -69,7 +69,7 @@ class Cohort:
         return replace(self, **part)
 
     def longest_first(self) -> list[int]:
-        """Return the positions of the clients, in the order of decreasing number of local steps."""
+        """Return the positions of the clients. Clients with more local steps come first."""
         return sorted(range(len(self.clients)), key=lambda i: -self.schedules[i].steps)
 
     def shares(self, count: int) -> list[list[int]]:
@@ -229,7 +229,8 @@ class ClientRuntime:
     def tested_on(self, view: str) -> "ClientRuntime":
         """Return a runtime for testing in a view.
 
-        For the validation view, its test set is the validation set. Other views use this runtime.
+        For the validation view, the test set of the returned runtime is the validation set. For
+        other views, this runtime is returned.
         """
         return self._on_validation if view == VALIDATION else self
 
@@ -259,8 +260,8 @@ class ClientRuntime:
     def test_draws(self, view: str, round: int) -> Tensor | None:
         """Return the random numbers that augment the M test examples, int64 [M, D].
 
-        All models that are tested in a round use the same numbers, which differ between rounds. The
-        result is None if the view is not the augmented view.
+        All models that are tested in a round use the same numbers; each round uses different
+        numbers. The result is None if the view is not the augmented view.
         """
         if view != AUGMENTED:
             return None
@@ -405,10 +406,10 @@ class Shared:
 
 
 class Engine(ABC):
-    """Base class of the engines, which train the clients of a round and evaluate models."""
+    """Base class of the engines. An engine trains the clients of a round and evaluates models."""
 
     def start(self, runtime: ClientRuntime, server: Tree) -> None:  # noqa: B027
-        """Do slow work before the first round, such as starting processes, so that it is not timed.
+        """Do slow work before the rounds are timed, for example start processes.
 
         server: a dict with the `params` and `buffers` of a model.
         """

@@ -1,4 +1,4 @@
-"""Batch normalisation of padded batches, in which padding does not affect statistics or gradients.
+"""Batch normalisation of padded batches: padding affects neither statistics nor gradients.
 
 The statistics are those of S. Ioffe and C. Szegedy, "Batch Normalization", ICML 2015, Algorithm 1:
 the mean and the (biased) variance of a channel over the n values of the batch. As in torch, the
@@ -44,7 +44,7 @@ def ignore_padding(mask: Tensor | None) -> AbstractContextManager[Any]:
 
 
 class _MaskedBatchNorm(TorchFunctionMode):
-    """Mode that replaces F.batch_norm, which nn.BatchNorm1d, 2d and 3d call, by `batch_norm`."""
+    """Mode in which nn.BatchNorm1d, 2d and 3d call `batch_norm` instead of F.batch_norm."""
 
     def __init__(self, mask: Tensor):
         super().__init__()

@@ -43,8 +43,8 @@ def is_thread_count(number: int | None) -> bool:
 class Hardware(Checked, prefix="hardware."):
     """The hardware that the user requests.
 
-    `resolve` replaces each `auto` except that of the precision, which is chosen later, by timing
-    (fedexp.training.precision).
+    `resolve` replaces each `auto` except that of the precision. The precision is chosen later, by
+    timing (fedexp.training.precision).
     """
 
     device: Annotated[str, Limit("one of auto, cpu, cuda, cuda:<number>", is_device)]
@@ -68,7 +68,7 @@ class Hardware(Checked, prefix="hardware."):
 
     @property
     def takes_any_gpu(self) -> bool:
-        """Return whether the run uses only one GPU, which may be any GPU of the machine."""
+        """Return whether the run uses only one GPU and does not specify its number."""
         return self.device in ("auto", "cuda") and self.engine != "workers"
 
     def resolve(self, cohort_size: int, share: int | None = None) -> "Resolved":
@@ -295,7 +295,7 @@ def cores() -> int:
 
 @lru_cache
 def bf16_slowdown() -> float:
-    """Return how many times as long a convolution takes in bf16 as in fp32 on this CPU.
+    """Return the time of a convolution in bf16 divided by its time in fp32 on this CPU.
 
     CPUs without bf16 instructions emulate bf16. The time is the shortest of five trials.
     """
@@ -320,7 +320,7 @@ def cpu_name() -> str:
 
 
 def keep_freed_memory() -> None:
-    """Make glibc keep freed memory, which makes local steps up to 1.6 times as fast.
+    """Make glibc keep freed memory. Local steps are then up to 1.6 times as fast.
 
     By default, glibc returns large blocks to the operating system and requests them again in every
     step.

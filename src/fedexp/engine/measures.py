@@ -1,4 +1,4 @@
-"""Measurements of a model besides its test accuracy at the end of a round.
+"""Measurements of a model other than the test accuracy at the end of a round.
 
 These are the numbers of correct predictions during local training, on the test set and on the
 client's training examples, and a model's features and mean activations.

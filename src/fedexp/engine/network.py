@@ -32,7 +32,7 @@ class FunctionalNetwork:
     """
 
     def __init__(self, module: nn.Module, precision: str, trained: frozenset[str] | None = None):
-        """Wrap a model, which is changed to eval mode.
+        """Wrap a model, and change the model to eval mode.
 
         precision: the precision of the forward pass.
         trained: the names of the trained parameters. None: all parameters with requires_grad=True.
@@ -126,7 +126,7 @@ class FunctionalNetwork:
             return functional_call(Neurons(self.module), weights, (x,))
 
     def set_buffers(self, buffers: Mapping[str, Tensor]) -> None:
-        """Set the buffers, which are the running statistics of batch norm."""
+        """Set the buffers (the running statistics of batch norm)."""
         for name, buffer in self.module.named_buffers():
             buffer.copy_(buffers[name])
 
@@ -185,7 +185,7 @@ class KnownFeatures:
 
 
 def trainable(module: nn.Module) -> Params:
-    """Return the parameters with requires_grad=True, which clients train and send."""
+    """Return the parameters that clients train and send: those with requires_grad=True."""
     return {k: v for k, v in module.named_parameters() if v.requires_grad}
 
 

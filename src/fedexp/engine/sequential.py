@@ -1,4 +1,4 @@
-"""The sequential engine, which trains one client after another.
+"""The sequential engine trains one client after another.
 
 The model is updated in place by torch's fused optimizer. Use this engine for debugging.
 """
@@ -138,7 +138,7 @@ class ClientTraining:
         return total / ctx.steps.clamp(min=1)
 
     def step(self, memory: Tree, batch: Batch) -> Tensor:
-        """Run FedAvg's local step, which updates the parameters in place, and return the loss."""
+        """Run FedAvg's local step, update the parameters in place, and return the loss."""
         params, ctx = self.live.params, self.ctx
         loss = self.algorithm.objective(self.live, params, batch, ctx)
         # materialize_grads: zeros for unused parameters, as in torch.func.grad
@@ -150,7 +150,7 @@ class ClientTraining:
         return loss
 
     def batches(self) -> Iterator[Batch]:
-        """Yield the batches of local training, during which teachers' outputs are cached."""
+        """Yield the batches of local training, and cache the outputs of teachers for them."""
         cache = self.live.cache = make_cache(self.runtime, self.data)
         try:
             for batch in self.data.batches():

@@ -1,1 +1,1 @@
-"""Metrics: pure functions of arrays, and the classes with which a run logs their values."""
+"""Metrics: pure functions of arrays, and classes that a run uses to log these metrics."""

@@ -79,7 +79,7 @@ class Analysis(Checked, prefix="analysis."):
 
     @property
     def parts(self) -> "Sequence[Analysis]":
-        """Return the analyses of which this one consists, by default only itself."""
+        """Return the analyses that this one combines. By default, this is only itself."""
         return (self,)
 
     def is_due(self, round: int, last: int) -> bool:

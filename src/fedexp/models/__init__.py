@@ -48,7 +48,7 @@ class Model(Checked, ABC, prefix="model."):
         If the result is None, a trial decides (fedexp.engine.vectorised.support). torch.func.vmap
         must support every layer, and the padding of a batch must not affect the training on its
         examples. PyTorch's batch norm is allowed. PyTorch's dropout is not allowed, because all
-        clients would share its random generator.
+        clients would share one random generator.
         """
 
     @abstractmethod
@@ -62,7 +62,7 @@ class Model(Checked, ABC, prefix="model."):
 
 
 def classifier_of(module: nn.Module) -> nn.Linear:
-    """Return the last layer of a fedexp model, which is its attribute `classifier`."""
+    """Return the last layer of a fedexp model: the attribute `classifier`."""
     classifier = module.get_submodule("classifier")
     assert isinstance(classifier, nn.Linear)
     return classifier

@@ -1,9 +1,9 @@
 """Turn any nn.Module that returns logits into a model that fedexp can train.
 
 Algorithms that use features, or that treat the classifier separately, need to know the last layer,
-which is called the head. If its name is given (`head: fc`), the head is separated from the network
-and becomes the attribute `classifier`, as in fedexp's built-in models. The inputs of the head are
-the features.
+called the head. If the name of the head is given (`head: fc`), the head is separated from the
+network and becomes the attribute `classifier`, as in fedexp's built-in models. The inputs of the
+head are the features.
 """
 
 from abc import abstractmethod
@@ -95,7 +95,7 @@ class OwnModel(Model):
 
 
 def split_head(network: nn.Module, head: str, reading: "Reading | None" = None) -> "Headed":
-    """Separate the last layer, which is named `head`, from the rest of a network."""
+    """Separate the last layer, named `head`, from the rest of a network."""
     layer = network.get_submodule(head)
     assert isinstance(layer, nn.Linear)
     parent, _, own = head.rpartition(".")
@@ -229,7 +229,7 @@ class Reading(nn.Module):
 
 
 class Headed(nn.Module):
-    """A network with a separate head, which returns the head's inputs as features."""
+    """A network with a separate head. The features are the inputs of the head."""
 
     def __init__(self, backbone: nn.Module, classifier: nn.Linear, reading: Reading | None = None):
         super().__init__()

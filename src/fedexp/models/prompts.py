@@ -2,7 +2,7 @@
 
 A token prompt is prepended to the tokens of the first block. A prefix (prefix tuning) consists of
 additional keys and values, which are prepended to the keys and values of a block's tokens in the
-attention. Prompts are selected for each image by its query, which is the class token that the
+attention. Prompts are selected for each image by the image's query: the class token that the
 network computes without prompts.
 """
 
@@ -36,7 +36,7 @@ class PrefixAttention(nn.Module):
     def forward(self, x: Tensor, **_: Any) -> Tensor:
         """Return the output for tokens x [B, n, D].
 
-        timm's blocks also pass options for masks, which vision transformers do not use.
+        timm's blocks also pass options for masks. Vision transformers do not use these options.
         """
         q, k, v = self.qkv(x).chunk(3, -1)
         prefix = vars(self).pop("prefix", None)
@@ -73,8 +73,8 @@ class Prompted(Headed, ABC):
         blocks = getattr(getattr(model, "backbone", None), "blocks", ())
         if len(blocks) and max(layers, default=0) >= len(blocks):
             raise ConfigError(
-                f"algorithm: prompts are to go into block {max(layers)} (counted from 0), but the"
-                f" model has {len(blocks)} blocks"
+                f"algorithm: needs prompts in block {max(layers)} (counted from 0), but the model"
+                f" has {len(blocks)} blocks"
             )
         if isinstance(model, Headed):
             super().__init__(model.backbone.requires_grad_(False), model.classifier, model.reading)
@@ -163,5 +163,5 @@ def take_rows(rows: Tensor, values: Tensor) -> Tensor:
 
 
 def in_use(rows: Tensor) -> Tensor:
-    """Return a mask of the rows of a parameter [M, ...] that are not all zeros, bool [M]."""
+    """Return a mask, bool [M], of the rows of a parameter [M, ...] that are not all zeros."""
     return rows.flatten(1).square().sum(-1) > 0

@@ -144,7 +144,7 @@ class TorchvisionResNet(Model):
 
 
 def load_weights(network: nn.Module, path: str, head: str, of: str, found: Any = None) -> None:
-    """Load a state dict in torchvision's format into a network, except its last layer.
+    """Load a state dict in torchvision's format into all layers of a network except the last.
 
     path: value of model.weights, usually a file.
     head: name of the last layer.

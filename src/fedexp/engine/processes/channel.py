@@ -18,7 +18,7 @@ import torch
 
 
 class _Pickler(pickle.Pickler):
-    """Pickler that writes only the elements of a tensor, without its gradient.
+    """Pickler that writes only the elements of a tensor, and not the gradient.
 
     By default, torch.save writes the whole storage of a tensor, even if the tensor is a small view.
     """

@@ -1,6 +1,6 @@
-"""A worker, which trains clients and evaluates models in a separate process.
+"""A worker trains clients and evaluates models in a separate process.
 
-A worker receives orders and runs one order at a time.
+It receives orders from the main process and runs one order at a time.
 """
 
 import ctypes
@@ -37,10 +37,10 @@ class Failure(NamedTuple):
 
 @dataclass
 class Worker:
-    """The state of a worker process, with the methods that orders call.
+    """The state of a worker process, and the methods for the orders that it receives.
 
-    An order is a function that is called with the worker, such as `partial(Worker.evaluate,
-    batches=...)`. If the order returns None, the worker sends no answer.
+    An order is a function with the worker as its only argument, such as `partial(Worker.evaluate,
+    batches=...)`. The worker sends the result as its answer, unless the result is None.
     """
 
     number: int  # from 0
@@ -60,11 +60,11 @@ class Worker:
         replace(hardware, device=device).apply()
 
     def setup(self, runtime: ClientRuntime, engine: Engine) -> None:
-        """Store the runtime and the engine, which stay the same during the whole run."""
+        """Store the runtime and the engine for the whole run."""
         self.runtime, self.engine = runtime.to(self.device), engine
 
     def publish(self, server: Tree) -> None:
-        """Store the server's state, which later orders use."""
+        """Store the server's state for later orders."""
         self.server = move(server, self.device)
 
     def echo(self, value: Any) -> Any:

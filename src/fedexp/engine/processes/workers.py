@@ -1,4 +1,4 @@
-"""The workers engine, which trains clients in several processes.
+"""The workers engine trains clients in several processes.
 
 Each process uses one thread or one GPU. The clients with the most steps are trained first, and each
 process that becomes free receives the next client, so that all processes finish at about the same
@@ -40,7 +40,7 @@ class WorkerDied(RuntimeError):
 
 @dataclass
 class Order:
-    """A function call for a worker, and where its answer belongs."""
+    """A function call for a worker, and the position of the answer in the result."""
 
     name: str  # for messages
     call: Call
@@ -176,7 +176,7 @@ class Workers(Engine):
     ) -> Iterator[tuple[Order, Any]]:
         """Run the orders in the processes, and yield each with its answer as soon as it arrives.
 
-        server: the server's state, which is sent to processes that do not have it yet. None: the
+        server: the server's state. It is sent to processes that do not have it yet. None: the
             orders do not need the state.
         """
         try:

@@ -1,4 +1,4 @@
-"""Training of all clients of a cohort together: their network, stacked state and local step."""
+"""Train all clients of a cohort together: network, stacked state and local step."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -72,8 +72,8 @@ class ClientNetwork(Network):
         """Wrap a network.
 
         buffers: the running statistics of the client.
-        reference: the running statistics for models in eval mode. None: the running statistics in
-            `net`, which belong to the model that the client received.
+        reference: the running statistics for models in eval mode. None: the statistics in
+            `net`, those of the model that the client received.
         """
         self.net, self._buffers, self._reference = net, buffers, reference or {}
         self._moving: Params | None = None
@@ -217,7 +217,7 @@ def upload(host: Tensor, device: torch.device) -> Tensor:
 
 
 class Clients:
-    """The clients of a cohort during one round, in the order of decreasing number of steps."""
+    """The clients of a cohort during one round. Clients with more steps come first."""
 
     def __init__(self, shared: Shared, cohort: Cohort):
         self.shared, self.count = shared, len(cohort.clients)
@@ -250,8 +250,8 @@ class Clients:
     def steps(self) -> Iterator[tuple[int, Iterator[Batch]]]:
         """Yield pairs (number of active clients, batches of the next steps).
 
-        A client is active if it has steps left. Each pair contains the batches of several steps,
-        whose images are loaded together.
+        A client is active if it has steps left. Each pair contains the batches of several steps.
+        The images of these batches are loaded together.
         """
         steps, batch_size = self.padded.steps, self.padded.index.shape[-1]
         images = self.shared.runtime.data.x_train
@@ -296,8 +296,8 @@ class Clients:
         Returns the results of the hook and the running statistics after the call, as tensors [C,
         ...].
 
-        own: the running statistics of each client, which models in eval mode also use. None: the
-        running statistics that the server sent.
+        own: the running statistics of each client; models in eval mode use them too. None: all
+        models use the running statistics that the server sent.
         """
         shared, padded = self.shared, self.padded
 
@@ -352,8 +352,8 @@ class Clients:
     def _prepared(self, algorithm: Prepared, inputs: ClientInputs) -> Tree:
         """Call the hook `prepare` for each batch of the first pass over the data.
 
-        Returns the results as tensors [C, batches, ...], which are 0 for batches that a client
-        lacks.
+        Returns the results as tensors [C, batches, ...]. If a client has fewer batches than another
+        one, the results for the missing batches are 0.
         """
         shared, runtime = self.shared, self.shared.runtime
 

@@ -1,4 +1,4 @@
-"""The vectorised engine, which trains all sampled clients together with torch.func.vmap.
+"""The vectorised engine trains all sampled clients together with torch.func.vmap.
 
 Parameters are stacked, and batches are padded and masked. Clients are sorted by decreasing number
 of steps, and each step includes only the clients that have steps left. No code inside a round
@@ -98,7 +98,7 @@ class Vectorised(Engine):
     ) -> Trained:
         """Train clients together and return their results.
 
-        cohort: the clients, in the order of decreasing number of steps.
+        cohort: the clients. Clients with more steps come first.
         testing: the stopwatch that measures the time for tests.
         """
         clients, probed, correct = Clients(shared, cohort), None, None
@@ -119,8 +119,8 @@ class Vectorised(Engine):
 def can_be_recorded(runtime: ClientRuntime) -> bool:
     """Return whether local steps can be recorded as CUDA graphs.
 
-    This is not possible in float64, because recorded steps read the learning rate from memory,
-    which torch stores as float32.
+    This is not possible in float64, because recorded steps read the learning rate from a tensor,
+    and torch requires this tensor to be float32.
     """
     return runtime.device.type == "cuda" and runtime.dtype == torch.float32
 

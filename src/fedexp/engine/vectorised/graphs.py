@@ -1,7 +1,7 @@
 """Record local steps as CUDA graphs, so that the CPU launches only one graph per step.
 
 A graph uses fixed memory and a fixed number of clients. The values of each round are therefore
-copied to frames, which are reused in all rounds. Graphs are recorded for only a few numbers of
+copied to frames. Frames are reused in all rounds. Graphs are recorded for only a few numbers of
 clients. A step with another number of clients uses the graph for the next larger number. This graph
 also changes the values of clients that have finished, so their results are copied first.
 """
@@ -118,14 +118,14 @@ class Graphs:
         self._recorded: dict[Any, Recorded] = {}
 
     def open(self, clients: Clients) -> Steps:
-        """Return the steps of the clients in one round, which use graphs and a reused frame."""
+        """Return an object that runs the local steps of one round as CUDA graphs."""
         return Replaying(self, clients, self._frame_of(clients))
 
     def step(self, recorded: Recorded, size: int) -> None:
         """Run one step of the first `size` clients of a frame.
 
         The first step with this number of clients runs without a graph. At the second step, a graph
-        is recorded, which this step and all later steps replay.
+        is recorded. This step and all later steps replay the graph.
         """
 
         def step() -> None:
@@ -174,7 +174,10 @@ class Graphs:
 
 
 class Replaying(Steps):
-    """The local steps of a round, run as CUDA graphs in a reused frame."""
+    """The local steps of a round, run as CUDA graphs.
+
+    The steps change the values in `recorded`, a frame that other rounds also use.
+    """
 
     def __init__(self, graphs: Graphs, clients: Clients, recorded: Recorded):
         super().__init__(clients)
