@@ -20,7 +20,7 @@ from fedexp.training.evaluation import local_accuracy
 from fedexp.training.exchange import Clock, Exchange, aggregate, find_non_finite
 from fedexp.training.recorder import Recorder, defer_signals
 from fedexp.training.rounds import play_round, record_initial, run_rounds
-from fedexp.training.rows import client_rows, plain, training_values
+from fedexp.training.rows import client_rows, json_value, training_values
 from fedexp.training.state import Scores
 from fedexp.training.summary import summary_of
 from test_continual import TWO_TASKS
@@ -200,8 +200,8 @@ def test_run_that_diverges_or_stays_at_chance_gets_a_hint():
 
 def test_values_are_converted_to_plain_numbers_for_json():
     given = [0.5, np.float64(2), np.int64(3), math.nan, math.inf, -math.inf, None, "a"]
-    assert [plain(value) for value in given] == [0.5, 2, 3, None, None, None, None, "a"]
-    assert [type(plain(value)) for value in given[1:3]] == [float, int]
+    assert [json_value(value) for value in given] == [0.5, 2, 3, None, None, None, None, "a"]
+    assert [type(json_value(value)) for value in given[1:3]] == [float, int]
 
 
 def test_run_that_diverges_in_last_round_is_not_completed():

@@ -9,7 +9,7 @@ from fedexp.cli.search import open_study, options_of, space_of, watch_of
 from fedexp.config.settings import NO_STOP, Stop
 from fedexp.core.errors import ConfigError
 from fedexp.data.views import VALIDATION
-from fedexp.rundir.objective import check_objective, direction_of, objective_name, value_of
+from fedexp.rundir.objective import check_objective, direction_of, objective_name, objective_value
 from fedexp.training.stopping import TRIAL, Stopping, is_finished, rounds_without_improvement
 from toy_federation import composed
 
@@ -52,7 +52,8 @@ def test_direction_depends_on_the_objectives_name(name, expected):
 def test_objective_must_be_a_finite_number():
     summary = {"accuracy": 0.5, "rounds": 3, "forgetting": None, "status": "completed"}
     assert [
-        value_of(summary, name) for name in ("accuracy", "rounds", "forgetting", "status", "none")
+        objective_value(summary, name)
+        for name in ("accuracy", "rounds", "forgetting", "status", "none")
     ] == [0.5, 3.0, None, None, None]
 
 

@@ -66,7 +66,7 @@ def is_pruned(run: RunDirectory) -> bool:
     return bool((run.summary.get("stopped") or {}).get("by") == "search")
 
 
-def is_accuracy(key: str) -> bool:
+def is_accuracy_key(key: str) -> bool:
     """Return whether a key of summary.json is an accuracy in any view of the test set.
 
     The worst accuracy and the standard deviation over clients are also accuracies in this sense.
@@ -80,13 +80,13 @@ def less_is_better(key: str) -> bool:
 
 def format_value(value: float, key: str) -> str:
     """Format a value as papers do, with accuracies in per cent."""
-    return f"{100 * value:.2f}" if is_accuracy(key) else f"{value:.3f}"
+    return f"{100 * value:.2f}" if is_accuracy_key(key) else f"{value:.3f}"
 
 
 def title_of(key: str) -> str:
     """Return the column header for a measure."""
     words = key.replace("_", " ").capitalize()
-    return f"{words} (%)" if is_accuracy(key) else words
+    return f"{words} (%)" if is_accuracy_key(key) else words
 
 
 def describe_origin(summaries: Iterable[Mapping[str, Any]]) -> dict[str, str]:

@@ -25,7 +25,7 @@ from fedexp.metrics.history import History
 from fedexp.metrics.tasks import TaskHistory
 from fedexp.rundir import files
 from fedexp.rundir.csv_files import RunFiles
-from fedexp.training.rows import Row, plain
+from fedexp.training.rows import Row, json_value
 
 TASKS, CLASSES = "tasks", "classes"  # values of --columns
 # columns of eval_results.csv, written by Avalanche's CSVLogger (ContinualAI/avalanche,
@@ -114,7 +114,7 @@ def of_classes(matrix: np.ndarray, every: int) -> tuple[Tables, dict[str, Any]]:
         rounds.append({"round": number, "test_accuracy": float(class_mean(row))} | values)
         for label, accuracy in enumerate(row.tolist()):
             cells.append({"round": number, "class": label, "accuracy": accuracy})
-    results = {name: plain(value) for name, value in metrics.summary(history).items()}
+    results = {name: json_value(value) for name, value in metrics.summary(history).items()}
     return {files.ROUNDS: rounds, files.CLASSES: cells}, results
 
 

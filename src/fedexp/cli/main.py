@@ -160,7 +160,7 @@ def run(plan: Plan, watch: "SweepWatch | None" = None) -> int:
     except SystemExit as stop:  # how Hydra reports an unknown `--package`
         return say(errors.getvalue().strip()) if stop.code else 0
     except Exception as error:
-        watch.remove_refused(Path.cwd())
+        watch.remove_rejected(Path.cwd())
         return report_error(error, watch, plan)
     interrupts.release()
     return max(codes, default=0)

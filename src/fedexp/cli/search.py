@@ -25,7 +25,7 @@ from fedexp.core.errors import ConfigError
 from fedexp.core.limits import Checked, Count, CountFrom0, CountOrNone
 from fedexp.core.private.optuna_internals import reopened
 from fedexp.rundir.fingerprint import short_hash
-from fedexp.rundir.objective import direction_of, objective_name, value_of
+from fedexp.rundir.objective import direction_of, objective_name, objective_value
 from fedexp.rundir.reader import RunDirectory
 from fedexp.rundir.sweeps import resolve_reuse
 from fedexp.training.stopping import SEARCH, TRIAL, Watch
@@ -171,7 +171,7 @@ def tell(study: optuna.Study, number: int, result: Any, objective: str) -> None:
     runtime: Any = OmegaConf.to_container(result.hydra_cfg.hydra.runtime, resolve=False)
     directory = Path(runtime["output_dir"])
     run = resolve_reuse(RunDirectory(directory))
-    trial, value = reopened(study, number), value_of(run.summary, objective)
+    trial, value = reopened(study, number), objective_value(run.summary, objective)
     trial.set_user_attr("run", directory.name)
     trial.set_user_attr("rounds", run.summary.get("rounds"))
     if run.diverged or (run.summary.get("stopped") or {}).get("by") == SEARCH:
@@ -195,7 +195,7 @@ def watch_of(hydra_config: Any, config: Mapping[str, Any]) -> Watch:
     reported = set(study.trials[trial.number].intermediate_values)
 
     def watch(round: int, summary: Mapping[str, Any]) -> bool:
-        value = value_of(summary, objective)
+        value = objective_value(summary, objective)
         if value is None or round in reported:
             return False
         trial.report(value, round)

@@ -53,7 +53,7 @@ class SweepWatch:
         finally:
             _current.reset(token)
 
-    def remove_refused(self, here: Path) -> None:
+    def remove_rejected(self, here: Path) -> None:
         """Remove the directories of sweeps that were rejected before their first job.
 
         Empty parents are removed too if they are below `here`.

@@ -22,11 +22,10 @@ from fedexp.config.overrides import destinations, key_of, leaves, typed_override
 from fedexp.core import yaml_files
 from fedexp.core.errors import ConfigError
 from fedexp.core.storage import display_path
+from fedexp.rundir.fingerprint import OWN, TARGET
 from fedexp.trackers.base import TrackerConfig
 
-OWN = "fedexp."
 # keys whose values are imported by Hydra's `instantiate` or by logging's `dictConfig`
-TARGET = "_target_"
 NAMES = (TARGET, "()", "class")
 
 

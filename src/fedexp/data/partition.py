@@ -58,7 +58,7 @@ class Partitioner(Checked, prefix="partition."):
                 " indices, and a dict of information to record, which may be empty"
             )
         parts = check_parts(given[0], len(labels), num_clients, self.source)
-        refuse_examples([part[labels[part] < 0] for part in parts], "a surrogate example")
+        reject_examples([part[labels[part] < 0] for part in parts], "a surrogate example")
         info = {"scheme": type(self).__name__} | asdict(self) | dict(given[1])
         return Partition.build(parts, labels, classes, info)
 
@@ -143,7 +143,7 @@ def check_parts(
     return arrays
 
 
-def refuse_examples(parts: Iterable[np.ndarray], what: str) -> None:
+def reject_examples(parts: Iterable[np.ndarray], what: str) -> None:
     """Raise ConfigError if a client has an example that clients must not have.
 
     parts: for each client, the indices of its examples that are not allowed.
@@ -176,7 +176,7 @@ def make_partition(
     if partitioner.has_global_indices:
         partition = partitioner.split(labels, num_clients, rng, owners, num_classes=num_classes)
         parts = list(partition.parts)
-        refuse_examples([np.intersect1d(part, public) for part in parts], "in the public set")
+        reject_examples([np.intersect1d(part, public) for part in parts], "in the public set")
     else:
         rest = np.setdiff1d(np.arange(len(labels)), public)
         kept = None if owners is None else owners[rest]

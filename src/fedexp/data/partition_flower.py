@@ -43,7 +43,7 @@ class Flower(Partitioner):
             count = made.num_partitions
             parts = [np.array(made.load_partition(k)[NUMBER], np.int64) for k in range(count)]
         except Exception as error:  # flwr-datasets raises many types
-            raise self.refused(error) from error
+            raise self.rejected(error) from error
         return parts, {}
 
     @property
@@ -71,9 +71,9 @@ class Flower(Partitioner):
         try:
             return kind(**options)
         except Exception as error:
-            raise self.refused(error) from error
+            raise self.rejected(error) from error
 
-    def refused(self, error: Exception) -> ConfigError:
+    def rejected(self, error: Exception) -> ConfigError:
         """Return the error to raise if flwr-datasets rejects the options or the data."""
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         return ConfigError(

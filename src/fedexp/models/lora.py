@@ -74,9 +74,9 @@ def select_layers(network: nn.Module, targets: Sequence[str], head: str) -> list
     Raises ConfigError if a target matches no layer, or a layer that cannot be adapted.
     """
     layers = {n: m for n, m in network.named_modules() if isinstance(m, Layer) and n != head}
-    refused = {name for name in layers if not is_adaptable(network, name)}
+    unsuitable = {name for name in layers if not is_adaptable(network, name)}
     if not targets:
-        found = [n for n, m in layers.items() if isinstance(m, nn.Linear) and n not in refused]
+        found = [n for n, m in layers.items() if isinstance(m, nn.Linear) and n not in unsuitable]
         if not found:
             raise ConfigError(
                 "model.lora.targets=[]: the network has no linear layer except its head; set"
@@ -92,7 +92,7 @@ def select_layers(network: nn.Module, targets: Sequence[str], head: str) -> list
                 f"model.lora.targets={target}: no linear layer or convolution has this name"
                 f"{nearest(target, layers)}; names end in: {endings}"
             )
-        if wrong := sorted(refused.intersection(matching)):
+        if wrong := sorted(unsuitable.intersection(matching)):
             raise ConfigError(
                 f"model.lora.targets={target}: {wrong[0]} cannot have an adapter, because it is a"
                 " grouped convolution or a part of nn.MultiheadAttention"

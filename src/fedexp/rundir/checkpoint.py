@@ -39,7 +39,8 @@ ARRAYS = {
 STATUSES = ("running", "completed", "diverged", "stopped")
 
 
-def is_count(value: object) -> bool:
+def is_natural_number(value: object) -> bool:
+    """Return whether a value is an int from 0 to 2^63 - 1."""
     return type(value) is int and 0 <= value < 2**63
 
 
@@ -61,7 +62,7 @@ def pair(form: Any) -> Callable[[object], bool]:
     return lambda node: (
         isinstance(node, tuple | list)
         and len(node) == 2
-        and is_count(node[0])
+        and is_natural_number(node[0])
         and fits(node[1], form)
     )
 
@@ -79,23 +80,23 @@ TESTED: dict[str, Any] = {
 }
 FORM: dict[str, Any] = {
     **TESTED,
-    "round": is_count,
-    "examples": is_count,
+    "round": is_natural_number,
+    "examples": is_natural_number,
     "train_seconds": is_seconds,
     "seconds": is_seconds,
     "status": lambda value: value in STATUSES,
-    "not_finite": [is_count],
+    "not_finite": [is_natural_number],
     "wandb_id": (None, str),
     "server": {"params": dict, "buffers": dict},
-    "clients": {is_count: is_count},
+    "clients": {is_natural_number: is_natural_number},
     "alignment": [dict],
-    "lengths": {is_table: is_count},
+    "lengths": {is_table: is_natural_number},
 }
 OPTIONAL: dict[str, Any] = {  # keys that older checkpoints do not have
-    "checksums": {is_table: is_count},
+    "checksums": {is_table: is_natural_number},
     "first_view": lambda value: value in VIEWS,
     "views": {lambda view: view in VIEWS and view != PLAIN: TESTED},
-    "spans": [{"first": is_count}],
+    "spans": [{"first": is_natural_number}],
 }
 
 

@@ -6,7 +6,7 @@ import importlib.util
 from functools import lru_cache
 from pathlib import Path
 
-OWN, CODE = "fedexp", " (code "
+FEDEXP, CODE = "fedexp", " (code "
 INSTALLED = frozenset({"site-packages", "dist-packages", "lib-dynload"})  # packages have versions
 
 
@@ -32,7 +32,7 @@ def code_mark(target: str) -> str | None:
 
 def package_directory(package: str) -> Path | None:
     """Return the directory that contains a package or a top-level module, or None."""
-    if package in ("", OWN):
+    if package in ("", FEDEXP):
         return None
     try:
         spec = importlib.util.find_spec(package)
@@ -55,7 +55,7 @@ def source_files(root: Path, module: str) -> dict[str, Path]:
     while names:
         name = names.pop()
         path = file_of(root, name)
-        if path is not None and name not in found and name.partition(".")[0] != OWN:
+        if path is not None and name not in found and name.partition(".")[0] != FEDEXP:
             found[name] = path
             package = name if path.name == "__init__.py" else name.rpartition(".")[0]
             names += [package, *(absolute(each, package) for each in read(path)[1])]

@@ -156,7 +156,7 @@ def read_table(path: Path, columns: Columns) -> pd.DataFrame:
             odd = table[name][numbers.isna() & table[name].notna()]
             problems += [f"has {shorten(value)!r} in the column {name}" for value in odd[:1]]
             table[name] = numbers
-    valid = is_count(table[list(columns.keys)]).all(axis=1)
+    valid = are_counts(table[list(columns.keys)]).all(axis=1)
     if not valid.all():
         problems.append(f"has a row in which {' or '.join(columns.keys)} is not a whole number")
     if not text.endswith("\n"):
@@ -189,7 +189,7 @@ def as_number(cell: Any) -> float:
         return math.nan
 
 
-def is_count(values: pd.DataFrame) -> pd.DataFrame:
+def are_counts(values: pd.DataFrame) -> pd.DataFrame:
     """Return a bool table that is True for integers from 0 to 10^9 - 1."""
     return (values >= 0) & (values < 1e9) & (values == np.floor(values))
 

@@ -18,7 +18,7 @@ from fedexp.rundir.code_hash import CODE, code_mark
 from fedexp.rundir.revisions import recorded_revisions, value_of
 
 FORMAT = 2  # version of the fingerprint's format
-OWN = "fedexp."
+OWN = "fedexp."  # prefix of the classes of fedexp
 TARGET = "_target_"
 
 # Keys that do not affect the result, such as the device and the tracker. Their values may change

@@ -38,7 +38,7 @@ def direction_of(name: str, asked: str | None) -> str:
     return asked or ("max" if any(word in name for word in RAISED) else "min")
 
 
-def value_of(summary: Mapping[str, Any], name: str) -> float | None:
+def objective_value(summary: Mapping[str, Any], name: str) -> float | None:
     """Return the value of an objective, or None if the summary has no finite number for it."""
     value = summary.get(name)
     return float(value) if isinstance(value, int | float) and math.isfinite(value) else None

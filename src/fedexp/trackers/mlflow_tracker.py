@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 # tag with the run directory, used to find the run when it is resumed
 DIRECTORY = "fedexp.directory"
 ENVIRONMENT = {  # environment variables that mlflow reads on import and when it opens a store
-    "MLFLOW_ALLOW_FILE_STORE": "true",  # otherwise mlflow 3 refuses file stores
+    "MLFLOW_ALLOW_FILE_STORE": "true",  # otherwise mlflow 3 rejects file stores
     "MLFLOW_DISABLE_TELEMETRY": "true",
 }
 # MLflow's limits: params and metrics per call, and characters per value in older versions
@@ -106,7 +106,9 @@ class MLflowTracker(Tracker):
     def _log_params(self, run: str, config: dict[str, Any]) -> None:
         from mlflow.entities import Param
 
-        params = [Param(plain(key), str(value)[:LENGTH]) for key, value in flatten(config).items()]
+        params = [
+            Param(mlflow_name(key), str(value)[:LENGTH]) for key, value in flatten(config).items()
+        ]
         for start in range(0, len(params), PARAMS):
             self.client.log_batch(run, params=params[start : start + PARAMS])
 
@@ -117,7 +119,9 @@ class MLflowTracker(Tracker):
             return
         now = int(time.time() * 1000)
         values = metrics_of(record, self.classes)
-        metrics = [Metric(plain(name), value, now, record.round) for name, value in values.items()]
+        metrics = [
+            Metric(mlflow_name(name), value, now, record.round) for name, value in values.items()
+        ]
         for start in range(0, len(metrics), METRICS):
             self.client.log_batch(self.id, metrics=metrics[start : start + METRICS])
 
@@ -135,6 +139,6 @@ class MLflowTracker(Tracker):
         self.client.set_terminated(self.id, "FAILED")
 
 
-def plain(name: str) -> str:
+def mlflow_name(name: str) -> str:
     """Replace characters that MLflow does not allow in a name by underscores."""
     return re.sub(r"[^\w.\-/: ]", "_", name)

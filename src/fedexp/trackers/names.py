@@ -58,7 +58,7 @@ SUMMARIES = {
 def metrics_of(record: RoundRecord, classes: Sequence[str]) -> dict[str, float]:
     """Return a dict that maps metric names to the finite values of a round."""
     values = {metric_name(column): value for column, value in record.values.items()}
-    values |= {f"analysis/{plain(name)}": value for name, value in record.analysed.items()}
+    values |= {f"analysis/{flat_name(name)}": value for name, value in record.analysed.items()}
     views = {} if record.class_accuracy is None else {PLAIN: record.class_accuracy}
     for view, history in record.others.items():
         if history.rounds[-1:] == [record.round]:
@@ -88,16 +88,16 @@ def metric_name(column: str) -> str:
     if column.endswith("_seconds"):
         return f"time/{column.removesuffix('_seconds')}"
     if column.startswith("personal_"):
-        return f"personal/{plain(column.removeprefix('personal_'))}"
-    return f"forgetting/{plain(column.removesuffix('_forgetting'))}"
+        return f"personal/{flat_name(column.removeprefix('personal_'))}"
+    return f"forgetting/{flat_name(column.removesuffix('_forgetting'))}"
 
 
 def class_metric(name: str, view: str = PLAIN) -> str:
     """Return the metric name for the accuracy on a class, with a prefix for each test-set view."""
-    return f"class{suffix(view)}/{plain(name)}"
+    return f"class{suffix(view)}/{flat_name(name)}"
 
 
-def plain(name: str) -> str:
+def flat_name(name: str) -> str:
     """Replace dots, slashes and backslashes by underscores.
 
     W&B reads a dot as a nested value and a slash as a section.

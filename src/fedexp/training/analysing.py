@@ -120,7 +120,7 @@ def test_set_features(runtime: ClientRuntime, model: Tree) -> torch.Tensor:
     runtime = runtime.tested_on(runtime.views[0])
     runtime.net.set_buffers(model["buffers"])
     features = collect_features(runtime, runtime.net.own(model["params"]))
-    assert features is not None, "`check_analyses` refuses models without features"
+    assert features is not None, "`check_analyses` rejects models without features"
     return features
 
 

@@ -21,6 +21,7 @@ from fedexp.data.views import AUGMENTED, TEST, evaluation_views
 from fedexp.metrics.forgetting_metric import Metrics
 from fedexp.metrics.history import History
 from fedexp.rundir.objective import check_objective
+from fedexp.rundir.revisions import value_of
 from fedexp.training import stopping
 
 ADAPTIVE = ("server.optimizer=adam", "server.optimizer=yogi")
@@ -60,10 +61,10 @@ def check_used(values: Mapping[str, Any], typed: Sequence[str]) -> None:
         key for text in typed for key, _ in assigned_values(text) if key in USED_WITH
     )
     wrong = [
-        f"{key}={value_at(values, key)}: this option only has an effect with"
+        f"{key}={value_of(values, key)}: this option only has an effect with"
         f" {' or '.join(USED_WITH[key])}"
         for key in keys
-        if value_at(values, key) is not None and not any(holds(values, c) for c in USED_WITH[key])
+        if value_of(values, key) is not None and not any(holds(values, c) for c in USED_WITH[key])
     ]
     if wrong:
         raise ConfigError("\n".join(wrong))
@@ -75,15 +76,8 @@ def holds(values: Mapping[str, Any], condition: str) -> bool:
     condition: `key=value`, or only `key`, which holds if the key is set.
     """
     key, equals, wanted = condition.partition("=")
-    value = value_at(values, key)
+    value = value_of(values, key)
     return str(value) == wanted if equals else bool(value)
-
-
-def value_at(node: Any, key: str) -> Any:
-    """Return the value of a dotted key in nested mappings, or None if the key does not exist."""
-    for name in key.split("."):
-        node = node.get(name) if isinstance(node, Mapping) else None
-    return node
 
 
 def check(built: Built, metrics: Metrics) -> None:

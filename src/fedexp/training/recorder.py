@@ -95,7 +95,7 @@ class Recorder:
         test = scores.get(PLAIN)
         record = RoundRecord(
             state.round,
-            {name: rows.plain(value) for name, value in row.items() if name != "round"},
+            {name: rows.json_value(value) for name, value in row.items() if name != "round"},
             None if test is None else test.class_accuracy,
             state.tested[PLAIN].history if PLAIN in state.tested else None,
             {view: state.tested[view].history for view in extra_views(self.views)},

@@ -25,8 +25,8 @@ from fedexp.figures.pictures import picture_files
 from fedexp.rundir import checkpoint, contents, csv_files, files, origin, run_reuse
 from fedexp.rundir.reader import RunDirectory, finished_summary
 from fedexp.rundir.repair import repair_job
+from fedexp.rundir.revisions import value_of
 from fedexp.trackers.progress import result_table
-from fedexp.training.checks import value_at
 from fedexp.training.job import Job
 from fedexp.training.results import result_files
 from fedexp.training.simulation import Simulation
@@ -188,7 +188,7 @@ def check_resume(directory: Path, config: Mapping[str, Any], alone: bool = False
 def is_extended(directory: Path, config: Mapping[str, Any]) -> bool:
     """Return whether a configuration changes the number of rounds or a `stop` option of a run."""
     before = RunDirectory(directory).config
-    return any(value_at(before, key) != value_at(config, key) for key in EXTENDABLE)
+    return any(value_of(before, key) != value_of(config, key) for key in EXTENDABLE)
 
 
 def check_extension(directory: Path, before: Mapping[str, Any], config: Mapping[str, Any]) -> None:
@@ -199,8 +199,8 @@ def check_extension(directory: Path, before: Mapping[str, Any], config: Mapping[
     """
     run, rounds = RunDirectory(directory), config.get("rounds")
     problem = ""
-    if any(value_at(before, key) != value_at(config, key) for key in LENGTH):
-        schedule = value_at(before, "local.schedule")
+    if any(value_of(before, key) != value_of(config, key) for key in LENGTH):
+        schedule = value_of(before, "local.schedule")
         if find_task_partitions(directory):
             problem = "a run with several tasks cannot be given more rounds"
         elif run.last_round is not None and isinstance(rounds, int) and rounds <= run.last_round:

@@ -148,7 +148,7 @@ def merge_values(file: str, *parts: Mapping[str, Any]) -> Row:
     return row
 
 
-def plain(value: object) -> Any:
+def json_value(value: object) -> Any:
     """Convert a value for JSON and W&B.
 
     NaN and infinity become None, and NumPy scalars become Python numbers.

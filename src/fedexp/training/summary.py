@@ -7,7 +7,7 @@ from fedexp.data.views import VALIDATION, rename_for_view, selection_view
 from fedexp.metrics.targets import rounds_to_target
 from fedexp.rundir import files
 from fedexp.training.evaluation import describe_local_evaluation
-from fedexp.training.rows import merge_values, plain, round_row, task_history
+from fedexp.training.rows import json_value, merge_values, round_row, task_history
 from fedexp.training.simulation import Simulation
 from fedexp.training.state import State, ViewResults
 
@@ -81,7 +81,7 @@ def view_summary(simulation: Simulation, tested: ViewResults, best: int | None) 
     return merge_values(
         files.SUMMARY,
         {"accuracy": values[-1], "best_accuracy": best_accuracy},
-        {name: plain(value) for name, value in metrics.items()},
+        {name: json_value(value) for name, value in metrics.items()},
         task_history(simulation, tested).summary() if simulation.has_tasks else {},
         {"rounds_to_target": rounds_to_target(rounds, values, *targets)},
     )
