@@ -9,7 +9,7 @@ from pathlib import Path
 
 from benchmarks import measure
 from benchmarks.measure import Contestant, fedexp
-from benchmarks.w1 import EPOCHS, OVERRIDES, ROOT, data_overrides, data_sentence, prepare_workload
+from benchmarks.w1 import EPOCHS, OVERRIDES, data_overrides, data_sentence, prepare_workload
 from fedexp.engine.hardware import EMULATED, bf16_slowdown, cores
 
 
@@ -18,7 +18,7 @@ def contestants(options: argparse.Namespace, workload: Path, data: list[str]) ->
 
     A reference comes before the contestants that are compared with it.
     """
-    there = {path.stem for path in (ROOT / "conf" / "algorithm").glob("*.yaml")}
+    there = {path.stem for path in (measure.ROOT / "conf" / "algorithm").glob("*.yaml")}
     found = []
     for algorithm, precision in product(
         [a for a in options.algorithms if a in there], options.precisions
@@ -88,14 +88,17 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
         return [word for word in text.split(",") if word]
 
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("--engines", type=words, default=["sequential", "workers", "vectorised"])
-    parser.add_argument("--algorithms", type=words, default=["fedavg", "fedntd", "scaffold"])
+    engines, algorithms = ["sequential", "workers", "vectorised"], ["fedavg", "fedntd", "scaffold"]
+    parser.add_argument("--engines", type=words, default=engines, help="comma-separated engines")
+    parser.add_argument(
+        "--algorithms", type=words, default=algorithms, help="comma-separated algorithms"
+    )
     parser.add_argument(
         "--precisions",
         type=words,
         help="default: fp32, and bf16 where the CPU has bf16 instructions",
     )
-    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--repeats", type=int, default=5, help="repetitions of each contestant")
     parser.add_argument(
         "--rounds", type=int, default=2, help="rounds per repetition, after one warm-up round"
     )

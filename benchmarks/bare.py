@@ -322,9 +322,19 @@ def main() -> None:
         help="worker processes; 0: train clients one after another",
     )
     parser.add_argument("--threads", type=int, default=1, help="threads of each process")
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--precision", choices=("fp32", "tf32", "bf16"), default="fp32")
-    parser.add_argument("--algorithm", choices=("fedavg", "fedntd"), default="fedavg")
+    parser.add_argument("--device", default="cpu", help="device of the training")
+    parser.add_argument(
+        "--precision",
+        choices=("fp32", "tf32", "bf16"),
+        default="fp32",
+        help="precision of the training",
+    )
+    parser.add_argument(
+        "--algorithm",
+        choices=("fedavg", "fedntd"),
+        default="fedavg",
+        help="algorithm to train with",
+    )
     parser.add_argument(
         "--local-evaluation",
         action="store_true",

@@ -104,7 +104,9 @@ def report(
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.costs", description=__doc__)
-    parser.add_argument("algorithms", nargs="*", default=DEFAULT)
+    parser.add_argument(
+        "algorithms", nargs="*", default=DEFAULT, help=f"default: {' '.join(DEFAULT)}"
+    )
     parser.add_argument("--rounds", type=int, default=5, help="rounds after a warm-up round")
     parser.add_argument("--quick", action="store_true", help="only show that the command works")
     parser.add_argument("--no-results", action="store_true", help="do not change RESULTS.md")

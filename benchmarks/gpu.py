@@ -289,8 +289,8 @@ def main(arguments: list[str] | None = None) -> int:
         return [word for word in text.split(",") if word]
 
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=__doc__)
-    parser.add_argument("--device", default="cuda")
-    parser.add_argument("--rounds", type=int, default=200)
+    parser.add_argument("--device", default="cuda", help="device of all runs (default: cuda)")
+    parser.add_argument("--rounds", type=int, default=200, help="rounds of the part `rounds`")
     parser.add_argument(
         "--bare-rounds",
         type=int,
@@ -303,9 +303,18 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--rounds-of-steps", type=int, default=10, help="number of rounds in which steps are timed"
     )
-    parser.add_argument("--precisions", type=words, default=["fp32", "tf32", "bf16"])
-    parser.add_argument("--models", type=words, default=list(RESNETS))
-    parser.add_argument("--parts", type=words, default=list(GOALS), help=", ".join(GOALS))
+    parser.add_argument(
+        "--precisions",
+        type=words,
+        default=["fp32", "tf32", "bf16"],
+        help="comma-separated precisions",
+    )
+    parser.add_argument(
+        "--models", type=words, default=list(RESNETS), help="models of the part `resnets`"
+    )
+    parser.add_argument(
+        "--parts", type=words, default=list(GOALS), help=f"comma-separated: {', '.join(GOALS)}"
+    )
     parser.add_argument("overrides", nargs="*", help="options of fedexp, for a smaller workload")
     options = parser.parse_args(arguments)
     if unknown := set(options.parts) - set(GOALS):

@@ -58,12 +58,11 @@ def measure_point(
         sampled = sum(row["round"] == last["round"] for row in csv.DictReader(file))
     examples = sum(rep.examples) / rounds
     return [
-        *(
-            f"{int(last['bytes_down']) / sampled / 1e6:.1f}",
-            f"{examples:,.0f}",
-            f"{examples / rep.rate:.2f}",
-        ),
-        *(f"{rep.seconds:.2f}", f"{rep.pss:.2f} ({rep.rss:.2f})"),
+        f"{int(last['bytes_down']) / sampled / 1e6:.1f}",
+        f"{examples:,.0f}",
+        f"{examples / rep.rate:.2f}",
+        f"{rep.seconds:.2f}",
+        f"{rep.pss:.2f} ({rep.rss:.2f})",
     ]
 
 
@@ -72,8 +71,18 @@ def main() -> int:
         return [int(number) for number in text.split(",")]
 
     parser = argparse.ArgumentParser(prog="python -m benchmarks.growth", description=__doc__)
-    parser.add_argument("--sampled", type=numbers, default=[1, 3, 10, 30, 100])
-    parser.add_argument("--clients", type=numbers, default=[100, 1000, 10_000])
+    parser.add_argument(
+        "--sampled",
+        type=numbers,
+        default=[1, 3, 10, 30, 100],
+        help="comma-separated numbers of clients per round",
+    )
+    parser.add_argument(
+        "--clients",
+        type=numbers,
+        default=[100, 1000, 10_000],
+        help="comma-separated total numbers of clients",
+    )
     parser.add_argument("--rounds", type=int, default=2, help="rounds, after one warm-up round")
     parser.add_argument("--no-results", action="store_true", help="do not change RESULTS.md")
     parser.add_argument(

@@ -245,27 +245,35 @@ def ratios(reps: Sequence[Rep], reference: Sequence[Rep], quantity: str) -> str:
 def table(contestants: Sequence[Contestant], reps: dict[str, list[Rep]]) -> str:
     """Return a Markdown table: medians, ranges, and ratios to each contestant's reference."""
     head = (
-        *("contestant", "n", "training examples/s", "s a round, all in", "reference"),
-        *(
-            "x reference (training)",
-            "x reference (all in)",
-            "peak PSS (RSS), GiB",
-            "accuracy at the end",
-        ),
+        "contestant",
+        "n",
+        "training examples/s",
+        "s a round, all in",
+        "reference",
+        "x reference (training)",
+        "x reference (all in)",
+        "peak PSS (RSS), GiB",
+        "accuracy at the end",
     )
     rows = []
     for c in contestants:
         if c.name not in reps:
             continue
         own, reference = reps[c.name], reps.get(c.reference)
-        against = [ratios(own, reference, q) if reference else "" for q in ("rate", "all_in")]
         pss = max(r.pss for r in own)
         rss = max(r.rss for r in own)
-        rates = spread([r.rate for r in own])
-        seconds = spread([r.seconds for r in own], ".2f")
-        speed = (c.name, str(len(own)), rates, seconds, c.reference if reference else "")
-        rest = (f"{pss:.2f} ({rss:.2f})", f"{own[-1].accuracy:.3f}")
-        rows.append((*speed, *against, *rest))
+        cells = [
+            c.name,
+            str(len(own)),
+            spread([r.rate for r in own]),
+            spread([r.seconds for r in own], ".2f"),
+            c.reference if reference else "",
+            ratios(own, reference, "rate") if reference else "",
+            ratios(own, reference, "all_in") if reference else "",
+            f"{pss:.2f} ({rss:.2f})",
+            f"{own[-1].accuracy:.3f}",
+        ]
+        rows.append(cells)
     return markdown(head, rows)
 
 

@@ -213,7 +213,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         metavar="KEY=VALUE",
         help="option, such as local.epochs=1",
     )
-    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--quick", action="store_true", help="only show that the command works")
     parser.add_argument("--wall", action="store_true", help="measure elapsed, not CPU time")
     options = parser.parse_args(arguments)
     data = [*(QUICK if options.quick else (*w1.OVERRIDES, *w1.data_overrides())), *options.set]

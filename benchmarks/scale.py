@@ -113,12 +113,18 @@ def parts(values: Sequence[float], count: int = 3) -> list[str]:
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.scale", description=__doc__)
-    parser.add_argument("--clients", type=int, default=100_000)
-    parser.add_argument("--partitions", type=lambda text: text.split(","), default=list(PARTITIONS))
-    parser.add_argument("--client-rounds", type=int, default=20)
-    parser.add_argument("--rounds", type=int, default=3000)
-    parser.add_argument("--images", type=int, default=20_000)
-    parser.add_argument("--no-results", action="store_true", help="do not change RESULTS.md")
+    add = parser.add_argument
+    add("--clients", type=int, default=100_000, help="number of clients")
+    add(
+        "--partitions",
+        type=lambda text: text.split(","),
+        default=list(PARTITIONS),
+        help="comma-separated partitions of the runs with many clients",
+    )
+    add("--client-rounds", type=int, default=20, help="rounds of the runs with many clients")
+    add("--rounds", type=int, default=3000, help="rounds of the long run on few clients")
+    add("--images", type=int, default=20_000, help="number of images of 224 x 224 pixels")
+    add("--no-results", action="store_true", help="do not change RESULTS.md")
     options = parser.parse_args(arguments)
     rows = []
     with tempfile.TemporaryDirectory(prefix="fedexp-scale-") as scratch:

@@ -14,13 +14,12 @@ from typing import ClassVar
 
 import numpy as np
 
-from benchmarks.measure import CONF
+from benchmarks.measure import CONF, ROOT
 from fedexp.data.cache import Arrays
 from fedexp.data.datasets import TorchvisionDataset
 from fedexp.data.types import ImageData
 from fedexp.training.simulation import Simulation
 
-ROOT = Path(__file__).resolve().parents[1]
 CLIENTS, BATCH, EPOCHS = 100, 50, 5
 LR, LR_DECAY, MOMENTUM, WEIGHT_DECAY = 0.01, 0.99, 0.9, 1e-5
 CROP_PADDING, CUTOUT = 4, 16

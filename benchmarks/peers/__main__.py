@@ -61,18 +61,12 @@ def main() -> int:
     there = [c.name for c in rivals if c.name in reps]
     fastest = max(there, key=lambda name: median(r.rate for r in reps[name]), default="")
     chosen = [*rivals, *(replace(c, reference=fastest) for c in own)]
-    text = [
-        *(
-            bench.heading(
-                options,
-                data,
-                "FedAvg, as each has it: fedexp tests the global model in every round, the "
-                "peers test nothing",
-            ),
-            measure.table(chosen, reps),
-            *left_out,
-        ),
-    ]
+    settings = (
+        "FedAvg, as each has it: fedexp tests the global model in every round, the peers test"
+        " nothing"
+    )
+    heading = bench.heading(options, data, settings)
+    text = [heading, measure.table(chosen, reps), *left_out]
     print("\n\n".join(text))
     if not options.no_results:
         measure.write_section("Against other simulators", "\n\n".join(text))

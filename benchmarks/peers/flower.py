@@ -165,10 +165,10 @@ def accuracy(weights: dict[str, torch.Tensor], workload: Workload) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.peers.flower", description=__doc__)
-    parser.add_argument("workload", type=Path)
-    parser.add_argument("out", type=Path)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("workload", type=Path, help="directory written by benchmarks.w1")
+    parser.add_argument("out", type=Path, help="directory for rounds.csv")
+    parser.add_argument("--rounds", type=int, default=3, help="rounds, including one warm-up round")
+    parser.add_argument("--workers", type=int, default=2, help="number of actors")
     options = parser.parse_args()
     strategy, server_app = TimedFedAvg(options.workload), ServerApp()
 

@@ -99,9 +99,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.peers.pfl_research", description=__doc__
     )
-    parser.add_argument("workload", type=Path)
-    parser.add_argument("out", type=Path)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("workload", type=Path, help="directory written by benchmarks.w1")
+    parser.add_argument("out", type=Path, help="directory for rounds.csv")
+    parser.add_argument("--rounds", type=int, default=3, help="rounds, including one warm-up round")
     options = parser.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(0)
