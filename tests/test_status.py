@@ -96,7 +96,7 @@ def test_hours_left_are_estimated_from_kept_runs(tmp_path, capsys):
     in_both_views(sweep, "a")
     evidence.keep_runs(sweep)
     remove_runs(sweep)
-    assert call("reproduction", ["--root", str(tmp_path), "--status"]) == 0
+    assert call("reproduction", ["--root", str(tmp_path)]) == 0
     found = row_of(capsys.readouterr().out, "fedntd_table1")
     assert found["spent"] == "3.0 core h"
     assert found["left (first seeds)"] == "97 of 98 jobs: 189.0 core h for 55 of them"

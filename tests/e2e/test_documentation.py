@@ -146,7 +146,7 @@ NOT_EXECUTED = {
     "wandb .*|fedexp dashboard .*": "needs an account",
     "fedexp push .*": "tests/e2e/test_wandb.py does it",
     r"fedexp \\\| head": "tests/e2e/test_run.py does it",
-    "fedexp reproduction( --status)?|python -m reproduction --check": (
+    "fedexp reproduction|python -m reproduction --check": (
         "takes half a minute; tests/test_status.py and tests/test_reproduction.py do it"
     ),
     "fedexp .*sweep=fedntd_table1,fedntd_table8 .*": (

@@ -14,6 +14,7 @@ from omegaconf import OmegaConf
 from fedexp.algorithms.base import FedAvg
 from fedexp.algorithms.interfaces import Needs
 from fedexp.config.values import make_target
+from fedexp.core.console import plural
 
 HEAD = (
     "algorithm",
@@ -69,7 +70,9 @@ def describe_computation(needs: Needs) -> str:
     """Describe the computation that is needed in addition to one gradient per step."""
     gradients = needs.gradients if needs.gradients != 1 else 0
     of_cohort, others = needs.server_teachers
-    teachers = f"|S| + {others}" if of_cohort and others else "|S|" * of_cohort or others
+    teachers = count_noun(others, "teacher")
+    if of_cohort:
+        teachers = f"|S| + {others} teachers" if others else "|S| teachers"
     parts = [
         (count_noun(gradients, "gradient"), count_noun(needs.teachers, "teacher"), "per step"),
         (
@@ -79,7 +82,7 @@ def describe_computation(needs: Needs) -> str:
         ),
         (needs.work, "", ""),
         (
-            count_noun(teachers, "teacher"),
+            teachers,
             count_noun(needs.server_passes, "gradient pass") or needs.server_work,
             "on the server",
         ),
@@ -88,13 +91,9 @@ def describe_computation(needs: Needs) -> str:
     return "; ".join(f"{what} {where}".strip() for what, where in texts if what)
 
 
-def count_noun(number: int | str, noun: str) -> str:
+def count_noun(number: int, noun: str) -> str:
     """Return a number with its noun, such as `2 passes`, or "" for zero."""
-    if not number:
-        return ""
-    if number != 1:
-        noun += "es" if noun.endswith("s") else "s"
-    return f"{number} {noun}"
+    return plural(number, noun) if number else ""
 
 
 def table_row(cells: tuple[str, ...]) -> str:

@@ -15,7 +15,7 @@ from fedexp.core.errors import ConfigError, nearest, require_choice
 from fedexp.core.storage import display_path
 from fedexp.rundir import files
 from fedexp.rundir.fingerprint import flatten
-from fedexp.rundir.reader import MARKS, RunDirectory
+from fedexp.rundir.reader import RunDirectory, require_run
 from fedexp.rundir.sweeps import SweepDirectory, find_runs
 
 if TYPE_CHECKING:
@@ -49,7 +49,12 @@ class Run:
 
     @property
     def status(self) -> str:
-        """Return completed, stopped, diverged, failed, damaged, running or unfinished."""
+        """Return the state of the run as a word.
+
+        `completed`, `stopped` (before the last round) and `diverged` runs have ended. A `failed`
+        run raised an error, and a `damaged` run lacks valid files. All other runs are `running` or
+        `unfinished`.
+        """
         return self._reader.status
 
     @property
@@ -289,11 +294,10 @@ def load_run(
     Code in the run directory is never executed. Raises ConfigError if the directory holds no run.
     """
     path = Path(directory).expanduser()
-    if not any((path / name).exists() for name in MARKS):
-        inside = (
-            f"; load its {len(found)} runs with load_sweep" if (found := find_runs(path)) else ""
-        )
-        raise ConfigError(f"{path}: holds no run (it has none of {', '.join(MARKS)}){inside}")
+    runs = find_runs(path)
+    if runs and runs != [path]:
+        raise ConfigError(f"{path}: holds several runs; load its {len(runs)} runs with load_sweep")
+    require_run(path)
     return Run(path, None if config_dir is None else Path(config_dir))
 
 

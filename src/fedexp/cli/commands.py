@@ -74,7 +74,7 @@ def report(parser: ArgumentParser, arguments: Sequence[str]) -> int:
     from fedexp.papers.report import write_run_table, write_sweep_reports
 
     add = parser.add_argument
-    add("directories", nargs="+", type=Path)
+    add("directories", nargs="+", type=Path, help="sweeps or, for one table, directories with runs")
     add("--out", type=Path, help="path of the files TABLE.csv and TABLE.md, without a suffix")
     add("--no-figures", action="store_true", help="write no figures")
     kept = "write one small file per run to SWEEP/runs; these files can be committed"
@@ -100,8 +100,10 @@ def report(parser: ArgumentParser, arguments: Sequence[str]) -> int:
     for name in measures:
         require_choice("--metric", name, tuple(MEASURES))
     if options.out is None and not measures:
-        return write_sweep_reports(options)
-    return write_run_table(options.directories, options.out, measures)
+        write_sweep_reports(options)
+    else:
+        write_run_table(options.directories, options.out, measures)
+    return 0
 
 
 def view(parser: ArgumentParser, arguments: Sequence[str]) -> int:
@@ -259,7 +261,8 @@ def push(parser: ArgumentParser, arguments: Sequence[str]) -> int:
     add("directory", nargs="+", type=Path, help="a finished run or a sweep")
     add("--project", help="W&B project (default: the project of the run)")
     add("--entity", help="W&B user or team")
-    add("--mode", choices=("auto", "online", "offline"), default="auto")
+    mode = "auto (the default): online if you are logged in to W&B, otherwise offline"
+    add("--mode", choices=("auto", "online", "offline"), default="auto", help=mode)
     add("--new", action="store_true", help="always make a new W&B run")
     options = parse_arguments(parser, arguments)
     given = {"project": options.project, "entity": options.entity, "mode": options.mode}
@@ -311,8 +314,6 @@ def reproduction(parser: ArgumentParser, arguments: Sequence[str]) -> int:
 
     root = "directory that contains multirun (default: the working directory)"
     parser.add_argument("--root", type=Path, default=Path(), help=root)
-    status = "print the table described above (the default)"
-    parser.add_argument("--status", action="store_true", help=status)
     options = parse_arguments(parser, arguments)
     if not options.root.is_dir():
         raise ConfigError(f"--root={options.root}: is not a directory")

@@ -1,7 +1,6 @@
 """The command `fedexp report`: write reports of sweeps, or one table of all runs."""
 
 import argparse
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ import pandas as pd
 
 from fedexp.analysis.layout import markdown
 from fedexp.analysis.naming import named_overrides, shared_overrides
-from fedexp.core.errors import ConfigError
+from fedexp.core.errors import ConfigError, say
 from fedexp.core.storage import display_path, write_atomically
 from fedexp.figures.pictures import PNG
 from fedexp.metrics.task_matrix import MEASURES
@@ -85,16 +84,17 @@ def task_measures(run: RunDirectory, names: Sequence[str]) -> dict[str, float]:
     return {name: over_clients(MEASURES[name], columns, matrix, start) for name in names}
 
 
-def write_sweep_reports(options: argparse.Namespace) -> int:
-    """Write the report of each sweep, print its table, and return the exit code.
+def write_sweep_reports(options: argparse.Namespace) -> None:
+    """Write the report of each sweep and print its table.
 
     options: the flags of `fedexp report`.
+
+    Raises ConfigError if a directory has no finished run.
     """
     PNG.changed(options)  # raises ConfigError for an invalid flag before anything is written
     for directory in options.directories:
         if not directory.is_dir():
-            print(f"fedexp: {directory}: is not a directory", file=sys.stderr)
-            return 2
+            raise ConfigError(f"{directory}: is not a directory")
         if options.restore is not None:
             restore_sweep(directory, options.restore / directory.resolve().name)
             continue
@@ -105,11 +105,9 @@ def write_sweep_reports(options: argparse.Namespace) -> int:
             print(f"Saved {len(kept)} runs to {folder} ({size / 1e6:.2f} MB)\n")
         paths = write_report(directory, not options.no_figures, options)
         if not paths:
-            print(f"fedexp: no finished run in {directory}", file=sys.stderr)
-            return 2
+            raise ConfigError(f"no finished run in {directory}")
         print((directory / "table.md").read_text(encoding="utf-8"))
         print("\n".join(f"  {display_path(path)}" for path in paths))
-    return 0
 
 
 def restore_sweep(sweep: Path, target: Path) -> None:
@@ -125,24 +123,22 @@ def restore_sweep(sweep: Path, target: Path) -> None:
     print(f"Restored {len(made)} runs to {display_path(target)}")
 
 
-def write_run_table(directories: Sequence[Path], out: Path | None, measures: Sequence[str]) -> int:
-    """Print all runs below the directories as one table, and return the exit code.
+def write_run_table(directories: Sequence[Path], out: Path | None, measures: Sequence[str]) -> None:
+    """Print all runs below the directories as one table.
 
     out: the path of the table's files, without a suffix, or None to write no files.
+
+    Raises ConfigError if no run is finished.
     """
     there = [RunDirectory(path) for directory in directories for path in find_runs(directory)]
     for run in there:
         if run.damaged:
-            print(
-                f"fedexp: {run.directory}: {run.describe_damage()}; the run is left out",
-                file=sys.stderr,
-            )
+            say(f"{run.directory}: {run.describe_damage()}; the run is left out")
     finished = [run for run in there if run.finished]
     if not finished:
         hint = next(filter(None, map(how_to_restore, directories)), "")
         places = ", ".join(map(str, directories))
-        print(f"fedexp: no finished run below {places}{hint}", file=sys.stderr)
-        return 2
+        raise ConfigError(f"no finished run below {places}{hint}")
     shared = shared_overrides(finished)
     ends = [end for run in finished for end in run.summary.get("tasks") or ()]
     tasks = sorted({end["task"] for end in ends} - {1})
@@ -156,7 +152,6 @@ def write_run_table(directories: Sequence[Path], out: Path | None, measures: Seq
         write_atomically(out.with_suffix(".csv"), table.to_csv(index=False).encode())
         write_atomically(out.with_suffix(".md"), text.encode())
     print(text, end="")
-    return 0
 
 
 def format_cell(name: str, value: Any) -> str:

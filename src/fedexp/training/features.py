@@ -51,14 +51,21 @@ def with_features(runtime: ClientRuntime) -> ClientRuntime:
     size = (len(data.y_train) + len(data.y_test)) * width * runtime.dtype.itemsize
     free = vectorised.free_memory(device) if device.type == "cuda" else memory.free_memory()
     if size > SHARE_OF_MEMORY * free:
-        what = "the features of the frozen backbone are computed in every step, because they need"
-        log.info("%s %s, too much for %s of free memory", what, size_of(size), size_of(free))
+        log.info(
+            "the features of the frozen backbone are computed in every step, because they need"
+            " %s, too much for %s of free memory",
+            size_of(size),
+            size_of(free),
+        )
         return runtime
     start = time.perf_counter()
     train = compute(runtime, runtime.load_train, len(data.y_train))
     test = compute(runtime, runtime.load_test, len(data.y_test))
-    what = "the features of the frozen backbone are computed once for all examples"
-    log.info("%s: %s, %.1f s", what, size_of(size), time.perf_counter() - start)
+    log.info(
+        "the features of the frozen backbone are computed once for all examples: %s, %.1f s",
+        size_of(size),
+        time.perf_counter() - start,
+    )
     return replace(runtime, data=replace(data, train_features=train, test_features=test))
 
 

@@ -143,8 +143,11 @@ def fit_engine(
     if obstacle is None:
         return hardware
     changed = asked.without_vmap(hardware, obstacle)
-    what = "clients train one after another, because the vectorised engine does not support"
-    log.info("%s this model: %s", what, obstacle)
+    log.info(
+        "clients train one after another, because the vectorised engine does not support this"
+        " model: %s",
+        obstacle,
+    )
     return changed
 
 

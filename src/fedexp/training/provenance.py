@@ -26,12 +26,14 @@ PROCESSES = Path("/proc")
 
 
 def environment(config: Mapping[str, Any], hardware: Resolved, state: State) -> dict[str, Any]:
-    """Return the versions and the hardware that produced the results.
+    """Return a dict with the versions, the commit and the hardware that produced the results.
 
-    The entry `determinism` lists everything, except the data, that must be equal to reproduce the
-    results bit by bit. If the run was resumed in a different environment, `determinism` contains
-    only the values that stayed the same, and its entry `spans` lists the rounds and the
-    environment of each part of the run.
+    The entry `determinism` contains everything that must be equal to reproduce the results bit by
+    bit, except the data: fingerprint, seeds, versions, commit, code and hardware settings.
+
+    If a run was resumed with other versions, code, hardware or data, no single value holds for all
+    of its rounds. `determinism` then contains only the values that never changed. Its entry `spans`
+    lists the values of each part of the run, with the first and the last round of the part.
     """
     decisive = {"config": fingerprint(config), "seeds": config["seeds"]}
     decisive |= code_and_hardware(config, hardware)
