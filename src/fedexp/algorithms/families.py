@@ -216,7 +216,10 @@ class MultiExchange(FedAvg):
         return (self,)
 
     def closing_exchanges(self, federation: Federation) -> Sequence[FedAvg]:
-        """Return the additional exchanges with all clients that end each task except the last."""
+        """Return additional exchanges, in which all clients take part at the end of a task.
+
+        They are not run after the last task.
+        """
         return ()
 
     def roles(

@@ -4,8 +4,8 @@ The mixing weights adapt the global classifier to the client's data. Each client
 examples before local training. The server averages the local models as in FedAvg.
 
 J. Zhang et al., "FedALA: Adaptive Local Aggregation for Personalized Federated Learning", AAAI
-2023, Eq. (3)-(6) and the authors' code. As in FedKA's Table 9, only the last p = 2 tensors are
-mixed, which are the weight and bias of the classifier:
+2023, Eq. (3)-(6) and the authors' code. As in FedKA's Table 9, only the last p = 2 tensors (weight
+and bias of the classifier) are mixed:
     theta = theta_old + (theta_global - theta_old) * W;  all other layers are the global model's
     W <- clip(W - eta * (d loss / d theta) * (theta_global - theta_old), 0, 1).
 theta_old is the classifier from the end of the client's last training. W starts at 1, is learned on
@@ -117,7 +117,7 @@ class FedALA(Personal):
 
 
 def mix_models(params: Params, client: Tree, W: Params) -> Params:
-    """Return the global model, with a mixed classifier if the client has trained before.
+    """Return the global model. If the client has trained before, mix the classifier.
 
     client: the client's state. W: the mixing weights.
 

@@ -6,7 +6,7 @@ Hsu, Qi, Brown, "Measuring the Effects of Non-Identical Data Distribution for Fe
 Classification", 2019. With v = 0 at the start, the server's step is
     v <- beta * v + (w_global - sum_k p_k w_k),   w_global <- w_global - v.
 Only parameters have momentum; running statistics of batch norm are averaged as in FedAvg. MOON's
-code multiplies the difference by (1 - beta), which is a different algorithm and is not implemented.
+code multiplies the difference by (1 - beta). This is a different algorithm and is not implemented.
 """
 
 from fedexp.algorithms.base import FedAvg

@@ -1,8 +1,8 @@
 """FedCurv: a quadratic penalty on changes of parameters that matter to the other clients.
 
-After training, each client computes the diagonal of its Fisher information, which measures how
-important a parameter is for its data. The server averages the models and adds up the clients'
-Fisher information.
+After training, each client computes the diagonal of its Fisher information, a measure of how
+important each parameter is for the client's data. The server averages the models and adds up the
+clients' Fisher information.
 
 N. Shoham et al., "Overcoming Forgetting in Federated Learning on Non-IID Data", 2019, Eq. (3)-(5).
 u_j is the diagonal of client j's Fisher information, computed on its data at its trained parameters
@@ -94,7 +94,8 @@ class FedCurv(OwnTraining):
     def fisher(self, net: Network, params: Params, data: ClientData, ctx: Context) -> Params:
         """Return the diagonal u_k of the client's Fisher information.
 
-        u_k is a mean over batches or, with `estimator=sample`, over examples.
+        If `estimator` is `sample`, u_k is a mean over examples; otherwise, it is a mean over
+        batches.
         """
         seen, parts = torch.zeros_like(ctx.steps), torch.zeros_like(ctx.steps)
         total = tree.zeros_like(params)

@@ -56,7 +56,7 @@ class FedNova(FedAvg):
     def optimizers(self) -> tuple[str, ...]:  # type: ignore[override]
         """Return the allowed optimizers.
 
-        With adaptive optimizers, a_k is tau_k. A direction d_k from an adaptive optimizer has a
+        For adaptive optimizers, a_k is tau_k. A direction d_k from an adaptive optimizer has a
         different scale from a gradient and cannot correct it, so the variants `ccvr` and
         `ccvr_frozen` allow only SGD. The paper gives no a_k for Nesterov's momentum.
         """

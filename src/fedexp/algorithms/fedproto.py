@@ -12,9 +12,9 @@ model:
     server      C^c <- mean of C_k^c over the clients that have class c, weighted by their number of
                 examples of class c
     prediction  the class with the nearest prototype, argmin_c ||f(x) - C^c||.
-A client's model starts as the initial model and stays on the client, with its running statistics.
-The personalised test uses a linear classifier with rows C^c and biases -||C^c||^2 / 2, which makes
-the same predictions.
+A client's model starts as the initial model and stays on the client, including running statistics.
+The personalised test uses a linear classifier with rows C^c and biases -||C^c||^2 / 2. It makes the
+same predictions.
 
 No client uses a generic model. The accuracy reported for the generic model is that of the mean of
 the last cohort's models. Sending these models is not counted as traffic.

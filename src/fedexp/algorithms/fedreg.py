@@ -14,8 +14,8 @@ makes two batches, with the global model f in eval mode:
 Step j of each epoch uses the pseudo and perturbed data made from batch j. First, the client takes
 an SGD step, with the gradient at a point w' between the local and the global model:
     w' = gamma w + (1 - gamma) w_global,   w <- w - lr grad CE(w'; x, y).
-This step has no momentum and no weight decay; any other local.optimizer takes its usual step. Then
-the client projects its change delta, with gradients at the midpoint m between both models:
+This step has no momentum and no weight decay; any other local.optimizer makes its normal update.
+Then the client projects its change delta, with gradients at the midpoint m between both models:
     delta = w - w_global,   m = (w + w_global) / 2
     g_s = grad CE(m; x^s, y^s),   a = max(0, <delta, g_s> / ||g_s||^2)
     g_p = grad CE(m; x^p, y),     b = max(0, <delta - a g_s, g_p> / ||g_p||^2)

@@ -10,8 +10,8 @@ of class c:
         -log( n_y^gamma e^{z_y} / sum_c n_c^gamma e^{z_c} )
     personal classifier: CE of z + z_personal, where z and the features are constants.
 The server averages the body and the generic classifier. The personal classifier starts at 0 and
-stays on its client. The reported accuracy is that of the generic model (the paper's G-FL), which is
-tested without the class counts n_c.
+stays on its client. The reported accuracy is that of the generic model (the paper's G-FL). This
+model is tested without the class counts n_c.
 """
 
 import numpy as np

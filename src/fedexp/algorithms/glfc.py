@@ -137,7 +137,7 @@ class GLFC(Exemplars, ServerTraining):
         """Return the indices of the examples that a client keeps, the same number of each class.
 
         before: the examples kept so far, in the order of selection; the first ones of each class
-        are kept. part: the client's examples of the last task, from which herding selects.
+        are kept. part: the client's examples of the last task; herding selects from these examples.
         """
         old = [before[labels[before] == c] for c in dict.fromkeys(labels[before].tolist())]
         new = [part[labels[part] == c] for c in np.unique(labels[part])]

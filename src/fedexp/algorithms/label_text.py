@@ -20,8 +20,8 @@ def embeddings(source: str | None, classes: int, width: int) -> np.ndarray:
     """Return the embeddings, float64 [classes, E].
 
     The embeddings are the rows of the file `source`. If `source` is `RANDOM`, they are vectors of
-    `width` standard normal numbers, which are the same in every run. Raises ConfigError if `source`
-    is None or if the file does not contain a finite matrix with one row per class.
+    `width` standard normal numbers, the same in every run. Raises ConfigError if `source` is None
+    or if the file does not contain a finite matrix with one row per class.
     """
     if source is None:
         raise ConfigError(

@@ -24,10 +24,10 @@ trained, averaged and sent with the model.
 
 The embeddings come from a file, `embeddings=<file>`, with one row per class in the order of the
 data set's classes; docs/guide/continual_learning.md describes how to create it. Without a file, a
-run stops with an error. `embeddings=random` uses random vectors instead, which have the width of
-the features and entries with variance 1. The anchors then contain no information about the meaning
-of the classes, and only LANDER's bounding loss and generator remain. The result of such a run is
-not a result of LANDER; config.yaml and the first lines of the log record the option.
+run stops with an error. `embeddings=random` uses random vectors instead. Their width is that of the
+features, and their entries have variance 1. The anchors then contain no information about the
+meaning of the classes, and only LANDER's bounding loss and generator remain. The result of such a
+run is not a result of LANDER; config.yaml and the first lines of the log record the option.
 
 Checked against the authors' code (tmtuan1307/LANDER, methods/lander.py), which is the source of the
 formulas; the equation numbers of the paper were not available. conf/algorithm/lander.yaml contains

@@ -50,7 +50,7 @@ class LocalTraining(Checked, prefix="local."):
         require(good, "local.lr_min", self.lr_min, f"at most local.lr={self.lr}")
 
     def lr_at(self, round: int, rounds: int | None = None) -> float:
-        """Return the learning rate of a round, which is constant within the round.
+        """Return the learning rate of all steps of a round.
 
         round: number of the round, from 1 (within a task). rounds: total number of rounds (of a
         task), required for schedule=cosine. In round i = 1 .. w of the warm-up, the rate is lr * i

@@ -14,7 +14,7 @@ entries for a layer with n inputs and counts as traffic.
 
 Differs from the released code (bloomberg/dataless-model-merging, src/model_merge/avg_merger.py):
 That code merges models once, after their training, with Gram matrices of 1,000 examples and, for
-DeBERTa, off_diagonal=0.1. The paper's formula has M = 0, which gives the same W if sum_k G_k is
+DeBERTa, off_diagonal=0.1. The paper's formula has M = 0. It gives the same W if sum_k G_k is
 invertible. If an input is always 0, for example after a dead ReLU, the paper's formula sets its
 weights to 0, and they stay 0; here, these weights are averaged. Layers whose inputs are not
 observed are also averaged. An example is the projection in PyTorch's nn.MultiheadAttention, which

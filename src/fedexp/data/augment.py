@@ -1,7 +1,7 @@
 """Augment and normalise image batches with a single gather from the stored images.
 
 The random numbers for a round are drawn in advance (`Augmentation.draw`). `load_batch` is therefore
-a pure function, which also runs under torch.func.vmap. The result is the same as applying, in this
+a pure function and also runs under torch.func.vmap. The result is the same as applying, in this
 order, torchvision's RandomCrop(padding), RandomHorizontalFlip, RandomRotation(nearest, fill 0),
 ToTensor and Normalize, and then Cutout (DeVries and Taylor, arXiv 1708.04552).
 """

@@ -133,7 +133,7 @@ def reduce_classes(
 
 
 def describe_change(partition: Partition) -> str:
-    """Return a text that describes the clients' data after a change, with all reduced shares."""
+    """Return a text that describes the clients' data after a change, including reduced shares."""
     shares = [
         f"{share:g} of class {label}" for label, share in partition.info.get("shares", {}).items()
     ]

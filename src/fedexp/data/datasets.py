@@ -406,7 +406,7 @@ class TinyImageNet(Published, ImageFiles):
 
 
 class Caltech256(Published, ImageFiles):
-    """Caltech-256 from the published files, with resized images, or from a folder tree.
+    """Caltech-256 from the published files, whose images are resized, or from a folder tree.
 
     The published files have no test set, so a stratified test set is drawn.
     """

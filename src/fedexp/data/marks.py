@@ -30,7 +30,7 @@ Result = TypeVar("Result")
 
 
 class SourceFile(NamedTuple):
-    """A file with its size and modification time, which change if the file changes."""
+    """A file, and the size and modification time that show whether it has changed."""
 
     path: str
     size: int  # bytes

@@ -57,7 +57,7 @@ class Partition:
     def build(
         cls, parts: Iterable[np.ndarray], labels: np.ndarray, num_classes: int, info: dict
     ) -> "Partition":
-        """Return a partition, with sorted indices and the counts of each client's labels.
+        """Sort each client's indices, count each client's labels, and return the partition.
 
         parts: each client's example indices. Every client must have at least one example, and no
         example may be given twice. Indices and labels must be in range.

@@ -70,7 +70,7 @@ def decode(paths: dict[str, Path]) -> Arrays:
 def read_mat(path: Path) -> tuple[np.ndarray, np.ndarray]:
     """Return images uint8 [n, 32, 32, 3] and labels int64 [n] from a MATLAB file.
 
-    The file contains the images X [32, 32, 3, n] and the labels y [n, 1], which are from 1 to 10.
+    The file contains the images X [32, 32, 3, n] and the labels y [n, 1], from 1 to 10.
     """
     from scipy.io import loadmat
 

@@ -29,7 +29,7 @@ class TaskSequence:
 
 
 class Scenario(Checked, ABC, prefix="scenario."):
-    """Base class of scenarios (config group `scenario`), which divide data into tasks."""
+    """Base class of scenarios (config group `scenario`). A scenario divides data into tasks."""
 
     rounds_per_task: Count
 

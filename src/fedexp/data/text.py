@@ -180,7 +180,7 @@ class TextDataset(TextSource):
 
 
 class UnlabelledTexts(TextSource):
-    """Texts without labels, which can be used as a surrogate set.
+    """Texts without labels, for use as a surrogate set.
 
     All labels are -1, and the test set is empty. A label column in the file is ignored.
     """

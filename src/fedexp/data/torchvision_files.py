@@ -53,7 +53,7 @@ class TorchvisionFiles:
 
 
 def read_idx(path: Path, rank: int) -> np.ndarray:
-    """Read an idx file of uint8 values, which may be compressed (.gz).
+    """Read an idx file of uint8 values. The file may be compressed (.gz).
 
     The file starts with two zero bytes, the byte 8 (for uint8), a byte with the number of axes, and
     the sizes as big-endian int32. The values follow.

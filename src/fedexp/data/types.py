@@ -170,7 +170,7 @@ class DataSource(Checked, ABC, prefix="dataset."):
 
 @dataclass(frozen=True)
 class ImageData(Data):
-    """A decoded image data set, with inputs uint8 [., height, width, channels].
+    """A decoded image data set. The inputs are uint8 [., height, width, channels].
 
     Pixels are integers from 0 to max_value. Model inputs are normalised as (pixel / max_value -
     mean) / std.
@@ -232,7 +232,7 @@ class TextShape(NamedTuple):
 
 @dataclass(frozen=True)
 class TextData(Data):
-    """Texts that are encoded as numbers in a vocabulary, with inputs int32 [., length]."""
+    """Texts that are encoded as numbers in a vocabulary. The inputs are int32 [., length]."""
 
     vocabulary: tuple[str, ...]  # characters, <UNK> and <PAD>, ordered by number
     vectors: torch.Tensor | None = None  # float32 [V, D]: pre-trained embeddings

@@ -367,7 +367,7 @@ class ClientRuntime:
 class ScheduledData:
     """The batches of one client in the order of its schedule, without padding.
 
-    This class implements the protocol `ClientData`, which is passed to the hooks.
+    It implements `ClientData`, the protocol of the hooks' argument `data`.
     """
 
     def __init__(self, runtime: ClientRuntime, schedule: BatchSchedule):
@@ -427,7 +427,7 @@ class Engine(ABC):
         """Evaluate the global model in a view.
 
         server: a dict with the `params` and `buffers` of the model.
-        round: the round, which selects the random numbers of the augmented view.
+        round: the number of the round; it selects the random numbers of the augmented view.
         """
         runtime.net.set_buffers(server["buffers"])
         return runtime.tested_on(view).evaluate(server["params"], runtime.test_draws(view, round))

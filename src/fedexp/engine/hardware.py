@@ -72,7 +72,7 @@ class Hardware(Checked, prefix="hardware."):
         return self.device in ("auto", "cuda") and self.engine != "workers"
 
     def resolve(self, cohort_size: int, share: int | None = None) -> "Resolved":
-        """Return the hardware that the run uses, with each `auto` except the precision replaced.
+        """Return the hardware that the run uses. Only the precision may still be `auto`.
 
         The choice assumes that the vectorised engine supports the model (see `without_vmap`).
 

@@ -50,7 +50,7 @@ class Epochs:
 
 @dataclass(frozen=True)
 class RoundMeasurements:
-    """The measurements of one round with S clients, from which the analyses are computed."""
+    """The measurements of one round with S clients. Analyses are computed from these."""
 
     round: int
     clients: Sequence[int]

@@ -18,9 +18,9 @@ from fedexp.metrics.history import History
 
 
 class ForgettingMetric(Checked, prefix="forgetting_metric."):
-    """Base class of metrics, which compute named values from the history of a run.
+    """Base class of metrics. A metric computes named values from the history of a run.
 
-    A metric returns the same names in all rounds. A value that is not defined yet is nan.
+    The names are the same in all rounds. A value that is not defined yet is nan.
     """
 
     @property

@@ -164,7 +164,7 @@ class History:
         return self.class_accuracy[index]
 
     def to_tree(self) -> "dict[str, torch.Tensor]":
-        """Return a dict of tensors, which torch.load(weights_only=True) can read."""
+        """Return the history as a dict of tensors that torch.load(weights_only=True) can read."""
         import torch
 
         empty = np.empty((0, 0, self.counts.shape[-1]))

@@ -137,7 +137,7 @@ class LowRank(nn.Module):
 
     @torch.no_grad()
     def merge(self) -> nn.Module:
-        """Return the layer without its adapter, with weights W + scale B A."""
+        """Return a layer that has no adapter and the weights W + scale B A."""
         change = torch.einsum("or,r...->o...", self.up.weight.flatten(1), self.down.weight)
         self.base.weight += self.scale * change
         return self.base

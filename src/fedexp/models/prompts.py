@@ -25,8 +25,8 @@ QUERY, PROMPTS = "query", "prompts"  # names of parameters of `Prompted`
 class PrefixAttention(nn.Module):
     """The attention of a block, with an optional prefix.
 
-    The attribute `prefix` [B, 2 L, D], which contains L keys followed by L values, is used in the
-    next call only.
+    The attribute `prefix` [B, 2 L, D] contains L keys followed by L values. It is used in the next
+    call only.
     """
 
     def __init__(self, attention: Any):

@@ -121,7 +121,7 @@ def max_over_windows(windows: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
 
 class _Maxima(Function):
-    """Maximum over windows, with a backward pass that skips windows without a gradient.
+    """Maximum over windows. The backward pass skips windows without a gradient.
 
     For each text and filter, only the window with the maximum has a gradient. The gradient of a
     filter is the weighted sum of the best windows of all texts. The gradient of a window is the

@@ -61,7 +61,7 @@ class Channel:
             self.send(parcel)
 
     def receive(self) -> Any:
-        """Return the next value, with its tensors on the CPU.
+        """Return the next value. Tensors in this value are on the CPU.
 
         The value is unpickled, so the other process must be trusted.
         """

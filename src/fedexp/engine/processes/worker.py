@@ -129,7 +129,7 @@ def run(order: Call, worker: Worker) -> Any:
 
 
 def failure(error: Exception) -> Failure:
-    """Return an exception in a form that can be pickled, with its traceback.
+    """Return an exception and its traceback in a form that can be pickled.
 
     An exception from another package may not be picklable, so it is replaced by a RuntimeError that
     contains its type and message.

@@ -129,7 +129,7 @@ class ClientNetwork(Network):
 class PaddedData:
     """The batches of one client inside vmap.
 
-    This class implements the protocol `ClientData`, which is passed to the hooks.
+    It implements `ClientData`, the protocol of the hooks' argument `data`.
     """
 
     runtime: ClientRuntime

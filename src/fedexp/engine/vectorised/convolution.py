@@ -138,7 +138,7 @@ class _Convolution(Function):
 class _Gradients(Function):
     """The requested gradients of a convolution with respect to its input, weight and bias.
 
-    They are computed by a separate autograd function, which defines their behaviour under vmap.
+    A separate autograd function computes them, because it can define their behaviour under vmap.
     """
 
     @staticmethod

@@ -131,7 +131,7 @@ def can_be_recorded(runtime: ClientRuntime) -> bool:
 def class_correct(runtime: ClientRuntime, round: int, models: Params) -> dict[str, Tensor]:
     """Return the correct predictions of stacked models in each view, int64 [models, C].
 
-    round: the round, which selects the random numbers of the augmented view.
+    round: the number of the round; it selects the random numbers of the augmented view.
     """
     found = {}
     for view in runtime.views:

@@ -19,7 +19,7 @@ def find_obstacle(module: nn.Module, x: Tensor) -> str | None:
     """Return why the vectorised engine cannot train a network, or None if it can.
 
     In a trial, two clients compute a gradient in train mode and logits in eval mode. The trial runs
-    on the meta device, which computes only shapes, so it takes little time and memory.
+    on the meta device and computes only shapes, so it takes little time and memory.
 
     module: the network, which is not changed.
     x: inputs [B, ...], whose values are not read.
