@@ -7,7 +7,7 @@ import torch
 
 import toy_federation
 from fedexp.core import tree
-from test_edge_cases import ROWS, simulation
+from test_edge_cases import ROWS
 from toy_federation import play
 
 DEVICE = os.environ.get("FEDEXP_TEST_DEVICE", "cuda")  # `cpu` tries the tests without a GPU
@@ -18,9 +18,9 @@ DEVICE = os.environ.get("FEDEXP_TEST_DEVICE", "cuda")  # `cpu` tries the tests w
 @pytest.mark.parametrize("name", ROWS)
 def test_rounds_on_a_gpu_equal_rounds_on_the_cpu(name, engine, monkeypatch):
     """In float64, after two rounds, for every algorithm."""
-    expected = play(simulation(name), 2)
+    expected = play(ROWS[name].simulation(), 2)
     monkeypatch.setitem(toy_federation.HARDWARE, "device", DEVICE)
-    whole = simulation(name, engine=engine)
+    whole = ROWS[name].simulation(engine=engine)
     state = play(whole, 2)
     assert {leaf.device.type for leaf in state.server["params"].values()} == {DEVICE}
     on_host = tree.map(lambda leaf: leaf.cpu(), state.server)
