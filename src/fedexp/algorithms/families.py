@@ -2,8 +2,8 @@
 
 FedAvg (base.py) declares the hooks that every algorithm may override. An algorithm that needs more
 inherits from one or more of these bases, as in `class FedRep(HeadThenBody, Personal)`. The training
-loop checks for the bases with `isinstance`. The base class for continual methods whose clients keep
-examples is in exemplars.py.
+loop checks for the bases with `isinstance`. exemplars.py has a further base class, for continual
+methods whose clients keep examples.
 """
 
 from abc import ABC, abstractmethod
@@ -208,7 +208,7 @@ class MultiExchange(FedAvg):
     """Base class for algorithms with several exchanges per round or several client roles."""
 
     def exchanges(self, federation: Federation) -> Sequence[FedAvg]:
-        """Return the exchanges of a round, in order.
+        """Return the exchanges of a round in the order in which they take place.
 
         In each exchange, the server sends a broadcast, the same cohort trains, and the server
         aggregates the messages.

@@ -19,8 +19,8 @@ the mean over mini-batches of the squared gradient of the batch's mean cross-ent
 labels. With `sample`, the gradient of each example is squared. This is the textbook definition of
 the diagonal. The result of `sample` is larger by a factor of about the batch size, so a suitable
 lambda depends on the estimator. As in FedNTD's code, the gradients are computed in eval mode in an
-extra pass after training, for which the examples are shuffled and augmented again. The pass stops
-after the batch in which the number of examples exceeds `samples`.
+extra pass after training. For this pass, the examples are shuffled and augmented again. The pass
+stops after the batch in which the number of examples exceeds `samples`.
 """
 
 from typing import Literal

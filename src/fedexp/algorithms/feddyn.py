@@ -51,7 +51,7 @@ def clipped(grads: Params, bound: float) -> Params:
 
 
 class Corrected(FedAvg):
-    """Base class for methods in which client k keeps the sum h_k of its changes of the model.
+    """Base class for methods in which client k keeps h_k, the sum of its updates of the model.
 
     The server adds h, the mean of all clients' h_k, to the average of the local models.
     """

@@ -1,7 +1,7 @@
 """FedExP: the server takes a larger step if the clients' updates differ more.
 
-Clients train as in FedAvg. If updates point in different directions, their mean is short, and the
-server extrapolates beyond the average of the local models.
+Clients train as in FedAvg. If updates point in different directions, the mean of the updates is
+short, and the server extrapolates beyond the average of the local models.
 
 D. Jhunjhunwala, S. Wang, G. Joshi, "FedExP: Speeding Up Federated Averaging via Extrapolation",
 ICLR 2023, Algorithm 1. With the updates D_k = w_k - w_global, their weights p_k (sum 1) and their

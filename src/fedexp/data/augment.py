@@ -81,7 +81,7 @@ class Augmentation(Transform):
 
 @dataclass(frozen=True)
 class Normalise:
-    """The constants with which each channel is normalised: (pixel / max_value - mean) / std."""
+    """The constants for normalising each channel: (pixel / max_value - mean) / std."""
 
     mean: tuple[float, ...]
     std: tuple[float, ...]

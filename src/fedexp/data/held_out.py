@@ -17,7 +17,8 @@ class Public(Checked, prefix="public."):
     def split(self, labels: np.ndarray, num_classes: int, rng: np.random.Generator) -> np.ndarray:
         """Draw floor(fraction * N) public examples and return their indices, ascending.
 
-        If `balanced` is true, the examples are drawn by `draw_balanced`, and uniformly otherwise.
+        If `balanced` is true, `draw_balanced` draws the examples; otherwise, they are drawn
+        uniformly.
 
         labels: int [N].
         """

@@ -68,7 +68,7 @@ class Worker:
         self.server = move(server, self.device)
 
     def echo(self, value: Any) -> Any:
-        """Return the value; the answer shows that all earlier orders are done."""
+        """Return the value. The arrival of this answer shows that all earlier orders are done."""
         return value
 
     def train(self, algorithm: FedAvg, cohort: Cohort, lr: float, evaluate_local: bool) -> Trained:

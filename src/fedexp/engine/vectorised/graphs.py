@@ -58,7 +58,7 @@ class Steps:
         local_step(self.clients.shared, self.clients.frame, active, batch)
 
     def retire(self, active: int) -> None:
-        """Store the final values of the clients that have finished in the clients' frame.
+        """In the clients' frame, store the final values of the clients that have finished.
 
         In this class, the method does nothing, because each step updates this frame.
 
