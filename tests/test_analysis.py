@@ -22,7 +22,7 @@ from fedexp.core import tree
 from fedexp.core.errors import ConfigError
 from fedexp.figures import list_figures
 from fedexp.figures.draw_analyses import class_reduction, degrees
-from fedexp.figures.load import find_reduced_classes, load_run
+from fedexp.figures.load import find_reduced_classes, load_run_data
 from fedexp.figures.style import styled
 from fedexp.metrics import weight_divergence as divergence
 from fedexp.metrics.analysis import (
@@ -428,7 +428,7 @@ def test_resumed_run_has_the_same_analysis_tables(here):
 def draw_of(tmp_path, name):
     """Return the panels of a table's figure; the run directory contains nothing else."""
     assert RunDirectory(tmp_path).analysis(name) is not None
-    figure = dict(list_figures(load_run(tmp_path)))[name.removesuffix(".csv")]()
+    figure = dict(list_figures(load_run_data(tmp_path)))[name.removesuffix(".csv")]()
     with styled():
         figure.canvas.draw()
     return figure.axes

@@ -14,7 +14,7 @@ from fedexp.cli.commands import call
 from fedexp.core.errors import ConfigError
 from fedexp.core.npz import load_npz, save_npz
 from fedexp.data.partition_file import read_clients
-from fedexp.figures.load import load_run
+from fedexp.figures.load import load_run_data
 from fedexp.rundir import evidence
 from fedexp.rundir.reader import RunDirectory
 from fedexp.rundir.sweeps import SweepDirectory
@@ -93,7 +93,7 @@ def test_run_file_has_tables_and_summary_but_no_local_paths(here, capsys):
     assert json.loads((here / "again" / "summary.json").read_text()) == json.loads(
         (run / "summary.json").read_text()
     )
-    one, other = load_run(run), load_run(here / "again")
+    one, other = load_run_data(run), load_run_data(here / "again")
     assert one.classes == other.classes
     assert (one.counts == other.counts).all()
     assert (one.history.matrix == other.history.matrix).all()

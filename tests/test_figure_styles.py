@@ -15,7 +15,7 @@ from PIL import Image
 
 from fedexp.cli.commands import call
 from fedexp.figures import draw, make_figures
-from fedexp.figures.load import load_run
+from fedexp.figures.load import load_run_data
 from fedexp.figures.pictures import Pictures
 from fedexp.figures.style import styled
 from test_figures import ALL, CONFIG, make_run
@@ -104,7 +104,7 @@ def font_with(letters: str, path: Path) -> None:
 def labels_of(folder: Path) -> list[str]:
     with styled():
         warnings.simplefilter("error")  # such as a letter that no font has
-        figure = draw.data_distribution(load_run(folder), np.ones((3, 4), int))
+        figure = draw.data_distribution(load_run_data(folder), np.ones((3, 4), int))
         FigureCanvasAgg(figure).draw()
     return [label.get_text() for label in figure.axes[1].get_yticklabels()]
 

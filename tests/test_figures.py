@@ -11,7 +11,7 @@ from PIL import Image
 from fedexp.core.errors import ConfigError
 from fedexp.data.partitioned import Partition, partition_hash
 from fedexp.figures import draw, make_figures, style
-from fedexp.figures.load import describe, load_run
+from fedexp.figures.load import load_run_data, run_title
 
 ALL = {
     "class_accuracy",
@@ -175,7 +175,7 @@ def test_heat_map_shows_the_csv(tmp_path):
     accuracy = make_run(tmp_path, rounds=6, classes=4, interval=3, local=False)
     accuracy[1, 2] = np.nan
     make_run(tmp_path, rounds=6, classes=4, interval=3, accuracy=accuracy, local=False)
-    run = load_run(tmp_path)
+    run = load_run_data(tmp_path)
     assert run.history.rounds == [0, 3, 6]
     np.testing.assert_array_equal(map_array(draw.class_accuracy(run, run.history)), accuracy.T)
 
@@ -183,7 +183,7 @@ def test_heat_map_shows_the_csv(tmp_path):
 def test_normalised_columns_sum_to_one_except_a_zero_column(tmp_path):
     accuracy = np.array([[0.0, 0.0, 0.0], [0.2, 0.0, 0.6], [0.5, np.nan, 0.0], [0.3, 0.3, 0.3]])
     make_run(tmp_path, classes=3, accuracy=accuracy, local=False)
-    run = load_run(tmp_path)
+    run = load_run_data(tmp_path)
     shown = map_array(draw.class_accuracy(run, run.history, normalised=True))
     expected = [[0, 0.25, 1, 1 / 3], [0, 0, np.nan, 1 / 3], [0, 0.75, 0, 1 / 3]]
     np.testing.assert_allclose(shown, expected)
@@ -193,7 +193,7 @@ def test_normalised_columns_sum_to_one_except_a_zero_column(tmp_path):
 def test_local_round_shows_local_models_between_the_global_models(tmp_path):
     accuracy = make_run(tmp_path, rounds=3, classes=5)
     saved = np.load(tmp_path / "local_class_accuracy.npz")["accuracy"]
-    run = load_run(tmp_path)
+    run = load_run_data(tmp_path)
     expected = np.vstack([accuracy[2], saved[2], accuracy[3]])
     np.testing.assert_array_equal(draw.round_picture(run.history), expected)
     figure = draw.local_round(run, run.history)
@@ -217,7 +217,7 @@ def test_cells_of_a_heat_map_surround_their_round(rounds, edges):
 @pytest.mark.parametrize(("clients", "classes"), [(1, 1), (4, 10), (3432, 10)])
 def test_data_distribution_shows_examples_per_client_and_class(tmp_path, clients, classes):
     make_run(tmp_path, classes=classes, clients=clients, local=False)
-    run = load_run(tmp_path)
+    run = load_run_data(tmp_path)
     totals, cells = draw.data_distribution(run, run.counts).axes[:2]
     np.testing.assert_array_equal(totals.patches[0].get_data().values, run.counts.sum(1))
     np.testing.assert_array_equal(np.ma.filled(cells.images[0].get_array(), 0), run.counts.T)
@@ -226,7 +226,7 @@ def test_data_distribution_shows_examples_per_client_and_class(tmp_path, clients
 def test_curves_show_evaluated_rounds_the_best_round_and_targets(tmp_path):
     accuracy = np.array([[0.1, 0.1], [0.5, 0.3], [0.2, 0.2]])
     make_run(tmp_path, rounds=4, classes=2, interval=2, accuracy=accuracy, local=False)
-    above, below = draw.curves(load_run(tmp_path)).axes
+    above, below = draw.curves(load_run_data(tmp_path)).axes
     lines = {line.get_label(): line for line in above.lines}
     assert list(lines) == [
         "test accuracy",
@@ -249,7 +249,7 @@ def test_diverged_run_is_drawn_up_to_the_last_finite_values(tmp_path):
     ]
     (tmp_path / "rounds.csv").write_text("\n".join(rows) + "\n")
     (tmp_path / "summary.json").write_text(json.dumps({"status": "diverged"}))
-    run = load_run(tmp_path)
+    run = load_run_data(tmp_path)
     np.testing.assert_array_equal(run.points("test_loss"), [[0, 1], [2.3, 400]])
     figure = draw.loss(run)
     assert figure.axes[0].get_yscale() == "log"
@@ -268,7 +268,7 @@ def test_diverged_run_is_drawn_up_to_the_last_finite_values(tmp_path):
 )
 def test_tasks_figure_shows_the_csv(tmp_path, shape):
     accuracy, _ = make_stream(tmp_path, **shape)
-    run = load_run(tmp_path)
+    run = load_run_data(tmp_path)
     figure = draw.tasks(run, run.tasks)
     above, below = figure.axes[:2]
     np.testing.assert_array_equal(map_array(figure), accuracy.T)
@@ -292,7 +292,7 @@ def test_tasks_figure_shows_the_csv(tmp_path, shape):
 )
 def test_dotted_lines_mark_where_tasks_begin(tmp_path, shape, borders):
     make_stream(tmp_path, *shape)
-    run = load_run(tmp_path)
+    run = load_run_data(tmp_path)
     figures = [draw.curves(run), draw.loss(run), draw.class_accuracy(run, run.history)]
     for axes in (*figures[0].axes, *figures[1].axes, figures[2].axes[0]):
         assert dotted_lines(axes) == borders
@@ -304,9 +304,9 @@ def test_titles_describe_the_run():
     choices = {"algorithm": "mine", "dataset": "cifar10", "partition": "sharding"}
     config = {"choices": choices, "shards_per_client": 2, "num_clients": 100, "seed": 3}
     title = "mine on cifar10, sharding shards_per_client=2, 100 clients, seed 3"
-    assert describe(config, {"status": "completed"}) == title
-    assert describe(config, {"status": "failed"}) == f"{title}, failed"
-    assert describe({}, {"algorithm": "fedavg", "dataset": "mnist"}) == "fedavg on mnist"
+    assert run_title(config, {"status": "completed"}) == title
+    assert run_title(config, {"status": "failed"}) == f"{title}, failed"
+    assert run_title({}, {"algorithm": "fedavg", "dataset": "mnist"}) == "fedavg on mnist"
 
 
 @pytest.mark.parametrize(

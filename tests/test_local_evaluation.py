@@ -16,7 +16,7 @@ from fedexp.metrics.forgetting_metric import All, RoundDrop
 from fedexp.rundir import checkpoint, files
 from fedexp.testing import record
 from fedexp.training.checkpoint_fit import Mismatch, check_history
-from fedexp.training.evaluation import standard_error
+from fedexp.training.evaluation import standard_error_bound
 from fedexp.training.summary import summary_of
 from test_continual import TWO_TASKS
 from toy_federation import ENGINES, assemble, make_simulation, play
@@ -36,12 +36,14 @@ def test_standard_error_equals_hand_calculation():
     6) 2 (1 / 2)^2 = 1 / 12. The formula gives sqrt(1/4 / 2 * 2/3). With several classes, the
     largest value counts."""
     means = [np.mean(pair) for pair in combinations([0, 0, 1, 1], 2)]
-    assert standard_error(np.array([2]), np.array([4])) == pytest.approx(np.std(means), abs=1e-15)
+    assert standard_error_bound(np.array([2]), np.array([4])) == pytest.approx(
+        np.std(means), abs=1e-15
+    )
     # 100 of 1,000: sqrt(0.25 / 100 * 900 / 999); 10 of 20: sqrt(0.025 * 10 / 19)
     part, whole = np.array([100, 10, 0]), np.array([1000, 20, 5])
-    assert standard_error(part[:1], whole[:1]) == pytest.approx(0.0474579, abs=1e-7)
-    assert standard_error(part, whole) == pytest.approx(0.1147079, abs=1e-7)
-    assert standard_error(whole, whole) == 0
+    assert standard_error_bound(part[:1], whole[:1]) == pytest.approx(0.0474579, abs=1e-7)
+    assert standard_error_bound(part, whole) == pytest.approx(0.1147079, abs=1e-7)
+    assert standard_error_bound(whole, whole) == 0
 
 
 def test_chosen_examples_are_balanced_and_fixed():

@@ -17,7 +17,7 @@ from fedexp.core.errors import ConfigError
 from fedexp.metrics.history import History
 from fedexp.trackers.base import NoTracker, RoundRecord, RunInfo, Tracker
 from fedexp.trackers.mlflow_tracker import DIRECTORY, ENVIRONMENT, MLflow
-from fedexp.trackers.names import metrics_of
+from fedexp.trackers.names import metric_values
 from fedexp.trackers.several import Several, TrackerGroup
 from fedexp.trackers.tensorboard_tracker import TensorBoard
 from fedexp.trackers.wandb_tracker import Wandb
@@ -269,7 +269,7 @@ def test_unevaluated_round_has_no_class_accuracy():
     history = History(np.ones((1, 2), dtype=np.int64))
     history.add(2, np.array([0.25, math.nan]))
     found = [
-        metrics_of(RoundRecord(number, {}, None, others={"augmented": history}), ["a", "b"])
+        metric_values(RoundRecord(number, {}, None, others={"augmented": history}), ["a", "b"])
         for number in (2, 3)
     ]
     assert list(found[0].values()) == [0.25]

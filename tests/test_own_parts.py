@@ -24,7 +24,7 @@ from fedexp.rundir import origin
 from fedexp.training.checks import task_problems
 from fedexp.training.recorder import Recorder
 from fedexp.training.rounds import run_rounds
-from fedexp.training.summary import check_names
+from fedexp.training.summary import check_result_names
 from toy_federation import AUGMENTATION, CONF, PAIR, assert_close, composed, make_simulation, play
 
 
@@ -118,7 +118,7 @@ class Own(ForgettingMetric):
 def run(directory, metric, **options):
     directory.mkdir(exist_ok=True)
     simulation = make_simulation(forgetting_metric=metric, rounds=2, **options)
-    check_names(simulation)
+    check_result_names(simulation)
     recorder, state = Recorder(directory, simulation, [], None), simulation.initial_state()
     try:
         run_rounds(simulation, state, recorder)
@@ -152,7 +152,9 @@ def test_metric_cannot_use_a_reserved_name(given, file, options, tmp_path):
 def test_reserved_name_is_rejected_with_personal_models():
     own, evaluate = FedRep(head_epochs=1), ["global", "personal"]
     with pytest.raises(ConfigError, match=r"rounds\.csv already has a value named lr"):
-        check_names(make_simulation(own, forgetting_metric=Own(columns=("lr",)), evaluate=evaluate))
+        check_result_names(
+            make_simulation(own, forgetting_metric=Own(columns=("lr",)), evaluate=evaluate)
+        )
 
 
 def test_columns_of_a_user_metric_are_written_once(tmp_path):

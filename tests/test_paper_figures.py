@@ -9,7 +9,7 @@ import pytest
 from fedexp.analysis.sweep import load_sweep
 from fedexp.config.options import list_options
 from fedexp.core.errors import ConfigError
-from fedexp.figures.load import load_run
+from fedexp.figures.load import load_run_data
 from fedexp.metrics import forgetting
 from fedexp.papers import draw_paper
 from fedexp.papers.paper_figures import draw_picture, label_runs, make_pictures
@@ -122,7 +122,7 @@ def test_class_curves_have_the_colours_of_the_legend(tmp_path):
     figure = draw_paper.class_curves(
         label_runs(sweep, SweepDirectory(tmp_path).complete), sweep.title
     )
-    history = load_run(next(tmp_path.glob("run*"))).history
+    history = load_run_data(next(tmp_path.glob("run*"))).history
     for c, (line, key) in enumerate(
         zip(figure.axes[0].lines, figure.legends[0].get_lines(), strict=False)
     ):

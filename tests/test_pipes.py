@@ -13,7 +13,7 @@ import torch
 from fedexp.algorithms.label_text import read_matrix
 from fedexp.cli import preview, push
 from fedexp.cli.commands import call
-from fedexp.cli.job import is_finished
+from fedexp.cli.job import has_result
 from fedexp.cli.sweeps import NOTES, collect_exit_codes
 from fedexp.config.values import resolve
 from fedexp.core import storage
@@ -110,7 +110,7 @@ def test_no_reader_waits_for_a_pipe(sweep, tmp_path):
     for name in ("summary.json", "class_accuracy.csv"):
         (sweep / "sound" / name).unlink()
         os.mkfifo(sweep / "sound" / name)
-    assert is_finished(sweep / "sound")  # whatever it is, no rejected job writes over it
+    assert has_result(sweep / "sound")  # whatever it is, no rejected job writes over it
     with pytest.raises(ConfigError, match="is not a file"):
         load_history(sweep / "sound")
 

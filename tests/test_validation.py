@@ -20,7 +20,7 @@ from fedexp.data.tasks import ClassIncremental
 from fedexp.data.views import configured_views, evaluation_views, name_in_view
 from fedexp.engine.base import Shared
 from fedexp.figures import list_figures
-from fedexp.figures.load import load_run
+from fedexp.figures.load import load_run_data
 from fedexp.figures.pictures import Pictures
 from fedexp.metrics.forgetting_metric import RoundDrop
 from fedexp.rundir import checkpoint, files
@@ -241,7 +241,7 @@ def test_run_without_test_set_is_read_and_drawn(tmp_path):
     assert run.views == ("validation",)
     assert run.curve.iloc[-1][run.accuracy_name] == run.summary["validation_accuracy"]
     assert run.class_accuracy("validation")["round"].max() == 3
-    names = {name for name, draw in list_figures(load_run(tmp_path / "run")) if draw()}
+    names = {name for name, draw in list_figures(load_run_data(tmp_path / "run")) if draw()}
     assert {"curves", "loss", "class_accuracy_validation", "local_round_validation"} <= names
     assert "class_accuracy" not in names
 

@@ -14,7 +14,7 @@ from fedexp.data.tasks import ClassIncremental
 from fedexp.data.views import require_views
 from fedexp.engine.base import Shared
 from fedexp.figures import list_figures
-from fedexp.figures.load import load_run
+from fedexp.figures.load import load_run_data
 from fedexp.figures.pictures import Pictures
 from fedexp.metrics.forgetting_metric import RoundDrop
 from fedexp.metrics.history import load_history
@@ -275,7 +275,7 @@ def test_figures_are_drawn_for_both_views(tmp_path):
     simulation = with_local(test_views=BOTH)
     full_run(simulation, tmp_path)
     simulation.stages[0].partition.save(tmp_path / files.PARTITION, simulation.runtime.data.classes)
-    run = load_run(tmp_path)
+    run = load_run_data(tmp_path)
     assert list(run.histories) == ["plain", "augmented"]
     names = ("class_accuracy", "class_accuracy_normalised", "local_round")
     drawn = [name for name, _ in list_figures(run)]

@@ -19,7 +19,7 @@ from helpers import SMALL, assert_same_run, summary_of
 from kills import Tally, check_all
 
 from fedexp.cli.launchers import COMMAND
-from fedexp.cli.sweeps import collect_exit_codes, write_note
+from fedexp.cli.sweeps import collect_exit_codes, note_failure
 from fedexp.core import storage
 from fedexp.core.errors import BAD_INPUT, FAILED, StorageError
 from fedexp.rundir import checkpoint
@@ -232,7 +232,7 @@ def test_exit_code_ignores_failures_of_other_commands(tmp_path, monkeypatch):
     """Two commands may work on the same sweep."""
     for command, code in (("ours", BAD_INPUT), ("theirs", FAILED)):
         monkeypatch.setenv(COMMAND, command)
-        write_note(tmp_path, None, code)
+        note_failure(tmp_path, None, code)
     assert collect_exit_codes(tmp_path, "ours") == [BAD_INPUT]
     assert collect_exit_codes(tmp_path, "ours") == []
     assert collect_exit_codes(tmp_path, "theirs") == [FAILED]

@@ -71,7 +71,7 @@ def marks_in(texts: Iterable[str]) -> list[str]:
     return [mark for mark in NOTES if mark in found]
 
 
-def number(value: float | None, unit: str, metric: str = "") -> str:
+def format_number(value: float | None, unit: str, metric: str = "") -> str:
     """Format a number as in the papers, with "-" for None and nan."""
     if pd.isna(value):
         return "-"
@@ -83,7 +83,7 @@ def number(value: float | None, unit: str, metric: str = "") -> str:
 
 def format_column(row: Mapping[str, Any], column: str) -> str:
     """Format one column of a row of the tidy table."""
-    return number(row[column], row["unit"], row["metric"])
+    return format_number(row[column], row["unit"], row["metric"])
 
 
 def format_values(row: Mapping[str, Any]) -> tuple[str, str]:

@@ -30,7 +30,7 @@ from fedexp.analysis.naming import (
     shared_overrides,
 )
 from fedexp.data.views import VALIDATION, name_in_view
-from fedexp.figures.load import RunData, load_run
+from fedexp.figures.load import RunData, load_run_data
 from fedexp.figures.pictures import Pictures
 from fedexp.metrics.forgetting import round_drop
 from fedexp.metrics.forgetting_metric import RoundDrop
@@ -50,7 +50,7 @@ class Method:
 
     @cached_property
     def files(self) -> list[RunData]:
-        return [load_run(run.directory) for run in self.runs]
+        return [load_run_data(run.directory) for run in self.runs]
 
     @property
     def label(self) -> str:

@@ -16,7 +16,7 @@ from fedexp.api.directories import Run, Sweep, load_sweep
 from fedexp.cli.arguments import parse, quote_literal
 from fedexp.cli.composition import (
     check_config_dir,
-    check_overrides,
+    checked_overrides,
     composed,
     isolated_hydra,
     without_hydra,
@@ -54,7 +54,7 @@ def run(
     Raises ConfigError for invalid input. In that case, nothing is changed on disk. Any other
     exception that stops the run is written to error.txt and raised unchanged.
     """
-    given = [*check_overrides(overrides), *directory_override("hydra.run.dir", directory)]
+    given = [*checked_overrides(overrides), *directory_override("hydra.run.dir", directory)]
     if overwrite and directory is None:
         raise ConfigError("overwrite=True: needs directory=<run directory>")
     own = None if config_dir is None else Path(config_dir)
@@ -88,7 +88,7 @@ def sweep(
     """
     arguments = [
         "--multirun",
-        *check_overrides(overrides),
+        *checked_overrides(overrides),
         *directory_override("hydra.sweep.dir", directory),
     ]
     own = None if config_dir is None else check_config_dir(Path(config_dir))

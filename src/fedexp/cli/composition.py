@@ -38,7 +38,7 @@ def composed(overrides: Sequence[str], config_dir: Path | None = None) -> Iterat
     that the command line would print.
     """
     extra = [] if config_dir is None else [check_config_dir(config_dir)]
-    plan = parse([*(f"--config-dir={path}" for path in extra), *check_overrides(overrides)])
+    plan = parse([*(f"--config-dir={path}" for path in extra), *checked_overrides(overrides)])
     with ExitStack() as held:
         held.enter_context(composing.use_checked_loader())
         held.enter_context(isolated_hydra())
@@ -63,7 +63,7 @@ def check_config_dir(config_dir: Path) -> Path:
     return config_dir.expanduser().absolute()
 
 
-def check_overrides(overrides: Sequence[str]) -> list[str]:
+def checked_overrides(overrides: Sequence[str]) -> list[str]:
     """Return the overrides as a list.
 
     Raises ConfigError unless the overrides are a list of strings without flags.
@@ -83,7 +83,9 @@ def compose_all(overrides: Sequence[str], extra: Sequence[Path]) -> DictConfig:
     """Compose the configuration with Hydra, including its node `hydra`."""
     register()
     with initialize_config_dir(str(conf_directory().resolve()), version_base="1.3"):
-        return compose("config", [*overrides, *search_path(extra)], return_hydra_config=True)
+        return compose(
+            "config", [*overrides, *search_path_override(extra)], return_hydra_config=True
+        )
 
 
 def register() -> None:
@@ -92,7 +94,7 @@ def register() -> None:
     launchers.register(conf_directory())
 
 
-def search_path(folders: Sequence[Path]) -> list[str]:
+def search_path_override(folders: Sequence[Path]) -> list[str]:
     """Return the override that tells Hydra where the user's config groups are."""
     places = ",".join(quote_literal(f"file://{folder.resolve()}") for folder in folders)
     return [f"hydra.searchpath=[{places}]"] if folders else []

@@ -47,7 +47,7 @@ def run_job(config: Any) -> int:
         from fedexp.training.run import train_run
 
         interrupts.release()
-        if not is_finished(job.directory):
+        if not has_result(job.directory):
             job.deadline.check()
         summary = train_run(job)
     except BudgetSpent:
@@ -261,7 +261,7 @@ def record_failure(
     """
     directory, where = job.directory, ""
     error = report.strip().splitlines()[-1]
-    if not ours or not directory.is_dir() or is_finished(directory):
+    if not ours or not directory.is_dir() or has_result(directory):
         where = f"No report was written to {directory}. The report is:\n{report}"
     else:
         chosen = {key: job.choices[key] for key in ("algorithm", "dataset") if key in job.choices}
@@ -272,15 +272,15 @@ def record_failure(
         except OSError as failure:
             where = f"{directory} cannot be written ({failure.strerror}). The report is:\n{report}"
     if sweep is not None and sweep.is_dir():
-        from fedexp.cli.sweeps import write_note
+        from fedexp.cli.sweeps import note_failure
 
-        write_note(sweep, f"{directory}: {error}" if where else None, code)
+        note_failure(sweep, f"{directory}: {error}" if where else None, code)
     return where or f"The traceback is in {display_path(directory / files.ERROR)}"
 
 
 def has_run(directory: Path) -> bool:
     """Return whether a directory holds a run. A rejected job must not change such a directory."""
-    return (directory / files.CONFIG).exists() or has_started(directory) or is_finished(directory)
+    return (directory / files.CONFIG).exists() or has_started(directory) or has_result(directory)
 
 
 def has_started(directory: Path) -> bool:
@@ -291,7 +291,7 @@ def has_started(directory: Path) -> bool:
     return (directory / files.ROUNDS).exists()
 
 
-def is_finished(directory: Path) -> bool:
+def has_result(directory: Path) -> bool:
     """Return whether a directory has a summary that does not record a failure."""
     try:
         summary = json.loads(regular(directory / files.SUMMARY).read_text(encoding="utf-8"))

@@ -24,7 +24,7 @@ from hydra import compose, initialize_config_dir
 
 from fedexp.analysis.sweep import expand
 from fedexp.cli.arguments import Plan
-from fedexp.cli.composition import search_path, without_hydra
+from fedexp.cli.composition import search_path_override, without_hydra
 from fedexp.config.options import conf_directory
 from fedexp.config.run_names import run_name
 from fedexp.config.settings import Stop
@@ -42,7 +42,7 @@ from fedexp.rundir.run_reuse import (
     find_reusable,
     finished_by_training,
     reused_run,
-    subjects_of,
+    tested_subjects,
 )
 from fedexp.rundir.schema import OVER
 from fedexp.trackers.progress import duration
@@ -106,7 +106,7 @@ def plan_jobs(launches: Sequence[Sequence[str]], folders: Sequence[Path]) -> lis
 
     folders: directories with the user's config groups.
     """
-    search = search_path(folders)
+    search = search_path_override(folders)
     jobs: dict[Path, Planned] = {}
     with initialize_config_dir(str(conf_directory().resolve()), version_base="1.3"):
         for overrides in launches:
@@ -184,7 +184,7 @@ def setting_of(config: Mapping[str, Any]) -> tuple[str, Any]:
 
 def tests_of(config: Mapping[str, Any]) -> frozenset[str]:
     """Return the views in which a run is tested, and the kinds of models that it tests."""
-    return frozenset(configured_views(config)) | subjects_of(config)
+    return frozenset(configured_views(config)) | tested_subjects(config)
 
 
 # --- the time that jobs take

@@ -111,7 +111,7 @@ class Sweeps(Callback):
             watch.running.pop(Path(config.hydra.sweep.dir).absolute(), None)
 
 
-def write_note(sweep: Path, message: str | None, code: int) -> None:
+def note_failure(sweep: Path, message: str | None, code: int) -> None:
     """Write a failed job's exit code to a file for the process that launched the sweep.
 
     message: the error, if it could not be written to the job's directory.

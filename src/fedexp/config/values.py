@@ -231,15 +231,15 @@ def convert(annotation: Any, value: Any, key: str) -> Any:
         return str(value)
     if annotation is bool and value not in (True, False) and isinstance(value, int | float):
         # OmegaConf would convert any number to a bool
-        raise ConfigError(f"{key}={value}: must be {describe(annotation)}")
+        raise ConfigError(f"{key}={value}: must be {describe_type(annotation)}")
     try:
         result = value if type(value) is annotation else converted_by_omegaconf(annotation, value)
     except OmegaConfBaseException as error:
         alone = not isinstance(value, list) and attempt([], convert, annotation, [value], key)
         hint = f", such as [{value}]" if alone else ""
-        raise ConfigError(f"{key}={value}: must be {describe(annotation)}{hint}") from error
+        raise ConfigError(f"{key}={value}: must be {describe_type(annotation)}{hint}") from error
     if any(isinstance(number, int) and abs(number) >= 2**63 for number in scalars_in(result)):
-        raise ConfigError(f"{key}={value}: must be {describe(annotation)} of at most 64 bits")
+        raise ConfigError(f"{key}={value}: must be {describe_type(annotation)} of at most 64 bits")
     return tuple(result) if str(annotation).startswith("tuple") and result is not None else result
 
 
@@ -264,7 +264,7 @@ def convert_part(annotation: Any, base: type, value: object, key: str) -> Any:
         return make_target(value, key, base)
     if value is None and type(None) in getattr(annotation, "__args__", ()):
         return None
-    raise ConfigError(f"{key}={value}: must be {describe(annotation)}")
+    raise ConfigError(f"{key}={value}: must be {describe_type(annotation)}")
 
 
 def converted_by_omegaconf(annotation: Any, value: object) -> Any:
@@ -288,7 +288,7 @@ def scalars_in(value: object) -> list[Any]:
     )
 
 
-def describe(annotation: Any) -> str:
+def describe_type(annotation: Any) -> str:
     """Describe an annotation in words, for messages."""
     if words := KINDS.get(annotation) or getattr(annotation, "in_words", None):
         return str(words)
@@ -296,7 +296,7 @@ def describe(annotation: Any) -> str:
         return "a node with _target_"
     parts = [part for part in getattr(annotation, "__args__", ()) if part is not Ellipsis]
     optional = type(None) in parts
-    names = [describe(part) for part in parts if part is not type(None)]
+    names = [describe_type(part) for part in parts if part is not type(None)]
     origin = getattr(annotation, "__origin__", None)
     if origin is dict:
         return OPTIONS

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from fedexp.core import storage
 from fedexp.core.errors import StorageError
 from fedexp.data.views import suffix
-from fedexp.figures.load import RunData, load_run
+from fedexp.figures.load import RunData, load_run_data
 from fedexp.figures.pictures import Pictures
 from fedexp.rundir.reader import RunDirectory
 
@@ -48,7 +48,9 @@ def make_figures(
     written to.
     """
     look = look or read_settings(run_dir)
-    return save_all(run_dir / "figures", list_figures(load_run(run_dir, summary=summary)), look)
+    return save_all(
+        run_dir / "figures", list_figures(load_run_data(run_dir, summary=summary)), look
+    )
 
 
 def read_settings(run_dir: Path) -> Pictures:
@@ -92,7 +94,7 @@ def interim_pictures(
 
     drawn = {}
     with styled(read_settings(run_dir).style):
-        for name, draw in list_figures(load_run(run_dir, history, further=further)):
+        for name, draw in list_figures(load_run_data(run_dir, history, further=further)):
             if name.startswith(INTERIM):
                 buffer = io.BytesIO()
                 draw().savefig(buffer, format="png")

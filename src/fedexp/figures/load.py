@@ -79,7 +79,7 @@ class RunData:
         return rounds[finite], values[finite]
 
 
-def load_run(
+def load_run_data(
     run_dir: Path,
     history: History | None = None,
     summary: dict[str, Any] | None = None,
@@ -107,7 +107,7 @@ def load_run(
         histories = {view: load_history(run_dir, view) for view in there}
     tasks = {view: read_tasks(run, view, last) for view in VIEWS}
     tables = [(name, run.analysis(name)) for name in files.ANALYSES]
-    title = describe(run.config, run.summary if summary is None else summary)
+    title = run_title(run.config, run.summary if summary is None else summary)
     require_readable(run)
     return RunData(
         title=title,
@@ -178,7 +178,7 @@ def read_tasks(run: RunDirectory, view: str, last: float) -> TaskFile | None:
     return TaskFile(rounds, learning[first], table) if len(rounds) else None
 
 
-def describe(config: Mapping[str, Any], summary: Mapping[str, Any]) -> str:
+def run_title(config: Mapping[str, Any], summary: Mapping[str, Any]) -> str:
     """Describe a run in one line for titles: algorithm, data set, partition, clients and seed.
 
     The status is added unless it is `completed`.

@@ -137,7 +137,7 @@ def make_heading(sweep: Sweep, tidy: pd.DataFrame) -> str:
     The heading contains the title, the rule, the tolerances, the numbers of verdicts and any
     departures from the protocol.
     """
-    lines = [f"# {sweep.title}", f"Rule: {sweep.rule}. {TOLERANCES}", count_verdicts(tidy)]
+    lines = [f"# {sweep.title}", f"Rule: {sweep.rule}. {TOLERANCES}", describe_verdicts(tidy)]
     if sources := sorted({name for text in tidy["from"] for name in text.split()}):
         names = ", ".join(f"`{name}`" for name in sources)
         lines.append(f"The table includes runs of other sweeps: {names}.")
@@ -146,7 +146,7 @@ def make_heading(sweep: Sweep, tidy: pd.DataFrame) -> str:
     return "\n\n".join(lines) + "\n"
 
 
-def count_verdicts(tidy: pd.DataFrame) -> str:
+def describe_verdicts(tidy: pd.DataFrame) -> str:
     """Return a sentence with the number of published values and how many have each verdict."""
     counts = readings.first_reading(tidy)["verdict"].value_counts()
     texts = ", ".join(f"{number} {kind}" for kind, number in counts.items())
@@ -164,7 +164,7 @@ def comparison_table(directory: Path) -> dict[str, Any] | None:
     for (method, column), group in named.groupby(["method", "column"], sort=False):
         records: list[Mapping[Any, Any]] = list(group.to_dict("records"))
         cells.setdefault(str(method), {})[str(column)] = list(map(page_cell, records))
-    caption = f"{count_verdicts(tidy)} Rule: {sweep.rule}. {TOLERANCES}"
+    caption = f"{describe_verdicts(tidy)} Rule: {sweep.rule}. {TOLERANCES}"
     columns = [str(name) for name in named["column"].unique()]
     return {"title": sweep.title, "caption": caption, "columns": columns, "cells": cells}
 

@@ -38,7 +38,7 @@ DOMINANCE = 0.5  # a share of at least DOMINANCE/C is dominant (docs/papers/fedk
 LINE = 90  # maximum number of characters in a line of a title
 
 
-def flatten(settings: Sequence[Setting]) -> list[Method]:
+def list_methods(settings: Sequence[Setting]) -> list[Method]:
     """Return the methods of all settings, with labels that name the setting and the method.
 
     If all settings have the same single method, the label names only the setting.
@@ -67,7 +67,7 @@ def require_history(method: Method, local: bool = False) -> History:
 
 def class_maps(settings: Sequence[Setting], title: str, normalised: bool = False) -> Figure:
     """Draw heat maps (classes x rounds) of all runs (FedNTD Fig. 2a, 10; Flashback Fig. 1b, 5)."""
-    shown = tuple(flatten(settings))
+    shown = tuple(list_methods(settings))
     for method in shown:
         require_history(method)
     return draw_sweep.class_accuracy(Setting(title, shown, ""), normalised)
@@ -78,7 +78,7 @@ def class_curves(settings: Sequence[Setting], title: str) -> Figure:
 
     Each run has a panel.
     """
-    shown = flatten(settings)
+    shown = list_methods(settings)
     text = f"Class-wise test accuracy of the global model\n{title}"
     figure, ((*every,),) = panels(shortened(text), 3.7, columns=len(shown), sharey=True)
     for axes, method in zip(every, shown, strict=True):
@@ -105,7 +105,7 @@ def consistency(settings: Sequence[Setting], title: str) -> Figure:
     Values are averaged over seeds.
     """
     series = []
-    for method in flatten(settings):
+    for method in list_methods(settings):
         require_history(method)
         histories = [file.history for file in method.files if file.history]
         size = min(len(history.rounds) for history in histories)
@@ -120,7 +120,7 @@ def curves(settings: Sequence[Setting], title: str) -> Figure:
 
     Curves show the mean over seeds, in a band of +- one standard deviation.
     """
-    series = [(method, *method.curve("test_accuracy")) for method in flatten(settings)]
+    series = [(method, *method.curve("test_accuracy")) for method in list_methods(settings)]
     return draw_sweep.curves_of(f"Test accuracy\n{title}", "test accuracy", series)
 
 
@@ -178,7 +178,7 @@ def client_class(settings: Sequence[Setting], title: str, client: int = 0) -> Fi
 
     The class is the client's largest non-dominant class.
     """
-    shown = flatten(settings)
+    shown = list_methods(settings)
     counts = require_counts(shown[0], client)
     chosen = choose_non_dominant(counts)
     name = shown[0].files[0].classes[chosen]
@@ -255,7 +255,9 @@ def round_models(settings: Sequence[Setting], title: str, round: int | None = No
     round. round: the round to draw. By default, and for a round after the end of the run, the last
     round with local models is drawn.
     """
-    shown = [(method.name, require_history(method, local=True)) for method in flatten(settings)]
+    shown = [
+        (method.name, require_history(method, local=True)) for method in list_methods(settings)
+    ]
     columns = min(len(shown), draw_run.PER_ROW)
     rows = -(-len(shown) // columns)
     cohort = max(len(history.sampled[-1]) for _, history in shown) + 2
@@ -296,7 +298,7 @@ def neurons(settings: Sequence[Setting], title: str) -> Figure:
     they prefer in the global model before the round. The more a column keeps its colour, the better
     the models are aligned.
     """
-    shown = {method.name: method.runs[0] for method in flatten(settings)}
+    shown = {method.name: method.runs[0] for method in list_methods(settings)}
     subjects = [load_subject(run, last_local_round(run), most=1000) for run in shown.values()]
     classes = len(subjects[0].runtime.data.classes)
     found = [preferred_classes(subject) for subject in subjects]
@@ -308,7 +310,9 @@ def noise(settings: Sequence[Setting], title: str, **options: Any) -> Figure:
 
     See FedNTD Fig. 14. options: flags of `fedexp analyse <run> noise`.
     """
-    found = [(method.name, *noise_result(method.runs[0], options)) for method in flatten(settings)]
+    found = [
+        (method.name, *noise_result(method.runs[0], options)) for method in list_methods(settings)
+    ]
     curves = [(label, curve) for label, curve, _ in found]
     models = {model for _, _, model in found}
     subject = "a local model of each" if "client" in options else "the global models"

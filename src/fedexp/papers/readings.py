@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 from fedexp.analysis import layout
-from fedexp.analysis.layout import Section, number
+from fedexp.analysis.layout import Section, format_number
 from fedexp.analysis.sweep import Sweep, load_sweep
 from fedexp.config.options import conf_directory, list_options
 from fedexp.papers.cells import CELL, cells, published_cells
@@ -108,7 +108,7 @@ def summarise_readings(table: pd.DataFrame) -> list[Section]:
     for (method, reading, metric), group in both.groupby(["method", "reading", "metric"]):
         unit, far = group["unit"].iloc[0], group[["difference", "difference_first"]].abs()
         closer = int((far["difference"] < far["difference_first"]).sum())
-        distances = [number(value, unit, str(metric)) for value in far.mean()]
+        distances = [format_number(value, unit, str(metric)) for value in far.mean()]
         rows[f"{method} ({reading}), {metric}"] = [*distances, f"{closer} of {len(group)}"]
     names = ["mean distance", "of the first reading", "closer to the published value"]
     shown = pd.DataFrame.from_dict(rows, orient="index", columns=names)
@@ -138,7 +138,7 @@ def check_claims(sweep: Sweep, table: pd.DataFrame) -> list[Section]:
             found.append(known.min() if "minimum" in claim["setting"] else known.max())
         name = f"{claim['setting'].partition(' (')[0]} ({claim['dataset']})"
         run = f"{mine['ours'].notna().sum()} of {len(mine)}"
-        rows[name] = [claim["value"], *(number(value, "ratio") for value in found), run]
+        rows[name] = [claim["value"], *(format_number(value, "ratio") for value in found), run]
     names = ["text", "printed table", "ours", "cells run"]
     shown = pd.DataFrame.from_dict(rows, orient="index", columns=names)
     return [Section("What the text claims of speed-ups", shown)]

@@ -33,7 +33,7 @@ DIGITS = {"rounds": 0, "best_round": 0, "forgetting": 3, **dict.fromkeys(COSTS, 
 SHOWN = ("dataset=", "algorithm=", "scenario=", "partition=", "rounds=", "eval_interval")
 
 
-def make_row(run: RunDirectory, shared: set[str], tasks: Sequence[int]) -> dict[str, Any]:
+def run_row(run: RunDirectory, shared: set[str], tasks: Sequence[int]) -> dict[str, Any]:
     """Return a finished run's row in the table of all runs.
 
     last5_accuracy: the mean over the last five evaluated rounds
@@ -142,7 +142,7 @@ def write_run_table(directories: Sequence[Path], out: Path | None, measures: Seq
     shared = shared_overrides(finished)
     ends = [end for run in finished for end in run.summary.get("tasks") or ()]
     tasks = sorted({end["task"] for end in ends} - {1})
-    rows = [make_row(run, shared, tasks) for run in finished]
+    rows = [run_row(run, shared, tasks) for run in finished]
     asked = pd.DataFrame([task_measures(run, measures) for run in finished])
     table = pd.DataFrame(rows).dropna(axis="columns", how="all").join(asked)
     table = table.sort_values([name for name in (*DATA, "algorithm", "seed") if name in table])

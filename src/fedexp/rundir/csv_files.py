@@ -43,7 +43,7 @@ class CsvFile:
             with open(path, newline="", encoding="utf-8") as file:
                 self._columns = next(csv.reader([file.readline()]))
             os.truncate(path, self.length)
-            self.checksum = checksum(path, self.length)
+            self.checksum = crc_of(path, self.length)
             self._descriptor = os.open(path, os.O_WRONLY | os.O_APPEND)
 
     def append(self, rows: Iterable[Mapping[str, Any]]) -> None:
@@ -114,7 +114,7 @@ class CsvFile:
             self._descriptor = None
 
 
-def checksum(path: Path, length: int) -> int:
+def crc_of(path: Path, length: int) -> int:
     """Return the CRC-32 checksum of the first `length` bytes of a file."""
     found = 0
     with open(path, "rb") as file:
@@ -136,7 +136,7 @@ def check_prefix(path: Path, length: int, expected: int | None) -> None:
         with open(path, "rb") as file:
             file.seek(length - 1)
             ends = file.read(1) == b"\n"
-        if not ends or (expected is not None and checksum(path, length) != expected):
+        if not ends or (expected is not None and crc_of(path, length) != expected):
             raise TableDamaged(f"{path}: changed since its checkpoint was written")
     except OSError as error:
         raise TableDamaged(f"{path}: cannot be read ({error.strerror})") from error

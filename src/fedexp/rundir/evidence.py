@@ -111,7 +111,7 @@ def content_of(run: RunDirectory) -> dict[str, Any]:
         "config": portable(run.config),
         "origin": started,
         "summary": portable(run.summary),
-        "tables": {name: columns(directory / name) for name in TABLES if run.has(name)},
+        "tables": {name: read_columns(directory / name) for name in TABLES if run.has(name)},
         "partitions": [partition(path) for path in partitions if path.exists()],
     }
 
@@ -137,14 +137,14 @@ def portable(value: Any) -> Any:
     return value
 
 
-def columns(path: Path) -> dict[str, str]:
+def read_columns(path: Path) -> dict[str, str]:
     """Read a csv file of numbers as a dict from each column to its cells, joined by commas."""
     with path.open(newline="", encoding="utf-8") as file:
         names, *rows = csv.reader(file)
     table = {}
     for i, name in enumerate(names):
         if not PHASES.fullmatch(name):
-            table[name] = ",".join(shortened(name, row[i]) for row in rows)
+            table[name] = ",".join(round_cell(name, row[i]) for row in rows)
     return table
 
 
@@ -160,7 +160,7 @@ def as_accuracies(table: Mapping[str, str]) -> dict[str, str]:
     return {"round": table["round"], "class": table["class"], "accuracy": ",".join(cells)}
 
 
-def shortened(name: str, cell: str) -> str:
+def round_cell(name: str, cell: str) -> str:
     """Round a cell to the digits that its column keeps."""
     if cell and name == "seconds":
         return f"{float(cell):.3g}"

@@ -91,7 +91,7 @@ def record(
     content = {
         "fingerprint": fingerprint(container, kept),
         "marks": kept,
-        "data": describe(data),
+        "data": describe_data(data),
         "way": {k: v for k, v in recorded.items() if isinstance(v, str)} or dict(way or {}),
         "directory": begun_in if isinstance(begun_in, str) else str(Path.cwd()),
     }
@@ -113,7 +113,7 @@ def fingerprint_of(directory: Path) -> dict[str, Any]:
     return {"fingerprint": read(directory).get("fingerprint")}
 
 
-def describe(data: "Data") -> dict[str, Any]:
+def describe_data(data: "Data") -> dict[str, Any]:
     """Describe data by sizes, number of classes, input shape, and a checksum of the labels.
 
     The checksum also covers the class names.
@@ -186,7 +186,7 @@ def check_data(
 
     marks: the `current_marks`. data: the loaded data, or None if the data are not loaded.
     """
-    before, now = get_mapping(read(directory), "data"), {} if data is None else describe(data)
+    before, now = get_mapping(read(directory), "data"), {} if data is None else describe_data(data)
     lines = [
         f"{key}: {before[key]} in the run, {now[key]} now"
         for key in now
@@ -201,7 +201,7 @@ def check_data(
     if not lines and container.get("accept_changed_data"):
         return
     lines += [
-        f"{key}: {describe_change(*found[key], container, key)}"
+        f"{key}: {describe_difference(*found[key], container, key)}"
         for key in found
         if BYTES in marks[key]
     ]
@@ -217,13 +217,13 @@ def log_changes(directory: Path, marks: Mapping[str, str], container: Mapping[st
     """Log which code and data have changed since the previous rounds."""
     for key, (then, now) in find_changes(recorded_marks(directory), marks).items():
         if BYTES in now:
-            words = f"the data have changed, {describe_change(then, now, container, key)}"
+            words = f"the data have changed, {describe_difference(then, now, container, key)}"
         else:
             words = f"the code of {now.partition(' ')[0]} has changed"
         log.warning("%s: %s since the previous rounds", key, words)
 
 
-def describe_change(then: str, now: str, container: Mapping[str, Any], key: str) -> str:
+def describe_difference(then: str, now: str, container: Mapping[str, Any], key: str) -> str:
     """Describe how two marks of data differ, by the number of changed files if it is known."""
     data_dir = flatten(container).get(f"{key.rpartition('.')[0]}.data_dir", "")
     number = count_changed_files(then, now, str(data_dir))

@@ -33,7 +33,7 @@ OPEN = (
 )
 
 
-def subjects_of(config: Mapping[str, Any]) -> frozenset[str]:
+def tested_subjects(config: Mapping[str, Any]) -> frozenset[str]:
     """Return the kinds of models that a configuration tests.
 
     Older configurations without `evaluate` test the global model.
@@ -112,10 +112,10 @@ def find_reusable(
     search. By default, they are read from the disk. marks: a function that returns the current
     marks of the data. Runs made with different data are not used.
     """
-    views, subjects = {*configured_views(config)}, subjects_of(config)
+    views, subjects = {*configured_views(config)}, tested_subjects(config)
     known = finished_by_training(directory) if finished is None else finished
     for other, found in known.get(training_key(config), ()):
-        is_enough = {*configured_views(found)} >= views and subjects_of(found) >= subjects
+        is_enough = {*configured_views(found)} >= views and tested_subjects(found) >= subjects
         if not is_enough or other == directory.absolute() or finished_summary(other) is None:
             continue
         if not origin.find_changes(origin.recorded_marks(other), marks()):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 from fedexp.core.limits import Limit, Name
 from fedexp.rundir.fingerprint import flatten
 from fedexp.trackers.base import RoundRecord, RunInfo, Tracker, TrackerConfig, require_package
-from fedexp.trackers.names import metrics_of
+from fedexp.trackers.names import metric_values
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -118,7 +118,7 @@ class MLflowTracker(Tracker):
         if record.round <= self._logged:  # a resumed run repeats rounds with identical results
             return
         now = int(time.time() * 1000)
-        values = metrics_of(record, self.classes)
+        values = metric_values(record, self.classes)
         metrics = [
             Metric(mlflow_name(name), value, now, record.round) for name, value in values.items()
         ]

@@ -55,7 +55,7 @@ SUMMARIES = {
 }
 
 
-def metrics_of(record: RoundRecord, classes: Sequence[str]) -> dict[str, float]:
+def metric_values(record: RoundRecord, classes: Sequence[str]) -> dict[str, float]:
     """Return a dict that maps metric names to the finite values of a round."""
     values = {metric_name(column): value for column, value in record.values.items()}
     values |= {f"analysis/{flat_name(name)}": value for name, value in record.analysed.items()}

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import yaml
 
 from fedexp.trackers.base import RoundRecord, RunInfo, Tracker, TrackerConfig, require_package
-from fedexp.trackers.names import metrics_of
+from fedexp.trackers.names import metric_values
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -52,7 +52,7 @@ class TensorBoardTracker(Tracker):
 
     def log_round(self, record: RoundRecord) -> None:
         self._last_round = record.round
-        for name, value in metrics_of(record, self.classes).items():
+        for name, value in metric_values(record, self.classes).items():
             self.writer.add_scalar(name, value, record.round)
         self.writer.flush()
 

@@ -20,7 +20,7 @@ from fedexp.core.limits import Limit, Name, Positive
 from fedexp.core.private.wandb_internals import service_process
 from fedexp.core.storage import display_path
 from fedexp.trackers.base import RoundRecord, RunInfo, Tracker, TrackerConfig
-from fedexp.trackers.names import SUMMARIES, flat_summary, metrics_of
+from fedexp.trackers.names import SUMMARIES, flat_summary, metric_values
 from fedexp.trackers.several import reason
 
 if TYPE_CHECKING:
@@ -137,7 +137,7 @@ class WandbTracker(Tracker):
 
     def log_round(self, record: RoundRecord) -> None:
         self._last_round = record.round
-        row = {"round": record.round, **metrics_of(record, self.info.classes)}
+        row = {"round": record.round, **metric_values(record, self.info.classes)}
         # A resumed run repeats rounds; W&B drops the steps that it already has.
         self._call(
             lambda run: run.log(

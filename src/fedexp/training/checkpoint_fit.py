@@ -42,7 +42,7 @@ def fits_run(directory: Path, simulation: Simulation) -> Callable[[Mapping[str, 
     def check(state: Mapping[str, Any]) -> None:
         try:
             check_numbers(state, simulation)
-            require(tuple(by_view(state)) == tuple(start.tested), "the views of the test set")
+            require_fit(tuple(by_view(state)) == tuple(start.tested), "the views of the test set")
             for view, tested in by_view(state).items():
                 check_rounds(tested, state["round"], simulation)
                 check_history(tested["history"], start.tested[view].history, simulation)
@@ -63,23 +63,23 @@ class Mismatch(Exception):
     """Raised if a part of a saved state does not belong to this run."""
 
 
-def require(condition: bool, part: str) -> None:
+def require_fit(condition: bool, part: str) -> None:
     if not condition:
         raise Mismatch(part)
 
 
 def check_numbers(state: Mapping[str, Any], simulation: Simulation) -> None:
     number, rounds, clients = state["round"], simulation.rounds, simulation.settings.num_clients
-    require(number <= rounds, f"round {number}, but the run has {rounds} rounds")
+    require_fit(number <= rounds, f"round {number}, but the run has {rounds} rounds")
     # A completed or stopped run may be extended.
-    require(
+    require_fit(
         state["status"] != "running" or number < rounds,
         f"the status is running, but round {number} is the last one",
     )
     largest = max([*state["not_finite"], *state["clients"]], default=0)
-    require(largest < clients, f"client {largest}, but the run has {clients} clients")
+    require_fit(largest < clients, f"client {largest}, but the run has {clients} clients")
     latest = max(state["clients"].values(), default=0)
-    require(latest <= number, "client states from a later round")
+    require_fit(latest <= number, "client states from a later round")
 
 
 def check_rounds(tested: Mapping[str, Any], number: int, simulation: Simulation) -> None:
@@ -89,11 +89,13 @@ def check_rounds(tested: Mapping[str, Any], number: int, simulation: Simulation)
     number: the round after which the state was saved.
     """
     rounds = [each for each, _ in tested["accuracy"]]
-    require(rounds == sorted({0, *rounds}) and rounds[-1] <= number, "the rounds with accuracies")
-    require(tested["history"]["rounds"].tolist() == rounds, "the rounds in the history")
+    require_fit(
+        rounds == sorted({0, *rounds}) and rounds[-1] <= number, "the rounds with accuracies"
+    )
+    require_fit(tested["history"]["rounds"].tolist() == rounds, "the rounds in the history")
     with_tasks = {each for each, values in tested["tasks"] if len(values) == len(simulation.stages)}
     expected = set(rounds) if simulation.has_tasks else set()
-    require(with_tasks == expected, "the rounds with task accuracies")
+    require_fit(with_tasks == expected, "the rounds with task accuracies")
 
 
 def check_history(
@@ -110,16 +112,16 @@ def check_history(
     )
     optional = {"distributed_accuracy"}
     strange = (expected.keys() | personal) ^ (found.keys() - optional)
-    require(not strange, f"history.{min(strange, default='')}")
+    require_fit(not strange, f"history.{min(strange, default='')}")
     for name in expected.keys() & {"counts", "rounds_per_task", "starts"}:
-        require(torch.equal(found[name], expected[name]), f"history.{name}")
+        require_fit(torch.equal(found[name], expected[name]), f"history.{name}")
     clients, classes = start.counts.shape[-2:]
     sizes = {"K": clients, "C": classes, "E": len(found["rounds"])}
     for name, letters in DIMENSIONS.items():
         if name in found:
             shape = tuple(found[name].shape)
             bound = tuple(sizes.setdefault(*pair) for pair in zip(letters, shape, strict=False))
-            require(len(letters) == len(shape) and bound == shape, f"shape of history.{name}")
+            require_fit(len(letters) == len(shape) and bound == shape, f"shape of history.{name}")
 
 
 def check_tree(name: str, found: Tree, expected: Tree) -> None:
@@ -128,17 +130,17 @@ def check_tree(name: str, found: Tree, expected: Tree) -> None:
     A method may add entries to the tree, but not to the model's parameters or buffers.
     """
     if isinstance(expected, dict):
-        require(isinstance(found, dict), name)
+        require_fit(isinstance(found, dict), name)
         if name.endswith((".params", ".buffers")):
             strange = sorted(map(str, found.keys() - expected.keys()))
-            require(not strange, f"{name}.{', '.join(strange)}")
+            require_fit(not strange, f"{name}.{', '.join(strange)}")
         for key, value in expected.items():
-            require(key in found, f"{name}.{key} is missing")
+            require_fit(key in found, f"{name}.{key} is missing")
             check_tree(f"{name}.{key}", found[key], value)
     elif isinstance(expected, torch.Tensor):
-        require(isinstance(found, torch.Tensor), name)
+        require_fit(isinstance(found, torch.Tensor), name)
         for kind in ("shape", "dtype"):
             is_, wanted = getattr(found, kind), getattr(expected, kind)
-            require(is_ == wanted, f"{kind} of {name} is {is_}, but must be {wanted}")
+            require_fit(is_ == wanted, f"{kind} of {name} is {is_}, but must be {wanted}")
     else:
-        require(type(found) is type(expected), name)
+        require_fit(type(found) is type(expected), name)

@@ -266,12 +266,12 @@ def choose_local_examples(runtime: ClientRuntime, examples: int | None) -> dict[
             len(numbers),
             len(labels),
             view,
-            standard_error(part, whole),
+            standard_error_bound(part, whole),
         )
     return found
 
 
-def standard_error(part: np.ndarray, whole: np.ndarray) -> float:
+def standard_error_bound(part: np.ndarray, whole: np.ndarray) -> float:
     """Return an upper bound of the standard error of the class accuracies.
 
     If n_c of the N_c test examples of class c are drawn without replacement, the standard error
@@ -297,6 +297,6 @@ def describe_local_evaluation(simulation: Simulation) -> dict[str, Any]:
     for view, numbers in runtime.local_examples.items():
         tested = runtime.local_test(view, 0)[0], runtime.tested_on(view)
         part, whole = (class_counts(each.data) for each in tested)
-        error = standard_error(part, whole)
+        error = standard_error_bound(part, whole)
         found[view] = {"examples": len(numbers), "standard_error": error}
     return found

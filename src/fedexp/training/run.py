@@ -42,7 +42,7 @@ from fedexp.training.rows import merge_values
 from fedexp.training.run_log import early_lines, run_log
 from fedexp.training.run_setup import Run, begin, handle_failures, locked_directory
 from fedexp.training.simulation import Simulation
-from fedexp.training.summary import check_names, summary_of
+from fedexp.training.summary import check_result_names, summary_of
 
 log = logging.getLogger("fedexp")
 
@@ -80,7 +80,7 @@ def train_run(job: Job) -> dict[str, Any]:
         before = recorded_precision(job.directory) if continues else None
         prepared = prepare(built, job.place.cores, before)
         if not continues:
-            check_names(prepared.simulation)
+            check_result_names(prepared.simulation)
         if not is_locked:
             held.enter_context(locked_directory(job.directory))
             require_new(job.directory)  # another process may have started a run there
@@ -157,7 +157,7 @@ def run_info(run: Run) -> RunInfo:
     return RunInfo.of(
         run.directory,
         run.config,
-        find_sweep(run.job),
+        sweep_name(run.job),
         total_rounds=run.simulation.rounds,
         first_round=state.round,
         classes=run.simulation.runtime.data.classes,
@@ -191,7 +191,7 @@ def summarise(run: Run) -> dict[str, Any]:
         files.SUMMARY,
         {"status": run.state.status},
         identity,
-        {"sweep": find_sweep(run.job)},
+        {"sweep": sweep_name(run.job)},
         origin.fingerprint_of(run.directory),
         summary_of(run.simulation, run.state),
         environment(run.config, run.hardware, run.state),
@@ -212,7 +212,7 @@ def data_sizes(simulation: Simulation) -> dict[str, int]:
     return sizes | {"classes": len(learned), "clients": federation.num_clients}
 
 
-def find_sweep(job: Job) -> str | None:
+def sweep_name(job: Job) -> str | None:
     """Return the name of the sweep that a job belongs to, or None.
 
     If a job is resumed by name, its sweep is found by Hydra's file multirun.yaml in the parent

@@ -109,7 +109,7 @@ def failure_hint(simulation: Simulation, state: State) -> str:
     return simulation.algorithm.hint if failed else ""
 
 
-def check_names(simulation: Simulation) -> None:
+def check_result_names(simulation: Simulation) -> None:
     """Raise ConfigError if two results of a run have the same name.
 
     To find the names before files are written, the metrics are computed for an example state.

@@ -20,7 +20,7 @@ from fedexp.data.partitioned import Partition, find_task_partitions
 from fedexp.data.types import Data
 from fedexp.engine.base import ClientRuntime
 from fedexp.engine.measures import collect_features
-from fedexp.figures.load import describe
+from fedexp.figures.load import run_title
 from fedexp.rundir import files, kept_models
 from fedexp.rundir.kept_models import KeptModel
 from fedexp.rundir.reader import RunDirectory
@@ -106,7 +106,7 @@ def load_subject(
     runtime = make_runtime(run, module, parts, data, choose_hardware(run, device, exact=True))
     kind = SOURCES.get(source)
     examples = f"{kind} examples" if kind else f"training examples of client {source}"
-    title = describe(run.config, run.summary)
+    title = run_title(run.config, run.summary)
     return Subject(run, runtime, model, title, f"{len(data.y_test):,} {examples}")
 
 
