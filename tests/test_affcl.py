@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fedexp.algorithms.affcl import AFFCL, HIDDEN, Deeper, classify, credibility
+from fedexp.algorithms.affcl import AFFCL, HIDDEN, Deeper, classify, replay_weights
 from fedexp.algorithms.base import rows_of_step
 from fedexp.algorithms.flow import Density, Flow
 from fedexp.algorithms.heads import BIAS, WEIGHT
@@ -90,7 +90,7 @@ def test_credibility_equals_released_code():
     wanted = torch.tensor([2, 3, 0, 1])
     drawn[2] = noise[4] + 1e-4
     present = one_hot(*LABELS.tolist()) * MASK[:, None]
-    found = credibility(drawn, wanted, noise, present, typical)
+    found = replay_weights(drawn, wanted, noise, present, typical)
     expected = [
         released_weight(drawn[j], wanted[j], noise[:5], LABELS[:5], typical) for j in range(4)
     ]
@@ -228,7 +228,7 @@ def test_hidden_layer_belongs_to_the_model_and_changes_no_initial_value():
 def test_steps_cycle_through_the_generated_features():
     """The bank has six features, and each step uses four."""
     ctx = context(steps=torch.tensor(3.0))
-    rows = [rows_of_step(step, ctx.local.batch_size, 6, ctx.steps).tolist() for step in range(3)]
+    rows = [rows_of_step(step, 6, ctx).tolist() for step in range(3)]
     assert rows == [[0, 1, 2, 3], [4, 5, 0, 1], [2, 3, 4, 5]]
 
 

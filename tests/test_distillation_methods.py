@@ -11,7 +11,7 @@ import torch.nn.functional as F
 
 from fedexp.algorithms import distillation, feddf
 from fedexp.algorithms.base import FedAvg
-from fedexp.algorithms.divergence import kl_divergence
+from fedexp.algorithms.distillation import kl_divergence
 from fedexp.algorithms.fedalign import FedAlign, spectral_norm
 from fedexp.algorithms.feddf import FedDF
 from fedexp.algorithms.fedka import FedKA
@@ -22,8 +22,8 @@ from fedexp.algorithms.fedssd import FedSSD
 from fedexp.algorithms.flashback import (
     Flashback,
     class_weights,
-    distillation_loss,
     distillation_targets,
+    distillation_term,
 )
 from fedexp.algorithms.interfaces import Batch, Context, Federation
 from fedexp.algorithms.moon import Moon
@@ -87,7 +87,7 @@ def test_flashback_loss_equals_loops():
             p = teachers[i, n].softmax(0)
             for c in range(3):
                 total[n] += alpha[i, c] * p[c] * math.log(p[c] / q[c])
-    loss = distillation_loss(*distillation_targets(alpha, teachers), student)
+    loss = distillation_term(*distillation_targets(alpha, teachers), student)
     assert_close(loss, total)
     assert loss.min() < 0, "not a divergence, so it must not be clamped"
 

@@ -28,7 +28,7 @@ from fedexp.metrics.forgetting_metric import (
     RoundDrop,
 )
 from fedexp.metrics.history import History, load_history
-from fedexp.metrics.personal import personal_accuracy
+from fedexp.metrics.personal import own_mean
 from fedexp.metrics.targets import rounds_to_target
 from fedexp.metrics.weight_divergence import distribution_distance
 
@@ -161,7 +161,7 @@ def test_client_without_examples_gives_nan():
     inside, outside = forgetting.in_out_local(accuracy, counts)
     np.testing.assert_allclose(inside, [0.7, nan])
     np.testing.assert_allclose(outside, [0.5, nan])  # 0.8 / 4 + 0.4 * 3/4
-    np.testing.assert_allclose(personal_accuracy(accuracy, counts), [0.7, nan])
+    np.testing.assert_allclose(own_mean(accuracy, counts), [0.7, nan])
     np.testing.assert_allclose(distribution_distance(accuracy, counts), [1 / 6, nan])
     assert np.isnan(forgetting.in_out_joint(accuracy, counts[1:])).all()
 

@@ -23,7 +23,7 @@ from fedexp.data.held_out import Validation
 from fedexp.engine.base import ClientRuntime
 from fedexp.metrics.forgetting_metric import RoundDrop
 from fedexp.metrics.history import History
-from fedexp.metrics.personal import Personal, personal_accuracy, personal_forgetting, spread
+from fedexp.metrics.personal import Personal, own_mean, spread
 from fedexp.models.resnet import CifarResNet
 from fedexp.rundir import checkpoint
 from fedexp.trackers.names import metric_name
@@ -76,7 +76,7 @@ def test_personal_accuracy_is_weighted_by_client_distribution():
     labels, found = answers(simulation, state.server["params"])
     classes = np.array([(found[labels == c] == c).mean() for c in range(4)])
     slow = [slow_accuracy(simulation, state.server["params"], row) for row in counts]
-    assert personal_accuracy(classes, counts) == pytest.approx(slow, abs=1e-12)
+    assert own_mean(classes, counts) == pytest.approx(slow, abs=1e-12)
     # The same with a weight p_kc / (test examples of class c) for each image instead of copies.
     weights = (counts / counts.sum(1, keepdims=True))[:, labels] / np.bincount(labels)[labels]
     assert weights.sum(1) == pytest.approx(np.ones(5))
@@ -135,9 +135,8 @@ def test_worst_tenth_equals_hand_calculation():
 
 def test_class_without_test_examples_is_left_out():
     accuracy, counts = np.array([0.5, np.nan, 1.0]), np.array([[1, 2, 1], [0, 3, 0]])
-    assert personal_accuracy(accuracy, counts)[0] == pytest.approx(0.75)
-    assert np.isnan(personal_accuracy(accuracy, counts)[1])
-    assert personal_forgetting(accuracy, counts)[0] == pytest.approx(0.75)
+    assert own_mean(accuracy, counts)[0] == pytest.approx(0.75)
+    assert np.isnan(own_mean(accuracy, counts)[1])
 
 
 # --- the models
@@ -187,7 +186,7 @@ def test_every_personal_model_is_tested(name, monkeypatch):
     models = [own_model(name, simulation, state, client) for client in range(5)]
     assert_close(tested[-5:], models)
     slow = [slow_accuracy(simulation, *pair) for pair in zip(models, counts, strict=True)]
-    assert personal_accuracy(found["plain"], counts) == pytest.approx(slow, abs=1e-12)
+    assert own_mean(found["plain"], counts) == pytest.approx(slow, abs=1e-12)
     assert np.array_equal(np.isnan(found["plain"]), counts == 0)
 
 
@@ -285,7 +284,7 @@ def test_personal_model_is_tested_with_its_running_statistics():
     assert "norm.running_mean" in own
     counts = simulation.stages[0].partition.counts
     found = evaluate_personal(simulation, state.server, state.clients, 2)
-    assert personal_accuracy(found["plain"], counts)[3] == pytest.approx(
+    assert own_mean(found["plain"], counts)[3] == pytest.approx(
         slow_accuracy(simulation, own, counts[3])
     )
 

@@ -11,9 +11,10 @@ import torch.nn.functional as F
 from fedexp.algorithms.base import FedAvg, fresh_pass
 from fedexp.algorithms.fedavgm import FedAvgM
 from fedexp.algorithms.fedcurv import FedCurv
-from fedexp.algorithms.feddyn import FedDyn, clipped
+from fedexp.algorithms.feddyn import FedDyn
 from fedexp.algorithms.fednova import FedNova, effective_steps
 from fedexp.algorithms.interfaces import Batch, Context
+from fedexp.algorithms.optimizers import clipped
 from fedexp.algorithms.scaffold import Scaffold
 from fedexp.core import tree
 from fedexp.core.errors import ConfigError

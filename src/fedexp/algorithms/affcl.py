@@ -149,7 +149,7 @@ class AFFCL(Remembering, OwnModel):
         flow, given = self.flow_of(params), one_hot(batch.y, logits[0])
         density, noise = flow.log_density(features.detach(), given)
         fit = masked_mean(density, batch.mask)
-        rows = rows_of_step(batch.step, ctx.local.batch_size, self.bank, ctx.steps)
+        rows = rows_of_step(batch.step, self.bank, ctx)
         if "old" in ctx.setup:
             old = {k: v.index_select(0, rows) for k, v in ctx.setup["old"].items()}
             fit = (
@@ -161,7 +161,7 @@ class AFFCL(Remembering, OwnModel):
         present = given if batch.mask is None else given * batch.mask[:, None]
         drawn = {k: v.index_select(0, rows) for k, v in ctx.setup["new"].items()}
         space = drawn["noise" if self.credibility == "latent" else "features"]
-        weights = credibility(space, drawn["labels"], noise.detach(), present, typical)
+        weights = replay_weights(space, drawn["labels"], noise.detach(), present, typical)
         replayed = self.replay_loss(params, drawn, weights, typical, ctx)
         return masked_mean(learning, batch.mask) + self.replay * replayed - fit / self.shape.width
 
@@ -210,7 +210,7 @@ def classify(features: Tensor, params: Params) -> Tensor:
     return heads.logits(features, heads.head(params))
 
 
-def credibility(
+def replay_weights(
     space: Tensor,
     labels: Tensor,
     noise: Tensor,

@@ -51,6 +51,18 @@ def masked_mean(values: Tensor, mask: Tensor | None) -> Tensor:
     return (values * mask).sum() / mask.sum().clamp(min=1)
 
 
+def means_of_old_and_new(
+    values: Tensor, is_old: Tensor, mask: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Return the means of the values [B] of examples of old and of new classes, or 0 without any.
+
+    is_old: [B], 1 for an example of an old class and 0 for an example of a new class. mask: as in
+    `masked_mean`.
+    """
+    present = torch.ones_like(is_old) if mask is None else mask.to(is_old.dtype)
+    return masked_mean(values, present * is_old), masked_mean(values, present * (1 - is_old))
+
+
 def require_loss_per_example(algorithm: "FedAvg", losses: Tensor, batch: Batch) -> Tensor:
     """Check that the losses have the shape [B], and return them.
 
@@ -108,16 +120,15 @@ def padded_numbers(numbers: np.ndarray, size: int) -> Tree:
     return {"numbers": padded, "mask": mask}
 
 
-def rows_of_step(step: int, size: int, total: int, like: Tensor) -> Tensor:
-    """Return the indices of the rows that a local step uses, int64 [min(size, total)].
+def rows_of_step(step: int, total: int, ctx: Context) -> Tensor:
+    """Return the indices of the rows that a local step uses, int64 [min(batch size, total)].
 
-    Consecutive steps use consecutive rows and continue at the first row after the last one. size:
-    the number of rows per step. total: the number of rows. like: a tensor on the device of the
-    result.
+    Consecutive steps use consecutive rows and continue at the first row after the last one. total:
+    the number of rows.
     """
-    count = min(size, total)
-    numbers = torch.arange(count, device=like.device)
-    return (torch.as_tensor(step, device=like.device) * count + numbers) % total
+    count, device = min(ctx.local.batch_size, total), ctx.steps.device
+    numbers = torch.arange(count, device=device)
+    return (torch.as_tensor(step, device=device) * count + numbers) % total
 
 
 # Maps each optional hook to the base class that declares it. Without this base class, the hook

@@ -88,18 +88,15 @@ class CFeD(Remembering, MultiExchange, ServerTraining):
             return [Learner()] * len(clients)
         if self.paradigm == "centralized":
             draw = int(rng.integers(2**63))
-            return [Student(lambda_d=self.lambda_d, temperature=self.temperature, draw=draw)] * len(
-                clients
-            )
+            return [Student(lambda_d=self.lambda_d, temperature=self.temperature, draw=draw)]
         reviewers = math.ceil(self.review_fraction * len(clients) - 1e-9)
         chosen = rng.permutation(len(clients))[:reviewers]
         reviewer = Reviewer(lambda_d=self.lambda_d, temperature=self.temperature)
         return [reviewer if position in chosen else Learner() for position in range(len(clients))]
 
     def refine(self, net: ServerNetwork, server: Tree, messages: Tree, round: ServerRound) -> Tree:
-        return self.distil(net, server, messages, round) if self.server_distillation else server
-
-    def distil(self, net: ServerNetwork, server: Tree, messages: Tree, round: ServerRound) -> Tree:
+        if not self.server_distillation:
+            return server
         examples, local = round.surrogate, round.local
         assert examples is not None
         old = round.previous["params"] | round.previous["buffers"]

@@ -17,12 +17,18 @@ from fedexp.algorithms.families import Continual
 from fedexp.algorithms.interfaces import Federation
 from fedexp.core.tree import Params, Tree
 
+NEVER = -1e30  # logit of an excluded class; finite, because 0 times infinity is nan
 TASKS = ("class_incremental", "domain_incremental", "rotations")
 
 
 def distillation_loss(student: Tensor, teacher: Tensor, temperature: float) -> Tensor:
     """Return the distillation loss L_d of each example, [B], for logits [B, C]."""
     return -((teacher / temperature).softmax(-1) * F.log_softmax(student / temperature, -1)).sum(-1)
+
+
+def logits_of_members(logits: Tensor, member: Tensor) -> Tensor:
+    """Return logits [B, C], in which all classes with `member` [C] = 0 have the value NEVER."""
+    return logits.masked_fill(member == 0, NEVER)
 
 
 class Remembering(Continual):

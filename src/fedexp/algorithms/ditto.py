@@ -25,25 +25,18 @@ from collections.abc import Sequence
 import torch
 
 from fedexp.algorithms.base import FedAvg
-from fedexp.algorithms.families import KeepsPart, MultiExchange
-from fedexp.algorithms.interfaces import (
-    ClientData,
-    Context,
-    Federation,
-    Needs,
-    Network,
-    ServerRound,
-)
+from fedexp.algorithms.families import KeepsModel, MultiExchange
+from fedexp.algorithms.interfaces import Context, Federation, Needs, Network
 from fedexp.core import tree
 from fedexp.core.limits import NonNegative
-from fedexp.core.tree import Params, Tree
+from fedexp.core.tree import Params
 
 
-class Ditto(KeepsPart, MultiExchange):
-    """First exchange of a round: clients train personal models. The second exchange is FedAvg."""
+class Ditto(KeepsModel, MultiExchange):
+    """First exchange of a round: clients train personal models. The second exchange is FedAvg.
 
-    trains_model = False
-    keeps_buffers = True
+    Only the FedAvg exchange sends the global model.
+    """
 
     # weight of the proximal term; with 0, the personal models are independent of w
     lambda_: NonNegative
@@ -53,20 +46,5 @@ class Ditto(KeepsPart, MultiExchange):
     def exchanges(self, federation: Federation) -> Sequence[FedAvg]:
         return self, FedAvg()
 
-    def counted(self, sent: Tree, up: bool) -> Tree:
-        """Return an empty tree, because only the FedAvg exchange sends the global model."""
-        return {}
-
-    def keeps(self, name: str) -> bool:
-        return True
-
     def penalty(self, net: Network, params: Params, ctx: Context) -> torch.Tensor:
         return 0.5 * self.lambda_ * tree.squared_distance(params, ctx.server["params"])
-
-    def finish(
-        self, net: Network, params: Params, data: ClientData, ctx: Context
-    ) -> tuple[Tree, Tree]:
-        return {}, params | net.buffers()
-
-    def aggregate(self, server: Tree, messages: Tree, round: ServerRound) -> Tree:
-        return server

@@ -204,6 +204,27 @@ class KeepsPart(Personal):
         return sent | shared
 
 
+class KeepsModel(KeepsPart):
+    """Base class for algorithms and exchanges whose clients train a model that is never sent."""
+
+    trains_model = False
+    keeps_buffers = True
+
+    def keeps(self, name: str) -> bool:
+        return True
+
+    def finish(
+        self, net: Network, params: Params, data: ClientData, ctx: Context
+    ) -> tuple[Tree, Tree]:
+        return {}, params | net.buffers()
+
+    def counted(self, sent: Tree, up: bool) -> Tree:
+        return {}
+
+    def aggregate(self, server: Tree, messages: Tree, round: ServerRound) -> Tree:
+        return server
+
+
 class MultiExchange(FedAvg):
     """Base class for algorithms with several exchanges per round or several client roles."""
 

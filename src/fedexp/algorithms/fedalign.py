@@ -28,8 +28,8 @@ from torch import Tensor, nn
 
 from fedexp.algorithms.base import cross_entropies, masked_mean
 from fedexp.algorithms.families import OwnModel
-from fedexp.algorithms.feddyn import clipped
 from fedexp.algorithms.interfaces import Batch, Context, Federation, Needs, Network
+from fedexp.algorithms.optimizers import clipped
 from fedexp.core.errors import ConfigError
 from fedexp.core.limits import NonNegative, PositiveShare
 from fedexp.core.tree import Params

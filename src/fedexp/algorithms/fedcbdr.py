@@ -44,7 +44,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedexp.algorithms.base import cross_entropies, masked_mean
+from fedexp.algorithms.base import cross_entropies, masked_mean, means_of_old_and_new
 from fedexp.algorithms.exemplars import Exemplars, Kept
 from fedexp.algorithms.interfaces import Batch, Context, Features, Federation, Needs, Network
 from fedexp.core.limits import Count, NonNegative, Positive
@@ -110,6 +110,5 @@ class FedCBDR(Exemplars):
         scaled = logits / (known * self.tau_old + (1 - known) * self.tau_new)
         losses = cross_entropies(scaled, batch.y)
         is_old = known.index_select(0, batch.y)
-        present = torch.ones_like(is_old) if batch.mask is None else batch.mask.to(is_old.dtype)
-        old, new = (masked_mean(losses, present * part) for part in (is_old, 1 - is_old))
+        old, new = means_of_old_and_new(losses, is_old, batch.mask)
         return self.omega_old * old + self.omega_new * new

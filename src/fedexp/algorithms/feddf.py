@@ -33,8 +33,8 @@ from torch import Tensor
 
 from fedexp.algorithms import distillation
 from fedexp.algorithms.families import ServerTraining
-from fedexp.algorithms.feddyn import clipped
 from fedexp.algorithms.interfaces import Needs, PublicData, ServerNetwork, ServerRound
+from fedexp.algorithms.optimizers import clipped
 from fedexp.core.limits import Count, CountFrom0, NonNegative, OpenShare, Positive
 from fedexp.core.tree import Params, Tree
 

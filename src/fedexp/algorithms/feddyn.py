@@ -33,21 +33,10 @@ from fedexp.algorithms.interfaces import (
     Network,
     ServerRound,
 )
+from fedexp.algorithms.optimizers import clipped
 from fedexp.core import tree
 from fedexp.core.limits import NonNegative, Positive
 from fedexp.core.tree import Params, Tree
-
-
-def clipped(grads: Params, bound: float) -> Params:
-    """Return the gradients, scaled so that their total norm is at most `bound`.
-
-    If `bound` is 0, the gradients are not changed. The scaling is the same as in torch's
-    clip_grad_norm_.
-    """
-    if not bound:
-        return grads
-    scale = (bound / (tree.dot(grads, grads).sqrt() + 1e-6)).clamp(max=1)
-    return {k: g * scale for k, g in grads.items()}
 
 
 class Corrected(FedAvg):

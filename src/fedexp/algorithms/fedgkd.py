@@ -19,7 +19,7 @@ server, is not implemented.
 import torch
 
 from fedexp.algorithms.base import FedAvg, cross_entropies
-from fedexp.algorithms.divergence import kl_divergence
+from fedexp.algorithms.distillation import kl_divergence
 from fedexp.algorithms.interfaces import Batch, Context, Federation, Needs, Network, ServerRound
 from fedexp.core import tree
 from fedexp.core.limits import Count, NonNegative, Positive

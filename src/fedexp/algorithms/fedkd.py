@@ -10,7 +10,7 @@ The teacher is the received global model on the same augmented batch. Table 12 d
 import torch
 
 from fedexp.algorithms.base import FedAvg, cross_entropies
-from fedexp.algorithms.divergence import kl_divergence
+from fedexp.algorithms.distillation import kl_divergence
 from fedexp.algorithms.interfaces import Batch, Context, Needs, Network
 from fedexp.core.limits import NonNegative, Positive
 from fedexp.core.tree import Params

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from fedexp.algorithms.base import FedAvg, cross_entropies
-from fedexp.algorithms.divergence import kl_divergence
+from fedexp.algorithms.distillation import kl_divergence
 from fedexp.algorithms.interfaces import Batch, Context, Needs, Network
 from fedexp.core.errors import require
 from fedexp.core.limits import NonNegative, Positive, Share

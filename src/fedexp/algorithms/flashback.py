@@ -72,7 +72,7 @@ def distillation_targets(alpha: Tensor, teachers: Tensor) -> tuple[Tensor, Tenso
     return (weighted * log_p).sum(0), weighted.sum(0)
 
 
-def distillation_loss(entropy: Tensor, weight: Tensor, student: Tensor) -> Tensor:
+def distillation_term(entropy: Tensor, weight: Tensor, student: Tensor) -> Tensor:
     """Return the distillation term of each example, [n].
 
     entropy, weight: the result of `distillation_targets`. student: the student's logits, [n, C].
@@ -125,7 +125,7 @@ class Flashback(ServerTraining):
         teacher = net(ctx.server["params"], batch.x).logits.detach()
         pi = ctx.server["pi"]
         alpha = class_weights(pi[None], ctx.plan["counts"].to(pi.dtype))
-        return loss + distillation_loss(*distillation_targets(alpha, teacher[None]), student)
+        return loss + distillation_term(*distillation_targets(alpha, teacher[None]), student)
 
     def finish(
         self, net: Network, params: Params, data: ClientData, ctx: Context
@@ -161,7 +161,7 @@ class Flashback(ServerTraining):
             chosen = torch.as_tensor(numbers, device=student.device)
             return (
                 F.cross_entropy(student, labels)
-                + distillation_loss(entropy[chosen], weight[chosen], student).mean()
+                + distillation_term(entropy[chosen], weight[chosen], student).mean()
             )
 
         net.load(server["params"], server["buffers"])

@@ -65,8 +65,15 @@ def normalised(values: Tensor, pixels: Pixels) -> Tensor:
 class Statistics:
     """Moving averages, over generated batches, of the mean and variance of batch norm inputs."""
 
-    # mean and variance for each layer
-    before: list[tuple[Tensor, Tensor]] = field(default_factory=list)
+    before: list[Tensor] = field(default_factory=list)  # [2, channels] for each layer
+
+    def after(self, layers: list[tuple[Tensor, ...]]) -> list[Tensor]:
+        """Return the moving averages after another batch; layers: the result of `norm_inputs`."""
+        now = [torch.stack(layer[:2]) for layer in layers]
+        if not self.before:
+            return now
+        pairs = zip(self.before, now, strict=True)
+        return [MOMENTUM * old + (1 - MOMENTUM) * new for old, new in pairs]
 
     def distance(self, layers: list[tuple[Tensor, ...]]) -> Tensor | float:
         """Return the sum over l in the generator's loss, without the factor BATCH_NORM.
@@ -74,12 +81,8 @@ class Statistics:
         layers: the result of `norm_inputs`.
         """
         total: Tensor | float = 0.0
-        for number, (mean, var, running_mean, running_var) in enumerate(layers):
-            if self.before:
-                old_mean, old_var = self.before[number]
-                mean = (1 - MOMENTUM) * mean + MOMENTUM * old_mean
-                var = (1 - MOMENTUM) * var + MOMENTUM * old_var
-            total = total + (running_mean - mean).norm() + (running_var - var).norm()
+        for (mean, var), layer in zip(self.after(layers), layers, strict=True):
+            total = total + (layer[2] - mean).norm() + (layer[3] - var).norm()
         return total
 
     def add(self, layers: list[tuple[Tensor, ...]]) -> None:
@@ -87,14 +90,7 @@ class Statistics:
 
         layers: the result of `norm_inputs` in the last generator step for this batch.
         """
-        now = [(mean.detach(), var.detach()) for mean, var, *_ in layers]
-        if self.before:
-            pairs = zip(self.before, now, strict=True)
-            now = [
-                (MOMENTUM * m + (1 - MOMENTUM) * a, MOMENTUM * v + (1 - MOMENTUM) * b)
-                for (m, v), (a, b) in pairs
-            ]
-        self.before = now
+        self.before = [average.detach() for average in self.after(layers)]
 
 
 @dataclass

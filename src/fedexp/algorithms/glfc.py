@@ -61,7 +61,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedexp.algorithms.base import first_pass, masked_mean
+from fedexp.algorithms.base import first_pass, masked_mean, means_of_old_and_new
 from fedexp.algorithms.exemplars import Exemplars, Kept
 from fedexp.algorithms.families import ServerTraining
 from fedexp.algorithms.interfaces import (
@@ -239,8 +239,7 @@ def compensation(missing: Tensor, is_old: Tensor, mask: Tensor | None) -> Tensor
     missing: g, [B]. is_old: [B], 1 for an example of an old class and 0 for an example of a new
     class. mask: [B], 0 for padding.
     """
-    present = torch.ones_like(is_old) if mask is None else mask.to(is_old.dtype)
-    old, new = (masked_mean(missing, present * kind) for kind in (is_old, 1 - is_old))
+    old, new = means_of_old_and_new(missing, is_old, mask)
     return missing / torch.where(is_old > 0, old, new).clamp(min=torch.finfo(missing.dtype).tiny)
 
 

@@ -54,7 +54,7 @@ from torch import Tensor, nn
 
 from fedexp.algorithms import label_text
 from fedexp.algorithms.base import cross_entropies, masked_mean
-from fedexp.algorithms.continual import distillation_loss
+from fedexp.algorithms.continual import distillation_loss, logits_of_members
 from fedexp.algorithms.families import OwnModel
 from fedexp.algorithms.generator import BETAS, Best, Statistics
 from fedexp.algorithms.interfaces import (
@@ -78,7 +78,7 @@ from fedexp.algorithms.label_generator import (
     Student,
     draw_balanced_labels,
 )
-from fedexp.algorithms.target import DataFree, logits_of_members
+from fedexp.algorithms.target import DataFree
 from fedexp.core.limits import CountFrom0, NonNegative, Positive
 from fedexp.core.tree import Params, Tree
 from fedexp.models import classifier_of

@@ -45,6 +45,7 @@ from torch import Tensor, nn
 
 from fedexp.algorithms.adapters import DOWN, UP, NewAdapters, adapters, layers
 from fedexp.algorithms.base import cross_entropies
+from fedexp.algorithms.continual import logits_of_members
 from fedexp.algorithms.grams import damp, gram_matrices, invert, merge_down, watch_inputs
 from fedexp.algorithms.heads import BIAS, HEAD, WEIGHT
 from fedexp.algorithms.interfaces import (
@@ -56,7 +57,6 @@ from fedexp.algorithms.interfaces import (
     Network,
     ServerRound,
 )
-from fedexp.algorithms.target import logits_of_members
 from fedexp.core import tree
 from fedexp.core.errors import ConfigError
 from fedexp.core.limits import NonNegative, NonNegativeOrNone, Share

@@ -51,6 +51,18 @@ def memory_of(params: Params, local: LocalTraining) -> Tree:
     return {name: tree.zeros_like(params) for name in MEMORY.get(local.optimizer, BOTH)}
 
 
+def clipped(grads: Params, bound: float) -> Params:
+    """Return the gradients, scaled so that their total norm is at most `bound`.
+
+    If `bound` is 0, the gradients are not changed. The scaling is the same as in torch's
+    clip_grad_norm_.
+    """
+    if not bound:
+        return grads
+    scale = (bound / (tree.dot(grads, grads).sqrt() + 1e-6)).clamp(max=1)
+    return {k: g * scale for k, g in grads.items()}
+
+
 def step(
     params: Params,
     grads: Params,

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from fedexp.algorithms.base import cross_entropies
-from fedexp.algorithms.continual import NewClasses
+from fedexp.algorithms.continual import NewClasses, logits_of_members
 from fedexp.algorithms.families import OwnModel, Rehearsal
 from fedexp.algorithms.heads import HEAD
 from fedexp.algorithms.interfaces import (
@@ -34,7 +34,6 @@ from fedexp.algorithms.interfaces import (
     Pixels,
     ServerNetwork,
 )
-from fedexp.algorithms.target import logits_of_members
 from fedexp.core.errors import ConfigError
 from fedexp.core.limits import Limit
 from fedexp.core.tree import Params, Tree

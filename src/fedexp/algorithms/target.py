@@ -37,7 +37,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedexp.algorithms.base import cross_entropies, masked_mean, rows_of_step
-from fedexp.algorithms.continual import NewClasses, Remembering, distillation_loss
+from fedexp.algorithms.continual import (
+    NewClasses,
+    Remembering,
+    distillation_loss,
+    logits_of_members,
+)
 from fedexp.algorithms.families import Rehearsal
 from fedexp.algorithms.generator import (
     BATCH_NORM,
@@ -61,8 +66,6 @@ from fedexp.algorithms.interfaces import (
 )
 from fedexp.core.limits import Count, Limit, NonNegative, Positive
 from fedexp.core.tree import Params, Tree
-
-NEVER = -1e30  # logit of an excluded class; finite, because 0 times infinity is nan
 
 
 class DataFree(NewClasses, Remembering, Rehearsal, ABC):
@@ -128,7 +131,7 @@ class DataFree(NewClasses, Remembering, Rehearsal, ABC):
         the last one.
         """
         order, scale = ctx.plan["order"], ctx.server["scale"]
-        places = rows_of_step(step, ctx.local.batch_size, len(order), order)
+        places = rows_of_step(step, len(order), ctx)
         stored = ctx.server["images"].index_select(0, order.index_select(0, places))
         values = stored.to(scale["mean"].dtype) / 255
         return (values - scale["mean"][:, None, None]) / scale["std"][:, None, None]
@@ -188,8 +191,3 @@ class TARGET(DataFree):
         return (
             loss + self.kd * distillation_loss(student, teacher.detach(), self.temperature).mean()
         )
-
-
-def logits_of_members(logits: Tensor, member: Tensor) -> Tensor:
-    """Return logits [B, C], in which all classes with `member` [C] = 0 have the value NEVER."""
-    return logits.masked_fill(member == 0, NEVER)

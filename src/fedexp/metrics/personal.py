@@ -15,33 +15,23 @@ from fedexp.metrics.history import History
 WORST = 0.1  # fraction of the clients that `spread` calls the worst
 
 
-def personal_accuracy(accuracy: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """Return each client's accuracy A_k = sum_c p_kc A_kc on its label distribution, [..., K].
+def own_mean(values: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """Return the mean of class values over each client's label distribution, [..., K].
 
-    This is FedNTD (NeurIPS 2022) Definition 1, Eq. 6, for each client's personal model.
+    For the class accuracies A_kc of each client's personal model, this is the client's accuracy
+    A_k = sum_c p_kc A_kc (FedNTD, NeurIPS 2022, Definition 1, Eq. 6). For the drops
+    max_{1<=t<T} A_kc^(t) - A_kc^(T), it is the client's forgetting F_k: Eq. 5 with a mean weighted
+    by the label distribution instead of the plain mean over classes. F_k is not clamped at 0, and
+    is nan if T < 2.
 
-    accuracy: class accuracies [..., K, C], or [C] if all clients use one model. counts: training
+    values: accuracies or drops, [..., K, C], or [C] if all clients use one model. counts: training
     labels per client and class, [K, C]. The weights of classes without test examples are
     distributed over the other classes in proportion. The value is nan if none of the client's
     classes has test examples.
     """
-    accuracy = np.asarray(accuracy, dtype=np.float64)
+    values = np.asarray(values, dtype=np.float64)
     counts = np.asarray(counts, dtype=np.float64)
-    return forgetting.in_out_local(
-        accuracy[..., None, :] if accuracy.ndim == 1 else accuracy, counts
-    )[0]
-
-
-def personal_forgetting(drop: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """Return each client's forgetting F_k = sum_c p_kc (max_{1<=t<T} A_kc^(t) - A_kc^(T)), [K].
-
-    This is FedNTD Eq. 5 with a mean weighted by the client's label distribution instead of the
-    plain mean over classes. The value is not clamped at 0; it is nan if T < 2.
-
-    drop: the differences in parentheses, [K, C] or [C]. counts: training labels per client and
-    class, [K, C].
-    """
-    return personal_accuracy(drop, counts)
+    return forgetting.in_out_local(values[..., None, :] if values.ndim == 1 else values, counts)[0]
 
 
 def spread(values: np.ndarray, low_is_bad: bool) -> tuple[float, float, float]:
@@ -98,14 +88,14 @@ class Personal(ForgettingMetric):
         counts = history.counts_until(history.rounds[-1])
         drop = forgetting.backward_transfer_per_class(history.matrix)
         accuracy = history.class_accuracy[-1]
-        of_global = personal_accuracy(accuracy, counts), personal_forgetting(drop, counts)
+        of_global = own_mean(accuracy, counts), own_mean(drop, counts)
         if not self.own:
             values = columns("personal", *of_global)
         else:
             assert history.personal_accuracy is not None, "recorded in every evaluated round"
             mine = (
-                personal_accuracy(history.personal_accuracy, counts),
-                personal_forgetting(history.personal_drop, counts),
+                own_mean(history.personal_accuracy, counts),
+                own_mean(history.personal_drop, counts),
             )
             values = columns("personal", *mine) | columns("personal_global", *of_global)
         if self.local:
@@ -121,8 +111,8 @@ class Personal(ForgettingMetric):
         round, local = history.local_rounds[index], history.local_class_accuracy[index]
         counts = history.counts_until(round)[history.sampled[index]]
         drops = np.maximum(0.0, history.distributed(round) - local)
-        lost = personal_forgetting(drops if round > 1 else np.full_like(drops, np.nan), counts)
+        lost = own_mean(drops if round > 1 else np.full_like(drops, np.nan), counts)
         return {
-            "personal_local_accuracy": personal_accuracy(local, counts),
+            "personal_local_accuracy": own_mean(local, counts),
             "personal_local_forgetting": lost,
         }
