@@ -88,44 +88,35 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
         return [word for word in text.split(",") if word]
 
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    add = parser.add_argument
     engines, algorithms = ["sequential", "workers", "vectorised"], ["fedavg", "fedntd", "scaffold"]
-    parser.add_argument("--engines", type=words, default=engines, help="comma-separated engines")
-    parser.add_argument(
-        "--algorithms", type=words, default=algorithms, help="comma-separated algorithms"
-    )
-    parser.add_argument(
+    add("--engines", type=words, default=engines, help="comma-separated engines")
+    add("--algorithms", type=words, default=algorithms, help="comma-separated algorithms")
+    add(
         "--precisions",
         type=words,
         help="default: fp32, and bf16 where the CPU has bf16 instructions",
     )
-    parser.add_argument("--repeats", type=int, default=5, help="repetitions of each contestant")
-    parser.add_argument(
-        "--rounds", type=int, default=2, help="rounds per repetition, after one warm-up round"
-    )
-    parser.add_argument("--epochs", type=int, default=EPOCHS, help="local epochs")
-    parser.add_argument(
+    add("--repeats", type=int, default=5, help="repetitions of each contestant")
+    add("--rounds", type=int, default=2, help="rounds per repetition, after one warm-up round")
+    add("--epochs", type=int, default=EPOCHS, help="local epochs")
+    add(
         "--workers",
         type=int,
         default=cores(),
         help="worker processes of the bare loop and of fedexp",
     )
-    parser.add_argument(
-        "--threads", type=int, default=cores(), help="threads of contestants with one process"
-    )
-    parser.add_argument(
-        "--local-evaluation", action="store_true", help="test every local model class by class"
-    )
-    parser.add_argument(
+    add("--threads", type=int, default=cores(), help="threads of contestants with one process")
+    add("--local-evaluation", action="store_true", help="test every local model class by class")
+    add(
         "--only",
         type=str,
         action="append",
         default=[],
         help="measure only contestants whose name contains this text; may be repeated",
     )
-    parser.add_argument(
-        "--quick", action="store_true", help="FedAvg, one epoch, one repetition, one counted round"
-    )
-    parser.add_argument("--no-results", action="store_true", help="do not change RESULTS.md")
+    add("--quick", action="store_true", help="FedAvg, one epoch, one repetition, one counted round")
+    add("--no-results", action="store_true", help="do not change RESULTS.md")
     options = parser.parse_args(arguments)
     if options.precisions is None:
         options.precisions = ["fp32", "bf16"]

@@ -111,7 +111,7 @@ def parts(values: Sequence[float], count: int = 3) -> list[str]:
     return [f"{statistics.median(values[i * size : (i + 1) * size]):.3g}" for i in range(count)]
 
 
-def main(arguments: list[str] | None = None) -> int:
+def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.scale", description=__doc__)
     add = parser.add_argument
     add("--clients", type=int, default=100_000, help="number of clients")
@@ -125,8 +125,11 @@ def main(arguments: list[str] | None = None) -> int:
     add("--rounds", type=int, default=3000, help="rounds of the long run on few clients")
     add("--images", type=int, default=20_000, help="number of images of 224 x 224 pixels")
     add("--no-results", action="store_true", help="do not change RESULTS.md")
-    options = parser.parse_args(arguments)
-    rows = []
+    return parser.parse_args(arguments)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    options, rows = parse(arguments), []
     with tempfile.TemporaryDirectory(prefix="fedexp-scale-") as scratch:
         for partition in options.partitions:
             found = many_clients(partition, options.clients, options.client_rounds, Path(scratch))

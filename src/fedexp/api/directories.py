@@ -296,7 +296,8 @@ def load_run(
     path = Path(directory).expanduser()
     runs = find_runs(path)
     if runs and runs != [path]:
-        raise ConfigError(f"{path}: holds several runs; load its {len(runs)} runs with load_sweep")
+        hint = f"load its {plural(len(runs), 'run')} with load_sweep"
+        raise ConfigError(f"{path}: is not a run directory; {hint}")
     require_run(path)
     return Run(path, None if config_dir is None else Path(config_dir))
 
