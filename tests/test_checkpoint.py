@@ -343,7 +343,7 @@ STRANGE = {  # a checkpoint that loads, and the message about it
     "round as text": (put("4", "round"), "round is not"),
     "round of 10^9": (put(10**9, "round"), "round 1000000000, but the run has 4 rounds"),
     "seconds not finite": (put(float("nan"), "seconds"), "seconds is not"),
-    "completed too early": (put(3, "round"), "from a later round|the rounds with accuracies"),
+    "completed too early": (put(3, "round"), "from a later round|which rounds were evaluated"),
     "a path as a client": (put(1, "clients", "../../x"), "clients is not"),
     "a client that is none": (put(1, "clients", 99), "client 99, but the run has 5 clients"),
     "a length of another file": (put(1, "lengths", "../x.csv"), "lengths is not"),
@@ -367,9 +367,9 @@ STRANGE = {  # a checkpoint that loads, and the message about it
     ),
     "accuracy of other rounds": (
         lambda state: state["accuracy"].reverse(),
-        "the rounds with accuracies",
+        "which rounds were evaluated",
     ),
-    "tasks that the run has not": (put([(0, [0.5])], "tasks"), "the rounds with task accuracies"),
+    "tasks that the run has not": (put([(0, [0.5])], "tasks"), "which rounds have task accuracies"),
 }
 
 

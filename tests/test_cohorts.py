@@ -103,7 +103,7 @@ FOUR = [0, 1, 2, 3]
         (
             "file.csv",
             "round,client,role\n1,0,cfed\n1,1,review\n",
-            "different roles, cfed, review",
+            "different roles: cfed, review",
         ),
     ],
 )

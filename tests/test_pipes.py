@@ -177,13 +177,16 @@ def test_matrix_larger_than_its_file_is_rejected(tmp_path):
         ),
     ],
 )
-def test_table_with_rows_far_apart_is_rejected(tmp_path, name, columns, row):
+def test_table_whose_matrix_would_be_too_large_is_rejected(tmp_path, name, columns, row):
     """60,000 rounds and as many classes, tasks or layers are a matrix of 29 GB."""
     rows = [columns, *(row.format(i=i) for i in range(60_000))]
     (tmp_path / name).write_text("\n".join(rows) + "\n")
     run = RunDirectory(tmp_path)
     assert (run.tasks, run.class_accuracy(), run.analysis("gradient_diversity.csv")) == (None,) * 3
-    assert f"{name}: has 60000 rows, too few for the range" in run.describe_damage()
+    assert (
+        f"{name}: has 60000 rows, but the matrix of its values would be too large"
+        in run.describe_damage()
+    )
 
 
 def test_history_with_too_many_classes_is_rejected(tmp_path):

@@ -187,7 +187,7 @@ def test_keeping_models_after_last_round_is_rejected(key):
 def test_directory_without_a_run_is_rejected(tmp_path):
     with pytest.raises(ConfigError, match="is not a run directory"):
         fedexp.load_run(tmp_path)
-    with pytest.raises(ConfigError, match="holds no run"):
+    with pytest.raises(ConfigError, match="contains no run"):
         fedexp.load_sweep(tmp_path)
     with pytest.raises(ConfigError, match="is not a directory"):
         fedexp.load_sweep(tmp_path / "nowhere")

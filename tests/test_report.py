@@ -156,7 +156,7 @@ def test_column_without_a_value_is_left_out(tmp_path):
 
 def test_directory_without_runs_is_an_error(tmp_path, capsys):
     assert call("report", [str(tmp_path), "--out", str(tmp_path / "table")]) == 2
-    assert "no finished run below" in capsys.readouterr().err
+    assert "no finished run in" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
 
 

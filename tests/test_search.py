@@ -235,5 +235,5 @@ def test_study_of_another_experiment_is_rejected(tmp_path):
         ([], {"space": ["local.momentum"]}),
         ([], {"objective": "forgetting"}),
     ):
-        with pytest.raises(ConfigError, match=r"holds a study of .*, not of .*; choose another"):
+        with pytest.raises(ConfigError, match=r"contains a study of .*, not of .*; choose another"):
             opened(tmp_path, *overrides, **more)

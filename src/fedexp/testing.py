@@ -139,7 +139,7 @@ def train(
 def assert_equal(actual: Any, expected: Any, atol: float = 0.0, what: str = "") -> None:
     """Raise AssertionError if entries in two trees of tensors differ by more than `atol`.
 
-    what: the beginning of the error message.
+    what: the first words of the error message.
     """
     torch.testing.assert_close(
         actual, expected, rtol=0, atol=atol, msg=lambda text: f"{what}: {text}" if what else text

@@ -105,7 +105,7 @@ def test_locale_without_utf_8_is_replaced(tmp_path):
 
 def test_name_that_is_not_utf_8_is_rejected(fedexp):
     answer = fedexp.rejected("hydra.run.dir='\udcff'")
-    assert "is not UTF-8 text" in answer.err
+    assert "is not valid UTF-8" in answer.err
 
 
 @pytest.mark.slow  # a real process

@@ -84,7 +84,7 @@ def test_push_keeps_the_id_and_skips_unfinished_runs(fedexp, tmp_path, capfd):
         == 2
     )
     (error,) = [line for line in capfd.readouterr().err.splitlines() if line.startswith("fedexp:")]
-    assert error == "fedexp: empty: holds no finished run (summary.json is missing)"
+    assert error == "fedexp: empty: contains no finished run (summary.json is missing)"
     read = [read_run(folder)[0] for folder in run_folders(run)]
     assert [(r["run_id"], r["project"], r["entity"]) for r in read] == [
         (first, "fedexp", ""),

@@ -77,7 +77,7 @@ def describe_damage(jobs: Sequence[RunDirectory]) -> list[str]:
 
 
 def rounds_to_targets(runs: Sequence[RunDirectory]) -> pd.DataFrame:
-    """Return the rounds to 0.75, 0.9 and 1 times A, and the speed-up over FedAvg.
+    """Return how many rounds methods need to reach 0.75 A, 0.9 A and A, and speed-ups over FedAvg.
 
     A is 0.95 times the best accuracy of any run of the setting that did not diverge. The rounds are
     averaged over seeds. A number is missing if any seed diverged or never reached the target

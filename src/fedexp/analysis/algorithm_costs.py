@@ -1,4 +1,4 @@
-"""Make the table of `fedexp requirements`, with the needs of each algorithm beyond FedAvg.
+"""Make the table of `fedexp requirements`: what each algorithm needs in addition to FedAvg.
 
 docs/algorithms/index.md also contains this table. The table extends FedNTD's Table 6 (statefulness,
 communication, extra data) to all algorithms, and adds computation. The entries are the requirements
@@ -51,7 +51,7 @@ def rows(folder: Path) -> Iterator[tuple[str, Needs]]:
 
 
 def read_option(path: Path) -> dict[str, Any]:
-    """Return the content of an option's file, merged with the options in its defaults."""
+    """Return the content of an option's file, merged with the options in its defaults list."""
     node: Any = OmegaConf.to_container(OmegaConf.load(path))
     before: dict[str, Any] = {}
     for name in node.pop("defaults", ()):

@@ -1,7 +1,7 @@
 """Make the report of a benchmark, a sweep whose file has the key `ranks`.
 
 The key lists the measures by which methods are ranked. The report shows accuracy, forgetting and
-cost of every method in each setting. It compares methods that were run in the same settings by
+cost of every method in each setting. Methods that were run in the same settings are compared by
 their mean ranks over settings and seeds (fedexp.analysis.ranks). The seeds of a setting share its
 data, so they are not independent samples. The tests show which differences are repeatable on these
 data, but not whether they hold on other data.
@@ -60,7 +60,7 @@ def select_runs(sweep: Sweep, runs: Sequence[RunDirectory]) -> pd.DataFrame:
 
 
 def read_value(run: RunDirectory, names: Sequence[str]) -> float:
-    """Return the value of the first name that the run has a value for.
+    """Return a run's value for the first of the names for which the run has a value.
 
     Return nan if the run diverged or has no value for any of the names.
     """
@@ -71,7 +71,7 @@ def read_value(run: RunDirectory, names: Sequence[str]) -> float:
 def rankings(sweep: Sweep, runs: pd.DataFrame) -> list[Ranking]:
     """Rank the methods by each measure.
 
-    For each method, the set of settings in which it was run defines a ranking. The ranking includes
+    There is one ranking for each set of settings in which some method was run. The ranking includes
     all methods that were run in these settings. A ranking needs at least two methods and two
     blocks. A block is a setting with one seed.
     """

@@ -35,7 +35,7 @@ SIDES = ("in", "out")
 
 
 def pictures(setting: "Setting") -> "Iterator[tuple[str, Callable[[Setting], Figure]]]":
-    """Yield (name, function that draws the figure) for each figure that the runs have data for."""
+    """Yield (name, function that draws the figure) for each figure whose data the runs contain."""
     if measured(setting, LOCAL_EPOCHS):
         yield "local_epochs", local_epochs
         yield "local_training", local_training

@@ -27,7 +27,7 @@ SPREAD = "mean ± standard\ndeviation"
 
 
 def pictures(setting: "Setting") -> "Iterator[tuple[str, Callable[[Setting], Figure]]]":
-    """Yield (name, function that draws the figure) for each figure that the runs have data for."""
+    """Yield (name, function that draws the figure) for each figure whose data the runs contain."""
     yield "curves", curves
     if any(method.files[0].history for method in setting.methods):
         yield "class_accuracy", partial(class_accuracy, normalised=False)

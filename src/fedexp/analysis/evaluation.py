@@ -97,16 +97,16 @@ def load_own_data(parts: Parts, whole: bool = False) -> Data:
 
 
 def drop_training_part(data: Data) -> Data:
-    """Return the data with a single training example, which defines the shape of the inputs."""
+    """Remove all training examples but one, whose shape is the shape of the inputs."""
     return replace(data, x_train=data.x_train[:1], y_train=data.y_train[:1], owners=None)
 
 
 def convert_dataset(dataset: DataSource, run: RunDirectory, parts: Parts) -> Data:
     """Convert another data set to the format of the run's data.
 
-    The result has the run's classes, the size, channels and normalisation of its images, and the
-    vocabulary of its texts. Raises ConfigError if one data set has images and the other has texts,
-    or if the classes cannot be matched.
+    Labels refer to the run's classes. Images get the size, channels and normalisation of the run's
+    images, and texts are encoded with the run's vocabulary. Raises ConfigError if one data set has
+    images and the other has texts, or if the classes cannot be matched.
     """
     if dataset.kind != parts.dataset.kind:
         raise ConfigError(

@@ -110,7 +110,7 @@ def shows_plain(row: Mapping[str, Any]) -> bool:
 
 
 def in_brackets(row: Mapping[str, Any], text: str) -> str:
-    """Return a text, in parentheses if the row contains forgetting."""
+    """Return the text, in parentheses if the row's value is a forgetting measure."""
     return f"({text})" if row["metric"] == "forgetting" and text else text
 
 

@@ -108,7 +108,7 @@ def read_problem(run: RunDirectory, name: str) -> str:
 
 
 def number_of_classes(run: RunDirectory) -> int:
-    """Return the number of classes C, which is read from partition.npz."""
+    """Read the number of classes C from partition.npz."""
     names = run.class_names
     if not names:
         raise ConfigError(f"{run.directory}/partition.npz: {read_problem(run, 'partition.npz')}")

@@ -4,12 +4,13 @@ A sweep is a list of blocks. Each block is a grid: its runs are all combinations
 its axes. All runs of a block have the overrides in `with`. An axis is `experiment`, `algorithm` or
 any other key of the configuration.
 
-Each value of an axis lists the fields that identify its published cells, which are columns of
-published/tables.csv. `measures` maps each published metric to the measured value to compare with
-it. A sweep's file may also have these keys:
+For each value of an axis, the file gives the published cells that these runs reproduce. It does so
+by values of columns of published/tables.csv, such as `method: FedAvg`. `measures` maps each
+published metric to the measured value that is compared with the metric. A sweep's file may also
+have these keys:
 
 - `report`: the rule by which the paper reports accuracy and forgetting (fedexp.analysis.rules)
-- `readings`: sweeps that interpret cells of the same table differently (fedexp.papers.readings)
+- `readings`: sweeps that interpret the same table of the paper differently (fedexp.papers.readings)
 - `claims`: the statements about the table in the paper's text (fedexp.papers.readings)
 - `pictures`: the paper's figures that can be drawn from the runs (fedexp.papers.paper_figures)
 - `choose: best`: the sweep is a search (fedexp.papers.aggregate)
@@ -172,7 +173,7 @@ class Sweep:
 
     @property
     def common(self) -> list[str]:
-        """Return the overrides that make all jobs evaluate the view of the reporting rule.
+        """Return the overrides that make all jobs test in the view of the reporting rule.
 
         A run without these overrides still belongs to the sweep.
         """

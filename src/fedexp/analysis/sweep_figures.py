@@ -54,7 +54,7 @@ class Method:
 
     @property
     def label(self) -> str:
-        """Return the method's name, with its number of diverged runs and a note on pruned runs."""
+        """Return the method's name, the number of its diverged runs, and a note on pruned runs."""
         if diverged := sum(run.diverged for run in self.runs):
             return f"{self.name} ({diverged} of {len(self.runs)} diverged)"
         return self.name + " (pruned)" * any(map(is_pruned, self.runs))
@@ -134,7 +134,7 @@ def read_settings_of_sweep(runs: Sequence[RunDirectory]) -> Pictures:
 def sweep_pictures(
     runs: Sequence[RunDirectory],
 ) -> "Iterator[tuple[str, Callable[[], Figure]]]":
-    """Yield (name, drawing function) for each figure that the finished runs have data for."""
+    """Yield (name, drawing function) for each figure whose data the finished runs contain."""
     from fedexp.analysis import draw_measured, draw_sweep
 
     for setting in settings(runs):

@@ -10,9 +10,9 @@ def varying_options(configs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]
     """Return a dict for each run that maps the options that differ between runs to their values.
 
     A group is listed by its name (`algorithm`), and any other option by its dotted key. Three kinds
-    of options are left out: options that do not affect results, options within a group whose values
-    follow from the group's selected option, and options that equal another option in every run
-    (such as `partition.alpha` and `alpha`).
+    of options are left out: options that do not affect results, keys whose values follow from the
+    selected option of their group, and options that equal another option in every run (such as
+    `partition.alpha` and `alpha`).
 
     A value is None if the run does not have the option or has no configuration. Lists are returned
     as tuples.

@@ -110,9 +110,10 @@ class Run:
         return table
 
     def analysis(self, name: str) -> pd.DataFrame:
-        """Return the table of an analysis, such as `weight_divergence` or `local_epochs`.
+        """Return the table that an analysis wrote.
 
-        Raises ConfigError if no analysis has this name, or if the run has no table for it.
+        name: the name of the analysis, such as `weight_divergence`. Raises ConfigError if no
+        analysis has this name, or if the run does not have this table.
         """
         require_choice("analysis", name, [Path(file).stem for file in files.ANALYSES])
         return self._need(f"{name}.csv", self._reader.analysis(f"{name}.csv")).copy()
@@ -289,9 +290,11 @@ def load_run(
 ) -> Run:
     """Load a run from its directory. The run may be unfinished.
 
-    config_dir: a directory with your own config groups, needed if the run uses your own classes.
+    config_dir: a directory with your own config groups. It is needed if the run uses your own
+    classes.
 
-    Code in the run directory is never executed. Raises ConfigError if the directory holds no run.
+    Code in the run directory is never executed. Raises ConfigError if the directory contains no
+    run.
     """
     path = Path(directory).expanduser()
     runs = find_runs(path)
@@ -305,17 +308,17 @@ def load_run(
 def load_sweep(
     directory: str | os.PathLike[str], config_dir: str | os.PathLike[str] | None = None
 ) -> Sweep:
-    """Load the runs of a sweep, or all runs below a directory that is not a sweep.
+    """Load the runs of a sweep, or all runs in the subdirectories of another directory.
 
     If a job reuses a complete run from a different sweep, that run is loaded. config_dir: see
-    `load_run`. Raises ConfigError if the directory holds no run.
+    `load_run`. Raises ConfigError if the directory contains no run.
     """
     path = Path(directory).expanduser()
     jobs = [job.directory for job in SweepDirectory(path).jobs] or find_runs(path)
     if not jobs:
         from fedexp.rundir.evidence import how_to_restore
 
-        reason = f"holds no run{how_to_restore(path)}" if path.is_dir() else "is not a directory"
+        reason = f"contains no run{how_to_restore(path)}" if path.is_dir() else "is not a directory"
         raise ConfigError(f"{path}: {reason}")
     own = None if config_dir is None else Path(config_dir)
     return Sweep(path, tuple(Run(job, own) for job in jobs))

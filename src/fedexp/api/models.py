@@ -69,7 +69,7 @@ def export(
 
     run: a `Run`, or its directory.
 
-    path: the file. Its suffix determines the format: `.safetensors` (requires the package
+    path: the file. Its suffix determines the format: `.safetensors` (this needs the package
     safetensors), or `.pt` or `.pth` (`torch.save` of the state dict). The metadata in a safetensors
     file contain the algorithm, the data set, the model, the round, the seed and the normalisation
     of pixels.

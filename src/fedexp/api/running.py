@@ -84,7 +84,8 @@ def sweep(
 
     config_dir: see `run`.
 
-    Raises ConfigError for invalid input, or if every job failed and at least one gave a reason.
+    Raises ConfigError for invalid input. Also raises it if every job failed and the reason of at
+    least one failure is known.
     """
     arguments = [
         "--multirun",
@@ -119,8 +120,8 @@ def directory_override(key: str, directory: str | os.PathLike[str] | None) -> li
 def replaced_run(directory: Path) -> Iterator[None]:
     """Move an existing run to a temporary directory while the block runs.
 
-    Afterwards, the old run is deleted if the directory holds a new run. Otherwise, the old run is
-    moved back.
+    If the directory contains a new run afterwards, the old run is deleted. Otherwise, the old run
+    is moved back.
     """
     if not has_run(directory):
         yield

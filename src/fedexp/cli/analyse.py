@@ -74,7 +74,7 @@ FLAGS: tuple[tuple[tuple[str, ...], str, Any, str], ...] = (
         ("loss_plane",),
         "--models",
         str,
-        "with --directions models: three different models, each given as global, before (the global"
+        "for --directions models: three different models, each given as global, before (the global"
         " model before the round) or a client's number (default: global and the first two clients)",
     ),
     (("loss_plane",), "--points", at_least(2), "grid points on each side (default: 21)"),
@@ -132,7 +132,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def check(options: Namespace) -> None:
-    """Raise ConfigError if a directory holds no run or if flags cannot be combined."""
+    """Raise ConfigError if a directory contains no run or if flags cannot be combined."""
     from fedexp.rundir.reader import require_run
 
     for run in (options.run, *getattr(options, "others", ())):

@@ -75,9 +75,9 @@ def parse(arguments: Sequence[str]) -> Plan:
 
 
 def split_flags(arguments: Sequence[str]) -> tuple[dict[str, str], list[str]]:
-    """Split arguments into flags and overrides, which may be in any order.
+    """Split arguments into flags and overrides. The arguments may be in any order.
 
-    Return (a dict that maps the full name of each flag to its value, the overrides).
+    Return (flags, overrides). The flags are a dict that maps full names to values.
 
     Raises ConfigError for an unknown flag or a value that the flag does not allow.
     """
@@ -109,7 +109,7 @@ def config_folders(flags: Mapping[str, str]) -> list[Path]:
 
 
 def make_plan(flags: Mapping[str, str], overrides: list[str]) -> Plan:
-    """Return the plan for the flags and overrides of a command line.
+    """Plan the runs that the flags and overrides of a command line request.
 
     Raises ConfigError for errors that can be found before Hydra composes the configuration.
     """

@@ -64,10 +64,10 @@ def parse_arguments(parser: ArgumentParser, arguments: Sequence[str]) -> Namespa
 def report(parser: ArgumentParser, arguments: Sequence[str]) -> int:
     """Write a sweep's tables and figures, with published values.
 
-    `--out TABLE` writes all runs below the directories to one table (TABLE.csv and TABLE.md) with
+    `--out TABLE` writes all runs in the directories to one table (TABLE.csv and TABLE.md) with
     one row per run. `--restore DIR` creates the run directories DIR/<sweep>/<run> from the files
-    that `--keep` wrote. It writes no tables. `--metric NAME,...` adds columns with measures of
-    forgetting between tasks, which are computed from the files of the runs.
+    that `--keep` wrote. It writes no tables. `--metric NAME,...` computes measures of forgetting
+    between tasks from the files of the runs, and adds a column for each.
     """
     from fedexp.cli.flags import add_layout_flags, add_picture_flags
     from fedexp.metrics.task_matrix import MEASURES
@@ -196,7 +196,7 @@ def figures(parser: ArgumentParser, arguments: Sequence[str]) -> int:
             paths = make_figures(run_dir, look=read_settings(run_dir).changed(options))
             if not paths:
                 needed = "rounds.csv, class_accuracy.csv or partition.npz"
-                raise ConfigError(f"{run_dir}: holds no run to draw ({needed} is missing)")
+                raise ConfigError(f"{run_dir}: contains no run to draw ({needed} is missing)")
             print(*paths, sep="\n")
         except ConfigError as error:
             code = say(str(error))
@@ -210,9 +210,9 @@ def import_(parser: ArgumentParser, arguments: Sequence[str]) -> int:
     """Make a run directory from the accuracies of another program.
 
     FILE is a csv file, a .json file with a list of rows, or eval_results.csv of Avalanche's
-    CSVLogger. With `--columns tasks`, row i has the accuracies on all tasks after task i. Tasks
-    that were not tested yet may be missing. With `--columns classes`, row i has the accuracies of
-    all classes after round i. A csv file may begin with a row of column names.
+    CSVLogger. With `--columns tasks`, row i has the accuracies on all tasks after task i was
+    learned. Tasks that were not tested yet may be missing. With `--columns classes`, row i has the
+    accuracies of all classes after round i. A csv file may begin with a row of column names.
     """
     from fedexp.cli.importing import CLASSES, TASKS, import_accuracies
     from fedexp.figures import make_figures
@@ -247,9 +247,9 @@ def push(parser: ArgumentParser, arguments: Sequence[str]) -> int:
     DIRECTORY is a run directory or a sweep directory. For a sweep, all runs and tables are
     uploaded. Only files in DIRECTORY are read.
 
-    A run that was tracked or pushed before keeps its W&B id (the id of the newest run below
-    DIRECTORY/wandb). The missing rounds and the results are added to that W&B run. `--new` makes a
-    new W&B run instead, for example if the old one has been deleted.
+    A run that was tracked or pushed before keeps its W&B id (the id of the newest run in
+    DIRECTORY/wandb). Missing rounds and results are added to that W&B run. `--new` makes a new W&B
+    run instead, for example if the old one has been deleted.
 
     The exit code is 0 if everything was pushed, 1 if W&B failed for at least one directory, and 2
     if a directory is not a finished run. All remaining directories are still pushed.
@@ -282,8 +282,8 @@ def dashboard(parser: ArgumentParser, arguments: Sequence[str]) -> int:
     """Make a W&B workspace with panels for fedexp's runs.
 
     The workspace shows accuracy, classes, forgetting, local training, time and communication. It
-    also shows bar charts of the results, and the figures. Runs are grouped by their
-    configuration, so curves are means over seeds with the standard deviation.
+    also shows bar charts of the results, and the figures. Runs that differ only in their seeds are
+    grouped, so curves show means and standard deviations over seeds.
 
     `--print` shows the specification instead of saving it, and needs no network and no account. The
     required package is installed with the extra `dashboard`.
@@ -292,7 +292,7 @@ def dashboard(parser: ArgumentParser, arguments: Sequence[str]) -> int:
 
     from fedexp.trackers.dashboard import save, specification, workspace
 
-    where = "the W&B project with the runs, such as team/fedexp"
+    where = "the W&B project that contains the runs, such as team/fedexp"
     parser.add_argument("project", metavar="ENTITY/PROJECT", help=where)
     parser.add_argument("--name", default="fedexp", help="name of the workspace (default: fedexp)")
     shown = "print the specification instead of saving it"
@@ -322,7 +322,7 @@ def reproduction(parser: ArgumentParser, arguments: Sequence[str]) -> int:
 
 
 def requirements(parser: ArgumentParser, arguments: Sequence[str]) -> int:
-    """Show what each algorithm needs beyond FedAvg.
+    """Show what each algorithm needs in addition to FedAvg.
 
     The output is the table of docs/algorithms/index.md. The table extends FedNTD's Table 6
     (statefulness, communication, extra data) to all algorithms, using the `needs` that each

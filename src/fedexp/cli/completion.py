@@ -64,8 +64,8 @@ ONLY_SWEEP = ("sweep", "preview", "budget")
 def answer_shell(words: list[str], folders: list[Path]) -> str:
     """Return the text that `--shell-completion ACTION=SHELL` prints.
 
-    words: the command line without its flags. folders: directories with config groups, the user's
-    first and conf/ last.
+    words: the command line without its flags. folders: the directories that contain config groups,
+    the user's first and conf/ last.
     """
     given = dict(word.split("=", 1) for word in words if "=" in word)
     action = next((name for name in ("install", "query") if name in given), None)
@@ -146,7 +146,7 @@ def complete_override(
 
 
 def settable_keys(before: list[str], folders: list[Path]) -> list[str]:
-    """Return the keys that can be set with the options chosen in `before`."""
+    """Return the keys that can be set if the options in `before` are chosen."""
     given = dict(text.lstrip("+~").split("=", 1) for text in before if "=" in text)
     chosen = default_options(folders[-1])
     for entry in defaults_list(folders, "experiment", given.get("experiment", "")):

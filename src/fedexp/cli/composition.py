@@ -34,8 +34,8 @@ def composed(overrides: Sequence[str], config_dir: Path | None = None) -> Iterat
     """Yield the configuration of `fedexp <overrides>`, including its node `hydra`.
 
     While the block runs, this is Hydra's current configuration, and classes named in `config_dir`
-    are trusted. Hydra's previous state is restored afterwards. Raises ConfigError with the message
-    that the command line would print.
+    are trusted. Hydra's previous state is restored afterwards. If the composition fails,
+    ConfigError has the message that the command line would print.
     """
     extra = [] if config_dir is None else [check_config_dir(config_dir)]
     plan = parse([*(f"--config-dir={path}" for path in extra), *checked_overrides(overrides)])

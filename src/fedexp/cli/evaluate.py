@@ -18,8 +18,8 @@ def read_dataset(
     """Return the data set and the data directory that the overrides choose.
 
     The data set is None if the overrides do not choose one. The directory is None if the overrides
-    do not set `data_dir`, or if they choose a data set, whose configuration then contains the
-    directory. Raises ConfigError for an override of any other option.
+    do not set `data_dir`. It is also None if they choose a data set, because the configuration of
+    the data set contains the directory. Raises ConfigError for an override of any other option.
     """
     from fedexp.config.overrides import key_of
     from fedexp.config.values import make_target, resolve

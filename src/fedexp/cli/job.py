@@ -164,8 +164,8 @@ def say_interrupted(job: "Job") -> None:
 def resume_command(job: "Job") -> str:
     """Return the command that resumes a run.
 
-    The command repeats `--config-dir`, since the run may need the user's config groups, and the
-    overrides that set where the run is tracked, see `fedexp.config.trust`.
+    The command repeats `--config-dir`, since the run may need the user's config groups. It also
+    repeats the overrides that set where the run is tracked (see `fedexp.config.trust`).
     """
     from fedexp.config.trust import user_folders
 
@@ -215,7 +215,7 @@ def log_to_console() -> None:
 def report_failure(error: Exception, job: "Job", hydra_config: Any, is_new: bool) -> int:
     """Record why a job failed, print one message, and return the exit code.
 
-    is_new: whether the directory held no run before the job started.
+    is_new: whether the directory contained no run before the job started.
     """
     from fedexp.cli.sweeps import is_repeated
     from fedexp.rundir.lock import Occupied
@@ -257,7 +257,7 @@ def record_failure(
 
     sweep: the sweep's directory. A note for the process that launched the sweep is written there.
 
-    ours: whether the directory belongs to this job. False if the directory holds a different run.
+    ours: whether the directory belongs to this job. False if it contains a different run.
     """
     directory, where = job.directory, ""
     error = report.strip().splitlines()[-1]

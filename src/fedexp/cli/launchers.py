@@ -101,7 +101,7 @@ def complete_overrides(config: DictConfig, command: str) -> int:
 
 
 def describe_launch(launcher: str, options: Mapping[str, Any], jobs: int, directory: Path) -> str:
-    """Return the line to print at the start of a sweep."""
+    """Return the line to print when a sweep starts."""
     from fedexp.core.storage import display_path
 
     if launcher == "joblib":
@@ -117,7 +117,7 @@ def describe_launch(launcher: str, options: Mapping[str, Any], jobs: int, direct
 def jobs_at_once(hardware: Mapping[str, Any]) -> int:
     """Return how many jobs this machine runs at a time.
 
-    Invalid values are treated as defaults, since the jobs report them as errors.
+    Invalid values are replaced by defaults here, since the jobs report them as errors.
     """
     from fedexp.engine.hardware import cores
 

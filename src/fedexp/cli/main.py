@@ -91,10 +91,10 @@ def working_directory() -> str:
 
 
 def check_readable(arguments: Sequence[str]) -> None:
-    """Raise ConfigError for an argument or a working directory that is not UTF-8 text."""
+    """Raise ConfigError for an argument or a working directory whose name is not UTF-8."""
     for text in (*arguments, working_directory()):
         if any("\ud800" <= letter <= "\udfff" for letter in text):  # bytes that are not text
-            raise ConfigError(f"{text!r}: is not UTF-8 text; rename the file or directory")
+            raise ConfigError(f"{text!r}: this name is not valid UTF-8; rename the file")
 
 
 def information_text(flags: Mapping[str, str], words: list[str]) -> str | None:

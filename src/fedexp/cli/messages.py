@@ -63,7 +63,7 @@ def explain_group_value(found: re.Match[str], conf: Path, extra: list[Path]) -> 
 
 
 def explain_several(found: re.Match[str], conf: Path, extra: list[Path]) -> str:
-    """Return the message for comma-separated values without `--multirun`.
+    """Return the message for comma-separated values that are given without `--multirun`.
 
     The user may have meant a list.
     """
@@ -126,7 +126,7 @@ def explain_flag(written: str, flags: Collection[str], conf: Path) -> str:
 
 
 def find_meant_key(key: str, known: Mapping[str, list[str]]) -> str | None:
-    """Return a known key that ends with a word, or None if no key matches.
+    """Return a known key whose last word is the given key, or None if no key matches.
 
     For example, `clients` matches num_clients, and `lr` matches local.lr. Keys that every run has
     are preferred.

@@ -97,7 +97,7 @@ def show_state(plan: Plan) -> None:
 
 
 def add_deadline(launches: Sequence[Sequence[str]], deadline: float) -> list[list[str]]:
-    """Return the overrides of each multirun, with one more that passes the deadline to the jobs."""
+    """Add an override to each multirun that passes the deadline to the jobs."""
     return [[*each, f"+hydra.job.env_set.{DEADLINE}='{deadline:.3f}'"] for each in launches]
 
 
@@ -191,9 +191,9 @@ def tests_of(config: Mapping[str, Any]) -> frozenset[str]:
 
 
 def find_measured_runs(jobs: Sequence[Planned]) -> list[Measured]:
-    """Return the durations of earlier runs with at least one round, as found in `folders_of(jobs)`.
+    """Return the durations of earlier runs in `folders_of(jobs)` that have at least one round.
 
-    Run directories come first, then run files, which may come from another machine.
+    Run directories come first, then run files. Run files may come from another machine.
     """
     folders = folders_of(jobs)
     found = []
@@ -241,8 +241,8 @@ def seconds_left(
     """Estimate a job's remaining time from the most similar measured run.
 
     Return (seconds, a note about the estimate), or (None, "") if no run is similar. Similar runs
-    with a run directory are preferred to runs from files of `--keep`. Among equally preferred runs,
-    those with the job's algorithm come first.
+    that have a run directory are preferred to runs that only have a run file (`--keep`). Among
+    equally preferred runs, those with the job's algorithm come first.
     """
     work, algorithm = work_of(job.config), value_of(job.config, "algorithm._target_")
     like = [run for run in measured if run.work == work]

@@ -29,7 +29,7 @@ UPLOAD_SECONDS = 600.0  # more than during a run, since a push does nothing but 
 
 
 def list_directories(directories: Sequence[Path]) -> list[Path]:
-    """Return the directories, with each sweep's run directories inserted before the sweep."""
+    """Insert the run directories of each sweep before the sweep, and return all directories."""
     found: list[Path] = []
     for directory in directories:
         if is_sweep(directory):
@@ -45,7 +45,7 @@ def is_sweep(directory: Path) -> bool:
 def push(directory: Path, changes: Mapping[str, Any], new: bool = False) -> bool:
     """Push a directory, and return whether W&B received everything.
 
-    Raises ConfigError if a link points outside the directory, since the file there would be
+    Raises ConfigError if a link points outside the directory, since the linked file would be
     uploaded.
     """
     require_no_outside_links(directory)
@@ -98,7 +98,7 @@ def load_finished(directory: Path) -> RunDirectory:
     """
     run = RunDirectory(directory)
     if not run.has(files.SUMMARY):
-        raise ConfigError(f"{directory}: holds no finished run ({files.SUMMARY} is missing)")
+        raise ConfigError(f"{directory}: contains no finished run ({files.SUMMARY} is missing)")
     if run.damaged:
         raise ConfigError(f"{directory}: {run.describe_damage()}")
     if not run.has_ended:
@@ -175,7 +175,7 @@ def wandb_node(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def make_config(config: Mapping[str, Any], changes: Mapping[str, Any]) -> Wandb:
-    """Return the W&B tracker of a run with changes, or a default tracker if the run has none."""
+    """Return a run's W&B tracker, or a default one, with changed options."""
     default = conf_directory() / "tracker" / "wandb.yaml"
     values = yaml.safe_load(default.read_text(encoding="utf-8")) | wandb_node(config) | changes
     known = {field.name: values[field.name] for field in fields(Wandb)}
@@ -183,7 +183,7 @@ def make_config(config: Mapping[str, Any], changes: Mapping[str, Any]) -> Wandb:
 
 
 def last_wandb_id(directory: Path) -> str | None:
-    """Return the id of the newest W&B run below a directory, or None if W&B was not used.
+    """Return the id of the newest W&B run in a directory, or None if W&B was not used.
 
     The id is read from the folder's name, `run-<time>-<id>` or `offline-run-<time>-<id>`.
     """

@@ -57,7 +57,7 @@ def search(config: DictConfig, launcher: Any, arguments: Sequence[str]) -> list[
 
     config: the composed configuration, including its node `hydra`. arguments: the command's
     overrides. Raises ConfigError if the objective or the values to search for are missing, or if
-    the directory holds a different study.
+    the directory contains a different study.
     """
     options, directory = options_of(config), Path(config.hydra.sweep.dir)
     objective, (space, fixed) = objective_name(config), space_of(arguments)
@@ -125,7 +125,7 @@ def space_of(arguments: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
 def open_study(config: DictConfig, objective: str, space: Mapping[str, Any]) -> optuna.Study:
     """Load or create the study in the sweep's directory and set its sampler.
 
-    Raises ConfigError if the directory holds a different study.
+    Raises ConfigError if the directory contains a different study.
     """
     directory, options = Path(config.hydra.sweep.dir), options_of(config)
     direction = direction_of(objective, config.get("objective_direction"))
@@ -135,7 +135,7 @@ def open_study(config: DictConfig, objective: str, space: Mapping[str, Any]) -> 
     for known in optuna.get_all_study_names(store_of(directory)):
         if known != name:
             raise ConfigError(
-                f"hydra.sweep.dir={directory}: holds a study of {known}, not of {name}; choose"
+                f"hydra.sweep.dir={directory}: contains a study of {known}, not of {name}; choose"
                 " another directory"
             )
     study = optuna.create_study(

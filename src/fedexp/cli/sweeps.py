@@ -56,7 +56,7 @@ class SweepWatch:
     def remove_rejected(self, here: Path) -> None:
         """Remove the directories of sweeps that were rejected before their first job.
 
-        Empty parents are removed too if they are below `here`.
+        Empty parents inside `here` are removed too.
         """
         for directory in self.made:
             if directory.is_dir() and [path.name for path in directory.iterdir()] == [OF_HYDRA]:
@@ -89,7 +89,7 @@ class Sweeps(Callback):
             config.hydra.output_subdir = None
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
-        """Record that the sweep has begun and print where the jobs run."""
+        """Record that the sweep has begun, and print which launcher runs the jobs."""
         directory = Path(config.hydra.sweep.dir).absolute()
         launcher = config.hydra.runtime.choices["hydra/launcher"]
         watch = _current.get() or SweepWatch()

@@ -18,12 +18,12 @@ Rounds = dict[int, list[int]]  # round (from 1) -> its clients in ascending orde
 
 
 class Cohorts(Checked, prefix="cohorts."):
-    """The cohorts of a run, read from the file `path`, or drawn at random if `path` is None.
+    """The cohorts of a run. They are read from the file `path`, or drawn at random if it is None.
 
     draw: how random cohorts are drawn. `seed` uses the seed seeds.sampling. `round` seeds numpy's
     legacy generator (RandomState) with the number of the round, counted from 0, as FedNTD's
-    released code and FedML do. The cohorts are then the same in all runs with the same number of
-    clients and the same cohort size.
+    released code and FedML do. The cohorts are then the same in all runs that have the same number
+    of clients and the same cohort size.
 
     A .json file contains `{"1": [clients], ...}`, or a list of lists that begins with round 1. A
     .csv file has the columns `round` and `client`, as in the clients.csv of an earlier run. Rounds
@@ -144,7 +144,7 @@ def from_csv(text: str) -> Rounds:
     rows = list(csv.DictReader(text.splitlines()))
     roles = {row["role"] for row in rows if row.get("role")}
     if len(roles) > 1:
-        raise ValueError(f"its clients have different roles, {', '.join(sorted(roles))}")
+        raise ValueError(f"the clients have different roles: {', '.join(sorted(roles))}")
     found: Rounds = {}
     for row in rows:
         found.setdefault(int(row["round"]), []).append(int(row["client"]))

@@ -3,7 +3,7 @@
 Hydra instantiates the classes of `hydra.callbacks`, `hydra.launcher`, `hydra.sweeper` and its two
 logging nodes before fedexp sees the configuration. This module replaces Hydra's loader, also in the
 processes that a launcher starts. The new loader rejects every class that is neither in KNOWN nor
-named in a yaml file in a user's config directory, no matter where the name comes from.
+named in a yaml file in a user's config directory, wherever the configuration gets the name.
 """
 
 import copy
@@ -72,8 +72,8 @@ class CheckedRepository(ConfigRepository):
         normal = posixpath.normpath(config_path.replace("\\", "/"))
         if normal.startswith(("/", "..")):
             raise ConfigError(
-                f"{config_path}: is outside the configuration directories; add its"
-                " directory with --config-dir"
+                f"{config_path}: is outside the configuration directories; add"
+                " the directory of the file with --config-dir"
             )
         return super().load_config(config_path)
 
@@ -111,8 +111,8 @@ def use_checked_loader() -> Iterator[None]:
 def check_classes(config: DictConfig) -> None:
     """Raise ConfigError unless every class that Hydra imports is in KNOWN or named by the user.
 
-    The nodes in CALLED are checked. References in these nodes are checked too, since a reference
-    could point to a node with a class name.
+    The nodes in CALLED are checked. The nodes that they refer to are checked too, since such a node
+    could contain a class name.
     """
     sources = config.hydra.runtime.config_sources
     folders = [Path(each.path) for each in sources if each.schema == "file"]

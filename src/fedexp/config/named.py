@@ -1,8 +1,8 @@
 """Replace option names in a configuration with the nodes that the options define.
 
 Such names occur in `scenario.domains`, `surrogate.dataset`, and the members of `tracker` and
-`analysis`. For a data set, only the node `dataset` of the option is used. The option's other keys,
-which set the protocol for runs on the data set, are ignored.
+`analysis`. For a data set, only the option's node `dataset` is used. Its other keys set the
+protocol for runs on the data set and are ignored.
 """
 
 from collections.abc import Mapping
@@ -21,7 +21,7 @@ SHARED = ("rounds", "every")  # keys of `analysis=several` that are copied to ea
 
 
 def with_named_members(config: DictConfig, group: str) -> DictConfig:
-    """Return a copy of the configuration with nodes instead of names in `<group>.members`.
+    """Return a copy of the configuration, with nodes instead of names in `<group>.members`.
 
     `<group>.options` changes values in these nodes. Raises ConfigError for invalid names or
     options.

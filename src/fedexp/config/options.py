@@ -57,7 +57,7 @@ def list_options(group: str, directories: list[Path]) -> list[str]:
 
 
 def read_sweeps(directories: Sequence[Path]) -> dict[str, tuple[Path, Any]]:
-    """Return a dict that maps sweeps to (file, content), from the folders `sweep` of directories.
+    """Return a dict that maps sweeps to (file, content), from the folder `sweep` of each directory.
 
     If several sweeps have the same name, the first one is returned. A file with the key `blocks`
     defines one sweep, named after the file. Any other file maps names to sweeps, and has default

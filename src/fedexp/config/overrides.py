@@ -50,8 +50,9 @@ def read_stored(path: Path, groups: Collection[str], typed: Collection[str]) -> 
     """Read the overrides that a run was started with, except for the keys in `typed`.
 
     The file may come from another person. So the overrides may choose what to run, but not where
-    Hydra finds code and configuration, and they may only refer to configuration keys. Raises
-    ConfigError if an override does more, or if the file cannot be read.
+    Hydra finds code and configuration. An interpolation `${...}` may refer to a configuration key,
+    but may not call a resolver. Raises ConfigError for any other override, or if the file cannot be
+    read.
     """
     from fedexp.rundir import contents  # imported late, since it imports numpy
 
@@ -67,7 +68,7 @@ def read_stored(path: Path, groups: Collection[str], typed: Collection[str]) -> 
             raise ConfigError(f"{path}: {text} is not an override for a single run")
         if any("${" in REFERENCE.sub("", f"{key}={value}") for key, value in assigned_values(text)):
             raise ConfigError(
-                f"{path}: {text} calls a resolver, which could read the environment; to allow"
+                f"{path}: {text} calls a resolver, so it could read the environment; to allow"
                 f" this, give {key_of(text)} on the command line"
             )
     return kept
@@ -87,7 +88,7 @@ def is_of_a_run(text: str, groups: Collection[str]) -> bool:
 def typed_overrides(overrides: Sequence[str]) -> list[str]:
     """Return the overrides that the user typed, without those read from a run directory.
 
-    overrides: all overrides, in which the overrides from the run directory come before `resume=`.
+    overrides: all overrides. Those from the run directory come before `resume=`.
     """
     places = [number for number, text in enumerate(overrides) if key_of(text) == "resume"]
     return list(overrides[places[-1] + 1 :] if places else overrides)

@@ -12,9 +12,9 @@ from fedexp.rundir.fingerprint import fingerprint
 def run_name(root: DictConfig) -> str:
     """Return the name of a job's directory, <dataset>_<partition>_<algorithm>_seed<seed>_<hash>.
 
-    The name does not depend on the other jobs of the sweep. If the sweep already has a job with
-    this fingerprint under a different name, that name is returned. This happens if the job was
-    extended to more rounds.
+    The name does not depend on the other jobs of the sweep. If a job of the sweep has this
+    fingerprint but a different name, that name is returned. This happens after the job was extended
+    to more rounds.
 
     root: the composed configuration, including the node `hydra`.
     """

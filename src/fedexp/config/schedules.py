@@ -17,7 +17,7 @@ TARGETS = {name: f"fedexp.data.changes.{name}" for name in ("NewPartition", "New
 
 
 def with_schedule(config: DictConfig) -> DictConfig:
-    """Return a copy of the configuration with the schedule as lists of nodes.
+    """Return a copy of the configuration in which the schedule consists of lists of nodes.
 
     The lists replace `schedule.partition` and `schedule.classes`.
     """

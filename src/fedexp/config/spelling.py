@@ -39,8 +39,8 @@ def normalised(override: str, groups: Sequence[str], folders: Sequence[Path]) ->
 def option_of(name: str, group: str, options: Sequence[str]) -> str:
     """Return the option that a name refers to.
 
-    A name is the exact name of an option, an alias, or written in another case. An unknown name is
-    returned unchanged.
+    A name may be an alias or use another case than the option. An unknown name is returned
+    unchanged.
     """
     if name in options:
         return name

@@ -2,7 +2,7 @@
 
 A `_target_` is imported and called, so a command line, preset or run directory from another person
 could run any code. fedexp's classes are always allowed. Any other class must be named in a yaml
-file in a directory that the user gives with --config-dir, and the log reports the class.
+file in a directory that the user gives with --config-dir. The log reports such classes.
 
 A run directory may name another person's account. A resumed run is sent to that account only if the
 command that resumes the run also names the account.
@@ -30,7 +30,7 @@ NAMES = (TARGET, "()", "class")
 
 
 def require_trusted(name: str, key: str) -> None:
-    """Raise ConfigError for a class outside fedexp that the user's yaml files do not name."""
+    """Raise ConfigError if a class is outside fedexp and the user's yaml files do not name it."""
     if name.startswith(OWN) or find_naming_file(name):
         return
     raise ConfigError(
@@ -43,11 +43,12 @@ def require_trusted(name: str, key: str) -> None:
 def require_typed_destination(
     tracker: TrackerConfig, overrides: Sequence[str], directory: Path
 ) -> None:
-    """Raise ConfigError if only the run directory says where a resumed run is tracked.
+    """Raise ConfigError if a resumed run would be sent to an account that the user did not type.
 
-    The message gives the command that allows this destination.
+    This is the case if only overrides from the run directory choose the account or server. The
+    message shows a command that includes these overrides.
 
-    overrides: the job's overrides, as for `typed_overrides`.
+    overrides: all overrides of the job. Those from the run directory come before `resume=`.
     """
     typed = typed_overrides(overrides)
     stored = destinations(overrides[: len(overrides) - len(typed)])

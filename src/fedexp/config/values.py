@@ -63,8 +63,8 @@ LATER = (
 def check_first(config: DictConfig, typed: Sequence[str]) -> None:
     """Raise ConfigError for invalid values that can be found without importing torch.
 
-    typed: the overrides of the command. If one of them sets a value that only `build` can check,
-    this function raises nothing, and `build` reports all errors at once.
+    typed: the overrides of the command. If only `build` can check one of their values, this
+    function raises nothing, and `build` reports all errors at once.
     """
     errors: list[str] = []
     make_first(values_of(config, resolve(config)), errors)
@@ -102,8 +102,8 @@ def make_first(values: Mapping[str, Any], errors: list[str]) -> dict[str, Any]:
 def deduplicate(errors: list[str], config: DictConfig) -> list[str]:
     """Return the error lines without repetitions.
 
-    The error for a key is left out if its value refers to another key with an error, as `seeds.*`
-    refer to `seed`.
+    If the value of a key refers to another key that has an error, as `seeds.*` refer to `seed`,
+    only the error of the other key is kept.
     """
     lines = dict.fromkeys("\n".join(errors).splitlines())
     wrong = {line.partition("=")[0] for line in lines}
@@ -132,7 +132,7 @@ def partition_keys(values: Mapping[str, Any]) -> set[str]:
 def resolve(config: DictConfig) -> dict[str, Any]:
     """Return the configuration as plain containers with all interpolations resolved.
 
-    Names of data sets are replaced with their nodes, and the key `revisions` is added (see
+    Names of data sets are replaced with nodes, and the key `revisions` is added (see
     `fedexp.rundir.revisions`). Raises ConfigError if a value cannot be resolved.
     """
     try:
@@ -185,8 +185,8 @@ def make_target(node: object, key: str, base: type[T]) -> T:
 def make(schema: type[T], values: Mapping[str, Any], prefix: str) -> T:
     """Make an object of a dataclass from plain values and check each value.
 
-    Values are converted to the types of their annotations. Raises ConfigError for unknown, missing
-    or invalid values.
+    Values are converted to the types of the fields. Raises ConfigError for unknown, missing or
+    invalid values.
     """
     fields = {f.name: f for f in dataclasses.fields(schema) if f.init}  # type: ignore[arg-type]
     if not isinstance(values, Mapping):

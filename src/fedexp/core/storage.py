@@ -1,4 +1,4 @@
-"""Write files atomically: to a temporary file, which is synced and then renamed.
+"""Write files atomically: write a temporary file, sync it, and rename it.
 
 A new file is therefore either complete or missing. torch is imported inside functions, since
 figures and tables do not need it.
@@ -27,7 +27,7 @@ SMALL = 2**26  # up to this many bytes, any ratio is allowed
 
 
 def display_path(path: Path) -> Path:
-    """Return a path as shown to users: relative if it is below the working directory."""
+    """Return a path as shown to users. It is relative if the file is in the working directory."""
     path = path.absolute()
     return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
 
@@ -59,7 +59,7 @@ def storing(path: Path) -> Iterator[None]:
 
 @contextmanager
 def temporary_path(path: Path) -> Iterator[Path]:
-    """Yield a hidden path beside a file. The caller writes to this path and then renames it.
+    """Yield a hidden path in a file's folder. The caller writes to this path and then renames it.
 
     If the process is killed, the hidden file stays until `remove_temporaries` removes it.
     """
@@ -191,7 +191,7 @@ def check_size(size: int, packed: int) -> None:
 def remove_if_empty(directory: Path, here: Path) -> None:
     """Remove the empty directory that Hydra created for a run or sweep that did not start.
 
-    Empty parent directories are removed too if they are below `here`.
+    Empty parent directories inside `here` are removed too.
     """
     for candidate in (directory, *directory.parents):
         if candidate != directory and here not in candidate.parents:

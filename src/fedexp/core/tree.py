@@ -65,7 +65,7 @@ def average_buffers(stacked: Params, weights: torch.Tensor) -> Params:
 
 
 def squared_distance(a: Params, b: Params) -> torch.Tensor:
-    """Return ||a - b||_2^2 over all entries of two trees of parameters, a scalar tensor.
+    """Return ||a - b||_2^2 over all entries of two trees of parameters, as a scalar tensor.
 
     This uses `mse_loss`, since a separate subtraction and square take up to three times as long.
     """
@@ -73,7 +73,7 @@ def squared_distance(a: Params, b: Params) -> torch.Tensor:
 
 
 def dot(a: Params, b: Params) -> torch.Tensor:
-    """Return the inner product of two trees of parameters, a scalar tensor."""
+    """Return the inner product of two trees of parameters, as a scalar tensor."""
     return torch.stack([(a[k] * b[k]).sum() for k in a]).sum()
 
 
@@ -91,7 +91,7 @@ def added(a: Params, stacked: Params, factor: float = 1.0) -> Params:
 
 
 def row(stacked: Tree, i: int) -> Tree:
-    """Return the i-th of the stacked trees. Its leaves are views, [C, ...] -> [...]."""
+    """Return the i-th of the stacked trees, [C, ...] -> [...]. The returned leaves are views."""
     return tree_map(lambda leaf: leaf[i], stacked)
 
 

@@ -1,4 +1,4 @@
-"""Draw the figures of a run from the files in its directory, during the run or at any later time.
+"""Draw the figures of a run from the files in its directory, during or after the run.
 
     fedexp figures <run directory>...
 
@@ -84,7 +84,7 @@ def save_all(
 def interim_pictures(
     run_dir: Path, history: "History", further: "Mapping[str, History] | None" = None
 ) -> dict[str, bytes]:
-    """Return figures, as name -> PNG content, that show the run up to the end of `history`.
+    """Return figures (name -> PNG content) that show the run up to the end of `history`.
 
     These are the heat maps of class accuracies and, if local models were evaluated, the latest
     round figure. No file is written, and the run may be in progress or finished. further: a dict
@@ -103,7 +103,7 @@ def interim_pictures(
 
 
 def list_figures(run: RunData) -> "Iterator[tuple[str, Callable[[], Figure]]]":
-    """Yield (name, function that draws the figure) for each figure that the run has data for."""
+    """Yield (name, function that draws the figure) for each figure whose data the run contains."""
     from fedexp.figures import draw, draw_analyses
 
     for view, history in run.histories.items():

@@ -103,7 +103,7 @@ def class_maps(
 
 
 def tasks(run: RunData, file: TaskFile, view: str = PLAIN) -> Figure:
-    """Draw a heat map (tasks x rounds) of test accuracy, and below it the curves of CFeD Fig. 3."""
+    """Draw test accuracy as a heat map (tasks x rounds) above the curves of CFeD Fig. 3."""
     height = map_height(file.accuracy.shape[1])
     subject = f"Test accuracy on the tasks{_name_view(view)}"
     figure, (above, below) = _figure(run, subject, 3.7 + height, (height, 2.2))
@@ -235,7 +235,7 @@ def local_round(run: RunData, history: History, view: str = PLAIN) -> Figure:
 
 
 def round_map(axes: Axes, rows: np.ndarray) -> AxesImage:
-    """Draw a round figure, with lines that separate the global models from the local models."""
+    """Draw the heat map of a round. Lines separate the global models from the local models."""
     image = draw_cells(axes, rows, colour_map(), vmin=0, vmax=1)
     for boundary in (0.5, len(rows) - 1.5):
         axes.axhline(boundary, color="white", linewidth=2.5 if len(rows) < 30 else 1)
@@ -283,7 +283,7 @@ def task_lines(run: RunData, axes: Axes, colour: str) -> None:
 
 
 def _round_axes(run: RunData, *every: Axes) -> None:
-    """Draw the same axis of rounds in all panels, and the legends beside the panels.
+    """Draw the same axis of rounds in all panels, and the legends next to the panels.
 
     The axis covers all rounds in rounds.csv.
     """

@@ -108,7 +108,7 @@ def local_epochs(run: RunData, table: "pd.DataFrame") -> Figure:
     """Draw the accuracy of local models against the local epoch (FedNTD Fig. 6).
 
     Epoch 0 is the state before local training. Each measured round has a line, for at most eight
-    rounds. Lines show the mean over clients, and bars the standard deviation.
+    rounds. Lines show the mean over clients, and bars show the standard deviation.
     """
     rounds = np.unique(table["round"])
     rounds = rounds[np.linspace(0, len(rounds) - 1, min(len(rounds), 8)).round().astype(int)]
@@ -140,8 +140,8 @@ def epochs(series: Epochs, title: str) -> Figure:
 def class_reduction(run: RunData, history: History) -> Figure:
     """Draw the forgetting degree of classes that the schedule reduces (FedKA Eq. 1, Fig. 3).
 
-    Values are clipped at -1. The lower panel shows the client's number of training examples of the
-    class. At most six pairs of client and class are drawn.
+    Values are clipped at -1. The lower panel shows how many training examples of the class the
+    client has. At most six pairs of client and class are drawn.
     """
     title = f"Forgetting degree of a class whose examples are reduced\n{run.title}"
     figure, ((above,), (below,)) = panels(title, 5.2, rows=2, sharex=True, height_ratios=(2, 1))
@@ -208,7 +208,7 @@ def layers_of(table: "pd.DataFrame") -> list[str]:
 def layered(
     run: RunData, subject: str, values: "pd.DataFrame", label: str, top: float
 ) -> tuple[Figure, Axes]:
-    """Return a figure with a heat map (layers x rounds) below, and its empty upper panel.
+    """Return a figure whose lower panel is a heat map (layers x rounds), and its empty upper panel.
 
     Layers are labelled by name if there are few of them.
     """

@@ -1,4 +1,4 @@
-"""Find fonts for names in any script.
+"""Find fonts for names in any writing system.
 
 Letters that the style's fonts do not contain are drawn in other fonts of the system. Letters that
 no font contains are replaced.

@@ -87,9 +87,9 @@ def load_run_data(
 ) -> RunData:
     """Load a run directory. Raises ConfigError, which names the file, if a file is damaged.
 
-    history: class accuracies up to a certain round, which replace the accuracies in the files. The
-        data then describe the run after that round. further: a dict that maps each further view of
-        the test set to its history.
+    history: class accuracies up to a certain round. They replace the accuracies in the files, and
+        the data then describe the run after that round. further: a dict that maps each further view
+        of the test set to its history.
     summary: the content of summary.json, if this file has not been written yet.
     """
     import pandas as pd
@@ -140,7 +140,7 @@ def find_reduced_classes(
 
 
 def _counts(run_dir: Path, first: dict[str, np.ndarray]) -> np.ndarray | None:
-    """Return the training examples per client and class in all tasks together, int [K, C].
+    """Return the number of training examples per client and class in all tasks, int [K, C].
 
     first: the arrays in partition.npz.
     """

@@ -1,4 +1,4 @@
-"""Figure settings, which are set by the config node `figures` or by flags of subcommands."""
+"""The figure settings. The config node `figures` or flags of subcommands set them."""
 
 import argparse
 import re

@@ -128,7 +128,7 @@ def panels(
 
 
 def legend(figure: Figure, axes: Axes, title: str = "") -> None:
-    """Draw the legend of one panel beside all panels, since a legend may be taller than a panel."""
+    """Draw the legend of one panel next to all panels, since it may be taller than a panel."""
     handles = axes.get_legend_handles_labels()
     if handles[0]:
         figure.legend(*handles, loc="outside right center", title=title or None)

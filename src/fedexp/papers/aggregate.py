@@ -154,7 +154,7 @@ def describe_verdicts(tidy: pd.DataFrame) -> str:
 
 
 def comparison_table(directory: Path) -> dict[str, Any] | None:
-    """Return the table of a sweep for `fedexp view`, or None without published values."""
+    """Return the table of a sweep for `fedexp view`, or None if no values were published."""
     sweep = find_sweep(directory)
     if sweep is None or not len(published_cells(sweep)):
         return None

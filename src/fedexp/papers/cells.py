@@ -97,7 +97,7 @@ def published_fields(row: Mapping[str, Any]) -> dict[str, Any]:
 def measure_runs(sweep: Sweep, printed: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
     """Return one row for each pair of a run and a published value (`cell`) to compare with it.
 
-    kind: the type of the measured value, as listed under `measures` in the sweep's file
+    kind: the type of the measured value, from `measures` in the sweep's file
     value: the measured value, which is a fraction or a number of rounds (inf if never reached)
     error: the standard error of the value within the run
     changes: how the run departs from the protocol of the paper's table
@@ -190,10 +190,10 @@ def look_up_target(row: Mapping[str, Any]) -> float:
 
 
 def add_rounds_to_fedavg(table: pd.DataFrame, printed: pd.DataFrame) -> pd.DataFrame:
-    """Add the rounds that each run needs to reach FedAvg's last accuracy, or its speed-up.
+    """Add the rounds that each run needs to reach FedAvg's last accuracy, or the run's speed-up.
 
     The speed-up is FedAvg's number of rounds divided by the run's. FedAvg's accuracy and rounds are
-    averaged over the seeds with the same data set and protocol. Rows of FedAvg get no value.
+    averaged over the seeds that have the same data set and protocol. Rows of FedAvg get no value.
     """
     place = printed.loc[table["cell"], ["dataset", "method"]].set_index(table.index)
     table = table.join(place)
@@ -214,8 +214,8 @@ def add_rounds_to_fedavg(table: pd.DataFrame, printed: pd.DataFrame) -> pd.DataF
 def find_departures(sweep: Sweep, run: Any, but: str | tuple[str, ...] = ()) -> str:
     """Return how a run departs from the protocol of the paper's table, or "" if it does not.
 
-    The departures are changed options, different data under the same name, and corrections that
-    were made to the method after the run. run: a row from `runs.read_runs`. but: prefixes of
+    The departures are changed options, different data that have the same name, and corrections of
+    the method that were made after the run. run: a row from `runs.read_runs`. but: prefixes of
     options to ignore.
     """
     options = find_protocol_changes(sweep, run["overrides"])
@@ -331,7 +331,7 @@ def reason_not_judged(
 ) -> str:
     """Return the reason why a value cannot be judged, or "" if it can be judged.
 
-    row: the result of `compare_to_published` with the published value. used: the runs that count.
+    row: the published value and the result of `compare_to_published`. used: the runs that count.
     changes: how these runs depart from the protocol.
     """
     if changes:

@@ -1,8 +1,8 @@
 """Draw figures in the layouts of the papers.
 
-DRAWN maps each kind of figure to the function that draws it. The arguments of a function are the
-settings of a sweep (`sweep_figures.Setting`), a title and the options of the kind. It raises
-ConfigError if the runs do not contain the data for the figure.
+DRAWN maps each kind of figure to the function that draws it. The arguments of such a function are
+the settings of a sweep (`sweep_figures.Setting`), a title and the options of the kind. The function
+raises ConfigError if the runs do not contain the data for the figure.
 """
 
 import textwrap
@@ -100,7 +100,7 @@ def class_curves(settings: Sequence[Setting], title: str) -> Figure:
 
 
 def consistency(settings: Sequence[Setting], title: str) -> Figure:
-    """Draw the cosine similarity of the class accuracies of consecutive rounds (FedNTD Fig. 2b).
+    """Draw the cosine similarity between class accuracies in consecutive rounds (FedNTD Fig. 2b).
 
     Values are averaged over seeds.
     """
@@ -111,7 +111,7 @@ def consistency(settings: Sequence[Setting], title: str) -> Figure:
         size = min(len(history.rounds) for history in histories)
         values = np.stack([forgetting.consistency(history.matrix[:size]) for history in histories])
         series.append((method, np.array(histories[0].rounds[1:size]), values))
-    text = f"Cosine similarity of class accuracies with the round before\n{title}"
+    text = f"Cosine similarity of class accuracies in consecutive rounds\n{title}"
     return draw_sweep.curves_of(text, "cosine similarity", series)
 
 
@@ -127,8 +127,8 @@ def curves(settings: Sequence[Setting], title: str) -> Figure:
 def levels(settings: Sequence[Setting], title: str) -> Figure:
     """Draw forgetting as bars, one group per setting and one colour per method (FedNTD Fig. 2c).
 
-    Bars show the mean and the standard deviation over seeds. In FedNTD's figure, settings are
-    levels of heterogeneity, and data sets take the place of methods.
+    Bars show the mean and the standard deviation over seeds. In FedNTD's figure, a setting is a
+    level of heterogeneity, and the colours are data sets instead of methods.
     """
     figure, (axes,) = panels_of(f"Forgetting by heterogeneity\n{title}")
     names = list(dict.fromkeys(method.name for setting in settings for method in setting.methods))
@@ -182,7 +182,7 @@ def client_class(settings: Sequence[Setting], title: str, client: int = 0) -> Fi
     counts = require_counts(shown[0], client)
     chosen = choose_non_dominant(counts)
     name = shown[0].files[0].classes[chosen]
-    subject = f"Class {name} of client {client} ({counts[chosen]} of its {counts.sum()} examples)"
+    subject = f"Class {name} of client {client} ({counts[chosen]} of {counts.sum()} examples)"
     figure, grid = panels_of(f"{subject}\n{title}", 2)
     for method in shown:
         rounds, *series = select_local_series(method, client)

@@ -8,7 +8,7 @@ The key `pictures` in the sweep's file lists the figures. Each one is a mapping 
 - settings: the settings to show; all by default
 - any other key: an option of the kind
 
-Labels are the fields `method` and `setting` of the sweep's axes. If there are several seeds,
+The labels are the fields `method` and `setting` of the sweep's axes. If there are several seeds,
 figures of single runs show the lowest seed.
 """
 

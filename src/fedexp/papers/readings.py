@@ -92,7 +92,7 @@ def pair_readings(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def count_explained(table: pd.DataFrame) -> int:
-    """Count the values outside the tolerance in the first reading but within it in another."""
+    """Count the values that are outside the tolerance in the first reading, but not in another."""
     both = pair_readings(table)
     found = both[(both["verdict_first"] == "outside") & (both["verdict"] == "within")]
     return len(found.drop_duplicates(KEY))
@@ -118,7 +118,7 @@ def summarise_readings(table: pd.DataFrame) -> list[Section]:
 def check_claims(sweep: Sweep, table: pd.DataFrame) -> list[Section]:
     """Compare the claims in the paper's text with the published table and with our runs.
 
-    A claim is the largest or the smallest ratio between the rounds that another method needs and
+    A claim states the largest or the smallest ratio between the rounds that other methods need and
     the rounds that a given method needs. As in the paper, a method that never reaches a target has
     no ratio.
     """

@@ -124,7 +124,7 @@ def restore_sweep(sweep: Path, target: Path) -> None:
 
 
 def write_run_table(directories: Sequence[Path], out: Path | None, measures: Sequence[str]) -> None:
-    """Print all runs below the directories as one table.
+    """Print all runs in the directories as one table.
 
     out: the path of the table's files, without a suffix, or None to write no files.
 
@@ -138,7 +138,7 @@ def write_run_table(directories: Sequence[Path], out: Path | None, measures: Seq
     if not finished:
         hint = next(filter(None, map(how_to_restore, directories)), "")
         places = ", ".join(map(str, directories))
-        raise ConfigError(f"no finished run below {places}{hint}")
+        raise ConfigError(f"no finished run in {places}{hint}")
     shared = shared_overrides(finished)
     ends = [end for run in finished for end in run.summary.get("tasks") or ()]
     tasks = sorted({end["task"] for end in ends} - {1})
@@ -155,7 +155,7 @@ def write_run_table(directories: Sequence[Path], out: Path | None, measures: Seq
 
 
 def format_cell(name: str, value: Any) -> str:
-    """Format a value for its column."""
+    """Format a value of the table. name: the column of the value."""
     if pd.isna(value):
         return ""
     if isinstance(value, str) or name == "seed":

@@ -74,7 +74,7 @@ def read_sweep(directory: Path) -> dict[str, dict[str, Any]]:
 
 
 def read_directory(run: RunDirectory) -> dict[str, Any]:
-    """Return the facts of a run, and as `table` the rows of its rounds.csv from round 1 on."""
+    """Return the facts of a run. The fact `table` contains rounds.csv from round 1 on."""
     facts = {"status": run.status, "overrides": run.overrides, "table": run.table}
     return facts | common_facts(run.directory.parent.name, run.config, run.summary)
 
@@ -115,7 +115,7 @@ def common_facts(made_by: str, config: dict[str, Any], summary: dict[str, Any]) 
 
 
 def make_frame(columns: Mapping[str, str]) -> pd.DataFrame:
-    """Return a kept file's table from round 1 on.
+    """Return the rows of a kept file's table from round 1 on.
 
     columns: name -> comma-separated cells.
     """

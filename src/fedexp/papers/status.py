@@ -69,8 +69,8 @@ def list_jobs(sweep: Sweep, table: pd.DataFrame | None, runs: pd.DataFrame) -> p
     """Return the distinct jobs of a sweep, with the columns of `describe_work` and these columns:
 
     sweep, overrides: the sweep's name, and the job's overrides without the seed
-    done: whether the table has the job's values at the full protocol, in the view of the rule, or,
-        for a sweep without published values, whether the job was run
+    done: whether the table has the job's values at the full protocol and in the view of the rule.
+    If the sweep has no published values: whether the job was run.
 
     runs: the finished runs of the sweep.
     """
@@ -150,7 +150,7 @@ def compose_options(overrides: frozenset[str]) -> tuple[dict[str, str], dict[str
 
 
 def has_values(table: pd.DataFrame, fields: Mapping[str, str]) -> bool:
-    """Return whether a table has a job's values at the full protocol, in the view of the rule."""
+    """Return whether a table has a job's values at the full protocol, in the rule's view."""
     judged = ~table["verdict"].str.endswith(" view") & (table["protocol"] == "full")
     mine = (table[list(fields)] == pd.Series(fields)).all(axis=1)
     return bool((judged & mine).any())
@@ -160,8 +160,9 @@ def estimate_hours(jobs: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
     """Add the hours that one run of each job takes (columns `cpu` and `gpu`; nan if unknown).
 
     The hours are proportional to the job's passes. The hours per pass are the median over runs of
-    the same kind and algorithm or, without such runs, over runs of the same kind. runs: a table
-    with the columns `cpu` and `gpu`. Runs on other data than the experiment's are ignored.
+    the same kind and algorithm or, if there are no such runs, over runs of the same kind. runs: a
+    table that has the columns `cpu` and `gpu`. Runs on other data than the experiment's are
+    ignored.
     """
     rows = []
     for _, run in runs.iterrows():
@@ -198,7 +199,7 @@ def count_verdicts(table: pd.DataFrame | None) -> dict[str, str]:
 
 
 def list_judged_orders(table: pd.DataFrame) -> list[str]:
-    """Return the verdicts on the order of methods, including columns run on other data."""
+    """Return the verdicts on the order of methods, including those from runs on other data."""
     judged = table[(table["order_by"] != "") & ~table["order"].str.startswith("not judged")]
     return [str(group["order"].iloc[0]) for _, group in judged.groupby(list(COLUMN), sort=False)]
 

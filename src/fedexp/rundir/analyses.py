@@ -1,4 +1,4 @@
-"""The tables that analyses write to a run directory, and the values that trackers get."""
+"""Define the tables that analyses write, and compute the values that trackers receive."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass

@@ -2,7 +2,8 @@
 
 Both checkpoints are written with `torch.save`, as zip archives with a CRC-32 checksum for each
 record. Before a run resumes, the checksums are checked. The other files that a checkpoint needs are
-checked too: the client states, and the csv files, which must have at least the recorded lengths.
+checked too: the client states and the csv files. Each csv file must have at least the recorded
+length.
 
 A file that can be loaded may still have invalid content, for example after it was edited. Such a
 file is treated like a file with an invalid checksum, and the previous checkpoint is used.
@@ -102,7 +103,7 @@ OPTIONAL: dict[str, Any] = {  # keys that older checkpoints do not have
 
 @dataclass(frozen=True)
 class Saved:
-    """The state that a run resumes from, and any problem with the latest checkpoint."""
+    """The state from which a run resumes, and any problem with the latest checkpoint."""
 
     state: Mapping[str, Any] | None  # None: the csv files are damaged, and the run starts again
     # why the latest checkpoint is not used; None if it is used

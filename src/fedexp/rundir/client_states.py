@@ -1,6 +1,6 @@
 """States that clients keep between rounds: one tree for each client that has participated.
 
-If a run has a directory, each state is saved in a separate file, which is written only after the
+If a run has a directory, each state is saved in a separate file. A file is written only if its
 state has changed. The cost of a checkpoint then depends on the cohort size and not on the number of
 clients. States that do not fit into memory are memory-mapped from their files.
 """
@@ -42,8 +42,8 @@ class ClientStates(MutableMapping[int, Tree]):
     def place(self, home: torch.device, resident: bool) -> None:
         """Choose where the states are stored between rounds.
 
-        home: the device. resident: whether the states stay in memory. If False, they are only in
-        their files after each checkpoint.
+        home: the device. resident: whether the states stay in memory. If False, they are removed
+        from memory after each checkpoint.
         """
         self.home, self.resident = home, resident
 
@@ -127,7 +127,7 @@ def to(state: Tree, device: torch.device) -> Tree:
 
 
 def choose_place(each: int, clients: int, device: torch.device) -> tuple[torch.device, bool, str]:
-    """Return (home, resident, message for the log) for client states of `each` bytes.
+    """Choose where client states of `each` bytes are stored: (home, resident, message for the log).
 
     The states are stored in the first place with enough room: on the GPU, in memory, or in files.
     """

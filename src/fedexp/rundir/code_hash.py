@@ -14,8 +14,8 @@ def code_mark(target: str) -> str | None:
     """Return `<class> (code <checksum>)` for a user's class.
 
     The checksum covers the file of the class's module and all files from the same directory that
-    this module imports, directly or indirectly. Return None if the class belongs to fedexp or to an
-    installed package, or cannot be found.
+    this module imports, directly or indirectly. Return None if the class cannot be found, or
+    belongs to fedexp or an installed package.
 
     target: the dotted path of the class. No code is run. Every change to a file changes the
     checksum, even a change in a comment, since harmless changes cannot be recognised.
@@ -46,7 +46,7 @@ def package_directory(package: str) -> Path | None:
 
 
 def source_files(root: Path, module: str) -> dict[str, Path]:
-    """Return the files, by module name, of a module and all modules below `root` that it imports.
+    """Return the files, by module name, of a module and all modules in `root` that it imports.
 
     Indirect imports and parent packages are included.
     """
@@ -63,7 +63,7 @@ def source_files(root: Path, module: str) -> dict[str, Path]:
 
 
 def file_of(root: Path, module: str) -> Path | None:
-    """Return the file of a module below `root`, or None if it does not exist."""
+    """Return the file of a module in `root`, or None if it does not exist."""
     base = root.joinpath(*module.split("."))
     paths = (base / "__init__.py", base.with_suffix(".py")) if module else ()
     return next((path for path in paths if path.is_file()), None)

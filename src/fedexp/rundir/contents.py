@@ -26,7 +26,7 @@ ACROSS = ("class", "evaluated_task", "layer")  # columns that form a matrix with
 
 
 class Damaged(ValueError):
-    """A file differs from what runs write. `str(error)` is the reason without the file's name."""
+    """A file differs from what runs write. `str(error)` is the reason, without the file's name."""
 
 
 def read_text(path: Path) -> str:
@@ -175,7 +175,7 @@ def check_extent(table: pd.DataFrame, columns: Columns) -> None:
             check_size(8 * table["round"].nunique() * width, 8 * len(table))
         except ValueError as error:
             raise Damaged(
-                f"has {len(table)} rows, too few for the range of their values ({error})"
+                f"has {len(table)} rows, but the matrix of its values would be too large ({error})"
             ) from None
 
 

@@ -1,4 +1,4 @@
-"""The csv tables in a run directory. They only grow by whole rows."""
+"""The csv tables in a run directory. Only whole rows are added to them."""
 
 import csv
 import errno
@@ -184,7 +184,7 @@ class RunFiles:
 
 
 def last_round(directory: Path) -> int | None:
-    """Return the round in the last complete row of rounds.csv, or None without a complete row."""
+    """Return the round in the last complete row of rounds.csv, or None if no row is complete."""
     path = directory / ROUNDS
     text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
     rows = text[: text.rfind("\n") + 1].splitlines()[1:]

@@ -2,8 +2,8 @@
 
 A run file has everything that tables, figures and documents read from a run directory: rounds,
 class accuracies in all test views, task accuracies, configuration, overrides, fingerprint, and the
-summary with commit and hardware. `pack` makes the run file of a run. `unpack` makes a run directory
-from a run file, so code that reads run directories can use both.
+summary, which includes commit and hardware. `pack` makes the run file of a run. `unpack` makes a
+run directory from a run file, so code that reads run directories can use both.
 
 A run file leaves out the clients' tables, the checkpoints, the times of a round's phases, and the
 indices of the partition. Round times are rounded to three digits and losses to seven, since no
@@ -242,7 +242,7 @@ def kept_files(sweep: Path) -> dict[str, Path]:
 
 
 def kept_below(folders: Iterable[Path]) -> Iterator[dict[str, Any]]:
-    """Yield the content of each run file below these folders.
+    """Yield the content of each run file in these folders and their subfolders.
 
     Unreadable files, and files that only refer to a run in another sweep, are skipped.
     """
@@ -261,7 +261,7 @@ def how_to_restore(directory: Path) -> str:
     Return an empty string if the sweep has no run files.
     """
     count = len(kept_files(directory))
-    command = f"`fedexp report {directory} --restore DIR` makes run directories of them"
+    command = f"`fedexp report {directory} --restore DIR` restores their directories"
     return f"; {count} runs are saved as files: {command}" if count else ""
 
 
@@ -269,9 +269,9 @@ def how_to_restore(directory: Path) -> str:
 def kept_runs(sweep: Path, besides: Collection[str] = ()) -> Iterator[dict[str, RunDirectory]]:
     """Yield the runs of a sweep's run files by name, unpacked to a temporary directory.
 
-    For a job that uses a run from another sweep, this run is yielded. The job is left out if the
-    other sweep has neither the directory nor the run file of the run. Raises ConfigError if a file
-    cannot be read.
+    If a job uses a run from another sweep, that run is yielded. If the other sweep has neither a
+    directory nor a run file for it, the job is left out. Raises ConfigError if a file cannot be
+    read.
 
     besides: names of runs to leave out.
     """
@@ -361,9 +361,8 @@ def unpack(path: Path, directory: Path) -> Path:
 def partition_name(number: int, info: Mapping[str, Any]) -> str:
     """Return the name of a partition's file.
 
-    number: the partition's task, counted from 1. info: the description of how the partition was
-        made. If the partition was introduced during the run, the file name contains its first
-        round.
+    number: the partition's task, counted from 1. info: how the partition was made. If the partition
+    was introduced during the run, the file name contains the partition's first round.
     """
     if "from_round" in info:
         return changed_partition_name(int(info["from_round"]))

@@ -28,7 +28,7 @@ ASIDE = "damaged"  # folder for damaged files that a run replaces
 
 
 def remove_temporaries(directory: Path) -> None:
-    """Remove temporary files left behind by a run that was killed while it was writing."""
+    """Remove the temporary files of a run that was killed while it was writing."""
     for folder in (".", ".hydra", "checkpoint", CLIENT_STATES, "figures", "models"):
         for path in (directory / folder).glob(".*.tmp"):
             if not path.is_dir():

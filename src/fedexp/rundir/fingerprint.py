@@ -1,8 +1,8 @@
-"""Compute a run's fingerprint from the values in its configuration that determine the result.
+"""Compute a run's fingerprint from the configuration values that determine the result.
 
-A fedexp class is identified by its name without the module, a user's class by its module and code,
-and a data set by its content instead of its path. The names of groups of runs also contain a hash
-of these values.
+The fingerprint identifies classes and data as follows. For a class of fedexp, it uses the name
+without the module. For a user's class, it uses the module and the code. For a data set, it uses the
+content of the files, not their path. The names of groups of runs contain a similar hash.
 """
 
 import hashlib
@@ -127,8 +127,8 @@ def essential(
     """Return the values that determine the result, by dotted key.
 
     container: the resolved configuration. data: the recorded `data_marks`. By default, the marks
-        are computed from the files that the configuration names. For missing files, the path is
-        used.
+    are computed from the files that the configuration names. If files are missing, their path is
+    used instead.
     """
     marks = data_marks(container) if data is None else data
     flat = flatten(dict(container))
@@ -187,12 +187,12 @@ def is_own_class(key: str, value: object) -> bool:
 
 
 def with_recorded_marks(container: Mapping[str, Any], marks: Mapping[str, str]) -> dict[str, Any]:
-    """Return a run's configuration with the marks recorded when the run was made.
+    """Return a run's configuration with the marks that were recorded when the run was made.
 
     The marks replace the users' classes and the data paths, so the result does not depend on the
-    current code and data. A user's class without a recorded mark is marked as unknown, and matches
-    no current class. A class that never has a mark, such as a class in an installed package, is not
-    changed.
+    current code and data. A user's class without a recorded mark is marked as unknown, so it
+    differs from every current class. A class that never has a mark, such as a class in an installed
+    package, is not changed.
 
     marks: the recorded `data_marks` of the run.
     """
@@ -253,8 +253,8 @@ def fingerprint(container: Mapping[str, Any], data: Mapping[str, str] | None = N
     """Return `<format>:<SHA-256 in hexadecimal>`, equal for configurations with the same result.
 
     container, data: see `essential`. Run directories store the fingerprint (see
-    `fedexp.rundir.origin`). To compute the fingerprint again from config.yaml, the image folders
-    that the configuration names are needed.
+    `fedexp.rundir.origin`). To compute the fingerprint again from config.yaml, you need the image
+    folders that it names.
     """
     text = json.dumps(essential(container, data), sort_keys=True, default=str)
     return f"{FORMAT}:{hashlib.sha256(text.encode()).hexdigest()}"
@@ -284,7 +284,7 @@ def group_name(container: Mapping[str, Any]) -> str:
 
     The name consists of `setting` and a hash of the values that determine the result, without the
     seeds. For this hash, data are identified by their path, so that the name can be computed on a
-    machine without the data.
+    machine that does not have the data.
     """
     unseeded = {key: value for key, value in container.items() if key not in ("seed", "seeds")}
     return f"{setting(container)}_{short_hash(unseeded, {})}"

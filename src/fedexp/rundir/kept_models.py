@@ -1,9 +1,10 @@
-"""The models in a run directory: the models from the last two saved rounds and chosen rounds.
+"""Save and load the models in a run directory.
 
-The models of the last two saved rounds are in the checkpoints, which every run writes.
-`keep_models` adds models/round_<number>.pt for the chosen rounds. `keep_local_models` adds
-models/round_<number>_client_<client>.pt, the model that a client trained in the round. All files
-are read with `weights_only=True`, so they contain tensors and plain values but no code.
+The two checkpoints of a run contain the models from the last two saved rounds. `keep_models` adds
+models/round_<number>.pt for the chosen rounds. `keep_local_models` adds
+models/round_<number>_client_<client>.pt, which contains the model that a client trained in the
+round. All files are read with `weights_only=True`, so they contain tensors and plain values but no
+code.
 """
 
 import re
@@ -52,8 +53,8 @@ def file_of_round(number: int, client: int | None = None) -> str:
 def save(directory: Path, number: int, server: Tree) -> None:
     """Write the global model after round `number`.
 
-    server: the server's state, whose `params` and `buffers` are saved. Raises StorageError if the
-        file cannot be written.
+    server: the server's state. Its `params` and `buffers` are saved. Raises StorageError if the
+    file cannot be written.
     """
     model = {"round": number, "params": server["params"], "buffers": server["buffers"]}
     storage.save_tree(directory / file_of_round(number), model)

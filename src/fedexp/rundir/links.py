@@ -1,6 +1,6 @@
 """Reject links that lead outside a run directory.
 
-The directory may come from another person. With a link to another place, fedexp could write,
+The directory may come from another person. Through a link to another place, fedexp could write,
 truncate or remove files there.
 """
 

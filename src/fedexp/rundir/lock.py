@@ -1,7 +1,7 @@
 """Let only one process at a time use a run directory.
 
-When a process ends, even after kill -9, the operating system releases its lock. So no code has to
-check whether the process is alive. The file .owner.json names the process.
+When a process ends, even by kill -9, the operating system releases the process's lock. So no code
+has to check whether the process is alive. The file .owner.json names the process.
 """
 
 import json

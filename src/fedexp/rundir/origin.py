@@ -1,10 +1,10 @@
 """Record how a run started (fingerprint.json), and compare a resumed run with this record.
 
-{"fingerprint": "2:...",          `fingerprint` of the configuration and the marks
- "marks": {"dataset.files": ...}, checksums of the data and of the code of users' classes
- "data": {"train": ..., ...},     description of the loaded data
- "way": {"precision": ...},       how steps are computed, if this was chosen by timing
- "directory": "..."}              the working directory that relative paths refer to
+{"fingerprint": "2:...",          `fingerprint` of the configuration and the marks "marks":
+ {"dataset.files": ...}, checksums of the data and of the code of users' classes "data": {"train":
+ ..., ...},     description of the loaded data "way": {"precision": ...},       how steps are
+ computed, if fedexp chose this by timing "directory": "..."}              the working directory
+ that relative paths refer to
 """
 
 import json
@@ -75,12 +75,12 @@ def record(
 ) -> None:
     """Write fingerprint.json, or update it for a resumed run.
 
-    If the code or data have changed, the marks combine the old and the new checksums. So the run
+    If the code or data have changed, the marks combine the old and the new checksums. Then the run
     never counts as equal to a run that was made with only one version.
 
     marks: the run's `current_marks`. way: how steps are computed. A resumed run keeps the recorded
-        way. resumed: False if the run has no completed rounds. The record of an earlier attempt is
-        then ignored.
+    way. resumed: False if the run has no completed rounds. In this case, the record of an earlier
+    attempt is ignored.
     """
     found = read(directory)
     before = recorded_marks(directory) if resumed else {}
@@ -133,13 +133,13 @@ def recorded_marks(directory: Path) -> dict[str, str]:
 def differences(
     directory: Path, saved: Mapping[str, Any], container: Mapping[str, Any]
 ) -> list[str]:
-    """Describe, one per line, the values that affect the result and differ from the saved run.
+    """Describe the values that affect the result and differ from the saved run, one per line.
 
     saved: the run's config.yaml. container: the configuration of the command.
 
-    Data with a recorded mark are not compared here, but by `check_data`. Data that only the run or
-    only the command has, because files were moved or are missing, are compared through the
-    partition. Changed code of a class is not a difference here, see `find_changes`.
+    `check_data` compares data that have a recorded mark. If only the run or only the command has
+    the data, because files were moved or are missing, the partitions are compared instead. Changed
+    code of a class is not a difference here, see `find_changes`.
     """
     recorded = recorded_marks(directory)
     there, asked = recorded or data_marks(saved), data_marks(container)

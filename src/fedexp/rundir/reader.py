@@ -1,4 +1,4 @@
-"""Read run directories, so that other modules need not know their files and columns.
+"""Read run directories, so that other modules need not know the names of files and columns.
 
     run = RunDirectory(Path("outputs/..."))
     run.status, run.summary["accuracy"], run.rounds["test_accuracy"], run.class_accuracy()
@@ -296,7 +296,7 @@ def require_run(directory: Path) -> RunDirectory:
     """Return the run in a directory. Raises ConfigError if the directory contains no run."""
     if not any((directory / name).exists() for name in MARKS):
         raise ConfigError(
-            f"{directory}: is not a run directory (it has none of {', '.join(MARKS)})"
+            f"{directory}: is not a run directory (it contains none of {', '.join(MARKS)})"
         )
     return RunDirectory(directory)
 

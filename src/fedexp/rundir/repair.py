@@ -19,8 +19,8 @@ def repair_job(directory: Path, overrides: Sequence[str]) -> None:
 
     The caller must hold the lock of the directory. If the configuration cannot be read, the other
     files may belong to another run and are moved to damaged/. If the file with the overrides is
-    damaged, `overrides` are written to it. Damaged tables are handled when the checkpoint is
-    loaded, since the checkpoint has their checksums.
+    damaged, `overrides` are written to it. Damaged tables are found when the checkpoint is loaded,
+    since it contains the tables' checksums.
     """
     run = RunDirectory(directory)
     written = (files.CONFIG, files.SUMMARY, files.CHECKPOINT, files.PREVIOUS, *files.TABLES)

@@ -1,8 +1,8 @@
-"""Reuse runs from other sweeps below the same `multirun` directory.
+"""Reuse runs from other sweeps in the same `multirun` directory.
 
-If another sweep has a finished run with the same configuration as a job, the job is not run. The
-job's directory gets the file `elsewhere.json` with the path of that run, and the tables of both
-sweeps use the run.
+If another sweep has a finished run with the same configuration as a job, the job is not run.
+Instead, the path of that run is written to `elsewhere.json` in the job's directory, and the tables
+of both sweeps use the run.
 """
 
 import os
@@ -62,10 +62,10 @@ def training_key(config: Mapping[str, Any]) -> str:
 
 
 def finished_runs(directory: Path) -> Iterator[RunDirectory]:
-    """Yield the runs below the `multirun` directory that can be reused, sorted by name.
+    """Yield the runs in the `multirun` directory that can be reused, sorted by name.
 
     A run can be reused if it completed, diverged, or was stopped by `stop.patience`. directory: a
-    directory below `multirun`. If no parent is named `multirun`, nothing is yielded.
+    directory inside `multirun`. If no parent is named `multirun`, nothing is yielded.
     """
     root = next((path for path in directory.absolute().parents if path.name == ROOT), None)
     for folder, names, found in os.walk(root) if root is not None else ():
@@ -124,7 +124,7 @@ def find_reusable(
 
 
 def record_reuse(directory: Path, other: Path, overrides: Sequence[str]) -> None:
-    """Write the path of the run that a job uses, and the job's overrides, to its directory."""
+    """Write the path of the reused run and the job's overrides to the job's directory."""
     text = yaml.safe_dump(list(overrides), allow_unicode=True).encode()
     storage.write_atomically(directory / files.OVERRIDES, text)
     run = {"run": os.path.relpath(other, directory)} | origin.fingerprint_of(other)

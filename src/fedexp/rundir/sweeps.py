@@ -1,4 +1,4 @@
-"""Sweep directories, which contain a directory for each job, and the sweep's name (sweep.json)."""
+"""A sweep directory contains a directory for each job, and the name of the sweep (sweep.json)."""
 
 import logging
 import os
@@ -18,7 +18,7 @@ MARKER = "sweep.json"  # in the directory of a named sweep
 
 
 def find_runs(directory: Path) -> list[Path]:
-    """Return the run directories at or below a directory, sorted by name."""
+    """Return the run directories at or inside a directory, sorted by name."""
     found = []
     for folder, folders, names in os.walk(directory):
         if not {*names, *folders}.isdisjoint(MARKS):
@@ -65,8 +65,8 @@ def without_outdated(runs: list[RunDirectory]) -> list[RunDirectory]:
     """Return a sweep's runs, except for outdated ones.
 
     If finished runs differ only in the code of users' classes or the content of the data, only one
-    of them is returned: the run made with the current code and data, or otherwise the run that
-    ended last.
+    of them is returned: the run made with the current code and data or, if there is no such run,
+    the run that ended last.
     """
     same: dict[frozenset[str], list[RunDirectory]] = {}
     for run in runs:

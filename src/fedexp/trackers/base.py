@@ -66,7 +66,7 @@ class RunInfo:
 
 @dataclass(frozen=True)
 class RoundRecord:
-    """The results of a finished round. Round 0 is the evaluation of the initial model."""
+    """The results of a finished round. In round 0, the initial model is evaluated."""
 
     round: int
     values: Mapping[str, float | None]  # row of rounds.csv without `round`; None: undefined

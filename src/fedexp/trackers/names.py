@@ -100,7 +100,7 @@ def class_metric(name: str, view: str = PLAIN) -> str:
 def flat_name(name: str) -> str:
     """Replace dots, slashes and backslashes by underscores.
 
-    W&B reads a dot as a nested value and a slash as a section.
+    W&B would read the text after a dot as a nested value and the text before a slash as a section.
     """
     return re.sub(r"[./\\]", "_", name)
 

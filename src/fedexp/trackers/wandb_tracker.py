@@ -110,7 +110,7 @@ class Wandb(TrackerConfig):
 
 
 class WandbTracker(Tracker):
-    """One W&B run, which prints nothing, never prompts the user, and is always closed."""
+    """One W&B run. It prints nothing, never prompts the user, and is always closed."""
 
     name: ClassVar[str] = "W&B"
 
@@ -275,8 +275,8 @@ def as_table(table: "pd.DataFrame") -> Any:
 def is_logged_in(settings: Any) -> bool:
     """Return whether credentials exist for the server in wandb's settings.
 
-    The server is not contacted. The settings include environment variables and settings files.
-    netrc is read separately.
+    The server is not contacted. The settings include environment variables and settings files, but
+    not netrc, which is read separately.
     """
     from requests.utils import get_netrc_auth  # requests is a dependency of wandb
 

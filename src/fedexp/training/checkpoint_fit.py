@@ -32,8 +32,8 @@ DIMENSIONS = {
 def fits_run(directory: Path, simulation: Simulation) -> Callable[[Mapping[str, Any]], None]:
     """Return a function that checks whether a saved state belongs to this run.
 
-    `checkpoint.load` calls this function. For a state that another run saved, the function raises
-    ConfigError.
+    `checkpoint.load` calls the returned function. It raises ConfigError if another run saved the
+    state.
     """
     start = simulation.initial_state()
     stage = simulation.stages[0].federation

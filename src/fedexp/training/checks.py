@@ -73,7 +73,7 @@ def check_used(values: Mapping[str, Any], typed: Sequence[str]) -> None:
 def holds(values: Mapping[str, Any], condition: str) -> bool:
     """Return whether the configuration fulfils a condition.
 
-    condition: `key=value`, or only `key`, which holds if the key is set.
+    condition: `key=value`, or only `key`. The condition `key` holds if the key is set.
     """
     key, equals, wanted = condition.partition("=")
     value = value_of(values, key)

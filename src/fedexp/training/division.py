@@ -108,7 +108,7 @@ def hold_out_from_all_tasks(
 ) -> tuple[Sequence[Task], Sequence[np.ndarray | None]]:
     """Hold out the same validation examples from all tasks if the tasks share their examples.
 
-    With separate validation examples for each task, a client could train on the form that a
+    If each task had separate validation examples, a client could train on the form that a
     validation example has in another task.
 
     Returns the tasks without the validation examples, and the validation examples of each task. If
@@ -321,7 +321,7 @@ class PublicSet:
 
 
 def draw_shared_examples(numbers: np.ndarray, data: Data, rng: np.random.Generator) -> np.ndarray:
-    """Draw FedKA's shared set, which has one random training example of each class.
+    """Draw FedKA's shared set: one random training example of each class.
 
     numbers: the indices of the training examples to draw from.
 

@@ -288,9 +288,9 @@ def standard_error_bound(part: np.ndarray, whole: np.ndarray) -> float:
 def describe_local_evaluation(simulation: Simulation) -> dict[str, Any]:
     """Return the entry of summary.json that describes how local models were tested.
 
-    The dict has the key `every` if the local models are not tested in every round, and a dict with
-    `examples` and `standard_error` for each view in which only some examples are used. The dict is
-    empty if local models are tested in every round on all examples.
+    If the local models are not tested in every round, the dict has the key `every`. For each view
+    in which only some examples are used, it has a dict with `examples` and `standard_error`. The
+    dict is empty if local models are tested in every round on all examples.
     """
     chosen, runtime = simulation.local_evaluation, simulation.runtime
     found: dict[str, Any] = {} if chosen.every is None else {"every": chosen.every}

@@ -1,7 +1,7 @@
 """Exchanges between the server and the clients.
 
-In an exchange, the server samples clients and sends its model. The clients train and send back
-their messages, which the server aggregates.
+In an exchange, the server samples clients and sends its model. The clients train the model and
+return messages. The server aggregates the messages.
 """
 
 import time

@@ -1,8 +1,8 @@
 """Compute the features of all examples once per run if the backbone is frozen.
 
 Clients then train only the head on these features. The rounding of a row in a matrix product may
-depend on the other rows, so the last digits may differ from those of features that are computed
-for each batch.
+depend on the other rows. So the last digits of these features may differ from those of features
+that are computed for each batch.
 """
 
 import logging

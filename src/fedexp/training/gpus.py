@@ -1,7 +1,7 @@
 """Assign each job of a sweep to the GPU with the fewest jobs, at most `jobs_per_gpu` per GPU.
 
 All sweeps that a user runs on a machine coordinate through lock files. Each job on a GPU holds one
-lock, which is released when the process ends, even after kill -9. This has been tested with
+lock. The lock is released when the process ends, even by kill -9. This has been tested with
 processes and simulated GPUs, but not yet on a machine with several GPUs.
 """
 

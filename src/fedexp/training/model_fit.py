@@ -24,7 +24,7 @@ log = logging.getLogger("fedexp")
 
 @contextmanager
 def model_file_errors(model: Model) -> Iterator[None]:
-    """Raise ConfigError if the model cannot read a file in the block, such as its weights."""
+    """Raise ConfigError if the model fails to read a file in the block, such as its weights."""
     try:
         yield
     except OSError as error:
@@ -36,7 +36,7 @@ def model_file_errors(model: Model) -> Iterator[None]:
 
 
 def first_inputs(data: Data, dtype: torch.dtype) -> torch.Tensor:
-    """Return the inputs of the first two training examples, which are not augmented."""
+    """Return the inputs of the first two training examples, without augmentation."""
     index = torch.arange(min(2, len(data.x_train)), device=data.x_train.device)
     return data.inputs(data.x_train, index, None, None, dtype)
 

@@ -54,8 +54,8 @@ def profiled(directory: Path, number: int) -> Iterator[None]:
 def operations(profiler: torch.profiler.profile) -> pd.DataFrame:
     """Return a table with one row per operation, in the order of decreasing time.
 
-    A row has the time of the operation in milliseconds, without and with the operations that it
-    calls, and its share of the total time in percent.
+    A row gives the time of the operation in milliseconds, excluding and including the operations
+    that it calls, and the operation's share of the total time in percent.
     """
     events = profiler.key_averages()
     table = pd.DataFrame({"operation": [e.key for e in events], "calls": [e.count for e in events]})

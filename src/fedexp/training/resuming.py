@@ -1,8 +1,8 @@
 """Resume a run, possibly with more rounds (`fedexp resume=<directory> rounds=300`).
 
-An extended run computes the same results as a run that had 300 rounds from the start, because no
-algorithm depends on the number of rounds. The learning rates of `local.schedule=cosine` do, so a
-run with this schedule cannot be given more rounds.
+An extended run computes the same results as a run that was started with 300 rounds, because no
+algorithm depends on the number of rounds. If `local.schedule=cosine`, the learning rates depend on
+this number, so such a run cannot be extended.
 """
 
 import logging
@@ -55,7 +55,8 @@ def with_original_paths(job: Job) -> Job:
 def check_start(job: Job, built: Built, config: Mapping[str, Any]) -> bool:
     """Return whether the job must continue a run in its directory.
 
-    Raises ConfigError if the directory contains a run that can be neither continued nor replaced.
+    Raises ConfigError if the directory contains a run that the job may neither continue nor
+    replace.
     """
     is_resumed = built.settings.resume is not None
     if job.sweep is None and not is_resumed:

@@ -273,9 +273,9 @@ def diverged_clients(
 
 
 def begin_task(simulation: Simulation, server: Tree, number: int) -> Tree:
-    """Return the server's state at the start of a new task.
+    """Return the server's state when a new task starts.
 
-    number: the first round of the task, which is not the first task of the run.
+    number: the first round of the new task. This function is not called for the run's first task.
     """
     algorithm, runtime = simulation.algorithm, simulation.runtime
     federation, seed = simulation.stage_of(number).federation, simulation.seeds.training

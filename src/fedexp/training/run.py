@@ -50,8 +50,8 @@ log = logging.getLogger("fedexp")
 def train_run(job: Job) -> dict[str, Any]:
     """Run a job to its end and return its summary.
 
-    Raises ConfigError for user errors before the run has started. No files are then left behind.
-    Raises RunFailed for user errors after the run has started.
+    If a user error is found before the run starts, ConfigError is raised, and the run writes no
+    files. If a user error is found later, RunFailed is raised.
     """
     job = with_original_paths(job)
     built = build(job.config)
@@ -215,8 +215,8 @@ def data_sizes(simulation: Simulation) -> dict[str, int]:
 def sweep_name(job: Job) -> str | None:
     """Return the name of the sweep that a job belongs to, or None.
 
-    If a job is resumed by name, its sweep is found by Hydra's file multirun.yaml in the parent
-    directory or the directory above it.
+    If a job is resumed by name, its sweep is the parent directory, or the directory above it, that
+    contains Hydra's file multirun.yaml.
     """
     if job.sweep is not None:
         return job.sweep

@@ -162,8 +162,8 @@ def place_states(simulation: Simulation, state: State) -> None:
 def write_options(run: Run) -> None:
     """Write the overrides and the configuration of the run.
 
-    The file config.yaml is written last. Before that, `resuming.is_extended` still reads the
-    options from before the extension.
+    The file config.yaml is written last, because `resuming.is_extended` reads the old options from
+    it until then.
     """
     typed = [override for override in run.job.overrides if key_of(override) not in OF_COMMAND]
     for name, content in ((files.OVERRIDES, typed), (files.CONFIG, run.config)):

@@ -152,8 +152,8 @@ class Simulation:
     def example_state(self) -> State:
         """Return an example of a state after round 1.
 
-        All models have the same accuracy on every class. The metrics computed for this state show
-        the names of the values that a run will have.
+        All models have the same accuracy on every class. The metrics are computed for this state to
+        find the names of the values that a run will have.
         """
         state, classes = self.initial_state(), self.runtime.data.num_classes
         even, settings = np.full(classes, 1 / classes), self.settings

@@ -1,4 +1,4 @@
-"""The state of a run after a round, which checkpoints contain, and the result of a round."""
+"""The state of a run after a round, as stored in checkpoints, and the result of a round."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -88,7 +88,9 @@ def view_summary(simulation: Simulation, tested: ViewResults, best: int | None) 
 
 
 def list_changes(simulation: Simulation) -> list[dict[str, Any]]:
-    """Return a dict for each change of the clients' data: its first round and the new partition."""
+    """Return a dict for each change of the clients' data.
+
+    It contains the first round in which the change applies, and the new partition."""
     names = ("scheme", "alpha", "shards_per_client", "shares")
     found = []
     for first, stage in simulation.changes:

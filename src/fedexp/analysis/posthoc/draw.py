@@ -35,7 +35,7 @@ RIM = 1.35  # half the side length of the plane that is drawn around the unit ci
 
 
 def loss_plane(surface: Surface, title: str) -> Figure:
-    """Draw loss and accuracy on a plane in parameter space, with the models on it (FedNTD Fig. 14).
+    """Draw loss and accuracy on a plane in parameter space, and mark the models (FedNTD Fig. 14).
 
     Values are shown as colours with contours.
     """

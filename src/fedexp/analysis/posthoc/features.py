@@ -95,8 +95,8 @@ def circle_angles(subject: Subject, models: Sequence[KeptModel]) -> np.ndarray:
 def label_runs(runs: Sequence[RunDirectory]) -> dict[str, RunDirectory]:
     """Return a dict that maps labels to the runs.
 
-    The label is the run's algorithm or, if several runs have the same algorithm, its directory. A
-    single run has the label "". Raises ConfigError if a run is given twice.
+    A run's label is its algorithm or, if several runs have the same algorithm, the run's directory.
+    A single run has the label "". Raises ConfigError if a run is given twice.
     """
     if len(runs) == 1:
         return {"": runs[0]}

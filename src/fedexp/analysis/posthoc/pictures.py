@@ -61,7 +61,7 @@ def require_local_models(run: RunDirectory) -> int:
 
 
 def with_defaults(run: RunDirectory, kind: str, options: Mapping[str, Any]) -> Namespace:
-    """Return the flags, with default values for flags that are not given.
+    """Return the given flags, and the default values of all other flags.
 
     `client: first` selects the first local model from the last round with saved local models.
     """

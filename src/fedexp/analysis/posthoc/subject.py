@@ -30,7 +30,7 @@ SOURCES = {"test": "test", "train": "training"}  # values of --data -> names in 
 
 @dataclass(frozen=True)
 class Subject:
-    """A model of a run in full precision, with the chosen examples as the test set of `runtime`."""
+    """A model of a run in full precision. The test set of `runtime` is the chosen examples."""
 
     run: RunDirectory
     runtime: ClientRuntime
@@ -69,7 +69,7 @@ class Subject:
         return float(found.loss), int(found.class_correct.sum()) / len(self.labels)
 
     def features(self, model: KeptModel) -> np.ndarray:
-        """Return the features [n, D] of the examples, which are the inputs of the classifier.
+        """Return the features [n, D] of the examples. Features are the inputs of the classifier.
 
         Raises ConfigError if the model does not provide features.
         """

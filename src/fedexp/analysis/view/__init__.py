@@ -2,9 +2,9 @@
 
     fedexp view multirun/<sweep> [--out FILE] [--open]
 
-`collect` reads run directories into plain data, which `page.html`, `page.css` and `page.js` show.
-The page stores the data as JSON and never interprets them as markup. Its content security policy
-only allows the page's own script and blocks external requests.
+`collect` converts run directories to plain data. `page.html`, `page.css` and `page.js` show the
+data. The page stores the data as JSON and never interprets them as markup. Its content security
+policy only allows the page's own script and blocks external requests.
 """
 
 import base64

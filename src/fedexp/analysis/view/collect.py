@@ -64,7 +64,7 @@ class Shared:
 
 
 def runs_below(path: Path) -> list[Path]:
-    """Return the run directories at or below a path, in order.
+    """Return the run directories at or inside a path, in order.
 
     Raises ConfigError if no run is found.
     """
@@ -87,8 +87,8 @@ def collect(
 ) -> dict[str, Any]:
     """Return everything that the page shows. Raises ConfigError if no run is found.
 
-    beside_print: a function that returns the table which compares a sweep directory with published
-    values, or None for a sweep without this table.
+    beside_print: a function that takes a sweep directory. It returns a table that compares the
+    sweep with published values, or None if no values were published.
     """
     directories = [directory for path in paths for directory in runs_below(path)]
     runs = [RunDirectory(directory) for directory in dict.fromkeys(directories)]
@@ -156,7 +156,7 @@ def describe_run(run: RunDirectory, shared: Shared) -> dict[str, Any]:
 
 
 def problems_of(run: RunDirectory) -> list[str]:
-    """Return which of a run's files are damaged, and which expected files are missing."""
+    """List the damaged files of a run, and the expected files that are missing."""
     _ = run.class_names  # partition.npz
     found = {problem.file: str(problem) for problem in run.problems}
     # a failed run may not have started training, and an imported run has only accuracies
@@ -200,7 +200,7 @@ def is_measure(column: str) -> bool:
 
 
 def list_measures(runs: Sequence[RunDirectory]) -> list[str]:
-    """Return the columns of rounds.csv with values in any run, the main measures first."""
+    """Return the columns of rounds.csv that have values in any run, the main measures first."""
     tables = [run.rounds.dropna(axis=1, how="all") for run in runs if run.rounds is not None]
     used = [str(name) for table in tables for name in table]
     main = [measure.column for measure in main_measures(runs) if measure.column in used]
@@ -245,7 +245,7 @@ def choose_rows(length: int, most: int) -> tuple[np.ndarray, int]:
 
 
 def encode_heat_map(run: RunDirectory, view: str, shared: Shared) -> dict[str, Any] | None:
-    """Return the class accuracies in a test view as plain data, or None without a table.
+    """Return the class accuracies in a test view as plain data, or None if they were not saved.
 
     Keys:
 
@@ -339,7 +339,7 @@ def encode_benchmark(directory: Path, runs: list[RunDirectory]) -> list[dict[str
 
 
 def encode_table(table: pd.DataFrame) -> dict[str, Any]:
-    """Return a table of settings and methods as plain data, with its displayed row names."""
+    """Return a table of settings and methods, with displayed row names, as plain data."""
     rest = table.drop(columns=["setting", "method"]).astype(object)
     rows = zip(label_rows(table), rest.to_numpy().tolist(), strict=True)
     return {"columns": ["run", *rest], "rows": [[name, *map(to_json, row)] for name, row in rows]}

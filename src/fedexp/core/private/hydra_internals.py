@@ -22,5 +22,5 @@ def replace_loader(loader: type[ConfigLoaderImpl]) -> None:
 
 
 def current_loader() -> type[ConfigLoaderImpl]:
-    """Return the loader that Hydra currently composes configurations with."""
+    """Return the loader with which Hydra currently composes configurations."""
     return _application.ConfigLoaderImpl

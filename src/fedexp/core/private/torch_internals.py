@@ -42,9 +42,9 @@ def copy_each(targets: list[torch.Tensor], values: list[torch.Tensor]) -> None:
 
 
 class _Unloaded(ModuleType):
-    """A placeholder for a module that is not loaded, with a few of the module's names.
+    """A placeholder for a module that is not loaded. It has a few of the module's names.
 
-    Access to any other name loads the module, which then replaces the placeholder.
+    Access to any other name loads the module and replaces the placeholder with it.
     """
 
     def __getattr__(self, name: str) -> Any:
@@ -52,7 +52,7 @@ class _Unloaded(ModuleType):
 
 
 def without_compiler() -> None:
-    """Let torch.func compute gradients without loading torch's compiler, which takes seconds.
+    """Let torch.func compute gradients without loading torch's compiler. Loading takes seconds.
 
     From version 2.8 on, torch loads the compiler to switch off autograd's compiled mode. This is
     not needed, since the mode cannot be on while the compiler is not loaded. torch 2.6 imports the

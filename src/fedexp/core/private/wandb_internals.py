@@ -1,4 +1,4 @@
-"""Find W&B's background process (wandb-core), which can hang and must then be killed.
+"""Find W&B's background process (wandb-core). If it hangs, it must be killed.
 
 Tested with wandb 0.20 and 0.31.
 """
