@@ -183,7 +183,7 @@ def test_loss_equals_released_code(space, later, trained):
 @pytest.mark.parametrize(
     ("trained", "replayed"), [("hidden", set(LAYER)), ("classifier", {WEIGHT, BIAS})]
 )
-def test_each_loss_term_trains_only_its_part(trained, replayed):
+def test_each_loss_term_trains_only_one_part_of_the_model(trained, replayed):
     """Replay trains only the hidden layer or the classifier, and the density terms train only the
     flow. The authors' classifier_fb_optimizer has the parameters with `fc2` in their names.
     """

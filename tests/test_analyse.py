@@ -47,7 +47,7 @@ def test_filter_normalisation_equals_hand_calculation():
     assert again["w"].tolist() == [[3.0, 4.0], [0.0, -2.0]]
 
 
-def test_filters_of_convolutions_are_their_outputs():
+def test_each_output_of_a_convolution_is_one_filter():
     w = {"c": torch.randn(3, 2, 5, 5, dtype=torch.float64)}
     first, again, second = (vectors.gaussian(w, seed=1, number=number) for number in (0, 0, 1))
     found = vectors.filter_normalised(first, w)["c"]

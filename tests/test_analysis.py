@@ -134,7 +134,7 @@ def test_gradient_diversity_equals_hand_calculation():
     assert gradient_diversity({"a": torch.tensor([[1.0], [-1.0]])})["a"] == math.inf
 
 
-def test_gradient_diversity_equals_proposition_1():
+def test_gradient_diversity_matches_proposition_1():
     """FedNTD's Proposition 1: orthonormal class gradients, and clients with gradients p + beta p~.
 
     With sum_k p^k_c = K/C, Lambda = 1 + C^2/(1+beta)^2 (1 - beta/(C-1))^2 mean_k Var_c[p^k].
@@ -152,7 +152,7 @@ def test_gradient_diversity_equals_proposition_1():
         )
 
 
-def test_client_gradients_use_all_their_examples():
+def test_client_gradient_uses_all_examples_of_the_client():
     """Softmax regression by its formula: dL/dW = mean_i (softmax(W x_i + b) - onehot(y_i))
     x_i^T."""
     simulation = make_simulation(model=SoftmaxRegression())
@@ -487,7 +487,7 @@ def history_of_one_round():
     return history
 
 
-def test_accuracies_before_and_after_equal_hand_calculation():
+def test_accuracies_before_and_after_a_round_equal_hand_calculation():
     """The joint distribution is (5/8, 3/8): after the round 0.6 * 5/8 + 0.2 * 3/8 = 0.45 in and
     0.35 out. The clients' in-local accuracies are 0.75 and 0.6, the out-local ones 0.25 and 0.6."""
     found = before_and_after(history_of_one_round())

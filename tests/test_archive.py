@@ -66,7 +66,7 @@ def test_gz_file_is_unpacked(folder, tmp_path):
 
 @pytest.mark.parametrize("name", ["../keep.txt", "a/../../keep.txt", "/fedexp-never"])
 @pytest.mark.parametrize("suffix", ["tar", "zip"])
-def test_unpack_writes_nothing_outside(name, suffix, folder, tmp_path):
+def test_unpack_writes_nothing_outside_the_folder(name, suffix, folder, tmp_path):
     made = write_archive(tmp_path / f"x.{suffix}", {name: b"stolen"})
     try:
         unpack(made, folder)

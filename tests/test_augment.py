@@ -86,7 +86,7 @@ def test_crop_and_flip_equal_torchvision(padding_mode):
     torch.testing.assert_close(fast(images, draws, aug), expected, rtol=0, atol=1e-5)
 
 
-def test_every_cutout_position_is_the_clipped_square():
+def test_cutout_at_every_position_is_a_clipped_square():
     aug = Augmentation(**{**OFF, "cutout": 6})
     centres = list(itertools.product(range(9), range(9)))
     images = make_images(len(centres), side=9)
@@ -100,7 +100,7 @@ def test_every_cutout_position_is_the_clipped_square():
     assert (out[0] == 0).sum() == 3 * 9
 
 
-def test_fedntd_hole_covers_eight_rows_above_and_seven_below():
+def test_fedntd_cutout_covers_eight_rows_above_its_centre_and_seven_below():
     draws = torch.tensor([[0, 0, 0, 16, 20, 0]])
     hole = fast(make_images(1), draws, Augmentation(**{**OFF, "cutout": 16}))[0, 0] == 0
     rows, cols = hole.any(1).nonzero().flatten(), hole.any(0).nonzero().flatten()
@@ -150,7 +150,7 @@ def test_vmap_equals_a_loop_and_a_leading_dimension(options):
 
 
 @pytest.mark.parametrize("channels", [1, 3])
-def test_without_augmentation_equals_torchvision(channels):
+def test_images_without_augmentation_equal_torchvision(channels):
     normalise = Normalise(
         mean=NORMALISE.mean[:channels], std=NORMALISE.std[:channels], max_value=16
     )

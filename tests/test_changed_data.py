@@ -138,7 +138,9 @@ def change(path: Path) -> None:
 
 
 @pytest.mark.parametrize(("name", "overrides", "write", "naming"), SETS)
-def test_mark_covers_every_file_that_is_read(name, overrides, write, naming, tmp_path, recorded):
+def test_data_mark_covers_every_file_that_is_read(
+    name, overrides, write, naming, tmp_path, recorded
+):
     write(tmp_path)
     source = source_of(name, overrides, tmp_path)
     recorded.clear()

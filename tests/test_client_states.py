@@ -204,7 +204,7 @@ def test_bytes_up_and_down_equal_hand_calculation(name):
     assert (result.bytes_up, result.bytes_down) == (8 * (up[0] + 2 * up[1]), 8 * 3 * down)
 
 
-def test_missing_models_and_prototypes_are_not_counted():
+def test_missing_models_and_prototypes_are_not_counted_as_traffic():
     """In round 1, there are no models of other clients and no prototypes."""
     found = []
     for algorithm in (FOMO, FedProto(lambda_=1.0)):

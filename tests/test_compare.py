@@ -514,7 +514,7 @@ def test_all_runs_of_a_setting_have_one_target(tmp_path):
     assert rounds["speedup_0.75A"].tolist() == [1, 2, 1]
 
 
-def test_speed_up_is_against_the_fastest_fedavg(tmp_path):
+def test_speed_up_is_relative_to_the_fastest_fedavg(tmp_path):
     """FedAvg with two learning rates needs 3 and 2 rounds to 0.75 A."""
     make_run(tmp_path, ["algorithm=fedavg", "local.lr=0.1"], [0.1, 0.1, 0.5, 0.5])
     make_run(tmp_path, ["algorithm=fedavg", "local.lr=0.2"], [0.1, 0.5, 0.5, 0.5])

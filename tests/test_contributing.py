@@ -76,7 +76,7 @@ def reference(workplace: Path) -> pd.DataFrame:
     return rounds(workplace / "reference")
 
 
-def test_algorithm_example_of_the_page_runs(workplace: Path, reference: pd.DataFrame):
+def test_algorithm_example_of_the_page_can_be_run(workplace: Path, reference: pd.DataFrame):
     done = follow(workplace, "algorithm", "hydra.run.dir=smoothed")
     assert done.returncode == 0, done.stderr
     source, option = (
@@ -93,7 +93,9 @@ def test_algorithm_example_of_the_page_runs(workplace: Path, reference: pd.DataF
 
 
 @pytest.mark.parametrize("name", ["anchored", "reminded"])
-def test_algorithm_examples_with_state_run(workplace: Path, reference: pd.DataFrame, name: str):
+def test_algorithm_examples_that_keep_state_can_be_run(
+    workplace: Path, reference: pd.DataFrame, name: str
+):
     choice = ["--config-dir", "conf_mine", f"algorithm={name}"]
     done = fedexp(workplace, *choice, *SMALL, f"hydra.run.dir={name}")
     assert done.returncode == 0, done.stderr
@@ -102,7 +104,7 @@ def test_algorithm_examples_with_state_run(workplace: Path, reference: pd.DataFr
     assert (found["train_loss"][1:] != reference["train_loss"][1:]).all()
 
 
-def test_check_example_of_the_page_runs(workplace: Path):
+def test_check_example_of_the_page_can_be_run(workplace: Path):
     page = PAGE.read_text(encoding="utf-8")
     code = page.partition("### Check it\n\n```python\n")[2].partition("```\n")[0]
     environment = os.environ | {"PYTHONPATH": f".{os.pathsep}{Path(trust.__file__).parents[2]}"}

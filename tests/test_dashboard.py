@@ -13,7 +13,7 @@ from wandb_runs import clean_home, make_fake_wandb  # noqa: F401 (fixtures)
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:wandb_workspaces")
 @pytest.mark.filterwarnings("ignore:Pydantic V1")
-def test_print_shows_the_specification(capsys):
+def test_print_flag_shows_the_specification(capsys):
     pytest.importorskip("wandb_workspaces")
     assert call("dashboard", ["team/project", "--print", "--name", "mine"]) == 0
     sent = json.loads(capsys.readouterr().out)

@@ -327,7 +327,7 @@ def test_cifar_archive_is_unpacked_and_checked(cifar_archive, no_network, tmp_pa
         load("cifar10", tmp_path / "other", f"dataset.url={address}/{cifar_archive.name}")
 
 
-def test_cifar_image_tree_is_preferred(no_network, tmp_path):
+def test_cifar_image_folders_are_preferred_to_a_download(no_network, tmp_path):
     write_tree(tmp_path / "cifar10", {"dog": 2, "cat": 3}, side=32)
     data = load("cifar10", tmp_path)
     assert data.classes == ("cat", "dog")
@@ -477,7 +477,7 @@ def test_images_are_converted_to_grey_or_colour(tmp_path):
     assert np.array_equal(grey.x_train[0, ..., 0].numpy(), pixels(1, 4, 4))
 
 
-def test_undivided_tree_is_split_by_class_and_seed(tmp_path):
+def test_class_folders_without_train_and_test_are_split_by_class_and_seed(tmp_path):
     write_tree(tmp_path, {"a": 10, "b": 20}, splits=("images",))
     with pytest.raises(
         ConfigError,
@@ -500,7 +500,7 @@ def test_undivided_tree_is_split_by_class_and_seed(tmp_path):
     assert not torch.equal(data.x_test, other.x_test)
 
 
-def test_tree_without_test_folder_is_split(tmp_path):
+def test_train_folder_is_split_if_there_is_no_test_folder(tmp_path):
     write_tree(tmp_path / "images", {"a": 5, "b": 5}, splits=("train",))
     with pytest.raises(ConfigError, match=r"images/test: this folder .*dataset\.test_fraction"):
         load_folder(tmp_path)
@@ -520,7 +520,7 @@ def test_images_of_unequal_size_are_rejected_or_resized(tmp_path):
     assert (data.x_train[2] == 77).all()
 
 
-def test_class_folders_must_agree(tmp_path):
+def test_train_and_test_must_have_the_same_class_folders(tmp_path):
     root = tmp_path / "images"
     with pytest.raises(ConfigError, match=r"images/train: this folder of images cannot be read"):
         load_folder(tmp_path)
@@ -578,7 +578,7 @@ def test_changed_files_are_decoded_again(decoded, tmp_path):
     assert len(entries(tmp_path)) == 1  # outdated entries are removed
 
 
-def test_each_size_has_a_cache_entry(decoded, tmp_path):
+def test_each_image_size_has_a_separate_cache_entry(decoded, tmp_path):
     write_tree(tmp_path / "images", {"a": 2})
     for _ in range(2):
         assert load_folder(tmp_path).shape == (3, 4, 4)

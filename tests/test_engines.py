@@ -167,7 +167,7 @@ def test_engines_agree_with_adam(algorithm):
 
 
 @every_engine
-def test_local_evaluation_equals_evaluation_of_the_messages(engine):
+def test_local_evaluation_equals_testing_the_sent_models(engine):
     simulation = make_simulation(NTD)
     state = play(simulation, 1)
     plain, evaluated = (
@@ -493,7 +493,7 @@ def test_algorithms_are_compared_on_the_same_clients_and_batches(algorithm):
 
 
 @pytest.mark.parametrize("purpose", ["partition", "sampling", "training"])
-def test_each_seed_changes_only_its_purpose(purpose):
+def test_each_seed_changes_only_what_it_determines(purpose):
     base = {"partition": 0, "sampling": 0, "training": 0}
     before, after = (
         make_simulation(seeds=Seeds(**base | {purpose: s}), participation=0.4, rounds=8)

@@ -104,7 +104,7 @@ def test_features_of_changed_inputs_are_computed_again():
     assert net.known.get(x) is None
 
 
-def test_validation_and_parts_of_the_test_set_have_their_features():
+def test_features_are_selected_with_validation_and_test_examples():
     data = make_simulation(model=FROZEN, augment=False).runtime.data
     numbers = torch.tensor([5, 2])
     assert torch.equal(data.tested_on(numbers).test_features, data.test_features[numbers])

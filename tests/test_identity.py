@@ -202,7 +202,7 @@ def write(directory, values, data=None):
     return directory
 
 
-def test_resume_accepts_moved_data_only(tmp_path):
+def test_resume_accepts_moved_but_not_changed_data(tmp_path):
     data = make_simulation().runtime.data
     photos = tree(tmp_path / "photos")
     noted = write(tmp_path / "noted", folder(photos), data)

@@ -61,7 +61,7 @@ def test_image_modes_are_converted(mode, suffix, channels, tmp_path):
         Image.fromarray(RAMP.astype(np.float32) / 255),
     ],
 )
-def test_pixels_without_a_known_white_are_rejected(image, channels, tmp_path):
+def test_images_with_unknown_white_level_are_rejected(image, channels, tmp_path):
     image.save(path := tmp_path / "image.tif")
     with pytest.raises(ConfigError, match=r"image\.tif: .* save the image with 8 or 16 bits"):
         _read_image(str(path), Form(channels))

@@ -44,7 +44,7 @@ def measure(run: RunDirectory) -> dict[str, float]:
     return task_measures(run, list(MEASURES))
 
 
-def test_imported_matrix_gives_the_measures_between_tasks(tmp_path):
+def test_forgetting_between_tasks_is_computed_from_an_imported_matrix(tmp_path):
     run = make(write(tmp_path / "a.csv", TRIANGLE), "--every", "10")
     assert run.status == "completed"
     assert not run.problems
@@ -65,7 +65,7 @@ def test_imported_matrix_gives_the_measures_between_tasks(tmp_path):
     assert run.values("test_accuracy") == [0.625]
 
 
-def test_row_of_the_initial_model_gives_forward_transfer(tmp_path):
+def test_forward_transfer_is_computed_if_the_initial_model_is_imported(tmp_path):
     rows = [[0.25, 0.125], [0.75, 0.375], [0.5, 1.0]]
     run = make(write(tmp_path / "a.json", json.dumps(rows)), "--initial")
     assert measure(run)["forward_transfer"] == 0.375 - 0.125
@@ -73,7 +73,7 @@ def test_row_of_the_initial_model_gives_forward_transfer(tmp_path):
     assert run.rounds["test_accuracy"].tolist() == [0.1875, 0.5625, 0.75]
 
 
-def test_imported_class_accuracies_give_the_measures_of_a_run(tmp_path):
+def test_forgetting_is_computed_from_imported_class_accuracies(tmp_path):
     text = "cat,dog\n1,0.25\n0.5,0.5\n0.25,0.75\n"
     run = make(write(tmp_path / "a.csv", text), columns="classes")
     # cat falls from its best 1 to 0.25, dog rises from its best 0.5 to 0.75
@@ -87,7 +87,7 @@ def test_imported_class_accuracies_give_the_measures_of_a_run(tmp_path):
     assert not run.problems
 
 
-def test_row_of_the_initial_model_gives_consistency(tmp_path):
+def test_consistency_is_computed_if_the_initial_model_is_imported(tmp_path):
     text = "0,1\n0.75,1\n1,0.75\n"
     run = make(write(tmp_path / "a.csv", text), "--initial", columns="classes")
     # cosines: (0, 1) and (0.75, 1): 1 / 1.25; (0.75, 1) and (1, 0.75): 1.5 / 1.25^2
@@ -261,7 +261,7 @@ def compared(tmp_path_factory) -> Path:
     return sweep
 
 
-def test_imported_matrices_of_a_run_give_its_measures(compared):
+def test_run_imported_from_its_accuracies_has_the_same_metrics(compared):
     own, tasks, classes = (RunDirectory(compared / name) for name in ("own", "tasks", "classes"))
     assert (tasks.directory / "figures/tasks.png").exists()
     assert (classes.directory / "figures/class_accuracy.png").exists()
@@ -289,7 +289,7 @@ def test_imported_runs_are_seeds_of_the_same_setting(compared, capsys):
     assert not any(problems_of(RunDirectory(compared / name)) for name in ("tasks", "classes"))
 
 
-def test_imported_runs_can_be_kept(compared, tmp_path):
+def test_imported_runs_can_be_saved_as_run_files(compared, tmp_path):
     assert call("report", [str(compared), "--no-figures", "--keep"]) == 0
     assert call("report", [str(compared), "--restore", str(tmp_path)]) == 0
     for name in ("tasks", "classes"):

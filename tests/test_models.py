@@ -101,7 +101,7 @@ def test_cnn_equals_relu_before_pooling(option):
 
 # slow; same class as 18
 @pytest.mark.parametrize("option", [option for option in OPTIONS if option != "resnet50"])
-def test_mixes_examples_matches_the_network(option):
+def test_mixes_examples_says_whether_examples_affect_each_other(option):
     """In training mode, an example's output depends on the other examples exactly if
     `mixes_examples` is true."""
     spec = load(option)

@@ -21,7 +21,7 @@ H = np.array([[0.1, 2.0, 0.0, 0.0], [0.5, 1.0, 0.3, 0.0], [0.2, 0.0, 0.4, 0.0]])
 OTHER = np.array([[0.1, 2.0, 0.9, 0.0], [0.5, 3.0, 0.3, 0.0], [0.2, 0.0, 0.4, 0.0]])
 
 
-def test_preferences_equal_hand_calculation():
+def test_preferred_classes_equal_hand_calculation():
     assert preferences(H).tolist() == [1, 0, 2, 0]
     assert dead(H) == 1
     assert alignment(H, OTHER) == 0.5

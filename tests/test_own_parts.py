@@ -404,7 +404,7 @@ def test_partition_must_return_parts_and_info(given):
         Returning(given=given).split(np.array([0, 1, 0, 1]), 2, np.random.default_rng(0))
 
 
-def test_optional_hook_needs_its_base():
+def test_optional_hook_without_its_base_class_is_rejected():
     """Without the base, the hook would never be called, and the run would be FedAvg."""
     with pytest.raises(ConfigError, match=r"defines refine.*families\.ServerTraining"):
 

@@ -94,7 +94,7 @@ def test_columns_are_settings_named_by_differing_options(tmp_path):
     assert r"\cmidrule(lr){2-3} \cmidrule(lr){4-5}" in both
 
 
-def test_rows_are_sorted_by_the_flag(tmp_path):
+def test_sort_flag_sorts_the_rows(tmp_path):
     make(tmp_path, METHODS)
 
     def first(sort):
@@ -122,7 +122,7 @@ def test_values_that_are_shown_equal_are_both_bold(tmp_path):
     assert "One seed; best in bold." in text
 
 
-def test_measures_are_accuracies_or_less_is_better():
+def test_larger_is_better_only_for_accuracies():
     accuracies = ("accuracy", "best_accuracy", "personal_accuracy_worst_augmented")
     small = ("forgetting", "forgetting_augmented", "personal_forgetting_worst", "test_loss")
     assert all(map(is_accuracy, (*accuracies, "personal_accuracy_std")))
@@ -138,7 +138,7 @@ def test_single_method_is_not_bold(tmp_path):
     assert "textbf" not in latex(SweepDirectory(tmp_path).complete, Layout())
 
 
-def test_report_of_a_sweep_whose_runs_all_diverged(tmp_path):
+def test_report_is_written_if_all_runs_diverged(tmp_path):
     make(tmp_path, {f"algorithm={name}": ((None, None), 0.1) for name in ("fedavg", "fedntd")})
     assert len(write_tables(tmp_path)) == 4
     rows = body((tmp_path / "table.tex").read_text())

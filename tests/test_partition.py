@@ -552,7 +552,7 @@ def test_more_clients_than_owners_are_rejected():
 @pytest.mark.parametrize(
     "option", sorted(path.stem for path in (CONF / "partition").glob("*.yaml"))
 )
-def test_yaml_fits_its_class(option):
+def test_partition_yaml_has_the_fields_of_its_class(option):
     extra = ["partition.path=x.json"] if option == "file" else []
     config = composed(f"partition={option}", *extra)
     node = OmegaConf.to_container(config.partition, resolve=True)

@@ -124,7 +124,7 @@ def test_forgetting_of_personal_models_equals_hand_calculation():
     assert "personal_peak" not in History(history.counts).to_tree()
 
 
-def test_worst_tenth_equals_hand_calculation():
+def test_accuracy_of_the_worst_tenth_of_clients_equals_hand_calculation():
     values = np.arange(25) / 25
     assert spread(values, True)[2] == pytest.approx((0 + 1 + 2) / 75)  # ceil(2.5) = 3 clients
     assert spread(values, False)[2] == pytest.approx((22 + 23 + 24) / 75)
@@ -418,7 +418,7 @@ def test_invalid_evaluate_list_is_rejected(subjects, words):
 
 
 @pytest.mark.parametrize(("word", "listed"), [("personal", BOTH), ("global", ["global"])])
-def test_single_word_equals_list(word, listed):
+def test_single_word_for_evaluate_equals_list(word, listed):
     """The configuration and the fingerprint are the same."""
     one, other = (
         resolve(composed(f"evaluate={value}")) for value in (word, f"[{','.join(listed)}]")

@@ -98,7 +98,7 @@ def test_plain_output_has_at_most_52_lines(total):
     assert all("\x1b" not in line for line in lines)
 
 
-def test_resumed_run_starts_with_its_first_round():
+def test_progress_of_a_resumed_run_starts_with_its_first_round():
     lines = plain_output(200, first=101)
     assert lines[0].startswith("round 102/200")
     assert lines[-1].startswith("round 200/200")
@@ -213,7 +213,7 @@ def test_result_is_printed_as_plain_text(tmp_path, monkeypatch):
     assert output.splitlines()[-2:] == ["  run/summary.json", f"  {elsewhere}"]
 
 
-def test_result_shows_personal_and_task_measures():
+def test_result_shows_personal_and_task_metrics():
     console = Console(file=io.StringIO(), width=80)
     # after its first task
     tasks = {"average_accuracy": 0.31935, "new_task_accuracy": 0.958, "task_forgetting": None}

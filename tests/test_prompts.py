@@ -270,7 +270,7 @@ def test_clients_change_only_the_rows_of_the_current_task(method):
 
 
 @pytest.mark.parametrize("name", CODA.divided)
-def test_components_of_a_task_begin_orthonormal(name):
+def test_components_of_a_new_task_are_initially_orthonormal(name):
     """Two components per task, in each of two blocks."""
     four = replace(CODA, components=4)
     still = stream(four, model=VIT, augment=False, local=replace(PLAIN, lr=1e-12))

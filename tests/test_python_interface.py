@@ -97,7 +97,7 @@ def test_changing_a_table_does_not_change_the_run(run):
 
 
 @pytest.mark.parametrize("number", [None, 2, 3, 4])
-def test_model_has_accuracy_of_its_round(run, test_set, number):
+def test_loaded_model_has_the_accuracy_of_the_round(run, test_set, number):
     """In fp64, the class accuracies computed here with torch equal class_accuracy.csv."""
     images, labels = test_set
     model = run.model(number)
@@ -337,7 +337,7 @@ def test_failed_run_records_error(tmp_path):
 # --- evaluate and export
 
 
-def test_evaluate_with_user_config_directory(run, tmp_path):
+def test_evaluate_reads_a_user_config_directory(run, tmp_path):
     (tmp_path / "dataset").mkdir()
     text = (CONF / "dataset" / "digits.yaml").read_text()
     (tmp_path / "dataset" / "my_digits.yaml").write_text(text)
@@ -434,7 +434,7 @@ def test_evaluate_matches_classes_by_name(run, tmp_path):
 
 
 @pytest.mark.slow
-def test_evaluate_run_with_task_heads(tmp_path):
+def test_evaluate_works_for_a_run_with_task_heads(tmp_path):
     """The heads of randomly drawn tasks are read from the directory. On another test set, an
     example's class determines its task; all 360 digits of the test part are used."""
     stream = [
@@ -460,7 +460,7 @@ def test_evaluate_run_with_task_heads(tmp_path):
 
 
 @pytest.mark.slow
-def test_evaluate_run_on_texts(tmp_path):
+def test_evaluate_works_for_a_run_on_texts(tmp_path):
     """The run's vocabulary is used for another set of texts, even if that set would make another
     vocabulary."""
     rng = np.random.default_rng(0)
@@ -495,7 +495,7 @@ def test_evaluate_run_on_texts(tmp_path):
 
 
 @pytest.mark.slow
-def test_evaluate_with_moved_data(tmp_path):
+def test_evaluate_finds_moved_data(tmp_path):
     """data_dir names the new directory of the run's data."""
     digits = load_digits()
     chosen = np.arange(200)
@@ -529,7 +529,7 @@ def test_evaluate_rejects_bad_input(run, arguments, words, capsys):
     assert not said.out
 
 
-def test_export_as_a_state_dict(run, tmp_path):
+def test_export_writes_a_state_dict(run, tmp_path):
     path = fedexp.export(run, tmp_path / "model.pt", round=2)
     weights = torch.load(path, weights_only=True)
     network = run.model(2).network
@@ -539,7 +539,7 @@ def test_export_as_a_state_dict(run, tmp_path):
     assert all(torch.equal(weights[name], value) for name, value in kept.params.items())
 
 
-def test_export_as_safetensors(run, tmp_path):
+def test_export_writes_a_safetensors_file(run, tmp_path):
     """The file is parsed by its layout: 8 bytes of length, json, then the tensors."""
     pytest.importorskip("safetensors")
     content = fedexp.export(run, tmp_path / "model.safetensors").read_bytes()
@@ -678,7 +678,7 @@ def test_sweep_reports_have_personal_accuracy(sweep, capsys, tmp_path):
             )
 
 
-def test_select_runs_by_options(sweep):
+def test_select_returns_the_runs_with_given_options(sweep):
     found = fedexp.load_sweep(sweep)
     assert found.select(algorithm="fedntd", seed=1).names == ["fedntd_1"]
     assert found.select({"local.epochs": 1}, seed=0).names == ["fedavg_0", "fedntd_0"]

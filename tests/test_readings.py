@@ -59,7 +59,7 @@ def test_reading_without_a_label_is_named_after_its_sweep(tmp_path, monkeypatch)
     assert table["mean"].tolist() == [1.0, 2.0]
 
 
-def test_value_within_in_another_reading_is_explained(tmp_path):
+def test_value_within_tolerance_in_another_reading_counts_as_explained(tmp_path):
     """MOON: 60 is outside the tolerance of the published 38.51, 39 in the other reading is within.
     Forgetting is outside in both."""
     make_run(tmp_path / "fedntd_table1", [SETTING, "algorithm=moon"], [0.6])

@@ -160,7 +160,7 @@ def test_directory_without_runs_is_an_error(tmp_path, capsys):
     assert not list(tmp_path.iterdir())
 
 
-def test_options_differ_between_runs(tmp_path):
+def test_options_column_omits_options_that_other_columns_show(tmp_path):
     """Options that other columns show are left out."""
     given = (
         ("a", ["local.lr=0.1", "seed=0"]),

@@ -168,7 +168,7 @@ def test_half_of_the_images_are_mirrored():
     assert crop(flip=False).draw(GENERATOR(0), 100, 24, 24)[:, 4].sum() == 0
 
 
-def test_crops_under_vmap_are_the_same():
+def test_crops_under_vmap_equal_crops_without_vmap():
     aug, images = crop(), make_images(10)
     idx = torch.arange(10).view(2, 5)
     draws = torch.from_numpy(aug.draw(GENERATOR(0), 10, 24, 24)).view(2, 5, 5)
@@ -182,7 +182,7 @@ def test_crops_under_vmap_are_the_same():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_crops_in_other_types_are_close_to_float64(dtype):
+def test_crops_in_other_dtypes_are_close_to_float64(dtype):
     aug, images = crop(), make_images(10)
     draws = torch.from_numpy(aug.draw(GENERATOR(0), 10, 24, 24))
     found = aug.load(images, torch.arange(10), draws, NORMALISE, dtype)

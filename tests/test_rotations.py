@@ -26,7 +26,7 @@ def test_quarter_turns_equal_rot90(quarters):
     assert torch.equal(rotate_images(x, 90.0 * quarters), torch.rot90(x, quarters, (1, 2)))
 
 
-def test_pixels_from_outside_are_black():
+def test_pixels_rotated_in_from_outside_are_black():
     """Rotation of 3 x 3 pixels by 45 degrees: the corner (0, 0) is at (y, x) = (-1, -1) from the
     centre. Its source is at (sin x + cos y, cos x - sin y) = (-sqrt(2), 0), that is (-0.41, 1),
     with nearest pixel (0, 1). For 9 x 9 pixels it is at (-5.66, 0), which is outside."""
@@ -81,7 +81,7 @@ def test_rotations_reject_validation_per_client():
         prepare(build(composed(*lines)))
 
 
-def test_angles_must_differ():
+def test_equal_angles_are_rejected():
     with pytest.raises(
         ConfigError, match=r"scenario.angles=\[0.0, 360.0\]: must be different angles"
     ):

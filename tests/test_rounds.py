@@ -45,7 +45,7 @@ def test_state_accumulates_rounds():
     assert (state.examples, state.train_seconds, state.seconds) == (17, 1.5, 7.5)
 
 
-def test_later_rounds_discard_alignment():
+def test_alignment_is_discarded_if_a_further_round_runs():
     """If a run is extended and stops before its new last round, it has no alignment of neurons."""
     simulation = make_simulation(rounds=3)
     state = simulation.initial_state()

@@ -84,7 +84,7 @@ def test_only_runs_below_multirun_are_reused(tmp_path):
     assert len(list(finished_runs(tmp_path / "multirun" / "fedntd_table10"))) == 1
 
 
-def test_seed_and_precision_change_the_fingerprint_but_not_the_cell():
+def test_seed_and_precision_change_the_fingerprint_but_not_the_table_cell():
     def keys(*overrides):
         config = resolve(composed(*CIFAR, *overrides))
         return fingerprint(config), cell_key(config)
@@ -108,7 +108,7 @@ def test_failed_or_unfinished_run_is_not_reused(tmp_path):
     assert find_reusable(job, config) is None
 
 
-def test_run_with_more_views_is_reused_for_fewer(tmp_path):
+def test_run_tested_in_more_views_is_reused_for_a_job_with_fewer(tmp_path):
     """Its plain values are equal. The reverse would lack the second view."""
     folder = tmp_path / "multirun" / "a"
     directory, job = make(folder, CIFAR, 0.4, CHOICES), tmp_path / "multirun" / "b" / "job"

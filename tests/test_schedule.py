@@ -33,7 +33,7 @@ def schedule(partition=(), classes=(), clients=None):
 # --- what a change is
 
 
-def test_reduced_class_equals_hand_calculation():
+def test_examples_kept_of_a_reduced_class_equal_hand_calculation():
     """Client 0 has ten examples of class 0 and five of class 1: shares 0.25 and 0.5 keep floor(3.0)
     = 3 and floor(3.0) = 3; client 1 keeps floor(0.25 * 3 + 0.5) = 1 of its three."""
     found = reduce_classes(TWO, {0: 0.25, 1: 0.5}, None, LABELS, 3, seed=1)

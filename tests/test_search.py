@@ -78,7 +78,7 @@ def test_unknown_objective_is_rejected(name, views, words):
 # --- the values
 
 
-def test_sweeps_of_hydra_become_distributions():
+def test_hydra_sweeps_become_optuna_distributions():
     from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
     given = [
@@ -152,7 +152,7 @@ def test_trial_below_the_median_is_pruned(tmp_path):
 # --- early stopping
 
 
-def test_patience_counts_rounds_since_the_best():
+def test_patience_counts_rounds_since_the_best_round():
     assert rounds_without_improvement([(0, 0.9)]) == 0
     assert rounds_without_improvement([(0, 0.9), (1, 0.1)]) == 0
     assert rounds_without_improvement([(0, 0.9), (2, 0.1), (4, 0.3), (6, 0.3), (8, 0.2)]) == 2
@@ -204,7 +204,7 @@ def test_time_limit_ends_a_run_before_a_round_that_exceeds_it(monkeypatch):
     assert stopping.reason(seen(0.5), 0.0) == ended
 
 
-def test_stopped_run_is_over_for_the_same_options():
+def test_stopped_run_counts_as_finished_for_the_same_options():
     patient = {"status": "stopped", "stopped": {"by": "patience", "patience": 3}}
     timed = {"status": "stopped", "stopped": {"by": "minutes", "minutes": 5.0}}
     pruned = {"status": "stopped", "stopped": {"by": "search"}}

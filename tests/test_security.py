@@ -81,7 +81,7 @@ def check_call(node: ast.Call) -> list[str]:
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.relative_to(ROOT).as_posix())
-def test_sources_have_no_unsafe_reader(path):
+def test_source_code_calls_no_unsafe_reader(path):
     found = list_unsafe_calls(path.read_text(encoding="utf-8"))
     known = [KNOWN[name] for name in KNOWN if path.as_posix().endswith(name)]
     assert set(found) == set().union(*known)
@@ -161,11 +161,11 @@ def test_typed_overrides_replace_stored_ones(tmp_path):
     assert read_stored(path, groups, ["tracker"]) == [stored[0], stored[4]]
 
 
-def test_user_folders_exclude_fedexps(tmp_path):
+def test_user_folders_exclude_the_folder_of_fedexp(tmp_path):
     assert user_folders([conf_directory(), tmp_path]) == [tmp_path]
 
 
-def test_class_is_trusted_under_its_target_key_only(tmp_path):
+def test_class_is_trusted_only_if_a_target_key_names_it(tmp_path):
     (tmp_path / "logging.yaml").write_text("handlers:\n  x: {class: own.Handler}\n")
     (tmp_path / "model.yaml").write_text("_target_: own.Model\n")
     assert trust.find_naming_file("own.Model", [tmp_path]) == tmp_path / "model.yaml"
@@ -175,7 +175,7 @@ def test_class_is_trusted_under_its_target_key_only(tmp_path):
     )
 
 
-def test_resume_command_has_the_tracker_destination(monkeypatch):
+def test_resume_command_repeats_the_tracker_destination(monkeypatch):
     monkeypatch.setattr(trust, "search_path", lambda: [conf_directory()])
     given = ["tracker.project=stored", "resume=/x/run", "tracker.project=my runs", "seed=1"]
     job = types.SimpleNamespace(directory=Path("/x/run"), overrides=given)

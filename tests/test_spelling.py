@@ -54,7 +54,7 @@ def test_nearest_name_ignores_case():
     assert nearest("zzz", ["fedavg"]) == ""
 
 
-def test_install_command_of_an_extra(monkeypatch, tmp_path):
+def test_install_command_names_the_extra(monkeypatch, tmp_path):
     monkeypatch.setattr(packages, "ROOT", tmp_path)
     assert packages.how_to_install("joblib") == "pip install 'fedexp[joblib]'"
     (tmp_path / "src" / "fedexp").mkdir(parents=True)

@@ -164,7 +164,9 @@ METRICS = pytest.mark.parametrize("metric", ["accuracy", "forgetting"])
 @METRICS
 @pytest.mark.parametrize("view", ["plain", "augmented"])
 @pytest.mark.parametrize("rule", RULES)
-def test_errors_of_each_view_and_rule_equal_second_computation(first, second, metric, view, rule):
+def test_errors_of_each_view_and_rule_equal_independent_computation(
+    first, second, metric, view, rule
+):
     far, held = second.far(metric, view, RULES[rule]), second.held()
     data = np.array([cell[0] for cell in second.cells])
     limit = 2 if metric == "accuracy" else 0.05
@@ -180,7 +182,7 @@ def test_errors_of_each_view_and_rule_equal_second_computation(first, second, me
 
 
 @METRICS
-def test_counts_of_the_nearer_view_and_rule_equal_second_computation(first, second, metric):
+def test_counts_of_the_nearer_view_and_rule_equal_independent_computation(first, second, metric):
     rule, others = ("augmented", "ema(0.6)"), [("plain", "ema(0.6)"), ("augmented", "best")]
     for other in [*others, ("augmented", "mean_of_last(10)")]:
         one, two = (abs(second.far(metric, view, RULES[name])) for view, name in (rule, other))
@@ -188,7 +190,7 @@ def test_counts_of_the_nearer_view_and_rule_equal_second_computation(first, seco
 
 
 @METRICS
-def test_gains_over_fedavg_equal_second_computation(first, second, metric):
+def test_gains_over_fedavg_equal_independent_computation(first, second, metric):
     mine = []
     for cell in second.cells:
         base = (*cell[:2], "FedAvg")
@@ -204,7 +206,7 @@ def test_gains_over_fedavg_equal_second_computation(first, second, metric):
     assert found["sign"] == sum(a * b > 0 for a, b in mine)
 
 
-def test_values_within_by_chance_equal_second_computation(first, second):
+def test_values_within_tolerance_by_chance_equal_independent_computation(first, second):
     """A permutation of n methods gives each method each published value with probability 1/n, so
     the mean of the counts is known exactly. The quantiles use another generator."""
     own, others, pairs, mean = 0, 0, 0, 0.0
@@ -231,7 +233,7 @@ def test_values_within_by_chance_equal_second_computation(first, second):
     assert found["most"] < own
 
 
-def test_pairs_of_methods_equal_second_computation(first, second):
+def test_pairs_of_methods_equal_independent_computation(first, second):
     decidable, swapped, count = set(), set(), 0
     for column in {run.column for run in second.runs}:
         mine = sorted((run for run in second.runs if run.column == column), key=lambda r: r.old)
@@ -268,7 +270,7 @@ def test_pairs_of_methods_equal_second_computation(first, second):
 
 
 @METRICS
-def test_other_explanations_equal_second_computation(first, second, metric):
+def test_other_explanations_equal_independent_computation(first, second, metric):
     x, y = second.ours(metric, "plain", last_ten), second.print(metric)
     rounds = len(next(iter(second.of.values()))[0].values["plain", metric])
     curves = np.array(
@@ -307,7 +309,7 @@ def test_bootstrap_interval_is_close_to_that_of_another_generator(first, second,
 
 
 @METRICS
-def test_spread_over_seeds_equals_second_computation(first, second, metric):
+def test_spread_over_seeds_equals_independent_computation(first, second, metric):
     squares, freedom = 0.0, 0
     for each in second.of.values():
         values = np.array([average(run.values["augmented", metric], metric) for run in each])
@@ -330,7 +332,7 @@ def test_interval_of_a_spread_equals_hand_calculation():
     assert found[["low", "high"]].tolist() == pytest.approx([0.63096, 45.1277], rel=1e-4)
 
 
-def test_fluctuations_of_methods_and_sums_equal_second_computation(first, second):
+def test_fluctuations_of_methods_and_sums_equal_independent_computation(first, second):
     def straightened(values):
         rounds = np.stack([np.ones(50), np.arange(50)], axis=1)
         return values - rounds @ np.linalg.solve(rounds.T @ rounds, rounds.T @ values)
@@ -353,14 +355,14 @@ def test_fluctuations_of_methods_and_sums_equal_second_computation(first, second
         assert ratio == pytest.approx(np.mean(ratios[name]))
 
 
-def test_sums_of_accuracy_and_forgetting_equal_second_computation(first, second):
+def test_sums_of_accuracy_and_forgetting_equal_independent_computation(first, second):
     found = statistics.sums(first.ours)
     for cell in second.cells:
         value = second.value(cell, "accuracy") / 100 + second.value(cell, "forgetting")
         assert found.loc[cell, "value"] == pytest.approx(value)
 
 
-def test_values_of_other_readings_equal_second_computation(first, second):
+def test_values_of_other_readings_equal_independent_computation(first, second):
     found, limits = {}, {"accuracy": 2, "forgetting": 0.05}
     for sweep, name in READINGS.items():
         for run in committed(sweep):
@@ -405,7 +407,7 @@ def test_share_of_matches_by_chance_equals_hand_calculation():
     assert statistics.share_by_chance(pd.DataFrame(rows)) == pytest.approx(1 / 6)
 
 
-def test_page_has_the_numbers_of_the_second_computation(first, second):
+def test_page_has_the_numbers_of_the_independent_computation(first, second):
     facts = first_screen.compute_facts(ROOT, first.sweep, first.all_runs, first.tables)
     text = " ".join(first_screen.render_page(facts).split())
     accuracy, forgetting = (
@@ -427,7 +429,7 @@ def test_page_has_the_numbers_of_the_second_computation(first, second):
     assert listed >= sum(far)
 
 
-def test_counts_of_seeds_and_readings_equal_second_computation(first, second):
+def test_counts_of_seeds_and_readings_equal_independent_computation(first, second):
     """Second seeds, other readings together, FedNTD's F, and the run in two precisions."""
     limits = {"accuracy": 2, "forgetting": 0.05}
     several = [cell for cell in second.cells if len({run.seed for run in second.of[cell]}) > 1]

@@ -26,7 +26,7 @@ from toy_federation import TWO_TASKS, composed, make_simulation, play, play_roun
 TASKS = [Task(f"task {t}", (t,), np.arange(20 * t, 20 * t + 20)) for t in range(3)]
 
 
-def test_blur_moves_share_of_each_task_to_others():
+def test_blur_moves_a_share_of_each_task_to_other_tasks():
     """With a share of 0.3, six of 20 examples leave each task, three to each other task. Sizes stay
     equal, and no example is lost or duplicated."""
     found = blur_tasks(TASKS, 0.3, np.random.default_rng(0))
@@ -54,7 +54,7 @@ def test_task_orders_are_balanced():
     assert len(np.unique(orders, axis=0)) > 3
 
 
-def test_task_metrics_with_client_orders_equal_hand_calculation():
+def test_task_metrics_with_client_task_orders_equal_hand_calculation():
     """Accuracies after stages 1 and 2: (0.9, 0.1), (0.5, 0.8). Client 0 learns task 1 first and
     forgets 0.9 - 0.5 = 0.4; client 1 learns task 2 first: 0.1 - 0.8 = -0.7. New tasks: 0.9 and 0.1,
     then 0.8 and 0.5."""
@@ -135,7 +135,7 @@ def test_validation_example_counts_for_its_original_task(per_client):
     assert 0.1 < (stage != of_validation).mean() < 0.3
 
 
-def test_run_with_client_orders_reports_measures_in_each_order(tmp_path):
+def test_run_with_client_task_orders_reports_metrics_in_each_order(tmp_path):
     """Two tasks and five clients: the values follow from tasks.csv for each client, and the report
     has the same values."""
     scenario = replace(TWO_TASKS, order="per_client", blur=0.1)

@@ -235,7 +235,7 @@ def test_unknown_sweep_is_rejected():
         load("fedntd_tabel1")
 
 
-def test_first_sweep_of_a_name_is_used(tmp_path):
+def test_first_of_several_sweeps_with_the_same_name_is_used(tmp_path):
     for folder, name, text in [
         ("a", "all", "defaults: {seed: 1, rounds: 3}\none: {rounds: 5}\n"),
         ("b", "all", "one: {rounds: 7}\ntwo: {rounds: 9}\n"),
@@ -440,7 +440,7 @@ def test_peak_memory_includes_child_processes():
     assert provenance.own_peak() > 50e6
 
 
-def test_run_waits_for_a_short_lock(tmp_path):
+def test_run_waits_for_a_lock_that_is_soon_released(tmp_path):
     glance = FileLock(tmp_path / LOCK, thread_local=False)
     glance.acquire()
     later = threading.Timer(0.1, glance.release)

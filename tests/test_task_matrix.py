@@ -26,7 +26,7 @@ BY_HAND = {
 
 
 @pytest.mark.parametrize("name", MEASURES)
-def test_measure_equals_hand_calculation(name):
+def test_each_measure_equals_hand_calculation(name):
     assert MEASURES[name](A, INITIAL) == pytest.approx(BY_HAND[name], abs=1e-15)
 
 
@@ -102,7 +102,7 @@ def finished(tmp_path):
     return tmp_path
 
 
-def test_report_shows_measures(finished, capsys):
+def test_report_shows_measures_of_forgetting_between_tasks(finished, capsys):
     assert call("report", [str(finished), "--metric", ",".join(MEASURES)]) == 0
     head, _, *rows = capsys.readouterr().out.splitlines()
     names = [cell.strip() for cell in head.strip("|").split("|")]
@@ -117,7 +117,7 @@ def test_report_shows_measures(finished, capsys):
     assert not any(path.name.startswith("table") for path in finished.iterdir())
 
 
-def test_report_writes_measures_to_a_table(finished, capsys):
+def test_report_writes_measures_of_forgetting_to_a_table(finished, capsys):
     out = finished / "table"
     assert call("report", [str(finished), "--out", str(out), "--metric", "forward_transfer"]) == 0
     assert "forward_transfer" in (finished / "table.csv").read_text().splitlines()[0]

@@ -57,7 +57,7 @@ class Remembers(Drifting):
         return moved | {"params": shrunk}
 
 
-def test_a_correct_algorithm_passes():
+def test_correct_algorithm_passes_the_check():
     check(Drifting, zero=Drifting(pull=0.0))
 
 
@@ -71,7 +71,7 @@ def test_a_correct_algorithm_passes():
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, FedAvg) else "",
 )
-def test_errors_are_named(algorithm, options, words):
+def test_check_names_the_error_of_an_algorithm(algorithm, options, words):
     with pytest.raises(AssertionError, match=words):
         check(algorithm, **options)
 

@@ -371,7 +371,7 @@ def test_invalid_settings_are_rejected(change, message):
         make_config(**change)
 
 
-def test_no_tracker_does_nothing(tmp_path):
+def test_tracker_none_does_nothing(tmp_path):
     for tracker in (NoTracker().create(), make_config(mode="disabled").create()):
         assert type(tracker) is Tracker
         track(tracker, make_info(tmp_path))

@@ -260,7 +260,7 @@ def test_text_in_results_cannot_break_out_of_the_html_page(tmp_path):
     assert page_data(page)["classes"] == [[NASTY, "b", "c"]]
 
 
-def test_page_refers_to_no_address(tmp_path):
+def test_page_contains_no_external_address(tmp_path):
     page = render(collect([write_run(tmp_path / "run", {})]))
     for address in ("http:", "https:", "//cdn", "@import", "src=", "url("):
         assert address not in page.replace("http://www.w3.org/2000/svg", ""), address

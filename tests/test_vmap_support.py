@@ -53,7 +53,7 @@ def network(layer: nn.Module) -> nn.Module:
 
 
 @pytest.mark.parametrize("layer", [nn.LayerNorm(6), nn.BatchNorm2d(1), nn.Dropout(0.0)])
-def test_layers_that_are_vectorised(layer):
+def test_supported_layers_are_vectorised(layer):
     assert find_obstacle(network(layer), IMAGES) is None
 
 

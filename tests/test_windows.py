@@ -49,7 +49,7 @@ def test_maxima_and_gradients_equal_hand_calculation():
     assert (weight.grad.item(), bias.grad.item()) == (3.0, 2.0)
 
 
-def test_maxima_and_gradients_equal_those_of_all_products(tensors):
+def test_maxima_and_gradients_equal_those_computed_from_all_products(tensors):
     upstream = torch.randn(SHAPE[0], SHAPE[3], dtype=torch.float64)
     torch.testing.assert_close(
         max_over_windows(*tensors), expected_maxima(*tensors), rtol=1e-13, atol=1e-13

@@ -125,7 +125,9 @@ def test_full_disk_keeps_the_last_checkpoint(fedexp, tmp_path, whole, disk):
     assert_same_run(run, whole)
 
 
-def test_full_disk_before_the_first_checkpoint(fedexp, tmp_path, monkeypatch):
+def test_full_disk_before_the_first_checkpoint_lets_the_run_start_again(
+    fedexp, tmp_path, monkeypatch
+):
     """The printed command starts the run again."""
 
     def full(path, content):
@@ -228,7 +230,7 @@ def test_clock_that_jumps_back_does_not_affect_durations(fedexp, tmp_path, whole
     assert all(0 < value < 100 for value in seconds)
 
 
-def test_exit_code_ignores_failures_of_other_commands(tmp_path, monkeypatch):
+def test_sweep_exit_code_ignores_failed_jobs_of_other_commands(tmp_path, monkeypatch):
     """Two commands may work on the same sweep."""
     for command, code in (("ours", BAD_INPUT), ("theirs", FAILED)):
         monkeypatch.setenv(COMMAND, command)

@@ -49,7 +49,7 @@ GONE, NAMES = "what was not synced is gone", "names are kept, what was not synce
 REMOVED = "removals are kept, what was not synced is gone"
 
 
-def test_files_left_by_each_kind_of_stop(moments):
+def test_each_kind_of_stop_leaves_the_expected_files(moments):
     synced = after(moments, "fsync")
     assert synced["killed"] == {"run": None, "run/a.tmp": b"abcd"}
     assert synced["half written"] == {"run": None, "run/a.tmp": b"ab"}
