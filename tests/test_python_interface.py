@@ -713,7 +713,7 @@ def test_python_sweep_equals_command_line_sweep(sweep, tmp_path, monkeypatch):
 
 
 def test_load_run_of_sweep_suggests_load_sweep(sweep):
-    with pytest.raises(ConfigError, match="contains 5 runs; load them with load_sweep"):
+    with pytest.raises(ConfigError, match="load its 5 runs with load_sweep"):
         fedexp.load_run(sweep)
 
 

@@ -164,7 +164,7 @@ def in_out(setting: "Setting") -> Figure:
 
 
 def before_and_after(history: History) -> pd.DataFrame:
-    """Return the series of FedNTD Fig. 4, with one row per round with local models.
+    """Return the series of FedNTD Fig. 4, with one row for each round that has local models.
 
     The columns `<side> before` and `<side> after` are accuracies of the global model on the joint
     distribution of the round's clients. The columns `<side> local` and `<side> spread` are the mean

@@ -79,7 +79,7 @@ def less_is_better(key: str) -> bool:
 
 
 def format_value(value: float, key: str) -> str:
-    """Format a value as papers do, with accuracies in per cent."""
+    """Format a value as papers do. Accuracies are in per cent."""
     return f"{100 * value:.2f}" if is_accuracy_key(key) else f"{value:.3f}"
 
 

@@ -60,7 +60,7 @@ def named_overrides(run: RunLike) -> list[str]:
 
 
 def shared_overrides(runs: Iterable[RunLike]) -> set[str]:
-    """Return the overrides that all runs share. Imported runs, which have none, do not count."""
+    """Return the overrides that all runs share, except imported runs (they have no overrides)."""
     every = [set(named_overrides(run)) for run in runs if "imported" not in run.summary]
     return set.intersection(*every) if every else set()
 

@@ -36,7 +36,7 @@ class Classifier(nn.Module):
 
     The logits are [B, C]. Images [B, channels, height, width] must be normalised as `(pixel /
     max_value - mean) / std`, with `dataset.mean` and `dataset.std` from the run's configuration.
-    Texts are int64 [B, length]. The attribute `network` is fedexp's module, which also returns
+    Texts are int64 [B, length]. The attribute `network` is fedexp's module. It also returns
     features.
     """
 
@@ -186,7 +186,7 @@ def require_files(directory: Path) -> None:
 
 
 def make_federation(parts: Parts) -> Federation:
-    """Return a federation without clients, for which an algorithm adapts its model.
+    """Return a federation without clients. An algorithm needs it to adapt its model.
 
     The federation only has the tasks and the number of classes.
     """

@@ -54,9 +54,9 @@ class Layout:
 def means(runs: Sequence[RunDirectory], further: Iterable[str] = ()) -> pd.DataFrame:
     """Return the mean and standard deviation over seeds for each setting and method.
 
-    Within a setting, rows are sorted by the main accuracy, with the best first and methods that a
-    search pruned last. Runs that diverged are left out. further: keys of summary.json to average in
-    addition to VALUES.
+    Within a setting, rows are sorted by the main accuracy. The best method comes first, and methods
+    that a search pruned come last. Runs that diverged are left out. further: keys of summary.json
+    to average in addition to VALUES.
     """
     main = [measure.key for measure in main_measures(runs)]
     values = list(dict.fromkeys([*main, *VALUES, *further]))

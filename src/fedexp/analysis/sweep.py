@@ -236,7 +236,7 @@ def read_block(node: Mapping[str, Any], measures: tuple[Mapping[str, Any], ...])
 
 
 def read_axis(values: Mapping[Any, Mapping[str, Any]]) -> dict[str, Fields]:
-    """Return the values of an axis, as Hydra's sweeper writes them, with their fields as text."""
+    """Return a dict that maps the values of an axis to their fields, as text in Hydra's form."""
     return {
         normalise_value(str(value)): {name: str(text) for name, text in fields.items()}
         for value, fields in values.items()

@@ -189,7 +189,7 @@ def continue_hint(job: "Job") -> str:
 
 
 class ToStderr(logging.Handler):
-    """Write each line to the current sys.stderr, which the live display may have redirected."""
+    """Write each line to the current sys.stderr. The live display may have redirected it."""
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
@@ -279,7 +279,7 @@ def record_failure(
 
 
 def has_run(directory: Path) -> bool:
-    """Return whether a directory holds a run. A rejected job must not change such a directory."""
+    """Return whether a directory contains a run. If so, a rejected job must not change it."""
     return (directory / files.CONFIG).exists() or has_started(directory) or has_result(directory)
 
 

@@ -29,9 +29,9 @@ COMMAND = "FEDEXP_COMMAND"  # environment variable of each job: the id of the la
 def register(conf: Path) -> None:
     """Register launchers and sweepers with Hydra, using the defaults in conf/.
 
-    The defaults are in conf/launcher/ and conf/sweeper/. For files in conf/hydra/launcher/, Hydra
-    would use the plugin's config of the same name as a schema, which is deprecated. Hydra copies
-    the registered configs to the processes of the jobs.
+    The defaults are in conf/launcher/ and conf/sweeper/. If the files were in conf/hydra/launcher/,
+    Hydra would use the plugin's config of the same name as a schema. This is deprecated. Hydra
+    copies the registered configs to the processes of the jobs.
     """
     from hydra.core.config_store import ConfigStore
     from hydra.core.plugins import Plugins

@@ -183,7 +183,7 @@ def setting_of(config: Mapping[str, Any]) -> tuple[str, Any]:
 
 
 def tests_of(config: Mapping[str, Any]) -> frozenset[str]:
-    """Return the views in which a run is tested, and the kinds of models that it tests."""
+    """Return the views in which a run tests models, and the kinds of models that it tests."""
     return frozenset(configured_views(config)) | tested_subjects(config)
 
 

@@ -64,7 +64,7 @@ class CheckedRepository(ConfigRepository):
     """Hydra's repository of config groups, limited to files in the configuration directories."""
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "CheckedRepository":
-        """Return a shallow copy, which is enough since Hydra only replaces the list of sources."""
+        """Return a shallow copy. This is enough, since Hydra only replaces the list of sources."""
         return copy.copy(self)
 
     def load_config(self, config_path: str) -> ConfigResult | None:
@@ -79,7 +79,7 @@ class CheckedRepository(ConfigRepository):
 
 
 class CheckedLoader(ConfigLoaderImpl):
-    """Hydra's configuration loader, which also checks each composed configuration."""
+    """Hydra's configuration loader, extended by a check of each composed configuration."""
 
     def __init__(self, config_search_path: ConfigSearchPath):
         super().__init__(config_search_path)

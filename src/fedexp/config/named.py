@@ -80,7 +80,8 @@ def with_named_datasets(config: DictConfig) -> DictConfig:
 def domain_node(domain: Any) -> Any:
     """Return the node of a data set in `scenario.domains`.
 
-    domain: a name, a mapping of one name to changed values, or a node, which is returned unchanged.
+    domain: a name, a mapping of one name to changed values, or a node. A node is returned
+    unchanged.
     """
     key = "scenario.domains"
     if isinstance(domain, str):
@@ -125,7 +126,7 @@ def load_node(name: str, key: str, group: str = "dataset", resolve: bool = False
     """Return the node that an option of a group defines.
 
     key: the configuration key whose value is `name`, for messages. resolve: whether to resolve
-        interpolations, which must then refer to values in the option's file.
+    interpolations. If so, they must refer to values in the option's file.
 
     Raises ConfigError if the group does not have this option.
     """

@@ -87,9 +87,9 @@ def parse_sweeps(text: str) -> Any:
 
 
 def known_keys(conf: Path, extra: list[Path]) -> dict[str, list[str]]:
-    """Return all keys that a user may set, with the options (`group=option`) that define each.
+    """Return a dict that maps each key that a user may set to the options that define the key.
 
-    The list of options is empty for keys that every run has.
+    Options are written as `group=option`. The list is empty for keys that every run has.
     """
 
     def walk(node: Any, prefix: str) -> Iterator[str]:

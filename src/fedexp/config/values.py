@@ -256,7 +256,7 @@ def dataclass_in(annotation: Any) -> type | None:
 def convert_part(annotation: Any, base: type, value: object, key: str) -> Any:
     """Make an object from a node with _target_, or a list of objects from a list of nodes.
 
-    base: the dataclass in the annotation, which the objects' classes must derive from.
+    base: the dataclass in the annotation. The classes of the objects must derive from it.
     """
     if getattr(annotation, "__origin__", None) is list and isinstance(value, list):
         return [convert_part(base, base, item, f"{key}[{i}]") for i, item in enumerate(value)]

@@ -48,7 +48,7 @@ def regular(path: Path) -> Path:
 
 @contextmanager
 def storing(path: Path) -> Iterator[None]:
-    """Raise StorageError if the block, which writes `path`, raises OSError."""
+    """Raise StorageError if the block raises OSError. path: the file that the block writes."""
     try:
         yield
     except StorageError:

@@ -42,7 +42,7 @@ def unstack(tree: Tree, count: int) -> list[Tree]:
 def weighted_mean(stacked: Tree, weights: torch.Tensor) -> Tree:
     """Return the weighted mean over the first dimension of the leaves, [C, ...] -> [...].
 
-    weights: [C], which need not sum to one.
+    weights: [C]. Their sum may differ from one.
     """
 
     def mean(leaf: torch.Tensor) -> torch.Tensor:

@@ -63,8 +63,8 @@ def class_maps(
     """Draw the runs' heat maps (classes x rounds) side by side, on the same colour scale.
 
     normalised: divide the values of each round by their sum over classes (FedNTD Fig. 10). The
-    colour scale then ends at 3/C, which is three times the share of a class in a balanced model, so
-    that runs can be compared. Larger values are clipped.
+    colour scale then ends at 3/C (three times the share of a class in a balanced model), so that
+    runs can be compared. Larger values are clipped.
     """
     classes = shown[0][1].classes
     columns = min(len(shown), PER_ROW)

@@ -85,7 +85,7 @@ def load_run_data(
     summary: dict[str, Any] | None = None,
     further: Mapping[str, History] | None = None,
 ) -> RunData:
-    """Load a run directory. Raises ConfigError, which names the file, if a file is damaged.
+    """Load a run directory. If a file is damaged, raises ConfigError with the file's name.
 
     history: class accuracies up to a certain round. They replace the accuracies in the files, and
         the data then describe the run after that round. further: a dict that maps each further view
@@ -152,7 +152,7 @@ def _counts(run_dir: Path, first: dict[str, np.ndarray]) -> np.ndarray | None:
 
 
 def require_readable(run: RunDirectory) -> None:
-    """Raise ConfigError, which names the file, if a file that was read is damaged.
+    """Raise ConfigError with the file's name if a file that was read is damaged.
 
     Empty tables are allowed, since an interrupted run may have them.
     """

@@ -34,8 +34,8 @@ _one_at_a_time = threading.RLock()  # matplotlib's style is global to the proces
 def styled(style: str | None = None) -> Iterator[None]:
     """Use fedexp's style for the figures that are drawn and written in the `with` block.
 
-    style: a matplotlib style file from the user, which is applied after fedexp's style.
-    matplotlib's warnings about missing letters and about the space for a legend are suppressed.
+    style: a matplotlib style file from the user. It is applied after fedexp's style. matplotlib's
+    warnings about missing letters and about the space for a legend are suppressed.
     """
     with _one_at_a_time, context([OURS, *([style] if style else [])]), warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)

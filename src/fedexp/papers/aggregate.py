@@ -89,8 +89,8 @@ def write_tables(
 ) -> list[Path]:
     """Write a sweep's table.csv, table.md, table.tex and rounds_to_target.csv. Return the paths.
 
-    Nothing is written if no run is finished. jobs: the sweep's runs, which are read from its run
-    directories by default. asked: the layout of table.tex.
+    Nothing is written if no run is finished. jobs: the sweep's runs. By default, they are read from
+    the sweep's run directories. asked: the layout of table.tex.
     """
     jobs = without_outdated(SweepDirectory(directory).jobs if jobs is None else jobs)
     sweep = find_sweep(directory)

@@ -48,7 +48,7 @@ def judge(row: Mapping[str, Any], diverged: Sequence[bool], why: str = "") -> st
     not judged: <why>.
 
     row: a row of the tidy table. diverged: whether each run diverged. why: a reason not to judge
-    the value, which is ignored if all runs diverged.
+    the value. It is ignored if all runs diverged.
     """
     note, difference = str(row["note"]), row["difference"]
     if not diverged:

@@ -44,7 +44,7 @@ COLUMNS = (
 
 
 def read_runs(directories: Iterable[Path]) -> pd.DataFrame:
-    """Return the runs in the directories of sweeps, with the columns described above.
+    """Return the runs in the directories of sweeps. The columns are described above.
 
     Directories that do not exist are ignored. Raises ConfigError if a kept file is damaged.
     """

@@ -175,7 +175,7 @@ def check_needed_files(directory: Path, state: Mapping[str, Any]) -> None:
 
 
 def set_aside(directory: Path) -> None:
-    """Rename the latest checkpoint, which is damaged.
+    """Rename the latest checkpoint. Call this only if it is damaged.
 
     Otherwise the next `save` would replace the valid previous checkpoint with the damaged one.
     """

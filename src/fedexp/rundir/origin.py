@@ -224,7 +224,7 @@ def log_changes(directory: Path, marks: Mapping[str, str], container: Mapping[st
 
 
 def describe_difference(then: str, now: str, container: Mapping[str, Any], key: str) -> str:
-    """Describe how two marks of data differ, by the number of changed files if it is known."""
+    """Describe how two marks of data differ. If possible, give the number of changed files."""
     data_dir = flatten(container).get(f"{key.rpartition('.')[0]}.data_dir", "")
     number = count_changed_files(then, now, str(data_dir))
     if number is None:

@@ -91,7 +91,7 @@ class RunDirectory:
 
     @property
     def clients(self) -> pd.DataFrame | None:
-        """The table clients.csv, with one row per round and client, or None if it is missing."""
+        """The table clients.csv (one row per round and client), or None if it is missing."""
         return self._table(files.CLIENTS)
 
     @property
@@ -265,7 +265,7 @@ class RunDirectory:
 
     @cached_property
     def curve(self) -> pd.DataFrame:
-        """The rows of `table` for the evaluated rounds, which have an accuracy."""
+        """The rows of `table` that have an accuracy. These are the evaluated rounds."""
         name = self.accuracy_name
         return self.table.dropna(subset=name) if name else self.table.iloc[:0]
 

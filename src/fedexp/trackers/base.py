@@ -1,4 +1,4 @@
-"""The interface of trackers, which display a run, and `tracker=none`.
+"""Define the interface of trackers, and `tracker=none`.
 
 The files in the run directory are the authoritative record. A tracker only displays the results. If
 a tracker fails, one warning is logged and the run continues (see `TrackerGroup`).
@@ -80,7 +80,7 @@ class RoundRecord:
 
 
 class Tracker:
-    """Interface of trackers. This base class, which `tracker=none` uses, does nothing."""
+    """Interface of trackers. This base class does nothing; `tracker=none` uses it."""
 
     name: ClassVar[str] = "the tracker"  # used in messages
 
@@ -104,7 +104,7 @@ class Tracker:
 
     @property
     def run_id(self) -> str | None:
-        """Return the tracker's id of this run, which is needed to resume the run.
+        """Return the id that the tracker needs to resume this run.
 
         Return None if the tracker has no ids.
         """

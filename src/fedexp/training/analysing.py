@@ -200,9 +200,9 @@ def alignment_rows(
     layer: the number of the layer, from 1.
     neurons: the number of neurons in the layer.
     dead: the number of neurons that never respond, in the global model before the round.
-    local: the mean alignment of the model before the round with the local models, or None without
-        them.
-    local_std: the population standard deviation of these alignments. None without local models.
+    local: the mean alignment of the model before the round with the local models. None if there are
+    no local models.
+    local_std: the population standard deviation of these alignments, or None.
     aggregated: the alignment of the model before the round with the global model after the round.
 
     before: the global model before the round.

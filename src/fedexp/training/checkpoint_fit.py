@@ -90,12 +90,12 @@ def check_rounds(tested: Mapping[str, Any], number: int, simulation: Simulation)
     """
     rounds = [each for each, _ in tested["accuracy"]]
     require_fit(
-        rounds == sorted({0, *rounds}) and rounds[-1] <= number, "the rounds with accuracies"
+        rounds == sorted({0, *rounds}) and rounds[-1] <= number, "which rounds were evaluated"
     )
-    require_fit(tested["history"]["rounds"].tolist() == rounds, "the rounds in the history")
+    require_fit(tested["history"]["rounds"].tolist() == rounds, "which rounds the history contains")
     with_tasks = {each for each, values in tested["tasks"] if len(values) == len(simulation.stages)}
     expected = set(rounds) if simulation.has_tasks else set()
-    require_fit(with_tasks == expected, "the rounds with task accuracies")
+    require_fit(with_tasks == expected, "which rounds have task accuracies")
 
 
 def check_history(

@@ -119,9 +119,9 @@ def distributed_accuracy(
 ) -> dict[str, np.ndarray]:
     """Return a dict that maps each view to the class accuracies of the distributed model, [C].
 
-    The distributed model, which the clients receive at the start of the round, is tested on the
-    same examples as the local models. The dict is empty if the accuracies are not needed or are
-    already known from the test after the previous round.
+    The distributed model is the model that the clients receive when the round starts. It is tested
+    on the same examples as the local models. The dict is empty if the accuracies are not needed or
+    are already known from the test after the previous round.
 
     server: the server's state before the round.
     number: the number of the round.
@@ -179,7 +179,7 @@ class ModelTest:
     """Tests many models on the same examples.
 
     runtime: a runtime whose test set consists of the examples.
-    server: the server's state, with the global model.
+    server: the server's state. It contains the global model.
     draws: the random numbers for the augmentation of the test examples, or None.
     """
 

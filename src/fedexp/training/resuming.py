@@ -156,8 +156,8 @@ def check_resume(directory: Path, config: Mapping[str, Any], alone: bool = False
     """Check that the run in a directory was started with this configuration.
 
     alone: whether the run is resumed by name (`resume=<directory>`), not as a job of a sweep. Only
-        a run that is resumed by name may be given more rounds. A sweep accepts a finished job that
-        was given more rounds, with a warning.
+        a run that is resumed by name may be given more rounds. If a job of a sweep was given more
+        rounds and finished, the sweep accepts it and logs a warning.
 
     Raises ConfigError if the configuration differs.
     """

@@ -100,7 +100,7 @@ def train_run(job: Job) -> dict[str, Any]:
 def open_run(
     job: Job, built: Built, config: dict[str, Any], prepared: Prepared, continues: bool
 ) -> Run:
-    """Return the run, with its saved state if it is resumed, or else with the initial state."""
+    """Return the run. It has the saved state if it is resumed, and the initial state otherwise."""
     simulation, hardware = prepared.simulation, prepared.hardware
     marks = origin.current_marks(config, built.sources, simulation.runtime.data)
     saved, state = None, None

@@ -201,7 +201,7 @@ class State:
     def from_tree(cls, saved: Tree, device: torch.device, directory: Path) -> "State":
         """Rebuild a state from the result of `to_tree`.
 
-        directory: the run directory, which contains the files of the client states.
+        directory: the run directory. It contains the files of the client states.
         """
         return cls(
             server=to(saved["server"], device),

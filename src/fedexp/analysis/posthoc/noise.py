@@ -37,11 +37,11 @@ def measure_noise(
 ) -> NoiseCurve:
     """Return loss and accuracy at the parameters w + s e, for each strength s and draw e.
 
-    w contains the parameters of the subject's model, which is evaluated on the subject's examples.
-    e contains one standard normal number for each trained parameter. With the scale `relative`, e
-    is multiplied by the root mean square of the parameter's tensor. (FedNTD Fig. 14 perturbs the
-    parameters "with Gaussian noise" without stating the scale.) strengths: None for 11 equally
-    spaced strengths that start at 0.
+    w contains the parameters of the subject's model. Loss and accuracy are computed on the
+    subject's examples. e contains one standard normal number for each trained parameter. With the
+    scale `relative`, e is multiplied by the root mean square of the parameter's tensor. (FedNTD
+    Fig. 14 perturbs the parameters "with Gaussian noise" without stating the scale.) strengths:
+    None for 11 equally spaced strengths that start at 0.
 
     A draw uses the same direction e at all strengths, so the curve of a draw is continuous. The
     same seed gives the same draws. The running statistics of batch norm are not changed.

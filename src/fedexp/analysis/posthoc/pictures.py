@@ -28,7 +28,7 @@ def make_picture(run: RunDirectory, kind: str, options: Mapping[str, Any]) -> Ca
 
 
 def noise_result(run: RunDirectory, options: Mapping[str, Any]) -> tuple[NoiseCurve, str]:
-    """Return the results of `fedexp analyse <run> noise` with these flags, and the model's name.
+    """Return (results, model's name) of `fedexp analyse <run> noise`, run with these flags.
 
     Raises ConfigError if the model was not saved.
     """
