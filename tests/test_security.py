@@ -244,8 +244,8 @@ def test_folder_named_like_a_loader_is_read_as_a_folder(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("style", "said"),
     [
-        (b"text.usetex: True\n", "since this runs LaTeX"),
-        (b"font.size: 9\n  text.usetex : on # x\n", "since this runs LaTeX"),
+        (b"text.usetex: True\n", "does not run LaTeX"),
+        (b"font.size: 9\n  text.usetex : on # x\n", "does not run LaTeX"),
         (b"\xff\xfe", "must be an existing matplotlib style file"),
     ],
 )

@@ -67,7 +67,7 @@ def check(
     - All engines (sequential, vectorised, two worker processes) give the same result in rounds 1
       and 2, within 1e-12.
     - `zero` and FedAvg give the same model, within 1e-12. `zero` is the algorithm with parameter
-      values for which it is equivalent to FedAvg. None skips this check.
+        values for which it is equivalent to FedAvg. If `zero` is None, this check is skipped.
     - The gradient of `objective` agrees with finite differences. If the objective treats some terms
       as constants in the gradient, pass gradient=False to skip this check.
     - A run that is resumed after round 2 and an uninterrupted run end with bit-identical states.

@@ -72,7 +72,7 @@ def marks_in(texts: Iterable[str]) -> list[str]:
 
 
 def format_number(value: float | None, unit: str, metric: str = "") -> str:
-    """Format a number as in the papers, with "-" for None and nan."""
+    """Format a number as in the papers. None and nan become "-"."""
     if pd.isna(value):
         return "-"
     if math.isinf(value):

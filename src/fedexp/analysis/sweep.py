@@ -90,8 +90,8 @@ class Block:
     def arguments(self, others: Sequence[str] = ()) -> list[str]:
         """Return the overrides of a single `--multirun` command that starts the block's runs.
 
-        others: the overrides of the user. Fixed mappings with the same keys are left out. Hydra
-            would merge them with the mappings on the command line instead of replacing them.
+        others: the overrides of the user. If the user sets a key to a mapping, the block's own
+        mapping for this key is left out, since Hydra would merge the two mappings.
         """
         keys = set(map(key_of, others))
         kept = [text for text in self.fixed if not (is_mapping(text) and key_of(text) in keys)]

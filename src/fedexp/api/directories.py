@@ -91,7 +91,7 @@ class Run:
 
     @property
     def tasks(self) -> pd.DataFrame:
-        """Return tasks.csv, which only runs of continual learning have.
+        """Return tasks.csv. Only runs in continual learning have this file.
 
         Columns: round, task, evaluated_task, accuracy.
         """

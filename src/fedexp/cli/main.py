@@ -115,7 +115,7 @@ def information_text(flags: Mapping[str, str], words: list[str]) -> str | None:
 
 
 def run(plan: Plan, watch: "SweepWatch | None" = None) -> int:
-    """Pass each launch to Hydra, which calls `run_job` for each job, and return the exit code.
+    """Pass each launch to Hydra and return the exit code. Hydra calls `run_job` for each job.
 
     watch: the object that records the state of the sweeps; None for a new one.
     """

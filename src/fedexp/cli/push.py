@@ -175,7 +175,7 @@ def wandb_node(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def make_config(config: Mapping[str, Any], changes: Mapping[str, Any]) -> Wandb:
-    """Return a run's W&B tracker, or a default one, with changed options."""
+    """Return a run's W&B tracker (or a default tracker) after changing some of its options."""
     default = conf_directory() / "tracker" / "wandb.yaml"
     values = yaml.safe_load(default.read_text(encoding="utf-8")) | wandb_node(config) | changes
     known = {field.name: values[field.name] for field in fields(Wandb)}

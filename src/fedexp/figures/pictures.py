@@ -67,7 +67,7 @@ def require_style(style: str) -> None:
         text = None
     wanted = "an existing matplotlib style file, or null"
     require(text is not None, "figures.style", style, wanted)
-    wanted = "a style file that does not set text.usetex: True, since this runs LaTeX"
+    wanted = "a style file that does not run LaTeX (text.usetex: True)"
     require(text is None or not LATEX.search(text), "figures.style", style, wanted)
 
 

@@ -39,7 +39,7 @@ class CsvFile:
                 path.unlink(missing_ok=True)
                 return
             if not path.exists() or path.stat().st_size < self.length:
-                raise ConfigError(f"{path}: has fewer bytes than its checkpoint recorded")
+                raise ConfigError(f"{path}: has fewer bytes than the checkpoint recorded")
             with open(path, newline="", encoding="utf-8") as file:
                 self._columns = next(csv.reader([file.readline()]))
             os.truncate(path, self.length)
@@ -132,7 +132,7 @@ def check_prefix(path: Path, length: int, expected: int | None) -> None:
         if not length:
             return
         if path.stat().st_size < length:
-            raise TableDamaged(f"{path}: has fewer bytes than its checkpoint recorded")
+            raise TableDamaged(f"{path}: has fewer bytes than the checkpoint recorded")
         with open(path, "rb") as file:
             file.seek(length - 1)
             ends = file.read(1) == b"\n"

@@ -119,7 +119,7 @@ def flat_summary(summary: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def target_name(target: str) -> str:
-    """Return a name for a target that contains only letters, digits and underscores.
+    """Name a target, using only letters, digits and underscores.
 
     W&B cannot sort the run table by names that contain other characters.
     """

@@ -145,8 +145,8 @@ def evaluate_personal(
 ) -> dict[str, np.ndarray]:
     """Return a dict that maps each view to the class accuracies of the personal models.
 
-    The accuracies are float64 [K, C], with nan for a class that the client does not hold or that
-    has no examples in the view.
+    The accuracies are float64 [K, C]. A value is nan if the client does not hold the class, or if
+    the view has no examples of the class.
 
     kept: the state of each client that has taken part. Other clients have their initial state.
     number: the number of the round after which the models are tested.

@@ -130,7 +130,7 @@ def resolve(built: Built, share: int | None) -> Resolved:
 def fit_engine(
     model: Model, asked: Hardware, hardware: Resolved, module: nn.Module, data: Data
 ) -> Resolved:
-    """Return the hardware, with another engine if the vectorised one cannot train the model.
+    """Return the hardware. If the vectorised engine cannot train the model, replace the engine.
 
     asked: the hardware options of the user.
     module: the network of the model.
