@@ -312,13 +312,6 @@ def roles_of(
     return [algorithm] * len(clients)
 
 
-def initial_params_of(algorithm: FedAvg, net: Network, data: ClientData, ctx: Context) -> Params:
-    """Return the parameters from which local training starts (see `OwnStart`)."""
-    if isinstance(algorithm, OwnStart):
-        return algorithm.initial_params(net, data, ctx)
-    return ctx.server["params"]
-
-
 def training_part_of(
     algorithm: FedAvg, federation: Federation, client: int
 ) -> np.ndarray | tuple[np.ndarray, ...]:

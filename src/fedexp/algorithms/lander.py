@@ -46,6 +46,7 @@ method requires tasks with new classes.
 """
 
 import logging
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -61,7 +62,6 @@ from fedexp.algorithms.interfaces import (
     Batch,
     Context,
     Federation,
-    Needs,
     Network,
     Pixels,
     ServerNetwork,
@@ -101,13 +101,10 @@ class LANDER(DataFree, OwnModel):
     # number of student steps on the server after each kept batch of images; 0: no student
     student_steps: CountFrom0
 
-    needs = Needs(
-        server_state="model of the previous task, generated images",
-        down=1,
+    needs = replace(
+        DataFree.needs,
         small="images and label embeddings (download)",
         data="generated (server), label embeddings",
-        work="a batch of generated images with a teacher in each step",
-        server_work="training of a generator for each task",
     )
 
     def adapt(self, module: nn.Module, federation: Federation) -> nn.Module:

@@ -87,6 +87,15 @@ class DataFree(NewClasses, Remembering, Rehearsal, ABC):
     # number of channels in the generator's last layers; earlier layers have twice as many
     width: Count
 
+    needs = Needs(
+        server_state="model of the previous task, generated images",
+        down=1,
+        small="images (download)",
+        data="generated (server)",
+        work="a batch of generated images with a teacher in each step",
+        server_work="training of a generator for each task",
+    )
+
     def host_plan(self, federation: Federation, client: int, rng: np.random.Generator) -> Tree:
         """Return the order in which a client uses the generated images."""
         return (
@@ -139,15 +148,6 @@ class DataFree(NewClasses, Remembering, Rehearsal, ABC):
 
 class TARGET(DataFree):
     kd: NonNegative  # weight of the distillation loss
-
-    needs = Needs(
-        server_state="model of the previous task, generated images",
-        down=1,
-        small="images (download)",
-        data="generated (server)",
-        work="a batch of generated images with a teacher in each step",
-        server_work="training of a generator for each task",
-    )
 
     def make(self, net: ServerNetwork, server: Tree, pixels: Pixels, classes: Tensor) -> Tensor:
         """Generate the images as described in generator.py."""

@@ -179,6 +179,11 @@ class Sweep:
         """
         return [] if self.rule.view == "plain" else [f"test_views=[plain,{self.rule.view}]"]
 
+    def protocol(self) -> tuple[set[str], set[str]]:
+        """Return the keys of all axes, and the overrides that are fixed in some block."""
+        keys = {key for block in self.blocks for key in block.axes}
+        return keys, {text for block in self.blocks for text in block.fixed}
+
 
 def load_sweep(name: str, folders: Sequence[Path]) -> Sweep:
     """Load a named sweep.
@@ -251,7 +256,7 @@ def launches(sweep: Sweep, overrides: Sequence[str]) -> list[list[str]]:
     block that has the key. Any other key is set in all runs. Raises ConfigError if there is no
     matching run.
     """
-    keys = {key for block in sweep.blocks for key in block.axes}
+    keys, _ = sweep.protocol()
     given = {
         key: [normalise_value(each) for each in values.split(",")]
         for key, values in map(split_override, overrides)
@@ -323,8 +328,7 @@ def find_protocol_changes(sweep: Sweep, overrides: Sequence[str]) -> list[str]:
 
     A run with any of these overrides is not a reproduction.
     """
-    keys = {key for block in sweep.blocks for key in block.axes}
-    fixed = {text for block in sweep.blocks for text in block.fixed}
+    keys, fixed = sweep.protocol()
     changes = [text for text in map(normalise, overrides) if text not in fixed]
     named = [(split_override(text)[0].lstrip("+~"), text) for text in changes]
     return [text for key, text in named if key not in keys and not key.startswith(HARMLESS)]

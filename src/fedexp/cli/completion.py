@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from fedexp.cli.arguments import FLAGS, config_folders, split_flags
+from fedexp.cli.arguments import FLAGS, OURS, config_folders, split_flags
 from fedexp.cli.commands import SUBCOMMANDS
 from fedexp.cli.help import default_options
 from fedexp.config.options import known_keys, list_groups, list_options
@@ -58,7 +58,6 @@ PATHS = (
     *("resume", "data_dir", "partition.path", "cohorts.path", "dataset.root"),
     *("algorithm.embeddings", "hydra.run.dir", "hydra.sweep.dir"),
 )
-ONLY_SWEEP = ("sweep", "preview", "budget")
 
 
 def answer_shell(words: list[str], folders: list[Path]) -> str:
@@ -126,7 +125,7 @@ def complete_override(
 
     Without `=`, a key is completed up to its next `.`.
     """
-    groups = [*list_groups(folders), "experiment", *(ONLY_SWEEP if multirun else ())]
+    groups = [*list_groups(folders), "experiment", *(OURS if multirun else ())]
     key, equals, value = word.partition("=")
     if not equals:
         hydras = (*OF_HYDRA, "hydra.run.dir", "hydra.sweep.dir")
@@ -161,7 +160,7 @@ def settable_keys(before: list[str], folders: list[Path]) -> list[str]:
     return [
         key
         for key, owners in known.items()
-        if key not in (*nodes, *ONLY_SWEEP)
+        if key not in (*nodes, *OURS)
         and not key.endswith("_target_")
         and (not owners or not options.isdisjoint(owners))
     ]

@@ -13,9 +13,8 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
-import yaml
 
-from fedexp.core import storage
+from fedexp.core import storage, yaml_files
 from fedexp.core.console import plural
 from fedexp.core.errors import ConfigError, require
 from fedexp.data.partitioned import Partition, partition_hash
@@ -62,7 +61,7 @@ def import_accuracies(options: Namespace) -> dict[str, Any]:
             directory = Path(temporary, "run")
             write_tables(directory, tables, names)
             storage.write_atomically(directory / files.OVERRIDES, b"[]\n")
-            config = yaml.safe_dump(run | {"choices": choices}, sort_keys=False)
+            config = yaml_files.dump(run | {"choices": choices})
             storage.write_atomically(directory / files.CONFIG, config.encode())
             storage.write_json(directory / files.SUMMARY, summary)
             os.replace(directory, target)

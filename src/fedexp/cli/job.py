@@ -1,6 +1,5 @@
 """Run one job that Hydra starts: set its directory, record failures, return its exit code."""
 
-import json
 import logging
 import os
 import platform
@@ -23,7 +22,13 @@ from fedexp.core.errors import (
     say,
     say_no_memory,
 )
-from fedexp.core.storage import display_path, regular, remove_if_empty, write_atomically, write_json
+from fedexp.core.storage import (
+    display_path,
+    read_json,
+    remove_if_empty,
+    write_atomically,
+    write_json,
+)
 from fedexp.rundir import files
 
 if TYPE_CHECKING:
@@ -294,7 +299,7 @@ def has_started(directory: Path) -> bool:
 def has_result(directory: Path) -> bool:
     """Return whether a directory has a summary that does not record a failure."""
     try:
-        summary = json.loads(regular(directory / files.SUMMARY).read_text(encoding="utf-8"))
+        summary = read_json(directory / files.SUMMARY)
     except FileNotFoundError:
         return False
     except (OSError, ValueError):

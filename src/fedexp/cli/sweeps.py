@@ -3,7 +3,6 @@
 Hydra's launchers may run the jobs in other processes or on other machines.
 """
 
-import json
 import os
 import shutil
 from collections.abc import Iterator
@@ -21,7 +20,7 @@ from fedexp.cli import launchers
 from fedexp.cli.arguments import Plan
 from fedexp.core import interrupts
 from fedexp.core.errors import FAILED, StorageError, say
-from fedexp.core.storage import display_path, regular, remove_if_empty, write_json
+from fedexp.core.storage import display_path, read_json, remove_if_empty, write_json
 
 # a sweep's configuration, which Hydra writes before the jobs are checked
 OF_HYDRA = "multirun.yaml"
@@ -131,7 +130,7 @@ def collect_exit_codes(sweep: Path, command: str, elsewhere: bool = False) -> li
     folder = sweep / NOTES / command
     for path in sorted(folder.glob("*.json")):
         try:
-            note = json.loads(regular(path).read_text(encoding="utf-8"))
+            note = read_json(path)
             code, error = int(note["exit_code"]), note["error"]
         except (OSError, ValueError, KeyError, TypeError):
             code, error = FAILED, f"{path}: cannot be read"
@@ -151,15 +150,14 @@ def show_report(directory: Path, name: str | None, figures: bool) -> None:
     to draw figures.
     """
     from fedexp.cli.push import config_of_sweep, push_tables, wandb_node
-    from fedexp.papers.aggregate import write_report
+    from fedexp.papers.aggregate import print_table, write_report
     from fedexp.rundir.sweeps import SweepDirectory
 
     if name is not None:
         SweepDirectory(directory).mark(name)
     paths = write_report(directory, figures)
     if paths:
-        print((directory / "table.md").read_text(encoding="utf-8"))
-        print("\n".join(f"  {display_path(path)}" for path in paths))
+        print_table(directory, paths)
         if wandb_node(config_of_sweep(directory)):
             push_tables(directory, {})
 

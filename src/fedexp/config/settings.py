@@ -108,11 +108,6 @@ class Settings(Checked):
         )
 
     @property
-    def tests_personal(self) -> bool:
-        """Whether each client's personal model is tested on the client's distribution."""
-        return PERSONAL in self.evaluate
-
-    @property
     def cohort_size(self) -> int:
         """Return the cohort size |S_t| = max(floor(r K), 1) (FedNTD 4.1).
 

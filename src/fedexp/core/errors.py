@@ -37,6 +37,11 @@ class StorageError(OSError):
         return f"{self.filename}: cannot be written ({self.strerror})"
 
 
+def reason_of(error: Exception) -> str:
+    """Return the first line of an error's text, or its type if it has no text."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
 def lacks_memory(error: BaseException) -> bool:
     """Return whether an error means that the system could not provide memory or a thread.
 

@@ -13,7 +13,7 @@ import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from fedexp.core.errors import ConfigError, StorageError
 
@@ -71,6 +71,20 @@ def temporary_path(path: Path) -> Iterator[Path]:
             temporary.unlink()
 
 
+@contextmanager
+def replacing(path: Path) -> Iterator[BinaryIO]:
+    """Yield a temporary file, which replaces the file at `path` at the end, when it is on disk."""
+    with temporary_path(path) as temporary:
+        with suppress(FileNotFoundError):
+            temporary.unlink()
+        # "x" fails if a link exists, so nothing is written through it
+        with open(temporary, "xb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+
+
 def write_atomically(path: Path, content: bytes, sync_folder: bool = True) -> None:
     """Write a file so that it has either the old content or the complete new content.
 
@@ -79,15 +93,8 @@ def write_atomically(path: Path, content: bytes, sync_folder: bool = True) -> No
     """
     with storing(path):
         make_folder(path.parent)
-        with temporary_path(path) as temporary:
-            with suppress(FileNotFoundError):
-                temporary.unlink()
-            # "x" fails if a link exists, so nothing is written through it
-            with open(temporary, "xb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, path)
+        with replacing(path) as file:
+            file.write(content)
         if sync_folder:
             sync(path.parent)
 
@@ -120,6 +127,11 @@ def sync(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def read_json(path: Path) -> Any:
+    """Return the content of a regular JSON file; OSError or ValueError if it cannot be read."""
+    return json.loads(regular(path).read_text(encoding="utf-8"))
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:

@@ -35,6 +35,11 @@ def load(text: str) -> Any:
         raise ValueError(str(error)) from error
 
 
+def dump(value: Any) -> str:
+    """Return a value as a yaml text, with keys in their order."""
+    return yaml.safe_dump(value, sort_keys=False, allow_unicode=True)
+
+
 def check(text: str) -> None:
     """Raise ValueError if a text is nested too deeply or its aliases expand to too many values.
 

@@ -3,7 +3,6 @@
 import json
 import logging
 import math
-import os
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ import numpy as np
 
 from fedexp.core.errors import ConfigError
 from fedexp.core.memory import size_of
-from fedexp.core.storage import temporary_path
+from fedexp.core.storage import replacing
 from fedexp.data.mapped import ImageFile
 from fedexp.data.marks import CACHE, checksum
 
@@ -82,13 +81,9 @@ def load_mapped(
         log.info("storing %s of decoded images in %s; this is done only once", size_of(size), path)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            with temporary_path(path) as temporary:
-                with temporary.open("wb") as file:
-                    for piece in build():
-                        file.write(piece.data)
-                    file.flush()
-                    os.fsync(file.fileno())
-                os.replace(temporary, path)
+            with replacing(path) as file:
+                for piece in build():
+                    file.write(piece.data)
             _remove_outdated(path)
         except OSError as error:
             raise ConfigError(
@@ -129,12 +124,8 @@ def _write(path: Path, arrays: Arrays) -> None:
     """Write a cache entry atomically, then remove outdated entries."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with temporary_path(path) as temporary:
-            with temporary.open("wb") as file:
-                np.savez(file, allow_pickle=False, **arrays)  # type: ignore[arg-type]
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, path)
+        with replacing(path) as file:
+            np.savez(file, allow_pickle=False, **arrays)  # type: ignore[arg-type]
         _remove_outdated(path)
     except OSError as error:
         log.warning("cannot save the decoded images in the cache: %s", error)

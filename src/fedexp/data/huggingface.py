@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from fedexp.core.errors import ConfigError, require_choice
+from fedexp.core.errors import ConfigError, reason_of, require_choice
 from fedexp.core.packages import how_to_install
 from fedexp.data.cache import Arrays, load_cached, make_arrays
 from fedexp.data.datasets import Dataset, Side
@@ -84,9 +84,9 @@ def load(path: str | None, subset: str | None) -> Mapping[str, Any]:
             # use the absolute path, because a folder can have the same name as a built-in reader
             found = datasets.load_dataset(str(Path(path).absolute()) if local else path, subset)
     except Exception as error:  # the library raises many types, including network errors
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise ConfigError(
-            f"dataset.path={path}: the package datasets cannot load this data set ({reason})"
+            f"dataset.path={path}: the package datasets cannot load this data set"
+            f" ({reason_of(error)})"
         ) from error
     return {str(name): split for name, split in found.items()}
 

@@ -3,7 +3,7 @@
 import logging
 import os
 import stat
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -111,7 +111,7 @@ def _raise(error: OSError) -> None:
     raise error
 
 
-def scan_classes(folder: Path, classes: Sequence[str], recursive: bool = True) -> Labelled:
+def scan_classes(folder: Path, classes: Sequence[str]) -> Labelled:
     """Return all images in `folder/<class>/*` with their labels.
 
     Raises ConfigError unless the names of the class folders are exactly `classes`.
@@ -122,7 +122,7 @@ def scan_classes(folder: Path, classes: Sequence[str], recursive: bool = True) -
             f"{folder}: must have the same class folders as the training data; folders that only"
             f" one of the two has: {', '.join(sorted(differing)[:5])}"
         )
-    return label_files([list_images(folder / c, recursive) for c in classes])
+    return label_files([list_images(folder / c) for c in classes])
 
 
 def label_files(by_class: Sequence[Sequence[SourceFile]]) -> Labelled:
@@ -197,13 +197,10 @@ def scan_lists(root: Path, lists: Sequence[Path]) -> Tree:
         ) from error
     classes = sorted({Path(file.path).parent.name for file in chain(*found)})
     label = {name: number for number, name in enumerate(classes)}
-    train, test = (label_listed(part, label) for part in found)
+    train, test = (
+        [(file, label[Path(file.path).parent.name]) for file in files] for files in found
+    )
     return Tree(train, test, classes)
-
-
-def label_listed(files: Sequence[SourceFile], label: Mapping[str, int]) -> Labelled:
-    """Return the files with labels; `label` maps the name of a file's folder to its label."""
-    return [(file, label[Path(file.path).parent.name]) for file in files]
 
 
 def stratified_split(

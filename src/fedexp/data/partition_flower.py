@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from fedexp.core.errors import ConfigError, require_choice
+from fedexp.core.errors import ConfigError, reason_of, require_choice
 from fedexp.core.packages import how_to_install
 from fedexp.data.partition import Assigned, Partitioner
 
@@ -75,7 +75,7 @@ class Flower(Partitioner):
 
     def rejected(self, error: Exception) -> ConfigError:
         """Return the error to raise if flwr-datasets rejects the options or the data."""
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         return ConfigError(
-            f"partition.name={self.name}: flwr-datasets rejects the options or the data: {reason}"
+            f"partition.name={self.name}: flwr-datasets rejects the options or the data:"
+            f" {reason_of(error)}"
         )

@@ -3,7 +3,7 @@
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple, Protocol, Self
@@ -47,20 +47,21 @@ class Data(ABC):
     x_test: Stored  # [M, ...]
     y_test: torch.Tensor  # int64 [M]
     classes: tuple[str, ...]  # class names, ordered by label
-    owners: np.ndarray | None = field(default=None, kw_only=True)
+    _: KW_ONLY
+    owners: np.ndarray | None = None
     """int64 [N]: the natural client (LEAF) that each training example comes from, numbered from 0;
     None: the data set has no natural clients."""
-    test_tasks: torch.Tensor | None = field(default=None, kw_only=True)
+    test_tasks: torch.Tensor | None = None
     """int64 [M]: the task of each test example, numbered from 0; None: there is only one task."""
-    validation: torch.Tensor | None = field(default=None, kw_only=True)
+    validation: torch.Tensor | None = None
     """int64 [V]: indices of the training examples that form the validation set."""
-    validation_tasks: torch.Tensor | None = field(default=None, kw_only=True)
+    validation_tasks: torch.Tensor | None = None
     """int64 [V]: the task of each validation example, if `test_tasks` is given."""
-    train_features: torch.Tensor | None = field(default=None, kw_only=True)
+    train_features: torch.Tensor | None = None
     """[N, D]: the features of the training examples, if a frozen backbone computes them."""
-    test_features: torch.Tensor | None = field(default=None, kw_only=True)
+    test_features: torch.Tensor | None = None
     """[M, D]: the features of the test examples, if a frozen backbone computes them."""
-    checksum: str | None = field(default=None, kw_only=True)
+    checksum: str | None = None
     """Checksum of the inputs as they were read, or None if they were read from files.
 
     For files, the bytes of the files are compared instead, because a different version of a decoder

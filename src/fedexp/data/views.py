@@ -9,7 +9,7 @@ ordinary names. In the augmented view, `_augmented` is appended to each name. Fo
 set, columns and keys start with `validation_`, and file names end with `_validation`.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -68,11 +68,6 @@ def require_list(key: str, values: Sequence[str], choices: Sequence[str]) -> Non
     valid = list(values[:1]) == [choices[0]] and len(set(values)) == len(values)
     words = f"a list that starts with {choices[0]} and has no repetitions"
     require(valid, key, f"[{','.join(values)}]", words)
-
-
-def extra_views(views: Iterable[str]) -> tuple[str, ...]:
-    """Return all views except the plain view."""
-    return tuple(view for view in views if view != PLAIN)
 
 
 def evaluation_views(

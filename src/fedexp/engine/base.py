@@ -119,9 +119,9 @@ class Gather:
     that only one part at a time is stored twice.
     """
 
-    def __init__(self, count: int):
-        self.count = count
-        self._states: list[Tree] = [None] * count
+    def __init__(self, cohort: Cohort):
+        self.count = len(cohort.clients)
+        self._states: list[Tree] = [None] * self.count
         self._stacked: dict[str, Tree] = {}  # field of Trained -> leaves [count, ...]
         self._seconds = 0.0
 

@@ -48,7 +48,7 @@ class Sequential(Engine):
     def train(self, shared: Shared, cohort: Cohort, evaluate_local: bool) -> Trained:
         runtime, server = shared.runtime, shared.server
         runtime.net.set_buffers(server["buffers"])
-        live, gather = LiveNetwork(runtime.net), Gather(len(cohort.clients))
+        live, gather = LiveNetwork(runtime.net), Gather(cohort)
         for position, client in enumerate(cohort.clients):
             training = ClientTraining(shared, live, cohort.take([position]))
             # The random numbers of layers such as dropout depend only on the client and the

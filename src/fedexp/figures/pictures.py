@@ -2,7 +2,7 @@
 
 import argparse
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Self
@@ -79,10 +79,6 @@ def as_node(value: object) -> Any:
     return {"draw": value} if isinstance(value, bool) else value
 
 
-def picture_files(folder: Path, stems: Sequence[str] | None = None) -> list[Path]:
-    """Return the figures in a folder, sorted by path.
-
-    stems: the names (without suffix) of the files to return, or None for all files.
-    """
-    found = (path for form in FORMATS for path in folder.glob(f"*.{form}"))
-    return sorted(path for path in found if stems is None or path.stem in stems)
+def picture_files(folder: Path) -> list[Path]:
+    """Return the figures in a folder, sorted by path."""
+    return sorted(path for form in FORMATS for path in folder.glob(f"*.{form}"))

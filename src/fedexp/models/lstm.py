@@ -9,6 +9,7 @@ from torch import nn
 from fedexp.core.limits import Count
 from fedexp.data.types import TextShape
 from fedexp.models import Model, Output
+from fedexp.models.textcnn import make_embedding
 
 
 class LSTM(Model):
@@ -39,13 +40,10 @@ class LSTMModule(nn.Module):
     def __init__(self, spec: LSTM, shape: TextShape, num_classes: int) -> None:
         super().__init__()
         self.length = shape.length
-        width = spec.dimension if shape.vectors is None else shape.vectors.shape[1]
-        self.embedding = nn.Embedding(shape.words, width)
+        self.embedding = make_embedding(shape, spec.dimension)
+        width = self.embedding.embedding_dim
         self.recurrent = nn.LSTM(width, spec.hidden, spec.layers, batch_first=True)
         self.classifier = nn.Linear(spec.hidden, num_classes)
-        if shape.vectors is not None:
-            with torch.no_grad():
-                self.embedding.weight.copy_(shape.vectors)
 
     def forward(self, x: torch.Tensor) -> Output:
         """Return the output for texts x, int64 [B, length] or [B, length + 1].

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedexp.core.errors import ConfigError, nearest, require
+from fedexp.core.errors import ConfigError, nearest, reason_of, require
 from fedexp.models import Model, Output
 from fedexp.models.lora import LoRA
 
@@ -142,8 +142,7 @@ def unreadable_input(x: Tensor, error: Exception) -> ConfigError:
     """Return the error to raise if a network fails on inputs x [B, ...]."""
     size = " x ".join(map(str, x.shape[1:]))
     kind = "images of {} (channels x height x width)" if x.dim() == 4 else "examples of {} numbers"
-    reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-    return ConfigError(f"model: its network cannot process {kind.format(size)}: {reason}")
+    return ConfigError(f"model: its network cannot process {kind.format(size)}: {reason_of(error)}")
 
 
 def describe_head(network: nn.Module, head: str | None) -> str:

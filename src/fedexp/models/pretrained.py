@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from fedexp.core.errors import ConfigError, nearest, require
+from fedexp.core.errors import ConfigError, nearest, reason_of, require
 from fedexp.core.limits import CountOrNone
 from fedexp.core.packages import how_to_install
 from fedexp.models.own import Headed, LogitsOnly, OwnModel, Reading
@@ -175,7 +175,7 @@ class Timm(Pretrained):
         except Exception as error:  # timm raises many types for an invalid file
             if self.weights == DEFAULT:
                 raise not_downloaded(self.name, error) from error
-            reason = (str(error).strip() or type(error).__name__).splitlines()[0].partition(". ")[0]
+            reason = reason_of(error).partition(". ")[0]
             where = f"model.weights={self.weights}" if self.weights else f"model.name={self.name}"
             raise ConfigError(f"{where}: timm cannot create {self.name} ({reason})") from error
 
@@ -221,8 +221,7 @@ def last_linear(network: nn.Module, num_classes: int) -> str | None:
 
 
 def not_downloaded(name: str, error: Exception) -> ConfigError:
-    reason = (str(error).strip() or type(error).__name__).splitlines()[0]
     return ConfigError(
-        f"model.weights={DEFAULT}: the weights for {name} cannot be downloaded ({reason}); download"
-        " them on another machine and set model.weights=<file>"
+        f"model.weights={DEFAULT}: the weights for {name} cannot be downloaded"
+        f" ({reason_of(error)}); download them on another machine and set model.weights=<file>"
     )

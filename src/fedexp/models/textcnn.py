@@ -53,14 +53,28 @@ class TextCNN(Model):
         return TextCNNModule(self, shape, num_classes)
 
 
+def make_embedding(shape: TextShape, dimension: int) -> nn.Embedding:
+    """Return the first layer of a text network.
+
+    It starts from the data set's pre-trained embeddings or, if there are none, has random vectors
+    of the given dimension.
+    """
+    if shape.vectors is None:
+        return nn.Embedding(shape.words, dimension)
+    layer = nn.Embedding(shape.words, shape.vectors.shape[1])
+    with torch.no_grad():
+        layer.weight.copy_(shape.vectors)
+    return layer
+
+
 class TextCNNModule(nn.Module):
     """The network that `TextCNN.build` returns."""
 
     def __init__(self, spec: TextCNN, shape: TextShape, num_classes: int) -> None:
         super().__init__()
         self.length, self.dropout = shape.length, spec.dropout
-        width = spec.dimension if shape.vectors is None else shape.vectors.shape[1]
-        self.embedding = nn.Embedding(shape.words, width)
+        self.embedding = make_embedding(shape, spec.dimension)
+        width = self.embedding.embedding_dim
         self.convolutions = nn.ModuleList(
             nn.Conv2d(1, spec.filters, (height, width)) for height in spec.heights
         )
@@ -70,9 +84,6 @@ class TextCNNModule(nn.Module):
             # for a convolution, fan-out is filters * height * width
             nn.init.xavier_normal_(layer.weight)
             nn.init.zeros_(layer.bias)
-        if shape.vectors is not None:
-            with torch.no_grad():
-                self.embedding.weight.copy_(shape.vectors)
 
     def forward(self, x: Tensor) -> Output:
         """Return the output for texts x, int64 [B, length] or [B, length + 1].

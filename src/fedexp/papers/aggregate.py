@@ -70,6 +70,12 @@ def write_report(
         return paths
 
 
+def print_table(directory: Path, paths: Sequence[Path]) -> None:
+    """Print a sweep's table, and the paths that `write_report` returned."""
+    print((directory / "table.md").read_text(encoding="utf-8"))
+    print("\n".join(f"  {storage.display_path(path)}" for path in paths))
+
+
 def make_rank_pictures(
     sweep: Sweep | None, runs: Sequence[RunDirectory]
 ) -> "Iterator[tuple[str, Callable[[], Figure]]]":

@@ -140,8 +140,7 @@ def sort_labels(sweep: Sweep, field: str, labels: Iterable[str]) -> list[str]:
 
 def added_overrides(sweep: Sweep, overrides: Sequence[str]) -> list[str]:
     """Return the overrides that the user added to the sweep's overrides."""
-    axes = {key for block in sweep.blocks for key in block.axes}
-    fixed = {text for block in sweep.blocks for text in block.fixed}
+    axes, fixed = sweep.protocol()
     return [
         text
         for text in overrides

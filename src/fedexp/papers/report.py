@@ -15,7 +15,7 @@ from fedexp.core.storage import display_path, write_atomically
 from fedexp.figures.pictures import PNG
 from fedexp.metrics.task_matrix import MEASURES
 from fedexp.metrics.tasks import over_clients
-from fedexp.papers.aggregate import write_report
+from fedexp.papers.aggregate import print_table, write_report
 from fedexp.rundir.evidence import FOLDER, SUFFIX, how_to_restore, keep_runs, restore
 from fedexp.rundir.reader import RunDirectory
 from fedexp.rundir.sweeps import find_runs
@@ -106,8 +106,7 @@ def write_sweep_reports(options: argparse.Namespace) -> None:
         paths = write_report(directory, not options.no_figures, options)
         if not paths:
             raise ConfigError(f"no finished run in {directory}")
-        print((directory / "table.md").read_text(encoding="utf-8"))
-        print("\n".join(f"  {display_path(path)}" for path in paths))
+        print_table(directory, paths)
 
 
 def restore_sweep(sweep: Path, target: Path) -> None:

@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 import yaml
 
-from fedexp.core import storage
+from fedexp.core import storage, yaml_files
 from fedexp.core.errors import ConfigError
 from fedexp.core.npz import load_npz, save_npz
 from fedexp.data.partitioned import (
@@ -331,8 +331,7 @@ def restore(sweep: Path, target: Path) -> list[Path]:
                 # a copy of the temporary directory itself would be unreadable for other users
                 ignored = shutil.ignore_patterns(*LEFT_OUT)
                 shutil.copytree(run.directory, target / name, ignore=ignored)
-                overrides = yaml.safe_dump(run.overrides, allow_unicode=True)
-                (target / name / files.OVERRIDES).write_text(overrides, encoding="utf-8")
+                files.write_overrides(target / name, run.overrides)
     return [target / name for name in runs]
 
 
@@ -371,8 +370,8 @@ def partition_name(number: int, info: Mapping[str, Any]) -> str:
 
 def texts(value: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Yield (file name, text) for each text file of a run directory."""
-    yield files.OVERRIDES, yaml.safe_dump(value["overrides"], allow_unicode=True)
-    yield files.CONFIG, yaml.safe_dump(value["config"], sort_keys=False, allow_unicode=True)
+    yield files.OVERRIDES, yaml_files.dump(value["overrides"])
+    yield files.CONFIG, yaml_files.dump(value["config"])
     yield files.SUMMARY, json.dumps(value["summary"], indent=2) + "\n"
     yield origin.NAME, json.dumps(value["origin"], indent=2) + "\n"
     for name in TABLES:

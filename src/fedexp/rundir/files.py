@@ -4,7 +4,8 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from fedexp.core.storage import storing
+from fedexp.core import yaml_files
+from fedexp.core.storage import storing, write_atomically
 from fedexp.data.views import VIEWS, file_in_view
 
 ROUNDS, CLASSES, CLIENTS, TASKS = "rounds.csv", "class_accuracy.csv", "clients.csv", "tasks.csv"
@@ -33,6 +34,11 @@ def remove_temporaries(directory: Path) -> None:
         for path in (directory / folder).glob(".*.tmp"):
             if not path.is_dir():
                 path.unlink(missing_ok=True)
+
+
+def write_overrides(directory: Path, overrides: Iterable[str]) -> None:
+    """Write the overrides of a job to .hydra/overrides.yaml."""
+    write_atomically(directory / OVERRIDES, yaml_files.dump(list(overrides)).encode())
 
 
 def set_aside(directory: Path, names: Iterable[str]) -> None:

@@ -7,7 +7,6 @@
  that relative paths refer to
 """
 
-import json
 import logging
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -102,7 +101,7 @@ def record(
 def read(directory: Path) -> dict[str, Any]:
     """Return the content of fingerprint.json, or an empty dict if the file cannot be read."""
     try:
-        found = json.loads(storage.regular(directory / NAME).read_text(encoding="utf-8"))
+        found = storage.read_json(directory / NAME)
     except (OSError, ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}

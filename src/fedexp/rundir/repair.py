@@ -5,8 +5,6 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-import yaml
-
 from fedexp.core import storage
 from fedexp.rundir import files
 from fedexp.rundir.reader import RunDirectory
@@ -46,8 +44,7 @@ def repair_job(directory: Path, overrides: Sequence[str]) -> None:
     if any(problem.file == files.OVERRIDES for problem in run.problems):
         if (directory / files.OVERRIDES).is_dir():
             files.set_aside(directory, [files.OVERRIDES])
-        text = yaml.safe_dump(list(overrides), allow_unicode=True).encode()
-        storage.write_atomically(directory / files.OVERRIDES, text)
+        files.write_overrides(directory, overrides)
 
 
 def remove_failed_attempt(directory: Path) -> None:

@@ -10,8 +10,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from fedexp.core import storage
 from fedexp.data.views import PLAIN, configured_views
 from fedexp.rundir import contents, files, origin
@@ -125,8 +123,7 @@ def find_reusable(
 
 def record_reuse(directory: Path, other: Path, overrides: Sequence[str]) -> None:
     """Write the path of the reused run and the job's overrides to the job's directory."""
-    text = yaml.safe_dump(list(overrides), allow_unicode=True).encode()
-    storage.write_atomically(directory / files.OVERRIDES, text)
+    files.write_overrides(directory, overrides)
     run = {"run": os.path.relpath(other, directory)} | origin.fingerprint_of(other)
     storage.write_json(directory / NOTE, run)
 

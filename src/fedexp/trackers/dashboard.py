@@ -3,7 +3,7 @@
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from fedexp.core.errors import ConfigError
+from fedexp.core.errors import ConfigError, reason_of
 from fedexp.core.packages import how_to_install
 from fedexp.data.views import VIEWS, suffix
 from fedexp.trackers.names import NAMES, metric_name, target_name
@@ -118,7 +118,6 @@ def save(made: "Workspace") -> str:
     except ConfigError:
         raise
     except Exception as error:  # raised for problems with the server, the account or the project
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise ConfigError(f"W&B rejected the workspace ({reason})") from error
+        raise ConfigError(f"W&B rejected the workspace ({reason_of(error)})") from error
     finally:
         end_service()  # wandb.setup() started the service

@@ -5,8 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-import yaml
-
+from fedexp.core import yaml_files
 from fedexp.trackers.base import RoundRecord, RunInfo, Tracker, TrackerConfig, require_package
 from fedexp.trackers.names import metric_values
 
@@ -47,7 +46,7 @@ class TensorBoardTracker(Tracker):
         again = info.first_round + 1 if info.resumed else None
         self.writer = SummaryWriter(str(folder), purge_step=again)
         if again is None:
-            text = yaml.safe_dump(info.config, sort_keys=False, allow_unicode=True)
+            text = yaml_files.dump(info.config)
             self.writer.add_text("config", as_code(text), 0)
 
     def log_round(self, record: RoundRecord) -> None:

@@ -193,7 +193,7 @@ class Exchange:
         positions: dict[FedAvg, list[int]] = {}
         for position, role in enumerate(cohort.roles):
             positions.setdefault(role, []).append(position)
-        gather = Gather(len(cohort.clients))
+        gather = Gather(cohort)
         for role, chosen in positions.items():
             lr = self.simulation.lr_at(self.number)
             if isinstance(role, OwnTraining):

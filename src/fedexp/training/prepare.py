@@ -10,6 +10,7 @@ from fedexp.algorithms import families
 from fedexp.algorithms.base import FedAvg
 from fedexp.algorithms.interfaces import Federation
 from fedexp.config.build import Built
+from fedexp.config.settings import PERSONAL
 from fedexp.core.errors import ConfigError
 from fedexp.core.rng import torch_seed
 from fedexp.data.partition import IID
@@ -207,7 +208,7 @@ def metrics_of(built: Built) -> Metrics:
         RoundDrop(local=False),
         built.forgetting_metric,
     ]
-    if built.settings.tests_personal:
+    if PERSONAL in built.settings.evaluate:
         own = isinstance(built.algorithm, families.Personal)
         chosen.append(Personal(own=own, local=built.forgetting_metric.needs_local))
     return Metrics(members=tuple(chosen))

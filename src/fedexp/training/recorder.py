@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from fedexp.data.views import PLAIN, extra_views, file_in_view
+from fedexp.data.views import PLAIN, file_in_view
 from fedexp.rundir import checkpoint, csv_files, files, kept_models
 from fedexp.rundir.analyses import round_means
 from fedexp.trackers.base import RoundRecord, Tracker
@@ -98,7 +98,7 @@ class Recorder:
             {name: rows.json_value(value) for name, value in row.items() if name != "round"},
             None if test is None else test.class_accuracy,
             state.tested[PLAIN].history if PLAIN in state.tested else None,
-            {view: state.tested[view].history for view in extra_views(self.views)},
+            {view: state.tested[view].history for view in self.views if view != PLAIN},
             analysed,
         )
         for tracker in self.trackers:

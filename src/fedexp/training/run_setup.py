@@ -7,12 +7,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from fedexp.config.build import Built
 from fedexp.config.overrides import OF_COMMAND, key_of
 from fedexp.config.trust import describe_foreign_classes
-from fedexp.core import storage, tree
+from fedexp.core import storage, tree, yaml_files
 from fedexp.core.errors import BudgetSpent, ConfigError, RunFailed, StorageError
 from fedexp.data.changes import describe_change
 from fedexp.engine.hardware import Resolved
@@ -167,7 +165,7 @@ def write_options(run: Run) -> None:
     """
     typed = [override for override in run.job.overrides if key_of(override) not in OF_COMMAND]
     for name, content in ((files.OVERRIDES, typed), (files.CONFIG, run.config)):
-        text = yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
+        text = yaml_files.dump(content)
         storage.write_atomically(run.directory / name, text.encode())
 
 

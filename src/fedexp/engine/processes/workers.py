@@ -127,7 +127,7 @@ class Workers(Engine):
             name = f"round {cohort.round}, training client {', '.join(map(str, part.clients))}"
             call = partial(Worker.train, algorithm=shared.algorithm, cohort=part, lr=shared.lr)
             orders.append(Order(name, partial(call, evaluate_local=evaluate_local), positions))
-        gather = Gather(len(cohort.clients))
+        gather = Gather(cohort)
         for order, answer in self._do(shared.runtime, orders, shared.server):
             part = move(vars(answer), shared.runtime.device)
             # Clone the states. Otherwise, they keep the received file in memory, which also

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,7 +13,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from fedexp.algorithms import optimizers
 from fedexp.algorithms.base import Batch, Context, Network
-from fedexp.algorithms.families import OwnStart, Prepared, initial_params_of
+from fedexp.algorithms.families import OwnStart, Prepared
 from fedexp.core import tree
 from fedexp.core.private.torch_internals import copy_each
 from fedexp.core.tree import Params, Tree
@@ -337,7 +336,7 @@ class Clients:
 
     def _own_start(self, algorithm: OwnStart, inputs: ClientInputs) -> tuple[Params, Params]:
         """Return the parameters and running statistics from which each client starts."""
-        start, _ = self._per_client(partial(initial_params_of, algorithm), inputs)
+        start, _ = self._per_client(algorithm.initial_params, inputs)
         buffers, params = self._copies("buffers"), {}
         for name, value in start.items():
             if name in buffers:

@@ -68,7 +68,7 @@ class Vectorised(Engine):
         the method returns None instead of raising an exception, because an exception would keep
         the tensors in its stack frames alive.
         """
-        order, gather = cohort.longest_first(), Gather(len(cohort.clients))
+        order, gather = cohort.longest_first(), Gather(cohort)
         testing = Stopwatch(shared.runtime.device)
         try:
             for start in range(0, len(order), chunk):

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from torch.func import vmap
 
 from fedexp.core import tree
+from fedexp.core.errors import reason_of
 from fedexp.core.tree import Params
 from fedexp.engine.batch_norm import KINDS
 from fedexp.engine.network import FunctionalNetwork
@@ -38,7 +39,7 @@ def find_obstacle(module: nn.Module, x: Tensor) -> str | None:
     try:
         try_step(network, torch.empty_like(x, device="meta"))
     except Exception as error:  # the network may be a user's
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        reason = reason_of(error)
         what = f"is not supported by torch.func.vmap: {reason}"
         if "random" in reason:
             what = "draws random numbers in training"
