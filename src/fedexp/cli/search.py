@@ -18,6 +18,7 @@ from omegaconf import DictConfig, OmegaConf
 from optuna import distributions, pruners, samplers
 from optuna.trial import TrialState
 
+from fedexp.analysis.measures import is_pruned
 from fedexp.cli.composition import without_hydra
 from fedexp.config.values import make, resolve
 from fedexp.core import storage
@@ -28,7 +29,7 @@ from fedexp.rundir.fingerprint import short_hash
 from fedexp.rundir.objective import direction_of, objective_name, objective_value
 from fedexp.rundir.reader import RunDirectory
 from fedexp.rundir.sweeps import resolve_reuse
-from fedexp.training.stopping import SEARCH, TRIAL, Watch
+from fedexp.training.stopping import TRIAL, Watch
 
 optuna.logging.set_verbosity(optuna.logging.WARNING)
 
@@ -174,7 +175,7 @@ def tell(study: optuna.Study, number: int, result: Any, objective: str) -> None:
     trial, value = reopened(study, number), objective_value(run.summary, objective)
     trial.set_user_attr("run", directory.name)
     trial.set_user_attr("rounds", run.summary.get("rounds"))
-    if run.diverged or (run.summary.get("stopped") or {}).get("by") == SEARCH:
+    if run.diverged or is_pruned(run):
         study.tell(number, state=TrialState.PRUNED)
     elif run.finished and value is not None:
         study.tell(number, value)

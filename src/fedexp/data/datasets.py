@@ -174,19 +174,17 @@ class Dataset(DataSource):
         content = [file.stamp(self.data_dir) for file in files]
         content += [f"train {train} test {test} classes {list(tree.classes)}"]
         place = (self.data_dir, self.name, content, form.options)
+
+        def arrays(x: Any) -> Arrays:
+            return make_arrays((x[:n], train), (x[n:], test), tree.classes)
+
         if form.size is not None:
             shape = (len(files), form.size, form.size, form.channels)
             if math.prod(shape) > MOST_BYTES:
                 pieces = (files[start : start + PIECE] for start in range(0, len(files), PIECE))
                 images = load_mapped(*place, shape, lambda: (decode(p, form) for p in pieces))
-                x = Chosen.all_of(images)
-                return make_arrays((x[:n], train), (x[n:], test), tree.classes)
-
-        def build() -> Arrays:
-            x = decode(files, form)
-            return make_arrays((x[:n], train), (x[n:], test), tree.classes)
-
-        return load_cached(*place, build)
+                return arrays(Chosen.all_of(images))
+        return load_cached(*place, lambda: arrays(decode(files, form)))
 
     def image_tree(self) -> Path | None:
         """Return `<data_dir>/<name>` if it has the folders train and test, else None."""

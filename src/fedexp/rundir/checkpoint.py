@@ -185,11 +185,6 @@ def set_aside(directory: Path) -> None:
             os.replace(latest, directory / DAMAGED)
 
 
-def set_tables_aside(directory: Path) -> None:
-    """Move damaged csv files and their checkpoints to damaged/, since the run starts again."""
-    files.set_aside(directory, (*files.TABLES, files.CHECKPOINT, files.PREVIOUS))
-
-
 def saved_round(directory: Path) -> int | None:
     """Return the round of the saved state, or None if no state was saved."""
     try:

@@ -18,7 +18,7 @@ from fedexp.metrics.accuracy import class_accuracy
 from fedexp.metrics.analysis import CKA, Epochs, GradientDiversity, RoundMeasurements
 from fedexp.models.own import LogitsOnly, describe_head
 from fedexp.training.exchange import CohortResult
-from fedexp.training.simulation import Simulation
+from fedexp.training.simulation import Simulation, class_counts
 from fedexp.training.state import State
 
 
@@ -100,8 +100,7 @@ def local_epoch_accuracies(
     probed, cohort = result.trained.probed, result.cohort
     if probed is None:
         return None
-    data = runtime.tested_on(runtime.views[0]).data
-    totals = torch.bincount(data.y_test, minlength=data.num_classes).cpu().numpy()
+    totals = class_counts(runtime.tested_on(runtime.views[0]).data)
     correct, own = (probed[name].cpu().numpy() for name in ("test", "train"))
     sizes = np.array([[len(federation.parts[client])] for client in cohort.clients])
     return Epochs(

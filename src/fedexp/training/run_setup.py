@@ -112,7 +112,7 @@ def begin_new(run: Run) -> None:
     directory.
     """
     if run.saved is not None:
-        checkpoint.set_tables_aside(run.directory)
+        files.set_aside(run.directory, (*files.TABLES, files.CHECKPOINT, files.PREVIOUS))
         aside = run.directory / files.ASIDE
         log.warning(
             "%s; the run starts again from round 0, and its old files were moved to %s",
@@ -164,9 +164,8 @@ def write_options(run: Run) -> None:
     it until then.
     """
     typed = [override for override in run.job.overrides if key_of(override) not in OF_COMMAND]
-    for name, content in ((files.OVERRIDES, typed), (files.CONFIG, run.config)):
-        text = yaml_files.dump(content)
-        storage.write_atomically(run.directory / name, text.encode())
+    files.write_overrides(run.directory, typed)
+    storage.write_atomically(run.directory / files.CONFIG, yaml_files.dump(run.config).encode())
 
 
 def write_partitions(run: Run) -> None:
