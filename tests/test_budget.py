@@ -98,7 +98,7 @@ def test_a_round_starts_only_if_it_can_be_saved_by_the_deadline(monkeypatch, tmp
     assert asked == [1000, 1005, 1005, 1005, 1001]
 
 
-def test_budget_stops_a_job_and_the_same_command_continues(here, capsys, monkeypatch):
+def test_budget_stops_a_job_and_the_same_command_resumes_it(here, capsys, monkeypatch):
     """The deadline is simulated: the first job stops after round 2 of 4, and the second does not
     start. The same command then completes both.
     """

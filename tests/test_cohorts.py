@@ -60,7 +60,7 @@ def test_draw_by_round_number_equals_numpy():
         Cohorts(path=None, draw="dice")
 
 
-def test_clients_named_in_the_file_train(tmp_path):
+def test_clients_listed_in_the_file_are_trained(tmp_path):
     simulation = make_simulation(cohorts=Cohorts(path=str(write(tmp_path / "cohorts.json", GOOD))))
     state = simulation.initial_state()
     for number in (1, 2, 3):

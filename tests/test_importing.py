@@ -175,7 +175,7 @@ def test_summary_names_the_imported_file_and_its_hash(tmp_path):
         ("0.5\n", ("--every", "0"), "--every=0: must be at least 1"),
         ("0.5\n", ("--seed", "x"), "invalid int value: 'x'"),
         (AVALANCHE + "1,1,0.5,0,0\n", (), "experience 1 is tested twice after experience 1"),
-        (AVALANCHE + "x,1,0.5,0,0\n", (), "has an experience that is not an integer"),
+        (AVALANCHE + "x,1,0.5,0,0\n", (), "has an experience (task) that is not an integer"),
         (AVALANCHE + "2,1,0.5,0,0\n", (), "row 1 has 3 values, but the table has 2 columns"),
     ],
 )

@@ -92,7 +92,7 @@ def test_a_resumed_run_keeps_its_precision(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize("engine", ["sequential", "workers", "vectorised"])
-def test_the_training_engine_is_timed(engine):
+def test_auto_precision_times_the_engine_that_trains(engine):
     """With the real clock. The model does not change."""
     runtime = single()
     before = {name: value.clone() for name, value in runtime.net.parameters().items()}

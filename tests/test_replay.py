@@ -40,7 +40,7 @@ def test_class_balanced_equals_hand_calculation():
     assert Counter(LABELS[third].tolist()) == {0: 3, 1: 3, 2: 3, 3: 3}
 
 
-def test_class_balanced_samples_repeated_classes_uniformly():
+def test_class_balanced_buffer_draws_repeated_classes_uniformly():
     """Two classes in three tasks, with ten examples each per task, and a third class in the last
     task; size 8. After task 2, a class has 8 // 2 = 4 places and 20 examples, so each is kept with
     probability 1/5. After task 3, it has 8 // 3 = 2 places: for 30 examples the probability is

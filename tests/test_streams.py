@@ -84,7 +84,7 @@ def stages(*overrides):
     return divide(build(composed(*given)))[1]
 
 
-def test_clients_learn_same_examples_in_different_orders():
+def test_clients_train_on_the_same_examples_in_different_orders():
     shared, own = stages(), stages("scenario.order=per_client")
     orders = []
     for client in range(5):

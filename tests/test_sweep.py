@@ -408,7 +408,7 @@ def test_preview_without_measured_rounds_has_no_estimate(here, capsys):
     jobs = [Planned(here / name, {"rounds": 2}) for name in "ab"]
     preview.show_jobs(jobs, [])
     *_, left, counts = capsys.readouterr().out.splitlines()
-    assert left.startswith("left: ?, one job at a time")
+    assert left.startswith("remaining time: ?, one job at a time")
     assert "2 jobs without an estimate (?); a run with rounds=1 provides one" in left
     assert counts == "2 jobs: 0 done, 2 new"
 

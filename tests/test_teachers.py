@@ -235,7 +235,7 @@ def test_outputs_above_the_limit_of_memory_are_not_cached(monkeypatch):
     assert reference.calls == 4
 
 
-def test_outputs_of_only_the_first_teachers_of_a_round_are_cached():
+def test_only_the_first_teachers_of_a_round_have_cached_outputs():
     reference = Reference()
     for i in range(MODELS + 1):
         reference.epochs({"w": torch.tensor(float(i))})

@@ -7,9 +7,9 @@ D. Jhunjhunwala, S. Wang, G. Joshi, "FedExP: Speeding Up Federated Averaging via
 ICLR 2023, Algorithm 1. With the updates D_k = w_k - w_global, their weights p_k (sum 1) and their
 mean D,
     eta = max(1, sum_k p_k ||D_k||^2 / (2 (||D||^2 + eps))),   w_global <- w_global + eta * D.
-In the paper, p_k = 1 / |S|. The authors' code and this implementation use the weights of the
-average. The algorithm is named fedexp_step to distinguish it from this program. Running statistics
-of batch norm are averaged, not extrapolated.
+In the paper, p_k = 1 / |S|. In the authors' code and here, p_k is the weight of client k in
+FedAvg's average. The algorithm is named fedexp_step to distinguish it from this program. Running
+statistics of batch norm are averaged, not extrapolated.
 
 Differs from the released code: That code multiplies eps by |S| and, in each round, by the square of
 the learning rate's decay. It evaluates the mean of the last two global models; fedexp evaluates the

@@ -191,7 +191,7 @@ def check_overrides(overrides: Sequence[str], folders: list[Path]) -> None:
     for text in overrides:
         if key_of(text).startswith("hydra") and "_target_" in text:
             raise ConfigError(
-                f"{text}: names Python code, which is only allowed in a file in your --config-dir"
+                f"{text}: refers to Python code; only files in your --config-dir may do this"
             )
     check_names(overrides, [*groups, *PRESETS])
     check_values(overrides, folders)

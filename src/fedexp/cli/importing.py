@@ -187,7 +187,7 @@ def arrange_log(path: Path, log: Sequence[Mapping[str, str]]) -> tuple[list[list
             key = -1 if trained == "None" else int(trained), int(tested)
         except ValueError as error:
             raise ConfigError(
-                f"{path}: has an experience that is not an integer ({error})"
+                f"{path}: has an experience (task) that is not an integer ({error})"
             ) from error
         if key in found:
             raise ConfigError(

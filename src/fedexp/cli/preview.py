@@ -285,7 +285,7 @@ def show_jobs(jobs: Sequence[Planned], measured: Sequence[Measured]) -> list[flo
         if unknown
         else ""
     )
-    print(f"left: {total}, one job at a time (estimated from measured rounds){more}")
+    print(f"remaining time: {total}, one job at a time (estimated from measured rounds){more}")
     others = [f", {number} {kind}" for kind, number in sorted(counts.items()) if kind != "done"]
     print(f"{len(jobs)} jobs: {counts['done']} done{''.join(others)}")
     return seconds

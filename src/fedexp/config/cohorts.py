@@ -92,7 +92,7 @@ def check_clients(path: Path, number: int, clients: list[Any], num_clients: int,
 
 
 def check_completed_rounds(directory: Path, cohorts: Rounds | None, rounds: int) -> None:
-    """Raise ConfigError if `cohorts` differs from the clients of a round that the run completed."""
+    """Raise ConfigError if `cohorts` names other clients for a round that is complete."""
     if cohorts is None or not rounds:
         return
     before = read_rounds(directory / files.CLIENTS)

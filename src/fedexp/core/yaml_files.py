@@ -67,7 +67,7 @@ def check(text: str) -> None:
 
 
 def check_directories(folders: Iterable[Path]) -> None:
-    """Raise ConfigError for yaml files of a user that would make every command fail or hang."""
+    """Raise ConfigError if one of the user's yaml files would make every command fail or hang."""
     for path in sorted(path for folder in folders for path in folder.rglob("*.yaml")):
         if path.is_dir():
             continue

@@ -130,7 +130,7 @@ def encode_labels(
 
 @dataclass(frozen=True, kw_only=True)
 class HuggingFaceImages(Hub, Dataset):
-    """Images: grey if dataset.mean has 1 value, and in colour if dataset.mean has 3 values."""
+    """Images that are greyscale if dataset.mean has one value, and in colour if it has three."""
 
     # images are resized to size x size pixels; None: they already have the same size
     size: Side | None

@@ -203,10 +203,10 @@ class Neurons(nn.Module):
 class LiveNetwork(FunctionalNetwork):
     """A model in training.
 
-    A call with the attribute `params` of this object runs the model in train mode. The optimizer
-    updates the tensors in `params` in place. A call with the parameters for which `gradient`
-    computes a gradient also runs in train mode. A call with any other parameters, such as those of
-    a teacher, runs in eval mode.
+    The parameters in a call select the mode. The model runs in train mode with the attribute
+    `params` of this object, or with the parameters for which `gradient` computes a gradient. It
+    runs in eval mode with any other parameters, such as those of a teacher. The optimizer updates
+    the tensors in `params` in place.
     """
 
     def __init__(self, frozen: FunctionalNetwork):

@@ -80,10 +80,10 @@ def in_out_local(accuracy: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, 
 
     This is FedNTD (NeurIPS 2022) Definition 1, Eqs. 6-7. The in-local accuracy is <A, p> with p_c =
     n_c / n, and the out-local accuracy is <A, q> with q_c = (1 - p_c) / (C - 1). `accuracy` [...,
-    C] contains the class accuracies A on the global test set, and `counts` [..., C] the numbers of
-    training labels n_c. The weights of classes without test examples are distributed over the other
-    classes in proportion. With one class, the out-local accuracy is nan. Without training examples,
-    both are nan.
+    C] contains the class accuracies A on the global test set. `counts` [..., C] contains the
+    numbers of training labels n_c. Classes without test examples are left out, and the weights of
+    the other classes are divided by their sum. With one class, the out-local accuracy is nan.
+    Without training examples, both are nan.
     """
     accuracy, counts = np.broadcast_arrays(
         np.asarray(accuracy, dtype=np.float64), np.asarray(counts, dtype=np.float64)

@@ -223,9 +223,9 @@ def checked(
 ) -> Mapping[str, Any]:
     """Return a metric's values after checking that they can be written to a table.
 
-    clients: the number of clients, if each value must be a sequence with one number per client.
-    None: each value must be a single number. Raises ConfigError for any other value, which a
-    user-defined metric may return.
+    clients: the number of clients if each value must be a sequence with one number per client, or
+    None if each value must be a single number. Raises ConfigError for any other value. Only
+    user-defined metrics return such values.
     """
     name = f"forgetting_metric: {type(metric).__name__}"
     if not isinstance(values, Mapping) or not all(isinstance(key, str) for key in values):

@@ -172,8 +172,8 @@ def load_weights(network: nn.Module, path: str, head: str, of: str, found: Any =
         name = sorted(map(str, missing or wrong))[0]
         problem = "is missing" if missing else "does not fit the network"
         raise ConfigError(
-            f"model.weights={path}: {name} {problem}; must be the state dict of {of}, which needs"
-            " colour images"
+            f"model.weights={path}: {name} {problem}; the file must be the state dict of {of},"
+            " a network for colour images"
         )
     network.load_state_dict(given, strict=False)
 

@@ -180,7 +180,7 @@ def estimate_hours(jobs: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def count_verdicts(table: pd.DataFrame | None) -> dict[str, str]:
-    """Return the numbers of measured values, verdicts and reproduced orders in a table, as text."""
+    """Return how many values were measured and how many agree with the paper, as text."""
     if table is None or not len(table):
         return {}
     full = first_reading(table)

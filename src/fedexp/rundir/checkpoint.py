@@ -213,7 +213,7 @@ def check_form(path: Path, state: object) -> None:
 
 
 def by_view(state: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
-    """Return the test results in a checkpoint by view.
+    """Return a checkpoint's test results as a dict that maps views to results.
 
     The results of the first view are on the top level of the checkpoint. Older checkpoints only
     have the plain view.

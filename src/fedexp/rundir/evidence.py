@@ -214,7 +214,7 @@ def check_form(value: Mapping[str, Any]) -> None:
     """
     kinds = {"overrides": list} if "elsewhere" in value else KINDS
     if "elsewhere" in value and not NOTED.fullmatch(value["elsewhere"]):
-        raise ValueError(f"{value['elsewhere']}: not a run of another sweep")
+        raise ValueError(f"{value['elsewhere']}: must be a run of another sweep")
     for name, kind in kinds.items():
         if not isinstance(value[name], kind):
             raise ValueError(f"`{name}` is not a {kind.__name__}")
@@ -242,7 +242,7 @@ def kept_files(sweep: Path) -> dict[str, Path]:
 
 
 def kept_below(folders: Iterable[Path]) -> Iterator[dict[str, Any]]:
-    """Yield the content of each run file in these folders and their subfolders.
+    """Yield the contents of all kept runs in these folders and their subfolders.
 
     Unreadable files, and files that only refer to a run in another sweep, are skipped.
     """

@@ -64,11 +64,11 @@ class Worker:
         self.runtime, self.engine = runtime.to(self.device), engine
 
     def publish(self, server: Tree) -> None:
-        """Store the server's state for later orders."""
+        """Store the server's state for later calls of `train`."""
         self.server = move(server, self.device)
 
     def echo(self, value: Any) -> Any:
-        """Return the value. The arrival of this answer shows that all earlier orders are done."""
+        """Return the value. When the reply arrives, all earlier calls are finished."""
         return value
 
     def train(self, algorithm: FedAvg, cohort: Cohort, lr: float, evaluate_local: bool) -> Trained:

@@ -201,7 +201,7 @@ class Replaying(Steps):
         self.graphs.step(self.recorded, graph_size(active, self.clients.count))
 
     def retire(self, active: int) -> None:
-        """Copy the values of finished clients before a graph for more clients overwrites them."""
+        """Copy the values of finished clients, because the graph may update them again."""
         done, ours, theirs = slice(active, self.before), self.clients.frame, self.recorded.frame
         kept = ((each.params, each.buffers, each.losses) for each in (ours, theirs))
         tree.map(lambda to, of: to[done].copy_(of[done]), *kept)
