@@ -289,7 +289,7 @@ def test_restore_makes_run_directories(tmp_path, capsys):
         remove_runs(sweep)
     with pytest.raises(
         ConfigError,
-        match=r"2 runs are saved as files: `fedexp report .*/a --restore DIR` makes",
+        match=r"2 runs are saved as files: `fedexp report .*/a --restore DIR` restores",
     ):
         fedexp.load_sweep(sweeps[0])
     assert call("report", [*map(str, sweeps), "--restore", str(out)]) == 0
