@@ -487,7 +487,7 @@ def history_of_one_round():
     return history
 
 
-def test_accuracies_before_and_after_a_round_equal_hand_calculation():
+def test_accuracies_before_and_after_a_round_match_values_worked_by_hand():
     """The joint distribution is (5/8, 3/8): after the round 0.6 * 5/8 + 0.2 * 3/8 = 0.45 in and
     0.35 out. The clients' in-local accuracies are 0.75 and 0.6, the out-local ones 0.25 and 0.6."""
     found = before_and_after(history_of_one_round())

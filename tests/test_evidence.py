@@ -166,10 +166,10 @@ RUN = {
     [
         (
             {"counts": [[10**12, 0]]},
-            "counts add up to 1,000,000,000,000 examples; at most 67,108,864",
+            "counts is 1,000,000,000,000 examples; at most 67,108,864",
         ),
         ({"counts": [[10**30, 0]]}, "examples; at most"),
-        ({"counts": [[2**26, 0], [0, 1]]}, "counts add up to 67,108,865 examples"),
+        ({"counts": [[2**26, 0], [0, 1]]}, "counts is 67,108,865 examples"),
         ({"counts": [[-5, 5]]}, "counts must be one non-negative integer"),
         ({"counts": [[0.5, 1]]}, "counts must be one non-negative integer"),
         ({"counts": [[True, 1]]}, "counts must be one non-negative integer"),
@@ -202,7 +202,7 @@ def test_run_file_with_invalid_class_counts_is_rejected(changed, message, tmp_pa
         ({"config": None}, "`config` is not a dict"),
         (
             {"partitions": [KEPT] * 2 + [KEPT | {"counts": [[2**26, 0]]}]},
-            "counts add up to 67,108,872",
+            "counts is 67,108,872",
         ),
         ({"tables": {"rounds.csv": ["round"]}}, "not a valid run file"),
         ({"tables": {"rounds.csv": {"a": "1,2", "b": "1"}}}, "columns of different lengths"),

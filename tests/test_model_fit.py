@@ -47,7 +47,7 @@ class Weighted(Fixed):
         return network
 
 
-def test_a_model_for_other_channels_is_rejected_with_both_shapes():
+def test_error_names_both_shapes_if_a_model_has_other_channels():
     said = (
         r"model: its network cannot process images of 1 x 6 x 6 \(channels x height x width\):"
         r" .*expected input"

@@ -128,7 +128,7 @@ def test_a_run_is_logged_with_its_configuration_metrics_and_results(
     assert capfd.readouterr() == ("", "")
 
 
-def test_results_do_not_use_the_step_of_the_next_round(tmp_path, fake_wandb):
+def test_final_results_are_not_logged_at_the_step_of_the_next_round(tmp_path, fake_wandb):
     """W&B drops rows whose step is not greater than the last one.
 
     Results take the step after the last round's, so the next round needs a greater step.

@@ -51,9 +51,9 @@ from fedexp.core.tree import Params, Tree
 
 
 def centre(logits: Tensor, member: Tensor) -> Tensor:
-    """Subtract the mean over some classes from logits [B, C], and set all other logits to 0.
+    """Subtract the mean over the member classes from their logits, and set other logits to 0.
 
-    member: [C], 1 for these classes and 0 for all others.
+    logits: [B, C]. member: [C], 1 for a member class and 0 for any other class.
     """
     return (logits - (logits * member).sum(-1, keepdim=True) / member.sum()) * member
 

@@ -111,7 +111,7 @@ def names(
 def grouped(
     runs: Sequence[Run], without: str = "", of_data: bool = False
 ) -> dict[str, dict[str, list[Run]]]:
-    """Return setting -> method -> runs, in the order of the runs.
+    """Return a dict that maps each setting to a dict from methods to their runs.
 
     See `names` for the arguments.
     """

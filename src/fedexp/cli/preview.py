@@ -97,7 +97,7 @@ def show_state(plan: Plan) -> None:
 
 
 def add_deadline(launches: Sequence[Sequence[str]], deadline: float) -> list[list[str]]:
-    """Add an override to each multirun that passes the deadline to the jobs."""
+    """Pass the deadline to the jobs of each multirun by adding an override."""
     return [[*each, f"+hydra.job.env_set.{DEADLINE}='{deadline:.3f}'"] for each in launches]
 
 

@@ -29,7 +29,7 @@ UPLOAD_SECONDS = 600.0  # more than during a run, since a push does nothing but 
 
 
 def list_directories(directories: Sequence[Path]) -> list[Path]:
-    """Insert the run directories of each sweep before the sweep, and return all directories."""
+    """Return all directories, with the run directories of each sweep before the sweep itself."""
     found: list[Path] = []
     for directory in directories:
         if is_sweep(directory):

@@ -34,9 +34,9 @@ def require_trusted(name: str, key: str) -> None:
     if name.startswith(OWN) or find_naming_file(name):
         return
     raise ConfigError(
-        f"{key}={name}: is not a fedexp class; name your own classes in a yaml file in a"
-        " directory given with --config-dir (in Python config_dir=), not on the command line (see"
-        " docs/guide/your_own_parts.md)"
+        f"{key}={name}: is not a fedexp class; name your own class in a yaml file, and pass the"
+        " file's directory with --config-dir (in Python config_dir=), as in"
+        " docs/guide/your_own_parts.md"
     )
 
 

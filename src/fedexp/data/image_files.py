@@ -245,7 +245,7 @@ class Form(NamedTuple):
 
     @property
     def options(self) -> dict[str, Any]:
-        """Return the options in the names of cache entries; default values are omitted."""
+        """Return the options that are not default values, for the names of cache entries."""
         changed = {k: v for k, v in self._asdict().items() if v != self._field_defaults.get(k)}
         return {"channels": self.channels, "size": self.size} | changed
 

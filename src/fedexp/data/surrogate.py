@@ -102,8 +102,8 @@ class Surrogate(Checked, prefix="surrogate."):
     ) -> tuple[Data, tuple[Task, ...], np.ndarray]:
         """Return (data, tasks, indices of the surrogate examples).
 
-        The examples of a surrogate data set are appended to the training data. Otherwise, a
-        fraction of the training examples is removed from the tasks.
+        If the surrogate examples come from another data set, they are appended to the training
+        data. If they are a fraction of the training examples, they are removed from the tasks.
         """
         labels = data.y_train.clone()
         if not self.fraction:

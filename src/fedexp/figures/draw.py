@@ -249,10 +249,11 @@ def draw_cells(axes: Axes, cells: np.ndarray, colours: Colormap, **scale: Any) -
 
 
 def round_picture(history: History) -> np.ndarray:
-    """Return the class accuracies within the last round with local models, [S + 2, C].
+    """Return the class accuracies before, during and after a round, [S + 2, C].
 
-    The rows are the global model before the round, the S local models, and the global model after
-    the round. If a global model was not evaluated, its row is nan.
+    The round is the last one in which local models were tested. The rows are the global model
+    before the round, the S local models, and the global model after the round. If a global model
+    was not evaluated, its row is nan.
     """
     by_round = dict(zip(history.rounds, history.class_accuracy, strict=True))
     local, last = history.local_class_accuracy[-1], history.local_rounds[-1]

@@ -35,7 +35,7 @@ class ForgettingMetric(Checked, prefix="forgetting_metric."):
 
     @property
     def needs_neurons(self) -> bool:
-        """Return whether to compare neurons of models from before and after the last round."""
+        """Return whether the metric compares neurons of models before and after the last round."""
         return False
 
     def round_values(self, history: History) -> dict[str, float]:

@@ -284,7 +284,7 @@ def round_forgetting(settings: Sequence[Setting], title: str) -> Figure:
     """Draw cumulative distributions of round forgetting (Flashback Fig. 4)."""
     if not any(m.local_drops().size for setting in settings for m in setting.methods):
         raise ConfigError(
-            "no run evaluated local models; set forgetting_metric=round_drop"
+            "no run has accuracies of local models; set forgetting_metric=round_drop"
             " forgetting_metric.local=true"
         )
     return draw_sweep.round_forgetting(settings, title)

@@ -231,7 +231,7 @@ def check_form(value: Mapping[str, Any]) -> None:
             )
     if examples > MOST_EXAMPLES:
         raise ValueError(
-            f"its counts add up to {examples:,} examples; at most {MOST_EXAMPLES:,} are allowed"
+            f"the sum of its counts is {examples:,} examples; at most {MOST_EXAMPLES:,} are allowed"
         )
 
 

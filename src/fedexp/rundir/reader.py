@@ -131,7 +131,7 @@ class RunDirectory:
 
     @property
     def views(self) -> tuple[str, ...]:
-        """The test views of the run. The plain view of the test set comes first."""
+        """The kinds of test images of the run, such as plain and augmented. Plain comes first."""
         asked = configured_views(self.config)
         return tuple(
             view for view in VIEWS if view in asked or self.has(file_in_view(files.CLASSES, view))

@@ -40,7 +40,7 @@ class WorkerDied(RuntimeError):
 
 @dataclass
 class Order:
-    """A function call for a worker, and the position of the answer in the result."""
+    """A function call that a worker runs, and the position of its return value in the result."""
 
     name: str  # for messages
     call: Call

@@ -57,7 +57,7 @@ def _arguments(
     dilation: Any = 1,
     groups: int = 1,
 ) -> tuple[Tensor, Tensor, Tensor | None, Pair, Pair] | None:
-    """Return the arguments of `convolve` for a call of F.conv2d, or None to use F.conv2d."""
+    """Convert the arguments of F.conv2d to those of `convolve`. None: use F.conv2d instead."""
     # If clients share the weights, such as those of a teacher, one convolution is enough.
     if not (is_wrapped(input) and is_wrapped(weight)) or input.dim() != 4:
         return None
