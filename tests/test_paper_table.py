@@ -3,7 +3,7 @@
 import pytest
 
 from fedexp.analysis.layout import latex as layout_tex
-from fedexp.analysis.measures import format_value, is_accuracy, less_is_better
+from fedexp.analysis.measures import format_value, is_accuracy_key, less_is_better
 from fedexp.analysis.naming import displayed, ordered
 from fedexp.analysis.paper_table import Layout, make_table
 from fedexp.cli.commands import call
@@ -125,9 +125,9 @@ def test_values_that_are_shown_equal_are_both_bold(tmp_path):
 def test_larger_is_better_only_for_accuracies():
     accuracies = ("accuracy", "best_accuracy", "personal_accuracy_worst_augmented")
     small = ("forgetting", "forgetting_augmented", "personal_forgetting_worst", "test_loss")
-    assert all(map(is_accuracy, (*accuracies, "personal_accuracy_std")))
+    assert all(map(is_accuracy_key, (*accuracies, "personal_accuracy_std")))
     assert all(map(less_is_better, (*small, "personal_accuracy_std")))
-    assert not any(map(is_accuracy, small))
+    assert not any(map(is_accuracy_key, small))
     assert not any(map(less_is_better, accuracies))
     assert format_value(0.5, "accuracy_augmented") == "50.00"
     assert format_value(0.5, "forgetting_augmented") == "0.500"

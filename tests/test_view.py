@@ -287,7 +287,7 @@ def test_unusable_paths_are_rejected(case, tmp_path, capsys):
     arguments, message = {
         "missing": ([str(tmp_path / "sweeps/mien")], "mien: no such directory (nearest: 'mine')"),
         "a file": ([str(next(sweep.glob("*/rounds.csv")))], "rounds.csv: is not a directory"),
-        "empty": ([str(tmp_path / "empty")], "empty: contains no runs; a run's directory has"),
+        "empty": ([str(tmp_path / "empty")], "empty: contains no runs; a run directory contains"),
         "unwritable": (
             [str(sweep), "--out", str(tmp_path / "taken")],
             "taken: cannot be written (Is a directory)",

@@ -221,11 +221,11 @@ def markdown(table: pd.DataFrame, corner: str = "") -> str:
     return "\n".join(lines) + "\n"
 
 
-def all_markdown(parts: Sequence[Section]) -> str:
-    """Format all sections as Markdown, each with its legend."""
+def all_markdown(parts: Sequence[Section], level: int = 3) -> str:
+    """Format all sections as Markdown, each with its legend. level: the level of the headings."""
     texts: list[str] = []
     for part in parts:
-        title = f"### {part.title}" if part.title else ""
+        title = f"{'#' * level} {part.title}" if part.title else ""
         table = markdown(part.table, part.corner).strip()
         texts += filter(None, [title, part.about, table, part.legend])
     return "\n\n".join(texts) + "\n"

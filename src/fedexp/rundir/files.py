@@ -4,8 +4,8 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from fedexp.core import yaml_files
-from fedexp.core.storage import storing, write_atomically
+from fedexp.core import storage, yaml_files
+from fedexp.core.storage import storing
 from fedexp.data.views import VIEWS, file_in_view
 
 ROUNDS, CLASSES, CLIENTS, TASKS = "rounds.csv", "class_accuracy.csv", "clients.csv", "tasks.csv"
@@ -38,7 +38,7 @@ def remove_temporaries(directory: Path) -> None:
 
 def write_overrides(directory: Path, overrides: Iterable[str]) -> None:
     """Write the overrides of a job to .hydra/overrides.yaml."""
-    write_atomically(directory / OVERRIDES, yaml_files.dump(list(overrides)).encode())
+    storage.write_atomically(directory / OVERRIDES, yaml_files.dump(list(overrides)).encode())
 
 
 def set_aside(directory: Path, names: Iterable[str]) -> None:
