@@ -18,6 +18,7 @@ PAGES = sorted({ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").r
 NAMES = [path.relative_to(ROOT).as_posix() for path in PAGES]
 CODE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\(([^)\s]+)\)|^\[\w+\]: (\S+)$", re.MULTILINE)
+REFERENCE = re.compile(r"\]\[(\w+)\]")
 HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 # Generated for the site.
 GENERATED = {
@@ -37,7 +38,10 @@ def anchors(text: str) -> set[str]:
 
 
 def wrong_links(path: Path, text: str) -> Iterator[str]:
-    """Yield the links of a page to files or headings that do not exist."""
+    """Yield the links of a page to files, headings or references that do not exist."""
+    for name in REFERENCE.findall(text):
+        if not re.search(rf"^\[{name}\]: \S+$", text, re.MULTILINE):
+            yield name
     for target in (first or second for first, second in LINK.findall(text)):
         name, _, anchor = target.partition("#")
         file = (path.parent / name).resolve() if name else path
@@ -124,6 +128,7 @@ def test_wrong_links_are_found(tmp_path):
     page = tmp_path / "page.md"
     page.write_text(
         "# A `b` page\n\n[one](#a-b-page) [two](page.md#other) [three](nowhere.md)"
-        " [four](https://x.org)\n"
+        " [four](https://x.org) ![five][picture] [six][merged]\n\n"
+        "[picture]: page.md\n[last]: page.md [merged]:\npage.md\n"
     )
-    assert list(wrong_links(page, read(page))) == ["page.md#other", "nowhere.md"]
+    assert list(wrong_links(page, read(page))) == ["merged", "page.md#other", "nowhere.md"]
