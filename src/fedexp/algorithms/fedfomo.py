@@ -178,6 +178,7 @@ class FedFOMO(Personal, OwnTraining, ServerTraining):
         self, server: Tree, client: int, kept: Mapping[int, Tree], rng: np.random.Generator
     ) -> Tree:
         chosen = self.choose_models_for(server, client, sorted(kept.keys() - {client}), rng)
+        chosen.sort()  # so that sums do not depend on the order of the choice
         like, averages = server["affinity"], self.average_federations(server, kept)
         # In early rounds, some slots have no model. They are filled with the average, which is
         # ignored.
