@@ -94,6 +94,9 @@ class CCVR(MultiExchange, ServerTraining):
 
     def refine(self, net: ServerNetwork, server: Tree, messages: Tree, round: ServerRound) -> Tree:
         head = heads.head(server["local"])
+        if not tree.is_finite(server["sums"]):  # the run has diverged
+            nan = {name: torch.full_like(value, torch.nan) for name, value in head.items()}
+            return server | {"params": server["local"] | nan}
         x, y = self.virtual_features(server["sums"], round.rng)
         if len(y):
             head = self.calibrated(head, x.to(head[heads.WEIGHT]), y, round.rng)

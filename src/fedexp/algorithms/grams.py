@@ -67,7 +67,12 @@ def damp(grams: Tensor, factor: float) -> Tensor:
 
 
 def invert(matrix: Tensor) -> Tensor:
-    """Return the pseudo-inverse of a symmetric matrix [n, n], in float64."""
+    """Return the pseudo-inverse of a symmetric matrix [n, n], in float64.
+
+    If the matrix is not finite, all entries of the result are nan, so the run ends as diverged.
+    """
+    if not matrix.isfinite().all():
+        return torch.full_like(matrix, torch.nan, dtype=torch.float64)
     return torch.linalg.pinv(matrix.double(), hermitian=True)
 
 

@@ -275,9 +275,14 @@ def sample(simulation: Simulation, number: int) -> list[int]:
 
 
 def find_non_finite(done: Sequence[CohortResult]) -> list[int]:
-    """Return the clients whose loss, message or running statistics contain NaN or Inf."""
+    """Return the clients whose loss, message or running statistics contain NaN or Inf.
+
+    Clients that received NaN or Inf do not count, because an earlier exchange caused it.
+    """
     found: set[int] = set()
     for each in done:
+        if not tree.is_finite(each.sent):
+            continue
         finite = torch.isfinite(torch.tensor(each.losses))
         for leaf in tree.leaves((each.trained.messages, each.trained.buffers)):
             finite &= leaf.isfinite().reshape(len(finite), -1).all(1).cpu()
