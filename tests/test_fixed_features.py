@@ -20,7 +20,7 @@ from toy_federation import LOCAL, make_simulation, one_of_each_kind, play
 
 FROZEN = Own(head="fc", freeze=("backbone",))
 # The first two reject such a model. The others extend the network, so features are not stored.
-OTHERS = ("FedAlign", "FedBN", "LANDER", "AFFCL")
+OTHERS = ("FedAlign", "FedBN", "LANDER", "AFFCL", "RegMean")
 CHANGING = ("example_loss", "objective", "local_step", "client_setup", "finish", "refine", "heads")
 
 
@@ -52,6 +52,17 @@ def test_training_on_stored_features_equals_training_on_images(name, engine, pla
         for each, state in zip((fast, slow), states, strict=True)
     ]
     assert_equal(*[vars(one) for one in tested], atol=1e-12)
+
+
+@pytest.mark.parametrize("engine", ["sequential", "vectorised"])
+def test_features_are_not_stored_if_the_algorithm_reads_inputs_of_layers(engine):
+    """RegMean reads the inputs of the head, from which it computes Gram matrices."""
+    options = {"model": FROZEN, "augment": False, "engine": engine}
+    simulation = ROWS["RegMean"].simulation(**options)
+    assert simulation.runtime.data.train_features is None
+    merged, averaged = (play(each, 1) for each in (simulation, make_simulation(**options)))
+    key = "classifier.weight"
+    assert not torch.allclose(merged.server["params"][key], averaged.server["params"][key])
 
 
 def test_recorded_steps_use_the_features(plainly):

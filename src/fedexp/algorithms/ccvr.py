@@ -115,7 +115,11 @@ class CCVR(MultiExchange, ServerTraining):
         else:
             spread = square - total[:, :, None] * mean[:, None]
             values, vectors = torch.linalg.eigh(spread / (count - 1).clamp(min=1)[:, None, None])
-            drawn = drawn * values.clamp(min=0).sqrt()[:, None] @ vectors.mT
+            # A covariance of few examples has eigenvalues of zero, up to rounding. The square root
+            # would enlarge them from 1e-17 to 3e-9.
+            least = values[:, -1:] * values.shape[1] * torch.finfo(values.dtype).eps
+            values = torch.where(values > least, values, 0.0)
+            drawn = drawn * values.sqrt()[:, None] @ vectors.mT
         return (mean[:, None] + drawn).flatten(0, 1), classes.repeat_interleave(self.samples)
 
     def calibrated(self, head: Params, x: Tensor, y: Tensor, rng: np.random.Generator) -> Params:

@@ -28,6 +28,11 @@ def watch_inputs(module: nn.Module, widths: Widths) -> nn.Module:
     return module
 
 
+def is_watched(module: nn.Module) -> bool:
+    """Return whether `watch_inputs` changed the model."""
+    return any("watched" in vars(layer) for layer in module.modules())
+
+
 def keep_inputs(layer: Any, inputs: tuple[Tensor, ...]) -> None:
     layer.seen = inputs[0]
 
