@@ -113,11 +113,13 @@ class CCVR(MultiExchange, ServerTraining):
             variance = (square - total * mean) / (count - 1).clamp(min=1)[:, None]
             drawn = drawn * variance.clamp(min=0).sqrt()[:, None]
         else:
-            spread = square - total[:, :, None] * mean[:, None]
-            values, vectors = torch.linalg.eigh(spread / (count - 1).clamp(min=1)[:, None, None])
-            # A covariance of few examples has eigenvalues of zero, up to rounding. The square root
-            # would enlarge them from 1e-17 to 3e-9.
-            least = values[:, -1:] * values.shape[1] * torch.finfo(values.dtype).eps
+            freedom = (count - 1).clamp(min=1)[:, None, None]
+            spread = (square - total[:, :, None] * mean[:, None]) / freedom
+            values, vectors = torch.linalg.eigh(spread)
+            # A covariance of few examples has eigenvalues that are zero up to the rounding of
+            # `square`. The square root would enlarge them from 1e-17 to 3e-9.
+            size = (square / freedom).diagonal(dim1=-2, dim2=-1).sum(-1, keepdim=True)
+            least = size * values.shape[1] * torch.finfo(values.dtype).eps
             values = torch.where(values > least, values, 0.0)
             drawn = drawn * values.sqrt()[:, None] @ vectors.mT
         return (mean[:, None] + drawn).flatten(0, 1), classes.repeat_interleave(self.samples)
