@@ -480,10 +480,9 @@ def test_evaluate_works_for_a_run_on_texts(tmp_path):
         "dataset.vectors=null",
         "rounds=2",
     ]
-    small = [option for option in SMALL if not option.startswith("num_clients")]
-    done = fedexp.run(
-        [*small, *own, "num_clients=4", f"data_dir={tmp_path}"], directory=tmp_path / "run"
-    )
+    small = [option for option in quick_runs.FEDERATION if not option.startswith("num_clients")]
+    small += [*EXACT, "local.batch_size=60", "num_clients=4", f"data_dir={tmp_path}"]
+    done = fedexp.run([*small, *own], directory=tmp_path / "run")
     found = fedexp.evaluate(done)
     assert found.accuracy == pytest.approx(done.summary["accuracy"], abs=1e-12)
     again = fedexp.evaluate(done, "thucnews", overrides=[*own[2:4], f"data_dir={tmp_path}"])

@@ -73,7 +73,7 @@ def check_reads(model: Model, runtime: ClientRuntime) -> None:
 
 
 def check_parts(module: torch.nn.Module, algorithm: FedAvg) -> None:
-    """Raise ConfigError if the model does not provide a part that the algorithm needs.
+    """Raise ConfigError if a part that the algorithm needs is missing, or frozen if it is trained.
 
     Such parts are the features, the last layer and its bias.
     """
@@ -92,6 +92,12 @@ def check_parts(module: torch.nn.Module, algorithm: FedAvg) -> None:
             f"model: {name} needs {what}; name this layer in the yaml file of the model, such as"
             f" head: fc (model.head {known})"
         )
+    frozen = [k for k in algorithm.must_train if not module.get_parameter(k).requires_grad]
+    if frozen:
+        raise ConfigError(
+            f"model: {', '.join(frozen)} must be trainable, not frozen (requires_grad=False),"
+            f" because {name} trains the classifier separately"
+        )
 
 
 def pass_normalisation(module: torch.nn.Module, data: Data) -> None:
@@ -101,11 +107,10 @@ def pass_normalisation(module: torch.nn.Module, data: Data) -> None:
         reading.set_data_normalisation(data.mean, data.std)
 
 
-def check_frozen(module: torch.nn.Module, algorithm: FedAvg) -> None:
-    """Check and log which parameters are frozen (requires_grad=False).
+def check_frozen(module: torch.nn.Module) -> None:
+    """Log how many parameters are frozen (requires_grad=False).
 
-    Raises ConfigError if all parameters are frozen, or if the algorithm must train a frozen
-    parameter.
+    Raises ConfigError if all parameters are frozen.
     """
     every, trained = dict(module.named_parameters()), trainable(module)
     frozen = [name for name in every if name not in trained]
@@ -113,11 +118,6 @@ def check_frozen(module: torch.nn.Module, algorithm: FedAvg) -> None:
         raise ConfigError(
             "model: all parameters are frozen (requires_grad=False), but at least one must be"
             " trainable"
-        )
-    if wanted := [name for name in frozen if name in algorithm.must_train]:
-        raise ConfigError(
-            f"model: {', '.join(wanted)} must be trainable, not frozen (requires_grad=False),"
-            f" because {type(algorithm).__name__} trains the classifier separately"
         )
     if frozen:
         total, left = (sum(p.numel() for p in each.values()) for each in (every, trained))

@@ -75,7 +75,7 @@ def prepare(built: Built, share: int | None = None, before: str | None = None) -
     # Batches are padded to the batch size, so limit it to the number of training examples.
     local = replace(built.local, batch_size=min(built.local.batch_size, len(data.y_train)))
     built = replace(built, algorithm=algorithm, local=local)
-    check_frozen(module, algorithm)
+    check_frozen(module)
     initial = {name: parameter.detach().clone() for name, parameter in trainable(module).items()}
     runtime = runtime_of(built, module, data, first, hardware)
     check_reads(built.model, runtime)
