@@ -14,8 +14,7 @@ from fedexp.algorithms.fedcurv import FedCurv
 from fedexp.algorithms.feddmc import FedDMC
 from fedexp.algorithms.fedfomo import FedFOMO
 from fedexp.algorithms.fedka import FedKA
-from fedexp.algorithms.lander import LANDER
-from fedexp.algorithms.target import TARGET
+from fedexp.algorithms.target import DataFree
 from fedexp.engine.network import FunctionalNetwork
 from fedexp.models import Output
 from fedexp.training import exchange, rounds
@@ -127,7 +126,7 @@ def count_additional_examples(algorithm, simulation, epochs):
     ):  # validation examples are not trained on; the client has two models
         held = sum(len(algorithm.held_out(federation, client)) for client in range(3))
         return -held * epochs, held * (algorithm.slots + 2 - epochs)
-    if isinstance(algorithm, TARGET | LANDER):
+    if isinstance(algorithm, DataFree):
         # a batch of images in each step: a gradient, and the answer of a teacher
         images = 3 * epochs * algorithm.batch_size
         return images, 2 * images

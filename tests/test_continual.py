@@ -30,6 +30,7 @@ from fedexp.algorithms.heads import HEAD
 from fedexp.algorithms.l2p import L2P
 from fedexp.algorithms.lander import LANDER
 from fedexp.algorithms.lorm import LoRM
+from fedexp.algorithms.mfcl import MFCL
 from fedexp.algorithms.pilora import PILoRA
 from fedexp.algorithms.target import TARGET
 from fedexp.analysis.algorithm_costs import read_option
@@ -165,6 +166,11 @@ ROWS = [
         other=dict(batches=1, batch_size=2, steps=2, width=2),
     ),
     Row(
+        MFCL,
+        dict(ft=0.8, kd=0.5, batches=2, batch_size=4, steps=4, lr_generator=0.05, width=4),
+        other=dict(batches=1, batch_size=2, steps=2, width=2),
+    ),
+    Row(
         FedCBDR,
         dict(
             samples=6, tau_old=0.8, tau_new=1.4, omega_old=1.2, omega_new=0.6, selection="leverage"
@@ -252,7 +258,7 @@ EVERY = [*ROWS, *ADAPTED, *PROMPTED]
 FIRST = first_of_each_class(EVERY)
 BY_NAME = {row.name: row for row in EVERY}
 # not FedAvg in the first task
-OTHERWISE_AT_ONCE = (FedMultiHead, TARGET, LANDER, GLFC, AFFCL, PILoRA, LoRM)
+OTHERWISE_AT_ONCE = (FedMultiHead, TARGET, LANDER, MFCL, GLFC, AFFCL, PILoRA, LoRM)
 OTHERWISE_AT_ONCE += (L2P, DualPrompt, CODAPrompt)
 every_row = pytest.mark.parametrize(
     "row",

@@ -50,7 +50,7 @@ MODEL = ("adapt", "needs_features", "needs_head", "must_train", "heads")
 # what needs more than logits; FedAlign: a stage
 FEATURES = (
     *("AFCL", "AFFCL", "CCVR", "FedCBDR", "GLFC", "FedALA", "FedDecorr", "FedMultiHead"),
-    *("FedPAC", "FedProto", "FedRep", "FedRoD", "LANDER", "Moon"),
+    *("FedPAC", "FedProto", "FedRep", "FedRoD", "LANDER", "MFCL", "Moon"),
 )
 
 

@@ -97,6 +97,7 @@ class LANDER(DataFree, OwnModel):
     ltc: NonNegative  # weight of the bounding loss
     alpha_cur: Positive  # weight of the new task's losses
     alpha_pre: NonNegative  # weight of the distillation
+    temperature: Positive  # temperature T of teacher and student
     warmup: CountFrom0  # number of batches that the server generates and discards first
     # number of student steps on the server after each kept batch of images; 0: no student
     student_steps: CountFrom0

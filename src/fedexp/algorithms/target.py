@@ -78,11 +78,10 @@ class DataFree(NewClasses, Remembering, Rehearsal, ABC):
     sends: ClassVar[tuple[str, ...]] = ("params", "old", "new", "known", "images", "scale")
     inputs = ("images",)
 
-    temperature: Positive  # temperature T of teacher and student
     batches: Count  # number of batches of images that the server generates per task
     # number of images per batch
     batch_size: Annotated[int, Limit("at least 2", lambda images: images >= 2)]
-    steps: Count  # number of generator steps per batch
+    steps: Count  # number of generator steps: per batch, or per task in MFCL
     lr_generator: Positive
     # number of channels in the generator's last layers; earlier layers have twice as many
     width: Count
@@ -148,6 +147,7 @@ class DataFree(NewClasses, Remembering, Rehearsal, ABC):
 
 class TARGET(DataFree):
     kd: NonNegative  # weight of the distillation loss
+    temperature: Positive  # temperature T of teacher and student
 
     def make(self, net: ServerNetwork, server: Tree, pixels: Pixels, classes: Tensor) -> Tensor:
         """Generate the images as described in generator.py."""
