@@ -146,7 +146,7 @@ BY_WORD = (CFeD, FedDMC, FedKA, FedAlign)
         for row in table
     ],
 )
-@pytest.mark.parametrize("epochs", [1, 2])
+@pytest.mark.parametrize("epochs", [2, pytest.param(1, marks=pytest.mark.slow)])
 def test_declared_computation_matches_the_counted_passes(row, before, epochs, counts):
     settings = {"local": replace(PLAIN, epochs=epochs), "participation": 1.0}
     simulation = row.simulation(sizes=OF_STREAMS if row in STREAMS else SIZES, **settings)

@@ -248,7 +248,13 @@ def test_bare_model_is_the_cnn_of_w1():
     assert F.mse_loss(net(x), ours(x).logits).item() == 0
 
 
-@pytest.mark.parametrize("name", pairs.PAIRS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        name if name == "views" else pytest.param(name, marks=pytest.mark.slow)
+        for name in pairs.PAIRS
+    ],
+)
 def test_pairs_train_the_same_model(name, capsys):
     """Testing more changes no weight, and the other pairs differ only by rounding (fp32)."""
     if name in ("vit", "head"):

@@ -185,12 +185,8 @@ def without_run(case: Case) -> dict[str, bytes]:
     }
 
 
-def test_random_commands_end_cleanly(run_case, finished):
-    campaign(3, 0, run_case, finished)
-
-
 @pytest.mark.slow
-def test_more_random_commands_end_cleanly(run_case, finished):
+def test_random_commands_end_cleanly(run_case, finished):
     campaign(40, 1, run_case, finished)
 
 

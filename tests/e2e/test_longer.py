@@ -139,6 +139,7 @@ def test_extension_needs_more_rounds_than_finished(tmp_path):
     resuming.check_extension(tmp_path, {"rounds": 9}, {"rounds": 3})
 
 
+@pytest.mark.slow
 def test_extended_job_stays_in_its_sweep(fedexp, tmp_path):
     """The sweep's command counts the extended job, and finds it with the new number of rounds.
     Another sweep that reused the shorter run no longer does."""
