@@ -136,6 +136,9 @@ NOT_EXECUTED = {
     "fedexp dataset=(imagenet_r|domainnet) .*": (
         "needs images that are not downloaded; tests/test_mapped.py uses small ones"
     ),
+    "fedexp .*experiment=lorm/.*": (
+        "needs pretrained weights; tests/test_lorm_protocol.py runs a job without them"
+    ),
     "fedexp partition=flower .*": "an extra; tests/test_hub.py runs it",
     r"fedexp ('?tracker=\[wandb,tensorboard\]|tracker=tensorboard|tracker=mlflow).*": (
         "an extra; tests/test_more_trackers.py runs it"
