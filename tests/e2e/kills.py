@@ -149,7 +149,7 @@ class Campaign:
 
     def resume_command(self, engine: str, directory: Path) -> list[str]:
         """Return the command that continues the run."""
-        if engine != "sweep" and (directory / ".hydra" / "overrides.yaml").exists():
+        if engine != "sweep" and (directory / "config.yaml").exists():
             return ["resume=run", "tracker=none"]
         return self.arguments(engine)
 

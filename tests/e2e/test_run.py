@@ -134,7 +134,6 @@ def test_diverged_run_has_results(fedexp, tmp_path):
     assert (tmp_path / "run/figures/curves.png").exists()
 
 
-@pytest.mark.slow
 def test_profile_describes_the_second_round(fedexp, tmp_path):
     """The fused optimizer is called once per local step of round 2, and other rounds are not
     profiled."""

@@ -39,9 +39,10 @@ def profiled(directory: Path, number: int) -> Iterator[None]:
     table = operations(profiler)
     folder = directory / "profile"
     storage.write_atomically(folder / "operations.csv", table.to_csv(index=False).encode())
-    with tempfile.NamedTemporaryFile(suffix=".json") as trace:
-        profiler.export_chrome_trace(trace.name)
-        storage.write_atomically(folder / "trace.json.gz", gzip.compress(trace.read()))
+    with tempfile.TemporaryDirectory() as temporary:
+        trace = Path(temporary, "trace.json")
+        profiler.export_chrome_trace(str(trace))
+        storage.write_atomically(folder / "trace.json.gz", gzip.compress(trace.read_bytes()))
     shown = table.head(SLOWEST).to_string(index=False, float_format=lambda value: f"{value:.1f}")
     log.info(
         "round %d: the %d slowest operations (profile/operations.csv lists all operations):\n%s",
