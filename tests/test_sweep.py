@@ -235,6 +235,15 @@ def test_unknown_sweep_is_rejected():
         load("fedntd_tabel1")
 
 
+def test_overrides_of_a_single_value_are_rejected(tmp_path):
+    """Only a block has `with`; as a field of a value it would have no effect."""
+    path = tmp_path / "sweep" / "mine.yaml"
+    path.parent.mkdir()
+    path.write_text("mine: {blocks: [{algorithm: {fedavg: {with: [local.lr=0.1]}}}]}\n")
+    with pytest.raises(ConfigError, match=r"mine.yaml: .*fedavg: with: must be text or a number"):
+        load_sweep("mine", [tmp_path])
+
+
 def test_first_of_several_sweeps_with_the_same_name_is_used(tmp_path):
     for folder, name, text in [
         ("a", "all", "defaults: {seed: 1, rounds: 3}\none: {rounds: 5}\n"),

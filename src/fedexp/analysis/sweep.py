@@ -242,6 +242,10 @@ def read_block(node: Mapping[str, Any], measures: tuple[Mapping[str, Any], ...])
 
 def read_axis(values: Mapping[Any, Mapping[str, Any]]) -> dict[str, Fields]:
     """Return a dict that maps the values of an axis to their fields, as text in Hydra's form."""
+    for value, fields in values.items():
+        for name, text in fields.items():
+            if isinstance(text, list | dict):
+                raise ValueError(f"{value}: {name}: must be text or a number")
     return {
         normalise_value(str(value)): {name: str(text) for name, text in fields.items()}
         for value, fields in values.items()
