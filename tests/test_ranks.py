@@ -135,6 +135,14 @@ def finished():
     ]
 
 
+def test_measure_without_values_is_a_dash(sweep, finished):
+    """A run with one task has no forgetting between tasks."""
+    for run in finished[:2]:
+        run.summary["forgetting"] = None
+    results, *_ = benchmark_sections(sweep, finished)
+    assert results.table.loc["FedAvg", "skew"] == "55.0 ± 7.1 (-)"
+
+
 def test_report_has_results_costs_and_ranks(sweep, finished):
     """The standard deviation over two seeds is 0.1 / sqrt(2) = 7.1 points."""
     results, costs, *ranks = benchmark_sections(sweep, finished)

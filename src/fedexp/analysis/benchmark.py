@@ -144,7 +144,8 @@ def format_results(runs: Sequence[RunDirectory], measures: Iterable[Sequence[str
     texts: list[str] = []
     for names in measures:
         is_percent = names[-1].endswith("accuracy")
-        values = [(100 if is_percent else 1) * read_value(run, names) for run in sound]
+        found = [read_value(run, names) for run in sound]
+        values = [(100 if is_percent else 1) * value for value in found if not np.isnan(value)]
         text = format_spread(values, 1 if is_percent else 2)
         texts.append(f"({text})" if texts else text)
     failed = len(runs) - len(sound)
