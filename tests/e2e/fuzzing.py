@@ -517,9 +517,8 @@ def damaged(draw: Any, content: bytes) -> bytes:
 def yaml_files(draw: Any) -> Case:
     """Draw a user's option in --config-dir."""
     group = draw(st.sampled_from(FOLDERS))
-    good = (
-        CONF / group / f"{draw(st.sampled_from(list_options(group, [CONF])))}.yaml"
-    ).read_bytes()
+    paths = sorted((CONF / group).rglob("*.yaml"))
+    good = draw(st.sampled_from(paths)).read_bytes()
     bad = st.one_of(st.sampled_from(YAML).map(str.encode), damaged(good), st.binary(max_size=20))
     text = (
         draw(bad)
