@@ -449,6 +449,10 @@ DATA = {
 }
 
 
+# They need a vision transformer, adapters or a frozen backbone.
+PRETRAINED = ("afcl", "codaprompt", "dualprompt", "l2p", "lorm", "pilora")
+
+
 @st.composite
 def groups(draw: Any) -> tuple[dict[str, str], list[str]]:
     """Draw options of some groups, and overrides that most of them need."""
@@ -457,7 +461,10 @@ def groups(draw: Any) -> tuple[dict[str, str], list[str]]:
     more += DATA[kind][1]
     drawn = draw(st.lists(st.sampled_from(GROUPS), max_size=2, unique=True))
     for group in {*drawn, "algorithm"} - {"model" if kind == TEXTS else "dataset"}:
-        chosen[group] = draw(st.sampled_from(list_options(group, [CONF])))
+        options = list_options(group, [CONF])
+        if group == "algorithm" and likely(draw, 0.95):
+            options = [option for option in options if option not in PRETRAINED]
+        chosen[group] = draw(st.sampled_from(options))
     target = str(defaults_of("algorithm", chosen["algorithm"])["algorithm._target_"])
     scenarios = find_class(target, "").scenarios
     if chosen.get("scenario", "none") not in scenarios and likely(draw, 0.9):
@@ -485,7 +492,7 @@ def command_lines(draw: Any) -> Case:
         chosen = chosen | {group: draw(st.one_of(typo(chosen[group]), st.sampled_from(ODD)))}
         return Case((*(f"{group}={option}" for group, option in chosen.items()), *more))
     arguments = [f"{group}={option}" for group, option in chosen.items()] + more
-    arguments += [draw(setting(chosen)) for _ in range(draw(st.sampled_from([1, 0, 2, 0, 1])))]
+    arguments += [draw(setting(chosen)) for _ in range(draw(st.sampled_from([0, 1, 0, 2, 0])))]
     if likely(draw, 0.06):
         arguments.append(draw(st.text(CHARACTERS, min_size=1, max_size=10)))
     if likely(draw, 0.06):

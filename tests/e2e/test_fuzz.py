@@ -195,5 +195,4 @@ def test_random_commands_end_cleanly(run_case, finished):
 def test_many_random_commands_complete_or_are_rejected(run_case, finished):
     start = int(os.environ.get("FEDEXP_FUZZ_SEED", "2"))
     outcomes = campaign(int(os.environ["FEDEXP_FUZZ_CASES"]), start, run_case, finished)
-    # Most random combinations of options are rejected; many algorithms need a certain model.
-    assert min(outcomes["completed"], outcomes["rejected"]) > 0.05 * sum(outcomes.values())
+    assert min(outcomes["completed"], outcomes["rejected"]) > 0.1 * sum(outcomes.values())
