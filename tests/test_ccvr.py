@@ -89,6 +89,20 @@ def test_virtual_features_have_the_mean_and_covariance(covariance):
         assert_close(x[y == c].T.cov(), expected, 0.12)
 
 
+def test_virtual_features_do_not_depend_on_the_signs_of_eigenvectors(monkeypatch):
+    """A CPU and a GPU give eigenvectors different signs."""
+    features, labels = random(12, 3), torch.arange(12) % 2
+    sums = class_sums(features, F.one_hot(labels, 4), "full")
+    expected, eigh = ALGORITHM.virtual_features(sums, np.random.default_rng(0)), torch.linalg.eigh
+
+    def flipped(matrix):
+        values, vectors = eigh(matrix)
+        return values, vectors * torch.tensor([1.0, -1, -1])
+
+    monkeypatch.setattr(torch.linalg, "eigh", flipped)
+    assert_close(ALGORITHM.virtual_features(sums, np.random.default_rng(0)), expected)
+
+
 def test_calibration_is_sgd_on_the_virtual_features():
     """Two epochs of one batch: with momentum, the second step also repeats 0.9 of the first."""
     head = {"classifier.weight": random(4, 3), "classifier.bias": random(4, seed=1)}

@@ -32,6 +32,7 @@ CHANGED = {
         "algorithm=fedka",
     ],
     "algorithm=fedala": [],
+    "algorithm=ccvr": ["algorithm=ccvr algorithm.covariance=diagonal"],
     "algorithm=feddf algorithm.epochs_on_server=0": ["algorithm=feddf"],
     "algorithm=cfed_c surrogate.fraction=0.1": ["algorithm=cfed surrogate.fraction=0.1"],
     "dataset=thucnews model=textcnn algorithm=cfed algorithm.server_distillation=true": [

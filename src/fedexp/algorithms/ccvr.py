@@ -121,7 +121,9 @@ class CCVR(MultiExchange, ServerTraining):
             size = (square / freedom).diagonal(dim1=-2, dim2=-1).sum(-1, keepdim=True)
             least = size * values.shape[1] * torch.finfo(values.dtype).eps
             values = torch.where(values > least, values, 0.0)
-            drawn = drawn * values.sqrt()[:, None] @ vectors.mT
+            # The symmetric square root. The eigenvectors alone would not do, because their signs
+            # differ between a CPU and a GPU.
+            drawn = drawn @ vectors * values.sqrt()[:, None] @ vectors.mT
         return (mean[:, None] + drawn).flatten(0, 1), classes.repeat_interleave(self.samples)
 
     def calibrated(self, head: Params, x: Tensor, y: Tensor, rng: np.random.Generator) -> Params:

@@ -259,6 +259,13 @@ REVISIONS: tuple[Revision, ...] = (
         ),
     ),
     Revision("model", "BottleneckResNet", 2, "convolutions are initialised as in FedAlign's code"),
+    Revision(
+        "algorithm",
+        "CCVR",
+        2,
+        "virtual features do not depend on the signs of eigenvectors",
+        (equals("algorithm.covariance", "full"),),
+    ),
     Revision("analysis", "WeightDivergence", 2, SENT, (sends_another_model,)),
     Revision("analysis", "GradientDiversity", 2, SENT, (sends_another_model,)),
     Revision("analysis", "SeveralAnalyses", 2, SENT, (sends_another_model, compares_with_sent)),
