@@ -62,6 +62,7 @@ CONF = Path(__file__).parents[1] / "conf"
 HARDWARE = {"device": "cpu", "engine": "auto", "precision": "fp32", "cuda_graphs": True}
 HARDWARE |= {"jobs_per_gpu": 1}
 HARDWARE |= dict.fromkeys(("workers", "threads", "chunk"))
+SIMULATED = HARDWARE | {"precision": "fp64"}  # hardware of the simulations in tests
 # engines that `make test` compares for every algorithm
 PAIR = ("sequential", "vectorised")
 engines_compared = pytest.mark.parametrize(
@@ -324,9 +325,7 @@ def make_simulation(
         "algorithm": algorithm or FedAvg(),
         "forgetting_metric": forgetting_metric or RoundDrop(local=False),
         "analysis": analysis or NoAnalysis(),
-        "hardware": Hardware(
-            **HARDWARE | {"engine": engine, "precision": "fp64", "threads": threads}
-        ),
+        "hardware": Hardware(**SIMULATED | {"engine": engine, "threads": threads}),
         "tracker": NoTracker(),
     }
     seeds = seeds or Seeds(partition=0, sampling=0, training=0)
