@@ -3,6 +3,7 @@ on."""
 
 import importlib
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,8 @@ from torch import nn
 from torch.func import functional_call, grad, vmap
 
 from fedexp.core.errors import ConfigError
-from fedexp.models.cnn import CNN, pool
+from fedexp.models.cnn import CNN
+from fedexp.models.pooling import ScatteredMaxPool, pool
 from fedexp.models.resnet import TorchvisionResNet
 from toy_federation import random
 
@@ -274,6 +276,39 @@ def test_pooling_without_gradient_equals_pytorch(size, layout):
     expected = pool(x.requires_grad_()).detach()
     assert expected.isnan().sum() == 1
     torch.testing.assert_close(actual, expected, rtol=0, atol=0, equal_nan=True)
+
+
+def pool_by_scatter(x):
+    return ScatteredMaxPool.apply(x)[0]
+
+
+@pytest.mark.parametrize("size", [(4, 6), (5, 7)])
+@pytest.mark.parametrize("layout", [torch.channels_last, torch.contiguous_format])
+def test_gradient_of_pooling_by_scatter_equals_pytorch(size, layout):
+    """Bit for bit, also with equal values in a window, and under vmap."""
+    x = torch.randint(-2, 3, (5, 3, 2, *size)).double()
+    weight = random(3, 2, size[0] // 2, size[1] // 2)
+
+    def gradient(function):
+        return grad(lambda image: (function(image) * weight).sum())
+
+    for one in x:
+        one = one.to(memory_format=layout)
+        expected = gradient(partial(F.max_pool2d, kernel_size=2))(one)
+        assert torch.equal(gradient(pool_by_scatter)(one), expected)
+    expected = vmap(gradient(partial(F.max_pool2d, kernel_size=2)))(x)
+    assert torch.equal(vmap(gradient(pool_by_scatter))(x), expected)
+
+
+def test_second_derivatives_of_pooling_by_scatter_equal_pytorch():
+    x = random(4, 3, 2, 6, 5)
+
+    def second(function):
+        first = grad(lambda image: (function(image) ** 3).sum())
+        return vmap(grad(lambda image: (first(image) ** 2).sum()))(x)
+
+    expected = second(partial(F.max_pool2d, kernel_size=2))
+    torch.testing.assert_close(second(pool_by_scatter), expected)
 
 
 @pytest.mark.parametrize("option", ["cnn", "cnn_3fc", "t_cnn"])

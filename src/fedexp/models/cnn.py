@@ -2,15 +2,14 @@
 
 from typing import Annotated
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedexp.core.errors import ConfigError, require
 from fedexp.core.limits import Count, Counts, Limit
-from fedexp.core.private.torch_internals import in_transform
 from fedexp.core.tree import Params
 from fedexp.models import Model, Output, slim_convolution
+from fedexp.models.pooling import pool
 
 
 class CNN(Model):
@@ -137,27 +136,3 @@ class CNNModule(nn.Module):
         if self.unit is not None:
             features = F.normalize(self.unit(features), dim=-1)
         return Output(features, self.classifier(features), maps if self.keeps_maps else ())
-
-
-def pool(x: Tensor) -> Tensor:
-    """Apply 2x2 max-pooling and ReLU to x [N, C, H, W].
-
-    The order does not matter, because ReLU is monotonic. If pooling comes first, ReLU has only a
-    quarter of the values to process.
-    """
-    if x.shape[-1] % 2 == 0 and x.shape[-2] % 2 == 0:
-        ordinary = torch.is_grad_enabled() or in_transform() or x.device.type != "cpu"
-        if not ordinary and x.is_contiguous(memory_format=torch.channels_last):
-            return _maxima(x).relu_()
-    return F.relu(F.max_pool2d(x, 2, 2))
-
-
-def _maxima(x: Tensor) -> Tensor:
-    """Apply 2x2 max-pooling without storing the positions of the maxima.
-
-    The positions are needed only for gradients. Pooling without them takes a third of the time.
-    """
-    n, c, h, w = x.shape
-    rows = x.permute(0, 2, 3, 1).view(n, h // 2, 2, w // 2, 2 * c)
-    pairs = torch.maximum(rows[:, :, 0], rows[:, :, 1]).view(n, h // 2, w // 2, 2, c)
-    return torch.maximum(pairs[..., 0, :], pairs[..., 1, :]).permute(0, 3, 1, 2)
