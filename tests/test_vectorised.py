@@ -94,7 +94,7 @@ def test_convolution_per_client_equals_vmap(channels, kernel, padding, stride, c
         x, weight = (
             t.permute(0, 1, 3, 4, 2).contiguous().permute(0, 1, 4, 2, 3) for t in (x, weight)
         )
-    ours = value_and_gradients(lambda *inputs: convolve(*inputs, padding, stride), x, weight, bias)
+    ours = value_and_gradients(lambda *inputs: convolve(*inputs, stride, padding), x, weight, bias)
     torchs = value_and_gradients(
         lambda *inputs: F.conv2d(*inputs, padding=padding, stride=stride), x, weight, bias
     )
@@ -110,7 +110,7 @@ def test_gradients_per_example_and_client_equal_vmap(channels):
         one = grad(lambda weight, bias, x: (function(x, weight, bias) ** 3).sum(), argnums=(0, 1))
         return vmap(vmap(one, in_dims=(None, None, 0)))(weight, bias, x)
 
-    ours = gradients(lambda *inputs: convolve(*inputs, (1, 1)))
+    ours = gradients(lambda *inputs: convolve(*inputs, padding=1))
     torch.testing.assert_close(
         ours, gradients(partial(F.conv2d, padding=1)), rtol=1e-11, atol=1e-11
     )
@@ -131,8 +131,8 @@ def test_gradients_per_example_and_client_equal_vmap(channels):
     ids=str,
 )
 def test_only_plain_convolutions_run_per_client(shape, options, taken, monkeypatch):
-    calls = Mock(wraps=convolution.convolve)
-    monkeypatch.setattr(convolution, "convolve", calls)
+    calls = Mock(wraps=convolution._Convolution.apply)
+    monkeypatch.setattr(convolution._Convolution, "apply", calls)
     x, weight, bias = normal(3, 2, 4, 7, 7), normal(3, *shape), normal(3, shape[0])
     function = partial(F.conv2d, **options)
     expected = value_and_gradients(function, x, weight, bias)
@@ -149,8 +149,8 @@ def test_only_plain_convolutions_run_per_client(shape, options, taken, monkeypat
 
 def test_convolutions_with_shared_weights_or_input_stay_ordinary(monkeypatch):
     """A teacher's weights, or the test images of an evaluation, are the same for all clients."""
-    calls = Mock(wraps=convolution.convolve)
-    monkeypatch.setattr(convolution, "convolve", calls)
+    calls = Mock(wraps=convolution._Convolution.apply)
+    monkeypatch.setattr(convolution._Convolution, "apply", calls)
     module = CNN(channels=(3,), kernel=3, padding=1, hidden=(8,)).build((1, 6, 6), 4).double()
     frozen, shared = FunctionalNetwork(module, "fp64"), dict(module.named_parameters())
     net = ClientNetwork(frozen, {})
@@ -770,9 +770,7 @@ def test_gpu_streams_write_to_memory_of_the_main_stream(monkeypatch):
 
     monkeypatch.setattr(tree, "empty_stack", recording)
     x, weight = normal(3, 2, 6, 6, 6).cuda(), normal(3, 5, 6, 3, 3).cuda()
-    vmap(grad(lambda *inputs: (convolve(*inputs, None, (1, 1)) ** 2).sum(), argnums=(0, 1)))(
-        x, weight
-    )
+    vmap(grad(lambda *inputs: (convolve(*inputs, padding=1) ** 2).sum(), argnums=(0, 1)))(x, weight)
     assert allocated == [torch.cuda.current_stream()] * 3
 
 
@@ -781,7 +779,7 @@ def test_gpu_streams_do_not_disturb_each_other():
     """The sizes are those of training, so that the streams run at the same time."""
 
     def gradients(x, weight):
-        return grad(lambda *inputs: (convolve(*inputs, None, (2, 2)) ** 2).mean(), argnums=(0, 1))(
+        return grad(lambda *inputs: (convolve(*inputs, padding=2) ** 2).mean(), argnums=(0, 1))(
             x, weight
         )
 

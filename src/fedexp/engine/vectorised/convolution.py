@@ -30,11 +30,7 @@ Dims = tuple[Any, ...]
 
 
 class PerClientConvolutions(TorchFunctionMode):
-    """Mode that replaces F.conv2d by `convolve`.
-
-    A call is replaced only if the input and the weight are both stacked and the convolution has no
-    dilation and no groups.
-    """
+    """Mode that replaces F.conv2d by `convolve`."""
 
     def __torch_function__(
         self,
@@ -43,12 +39,10 @@ class PerClientConvolutions(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        kwargs = kwargs or {}
-        call = _arguments(*args, **kwargs) if function is F.conv2d else None
-        return function(*args, **kwargs) if call is None else convolve(*call)
+        return (convolve if function is F.conv2d else function)(*args, **(kwargs or {}))
 
 
-def _arguments(
+def convolve(
     input: Tensor,
     weight: Tensor,
     bias: Tensor | None = None,
@@ -56,40 +50,29 @@ def _arguments(
     padding: Any = 0,
     dilation: Any = 1,
     groups: int = 1,
-) -> tuple[Tensor, Tensor, Tensor | None, Pair, Pair] | None:
-    """Convert the arguments of F.conv2d to those of `convolve`. None: use F.conv2d instead."""
+) -> Tensor:
+    """Compute F.conv2d, inside vmap with one convolution per client if possible.
+
+    This requires that the input and the weight are both stacked and that the convolution has no
+    dilation and no groups. The result then has first derivatives, but no second derivatives.
+    """
+    # Cast once for all clients. On CUDA inside vmap, torch 2.11 does not cast the bias of some
+    # convolutions. torch has no autocast for the meta device.
+    if not input.is_meta and torch.is_autocast_enabled(input.device.type):
+        dtype = torch.get_autocast_dtype(input.device.type)
+        input, weight = input.to(dtype), weight.to(dtype)
+        bias = None if bias is None else bias.to(dtype)
+    plain = not isinstance(padding, str) and {*_pair(dilation), groups} == {1}
     # If clients share the weights, such as those of a teacher, one convolution is enough.
-    if not (is_wrapped(input) and is_wrapped(weight)) or input.dim() != 4:
-        return None
-    if isinstance(padding, str) or {*_pair(dilation), groups} != {1}:
-        return None
-    return input, weight, bias, _pair(padding), _pair(stride)
+    if plain and is_wrapped(input) and is_wrapped(weight) and input.dim() == 4:
+        return _Convolution.apply(input, weight, bias, _pair(padding), _pair(stride))
+    return F.conv2d(input, weight, bias, stride, padding, dilation, groups)
 
 
 def _pair(value: Any) -> Pair:
     """Return an option of a convolution, given as one int or two, as a pair of ints."""
     values = tuple(value) if isinstance(value, list | tuple) else (value,)
     return values * 2 if len(values) == 1 else values  # type: ignore[return-value]
-
-
-def convolve(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    padding: Pair,
-    stride: Pair = (1, 1),
-) -> Tensor:
-    """Compute F.conv2d of x [B, C, H, W], weight [O, C, h, w] and bias [O].
-
-    The result has first derivatives, but no second derivatives.
-
-    """
-    # Cast once for all clients. torch has no autocast for the meta device.
-    if not x.is_meta and torch.is_autocast_enabled(x.device.type):
-        dtype = torch.get_autocast_dtype(x.device.type)
-        x, weight = x.to(dtype), weight.to(dtype)
-        bias = None if bias is None else bias.to(dtype)
-    return _Convolution.apply(x, weight, bias, padding, stride)
 
 
 class _Convolution(Function):
