@@ -2,8 +2,8 @@
 
 torch.func.vmap converts the convolutions of several clients to one grouped convolution with one
 group per client. This module runs one ordinary convolution per client instead, on CUDA in several
-streams at the same time. With ten clients, this took 0.4 to 0.9 times as long as a grouped
-convolution on an H100, and 0.92 times as long on a CPU (benchmarks/RESULTS.md).
+streams at the same time. With ten clients, this took 0.5 to 1 times as long as a grouped
+convolution on an H200 (benchmarks/RESULTS.md), and 0.92 times as long on a CPU.
 """
 
 from collections.abc import Callable
