@@ -60,10 +60,10 @@ class ScatteredMaxPool(Function):
         return _Scatter.apply(grad, positions, *ctx.size)
 
     @staticmethod
-    def vmap(info: Any, in_dims: tuple[int], x: Tensor) -> tuple[tuple[Tensor, Tensor], int]:
+    def vmap(info: Any, in_dims: tuple[int], x: Tensor) -> tuple[tuple[Tensor, ...], Any]:
         x = x.movedim(in_dims[0], 0)
-        maxima, positions = ScatteredMaxPool.apply(x.flatten(0, 1))
-        return tuple(each.unflatten(0, x.shape[:2]) for each in (maxima, positions)), (0, 0)
+        pair = ScatteredMaxPool.apply(x.flatten(0, 1))
+        return tuple(each.unflatten(0, x.shape[:2]) for each in pair), (0, 0)
 
 
 class _Scatter(Function):
