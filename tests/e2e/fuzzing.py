@@ -444,7 +444,10 @@ DATA = {
     ),
     TEXTS: (
         {"dataset": "thucnews", "model": "textcnn"},
-        [f"data_dir={TEXTS}", "partition.min_size=1", "dataset={vocabulary: null, vectors: null}"],
+        [
+            *(f"data_dir={TEXTS}", "partition.min_size=1"),
+            *("dataset.vocabulary=null", "dataset.vectors=null"),
+        ],
     ),
 }
 
@@ -471,6 +474,8 @@ def groups(draw: Any) -> tuple[dict[str, str], list[str]]:
         chosen["scenario"] = scenarios[0]
     if chosen.get("partition", "lda") != "lda":
         more = [each for each in more if "min_size" not in each]
+    if kind != "digits" and chosen.get("scenario") == "class_incremental":
+        more.append("scenario.num_tasks=2")  # the small data sets have two or three classes
     if chosen.setdefault("tracker", "none") == "wandb":
         more.append("tracker.mode=disabled")
     needs = needs_of(chosen["algorithm"])
