@@ -66,7 +66,7 @@ def test_fp32_is_chosen_if_the_cpu_emulates_bf16(monkeypatch, cost):
     assert (chosen.precision, chosen.timed) == ("fp32", None)
 
 
-def test_tf32_is_timed_on_gpus_that_have_it(monkeypatch):
+def test_tf32_is_timed_and_suggested_on_gpus_that_have_it(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     for ampere, names in ((True, ["fp32", "tf32", "bf16"]), (False, ["fp32"])):
@@ -74,6 +74,9 @@ def test_tf32_is_timed_on_gpus_that_have_it(monkeypatch):
             torch.cuda, "is_bf16_supported", lambda including_emulation, has=ampere: has
         )
         assert resolved(device="cuda").precisions == names
+        monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "GPU")
+        sentence = resolved(device="cuda", precision="fp32").sentence()
+        assert ("fp32 (tf32 is faster" in sentence) == ampere
 
 
 def test_a_resumed_run_keeps_its_precision(monkeypatch, tmp_path):

@@ -236,10 +236,13 @@ class Resolved:
     def sentence(self) -> str:
         cuda = self.device.type == "cuda"
         name = self.device_name if cuda else plural(self.threads, "thread")
+        precision = self.precision
+        if cuda and precision == "fp32" and "tf32" in self.precisions:
+            precision = "fp32 (tf32 is faster and less exact)"
         if self.engine != "workers":
-            return f"{self.device} ({name}), engine {self.engine}, {self.precision}: {self.reason}"
+            return f"{self.device} ({name}), engine {self.engine}, {precision}: {self.reason}"
         count = plural(self.workers, "worker")
-        return f"{self.device} ({count} of {name} each), {self.precision}: {self.reason}"
+        return f"{self.device} ({count} of {name} each), {precision}: {self.reason}"
 
     def as_dict(self) -> dict[str, Any]:
         """Return the values for summary.json."""
