@@ -15,13 +15,12 @@ import fedexp
 from fedexp.analysis.posthoc import features, loss_plane, vectors
 from fedexp.analysis.posthoc.hessian import lanczos, largest_eigenvalues, loss_hessian
 from fedexp.analysis.posthoc.noise import measure_noise
-from fedexp.analysis.posthoc.pictures import make_picture
-from fedexp.analysis.posthoc.subject import Subject, load_subject
+from fedexp.analysis.posthoc.subject import Subject, load_subject, with_defaults
 from fedexp.analysis.sweep_figures import Method, Setting
 from fedexp.cli import main
 from fedexp.core.errors import ConfigError
 from fedexp.models.cnn import CNN
-from fedexp.papers.paper_figures import draw_picture
+from fedexp.papers.paper_figures import draw_picture, draw_run
 from fedexp.rundir import kept_models
 from fedexp.rundir.kept_models import KeptModel
 from fedexp.rundir.reader import RunDirectory
@@ -201,7 +200,7 @@ def test_scale_of_noise_equals_hand_calculation(toy):
     at = {name: value + 0.2 * e[name] for name, value in params.items()}
     found = measure_noise(toy, [0.2], draws=1, scale="relative", seed=0).loss[0, 0]
     assert found == pytest.approx(float(toy.runtime.evaluate(at).loss), rel=1e-12)
-    default = measure_noise(toy, draws=1, scale="relative").strengths
+    default = measure_noise(toy, None, 1, "relative", seed=0).strengths
     np.testing.assert_allclose(default, np.arange(11) / 20)
 
 
@@ -246,7 +245,7 @@ def test_models_are_embedded_together():
     again = features.embed(groups, seed=0, perplexity=3)
     np.testing.assert_array_equal(np.concatenate(found), np.concatenate(again))
     with pytest.raises(ConfigError, match=r"--perplexity 30: must be .* less than 10, the number"):
-        features.embed(groups, seed=0)
+        features.embed(groups, seed=0, perplexity=30.0)
 
 
 def test_unit_features_have_length_1():
@@ -316,7 +315,7 @@ def test_tsne_shows_the_models_of_two_runs(run, others, capsys, monkeypatch):
         f"{name}: {model}" for name in ("run", "copy") for model in models
     ]
     places = {name: group[["x", "y"]].to_numpy() for name, group in found.groupby("model")}
-    subject = load_subject(RunDirectory(run.directory), 2, most=12)
+    subject = subject_of(run, 12)
     for i, client in enumerate(clients):
         mine = subject.features(kept_models.load(run.directory, 2, client))
         np.testing.assert_allclose(places[f"run: client {client}"], mine, rtol=1e-9)
@@ -353,6 +352,12 @@ def test_tsne_rejects_runs_that_do_not_match(run, others, capsys):
         assert words in capsys.readouterr().err
 
 
+def subject_of(run, examples):
+    """Return the subject of an analysis of round 2 with this number of test examples."""
+    directory = RunDirectory(run.directory)
+    return load_subject(directory, with_defaults(directory, "tsne", {"examples": examples}), 2)
+
+
 def settings_of(*directories):
     """Return one setting with a method (A, B, ...) for each run."""
     methods = (
@@ -364,7 +369,7 @@ def settings_of(*directories):
 def test_noise_figure_of_a_sweep_shows_global_and_local_models(run, others):
     """For the global model and for the first client's model, which differs in the copy."""
     small = {"kind": "noise", "examples": 20, "device": "cpu", "draws": 2, "strengths": [0.0, 0.2]}
-    subject = load_subject(RunDirectory(run.directory), 2, most=20)
+    subject = subject_of(run, 20)
     settings, clients = settings_of(run.directory, others[0]), run.kept_clients(2)
     same = draw_picture(small, settings, "FedNTD Fig. 14").axes[0].lines
     assert same[0].get_label() == "A"
@@ -389,7 +394,7 @@ def test_figures_of_a_sweep_write_no_files(run):
         ("hypersphere", {"clients": 2}),
         ("tsne", {"perplexity": 5.0}),
     ):
-        assert make_picture(RunDirectory(run.directory), kind, small | options)().axes
+        assert draw_run({"kind": kind} | small | options, RunDirectory(run.directory)).axes
     assert sorted(run.directory.rglob("*")) == before
 
 

@@ -15,9 +15,17 @@ from matplotlib.figure import Figure
 from fedexp.analysis import draw_sweep
 from fedexp.analysis.draw_sweep import panels_of, shortened
 from fedexp.analysis.posthoc import draw as draw_models
+from fedexp.analysis.posthoc.features import embed_models
+from fedexp.analysis.posthoc.kinds import comparable_subjects
 from fedexp.analysis.posthoc.neurons import preferred_classes
-from fedexp.analysis.posthoc.pictures import joint_embedding, noise_result
-from fedexp.analysis.posthoc.subject import last_local_round, load_subject
+from fedexp.analysis.posthoc.noise import NoiseCurve, measure_noise
+from fedexp.analysis.posthoc.subject import (
+    last_local_round,
+    load_subject,
+    model_name,
+    require_local_models,
+    with_defaults,
+)
 from fedexp.analysis.sweep_figures import Method, Setting
 from fedexp.core.errors import ConfigError
 from fedexp.figures import draw as draw_run
@@ -299,7 +307,10 @@ def neurons(settings: Sequence[Setting], title: str) -> Figure:
     the models are aligned.
     """
     shown = {method.name: method.runs[0] for method in list_methods(settings)}
-    subjects = [load_subject(run, last_local_round(run), most=1000) for run in shown.values()]
+    subjects = [
+        load_subject(run, with_defaults(run, "neurons", {}), last_local_round(run))
+        for run in shown.values()
+    ]
     classes = len(subjects[0].runtime.data.classes)
     found = [preferred_classes(subject) for subject in subjects]
     return draw_models.neurons(list(shown), found, classes, shortened(title))
@@ -310,30 +321,37 @@ def noise(settings: Sequence[Setting], title: str, **options: Any) -> Figure:
 
     See FedNTD Fig. 14. options: flags of `fedexp analyse <run> noise`.
     """
-    found = [
-        (method.name, *noise_result(method.runs[0], options)) for method in list_methods(settings)
-    ]
-    curves = [(label, curve) for label, curve, _ in found]
-    models = {model for _, _, model in found}
-    subject = "a local model of each" if "client" in options else "the global models"
+    curves: list[tuple[str, NoiseCurve]] = []
+    models: set[str] = set()
+    for method in list_methods(settings):
+        run = method.runs[0]
+        given = with_defaults(run, "noise", options)
+        subject = load_subject(run, given, given.round, given.client)
+        curve = measure_noise(subject, given.strengths, given.draws, given.scale, given.seed)
+        curves.append((method.name, curve))
+        models.add(model_name(subject.model))
+    shown = "a local model of each" if "client" in options else "the global models"
     if len(models) == 1:
-        (subject,) = models
-    text = f"{title}; {subject}, {curves[0][1].examples:,} test examples"
+        (shown,) = models
+    text = f"{title}; {shown}, {subject.examples}"
     return draw_models.noise(curves, textwrap.fill(text, LINE))
 
 
 def joint_tsne(settings: Sequence[Setting], title: str, **options: Any) -> Figure:
     """Draw one t-SNE of the models of all methods, with one row per setting (FedNTD Fig. 21).
 
-    Settings with a single method are left out. options: flags of `fedexp analyse <run> tsne`.
+    The models are those of the last round with saved local models. Settings with a single method
+    are left out. options: flags of `fedexp analyse <run> tsne`.
     """
     rows, subjects = [], []
     for setting in settings:
         if len(setting.methods) > 1:
             runs = {method.name: method.runs[0] for method in setting.methods}
-            clouds, subject = joint_embedding(runs, options)
-            rows.append((setting.name, clouds))
-            subjects.append(subject)
+            number, *_ = map(require_local_models, runs.values())
+            given = with_defaults(setting.methods[0].runs[0], "tsne", options)
+            found = comparable_subjects(runs, given, number)
+            rows.append((setting.name, embed_models(found, number, given)))
+            subjects += list(found.values())[:1]
     if not rows:
         raise ConfigError("no setting has runs of at least two methods")
     labels, classes = subjects[0].labels, subjects[0].runtime.data.classes

@@ -64,10 +64,16 @@ def make_pictures(
 
 
 def draw_run(node: Mapping[str, Any], run: RunDirectory) -> "Figure":
-    """Draw a figure of `fedexp analyse` for one run. node: see `draw_picture`."""
-    from fedexp.analysis.posthoc.pictures import make_picture
+    """Draw a figure of `fedexp analyse` for one run.
 
-    return make_picture(run, str(node["kind"]), select_options(node))()
+    node: see `draw_picture`. Raises ConfigError if the run saved no local models.
+    """
+    from fedexp.analysis.posthoc.kinds import KINDS
+    from fedexp.analysis.posthoc.subject import require_local_models, with_defaults
+
+    require_local_models(run)
+    kind = str(node["kind"])
+    return next(KINDS[kind](run, with_defaults(run, kind, select_options(node)))).draw()
 
 
 def draw_picture(node: Mapping[str, Any], settings: Sequence[Setting], title: str) -> "Figure":

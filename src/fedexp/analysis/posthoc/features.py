@@ -1,5 +1,6 @@
 """Compare several models' features, on a circle (FedNTD Fig. 18) or by t-SNE (Fig. 19 to 21)."""
 
+from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -121,18 +122,16 @@ def require_same_examples(subjects: Sequence[Subject]) -> None:
             )
 
 
-def embed_models(
-    subjects: Mapping[str, Subject], number: int, clients: int, seed: int, perplexity: float
-) -> list[Cloud]:
+def embed_models(subjects: Mapping[str, Subject], number: int, options: Namespace) -> list[Cloud]:
     """Embed the features of all saved models of one round jointly in the plane by t-SNE.
 
-    number: the round. clients: the maximum number of local models per run. Raises ConfigError if
-    the runs' features have different dimensions.
+    number: the round. options: the flags of `fedexp analyse <run> tsne`. Raises ConfigError if the
+    runs' features have different dimensions.
     """
     models = [
         (label, model)
         for label, subject in subjects.items()
-        for model in models_of_round(subject.run, number, clients)
+        for model in models_of_round(subject.run, number, options.clients)
     ]
     features = [subjects[label].features(model) for label, model in models]
     sizes = sorted({each.shape[1] for each in features})
@@ -141,14 +140,14 @@ def embed_models(
             f"{' and '.join(subjects)}: the features of these runs have"
             f" {' and '.join(map(str, sizes))} dimensions, so they cannot be embedded together"
         )
-    places = embed(features, seed, perplexity)
+    places = embed(features, options.seed, options.perplexity)
     return [
         Cloud(label, model_name(model), each)
         for (label, model), each in zip(models, places, strict=True)
     ]
 
 
-def embed(features: Sequence[np.ndarray], seed: int, perplexity: float = 30.0) -> list[np.ndarray]:
+def embed(features: Sequence[np.ndarray], seed: int, perplexity: float) -> list[np.ndarray]:
     """Return each model's points [n, 2] in a joint t-SNE of all models' features [n, D].
 
     FedNTD uses t-SNE (van der Maaten and Hinton, JMLR 2008) for Fig. 19 to 21. The implementation

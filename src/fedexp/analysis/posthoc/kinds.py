@@ -14,7 +14,7 @@ from fedexp.analysis.posthoc import draw, features
 from fedexp.analysis.posthoc import loss_plane as planes
 from fedexp.analysis.posthoc.hessian import largest_eigenvalues
 from fedexp.analysis.posthoc.neurons import preferred_classes
-from fedexp.analysis.posthoc.noise import NoiseCurve, measure_noise
+from fedexp.analysis.posthoc.noise import measure_noise
 from fedexp.analysis.posthoc.subject import (
     Subject,
     last_local_round,
@@ -61,22 +61,6 @@ class Result:
         return [*self.lines, *(f"  {display_path(path)}" for path in paths)]
 
 
-def selected_subject(
-    run: RunDirectory, options: Namespace, number: int | None, client: int | None = None
-) -> Subject:
-    """Return the model and the examples that the command's options select."""
-    return load_subject(
-        run,
-        number,
-        client,
-        options.data,
-        options.examples,
-        options.seed,
-        options.device,
-        options.data_dir,
-    )
-
-
 def title_of(subject: Subject) -> str:
     return f"{subject.title}; {subject.examples}"
 
@@ -95,11 +79,11 @@ def loss_plane(run: RunDirectory, options: Namespace) -> Iterator[Result]:
     """
     if options.directions == "models":
         number = last_local_round(run) if options.round is None else options.round
-        subject = selected_subject(run, options, number)
+        subject = load_subject(run, options, number)
         models = chosen_models(run, subject.model.round, options.models)
         plane = planes.model_plane(subject, models, options.points)
     else:
-        subject = selected_subject(run, options, options.round, options.client)
+        subject = load_subject(run, options, options.round, options.client)
         plane = planes.plane_around(
             subject, options.directions, options.points, options.span, options.seed
         )
@@ -160,8 +144,8 @@ def noise(run: RunDirectory, options: Namespace) -> Iterator[Result]:
 
     The table has the columns draw, strength, loss and accuracy.
     """
-    subject = selected_subject(run, options, options.round, options.client)
-    found = measured_noise(subject, options)
+    subject = load_subject(run, options, options.round, options.client)
+    found = measure_noise(subject, options.strengths, options.draws, options.scale, options.seed)
     draws, strengths = np.indices(found.loss.shape)
     columns = {"draw": draws, "strength": found.strengths[strengths]}
     columns |= {"loss": found.loss, "accuracy": found.accuracy}
@@ -180,17 +164,12 @@ def noise(run: RunDirectory, options: Namespace) -> Iterator[Result]:
     )
 
 
-def measured_noise(subject: Subject, options: Namespace) -> NoiseCurve:
-    """Return loss and accuracy of the subject's model under the noise that the options specify."""
-    return measure_noise(subject, options.strengths, options.draws, options.scale, options.seed)
-
-
 def hessian(run: RunDirectory, options: Namespace) -> Iterator[Result]:
     """Compute the largest eigenvalues of the Hessian.
 
     The table has the columns number, eigenvalue and residual.
     """
-    subject = selected_subject(run, options, options.round, options.client)
+    subject = load_subject(run, options, options.round, options.client)
     found = largest_eigenvalues(subject, options.eigenvalues, options.seed, options.tolerance)
     numbers = np.arange(1, len(found.values) + 1)
     table = pd.DataFrame(
@@ -212,7 +191,7 @@ def hypersphere(run: RunDirectory, options: Namespace) -> Iterator[Result]:
     angles.
     """
     for number in rounds_to_show(run, options.round):
-        subject = selected_subject(run, options, number)
+        subject = load_subject(run, options, number)
         models = models_of_round(run, number, options.clients)
         angles, labels = features.circle_angles(subject, models), subject.labels
         names = [model_name(model) for model in models]
@@ -243,9 +222,7 @@ def tsne(run: RunDirectory, options: Namespace) -> Iterator[Result]:
     first = next(iter(subjects.values()))
     rows, frames = [], []
     for number in rounds:
-        clouds = features.embed_models(
-            subjects, number, options.clients, options.seed, options.perplexity
-        )
+        clouds = features.embed_models(subjects, number, options)
         rows.append((f"round {number}", clouds))
         for cloud in clouds:
             columns = {
@@ -271,7 +248,7 @@ def comparable_subjects(
 
     Raises ConfigError if the runs use different examples.
     """
-    subjects = {label: selected_subject(run, options, number) for label, run in runs.items()}
+    subjects = {label: load_subject(run, options, number) for label, run in runs.items()}
     features.require_same_examples(list(subjects.values()))
     return subjects
 
@@ -282,7 +259,7 @@ def neurons(run: RunDirectory, options: Namespace) -> Iterator[Result]:
     The table has the columns model, neuron and class.
     """
     for number in rounds_to_show(run, options.round):
-        subject = selected_subject(run, options, number)
+        subject = load_subject(run, options, number)
         found = preferred_classes(subject)
         size = found.classes.shape[1]
         frames = [

@@ -25,15 +25,14 @@ class NoiseCurve:
     strengths: np.ndarray  # float64 [s]
     loss: np.ndarray  # float64 [draws, s]: mean cross-entropy
     accuracy: np.ndarray  # float64 [draws, s]
-    examples: int
 
 
 def measure_noise(
     subject: Subject,
-    strengths: Sequence[float] | None = None,
-    draws: int = 5,
-    scale: str = "absolute",
-    seed: int = 0,
+    strengths: Sequence[float] | None,
+    draws: int,
+    scale: str,
+    seed: int,
 ) -> NoiseCurve:
     """Return loss and accuracy at the parameters w + s e, for each strength s and draw e.
 
@@ -62,4 +61,4 @@ def measure_noise(
         for j, strength in enumerate(strengths):
             point = move(origin, [(strength, direction)])
             loss[i, j], accuracy[i, j] = subject.measure(point)
-    return NoiseCurve(scale, np.array(strengths), loss, accuracy, len(subject.labels))
+    return NoiseCurve(scale, np.array(strengths), loss, accuracy)

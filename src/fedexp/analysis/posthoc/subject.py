@@ -1,7 +1,9 @@
 """The subject of an analysis: the saved models of a run, and the examples to evaluate."""
 
-from collections.abc import Sequence
+from argparse import Namespace
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,6 +15,7 @@ from fedexp.analysis.evaluation import (
     make_runtime,
 )
 from fedexp.analysis.networks import Parts, load_network
+from fedexp.analysis.posthoc.defaults import COMMON, OF_KIND
 from fedexp.core.errors import ConfigError
 from fedexp.core.rng import generator_for
 from fedexp.core.tree import Params
@@ -83,48 +86,41 @@ class Subject:
 
 
 def load_subject(
-    run: RunDirectory,
-    number: int | None = None,
-    client: int | None = None,
-    source: str = "test",
-    most: int = 1000,
-    seed: int = 0,
-    device: str = "auto",
-    data_dir: str | None = None,
+    run: RunDirectory, options: Namespace, number: int | None, client: int | None = None
 ) -> Subject:
     """Return a saved model of a run, with the examples to analyse.
 
-    number: the round, or None for the last saved round. client: the client whose local model is
-    analysed, or None for the global model. source: `test`, `train` (the training examples of all
-    clients, without augmentation) or the number of a client (its training examples). most: the
-    maximum number of examples. If there are more, a random subset is drawn with `seed`. data_dir:
-    the directory that contains the run's data now. Raises ConfigError if the model or the data are
-    missing.
+    options: the flags of `fedexp analyse`. `data` is `test`, `train` (the training examples of all
+    clients, without augmentation) or the number of a client (its training examples). If there are
+    more than `examples` examples, a random subset is drawn with `seed`. number: the round, or None
+    for the last saved round. client: the client whose local model is analysed, or None for the
+    global model. Raises ConfigError if the model or the data are missing.
     """
-    module, model, parts = load_network(run, number, data_dir, client)
-    data = select_examples(run, parts, source, most, seed)
-    runtime = make_runtime(run, module, parts, data, choose_hardware(run, device, exact=True))
-    kind = SOURCES.get(source)
-    examples = f"{kind} examples" if kind else f"training examples of client {source}"
+    module, model, parts = load_network(run, number, options.data_dir, client)
+    data = select_examples(run, parts, options)
+    hardware = choose_hardware(run, options.device, exact=True)
+    runtime = make_runtime(run, module, parts, data, hardware)
+    kind = SOURCES.get(options.data)
+    examples = f"{kind} examples" if kind else f"training examples of client {options.data}"
     title = run_title(run.config, run.summary)
     return Subject(run, runtime, model, title, f"{len(data.y_test):,} {examples}")
 
 
-def select_examples(run: RunDirectory, parts: Parts, source: str, most: int, seed: int) -> Data:
+def select_examples(run: RunDirectory, parts: Parts, options: Namespace) -> Data:
     """Return the run's data with the selected examples as the test set."""
-    data = load_own_data(parts, whole=source != "test")
+    data = load_own_data(parts, whole=options.data != "test")
     x, y, tasks = data.x_test, data.y_test, data.test_tasks
-    if source != "test":
-        numbers = torch.from_numpy(training_examples(run, source))
+    if options.data != "test":
+        numbers = torch.from_numpy(training_examples(run, options.data))
         if len(numbers) and int(numbers.max()) >= len(data.y_train):
             raise ConfigError(
                 f"{run.directory / files.PARTITION}: refers to more training examples than"
                 f" dataset={parts.dataset.name} has"
             )
         x, y, tasks = data.x_train[numbers], data.y_train[numbers], None
-    if len(y) > most:
-        rng = generator_for(seed, "examples of an analysis")
-        chosen = torch.from_numpy(np.sort(rng.choice(len(y), most, replace=False)))
+    if len(y) > options.examples:
+        rng = generator_for(options.seed, "examples of an analysis")
+        chosen = torch.from_numpy(np.sort(rng.choice(len(y), options.examples, replace=False)))
         x, y, tasks = x[chosen], y[chosen], None if tasks is None else tasks[chosen]
     return replace(drop_training_part(data), x_test=x, y_test=y, test_tasks=tasks)
 
@@ -168,6 +164,28 @@ def models_of_round(run: RunDirectory, number: int, limit: int) -> list[KeptMode
 def last_local_round(run: RunDirectory) -> int | None:
     """Return the last round with saved local models, or None if no local model was saved."""
     return max(kept_models.local_rounds(run.directory), default=None)
+
+
+def require_local_models(run: RunDirectory) -> int:
+    """Return the last round with saved local models. Raises ConfigError if no round has any."""
+    number = last_local_round(run)
+    if number is None:
+        raise ConfigError(f"{run.directory}: no local models were saved; {kept_models.LOCAL_HINT}")
+    return number
+
+
+def with_defaults(run: RunDirectory, kind: str, options: Mapping[str, Any]) -> Namespace:
+    """Return the given flags of `fedexp analyse`, and the default values of all other flags.
+
+    `client: first` selects the first local model from the last round with saved local models.
+    """
+    given = dict(options)
+    if given.get("client") == "first":
+        given["round"] = require_local_models(run)
+        files = kept_models.model_files(run.directory)
+        clients = [client for number, client in files if number == given["round"]]
+        given["client"] = min(client for client in clients if client is not None)
+    return Namespace(**COMMON | OF_KIND[kind] | given)
 
 
 def rounds_to_show(run: RunDirectory, requested: Sequence[int]) -> list[int]:
