@@ -21,7 +21,7 @@ from fedexp.config.build import build
 from fedexp.core import tree
 from fedexp.core.errors import ConfigError
 from fedexp.figures import list_figures
-from fedexp.figures.draw_analyses import class_reduction, degrees
+from fedexp.figures.draw_analyses import class_reduction, local_series
 from fedexp.figures.load import find_reduced_classes, load_run_data
 from fedexp.figures.style import styled
 from fedexp.metrics import weight_divergence as divergence
@@ -543,9 +543,11 @@ def test_class_reduction_figure_shows_the_forgetting_degree():
         history.add(number, np.array([accuracy]))
     for number, accuracy in ((1, 0.25), (3, 0.9)):
         history.add_local(number, np.array([0]), np.array([[accuracy]]))
-    rounds, values = degrees(history, 0, 0)
+    rounds, degrees, accuracies = local_series(history, 0)
     assert rounds.tolist() == [1, 3]
-    np.testing.assert_allclose(values, [0.25 / 0.500001, -1.0])
+    np.testing.assert_allclose(degrees, [[0.25 / 0.500001], [-1.0]])
+    assert accuracies.tolist() == [[0.25], [0.9]]
+    assert [each.shape for each in local_series(history, 1)] == [(0,), (0, 1), (0, 1)]
     config = {"schedule": {"classes": [{"round": 3, "shares": {"0": 0.25}}], "clients": None}}
     assert find_reduced_classes(config, history) == ((0, 0),)
     assert find_reduced_classes({}, history) == ()

@@ -150,7 +150,8 @@ def class_reduction(run: RunData, history: History) -> Figure:
         look: dict[str, Any] = {"color": f"C{number}", "linewidth": stroke(0.8)}
         name = run.classes[label] if label < len(run.classes) else label
         look_above = look | {"label": f"class {name}, client {client}"}
-        above.plot(*degrees(history, client, label), **look_above)
+        rounds, degrees, _ = local_series(history, client)
+        above.plot(rounds, degrees[:, label], **look_above)
         held = [history.counts_in(int(n))[client, label] for n in every]
         below.step(every, held, where="mid", **look)
     for axes in (above, below):
@@ -164,20 +165,21 @@ def class_reduction(run: RunData, history: History) -> Figure:
     return figure
 
 
-def degrees(history: History, client: int, label: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return (rounds, forgetting degrees) of one class for one client.
+def local_series(history: History, client: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return (rounds [T], forgetting degrees [T, C], class accuracies [T, C]) for one client.
 
-    Only rounds in which the client took part are included. Degrees are clipped at -1.
+    The values describe the client's local model after each round in which the client took part.
+    Degrees are clipped at -1.
     """
     rounds, values = [], []
     for index, number in enumerate(history.local_rounds):
-        place = np.flatnonzero(history.sampled[index] == client)
-        if len(place):
-            after = history.local_class_accuracy[index][place[0]]
-            degree = forgetting_degree(history.distributed(number), after)
+        for local in history.local_class_accuracy[index][history.sampled[index] == client]:
+            degree = forgetting_degree(history.distributed(number), local)
             rounds.append(number)
-            values.append(max(float(degree[label]), -1.0))
-    return np.array(rounds), np.array(values)
+            values.append((np.maximum(degree, -1.0), local))
+    shape = (len(rounds), 2, history.counts.shape[-1])
+    degrees, accuracies = np.array(values).reshape(shape).swapaxes(0, 1)
+    return np.array(rounds), degrees, accuracies
 
 
 PICTURES = {

@@ -29,6 +29,7 @@ from fedexp.analysis.posthoc.subject import (
 from fedexp.analysis.sweep_figures import Method, Setting
 from fedexp.core.errors import ConfigError
 from fedexp.figures import draw as draw_run
+from fedexp.figures.draw_analyses import local_series
 from fedexp.figures.style import (
     class_axis,
     colour_bar,
@@ -205,21 +206,14 @@ def client_class(settings: Sequence[Setting], title: str, client: int = 0) -> Fi
 
 
 def select_local_series(method: Method, client: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return (rounds [T], forgetting degrees [T, C], class accuracies [T, C]) for one client.
+    """Return `local_series` of a client in the method's first run.
 
-    The values describe the client's local model in the method's first run, after each round in
-    which the client took part. Degrees are clipped at -1.
+    Raises ConfigError if the client never took part.
     """
-    history = require_history(method, local=True)
-    cohorts = [np.asarray(sampled).tolist() for sampled in history.sampled]
-    found = [(i, cohort.index(client)) for i, cohort in enumerate(cohorts) if client in cohort]
-    if not found:
+    found = local_series(require_history(method, local=True), client)
+    if not found[0].size:
         raise ConfigError(f"{method.runs[0].directory}: client {client} never took part")
-    rounds = [history.local_rounds[i] for i, _ in found]
-    local = np.stack([history.local_class_accuracy[i][at] for i, at in found])
-    before = np.stack([history.distributed(number) for number in rounds])
-    degree = np.maximum(forgetting.forgetting_degree(before, local), -1.0)
-    return np.array(rounds), degree, local
+    return found
 
 
 def require_counts(method: Method, client: int) -> np.ndarray:
