@@ -404,10 +404,15 @@ def test_partition_must_return_parts_and_info(given):
         Returning(given=given).split(np.array([0, 1, 0, 1]), 2, np.random.default_rng(0))
 
 
-def test_optional_hook_without_its_base_class_is_rejected():
+@pytest.mark.parametrize(
+    ("hook", "base"),
+    [
+        ("refine", r"families\.ServerTraining"),
+        ("keeps", r"families\.KeepsPart"),
+        ("choose", r"exemplars\.Exemplars"),
+    ],
+)
+def test_optional_hook_without_its_base_class_is_rejected(hook, base):
     """Without the base, the hook would never be called, and the run would be FedAvg."""
-    with pytest.raises(ConfigError, match=r"defines refine.*families\.ServerTraining"):
-
-        class Refining(FedAvg):
-            def refine(self, net, server, messages, round):
-                return server
+    with pytest.raises(ConfigError, match=rf"defines {hook}.*{base}"):
+        type("Unrelated", (FedAvg,), {hook: lambda self, *values: None})

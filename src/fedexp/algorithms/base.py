@@ -146,14 +146,14 @@ OPTIONAL = {
     "personal_model": "Personal",
     "personal_broadcast": "Personal",
     "counted": "Personal",
+    "keeps": "KeepsPart",
     "exchanges": "MultiExchange",
     "closing_exchanges": "MultiExchange",
     "roles": "MultiExchange",
     "begin_task": "Continual",
     "heads": "TaskHeads",
     "rehearse": "Rehearsal",
-    "keep_examples": "Exemplars",
-    "with_kept": "Exemplars",
+    "choose": "Exemplars",
 }
 
 

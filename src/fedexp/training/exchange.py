@@ -224,11 +224,11 @@ class Exchange:
 
 
 def aggregate(
-    optimizer: ServerOptimizer, exchange: FedAvg, server: Tree, result: CohortResult
+    optimizer: ServerOptimizer, algorithm: FedAvg, server: Tree, result: CohortResult
 ) -> Tree:
     """Return the server's state after aggregation and the server optimizer's step."""
-    new = exchange.aggregate(server, result.trained.messages, result.round)
-    if exchange.trains_model:
+    new = algorithm.aggregate(server, result.trained.messages, result.round)
+    if algorithm.trains_model:
         buffers = tree.average_buffers(result.trained.buffers, result.round.weights)
         return optimizer.step(server, new) | {"buffers": buffers}
     return new
@@ -257,9 +257,9 @@ def aggregate_all(exchange: Exchange, clock: Clock) -> tuple[Tree, list[CohortRe
     return server, groups
 
 
-def broadcast(exchange: FedAvg, server: Tree) -> Tree:
+def broadcast(algorithm: FedAvg, server: Tree) -> Tree:
     """Return the message to all clients of an exchange, including the running statistics."""
-    return {"buffers": server["buffers"]} | exchange.broadcast(server)
+    return {"buffers": server["buffers"]} | algorithm.broadcast(server)
 
 
 def sample(simulation: Simulation, number: int) -> list[int]:
