@@ -20,6 +20,7 @@ from fedexp.analysis.naming import names
 from fedexp.analysis.sweep import Sweep
 from fedexp.data.views import PLAIN
 from fedexp.rundir.schema import OVER
+from reproduction.series import list_curves
 
 # columns: experiment, algorithm, round, test_accuracy, source
 RELEASED_CURVES = Path(__file__).with_name("released_curves.csv")
@@ -35,7 +36,7 @@ def draw_learning_curves(sweep: Sweep, runs: pd.DataFrame) -> Figure | None:
     Return None if there are no runs without tasks to draw. runs: the sweep's runs, see
     `runs.read_runs`.
     """
-    known = runs[(runs["task"] == 0) & runs["status"].isin(OVER) & (runs["measure"] != "")]
+    known = list_curves(runs[runs["status"].isin(OVER)])
     if not len(known):
         return None
     places = name_runs(known.drop_duplicates("run"))

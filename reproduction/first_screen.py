@@ -18,6 +18,7 @@ from fedexp.analysis.sweep import Sweep
 from fedexp.figures import style
 from fedexp.papers.runs import compute_hours
 from reproduction import statistics
+from reproduction.series import list_curves
 from reproduction.statistics import CELL, COLUMN, PLAIN, SWEEP, is_held_out, is_within, select
 
 PICTURE = Path("docs", "reproduction", "first_screen.svg")
@@ -169,14 +170,14 @@ def measure_noise(root: Path, sweep: Sweep, runs: pd.DataFrame) -> dict[str, Any
 
 def summarise_other_runs(runs: pd.DataFrame, tables: Mapping[str, pd.DataFrame]) -> dict[str, Any]:
     """Return the numbers about alternative readings, other tables and incomplete runs."""
-    summaries = runs.drop_duplicates(["sweep", "run"])["summary"]
-    without = runs[(runs["sweep"] == SWEEP) & (runs["view"] == "augmented")]
+    curves = list_curves(runs[runs["sweep"] == SWEEP])
+    without = curves[curves["view"] == "augmented"]
     without = without[[summary.get("commit") is None for summary in without["summary"]]]
     return {
         "readings": count_tried_readings(tables[SWEEP]),
         "orders": list_orders_on_other_data(tables),
         "other_tables": count_other_tables(tables),
-        "reconstructed": sum(bool(summary.get("reconstructed")) for summary in summaries),
+        "reconstructed": sum(bool(summary.get("reconstructed")) for summary in runs["summary"]),
         "without_commit": sorted(without["run"].unique()),
     }
 

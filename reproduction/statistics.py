@@ -19,6 +19,7 @@ from fedexp.papers.cells import find_departures, published_cells
 from fedexp.papers.judge import ABSOLUTE, FORGETTING
 from fedexp.papers.judge import COLUMN as TABLE_COLUMN
 from fedexp.papers.readings import pair_readings
+from reproduction.series import list_curves
 
 SWEEP = "fedntd_table1"
 COLUMN = ["dataset", "partition_param"]
@@ -44,11 +45,12 @@ def select_runs(sweep: Sweep, runs: pd.DataFrame) -> pd.DataFrame:
     """
     mine = runs[(runs["made_by"] == sweep.name) & (runs["status"] == "completed")]
     rows = []
-    for _, run in mine.drop_duplicates("run").iterrows():
+    for run in mine.to_dict("records"):
         found = find_cell(sweep, run["overrides"])
         if found is not None and not find_departures(sweep, run):
             rows.append({**found[1], "run": run["run"]})
     names = pd.DataFrame(rows, columns=[*CELL, "run"])
+    mine = list_curves(mine)
     mine = mine[mine["view"].isin(VIEWS) & mine["measure"].isin(SCALE)]
     mine = mine.rename(columns={"measure": "metric"}).merge(names, on="run")
     scaled = mine["values"] * mine["metric"].map(SCALE)

@@ -1,30 +1,23 @@
-"""The tidy table of runs is the same from run directories and from kept files."""
+"""The table of runs is the same from run directories and from kept files."""
 
 import lzma
 import shutil
 
-import numpy as np
 import pandas as pd
 import pytest
+from reproduction.series import list_curves
 
 from fedexp.core.errors import ConfigError
-from fedexp.papers.runs import read_runs
+from fedexp.papers.runs import MEASURES, read_runs, select_curve
 from fedexp.rundir import evidence
 from test_compare import make_run
 
 
-def test_table_has_a_row_for_each_run_view_and_measure(tmp_path):
+def test_table_has_a_row_for_each_run(tmp_path):
     make_run(tmp_path / "a", ["algorithm=fedavg"], [0.25, 0.5], seed=3, hardware={"precision": "p"})
     make_run(tmp_path / "a", ["algorithm=fedntd"], [0.5], views=False)
     table = read_runs([tmp_path / "a"])
-    assert table.groupby(["run", "view", "measure"]).size().to_dict() == {
-        ("run0", "augmented", "accuracy"): 1,
-        ("run0", "augmented", "forgetting"): 1,
-        ("run0", "plain", "accuracy"): 1,
-        ("run0", "plain", "forgetting"): 1,
-        ("run1", "plain", "accuracy"): 1,
-        ("run1", "plain", "forgetting"): 1,
-    }
+    assert table["run"].tolist() == ["run0", "run1"]
     first = table.iloc[0]
     assert first[["sweep", "made_by", "status", "seed", "precision"]].tolist() == [
         "a",
@@ -33,19 +26,36 @@ def test_table_has_a_row_for_each_run_view_and_measure(tmp_path):
         3,
         "p",
     ]
+    assert select_curve(first["table"]).to_dict() == {1: 0.25, 2: 0.5}
+    assert select_curve(table["table"][1], view="augmented").empty
+
+
+def test_curves_have_a_row_for_each_run_view_and_measure(tmp_path):
+    make_run(tmp_path / "a", ["algorithm=fedavg"], [0.25, 0.5])
+    make_run(tmp_path / "a", ["algorithm=fedntd"], [0.5], views=False)
+    curves = list_curves(read_runs([tmp_path / "a"]))
+    assert curves.groupby(["run", "view", "measure"]).size().to_dict() == {
+        ("run0", "augmented", "accuracy"): 1,
+        ("run0", "augmented", "forgetting"): 1,
+        ("run0", "plain", "accuracy"): 1,
+        ("run0", "plain", "forgetting"): 1,
+        ("run1", "plain", "accuracy"): 1,
+        ("run1", "plain", "forgetting"): 1,
+    }
+    first = curves.iloc[0]
     assert (first["rounds"].tolist(), first["values"].tolist()) == ([1, 2], [0.25, 0.5])
 
 
-def test_tasks_have_separate_rows(tmp_path):
+def test_curve_of_a_task_has_the_rounds_of_the_task(tmp_path):
     make_run(tmp_path / "a", ["algorithm=cfed"], [0.25, 0.5, 0.75])
     path = tmp_path / "a" / "run0" / "rounds.csv"
     pd.read_csv(path).assign(task=[0, 1, 1, 2]).to_csv(path, index=False)
-    table = read_runs([tmp_path / "a"])
-    mine = table[(table["view"] == "plain") & (table["measure"] == "accuracy")]
-    assert dict(zip(mine["task"], map(list, mine["values"]), strict=True)) == {
-        1: [0.25, 0.5],
-        2: [0.75],
-    }
+    runs = read_runs([tmp_path / "a"])
+    (table,) = runs["table"]
+    assert select_curve(table, task=1).tolist() == [0.25, 0.5]
+    assert select_curve(table, task=2).tolist() == [0.75]
+    assert select_curve(table).tolist() == [0.25, 0.5, 0.75]
+    assert list_curves(runs).empty
 
 
 def test_kept_files_give_the_same_table(tmp_path):
@@ -57,10 +67,12 @@ def test_kept_files_give_the_same_table(tmp_path):
     for name in ("run0", "run1"):
         shutil.rmtree(tmp_path / "a" / name)
     kept = read_runs([tmp_path / "a"])
-    arrays = ["rounds", "values"]
     for other in (both, kept):
-        pd.testing.assert_frame_equal(before.drop(columns=arrays), other.drop(columns=arrays))
-        assert all(map(np.array_equal, before["values"], other["values"]))
+        pd.testing.assert_frame_equal(before.drop(columns="table"), other.drop(columns="table"))
+        for first, second in zip(before["table"], other["table"], strict=True):
+            for measure in MEASURES:
+                curve = select_curve(first, measure).to_dict()
+                assert select_curve(second, measure).to_dict() == curve
 
 
 def test_reused_run_has_the_overrides_of_its_job(tmp_path):

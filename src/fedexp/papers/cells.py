@@ -21,6 +21,7 @@ from fedexp.analysis.rules import Rule
 from fedexp.analysis.sweep import Sweep, find_cell, find_protocol_changes
 from fedexp.data.views import PLAIN, VALIDATION
 from fedexp.papers.judge import COLUMN, add_order, compute_tolerance, judge
+from fedexp.papers.runs import select_curve
 from fedexp.rundir.revisions import outdated
 from fedexp.rundir.schema import OVER
 
@@ -102,9 +103,8 @@ def measure_runs(sweep: Sweep, printed: pd.DataFrame, runs: pd.DataFrame) -> pd.
     error: the standard error of the value within the run
     changes: how the run departs from the protocol of the paper's table
     """
-    rows: list[dict[str, Any]] = []
-    for _, parts in runs.groupby("run", sort=False):
-        run = parts.iloc[0]
+    rows: list[dict[Any, Any]] = []
+    for run in runs.to_dict("records"):
         found = find_cell(sweep, run["overrides"])
         if found is None:
             continue
@@ -112,7 +112,7 @@ def measure_runs(sweep: Sweep, printed: pd.DataFrame, runs: pd.DataFrame) -> pd.
             wanted = found[1] | {k: str(measure[k]) for k in ("metric", "setting") if k in measure}
             mine = printed[(printed[list(wanted)] == pd.Series(wanted)).all(axis=1)]
             for cell, row in mine.iterrows():
-                numbers = measure_run(sweep, row, parts, measure)
+                numbers = measure_run(sweep, row, run, measure)
                 rows.append({**run, "cell": cell, "kind": measure["value"], **numbers})
     names = [*runs.columns, "cell", "kind", "changes", "diverged", *NUMBERS]
     table = pd.DataFrame(rows, columns=names)
@@ -122,20 +122,20 @@ def measure_runs(sweep: Sweep, printed: pd.DataFrame, runs: pd.DataFrame) -> pd.
 
 
 def measure_run(
-    sweep: Sweep, row: Any, parts: pd.DataFrame, measure: Mapping[str, Any]
+    sweep: Sweep, row: Any, run: Mapping[Any, Any], measure: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Return the numbers that are measured in one run for a published value.
 
-    row: the row of the published value. parts: the run's rows from `read_runs`. measure: an entry
-    of `measures` in the sweep's file.
+    row: the row of the published value. run: the run's row from `read_runs`. measure: an entry of
+    `measures` in the sweep's file.
     """
-    run, kind = parts.iloc[0], str(measure["value"])
+    kind, table = str(measure["value"]), run["table"]
     found: dict[str, Any] = {
         "diverged": run["status"] == "diverged",
         "changes": find_departures(sweep, run),
     }
     if kind in OF_RULE:
-        values, plain = select_curve(parts, kind, sweep.rule.view), select_curve(parts, kind)
+        values, plain = select_curve(table, kind, sweep.rule.view), select_curve(table, kind)
         found["value"] = sweep.rule.reported(values.tolist(), kind)
         found["error"] = sweep.rule.standard_error(values.tolist())
         found["plain_last"] = LAST.reported(plain.tolist(), kind)
@@ -145,12 +145,12 @@ def measure_run(
         task = int(measure["task"])
         ends = {end["task"]: end[kind] for end in run["summary"].get("tasks") or ()}
         found["value"] = ends.get(task)
-        found["error"] = LAST.standard_error(select_curve(parts, kind, task=task).tolist())
+        found["error"] = LAST.standard_error(select_curve(table, kind, task=task).tolist())
     elif kind == "accuracy_at":
-        found["value"] = select_curve(parts, "accuracy").get(int(measure["round"]))
+        found["value"] = select_curve(table).get(int(measure["round"]))
     elif kind == "rounds_to":
-        validated = (parts["view"] == VALIDATION).any()
-        curve = select_curve(parts, "accuracy", VALIDATION if validated else PLAIN)
+        curve = select_curve(table, view=VALIDATION)
+        curve = curve if len(curve) else select_curve(table)
         found["value"] = count_rounds_to(curve, float(measure["factor"]) * look_up_target(row))
         schedule = (run["config"].get("local") or {}).get("schedule")
         # A smaller number of rounds does not change when a target is reached.
@@ -160,18 +160,6 @@ def measure_run(
         layers = dict(enumerate(run["summary"].get("alignment") or (), 1))
         found["value"] = layers.get(int(measure["layer"]), {}).get(measure["pair"])
     return found
-
-
-def select_curve(parts: pd.DataFrame, measure: str, view: str = PLAIN, task: int = 0) -> pd.Series:
-    """Return one run's values of a measure, indexed by round.
-
-    task: the number of a task. 0 selects all tasks.
-    """
-    mine = parts[(parts["measure"] == measure) & (parts["view"] == view)]
-    if task:
-        mine = mine[mine["task"] == task]
-    curves = [pd.Series(each["values"], index=each["rounds"]) for _, each in mine.iterrows()]
-    return pd.concat(curves) if curves else pd.Series(dtype=float)
 
 
 def count_rounds_to(curve: pd.Series, accuracy: float) -> float:
@@ -198,15 +186,20 @@ def add_rounds_to_fedavg(table: pd.DataFrame, printed: pd.DataFrame) -> pd.DataF
     place = printed.loc[table["cell"], ["dataset", "method"]].set_index(table.index)
     table = table.join(place)
     over = table[table["status"].isin(OVER)]
+    over = over.assign(curve=over["table"].map(select_curve))
     is_fedavg, key = over["method"] == "FedAvg", ["dataset", "changes"]
-    base = over[is_fedavg & (over["measure"] == "accuracy") & ~over["diverged"].astype(bool)]
+    is_known = over["curve"].map(len) > 0
+    base = over[is_fedavg & is_known & ~over["diverged"].astype(bool)]
     base = base.drop_duplicates([*key, "seed"])
-    base = base.assign(end=base["values"].str[-1], last=base["rounds"].str[-1])
+    base = base.assign(
+        end=[curve.iloc[-1] for curve in base["curve"]],
+        last=[curve.index[-1] for curve in base["curve"]],
+    )
     ends = base.groupby(key)[["end", "last"]].mean()
     for i, row in over[over["kind"].isin(AGAINST_FEDAVG) & ~is_fedavg].iterrows():
         if (row["dataset"], row["changes"]) in ends.index:
             end, last = ends.loc[(row["dataset"], row["changes"])]
-            rounds = count_rounds_to(pd.Series(row["values"], index=row["rounds"]), end)
+            rounds = count_rounds_to(row["curve"], end)
             table.loc[i, "value"] = last / rounds if "speedup" in row["kind"] else rounds
     return table
 

@@ -1,6 +1,6 @@
-"""Read all runs of sweeps into one tidy table, from run directories and kept files.
+"""Read all runs of sweeps into one table, from run directories and kept files.
 
-`read_runs` returns one row for each run, view of the test set, measure and task:
+`read_runs` returns one row for each run:
 
 sweep, run    names of the sweep's directory and the run's directory
 made_by       name of the sweep that made the run; differs from `sweep` if the run is reused
@@ -8,15 +8,10 @@ overrides     list of the overrides that started the job
 config, summary   contents of config.yaml and summary.json as dicts
 status        completed | stopped | diverged | failed | damaged | running | unfinished
 seed, precision   the run's seed and precision, or None if unknown
-view          plain | augmented | validation
-measure       a key of MEASURES
-task          number of the task, from 1 on; 0 for runs without tasks
-rounds, values    arrays [R]: the evaluated rounds, from 1 on, and the values as fractions
-
-A run without any of these measures has one row with an empty view and measure.
+table         rounds.csv from round 1 on, see `select_curve`
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +19,7 @@ import numpy as np
 import pandas as pd
 
 from fedexp.core.errors import ConfigError
-from fedexp.data.views import VIEWS, name_in_view
+from fedexp.data.views import PLAIN, name_in_view
 from fedexp.rundir import evidence, files
 from fedexp.rundir.reader import RunDirectory
 from fedexp.rundir.schema import OVER
@@ -39,7 +34,7 @@ MEASURES = {
 }
 COLUMNS = (
     *("sweep", "run", "made_by", "overrides", "config", "summary", "status", "seed", "precision"),
-    *("view", "measure", "task", "rounds", "values"),
+    "table",
 )
 
 
@@ -51,11 +46,8 @@ def read_runs(directories: Iterable[Path]) -> pd.DataFrame:
     rows: list[dict[str, Any]] = []
     for directory in directories:
         for name, facts in sorted(read_sweep(directory).items()):
-            table = facts.pop("table")
-            common = {"sweep": directory.name, "run": name} | facts
-            empty = {"view": "", "measure": "", "task": 0, "rounds": (), "values": ()}
-            rows += [common | each for each in list(split_series(table)) or [empty]]
-    return pd.DataFrame(rows, columns=list(COLUMNS)).astype({"task": int})
+            rows.append({"sweep": directory.name, "run": name} | facts)
+    return pd.DataFrame(rows, columns=list(COLUMNS))
 
 
 def read_sweep(directory: Path) -> dict[str, dict[str, Any]]:
@@ -124,21 +116,19 @@ def make_frame(columns: Mapping[str, str]) -> pd.DataFrame:
     return table[table["round"] >= 1] if len(table) else table
 
 
-def split_series(table: pd.DataFrame) -> Iterator[dict[str, Any]]:
-    """Yield the rounds and values of each view, measure and task in a table of rounds."""
-    tasks = np.asarray(table.get("task", np.zeros(len(table))))
-    for view in VIEWS:
-        for measure, column in MEASURES.items():
-            name = name_in_view(column, view)
-            if name not in table:
-                continue
-            cells = table[name].to_numpy(dtype=np.float64)
-            known = ~np.isnan(cells)
-            for task in np.unique(tasks[known]):
-                mine = known & (tasks == task)
-                rounds = table["round"].to_numpy(dtype=np.int64)[mine]
-                where = {"view": view, "measure": measure, "task": int(task)}
-                yield where | {"rounds": rounds, "values": cells[mine]}
+def select_curve(
+    table: pd.DataFrame, measure: str = "accuracy", view: str = PLAIN, task: int = 0
+) -> pd.Series:
+    """Return the known values of a measure as fractions, indexed by round.
+
+    table: a table of rounds. measure: a key of MEASURES. task: the number of a task. 0 selects all
+    rounds.
+    """
+    name = name_in_view(MEASURES[measure], view)
+    if name not in table:
+        return pd.Series(dtype=float)
+    mine = table[table["task"] == task] if task else table
+    return mine.set_index("round")[name].dropna()
 
 
 def compute_hours(summary: Mapping[str, Any]) -> dict[str, float]:

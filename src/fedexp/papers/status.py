@@ -45,7 +45,7 @@ def format_status(root: Path) -> str:
     root: the directory that contains `multirun`.
     """
     sweeps, runs, tables = compare_everything(root)
-    runs = runs[runs["status"].isin(OVER)].drop_duplicates(["sweep", "run"])
+    runs = runs[runs["status"].isin(OVER)]
     hours = pd.DataFrame(runs["summary"].map(compute_hours).tolist(), runs.index, list(HOURS))
     runs = runs.join(hours)
     parts = [
