@@ -226,6 +226,18 @@ def test_lack_of_memory_for_data_is_one_message(fedexp, monkeypatch):
     )
 
 
+def test_an_option_that_fails_after_the_start_is_reported_without_the_exception(
+    fedexp, monkeypatch
+):
+    def play(*arguments):
+        raise errors.ConfigError("algorithm.samples=9: too many")
+
+    monkeypatch.setattr("fedexp.training.run.run_rounds", play)
+    answer = fedexp("rounds=1", *SMALL, "hydra.run.dir=new/run")
+    assert answer.code == 1
+    assert "fedexp: the run failed: algorithm.samples=9: too many\n" in answer.err
+
+
 def test_errors_of_exhausted_memory_are_recognised():
     found = [
         MemoryError(),

@@ -17,6 +17,7 @@ from fedexp.core.errors import (
     FAILED,
     BudgetSpent,
     ConfigError,
+    RunFailed,
     StorageError,
     lacks_memory,
     say,
@@ -242,7 +243,8 @@ def report_failure(error: Exception, job: "Job", hydra_config: Any, is_new: bool
     if "fedexp.training.run" not in sys.modules and lacks_memory(error):
         return say_no_memory(error)  # torch could not be imported
     where = record_failure(job, "".join(traceback.format_exception(error)), FAILED, sweep)
-    print(f"\nfedexp: the run failed: {type(error).__name__}: {error}\n{where}", file=sys.stderr)
+    kind = "" if isinstance(error, RunFailed) else f"{type(error).__name__}: "
+    print(f"\nfedexp: the run failed: {kind}{error}\n{where}", file=sys.stderr)
     return FAILED
 
 
