@@ -55,7 +55,7 @@ test-fuzz: $(STAMP) ## random bad input (half an hour); make test-fuzz CASES=200
 bench: $(STAMP) ## speed against plain PyTorch (an hour; idle machine); make bench ARGS=--quick
 	$(BIN)/python -m benchmarks $(ARGS)
 
-bench-gpu: $(STAMP) ## the figures of a GPU (a quarter of an hour on an H100)
+bench-gpu: $(STAMP) ## the figures of a GPU (25 minutes on an H200, estimated)
 	$(BIN)/python -m benchmarks.gpu $(ARGS)
 
 bench-scale: $(STAMP) ## 100,000 clients, and 3,000 rounds (ten minutes)
