@@ -117,7 +117,7 @@ def is_damaged(name, damage):
 def test_valid_runs_are_complete(sweep):
     jobs = SweepDirectory(sweep)
     assert [run.directory.name for run in jobs.complete] == sorted(SWEEP)
-    assert [run.problems for run in jobs.jobs] == [[], []]
+    assert [run.problems for run in jobs.jobs] == [{}, {}]
 
 
 @pytest.mark.parametrize(("name", "damage"), sample(0, every=4))
@@ -244,9 +244,9 @@ def test_missing_rows_and_invalid_values_are_found(sweep):
     ):
         whole = (job / name).read_text()
         (job / name).write_text("".join(lines))
-        (problem,) = RunDirectory(job).problems
-        assert problem.file == name
-        assert problem.reason.startswith(reason)
+        ((file, problem),) = RunDirectory(job).problems.items()
+        assert file == name
+        assert problem.startswith(reason)
         (job / name).write_text(whole)
     assert RunDirectory(job).finished
 
@@ -257,8 +257,8 @@ def test_user_column_may_have_accuracy_in_its_name(sweep):
     table.assign(accuracy_drop=-0.5).to_csv(job / "rounds.csv", index=False)
     assert not RunDirectory(job).problems
     table.assign(in_local_accuracy=-0.5).to_csv(job / "rounds.csv", index=False)
-    (problem,) = RunDirectory(job).problems
-    assert problem.reason == "has -0.5 in the column in_local_accuracy, which is not an accuracy"
+    (problem,) = RunDirectory(job).problems.values()
+    assert problem == "has -0.5 in the column in_local_accuracy, which is not an accuracy"
 
 
 def test_damaged_marker_or_lock_is_ignored(sweep):

@@ -96,9 +96,7 @@ def test_no_reader_waits_for_a_pipe(sweep, tmp_path):
     assert {"summary", "tasks", "clients", "class_names"} <= {*names}
     for name in names:
         getattr(run, name)
-    assert {"partition.npz", "clients.csv", "tasks.csv"} <= {
-        problem.file for problem in run.unreadable
-    }
+    assert {"partition.npz", "clients.csv", "tasks.csv"} <= run.unreadable.keys()
     assert SweepDirectory(sweep).name == "theirs"
     assert lock.owner_of(sweep / "hurt") == "another process"
     assert origin.read(sweep / "hurt") == {}

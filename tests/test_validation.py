@@ -236,7 +236,7 @@ def test_run_without_test_set_is_read_and_drawn(tmp_path):
     (tmp_path / "run" / ".hydra").mkdir()
     (tmp_path / "run" / ".hydra" / "overrides.yaml").write_text("[]\n")
     run = RunDirectory(tmp_path / "run")
-    assert run.problems == []
+    assert not run.problems
     assert run.finished
     assert run.views == ("validation",)
     assert run.curve.iloc[-1][run.accuracy_name] == run.summary["validation_accuracy"]

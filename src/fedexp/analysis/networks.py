@@ -70,7 +70,7 @@ def read_parts(run: RunDirectory, data_dir: str | None = None) -> Parts:
     """
     config, where = run.config, run.directory / "config.yaml"
     if not config:
-        raise ConfigError(f"{where}: {read_problem(run, 'config.yaml')}")
+        raise ConfigError(f"{where}: {run.unreadable.get(files.CONFIG, 'is missing')}")
     if data_dir is not None:
         config = move_data_dir(config, str(config.get("data_dir", "")), data_dir)
     try:
@@ -100,18 +100,12 @@ def move_data_dir(node: Any, before: str, now: str) -> Any:
     return found
 
 
-def read_problem(run: RunDirectory, name: str) -> str:
-    """Return the reason why a file of a run could not be read."""
-    return next(
-        (problem.reason for problem in run.unreadable if problem.file == name), "is missing"
-    )
-
-
 def number_of_classes(run: RunDirectory) -> int:
     """Read the number of classes C from partition.npz."""
     names = run.class_names
     if not names:
-        raise ConfigError(f"{run.directory}/partition.npz: {read_problem(run, 'partition.npz')}")
+        reason = run.unreadable.get(files.PARTITION, "is missing")
+        raise ConfigError(f"{run.directory / files.PARTITION}: {reason}")
     return len(names)
 
 

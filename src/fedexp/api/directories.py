@@ -187,8 +187,8 @@ class Run:
     def _need(self, name: str, content: Any) -> Any:
         """Return the content of a file. Raises ConfigError if the file is missing or damaged."""
         if content is None or (isinstance(content, dict) and not content):
-            reasons = {problem.file: problem.reason for problem in self._reader.unreadable}
-            raise ConfigError(f"{self.directory / name}: {reasons.get(name, 'is missing')}")
+            reason = self._reader.unreadable.get(name, "is missing")
+            raise ConfigError(f"{self.directory / name}: {reason}")
         return content
 
 

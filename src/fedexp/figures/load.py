@@ -156,9 +156,9 @@ def require_readable(run: RunDirectory) -> None:
 
     Empty tables are allowed, since an interrupted run may have them.
     """
-    for problem in run.unreadable:
-        if not (problem.reason == contents.EMPTY and problem.file.endswith(".csv")):
-            raise ConfigError(f"{run.directory / problem.file}: {problem.reason}")
+    for name, reason in run.unreadable.items():
+        if not (reason == contents.EMPTY and name.endswith(".csv")):
+            raise ConfigError(f"{run.directory / name}: {reason}")
 
 
 def read_tasks(run: RunDirectory, view: str, last: float) -> TaskFile | None:

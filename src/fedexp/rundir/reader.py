@@ -2,7 +2,7 @@
 
     run = RunDirectory(Path("outputs/..."))
     run.status, run.summary["accuracy"], run.rounds["test_accuracy"], run.class_accuracy()
-    run.problems  # what is wrong with its files, one line each
+    run.problems  # file -> what is wrong with it
 
 A file is read when it is first needed, and reading never raises an error: the value of a missing or
 damaged file is empty, and `problems` says why. torch is not imported.
@@ -42,24 +42,14 @@ TABLES |= {name: Columns(t.keys, tuple(t.columns), t.texts) for name, t in ANALY
 
 
 @dataclass(frozen=True)
-class Problem:
-    """A file of a run, and a short description of what is wrong with the file."""
-
-    file: str
-    reason: str
-
-    def __str__(self) -> str:
-        return f"{self.file}: {self.reason}"
-
-
-@dataclass(frozen=True)
 class RunDirectory:
     """The directory of a run, which may be finished, unfinished, failed or damaged."""
 
     directory: Path
     # if a job of another sweep reuses this run: the overrides of that job; otherwise None
     reused_for: tuple[str, ...] | None = None
-    _found: dict[str, Problem] = field(default_factory=dict, repr=False, compare=False)
+    # what is wrong with the files that have been read so far, by name
+    unreadable: dict[str, str] = field(default_factory=dict, repr=False, compare=False)
     _tables: dict[str, pd.DataFrame | None] = field(default_factory=dict, repr=False, compare=False)
 
     # --- files
@@ -156,7 +146,7 @@ class RunDirectory:
             if reason := check(content):
                 raise Damaged(reason)
         except Damaged as error:
-            self._found[name] = Problem(name, str(error))
+            self.unreadable[name] = str(error)
             return None
         return content
 
@@ -167,24 +157,22 @@ class RunDirectory:
             )
         return self._tables[name]
 
-    @property
-    def unreadable(self) -> list[Problem]:
-        """The problems found in the files that have been read so far."""
-        return list(self._found.values())
-
     # --- state
 
     @cached_property
-    def problems(self) -> list[Problem]:
-        """The problems found in the run's files. Missing files count only if the run has ended."""
+    def problems(self) -> dict[str, str]:
+        """What is wrong with the run's files, by name.
+
+        Missing files are included only if the run has ended.
+        """
         _ = self.summary, self.config, self.overrides
         names = (files.ROUNDS, *(file_in_view(files.CLASSES, view) for view in VIEWS), files.TASKS)
         tables = {name: self._table(name) for name in names}
-        found = dict(self._found)
+        found = dict(self.unreadable)
         if self.has(files.SUMMARY) and "status" not in self.summary:
-            found.setdefault(files.SUMMARY, Problem(files.SUMMARY, "has no status"))
+            found.setdefault(files.SUMMARY, "has no status")
         if not self.has_ended:
-            return list(found.values())
+            return found
         reasons = {files.SUMMARY: schema.check_results(self.summary)}
         if self.config:
             reasons[files.CONFIG] = schema.check_complete(self.config)
@@ -194,8 +182,8 @@ class RunDirectory:
                 reasons[name] = self._check(name, table)
         for name, reason in reasons.items():
             if reason:
-                found.setdefault(name, Problem(name, reason))
-        return list(found.values())
+                found.setdefault(name, reason)
+        return found
 
     def _expected(self) -> list[str]:
         """Return the names of the files that the tables of a sweep need."""
@@ -251,7 +239,7 @@ class RunDirectory:
 
     def describe_damage(self) -> str:
         """Return all problems in one line."""
-        return "; ".join(map(str, self.problems))
+        return "; ".join(f"{name}: {reason}" for name, reason in self.problems.items())
 
     # --- values of the tables
 

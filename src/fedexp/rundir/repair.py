@@ -31,17 +31,17 @@ def repair_job(directory: Path, overrides: Sequence[str]) -> None:
     if not left:
         return
     if not run.config:
-        reasons = [str(problem) for problem in run.problems if problem.file == files.CONFIG]
         log.warning(
-            "%s: %s; the run starts again, and its old files are moved to %s",
-            *(directory, *(reasons or [f"{files.CONFIG}: is missing"]), directory / files.ASIDE),
+            "%s: %s: %s; the run starts again, and its old files are moved to %s",
+            *(directory, files.CONFIG, run.problems.get(files.CONFIG, "is missing")),
+            directory / files.ASIDE,
         )
         files.set_aside(directory, written)
     elif run.damaged:
         log.warning(
             "%s: %s; the job continues from its last valid state", directory, run.describe_damage()
         )
-    if any(problem.file == files.OVERRIDES for problem in run.problems):
+    if files.OVERRIDES in run.problems:
         if (directory / files.OVERRIDES).is_dir():
             files.set_aside(directory, [files.OVERRIDES])
         files.write_overrides(directory, overrides)

@@ -158,12 +158,12 @@ def describe_run(run: RunDirectory, shared: Shared) -> dict[str, Any]:
 def problems_of(run: RunDirectory) -> list[str]:
     """List the damaged files of a run, and the expected files that are missing."""
     _ = run.class_names  # partition.npz
-    found = {problem.file: str(problem) for problem in run.problems}
+    found = dict(run.problems)
     # a failed run may not have started training, and an imported run has only accuracies
     if run.status != "failed" and "imported" not in run.summary:
         expected = (*EXPECTED, *(file_in_view(files.CLASSES, view) for view in run.views))
-        found |= {name: f"{name}: is missing" for name in expected if not run.has(name)}
-    return list(found.values())
+        found |= {name: "is missing" for name in expected if not run.has(name)}
+    return [f"{name}: {reason}" for name, reason in found.items()]
 
 
 def error_of(run: RunDirectory) -> str | None:
