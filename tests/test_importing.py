@@ -11,7 +11,7 @@ import fedexp
 from fedexp.analysis.view.collect import problems_of
 from fedexp.cli.commands import call
 from fedexp.core.errors import ConfigError
-from fedexp.metrics.history import load_history
+from fedexp.figures.load import load_history
 from fedexp.metrics.task_matrix import MEASURES
 from fedexp.papers.report import task_measures
 from fedexp.rundir.reader import RunDirectory
@@ -83,7 +83,7 @@ def test_forgetting_is_computed_from_imported_class_accuracies(tmp_path):
     assert "consistency" not in run.summary  # needs the initial model
     assert run.values("test_accuracy") == [0.625, 0.5, 0.5]
     assert fedexp.load_run(run.directory).class_accuracy["name"][:2].tolist() == ["cat", "dog"]
-    assert load_history(run.directory).rounds == [0, 1, 2, 3]
+    assert load_history(run).rounds == [0, 1, 2, 3]
     assert not run.problems
 
 

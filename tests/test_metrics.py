@@ -15,6 +15,7 @@ from hypothesis.extra.numpy import arrays
 from fedexp.core.errors import ConfigError
 from fedexp.core.npz import save_npz
 from fedexp.data.partitioned import Partition
+from fedexp.figures.load import load_history
 from fedexp.metrics import forgetting
 from fedexp.metrics.accuracy import class_accuracy, class_mean, overall_accuracy
 from fedexp.metrics.forgetting_metric import (
@@ -27,10 +28,11 @@ from fedexp.metrics.forgetting_metric import (
     Metrics,
     RoundDrop,
 )
-from fedexp.metrics.history import History, load_history
+from fedexp.metrics.history import History
 from fedexp.metrics.personal import own_mean
 from fedexp.metrics.targets import rounds_to_target
 from fedexp.metrics.weight_divergence import distribution_distance
+from fedexp.rundir.reader import RunDirectory
 
 nan = float("nan")
 fraction = st.floats(0, 1)
@@ -284,7 +286,7 @@ def assert_same(one: History, other: History):
 def test_history_is_restored_from_files_and_checkpoints(rounds, local, absent, tmp_path):
     history, partition = make_history(rounds, local, absent=absent)
     write_run(tmp_path, history, partition)
-    loaded = load_history(tmp_path)
+    loaded = load_history(RunDirectory(tmp_path))
     assert_same(loaded, history)
     file = io.BytesIO()
     torch.save(history.to_tree(), file)
@@ -302,21 +304,21 @@ def test_history_is_restored_from_files_and_checkpoints(rounds, local, absent, t
 def test_damaged_or_missing_file_of_a_run_is_named(tmp_path):
     history, partition = make_history()
     with pytest.raises(ConfigError, match=r"partition\.npz"):
-        load_history(tmp_path)
+        load_history(RunDirectory(tmp_path))
     write_run(tmp_path, history, partition)
     table = tmp_path / "class_accuracy.csv"
     good = table.read_text()
     for bad in ("round,class\n0,0\n", good + "3,99,0.5\n", good + "3,x,0.5\n", good + "4\n"):
         table.write_text(bad)
         with pytest.raises(ConfigError, match=r"class_accuracy\.csv"):
-            load_history(tmp_path)
+            load_history(RunDirectory(tmp_path))
     table.unlink()
     with pytest.raises(ConfigError, match=r"class_accuracy\.csv"):
-        load_history(tmp_path)
+        load_history(RunDirectory(tmp_path))
     table.write_text(good)
     save_npz(tmp_path / "local_class_accuracy.npz", rounds=np.arange(3))
     with pytest.raises(ConfigError, match="the file lacks the arrays accuracy, sampled"):
-        load_history(tmp_path)
+        load_history(RunDirectory(tmp_path))
 
 
 # ------------------------------------------------------------------ the objects of the group

@@ -21,7 +21,7 @@ from fedexp.core.errors import FAILED, ConfigError
 from fedexp.core.npz import load_npz
 from fedexp.core.storage import regular
 from fedexp.data.partitioned import partition_hash
-from fedexp.metrics.history import load_history
+from fedexp.figures.load import load_history
 from fedexp.rundir import files, lock, origin
 from fedexp.rundir.reader import RunDirectory
 from fedexp.rundir.sweeps import SweepDirectory
@@ -104,13 +104,13 @@ def test_no_reader_waits_for_a_pipe(sweep, tmp_path):
     os.mkfifo(sweep / NOTES / "1.json")
     assert collect_exit_codes(sweep, "") == [FAILED]
     with pytest.raises(ConfigError, match="cannot be read"):
-        load_history(sweep / "hurt")
+        load_history(RunDirectory(sweep / "hurt"))
     for name in ("summary.json", "class_accuracy.csv"):
         (sweep / "sound" / name).unlink()
         os.mkfifo(sweep / "sound" / name)
     assert has_result(sweep / "sound")  # whatever it is, no rejected job writes over it
     with pytest.raises(ConfigError, match="is not a file"):
-        load_history(sweep / "sound")
+        load_history(RunDirectory(sweep / "sound"))
 
 
 def test_only_regular_files_are_accepted(tmp_path):
@@ -195,10 +195,8 @@ def test_history_with_too_many_classes_is_rejected(tmp_path):
     np.savez_compressed(tmp_path / "partition.npz", **arrays)
     rows = ["round,class,accuracy", *(f"{i},0,0.5" for i in range(1000))]
     (tmp_path / "class_accuracy.csv").write_text("\n".join(rows))
-    with pytest.raises(
-        ConfigError, match=r"class_accuracy\.csv: the file must have .* expand to 128,000,000"
-    ):
-        load_history(tmp_path)
+    with pytest.raises(ConfigError, match=r"class_accuracy\.csv: .* expand to 64,000,000,000"):
+        load_history(RunDirectory(tmp_path))
 
 
 def test_local_models_of_an_invalid_round_are_rejected(tmp_path):
@@ -209,11 +207,11 @@ def test_local_models_of_an_invalid_round_are_rejected(tmp_path):
     (tmp_path / "class_accuracy.csv").write_text("round,class,accuracy\n0,0,0.5\n")
     local = {"sampled": np.zeros((1, 1), np.int64), "accuracy": np.ones((1, 1, 1))}
     np.savez(tmp_path / "local_class_accuracy.npz", rounds=np.array([0]), **local)
-    assert load_history(tmp_path).local_rounds == [0]
+    assert load_history(RunDirectory(tmp_path)).local_rounds == [0]
     for odd in (10**12, np.inf, "x"):
         np.savez(tmp_path / "local_class_accuracy.npz", rounds=np.array([odd]), **local)
         with pytest.raises(ConfigError, match=r"npz: the file contains invalid round numbers"):
-            load_history(tmp_path)
+            load_history(RunDirectory(tmp_path))
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,9 @@ from fedexp.data.changes import DataSchedule, NewPartition, NewShares, reduce_cl
 from fedexp.data.partition import IID, Sharding
 from fedexp.data.partition_lda import LDA
 from fedexp.data.partitioned import Partition
+from fedexp.figures.load import load_history
 from fedexp.metrics.forgetting_metric import InOutLocal
-from fedexp.metrics.history import load_history
+from fedexp.rundir.reader import RunDirectory
 from quick_runs import SMALL
 from toy_federation import LARGER, Ragged, composed, make_simulation, play
 
@@ -236,7 +237,7 @@ def test_resumed_run_follows_schedule(here):
     assert "schedule: from round 2 on: 4 clients" in log
     assert "round 3: 4 clients" in log
     assert "share kept: 0.5 of class 0" in log
-    history = load_history(here / "whole")
+    history = load_history(RunDirectory(here / "whole"))
     assert history.starts == (1, 2, 3)
     np.testing.assert_array_equal(
         history.counts[2, :, 0], np.floor(history.counts[1, :, 0] / 2 + 0.5)

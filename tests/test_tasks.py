@@ -17,6 +17,7 @@ from fedexp.data.surrogate import Surrogate, inputs_like, resize_images
 from fedexp.data.tasks import ClassIncremental, DomainIncremental
 from fedexp.data.types import ImageData, Task, TextData
 from fedexp.metrics.tasks import TaskHistory, average_accuracy, new_task_accuracy, task_forgetting
+from fedexp.rundir.reader import RunDirectory
 from fedexp.training.checks import domain_problems, surrogate_problems
 from fedexp.training.division import divide
 from fedexp.training.job import Job
@@ -700,9 +701,9 @@ def test_local_metrics_use_label_counts_of_the_task(tmp_path):
     assert rounds["in_local_accuracy"][1:].notna().all()
     ends = rounds[rounds["round"].isin([2, 4, 6])]
     assert (ends["in_local_accuracy"] > ends["out_local_accuracy"]).all()
-    from fedexp.metrics.history import load_history
+    from fedexp.figures.load import load_history
 
-    history = load_history(tmp_path)
+    history = load_history(RunDirectory(tmp_path))
     assert history.counts.shape == (3, 20, 10)
     assert history.rounds_per_task == 2
     assert history.counts_in(3)[:, :3].sum() == 0 < history.counts_in(3)[:, 3:6].sum()

@@ -14,11 +14,11 @@ from fedexp.data.tasks import ClassIncremental
 from fedexp.data.views import require_views
 from fedexp.engine.base import Shared
 from fedexp.figures import list_figures
-from fedexp.figures.load import load_run_data
+from fedexp.figures.load import load_history, load_run_data
 from fedexp.figures.pictures import Pictures
 from fedexp.metrics.forgetting_metric import RoundDrop
-from fedexp.metrics.history import load_history
 from fedexp.rundir import files
+from fedexp.rundir.reader import RunDirectory
 from fedexp.testing import record
 from fedexp.trackers.names import class_metric, flat_summary, metric_name
 from fedexp.training.results import write_results
@@ -162,7 +162,7 @@ def test_augmented_view_has_separate_history(tmp_path):
     simulation = with_local(test_views=BOTH)
     rows, summary = full_run(simulation, tmp_path)
     simulation.stages[0].partition.save(tmp_path / files.PARTITION, simulation.runtime.data.classes)
-    history = load_history(tmp_path, "augmented")
+    history = load_history(RunDirectory(tmp_path), "augmented")
     assert history.rounds == [0, 1, 2, 3, 4]
     for (before, after), row in zip(pairwise(history.class_accuracy), rows[1:], strict=True):
         # 5 test images a class

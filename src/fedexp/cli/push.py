@@ -14,8 +14,8 @@ from fedexp.core.storage import regular
 from fedexp.data.partitioned import find_task_partitions
 from fedexp.data.views import PLAIN
 from fedexp.figures import make_figures
+from fedexp.figures.load import load_history
 from fedexp.figures.pictures import Pictures, picture_files
-from fedexp.metrics.history import load_history
 from fedexp.rundir import files
 from fedexp.rundir.analyses import round_means
 from fedexp.rundir.links import require_no_outside_links
@@ -138,7 +138,7 @@ def replay(run: RunDirectory, tracker: Tracker, wandb_id: str | None = None) -> 
 
 def records(run: RunDirectory) -> Iterator[RoundRecord]:
     """Yield the record of each round for a tracker. Raises ConfigError if a file is damaged."""
-    histories = {view: load_history(run.directory, view) for view in run.views}
+    histories = {view: load_history(run, view) for view in run.views}
     tests = histories.pop(PLAIN, None)
     accuracy = {} if tests is None else dict(zip(tests.rounds, tests.class_accuracy, strict=True))
     tables = {name: run.analysis(name) for name in files.ANALYSES}

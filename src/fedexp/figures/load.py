@@ -10,10 +10,11 @@ import numpy as np
 
 from fedexp.core.errors import ConfigError
 from fedexp.core.npz import load_npz
-from fedexp.data.partitioned import Partition, find_task_partitions
+from fedexp.core.storage import check_size
+from fedexp.data.partitioned import Partition, find_changed_partitions, find_task_partitions
 from fedexp.data.views import PLAIN, VIEWS, file_in_view, name_in_view
-from fedexp.metrics.history import History, load_history
-from fedexp.rundir import contents, files
+from fedexp.metrics.history import LOCAL, History
+from fedexp.rundir import contents, files, schema
 from fedexp.rundir.reader import RunDirectory
 
 if TYPE_CHECKING:
@@ -103,8 +104,8 @@ def load_run_data(
         rounds = rounds[rounds["round"] <= last]
         histories = {PLAIN: history, **(further or {})}
     else:
-        there = [view for view in VIEWS if arrays and run.has(file_in_view(files.CLASSES, view))]
-        histories = {view: load_history(run_dir, view) for view in there}
+        there = [view for view in VIEWS if arrays and run.class_accuracy(view) is not None]
+        histories = {view: load_history(run, view) for view in there}
     tasks = {view: read_tasks(run, view, last) for view in VIEWS}
     tables = [(name, run.analysis(name)) for name in files.ANALYSES]
     title = run_title(run.config, run.summary if summary is None else summary)
@@ -120,6 +121,60 @@ def load_run_data(
         analyses={name: table for name, table in tables if table is not None and len(table)},
         reduced=find_reduced_classes(run.config, histories.get(PLAIN)),
     )
+
+
+def load_history(run: RunDirectory, view: str = PLAIN) -> History:
+    """Load the history of a run, so that any metric can be computed after the run.
+
+    The function reads the class accuracies, the partitions and, if they were saved, the class
+    accuracies of local models. view: the view of the test set. Raises ConfigError that names the
+    file if a file is missing or damaged.
+    """
+    folder, table = run.directory, run.class_accuracy(view)
+    changes = find_changed_partitions(folder)
+    paths = [folder / files.PARTITION, *find_task_partitions(folder), *changes.values()]
+    tasks = [Partition.load(path) for path in paths]
+    classes, name = tasks[0].counts.shape[1], file_in_view(files.CLASSES, view)
+    if table is None:
+        raise ConfigError(f"{folder / name}: {run.unreadable.get(name, 'is missing')}")
+    try:
+        check_size(8 * table["round"].nunique() * classes, 8 * len(table))
+        if problem := schema.check_table(table):
+            raise ValueError(problem)
+        if table["class"].max() >= classes:
+            raise ValueError(f"has a class above {classes - 1}")
+    except ValueError as error:
+        raise ConfigError(f"{folder / name}: {error}") from None
+    matrix = class_matrix(table, classes)
+    history = History(
+        counts=np.stack([task.counts for task in tasks]) if len(tasks) > 1 else tasks[0].counts,
+        rounds_per_task=int(tasks[0].info.get("rounds_per_task", 0)),
+        rounds=matrix.index.astype(int).tolist(),
+        class_accuracy=list(matrix.to_numpy(dtype=np.float64)),
+        starts=(1, *changes) if changes else (),
+    )
+    local = folder / file_in_view(files.LOCAL, view)
+    if not local.exists():
+        return history
+    saved = load_npz(local)
+    missing = LOCAL.keys() - {"distributed"} - saved.keys()
+    if missing:
+        raise ConfigError(f"{local}: the file lacks the arrays {', '.join(sorted(missing))}")
+    try:
+        check_size(8 * int(saved["rounds"].max(initial=0)), 8 * len(matrix))
+    except (ValueError, TypeError, OverflowError) as error:
+        raise ConfigError(f"{local}: the file contains invalid round numbers ({error})") from None
+    history.local_rounds = saved["rounds"].tolist()
+    for name in LOCAL.keys() & saved.keys() - {"rounds"}:
+        setattr(history, LOCAL[name], list(saved[name]))
+    return history
+
+
+def class_matrix(table: "pd.DataFrame", classes: int) -> "pd.DataFrame":
+    """Return the accuracies of all classes in a table of class accuracies, one row per round."""
+    last = table.drop_duplicates(["round", "class"], keep="last")
+    wide = last.pivot(index="round", columns="class", values="accuracy")
+    return wide.reindex(columns=range(classes))
 
 
 def find_reduced_classes(

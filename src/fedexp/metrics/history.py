@@ -1,6 +1,5 @@
 """The input of all metrics: class accuracies of the global model and of tested local models."""
 
-import csv
 from bisect import bisect_left, bisect_right
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -8,11 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedexp.core.errors import ConfigError
-from fedexp.core.npz import load_npz, save_npz
-from fedexp.core.storage import check_size, regular
-from fedexp.data.partitioned import Partition, find_changed_partitions, find_task_partitions
-from fedexp.data.views import PLAIN, file_in_view
+from fedexp.core.npz import save_npz
 
 if TYPE_CHECKING:
     import torch
@@ -208,69 +203,3 @@ class History:
         """
         recorded = {name: getattr(self, key) for name, key in LOCAL.items()}
         save_npz(path, **{name: np.array(values) for name, values in recorded.items() if values})
-
-
-def load_history(run_dir: Path, view: str = PLAIN) -> History:
-    """Load the history from a run directory, so that any metric can be computed after the run.
-
-    The function reads class_accuracy.csv, partition.npz and, if it exists,
-    local_class_accuracy.npz. view: the view of the test set whose accuracy files are read. Raises
-    ConfigError that names the file if a file is missing or damaged.
-    """
-    run_dir = Path(run_dir)
-    changes = find_changed_partitions(run_dir)
-    tasks = [
-        Partition.load(path)
-        for path in [run_dir / "partition.npz", *find_task_partitions(run_dir), *changes.values()]
-    ]
-    classes = tasks[0].counts.shape[1]
-    rounds, accuracy = _read_class_accuracy(
-        run_dir / file_in_view("class_accuracy.csv", view), classes
-    )
-    history = History(
-        counts=np.stack([task.counts for task in tasks]) if len(tasks) > 1 else tasks[0].counts,
-        rounds_per_task=int(tasks[0].info.get("rounds_per_task", 0)),
-        rounds=rounds,
-        class_accuracy=accuracy,
-        starts=(1, *changes) if changes else (),
-    )
-    local = run_dir / file_in_view("local_class_accuracy.npz", view)
-    if not local.exists():
-        return history
-    saved = load_npz(local)
-    missing = LOCAL.keys() - {"distributed"} - saved.keys()
-    if missing:
-        raise ConfigError(f"{local}: the file lacks the arrays {', '.join(sorted(missing))}")
-    try:
-        check_size(8 * int(saved["rounds"].max(initial=0)), 8 * len(rounds))
-    except (ValueError, TypeError, OverflowError) as error:
-        raise ConfigError(f"{local}: the file contains invalid round numbers ({error})") from None
-    history.local_rounds = saved["rounds"].tolist()
-    for name in LOCAL.keys() & saved.keys() - {"rounds"}:
-        setattr(history, LOCAL[name], list(saved[name]))
-    return history
-
-
-def _read_class_accuracy(path: Path, classes: int) -> tuple[list[int], list[np.ndarray]]:
-    """Return the rounds [T+1] and class accuracies [T+1, C] in class_accuracy.csv.
-
-    The file has the columns round, class and accuracy. An empty accuracy becomes nan.
-    """
-    table: dict[int, np.ndarray] = {}
-    try:
-        with open(regular(path), newline="", encoding="utf-8") as file:
-            for rows, row in enumerate(csv.DictReader(file)):
-                number = int(row["round"])
-                if number not in table:
-                    check_size(8 * (len(table) + 1) * classes, 8 * rows)
-                    table[number] = np.full(classes, np.nan)
-                table[number][int(row["class"])] = float(row["accuracy"] or "nan")
-    except OSError as error:
-        raise ConfigError(f"{path}: the file cannot be read ({error.strerror})") from None
-    except (KeyError, ValueError, TypeError, IndexError) as error:
-        raise ConfigError(
-            f"{path}: the file must have the columns round, class and accuracy, and"
-            f" {classes} classes ({error!r})"
-        ) from None
-    rounds = sorted(table)
-    return rounds, [table[number] for number in rounds]

@@ -28,6 +28,7 @@ from fedexp.analysis.sweep import find_sweep
 from fedexp.core.errors import ConfigError, nearest
 from fedexp.core.storage import regular
 from fedexp.data.views import AUGMENTED, PLAIN, file_in_view, suffix
+from fedexp.figures.load import class_matrix
 from fedexp.rundir import files
 from fedexp.rundir.evidence import how_to_restore
 from fedexp.rundir.fingerprint import flatten
@@ -256,9 +257,8 @@ def encode_heat_map(run: RunDirectory, view: str, shared: Shared) -> dict[str, A
     table, names = run.class_accuracy(view), run.class_names
     if table is None or table.empty:
         return None
-    matrix = table.pivot_table(index="round", columns="class", values="accuracy", aggfunc="last")
-    count = max(len(names or ()), int(matrix.columns.max()) + 1)
-    matrix = matrix.reindex(columns=range(count), index=table["round"].unique()).sort_index()
+    count = max(len(names or ()), int(table["class"].max()) + 1)
+    matrix = class_matrix(table, count)
     kept, every = choose_rows(len(matrix), max(2, MOST_CELLS // max(count, 1)))
     shares = np.round(matrix[kept].clip(0, 1).to_numpy() * LEVELS)
     levels = np.where(np.isfinite(shares), shares, 255).astype(np.uint8)
