@@ -11,7 +11,7 @@ from fedexp.data.marks import checksums, join_marks
 from fedexp.rundir import origin, run_reuse
 from fedexp.rundir.code_hash import code_mark
 from fedexp.rundir.fingerprint import data_marks, fingerprint, with_recorded_marks
-from fedexp.rundir.sweeps import SweepDirectory, without_outdated
+from fedexp.rundir.sweeps import find_jobs, without_outdated
 from test_compare import make_run
 from toy_federation import make_simulation
 
@@ -168,15 +168,16 @@ def test_table_has_the_run_with_the_current_code(plug, tmp_path, caplog):
         (run / "config.yaml").write_text(yaml.safe_dump({"choices": {}, "rounds": 1} | CONFIG))
         note(run)
     with caplog.at_level(logging.WARNING, "fedexp"):
-        assert [
-            run.directory.name for run in without_outdated(SweepDirectory(tmp_path / "sweep").jobs)
-        ] == ["run0", "run2"]
+        assert [run.directory.name for run in without_outdated(find_jobs(tmp_path / "sweep"))] == [
+            "run0",
+            "run2",
+        ]
     assert (
         "runs left out because the code of your own classes or the data have changed: 1"
         in caplog.text
     )
     (plug / "helper.py").write_text(codes[1])
-    assert [run.directory.name for run in SweepDirectory(tmp_path / "sweep").complete] == [
+    assert [run.directory.name for run in without_outdated(find_jobs(tmp_path / "sweep"))] == [
         "run1",
         "run2",
     ]

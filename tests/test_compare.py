@@ -14,7 +14,7 @@ from fedexp.cli.commands import call
 from fedexp.papers import cells as papers
 from fedexp.papers.aggregate import write_tables
 from fedexp.papers.runs import read_runs
-from fedexp.rundir.sweeps import SweepDirectory
+from fedexp.rundir.sweeps import find_jobs, write_sweep_name
 from toy_federation import CONF
 
 TABLE8 = ["experiment=fedntd/cifar10_s2", "local.epochs=5"]
@@ -254,7 +254,7 @@ def test_suspect_and_reduced_cells_are_marked(tmp_path):
         ["experiment=fedntd/cifar10_s2", "participation=0.1", "algorithm=fedavg", "rounds=1"],
         [0.2],
     )
-    SweepDirectory(tmp_path).mark("fedntd_table10")
+    write_sweep_name(tmp_path, "fedntd_table10")
     write_tables(tmp_path)
     text = (tmp_path / "table.md").read_text()
     assert "50.00? (0.50?) [55.59 (0.31)]" in text
@@ -327,7 +327,7 @@ def test_error_of_a_task_is_estimated_from_its_last_ten_rounds(tmp_path):
 
 def test_table_of_a_named_sweep_shows_ours_beside_published_values(tmp_path, capsys):
     folder = tmp_path / "anything"
-    SweepDirectory(folder).mark("fedntd_table8")
+    write_sweep_name(folder, "fedntd_table8")
     make_run(folder, RUN8, [0.3, 0.41], forgetting=0.6)
     assert call("report", [str(folder), "--no-figures"]) == 0
     text = (folder / "table.md").read_text()
@@ -358,7 +358,7 @@ def test_table_without_published_values_shows_means_and_rounds_to_target(tmp_pat
     assert table["n"].tolist() == [2, 2]
     assert table.loc["fedavg", "accuracy"] == pytest.approx(0.77)
     assert table.loc["fedavg", "accuracy_std"] == pytest.approx(0.01 * 2**0.5)
-    targets = rounds_to_targets(SweepDirectory(tmp_path).complete).set_index("method")
+    targets = rounds_to_targets(find_jobs(tmp_path)).set_index("method")
     fedavg, fedntd = (targets.loc[name] for name in ("fedavg", "fedntd"))
     assert fedavg["A"] == pytest.approx(0.76)
     assert fedavg[["rounds_to_0.75A", "rounds_to_0.9A", "rounds_to_1A"]].tolist() == [2, 3.5, 4]
@@ -384,7 +384,7 @@ def test_run_repeated_with_more_test_views_counts_once(tmp_path):
             views=views,
             seed=0,
         )
-    SweepDirectory(tmp_path).mark("fedntd_table1")
+    write_sweep_name(tmp_path, "fedntd_table1")
     write_tables(tmp_path)
     targets = pd.read_csv(tmp_path / "rounds_to_target.csv")
     assert targets["A"].tolist() == pytest.approx([0.95 * 0.7])
@@ -519,7 +519,7 @@ def test_speed_up_is_relative_to_the_fastest_fedavg(tmp_path):
     make_run(tmp_path, ["algorithm=fedavg", "local.lr=0.1"], [0.1, 0.1, 0.5, 0.5])
     make_run(tmp_path, ["algorithm=fedavg", "local.lr=0.2"], [0.1, 0.5, 0.5, 0.5])
     make_run(tmp_path, ["algorithm=fedntd", "local.lr=0.2"], [0.5, 0.5, 0.5, 0.5])
-    targets = rounds_to_targets(SweepDirectory(tmp_path).complete).set_index("method")
+    targets = rounds_to_targets(find_jobs(tmp_path)).set_index("method")
     assert targets["rounds_to_0.75A"].tolist() == [1, 2, 3], "the fastest first"
     assert targets["speedup_0.75A"].tolist() == [2, 1, 2 / 3]
 

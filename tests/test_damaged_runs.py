@@ -23,7 +23,7 @@ from fedexp.rundir import run_reuse
 from fedexp.rundir.lock import is_occupied
 from fedexp.rundir.reader import RunDirectory, finished_summary
 from fedexp.rundir.repair import repair_job
-from fedexp.rundir.sweeps import SweepDirectory
+from fedexp.rundir.sweeps import find_jobs, sweep_name
 from quick_runs import FEDERATION
 from test_view import write_run
 from toy_federation import composed
@@ -114,10 +114,15 @@ def is_damaged(name, damage):
     return (name, damage) != ("summary.json", "missing")
 
 
+def finished(sweep):
+    """Return the finished jobs of a sweep."""
+    return [run for run in find_jobs(sweep) if run.finished]
+
+
 def test_valid_runs_are_complete(sweep):
-    jobs = SweepDirectory(sweep)
-    assert [run.directory.name for run in jobs.complete] == sorted(SWEEP)
-    assert [run.problems for run in jobs.jobs] == [{}, {}]
+    jobs = finished(sweep)
+    assert [run.directory.name for run in jobs] == sorted(SWEEP)
+    assert [run.problems for run in jobs] == [{}, {}]
 
 
 @pytest.mark.parametrize(("name", "damage"), sample(0, every=4))
@@ -125,8 +130,7 @@ def test_damaged_job_is_not_complete(sweep, name, damage):
     """So `--multirun` runs it again, and no other sweep uses it."""
     job = hurt(sweep, name, damage)
     assert finished_summary(job) is None
-    jobs = SweepDirectory(sweep)
-    assert [run.directory.name for run in jobs.complete] == ["sound"]
+    assert [run.directory.name for run in finished(sweep)] == ["sound"]
     assert RunDirectory(job).status == ("damaged" if is_damaged(name, damage) else "unfinished")
     config = yaml.safe_load((sweep / "sound" / "config.yaml").read_text())
     assert run_reuse.find_reusable(sweep.parent / "other" / "job", config | {"seed": 1}) is None
@@ -264,7 +268,7 @@ def test_user_column_may_have_accuracy_in_its_name(sweep):
 def test_damaged_marker_or_lock_is_ignored(sweep):
     for content in (b"", b"[", b"[]", b'{"sweep": 3}', b"\xff\xfe"):
         (sweep / "sweep.json").write_bytes(content)
-        assert SweepDirectory(sweep).name == "mine"
+        assert sweep_name(sweep) == "mine"
     (sweep / "hurt" / ".lock").mkdir()
     assert not is_occupied(sweep / "hurt")
 
@@ -299,15 +303,15 @@ def test_same_command_repairs_a_damaged_job(here, capsys):
     """The numbers are the same, and the damaged files are kept."""
     small = [*FEDERATION, "rounds=1", "seed=0", "hydra.sweep.dir=multirun/a"]
     assert main.main(["--multirun", *small]) == 0
-    (job,) = SweepDirectory(here / "multirun" / "a").jobs
+    (job,) = find_jobs(here / "multirun" / "a")
     before, overrides = job.class_accuracy(), (job.directory / FILES[-1]).read_text()
     for name, damage in REPAIRS.items():
         DAMAGES[damage](job.directory / name)
-        assert SweepDirectory(here / "multirun" / "a").complete == []
+        assert finished(here / "multirun" / "a") == []
         capsys.readouterr()
         assert main.main(["--multirun", *small]) == 0
         assert f"{name}: " in capsys.readouterr().err
-        (again,) = SweepDirectory(here / "multirun" / "a").complete
+        (again,) = finished(here / "multirun" / "a")
         pd.testing.assert_frame_equal(again.class_accuracy(), before)
         assert (job.directory / FILES[-1]).read_text() == overrides
     assert {"class_accuracy.csv", "rounds.csv"} <= {

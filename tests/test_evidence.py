@@ -17,7 +17,7 @@ from fedexp.data.partition_file import read_clients
 from fedexp.figures.load import load_run_data
 from fedexp.rundir import evidence
 from fedexp.rundir.reader import RunDirectory
-from fedexp.rundir.sweeps import SweepDirectory
+from fedexp.rundir.sweeps import write_sweep_name
 from quick_runs import FEDERATION
 from test_reproduction import EARLY, run_directory
 
@@ -45,7 +45,7 @@ def test_report_from_kept_files_is_identical(tmp_path, capsys, count):
     sweep, runs = tmp_path / "multirun" / "fedntd_table1", list(EARLY)[:count]
     for i, run in enumerate(runs):
         run_directory(sweep / f"run{i}", run)
-    SweepDirectory(sweep).mark("fedntd_table1")
+    write_sweep_name(sweep, "fedntd_table1")
     assert call("report", [str(sweep), "--keep", "--no-figures"]) == 0
     assert f"Saved {len(runs)} runs to " in capsys.readouterr().out
     first = {path.name: path.read_bytes() for path in evidence.keep_runs(sweep)}

@@ -13,7 +13,7 @@ from fedexp.figures.load import load_run_data
 from fedexp.metrics import forgetting
 from fedexp.papers import draw_paper
 from fedexp.papers.paper_figures import draw_picture, label_runs, make_pictures
-from fedexp.rundir.sweeps import SweepDirectory
+from fedexp.rundir.sweeps import find_jobs
 from test_sweep_figures import make_run
 from toy_federation import CONF
 
@@ -34,7 +34,7 @@ def runs_of(sweep, folder, seeds=(0,)):
     for path in folder.glob("*/local_class_accuracy.npz"):
         every = np.tile(np.arange(4), (3, 1))
         np.savez(path, rounds=np.arange(1, 4), sampled=every, accuracy=rng.uniform(0, 1, (3, 4, 5)))
-    return SweepDirectory(folder).complete
+    return find_jobs(folder)
 
 
 @pytest.mark.parametrize("name", SWEEPS)
@@ -60,7 +60,7 @@ def settings_of(name, folder, **options):
 
 def test_labels_and_order_are_those_of_the_sweep_file(tmp_path):
     settings, sweep = settings_of("fedntd_fig2c", tmp_path, seeds=(0, 1))
-    backwards = label_runs(sweep, SweepDirectory(tmp_path).complete[::-1])
+    backwards = label_runs(sweep, find_jobs(tmp_path)[::-1])
     assert [(s.name, [m.name for m in s.methods]) for s in backwards] == [
         (s.name, [m.name for m in s.methods]) for s in settings
     ]
@@ -81,12 +81,12 @@ def test_changed_fixed_override_keeps_the_labels(tmp_path):
             ]
             make_run(tmp_path, run, seed, classes=5)
     sweep = load_sweep("flashback_fig1", [CONF])
-    (setting,) = label_runs(sweep, SweepDirectory(tmp_path).complete)
+    (setting,) = label_runs(sweep, find_jobs(tmp_path))
     assert (setting.name, [method.name for method in setting.methods]) == (
         "CIFAR10 (beta=0.1)",
         ["FedAvg", "Flashback"],
     )
-    assert [name for name, _ in make_pictures(sweep, SweepDirectory(tmp_path).complete)] == [
+    assert [name for name, _ in make_pictures(sweep, find_jobs(tmp_path))] == [
         "flashback_fig1_a",
         "flashback_fig1_b",
     ]
@@ -105,7 +105,7 @@ def test_added_override_makes_separate_methods(tmp_path):
                 ]
                 make_run(tmp_path, [*run, "rounds=50", f"local.lr={lr}"], seed, classes=5)
     sweep = load_sweep("flashback_fig1", [CONF])
-    (setting,) = label_runs(sweep, SweepDirectory(tmp_path).complete)
+    (setting,) = label_runs(sweep, find_jobs(tmp_path))
     assert sorted(method.name for method in setting.methods[:2]) == [
         "FedAvg, local.lr=0.01",
         "FedAvg, local.lr=0.1",
@@ -119,9 +119,7 @@ def test_class_curves_have_the_colours_of_the_legend(tmp_path):
     """The colours do not depend on the number of rounds."""
     sweep = load_sweep("fedka_fig1", [CONF])
     make_run(tmp_path, ["experiment=fedka/cifar10", "algorithm=fedavg"], rounds=25, classes=5)
-    figure = draw_paper.class_curves(
-        label_runs(sweep, SweepDirectory(tmp_path).complete), sweep.title
-    )
+    figure = draw_paper.class_curves(label_runs(sweep, find_jobs(tmp_path)), sweep.title)
     history = load_run_data(next(tmp_path.glob("run*"))).history
     for c, (line, key) in enumerate(
         zip(figure.axes[0].lines, figure.legends[0].get_lines(), strict=False)

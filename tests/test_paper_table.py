@@ -9,7 +9,7 @@ from fedexp.analysis.paper_table import Layout, make_table
 from fedexp.cli.commands import call
 from fedexp.core.errors import ConfigError
 from fedexp.papers.aggregate import write_tables
-from fedexp.rundir.sweeps import SweepDirectory
+from fedexp.rundir.sweeps import find_jobs, write_sweep_name
 from test_sweep_figures import make_run
 
 
@@ -48,7 +48,7 @@ METHODS = {
 
 def test_rows_are_methods_and_columns_are_metrics(tmp_path):
     make(tmp_path, METHODS)
-    text = latex(SweepDirectory(tmp_path).complete, Layout())
+    text = latex(find_jobs(tmp_path), Layout())
     assert body(text) == [
         ["", r"Accuracy (\%)", "Forgetting"],
         ["FedNTD", r"\textbf{70.00 $\pm$ 0.00}", r"0.200 $\pm$ 0.000"],
@@ -74,22 +74,20 @@ def test_columns_are_settings_named_by_differing_options(tmp_path):
     for alpha, method, accuracy in results:
         overrides = f"dataset=digits alpha={alpha} algorithm={method} participation=0.2"
         make(tmp_path, {overrides: ((accuracy, accuracy), 0.1)})
-    assert body(latex(SweepDirectory(tmp_path).complete, Layout(metrics=("accuracy",)))) == [
+    assert body(latex(find_jobs(tmp_path), Layout(metrics=("accuracy",)))) == [
         [r"Accuracy (\%)", "alpha=0.5", "alpha=10"],  # by value
         # by the mean of a row, 70 and 67.5
         ["FedAvg", r"60.00 $\pm$ 0.00", r"\textbf{80.00 $\pm$ 0.00}"],
         ["FedNTD", r"\textbf{65.00 $\pm$ 0.00}", r"70.00 $\pm$ 0.00"],
     ]
-    transposed = body(
-        latex(SweepDirectory(tmp_path).complete, Layout(metrics=("accuracy",), transpose=True))
-    )
+    transposed = body(latex(find_jobs(tmp_path), Layout(metrics=("accuracy",), transpose=True)))
     assert transposed == [
         [r"Accuracy (\%)", "FedAvg", "FedNTD"],
         # the best method of each setting still
         ["alpha=0.5", r"60.00 $\pm$ 0.00", r"\textbf{65.00 $\pm$ 0.00}"],
         ["alpha=10", r"\textbf{80.00 $\pm$ 0.00}", r"70.00 $\pm$ 0.00"],
     ]
-    both = latex(SweepDirectory(tmp_path).complete, Layout())
+    both = latex(find_jobs(tmp_path), Layout())
     assert r"\multicolumn{2}{c}{alpha=0.5} & \multicolumn{2}{c}{alpha=10}" in both
     assert r"\cmidrule(lr){2-3} \cmidrule(lr){4-5}" in both
 
@@ -98,9 +96,7 @@ def test_sort_flag_sorts_the_rows(tmp_path):
     make(tmp_path, METHODS)
 
     def first(sort):
-        return [
-            row[0] for row in body(latex(SweepDirectory(tmp_path).complete, Layout(sort=sort)))
-        ][1:]
+        return [row[0] for row in body(latex(find_jobs(tmp_path), Layout(sort=sort)))][1:]
 
     assert (
         first("") == first("accuracy") == ["FedNTD", "FedAvg", "FedProx mu=0.1", "FedProx mu=1.0"]
@@ -117,7 +113,7 @@ def test_sort_flag_sorts_the_rows(tmp_path):
 def test_values_that_are_shown_equal_are_both_bold(tmp_path):
     for name, accuracy in (("a", 0.70001), ("b", 0.70004), ("c", 0.6)):
         make(tmp_path, {f"algorithm={name}": ((accuracy,), 0.1)})
-    text = latex(SweepDirectory(tmp_path).complete, Layout(metrics=("accuracy",)))
+    text = latex(find_jobs(tmp_path), Layout(metrics=("accuracy",)))
     assert [row[1] for row in body(text)][1:] == [r"\textbf{70.00}", r"\textbf{70.00}", "60.00"]
     assert "One seed; best in bold." in text
 
@@ -135,7 +131,7 @@ def test_larger_is_better_only_for_accuracies():
 
 def test_single_method_is_not_bold(tmp_path):
     make(tmp_path, {"algorithm=fedavg": ((0.5, 0.5), 0.1)})
-    assert "textbf" not in latex(SweepDirectory(tmp_path).complete, Layout())
+    assert "textbf" not in latex(find_jobs(tmp_path), Layout())
 
 
 def test_report_is_written_if_all_runs_diverged(tmp_path):
@@ -164,7 +160,7 @@ def test_report_has_flags_for_the_table(tmp_path, capsys):
 
 
 def test_named_sweep_has_published_values_unless_a_layout_is_given(tmp_path):
-    SweepDirectory(tmp_path).mark("fedntd_table1")
+    write_sweep_name(tmp_path, "fedntd_table1")
     for name in ("fedavg", "fedntd"):
         make(tmp_path, {f"experiment=fedntd/cifar10_s2 algorithm={name}": ((0.5,), 0.1)})
     write_tables(tmp_path)
@@ -178,7 +174,7 @@ def test_names_are_escaped_for_latex(tmp_path):
     make(
         tmp_path, {"algorithm=a_b note=5%": ((0.5,), 0.1), "algorithm=b note=#{x}$": ((0.4,), 0.1)}
     )
-    heads = [row[0] for row in body(latex(SweepDirectory(tmp_path).complete, Layout()))]
+    heads = [row[0] for row in body(latex(find_jobs(tmp_path), Layout()))]
     assert heads[1:] == [r"a\_b note=5\%", r"b note=\#\{x\}\$"]
 
 
@@ -188,7 +184,7 @@ def test_each_setting_has_the_measures_of_its_runs(tmp_path):
     for name in ("fedavg", "fedntd"):
         make_run(tmp_path, ["experiment=a", f"algorithm={name}"], accuracy=0.5)
         make_run(tmp_path, ["experiment=b", f"algorithm={name}"], **tasks)
-    assert list(make_table(SweepDirectory(tmp_path).complete, Layout()).table) == [
+    assert list(make_table(find_jobs(tmp_path), Layout()).table) == [
         ("a", "Accuracy (%)"),
         ("a", "Forgetting"),
         ("b", "Average accuracy (%)"),

@@ -24,7 +24,7 @@ from fedexp.data.partitioned import partition_hash
 from fedexp.figures.load import load_history
 from fedexp.rundir import files, lock, origin
 from fedexp.rundir.reader import RunDirectory
-from fedexp.rundir.sweeps import SweepDirectory
+from fedexp.rundir.sweeps import sweep_name
 from test_damaged_runs import write_job
 from toy_federation import composed
 
@@ -97,7 +97,7 @@ def test_no_reader_waits_for_a_pipe(sweep, tmp_path):
     for name in names:
         getattr(run, name)
     assert {"partition.npz", "clients.csv", "tasks.csv"} <= run.unreadable.keys()
-    assert SweepDirectory(sweep).name == "theirs"
+    assert sweep_name(sweep) == "theirs"
     assert lock.owner_of(sweep / "hurt") == "another process"
     assert origin.read(sweep / "hurt") == {}
     (sweep / NOTES).mkdir()

@@ -10,7 +10,7 @@ from fedexp.papers.aggregate import write_report, write_tables
 from fedexp.papers.cells import published_cells
 from fedexp.papers.readings import check_claims, count_explained, first_reading
 from fedexp.rundir import evidence
-from fedexp.rundir.sweeps import SweepDirectory
+from fedexp.rundir.sweeps import write_sweep_name
 from test_compare import cells, make_run, one
 from test_evidence import remove_runs
 from toy_federation import CONF
@@ -20,7 +20,7 @@ SETTING = "experiment=fedntd/cifar10_s2"
 
 
 def report(folder, sweep):
-    SweepDirectory(folder).mark(sweep)
+    write_sweep_name(folder, sweep)
     write_tables(folder)
     table = pd.read_csv(folder / "table.csv", keep_default_na=False)
     return table, (folder / "table.md").read_text(encoding="utf-8")

@@ -15,7 +15,7 @@ from fedexp.papers.aggregate import write_tables
 from fedexp.rundir import revisions, run_reuse
 from fedexp.rundir.fingerprint import data_marks, fingerprint, group_name
 from fedexp.rundir.revisions import REVISIONS, latest_revisions, outdated
-from fedexp.rundir.sweeps import SweepDirectory
+from fedexp.rundir.sweeps import write_sweep_name
 from fedexp.training.resuming import check_resume
 from test_reproduction import run_directory
 from toy_federation import composed
@@ -208,7 +208,7 @@ def test_outdated_run_is_shown_without_verdict(tmp_path):
     """FedCurv was corrected, FedAvg was not."""
     for i, name in enumerate(("cifar10_s2_fedavg", "cifar10_s2_fedcurv")):
         run_directory(tmp_path / f"run{i}", name)
-    SweepDirectory(tmp_path).mark("fedntd_table1")
+    write_sweep_name(tmp_path, "fedntd_table1")
     write_tables(tmp_path)
     table = pd.read_csv(tmp_path / "table.csv", keep_default_na=False)
     table = table[table["n"] > 0].set_index(["method", "metric"])

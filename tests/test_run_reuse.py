@@ -13,7 +13,7 @@ from fedexp.papers.aggregate import write_tables
 from fedexp.rundir import run_reuse
 from fedexp.rundir.fingerprint import fingerprint
 from fedexp.rundir.run_reuse import cell_key, find_reusable, finished_runs
-from fedexp.rundir.sweeps import SweepDirectory, without_outdated
+from fedexp.rundir.sweeps import find_jobs, without_outdated, write_sweep_name
 from quick_runs import FEDERATION
 from test_compare import make_run, one
 from toy_federation import composed
@@ -61,7 +61,7 @@ def test_run_of_another_table_counts_for_a_job_that_reuses_it(tmp_path):
     bf16 = [*shares, "seed=1", "hardware.precision=bf16"]
     second = make(multirun / "fedntd_table8", bf16, 0.42, CHOICES)
     make(multirun / "fedntd_table8", [*shares, "seed=2"], 0.9, CHOICES)
-    SweepDirectory(mine).mark("fedntd_table10")
+    write_sweep_name(mine, "fedntd_table10")
     # the names of runs contain a hash of their configuration
     reuse(mine / "a", first.rename(first.with_name("a")), [*shares, "seed=0"])
     reuse(mine / "b", second.rename(second.with_name("b")), [*shares, "seed=1"])
@@ -157,7 +157,7 @@ def test_job_reuses_run_of_another_sweep(here, capsys, caplog):
         path.name for path in job.iterdir() if path.is_file() and "lock" not in path.name
     ) == [run_reuse.NOTE]
     assert "reusing the complete run" in capsys.readouterr().err
-    runs = without_outdated(SweepDirectory(here / "multirun" / "b").jobs)
+    runs = without_outdated(find_jobs(here / "multirun" / "b"))
     assert [run.finished for run in runs] == [True, True]
     assert {run.directory for run in runs} == {
         first,

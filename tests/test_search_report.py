@@ -3,7 +3,7 @@
 from fedexp.analysis.sweep import load_sweep
 from fedexp.config.options import list_options
 from fedexp.papers.aggregate import write_tables
-from fedexp.rundir.sweeps import SweepDirectory
+from fedexp.rundir.sweeps import write_sweep_name
 from test_compare import make_run
 from toy_federation import CONF
 
@@ -22,7 +22,7 @@ def test_report_names_the_best_value_of_each_method(tmp_path):
         overrides = [CIFAR, f"algorithm.beta={beta}", "algorithm=fedka", f"seed={i}"]
         make_run(tmp_path, overrides, [accuracy], status=status)
     make_run(tmp_path, [CIFAR, "algorithm.mu=1", "algorithm=fedprox"], [0.4])
-    SweepDirectory(tmp_path).mark("fedka_search")
+    write_sweep_name(tmp_path, "fedka_search")
     write_tables(tmp_path)
     text = (tmp_path / "table.md").read_text()
     assert "### Chosen values (highest accuracy in the last round, averaged over seeds)" in text

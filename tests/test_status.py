@@ -12,7 +12,7 @@ from fedexp.cli.commands import call
 from fedexp.papers import status
 from fedexp.papers.aggregate import write_tables
 from fedexp.rundir import evidence
-from fedexp.rundir.sweeps import SweepDirectory
+from fedexp.rundir.sweeps import write_sweep_name
 from test_evidence import remove_runs
 from test_reproduction import run_directory
 from toy_federation import CONF
@@ -52,7 +52,7 @@ def test_hours_spent_and_left_equal_hand_calculation(tmp_path, capsys):
     sweep = tmp_path / "multirun" / "fedntd_table1"
     add_run(sweep, "a", "fedavg", 2, threads=2, workers=1)
     add_run(sweep, "b", "fedntd", 1, device="cuda:0", precision="tf32", threads=8)
-    SweepDirectory(sweep).mark("fedntd_table1")
+    write_sweep_name(sweep, "fedntd_table1")
     write_tables(sweep)
     evidence.keep_runs(sweep)
     remove_runs(sweep)

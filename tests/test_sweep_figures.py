@@ -11,7 +11,7 @@ from fedexp.analysis import draw_sweep, sweep_figures
 from fedexp.analysis.view.collect import collect
 from fedexp.metrics.forgetting import local_round_drop, round_drop
 from fedexp.papers.aggregate import write_report, write_tables
-from fedexp.rundir.sweeps import SweepDirectory
+from fedexp.rundir.sweeps import find_jobs
 from test_figures import make_run as make_files
 
 
@@ -44,7 +44,7 @@ def make_run(
 
 
 def settings(folder):
-    return {each.name: each for each in sweep_figures.settings(SweepDirectory(folder).complete)}
+    return {each.name: each for each in sweep_figures.settings(find_jobs(folder))}
 
 
 def methods(setting):
@@ -126,7 +126,7 @@ def test_method_has_the_same_colour_in_all_figures(tmp_path):
         for beta in (0.3, 3):
             make_run(tmp_path, [f"alpha={alpha}", "algorithm=fedntd", f"algorithm.beta={beta}"])
         make_run(tmp_path, [f"alpha={alpha}", "algorithm=fedavg"])
-    runs = SweepDirectory(tmp_path).complete
+    runs = find_jobs(tmp_path)
     colours = {}
     for name, draw in sweep_figures.sweep_pictures(runs):
         if "class_accuracy" not in name:
@@ -187,7 +187,7 @@ def test_measures_are_drawn_against_a_parameter(tmp_path):
         for tau in (1, 2):
             make_run(tmp_path, ["experiment=a", "algorithm=fedntd", f"algorithm.tau={tau}"], seed)
     beta, tau = sorted(
-        sweep_figures.parameter_sweeps(SweepDirectory(tmp_path).complete), key=lambda each: each.key
+        sweep_figures.parameter_sweeps(find_jobs(tmp_path)), key=lambda each: each.key
     )
     assert (beta.key, tau.key) == ("algorithm.beta", "algorithm.tau")
     (line,) = beta.lines
@@ -250,7 +250,7 @@ def test_parameter_in_continual_learning_is_shown_by_task_measures(tmp_path):
     for lr, average in ((0.1, 0.6), (0.2, 0.4)):
         overrides = ["algorithm=cfed", f"local.lr={lr}"]
         make_stream(tmp_path, overrides, [0.1, 0.2, 0.3, average], 1 - average)
-    (sweep,) = sweep_figures.parameter_sweeps(SweepDirectory(tmp_path).complete)
+    (sweep,) = sweep_figures.parameter_sweeps(find_jobs(tmp_path))
     above, below = draw_sweep.parameter(sweep).axes
     assert above.get_ylabel() == "average accuracy of the tasks"
     assert above.lines[0].get_ydata().tolist() == [0.6, 0.4]
@@ -308,7 +308,7 @@ def test_figures_of_a_search_show_validation_measures(tmp_path):
         "validation forgetting F",
     ]
     assert "FedAvg local.lr=0.03 (pruned)" in [method.label for method in setting.methods]
-    (sweep,) = sweep_figures.parameter_sweeps(SweepDirectory(tmp_path).complete)
+    (sweep,) = sweep_figures.parameter_sweeps(find_jobs(tmp_path))
     above, _ = draw_sweep.parameter(sweep).axes
     assert above.lines[0].get_ydata().tolist() == [0.5, 0.6, 0.7]  # without the pruned trial
 

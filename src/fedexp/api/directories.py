@@ -16,7 +16,7 @@ from fedexp.core.storage import display_path
 from fedexp.rundir import files
 from fedexp.rundir.fingerprint import flatten
 from fedexp.rundir.reader import RunDirectory, require_run
-from fedexp.rundir.sweeps import SweepDirectory, find_runs
+from fedexp.rundir.sweeps import find_jobs, find_runs
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -314,7 +314,7 @@ def load_sweep(
     `load_run`. Raises ConfigError if the directory contains no run.
     """
     path = Path(directory).expanduser()
-    jobs = [job.directory for job in SweepDirectory(path).jobs] or find_runs(path)
+    jobs = [job.directory for job in find_jobs(path)] or find_runs(path)
     if not jobs:
         from fedexp.rundir.evidence import how_to_restore
 

@@ -151,10 +151,10 @@ def show_report(directory: Path, name: str | None, figures: bool) -> None:
     """
     from fedexp.cli.push import config_of_sweep, push_tables, wandb_node
     from fedexp.papers.aggregate import print_table, write_report
-    from fedexp.rundir.sweeps import SweepDirectory
+    from fedexp.rundir.sweeps import write_sweep_name
 
     if name is not None:
-        SweepDirectory(directory).mark(name)
+        write_sweep_name(directory, name)
     paths = write_report(directory, figures)
     if paths:
         print_table(directory, paths)

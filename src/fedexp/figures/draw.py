@@ -42,7 +42,6 @@ ACCURACIES = (
     ("test_accuracy_augmented", GREEN, "test accuracy, augmented\ntest images"),
     ("validation_accuracy", GREY, "validation accuracy"),
 )
-LOCAL = "local round forgetting,\nmean over clients"
 LOSSES = (
     ("train_loss", BLUE, "train loss,\nmean over clients"),
     ("test_loss", ORANGE, "test loss"),

@@ -30,7 +30,7 @@ from fedexp.papers.judge import TOLERANCES
 from fedexp.papers.paper_figures import make_pictures
 from fedexp.rundir.evidence import all_jobs
 from fedexp.rundir.reader import RunDirectory
-from fedexp.rundir.sweeps import SweepDirectory, without_outdated
+from fedexp.rundir.sweeps import find_jobs, without_outdated
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -98,7 +98,7 @@ def write_tables(
     Nothing is written if no run is finished. jobs: the sweep's runs. By default, they are read from
     the sweep's run directories. asked: the layout of table.tex.
     """
-    jobs = without_outdated(SweepDirectory(directory).jobs if jobs is None else jobs)
+    jobs = without_outdated(find_jobs(directory) if jobs is None else jobs)
     sweep = find_sweep(directory)
     left_out = describe_damage(jobs)
     for line in left_out:

@@ -23,7 +23,7 @@ from fedexp.data.views import PLAIN, name_in_view
 from fedexp.rundir import evidence, files
 from fedexp.rundir.reader import RunDirectory
 from fedexp.rundir.schema import OVER
-from fedexp.rundir.sweeps import SweepDirectory, without_outdated
+from fedexp.rundir.sweeps import find_jobs, without_outdated
 
 # measure -> column of rounds.csv in the plain view
 MEASURES = {
@@ -55,7 +55,7 @@ def read_sweep(directory: Path) -> dict[str, dict[str, Any]]:
 
     If a run has both a finished run directory and a kept file, the directory is used.
     """
-    runs = without_outdated(SweepDirectory(directory.absolute()).jobs)
+    runs = without_outdated(find_jobs(directory.absolute()))
     found = {run.directory.name: read_directory(run) for run in runs}
     for name, path in evidence.kept_files(directory).items():
         if name not in found or found[name]["status"] not in OVER:

@@ -40,7 +40,7 @@ from fedexp.data.views import VIEWS, file_in_view
 from fedexp.rundir import files, origin
 from fedexp.rundir.reader import RunDirectory
 from fedexp.rundir.run_reuse import NOTE
-from fedexp.rundir.sweeps import SweepDirectory, resolve_reuse
+from fedexp.rundir.sweeps import find_jobs, resolve_reuse
 
 FORMAT = 1
 FOLDER, SUFFIX = "runs", ".json.xz"
@@ -312,7 +312,7 @@ def all_jobs(sweep: Path) -> Iterator[list[RunDirectory]]:
     finished = [name for name in kept if resolve_reuse(RunDirectory(sweep / name)).finished]
     replaced = {sweep / name for name in kept if name not in finished}
     with kept_runs(sweep, finished) as runs:
-        jobs = [run for run in SweepDirectory(sweep).jobs if run.directory not in replaced]
+        jobs = [run for run in find_jobs(sweep) if run.directory not in replaced]
         yield sorted([*jobs, *runs.values()], key=lambda run: run.directory.name)
 
 

@@ -2,8 +2,6 @@
 
 import logging
 import os
-from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 
 from fedexp.core import storage
@@ -28,37 +26,29 @@ def find_runs(directory: Path) -> list[Path]:
     return found
 
 
-@dataclass(frozen=True)
-class SweepDirectory:
-    """The directory of a sweep and its jobs."""
+def find_jobs(sweep: Path) -> list[RunDirectory]:
+    """Return the jobs of a sweep, sorted by directory name, including failed and unfinished jobs.
 
-    directory: Path
+    sweep: the directory of the sweep.
+    """
+    found = {path.parent for name in MARKS for path in sweep.glob(f"*/{name}")}
+    found |= {path.parent.parent for path in sweep.glob(f"*/{files.OVERRIDES}")}
+    return [resolve_reuse(RunDirectory(path)) for path in sorted(found)]
 
-    @cached_property
-    def jobs(self) -> list[RunDirectory]:
-        """All jobs, sorted by directory name, including failed and unfinished jobs."""
-        found = {path.parent for name in MARKS for path in self.directory.glob(f"*/{name}")}
-        found |= {path.parent.parent for path in self.directory.glob(f"*/{files.OVERRIDES}")}
-        return [resolve_reuse(RunDirectory(path)) for path in sorted(found)]
 
-    @cached_property
-    def complete(self) -> list[RunDirectory]:
-        """The finished, undamaged runs. Tables are computed from these runs."""
-        return without_outdated([run for run in self.jobs if run.finished])
+def sweep_name(directory: Path) -> str:
+    """Return a sweep's name from sweep.json, or the directory's name if this file is missing."""
+    try:
+        name = contents.read_mapping(directory / MARKER).get("sweep")
+    except contents.Damaged:
+        name = None
+    return name if isinstance(name, str) else directory.name
 
-    @property
-    def name(self) -> str:
-        """The sweep's name from sweep.json, or the directory's name if this file is missing."""
-        try:
-            name = contents.read_mapping(self.directory / MARKER).get("sweep")
-        except contents.Damaged:
-            name = None
-        return name if isinstance(name, str) else self.directory.name
 
-    def mark(self, sweep: str) -> None:
-        """Write the sweep's name to sweep.json."""
-        self.directory.mkdir(parents=True, exist_ok=True)
-        storage.write_json(self.directory / MARKER, {"sweep": sweep})
+def write_sweep_name(directory: Path, name: str) -> None:
+    """Write a sweep's name to sweep.json."""
+    directory.mkdir(parents=True, exist_ok=True)
+    storage.write_json(directory / MARKER, {"sweep": name})
 
 
 def without_outdated(runs: list[RunDirectory]) -> list[RunDirectory]:
