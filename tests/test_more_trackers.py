@@ -269,7 +269,7 @@ def test_unevaluated_round_has_no_class_accuracy():
     history = History(np.ones((1, 2), dtype=np.int64))
     history.add(2, np.array([0.25, math.nan]))
     found = [
-        metric_values(RoundRecord(number, {}, None, others={"augmented": history}), ["a", "b"])
+        metric_values(RoundRecord(number, {}, {"augmented": history}), ["a", "b"])
         for number in (2, 3)
     ]
     assert list(found[0].values()) == [0.25]

@@ -3,7 +3,6 @@ import re
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 from rich.console import Console
 
@@ -45,7 +44,7 @@ def make_record(
         "train_loss": 1.5,
         "seconds": seconds,
     }
-    return RoundRecord(number, values, np.array([0.5, 0.5]))
+    return RoundRecord(number, values)
 
 
 def terminal(width: int = 80) -> Console:
@@ -62,9 +61,7 @@ def in_stream(record: RoundRecord, average: float | None) -> RoundRecord:
     """Return the same record with `average_accuracy`, which is undefined in round 0 and in rounds
     that are not evaluated.
     """
-    return RoundRecord(
-        record.round, dict(record.values) | {"average_accuracy": average}, record.class_accuracy
-    )
+    return RoundRecord(record.round, dict(record.values) | {"average_accuracy": average})
 
 
 def plain_output(total: int, first: int = 0) -> list[str]:
@@ -266,12 +263,8 @@ def test_line_shows_test_loss_before_the_first_training():
     console = Console(file=io.StringIO())
     progress = Progress(console)
     progress.start(make_info(1))
-    progress.log_round(
-        RoundRecord(0, {"test_accuracy": 0.1, "train_loss": None, "test_loss": 2.3}, None)
-    )
-    progress.log_round(
-        RoundRecord(1, {"test_accuracy": 0.2, "train_loss": 1.25, "test_loss": 2.2}, None)
-    )
+    progress.log_round(RoundRecord(0, {"test_accuracy": 0.1, "train_loss": None, "test_loss": 2.3}))
+    progress.log_round(RoundRecord(1, {"test_accuracy": 0.2, "train_loss": 1.25, "test_loss": 2.2}))
     initial, trained = console.file.getvalue().splitlines()
     assert initial.endswith("  test loss 2.3")
     assert trained.endswith("  train loss 1.25")

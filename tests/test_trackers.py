@@ -39,7 +39,8 @@ from wandb_runs import (  # noqa: F401 (fixtures)
     run_folders,
 )
 
-HISTORY = History(np.ones((4, 3), dtype=np.int64), rounds=[0], class_accuracy=[np.ones(3)])
+HISTORY = History(np.ones((4, 3), dtype=np.int64))
+HISTORY.add(0, np.array([0.0, 0.5, np.nan]))
 TABLE = pd.DataFrame(
     {"round": [0, 0, 1], "class": ["cat", "dog", "cat"], "accuracy": [0.1, 0.2, np.nan]}
 )
@@ -55,11 +56,12 @@ def empty_cwd(tmp_path, monkeypatch):
 
 
 def make_record(number: int) -> RoundRecord:
-    accuracy = np.array([0.1 * number, 0.5, np.nan]) if number != 2 else None
+    history = HISTORY.upto(0)
+    if number not in (0, 2):
+        history.add(number, np.array([0.1 * number, 0.5, np.nan]))
     values = {"test_accuracy": 0.2 * number, "test_loss": [2.0, 0.5, 0.75, 1.0, 1.0][number]}
-    return RoundRecord(
-        number, values | {"forgetting": number / 4 if number else None}, accuracy, HISTORY
-    )
+    values["forgetting"] = number / 4 if number else None
+    return RoundRecord(number, values, {"plain": history})
 
 
 def track(tracker: Tracker, info: RunInfo, rounds=range(4)) -> None:
@@ -249,7 +251,7 @@ def test_images_are_logged_every_n_rounds(tmp_path, fake_wandb, monkeypatch):
     Image.new("RGB", (8, 8)).save(picture, format="png")
     monkeypatch.setattr(
         "fedexp.figures.interim_pictures",
-        lambda directory, history, further: {"map": picture.getvalue()},
+        lambda directory, histories: {"map": picture.getvalue()},
     )
     tracker = guarded(log_images_every=2)
     tracker.start(make_info(tmp_path, total_rounds=6))

@@ -12,7 +12,6 @@ from fedexp.config.options import conf_directory
 from fedexp.core.errors import ConfigError
 from fedexp.core.storage import regular
 from fedexp.data.partitioned import find_task_partitions
-from fedexp.data.views import PLAIN
 from fedexp.figures import make_figures
 from fedexp.figures.load import load_history
 from fedexp.figures.pictures import Pictures, picture_files
@@ -139,8 +138,6 @@ def replay(run: RunDirectory, tracker: Tracker, wandb_id: str | None = None) -> 
 def records(run: RunDirectory) -> Iterator[RoundRecord]:
     """Yield the record of each round for a tracker. Raises ConfigError if a file is damaged."""
     histories = {view: load_history(run, view) for view in run.views}
-    tests = histories.pop(PLAIN, None)
-    accuracy = {} if tests is None else dict(zip(tests.rounds, tests.class_accuracy, strict=True))
     tables = {name: run.analysis(name) for name in files.ANALYSES}
     assert run.rounds is not None  # the run has finished
     for values in run.rounds.to_dict("records"):
@@ -150,15 +147,8 @@ def records(run: RunDirectory) -> Iterator[RoundRecord]:
             if table is not None:
                 rows = table[table["round"] == number].to_dict("records")
                 analysed |= round_means(name, rows)  # type: ignore[arg-type]
-        others = {view: history.upto(number) for view, history in histories.items()}
-        yield RoundRecord(
-            round=number,
-            values=values,  # type: ignore[arg-type]
-            class_accuracy=accuracy.get(number),
-            history=None if tests is None else tests.upto(number),
-            others=others,
-            analysed=analysed,
-        )
+        past = {view: history.upto(number) for view, history in histories.items()}
+        yield RoundRecord(number, values, past, analysed)  # type: ignore[arg-type]
 
 
 def wandb_node(config: Mapping[str, Any]) -> Mapping[str, Any]:

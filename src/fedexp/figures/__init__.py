@@ -81,20 +81,18 @@ def save_all(
     return paths
 
 
-def interim_pictures(
-    run_dir: Path, history: "History", further: "Mapping[str, History] | None" = None
-) -> dict[str, bytes]:
-    """Return figures (name -> PNG content) that show the run up to the end of `history`.
+def interim_pictures(run_dir: Path, histories: "Mapping[str, History]") -> dict[str, bytes]:
+    """Return figures (name -> PNG content) that show the run up to the end of the histories.
 
     These are the heat maps of class accuracies and, if local models were evaluated, the latest
-    round figure. No file is written, and the run may be in progress or finished. further: a dict
-    that maps each further view of the test set to its history.
+    round figure. No file is written, and the run may be in progress or finished. histories: a dict
+    that maps each view of the test set, including the plain view, to its history.
     """
     from fedexp.figures.style import styled
 
     drawn = {}
     with styled(read_settings(run_dir).style):
-        for name, draw in list_figures(load_run_data(run_dir, history, further=further)):
+        for name, draw in list_figures(load_run_data(run_dir, histories=histories)):
             if name.startswith(INTERIM):
                 buffer = io.BytesIO()
                 draw().savefig(buffer, format="png")

@@ -82,16 +82,15 @@ class RunData:
 
 def load_run_data(
     run_dir: Path,
-    history: History | None = None,
     summary: dict[str, Any] | None = None,
-    further: Mapping[str, History] | None = None,
+    histories: Mapping[str, History] | None = None,
 ) -> RunData:
     """Load a run directory. If a file is damaged, raises ConfigError with the file's name.
 
-    history: class accuracies up to a certain round. They replace the accuracies in the files, and
-        the data then describe the run after that round. further: a dict that maps each further view
-        of the test set to its history.
     summary: the content of summary.json, if this file has not been written yet.
+    histories: class accuracies up to a certain round by view of the test set, including the plain
+        view. They replace the accuracies in the files, and the data then describe the run after
+        that round.
     """
     import pandas as pd
 
@@ -99,10 +98,9 @@ def load_run_data(
     rounds = pd.DataFrame() if run.rounds is None else run.rounds
     arrays = load_npz(run_dir / files.PARTITION) if run.has(files.PARTITION) else {}
     last = math.inf
-    if history is not None:
-        summary, last = {}, history.rounds[-1]  # shown as unfinished
+    if histories is not None:
+        summary, last = {}, histories[PLAIN].rounds[-1]  # shown as unfinished
         rounds = rounds[rounds["round"] <= last]
-        histories = {PLAIN: history, **(further or {})}
     else:
         there = [view for view in VIEWS if arrays and run.class_accuracy(view) is not None]
         histories = {view: load_history(run, view) for view in there}

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from fedexp.core.errors import ConfigError
 from fedexp.core.limits import Checked
 from fedexp.core.packages import how_to_install
-from fedexp.data.views import VIEWS, file_in_view
+from fedexp.data.views import PLAIN, VIEWS, file_in_view
 from fedexp.rundir import files
 from fedexp.rundir.fingerprint import group_name, setting
 
@@ -70,13 +70,28 @@ class RoundRecord:
 
     round: int
     values: Mapping[str, float | None]  # row of rounds.csv without `round`; None: undefined
-    # float [C]: test accuracy per class, nan for a class without examples; None if not evaluated
-    class_accuracy: "np.ndarray | None"
-    # all class accuracies up to this round; later rounds append to it, so read it immediately
-    history: "History | None" = None
-    others: "Mapping[str, History]" = field(default_factory=dict)  # histories of all other views
+    # view -> class accuracies up to this round; later rounds append to them, so read them
+    # immediately
+    histories: "Mapping[str, History]" = field(default_factory=dict)
     # means of the analyses (group `analysis`) measured in this round
     analysed: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def tested(self) -> "dict[str, np.ndarray]":
+        """Return the class accuracies [C] in each view that was evaluated in this round.
+
+        A class without examples has the accuracy nan.
+        """
+        return {
+            view: history.class_accuracy[-1]
+            for view, history in self.histories.items()
+            if history.rounds[-1:] == [self.round]
+        }
+
+    @property
+    def class_accuracy(self) -> "np.ndarray | None":
+        """Return the class accuracies [C] on the test set, or None if it was not evaluated."""
+        return self.tested.get(PLAIN)
 
 
 class Tracker:

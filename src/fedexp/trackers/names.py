@@ -59,11 +59,7 @@ def metric_values(record: RoundRecord, classes: Sequence[str]) -> dict[str, floa
     """Return a dict that maps metric names to the finite values of a round."""
     values = {metric_name(column): value for column, value in record.values.items()}
     values |= {f"analysis/{flat_name(name)}": value for name, value in record.analysed.items()}
-    views = {} if record.class_accuracy is None else {PLAIN: record.class_accuracy}
-    for view, history in record.others.items():
-        if history.rounds[-1:] == [record.round]:
-            views[view] = history.class_accuracy[-1]
-    for view, row in views.items():
+    for view, row in record.tested.items():
         for name, value in zip(classes, row.tolist(), strict=True):
             values[class_metric(name, view)] = value
     return {k: value for k, value in values.items() if value is not None and math.isfinite(value)}

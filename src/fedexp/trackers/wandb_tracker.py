@@ -245,13 +245,13 @@ class WandbTracker(Tracker):
         # Images of the last round are logged with the results.
         if every is None or record.round % every or not 0 < record.round < total:
             return {}
-        if record.class_accuracy is None or record.history is None:
+        if record.class_accuracy is None:
             return {}
         from PIL import Image
 
         from fedexp.figures import interim_pictures
 
-        pictures = interim_pictures(self.info.directory, record.history, record.others)
+        pictures = interim_pictures(self.info.directory, record.histories)
         return as_images({k: Image.open(io.BytesIO(content)) for k, content in pictures.items()})
 
 

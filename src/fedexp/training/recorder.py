@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from fedexp.data.views import PLAIN, file_in_view
+from fedexp.data.views import file_in_view
 from fedexp.rundir import checkpoint, csv_files, files, kept_models
 from fedexp.rundir.analyses import round_means
 from fedexp.trackers.base import RoundRecord, Tracker
@@ -71,7 +71,7 @@ class Recorder:
                 analysed |= round_means(name, measured)
         self._append_tests(state, scores)
         self.files.append(files.ROUNDS, [row])
-        self._track(state, scores, row, analysed)
+        self._track(state, row, analysed)
         if result is not None:
             self.files.append(files.CLIENTS, rows.client_rows(self.simulation, state, result))
         self._keep_models(state, result)
@@ -85,20 +85,11 @@ class Recorder:
         if scores and self.simulation.has_tasks:
             self.files.append(files.TASKS, rows.task_rows(self.simulation, state))
 
-    def _track(
-        self,
-        state: State,
-        scores: Mapping[str, Scores],
-        row: rows.Row,
-        analysed: Mapping[str, float],
-    ) -> None:
-        test = scores.get(PLAIN)
+    def _track(self, state: State, row: rows.Row, analysed: Mapping[str, float]) -> None:
         record = RoundRecord(
             state.round,
             {name: rows.json_value(value) for name, value in row.items() if name != "round"},
-            None if test is None else test.class_accuracy,
-            state.tested[PLAIN].history if PLAIN in state.tested else None,
-            {view: state.tested[view].history for view in self.views if view != PLAIN},
+            {view: tested.history for view, tested in state.tested.items()},
             analysed,
         )
         for tracker in self.trackers:
