@@ -2,9 +2,7 @@
 
 from typing import Any
 
-from omegaconf import DictConfig, ListConfig, OmegaConf
-
-from fedexp.config.named import load_node, with_changes, with_node
+from fedexp.config.named import load_node, with_changes
 from fedexp.config.spelling import option_of
 from fedexp.core.errors import ConfigError, nearest
 
@@ -16,26 +14,24 @@ PARTITIONS = ("iid", "lda", "sharding", "equal_shards")  # partitions allowed in
 TARGETS = {name: f"fedexp.data.changes.{name}" for name in ("NewPartition", "NewShares")}
 
 
-def with_schedule(config: DictConfig) -> DictConfig:
-    """Return a copy of the configuration in which the schedule consists of lists of nodes.
+def with_schedule(values: dict[str, Any]) -> dict[str, Any]:
+    """Return the resolved configuration with a schedule that consists of lists of nodes.
 
     The lists replace `schedule.partition` and `schedule.classes`.
     """
-    schedule = OmegaConf.select(config, "schedule")
-    if not isinstance(schedule, DictConfig):
-        return config
+    schedule = values.get("schedule")
+    if not isinstance(schedule, dict):
+        return values
     made = {}
     for key in KINDS:
         written = schedule.get(key)
         # already a list of nodes
-        if isinstance(written, ListConfig) and all(
-            isinstance(each, DictConfig) for each in written
-        ):
+        if isinstance(written, list) and all(isinstance(each, dict) for each in written):
             continue
         changes = by_round(key, written)
         make = partition_node if key == "partition" else shares_node
         made[key] = [make(number, value) for number, value in sorted(changes.items())]
-    return with_node(config, "schedule", {**schedule, **made})
+    return values | {"schedule": schedule | made}
 
 
 def by_round(key: str, written: Any) -> dict[int, Any]:
@@ -45,13 +41,10 @@ def by_round(key: str, written: Any) -> dict[int, Any]:
     """
     if written is None:
         return {}
-    value = (
-        OmegaConf.to_container(written, resolve=True) if OmegaConf.is_config(written) else written
-    )
-    if not isinstance(value, dict):
-        raise ConfigError(f"schedule.{key}={value}: must be {KINDS[key]}")
+    if not isinstance(written, dict):
+        raise ConfigError(f"schedule.{key}={written}: must be {KINDS[key]}")
     found = {}
-    for number, change in value.items():
+    for number, change in written.items():
         text = str(number)
         if not text.isdecimal() or int(text) < 2:
             raise ConfigError(f"schedule.{key}: {text} must be a round number of at least 2")

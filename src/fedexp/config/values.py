@@ -139,14 +139,13 @@ def resolve(config: DictConfig) -> dict[str, Any]:
         config = with_named_datasets(config)
         for group in SEVERAL:
             config = with_named_members(config, group)
-        config = with_schedule(config)
         values = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
+        assert isinstance(values, dict)
+        found = with_schedule({str(k): v for k, v in values.items()})
     except OmegaConfBaseException as error:
         raise ConfigError(
             f"{error.full_key or 'configuration'}: {str(error).splitlines()[0]}"
         ) from error
-    assert isinstance(values, dict)
-    found = {str(k): v for k, v in values.items()}
     if isinstance(word := found.get("evaluate"), str):
         found["evaluate"] = subjects_of(word)
     return found | {"revisions": latest_revisions(found)}
@@ -227,6 +226,8 @@ def convert(annotation: Any, value: Any, key: str) -> Any:
         return convert_part(annotation, base, value, key)
     if annotation is Any:
         return value
+    if value is None and type(None) in getattr(annotation, "__args__", ()):
+        return None  # as OmegaConf would, which takes 0.2 ms
     if annotation is str and isinstance(value, bool | int | float):
         return str(value)
     if annotation is bool and value not in (True, False) and isinstance(value, int | float):
