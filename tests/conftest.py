@@ -120,7 +120,8 @@ def logging_as_at_first() -> None:
         ]
         logger.handlers[:] = pytests + handlers
         logger.propagate = propagate
-        logger.setLevel(level)  # this also clears the cache of enabled levels
+        if logger.level != level:  # setLevel is slow
+            logger.setLevel(level)
 
 
 @pytest.fixture(autouse=True)
