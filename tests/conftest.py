@@ -4,6 +4,7 @@ import functools
 import gc
 import logging
 import os
+import pickle
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,12 +17,10 @@ from hydra._internal.hydra import Hydra
 from hydra.core.config_store import ConfigStore
 from hydra.core.singleton import Singleton
 from hydra.types import RunMode
-from matplotlib import rc_params_from_file
-from omegaconf import OmegaConf
+from omegaconf import OmegaConf, base
 from omegaconf._utils import get_yaml_loader
 
 from fedexp.cli import launchers
-from fedexp.figures import style
 
 gc.disable()  # until all modules are imported and all tests are collected
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -54,23 +53,25 @@ def get_mode_quickly(self: Hydra, config_name: str | None, overrides: list[str])
 
 
 @functools.lru_cache(maxsize=1000)
-def parsed(text: str) -> Any:
-    return yaml.load(text, Loader=get_yaml_loader())
+def parsed(text: str) -> bytes:
+    content = yaml.load(text, Loader=get_yaml_loader())
+    return pickle.dumps(OmegaConf.create({} if content is None else content))
 
 
 def load_quickly(file_: str | Path | IO[Any]) -> Any:
     """Parse equal yaml texts once. A command reads about 40 yaml files, mostly the same ones."""
     try:
-        content = parsed(
-            Path(file_).read_text(encoding="utf-8")
-            if isinstance(file_, str | Path)
-            else file_.read()
+        return pickle.loads(
+            parsed(
+                Path(file_).read_text(encoding="utf-8")
+                if isinstance(file_, str | Path)
+                else file_.read()
+            )
         )
     except (OSError, ValueError, RecursionError, yaml.YAMLError):
         if isinstance(file_, str | Path):
             return load(file_)  # its message names the file
         raise
-    return OmegaConf.create({} if content is None else content)
 
 
 def choices_where_needed(overrides: Any, elements: list[Any], self_added: bool) -> Any:
@@ -90,11 +91,17 @@ def register_once(conf: Path) -> None:
 @pytest.fixture(autouse=True, scope="session")
 def quick_libraries() -> Iterator[None]:
     """Avoid repeated work of Hydra, and draw figures with fewer pixels."""
+    # not imported by the process that only distributes the tests
+    from matplotlib import rc_params_from_file
+
+    from fedexp.figures import style
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Hydra, "get_mode", get_mode_quickly)
         patch.setattr(OmegaConf, "load", staticmethod(load_quickly))
         patch.setattr(defaults_list, "_create_interpolation_map", choices_where_needed)
         patch.setattr(launchers, "register", register_once)
+        patch.setattr(base, "parse", functools.lru_cache(base.parse))  # "${...}"
         gc.freeze()  # the millions of objects of torch are never garbage
         gc.set_threshold(20_000, 20, 20)
         gc.enable()
