@@ -700,8 +700,8 @@ def test_python_sweep_equals_command_line_sweep(sweep, tmp_path, monkeypatch):
         name = f"{run.config['choices']['algorithm']}_1"
         assert run.summary["fingerprint"] == alone[name].summary["fingerprint"]
         assert run.summary["accuracy"] == alone[name].summary["accuracy"]
-    again = fedexp.sweep([*options, "local.lr=0.05,-1"], directory="multirun/other")
-    assert sorted(again.runs["status"]) == ["completed"] * 2 + ["failed"] * 2
+    again = fedexp.sweep([*SMALL, "rounds=1", "local.lr=0.05,-1"], directory="multirun/other")
+    assert sorted(again.runs["status"]) == ["completed", "failed"]
     for wrong, words in [
         (["seed=1,2", "rounds=0"], "rounds=0: must be at least 1"),
         (["algorithm=fedavg,fedntdd"], "algorithm=fedntdd: no such option"),
