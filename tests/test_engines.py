@@ -12,7 +12,6 @@ import torch.nn.functional as F
 from torch import nn
 
 from fedexp.algorithms.base import FedAvg
-from fedexp.algorithms.fedntd import FedNTD
 from fedexp.algorithms.fedpac import FedPAC
 from fedexp.algorithms.fedprox import FedProx
 from fedexp.algorithms.fedreg import FedReg
@@ -39,6 +38,7 @@ from toy_federation import (
     HARDWARE,
     LARGER,
     LOCAL,
+    NTD,
     PLAIN,
     SETTINGS,
     SIZES,
@@ -52,7 +52,6 @@ from toy_federation import (
     play,
 )
 
-NTD = FedNTD(beta=1.0, tau=2.0, lambda_=1.0, distance="kl", tau_squared=True, mse_reduction="sum")
 every_engine = pytest.mark.parametrize("engine", ENGINES.values(), ids=ENGINES)
 
 

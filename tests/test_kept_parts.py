@@ -12,13 +12,13 @@ from fedexp.algorithms import heads
 from fedexp.algorithms.base import FedAvg
 from fedexp.algorithms.ditto import Ditto
 from fedexp.algorithms.fedbn import FedBN
-from fedexp.algorithms.fedfomo import FedFOMO
 from fedexp.algorithms.fedproto import FedProto
 from fedexp.algorithms.fedrep import FedRep
 from fedexp.algorithms.prototypes import average_prototypes
 from fedexp.algorithms.server_optimizers import ServerOptimizer
 from fedexp.engine.base import ScheduledData
 from fedexp.training.rounds import play_round
+from test_client_states import FOMO
 from toy_federation import (
     LARGER,
     LOCAL,
@@ -230,9 +230,6 @@ def test_prototype_of_an_absent_class_is_kept():
     new = average_prototypes(old, means, weights)
     assert new["mean"].tolist() == [[5], [7], [0]]
     assert new["known"].tolist() == [1, 1, 0]
-
-
-FOMO = FedFOMO(models=2, validation=0.3, epsilon=0.0, epsilon_decay=0.05, distance="l1")
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,6 @@ from torch import nn
 
 from fedexp.algorithms import optimizers
 from fedexp.algorithms.base import FedAvg
-from fedexp.algorithms.fedntd import FedNTD
 from fedexp.algorithms.local_training import OPTIMIZERS
 from fedexp.algorithms.moon import Moon
 from fedexp.core.tree import Params
@@ -25,6 +24,7 @@ from test_continual import EVERY
 from toy_federation import (
     ENGINES,
     LOCAL,
+    NTD,
     PAIR,
     NormedModule,
     assemble,
@@ -33,7 +33,6 @@ from toy_federation import (
     play,
 )
 
-NTD = FedNTD(beta=1.0, tau=2.0, lambda_=1.0, distance="kl", tau_squared=True, mse_reduction="sum")
 MOON = Moon(mu=1.0, tau=0.5, projection=0)
 THREE = replace(LOCAL, epochs=3)
 

@@ -14,7 +14,6 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedexp.algorithms.base import FedAvg
-from fedexp.algorithms.fedntd import FedNTD
 from fedexp.core import tree
 from fedexp.engine.base import Shared
 from fedexp.engine.network import FunctionalNetwork
@@ -31,9 +30,8 @@ from fedexp.models.cnn import CNN
 from fedexp.testing import assert_equal
 from fedexp.training.exchange import Exchange, sample
 from test_algorithms import EveryHook, SignDescent, train
-from toy_federation import LARGER, LOCAL, assemble, make_simulation, play, play_round
+from toy_federation import LARGER, LOCAL, NTD, assemble, make_simulation, play, play_round
 
-NTD = FedNTD(beta=1.0, tau=2.0, lambda_=1.0, distance="kl", tau_squared=True, mse_reduction="sum")
 # the second convolution needs the gradient of its input
 DEEP = CNN(channels=(3, 4), kernel=3, padding=1, hidden=(8,))
 SINGLE = replace(LOCAL, batch_size=1, epochs=1)

@@ -27,6 +27,7 @@ from torch import nn
 from fedexp.algorithms import families
 from fedexp.algorithms.base import FedAvg
 from fedexp.algorithms.exemplars import Exemplars
+from fedexp.algorithms.fedntd import FedNTD
 from fedexp.algorithms.interfaces import Context, ServerRound
 from fedexp.algorithms.local_training import LocalTraining
 from fedexp.algorithms.server_optimizers import NO_SERVER_OPTIMIZER
@@ -78,6 +79,7 @@ LARGER = (1, 3, 7, 12, 10)  # up to three batches of 4, where a test counts them
 LOCAL = LocalTraining(
     epochs=2, batch_size=4, optimizer="sgd", lr=0.1, lr_decay=0.9, momentum=0.9, weight_decay=1e-3
 )
+NTD = FedNTD(beta=1.0, tau=2.0, lambda_=1.0, distance="kl", tau_squared=True, mse_reduction="sum")
 PLAIN = replace(LOCAL, epochs=1, lr_decay=1.0, momentum=0.0, weight_decay=0.0)
 AUGMENTATION = Augmentation(crop_padding=1, padding_mode="zero", flip=True, cutout=2, rotation=0.0)
 SETTINGS = Settings(
