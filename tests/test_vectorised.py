@@ -145,6 +145,20 @@ def test_only_plain_convolutions_run_per_client(shape, options, taken, monkeypat
     assert calls.call_count == taken
 
 
+def test_convolutions_with_shared_weights_are_cast_for_autocast(monkeypatch):
+    """Input, weight and bias: autocast itself did not cast a bias on CUDA."""
+    seen, conv2d = [], F.conv2d
+
+    def recording(x, weight, bias, *options):
+        seen.extend(each.dtype for each in (x, weight, bias))
+        return conv2d(x, weight, bias, *options)
+
+    monkeypatch.setattr(convolution.F, "conv2d", recording)
+    with torch.autocast("cpu", torch.bfloat16):
+        convolve(*(normal(*shape).float() for shape in ((2, 3, 5, 5), (4, 3, 3, 3), (4,))))
+    assert seen == [torch.bfloat16] * 3
+
+
 def test_convolutions_with_shared_weights_or_input_stay_ordinary(monkeypatch):
     """A teacher's weights, or the test images of an evaluation, are the same for all clients."""
     calls = Mock(wraps=convolution._Convolution.apply)
