@@ -3,14 +3,17 @@
 import logging
 from dataclasses import replace
 
+import pandas as pd
 import pytest
 import torch
 
+import fedexp
 from fedexp.engine.hardware import Hardware
 from fedexp.engine.network import FunctionalNetwork
 from fedexp.rundir import origin
 from fedexp.training import precision, resuming
 from fedexp.training.precision import choose_precision, time_steps
+from quick_runs import SMALL
 from toy_federation import HARDWARE, LOCAL, make_simulation
 
 
@@ -92,6 +95,33 @@ def test_a_resumed_run_keeps_its_precision(monkeypatch, tmp_path):
     way = {"precision": "bf16", "convolution": "winograd"}
     origin.record(tmp_path, {}, make_simulation().runtime.data, {}, way)
     assert resuming.recorded_precision(tmp_path) == "bf16"
+
+
+@pytest.mark.parametrize(("has_gpu", "precision"), [(False, "fp32"), (True, "tf32")])
+def test_only_a_cpu_replaces_the_tf32_of_a_resumed_run(monkeypatch, has_gpu, precision):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: has_gpu)
+    begun = Hardware(**HARDWARE | {"precision": "tf32", "device": "auto"})
+    assert begun.resumed() == replace(begun, precision=precision)
+    exact = replace(begun, precision="fp64")
+    assert exact.resumed() == exact
+
+
+def test_a_resumed_run_in_tf32_ends_on_a_cpu(monkeypatch, tmp_path, capsys):
+    """The first round is recorded as tf32, but this CPU computes it in fp32."""
+    whole = fedexp.run([*SMALL, "rounds=2"], directory=tmp_path / "whole")
+    with monkeypatch.context() as patched:
+        patched.setattr(Hardware, "_check", lambda self, resolved: None)
+        begun = [*SMALL, "rounds=1", "hardware.precision=tf32"]
+        fedexp.run(begun, directory=tmp_path / "run")
+    ended = fedexp.run([f"resume={tmp_path / 'run'}", "rounds=2"])
+    warning = "hardware.precision=tf32: this CPU continues the run in fp32"
+    assert warning in capsys.readouterr().err
+    spans = ended.summary["determinism"]["spans"]
+    assert [(span["rounds"], span["precision"]) for span in spans] == [
+        ([0, 1], "tf32"),
+        ([2, 2], "fp32"),
+    ]
+    pd.testing.assert_frame_equal(ended.class_accuracy, whole.class_accuracy)
 
 
 @pytest.mark.parametrize("engine", ["sequential", "workers", "vectorised"])

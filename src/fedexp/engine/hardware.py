@@ -71,6 +71,15 @@ class Hardware(Checked, prefix="hardware."):
         """Return whether the run uses only one GPU and does not specify its number."""
         return self.device in ("auto", "cuda") and self.engine != "workers"
 
+    def resumed(self) -> "Hardware":
+        """Return the hardware for a run that is resumed, which may have started on a GPU.
+
+        A CPU continues a run in tf32 with fp32, which is at least as exact.
+        """
+        if self.precision != "tf32" or self._device()[0].type == "cuda":
+            return self
+        return replace(self, precision="fp32")
+
     def resolve(self, cohort_size: int, share: int | None = None) -> "Resolved":
         """Return the hardware that the run uses. Only the precision may still be `auto`.
 

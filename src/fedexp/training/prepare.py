@@ -59,6 +59,8 @@ def prepare(built: Built, share: int | None = None, before: str | None = None) -
     Raises ConfigError if the settings are incompatible with each other or with the data.
     """
     built = centralized_config(built)
+    if before is not None:
+        built = replace(built, hardware=built.hardware.resumed())
     metrics = metrics_of(built)
     check(built, metrics)
     hardware = resolve(built, share)

@@ -95,6 +95,8 @@ def begin(run: Run) -> None:
     log.info("hardware: %s", run.hardware.sentence())
     if slow := run.hardware.reason_for_slowness():
         log.warning("hardware.precision=bf16: %s", slow)
+    if run.built.hardware.precision == "tf32" and run.hardware.precision == "fp32":
+        log.warning("hardware.precision=tf32: this CPU continues the run in fp32")
     begin_span(run.state, run.config, run.hardware, run.marks)
     place_states(run.simulation, run.state)
     if run.resumed_state is None:
