@@ -176,10 +176,10 @@ def test_resume_keeps_local_evaluation(tmp_path):
         assert (arrays["distributed"] == np.stack(whole.history.distributed_accuracy)).all()
     saved = checkpoint.load(tmp_path / "parts").state["history"]
     simulation = make(**options)
-    check_history(saved, simulation.new_history(), simulation)
+    check_history(saved, simulation.new_history("plain"), simulation)
     saved["distributed_accuracy"] = saved["distributed_accuracy"][:1]
     with pytest.raises(Mismatch, match=r"shape of history\.distributed_accuracy"):
-        check_history(saved, simulation.new_history(), simulation)
+        check_history(saved, simulation.new_history("plain"), simulation)
 
 
 @pytest.mark.parametrize(

@@ -109,6 +109,28 @@ class Run:
             table.insert(2, "name", table["class"].map(names).fillna(""))
         return table
 
+    @property
+    def examples(self) -> pd.DataFrame:
+        """Return when each test example was learned and how often it was forgotten.
+
+        Only runs with `forgetting_metric=events` have these data. Each row is an example, in the
+        order of the test set. Columns: label; learned, the first evaluated round with a correct
+        prediction, or nan; forgotten, the number of forgetting events; correct, whether the last
+        prediction is correct. The initial model is not included.
+        """
+        import numpy as np
+        import pandas as pd
+
+        from fedexp.figures.load import load_history
+        from fedexp.metrics.examples import forgetting_events
+
+        history = load_history(self._reader)
+        self._need(files.EXAMPLES, history.labels)
+        right, rounds = history.correct(), np.array([*history.rounds[1:], np.nan])
+        first = np.where(right.any(0), right.argmax(0), len(right))
+        table = pd.DataFrame({"label": history.labels, "learned": rounds[first]})
+        return table.assign(forgotten=forgetting_events(right), correct=right[-1:].any(0))
+
     def analysis(self, name: str) -> pd.DataFrame:
         """Return the table that an analysis wrote.
 

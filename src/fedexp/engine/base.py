@@ -164,6 +164,7 @@ class Evaluation:
     class_correct: Tensor  # int64 [C]
     task_correct: Tensor  # int64 [T]
     losses: Tensor  # float64 [batches]: sum of the cross-entropy over each batch
+    right: Tensor  # bool [n]: whether the prediction for each of the tested examples is correct
     examples: int  # size of the whole test set
 
     @property
@@ -181,7 +182,9 @@ class Evaluation:
         """
         correct = torch.stack([part.class_correct for part in parts]).sum(0)
         tasks = torch.stack([part.task_correct for part in parts]).sum(0)
-        return cls(correct, tasks, torch.cat([part.losses for part in parts]), parts[0].examples)
+        losses = torch.cat([part.losses for part in parts])
+        right = torch.cat([part.right for part in parts])
+        return cls(correct, tasks, losses, right, parts[0].examples)
 
 
 @dataclass(frozen=True)
@@ -313,6 +316,7 @@ class ClientRuntime:
         correct = torch.zeros(self.data.num_classes, dtype=torch.int64, device=device)
         task_correct = torch.zeros(self.data.num_tasks, dtype=torch.int64, device=device)
         losses = torch.zeros(len(batches), dtype=torch.float64, device=device)
+        right = [torch.zeros(0, dtype=torch.bool, device=device)]
         for row, number in enumerate(batches):
             start = number * self.evaluation_batch
             end = min(start + self.evaluation_batch, len(labels))
@@ -320,12 +324,13 @@ class ClientRuntime:
             x, y = self.load_test(index, draws)
             logits = self.class_logits(self.net(params, x).logits, index)
             losses[row] = F.cross_entropy(logits, y, reduction="sum")
-            right = (logits.argmax(-1) == y).to(torch.int64)
+            right.append(logits.argmax(-1) == y)
+            count = right[-1].to(torch.int64)
             # not bincount, which waits for the device on CUDA
-            correct.index_add_(0, y, right)
+            correct.index_add_(0, y, count)
             task = torch.zeros_like(y) if tasks is None else tasks[index]
-            task_correct.index_add_(0, task, right)
-        return Evaluation(correct, task_correct, losses, len(labels))
+            task_correct.index_add_(0, task, count)
+        return Evaluation(correct, task_correct, losses, torch.cat(right), len(labels))
 
     def class_logits(self, outputs: Tensor, index: Tensor) -> Tensor:
         """Return the class logits [B, C] of test examples, given the outputs of the model.

@@ -117,12 +117,24 @@ def list_figures(run: RunData) -> "Iterator[tuple[str, Callable[[], Figure]]]":
     if run.counts is not None and run.counts.any():  # imported runs have no examples
         yield "data_distribution", partial(draw.data_distribution, run, run.counts)
     for view, history in run.histories.items():
-        if history.local_rounds:
-            yield f"local_round{suffix(view)}", partial(draw.local_round, run, history, view)
+        yield from list_detailed_figures(run, history, view)
     if run.reduced and run.history and run.history.local_rounds:
         yield "class_reduction", partial(draw_analyses.class_reduction, run, run.history)
     for name, table in run.analyses.items():
         yield Path(name).stem, partial(draw_analyses.PICTURES[name], run, table)
+
+
+def list_detailed_figures(
+    run: RunData, history: "History", view: str
+) -> "Iterator[tuple[str, Callable[[], Figure]]]":
+    """Yield the figures of a view whose data only some forgetting metrics record."""
+    from fedexp.figures import draw, draw_analyses
+
+    if history.local_rounds:
+        yield f"local_round{suffix(view)}", partial(draw.local_round, run, history, view)
+    if history.labels is not None and len(history.rounds) > 1:
+        shown = partial(draw_analyses.example_forgetting, run, history, view)
+        yield f"example_forgetting{suffix(view)}", shown
 
 
 def save(figure: "Figure", path: Path) -> None:

@@ -53,7 +53,7 @@ def class_accuracy(
     run: RunData, history: History, view: str = PLAIN, normalised: bool = False
 ) -> Figure:
     """Draw class accuracies as a heat map (classes x rounds; FedNTD Fig. 2a, Flashback Fig. 5)."""
-    return class_maps([("", run, history)], run.title, normalised, _name_view(view))
+    return class_maps([("", run, history)], run.title, normalised, name_view(view))
 
 
 def class_maps(
@@ -104,7 +104,7 @@ def class_maps(
 def tasks(run: RunData, file: TaskFile, view: str = PLAIN) -> Figure:
     """Draw test accuracy as a heat map (tasks x rounds) above the curves of CFeD Fig. 3."""
     height = map_height(file.accuracy.shape[1])
-    subject = f"Test accuracy on the tasks{_name_view(view)}"
+    subject = f"Test accuracy on the tasks{name_view(view)}"
     figure, (above, below) = _figure(run, subject, 3.7 + height, (height, 2.2))
     image = map_cells(above, file.rounds, file.accuracy, 1.0, first=1)
     colour_bar(figure, above, image, "test accuracy\non the task", file.accuracy)
@@ -221,7 +221,7 @@ def local_round(run: RunData, history: History, view: str = PLAIN) -> Figure:
     rows, last = round_picture(history), history.local_rounds[-1]
     clients = [f"client {k}" for k in history.sampled[-1]]
     names = [f"global, round {last - 1}", *clients, f"global, round {last}"]
-    subject = f"Class-wise test accuracy{_name_view(view)} before, within and after round {last}"
+    subject = f"Class-wise test accuracy{name_view(view)} before, within and after round {last}"
     figure, (axes,) = _figure(run, subject, 1.9 + map_height(len(names)))
     image = round_map(axes, rows)
     colour_bar(figure, axes, image, "test accuracy of the class", rows)
@@ -261,7 +261,7 @@ def round_picture(history: History) -> np.ndarray:
     return np.vstack([before[0], local, by_round.get(last, absent)])
 
 
-def _name_view(view: str) -> str:
+def name_view(view: str) -> str:
     """Return the part of a figure's title that names a view of the test set."""
     return {PLAIN: "", VALIDATION: ", validation set"}.get(view, f", {view} test images")
 

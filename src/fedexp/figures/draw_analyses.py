@@ -1,6 +1,7 @@
-"""Draw the figures of the group `analysis`.
+"""Draw the figures of the group `analysis`, and those of forgetting in detail.
 
-Each function takes a run and one of its analysis tables, and returns a matplotlib Figure.
+Each function takes a run and one of its analysis tables or its history, and returns a matplotlib
+Figure.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,15 +12,19 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from fedexp.figures.draw import ABOVE
+from fedexp.data.views import PLAIN
+from fedexp.figures.draw import ABOVE, name_view
 from fedexp.figures.load import RunData
 from fedexp.figures.style import (
+    ABSENT,
     BLUE,
     GREEN,
     GREY,
     NAMED_CLASSES,
     ORANGE,
+    class_axis,
     colour_bar,
+    colour_map,
     integers,
     legend,
     map_cells,
@@ -28,6 +33,7 @@ from fedexp.figures.style import (
     round_axis,
     stroke,
 )
+from fedexp.metrics.examples import forgetting_events
 from fedexp.metrics.forgetting import forgetting_degree
 from fedexp.metrics.history import History
 
@@ -180,6 +186,37 @@ def local_series(history: History, client: int) -> tuple[np.ndarray, np.ndarray,
     shape = (len(rounds), 2, history.counts.shape[-1])
     degrees, accuracies = np.array(values).reshape(shape).swapaxes(0, 1)
     return np.array(rounds), degrees, accuracies
+
+
+def example_forgetting(run: RunData, history: History, view: str = PLAIN) -> Figure:
+    """Draw how often the test examples of each class are forgotten (Toneva et al., ICLR 2019)."""
+    right, labels = history.correct(), history.labels
+    assert labels is not None
+    events, learned = forgetting_events(right), right.any(0)
+    kinds = {
+        "never forgotten": learned & (events == 0),
+        "once": events == 1,
+        "2 to 4 times": (events >= 2) & (events <= 4),
+        "5 times or more": events >= 5,
+        "never learned": ~learned,
+    }
+    classes = history.counts.shape[-1]
+    totals = np.bincount(labels, minlength=classes).clip(min=1)
+    subject = f"How often test examples are forgotten{name_view(view)}"
+    height = 1.6 + map_height(classes)
+    figure, ((axes,),) = panels(f"{subject}\n{run.title}", height)
+    start = np.zeros(classes)
+    shades = [*colour_map()(np.linspace(0.9, 0.2, len(kinds) - 1)), ABSENT]
+    for (name, members), colour in zip(kinds.items(), shades, strict=True):
+        shares = np.bincount(labels[members], minlength=classes) / totals
+        axes.barh(np.arange(classes), shares, left=start, color=colour, height=0.8, label=name)
+        start += shares
+    axes.set_xlim(0, 1)
+    axes.set_ylim(classes - 0.5, -0.5)
+    axes.set_xlabel("share of the test examples of the class")
+    axes.legend(**ABOVE, ncols=3)
+    class_axis(axes, run.classes)
+    return figure
 
 
 PICTURES = {

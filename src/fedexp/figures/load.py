@@ -151,6 +151,7 @@ def load_history(run: RunDirectory, view: str = PLAIN) -> History:
         class_accuracy=list(matrix.to_numpy(dtype=np.float64)),
         starts=(1, *changes) if changes else (),
     )
+    load_examples(history, folder / file_in_view(files.EXAMPLES, view))
     local = folder / file_in_view(files.LOCAL, view)
     if not local.exists():
         return history
@@ -166,6 +167,30 @@ def load_history(run: RunDirectory, view: str = PLAIN) -> History:
     for name in LOCAL.keys() & saved.keys() - {"rounds"}:
         setattr(history, LOCAL[name], list(saved[name]))
     return history
+
+
+def load_examples(history: History, path: Path) -> None:
+    """Add the predictions for single test examples in a file (`History.save_examples`).
+
+    Nothing is added if the file does not exist. Raises ConfigError if it does not fit the history.
+    """
+    if not path.exists():
+        return
+    saved = load_npz(path)
+    try:
+        labels, right = saved["labels"], saved["right"]
+        good = (
+            np.array_equal(saved["rounds"], history.rounds)
+            and (labels.ndim, labels.dtype, right.dtype) == (1, np.int64, np.uint8)
+            and right.shape == (len(history.rounds), -(-len(labels) // 8))
+            and len(labels) > 0
+            and 0 <= labels.min() <= labels.max() < history.counts.shape[-1]
+        )
+    except KeyError as error:
+        raise ConfigError(f"{path}: the file lacks the array {error}") from None
+    if not good:
+        raise ConfigError(f"{path}: the arrays do not fit the class accuracies of the run")
+    history.labels, history.right = labels, list(right)
 
 
 def class_matrix(table: "pd.DataFrame", classes: int) -> "pd.DataFrame":

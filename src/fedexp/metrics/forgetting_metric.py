@@ -1,6 +1,6 @@
 """The measures of forgetting that a run evaluates and logs (config group `forgetting_metric`).
 
-The formulas are in `fedexp.metrics.forgetting`.
+The formulas are in `fedexp.metrics.forgetting` and `fedexp.metrics.examples`.
 """
 
 import reprlib
@@ -12,7 +12,7 @@ import numpy as np
 
 from fedexp.core.errors import ConfigError
 from fedexp.core.limits import Checked, Positive
-from fedexp.metrics import forgetting
+from fedexp.metrics import examples, forgetting
 from fedexp.metrics.accuracy import class_mean
 from fedexp.metrics.history import History
 
@@ -36,6 +36,11 @@ class ForgettingMetric(Checked, prefix="forgetting_metric."):
     @property
     def needs_neurons(self) -> bool:
         """Return whether the metric compares neurons of models before and after the last round."""
+        return False
+
+    @property
+    def needs_examples(self) -> bool:
+        """Return whether the metric uses the predictions for single test examples."""
         return False
 
     def round_values(self, history: History) -> dict[str, float]:
@@ -202,6 +207,37 @@ class Consistency(ForgettingMetric):
         return {"consistency": _mean(forgetting.consistency(history.matrix))}
 
 
+class ForgettingEvents(ForgettingMetric):
+    """Forgetting of single test examples from one evaluated round to the next.
+
+    The rounds.csv columns `forgotten_examples` and `learned_examples` are shares of the test set;
+    their difference is the change of accuracy. They start in round 2. The summary contains their
+    means over the rounds, `forgetting_events` (how often an example is forgotten, mean over the
+    test set) and `unforgettable_examples` (share of the test set). The sources are named in
+    `fedexp.metrics.examples`.
+    """
+
+    @property
+    def needs_examples(self) -> bool:
+        return True
+
+    def round_values(self, history: History) -> dict[str, float]:
+        return self._shares(history.correct(last=2))
+
+    def summary(self, history: History) -> dict[str, float]:
+        right = history.correct()
+        return self._shares(right) | {
+            "forgetting_events": _mean(examples.forgetting_events(right)),
+            "unforgettable_examples": _mean(examples.unforgettable(right)),
+        }
+
+    def _shares(self, right: np.ndarray) -> dict[str, float]:
+        return {
+            "forgotten_examples": _mean(examples.forgotten_share(right)),
+            "learned_examples": _mean(examples.learned_share(right)),
+        }
+
+
 class Alignment(ForgettingMetric):
     """`alignment` in summary.json: share of neurons that keep their class in the last round.
 
@@ -291,6 +327,10 @@ class Composite(ForgettingMetric):
     @property
     def needs_neurons(self) -> bool:
         return any(metric.needs_neurons for metric in self.parts())
+
+    @property
+    def needs_examples(self) -> bool:
+        return any(metric.needs_examples for metric in self.parts())
 
     def round_values(self, history: History) -> dict[str, float]:
         return merge(checked(metric, metric.round_values(history)) for metric in self.parts())

@@ -21,7 +21,7 @@ LOCAL = {
     "distributed": "distributed_accuracy",
 }
 # fields that contain one array per round
-LISTS = ("class_accuracy", "sampled", "local_class_accuracy", "distributed_accuracy")
+LISTS = ("class_accuracy", "sampled", "local_class_accuracy", "distributed_accuracy", "right")
 
 
 @dataclass
@@ -55,12 +55,21 @@ class History:
     personal_peak: np.ndarray | None = None
     # first round of each row of `counts`, if the clients' data change within a run
     starts: tuple[int, ...] = ()
+    # If a metric needs single examples: the labels of the M test examples, int64 [M], and for each
+    # of `rounds` the correct predictions, bool [M] packed into uint8 [ceil(M / 8)].
+    labels: np.ndarray | None = None
+    right: list[np.ndarray] = field(default_factory=list)
 
-    def add(self, round: int, class_accuracy: np.ndarray) -> None:
-        """Record the class accuracies [C] of the global model after `round`."""
+    def add(self, round: int, class_accuracy: np.ndarray, right: np.ndarray | None = None) -> None:
+        """Record the class accuracies [C] of the global model after `round`.
+
+        right: bool [M], whether the prediction for each test example is correct, or None.
+        """
         assert not self.rounds or round > self.rounds[-1], "rounds are recorded in order"
         self.rounds.append(round)
         self.class_accuracy.append(np.asarray(class_accuracy, dtype=np.float64))
+        if right is not None:
+            self.right.append(np.packbits(right))
 
     def add_local(
         self,
@@ -116,6 +125,7 @@ class History:
             sampled=self.sampled[:local],
             local_class_accuracy=self.local_class_accuracy[:local],
             distributed_accuracy=self.distributed_accuracy[:local],
+            right=self.right[:evaluated],
         )
 
     @property
@@ -127,6 +137,21 @@ class History:
         """
         rows = len(self.class_accuracy)
         return np.array(self.class_accuracy).reshape(rows, self.counts.shape[-1])
+
+    def correct(self, last: int | None = None) -> np.ndarray:
+        """Return whether the prediction for each test example is correct, bool [T, M].
+
+        The rows are the evaluated rounds without the initial model. last: the number of rows, from
+        the last round backwards, or None for all rows.
+        """
+        assert self.labels is not None, "recorded if a metric needs single examples"
+        rows = self.right[1:] if last is None else self.right[1:][-last:]
+        return np.unpackbits(self._pack(rows), axis=1, count=len(self.labels)).astype(bool)
+
+    def _pack(self, rows: list[np.ndarray]) -> np.ndarray:
+        """Return rows of packed predictions as one array, uint8 [rows, ceil(M / 8)]."""
+        assert self.labels is not None
+        return np.array(rows, dtype=np.uint8).reshape(len(rows), -(-len(self.labels) // 8))
 
     def counts_in(self, round: int) -> np.ndarray:
         """Return the label counts per client and class in `round` >= 1, int64 [K, C]."""
@@ -177,6 +202,8 @@ class History:
             arrays["distributed_accuracy"] = np.stack(self.distributed_accuracy)
         if self.starts:
             arrays["starts"] = np.array(self.starts)
+        if self.labels is not None:
+            arrays |= {"labels": self.labels, "right": self._pack(self.right)}
         if self.personal_accuracy is not None and self.personal_peak is not None:
             arrays["personal_accuracy"] = self.personal_accuracy
             arrays["personal_peak"] = self.personal_peak
@@ -194,6 +221,15 @@ class History:
             values[name] = list(values.get(name, ()))
         values["starts"] = tuple(map(int, values.get("starts", ())))
         return cls(**values)
+
+    def save_examples(self, path: Path) -> None:
+        """Write example_correct.npz.
+
+        The file contains `rounds` [E], `labels` [M] and `right` uint8 [E, ceil(M / 8)]; numpy's
+        unpackbits(right, axis=1, count=M) returns the correct predictions [E, M].
+        """
+        rounds = np.array(self.rounds)
+        save_npz(path, rounds=rounds, labels=self.labels, right=self._pack(self.right))
 
     def save_local(self, path: Path) -> None:
         """Write local_class_accuracy.npz.

@@ -15,6 +15,7 @@ CONFIG, SUMMARY, PARTITION, LOCAL = (
     "partition.npz",
     "local_class_accuracy.npz",
 )
+EXAMPLES = "example_correct.npz"
 CHECKPOINT, PREVIOUS, CLIENT_STATES = (
     "checkpoint/latest.pt",
     "checkpoint/previous.pt",

@@ -26,6 +26,8 @@ DIMENSIONS = {
     "distributed_accuracy": "LC",
     "personal_accuracy": "KC",
     "personal_peak": "KC",
+    "labels": "M",
+    "right": "EB",
 }
 
 
@@ -113,10 +115,11 @@ def check_history(
     optional = {"distributed_accuracy"}
     strange = (expected.keys() | personal) ^ (found.keys() - optional)
     require_fit(not strange, f"history.{min(strange, default='')}")
-    for name in expected.keys() & {"counts", "rounds_per_task", "starts"}:
+    for name in expected.keys() & {"counts", "rounds_per_task", "starts", "labels"}:
         require_fit(torch.equal(found[name], expected[name]), f"history.{name}")
     clients, classes = start.counts.shape[-2:]
     sizes = {"K": clients, "C": classes, "E": len(found["rounds"])}
+    sizes["B"] = -(-len(found.get("labels", ())) // 8)  # bytes of one round's packed predictions
     for name, letters in DIMENSIONS.items():
         if name in found:
             shape = tuple(found[name].shape)

@@ -8,6 +8,7 @@ import numpy as np
 
 from fedexp.algorithms.base import FedAvg
 from fedexp.algorithms.exemplars import Exemplars
+from fedexp.algorithms.families import Personal
 from fedexp.algorithms.server_optimizers import ServerOptimizer
 from fedexp.config.build import Built
 from fedexp.config.overrides import assigned_values
@@ -118,6 +119,11 @@ def training_problems(built: Built, metrics: Metrics) -> Iterator[str]:
             "forgetting_metric=alignment: this metric compares the neurons of fully connected"
             f" hidden layers, but {type(built.model).__name__} has none; use model=cnn or"
             " model=cnn_3fc"
+        )
+    if metrics.needs_examples and isinstance(algorithm, Personal) and algorithm.tests_clients:
+        yield (
+            "forgetting_metric=events: this metric needs a global model, but"
+            f" {type(algorithm).__name__} has none"
         )
     if local.optimizer not in algorithm.optimizers:
         defined = ", ".join(algorithm.optimizers)
@@ -316,7 +322,7 @@ def measure_problems(built: Built, metrics: Metrics) -> Iterator[str]:
             )
         yield f"stop.patience={stop.patience}{needs}"
     if settings.objective is not None:
-        empty = History(np.zeros((1, 1), np.int64))
+        empty = History(np.zeros((1, 1), np.int64), labels=np.zeros(0, np.int64))
         check_objective(settings.objective, views, metrics.summary(empty))
 
 

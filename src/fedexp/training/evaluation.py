@@ -80,10 +80,11 @@ def score(simulation: Simulation, model: Tree, view: str, number: int) -> Scores
     tasks: list[float] = []
     if data.test_tasks is not None:
         of_tasks = torch.bincount(data.test_tasks, minlength=data.num_tasks)
-        right = evaluation.task_correct
-        tasks = class_accuracy(right.cpu().numpy(), of_tasks.cpu().numpy()).tolist()
+        of_each = evaluation.task_correct
+        tasks = class_accuracy(of_each.cpu().numpy(), of_tasks.cpu().numpy()).tolist()
     accuracy = overall_accuracy(correct, totals)
-    return Scores(class_accuracy(correct, totals), accuracy, tasks, float(evaluation.loss))
+    right = evaluation.right.cpu().numpy() if simulation.metrics.needs_examples else None
+    return Scores(class_accuracy(correct, totals), accuracy, tasks, float(evaluation.loss), right)
 
 
 def mean_scores(scores: Sequence[Scores]) -> Scores:

@@ -25,6 +25,8 @@ def write_results(
     for view, tested in state.tested.items():
         if tested.history.local_rounds:
             tested.history.save_local(directory / file_in_view(files.LOCAL, view))
+        if tested.history.labels is not None:
+            tested.history.save_examples(directory / file_in_view(files.EXAMPLES, view))
     pictures = draw(directory, summary, look) if look.draw else []
     storage.write_json(directory / files.SUMMARY, summary)
     return pictures
@@ -50,7 +52,7 @@ def result_files(directory: Path, pictures: Sequence[Path]) -> list[Path]:
         files.TASKS,
         files.CLIENTS,
         *files.ANALYSES,
-        *(file_in_view(files.LOCAL, view) for view in VIEWS),
+        *(file_in_view(name, view) for name in (files.LOCAL, files.EXAMPLES) for view in VIEWS),
         files.PARTITION,
         files.CONFIG,
     )

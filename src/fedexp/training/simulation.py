@@ -146,7 +146,7 @@ class Simulation:
         model = self.runtime.net.own(self.initial)
         server = self.algorithm.server_init(model, self.stages[0].federation)
         server |= self.server_optimizer.begin(server["params"])
-        tested = {view: ViewResults(self.new_history()) for view in self.runtime.views}
+        tested = {view: ViewResults(self.new_history(view)) for view in self.runtime.views}
         return State(server | {"buffers": self.initial_buffers}, tested)
 
     def example_state(self) -> State:
@@ -157,10 +157,12 @@ class Simulation:
         """
         state, classes = self.initial_state(), self.runtime.data.num_classes
         even, settings = np.full(classes, 1 / classes), self.settings
-        scores = Scores(even, 1 / classes, [1 / classes] * len(self.stages), 0.0)
+        tasks = [1 / classes] * len(self.stages)
         for number in (0, 1):
-            state.add_scores(number, dict.fromkeys(state.tested, scores))
             for tested in state.tested.values():
+                labels = tested.history.labels
+                right = None if labels is None else np.zeros(len(labels), dtype=bool)
+                tested.add(number, Scores(even, 1 / classes, tasks, 0.0, right))
                 if self.metrics.needs_personal:
                     tested.history.add_personal(number, np.tile(even, (settings.num_clients, 1)))
                 if self.metrics.needs_local and number:
@@ -168,15 +170,18 @@ class Simulation:
                     tested.history.add_local(number, cohort, np.tile(even, (len(cohort), 1)))
         return state
 
-    def new_history(self) -> History:
-        """Return a history without accuracies.
+    def new_history(self, view: str) -> History:
+        """Return a history without accuracies for a view of the test set.
 
-        The history contains the class counts of each client and the rounds in which the counts
-        change.
+        The history contains the class counts of each client, the rounds in which the counts change
+        and, if a metric needs single examples, the labels of the test examples.
         """
         counts = [stage.partition.counts for stage in self.all_stages]
+        history = History(np.stack(counts) if len(counts) > 1 or self.changes else counts[0])
         if self.changes:
-            return History(np.stack(counts), starts=(1, *(first for first, _ in self.changes)))
-        if len(counts) > 1:
-            return History(np.stack(counts), self.rounds_per_task)
-        return History(counts[0])
+            history.starts = (1, *(first for first, _ in self.changes))
+        elif len(counts) > 1:
+            history.rounds_per_task = self.rounds_per_task
+        if self.metrics.needs_examples:
+            history.labels = self.runtime.tested_on(view).data.y_test.cpu().numpy()
+        return history

@@ -40,6 +40,7 @@ class Scores:
     accuracy: float
     task_accuracy: list[float]  # [T]; nan if a task has no test examples; empty without tasks
     loss: float  # mean cross-entropy
+    right: np.ndarray | None = None  # bool [M]: correct predictions, if a metric needs them
 
 
 @dataclass(frozen=True)
@@ -84,7 +85,7 @@ class ViewResults:
     tasks: list[tuple[int, list[float]]] = field(default_factory=list)
 
     def add(self, number: int, test: Scores) -> None:
-        self.history.add(number, test.class_accuracy)
+        self.history.add(number, test.class_accuracy, test.right)
         self.accuracy.append((number, test.accuracy))
         if test.task_accuracy:
             self.tasks.append((number, test.task_accuracy))

@@ -1,0 +1,222 @@
+"""Forgetting of single test examples (`forgetting_metric=events`)."""
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from sklearn.datasets import load_digits
+
+import fedexp
+from fedexp.core.errors import ConfigError
+from fedexp.core.npz import load_npz, save_npz
+from fedexp.data.image_files import stratified_split
+from fedexp.engine.base import Evaluation
+from fedexp.figures import make_figures
+from fedexp.figures.load import load_history
+from fedexp.metrics import examples
+from fedexp.metrics.forgetting import round_drop
+from fedexp.metrics.forgetting_metric import BackwardTransfer, ForgettingEvents, Metrics
+from fedexp.metrics.history import History
+from fedexp.rundir.objective import direction_of
+from fedexp.rundir.reader import RunDirectory
+from fedexp.training.checkpoint_fit import Mismatch, check_history
+from quick_runs import SMALL
+from toy_federation import make_simulation
+
+# rounds t = 1..4 (rows) and test examples (columns)
+RIGHT = np.array(
+    [
+        [1, 0, 0, 1, 1],
+        [1, 0, 1, 0, 0],
+        [1, 0, 1, 1, 1],
+        [1, 0, 1, 0, 1],
+    ],
+    dtype=bool,
+)
+EVENTS = [*SMALL, "forgetting_metric=events", "hardware.precision=fp64"]
+
+
+def random_predictions(rounds=7, count=21):
+    return np.random.default_rng(0).random((rounds, count)) < 0.6
+
+
+def test_events_equal_hand_calculation():
+    # Example 3 goes right, wrong, right, wrong: two events. Example 4 is wrong only in round 2.
+    assert examples.forgetting_events(RIGHT).tolist() == [0, 0, 0, 2, 1]
+    # Example 1 is never learned. Example 2 is learned in round 2 and stays right.
+    assert examples.unforgettable(RIGHT).tolist() == [True, False, True, False, False]
+    # Round 2 loses examples 3 and 4 and gains 2; round 3 gains 3 and 4; round 4 loses 3.
+    assert examples.forgotten_share(RIGHT).tolist() == [0.4, 0.0, 0.2]
+    assert examples.learned_share(RIGHT).tolist() == [0.2, 0.4, 0.0]
+
+
+def test_events_equal_the_transitions_of_each_example():
+    right = random_predictions()
+    for example, events in enumerate(examples.forgetting_events(right)):
+        values = right[:, example].astype(int)
+        assert events == sum(values[t] - values[t - 1] == -1 for t in range(1, len(values)))
+
+
+def test_learned_minus_forgotten_is_the_change_of_accuracy():
+    right = random_predictions()
+    change = examples.learned_share(right) - examples.forgotten_share(right)
+    np.testing.assert_allclose(change, np.diff(right.mean(1)), rtol=0, atol=1e-15)
+
+
+def test_round_forgetting_is_at_most_the_forgotten_share_of_a_class():
+    """Within a class, learned examples offset forgotten ones."""
+    right, labels = random_predictions(), np.arange(21) % 3
+    accuracy = np.stack([right[:, labels == c].mean(1) for c in range(3)], axis=1)
+    shares = [examples.forgotten_share(right[:, labels == c]) for c in range(3)]
+    bound = np.mean(shares, axis=0)
+    drops = round_drop(np.vstack([np.zeros(3), accuracy]))
+    assert (drops <= bound).all()
+    assert (drops < bound).any()
+
+
+def recorded(right, labels):
+    """A history with these predictions after round 0, in which all predictions are wrong."""
+    history = History(np.ones((2, 3), np.int64), labels=np.array(labels))
+    for number, row in enumerate([np.zeros(len(labels), bool), *right]):
+        history.add(number, np.full(3, row.mean()), row)
+    return history
+
+
+def test_columns_and_summary_equal_hand_calculation():
+    history, metric = recorded(RIGHT, [0, 1, 2, 0, 1]), ForgettingEvents()
+    assert metric.round_values(history) == {"forgotten_examples": 0.2, "learned_examples": 0.0}
+    assert metric.summary(history) == pytest.approx(
+        {
+            "forgotten_examples": 0.6 / 3,
+            "learned_examples": 0.6 / 3,
+            "forgetting_events": 3 / 5,
+            "unforgettable_examples": 2 / 5,
+        },
+        abs=1e-15,
+    )
+    before = metric.round_values(history.upto(2))
+    assert before == {"forgotten_examples": 0.4, "learned_examples": 0.2}
+
+
+def test_shares_are_undefined_before_the_second_round():
+    for rounds in (0, 1):
+        values = ForgettingEvents().round_values(recorded(RIGHT[:rounds], [0, 1, 2, 0, 1]))
+        assert all(np.isnan(value) for value in values.values())
+
+
+def test_only_metrics_that_need_examples_record_them():
+    chosen = Metrics(members=(BackwardTransfer(), ForgettingEvents()))
+    assert chosen.needs_examples
+    assert not BackwardTransfer().needs_examples
+    assert make_simulation().initial_state().history.labels is None
+
+
+def test_a_search_minimises_forgetting_and_maximises_unforgettable_examples():
+    assert direction_of("forgetting_events", None) == "min"
+    assert direction_of("forgotten_examples", None) == "min"
+    assert direction_of("unforgettable_examples", None) == "max"
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    options = ["rounds=4", "keep_models=1", "algorithm=fedntd", "local.lr=0.5"]
+    return fedexp.run([*EVENTS, *options], directory=tmp_path_factory.mktemp("runs") / "run")
+
+
+def test_predictions_equal_those_of_the_kept_models(run):
+    """The digits' test images are made without fedexp, and each kept model predicts them."""
+    digits = load_digits()
+    _, test = stratified_split(digits.target, 0.2, 0)
+    images = torch.from_numpy((digits.images[test] / 16 - 0.3054) / 0.3761)[:, None]
+    labels, right = digits.target[test], []
+    for number in (1, 2, 3, 4):
+        with torch.no_grad():
+            right.append(run.model(number)(images).argmax(1).numpy() == labels)
+    history = load_history(RunDirectory(run.directory))
+    np.testing.assert_array_equal(history.correct(), np.array(right))
+    np.testing.assert_array_equal(history.labels, labels)
+    events = examples.forgetting_events(np.array(right))
+    assert events.any(), "some examples are forgotten, so that the test can fail"
+    table = run.examples
+    assert table["label"].tolist() == labels.tolist()
+    assert table["forgotten"].tolist() == events.tolist()
+    assert table["correct"].tolist() == right[-1].tolist()
+    first = [next((t + 1 for t in range(4) if right[t][i]), np.nan) for i in range(len(labels))]
+    np.testing.assert_array_equal(table["learned"], first)
+
+
+def test_difference_of_the_columns_is_the_change_of_accuracy(run):
+    rounds = run.rounds.iloc[2:]
+    change = rounds["learned_examples"] - rounds["forgotten_examples"]
+    wanted = run.rounds["test_accuracy"].diff().iloc[2:]
+    np.testing.assert_allclose(change, wanted, rtol=0, atol=1e-12)
+    assert run.rounds["forgotten_examples"].iloc[:2].isna().all()
+
+
+def test_resumed_run_records_the_same_predictions(run, tmp_path):
+    options = ["rounds=2", "algorithm=fedntd", "local.lr=0.5"]
+    begun = fedexp.run([*EVENTS, *options], directory=tmp_path / "run")
+    ended = fedexp.run([f"resume={begun.directory}", "rounds=4"])
+    pd.testing.assert_frame_equal(ended.examples, run.examples)
+
+
+def test_figure_is_drawn(run):
+    names = [path.name for path in make_figures(run.directory)]
+    assert "example_forgetting.png" in names
+
+
+def test_parts_of_the_test_set_are_joined_in_order(monkeypatch):
+    monkeypatch.setattr("fedexp.engine.base.EVALUATION_BATCH", 2)
+    simulation = make_simulation()
+    runtime, params = simulation.runtime, simulation.initial
+    whole = runtime.evaluate(params)
+    assert whole.right.any()
+    assert whole.right.sum() == whole.class_correct.sum()
+    last = runtime.evaluation_batches
+    parts = [runtime.evaluate(params, batches=part) for part in (range(1), range(1, last))]
+    assert torch.equal(Evaluation.joined(parts).right, whole.right)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"right": None}, "lacks the array 'right'"),
+        ({"labels": np.arange(7)}, "do not fit"),
+        ({"rounds": np.arange(9)}, "do not fit"),
+        ({"labels": np.full(360, 10)}, "do not fit"),
+    ],
+)
+def test_damaged_file_is_named(run, tmp_path, changes, words):
+    copy = Path(shutil.copytree(run.directory, tmp_path / "run"))
+    arrays = load_npz(copy / "example_correct.npz") | changes
+    kept = {name: array for name, array in arrays.items() if array is not None}
+    save_npz(copy / "example_correct.npz", **kept)
+    with pytest.raises(ConfigError, match=rf"example_correct\.npz: .*{words}"):
+        fedexp.load_run(copy).examples  # noqa: B018
+
+
+def test_run_without_the_metric_has_no_examples(run, tmp_path):
+    copy = Path(shutil.copytree(run.directory, tmp_path / "run"))
+    (copy / "example_correct.npz").unlink()
+    with pytest.raises(ConfigError, match=r"example_correct\.npz: is missing"):
+        fedexp.load_run(copy).examples  # noqa: B018
+
+
+@pytest.mark.parametrize("name", ["labels", "right"])
+def test_checkpoint_of_other_data_is_rejected(name):
+    simulation = make_simulation(forgetting_metric=ForgettingEvents())
+    start = simulation.initial_state().history
+    saved = start.to_tree()
+    check_history(saved, start, simulation)
+    for other in (saved[name][..., :-1], None):
+        tree = {k: v for k, v in (saved | {name: other}).items() if v is not None}
+        with pytest.raises(Mismatch, match=name):
+            check_history(tree, start, simulation)
+
+
+def test_algorithm_without_a_global_model_is_rejected(tmp_path):
+    with pytest.raises(ConfigError, match="events: this metric needs a global model, but Local"):
+        fedexp.run([*EVENTS, "algorithm=local_only"], directory=tmp_path / "run")
