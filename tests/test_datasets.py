@@ -29,8 +29,8 @@ from fedexp.data.augment import Augmentation, Transform
 from fedexp.data.datasets import Dataset
 from fedexp.data.image_files import stratified_split
 from fedexp.data.types import ImageData
+from toy_federation import CONF, composed
 
-CONF = Path(__file__).parents[1] / "conf"
 # see test_text.py, test_more_data.py
 TEXTS = "thucnews sogoucs sina2019 weibo ag_news shakespeare huggingface_text"
 # option -> name of its data set, if they differ
@@ -39,12 +39,11 @@ NAMES = sorted({path.stem for path in (CONF / "dataset").glob("*.yaml")} - set(T
 
 
 def compose(name: str, *overrides: str) -> Any:
-    with hydra.initialize_config_dir(str(CONF), version_base=None):
-        return hydra.compose(overrides=[f"+dataset={name}", *overrides])
+    return composed(f"dataset={name}", *overrides)
 
 
 def dataset(name: str, data_dir: Path, *overrides: str) -> Dataset:
-    config = compose(name, f"+data_dir='{data_dir}'", *overrides)
+    config = compose(name, f"data_dir='{data_dir}'", *overrides)
     return hydra.utils.instantiate(config.dataset, _convert_="all")
 
 
