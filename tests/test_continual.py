@@ -38,7 +38,7 @@ from fedexp.config.trust import find_class
 from fedexp.core import storage, tree
 from fedexp.core.errors import ConfigError
 from fedexp.data.views import PLAIN
-from fedexp.engine.base import Shared
+from fedexp.engine.base import ClientRuntime, Shared
 from fedexp.engine.network import LiveNetwork
 from fedexp.rundir import files
 from fedexp.training.rounds import play_round
@@ -281,23 +281,56 @@ def test_every_method_for_tasks_has_generic_tests():
 # --- generic checks
 
 
+@dataclass(frozen=True)
+class Played:
+    """A round of both tasks: its result, the server after it, and the training examples that were
+    read in it."""
+
+    result: Any
+    server: Any
+    read: set[int]
+
+    @property
+    def compared(self) -> tuple[Any, ...]:
+        return self.server, self.result.losses, self.result.bytes_up, self.result.bytes_down
+
+
+def four_rounds(simulation) -> list[Played]:
+    """Play two tasks, including the exchanges between them."""
+    state, rounds, load = simulation.initial_state(), [], ClientRuntime.load_train
+    for _ in range(4):
+        read: set[int] = set()
+
+        def noting(self, index, draws, read=read):
+            read.update(index.flatten().tolist())
+            return load(self, index, draws)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(ClientRuntime, "load_train", noting)
+            result = play_round(simulation, state)
+        state.advance(result)
+        rounds.append(Played(result, state.server, read))
+    return rounds
+
+
+@functools.cache
+def played(name: str) -> list[Played]:
+    """Play the rounds of a row on the sequential engine, once for all tests of them."""
+    return four_rounds(BY_NAME[name].simulation())
+
+
 @engines_compared
 @every_row
 def test_engines_give_the_same_server_state_in_every_round(row, engines):
-    """The server is compared after every round of both tasks, including the exchanges
-    between them."""
-    states = []
-    for name in engines:
+    expected = [each.compared for each in played(row.name)]
+    for name in engines[1:]:
         simulation = on_engine(row.simulation(), name)
-        state, seen = simulation.initial_state(), []
-        for _ in range(4):
+        state = simulation.initial_state()
+        for number in range(4):
             result = play_round(simulation, state)
             state.advance(result)
-            seen.append((state.server, result.losses, result.bytes_up, result.bytes_down))
-        states.append((name, seen))
-    for name, seen in states[1:]:
-        assert_equal(seen, states[0][1], atol=1e-12)
-        assert len(seen) == 4, name
+            found = Played(result, state.server, set()).compared
+            assert_equal(found, expected[number], atol=1e-12)
 
 
 def on_engine(simulation, name):
@@ -312,8 +345,7 @@ def on_engine(simulation, name):
     "row", [row for row in EVERY if row.zero is not None], ids=lambda row: row.name
 )
 def test_zero_weight_gives_fedavg(row):
-    expected = play(stream(FedAvg()), 4).server["params"]
-    assert_equal(play(stream(row.make(**row.zero)), 4).server["params"], expected, atol=1e-12)
+    assert_equal(ends_of_tasks(row.make(**row.zero)), ends_of_tasks(FedAvg()), atol=1e-12)
 
 
 @functools.cache
@@ -400,10 +432,9 @@ class HaltsAfter:
 def test_declared_needs_equal_exchanged_trees(row):
     """Round 3 is the first of task 2. Sizes are multiples of the model that clients train; label
     vectors are negligible."""
-    simulation = row.simulation()
-    state = play(simulation, 2)
-    model = tree.num_bytes(simulation.algorithm.broadcast(state.server)["params"])
-    needs, result = simulation.algorithm.needs, play_round(simulation, state)
+    algorithm, (_, before, third, _) = row.make(), played(row.name)
+    model = tree.num_bytes(algorithm.broadcast(before.server)["params"])
+    needs, result = algorithm.needs, third.result
     up, down = (
         number / len(result.cohort.clients) / model - 1
         for number in (result.bytes_up, result.bytes_down)
@@ -411,8 +442,7 @@ def test_declared_needs_equal_exchanged_trees(row):
     beside = 1 if row.model is None else np.inf  # prototypes; adapters are smaller than those
     assert needs.up <= up <= needs.up + (beside if "(upload)" in needs.small else 1e-9)
     assert needs.down <= down <= needs.down + 0.5
-    state.advance(result)
-    assert bool(state.server.keys() - {"params", "buffers"}) == bool(needs.server_state)
+    assert bool(third.server.keys() - {"params", "buffers"}) == bool(needs.server_state)
     assert needs.surrogate == (row.cls in (CFeD, FedDMC))
 
 
@@ -433,38 +463,23 @@ def test_methods_work_with_batch_norm(row):
     assert min(moved) > 1e-3
 
 
-def test_other_tasks_examples_are_never_read(monkeypatch):
-    """All training examples are read by one function, which raises here for examples of other
-    tasks."""
-    from fedexp.engine.base import ClientRuntime
-
-    load = ClientRuntime.load_train
-    for row in FIRST.values():
-        simulation = row.simulation()
-        state = simulation.initial_state()
-        for number in (1, 2, 3, 4):
-            info = simulation.stage_of(number).federation
-            allowed = set(np.concatenate([*info.parts, info.unlabelled]).tolist())
-            others = [s.federation for s in simulation.stages if s.federation is not info]
-            assert not allowed & set(
-                np.concatenate([part for other in others for part in other.parts]).tolist()
-            )
-            # it chooses in round 3 among those of task 1
-            if issubclass(row.cls, Exemplars) and number > 2:
-                held = (
-                    np.concatenate(simulation.stages[0].federation.parts)
-                    if number == 3
-                    else state.server["kept"]
-                )
-                allowed |= set(held.flatten().tolist())
-
-            def guarded(self, index, draws, allowed=allowed, load=load):
-                foreign = set(index.flatten().tolist()) - allowed
-                assert not foreign, f"examples {foreign} of another task are read"
-                return load(self, index, draws)
-
-            monkeypatch.setattr(ClientRuntime, "load_train", guarded)
-            state.advance(play_round(simulation, state))
+@every_row
+def test_other_tasks_examples_are_never_read(row):
+    """All training examples are read by one function, whose calls are noted."""
+    simulation, rounds = row.simulation(), played(row.name)
+    for number, this in enumerate(rounds, 1):
+        info = simulation.stage_of(number).federation
+        allowed = {*np.concatenate([*info.parts, info.unlabelled]).tolist()}
+        others = [s.federation for s in simulation.stages if s.federation is not info]
+        foreign = np.concatenate([part for other in others for part in other.parts])
+        assert not allowed & {*foreign.tolist()}
+        # it chooses in round 3 among those of task 1
+        if issubclass(row.cls, Exemplars) and number == 3:
+            allowed |= {*np.concatenate(simulation.stages[0].federation.parts).tolist()}
+        elif issubclass(row.cls, Exemplars) and number > 3:
+            allowed |= {*rounds[number - 2].server["kept"].flatten().tolist()}
+        assert this.read <= allowed, number
+        assert this.read
 
 
 # --- the losses and roles
