@@ -12,6 +12,7 @@ from fedexp.algorithms.fedalign import FedAlign
 from fedexp.algorithms.fedewc import FedEWC
 from fedexp.algorithms.fedfomo import FedFOMO
 from fedexp.algorithms.fedntd import FedNTD
+from fedexp.algorithms.fedreg import FedReg
 from fedexp.algorithms.moon import Moon
 from fedexp.core import tree
 from fedexp.engine.base import EVALUATION_BATCH, EVALUATION_BATCH_CUDA, ClientRuntime
@@ -46,6 +47,7 @@ RESNETS = {
     "bottlenecks": BottleneckResNet(widths=(4, 8), blocks=2),
 }
 SLOW = pytest.mark.slow
+FEW = (("running statistics", None), ("running statistics", 2), ("batch statistics", 2))
 
 
 # --- the layer
@@ -204,11 +206,7 @@ def test_client_network_equals_live_network():
         pytest.param(model, engine, id=f"{name}-{engine.chunk}", marks=marks)
         for name, model in RESNETS.items()
         for engine in (Vectorised(), Vectorised(2), Vectorised(3))
-        for marks in [
-            ()
-            if isinstance(model, Normed) or (engine.chunk, name) == (2, "batch statistics")
-            else SLOW
-        ]
+        for marks in [() if (name, engine.chunk) in FEW else SLOW]
     ],
 )
 def test_vectorised_engine_equals_sequential_engine(engine, model):
@@ -231,7 +229,7 @@ def test_vectorised_engine_equals_sequential_engine(engine, model):
     "row",
     [
         pytest.param(
-            row, id=row.cls.__name__, marks=() if row.cls in (FedFOMO, EveryHook) else SLOW
+            row, id=row.cls.__name__, marks=() if row.cls in (FedFOMO, FedReg, EveryHook) else SLOW
         )
         for row in FIRST.values()
         if row.cls is not FedAlign

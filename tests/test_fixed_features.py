@@ -45,7 +45,7 @@ def test_training_on_stored_features_equals_training_on_images(name, engine, pla
     fast, slow = make(**options), plainly(make, **options)
     assert fast.runtime.data.train_features is not None
     assert slow.runtime.data.train_features is None
-    states = play(fast, 3), play(slow, 3)
+    states = play(fast, 2), play(slow, 2)
     assert_equal(states[0].server, states[1].server, atol=1e-12)
     tested = [
         each.runtime.evaluate(state.server["params"])
