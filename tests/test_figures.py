@@ -239,7 +239,7 @@ def test_curves_show_evaluated_rounds_the_best_round_and_targets(tmp_path):
     np.testing.assert_allclose(below.lines[0].get_xydata(), [[2, 0.1], [3, 0.1], [4, 0.1]])
 
 
-def test_diverged_run_is_drawn_up_to_the_last_finite_values(tmp_path):
+def test_diverged_run_is_drawn_up_to_the_last_finite_values(tmp_path, unrendered):
     make_run(tmp_path, local=False)
     rows = [
         "round,test_accuracy,test_loss,train_loss",
