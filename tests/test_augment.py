@@ -216,11 +216,3 @@ def test_draws_are_reproducible_for_any_number_of_examples():
     assert np.array_equal(first, again)
     assert np.array_equal(first, longer[:50])
     assert not np.array_equal(first, aug.draw(np.random.default_rng(8), 50, 32, 32))
-
-
-def test_augmentation_does_not_change_its_inputs():
-    aug, images = Augmentation(**CIFAR), make_images(5)
-    idx, draws = torch.arange(5), torch.from_numpy(aug.draw(np.random.default_rng(0), 5, 32, 32))
-    copies = [t.clone() for t in (images, idx, draws)]
-    load_batch(images, idx, draws, aug, NORMALISE)
-    assert all(torch.equal(t, copy) for t, copy in zip((images, idx, draws), copies, strict=True))

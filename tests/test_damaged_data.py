@@ -111,15 +111,6 @@ def test_damaged_idx_files_are_rejected(content, tmp_path):
             read_idx(tmp_path / name, 1)
 
 
-@pytest.mark.parametrize("name", ["idx", "idx.gz"])
-def test_idx_files_are_read(name, tmp_path):
-    pack = gzip.compress if name.endswith("gz") else bytes
-    (tmp_path / name).write_bytes(pack(GOOD_LABELS))
-    assert read_idx(tmp_path / name, 1).tolist() == [0, 1, 9]
-    (tmp_path / name).write_bytes(pack(idx_bytes(pixels(1, 3, 5, 4))))
-    assert np.array_equal(read_idx(tmp_path / name, 3)[..., 0], pixels(1, 3, 5, 4))
-
-
 def test_idx_files_of_wrong_rank_are_rejected(tmp_path):
     folder = tmp_path / "MNIST" / "raw"
     folder.mkdir(parents=True)
@@ -327,9 +318,12 @@ def damaged(draw, content: bytes) -> bytes:
     return bytes(changed[: draw(st.one_of(st.just(len(changed)), st.integers(0, len(changed))))])
 
 
-def damage(name: str, folder: Path, number: int) -> None:
+@pytest.mark.filterwarnings("ignore::UserWarning")  # of PIL about odd metadata
+@pytest.mark.parametrize("number", [25, pytest.param(500, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", FORMATS)
+def test_randomly_damaged_files_are_rejected_or_read(name, number, tmp_path):
     content, read = FORMATS[name]
-    path = folder / name
+    path = tmp_path / name
     path.write_bytes(content)
     read(path)  # whole it is read
     messages: list[str] = []
@@ -346,19 +340,6 @@ def damage(name: str, folder: Path, number: int) -> None:
     try_one()
     assert [message for message in messages if name not in message] == []
     assert messages
-
-
-@pytest.mark.filterwarnings("ignore::UserWarning")  # of PIL about odd metadata
-@pytest.mark.parametrize("name", FORMATS)
-def test_randomly_damaged_files_are_rejected_or_read(name, tmp_path):
-    damage(name, tmp_path, 25)
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::UserWarning")
-@pytest.mark.parametrize("name", FORMATS)
-def test_many_randomly_damaged_files_are_rejected_or_read(name, tmp_path):
-    damage(name, tmp_path, 500)
 
 
 # ---- what a folder may hold beside files

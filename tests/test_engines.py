@@ -15,7 +15,6 @@ from fedexp.algorithms.base import FedAvg
 from fedexp.algorithms.fedpac import FedPAC
 from fedexp.algorithms.fedprox import FedProx
 from fedexp.algorithms.fedreg import FedReg
-from fedexp.algorithms.local_training import LocalTraining
 from fedexp.algorithms.scaffold import Scaffold
 from fedexp.config.build import build
 from fedexp.config.settings import Seeds
@@ -610,29 +609,6 @@ def test_scaffold_rejects_adam():
         ConfigError, match=r"local\.optimizer=adam: Scaffold is only defined for sgd"
     ):
         make_simulation(Scaffold(divisor="steps", variates="uniform"), ADAM)
-
-
-def test_bytes_of_a_round_equal_hand_calculation():
-    """3 * (9 + 1) + (3 * 9 + 1) * 8 + (8 + 1) * 4 = 290 numbers of 8 bytes, for 4 clients."""
-    simulation = make_simulation()
-    result = play_round(simulation, simulation.initial_state())
-    assert result.bytes_up == result.bytes_down == 4 * 290 * 8
-
-
-def test_learning_rate_decays_every_round():
-    local = LocalTraining(
-        epochs=1,
-        batch_size=1,
-        optimizer="sgd",
-        lr=0.5,
-        lr_decay=0.9,
-        momentum=0.0,
-        weight_decay=0.0,
-    )
-    assert [local.lr_at(round) for round in (1, 2, 3)] == pytest.approx(
-        [0.5, 0.45, 0.405], rel=1e-15
-    )
-    assert replace(local, lr_decay=1.0).lr_at(500) == 0.5
 
 
 @pytest.mark.slow  # a process imports torch

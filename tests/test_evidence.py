@@ -305,13 +305,7 @@ def test_restore_makes_run_directories(tmp_path, capsys):
 
 def test_restored_partition_cannot_be_trained_on(tmp_path):
     """Its indices 0, 1, ... replace the original ones, which are not kept."""
-    kept = {
-        "counts": [[1, 1], [0, 2]],
-        "classes": ["a", "b"],
-        "info": {"scheme": "LDA"},
-        "hash": "abc",
-    }
-    save_npz(tmp_path / "partition.npz", **evidence.arrays_of(kept))
+    save_npz(tmp_path / "partition.npz", **evidence.arrays_of(KEPT))
     with pytest.raises(
         ConfigError,
         match=r"partition\.npz: this file contains no example indices",
