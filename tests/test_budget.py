@@ -99,7 +99,7 @@ def test_a_round_starts_only_if_it_can_be_saved_by_the_deadline(monkeypatch, tmp
 
 
 def test_budget_stops_a_job_and_the_same_command_resumes_it(here, capsys, monkeypatch):
-    """The deadline is simulated: the first job stops after round 2 of 4, and the second does not
+    """The deadline is simulated: the first job stops after round 2 of 3, and the second does not
     start. The same command then completes both.
     """
     checked = []
@@ -111,7 +111,7 @@ def test_budget_stops_a_job_and_the_same_command_resumes_it(here, capsys, monkey
             raise BudgetSpent
 
     monkeypatch.setattr(Deadline, "check", check)
-    command = ["seed=0,1", "rounds=4", "hydra.sweep.dir=multirun/a", "budget=60"]
+    command = ["seed=0,1", "rounds=3", "hydra.sweep.dir=multirun/a", "budget=60"]
     assert fedexp(*command) == 0
     shown = capsys.readouterr()
     assert (

@@ -43,6 +43,7 @@ rounds=5;6 => rounds=5;6 | (the character ; needs quotes around the value, as in
 seed=0,1,2 => seed=0,1,2: several values | fedexp --multirun seed=0,1,2 | write seed=[0,1,2]
 resume=nowhere => resume=nowhere | not a run directory
 --multirun resume=nowhere => resume | single run
+--multirun local.lrr=0.1,0.2 => local.lrr: no such option
 --multirun seed=0,1 algorithm=fedavg,fedxx => algorithm=fedxx
 rounds=0 algorithm=fedntd algorithm.beta=-1 algorithm.tau=0 alpha=0 => rounds | beta | tau | alpha=0
 rounds=0 hydra.run.dir=run => rounds=0
@@ -98,17 +99,12 @@ def test_bad_input_is_one_message_and_writes_nothing(fedexp, tmp_path, arguments
 @pytest.mark.parametrize(
     ("parts", "word"),
     [
-        ({"0": [0, 1], "1": [1, 2]}, "1"),
         ({"0": [0, 1], "1": [2, 5000]}, "5000"),
-        ({"0": [0, 1], "1": [-1]}, "-1"),
-        ({"0": [0, 1], "1": []}, "client 1 an array of float64 with shape [0]"),
-        ({"0": [0, 1.5], "1": [2]}, "client 0 an array of float64"),
-        ({"0": [0, 1]}, "num_clients=2"),
-        ("not a mapping", "parts.json"),
         ({"0": [0, 10**400], "1": [1]}, "client 0 an array of object"),
     ],
 )
 def test_invalid_partition_files_are_rejected(fedexp, tmp_path, parts, word):
+    """tests/test_partition.py has more kinds."""
     (tmp_path / "parts.json").write_text(json.dumps(parts))
     answer = fedexp.rejected("partition=file", "partition.path=parts.json", "num_clients=2")
     assert "parts.json" in answer.err
@@ -243,27 +239,6 @@ def test_rejected_sweep_keeps_an_existing_directory(fedexp, tmp_path):
     (tmp_path / "mine" / "multirun.yaml").write_text("")
     fedexp.rejected("--multirun", "local.lrr=0.1,0.2", "hydra.sweep.dir=mine")
     assert [path.name for path in (tmp_path / "mine").iterdir()] == ["multirun.yaml"]
-
-
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        (["local.lrr=0.1,0.2"], "local.lrr: no such option"),
-        (["seed=0,1", "algorithm=fedavg,fedxx"], "algorithm=fedxx"),
-    ],
-)
-def test_rejected_sweep_writes_nothing(fedexp, tmp_path, overrides, message):
-    answer = fedexp("--multirun", *overrides)
-    assert (answer.code, answer.err.count("fedexp:")) == (2, 1)
-    assert message in answer.err
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_empty_working_directory_is_kept(fedexp, tmp_path):
-    """The run directory would have been in it."""
-    assert fedexp("rounds=0", "hydra.run.dir=run").code == 2
-    assert tmp_path.exists()
-    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.slow

@@ -129,12 +129,6 @@ def test_resume_without_a_valid_checkpoint_is_rejected_or_starts_again(
     assert before == [None]
 
 
-def test_resume_needs_run_directory(fedexp, tmp_path):
-    (tmp_path / "empty").mkdir()
-    for directory in ("empty", "nowhere"):
-        assert "not a run directory" in fedexp.rejected(f"resume={directory}").err
-
-
 def test_changed_partition_is_rejected(fedexp, run):
     (run / "summary.json").unlink()
     arrays = dict(np.load(run / "partition.npz"))

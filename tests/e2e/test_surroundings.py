@@ -178,15 +178,10 @@ def test_closed_terminal_does_not_stop_the_run(tmp_path):
 
 
 @pytest.mark.timeout(60)
-@pytest.mark.parametrize("kind", ["a link to nothing", "a link to itself", "a pipe"])
-def test_file_that_is_not_an_image_is_one_message(fedexp, tmp_path, kind):
-    """Reading a pipe would block."""
+def test_file_that_is_not_an_image_is_one_message(fedexp, tmp_path):
+    """Reading a pipe would block. tests/test_damaged_data.py has links."""
     write_images(tmp_path / "images", 2, 2)
-    odd = tmp_path / "images/train/a/9.png"
-    if kind == "a pipe":
-        os.mkfifo(odd)
-    else:
-        odd.symlink_to("nowhere" if kind == "a link to nothing" else "9.png")
+    os.mkfifo(tmp_path / "images/train/a/9.png")
     answer = fedexp.rejected("dataset=image_folder", "dataset.root=images", "partition=iid")
     assert "images/train/a/9.png: " in answer.err
     assert [path.name for path in tmp_path.iterdir()] == ["images"]
