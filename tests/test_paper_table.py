@@ -3,7 +3,12 @@
 import pytest
 
 from fedexp.analysis.layout import latex as layout_tex
-from fedexp.analysis.measures import format_value, is_accuracy_key, less_is_better
+from fedexp.analysis.measures import (
+    describe_origin,
+    format_value,
+    is_accuracy_key,
+    less_is_better,
+)
 from fedexp.analysis.naming import displayed, ordered
 from fedexp.analysis.paper_table import Layout, make_table
 from fedexp.cli.commands import call
@@ -208,3 +213,15 @@ def test_long_numbers_in_names_are_shortened_but_stay_different():
     assert displayed(drawn) == ["local.lr=0.00113", "local.lr=1.53e-05", "local.lr=0.1"]
     close = ["lr=0.09549316466201994", "lr=0.09552814783286914"]
     assert displayed(close) == ["lr=0.09549", "lr=0.09553"]
+
+
+def test_origin_names_all_machines_and_commits_of_a_resumed_run():
+    gpu = {"commit": "a" * 40, "name": "H200", "device": "cuda", "precision": "tf32"}
+    cpu = {"commit": "b" * 40, "name": "Xeon", "device": "cpu", "precision": "fp32"}
+    early = {"commit": None}  # a version that did not record the machine
+    found = {"seed": 0, "commit": "b" * 40, "hardware": cpu}
+    whole = describe_origin([found])
+    assert whole == {"seeds": "0", "commits": "b" * 7, "hardware": "Xeon (cpu, fp32)"}
+    resumed = describe_origin([found | {"determinism": {"spans": [early, gpu, cpu]}}])
+    assert resumed["commits"] == f"{'a' * 7} {'b' * 7}"
+    assert resumed["hardware"] == "H200 (cuda, tf32); Xeon (cpu, fp32)"

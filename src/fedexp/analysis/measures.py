@@ -90,16 +90,28 @@ def title_of(key: str) -> str:
 
 
 def describe_origin(summaries: Iterable[Mapping[str, Any]]) -> dict[str, str]:
-    """Return the seeds, commits and hardware of runs, if their summaries contain them."""
+    """Return the seeds, commits and hardware of runs, if their summaries contain them.
+
+    If a run was resumed with another commit or on other hardware, both are included.
+    """
     known = list(summaries)
     seeds = {int(each["seed"]) for each in known if each.get("seed") is not None}
-    commits = {str(each["commit"])[:7] for each in known if each.get("commit")}
-    machines = {describe_machine(each["hardware"]) for each in known if each.get("hardware")}
+    parts = [part for each in known for part in parts_of(each)]
+    commits = {str(part["commit"])[:7] for part in parts if part.get("commit")}
+    machines = {describe_machine(part["hardware"]) for part in parts if part.get("hardware")}
     return {
         "seeds": " ".join(map(str, sorted(seeds))),
         "commits": " ".join(sorted(commits)),
         "hardware": "; ".join(sorted(machines)),
     }
+
+
+def parts_of(summary: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Return the parts of a run with their `commit` and `hardware`; usually, only one."""
+    spans = (summary.get("determinism") or {}).get("spans")
+    if not spans:
+        return [summary]
+    return [each | {"hardware": each if each.get("name") else None} for each in spans]
 
 
 def describe_machine(hardware: Mapping[str, Any]) -> str:

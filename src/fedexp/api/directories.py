@@ -129,7 +129,8 @@ class Run:
         right, rounds = history.correct(), np.array([*history.rounds[1:], np.nan])
         first = np.where(right.any(0), right.argmax(0), len(right))
         table = pd.DataFrame({"label": history.labels, "learned": rounds[first]})
-        return table.assign(forgotten=forgetting_events(right), correct=np.asarray(right[-1:].any(0)))
+        correct = np.asarray(right[-1:].any(0))
+        return table.assign(forgotten=forgetting_events(right), correct=correct)
 
     def analysis(self, name: str) -> pd.DataFrame:
         """Return the table that an analysis wrote.
