@@ -19,7 +19,8 @@ from fedexp.training.checkpoint_fit import Mismatch, check_history
 from fedexp.training.evaluation import standard_error_bound
 from fedexp.training.summary import summary_of
 from test_continual import TWO_TASKS
-from toy_federation import ENGINES, assemble, make_simulation, play
+from test_views import every_engine
+from toy_federation import assemble, make_simulation, play
 
 BOTH = ["plain", "augmented"]
 
@@ -71,7 +72,7 @@ def test_views_use_their_own_examples():
     assert torch.equal(tested.data.x_test, expected)
 
 
-@pytest.mark.parametrize("engine", ENGINES.values(), ids=ENGINES)
+@every_engine
 def test_engines_test_local_models_on_chosen_examples(engine):
     """Each model is tested separately, with the random numbers of the round."""
     simulation = make(examples=9, test_views=BOTH)

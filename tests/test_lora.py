@@ -18,7 +18,7 @@ from fedexp.training.rounds import play_round
 from test_algorithms import assert_equal
 from test_own_models import ROWS, Net
 from test_vectorised import traces
-from toy_federation import ENGINES, make_simulation, play
+from toy_federation import ENGINES, engines_compared, make_simulation, play
 
 HEAD = {"classifier.weight", "classifier.bias"}
 
@@ -129,6 +129,7 @@ def test_only_adapters_and_head_are_trained_and_sent():
     assert all(torch.equal(named[k], v) for k, v in before.items())
 
 
+@engines_compared
 @pytest.mark.parametrize(
     "name",
     [
@@ -136,11 +137,11 @@ def test_only_adapters_and_head_are_trained_and_sent():
         *(pytest.param(name, marks=pytest.mark.slow) for name in ("FedNTD", "Scaffold", "FedEWC")),
     ],
 )
-def test_engines_agree_on_adapters(name):
+def test_engines_agree_on_adapters(name, engines):
     model = Own(lora=LoRA(rank=2, targets=("stem", "inner")))
     states = [
-        play(replace(ROWS[name].simulation(model=model), engine=engine), 2).server
-        for engine in ENGINES.values()
+        play(replace(ROWS[name].simulation(model=model), engine=ENGINES[engine]), 2).server
+        for engine in engines
     ]
     assert tree.is_finite(states[0]["params"])
     for other in states[1:]:

@@ -172,7 +172,8 @@ def decayed(start: torch.Tensor, steps: int, local: LocalTraining) -> torch.Tens
     return parameter.detach()
 
 
-def test_dropout_depends_only_on_client_and_round():
+@pytest.mark.parametrize("engine", ["sequential", pytest.param("workers", marks=pytest.mark.slow)])
+def test_dropout_depends_only_on_client_and_round(engine):
     """Dropout is the same in one process and in two, whatever was drawn before, and changes every
     round."""
     torch.manual_seed(1)
@@ -180,7 +181,7 @@ def test_dropout_depends_only_on_client_and_round():
     first = play(make_simulation(model=model), 2)
     torch.manual_seed(2)
     torch.rand(7)
-    other = play(replace(make_simulation(model=model), engine=ENGINES["workers"]), 2)
+    other = play(replace(make_simulation(model=model), engine=ENGINES[engine]), 2)
     assert_equal(other.server, first.server, atol=1e-12)
     without = play(make_simulation(model=Own(head="fc")), 2)
     assert not torch.equal(

@@ -124,7 +124,9 @@ def test_a_resumed_run_in_tf32_ends_on_a_cpu(monkeypatch, tmp_path, capsys):
     pd.testing.assert_frame_equal(ended.class_accuracy, whole.class_accuracy)
 
 
-@pytest.mark.parametrize("engine", ["sequential", "workers", "vectorised"])
+@pytest.mark.parametrize(
+    "engine", ["sequential", "vectorised", pytest.param("workers", marks=pytest.mark.slow)]
+)
 def test_auto_precision_times_the_engine_that_trains(engine):
     """With the real clock. The model does not change."""
     runtime = single()

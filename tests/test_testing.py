@@ -1,13 +1,24 @@
 """`fedexp.testing.check` accepts correct algorithms and names the errors of wrong ones."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
 import torch
 
 from fedexp.algorithms.base import FedAvg
-from fedexp.testing import check
+from fedexp.engine.sequential import Sequential
+from fedexp.testing import ENGINES, check
+
+
+@pytest.fixture(autouse=True)
+def workers_in_this_process(request, monkeypatch):
+    """Start no worker processes, except in the slow test."""
+    if request.node.get_closest_marker("slow") is None:
+        monkeypatch.setitem(ENGINES, "workers", Sequential())
+
+
+QUICK = ("num_clients=3", "local.epochs=1", "evaluate_on=test")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,6 +72,11 @@ def test_correct_algorithm_passes_the_check():
     check(Drifting, zero=Drifting(pull=0.0))
 
 
+@pytest.mark.slow
+def test_correct_algorithm_passes_the_check_with_worker_processes():
+    check(Drifting, gradient=False, overrides=QUICK)
+
+
 @pytest.mark.parametrize(
     ("algorithm", "options", "words"),
     [
@@ -73,9 +89,23 @@ def test_correct_algorithm_passes_the_check():
 )
 def test_check_names_the_error_of_an_algorithm(algorithm, options, words):
     with pytest.raises(AssertionError, match=words):
-        check(algorithm, **options)
+        check(algorithm, overrides=QUICK, **options)
+
+
+def test_workers_are_compared_with_the_sequential_engine(monkeypatch):
+    monkeypatch.setitem(ENGINES, "workers", Forgetful())
+    with pytest.raises(AssertionError, match="round 1, workers differs from sequential in losses"):
+        check(Drifting(), overrides=QUICK)
+
+
+class Forgetful(Sequential):
+    """Wrong: returns half of each loss."""
+
+    def train(self, shared, cohort, evaluate_local):
+        trained = super().train(shared, cohort, evaluate_local)
+        return replace(trained, losses=trained.losses / 2)
 
 
 def test_gradient_check_and_federation_are_optional():
-    check(Detached(), gradient=False, overrides=["num_clients=3", "local.momentum=0"])
+    check(Detached(), gradient=False, overrides=[*QUICK, "local.momentum=0"])
     assert torch.get_default_dtype() == torch.float32

@@ -10,13 +10,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+import toy_federation
 from fedexp.analysis.aggregate import rounds_to
-from fedexp.config.settings import Seeds
 from fedexp.core.errors import ConfigError
 from fedexp.core.rng import generator_for
 from fedexp.data.held_out import Validation
 from fedexp.data.partitioned import Partition
-from fedexp.data.tasks import ClassIncremental
 from fedexp.data.views import configured_views, evaluation_views, name_in_view
 from fedexp.engine.base import Shared
 from fedexp.figures import list_figures
@@ -30,21 +29,15 @@ from fedexp.trackers.names import metric_name
 from fedexp.training.results import write_results
 from fedexp.training.state import State
 from fedexp.training.summary import summary_of
-from toy_federation import ENGINES, assemble, make_simulation, play
+from test_views import every_engine
+from toy_federation import assemble, make_simulation, play
 
 CENTRAL, OWN = (
     Validation(fraction=0.25, per_client=False),
     Validation(fraction=0.25, per_client=True),
 )
 SIZES = (1, 3, 7, 9, 8)  # 28 of the 30 examples that are left of 40
-TWO_TASKS = ClassIncremental(
-    rounds_per_task=1,
-    split=None,
-    evaluate_on="test",
-    num_tasks=2,
-    shuffle_classes=False,
-    classes=None,
-)
+TWO_TASKS = replace(toy_federation.TWO_TASKS, rounds_per_task=1)
 
 
 def make(validation=CENTRAL, **options):
@@ -111,13 +104,6 @@ def test_each_client_holds_out_a_quarter():
     np.testing.assert_array_equal(partition.counts, counts)
 
 
-def test_validation_set_depends_on_partition_seed():
-    first, again = (make().runtime.data.validation for _ in range(2))
-    assert torch.equal(first, again)
-    other = make(seeds=Seeds(partition=1, sampling=0, training=0)).runtime.data.validation
-    assert not torch.equal(first, other)
-
-
 @pytest.mark.parametrize("validation", [CENTRAL, OWN])
 def test_partition_file_has_validation_set(validation, tmp_path):
     simulation = make(validation)
@@ -150,7 +136,7 @@ def test_validation_set_has_examples_of_each_task():
 # --- what is evaluated
 
 
-@pytest.mark.parametrize("engine", ENGINES.values(), ids=ENGINES)
+@every_engine
 def test_engines_evaluate_validation_set(engine):
     simulation = make(evaluate_on="both")
     state = play(simulation, 2)

@@ -10,7 +10,6 @@ import torch.nn.functional as F
 
 from fedexp.core.errors import ConfigError
 from fedexp.core.rng import generator_for
-from fedexp.data.tasks import ClassIncremental
 from fedexp.data.views import require_views
 from fedexp.engine.base import Shared
 from fedexp.figures import list_figures
@@ -24,7 +23,7 @@ from fedexp.trackers.names import class_metric, flat_summary, metric_name
 from fedexp.training.results import write_results
 from fedexp.training.rounds import play_round
 from fedexp.training.summary import summary_of
-from toy_federation import AUGMENTATION, ENGINES, assemble, make_simulation, play
+from toy_federation import AUGMENTATION, ENGINES, TWO_TASKS, assemble, make_simulation, play
 
 BOTH = ["plain", "augmented"]
 
@@ -63,7 +62,8 @@ def slow_test(simulation, model, round):
     return correct, total / len(data.y_test)
 
 
-@pytest.mark.parametrize(
+# Worker processes take seconds to start. test_workers.py compares their results in `make test`.
+every_engine = pytest.mark.parametrize(
     "engine",
     [
         pytest.param(engine, marks=pytest.mark.slow if name == "workers" else ())
@@ -71,6 +71,9 @@ def slow_test(simulation, model, round):
     ],
     ids=ENGINES,
 )
+
+
+@every_engine
 def test_augmented_view_transforms_every_test_image(engine):
     simulation = make_simulation(test_views=BOTH)
     state = play(simulation, 2)
@@ -84,7 +87,7 @@ def test_augmented_view_transforms_every_test_image(engine):
     assert float(plain.loss) != pytest.approx(loss, abs=1e-3)
 
 
-@pytest.mark.parametrize("engine", ENGINES.values(), ids=ENGINES)
+@every_engine
 def test_local_models_use_random_numbers_of_their_round(engine):
     simulation = make_simulation(test_views=BOTH)
     state = play(simulation, 1)
@@ -226,12 +229,7 @@ def test_augmented_view_has_wandb_names():
 def test_tasks_are_tested_in_the_augmented_view(tmp_path):
     """Two tasks of two classes with two rounds each. The accuracies in tasks.csv equal those of a
     model that is tested one image at a time; the task columns follow from them by hand."""
-    stream_ = {"shuffle_classes": False, "classes": None, "split": None, "evaluate_on": "test"}
-    tasks = {
-        "scenario": ClassIncremental(rounds_per_task=2, num_tasks=2, **stream_),
-        "sizes": (3, 4, 5),
-    }
-    settings = tasks | {"rounds": 2, "participation": 1.0}
+    settings = {"scenario": TWO_TASKS, "sizes": (3, 4, 5), "rounds": 2, "participation": 1.0}
     rows, summary = full_run(make_simulation(test_views=BOTH, **settings), tmp_path / "two")
     plain, _ = full_run(make_simulation(**settings), tmp_path / "one")
     assert [{name: row[name] for name in plain[0]} for row in rows] == plain

@@ -2,6 +2,7 @@
 
 import fcntl
 import logging
+import math
 import mmap
 import os
 import signal
@@ -20,6 +21,8 @@ from fedexp.engine.processes.worker import Worker, run
 from fedexp.engine.processes.workers import WorkerDied, Workers
 from fedexp.engine.sequential import ClientFailure, Sequential
 from fedexp.engine.vectorised.engine import Vectorised
+from fedexp.models.own import OwnModel
+from fedexp.testing import assert_equal
 from fedexp.training.evaluation import select_model
 from fedexp.training.recorder import Recorder
 from fedexp.training.rounds import record_initial, run_rounds
@@ -30,17 +33,26 @@ def pair():
     return tuple(Channel(end) for end in socket.socketpair())
 
 
-def train(engine, algorithm, close=True):
-    simulation = make_simulation(algorithm)
+def train(engine, algorithm, close=True, **options):
+    simulation = make_simulation(algorithm, test_views=["plain", "augmented"], **options)
     state = simulation.initial_state()
     cohort = assemble(simulation, state, 1)
     try:
         return cohort, engine.train(
-            Shared(algorithm, simulation.runtime, state.server, 0.1), cohort, False
+            Shared(algorithm, simulation.runtime, state.server, 0.1), cohort, True
         )
     finally:
         if close:
             engine.close()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dropping(OwnModel):
+    freeze: tuple[str, ...] = ("1.bias",)
+
+    def network(self, shape, num_classes):
+        layers = nn.Linear(math.prod(shape), 6), nn.Dropout(0.5), nn.Linear(6, num_classes)
+        return nn.Sequential(nn.Flatten(), *layers)
 
 
 # --- channels
@@ -155,20 +167,33 @@ def pair_of_workers(tmp_path_factory):
 
 
 def assert_no_bit_differs(engine, close):
+    """In training and in the tests of local models, with dropout and a frozen parameter."""
+    model = Dropping()
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        expected = train(Sequential(), FedAvg())[1]
+        expected = train(Sequential(), FedAvg(), model=model)[1]
     finally:
         torch.set_num_threads(threads)
-    actual = train(engine, FedAvg(), close)[1]
-    torch.testing.assert_close(
-        (actual.messages, actual.losses), (expected.messages, expected.losses), rtol=0, atol=0
-    )
+    actual = train(engine, FedAvg(), close, model=model)[1]
+    for name in ("messages", "losses", "class_correct"):
+        assert_equal(getattr(actual, name), getattr(expected, name))
 
 
 def test_workers_equal_one_process_bit_for_bit(pair_of_workers):
     assert_no_bit_differs(pair_of_workers[0], close=False)
+
+
+def test_workers_evaluate_like_one_process(pair_of_workers):
+    simulation = make_simulation(test_views=["plain", "augmented"])
+    server = simulation.initial_state().server
+    for view in ("plain", "augmented"):
+        found, expected = (
+            engine.evaluate(simulation.runtime, server, view, 1)
+            for engine in (pair_of_workers[0], Sequential())
+        )
+        assert_equal(found.class_correct, expected.class_correct)
+        assert float(found.loss) == pytest.approx(float(expected.loss), abs=1e-12)
 
 
 @pytest.mark.slow
