@@ -16,9 +16,6 @@ from fedexp.config.spelling import normalise
 
 CONF = Path(__file__).parents[1] / "conf"
 TEXT = help_text(CONF, [])
-OPTIONS = [
-    (group, option) for group in list_groups([CONF]) for option in list_options(group, [CONF])
-]
 KNOB = re.compile(r"(?<!\S)([a-z_][a-z_.]*)=(\S+)")
 # Options that a knob needs.
 COMPANIONS = {"shards_per_client": ["partition=sharding"], "algorithm.beta": ["algorithm=fedntd"]}
@@ -38,10 +35,12 @@ def check(overrides: list[str]) -> None:
         build(compose("config", overrides))
 
 
-@pytest.mark.parametrize(("group", "option"), OPTIONS, ids="=".join)
-def test_every_option_has_a_description(group: str, option: str):
-    (line,) = [line for line in section(group) if line[4:].startswith(f"{option} ")]
-    assert len(line[4:].split()) > 3, line
+@pytest.mark.parametrize("group", list_groups([CONF]))
+def test_every_option_has_a_description(group: str):
+    lines = section(group)
+    for option in list_options(group, [CONF]):
+        (line,) = [line for line in lines if line[4:].startswith(f"{option} ")]
+        assert len(line[4:].split()) > 3, line
 
 
 def test_stars_mark_the_defaults():
@@ -67,12 +66,6 @@ def test_every_listed_option_accepts_its_value(knob: tuple[str, str]):
     if key.startswith("hydra."):
         pytest.skip("Hydra's own")
     check(normalise([*COMPANIONS.get(key, []), f"{key}={value}"], [CONF]))
-
-
-def test_each_seed_can_be_set():
-    names = re.findall(r"seeds\.[a-z]+", KNOBS)
-    assert len(names) == 3
-    check([f"{name}=7" for name in names])
 
 
 def test_examples_are_valid():

@@ -507,34 +507,6 @@ def test_dropout_mask_equals_splitmix():
         assert dropout_mask(torch.tensor(keys)[:, None], 50, p).tolist() == expected
 
 
-def correlation(a: torch.Tensor, b: torch.Tensor) -> float:
-    return float(torch.corrcoef(torch.stack([a.flatten(), b.flatten()]).double())[0, 1])
-
-
-@pytest.mark.parametrize("p", [0.1, 0.5])
-@pytest.mark.parametrize("kind", ["neighbours", "random"])
-def test_dropout_masks_are_uniform_and_independent(p, kind):
-    """Rates and correlations of 2000 x 768 units are within 5 standard deviations."""
-    drawn = torch.from_numpy(DropoutKeys().draw(np.random.default_rng(5), 2000))
-    keys = drawn if kind == "random" else torch.arange(-1000, 1000)[:, None]
-    mask = dropout_mask(keys, 768, p)
-    deviation = (p * (1 - p)) ** 0.5
-    for share, n in (
-        (mask.double().mean(), mask.numel()),
-        (mask.double().mean(0), 2000),
-        (mask.double().mean(1), 768),
-    ):
-        assert float((share - (1 - p)).abs().max()) < 5 * deviation / n**0.5
-    for key_step, unit_step in ((1, 0), (0, 1), (1, 1), (2, 0), (0, 2), (256, 0), (0, 256)):
-        rows, columns = 2000 - key_step, 768 - unit_step
-        moved = mask[key_step:, unit_step:]
-        assert abs(correlation(mask[:rows, :columns], moved)) < 5 / moved.numel() ** 0.5
-    # of 1024 patterns of ten units, 2000 draws meet 1024 (1 - exp(-2000 / 1024)) = 879
-    if p == 0.5:
-        patterns = (mask[:, :10] * 2 ** torch.arange(10)).sum(1)
-        assert len(patterns.unique()) == pytest.approx(879, abs=50)
-
-
 def keyed(x: torch.Tensor, seed: int = 0) -> torch.Tensor:
     return torch.cat(
         [x, torch.from_numpy(DropoutKeys().draw(np.random.default_rng(seed), len(x)))], 1
