@@ -27,16 +27,13 @@ from toy_federation import (
     assemble,
     assert_close,
     flat,
+    leaves,
     make_simulation,
     play,
 )
 
 SIZES = (7, 12, 10)
 PROTO = FedProto(lambda_=0.7)
-
-
-def leaves(params):
-    return {k: v.detach().clone().requires_grad_() for k, v in params.items()}
 
 
 def sgd(params, lr, local=LOCAL):

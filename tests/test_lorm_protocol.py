@@ -86,7 +86,7 @@ TINY += ["local.epochs=1", "hardware=cpu", "hardware.engine=sequential"]
 TINY += ["tracker=none", "figures=false"]
 
 
-@pytest.mark.parametrize("algorithm", ["lorm", "fedavg"])
+@pytest.mark.parametrize("algorithm", ["lorm", pytest.param("fedavg", marks=pytest.mark.slow)])
 def test_a_job_runs_on_tiny_photographs(tmp_path, monkeypatch, algorithm):
     pytest.importorskip("timm")
     rng = np.random.default_rng(0)

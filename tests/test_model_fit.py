@@ -1,6 +1,6 @@
 """A model that cannot read the data, or lacks a file, is bad input: found before the run begins."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import pytest
@@ -9,10 +9,9 @@ from torch import nn
 
 from fedexp.algorithms.fedmultihead import FedMultiHead
 from fedexp.core.errors import ConfigError
-from fedexp.data.tasks import ClassIncremental
 from fedexp.models import Model, Output
 from fedexp.training.model_fit import model_file_errors
-from toy_federation import make_simulation
+from toy_federation import TWO_TASKS, make_simulation
 
 
 class Colours(nn.Module):
@@ -76,13 +75,6 @@ def test_other_errors_of_a_model_are_not_hidden():
 
 def test_model_with_one_head_per_task_is_accepted():
     """Two tasks of one class each, of four classes: the model may have two outputs."""
-    tasks = ClassIncremental(
-        rounds_per_task=1,
-        num_tasks=2,
-        classes=[[0], [1]],
-        shuffle_classes=False,
-        split=None,
-        evaluate_on="test",
-    )
+    tasks = replace(TWO_TASKS, rounds_per_task=1, classes=[[0], [1]])
     simulation = make_simulation(FedMultiHead(), scenario=tasks, sizes=(2, 3))
     assert simulation.stages[0].federation.tasks == ((0,), (1,))

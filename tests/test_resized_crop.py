@@ -127,7 +127,9 @@ def draw_like_torchvision(n: int, height: int, width: int, aug: ResizedCrop) -> 
     return np.array([parameters(image, list(aug.scale), list(aug.ratio)) for _ in range(n)])
 
 
-@pytest.mark.parametrize(("height", "width"), [(24, 24), (16, 60)])
+@pytest.mark.parametrize(
+    ("height", "width"), [pytest.param(24, 24, marks=pytest.mark.slow), (16, 60)]
+)
 def test_crops_have_the_distribution_of_torchvision(height, width):
     aug, n = crop(), 20_000
     ours = aug.draw(GENERATOR(0), n, height, width)

@@ -9,6 +9,7 @@ import yaml
 
 from fedexp.analysis.sweep import load_sweep
 from fedexp.cli.commands import call
+from fedexp.config.options import list_options
 from fedexp.papers import status
 from fedexp.papers.aggregate import write_tables
 from fedexp.rundir import evidence
@@ -16,6 +17,27 @@ from fedexp.rundir.sweeps import write_sweep_name
 from test_evidence import remove_runs
 from test_reproduction import run_directory
 from toy_federation import CONF
+
+
+@pytest.fixture(autouse=True)
+def few_sweeps(request, monkeypatch):
+    """List only two sweeps, except in the slow test: all of them compose 40 configurations."""
+    compare = status.compare_everything
+
+    def compare_few(root: Path) -> Any:
+        sweeps, runs, tables = compare(root)
+        return {name: sweeps[name] for name in ("fedntd_table1", "fedntd_table8")}, runs, tables
+
+    if request.node.get_closest_marker("slow") is None:
+        monkeypatch.setattr(status, "compare_everything", compare_few)
+
+
+@pytest.mark.slow
+def test_every_sweep_has_a_row(tmp_path, capsys):
+    assert call("reproduction", ["--root", str(tmp_path)]) == 0
+    out = capsys.readouterr().out
+    for sweep in list_options("sweep", [CONF]):
+        assert row_of(out, sweep)["spent"] == "-"
 
 
 def row_of(out: str, sweep: str) -> dict[str, str]:

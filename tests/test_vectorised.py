@@ -404,14 +404,15 @@ def test_check_for_waiting_on_the_device_finds_every_wait():
 
 
 @traces
-@pytest.mark.parametrize("engine", [Vectorised(), Vectorised(2)], ids=str)
 @every_algorithm
-def test_training_does_not_wait_for_the_device(algorithm, engine):
+def test_training_does_not_wait_for_the_device(algorithm):
+    """In one chunk of four clients, and in two chunks."""
     simulation = make_simulation(algorithm, model=DEEP)
     state = play(simulation, 1)
     cohort = assemble(simulation, state, 2)
-    with no_waiting():
-        train(engine, simulation, state, cohort, evaluate_local=True)
+    for engine in (Vectorised(), Vectorised(2)):
+        with no_waiting():
+            train(engine, simulation, state, cohort, evaluate_local=True)
 
 
 def test_evaluation_does_not_wait_for_the_device():
