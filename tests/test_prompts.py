@@ -30,6 +30,7 @@ from toy_federation import (
     assert_close,
     float64,
     play,
+    play_round,
     random,
 )
 
@@ -43,6 +44,16 @@ PLAIN = replace(LOCAL, momentum=0.0, weight_decay=0.0, epochs=1)
 every_method = pytest.mark.parametrize(
     "method", [POOL, DUAL, CODA], ids=lambda method: type(method).__name__
 )
+
+
+def servers_of(simulation, rounds=4):
+    """Return the server's states before the first and after each round."""
+    state = simulation.initial_state()
+    servers = [state.server]
+    for _ in range(rounds):
+        state.advance(play_round(simulation, state))
+        servers.append(state.server)
+    return servers
 
 
 def spread(server):
@@ -253,7 +264,7 @@ def test_clients_change_only_the_rows_of_the_current_task(method):
     """With momentum and weight decay. Rows of task 2 are zeros until the task begins."""
     simulation = stream(method, model=VIT, augment=False)
     still = stream(method, model=VIT, augment=False, local=replace(PLAIN, lr=1e-12))
-    servers = [play(simulation, rounds).server for rounds in range(5)]
+    servers = servers_of(simulation)
     begun = play(still, 3).server["params"]
     count, first = (5, 3) if method is CODA else (2, 1)
     for name in method.divided:
@@ -269,16 +280,16 @@ def test_clients_change_only_the_rows_of_the_current_task(method):
                 assert not torch.equal(values[4][row], values[3][row])
 
 
-@pytest.mark.parametrize("name", CODA.divided)
-def test_components_of_a_new_task_are_initially_orthonormal(name):
+def test_components_of_a_new_task_are_initially_orthonormal():
     """Two components per task, in each of two blocks."""
     four = replace(CODA, components=4)
     still = stream(four, model=VIT, augment=False, local=replace(PLAIN, lr=1e-12))
-    for rounds, rows in ((0, slice(0, 2)), (3, slice(2, 4))):
-        values = play(still, rounds).server["params"][name][rows]
-        for block in range(2):
-            vectors = values[:, block].flatten(1)
-            assert_close(vectors @ vectors.T, torch.eye(len(vectors)).double(), atol=1e-6)
+    first, _, _, second = servers_of(still, 3)
+    for server, rows in ((first, slice(0, 2)), (second, slice(2, 4))):
+        for name in CODA.divided:
+            for block in range(2):
+                vectors = server["params"][name][rows, block].flatten(1)
+                assert_close(vectors @ vectors.T, torch.eye(2).double(), atol=1e-6)
 
 
 @every_method
@@ -286,7 +297,7 @@ def test_head_keeps_the_rows_of_other_tasks(method):
     """With Adam, whose steps would be full even for the smallest weight decay."""
     adam = replace(LOCAL, optimizer="adam", lr=0.01)
     simulation = stream(method, model=VIT, local=adam)
-    first, second = (play(simulation, rounds).server["params"] for rounds in (2, 4))
+    _, _, first, _, second = (server["params"] for server in servers_of(simulation))
     for name in ("classifier.weight", "classifier.bias"):
         assert_close(second[name][:2], first[name][:2])
         assert (second[name][2:] - first[name][2:]).abs().min() > 1e-4
@@ -325,7 +336,11 @@ def striped(self) -> dict[str, Any]:
     return parts | {"x_test": images[40:], "y_test": labels[40:], "classes": names}
 
 
-@every_method
+@pytest.mark.parametrize(
+    "method",
+    [*(pytest.param(each, marks=pytest.mark.slow) for each in (POOL, DUAL)), CODA],
+    ids=lambda method: type(method).__name__,
+)
 def test_methods_learn_two_tasks(method, monkeypatch):
     """Chance is 1/4; a model that forgets task 1 has at most 1/2."""
     monkeypatch.setattr(Noise, "read", striped)
