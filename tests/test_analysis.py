@@ -56,6 +56,7 @@ from toy_federation import (
     SoftmaxRegression,
     composed,
     make_simulation,
+    random,
 )
 
 IN_ALL = {"rounds": None, "every": 1}
@@ -257,12 +258,6 @@ def test_gradient_diversity_rejects_task_heads():
 # --- CKA
 
 
-def features(rows, columns, seed):
-    return torch.randn(
-        rows, columns, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)
-    )
-
-
 def hsic(one, other):
     """tr(K H L H) for linear kernels with the centring matrix H: Kornblith et al., Eq. 3, without
     its factor, which cancels in Eq. 4."""
@@ -271,7 +266,7 @@ def hsic(one, other):
 
 
 def test_cka_equals_the_formula_with_kernels_in_numpy():
-    one, other = features(20, 3, 0) + 5, features(20, 7, 1)
+    one, other = random(20, 3) + 5, random(20, 7, seed=1)
     other[:, 0] += 2 * one[:, 1]
     x, y = one.numpy(), other.numpy()
     expected = hsic(x, y) / np.sqrt(hsic(x, x) * hsic(y, y))

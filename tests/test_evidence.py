@@ -158,45 +158,30 @@ RUN = {
     "tables": {},
     "partitions": [KEPT],
 }
+INVALID_PARTITIONS = [
+    (
+        {"counts": [[10**12, 0]]},
+        "counts is 1,000,000,000,000 examples; at most 67,108,864",
+    ),
+    ({"counts": [[10**30, 0]]}, "examples; at most"),
+    ({"counts": [[2**26, 0], [0, 1]]}, "counts is 67,108,865 examples"),
+    ({"counts": [[-5, 5]]}, "counts must be one non-negative integer"),
+    ({"counts": [[0.5, 1]]}, "counts must be one non-negative integer"),
+    ({"counts": [[True, 1]]}, "counts must be one non-negative integer"),
+    ({"counts": [[1]]}, "counts must be one non-negative integer per class"),
+    ({"counts": 5}, "not a valid run file"),
+    ({"counts": []}, "not a valid run file"),
+    ({"classes": ["a", "b" * 10**6]}, "class names must be a list of texts of at most 1,000"),
+    ({"classes": "ab"}, "class names must be a list"),
+    ({"info": 5}, "not a valid run file"),
+]
 
 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        (
-            {"counts": [[10**12, 0]]},
-            "counts is 1,000,000,000,000 examples; at most 67,108,864",
-        ),
-        ({"counts": [[10**30, 0]]}, "examples; at most"),
-        ({"counts": [[2**26, 0], [0, 1]]}, "counts is 67,108,865 examples"),
-        ({"counts": [[-5, 5]]}, "counts must be one non-negative integer"),
-        ({"counts": [[0.5, 1]]}, "counts must be one non-negative integer"),
-        ({"counts": [[True, 1]]}, "counts must be one non-negative integer"),
-        ({"counts": [[1]]}, "counts must be one non-negative integer per class"),
-        ({"counts": 5}, "not a valid run file"),
-        ({"counts": []}, "not a valid run file"),
-        ({"classes": ["a", "b" * 10**6]}, "class names must be a list of texts of at most 1,000"),
-        ({"classes": "ab"}, "class names must be a list"),
-        ({"info": 5}, "not a valid run file"),
-    ],
-)
-def test_run_file_with_invalid_class_counts_is_rejected(changed, message, tmp_path):
-    """They are rejected before an array is made from them, and nothing is written."""
-    path = tmp_path / "x.json.xz"
-    path.write_bytes(lzma.compress(json.dumps(RUN).encode()))
-    evidence.unpack(path, tmp_path / "sound")
-    assert load_npz(tmp_path / "sound/partition.npz")["counts"].tolist() == KEPT["counts"]
-    path.write_bytes(lzma.compress(json.dumps(RUN | {"partitions": [KEPT | changed]}).encode()))
-    with pytest.raises(ConfigError, match=message):
-        evidence.unpack(path, tmp_path / "run")
-    assert not (tmp_path / "run").exists()
-
-
-@pytest.mark.timeout(60)
-@pytest.mark.parametrize(
-    ("changed", "message"),
-    [
+        *(({"partitions": [KEPT | changed]}, message) for changed, message in INVALID_PARTITIONS),
         ({"overrides": {}}, "`overrides` is not a list"),
         ({"summary": []}, "`summary` is not a dict"),
         ({"config": None}, "`config` is not a dict"),
@@ -214,7 +199,11 @@ def test_run_file_with_invalid_class_counts_is_rejected(changed, message, tmp_pa
     ],
 )
 def test_run_file_with_invalid_content_is_rejected(changed, message, tmp_path):
+    """Class counts are rejected before an array is made from them, and nothing is written."""
     path = tmp_path / "x.json.xz"
+    path.write_bytes(lzma.compress(json.dumps(RUN).encode()))
+    evidence.unpack(path, tmp_path / "sound")
+    assert load_npz(tmp_path / "sound/partition.npz")["counts"].tolist() == KEPT["counts"]
     path.write_bytes(lzma.compress(json.dumps(RUN | changed).encode()))
     with pytest.raises(ConfigError, match=message):
         evidence.unpack(path, tmp_path / "run")
