@@ -401,17 +401,14 @@ def test_figures_of_a_sweep_write_no_files(run):
 @pytest.mark.parametrize(
     ("arguments", "name", "columns"),
     [
-        ("loss_plane --points 3 --format svg", "loss_plane_round2_random", "x,y,loss,accuracy"),
         (
-            "loss_plane --directions models --points 3 --data train",
+            "loss_plane --directions models --points 3 --data train --format svg",
             "loss_plane_round2_models",
             "x,y,loss,accuracy",
         ),
-        ("noise --strengths 0,0.1", "noise_round2_absolute", "draw,strength,loss,accuracy"),
         ("hessian --eigenvalues 2 --examples 30", "hessian_round2", "number,eigenvalue,residual"),
         ("hypersphere --examples 40", "hypersphere_round2", "model,class,angle,density"),
         ("tsne --examples 12 --perplexity 5", "tsne_round2", "round,model,example,class,x,y"),
-        ("neurons", "neurons_round2", "model,neuron,class"),
     ],
 )
 def test_each_kind_writes_a_table_and_a_figure(run, capsys, arguments, name, columns):
@@ -432,16 +429,19 @@ def test_each_kind_writes_a_table_and_a_figure(run, capsys, arguments, name, col
 
 
 def test_analyses_agree_with_the_results_of_the_run(run, capsys):
-    (plane,), _, _ = tables(run, capsys, "loss_plane", "--points", "3")
+    (plane,), paths, _ = tables(run, capsys, "loss_plane", "--points", "3")
+    assert {path.stem for path in paths} == {"loss_plane_round2_random"}
     middle = plane.query("x == 0 and y == 0").iloc[0]
     assert middle["loss"] == pytest.approx(run.rounds["test_loss"].iloc[-1], rel=1e-9)
     assert middle["accuracy"] == pytest.approx(run.summary["accuracy"], abs=1e-12)
-    (noise,), _, printed = tables(run, capsys, "noise", "--strengths", "0,0.1", "--draws", "3")
+    (noise,), paths, printed = tables(run, capsys, "noise", "--strengths", "0,0.1", "--draws", "3")
+    assert {path.name for path in paths} == {f"noise_round2_absolute.{e}" for e in ("csv", "png")}
     assert noise["draw"].tolist() == [0, 0, 1, 1, 2, 2]
     assert noise["loss"].tolist()[::2] == [run.rounds["test_loss"].iloc[-1]] * 3
     assert noise["accuracy"][0] == run.summary["accuracy"]
     assert f"noise 0.1: loss {noise.query('strength == 0.1')['loss'].mean():.4f}" in printed
-    (neurons,), _, printed = tables(run, capsys, "neurons")
+    (neurons,), paths, printed = tables(run, capsys, "neurons")
+    assert {path.name for path in paths} == {f"neurons_round2.{e}" for e in ("csv", "png")}
     classes = neurons.pivot(index="neuron", columns="model", values="class")
     local = classes.filter(like="client")
     agreement = local.eq(classes["global, round 1"], axis=0).to_numpy().mean()
