@@ -92,13 +92,13 @@ def _threads():
 @pytest.mark.parametrize(
     ("name", "engine"),
     [
-        ("fedavg", "sequential"),
-        ("fedntd", "vectorised"),
+        ("fedntd", "sequential"),
         *(
             pytest.param(name, "sequential", marks=pytest.mark.slow)
             for name in RUNS
-            if name != "fedavg"
+            if name != "fedntd"
         ),
+        pytest.param("fedntd", "vectorised", marks=pytest.mark.slow),
     ],
 )
 def test_run_equals_its_golden_file(name, engine):

@@ -72,10 +72,11 @@ IN_A_SWEEP = ("--multirun", *OTHER, "hydra.sweep.dir=.")
         ("run", OTHER, "resume="),
         ("run", (*OTHER, "hydra.output_subdir=."), "resume="),
         ("run", (*IN_A_SWEEP, "hydra.sweep.subdir=run"), "another configuration"),
-        (
+        pytest.param(
             "run",
             (*IN_A_SWEEP, "hydra.sweep.subdir=run", "hydra.output_subdir=."),
             "another configuration",
+            marks=pytest.mark.slow,
         ),
         ("0", (*IN_A_SWEEP, "hydra.sweep.subdir=${hydra.job.num}"), "another configuration"),
     ],
@@ -208,7 +209,11 @@ def test_removed_job_directory_is_reported_to_launcher(tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    ("algorithm", "words"), [("fedewc", "SGD diverges if"), ("fedalign", "batch norm")]
+    ("algorithm", "words"),
+    [
+        pytest.param("fedewc", "SGD diverges if", marks=pytest.mark.slow),
+        ("fedalign", "batch norm"),
+    ],
 )
 def test_failing_method_shows_hint(algorithm, words, fedexp, tmp_path):
     """The console, run.log and summary have it. With a rate of 1e6, any run diverges."""
