@@ -3,11 +3,8 @@
 import gzip
 import json
 import os
-import re
 import subprocess
 import sys
-import traceback
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -18,7 +15,6 @@ from helpers import SMALL, SOURCE, assert_same_run, summary_of
 from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 
-from fedexp.training.rounds import play_round
 from fedexp.training.summary import RESERVED
 
 
@@ -148,29 +144,6 @@ def test_profile_describes_the_second_round(fedexp, tmp_path):
     assert operations["share_percent"].is_monotonic_decreasing
     trace = json.loads(gzip.decompress((tmp_path / "run/profile/trace.json.gz").read_bytes()))
     assert any(event.get("name") == "aten::_fused_sgd_" for event in trace["traceEvents"])
-
-
-def test_seven_steps_lead_from_the_command_to_a_round(fedexp, monkeypatch):
-    """CONTRIBUTING.md names them, and no other function of fedexp is on the stack."""
-    tour = re.findall(
-        r"^\| `(\w+)` \| `(\S+)` \|", (SOURCE.parent / "CONTRIBUTING.md").read_text(), re.MULTILINE
-    )
-    found = []
-
-    def note(*arguments):
-        frames = [frame for frame in traceback.extract_stack() if str(SOURCE) in frame.filename]
-        found.append(
-            [(f.name, str(Path(f.filename).relative_to(SOURCE / "fedexp"))) for f in frames]
-        )
-        return play_round(*arguments)
-
-    monkeypatch.setattr("fedexp.training.rounds.play_round", note)
-    fedexp.done("rounds=1", *SMALL)
-    ((*steps,),) = found
-    # what `note` stands for is the last
-    assert [step for step in steps if step[0] != "<lambda>"] == tour[:-1]
-    assert tour[-1] == ("play_round", "training/rounds.py")
-    assert len(tour) == 7
 
 
 @pytest.mark.slow
