@@ -18,9 +18,10 @@ class, drawn with the partition's seed; the client that owns the example also ke
 
 The paper chooses `beta` from 0.5, 0.1, 0.01 and 0.001, but does not publish the choice. The
 penalty's curvature is about 1,000 to 10,000 times beta, and SGD with lr 0.01 and momentum 0.9 is
-stable up to 2 (1 + 0.9) / 0.01 = 380. Values of 0.1 and above diverge or nearly diverge, so the
-default is 0.01; sweep=fedka_search compares values. The value of `dominance` is not published
-either; null means 0.5 / C, the proportion at which the paper's Fig. 3 shows sudden forgetting.
+stable up to 2 (1 + 0.9) / 0.01 = 380. Values of 0.1 and above diverge or nearly diverge, and with
+0.01 a run with one local epoch diverged, so the default is 0.001; sweep=fedka_search compares
+values. The value of `dominance` is not published either; null means 0.5 / C, the proportion at
+which the paper's Fig. 3 shows sudden forgetting.
 
 `anchors` selects the classes that have anchors: both, non_dominant or missing. The last two values
 are the paper's ablations N and M, in which the inner sum is still over all classes that are not
