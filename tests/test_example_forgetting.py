@@ -108,7 +108,7 @@ def test_shares_are_undefined_before_the_second_round():
 
 
 def test_only_metrics_that_need_examples_record_them():
-    chosen = Metrics(members=(BackwardTransfer(), ForgettingEvents()))
+    chosen = Metrics(members=[BackwardTransfer(), ForgettingEvents()])
     assert chosen.needs_examples
     assert not BackwardTransfer().needs_examples
     assert make_simulation().initial_state().history.labels is None
@@ -118,6 +118,16 @@ def test_a_search_minimises_forgetting_and_maximises_unforgettable_examples():
     assert direction_of("forgetting_events", None) == "min"
     assert direction_of("forgotten_examples", None) == "min"
     assert direction_of("unforgettable_examples", None) == "max"
+
+
+def test_a_run_may_have_several_metrics(tmp_path):
+    options = [*SMALL, "rounds=1", "forgetting_metric=[all,events]", "forgetting_metric.all.xi=0.5"]
+    several = fedexp.run(options, directory=tmp_path / "several")
+    whole = fedexp.run([*SMALL, "rounds=1", "forgetting_metric=all", "forgetting_metric.xi=0.5"])
+    shared = [name for name in whole.rounds if not name.endswith("second")]
+    shared = [name for name in shared if not name.endswith("seconds")]
+    pd.testing.assert_frame_equal(several.rounds[shared], whole.rounds[shared])
+    assert {"forgotten_examples", "learned_examples"} < set(several.rounds)
 
 
 @pytest.fixture(scope="module")

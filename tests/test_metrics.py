@@ -439,7 +439,7 @@ def test_previous_round_is_the_previous_evaluated_round():
     history = History(counts=np.ones((2, 2), dtype=np.int64))
     for r, row in zip([0, 2, 4, 5], CW, strict=True):
         history.add(r, row)
-    both = Metrics(members=(BackwardTransfer(), RoundDrop(local=False)))
+    both = Metrics(members=[BackwardTransfer(), RoundDrop(local=False)])
     assert both.round_values(history) == pytest.approx(
         {"forgetting": 0.15, "round_forgetting": 0.1}
     )
@@ -478,4 +478,4 @@ def test_metrics_may_share_a_key_with_equal_values():
     with pytest.raises(
         ConfigError, match=r"return forgetting with different values, .* and -1\.0; rename"
     ):
-        Metrics(members=(BackwardTransfer(), Other())).round_values(history)
+        Metrics(members=[BackwardTransfer(), Other()]).round_values(history)

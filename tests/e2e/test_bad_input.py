@@ -34,7 +34,7 @@ partition=file partition.path=nowhere.npz => nowhere.npz
 dataset=image_folder => image_folder | dataset.root
 num_clients=${nothing} => num_clients | nothing
 algorithm=3 => group | algorithm=fedntd
-forgetting_metric=[round_drop,degree] => group | forgetting_metric=all selects all metrics
+partition=[iid,lda] => group | algorithm=fedntd
 --multrun seed=0,1 => --multrun | nearest: '--multirun'
 --cfg nothing => fedexp: argument --cfg/-c: invalid choice: 'nothing' | job | hydra
 alpha=[ => alpha=[

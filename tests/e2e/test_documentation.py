@@ -287,7 +287,7 @@ def compose_and_check(job: frozenset[str]) -> None:
     """Check that all options, keys and values exist and can be combined, without reading data."""
     with initialize_config_dir(str(CONF), version_base="1.3"):
         built = build(compose("config", sorted(job)))
-    check(built, Metrics(members=(built.forgetting_metric,)))
+    check(built, Metrics(members=[built.forgetting_metric]))
 
 
 def check_options(command: str) -> None:

@@ -197,10 +197,7 @@ def check_overrides(overrides: Sequence[str], folders: list[Path]) -> None:
     check_values(overrides, folders)
     for text in overrides:
         if key_of(text) in groups and text.partition("=")[2].startswith(("[", "{")):
-            every = ""
-            if key_of(text) == "forgetting_metric":
-                every = "; forgetting_metric=all selects all metrics"
-            raise ConfigError(f"{text}: {ONE_OPTION}{every}; groups: {', '.join(groups)}")
+            raise ConfigError(f"{text}: {ONE_OPTION}; groups: {', '.join(groups)}")
 
 
 def sweep_launches(names: Sequence[str], own: list[str], folders: list[Path]) -> list[list[str]]:
@@ -223,8 +220,8 @@ def sweep_launches(names: Sequence[str], own: list[str], folders: list[Path]) ->
 def rewrite_lists(overrides: list[str]) -> list[str]:
     """Rewrite `tracker=[a,b]` and `tracker.a.key=value` as overrides of `tracker=several`.
 
-    Otherwise, Hydra would merge the options into one node. `analysis=[a,b]` is rewritten in the
-    same way.
+    Otherwise, Hydra would merge the options into one node. The other groups in `SEVERAL`, such as
+    `analysis`, are rewritten in the same way.
     """
     for group in SEVERAL:
         overrides = rewrite_list(overrides, group)

@@ -1,8 +1,8 @@
 """Replace option names in a configuration with the nodes that the options define.
 
-Such names occur in `scenario.domains`, `surrogate.dataset`, and the members of `tracker` and
-`analysis`. For a data set, only the option's node `dataset` is used. Its other keys set the
-protocol for runs on the data set and are ignored.
+Such names occur in `scenario.domains`, `surrogate.dataset`, and the members of `tracker`,
+`analysis` and `forgetting_metric`. For a data set, only the option's node `dataset` is used. Its
+other keys set the protocol for runs on the data set and are ignored.
 """
 
 from collections.abc import Mapping

@@ -12,7 +12,11 @@ from fedexp.core.errors import ConfigError
 # Folders of conf/ that are not config groups with keys.
 PRESETS = ("experiment", "launcher", "sweep", "sweeper", "tuned")
 # Groups that accept several options at once -> description of their option `several`.
-SEVERAL = {"tracker": "list of trackers", "analysis": "list of analyses"}
+SEVERAL = {
+    "tracker": "list of trackers",
+    "analysis": "list of analyses",
+    "forgetting_metric": "list of metrics",
+}
 ONE_OPTION = "a group takes the name of one of its options, such as algorithm=fedntd"
 GLOBAL_OPTION = re.compile(r"^# @package _global_", re.MULTILINE)
 

@@ -346,9 +346,9 @@ class Composite(ForgettingMetric):
 
 
 class Metrics(Composite):
-    """A combination of metrics, such as `Metrics(members=(BackwardTransfer(), InOutLocal()))`."""
+    """Several metrics in one run."""
 
-    members: Sequence[ForgettingMetric]
+    members: list[ForgettingMetric]
 
     def parts(self) -> Sequence[ForgettingMetric]:
         return self.members

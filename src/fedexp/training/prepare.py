@@ -213,7 +213,7 @@ def metrics_of(built: Built) -> Metrics:
     if PERSONAL in built.settings.evaluate:
         own = isinstance(built.algorithm, families.Personal)
         chosen.append(Personal(own=own, local=built.forgetting_metric.needs_local))
-    return Metrics(members=tuple(chosen))
+    return Metrics(members=chosen)
 
 
 def centralized_config(built: Built) -> Built:
