@@ -15,6 +15,7 @@ import pandas as pd
 import pytest
 from reproduction import first_screen, statistics
 from reproduction.__main__ import main
+from reproduction.page import PAGE
 
 from fedexp.papers import judge, readings
 
@@ -410,6 +411,28 @@ def test_share_of_matches_by_chance_equals_hand_calculation():
 def test_committed_page_is_current(first, monkeypatch, capsys):
     monkeypatch.setattr(readings, "compare_everything", lambda root: first.everything)
     assert main(["--check"]) == 0, capsys.readouterr().out
+
+
+def test_page_has_the_numbers_of_the_independent_computation(second):
+    first_part = (ROOT / PAGE).read_text(encoding="utf-8").partition("## Measured tables")[0]
+    text = " ".join(first_part.split())
+    accuracy, forgetting = (
+        np.sqrt(np.mean(second.far(metric) ** 2)) for metric in ("accuracy", "forgetting")
+    )
+    held = np.sqrt(np.mean(second.far("accuracy")[second.held()] ** 2))
+    far = [
+        abs(second.value(cell, metric) - second.prints[(*cell, metric)][0])
+        > second.tolerance(cell, metric)
+        for cell in second.cells
+        for metric in SPREAD
+    ]
+    assert f"We ran {len(second.cells)} cells in {len(second.columns)} columns" in text
+    assert f"accuracies have an RMSE of {accuracy:.2f} points [" in text
+    assert f"The RMSE of F is {forgetting:.3f} [" in text
+    assert f"Their RMSE is {held:.2f} points" in text
+    assert f"{len(far) - sum(far)} of {len(far)} values are within the tolerance" in text
+    listed = text.count(", published ") - text.count(", published +") - text.count(", published -")
+    assert listed >= sum(far)
 
 
 def test_counts_of_seeds_and_readings_equal_independent_computation(first, second):
