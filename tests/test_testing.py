@@ -18,7 +18,7 @@ def workers_in_this_process(request, monkeypatch):
         monkeypatch.setitem(ENGINES, "workers", Sequential())
 
 
-QUICK = ("num_clients=3", "local.epochs=1", "evaluate_on=test")
+QUICK = ("num_clients=3", "local.epochs=1")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -38,7 +38,8 @@ from fedexp.training.state import State
 
 # 29 training images, so that clients take different numbers of steps and have partial batches
 FEDERATION = (
-    *("num_clients=5", "participation=0.8", "validation.fraction=0.98", "min_size=1", "alpha=1"),
+    *("num_clients=5", "participation=0.8", "min_size=1", "alpha=1"),
+    *("validation.fraction=0.98", "evaluate_on=test"),
     *("local.epochs=2", "local.batch_size=4", "local.lr=0.1", "local.weight_decay=1e-3"),
     *("dataset.augmentation.crop_padding=1", "model.channels=[3]", "model.hidden=[8]"),
     *("hardware=cpu", "hardware.engine=sequential", "hardware.precision=fp64", "tracker=none"),
