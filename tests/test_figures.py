@@ -11,7 +11,8 @@ from PIL import Image
 from fedexp.core.errors import ConfigError
 from fedexp.data.partitioned import Partition, partition_hash
 from fedexp.figures import draw, make_figures, style
-from fedexp.figures.load import load_run_data, run_title
+from fedexp.figures.load import load_history, load_run_data, run_title
+from fedexp.rundir.reader import RunDirectory
 
 ALL = {
     "class_accuracy",
@@ -316,4 +317,18 @@ def test_damaged_file_is_named(tmp_path, name):
     make_run(tmp_path, local=False)
     (tmp_path / name).write_text("[{\n1")
     with pytest.raises(ConfigError, match=name):
+        make_figures(tmp_path)
+
+
+def test_half_a_row_is_ignored_until_the_run_has_ended(tmp_path, unrendered):
+    """The row may be incomplete because the run is writing it, or was killed."""
+    make_run(tmp_path, local=False)
+    path, summary = tmp_path / "class_accuracy.csv", (tmp_path / "summary.json").read_text()
+    whole = path.read_text()
+    wanted = load_history(RunDirectory(tmp_path)).matrix
+    path.write_text(f"{whole}999,0,0.12")
+    (tmp_path / "summary.json").unlink()
+    assert np.array_equal(load_history(RunDirectory(tmp_path)).matrix, wanted, equal_nan=True)
+    (tmp_path / "summary.json").write_text(summary)
+    with pytest.raises(ConfigError, match=r"class_accuracy\.csv: ends in the middle of a row"):
         make_figures(tmp_path)

@@ -216,7 +216,7 @@ def test_page_lists_missing_and_damaged_files_and_failed_runs(tmp_path):
     assert {runs[f"fedavg_1_{seed}"]["status"] for seed in range(3)} == {"damaged"}
     assert runs["fedavg_1_0"]["heat"] is None
     assert "curves" not in runs["fedavg_1_2"]
-    assert runs["fedntd_1_1"]["curves"]["test_accuracy"][-1] == 0.9
+    assert len(runs["fedntd_1_1"]["curves"]["test_accuracy"]) == 7  # without half of a row
     assert runs["fedntd_1_2"]["status"] == "unfinished"
     failed = {"status": "failed", "error": "Traceback\nValueError: boom", "setting": None}
     assert runs["went_wrong"] == runs["went_wrong"] | failed

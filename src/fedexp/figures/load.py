@@ -137,7 +137,8 @@ def load_history(run: RunDirectory, view: str = PLAIN) -> History:
         raise ConfigError(f"{folder / name}: {run.unreadable.get(name, 'is missing')}")
     try:
         check_size(8 * table["round"].nunique() * classes, 8 * len(table))
-        if problem := schema.check_table(table):
+        problem = schema.check_table(table)
+        if problem and (run.has_ended or problem != contents.HALF_ROW):
             raise ValueError(problem)
         if table["class"].max() >= classes:
             raise ValueError(f"has a class above {classes - 1}")

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 EMPTY = "is empty"
+HALF_ROW = "ends in the middle of a row"
 LENGTH = 150  # maximum number of characters of a value shown in a message
 ACROSS = ("class", "evaluated_task", "layer")  # columns that form a matrix with `round`
 
@@ -134,13 +135,16 @@ class Columns:
 def read_table(path: Path, columns: Columns) -> pd.DataFrame:
     """Read a .csv file as a table of numbers. Cells that are not numbers become nan.
 
-    A row without a valid key is left out, since a killed run may leave half a row. The table's
-    `attrs["problem"]` describes damage that does not prevent reading, or is empty. Raises Damaged
-    if the file cannot be read as a table with these columns.
+    Rows without a valid key are left out, and so is half a row at the end, which a killed run may
+    leave. The table's `attrs["problem"]` describes damage that does not prevent reading, or is
+    empty. Raises Damaged if the file cannot be read as a table with these columns.
     """
     import pandas as pd
 
     text, problems = read_text(path), []
+    if not text.endswith("\n"):
+        problems.append(HALF_ROW)
+        text = text[: text.rfind("\n") + 1] or text  # the header may lack the end of its line
     try:
         with warnings.catch_warnings():
             # rows that are longer than the header
@@ -159,8 +163,6 @@ def read_table(path: Path, columns: Columns) -> pd.DataFrame:
     valid = are_counts(table[list(columns.keys)]).all(axis=1)
     if not valid.all():
         problems.append(f"has a row in which {' or '.join(columns.keys)} is not a whole number")
-    if not text.endswith("\n"):
-        problems.append("ends in the middle of a row")
     table = table[valid]
     check_extent(table, columns)
     table.attrs["problem"] = problems[0] if problems else ""
