@@ -70,7 +70,8 @@ def make_section(sweep: Sweep, table: pd.DataFrame, pictures: Sequence[Path] = (
     """Return the section of a sweep: origin of its runs, measured values, and learning curves."""
     texts = [f"### {sweep.title}", f"`sweep={sweep.name}`: {describe_origin(table)}"]
     texts[-1] += f" [All numbers](multirun/{sweep.name}/table.csv)."
-    parts = [part for part in layout.all_sections(table[table["n"] > 0]) if not is_order(part)]
+    named = layout.with_column_names(table)
+    parts = [part for part in layout.all_sections(named[named["n"] > 0]) if not is_order(part)]
     parts += readings.summarise_readings(table) + readings.check_claims(sweep, table)
     texts.append(layout.all_markdown(parts, level=4))
     if pictures:

@@ -81,6 +81,8 @@ def test_only_sweeps_with_runs_have_a_section(tmp_path):
     assert text.count("\n### ") == 1
     assert "`sweep=fedntd_table1`: 2 published values at the full protocol" in text
     assert "FedNTD (before the release)" in text
+    heading = "| | CIFAR-10 s=2 |"  # named although no other column was run
+    assert text.count(heading) == 2
     assert "MOON" not in text
     sweeps = [load_sweep(name, [CONF]) for name in list_options("sweep", [CONF])]
     papers = sum(bool(sweep.paper) for sweep in sweeps)

@@ -157,12 +157,21 @@ def column_names(table: pd.DataFrame) -> list[str]:
     return [f"{name} K={k}" if n > 1 else name for name, k, n in sizes]
 
 
+def with_column_names(table: pd.DataFrame) -> pd.DataFrame:
+    """Add the column `column` with the result of `column_names`, unless the table has it.
+
+    A part of a table needs the names of the whole table.
+    """
+    return table if "column" in table else table.assign(column=column_names(table))
+
+
 def all_sections(table: pd.DataFrame) -> list[Section]:
     """Return all sections of a reproduced table.
 
     The sections are the paper's table under the paper's rule, the plain view of the finished runs,
     and the order of the methods in each column.
     """
+    table = with_column_names(table)
     parts = sections(table)
     known = table[table["plain_last"].notna()]
     for part in sections(known, format_plain_cell) if len(known) else ():
@@ -180,7 +189,7 @@ def tabulate_orders(table: pd.DataFrame) -> pd.DataFrame:
     The columns are Spearman's rho, the verdict, and the values that the verdict is based on.
     """
     keys = ["partition", "column", "metric"]
-    named = table.assign(column=column_names(table), rho=table["rho"].map(plain_number))
+    named = with_column_names(table).assign(rho=table["rho"].map(plain_number))
     rows = named[named["order_by"].fillna("") != ""].drop_duplicates(keys)
     names = rows["partition"] + " " + rows["column"] + " " + rows["metric"]
     shown = rows[["rho", "order", "order_by"]].rename(columns={"order_by": "judged by"})
@@ -192,7 +201,7 @@ def sections(table: pd.DataFrame, text_of: Callable[[Rows], str] = format_cell) 
 
     text_of: a function that returns a cell's text, given the cell's rows.
     """
-    named = table.assign(column=column_names(table))
+    named = with_column_names(table)
     wide = named["column"].nunique() > PER_SECTION and named["partition"].nunique() > 1
     groups = named.groupby("partition", sort=False) if wide else [("", named)]
     found = []
