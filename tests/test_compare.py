@@ -283,6 +283,19 @@ def test_diverged_fedavg_run_does_not_lower_the_target(tmp_path):
     assert rows == {"rounds_to_A": 2, "speedup": 2}
 
 
+def test_speedup_of_a_method_that_never_reaches_fedavg(tmp_path):
+    """FedKA Table 2, CIFAR-10: FedNTD never reaches FedAvg's accuracy; FedKA does in 43 rounds."""
+    for method, accuracies in (("fedavg", [0.2, 0.5]), ("fedntd", [0.4]), ("fedka", [0.3])):
+        given = ["experiment=fedka/cifar10", f"algorithm={method}"]
+        make_run(tmp_path, given, accuracies)
+    table = cells(tmp_path, "fedka_table2")
+    for method, verdict in (("FedNTD", "not reached as printed"), ("FedKA", "outside")):
+        for metric, value in (("rounds_to_A", float("inf")), ("speedup", 0)):
+            row = one(table, dataset="CIFAR-10", method=method, metric=metric)
+            assert (row["mean"], row["verdict"]) == (value, verdict)
+            assert layout.format_values(row)[0] == "never"
+
+
 def test_columns_of_tasks_use_the_accuracy_after_that_task(tmp_path):
     """CFeD Table 1, Class-IL: column T1 has the mean after the second task, T2 after the third."""
     ends = [

@@ -75,7 +75,7 @@ def format_number(value: float | None, unit: str, metric: str = "") -> str:
     """Format a number as in the papers. None and nan become "-"."""
     if pd.isna(value):
         return "-"
-    if math.isinf(value):
+    if math.isinf(value) or (metric == "speedup" and value == 0):
         return "never"
     digits = {"percent": 2, "rounds": 0}.get(unit, 2 if metric == "forgetting" else 3)
     return f"{value:.{digits}f}"

@@ -64,7 +64,8 @@ def judge(row: Mapping[str, Any], diverged: Sequence[bool], why: str = "") -> st
     if why or math.isnan(row["mean"]):
         return f"not judged: {why or 'no number'}"
     if note == "not_reached":
-        return "not reached as printed" if math.isinf(row["mean"]) else "outside"
+        never = 0.0 if row["metric"] == "speedup" else math.inf
+        return "not reached as printed" if row["mean"] == never else "outside"
     if math.isnan(difference):
         return "not judged: no number"
     return "within" if abs(difference) <= row["tolerance"] else "outside"
