@@ -193,7 +193,7 @@ def test_history_with_too_many_classes_is_rejected(tmp_path):
     arrays["hash"] = np.array(partition_hash([arrays["indices"]]))
     arrays["counts"] = np.zeros((1, 8_000_000), np.int64)
     np.savez_compressed(tmp_path / "partition.npz", **arrays)
-    rows = ["round,class,accuracy", *(f"{i},0,0.5" for i in range(1000))]
+    rows = ["round,class,accuracy", *(f"{i},0,0.5" for i in range(1000)), ""]
     (tmp_path / "class_accuracy.csv").write_text("\n".join(rows))
     with pytest.raises(ConfigError, match=r"class_accuracy\.csv: .* expand to 64,000,000,000"):
         load_history(RunDirectory(tmp_path))
