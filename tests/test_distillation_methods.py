@@ -35,6 +35,7 @@ from fedexp.engine.vectorised.clients import Clients
 from fedexp.models import Output
 from fedexp.models.cnn import CNN
 from fedexp.models.resnet import BottleneckResNet, CifarResNet
+from fedexp.testing import assert_engines_agree
 from toy_federation import (
     LOCAL,
     PLAIN,
@@ -45,6 +46,7 @@ from toy_federation import (
     context,
     describe,
     flat,
+    float64,
     leaves,
     make_simulation,
     play,
@@ -450,6 +452,27 @@ def test_fedka_teacher_runs_only_on_anchors():
 
     assert_close(answers(2)[:2], answers(2, slots=2))
     assert answers(0).isfinite().all()
+
+
+@pytest.mark.parametrize("norm", ["per_anchor", "matrix"])
+def test_fedka_norms_equal_loops(norm):
+    """Two anchors of three, and two classes of four; the gradient where both models agree is 0."""
+    algorithm = ka(beta=0.3, norm=norm)
+    valid, columns = float64([1, 1, 0]), float64([0, 1, 1, 0])
+    difference = random(3, 4, seed=4)
+    rows = [sum(float(difference[i, c]) ** 2 for c in (1, 2)) for i in range(2)]
+    expected = sum(rows) ** 0.5 if norm == "matrix" else sum(row**0.5 for row in rows) / 2
+    z = random(3, 4, seed=5)
+    found = algorithm.distance(z, z - difference, columns, valid)
+    assert found.item() == pytest.approx(expected, abs=1e-12)
+    for error in (0, 1e-15):  # an engine's rounding errors must not become a direction
+        same = (z + error).requires_grad_()
+        (gradient,) = torch.autograd.grad(algorithm.distance(z, same, columns, valid), same)
+        assert not gradient.any()
+    simulation = make_simulation(algorithm, sizes=(9, 20))
+    assert_engines_agree(simulation, play(simulation, 1), ("sequential", "vectorised"))
+    with pytest.raises(ConfigError, match=rf"reduction=mean: must be sum with .*norm={norm}"):
+        ka(norm=norm, reduction="mean")
 
 
 def test_fedka_loss_equals_loops():

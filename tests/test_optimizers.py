@@ -3,9 +3,11 @@
 """
 
 import functools
+import re
 import warnings
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -20,6 +22,7 @@ from fedexp.config.build import build
 from fedexp.core import tree
 from fedexp.core.errors import ConfigError
 from fedexp.engine.base import ScheduledData
+from fedexp.testing import assert_engines_agree
 from fedexp.training.checks import server_problems
 from fedexp.training.rounds import play_round
 from test_algorithms import SHIPPED, Stopping, assert_equal, record
@@ -29,6 +32,7 @@ from toy_federation import (
     DRAWN,
     ENGINES,
     KEPT,
+    LARGER,
     LOCAL,
     ON_THE_SERVER,
     PAIR,
@@ -37,6 +41,7 @@ from toy_federation import (
     composed,
     engines_compared,
     first_of_each_class,
+    flat,
     leaves,
     make_simulation,
     one_of_each_kind,
@@ -44,6 +49,8 @@ from toy_federation import (
     random,
 )
 
+# algorithms with a state of their own, whose clients also keep the optimizer's
+KEEPERS = ("Moon", "FedDyn", "FedKA", "FedSAM", "FedALA", "FedFOMO")
 TORCH = {
     "sgd": functools.partial(torch.optim.SGD, momentum=LOCAL.momentum),
     "nesterov": functools.partial(torch.optim.SGD, momentum=LOCAL.momentum, nesterov=True),
@@ -347,6 +354,127 @@ def test_rounds_equal_torch(name):
             optimizer.step()
         state.advance(play_round(simulation, state))
         assert_equal(state.server["params"], {k: v.detach() for k, v in w.items()}, atol=1e-12)
+
+
+KEEPING = replace(LOCAL, keep_optimizer=True)
+
+
+@pytest.mark.parametrize("drop_last", [False, True])
+@pytest.mark.parametrize("name", ["sgd", "nesterov", "adagrad"])
+def test_kept_optimizers_equal_torch(name, drop_last):
+    """One object of torch.optim per client for the whole run, and some clients in each round."""
+    local = replace(local_of(name), keep_optimizer=True, drop_last=drop_last)
+    simulation = make_simulation(local=local, sizes=LARGER, participation=0.6, rounds=4)
+    state, runtime = simulation.initial_state(), simulation.runtime
+    models = [
+        {k: v.clone().requires_grad_() for k, v in simulation.initial.items()} for _ in LARGER
+    ]
+    used = [
+        TORCH[name](list(w.values()), local.lr, weight_decay=local.weight_decay) for w in models
+    ]
+    idle = 0
+    for number in range(1, 5):
+        cohort, losses = assemble(simulation, state, number), []
+        weights = np.array([float(LARGER[client]) for client in cohort.clients])
+        for client, schedule in zip(cohort.clients, cohort.schedules, strict=True):
+            steps = LARGER[client] // 4 if drop_last else -(-LARGER[client] // 4)
+            assert schedule.steps == local.epochs * steps
+            assert not drop_last or set(schedule.lengths) <= {4}
+            model, optimizer, own = models[client], used[client], []
+            with torch.no_grad():
+                for k, v in state.server["params"].items():
+                    model[k].copy_(v)
+            optimizer.param_groups[0]["lr"] = local.lr_at(number)
+            for batch in ScheduledData(runtime, schedule).batches():
+                optimizer.zero_grad()
+                loss = F.cross_entropy(runtime.net(model, batch.x).logits, batch.y)
+                loss.backward()
+                optimizer.step()
+                own.append(loss.item())
+            losses.append(np.mean(own) if own else np.nan)
+        expected = {
+            k: sum(w * models[c][k].detach() for w, c in zip(weights, cohort.clients, strict=True))
+            / weights.sum()
+            for k in simulation.initial
+        }
+        result = play_round(simulation, state)
+        trained = ~np.isnan(losses)
+        idle += (~trained).sum()
+        mean = np.average(np.array(losses)[trained], weights=weights[trained])
+        assert result.train_loss == pytest.approx(mean, abs=1e-12)
+        state.advance(result)
+        assert_equal(state.server["params"], expected, atol=1e-12)
+    assert (idle > 0) == drop_last
+
+
+@pytest.mark.parametrize(
+    "algorithm",
+    [None, *(first_of_each_class(SHIPPED)[name].make() for name in KEEPERS)],
+    ids=lambda each: type(each).__name__,
+)
+@engines_compared
+def test_engines_agree_on_kept_optimizers(algorithm, engines):
+    local = replace(KEEPING, drop_last=True)
+    simulation = make_simulation(algorithm, local=local, sizes=LARGER)
+    for rounds in range(3):
+        assert_engines_agree(simulation, play(simulation, rounds), engines)
+
+
+def test_kept_optimizer_changes_later_rounds_and_adds_no_communication():
+    kept, fresh = (make_simulation(local=local, participation=1.0) for local in (KEEPING, LOCAL))
+    assert_equal(play(kept, 1).server, play(fresh, 1).server)
+    first, second = play(kept, 2), play(fresh, 2)
+    assert not torch.equal(*(flat(each.server["params"]) for each in (first, second)))
+    results = [play_round(each, each.initial_state()) for each in (kept, fresh)]
+    assert len({(each.bytes_up, each.bytes_down) for each in results}) == 1
+    assert set(first.clients[0]) == {optimizers.KEPT}
+    assert not second.clients
+    without = replace(KEEPING, momentum=0.0)  # plain SGD has no state
+    assert not play(make_simulation(local=without), 1).clients
+
+
+def test_resumed_run_keeps_the_optimizer(tmp_path):
+    options = {"local": KEEPING, "rounds": 4}
+    whole = record(make_simulation(**options), tmp_path / "whole")
+    record(make_simulation(**options | {"rounds": 2}), tmp_path / "part")
+    resumed = record(make_simulation(**options), tmp_path / "part", resume=True)
+    assert resumed.round == 4
+    assert_equal(resumed.server, whole.server)
+    assert_equal(dict(resumed.clients), dict(whole.clients))
+
+
+@pytest.mark.parametrize("name", ["adam", "adamw", "adamax"])
+def test_optimizers_that_count_steps_are_not_kept(name):
+    message = rf"local.keep_optimizer=True: must be false with local.optimizer={name}"
+    with pytest.raises(ConfigError, match=message):
+        replace(KEEPING, optimizer=name)
+
+
+@one_of_each_kind("row", first_of_each_class(SHIPPED))
+def test_each_algorithm_keeps_the_optimizer_or_refuses(row):
+    algorithm = row.make()
+    if why := algorithm.fresh_optimizer:
+        with pytest.raises(ConfigError, match=rf"keep_optimizer=true: .*{re.escape(why)}"):
+            row.simulation(local=KEEPING)
+        return
+    simulation = row.simulation(local=replace(KEEPING, drop_last=True), sizes=LARGER)
+    state = play(simulation, 2)
+    assert tree.is_finite(state.server["params"])
+    assert all(optimizers.KEPT in each for each in state.clients.values())
+
+
+def test_clients_without_a_complete_batch_are_reported_and_refused(caplog):
+    """Batches of 4: clients with 1 and 3 examples never train; of 7 and 6, 3 and 2 are left out."""
+    local = replace(LOCAL, drop_last=True)
+    simulation = make_simulation(local=local, sizes=(1, 3, 7, 8, 6), participation=1.0)
+    assert simulation.left_out == {"clients": 2, "examples": 9}
+    assert "2 of 5 clients never train" in caplog.text
+    result = play_round(simulation, simulation.initial_state())
+    assert [schedule.steps for schedule in result.cohort.schedules] == [0, 0, 2, 4, 2]
+    for client in (0, 1):  # they return the model that they received
+        assert result.losses[client] == 0
+    with pytest.raises(ConfigError, match="no client has a complete batch; use a smaller"):
+        make_simulation(local=local, sizes=(1, 3))
 
 
 def test_a_warmup_of_all_rounds_is_rejected():

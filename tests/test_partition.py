@@ -304,6 +304,71 @@ def test_numpy_seed_equals_released_code(seed):
             scheme(numpy_seed=-1)
 
 
+def pfllib_split(parts, share):
+    """Compute PFLlib's split in plain steps: scikit-learn's train_test_split permutes the
+    positions with numpy's global generator, tests on the first and trains on the next.
+    """
+    train, test = [], []
+    for part in parts:
+        size = int(np.floor(share * len(part)))
+        order = np.random.permutation(len(part))  # noqa: NPY002
+        test += [part[i] for i in order[: len(part) - size]]
+        train.append([part[i] for i in order[len(part) - size :]])
+    return train, test
+
+
+def merged_lda(**options):
+    """The partition of FedKA: 6,000 images of each of ten classes, numpy seed 1."""
+    values = {"alpha": 0.1, "min_size": 40, "balance": True, "max_draws": 2000, "numpy_seed": 1}
+    labels = balanced(classes=10, per_class=6000, seed=4)
+    return labels, LDA(**values | options).split(labels, 10, rng(), test_fraction=0.25)
+
+
+def test_fedka_has_the_clients_of_pfllib():
+    """The paper's clients 0 and 3, and the counts that its text gives: "nearly 5000" images of
+    client 0, "close to 1000" of class 3 and "only about 10" of class 1."""
+    _, partition = merged_lda()
+    assert len(partition.test) + partition.sizes.sum() == 60_000
+    assert partition.sizes.sum() == 44_997
+    client = partition.counts[0]
+    assert (client.sum(), client[3], client[1]) == (4852, 957, 16)
+    labels = balanced(classes=10, per_class=6000, seed=4)
+    # before the test images are held out
+    whole = LDA(alpha=0.1, min_size=40, balance=True, max_draws=2000, numpy_seed=1)
+    counts = whole.split(labels, 10, rng()).counts[3]
+    assert {c: n for c, n in enumerate(counts) if n} == {1: 34, 2: 4146, 4: 24, 7: 1, 8: 4423}
+
+
+@pytest.mark.parametrize("seed", [1, 7])
+def test_numpy_seed_also_draws_the_test_set_of_pfllib(seed):
+    labels = balanced(classes=10, per_class=200, seed=1)
+    train, test = pfllib_split(released_lda(labels, 0.3, 20, seed), 0.75)
+    scheme = LDA(alpha=0.3, min_size=10, balance=True, max_draws=2000, numpy_seed=seed)
+    partition = scheme.split(labels, 20, rng(), test_fraction=0.25)
+    assert [part.tolist() for part in partition.parts] == list(map(sorted, train))
+    assert partition.test.tolist() == sorted(test)
+    assert partition.counts.sum() == sum(map(len, train))
+    assert partition.info["test_counts"] == np.bincount(labels[sorted(test)]).tolist()
+
+
+def test_test_examples_are_held_out_of_every_scheme(tmp_path):
+    """Also with a public set, whose examples are removed before the partition."""
+    labels, public = balanced(4, 50), np.array([3, 4, 150])
+    partition = make_partition(IID(), labels, 4, 5, rng(), None, public, test_fraction=0.25)
+    held = [*partition.parts, partition.test, partition.public]
+    # (200 - 3) // 5 = 39 examples of each client, of which it keeps floor(0.75 * 39) = 29
+    assert list(map(len, held)) == [29] * 5 + [50, 3]
+    assert len(np.unique(np.concatenate(held))) == 198
+    partition.save(tmp_path / "partition.npz", "abcd")
+    assert (Partition.load(tmp_path / "partition.npz").test == partition.test).all()
+
+
+def test_client_without_training_examples_is_rejected():
+    message = r"test_per_client=0.25: client 0 has 1 example, so it would have no training examples"
+    with pytest.raises(ConfigError, match=message):
+        IID().split(balanced(2, 2), 4, rng(), test_fraction=0.25)
+
+
 class Fixed:
     """A generator with given proportions that does not shuffle."""
 
@@ -730,7 +795,7 @@ def test_public_set_comes_from_participating_writers(choice):
     task = SimpleNamespace(train=np.arange(200), classes=(0, 1, 2, 3))
     built = SimpleNamespace(
         seeds=SimpleNamespace(partition=3),
-        settings=SimpleNamespace(num_clients=3),
+        settings=SimpleNamespace(num_clients=3, test_per_client=0.0),
         algorithm=FedAvg(),
         partition=Natural(choice=choice),
         public=Public(fraction=0.1, balanced=False),

@@ -160,6 +160,8 @@ OPTIONAL = {
 class FedAvg(Checked, prefix="algorithm."):
     """FedAvg, and the base class of all other algorithms."""
 
+    # why clients cannot keep their optimizer's state between rounds; empty if they can
+    fresh_optimizer: ClassVar[str] = ""
     # values of `local.optimizer` that the algorithm supports
     optimizers: ClassVar[tuple[str, ...]] = OPTIMIZERS
     # why `server.optimizer` cannot be used with this algorithm; empty if it can be used

@@ -92,6 +92,7 @@ class OnePass(OwnTraining):
 
     trains_model = False
     augments = False
+    fresh_optimizer = "its clients do not train"
 
     def epochs(self, local: LocalTraining) -> int:
         return 1
@@ -173,6 +174,8 @@ class KeepsPart(Personal):
     This part starts with the values of the initial model.
     """
 
+    fresh_optimizer = "the state of its clients is a part of the model"
+
     @abstractmethod
     def keeps(self, name: str) -> bool:
         """Return whether the client keeps this parameter or running statistic."""
@@ -227,6 +230,8 @@ class KeepsModel(KeepsPart):
 
 class MultiExchange(FedAvg):
     """Base class for algorithms with several exchanges per round or several client roles."""
+
+    fresh_optimizer = "its clients train for several purposes"
 
     def exchanges(self, federation: Federation) -> Sequence[FedAvg]:
         """Return the exchanges of a round in the order in which they take place.

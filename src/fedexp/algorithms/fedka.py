@@ -12,7 +12,11 @@ augmented. If there are more than `max_anchors`, a random subset is used. The lo
 is
     L = CE + beta * (1 / |T|) * sum_{x in T} sum_{c not dominant} (f_global(x)^c - f_w(x)^c)^2.
 With `reduction=sum`, the penalty is divided by the number of anchors, as shown; with
-`reduction=mean`, it is also divided by the number of classes in the inner sum. The penalty is 0 if
+`reduction=mean`, it is also divided by the number of classes in the inner sum. With
+`norm=per_anchor`, the inner sum is replaced by its square root, the L2 norm of an anchor's row of
+differences; with `norm=matrix`, the penalty is beta times the L2 norm of all anchors' rows
+together, without a division. The gradient of a norm at 0 is 0; differences within the
+rounding errors of the logits count as 0. The penalty is 0 if
 the set T is empty or if all classes are dominant. The shared set contains one training example per
 class, drawn with the partition's seed; the client that owns the example also keeps it.
 
@@ -42,8 +46,11 @@ from torch import Tensor
 
 from fedexp.algorithms.base import FedAvg, cross_entropies, masked_mean
 from fedexp.algorithms.interfaces import Batch, ClientData, Context, Federation, Needs, Network
+from fedexp.core.errors import require
 from fedexp.core.limits import Count, NonNegative, PositiveShare
 from fedexp.core.tree import Params, Tree
+
+ROUNDING = 100.0  # rounding errors of the logits, in units of their precision
 
 
 class FedKA(FedAvg):
@@ -56,6 +63,14 @@ class FedKA(FedAvg):
     anchors: Literal["both", "non_dominant", "missing"]
     selection: Literal["random", "hard", "proficient"]
     reduction: Literal["sum", "mean"]  # over the logits of classes that are not dominant
+    # squared: Eq. (3); per_anchor: the norm of each anchor's differences; matrix: of all anchors'
+    norm: Literal["squared", "per_anchor", "matrix"] = "squared"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        good = self.norm == "squared" or self.reduction == "sum"
+        words = f"sum with algorithm.norm={self.norm}; mean only divides squared differences"
+        require(good, "algorithm.reduction", self.reduction, words)
 
     @property
     def needs(self) -> Needs:
@@ -147,7 +162,25 @@ class FedKA(FedAvg):
         mask = valid.new_ones(rows) if batch.mask is None else batch.mask
         logits = net(params, torch.cat([batch.x, anchors]), torch.cat([mask, valid])).logits
         loss = masked_mean(cross_entropies(logits[:rows], batch.y), batch.mask)
-        apart = ((ctx.setup["z"] - logits[rows:]) ** 2 * columns).sum(-1)
+        return loss + self.beta * self.distance(ctx.setup["z"], logits[rows:], columns, valid)
+
+    def distance(self, z: Tensor, logits: Tensor, columns: Tensor, valid: Tensor) -> Tensor:
+        """Return the distance between the outputs of both models on the anchors, a scalar.
+
+        z, logits: [slots, C], the outputs of the global and of the local model. columns: [C], 1 for
+        classes that are not dominant. valid: [slots], 1 for anchors.
+        """
+        difference = z - logits
+        if self.norm != "squared":
+            # The gradient of a norm does not shrink with the differences. Before the first step,
+            # it would be the direction of rounding errors.
+            noise = ROUNDING * torch.finfo(z.dtype).eps * (1 + z.abs())
+            difference = torch.where(difference.abs() > noise, difference, 0) * columns
+        if self.norm == "matrix":
+            return torch.linalg.vector_norm(difference * valid[:, None])
+        if self.norm == "per_anchor":  # vector_norm, because a square root has no gradient at 0
+            return masked_mean(torch.linalg.vector_norm(difference, dim=-1), valid)
+        apart = (difference**2 * columns).sum(-1)
         if self.reduction == "mean":
             apart = apart / columns.sum().clamp(min=1)
-        return loss + self.beta * masked_mean(apart, valid)
+        return masked_mean(apart, valid)

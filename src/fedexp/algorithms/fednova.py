@@ -49,6 +49,7 @@ def effective_steps(steps: Tensor, momentum: float) -> Tensor:
 
 class FedNova(FedAvg):
     sends = ("params", "d")
+    fresh_optimizer = "its effective number of steps assumes that momentum starts at 0"
 
     variant: Literal["plain", "ccvr", "ccvr_frozen"]
 

@@ -31,6 +31,7 @@ ABSENT = -1e30
 
 
 class FedRoD(Personal):
+    fresh_optimizer = "its clients also train a personal head"
     must_train = heads.HEAD
     needs_features = True
 

@@ -40,6 +40,7 @@ DUAL = "dual."  # prefix of the names of mu_k among the trained parameters
 
 class FedSMOO(Proximal, OwnStart):
     sends = ("params", "s")
+    fresh_optimizer = "its clients also train a dual variable"
 
     rho: NonNegative  # radius of the ascent step
 

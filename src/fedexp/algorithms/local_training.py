@@ -15,6 +15,7 @@ from fedexp.core.limits import (
 )
 
 Optimizer = Literal["sgd", "nesterov", "adam", "adamw", "adamax", "adagrad", "rmsprop", "adadelta"]
+COUNT_STEPS = ("adam", "adamw", "adamax")  # optimizers whose update depends on the step's number
 OPTIMIZERS: tuple[str, ...] = get_args(Optimizer)
 # how the clients' learning rate changes over the rounds
 LrSchedule = Literal["exponential", "constant", "step", "cosine"]
@@ -40,14 +41,30 @@ class LocalTraining(Checked, prefix="local."):
     lr_min: NonNegative = 0.0  # for schedule=cosine: the rate after the last round
     # number of rounds in which the rate rises linearly before the schedule starts
     warmup: CountFrom0 = 0
+    # True: the last batch of each epoch is left out unless it is complete. A client without a
+    # complete batch then returns the model as it received it, with its usual weight (PFLlib).
+    drop_last: bool = False
+    # True: a client's optimizer keeps its state (momentum) between the rounds in which it trains
+    keep_optimizer: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
         wanted = "greater than 0 with local.optimizer=nesterov"
         good = self.optimizer != "nesterov" or self.momentum > 0
         require(good, "local.momentum", self.momentum, wanted)
+        wanted = (
+            f"false with local.optimizer={self.optimizer}, whose step count starts again with each"
+            " round"
+        )
+        good = not (self.keep_optimizer and self.optimizer in COUNT_STEPS)
+        require(good, "local.keep_optimizer", self.keep_optimizer, wanted)
         good = not 0 < self.lr < self.lr_min  # an invalid lr has already been reported
         require(good, "local.lr_min", self.lr_min, f"at most local.lr={self.lr}")
+
+    @property
+    def keeps_state(self) -> bool:
+        """Return whether clients keep an optimizer state. Plain SGD has none."""
+        return self.keep_optimizer and not (self.optimizer == "sgd" and self.momentum == 0)
 
     def lr_at(self, round: int, rounds: int | None = None) -> float:
         """Return the learning rate of all steps of a round.

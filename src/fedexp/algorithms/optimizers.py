@@ -16,7 +16,8 @@ adamw, where the parameters are multiplied by 1 - lr * weight_decay. With the gr
               m <- a m + (1 - a) d^2,   w <- w - lr d
 adam, adamax: Kingma and Ba, ICLR 2015, Algorithms 1 and 2; adamw: Loshchilov and Hutter, ICLR 2019,
 Algorithm 2; adagrad: Duchi et al., JMLR 2011; rmsprop: Hinton 2012; adadelta: Zeiler 2012,
-Algorithm 1. A client starts each round with a fresh optimizer state.
+Algorithm 1. A client starts each round with a fresh optimizer state, unless
+`local.keep_optimizer` is true.
 """
 
 from typing import Any
@@ -46,9 +47,25 @@ MEMORY = {
 BOTH = ("mean", "square")  # parts of the state of all optimizers that are not in MEMORY
 
 
-def memory_of(params: Params, local: LocalTraining) -> Tree:
-    """Return the optimizer state before the first step: zeros."""
-    return {name: tree.zeros_like(params) for name in MEMORY.get(local.optimizer, BOTH)}
+KEPT = "local.keep_optimizer"  # key of the optimizer state in the state of a client
+
+
+def memory_of(params: Params, local: LocalTraining, kept: Tree = None) -> Tree:
+    """Return the optimizer state before the first step: zeros, or a copy of a kept state.
+
+    The tensors have the memory layout of the parameters, as fused steps require.
+
+    kept: the state after the last step of an earlier round. None: there is none.
+    """
+    memory = {name: tree.zeros_like(params) for name in MEMORY.get(local.optimizer, BOTH)}
+    return memory if kept is None else tree.map(lambda new, old: new.copy_(old), memory, kept)
+
+
+def split_state(state: Tree) -> tuple[Tree, Tree]:
+    """Split a client's state into (state of the algorithm, kept optimizer state or None)."""
+    if KEPT not in state:
+        return state, None
+    return {key: value for key, value in state.items() if key != KEPT}, state[KEPT]
 
 
 def clipped(grads: Params, bound: float) -> Params:

@@ -18,6 +18,7 @@ class HeadThenBody(OwnTraining):
     """
 
     must_train = heads.HEAD
+    fresh_optimizer = "its clients train the classifier and the body in separate phases"
 
     head_epochs: Count  # number of epochs in which only the classifier is trained
 

@@ -56,6 +56,11 @@ class Scaffold(FedAvg):
         client_state="control variate c_k", server_state="control variate c", up=1, down=1
     )
 
+    @property
+    def fresh_optimizer(self) -> str:  # type: ignore[override]
+        effective = self.divisor == "effective"
+        return "algorithm.divisor=effective assumes that momentum starts at 0" if effective else ""
+
     def server_init(self, params: Params, federation: Federation) -> Tree:
         return {"params": params, "c": tree.zeros_like(params)}
 

@@ -17,6 +17,7 @@ from fedexp.core.limits import (
     PositiveOrNone,
     PositiveShare,
     PositiveShares,
+    ShareBelow1,
 )
 from fedexp.data.views import require_list, require_views
 
@@ -81,6 +82,8 @@ class Settings(Checked):
     evaluate_on: Literal["test", "validation", "both", None] = (
         None  # None: the validation set if there is one, otherwise the test set
     )
+    # fraction of each client's examples that form the test set; 0: the data set's own test set
+    test_per_client: ShareBelow1 = 0.0
     # a key of summary.json; None: the validation accuracy, if there is one
     objective: str | None = None
     objective_direction: Literal["max", "min", None] = None  # None: implied by the name

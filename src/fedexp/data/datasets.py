@@ -58,6 +58,10 @@ TreeCounts = Annotated[
     tuple[int, ...],
     Limit("the numbers of training images, test images and classes", lambda v: len(v) == 3),
 ]
+JoinedSplits = Annotated[
+    tuple[str, ...],
+    Limit("[train] or [train,test]", lambda v: tuple(v) in (("train",), ("train", "test"))),
+]
 MOST_BYTES = 2**31  # larger sets of resized images are not loaded into memory
 IMAGES = ("x_train", "x_test")
 PIECE = 1024  # number of images that are decoded at a time if they are stored on disk
@@ -196,7 +200,24 @@ def to_tensor(array: np.ndarray | Chosen) -> Stored:
     return array if isinstance(array, Chosen) else torch.from_numpy(np.ascontiguousarray(array))
 
 
-class Digits(Dataset):
+class JoinsSplits(Dataset):
+    """Base class of data sets whose own test images may be added to the training images.
+
+    With train_splits=[train,test], the training data are the training images, followed by the test
+    images (PFLlib). The test set must then be held out from the clients (`test_per_client`).
+    """
+
+    train_splits: JoinedSplits = ("train",)
+
+    def joined(self, arrays: Arrays) -> Arrays:
+        """Return the arrays, with the test images in the training data if `train_splits` asks."""
+        if "test" not in self.train_splits:
+            return arrays
+        both = {k: np.concatenate([arrays[f"{k}_train"], arrays[f"{k}_test"]]) for k in "xy"}
+        return arrays | {f"{k}_train": values for k, values in both.items()}
+
+
+class Digits(JoinsSplits):
     """The 1,797 handwritten digits (8 x 8, grey levels 0..16) that scikit-learn includes."""
 
     test_fraction: OpenShare
@@ -208,7 +229,9 @@ class Digits(Dataset):
         digits = parse_digits()
         x, y = digits.images.astype(np.uint8)[..., None], digits.target.astype(np.int64)
         train, test = stratified_split(y, self.test_fraction, self.split_seed)
-        return make_arrays((x[train], y[train]), (x[test], y[test]), digits.target_names)
+        return self.joined(
+            make_arrays((x[train], y[train]), (x[test], y[test]), digits.target_names)
+        )
 
 
 @functools.cache  # scikit-learn parses text files, which is slow, and a process may run many jobs
@@ -218,7 +241,7 @@ def parse_digits() -> Any:
     return load_digits()
 
 
-class TorchvisionDataset(Published, Dataset):
+class TorchvisionDataset(Published, JoinsSplits):
     """MNIST, FashionMNIST, CIFAR10 or CIFAR100 from torchvision's files or from a folder tree."""
 
     torchvision_class: Literal["MNIST", "FashionMNIST", "CIFAR10", "CIFAR100"]
@@ -254,9 +277,9 @@ class TorchvisionDataset(Published, Dataset):
 
     def read(self) -> Arrays:
         if self.tree is not None:
-            return self.read_tree(self.tree)
+            return self.joined(self.read_tree(self.tree))
         self.fetch_missing()
-        return self.cached(self.archive.read)
+        return self.joined(self.cached(self.archive.read))
 
 
 class Femnist(Dataset):
@@ -377,7 +400,7 @@ class Cinic10(Published, ImageFolder):
         return all(Path(self.root, split).is_dir() for split in (*self.train_splits, "test"))
 
 
-class TinyImageNet(Published, ImageFiles):
+class TinyImageNet(Published, ImageFiles, JoinsSplits):
     """Tiny-ImageNet-200 from the published files or from a folder tree.
 
     The published val images are used as the test set, because the published test images have no
@@ -397,6 +420,9 @@ class TinyImageNet(Published, ImageFiles):
         if self.published_folder is not None:
             return scan_published(self.published_folder)
         return scan_tree(Path(self.data_dir, self.name))
+
+    def read(self) -> Arrays:
+        return self.joined(super().read())
 
     @property
     def is_present(self) -> bool:

@@ -36,6 +36,7 @@ class Partitioner(Checked, prefix="partition."):
         owners: np.ndarray | None = None,
         *,
         num_classes: int | None = None,
+        test_fraction: float = 0.0,
     ) -> Partition:
         """Split the training set among `num_clients` clients.
 
@@ -43,6 +44,9 @@ class Partitioner(Checked, prefix="partition."):
         surrogate examples (see `has_global_indices`).
         owners: int [N], each example's natural client, or None without natural clients.
         num_classes: the number of classes C. Defaults to the largest label + 1.
+        test_fraction: the fraction of each client's examples to hold out for the partition's test
+            set. A client with n examples keeps floor((1 - test_fraction) n) of them. They are drawn
+            with the generator that drew the clients, client by client, as in PFLlib.
 
         Raises ConfigError if no partition is possible with these settings.
         """
@@ -51,6 +55,8 @@ class Partitioner(Checked, prefix="partition."):
         words = f"at most {len(labels)}, the number of training examples"
         require(num_clients <= len(labels), "num_clients", num_clients, words)
         classes = int(labels.max()) + 1 if num_classes is None else num_classes
+        if (seed := getattr(self, "numpy_seed", None)) is not None:
+            rng = np.random.RandomState(seed)  # type: ignore[assignment]
         given: Any = self.assign(labels, classes, num_clients, rng, owners)
         if not (isinstance(given, tuple) and len(given) == 2 and isinstance(given[1], Mapping)):
             raise ConfigError(
@@ -60,7 +66,11 @@ class Partitioner(Checked, prefix="partition."):
         parts = check_parts(given[0], len(labels), num_clients, self.source)
         reject_examples([part[labels[part] < 0] for part in parts], "a surrogate example")
         info = {"scheme": type(self).__name__} | asdict(self) | dict(given[1])
-        return Partition.build(parts, labels, classes, info)
+        if not test_fraction:
+            return Partition.build(parts, labels, classes, info)
+        kept, test = hold_out_test(parts, test_fraction, rng)
+        partition = Partition.build(kept, labels, classes, info)
+        return partition.with_parts(kept, labels, classes, test=test)
 
     @property
     def source(self) -> str:
@@ -91,8 +101,37 @@ class Partitioner(Checked, prefix="partition."):
         """Return each client's example indices, and a dict of information to record.
 
         Every client must have at least one example, and no example may be given twice.
+
+        rng: the generator from `split`. If the scheme has a field `numpy_seed` that is not None, it
+            is a legacy generator of numpy with this seed instead.
         """
         raise NotImplementedError
+
+
+def hold_out_test(
+    parts: Sequence[np.ndarray], fraction: float, rng: np.random.Generator
+) -> tuple[list[np.ndarray], np.ndarray]:
+    """Draw the test examples of each client, as scikit-learn's train_test_split does in PFLlib.
+
+    parts: each client's example indices, in the order in which the clients got them.
+    fraction: the fraction of the test examples, rounded up for each client.
+
+    Returns the remaining examples of each client, and the test examples of all clients, ascending.
+    Raises ConfigError if a client would have no training examples.
+    """
+    kept, test = [], []
+    for client, part in enumerate(parts):
+        left = int((1 - fraction) * len(part) + 1e-9)
+        if not left:
+            raise ConfigError(
+                f"test_per_client={fraction:g}: client {client} has"
+                f" {plural(len(part), 'example')}, so it would have no training examples; use a"
+                " smaller fraction or a larger min_size"
+            )
+        order = rng.permutation(len(part))
+        test.append(part[order[: len(part) - left]])
+        kept.append(part[order[len(part) - left :]])
+    return kept, np.sort(np.concatenate(test))
 
 
 def check_parts(
@@ -162,6 +201,7 @@ def make_partition(
     rng: np.random.Generator,
     owners: np.ndarray | None,
     public: np.ndarray,
+    test_fraction: float = 0.0,
 ) -> Partition:
     """Divide the examples that are not public among the clients with `partitioner.split`.
 
@@ -170,19 +210,22 @@ def make_partition(
     labels: int [N].
     num_classes: number of classes in the data set. Some of them may not occur in `labels`.
     public: int [M], indices of the public examples. It may be empty.
+    test_fraction: see `Partitioner.split`.
     """
+    options: Any = {"num_classes": num_classes, "test_fraction": test_fraction}
     if not len(public):
-        return partitioner.split(labels, num_clients, rng, owners, num_classes=num_classes)
+        return partitioner.split(labels, num_clients, rng, owners, **options)
     if partitioner.has_global_indices:
-        partition = partitioner.split(labels, num_clients, rng, owners, num_classes=num_classes)
-        parts = list(partition.parts)
-        reject_examples([np.intersect1d(part, public) for part in parts], "in the public set")
+        partition = partitioner.split(labels, num_clients, rng, owners, **options)
+        parts, test = list(partition.parts), partition.test
+        found = [np.intersect1d(part, public) for part in (*parts, test)]
+        reject_examples(found, "in the public set")
     else:
         rest = np.setdiff1d(np.arange(len(labels)), public)
         kept = None if owners is None else owners[rest]
-        partition = partitioner.split(labels[rest], num_clients, rng, kept, num_classes=num_classes)
-        parts = [rest[part] for part in partition.parts]
-    return partition.with_parts(parts, labels, num_classes, public=public)
+        partition = partitioner.split(labels[rest], num_clients, rng, kept, **options)
+        parts, test = [rest[part] for part in partition.parts], rest[partition.test]
+    return partition.with_parts(parts, labels, num_classes, public=public, test=test)
 
 
 class IID(Partitioner):
@@ -252,8 +295,7 @@ class Sharding(Partitioner):
         else:  # as in the released code: Python's generator and numpy's legacy generator
             table = list(range(num_classes)) * shards
             random.Random(self.numpy_seed).shuffle(table)
-            legacy = np.random.RandomState(self.numpy_seed)
-            drawn = [left[c].pop(legacy.choice(len(left[c]), replace=False)) for c in table]
+            drawn = [left[c].pop(rng.choice(len(left[c]), replace=False)) for c in table]
         return _join_shards(drawn, per_client), {}
 
 

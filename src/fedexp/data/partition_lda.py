@@ -61,7 +61,8 @@ class LDA(Partitioner):
 
     With `numpy_seed`, each client gets the same number of examples of each class as in the released
     code after `np.random.seed(numpy_seed)`. If the examples of the data set are also in the same
-    order, the clients get the same examples.
+    order, the clients get the same examples. PFLlib has the same draw, and then holds out a part of
+    each client's examples with the same generator (`test_per_client`).
     """
 
     alpha: Positive  # concentration; a smaller value gives more heterogeneous clients
@@ -85,12 +86,11 @@ class LDA(Partitioner):
         class_sizes = np.array([len(numbers) for numbers in members])
         orders: list[np.ndarray] = []
         largest = 0
-        legacy = None if self.numpy_seed is None else np.random.RandomState(self.numpy_seed)
         for draws in range(1, self.max_draws + 1):
-            if legacy is None:
+            if self.numpy_seed is None:
                 sizes = draw_sizes(class_sizes, num_clients, self.alpha, self.balance, rng)
             else:
-                sizes, orders = self._draw_released(members, num_clients, legacy)
+                sizes, orders = self._draw_released(members, num_clients, rng)
             smallest = int(sizes.sum(0).min())
             if smallest >= self.min_size:
                 orders = orders or [rng.permutation(numbers) for numbers in members]
@@ -104,7 +104,7 @@ class LDA(Partitioner):
         )
 
     def _draw_released(
-        self, members: Sequence[np.ndarray], num_clients: int, rng: np.random.RandomState
+        self, members: Sequence[np.ndarray], num_clients: int, rng: np.random.Generator
     ) -> tuple[np.ndarray, list[np.ndarray]]:
         """Draw the sizes, and shuffle each class, in the order of the released code.
 

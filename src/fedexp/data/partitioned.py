@@ -15,6 +15,7 @@ from fedexp.core.errors import ConfigError
 from fedexp.core.npz import load_npz, save_npz
 
 NOT_KEPT = "not kept"  # value of info["indices"] if only the counts of a partition were saved
+HELD_OUT = ("public", "validation", "test")  # fields with examples that no client trains on
 CHANGED = "partition_from_round"  # prefix of the files of partitions that start during a run
 
 
@@ -47,6 +48,8 @@ class Partition:
     public: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
     # indices of the validation set's examples, ascending
     validation: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
+    # indices of the test set's examples, ascending, if they were held out from the clients
+    test: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
 
     @property
     def sizes(self) -> np.ndarray:
@@ -110,14 +113,14 @@ class Partition:
 
         parts: each client's new example indices.
         labels: int [N], the labels of all training examples.
-        others: new indices for `public` or `validation`, ascending, if they also change.
+        others: new indices for `public`, `validation` or `test`, ascending, if they also change.
         """
         info = self.info | {
             f"{name}_counts": np.bincount(labels[numbers], minlength=num_classes).tolist()
             for name, numbers in others.items()
             if len(numbers)
         }
-        held_out: dict[str, Any] = {"public": self.public, "validation": self.validation}
+        held_out: dict[str, Any] = {name: getattr(self, name) for name in HELD_OUT}
         return replace(Partition.build(parts, labels, num_classes, info), **(held_out | others))
 
     def renumber(self, numbers: np.ndarray, labels: np.ndarray, num_classes: int) -> "Partition":
@@ -126,7 +129,8 @@ class Partition:
         labels: int [N], the labels that the new indices refer to.
         """
         parts = [numbers[part] for part in self.parts]
-        return self.with_parts(parts, labels, num_classes, public=numbers[self.public])
+        held_out = {"public": numbers[self.public], "test": np.sort(numbers[self.test])}
+        return self.with_parts(parts, labels, num_classes, **held_out)
 
     def with_validation(
         self, validation: np.ndarray, labels: np.ndarray, num_classes: int
@@ -144,8 +148,9 @@ class Partition:
 
         The file has the arrays `indices` [N], `sizes` [K], `counts` [K, C], `hash`, `public` [M],
         `classes` [C] (class names), `info` (JSON) and, if there is a validation set, `validation`
-        [V].
+        [V]. If the test set was held out from the clients, the file also has `test` [T].
         """
+        others = {name: getattr(self, name) for name in HELD_OUT[1:]}
         save_npz(
             path,
             indices=np.concatenate(self.parts),
@@ -155,7 +160,7 @@ class Partition:
             public=self.public,
             classes=np.array(classes, dtype=str),
             info=np.array(json.dumps(self.info)),
-            **({"validation": self.validation} if len(self.validation) else {}),
+            **{name: numbers for name, numbers in others.items() if len(numbers)},
         )
 
     @classmethod
@@ -181,7 +186,7 @@ class Partition:
             ) from error
         if not whole:
             raise ConfigError(f"{path}: is damaged: its indices do not match its hash")
-        others = [arrays.get(name, np.zeros(0, np.int64)) for name in ("public", "validation")]
+        others = [arrays.get(name, np.zeros(0, np.int64)) for name in HELD_OUT]
         return cls(parts, arrays["counts"], str(arrays["hash"]), info, *others)
 
 

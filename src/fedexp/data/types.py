@@ -119,6 +119,13 @@ class Data(ABC):
         tasks = self.validation_tasks
         return replace(self, x_test=x, y_test=y, test_tasks=tasks, test_features=known)
 
+    def with_test_from_training(self, numbers: torch.Tensor) -> Self:
+        """Return a copy of the data in which training examples replace the test set.
+
+        numbers: int64 [m], indices of the training examples.
+        """
+        return replace(self, x_test=self.x_train[numbers], y_test=self.y_train[numbers])
+
     def tested_on(self, numbers: torch.Tensor) -> Self:
         """Return a copy of the data with only the given test examples.
 

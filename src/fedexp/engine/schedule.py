@@ -33,15 +33,19 @@ class BatchSchedule:
         return int(self.lengths.sum())
 
 
-def count_skipped_examples(examples: int, batch_size: int) -> int:
-    """Return how many examples are omitted in an epoch if batches of one example are skipped.
+def count_skipped_examples(examples: int, local: LocalTraining, skip_single: bool = True) -> int:
+    """Return how many of a client's examples are omitted in each epoch.
 
-    With batch size 1, all examples are omitted. With larger batches, one example is omitted if it
-    is alone in the last batch.
+    With `local.drop_last`, the examples of an incomplete last batch are omitted. With
+    `skip_single`, an example that is alone in a batch is omitted; with batch size 1, these are all
+    examples.
 
     examples: the number of examples of the client.
     """
-    return examples if batch_size == 1 else int(examples % batch_size == 1)
+    last = examples % local.batch_size
+    if local.batch_size == 1:
+        return examples if skip_single else 0
+    return last if local.drop_last else int(skip_single and last == 1)
 
 
 def make_schedule(
@@ -57,8 +61,8 @@ def make_schedule(
 ) -> BatchSchedule:
     """Return the schedule of a client in a round.
 
-    The examples are shuffled in every epoch, and the last batch of an epoch may be smaller. This
-    follows FedNTD B.3.
+    The examples are shuffled in every epoch. The last batch of an epoch may be smaller, as in
+    FedNTD B.3, or is left out (`local.drop_last`).
 
     part: the indices of the client's examples. If it is a tuple of several parts, each batch
         contains examples from only one part, and the order of all batches is random.
@@ -73,7 +77,8 @@ def make_schedule(
         batches = []
         for numbers in parts:
             order = orders.permutation(numbers)
-            batches += [order[i : i + size] for i in range(0, len(order), size)]
+            end = len(order) - size + 1 if local.drop_last else len(order)
+            batches += [order[i : i + size] for i in range(0, end, size)]
         rows += (
             batches if len(parts) == 1 else [batches[i] for i in orders.permutation(len(batches))]
         )

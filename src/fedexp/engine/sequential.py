@@ -72,10 +72,11 @@ class ClientTraining:
         self.client, self.round = alone.clients[0], alone.round
         self.probe = ClientProbe(runtime, alone.probes[0]) if alone.probes else None
         self.data = ScheduledData(runtime, alone.schedules[0])
+        own, self.kept = optimizers.split_state(alone.states[0])
         self.ctx = Context(
             server=self.server,
             personal=alone.personals[0],
-            client=alone.states[0],
+            client=own,
             plan=tree.map(self._to_tensor, alone.plans[0]),
             setup={},
             lr=shared.lr,
@@ -102,6 +103,8 @@ class ClientTraining:
             hook = "finish"
             trained = self.live.snapshot()
             message, state = self.finish(trained)
+            if self.kept is not None:
+                state = state | {optimizers.KEPT: self.kept}
         except ConfigError:
             raise
         except Exception as error:
@@ -124,7 +127,8 @@ class ClientTraining:
         algorithm, live, ctx = self.algorithm, self.live, self.ctx
         own = overrides_local_step(algorithm)
         params = live.snapshot() if own else live.params
-        memory, total = optimizers.memory_of(params, ctx.local), torch.zeros_like(ctx.steps)
+        memory = optimizers.memory_of(params, ctx.local, self.kept)
+        total = torch.zeros_like(ctx.steps)
         self.test_probe(0, params)
         for batch in self.batches():
             if own:
@@ -135,6 +139,8 @@ class ClientTraining:
             self.test_probe(batch.step + 1, params)
         if own:
             live.load(params, live.buffers())
+        if self.kept is not None:
+            self.kept = memory
         return total / ctx.steps.clamp(min=1)
 
     def step(self, memory: Tree, batch: Batch) -> Tensor:

@@ -59,6 +59,7 @@ NEUTRAL = {
     "validation.fraction": 0.0,
     "validation.per_client": False,
     "evaluate_on": None,
+    "test_per_client": 0.0,
     "surrogate.examples": None,
     "stop.patience": None,
     "stop.metric": None,
@@ -78,6 +79,8 @@ NEUTRAL = {
     "local.step_rounds": 10,
     "local.lr_min": 0.0,
     "local.warmup": 0,
+    "local.drop_last": False,
+    "local.keep_optimizer": False,
     "server.optimizer": None,
     "server.lr": None,
     "server.momentum": 0.0,
@@ -96,6 +99,7 @@ NEUTRAL = {
     "algorithm.fisher": "old_tasks",
     "algorithm.new_model": "initial",
     "algorithm.reduction": "sum",
+    "algorithm.norm": "squared",
     "algorithm.federations": 0,
 }
 # Removed keys with their former default, which all runs now use.
@@ -139,7 +143,7 @@ def essential(
     for key, value in flat.items():
         if key.rpartition(".")[2] == TARGET:
             value = class_name(value)
-        if not (is_free(key) or is_neutral(key, value) or is_unused(key, flat)):
+        if not (is_free(key) or is_neutral(key, value, flat) or is_unused(key, flat)):
             values[key] = marks.get(key, value)
     return values
 
@@ -151,13 +155,27 @@ def is_free(key: str) -> bool:
     )
 
 
-def is_neutral(key: str, value: object) -> bool:
-    """Return whether a run with this value gives the same result as a run without the key."""
+def is_neutral(key: str, value: object, flat: Mapping[str, Any]) -> bool:
+    """Return whether a run with this value gives the same result as a run without the key.
+
+    flat: the values of all keys.
+    """
     if value is None and source_field(key) == "layout":
+        return True
+    if value == ["train"] and is_joinable(key, flat):
         return True
     if value == [] and key in EMPTY:
         value = None
     return key in NEUTRAL and bool(value == NEUTRAL[key])
+
+
+def is_joinable(key: str, flat: Mapping[str, Any]) -> bool:
+    """Return whether the key is `train_splits` of a data set that did not have it at first.
+
+    Image folders, which have a root, always had it.
+    """
+    node = key.rpartition(".")[0]
+    return source_field(key) == "train_splits" and f"{node}.root" not in flat
 
 
 def is_unused(key: str, flat: Mapping[str, Any]) -> bool:

@@ -18,7 +18,7 @@ from fedexp.data.partition import Natural
 from fedexp.data.partition_file import File
 from fedexp.data.tasks import DomainIncremental, MultiTask, Scenario
 from fedexp.data.types import DataSource
-from fedexp.data.views import AUGMENTED, TEST, evaluation_views
+from fedexp.data.views import AUGMENTED, TEST, TEST_VIEWS, evaluation_views
 from fedexp.metrics.forgetting_metric import Metrics
 from fedexp.metrics.history import History
 from fedexp.rundir.objective import check_objective
@@ -129,6 +129,11 @@ def training_problems(built: Built, metrics: Metrics) -> Iterator[str]:
         defined = ", ".join(algorithm.optimizers)
         name = type(algorithm).__name__
         yield f"local.optimizer={local.optimizer}: {name} is only defined for {defined}"
+    if local.keep_optimizer and algorithm.fresh_optimizer:
+        yield (
+            f"local.keep_optimizer=true: cannot be used with {type(algorithm).__name__}:"
+            f" {algorithm.fresh_optimizer}"
+        )
     if local.warmup and local.warmup >= rounds:
         yield f"local.warmup={local.warmup}: must be less than the number of rounds, {rounds}"
 
@@ -257,10 +262,33 @@ def data_problems(built: Built) -> Iterator[str]:
             " examples, so a client would train on examples that another client holds out; set"
             " validation.per_client=false"
         )
+    yield from test_problems(built)
     if built.algorithm.needs.public and not built.public.fraction:
         yield (
             f"public.fraction=0: {type(built.algorithm).__name__} needs a public set on the server;"
             " set public.fraction, such as public.fraction=0.025 for 2.5 % of the training data"
+        )
+
+
+def test_problems(built: Built) -> Iterator[str]:
+    """Yield a message if clients would train on test examples, or if tasks have no test set."""
+    settings, splits = built.settings, getattr(built.dataset, "train_splits", ())
+    views = evaluation_views(
+        settings.test_views, settings.evaluate_on, built.validation.fraction > 0
+    )
+    if "test" in splits and not settings.test_per_client and views[0] in TEST_VIEWS:
+        yield (
+            f"dataset.train_splits=[{','.join(splits)}]: clients would also train on the test"
+            " images; set test_per_client=0.25, which holds out the test set from the clients, or"
+            " dataset.train_splits=[train]"
+        )
+    given = f"test_per_client={settings.test_per_client:g}"
+    if settings.test_per_client and built.scenario.name != "none":
+        yield f"{given}: can only be used with scenario=none; tasks have their own test sets"
+    if settings.test_per_client and built.schedule.partition:
+        yield (
+            f"{given}: cannot be used with schedule.partition, because a new partition would give"
+            " clients training examples that are test examples"
         )
 
 

@@ -81,7 +81,7 @@ def divide(built: Built) -> tuple[Data, list[Division]]:
             counts=partition.counts,
             labels=data.y_train.numpy(),
             shared=draw_shared_examples(
-                np.setdiff1d(task.train, partition.validation),
+                np.setdiff1d(task.train, np.union1d(partition.validation, partition.test)),
                 data,
                 generator_for(seed, "shared", *key),
             ),
@@ -100,6 +100,8 @@ def divide(built: Built) -> tuple[Data, list[Division]]:
             parts = record_met_classes(parts)
         if scenario.replay:
             parts = add_replay_buffers(scenario, parts, seed)
+    if built.settings.test_per_client:
+        data = data.with_test_from_training(torch.from_numpy(parts[0].partition.test))
     return add_validation_set(data, held_out, origin), parts
 
 
@@ -243,7 +245,16 @@ def make_task_partition(
         labels = np.where(np.isin(every, numbers), np.searchsorted(classes, every_label), -1)
         public, numbers = numbers[public], every
     owners = None if data.owners is None else data.owners[numbers]
-    partition = make_partition(partitioner, labels, len(classes), clients, rng, owners, public)
+    partition = make_partition(
+        partitioner,
+        labels,
+        len(classes),
+        clients,
+        rng,
+        owners,
+        public,
+        built.settings.test_per_client,
+    )
     partition = partition.renumber(numbers, every_label, data.num_classes)
     if not validation.fraction:
         return partition

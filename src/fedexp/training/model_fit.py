@@ -130,39 +130,44 @@ def check_frozen(module: torch.nn.Module) -> None:
 
 
 def count_left_out(
-    algorithm: FedAvg, tasks: Sequence[Federation], local: LocalTraining
+    algorithm: FedAvg, tasks: Sequence[Federation], local: LocalTraining, skip_single: bool = True
 ) -> dict[str, int]:
-    """Count the clients and examples that training leaves out because of batch normalisation.
+    """Count the clients and examples that training leaves out.
 
-    Batch normalisation needs batches of at least two examples. The result has the keys `clients`,
-    the number of clients that do not train in some task because they have no such batch, and
-    `examples`, the number of examples that each pass over the data leaves out. The result is empty
-    if no example is left out.
+    With `local.drop_last`, these are the examples in incomplete batches. With `skip_single`, the
+    model has batch normalisation, which needs batches of at least two examples. The result has the
+    keys `clients`, the number of clients that do not train in some task because they have no batch,
+    and `examples`, the number of examples that each pass over the data leaves out. The result is
+    empty if no example is left out.
 
     Raises ConfigError if no client can train in some task.
     """
+    why = "batch normalisation needs batches of at least two examples"
+    missing = (
+        "a batch of at least two examples, which the model's batch normalisation needs; use a"
+        " larger local.batch_size, fewer clients, or a model without batch normalisation"
+        " (model=cnn)"
+    )
+    if local.drop_last and local.batch_size > 1:
+        why = "local.drop_last=true leaves out incomplete batches"
+        missing = "a complete batch; use a smaller local.batch_size or fewer clients"
     idle: set[int] = set()
     lost = 0
     for federation in tasks:
         clients = range(federation.num_clients)
         sizes = [len(training_part_of(algorithm, federation, client)) for client in clients]
-        alone = [count_skipped_examples(size, local.batch_size) for size in sizes]
+        alone = [count_skipped_examples(size, local, skip_single) for size in sizes]
         unable = {client for client in clients if sizes[client] == alone[client]}
         if len(unable) == federation.num_clients:
             task = f" of task {federation.task + 1}" if len(tasks) > 1 else ""
-            raise ConfigError(
-                f"local.batch_size={local.batch_size}: no client{task} has a batch of at least two"
-                " examples, which the model's batch normalisation needs; use a larger"
-                " local.batch_size, fewer clients, or a model without batch normalisation"
-                " (model=cnn)"
-            )
+            raise ConfigError(f"local.batch_size={local.batch_size}: no client{task} has {missing}")
         idle |= unable
         lost += sum(alone)
     if lost:
         log.log(
             logging.WARNING if idle else logging.INFO,
-            "batch normalisation needs batches of at least two examples: each pass over the data"
-            " leaves out %d examples, and %d of %d clients never train",
+            "%s: each pass over the data leaves out %d examples, and %d of %d clients never train",
+            why,
             lost,
             len(idle),
             tasks[0].num_clients,

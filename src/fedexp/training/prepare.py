@@ -92,6 +92,9 @@ def prepare(built: Built, share: int | None = None, before: str | None = None) -
     engine = hardware.make_engine()
     mixes_examples = built.model.mixes_examples and has_batch_norm(module)
     federations = [part.federation for part in (*divided, *dict(changes).values())]
+    left_out: dict[str, int] = {}
+    if mixes_examples or local.drop_last:
+        left_out = count_left_out(algorithm, federations, local, mixes_examples)
     simulation = Simulation(
         settings=built.settings,
         seeds=built.seeds,
@@ -111,7 +114,7 @@ def prepare(built: Built, share: int | None = None, before: str | None = None) -
         task_orders=draw_task_orders(built.scenario, clients, len(divided), built.seeds.partition),
         analysis=built.analysis,
         changes=tuple((number, part.stage(runtime, engine)) for number, part in changes),
-        left_out=count_left_out(algorithm, federations, local) if mixes_examples else {},
+        left_out=left_out,
     )
     check_analyses(simulation)
     return Prepared(simulation, hardware)

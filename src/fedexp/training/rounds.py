@@ -24,6 +24,7 @@ from fedexp.algorithms.families import (
     exchanges_of,
 )
 from fedexp.algorithms.interfaces import Pixels
+from fedexp.algorithms.local_training import LocalTraining
 from fedexp.core import tree
 from fedexp.core.errors import BudgetSpent
 from fedexp.core.rng import generator_for, torch_seed
@@ -226,7 +227,7 @@ def collect_result(
         personal = evaluate_personal(simulation, server, states, number)
     alignment = measure_alignment(simulation, state.server, server, done) if is_last else []
     analyses = analyse(simulation, state, server, done)
-    train_loss = float(np.average(first.losses, weights=first.round.weights.tolist()))
+    train_loss = mean_loss(first, simulation.runtime.local)
     diverged = diverged_clients(number, train_loss, server, done)
     clock.lap("evaluation")
     clock.move("train", "evaluation", sum(each.trained.evaluation_seconds for each in done))
@@ -254,6 +255,19 @@ def collect_result(
         bytes_down=sum(each.bytes_down for each in done),
         seconds=clock.seconds,
     )
+
+
+def mean_loss(result: CohortResult, local: LocalTraining) -> float:
+    """Return the weighted mean of the clients' losses.
+
+    With `local.drop_last`, clients that have no complete batch have no loss and do not count. The
+    result is 0 if this applies to all clients.
+    """
+    weights = result.round.weights.cpu().numpy()
+    if local.drop_last:
+        trained = np.array([schedule.steps > 0 for schedule in result.cohort.schedules])
+        weights = weights * trained if trained.any() else weights
+    return float(np.average(result.losses, weights=weights.tolist()))
 
 
 def diverged_clients(

@@ -203,8 +203,9 @@ def data_sizes(simulation: Simulation) -> dict[str, int]:
     """Return the sizes of the data sets. Reports compare them with the sizes in the papers."""
     data, federation = simulation.runtime.data, simulation.stages[0].federation
     learned = torch.tensor(sorted(set().union(*federation.tasks)), device=data.y_train.device)
+    held_out = len(simulation.stages[0].partition.test)
     sizes = {
-        "train": int(torch.isin(data.y_train, learned).sum()),
+        "train": int(torch.isin(data.y_train, learned).sum()) - held_out,
         "test": int(torch.isin(data.y_test, learned).sum()),
     }
     if data.validation is not None:

@@ -6,6 +6,7 @@ from functools import cached_property
 import numpy as np
 import torch
 
+from fedexp.algorithms import optimizers
 from fedexp.algorithms.base import FedAvg
 from fedexp.algorithms.interfaces import Federation, PublicData
 from fedexp.algorithms.server_optimizers import NO_SERVER_OPTIMIZER, ServerOptimizer
@@ -55,7 +56,8 @@ class Simulation:
     # the clients of each round; None: the clients are drawn with seeds.sampling
     cohorts: Rounds | None = None
     server_optimizer: ServerOptimizer = NO_SERVER_OPTIMIZER
-    # numbers of clients and examples that training leaves out because of batch norm
+    # numbers of clients and examples that training leaves out because of batch norm or
+    # local.drop_last
     left_out: dict[str, int] = field(default_factory=dict)
     stop: Stop = NO_STOP
     local_evaluation: LocalEvaluation = ALL_LOCAL
@@ -140,7 +142,11 @@ class Simulation:
     def first_client_state(self, role: FedAvg, federation: Federation) -> Tree:
         """Return the initial state of a client, before it takes part for the first time."""
         initial = self.initial | self.initial_buffers if role.keeps_buffers else self.initial
-        return role.client_init(initial, federation)
+        state = role.client_init(initial, federation)
+        local = self.runtime.local
+        if local.keeps_state:
+            state = state | {optimizers.KEPT: optimizers.memory_of(self.initial, local)}
+        return state
 
     def initial_state(self) -> State:
         model = self.runtime.net.own(self.initial)

@@ -224,7 +224,9 @@ class Clients:
         self.watch: Callable[[int, Frame], None] | None = None
         algorithm, runtime = shared.algorithm, shared.runtime
         self.padded = pad(cohort.schedules, runtime)
-        personals, states = tree.stack(cohort.personals), tree.stack(cohort.states)
+        personals = tree.stack(cohort.personals)
+        states, kept = optimizers.split_state(tree.stack(cohort.states))
+        self.keeps_optimizer = kept is not None
 
         def stacked(*values: Any) -> Tensor:
             return upload(torch.as_tensor(np.stack(values)), runtime.device)
@@ -242,7 +244,7 @@ class Clients:
         else:
             params = self._copies("params")
             buffers = {name: value.clone() for name, value in buffers.items()}
-        memory = optimizers.memory_of(params, runtime.local)
+        memory = optimizers.memory_of(params, runtime.local, kept)
         losses = torch.zeros_like(steps)
         self.frame = Frame(shared.server, shared.lr, inputs, params, buffers, memory, losses)
 
@@ -280,8 +282,12 @@ class Clients:
             return self.shared.algorithm.finish(net, params, data, ctx)
 
         frame = self.frame
-        outcome, buffers = self._per_client(finish, frame.inputs, frame.buffers, frame.params)
-        return *outcome, buffers
+        (messages, states), buffers = self._per_client(
+            finish, frame.inputs, frame.buffers, frame.params
+        )
+        if self.keeps_optimizer:
+            states = states | {optimizers.KEPT: frame.memory}
+        return messages, states, buffers
 
     def _per_client(
         self,

@@ -203,7 +203,9 @@ class Replaying(Steps):
     def retire(self, active: int) -> None:
         """Copy the values of finished clients, because the graph may update them again."""
         done, ours, theirs = slice(active, self.before), self.clients.frame, self.recorded.frame
-        kept = ((each.params, each.buffers, each.losses) for each in (ours, theirs))
+        names = ["params", "buffers", "losses"]
+        names += ["memory"] if self.clients.keeps_optimizer else []
+        kept = ([getattr(each, name) for name in names] for each in (ours, theirs))
         tree.map(lambda to, of: to[done].copy_(of[done]), *kept)
         self.before = active
 
