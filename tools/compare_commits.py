@@ -234,7 +234,8 @@ def main() -> int:
             found = list(differences(*(result / name for result in results)))
             wrong = [line for line in found if not line.startswith("(")]
             different += bool(wrong)
-            print(f"{name:12}", "DIFFERS " if wrong else "equal", "; ".join(found), flush=True)
+            shown = found[:2] + [f"and in {len(found) - 2} more"] * (len(found) > 2)
+            print(f"{name:12}", "; ".join(["DIFFERS" if wrong else "equal", *shown]), flush=True)
     print(f"{different} of {len(given.only)} configurations differ")
     return int(bool(different))
 
