@@ -164,6 +164,10 @@ class Sweep:
     rule: Rule = field(default_factory=Rule)
     # name of a sweep that interprets cells of the same table differently -> its label
     readings: Fields = field(default_factory=dict)
+    # values that the configuration of a run must have; runs without them had another protocol
+    required: Mapping[str, Any] = field(default_factory=dict)
+    # blocks of runs that were made with another protocol; they are not started again
+    earlier: tuple[Block, ...] = ()
     claims: str = ""  # table in tables.csv that lists the claims in the paper's text
     pictures: tuple[Mapping[str, Any], ...] = ()  # see fedexp.papers.paper_figures
     choose: str = ""  # "best" for a search; its report names the best value of each key
@@ -209,6 +213,8 @@ def load_sweep(name: str, folders: Sequence[Path]) -> Sweep:
             **{key: str(spec[key]) for key in texts if key in spec},
             blocks=tuple(read_block(block, measures) for block in spec["blocks"]),
             rule=read_rule(spec.get("report", {})),
+            required=dict(spec.get("protocol", {})),
+            earlier=tuple(read_block(block, measures) for block in spec.get("earlier", ())),
             readings={str(other): str(label or "") for other, label in readings.items()},
             pictures=tuple(map(dict, spec.get("pictures", ()))),
             ranks={key: tuple(names) for key, names in spec.get("ranks", {}).items()},
@@ -298,11 +304,12 @@ def find_cell(
     """
     given = dict(split_override(normalise(text)) for text in overrides)
     same = None if shared is None else dict(split_override(normalise(text)) for text in shared)
-    scores = [block.match(given, same) for block in sweep.blocks]
+    blocks = [*sweep.blocks, *sweep.earlier]
+    scores = [block.match(given, same) for block in blocks]
     best = max((score for score in scores if score), default=None)
     if best is None:
         return None
-    block = sweep.blocks[scores.index(best)]
+    block = blocks[scores.index(best)]
     return block, block.fields((key, given[key]) for key in block.axes)
 
 

@@ -22,7 +22,7 @@ from fedexp.analysis.sweep import Sweep, find_cell, find_protocol_changes
 from fedexp.data.views import PLAIN, VALIDATION
 from fedexp.papers.judge import COLUMN, add_order, compute_tolerance, judge
 from fedexp.papers.runs import select_curve
-from fedexp.rundir.revisions import outdated
+from fedexp.rundir.revisions import outdated, value_of
 from fedexp.rundir.schema import OVER
 
 TABLES = Path(__file__).parent / "published" / "tables.csv"
@@ -207,14 +207,20 @@ def add_rounds_to_fedavg(table: pd.DataFrame, printed: pd.DataFrame) -> pd.DataF
 def find_departures(sweep: Sweep, run: Any, but: str | tuple[str, ...] = ()) -> str:
     """Return how a run departs from the protocol of the paper's table, or "" if it does not.
 
-    The departures are changed options, different data that have the same name, and corrections of
-    the method that were made after the run. run: a row from `runs.read_runs`. but: prefixes of
-    options to ignore.
+    The departures are changed options, values other than those that the sweep requires, different
+    data that have the same name, and corrections of the method that were made after the run. run: a
+    row from `runs.read_runs`. but: prefixes of options to ignore.
     """
     options = find_protocol_changes(sweep, run["overrides"])
     kept = " ".join(text for text in options if not text.startswith(but))
     data = find_data_changes(run["config"], run["summary"])
-    return "; ".join(filter(None, [kept, *data, *outdated(run["config"])]))
+    values = ((key, value_of(run["config"], key), wanted) for key, wanted in sweep.required.items())
+    other = [
+        f"another protocol: {key}={value or 'unset'}, not {wanted}"
+        for key, value, wanted in values
+        if value != wanted
+    ]
+    return "; ".join(filter(None, [kept, *other, *data, *outdated(run["config"])]))
 
 
 def find_data_changes(config: Mapping[str, Any], summary: Mapping[str, Any]) -> list[str]:
@@ -226,11 +232,15 @@ def find_data_changes(config: Mapping[str, Any], summary: Mapping[str, Any]) -> 
     found, wanted = summary.get("data") or {}, dict(config.get("expected") or {})
     if found.get("clients") in (1, config.get("num_clients")):  # 1: algorithm.paradigm=centralized
         wanted["clients"] = None
+    # the test set of each client is rounded
+    rounded = config.get("num_clients", 0) if config.get("test_per_client") else 0
     both = [(word, found.get(name), wanted.get(name)) for name, word in EXPECTED.items()]
     return [
         f"data: {there:,} {word}, not {number:,}"
         for word, there, number in both
-        if number is not None and there is not None and abs(there - number) > ROUNDING * number
+        if number is not None
+        and there is not None
+        and abs(there - number) > ROUNDING * number + (rounded if word.endswith("examples") else 0)
     ]
 
 
