@@ -21,11 +21,15 @@ TABLE8 = ["experiment=fedntd/cifar10_s2", "local.epochs=5"]
 RUN8 = [*TABLE8, "algorithm=fedavg"]
 
 
-def make_run(folder, overrides, curve, status="completed", forgetting=0.5, views=True, **summary):
+def make_run(
+    folder, overrides, curve, status="completed", forgetting=0.5, views=True, config=None, **summary
+):
     """Make a run directory with the files that tables read.
 
-    views: also test augmented images, with the same results.
+    views: also test augmented images, with the same results. config: further values of the
+    configuration; by default those that FedKA's sweeps require.
     """
+    config = {"test_per_client": 0.25} if config is None else config
     directory = folder / f"run{len(list(folder.glob('run*')))}"
     (directory / ".hydra").mkdir(parents=True)
     (directory / ".hydra" / "overrides.yaml").write_text(yaml.safe_dump(overrides))
@@ -40,7 +44,7 @@ def make_run(folder, overrides, curve, status="completed", forgetting=0.5, views
         classes = {"round": rounds["round"], "class": 0, "accuracy": rounds["test_accuracy"]}
         pd.DataFrame(classes).to_csv(directory / name, index=False)
     data = {"train": 50_000, "test": 10_000, "classes": 10, "clients": 100}
-    config = {"choices": {}, "rounds": len(curve), "expected": data}
+    config = {"choices": {}, "rounds": len(curve), "expected": data} | config
     (directory / "config.yaml").write_text(yaml.safe_dump(config))
     if "tasks" in summary:
         (directory / "tasks.csv").write_text("round,task,evaluated_task,accuracy\n1,1,1,0.5\n")
@@ -281,6 +285,19 @@ def test_diverged_fedavg_run_does_not_lower_the_target(tmp_path):
         for m in ("rounds_to_A", "speedup")
     }
     assert rows == {"rounds_to_A": 2, "speedup": 2}
+
+
+def test_run_without_the_values_that_the_sweep_requires_is_not_judged(tmp_path):
+    """Runs of FedKA's Table 4 from before its protocol was known, in a block of earlier runs."""
+    given = ["experiment=fedka/cifar10", "algorithm=fedprox", "local.epochs=1"]
+    make_run(tmp_path, given, [0.6], config={})
+    row = one(cells(tmp_path, "fedka_table4"), method="FedProx", local_epochs="1")
+    assert row["verdict"] == "not judged: reduced protocol"
+    assert row["changes"] == "another protocol: test_per_client=unset, not 0.25"
+    plain = ["local.momentum=0", "local.weight_decay=0", "algorithm.mu=0.01"]
+    make_run(tmp_path, [*given, *plain], [0.41])
+    row = one(cells(tmp_path, "fedka_table4"), method="FedProx", local_epochs="1")
+    assert (row["mean"], row["protocol"], row["verdict"]) == (0.41, "full", "within")
 
 
 def test_speedup_of_a_method_that_never_reaches_fedavg(tmp_path):

@@ -520,6 +520,20 @@ def test_recorded_steps_equal_eager_steps(algorithm, capture, options):
 
 
 @traces
+def test_recorded_steps_keep_the_optimizer():
+    """Finished clients keep their state, although larger graphs run on."""
+    local = replace(LOCAL, keep_optimizer=True)
+    simulation = make_simulation(local=local, sizes=LARGER, participation=1.0)
+    state, engine = simulation.initial_state(), recording(Closures())
+    for _ in range(3):
+        plain, recorded = (
+            train(one, simulation, state) for one in (Vectorised(cuda_graphs=False), engine)
+        )
+        assert_same_training(recorded, plain, atol=1e-13)
+        state.advance(play_round(simulation, state))
+
+
+@traces
 def test_probes_test_local_models_between_recorded_steps():
     """The frames have more clients than still run."""
     analysis = LocalEpochs(rounds=None, every=1, between=True, clients=None)

@@ -97,6 +97,8 @@ class Partition:
         sizes, classes = format_range(self.sizes), format_range((self.counts > 0).sum(1))
         total = plural(int((self.counts.sum(0) > 0).sum()), "class")
         server = f"; the server has {len(self.public):,} more" if len(self.public) else ""
+        if len(self.test):
+            server += f"; {len(self.test):,} more are the test set"
         return (
             f"{plural(len(self.parts), 'client')} with {sizes} examples each, of {classes} of the"
             f" {total}{server} ({', '.join([*used, f'hash {self.hash[:12]}'])})"
