@@ -21,6 +21,7 @@ from omegaconf import OmegaConf, base
 from omegaconf._utils import get_yaml_loader
 
 from fedexp.cli import launchers
+from leftovers import Watch
 
 gc.disable()  # until all modules are imported and all tests are collected
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -114,7 +115,20 @@ def quick_libraries() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def no_power_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+def nothing_left() -> Iterator[Watch]:
+    """Fail a test that leaves a process, a thread or a changed environment variable.
+
+    Otherwise another test would fail, and only if it comes later in the same process. Fixtures of
+    modules and of the session may keep what they start: they are set up earlier.
+    """
+    watch = Watch()
+    yield watch
+    left = watch.clear()
+    assert not left, "\n".join(["this test leaves", *left])
+
+
+@pytest.fixture(autouse=True)
+def no_power_cut(nothing_left: Watch, monkeypatch: pytest.MonkeyPatch) -> None:
     """Do not wait for the disk. It would take most of the time of some tests."""
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
 

@@ -87,7 +87,7 @@ def no_network(monkeypatch) -> list[str]:
 
 @contextlib.contextmanager
 def web_folder(folder: Path) -> Iterator[str]:
-    """Serve a folder at the returned address."""
+    """Serve a folder at the returned address, which is requested without a proxy."""
 
     class Quiet(http.server.SimpleHTTPRequestHandler):
         def __init__(self, *args: Any) -> None:
@@ -96,7 +96,11 @@ def web_folder(folder: Path) -> Iterator[str]:
         def log_message(self, *args: Any) -> None:
             pass
 
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Quiet) as server:
+    with (
+        http.server.ThreadingHTTPServer(("127.0.0.1", 0), Quiet) as server,
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        patch.setenv("no_proxy", "127.0.0.1")
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
         try:

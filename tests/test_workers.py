@@ -151,7 +151,7 @@ def test_an_exception_that_may_not_be_picklable_becomes_a_runtime_error():
 
 
 @pytest.fixture(scope="module")
-def pair_of_workers(tmp_path_factory):
+def started_workers(tmp_path_factory):
     """Two workers, started in a directory with modules of the same names as those they import."""
     folder, before = tmp_path_factory.mktemp("modules"), os.getcwd()
     for name in ("fedexp", "random", "torch"):
@@ -164,6 +164,13 @@ def pair_of_workers(tmp_path_factory):
         os.chdir(before)
     yield engine, folder
     engine.close()
+
+
+@pytest.fixture
+def pair_of_workers(started_workers, nothing_left):
+    """The workers of this module. Those that a test ends are started again when needed."""
+    yield started_workers
+    nothing_left.keep_processes()
 
 
 def assert_no_bit_differs(engine, close):
@@ -332,7 +339,6 @@ class Failing(FedAvg):
 
 
 def test_an_exception_names_client_hook_and_line(pair_of_workers):
-    """The last test with these workers, because an exception ends them."""
     with pytest.raises(
         ClientFailure, match=r"round 1, client \d+, in finish of Failing: the sum is wrong"
     ) as caught:

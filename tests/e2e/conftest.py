@@ -6,6 +6,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from unittest.mock import patch
 
 import pytest
 from forks import Forked, ForkServer
@@ -64,7 +65,8 @@ def fedexp(monkeypatch, capfd, tmp_path) -> Iterator[CommandLine]:
     before = list(logger.handlers), logger.propagate
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
 
-    yield CommandLine(monkeypatch, capfd)
+    with patch.dict(os.environ):  # set_up_process changes it
+        yield CommandLine(monkeypatch, capfd)
     for number, handler in handlers.items():
         signal.signal(number, handler)
     logger.handlers[:], logger.propagate = before
@@ -80,11 +82,11 @@ def forks() -> Iterator[ForkServer]:
 
 @pytest.fixture
 def start(forks, tmp_path) -> Iterator[Callable[..., Forked]]:
-    """Yield `start(*arguments)`, which starts the command line as a process."""
+    """Yield `start(*arguments, **environment)`, which starts the command line as a process."""
     running: list[Forked] = []
 
-    def call(*arguments: str) -> Forked:
-        running.append(forks.start(*arguments, folder=tmp_path))
+    def call(*arguments: str, **environment: str) -> Forked:
+        running.append(forks.start(*arguments, folder=tmp_path, **environment))
         return running[-1]
 
     yield call

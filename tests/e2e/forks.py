@@ -15,6 +15,7 @@ import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 SOURCE = Path(__file__).resolve().parents[2] / "src"
 
@@ -153,6 +154,8 @@ def become(order: Mapping[str, object], replies: int) -> int:
             from journal import record
 
             record(Path(str(order["folder"])), Path(journal))
+        if rounds := os.environ.pop("STOP_AFTER", None):
+            stop_after({int(number) for number in rounds.split(",")})
         code = main()
     except SystemExit as stop:
         code = stop.code
@@ -162,6 +165,21 @@ def become(order: Mapping[str, object], replies: int) -> int:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code if isinstance(code, int) else 1)
+
+
+def stop_after(rounds: set[int]) -> None:
+    """Stop this process with SIGSTOP once after each of these rounds, so a test need not hurry."""
+    from fedexp.training import rounds as module
+
+    play_round = module.play_round
+
+    def play(simulation: Any, state: Any) -> Any:
+        if state.round in rounds:
+            rounds.remove(state.round)
+            os.kill(os.getpid(), signal.SIGSTOP)
+        return play_round(simulation, state)
+
+    module.play_round = play
 
 
 if __name__ == "__main__":

@@ -4,11 +4,14 @@ import json
 import os
 import signal
 import time
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
 import torch
 from helpers import FEDERATION, assert_same_run
+
+from leftovers import children, state_of
 
 RUN = (
     "algorithm=scaffold",
@@ -22,44 +25,40 @@ RUN = (
 WORKERS = ("hardware.engine=workers", "hardware.workers=2")
 
 
-def children(pid: int) -> set[int]:
-    """Return the child processes of `pid`."""
-    found = set()
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            text = stat.read_text()
-        except OSError:  # it has just ended
-            continue
-        state, parent = text.rpartition(")")[2].split()[:2]
-        if int(parent) == pid and state != "Z":
-            found.add(int(stat.parent.name))
-    return found
-
-
-def are_gone(pids: set[int], seconds: float = 5.0) -> bool:
-    """Return whether the processes end within some seconds."""
+def wait_for(condition: Callable[[], bool], process, seconds: float = 120.0) -> None:
+    """Wait while the process runs until a condition holds. It may take long on a busy machine."""
     deadline = time.monotonic() + seconds
-    while alive := [pid for pid in pids if Path("/proc", str(pid)).exists()]:
-        states = [Path("/proc", str(pid), "stat") for pid in alive]
-        if all(
-            not s.exists() or s.read_text().rpartition(")")[2].split()[0] == "Z" for s in states
-        ):
-            return True
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.02)
-    return True
-
-
-def wait_for_rounds(directory: Path, count: int, process) -> None:
-    """Wait until rounds.csv has `count` trained rounds."""
-    path, deadline = directory / "rounds.csv", time.monotonic() + 120
-    while time.monotonic() < deadline:
-        if path.exists() and path.read_bytes().count(b"\n") >= count + 2:  # header and round 0
-            return
-        assert process.poll() is None, "the process has ended"
+    while not condition():
+        assert process.poll() is None, process.read()
+        assert time.monotonic() < deadline, process.read()
         time.sleep(0.01)
-    raise AssertionError(f"no {count} rounds within two minutes")
+
+
+def wait_until_stopped(directory: Path, rounds: int, process) -> None:
+    """Wait until STOP_AFTER has stopped the process after a number of rounds."""
+    path = directory / "rounds.csv"
+    lines = rounds + 2  # header and round 0
+    wait_for(
+        lambda: (
+            path.exists()
+            and path.read_bytes().count(b"\n") == lines
+            and state_of(process.pid) == "T"
+        ),
+        process,
+    )
+
+
+def send(process, number: int) -> None:
+    """Send a signal to a stopped process, and let it continue."""
+    process.send_signal(number)
+    process.send_signal(signal.SIGCONT)
+
+
+def wait_for_end(pids: Iterable[int], seconds: float = 60.0) -> None:
+    deadline = time.monotonic() + seconds
+    while left := [pid for pid in pids if state_of(pid)]:
+        assert time.monotonic() < deadline, left
+        time.sleep(0.02)
 
 
 def rounds_in(directory: Path) -> int:
@@ -71,26 +70,25 @@ def test_a_run_continues_after_a_signal_and_a_kill(start, fedexp, tmp_path):
     """SIGTERM saves and prints how to resume. A kill leaves rows after the checkpoint, the last one
     incomplete."""
     run = tmp_path / "run"
-    process = start(*RUN, "hydra.run.dir=run", "checkpoint_interval=100")
-    wait_for_rounds(run, 2, process)
-    process.send_signal(signal.SIGTERM)
+    process = start(*RUN, "hydra.run.dir=run", "checkpoint_interval=100", STOP_AFTER="2")
+    wait_until_stopped(run, 2, process)
+    send(process, signal.SIGTERM)
     assert process.wait() == 130, process.read()
     assert "fedexp resume=run" in process.read()
     assert "Traceback" not in process.read()
-    saved = rounds_in(run)
-    assert 2 <= saved < 6
+    assert rounds_in(run) == 2
 
-    process = start("resume=run", "tracker=none", "checkpoint_interval=100")
-    wait_for_rounds(run, saved + 1, process)
+    process = start("resume=run", "tracker=none", "checkpoint_interval=100", STOP_AFTER="3")
+    wait_until_stopped(run, 3, process)
     process.kill()
     process.wait()
-    assert rounds_in(run) == saved
+    assert rounds_in(run) == 2
     assert not (run / "summary.json").exists()
     with open(run / "rounds.csv", "a", encoding="utf-8") as file:
         file.write("6,0.5,0.1")
     (run / "checkpoint" / ".latest.pt.1.tmp").write_bytes(b"half a check")
     answer = fedexp.done("resume=run")
-    assert f"resuming after round {saved}; the later rounds" in answer.err
+    assert "resuming after round 2; the later rounds" in answer.err
     assert not list(run.rglob("*.tmp"))
     fedexp.done(*RUN, "hydra.run.dir=undisturbed")
     assert_same_run(run, tmp_path / "undisturbed")
@@ -99,20 +97,18 @@ def test_a_run_continues_after_a_signal_and_a_kill(start, fedexp, tmp_path):
 @pytest.mark.slow
 def test_a_run_continues_after_a_worker_and_its_parent_are_killed(start, fedexp, tmp_path):
     """The sequential engine continues, bit for bit as without kills."""
-    process = start(*RUN, *WORKERS, "hydra.run.dir=run")
-    wait_for_rounds(tmp_path / "run", 1, process)
-    process.send_signal(signal.SIGSTOP)  # so that no rounds pass meanwhile
+    process = start(*RUN, *WORKERS, "hydra.run.dir=run", STOP_AFTER="1,2")
+    wait_until_stopped(tmp_path / "run", 1, process)
     first, second = sorted(children(process.pid))
     os.kill(first, signal.SIGKILL)
     process.send_signal(signal.SIGCONT)
-    while len(later := children(process.pid)) < 2:
-        assert process.poll() is None, process.read()
-        time.sleep(0.01)
+    wait_until_stopped(tmp_path / "run", 2, process)
+    later = children(process.pid)
+    assert len(later) == 2
     assert second in later
-    wait_for_rounds(tmp_path / "run", 2, process)
-    process.send_signal(signal.SIGKILL)
+    process.kill()
     process.wait()
-    assert are_gone(later)
+    wait_for_end(later)
     assert f"(process {first}) ended by signal 9 (SIGKILL" in (tmp_path / "run/run.log").read_text()
     fedexp.done("resume=run", "hardware.engine=sequential", "hardware.workers=null")
     fedexp.done(*RUN, "hydra.run.dir=undisturbed")
@@ -121,15 +117,16 @@ def test_a_run_continues_after_a_worker_and_its_parent_are_killed(start, fedexp,
 
 @pytest.mark.slow
 def test_an_interrupted_run_leaves_no_worker(start, tmp_path):
-    process = start(*RUN, "hydra.run.dir=run", "hardware.engine=workers", "hardware.workers=1")
-    wait_for_rounds(tmp_path / "run", 1, process)
+    one = ("hardware.engine=workers", "hardware.workers=1")
+    process = start(*RUN, *one, "hydra.run.dir=run", STOP_AFTER="1")
+    wait_until_stopped(tmp_path / "run", 1, process)
     workers = children(process.pid)
     assert len(workers) == 1
-    process.send_signal(signal.SIGINT)
+    send(process, signal.SIGINT)
     assert process.wait() == 130, process.read()
     assert "Traceback" not in process.read()
-    assert are_gone(workers)
-    assert 1 <= rounds_in(tmp_path / "run") < 6
+    wait_for_end(workers)
+    assert rounds_in(tmp_path / "run") == 1
 
 
 SWEEP = (
@@ -146,11 +143,8 @@ SWEEP = (
 def test_two_sweeps_do_not_run_one_job_twice(start, fedexp, tmp_path):
     """The second one skips the job of the first one, which is stopped, and names its process."""
     sweep = tmp_path / "multirun/again"
-    first = start(*SWEEP)
-    while not list(sweep.glob("*/rounds.csv")):
-        assert first.poll() is None, first.read()
-        time.sleep(0.01)
-    first.send_signal(signal.SIGSTOP)
+    first = start(*SWEEP, STOP_AFTER="1")
+    wait_for(lambda: state_of(first.pid) == "T", first)
     (occupied,) = {path.parent.name for path in sweep.glob("*/rounds.csv")}
     answer = fedexp.done(*SWEEP)
     assert f"{occupied}: process {first.pid} on " in answer.err

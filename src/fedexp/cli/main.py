@@ -120,6 +120,7 @@ def run(plan: Plan, watch: "SweepWatch | None" = None) -> int:
     watch: the object that records the state of the sweeps; None for a new one.
     """
     import hydra
+    from hydra.core.utils import env_override
 
     from fedexp.cli import launchers, sweeps
     from fedexp.cli.composition import register
@@ -129,7 +130,6 @@ def run(plan: Plan, watch: "SweepWatch | None" = None) -> int:
     if not working_directory():
         raise ConfigError("the working directory has been removed; change to an existing directory")
     began = time.time()
-    os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises instead of printing and exiting
     composing.install()
     register()
     codes: list[int] = []
@@ -151,7 +151,9 @@ def run(plan: Plan, watch: "SweepWatch | None" = None) -> int:
             launchers.check_installed(overrides)
             sys.argv = [sys.argv[0], *plan.words, *overrides]
             quiet = redirect_stderr(errors) if "--package" in plan.flags else nullcontext()
-            with watch.as_current(), quiet:
+            # Hydra then raises instead of printing and exiting
+            raising = env_override({"HYDRA_FULL_ERROR": "1"})
+            with watch.as_current(), quiet, raising:
                 application()
         elsewhere = not codes  # launchers may have used other processes
         codes += sweeps.write_reports(watch, plan, elsewhere)
