@@ -6,9 +6,13 @@ CONSTRAINTS ?=
 CASES ?= 2000
 SEED ?= 2
 
-# Empty: what pyproject.toml allows. CONSTRAINTS=constraints.txt: the versions that were tested.
-PIP_INSTALL = $(BIN)/python -m pip install --quiet $(if $(CONSTRAINTS),--constraint $(CONSTRAINTS))
 BIN := $(VENV)/bin
+# Empty: what pyproject.toml allows. CONSTRAINTS=constraints.txt: the versions that were tested.
+CONSTRAINED = --quiet $(if $(CONSTRAINTS),--constraint $(CONSTRAINTS))
+PIP_INSTALL = $(BIN)/python -m pip install $(CONSTRAINED)
+# $(call install,...): uv takes about half of pip's time. pip is used where uv is missing or fails, as with an index that
+# only pip's settings name.
+install = { test -x $(BIN)/uv && $(BIN)/uv pip install --python $(BIN)/python $(CONSTRAINED) $(1) || $(PIP_INSTALL) $(1); }
 STAMP := $(VENV)/.installed
 # Tests start many processes. Without byte code, each would compile the whole package again.
 TEST = env -u PYTHONDONTWRITEBYTECODE $(BIN)/python
@@ -27,7 +31,8 @@ $(STAMP): pyproject.toml
 	  exit 1; }
 	@echo "Setting up $(VENV) (once; a few minutes and some GB, most of it PyTorch)"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@$(PIP_INSTALL) -e '.[dev]'
+	@$(PIP_INSTALL) uv || echo "uv cannot be installed; pip is used" >&2
+	@$(call install,-e '.[dev]')
 	@touch $@
 
 run: $(STAMP) ## the main job; options: make run ARGS="algorithm=fedntd alpha=0.1"
@@ -62,11 +67,11 @@ bench-scale: $(STAMP) ## 100,000 clients, and 3,000 rounds (ten minutes)
 	$(BIN)/python -m benchmarks.scale $(ARGS)
 
 bench-peers: $(STAMP) ## speed against Flower and pfl-research (installs the extra `bench`)
-	@$(PIP_INSTALL) -e '.[dev,bench]'
+	@$(call install,-e '.[bench]')
 	$(BIN)/python -m benchmarks.peers $(ARGS)
 
 docs: $(STAMP) ## the documentation as pages, into site/ (installs the extra `docs`)
-	@$(BIN)/python -c 'import material, mkdocs_gen_files, mkdocs_literate_nav' 2>&- || $(PIP_INSTALL) -e '.[docs]'
+	@$(BIN)/python -c 'import material, mkdocs_gen_files, mkdocs_literate_nav' 2>&- || $(call install,-e '.[docs]')
 	NO_MKDOCS_2_WARNING=1 DISABLE_MKDOCS_2_WARNING=true $(BIN)/mkdocs build --strict --quiet
 
 reproduction: $(STAMP) ## writes REPRODUCTION.md from the committed runs; ARGS=--check only checks it
@@ -75,7 +80,7 @@ reproduction: $(STAMP) ## writes REPRODUCTION.md from the committed runs; ARGS=-
 # --strict: a package that the index does not know is an error. Without it "no known vulnerabilities" may mean that
 # none was looked up.
 audit: $(STAMP) ## known vulnerabilities of what is installed (needs a network)
-	@$(PIP_INSTALL) pip-audit
+	@$(call install,pip-audit)
 	@$(BIN)/python -m pip freeze --exclude-editable | grep -E '^[A-Za-z0-9_.-]+==' | sed 's/+.*//' >$(VENV)/audited.txt
 	$(BIN)/pip-audit --strict --no-deps --disable-pip -r $(VENV)/audited.txt
 
