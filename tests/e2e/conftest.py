@@ -57,16 +57,16 @@ class CommandLine:
 @pytest.fixture
 def fedexp(monkeypatch, capfd, tmp_path) -> Iterator[CommandLine]:
     """Yield the command line in an empty working directory, without W&B by default."""
-    monkeypatch.chdir(tmp_path)
-    for name in [name for name in os.environ if name.startswith("WANDB_")]:
-        monkeypatch.delenv(name)
-    monkeypatch.setenv("FEDEXP_DATA", str(tmp_path / "no data"))
     logger = logging.getLogger("fedexp")
     before = list(logger.handlers), logger.propagate
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-
-    with patch.dict(os.environ):  # set_up_process changes it
+    monkeypatch.chdir(tmp_path)
+    with patch.dict(os.environ):  # also for what set_up_process changes
+        for name in [name for name in os.environ if name.startswith("WANDB_")]:
+            del os.environ[name]
+        os.environ["FEDEXP_DATA"] = str(tmp_path / "no data")
         yield CommandLine(monkeypatch, capfd)
+        monkeypatch.undo()  # before, since it may restore a variable of this fixture
     for number, handler in handlers.items():
         signal.signal(number, handler)
     logger.handlers[:], logger.propagate = before
