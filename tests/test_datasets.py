@@ -28,7 +28,7 @@ from fedexp.core.errors import ConfigError
 from fedexp.data.augment import Augmentation, Transform
 from fedexp.data.datasets import Dataset
 from fedexp.data.image_files import stratified_split
-from fedexp.data.types import ImageData
+from fedexp.data.types import ImageData, sort_classes
 from toy_federation import CONF, composed
 
 # see test_text.py, test_more_data.py
@@ -511,6 +511,73 @@ def test_train_folder_is_split_if_there_is_no_test_folder(tmp_path):
     write_tree(tmp_path / "images", {"a": 5, "b": 5}, splits=("test",))
     with pytest.raises(ConfigError, match="has a folder named test"):
         load_folder(tmp_path, "dataset.test_fraction=0.4")
+
+
+WITH = "dataset.test_fraction=0.5"
+
+
+@pytest.mark.parametrize(
+    ("splits", "overrides", "message"),
+    [
+        # the splits were classes
+        (
+            ("Training", "Testing"),
+            [WITH],
+            r"set dataset\.train_splits=\[Training\] dataset\.test_splits=\[Testing\]",
+        ),
+        (("Training", "Testing"), [], r"images/train: .* set dataset\.train_splits=\[Training\]"),
+        # the folder that wraps the classes was a class
+        (("wrapper",), [WITH], r"images/wrapper: .*as a/000\.png.* set dataset\.root=.*/wrapper;"),
+        (("x/train", "x/test"), [], r"images/train: .* set dataset\.root=.*images/x"),
+        (("train/x", "test/x"), [], r"images/train/x: .* such as a/000\.png"),
+        # images were ignored
+        (("train", "val"), [WITH], r"images in val would not .*test_splits=\[val\] with .*null"),
+        (
+            ("train", "test", "val"),
+            [],
+            r"images in val .*train_splits=\[train,val\] .*=\[test\] le",
+        ),
+        (
+            ("train", "val"),
+            [WITH, "dataset.test_splits=[val]"],
+            "dataset.test_splits=.*must be null",
+        ),
+        (("train",), ["dataset.test_splits=[train]"], "must be other folders than"),
+    ],
+)
+def test_other_folders_than_classes_are_rejected(splits, overrides, message, tmp_path):
+    write_tree(tmp_path / "images", {"a": 2, "b": 2}, splits)
+    with pytest.raises(Exception, match=message):
+        load_folder(tmp_path, *overrides)
+
+
+def test_images_beside_or_below_class_folders_are_rejected(tmp_path):
+    root = tmp_path / "images"
+    write_tree(root, {"a": 1, "b": 1})
+    write_tree(root, {"a/more": 1}, splits=("test",))
+    with pytest.raises(ConfigError, match=r"test/a: .* such as more/000\.png"):
+        load_folder(tmp_path)
+    write_image(root / "train" / "0.png", pixels(0, 4, 4, 3))
+    with pytest.raises(ConfigError, match=r"images/train: .*beside the class folders, such as 0"):
+        load_folder(tmp_path)
+
+
+def test_splits_can_have_any_name(tmp_path):
+    write_tree(tmp_path / "images", {"a": 1, "b": 2}, ("Training", "Testing", "dev"))
+    data = load_folder(
+        tmp_path, "dataset.train_splits=[Training]", "dataset.test_splits=[Testing,dev]"
+    )
+    assert (data.y_train.tolist(), data.y_test.tolist()) == ([0, 1, 1], [0, 1, 1, 0, 1, 1])
+    assert np.array_equal(data.x_test[3].numpy(), pixels(200, 4, 4, 3))
+
+
+def test_numbers_as_names_of_classes_are_sorted_by_value(tmp_path):
+    write_tree(tmp_path / "images", {str(c): 1 for c in (10, 2, 0)})
+    data = load_folder(tmp_path)
+    assert data.classes == ("0", "2", "10")
+    assert data.x_train[2, 0, 0].tolist() == pixels(0, 4, 4, 3)[0, 0].tolist()
+    assert sort_classes(["10", "9a"]) == ["10", "9a"]
+    assert sort_classes([1.5, -2, 10]) == [-2, 1.5, 10]
 
 
 def test_images_of_unequal_size_are_rejected_or_resized(tmp_path):

@@ -33,6 +33,7 @@ from fedexp.data.image_files import (
     draw_test_part,
     label_files,
     list_images,
+    require_all_used,
     scan_lists,
     scan_tree,
     scan_undivided,
@@ -327,6 +328,9 @@ class ImageFiles(Dataset):
         """Return the size and number of channels in which decoded images are stored."""
         return Form(self.channels, getattr(self, "size", None))
 
+    def conversion(self) -> str:
+        return self.form.sentence()
+
 
 class ImageFolder(ImageFiles):
     """Any folder tree `<root>/{train,test}/<class>/<image>`.
@@ -334,6 +338,9 @@ class ImageFolder(ImageFiles):
     Images are read as grey images if dataset.mean has 1 value, and as colour images if it has 3. If
     `test_fraction` is given, the tree is `<root>/<class>/<image>`, without a test folder. This
     fraction of each class is then drawn as the test set, with the seed `split_seed`.
+
+    The images of a class are directly in its folder. Raises ConfigError for images in deeper
+    folders, and for images in other folders of `root` unless `test_splits` or `counts` is given.
     """
 
     root: str
@@ -341,13 +348,24 @@ class ImageFolder(ImageFiles):
     train_splits: Annotated[tuple[str, ...], Limit("at least one folder", bool)]
     # all images are resized to size x size pixels; None: they already have the same size
     size: Side | None
-    test_fraction: OpenShare | None = None  # None: use the test folder of the tree
+    # folders of the test data; None: the folder test, and all images in `root` must be used
+    test_splits: Annotated[tuple[str, ...], Limit("at least one folder", bool)] | None = None
+    test_fraction: OpenShare | None = None  # None: use the test folders of the tree
     split_seed: Seed32 = 0
     interpolation: Literal["bilinear", "bicubic"] = "bilinear"
     # True: the shorter side is resized to `size`, and the centre is cropped; False: images are
     # stretched
     keep_ratio: bool = False
     counts: TreeCounts | None = None  # None: any number of images
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        alone = self.test_splits is None or self.test_fraction is None
+        words = "null with dataset.test_fraction, which draws the test set"
+        require(alone, "dataset.test_splits", self.test_splits, words)
+        both = sorted({*self.train_splits} & {*(self.test_splits or ())})
+        words = "other folders than those in dataset.train_splits"
+        require(not both, "dataset.test_splits", both, words)
 
     @property
     def form(self) -> Form:
@@ -372,7 +390,14 @@ class ImageFolder(ImageFiles):
         if self.test_fraction is not None:
             tree = scan_undivided(root, self.train_splits)
             return draw_test_part(tree, self.test_fraction, self.split_seed)
-        return scan_tree(root, self.train_splits)
+        tree = scan_tree(root, self.train_splits, self.test_splits or ("test",))
+        if self.test_splits is None and self.counts is None:
+            advice = (
+                f"dataset.train_splits=[{','.join(self.train_splits)},{{}}] trains on them, and"
+                " dataset.test_splits=[test] leaves them out"
+            )
+            require_all_used(root, (*self.train_splits, "test"), advice)
+        return tree
 
 
 class DomainNet(ImageFolder):
@@ -387,6 +412,9 @@ class DomainNet(ImageFolder):
 
 class Cinic10(Published, ImageFolder):
     """CINIC-10, published as a folder tree. It is downloaded if it is missing."""
+
+    # The published folder valid is used only on request.
+    test_splits: tuple[str, ...] | None = ("test",)
 
     hosts = ("https://datashare.ed.ac.uk/bitstream/handle/10283/3192/",)
     published = (("CINIC-10.tar.gz", "6ee4d0c996905fe93221de577967a372"),)

@@ -13,6 +13,7 @@ import numpy as np
 
 from fedexp.core.errors import ConfigError
 from fedexp.data.marks import SourceFile, map_in_threads
+from fedexp.data.types import sort_classes
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -21,6 +22,8 @@ log = logging.getLogger("fedexp")
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".pgm", ".ppm")
 BITS_PER_SAMPLE, PHOTOMETRIC, WHITE_IS_ZERO = 258, 262, 0  # TIFF tags, and a value of PHOTOMETRIC
 MODES = {1: "L", 3: "RGB"}  # PIL's names by number of channels
+# names of the folders of a split, in lower case; two of them are hardly names of classes
+SPLIT_NAMES = ("train", "training", "test", "testing", "val", "valid", "validation", "dev", "eval")
 
 
 Labelled = list[tuple[SourceFile, int]]  # image files and their labels, sorted by class and path
@@ -40,27 +43,100 @@ class Tree:
 
 
 def class_folders(folder: Path) -> list[str]:
-    """Return the names of the class folders in `folder`, sorted.
+    """Return the names of the class folders in `folder`, in the order of `sort_classes`.
 
-    The position of a name is the label of the class, as in torchvision's ImageFolder.
+    The position of a name is the label of the class. Raises ConfigError if there are no folders, if
+    they are named like splits, or if there are images beside them.
     """
     try:
-        names = sorted(
-            entry.name
-            for entry in os.scandir(folder)
-            if entry.is_dir() and not entry.name.startswith(".")
-        )
+        names = subfolders(folder)
     except OSError as error:
+        hint = suggest_splits(folder.parent)
         raise ConfigError(
             f"{folder}: this folder of images cannot be read ({error.strerror}); expected"
-            " <dataset.root>/{train,test}/<class>/<image>. Without a folder named test,"
-            " dataset.test_fraction=0.2 draws a test set"
+            " <dataset.root>/{train,test}/<class>/<image>. "
+            + (
+                f"With dataset=image_folder, set {hint}"
+                if hint
+                else "Without a folder named test, dataset.test_fraction=0.2 draws a test set"
+            )
         ) from error
     if not names:
         raise ConfigError(
             f"{folder}: contains no class folders; must contain images as <class>/<image>"
         )
-    return names
+    if len(splits := [name for name in names if name.lower() in SPLIT_NAMES]) > 1:
+        hint = suggest_splits(folder) or "dataset.train_splits and dataset.test_splits"
+        raise ConfigError(
+            f"{folder}: {', '.join(splits)} are names of splits, but folders of classes are"
+            f" expected here; set {hint} (and dataset.test_fraction=null), or rename the classes"
+        )
+    if beside := [path.name for path in folder.iterdir() if is_image(path.name)]:
+        raise ConfigError(
+            f"{folder}: contains images beside the class folders, such as {min(beside)}; move them"
+            " into the folders of their classes, or remove them"
+        )
+    return sort_classes(names)
+
+
+def subfolders(folder: Path) -> list[str]:
+    """Return the names of the folders in `folder`, sorted as texts. Hidden ones are skipped."""
+    entries = os.scandir(folder)
+    return sorted(each.name for each in entries if each.is_dir() and not each.name.startswith("."))
+
+
+def is_image(name: str) -> bool:
+    return name.lower().endswith(SUFFIXES) and not name.startswith(".")
+
+
+def suggest_splits(root: Path) -> str:
+    """Return options of dataset=image_folder for the folders in `root`, or an empty text.
+
+    The folders may be splits with unusual names, or `root` may contain only the right folder.
+    """
+    names = subfolders(root) if root.is_dir() else []
+    splits = [name for name in names if name.lower() in SPLIT_NAMES]
+    train = [name for name in splits if name.lower().startswith("train")]
+    held = [name for name in splits if name.lower().startswith("test")]
+    held = held or [name for name in splits if name not in train]
+    if train and held:
+        return f"dataset.train_splits=[{','.join(train)}] dataset.test_splits=[{','.join(held)}]"
+    return f"dataset.root={root / names[0]}" if len(names) == 1 and not splits else ""
+
+
+def list_class(folder: Path) -> list[SourceFile]:
+    """Return the images of a class, sorted by path.
+
+    Raises ConfigError unless all images are directly in `folder`: folders below it are probably
+    the classes, or splits.
+    """
+    files = list_images(folder)
+    deeper = next((f.path for f in files if os.path.dirname(f.path) != str(folder)), None)
+    if deeper is None:
+        return files
+    hint = " ".join([f"dataset.root={folder}", suggest_splits(folder)]).strip()
+    raise ConfigError(
+        f"{folder}: the images of a class must be directly in its folder, but here are images in"
+        f" folders below it, such as {os.path.relpath(deeper, folder)}. If {folder.name} is not a"
+        f" class, set {hint}; if it is one, move its images"
+    )
+
+
+def require_all_used(root: Path, used: Sequence[str], advice: str) -> None:
+    """Raise ConfigError if folders in `root` contain images, but are not `used`.
+
+    advice: how to use these folders or leave them out, with `{}` for their names.
+    """
+    others = [
+        name
+        for name in subfolders(root)
+        if name not in used and list_files(root / name, suffixes=SUFFIXES)
+    ]
+    if others:
+        names = ",".join(others)
+        raise ConfigError(
+            f"{root}: the images in {names} would not be used; {advice.replace('{}', names)}"
+        )
 
 
 def list_images(folder: Path, recursive: bool = True) -> list[SourceFile]:
@@ -122,7 +198,7 @@ def scan_classes(folder: Path, classes: Sequence[str]) -> Labelled:
             f"{folder}: must have the same class folders as the training data; folders that only"
             f" one of the two has: {', '.join(sorted(differing)[:5])}"
         )
-    return label_files([list_images(folder / c) for c in classes])
+    return label_files([list_class(folder / c) for c in classes])
 
 
 def label_files(by_class: Sequence[Sequence[SourceFile]]) -> Labelled:
@@ -140,13 +216,16 @@ def scan_splits(root: Path, splits: Sequence[str]) -> tuple[Labelled, list[str]]
     return list(chain(*parts)), classes
 
 
-def scan_tree(root: Path, train_splits: Sequence[str] = ("train",)) -> Tree:
+def scan_tree(
+    root: Path, train_splits: Sequence[str] = ("train",), test_splits: Sequence[str] = ("test",)
+) -> Tree:
     """Return the files in `<root>/<split>/<class>/*`.
 
-    The folders `train_splits` together form the training data, and the folder test the test data.
+    The folders `train_splits` together form the training data, and `test_splits` the test data.
     """
     train, classes = scan_splits(root, train_splits)
-    return Tree(train, scan_classes(root / "test", classes), classes)
+    test = [scan_classes(root / split, classes) for split in test_splits]
+    return Tree(train, list(chain(*test)), classes)
 
 
 def scan_undivided(root: Path, train_splits: Sequence[str]) -> Tree:
@@ -155,7 +234,8 @@ def scan_undivided(root: Path, train_splits: Sequence[str]) -> Tree:
     The files are `<root>/<split>/<class>/*` if the folders `train_splits` exist, and
     `<root>/<class>/*` otherwise.
 
-    Raises ConfigError if there is a folder named test.
+    Raises ConfigError if there is a folder named test, or if there are folders of images beside
+    those of `train_splits`.
     """
     if (root / "test").is_dir():
         raise ConfigError(
@@ -163,19 +243,29 @@ def scan_undivided(root: Path, train_splits: Sequence[str]) -> Tree:
         )
     if all((root / split).is_dir() for split in train_splits):
         files, classes = scan_splits(root, train_splits)
+        together = f"dataset.train_splits=[{','.join(train_splits)},{{}}]"
+        advice = (
+            f"{together} also draws from them; dataset.test_splits=[{{}}] with"
+            f" dataset.test_fraction=null tests on them; dataset.root={root / train_splits[0]}"
+            " leaves them out"
+        )
+        require_all_used(root, train_splits, advice)
     else:
         classes = class_folders(root)
-        files = label_files([list_images(root / name) for name in classes])
+        files = label_files([list_class(root / name) for name in classes])
     return Tree(files, [], classes)
 
 
-def list_tree_files(root: Path, train_splits: Sequence[str], undivided: bool) -> list[SourceFile]:
+def list_tree_files(
+    root: Path, train_splits: Sequence[str], test_splits: Sequence[str], undivided: bool
+) -> list[SourceFile]:
     """Return all image files of a folder tree.
 
     undivided: whether the tree has no test folder.
     """
-    scan = scan_undivided if undivided else scan_tree
-    return scan(root, train_splits).files
+    if undivided:
+        return scan_undivided(root, train_splits).files
+    return scan_tree(root, train_splits, test_splits).files
 
 
 def scan_lists(root: Path, lists: Sequence[Path]) -> Tree:
@@ -195,7 +285,7 @@ def scan_lists(root: Path, lists: Sequence[Path]) -> Tree:
             f"{error.filename}: cannot be read ({error.strerror}); must be the list {each} or an"
             " image in this list"
         ) from error
-    classes = sorted({Path(file.path).parent.name for file in chain(*found)})
+    classes = sort_classes({Path(file.path).parent.name for file in chain(*found)})
     label = {name: number for number, name in enumerate(classes)}
     train, test = (
         [(file, label[Path(file.path).parent.name]) for file in files] for files in found
@@ -248,6 +338,16 @@ class Form(NamedTuple):
         """Return the options that are not default values, for the names of cache entries."""
         changed = {k: v for k, v in self._asdict().items() if v != self._field_defaults.get(k)}
         return {"channels": self.channels, "size": self.size} | changed
+
+    def sentence(self) -> str:
+        """Return a description of what decoding changes."""
+        kept = "its centre is cropped" if self.keep_ratio else "the aspect ratio is not kept"
+        size = f"resized to {self.size} x {self.size} ({self.interpolation}; {kept})"
+        return (
+            f"images are {'not resized' if self.size is None else size}, and converted to"
+            f" {MODES[self.channels]}; transparency is dropped (a transparent pixel keeps the"
+            " colour in the file)"
+        )
 
 
 def decode(files: Sequence[SourceFile], form: Form) -> np.ndarray:

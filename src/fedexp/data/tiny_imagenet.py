@@ -11,7 +11,7 @@ A class is identified by its WordNet ID (wnid). The files are:
 from pathlib import Path
 
 from fedexp.core.errors import ConfigError
-from fedexp.data.image_files import Tree, class_folders, scan_classes
+from fedexp.data.image_files import Tree, class_folders, label_files, list_class
 from fedexp.data.marks import SourceFile
 
 
@@ -22,7 +22,7 @@ def scan_published(root: Path) -> Tree:
     are missing or the annotations are invalid.
     """
     wnids = class_folders(root / "train")
-    train = scan_classes(root / "train", wnids)
+    train = label_files([list_class(root / "train" / wnid / "images") for wnid in wnids])
     label = {wnid: i for i, wnid in enumerate(wnids)}
     annotations = root / "val" / "val_annotations.txt"
     try:

@@ -2,7 +2,7 @@
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -11,11 +11,28 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple, Protocol
 import numpy as np
 import torch
 
+from fedexp.core.console import plural
 from fedexp.core.limits import Checked, Limit
 from fedexp.data.augment import Augmentation, Normalise, load_batch
 from fedexp.data.mapped import Chosen, Stored
 from fedexp.data.marks import SourceFile
 from fedexp.data.resized_crop import ResizedCrop
+
+NUMBER = re.compile(r"-?\d+(\.\d+)?")
+
+
+MISSING = ("", "nan", "<na>")  # labels in lower case that stand for no label, as pandas writes them
+
+
+def sort_classes(names: Iterable[Any]) -> list[Any]:
+    """Return class names in the order of their labels: by value if all are numbers, else as texts.
+
+    Sorted as texts, the numbers 0 to 11 would be 0, 1, 10, 11, 2, ...
+    """
+    found = sorted(names, key=str)
+    if all(NUMBER.fullmatch(str(name)) for name in found):
+        found.sort(key=float)
+    return found
 
 
 class Draws(Protocol):
@@ -76,6 +93,22 @@ class Data(ABC):
     def num_tasks(self) -> int:
         """Return the number of tasks (1 without a scenario)."""
         return 1 if self.test_tasks is None else int(self.test_tasks.max()) + 1
+
+    def sentence(self) -> str:
+        """Return a sentence that gives the classes, the numbers of examples and their shape."""
+        names = [f"{label}={name}" for label, name in enumerate(self.classes)]
+        shown = names if len(names) <= 20 else [*names[:3], "...", names[-1]]
+        if self.classes == tuple(map(str, range(self.num_classes))):
+            shown = [f"0 to {self.num_classes - 1}"]
+        train = int((self.y_train >= 0).sum())
+        return (
+            f"{plural(self.num_classes, 'class')} ({', '.join(shown)}); {train:,} training and"
+            f" {len(self.y_test):,} test examples, {self.form()}"
+        )
+
+    @abstractmethod
+    def form(self) -> str:
+        """Return the form of the stored inputs in words."""
 
     @property
     @abstractmethod
@@ -168,6 +201,10 @@ class DataSource(Checked, ABC, prefix="dataset."):
         """
         return [SourceFile.of(path) for path in self.paths]
 
+    def conversion(self) -> str:
+        """Return how inputs were converted when they were read, or an empty text."""
+        return ""
+
     @abstractmethod
     def load(self) -> Data:
         """Return the data set.
@@ -188,6 +225,10 @@ class ImageData(Data):
     std: tuple[float, ...]
     max_value: int = 255
     crop: ResizedCrop | None = None  # how images are cropped; None: images keep their size
+
+    def form(self) -> str:
+        height, width, channels = self.x_train.shape[1:]
+        return f"images of {width} x {height} pixels with {plural(channels, 'channel')}"
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -244,6 +285,10 @@ class TextData(Data):
 
     vocabulary: tuple[str, ...]  # characters, <UNK> and <PAD>, ordered by number
     vectors: torch.Tensor | None = None  # float32 [V, D]: pre-trained embeddings
+
+    def form(self) -> str:
+        length, words = self.x_train.shape[1], len(self.vocabulary)
+        return f"texts of {length} characters, from a vocabulary of {words:,}"
 
     @property
     def shape(self) -> TextShape:

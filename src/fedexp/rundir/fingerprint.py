@@ -160,7 +160,7 @@ def is_neutral(key: str, value: object, flat: Mapping[str, Any]) -> bool:
 
     flat: the values of all keys.
     """
-    if value is None and source_field(key) == "layout":
+    if value is None and source_field(key) in ("layout", "test_splits"):
         return True
     if value == ["train"] and is_joinable(key, flat):
         return True
@@ -257,8 +257,9 @@ def data_marks(container: Mapping[str, Any]) -> dict[str, str]:
             marks[key] = Path(value).name
         elif field == "root":
             splits = values.get(f"{node}.train_splits", ["train"])
+            test = values.get(f"{node}.test_splits") or ["test"]
             undivided = values.get(f"{node}.{SPLIT}") is not None
-            find = partial(list_tree_files, Path(value), splits, undivided)
+            find = partial(list_tree_files, Path(value), splits, test, undivided)
             marks[key] = content_mark(find, data_dir)
         elif field == "path" and Path(value).is_dir():  # otherwise the name of a data set on a hub
             marks[key] = content_mark(partial(list_files, Path(value)), data_dir)
