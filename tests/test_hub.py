@@ -85,6 +85,30 @@ def test_saved_hugging_face_texts_are_read(datasets, tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("texts", "labels", "message"),
+    [
+        (["a", "b"], [0, -1], "label: 1 of the 2 training examples have no label .*number 1"),
+        (["a", "b"], [0.0, None], "1 of the 2 training examples have no label"),
+        (["a", "b"], ["x", ""], "1 of the 2 training examples have no label"),
+        (["a", None], [0, 1], "text: 1 of the 2 training examples have no text .*number 1"),
+        ([" ", "b"], [0, 1], "1 of the 2 training examples have no text"),
+    ],
+)
+def test_missing_labels_and_texts_are_rejected(texts, labels, message, datasets, tmp_path):
+    part = {"text": texts, "label": labels}
+    path = save(datasets, tmp_path / "saved", part, part)
+    with pytest.raises(ConfigError, match=message):
+        load("huggingface_text", tmp_path, f"dataset.path='{path}'")
+
+
+def test_numbers_as_labels_are_sorted_by_value(datasets, tmp_path):
+    part = {"text": ["a", "b"], "label": ["10", "2"]}
+    path = save(datasets, tmp_path / "saved", part, part)
+    data = load("huggingface_text", tmp_path, f"dataset.path='{path}'")
+    assert (data.classes, data.y_train.tolist()) == (("2", "10"), [1, 0])
+
+
+@pytest.mark.parametrize(
     ("override", "message"),
     [
         ("dataset.train_split=trian", "must be one of train, test .nearest: 'train'"),

@@ -139,6 +139,15 @@ def test_csv_files_with_class_numbers_are_read(tmp_path):
     assert (data.classes, data.y_train.tolist()) == (("x", "y", "z"), [1, 0])
 
 
+def test_listed_classes_may_look_like_missing_labels_or_numbers(tmp_path):
+    content = "body,label\na,nan\nb,-1\n"
+    write(tmp_path, train_csv=content, test_csv=content)
+    assert dataset(tmp_path, classes=("-1", "nan")).load().y_train.tolist() == [1, 0]
+    content = "body,label\na,10.0\nb,2.0\n"
+    write(tmp_path, train_csv=content, test_csv=content)
+    assert dataset(tmp_path).load().classes == ("2.0", "10.0")
+
+
 def test_class_order_can_be_set(tmp_path):
     write(
         tmp_path,
@@ -285,7 +294,16 @@ CSV = {name: None for name in TXT} | {"test_csv": "body,label\na,x\n"}
         ),
         ({"train_txt": "a\t0\n\nb\t2\n"}, f"train.txt, line 3: the class '2' {NUMBERS}"),
         ({"test_txt": "a\t-1\n"}, f"test.txt, line 1: the class '-1' {NUMBERS}"),
-        ({"test_txt": "a\t\n"}, f"test.txt, line 1: the class '' {NUMBERS}"),
+        ({"test_txt": "a\t\n"}, "test.txt, line 1: has no label (empty or nan)"),
+        ({"train_txt": "a\t0\n\t1\n \t1"}, "line 2: has no text; this holds for 2 of the 3"),
+        (
+            CSV | {"train_csv": "body,label\na,x\nb,\nc,NaN\n"},
+            "train.csv, line 3: has no label (empty or nan); this holds for 2 of the 3",
+        ),
+        (
+            CSV | {"train_csv": "body,label\na,1\nb,-1\n"},
+            "line 3: the label -1, of 1 training text",
+        ),
         ({"class_txt": None, "train_txt": "a\t0\nb\t2\n"}, "class 1 has no training texts"),
         ({"class_txt": "\n"}, "class.txt: must have one class name per line"),
         ({"class_txt": "a\na\n"}, "class.txt: must have one class name per line"),

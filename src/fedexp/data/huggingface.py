@@ -21,6 +21,7 @@ from fedexp.data.datasets import Dataset, Side
 from fedexp.data.image_files import Form, list_files, to_array
 from fedexp.data.marks import SourceFile
 from fedexp.data.text import LabelledTexts, TextSource
+from fedexp.data.types import MISSING, sort_classes
 
 ON_THE_HUB = re.compile(r"[\w.-]+/[\w.-]+")
 # common column names, which are tried in this order if `dataset.label` or `dataset.column` is null
@@ -112,12 +113,16 @@ def encode_labels(
 ) -> tuple[list[int], list[int], tuple[str, ...]]:
     """Return (labels of the training examples, labels of the test examples, class names).
 
-    The class names are taken from the data set if it defines them. Otherwise they are the sorted
-    labels of the training examples.
+    The class names are taken from the data set if it defines them. Otherwise they are the labels of
+    the training examples, in the order of `sort_classes`. Raises ConfigError if labels are missing.
     """
     names = getattr(train.features[column], "names", None)
     raw = [list(split[column]) for split in (train, test)]
-    known = list(range(len(names))) if names else sorted(set(raw[0]))
+    lacking = "label (None, nan, -1 or an empty text)"
+    for split, labels in (("training", raw[0]), ("test", raw[1])):
+        absent = [number for number, label in enumerate(labels) if is_missing(label)]
+        require_none(absent, len(labels), f"dataset.label={column}", f"{split} examples", lacking)
+    known = list(range(len(names))) if names else sort_classes(set(raw[0]))
     numbers = {label: number for number, label in enumerate(known)}
     if unknown := set(raw[0] + raw[1]) - numbers.keys():
         raise ConfigError(
@@ -128,6 +133,23 @@ def encode_labels(
     return y_train, y_test, tuple(map(str, names or known))
 
 
+def is_missing(label: object) -> bool:
+    """Return whether a label stands for no label: None, nan, an empty text or, on the hub, -1."""
+    return label is None or str(label).strip().lower() in (*MISSING, "-1", "-1.0")
+
+
+def require_none(numbers: Sequence[int], total: int, key: str, examples: str, what: str) -> None:
+    """Raise ConfigError if there are examples without a label or text.
+
+    numbers: their numbers. total: the number of all examples.
+    """
+    if numbers:
+        raise ConfigError(
+            f"{key}: {len(numbers):,} of the {total:,} {examples} have no {what} (the first is"
+            f" number {numbers[0]}); remove them from the data set, or choose another column"
+        )
+
+
 @dataclass(frozen=True, kw_only=True)
 class HuggingFaceImages(Hub, Dataset):
     """Images that are greyscale if dataset.mean has one value, and in colour if it has three."""
@@ -135,15 +157,18 @@ class HuggingFaceImages(Hub, Dataset):
     # images are resized to size x size pixels; None: they already have the same size
     size: Side | None
 
+    def conversion(self) -> str:
+        return Form(self.channels, self.size).sentence()
+
     def read(self) -> Arrays:
         train, test, column, label = self.splits("image")
+        y_train, y_test, classes = encode_labels(train, test, label)
 
         def build() -> Arrays:
-            y_train, y_test, classes = encode_labels(train, test, label)
             x_train, x_test = (self._images(split, column) for split in (train, test))
             return make_arrays((x_train, y_train), (x_test, y_test), classes)
 
-        content = [str(split._fingerprint) for split in (train, test)]
+        content = [str(split._fingerprint) for split in (train, test)] + [f"classes {classes}"]
         options = {"channels": self.channels, "size": self.size, "column": column, "label": label}
         return load_cached(self.data_dir, self.name, content, options, build)
 
@@ -177,6 +202,10 @@ class HuggingFaceTexts(Hub, TextSource):
     def read(self, length: int) -> LabelledTexts:
         train, test, column, label = self.splits("text")
         y_train, y_test, classes = encode_labels(train, test, label)
-        x_train = [str(text)[:length] for text in train[column]]
-        x_test = [str(text)[:length] for text in test[column]]
-        return LabelledTexts(x_train, x_test, y_train, y_test, classes)
+        found = []
+        for name, split in (("training", train), ("test", test)):
+            texts = list(split[column])
+            blank = [k for k, text in enumerate(texts) if text is None or not str(text).strip()]
+            require_none(blank, len(texts), f"dataset.column={column}", f"{name} examples", "text")
+            found.append([str(text)[:length] for text in texts])
+        return LabelledTexts(found[0], found[1], y_train, y_test, classes)

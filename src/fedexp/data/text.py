@@ -7,6 +7,7 @@ normalised.
 """
 
 import json
+import logging
 import sys
 from abc import abstractmethod
 from collections import Counter
@@ -22,9 +23,16 @@ from fedexp.core.errors import ConfigError, require
 from fedexp.core.limits import Count, Limit
 from fedexp.core.npz import load_npz
 from fedexp.data.marks import checksum
-from fedexp.data.text_files import Example, find_files, label_numbers, name_classes, read_texts
+from fedexp.data.text_files import (
+    find_files,
+    label_numbers,
+    name_classes,
+    read_texts,
+    require_complete,
+)
 from fedexp.data.types import DataSource, TextData
 
+log = logging.getLogger("fedexp")
 UNK, PAD = "<UNK>", "<PAD>"
 Names = Annotated[tuple[str, ...], Limit("different names", lambda v: len(v) == len(set(v)) > 0)]
 
@@ -157,18 +165,22 @@ class TextDataset(TextSource):
 
     def read(self, length: int) -> LabelledTexts:
         parts = [read_texts(paths, length) for paths in find_files(self.folder, self.layout)]
-        classes = self._classes(parts[0])
+        listed = self._listed_classes()
+        for part in parts:
+            require_complete(part, listed)
+        classes = listed or name_classes(parts[0])
         train = [example.text for example in parts[0]]
         test = [example.text for example in parts[1]]
         y_train, y_test = (label_numbers(part, classes) for part in parts)
         return LabelledTexts(train, test, y_train, y_test, classes)
 
-    def _classes(self, train: Sequence[Example]) -> tuple[str, ...]:
+    def _listed_classes(self) -> tuple[str, ...]:
+        """Return the class names of the option or of class.txt, or none without both."""
         if self.classes is not None:
             return tuple(self.classes)
         path = self.folder / "class.txt"
         if not path.is_file():
-            return name_classes(train)
+            return ()
         try:
             lines = path.read_text("utf-8-sig").splitlines()
         except ValueError as error:
@@ -199,6 +211,8 @@ class UnlabelledTexts(TextSource):
                 " title, body, content or article; fedexp cannot download this file"
             )
         texts = [example.text for example in read_texts([path], length, labelled=False)]
+        if empty := texts.count(""):
+            log.warning("%s: %s of %s texts are empty", path, f"{empty:,}", f"{len(texts):,}")
         return LabelledTexts(texts, [], [-1] * len(texts), [], ())
 
 

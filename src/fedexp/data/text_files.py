@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fedexp.core.errors import ConfigError
+from fedexp.data.types import MISSING, sort_classes
 
 # accepted names of the columns
 TITLES, BODIES, LABELS = ("title",), ("body", "content", "article"), ("label", "target")
@@ -140,9 +141,16 @@ def name_classes(train: Sequence[Example]) -> tuple[str, ...]:
     """Return the class names that the labels of the training texts define.
 
     If the labels are numbers, the class names are the numbers 0 to C - 1; otherwise, they are the
-    sorted labels. Raises ConfigError if a number is missing.
+    sorted labels. Raises ConfigError if a number is missing, or if there is a label -1, which may
+    mean that the label is missing.
     """
     found = {example.label for example in train}
+    if unclear := [example.place for example in train if example.label in ("-1", "-1.0")]:
+        raise ConfigError(
+            f"{unclear[0]}: the label -1, of {len(unclear):,} training texts, may be a class or"
+            " mean that there is no label; list all classes in class.txt, one per line, or remove"
+            " these texts"
+        )
     numbers = tuple(str(number) for number in range(len(found)))
     if found == set(numbers):
         return numbers
@@ -152,7 +160,23 @@ def name_classes(train: Sequence[Example]) -> tuple[str, ...]:
             f"{train[0].place.partition(',')[0]}: class {missing} has no training texts, but a"
             " higher-numbered class has some; list all class names in class.txt, one per line"
         )
-    return tuple(sorted(found))
+    return tuple(sort_classes(found))
+
+
+def require_complete(examples: Sequence[Example], classes: Sequence[str]) -> None:
+    """Raise ConfigError if examples have an empty text, or no label.
+
+    classes: the class names that the user listed.
+    """
+    absent = set(MISSING) - {name.lower() for name in classes}
+    unlabelled = [example.place for example in examples if example.label.lower() in absent]
+    empty = [example.place for example in examples if not example.text]
+    for what, places in (("label (empty or nan)", unlabelled), ("text", empty)):
+        if places:
+            raise ConfigError(
+                f"{places[0]}: has no {what}; this holds for {len(places):,} of the"
+                f" {len(examples):,} examples. Remove or complete them"
+            )
 
 
 def label_numbers(examples: Sequence[Example], classes: Sequence[str]) -> list[int]:
