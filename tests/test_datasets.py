@@ -22,6 +22,7 @@ import numpy as np
 import pytest
 import torch
 import torchvision
+from filelock import FileLock
 from PIL import Image
 
 from fedexp.core.errors import ConfigError
@@ -240,6 +241,40 @@ def test_concurrent_jobs_download_files_once(mnist_files, tmp_path, caplog):
     assert caplog.text.count("mnist: downloading ") == 4
     assert not list((tmp_path / "data").rglob(".*"))
     check_mnist(load("mnist", tmp_path / "data"))
+
+
+def test_failed_download_leaves_the_folder_to_a_waiting_job(monkeypatch, tmp_path):
+    begun, waits = threading.Event(), threading.Event()
+    source = dataset("mnist", tmp_path / "data")
+    acquire = FileLock.acquire
+
+    def noted(lock, *args, **kwargs):
+        if begun.is_set():
+            threading.Timer(0.2, waits.set).start()
+        return acquire(lock, *args, **kwargs)
+
+    def fetch(folder):
+        if not begun.is_set():
+            begun.set()
+            assert waits.wait(10)
+            raise OSError("no network")
+        (folder / "kept").write_text("x")
+
+    monkeypatch.setattr(FileLock, "acquire", noted)
+    object.__setattr__(source, "_fetch_files", fetch)
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(source.fetch_missing)
+        assert begun.wait(10)
+        pool.submit(source.fetch_missing).result()
+    assert isinstance(first.exception(), ConfigError)
+    assert [path.name for path in source.download_folder.iterdir()] == ["kept"]
+
+
+@pytest.mark.parametrize("address", ["https://me:secret@host/x", "ftp://me:secret@host/x"])
+def test_passwords_in_addresses_are_rejected_unseen(address, tmp_path):
+    with pytest.raises(Exception, match=r"dataset\.url: must not contain .*a password") as error:
+        dataset("mnist", tmp_path, f"dataset.url={address}")
+    assert "secret" not in str(error.value)
 
 
 def test_a_download_with_a_wrong_md5_is_not_used(mnist_files, tmp_path):

@@ -14,6 +14,7 @@ from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, ClassVar
+from urllib.parse import urlsplit
 
 from filelock import FileLock
 
@@ -36,6 +37,16 @@ class Published(DataSource):
     )  # mirror to use instead of the hosts: a web folder or, if there is only one file, its address
 
     packed: ClassVar[bool] = True  # whether the files must be unpacked
+
+    def __post_init__(self) -> None:
+        """Reject a password before another message shows the address."""
+        if self.url and "@" in urlsplit(self.url).netloc:
+            raise ConfigError(
+                "dataset.url: must not contain a user name or a password. They would be stored with"
+                " every run, and downloads do not use them; instead, download the files yourself"
+                " into data_dir (without dataset.url, a message lists them)"
+            )
+        super().__post_init__()
 
     @property
     @abstractmethod
@@ -66,19 +77,10 @@ class Published(DataSource):
         if self.is_present:
             return
         folder = self.download_folder
-        new = [path for path in (folder, *folder.parents) if not path.exists()]
-        lock = folder / f".{self.name}.lock"
         try:
-            folder.mkdir(parents=True, exist_ok=True)
-            with FileLock(lock):  # several jobs of a sweep may need the same files
-                try:
-                    self._fetch_files(folder)
-                finally:
-                    lock.unlink(missing_ok=True)
+            with _locked(folder, f".{self.name}.lock"):  # several jobs may need the same files
+                self._fetch_files(folder)
         except Exception as error:  # network, disk, md5 and archive errors have no common type
-            with contextlib.suppress(OSError):  # rmdir fails for a folder that is not empty
-                for path in new:
-                    path.rmdir()
             raise ConfigError(self._instructions(folder, error)) from error
 
     def _fetch_files(self, folder: Path) -> None:
@@ -120,6 +122,34 @@ class Published(DataSource):
             "Or download them from a mirror: dataset.url=<web folder with these files; if there is"
             " only one file, its address also works>"
         )
+
+
+@contextlib.contextmanager
+def _locked(folder: Path, name: str) -> Iterator[None]:
+    """Create a folder, and hold the lock `name` in it.
+
+    If the block fails, the folders that were created are removed if they are empty. This is done
+    before the lock is released, so that no other job has the lock.
+    """
+    path, new = folder / name, set[Path]()
+    lock = FileLock(path)
+    while not lock.is_locked:
+        new |= {each for each in (folder, *folder.parents) if not each.exists()}
+        # another job that failed may remove the folder while this one waits for the lock
+        with contextlib.suppress(FileNotFoundError):
+            folder.mkdir(parents=True, exist_ok=True)
+            lock.acquire()
+    try:
+        yield
+    except Exception:
+        with contextlib.suppress(OSError):  # rmdir fails for a folder that is not empty
+            path.unlink()
+            for each in sorted(new, reverse=True):
+                each.rmdir()
+        raise
+    finally:
+        path.unlink(missing_ok=True)
+        lock.release()
 
 
 @contextlib.contextmanager
