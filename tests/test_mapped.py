@@ -79,7 +79,7 @@ def test_runs_on_mapped_images_equal_runs_in_memory(
     monkeypatch.setattr(datasets, "MOST_BYTES", 0)
     disk = outcome(tmp_path / "disk", *run)
     (stored,) = (tmp_path / CACHE).glob("*.u8")
-    assert stored.stat().st_size == 60 * 16 * 16 * 3
+    assert stored.stat().st_size == 60 * 16 * 16 * 3 + 4  # with the checksum
     assert disk.keys() == memory.keys()
     for key, value in memory.items():
         assert disk[key] == value, key
@@ -101,7 +101,33 @@ def test_images_are_stored_in_pieces_once_and_again_if_they_change(
     Image.new("RGB", (16, 16)).save(tmp_path / "photos/train/ant/0.png")
     changed = build(composed(*photos)).dataset.load()
     assert changed.x_train.read(torch.tensor([0])).sum() == 0
-    assert len([*(tmp_path / CACHE).glob("*.u8")]) == 1
+    assert torch.equal(stored.x_train.read(torch.arange(40)), data.x_train), "it may be in use"
+    assert len([line for line in caplog.messages if "remove this file if no run" in line]) == 1
+
+
+def test_damaged_file_of_images_is_written_again(photos, tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(datasets, "MOST_BYTES", 0)
+    stored = build(composed(*photos)).dataset.load()
+    before = stored.x_train.read(torch.arange(40))
+    (path,) = (tmp_path / CACHE).glob("*.u8")
+    path.write_bytes(bytes(path.stat().st_size))
+    again = build(composed(*photos)).dataset.load()
+    assert torch.equal(again.x_train.read(torch.arange(40)), before)
+    assert f"{path} is damaged" in caplog.text
+
+
+def test_roots_and_splits_have_separate_files_of_images(photos, tmp_path, monkeypatch):
+    monkeypatch.setattr(datasets, "MOST_BYTES", 0)
+    write_images(tmp_path / "other")
+    first = build(composed(*photos)).dataset.load()
+    other = [*photos, f"dataset.root='{tmp_path / 'other'}'"]
+    build(composed(*other)).dataset.load()
+    drawn = [f"dataset.root='{tmp_path / 'other/train'}'", "dataset.test_fraction=0.5"]
+    for seed in (0, 1):
+        build(composed(*photos, *drawn, f"dataset.split_seed={seed}")).dataset.load()
+    names = {path.name[:20] for path in (tmp_path / CACHE).glob("*.u8")}
+    assert len(names) == 4, "the first parts of their names differ, so none is outdated"
+    assert first.x_train.read(torch.arange(40)).any()
 
 
 def test_images_of_exactly_the_limit_stay_in_memory(photos, monkeypatch):

@@ -10,6 +10,7 @@ import json
 import os
 import stat
 import zipfile
+import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -83,6 +84,15 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
+
+
+def crc_of(path: Path, length: int) -> int:
+    """Return the CRC-32 checksum of the first `length` bytes of a file."""
+    found = 0
+    with open(path, "rb") as file:
+        while length > 0 and (part := file.read(min(length, 2**20))):
+            found, length = zlib.crc32(part, found), length - len(part)
+    return found
 
 
 def write_atomically(path: Path, content: bytes, sync_folder: bool = True) -> None:

@@ -3,7 +3,9 @@
 import json
 import logging
 import math
+import zlib
 from collections.abc import Callable, Iterable, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,7 @@ import numpy as np
 
 from fedexp.core.errors import ConfigError
 from fedexp.core.memory import size_of
-from fedexp.core.storage import replacing
+from fedexp.core.storage import crc_of, replacing
 from fedexp.data.mapped import ImageFile
 from fedexp.data.marks import CACHE, checksum
 
@@ -20,6 +22,7 @@ log = logging.getLogger("fedexp")
 # Images that do not fit into memory are a fedexp.data.mapped.Chosen, all others numpy arrays.
 Arrays = dict[str, Any]
 Labelled = tuple[Any, Any]  # inputs [N, ...] and labels [N]
+CRC_BYTES = 4  # of the checksum at the end of a file of decoded images
 FORMAT = 2  # increase when the meaning of the cached arrays changes
 
 
@@ -68,7 +71,10 @@ def load_mapped(
     shape: tuple[int, ...],
     build: Callable[[], Iterable[np.ndarray]],
 ) -> ImageFile:
-    """Return a file of decoded images from the cache. A missing file is written first.
+    """Return a file of decoded images from the cache. A missing or damaged file is written first.
+
+    The images are followed by their CRC-32 checksum, which is checked once per process. Files of
+    earlier versions of the images are kept, because other runs may be reading them.
 
     shape: the shape of all images together, (N, height, width, channels).
     build: yields the images in pieces, uint8 [n, height, width, channels]. Only one piece at a time
@@ -77,14 +83,17 @@ def load_mapped(
     See `load_cached` for the other parameters. Raises ConfigError if the file cannot be written.
     """
     path, size = _entry(data_dir, name, content, options, ".u8"), math.prod(shape)
-    if not path.is_file() or path.stat().st_size != size:
+    if not (path.is_file() and _is_intact(path, size, path.stat().st_mtime_ns)):
+        _name_outdated(path)
         log.info("storing %s of decoded images in %s; this is done only once", size_of(size), path)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             with replacing(path) as file:
+                crc = 0
                 for piece in build():
                     file.write(piece.data)
-            _remove_outdated(path)
+                    crc = zlib.crc32(piece.data, crc)
+                file.write(crc.to_bytes(CRC_BYTES))
         except OSError as error:
             raise ConfigError(
                 f"data_dir={data_dir}: {size_of(size)} of decoded images cannot be stored in"
@@ -101,11 +110,32 @@ def _entry(
     return Path(data_dir, CACHE, f"{name}-{chosen}-{checksum(chr(10).join(content))}{suffix}")
 
 
-def _remove_outdated(path: Path) -> None:
-    """Remove cache entries with the same options for earlier versions of the source files."""
-    for old in path.parent.glob(f"{path.stem.rpartition('-')[0]}-*{path.suffix}"):
-        if old != path:
-            old.unlink(missing_ok=True)
+def _outdated(path: Path) -> list[Path]:
+    """Return cache entries with the same options for earlier versions of the source files."""
+    pattern = f"{path.stem.rpartition('-')[0]}-*{path.suffix}"
+    return [old for old in path.parent.glob(pattern) if old != path]
+
+
+@cache
+def _is_intact(path: Path, size: int, mtime_ns: int) -> bool:
+    """Return whether a file of decoded images has this size and its checksum, without the latter.
+
+    mtime_ns: modification time, so that a file that changes is checked again.
+    """
+    if path.stat().st_size == size + CRC_BYTES:
+        log.info("checking %s of decoded images in %s", size_of(size), path)
+        with path.open("rb") as file:
+            file.seek(size)
+            if file.read() == crc_of(path, size).to_bytes(CRC_BYTES):
+                return True
+    log.warning("the cache file %s is damaged; decoding the images again", path)
+    return False
+
+
+def _name_outdated(path: Path) -> None:
+    """Log which files of decoded images are probably no longer needed."""
+    for old in _outdated(path):
+        log.info("%s has earlier images; remove this file if no run uses it", old)
 
 
 def _read(path: Path) -> Arrays | None:
@@ -126,6 +156,7 @@ def _write(path: Path, arrays: Arrays) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path) as file:
             np.savez(file, allow_pickle=False, **arrays)  # type: ignore[arg-type]
-        _remove_outdated(path)
+        for old in _outdated(path):
+            old.unlink(missing_ok=True)
     except OSError as error:
         log.warning("cannot save the decoded images in the cache: %s", error)

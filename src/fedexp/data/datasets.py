@@ -178,7 +178,7 @@ class Dataset(DataSource):
         n, files = len(train), tree.files
         content = [file.stamp(self.data_dir) for file in files]
         content += [f"train {train} test {test} classes {list(tree.classes)}"]
-        place = (self.data_dir, self.name, content, form.options)
+        place = (self.data_dir, self.name, content, form.options | self.place())
 
         def arrays(x: Any) -> Arrays:
             return make_arrays((x[:n], train), (x[n:], test), tree.classes)
@@ -190,6 +190,13 @@ class Dataset(DataSource):
                 images = load_mapped(*place, shape, lambda: (decode(p, form) for p in pieces))
                 return arrays(Chosen.all_of(images))
         return load_cached(*place, lambda: arrays(decode(files, form)))
+
+    def place(self) -> dict[str, Any]:
+        """Return options that select images and splits, for the names of cache entries.
+
+        An entry replaces only entries with the same values.
+        """
+        return {}
 
     def image_tree(self) -> Path | None:
         """Return `<data_dir>/<name>` if it has the folders train and test, else None."""
@@ -370,6 +377,11 @@ class ImageFolder(ImageFiles):
     @property
     def form(self) -> Form:
         return Form(self.channels, self.size, self.interpolation, self.keep_ratio)
+
+    def place(self) -> dict[str, Any]:
+        fields = ("train_splits", "test_splits", "test_fraction", "split_seed")
+        root = self.root.removeprefix(self.data_dir)  # the directory may be moved
+        return {"root": root} | {name: getattr(self, name) for name in fields}
 
     @cached_property
     def tree(self) -> Tree:

@@ -19,7 +19,7 @@ from fedexp.core.errors import ConfigError
 
 @dataclass(frozen=True)
 class ImageFile:
-    """A file of decoded images, uint8 [N, height, width, channels], without a header."""
+    """A file that begins with decoded images, uint8 [N, height, width, channels]."""
 
     path: str
     shape: tuple[int, ...]

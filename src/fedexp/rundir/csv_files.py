@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fedexp.core.errors import ConfigError, StorageError
-from fedexp.core.storage import storing, write_atomically
+from fedexp.core.storage import crc_of, storing, write_atomically
 from fedexp.rundir.files import ROUNDS
 
 
@@ -112,15 +112,6 @@ class CsvFile:
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
-
-
-def crc_of(path: Path, length: int) -> int:
-    """Return the CRC-32 checksum of the first `length` bytes of a file."""
-    found = 0
-    with open(path, "rb") as file:
-        while length > 0 and (part := file.read(min(length, 2**20))):
-            found, length = zlib.crc32(part, found), length - len(part)
-    return found
 
 
 def check_prefix(path: Path, length: int, expected: int | None) -> None:

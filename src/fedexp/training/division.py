@@ -57,6 +57,7 @@ def divide(built: Built) -> tuple[Data, list[Division]]:
     """Load the data, and return them with the division of each task's training examples."""
     seed, scenario = built.seeds.partition, built.scenario
     sequence = scenario.sequence(built.dataset, generator_for(seed, "tasks"))
+    require_classes(sequence.data)
     tasks, held = hold_out_from_all_tasks(built, sequence.tasks)
     # each example's task before blurring
     origin = np.zeros(len(sequence.data.y_train), np.int64)
@@ -103,6 +104,16 @@ def divide(built: Built) -> tuple[Data, list[Division]]:
     if built.settings.test_per_client:
         data = data.with_test_from_training(torch.from_numpy(parts[0].partition.test))
     return add_validation_set(data, held_out, origin), parts
+
+
+def require_classes(data: Data) -> None:
+    """Raise ConfigError if there is only one class, since every prediction would be correct."""
+    if data.num_classes < 2:
+        raise ConfigError(
+            f"dataset: {data.name} has only one class ({', '.join(data.classes)}), but"
+            " classification needs two. For images in folders, set dataset.root to the folder that"
+            " contains the folders of the classes or of the splits"
+        )
 
 
 def hold_out_from_all_tasks(
@@ -257,7 +268,7 @@ def make_task_partition(
     )
     partition = partition.renumber(numbers, every_label, data.num_classes)
     if not validation.fraction:
-        return partition
+        return with_unused(partition, task.train)
     given = f"validation.fraction={validation.fraction}"
     if validation.per_client:
         central = hold_out_per_client(validation, partition, seed, key)
@@ -269,7 +280,18 @@ def make_task_partition(
         raise ConfigError(
             f"{given}: selects none of the {len(numbers)} training examples; use a larger fraction"
         )
-    return partition.with_validation(central, every_label, data.num_classes)
+    partition = partition.with_validation(central, every_label, data.num_classes)
+    return with_unused(partition, task.train)
+
+
+def with_unused(partition: Partition, examples: np.ndarray) -> Partition:
+    """Return the partition with the number of unused examples in its `info`, if there are any.
+
+    examples: indices of the training examples that were divided.
+    """
+    used = [*partition.parts, partition.public, partition.validation]
+    count = len(np.setdiff1d(examples, np.concatenate(used)))
+    return replace(partition, info=partition.info | {"unused": count}) if count else partition
 
 
 def check_public(built: Built, found: int, examples: int) -> None:

@@ -124,6 +124,9 @@ def begin_new(run: Run) -> None:
     elif run.built.settings.resume is not None:
         log.info("no checkpoint was saved; the run starts again from round 0")
     write_options(run)
+    data, converted = run.simulation.runtime.data, run.built.dataset.conversion()
+    told = f"{data.sentence()}{'; ' * bool(converted)}{converted}"
+    log.info("dataset=%s: %s", run.job.choices["dataset"], told)
     write_partitions(run)
     remark = run.built.partition.remark()
     if remark and run.built.algorithm.paradigm != "centralized":
@@ -187,3 +190,7 @@ def write_partitions(run: Run) -> None:
             )
         else:
             log.info("partition=%s%s: %s", run.job.choices["partition"], task, partition.sentence())
+        if unused := info.get("unused"):
+            others = partition.sizes.sum() + len(partition.public) + len(partition.validation)
+            told = f"{unused:,} of {unused + others:,} training examples are not used"
+            log.warning("partition=%s%s: %s", run.job.choices["partition"], task, told)
