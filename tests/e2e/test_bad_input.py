@@ -47,6 +47,7 @@ resume=nowhere => resume=nowhere | not a run directory
 --multirun seed=0,1 algorithm=fedavg,fedxx => algorithm=fedxx
 rounds=0 algorithm=fedntd algorithm.beta=-1 algorithm.tau=0 alpha=0 => rounds | beta | tau | alpha=0
 rounds=0 hydra.run.dir=run => rounds=0
+--multirun seed=0,1 dataset=mnist dataset.url=http://me:secret@host/ => dataset.url: an address must
 """
 MORE = """
 dataset=mnist dataset.url=ftp://x => dataset.url

@@ -3,6 +3,7 @@
 import gzip
 import json
 import os
+import shutil
 import subprocess
 import sys
 
@@ -11,7 +12,7 @@ import pandas as pd
 import pytest
 import torch
 import yaml
-from helpers import SMALL, SOURCE, assert_same_run, summary_of
+from helpers import SMALL, SOURCE, assert_same_run, summary_of, write_images
 from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 
@@ -105,6 +106,22 @@ def test_same_command_twice_is_the_same_run(fedexp, tmp_path):
 
 
 @pytest.mark.slow
+def test_first_lines_describe_the_data_and_unused_examples(fedexp, tmp_path):
+    few = ("num_clients=1000", "participation=0.002", "rounds=1", "partition=iid")
+    fedexp.done(*SMALL, *few, "min_size=null", "hydra.run.dir=run")
+    said = (tmp_path / "run/run.log").read_text()
+    assert "dataset=digits: 10 classes (0 to 9); 1,437 training and 360 test examples" in said
+    assert "WARNING partition=iid: 437 of 1,437 training examples are unused" in said
+
+
+def test_one_class_is_rejected(fedexp, tmp_path):
+    write_images(tmp_path / "images", 4, 2)
+    for split in ("train", "test"):
+        shutil.rmtree(tmp_path / "images" / split / "b")
+    answer = fedexp.rejected("dataset=image_folder", "dataset.root=images", "partition=iid")
+    assert "image_folder has only one class (a)" in answer.err
+
+
 def test_partition_file_can_be_reused(fedexp, tmp_path):
     fedexp.done("rounds=1", "hydra.run.dir=first", *SMALL)
     small = [option for option in SMALL if not option.startswith("min_size")]

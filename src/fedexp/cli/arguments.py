@@ -11,7 +11,7 @@ from fedexp.cli.messages import explain_flag
 from fedexp.config.options import ONE_OPTION, PRESETS, SEVERAL, conf_directory, list_groups
 from fedexp.config.overrides import check_names, key_of, read_stored
 from fedexp.config.spelling import check_values, normalise, quoted
-from fedexp.core.errors import ConfigError
+from fedexp.core.errors import ConfigError, reject_password
 from fedexp.core.yaml_files import check_directories
 
 # flag -> (short form, allowed values). () means that the flag takes no value, None that any value
@@ -120,6 +120,7 @@ def make_plan(flags: Mapping[str, str], overrides: list[str]) -> Plan:
     own = []
     for text in normalise(add_stored_overrides(overrides, multirun, searched), searched):
         key, _, value = text.partition("=")
+        reject_password(key, value)
         if key not in OURS:
             own.append(text)
         elif multirun:

@@ -2,6 +2,7 @@
 
 import difflib
 import errno
+import re
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -117,6 +118,16 @@ def collecting() -> Iterator[None]:
         _collected.reset(token)
     if messages:
         raise ConfigError("\n".join(messages))
+
+
+def reject_password(key: str, text: str) -> None:
+    """Raise ConfigError if an address contains a user name or a password. They are not shown."""
+    if re.search(r"://[^/?#\s]*@", text):
+        raise ConfigError(
+            f"{key}: an address must not contain a user name or a password, because it is stored"
+            " with every run, and downloads do not use them. Download the files yourself into"
+            " data_dir (without dataset.url, a message lists them)"
+        )
 
 
 def require_choice(key: str, value: str, choices: Iterable[str]) -> None:

@@ -14,11 +14,10 @@ from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, ClassVar
-from urllib.parse import urlsplit
 
 from filelock import FileLock
 
-from fedexp.core.errors import ConfigError
+from fedexp.core.errors import ConfigError, reject_password
 from fedexp.core.limits import Limit
 from fedexp.data.types import DataSource
 
@@ -40,12 +39,7 @@ class Published(DataSource):
 
     def __post_init__(self) -> None:
         """Reject a password before another message shows the address."""
-        if self.url and "@" in urlsplit(self.url).netloc:
-            raise ConfigError(
-                "dataset.url: must not contain a user name or a password. They would be stored with"
-                " every run, and downloads do not use them; instead, download the files yourself"
-                " into data_dir (without dataset.url, a message lists them)"
-            )
+        reject_password("dataset.url", self.url or "")
         super().__post_init__()
 
     @property

@@ -192,5 +192,5 @@ def write_partitions(run: Run) -> None:
             log.info("partition=%s%s: %s", run.job.choices["partition"], task, partition.sentence())
         if unused := info.get("unused"):
             others = partition.sizes.sum() + len(partition.public) + len(partition.validation)
-            told = f"{unused:,} of {unused + others:,} training examples are not used"
+            told = f"{unused:,} of {unused + others:,} training examples are unused"
             log.warning("partition=%s%s: %s", run.job.choices["partition"], task, told)
