@@ -15,7 +15,7 @@ from fedexp.core.tree import Params
 from fedexp.data.changes import reduce_classes
 from fedexp.data.held_out import Validation
 from fedexp.data.partition import make_partition
-from fedexp.data.partitioned import Partition
+from fedexp.data.partitioned import HELD_OUT, Partition
 from fedexp.data.replay import fill_buffers
 from fedexp.data.streams import blur_tasks, draw_orders, reorder_parts
 from fedexp.data.surrogate import Shards
@@ -289,7 +289,7 @@ def with_unused(partition: Partition, examples: np.ndarray) -> Partition:
 
     examples: indices of the training examples that were divided.
     """
-    used = [*partition.parts, partition.public, partition.validation]
+    used = [*partition.parts, *(getattr(partition, name) for name in HELD_OUT)]
     count = len(np.setdiff1d(examples, np.concatenate(used)))
     return replace(partition, info=partition.info | {"unused": count}) if count else partition
 

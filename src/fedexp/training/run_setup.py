@@ -13,6 +13,7 @@ from fedexp.config.trust import describe_foreign_classes
 from fedexp.core import storage, tree, yaml_files
 from fedexp.core.errors import BudgetSpent, ConfigError, RunFailed, StorageError
 from fedexp.data.changes import describe_change
+from fedexp.data.partitioned import HELD_OUT
 from fedexp.engine.hardware import Resolved
 from fedexp.rundir import checkpoint, csv_files, files, origin
 from fedexp.rundir.client_states import choose_place
@@ -191,6 +192,6 @@ def write_partitions(run: Run) -> None:
         else:
             log.info("partition=%s%s: %s", run.job.choices["partition"], task, partition.sentence())
         if unused := info.get("unused"):
-            others = partition.sizes.sum() + len(partition.public) + len(partition.validation)
-            told = f"{unused:,} of {unused + others:,} training examples are unused"
+            used = partition.sizes.sum() + sum(len(getattr(partition, k)) for k in HELD_OUT)
+            told = f"{unused:,} of {unused + used:,} training examples are unused"
             log.warning("partition=%s%s: %s", run.job.choices["partition"], task, told)
