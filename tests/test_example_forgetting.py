@@ -20,7 +20,6 @@ from fedexp.metrics import examples
 from fedexp.metrics.forgetting import round_drop
 from fedexp.metrics.forgetting_metric import BackwardTransfer, ForgettingEvents, Metrics
 from fedexp.metrics.history import History
-from fedexp.rundir.objective import direction_of
 from fedexp.rundir.reader import RunDirectory
 from fedexp.training.checkpoint_fit import Mismatch, check_history
 from quick_runs import SMALL
@@ -103,8 +102,9 @@ def test_columns_and_summary_equal_hand_calculation():
 
 def test_shares_are_undefined_before_the_second_round():
     for rounds in (0, 1):
-        values = ForgettingEvents().round_values(recorded(RIGHT[:rounds], [0, 1, 2, 0, 1]))
-        assert all(np.isnan(value) for value in values.values())
+        history = recorded(RIGHT[:rounds], [0, 1, 2, 0, 1])
+        for values in (ForgettingEvents().round_values, ForgettingEvents().summary):
+            assert all(np.isnan(value) for value in values(history).values())
 
 
 def test_only_metrics_that_need_examples_record_them():
@@ -112,12 +112,6 @@ def test_only_metrics_that_need_examples_record_them():
     assert chosen.needs_examples
     assert not BackwardTransfer().needs_examples
     assert make_simulation().initial_state().history.labels is None
-
-
-def test_a_search_minimises_forgetting_and_maximises_unforgettable_examples():
-    assert direction_of("forgetting_events", None) == "min"
-    assert direction_of("forgotten_examples", None) == "min"
-    assert direction_of("unforgettable_examples", None) == "max"
 
 
 def test_a_run_may_have_several_metrics(tmp_path):

@@ -5,7 +5,9 @@ import os
 import struct
 import subprocess
 import sys
+from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -18,11 +20,13 @@ from sklearn.datasets import load_digits
 import fedexp
 import quick_runs
 from fedexp.analysis import paper_table
+from fedexp.analysis.paper_table import is_number
 from fedexp.analysis.varying import varying_options
 from fedexp.cli import main
 from fedexp.core.errors import ConfigError
 from fedexp.data.image_files import stratified_split
 from fedexp.rundir import files, kept_models
+from fedexp.rundir.objective import declared_direction
 from fedexp.rundir.reader import RunDirectory
 from test_continual import TWO_TASKS
 from toy_federation import CONF, SETTINGS, make_simulation
@@ -207,6 +211,57 @@ def test_missing_or_damaged_file_is_named(run, tmp_path):
 
 
 # --- run
+
+
+@contextmanager
+def changed_dtype():
+    torch.set_default_dtype(torch.float64)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        changed_dtype,
+        torch.no_grad,
+        torch.inference_mode,
+        partial(torch.device, "meta"),
+        partial(torch.autocast, "cpu", torch.bfloat16),
+    ],
+)
+def test_settings_of_torch_do_not_change_a_run(changed, tmp_path):
+    """In a notebook, torch may have another default dtype, for example. It has it afterwards."""
+
+    def settings():
+        ones = torch.ones(1)
+        kind = (ones + ones).dtype, ones.device, (torch.eye(2) @ torch.eye(2)).dtype
+        return kind, torch.is_grad_enabled(), torch.is_inference_mode_enabled()
+
+    short = [*quick_runs.SMALL, "rounds=1"]
+    plain = fedexp.run(short, directory=tmp_path / "plain").rounds
+    with changed():
+        before = settings()
+        other = fedexp.run(short, directory=tmp_path / "other")
+        assert settings() == before
+        assert next(other.model().parameters()).dtype == torch.float32
+    columns = ["train_loss", "test_loss", "test_accuracy"]
+    pd.testing.assert_frame_equal(plain[columns], other.rounds[columns], check_exact=True)
+
+
+def test_every_number_of_a_summary_has_a_direction(tmp_path):
+    """The objective of a search, and the best value in a table, depend on it."""
+    whole = ["forgetting_metric=[all,events,alignment]", "evaluate=[global,personal]"]
+    views = ["validation.fraction=0.2", "evaluate_on=both", "algorithm=fedrep", "rounds=1"]
+    summaries = [train(tmp_path / "views", *whole, *views).summary]
+    tasks = ["scenario=class_incremental", "scenario.num_tasks=2", "dataset.augmentation.flip=true"]
+    views = ["test_views=[plain,augmented]", "rounds=1"]
+    summaries.append(train(tmp_path / "tasks", *tasks, *whole, *views).summary)
+    values = {key: value for summary in summaries for key, value in summary.items()}
+    numbers = {key for key, value in values.items() if value is None or is_number(value)}
+    assert {key for key in numbers if declared_direction(key) is None} == {"seed", "sweep"}
 
 
 def test_python_run_equals_command_line_run(run, tmp_path, monkeypatch):

@@ -42,11 +42,23 @@ def test_default_objective_never_uses_test_data():
         ("forgetting", "min"),
         ("seconds", "min"),
         ("train_samples_per_second", "max"),
+        ("consistency", "max"),
+        ("personal_accuracy_std", "min"),
+        ("in_local_accuracy_std_augmented", "min"),
+        ("validation_personal_accuracy_worst", "max"),
+        ("forgetting_events", "min"),
+        ("unforgettable_examples", "max"),
     ],
 )
-def test_direction_depends_on_the_objectives_name(name, expected):
+def test_direction_of_an_objective(name, expected):
     assert direction_of(name, None) == expected
     assert direction_of(name, "min") == "min"
+
+
+def test_objective_of_an_own_metric_needs_a_direction():
+    assert direction_of("my_accuracy", "max") == "max"
+    with pytest.raises(ConfigError, match=r"objective=my_accuracy: .*objective_direction=max or"):
+        direction_of("my_accuracy", None)
 
 
 def test_objective_must_be_a_finite_number():

@@ -20,7 +20,7 @@ from fedexp.data.surrogate import inputs_like, load_like
 from fedexp.data.types import Data, DataSource, ImageData
 from fedexp.engine.base import ClientRuntime
 from fedexp.engine.hardware import Hardware, Resolved
-from fedexp.engine.network import LAYOUT, FunctionalNetwork
+from fedexp.engine.network import LAYOUT, FunctionalNetwork, default_torch
 from fedexp.metrics.accuracy import class_accuracy, overall_accuracy
 from fedexp.rundir.reader import RunDirectory
 
@@ -41,6 +41,7 @@ class Evaluation:
     without test examples."""
 
 
+@default_torch()
 def evaluate_run(
     run: RunDirectory,
     dataset: DataSource | None = None,

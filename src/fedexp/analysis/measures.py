@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedexp.data.views import PLAIN, VALIDATION, name_in_view
-from fedexp.rundir.objective import direction_of
+from fedexp.rundir.objective import declared_direction
 from fedexp.rundir.reader import RunDirectory
 
 LABELS = {
@@ -74,8 +74,10 @@ def is_accuracy_key(key: str) -> bool:
     return re.sub("(_worst|_std)?(_augmented)?$", "", key).endswith("accuracy")
 
 
-def less_is_better(key: str) -> bool:
-    return "_std" in key or direction_of(key, None) == "min"
+def less_is_better(key: str) -> bool | None:
+    """Return whether a smaller value is better, or None for the number of a user's own metric."""
+    direction = declared_direction(key)
+    return None if direction is None else direction == "min"
 
 
 def format_value(value: float, key: str) -> str:

@@ -23,7 +23,7 @@ from fedexp.core.rng import generator_for, torch_seed
 from fedexp.data.rotations import Rotations
 from fedexp.data.tasks import ClassIncremental, DomainIncremental, Scenario
 from fedexp.data.types import DataSource, TextShape
-from fedexp.engine.network import require_memory, seeded_torch, trainable
+from fedexp.engine.network import default_torch, require_memory, seeded_torch, trainable
 from fedexp.models import Model
 from fedexp.rundir import files, kept_models, origin
 from fedexp.rundir.kept_models import KeptModel
@@ -135,6 +135,7 @@ def input_shape(run: RunDirectory, parts: Parts, kept: KeptModel) -> Any:
     return parts.dataset.load().shape
 
 
+@default_torch()
 def load_network(
     run: RunDirectory,
     number: int | None = None,

@@ -69,7 +69,8 @@ def means(runs: Sequence[RunDirectory], further: Iterable[str] = ()) -> pd.DataF
     table = pd.DataFrame(rows, columns=["setting", "method", *COUNTS, *columns])
     table = table.dropna(axis="columns", how="all")
     by = [name for name in ("setting", "pruned", main[0]) if name in table]
-    return table.sort_values(by, ascending=[*[True] * (len(by) - 1), less_is_better(by[-1])])
+    ascending = less_is_better(by[-1]) is not False
+    return table.sort_values(by, ascending=[*[True] * (len(by) - 1), ascending])
 
 
 def average_row(runs: Sequence[RunDirectory], values: Sequence[str]) -> dict[Any, Any]:
@@ -136,13 +137,13 @@ def make_section(table: pd.DataFrame, describe_seeds: str) -> Section:
 def rank(record: Mapping[Any, Any], metric: str) -> float:
     """Return a sort key that is smaller for better results.
 
-    Results that are displayed as the same number have the same key. A missing result or a pruned
-    run has the key infinity.
+    Results that are displayed as the same number have the same key. A missing result, a pruned run
+    and a metric whose direction is unknown have the key infinity.
     """
-    value = record.get(metric, math.nan)
-    if math.isnan(value) or record["pruned"]:
+    value, less = record.get(metric, math.nan), less_is_better(metric)
+    if math.isnan(value) or record["pruned"] or less is None:
         return math.inf
-    return float(format_value(value, metric)) * (1 if less_is_better(metric) else -1)
+    return float(format_value(value, metric)) * (1 if less else -1)
 
 
 def format_cell(record: Mapping[Any, Any], metric: str, best: bool) -> str:

@@ -115,8 +115,9 @@ class Run:
 
         Only runs with `forgetting_metric=events` have these data. Each row is an example, in the
         order of the test set. Columns: label; learned, the first evaluated round with a correct
-        prediction, or nan; forgotten, the number of forgetting events; correct, whether the last
-        prediction is correct. The initial model is not included.
+        prediction, or nan; forgotten, the number of forgetting events, or nan before the second
+        evaluated round; correct, whether the last prediction is correct. The initial model is not
+        included.
         """
         import numpy as np
         import pandas as pd
@@ -130,7 +131,8 @@ class Run:
         first = np.where(right.any(0), right.argmax(0), len(right))
         table = pd.DataFrame({"label": history.labels, "learned": rounds[first]})
         correct = np.asarray(right[-1:].any(0))
-        return table.assign(forgotten=forgetting_events(right), correct=correct)
+        forgotten = forgetting_events(right) if len(right) > 1 else np.nan
+        return table.assign(forgotten=forgotten, correct=correct)
 
     def analysis(self, name: str) -> pd.DataFrame:
         """Return the table that an analysis wrote.

@@ -86,7 +86,7 @@ class Settings(Checked):
     test_per_client: ShareBelow1 = 0.0
     # a key of summary.json; None: the validation accuracy, if there is one
     objective: str | None = None
-    objective_direction: Literal["max", "min", None] = None  # None: implied by the name
+    objective_direction: Literal["max", "min", None] = None  # None: the declared direction
     accept_changed_data: bool = False
 
     def __post_init__(self) -> None:

@@ -288,6 +288,27 @@ def seeded_torch(seed: int) -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def default_torch() -> Iterator[None]:
+    """Use torch's own default dtype, device and gradient mode, and no autocast, in the block.
+
+    A notebook may have changed them, which would change the results of a run. The caller's settings
+    are restored afterwards. Worker processes are started with torch's defaults.
+    """
+    dtype = torch.get_default_dtype()
+    with contextlib.ExitStack() as held:
+        held.enter_context(torch.inference_mode(False))
+        held.enter_context(torch.enable_grad())
+        if torch.get_default_device().type != "cpu":  # the mode slows down every call of torch
+            held.enter_context(torch.device("cpu"))
+        for device in ("cpu", "cuda"):
+            if torch.is_autocast_enabled(device):
+                held.enter_context(torch.autocast(device, enabled=False))
+        held.callback(torch.set_default_dtype, dtype)
+        torch.set_default_dtype(torch.float32)
+        yield
+
+
+@contextlib.contextmanager
 def flush_subnormals() -> Iterator[None]:
     """Treat subnormal numbers, below about 1e-38 in fp32, as zero while the block runs.
 

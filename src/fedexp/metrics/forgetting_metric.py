@@ -226,9 +226,11 @@ class ForgettingEvents(ForgettingMetric):
 
     def summary(self, history: History) -> dict[str, float]:
         right = history.correct()
+        # before the second round, nothing can be forgotten, so these values are undefined too
+        known = right if len(right) > 1 else right[:, :0]
         return self._shares(right) | {
-            "forgetting_events": _mean(examples.forgetting_events(right)),
-            "unforgettable_examples": _mean(examples.unforgettable(right)),
+            "forgetting_events": _mean(examples.forgetting_events(known)),
+            "unforgettable_examples": _mean(examples.unforgettable(known)),
         }
 
     def _shares(self, right: np.ndarray) -> dict[str, float]:

@@ -5,7 +5,15 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from fedexp.core.errors import ConfigError, nearest
-from fedexp.data.views import PLAIN, VALIDATION, VIEWS, configured_views, name_in_view
+from fedexp.data.views import (
+    AUGMENTED,
+    PLAIN,
+    VALIDATION,
+    VIEWS,
+    configured_views,
+    name_in_view,
+    suffix,
+)
 
 DEFAULT = name_in_view("accuracy", VALIDATION)
 MEASURES = (
@@ -17,8 +25,23 @@ MEASURES = (
     "round_forgetting",
     "task_forgetting",
 )
-# maximise values whose names contain one of these
-RAISED = ("accuracy", "samples_per_second", "learned", "unforgettable")
+OF_CLIENTS = [f"{kind}_local_accuracy" for kind in ("in", "out")]
+PERSONAL = ("personal", "personal_global", "personal_local")
+# The direction of each number in summary.json, with the name that it has in the plain view.
+DIRECTIONS = {
+    **dict.fromkeys(("accuracy", "best_accuracy", "average_accuracy", "new_task_accuracy"), "max"),
+    **dict.fromkeys(("global_in_accuracy", "global_out_accuracy", *OF_CLIENTS), "max"),
+    **dict.fromkeys(("consistency", "learned_examples", "unforgettable_examples"), "max"),
+    "train_samples_per_second": "max",
+    **dict.fromkeys((f"{name}_std" for name in OF_CLIENTS), "min"),
+    **dict.fromkeys(("forgetting", "round_forgetting", "local_round_forgetting"), "min"),
+    **dict.fromkeys(("task_forgetting", "forgetting_degree"), "min"),
+    **dict.fromkeys(("forgotten_examples", "forgetting_events"), "min"),
+    **dict.fromkeys(("seconds", "rounds", "best_round"), "min"),
+    **{f"{name}_accuracy{part}": "max" for name in PERSONAL for part in ("", "_worst")},
+    **{f"{name}_forgetting{part}": "min" for name in PERSONAL for part in ("", "_worst")},
+    **{f"{name}_{key}_std": "min" for name in PERSONAL for key in ("accuracy", "forgetting")},
+}
 OTHERS = ("seconds", "train_samples_per_second", "best_round")
 
 
@@ -34,9 +57,24 @@ def objective_name(config: Mapping[str, Any]) -> str | None:
     return str(name)
 
 
+def declared_direction(name: str) -> str | None:
+    """Return max or min for a number in summary.json, or None for one that fedexp does not make."""
+    plain = (name, name.removesuffix(suffix(AUGMENTED)), name.removeprefix(f"{VALIDATION}_"))
+    return next((DIRECTIONS[each] for each in plain if each in DIRECTIONS), None)
+
+
 def direction_of(name: str, asked: str | None) -> str:
-    """Return `asked` (max or min), or the direction implied by the name if `asked` is None."""
-    return asked or ("max" if any(word in name for word in RAISED) else "min")
+    """Return `asked` (max or min), or the declared direction if `asked` is None.
+
+    Raises ConfigError if neither is known, because the number is of a user's own metric.
+    """
+    found = asked or declared_direction(name)
+    if found is None:
+        raise ConfigError(
+            f"objective={name}: is not a number of fedexp, so its direction is unknown; add"
+            " objective_direction=max or objective_direction=min"
+        )
+    return found
 
 
 def objective_value(summary: Mapping[str, Any], name: str) -> float | None:

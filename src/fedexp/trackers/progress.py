@@ -93,7 +93,7 @@ class Progress(Tracker):
             self._best = max(accuracy, self._best or 0.0)
         if seconds is not None and record.round >= 1:
             self._durations.append(seconds)
-        line = self._line()
+        line = self._line(values)
         log.info("%s", line)
         is_due = record.round % self._every == 0 or record.round == self._total
         if self._live is None and (self._first_line or is_due):
@@ -126,30 +126,42 @@ class Progress(Tracker):
             self._live.stop()
             self._live = None
 
-    def _line(self) -> str:
-        """Return the line that is printed after a round."""
-        parts = [f"round {self._round:>{len(str(self._total))}}/{self._total}", *self._metrics()]
+    def _line(self, values: Mapping[str, float | None]) -> str:
+        """Return the line that is printed after a round. values: the values of the round."""
+        number = f"round {self._round:>{len(str(self._total))}}/{self._total}"
+        parts = [number, *self._metrics(values)]
         if self._pace is not None and self.seconds_left is not None:
             parts += [f"{duration(self._pace)}/round", f"left {duration(self.seconds_left)}"]
         return "  ".join(parts)
 
-    def _metrics(self) -> list[str]:
-        """Return the latest metrics, each with its name. Undefined metrics are omitted."""
+    def _metrics(self, values: Mapping[str, float | None]) -> list[str]:
+        """Return the given metrics, each with its name. A metric without a value is shown as "-".
+
+        Metrics that no round has had yet are omitted.
+        """
         known = self._values
         losses = ("train_loss", "test_loss", "validation_loss")
         # Before round 1, the training loss is undefined.
         loss = next((name for name in losses if name in known), "train_loss")
-        average = known.get("average_accuracy")
-        shown = [
-            ("accuracy {:.4f}", known.get("test_accuracy")),
-            ("validation {:.4f}", known.get("validation_accuracy")),
-            # A terminal has 80 columns: in continual learning, show the average accuracy of the
-            # learned tasks instead of the best accuracy.
-            ("best {:.4f}", self._best) if average is None else ("average {:.4f}", average),
-            ("forgetting {:.3f}", known.get("forgetting", known.get("validation_forgetting"))),
-            (f"{loss.replace('_', ' ')} {{:.3g}}", known.get(loss)),
+        forgetting = "forgetting" if "forgetting" in known else "validation_forgetting"
+        # A terminal has 80 columns: in continual learning, show the average accuracy of the
+        # learned tasks instead of the best accuracy.
+        average = "average_accuracy" if "average_accuracy" in known else "best"
+        shown = {
+            "test_accuracy": "accuracy {:.4f}",
+            "validation_accuracy": "validation {:.4f}",
+            average: f"{average.removesuffix('_accuracy')} {{:.4f}}",
+            forgetting: "forgetting {:.3f}",
+            loss: f"{loss.replace('_', ' ')} {{:.3g}}",
+        }
+        given = {**values, "best": self._best}
+        return [
+            text.format(given[name])
+            if given.get(name) is not None
+            else f"{text.rsplit(' ', 1)[0]} -"
+            for name, text in shown.items()
+            if name in known or given.get(name) is not None
         ]
-        return [text.format(value) for text, value in shown if value is not None]
 
     def _render(self) -> RenderableType:
         elapsed, left = time.monotonic() - self._started, self.seconds_left
@@ -163,7 +175,7 @@ class Progress(Tracker):
         bar = ProgressBar(total=max(self._total, 1), completed=self._round)
         row.add_row(f"round {self._round}/{self._total}", bar, state)
         title = Text(self._name, style="bold", overflow="ellipsis", no_wrap=True)
-        return Group(title, row, Text("  ".join(self._metrics())))
+        return Group(title, row, Text("  ".join(self._metrics(self._values))))
 
 
 def write_line(text: str, console: Console) -> None:

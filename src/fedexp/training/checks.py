@@ -21,7 +21,7 @@ from fedexp.data.types import DataSource
 from fedexp.data.views import AUGMENTED, TEST, TEST_VIEWS, evaluation_views
 from fedexp.metrics.forgetting_metric import Metrics
 from fedexp.metrics.history import History
-from fedexp.rundir.objective import check_objective
+from fedexp.rundir.objective import check_objective, direction_of
 from fedexp.rundir.revisions import value_of
 from fedexp.training import stopping
 
@@ -352,6 +352,7 @@ def measure_problems(built: Built, metrics: Metrics) -> Iterator[str]:
     if settings.objective is not None:
         empty = History(np.zeros((1, 1), np.int64), labels=np.zeros(0, np.int64))
         check_objective(settings.objective, views, metrics.summary(empty))
+        direction_of(settings.objective, settings.objective_direction)
 
 
 def check_kept(settings: Settings, last: int) -> None:

@@ -15,6 +15,7 @@ from fedexp.config.build import Built, build
 from fedexp.config.overrides import typed_overrides
 from fedexp.config.trust import require_typed_destination
 from fedexp.core import storage
+from fedexp.engine.network import default_torch
 from fedexp.rundir import checkpoint, files, origin, run_reuse
 from fedexp.rundir.links import require_no_outside_links
 from fedexp.rundir.repair import remove_failed_attempt
@@ -47,6 +48,7 @@ from fedexp.training.summary import check_result_names, summary_of
 log = logging.getLogger("fedexp")
 
 
+@default_torch()
 def train_run(job: Job) -> dict[str, Any]:
     """Run a job to its end and return its summary.
 

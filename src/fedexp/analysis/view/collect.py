@@ -317,7 +317,8 @@ def encode_means(table: pd.DataFrame) -> dict[str, Any]:
     sound = table[columns].where(several & (table["pruned"] == 0))
     best = {}
     for name in columns.drop("best_round", errors="ignore"):
-        ranks = sound[name].groupby(table["setting"]).rank("min", ascending=less_is_better(name))
+        ascending = less_is_better(name) is not False
+        ranks = sound[name].groupby(table["setting"]).rank("min", ascending=ascending)
         best[name] = np.flatnonzero(ranks == 1).tolist()
     return encode_table(table[["setting", "method", *columns, *counts]]) | {"best": best}
 
