@@ -1,5 +1,6 @@
 """The layout of table.tex against expected text; LaTeX compiles it."""
 
+import pandas as pd
 import pytest
 
 from fedexp.analysis.layout import latex as layout_tex
@@ -125,7 +126,7 @@ def test_values_that_are_shown_equal_are_both_bold(tmp_path):
 
 def test_larger_is_better_only_for_accuracies():
     accuracies = ("accuracy", "best_accuracy", "personal_accuracy_worst_augmented")
-    small = ("forgetting", "forgetting_augmented", "personal_forgetting_worst", "test_loss")
+    small = ("forgetting", "forgetting_augmented", "personal_forgetting_worst")
     assert all(map(is_accuracy_key, (*accuracies, "personal_accuracy_std")))
     assert all(map(less_is_better, (*small, "personal_accuracy_std")))
     assert not any(map(is_accuracy_key, small))
@@ -225,3 +226,54 @@ def test_origin_names_all_machines_and_commits_of_a_resumed_run():
     resumed = describe_origin([found | {"determinism": {"spans": [early, gpu, cpu]}}])
     assert resumed["commits"] == f"{'a' * 7} {'b' * 7}"
     assert resumed["hardware"] == "H200 (cuda, tf32); Xeon (cpu, fp32)"
+
+
+def test_rounds_to_a_target_are_over_the_seeds_that_reached_it(tmp_path):
+    """5 and 9 have the mean 7 and the deviation sqrt(8) = 2.8. FedNTD is slower, but each of its
+    seeds reached 0.5. The fraction of a run's best accuracy is only shown on request."""
+    reached = {"fedavg": (5, 9, None), "fedntd": (8, 8, 8), "fedprox": (None, None, None)}
+    for method, rounds in reached.items():
+        for seed, number in enumerate(rounds):
+            targets = {"0.5": number, "0.9*best": 2}
+            make_run(tmp_path, [f"algorithm={method}"], seed, rounds_to_target=targets)
+    write_tables(tmp_path)
+    section = (tmp_path / "table.md").read_text().partition("## Rounds to target")[2]
+    assert [line for line in section.splitlines() if line.startswith("| Fed")][:3] == [
+        "| FedNTD | **8 ± 0** |",
+        "| FedAvg | 7 ± 2.8 (2 of 3 seeds) |",
+        "| FedProx | never (0 of 3 seeds) |",
+    ]
+    assert "in parentheses" not in section
+    wide = make_table(find_jobs(tmp_path), Layout(metrics=("rounds_to_target",))).table
+    assert list(wide.columns.get_level_values(1)) == [
+        "Rounds to target 0.5",
+        "Rounds to target 0.9*best",
+    ]
+    csv = pd.read_csv(tmp_path / "table.csv").set_index("method")
+    assert csv.loc["fedavg", "rounds_to_target_0.5"] == 7
+    assert csv.loc["fedprox", "rounds_to_target_0.5_reached"] == 0
+
+
+def test_seed_counts_once(tmp_path, caplog):
+    """The third run has the method and the seed of the first, and the fourth another seed of the
+    training."""
+    every = ["algorithm=fedavg"]
+    seeds = {"partition": 0, "sampling": 0, "training": 0}
+    for seed, training, accuracy in ((0, 0, 0.4), (1, 0, 0.6), (0, 0, 0.9), (0, 5, 0.5)):
+        own = seeds | {"partition": seed, "training": training}
+        make_run(tmp_path, every, seed, accuracy=accuracy, seeds=own)
+    write_tables(tmp_path)
+    table = pd.read_csv(tmp_path / "table.csv")
+    assert table["n"].tolist() == [3]
+    assert table["accuracy"].tolist() == pytest.approx([0.5])
+    line = "Not in the tables: run02 has the settings and seeds of run00"
+    assert line in (tmp_path / "table.md").read_text()
+    assert line in caplog.text
+
+
+def test_table_names_failed_jobs(tmp_path):
+    make_run(tmp_path, ["algorithm=fedavg"])
+    make_run(tmp_path, ["algorithm=fedntd"], status="failed", error="out of memory")
+    write_tables(tmp_path)
+    text = (tmp_path / "table.md").read_text()
+    assert "Not in the tables: run01 failed: out of memory\n" in text

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,19 +25,59 @@ WHAT_A_IS = (
 )
 
 
+def find_repeats(runs: Sequence[RunDirectory]) -> dict[Path, RunDirectory]:
+    """Return the runs whose method and seeds another run has, each with the run that counts.
+
+    Such a run is no further seed, for example because it is a copy. Of several runs, the first one
+    with the most test views counts.
+    """
+    found: dict[Path, RunDirectory] = {}
+    counted: dict[Any, RunDirectory] = {}
+    order = sorted(range(len(runs)), key=lambda i: -len(runs[i].views))
+    named = names(runs)
+    for i in order:
+        run, summary = runs[i], runs[i].summary
+        seeds = summary.get("seeds") or summary.get("seed")
+        if seeds is None:
+            continue
+        first = counted.setdefault((named[i], str(seeds)), run)
+        if first is not run:
+            found[run.directory] = first
+    return found
+
+
 def drop_repeats(runs: Sequence[RunDirectory]) -> list[RunDirectory]:
-    """Drop a run if the same seed was also run with more test views."""
-    keys = [(name, run.summary.get("seed")) for name, run in zip(names(runs), runs, strict=True)]
-    most: Counter[Any] = Counter()
-    for key, run in zip(keys, runs, strict=True):
-        most[key] = max(len(run.views), most[key])
-    return [run for key, run in zip(keys, runs, strict=True) if len(run.views) == most[key]]
+    """Return the runs that count once per seed, see `find_repeats`."""
+    repeated = find_repeats(runs)
+    return [run for run in runs if run.directory not in repeated]
+
+
+def describe_left_out(jobs: Sequence[RunDirectory], current: Sequence[RunDirectory]) -> list[str]:
+    """Return one line for each job without a result in the tables, with the reason.
+
+    current: the jobs without outdated ones.
+    """
+    reasons = {
+        run.directory: "was run with other code of your own classes or with other data"
+        for run in jobs
+    }
+    reasons |= dict.fromkeys((run.directory for run in current), "")
+    for run in current:
+        if run.damaged:
+            again = "the same `--multirun` command runs it again"
+            reasons[run.directory] = f"is damaged ({run.describe_damage()}); {again}"
+        elif run.status == "failed":
+            reasons[run.directory] = f"failed: {run.summary.get('error') or 'see error.txt'}"
+    repeats = find_repeats([run for run in current if run.finished])
+    for path, run in repeats.items():
+        reasons[path] = f"has the settings and seeds of {run.directory.name}"
+    return [f"Not in the tables: {path.name} {why}" for path, why in reasons.items() if why]
 
 
 def describe_states(jobs: Iterable[RunDirectory]) -> str:
     """Return a sentence that counts the runs by status, or "" if all runs are completed.
 
-    Damaged runs are not counted: `describe_damage` reports them.
+    Damaged runs are not counted: `describe_left_out` reports them.
     """
     sound = [run for run in jobs if not run.damaged]
     found = Counter("pruned" if is_pruned(run) else run.status for run in sound)
@@ -64,16 +105,6 @@ def label_rows(table: pd.DataFrame) -> list[str]:
     """Return the displayed row names of a table of settings and methods."""
     columns = ["setting", "method"] if table["setting"].nunique() > 1 else ["method"]
     return displayed(differing(table[columns].agg(" ".join, axis="columns")))
-
-
-def describe_damage(jobs: Sequence[RunDirectory]) -> list[str]:
-    """Return one line for each run that the tables leave out because its files are damaged."""
-    return [
-        f"Not in the tables: {run.directory.name} is damaged ({run.describe_damage()}); the same"
-        " `--multirun` command runs it again"
-        for run in jobs
-        if run.damaged
-    ]
 
 
 def rounds_to_targets(runs: Sequence[RunDirectory]) -> pd.DataFrame:

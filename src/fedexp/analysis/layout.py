@@ -35,7 +35,7 @@ SYMBOLS = {
     SOME_DIVERGED: r"\textsuperscript{\textdagger}",
     PRUNED: r"\textsuperscript{\textdaggerdbl}",
 }
-IN_PARENTHESES = re.compile(r"\d\S* \(-?\d")
+IN_PARENTHESES = re.compile(r"\d\S* \(-?\d(?!\d* of )")
 PLAIN = "Plain test"
 Rows = Sequence[Mapping[Any, Any]]  # rows of the tidy table
 PER_SECTION = 6  # a table with more columns is split by partition, as in the papers

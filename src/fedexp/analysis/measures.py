@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedexp.data.views import PLAIN, VALIDATION, name_in_view
-from fedexp.rundir.objective import declared_direction
+from fedexp.rundir.objective import TARGETS, declared_direction
 from fedexp.rundir.reader import RunDirectory
 
 LABELS = {
@@ -81,7 +81,9 @@ def less_is_better(key: str) -> bool | None:
 
 
 def format_value(value: float, key: str) -> str:
-    """Format a value as papers do. Accuracies are in per cent."""
+    """Format a value as papers do. Accuracies are in per cent, and rounds have one digit."""
+    if key.startswith(TARGETS):
+        return f"{value:.1f}".removesuffix(".0")
     return f"{100 * value:.2f}" if is_accuracy_key(key) else f"{value:.3f}"
 
 

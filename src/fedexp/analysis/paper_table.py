@@ -7,7 +7,7 @@ import argparse
 import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
 import pandas as pd
@@ -23,6 +23,7 @@ from fedexp.analysis.measures import (
 )
 from fedexp.analysis.naming import differing, displayed, grouped, ordered
 from fedexp.core.errors import ConfigError, nearest
+from fedexp.rundir.objective import TARGETS
 from fedexp.rundir.reader import RunDirectory
 
 VALUES = (  # keys of summary.json
@@ -65,7 +66,8 @@ def means(runs: Sequence[RunDirectory], further: Iterable[str] = ()) -> pd.DataF
         for setting, methods in grouped(runs, of_data=True).items()
         for method, members in methods.items()
     ]
-    columns = [name for value in values for name in (value, f"{value}_std")]
+    columns = [f"{value}{part}" for value in values for part in ("", "_std")]
+    columns += [f"{value}_reached" for value in values if value.startswith(TARGETS)]
     table = pd.DataFrame(rows, columns=["setting", "method", *COUNTS, *columns])
     table = table.dropna(axis="columns", how="all")
     by = [name for name in ("setting", "pruned", main[0]) if name in table]
@@ -77,9 +79,12 @@ def average_row(runs: Sequence[RunDirectory], values: Sequence[str]) -> dict[Any
     """Return a method's row of table.csv, averaged over its seeds. values: keys of summary.json."""
     counts = {"n": len(runs), "diverged": sum(run.diverged for run in runs)}
     counts["pruned"] = sum(map(is_pruned, runs))
-    sound = [[run.summary.get(key) for key in values] for run in runs if not run.diverged]
+    sound = [[numbers_of(run).get(key) for key in values] for run in runs if not run.diverged]
     table = pd.DataFrame(sound, columns=list(values), dtype=float)
     spread = table.std().add_suffix("_std")
+    for key in values:
+        if key.startswith(TARGETS) and any(key in numbers_of(run) for run in runs):
+            counts[f"{key}_reached"] = int(table[key].count())
     return (
         counts
         | describe_origin(run.summary for run in runs)
@@ -88,10 +93,25 @@ def average_row(runs: Sequence[RunDirectory], values: Sequence[str]) -> dict[Any
     )
 
 
+def numbers_of(run: RunDirectory) -> dict[str, float | None]:
+    """Return the numbers in summary.json, and the rounds to targets as rounds_to_target_<target>.
+
+    A value is None if it is undefined, or if the run never reached the target.
+    """
+    reached = run.summary.get(TARGETS) or {}
+    found = {key: value for key, value in run.summary.items() if value is None or is_number(value)}
+    return found | {f"{TARGETS}_{target}": number for target, number in reached.items()}
+
+
+def absolute_targets(runs: Iterable[RunDirectory]) -> tuple[str, ...]:
+    """Return the keys of `numbers_of` for the option `targets`, without fractions of the best."""
+    keys = dict.fromkeys(key for run in runs for key in numbers_of(run))
+    return tuple(key for key in keys if key.startswith(TARGETS) and not key.endswith("best"))
+
+
 def make_table(runs: Sequence[RunDirectory], layout: Layout) -> Section:
     """Return the table of the given runs. Raises ConfigError if no run has a requested metric."""
-    found = {key for run in runs for key, value in run.summary.items() if is_number(value)}
-    require_known(layout.metrics, sorted(found), "--metrics")
+    layout = replace(layout, metrics=known_metrics(runs, layout.metrics))
     metrics = layout.metrics or tuple(measure.key for measure in main_measures(runs))
     require_known([layout.sort or "name"], ("name", *metrics), "--sort")
     groups, table = grouped(runs, of_data=True), means(runs, layout.metrics)
@@ -116,7 +136,23 @@ def make_table(runs: Sequence[RunDirectory], layout: Layout) -> Section:
     wide: Any = texts.unstack([0, 2] if layout.transpose else [1, 2])
     heads = itertools.product(columns, metrics)
     shown = wide.loc[rows, [head for head in heads if head in wide]].fillna("-")
-    return make_section(shown, describe_seeds(set(table["n"])))
+    about = describe_seeds(set(table["n"]))
+    if any(metric.startswith(TARGETS) for metric in metrics):
+        about += " Rounds to a target are over the seeds that reached it."
+    return make_section(shown, about)
+
+
+def known_metrics(runs: Iterable[RunDirectory], metrics: Iterable[str]) -> tuple[str, ...]:
+    """Return the keys of the requested metrics; rounds_to_target stands for all targets.
+
+    Raises ConfigError if no run has a requested metric.
+    """
+    numbers = [item for run in runs for item in numbers_of(run).items()]
+    found = {key for key, value in numbers if value is not None or key.startswith(TARGETS)}
+    targets = [key for key in dict(numbers) if key.startswith(TARGETS)]
+    require_known(metrics, sorted({*found, *([TARGETS] if targets else [])}), "--metrics")
+    keys = [targets if metric == TARGETS else [metric] for metric in metrics]
+    return tuple(itertools.chain.from_iterable(keys))
 
 
 def make_section(table: pd.DataFrame, describe_seeds: str) -> Section:
@@ -137,11 +173,12 @@ def make_section(table: pd.DataFrame, describe_seeds: str) -> Section:
 def rank(record: Mapping[Any, Any], metric: str) -> float:
     """Return a sort key that is smaller for better results.
 
-    Results that are displayed as the same number have the same key. A missing result, a pruned run
-    and a metric whose direction is unknown have the key infinity.
+    Results that are displayed as the same number have the same key. A missing result, a pruned run,
+    a target that some seed missed and a metric whose direction is unknown have the key infinity.
     """
     value, less = record.get(metric, math.nan), less_is_better(metric)
-    if math.isnan(value) or record["pruned"] or less is None:
+    missed = record.get(f"{metric}_reached", record["n"]) < record["n"]
+    if math.isnan(value) or record["pruned"] or missed or less is None:
         return math.inf
     return float(format_value(value, metric)) * (1 if less else -1)
 
@@ -149,12 +186,16 @@ def rank(record: Mapping[Any, Any], metric: str) -> float:
 def format_cell(record: Mapping[Any, Any], metric: str, best: bool) -> str:
     """Return mean ± standard deviation (n - 1 in the denominator) in Markdown."""
     value, spread = record.get(metric, math.nan), record.get(f"{metric}_std", math.nan)
+    reached, seeds = record.get(f"{metric}_reached", math.nan), record["n"]
+    of_seeds = f" ({reached:.0f} of {seeds} seeds)" if seeds > 1 and reached < seeds else ""
+    if math.isnan(value) and reached == 0 and record["diverged"] < seeds:
+        return f"never{of_seeds}"
     if math.isnan(value):
         return "diverged" if record["diverged"] else "-"
     text = format_value(value, metric) + (
         "" if math.isnan(spread) else f" ± {format_value(spread, metric)}"
     )
-    text = f"**{text}**" if best else text
+    text = f"**{text}**" if best else text + of_seeds
     return text + SOME_DIVERGED * bool(record["diverged"]) + PRUNED * bool(record["pruned"])
 
 

@@ -13,7 +13,7 @@ from fedexp.analysis import layout, paper_table
 from fedexp.analysis.aggregate import (
     WHAT_A_IS,
     choose_values,
-    describe_damage,
+    describe_left_out,
     describe_states,
     drop_repeats,
     label_rows,
@@ -51,10 +51,8 @@ def write_report(
         if not paths or not figures:
             return paths
         try:
-            runs, sweep = (
-                without_outdated([job for job in jobs if job.finished]),
-                find_sweep(directory),
-            )
+            runs = drop_repeats(without_outdated([job for job in jobs if job.finished]))
+            sweep = find_sweep(directory)
             look = read_settings_of_sweep(runs)
             look = look.changed(flags) if flags else look
             for drawn in (
@@ -98,9 +96,9 @@ def write_tables(
     Nothing is written if no run is finished. jobs: the sweep's runs. By default, they are read from
     the sweep's run directories. asked: the layout of table.tex.
     """
-    jobs = without_outdated(find_jobs(directory) if jobs is None else jobs)
-    sweep = find_sweep(directory)
-    left_out = describe_damage(jobs)
+    every_job = find_jobs(directory) if jobs is None else jobs
+    jobs, sweep = without_outdated(every_job), find_sweep(directory)
+    left_out = describe_left_out(every_job, jobs)
     for line in left_out:
         log.warning("%s: %s", directory, line)
     finished = [run for run in jobs if run.finished]
@@ -108,7 +106,8 @@ def write_tables(
     if not runs:
         return []
     wanted = paper_table.Layout() if asked is None else asked
-    own, table = paper_table.make_table(runs, wanted), paper_table.means(runs)
+    own, wished = paper_table.make_table(runs, wanted), paper_table.absolute_targets(runs)
+    table = paper_table.means(runs, wished)
     shown, head = [own], f"# {directory.name}\n{describe_states(jobs)}"
     in_latex = shown
     if sweep is not None and len(published_cells(sweep)):
@@ -125,7 +124,11 @@ def write_tables(
     every = rounds_to_targets(runs)
     targets = every.drop(columns=["setting", "method"]).dropna(axis=1, how="all")
     targets = targets.set_axis(label_rows(every), axis="index").map(layout.plain_number)
-    parts = [f"{head}\n{layout.all_markdown(shown)}", f"## Rounds to target\n\n{WHAT_A_IS}\n"]
+    parts = [f"{head}\n{layout.all_markdown(shown)}", "## Rounds to target\n"]
+    if wished:
+        asked_for = paper_table.make_table(runs, paper_table.Layout(wished))
+        parts.append(layout.all_markdown([asked_for]))
+    parts.append(f"{WHAT_A_IS}\n")
     contents = {
         "table.csv": table.to_csv(index=False),
         "table.md": "\n".join([*parts, layout.markdown(targets)]),

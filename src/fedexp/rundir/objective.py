@@ -42,6 +42,7 @@ DIRECTIONS = {
     **{f"{name}_forgetting{part}": "min" for name in PERSONAL for part in ("", "_worst")},
     **{f"{name}_{key}_std": "min" for name in PERSONAL for key in ("accuracy", "forgetting")},
 }
+TARGETS = "rounds_to_target"  # mapping from targets to rounds; a table has rounds_to_target_0.5
 OTHERS = ("seconds", "train_samples_per_second", "best_round")
 
 
@@ -59,6 +60,8 @@ def objective_name(config: Mapping[str, Any]) -> str | None:
 
 def declared_direction(name: str) -> str | None:
     """Return max or min for a number in summary.json, or None for one that fedexp does not make."""
+    if name.startswith(TARGETS):
+        return "min"
     plain = (name, name.removesuffix(suffix(AUGMENTED)), name.removeprefix(f"{VALIDATION}_"))
     return next((DIRECTIONS[each] for each in plain if each in DIRECTIONS), None)
 
