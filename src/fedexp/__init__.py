@@ -10,6 +10,7 @@ In Python and notebooks:
     sweep.runs, sweep.select(algorithm="fedntd", seed=0)
     fedexp.load_run("outputs/..."), fedexp.load_sweep("multirun/...")
     fedexp.evaluate(run, dataset="digits"), fedexp.export(run, "model.safetensors")
+    fedexp.measure(accuracies, axes=("task", "evaluated_task"))
 
 The names in `__all__` are stable. They are imported when they are first used, since importing torch
 and pandas takes seconds.
@@ -21,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from fedexp.analysis.evaluation import Evaluation
     from fedexp.api.directories import Run, Sweep, load_run, load_sweep
+    from fedexp.api.measuring import measure
     from fedexp.api.models import evaluate, export
     from fedexp.api.running import run, sweep
     from fedexp.core.errors import ConfigError
@@ -35,6 +37,7 @@ __all__ = [
     "export",
     "load_run",
     "load_sweep",
+    "measure",
     "run",
     "sweep",
 ]
@@ -48,6 +51,7 @@ _HOMES = {
     "export": "fedexp.api.models",
     "load_run": "fedexp.api.directories",
     "load_sweep": "fedexp.api.directories",
+    "measure": "fedexp.api.measuring",
     "run": "fedexp.api.running",
     "sweep": "fedexp.api.running",
 }
