@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import struct
 import subprocess
 import sys
@@ -755,15 +756,34 @@ def test_python_sweep_equals_command_line_sweep(sweep, tmp_path, monkeypatch):
         name = f"{run.config['choices']['algorithm']}_1"
         assert run.summary["fingerprint"] == alone[name].summary["fingerprint"]
         assert run.summary["accuracy"] == alone[name].summary["accuracy"]
-    again = fedexp.sweep([*SMALL, "rounds=1", "local.lr=0.05,-1"], directory="multirun/other")
+    sharded = [each for each in SMALL if each != "min_size=2"] + ["partition=sharding"]
+    sharded += ["rounds=1", "shards_per_client=5,3"]  # 24 shards of ten classes are impossible
+    again = fedexp.sweep(sharded, directory="multirun/other")
     assert sorted(again.runs["status"]) == ["completed", "failed"]
     for wrong, words in [
+        (["local.lr=0.05,-1"], "local.lr=-1.0: must be .*\\n  .in 1 of 2 jobs: local.lr=-1"),
         (["seed=1,2", "rounds=0"], "rounds=0: must be at least 1"),
         (["algorithm=fedavg,fedntdd"], "algorithm=fedntdd: no such option"),
         (["seed=1,2", "--cfg=job"], "not a flag"),
     ]:
         with pytest.raises(ConfigError, match=words):
             fedexp.sweep([*SMALL, *wrong])
+
+
+def test_sweep_has_only_the_runs_of_its_jobs(here, sweep, capsys):
+    """The directory also has a run of another command, a copy, and a run that no sweep made."""
+    fedexp.sweep([*SMALL, "rounds=1", "seed=0"], directory="mine")
+    (first,) = (path for path in (here / "mine").iterdir() if path.is_dir())
+    shutil.copytree(first, here / "mine" / "z_copy")
+    shutil.copytree(sweep / "fedntd_1", here / "mine" / "single")
+    made = fedexp.sweep([*SMALL, "rounds=1", "seed=1"], directory="mine")
+    assert [run.summary["seed"] for run in made] == [1]
+    assert f"{first.name} is no job of this command" in capsys.readouterr().err
+    loaded = fedexp.load_sweep("mine")
+    assert loaded.runs["seed"].tolist() == [0, 1]
+    told = capsys.readouterr().err
+    assert "mine: left out: single was not made by the sweep mine" in told
+    assert f"mine: left out: z_copy has the configuration of {first.name}" in told
 
 
 def test_load_run_of_sweep_suggests_load_sweep(sweep):

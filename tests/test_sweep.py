@@ -26,7 +26,7 @@ from fedexp.analysis.sweep import (
     load_sweep,
     normalise,
 )
-from fedexp.cli import main, preview
+from fedexp.cli import composition, main, preview
 from fedexp.cli.preview import Planned, job_status, plan_jobs, seconds_left
 from fedexp.config.build import build
 from fedexp.config.options import list_options, read_sweeps
@@ -326,6 +326,21 @@ def test_command_line_overrides_the_experiment():
     assert config.local.epochs == 5
 
 
+@pytest.mark.parametrize("partition", ["iid", "file", "sharding"])
+def test_presets_of_a_replaced_partition_are_dropped(partition):
+    """The experiment sets alpha, min_size and partition=lda."""
+    arguments = [f"partition={partition}", "experiment=fedka/cifar10", "tracker=none"]
+    arguments += ["partition.path=x.json"] if partition == "file" else []
+    with composition.composed(arguments) as config:
+        own = composition.without_hydra(config)
+    assert build(own).values.keys().isdisjoint({"alpha", "min_size"})
+    with (
+        pytest.raises(ConfigError, match=r"^alpha: only exists with partition=lda$"),
+        composition.composed([*arguments, "alpha=0.1"]),
+    ):
+        pass
+
+
 # --- names and locks
 
 
@@ -478,6 +493,11 @@ def test_only_one_process_uses_a_run_directory(tmp_path):
         (["preview=true"], "preview=true: needs --multirun"),
         (["--multirun", "sweep=nothing"], "sweep=nothing: no such sweep"),
         (["--multirun", "preview=maybe"], "preview=maybe: must be true or false"),
+        (["-m", "seed=0,1", "seed=2,3"], "seed=0,1 and seed=2,3: both set seed; give all"),
+        (["-m", "+seed=0", "++seed=range(3)"], "+seed=0 and ++seed=range(3): both set seed;"),
+        (["-m", "local.lr=1,2", "local={lr: 3}"], "and local={lr: 3}: both set local.lr;"),
+        (["-m", "alpha=1", "partition.alpha=1,2"], "alpha=1 and partition.alpha=1,2: both set"),
+        (["-m", "sweep=cfed_table1", "seed=0,1", "seed=2"], "seed=0,1 and seed=2: both set"),
     ],
 )
 def test_invalid_sweep_options_are_rejected(arguments, message, capsys):

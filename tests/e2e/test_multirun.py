@@ -72,13 +72,29 @@ def test_failing_job_does_not_stop_the_others(fedexp, tmp_path, monkeypatch):
     assert "Traceback" not in answer.err
 
 
-@pytest.mark.slow
-def test_invalid_job_writes_error_txt(fedexp, tmp_path):
-    fedexp.rejected("--multirun", "alpha=0.5,-1", "rounds=1", *SMALL)
+def test_every_job_is_checked_before_the_first_starts(fedexp, tmp_path):
+    """Also by the preview. Flashback needs public.fraction. Each message is printed once."""
+    given = ["algorithm=fedavg,flashback", "seed=0,1", "local.epochs=1,0", *SMALL]
+    given.remove("local.epochs=1")
+    for preview in ([], ["preview=true"]):
+        answer = fedexp.rejected("--multirun", *given, *preview)
+        assert "public.fraction=0: Flashback needs a public set" in answer.err
+        assert "(in 2 of 8 jobs: algorithm=flashback seed=0 local.epochs=1, ...)" in answer.err
+        assert answer.err.count("local.epochs=0: must be") == 1
+        assert answer.err.endswith("no job has been started\n")
+    assert not (tmp_path / "multirun").exists()
+
+
+def test_job_that_fails_with_its_data_is_listed_with_its_reason(fedexp, tmp_path):
+    """Eight clients with three shards need 24 shards, which ten classes cannot have."""
+    sharded = ["partition=sharding", "shards_per_client=5,3", *SMALL]
+    sharded.remove("min_size=2")
+    answer = fedexp.rejected("--multirun", *sharded, "rounds=1")
     (good,), (bad,) = jobs(tmp_path), failed(tmp_path)
     assert summary_of(good)["status"] == "completed"
-    assert "alpha=-1.0: must be" in (bad / "error.txt").read_text()
+    assert "shards_per_client=3" in (bad / "error.txt").read_text()
     assert not (bad / "rounds.csv").exists()
+    assert f"Not in the tables: {bad.name} failed: shards_per_client=3" in answer.out
 
 
 @pytest.mark.slow
@@ -139,12 +155,3 @@ def test_same_command_runs_only_incomplete_jobs(fedexp, tmp_path):
     assert (jobs(tmp_path)[0] / "summary.json").stat().st_mtime_ns == first[jobs(tmp_path)[0].name]
     assert summary_of(broken)["status"] == "completed"
     assert not (broken / "error.txt").exists()
-
-
-@pytest.mark.slow
-def test_shared_error_is_printed_once(fedexp, tmp_path):
-    answer = fedexp.rejected(
-        "--multirun", *SMALL, "seed=0,1,2", "local.epochs=0", "hydra.sweep.dir=sweep"
-    )
-    assert answer.err.count("local.epochs=0") == 1
-    assert len(list((tmp_path / "sweep").glob("*/error.txt"))) == 3  # each job has it

@@ -16,7 +16,7 @@ from fedexp.core.storage import display_path
 from fedexp.rundir import files
 from fedexp.rundir.fingerprint import flatten
 from fedexp.rundir.reader import RunDirectory, require_run
-from fedexp.rundir.sweeps import find_jobs, find_runs
+from fedexp.rundir.sweeps import find_runs, job_directories, own_jobs
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -335,11 +335,13 @@ def load_sweep(
 ) -> Sweep:
     """Load the runs of a sweep, or all runs in the subdirectories of another directory.
 
-    If a job reuses a complete run from a different sweep, that run is loaded. config_dir: see
+    If a job reuses a complete run from a different sweep, that run is loaded. Outdated runs, runs
+    that the sweep did not make and copies are left out, and the log names them. config_dir: see
     `load_run`. Raises ConfigError if the directory contains no run.
     """
     path = Path(directory).expanduser()
-    jobs = [job.directory for job in find_jobs(path)] or find_runs(path)
+    is_sweep = bool(job_directories(path))
+    jobs = [job.directory for job in own_jobs(path)] if is_sweep else find_runs(path)
     if not jobs:
         from fedexp.rundir.evidence import how_to_restore
 

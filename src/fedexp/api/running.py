@@ -12,7 +12,7 @@ from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedexp.api.directories import Run, Sweep, load_sweep
+from fedexp.api.directories import Run, Sweep
 from fedexp.cli.arguments import parse, quote_literal
 from fedexp.cli.composition import (
     check_config_dir,
@@ -28,6 +28,7 @@ from fedexp.config import composing
 from fedexp.core.errors import FAILED, ConfigError
 from fedexp.core.storage import remove_if_empty
 from fedexp.rundir.lock import occupied
+from fedexp.rundir.sweeps import own_jobs
 
 if TYPE_CHECKING:
     from fedexp.training.job import Job
@@ -72,10 +73,10 @@ def sweep(
     directory: str | os.PathLike[str] | None = None,
     config_dir: str | os.PathLike[str] | None = None,
 ) -> Sweep:
-    """Run `fedexp --multirun <overrides>` in this process, and return the runs of the sweep.
+    """Run `fedexp --multirun <overrides>` in this process, and return the runs of its jobs.
 
     Runs that failed are included. Jobs that are already complete in the directory are not run
-    again.
+    again. Other runs in the directory are left out, and the log names them.
 
     overrides: as on the command line, such as ["algorithm=fedavg,fedntd", "seed=0,1"] or
     ["sweep=fedntd_table1"]. Add "hydra/launcher=joblib" to run the jobs in several processes.
@@ -103,7 +104,13 @@ def sweep(
         sys.argv = before
     if not watch.begun:
         raise ConfigError(f"{' '.join(overrides)}: the sweep has no jobs")
-    found = load_sweep(os.path.commonpath(watch.begun), own)
+    jobs = [
+        Run(job.directory, own)
+        for each in dict.fromkeys(watch.begun)
+        # a new directory only has jobs of this command
+        for job in own_jobs(each, None if each in watch.made else watch.jobs)
+    ]
+    found = Sweep(Path(os.path.commonpath(watch.begun)), tuple(jobs))
     if watch.said and all(each.status == "failed" for each in found):
         raise ConfigError("\n".join(sorted(watch.said)))
     return found

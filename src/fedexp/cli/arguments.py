@@ -9,7 +9,13 @@ from typing import NamedTuple, NoReturn
 
 from fedexp.cli.messages import explain_flag
 from fedexp.config.options import ONE_OPTION, PRESETS, SEVERAL, conf_directory, list_groups
-from fedexp.config.overrides import check_names, key_of, read_stored
+from fedexp.config.overrides import (
+    assigned_values,
+    check_names,
+    is_sweep,
+    key_of,
+    read_stored,
+)
 from fedexp.config.spelling import check_values, normalise, quoted
 from fedexp.core.errors import ConfigError, reject_password
 from fedexp.core.yaml_files import check_directories
@@ -58,6 +64,13 @@ class Plan(NamedTuple):
     def words(self) -> list[str]:
         """The flags in the form that Hydra's parser accepts."""
         return [f"{name}={value}" if value else name for name, value in self.flags.items()]
+
+    @property
+    def lists_jobs(self) -> bool:
+        """Whether the command runs a multirun whose jobs are known in advance."""
+        shows = {"--cfg", "--info", "--hydra-help"} & self.flags.keys()
+        sweepers = {t for each in self.launches for t in each if key_of(t) == "hydra/sweeper"}
+        return "--multirun" in self.flags and not shows and sweepers <= {"hydra/sweeper=basic"}
 
     @property
     def draws(self) -> bool:
@@ -127,6 +140,7 @@ def make_plan(flags: Mapping[str, str], overrides: list[str]) -> Plan:
             ours[key] = value
         else:
             raise ConfigError(f"{text}: needs --multirun")
+    check_swept_once(own)
     own = rewrite_lists(own)
     check_overrides(own, searched)
     preview, budget = read_preview(ours, own), read_budget(ours, own)
@@ -183,6 +197,20 @@ def check_same_names(directories: Sequence[Path]) -> None:
                 raise ConfigError(
                     f"{mine}: has the same name as fedexp's {theirs}, which Hydra would use"
                     f" instead; rename your file, for example to my_{name.name}"
+                )
+
+
+def check_swept_once(overrides: Sequence[str]) -> None:
+    """Raise ConfigError if a key with several values is given twice, since Hydra uses the last."""
+    given: dict[str, str] = {}
+    for text in overrides:
+        for key, _ in assigned_values(text) or [(key_of(text), "")]:
+            name = key.removeprefix("partition.")  # partition.alpha refers to alpha
+            other = given.setdefault(name, text)
+            if other is not text and (is_sweep(other) or is_sweep(text)):
+                raise ConfigError(
+                    f"{other} and {text}: both set {name}; give all of its values at once, as in"
+                    f" {name}=<value>,<value>"
                 )
 
 

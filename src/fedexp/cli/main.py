@@ -137,11 +137,16 @@ def run(plan: Plan, watch: "SweepWatch | None" = None) -> int:
     watch = watch or sweeps.SweepWatch()
     launches = plan.launches
     try:
-        if plan.preview or plan.budget is not None:
+        if plan.lists_jobs or plan.preview or plan.budget is not None:
             from fedexp.cli import preview
         if plan.preview:
             interrupts.release()
             return preview.show_plan(plan)
+        if plan.lists_jobs:
+            interrupts.release()
+            jobs = preview.plan_jobs(launches, plan.folders)
+            preview.check_jobs(jobs)
+            watch.jobs = {job.directory.name for job in jobs}
         if plan.budget is not None:
             launches = preview.add_deadline(launches, began + 60 * plan.budget)
         application = hydra.main(

@@ -9,6 +9,7 @@ No job starts after the deadline. A running job saves its state and ends if the 
 be saved in time (fedexp.training.job).
 """
 
+import logging
 import statistics
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,10 +22,12 @@ from typing import Any, NamedTuple
 
 import torch
 from hydra import compose, initialize_config_dir
+from hydra.core.hydra_config import HydraConfig
 
 from fedexp.analysis.sweep import expand
 from fedexp.cli.arguments import Plan
-from fedexp.cli.composition import search_path_override, without_hydra
+from fedexp.cli.composition import isolated_hydra, search_path_override, without_hydra
+from fedexp.config.build import build
 from fedexp.config.options import conf_directory
 from fedexp.config.run_names import run_name
 from fedexp.config.settings import Stop
@@ -46,8 +49,12 @@ from fedexp.rundir.run_reuse import (
 )
 from fedexp.rundir.schema import OVER
 from fedexp.trackers.progress import duration
+from fedexp.training.checks import check, check_used
 from fedexp.training.job import DEADLINE
+from fedexp.training.prepare import centralized_config, metrics_of
 from fedexp.training.stopping import is_finished
+
+log = logging.getLogger("fedexp")
 
 # Two runs with equal values for these keys take equally long for a round.
 WORK = (
@@ -64,6 +71,7 @@ class Planned:
     # resolved; empty if the configuration has an error, which the job will report
     config: Mapping[str, Any]
     overrides: Sequence[str] = ()
+    composed: Any = None  # the DictConfig, not resolved, including the node hydra
 
 
 class Measured(NamedTuple):
@@ -77,12 +85,49 @@ class Measured(NamedTuple):
 
 
 def show_plan(plan: Plan) -> int:
-    """List the jobs of a sweep without running them, and return the exit code."""
+    """List the jobs of a sweep without running them, and return the exit code.
+
+    Raises ConfigError if a job's configuration is invalid.
+    """
     jobs = plan_jobs(plan.launches, plan.folders)
     seconds = show_jobs(jobs, find_measured_runs(jobs))
     if plan.budget is not None:
         show_limit(seconds, plan.budget)
+    check_jobs(jobs)
     return 0
+
+
+def check_jobs(jobs: Sequence[Planned]) -> None:
+    """Check the configuration of every job, without data.
+
+    Raises ConfigError with all messages, and the jobs that each of them is about.
+    """
+    wrong: dict[str, list[str]] = {}
+    for job, name in zip(jobs, name_jobs(jobs), strict=True):
+        try:
+            with isolated_hydra():
+                check_job(job)
+        except ConfigError as error:
+            wrong.setdefault(str(error), []).append(name)
+        except Exception:
+            log.debug("%s: cannot be checked", name, exc_info=True)  # the job reports the error
+    if wrong:
+        texts = [
+            f"{message}\n  (in {len(names)} of {len(jobs)} jobs: {names[0]}"
+            f"{', ...' if len(names) > 1 else ''})"
+            for message, names in wrong.items()
+        ]
+        raise ConfigError("\n".join([*texts, "no job has been started"]))
+
+
+def check_job(job: Planned) -> None:
+    """Raise ConfigError if the configuration of a job is invalid."""
+    HydraConfig.instance().set_config(job.composed)
+    built = build(without_hydra(job.composed))
+    built.tracker.check()
+    check(centralized_config(built), metrics_of(built))
+    if not job.directory.exists():  # a continued job may have options without effect
+        check_used(built.values, job.overrides)
 
 
 def show_state(plan: Plan) -> None:
@@ -108,18 +153,20 @@ def plan_jobs(launches: Sequence[Sequence[str]], folders: Sequence[Path]) -> lis
     """
     search = search_path_override(folders)
     jobs: dict[Path, Planned] = {}
-    with initialize_config_dir(str(conf_directory().resolve()), version_base="1.3"):
+    conf = str(conf_directory().resolve())
+    with isolated_hydra(), initialize_config_dir(conf, version_base="1.3"):
         for overrides in launches:
             # The default name of a sweep contains the time, so it is resolved only once.
             sweep: Path | None = None
             for job in expand(overrides):
                 config = compose("config", overrides=[*job, *search], return_hydra_config=True)
+                HydraConfig.instance().set_config(config)  # it says where own options are
                 sweep = sweep or Path(str(config.hydra.sweep.dir))
                 directory = sweep / run_name(config)
                 values: dict[str, Any] = {}
                 with suppress(ConfigError):
                     values = resolve(without_hydra(config))
-                jobs.setdefault(directory, Planned(directory, values, job))
+                jobs.setdefault(directory, Planned(directory, values, job, config))
     return list(jobs.values())
 
 

@@ -21,9 +21,8 @@ from fedexp.cli.arguments import Plan
 from fedexp.core import interrupts
 from fedexp.core.errors import FAILED, StorageError, say
 from fedexp.core.storage import display_path, read_json, remove_if_empty, write_json
+from fedexp.rundir import files
 
-# a sweep's configuration, which Hydra writes before the jobs are checked
-OF_HYDRA = "multirun.yaml"
 NOTES = ".failed"  # folder in a sweep where each failed job leaves a note for the launching process
 
 
@@ -36,6 +35,8 @@ class SweepWatch:
     made: set[Path] = field(default_factory=set)  # sweep directories that the command created
     # directory of each running sweep -> launcher
     running: dict[Path, str] = field(default_factory=dict)
+    # names of the jobs' directories; None if they are not known in advance
+    jobs: set[str] | None = None
     said: set[str] = field(default_factory=set)  # messages about jobs that have been printed
 
     @contextmanager
@@ -58,8 +59,8 @@ class SweepWatch:
         Empty parents inside `here` are removed too.
         """
         for directory in self.made:
-            if directory.is_dir() and [path.name for path in directory.iterdir()] == [OF_HYDRA]:
-                (directory / OF_HYDRA).unlink()
+            if directory.is_dir() and [*directory.iterdir()] == [directory / files.MULTIRUN]:
+                (directory / files.MULTIRUN).unlink()
                 remove_if_empty(directory, here)
 
 

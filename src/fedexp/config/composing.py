@@ -15,9 +15,10 @@ from typing import Any
 
 from hydra.core.config_search_path import ConfigSearchPath
 from hydra.plugins.config_source import ConfigResult
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf, open_dict
 
-from fedexp.config.overrides import leaves
+from fedexp.config.options import conf_directory, known_keys
+from fedexp.config.overrides import key_of, leaves
 from fedexp.config.trust import NAMES, find_naming_file
 from fedexp.core.errors import ConfigError
 from fedexp.core.private import hydra_internals
@@ -89,6 +90,7 @@ class CheckedLoader(ConfigLoaderImpl):
         """Compose the configuration. Raises ConfigError if Hydra would call an untrusted class."""
         config = super().load_configuration(*arguments, **options)
         check_classes(config)
+        drop_presets(config)
         return config
 
 
@@ -108,14 +110,42 @@ def use_checked_loader() -> Iterator[None]:
         hydra_internals.replace_loader(before)
 
 
+def drop_presets(config: DictConfig) -> None:
+    """Remove the keys that an experiment sets for a partition which the command line replaces.
+
+    Raises ConfigError if the command line sets such a key.
+    """
+    choices, typed = config.hydra.runtime.choices, list(map(key_of, config.hydra.overrides.task))
+    if not choices.experiment or "partition" not in typed:
+        return
+    conf = conf_directory()
+    known = known_keys(conf, [path for path in config_folders(config) if path != conf])
+    with open_dict(config):
+        for key, owners in known.items():
+            of_partition = owners and all(each.startswith("partition=") for each in owners)
+            if not of_partition or f"partition={choices.partition}" in owners:
+                continue
+            if key in typed:
+                raise ConfigError(f"{key}: only exists with {' or '.join(owners)}")
+            node, _, name = key.rpartition(".")
+            parent = OmegaConf.select(config, node) if node else config
+            if OmegaConf.is_config(parent):
+                parent.pop(name, None)
+
+
+def config_folders(config: DictConfig) -> list[Path]:
+    """Return the directories with config groups that a configuration was composed from."""
+    sources = config.hydra.runtime.config_sources
+    return [Path(each.path) for each in sources if each.schema == "file"]
+
+
 def check_classes(config: DictConfig) -> None:
     """Raise ConfigError unless every class that Hydra imports is in KNOWN or named by the user.
 
     The nodes in CALLED are checked. The nodes that they refer to are checked too, since such a node
     could contain a class name.
     """
-    sources = config.hydra.runtime.config_sources
-    folders = [Path(each.path) for each in sources if each.schema == "file"]
+    folders = config_folders(config)
     written: dict[str, Any] = OmegaConf.to_container(config.hydra)  # type: ignore[assignment]
     # a launcher's node refers to data_dir
     if OmegaConf.is_config(OmegaConf.select(config, "data_dir")):

@@ -142,6 +142,12 @@ def parse_override(text: str) -> Any:
         return None
 
 
+def is_sweep(text: str) -> bool:
+    """Return whether an override gives several values, such as seed=0,1."""
+    override = parse_override(text)
+    return override is not None and bool(override.is_sweep_override())
+
+
 def is_group(key: str, groups: Collection[str]) -> bool:
     return "/" in key or key in groups
 

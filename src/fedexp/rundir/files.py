@@ -27,6 +27,7 @@ LOCAL_EPOCHS, CKA = "local_epochs.csv", "cka.csv"
 ANALYSES = (WEIGHT_DIVERGENCE, GRADIENT_DIVERSITY, LOCAL_EPOCHS, CKA)  # of the group `analysis`
 TABLES = (ROUNDS, CLIENTS, TASKS, *(file_in_view(CLASSES, view) for view in VIEWS), *ANALYSES)
 ASIDE = "damaged"  # folder for damaged files that a run replaces
+MULTIRUN = "multirun.yaml"  # in a sweep, the configuration that Hydra writes before the jobs start
 
 
 def remove_temporaries(directory: Path) -> None:

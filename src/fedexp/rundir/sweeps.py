@@ -2,6 +2,7 @@
 
 import logging
 import os
+from collections.abc import Collection
 from pathlib import Path
 
 from fedexp.core import storage
@@ -31,9 +32,52 @@ def find_jobs(sweep: Path) -> list[RunDirectory]:
 
     sweep: the directory of the sweep.
     """
+    return [resolve_reuse(RunDirectory(path)) for path in job_directories(sweep)]
+
+
+def job_directories(sweep: Path) -> list[Path]:
+    """Return the directories of a sweep's jobs, sorted by name."""
     found = {path.parent for name in MARKS for path in sweep.glob(f"*/{name}")}
     found |= {path.parent.parent for path in sweep.glob(f"*/{files.OVERRIDES}")}
-    return [resolve_reuse(RunDirectory(path)) for path in sorted(found)]
+    return sorted(found)
+
+
+def own_jobs(sweep: Path, names: Collection[str] | None = None) -> list[RunDirectory]:
+    """Return the jobs of a sweep as `find_jobs`, without runs that do not belong to it.
+
+    These are outdated runs (see `without_outdated`), runs that another sweep or no sweep made, and
+    runs with the configuration and data of another one, such as a copy. The log names them.
+
+    names: the names of the jobs' directories, or None for all.
+    """
+    made_in = sweep_directory_name(sweep)
+    runs: list[RunDirectory] = []
+    known: dict[object, str] = {}
+    left_out = {}
+    for path in job_directories(sweep):
+        run = resolve_reuse(RunDirectory(path))
+        is_foreign = made_in is not None and run.summary.get("sweep", made_in) != made_in
+        identity = run.summary.get("fingerprint") or path
+        if names is not None and path.name not in names:
+            left_out[path.name] = "is no job of this command"
+        elif is_foreign and run.reused_for is None:
+            left_out[path.name] = f"was not made by the sweep {made_in}"
+        elif known.setdefault((identity, run.reused_for), path.name) != path.name:
+            left_out[path.name] = f"has the configuration of {known[identity, run.reused_for]}"
+        else:
+            runs.append(run)
+    for name, reason in left_out.items():
+        log.warning("%s: left out: %s %s", storage.display_path(sweep), name, reason)
+    return without_outdated(runs)
+
+
+def sweep_directory_name(sweep: Path) -> str | None:
+    """Return the name that a sweep's directory had when the sweep ran, or None if it is unknown."""
+    try:
+        content = contents.read_mapping(sweep / files.MULTIRUN)
+        return Path(content["hydra"]["sweep"]["dir"]).name
+    except (contents.Damaged, KeyError, TypeError):
+        return None
 
 
 def sweep_name(directory: Path) -> str:

@@ -59,6 +59,11 @@ def prepare(built: Built, share: int | None = None, before: str | None = None) -
     Raises ConfigError if the settings are incompatible with each other or with the data.
     """
     built = centralized_config(built)
+    if built.algorithm.paradigm == "centralized":
+        log.info(
+            "algorithm.paradigm=centralized: one client holds all training data; partition and"
+            " participation have no effect"
+        )
     if before is not None:
         built = replace(built, hardware=built.hardware.resumed())
     metrics = metrics_of(built)
@@ -231,10 +236,6 @@ def centralized_config(built: Built) -> Built:
             f"cohorts.path={built.cohorts.path}: must be null with algorithm.paradigm=centralized,"
             " which has only one client"
         )
-    log.info(
-        "algorithm.paradigm=centralized: one client holds all training data; partition and"
-        " participation have no effect"
-    )
     settings = replace(built.settings, num_clients=1, participation=1.0)
     surrogate = replace(built.surrogate, shards=1, server_shards=1, total_shards=1)
     return replace(built, settings=settings, surrogate=surrogate, partition=IID())

@@ -224,4 +224,4 @@ def sweep_name(job: Job) -> str | None:
     if job.sweep is not None:
         return job.sweep
     above = list(job.directory.absolute().parents)[:2]
-    return next((path.name for path in above if (path / "multirun.yaml").is_file()), None)
+    return next((path.name for path in above if (path / files.MULTIRUN).is_file()), None)
