@@ -115,7 +115,9 @@ def drop_presets(config: DictConfig) -> None:
 
     Raises ConfigError if the command line sets such a key.
     """
-    choices, typed = config.hydra.runtime.choices, list(map(key_of, config.hydra.overrides.task))
+    choices = config.hydra.runtime.choices
+    written: Any = OmegaConf.to_container(config.hydra.overrides.task)  # may contain `${`
+    typed = list(map(key_of, written))
     if not choices.experiment or "partition" not in typed:
         return
     conf = conf_directory()
