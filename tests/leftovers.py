@@ -9,13 +9,15 @@ from glob import glob
 from pathlib import Path
 
 # What libraries keep until the process ends: processes of multiprocessing and joblib, a thread of
-# tqdm, and variables that scikit-learn sets when it is imported.
+# tqdm, and variables that scikit-learn and torch.compile set when they are imported.
 KEPT = (
     "resource_tracker",
     "tqdm_monitor",
     "KMP_DUPLICATE_LIB_OK",
     "KMP_INIT_AT_FORK",
     "PYTEST_CURRENT_TEST",
+    "TORCHINDUCTOR_CACHE_DIR",
+    "TRITON_CACHE_DIR",
 )
 
 
