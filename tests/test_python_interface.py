@@ -310,31 +310,68 @@ def test_directory_of_another_run_is_not_overwritten(run, tmp_path):
     assert run.status == "completed"
 
 
-def test_overwrite_replaces_finished_run(tmp_path):
-    """overwrite=True removes the old run only when the new one has started."""
+EVERYTHING = (
+    "rounds=1",
+    "forgetting_metric=all",
+    "analysis=[weight_divergence,cka]",
+    "keep_models=1",
+    "keep_local_models=[1]",
+    "algorithm=scaffold",  # has client states
+    "tracker=wandb",
+    "tracker.mode=offline",
+    "figures=true",
+)
+
+
+def contents_of(directory: Path) -> set[str]:
+    found = {str(path.relative_to(directory)) for path in directory.rglob("*") if path.is_file()}
+    return found - {".lock"}
+
+
+def test_overwrite_deletes_only_files_of_the_old_run(tmp_path):
     there = tmp_path / "run"
-    first = train(there, "rounds=1")
-    (there / "models").mkdir(exist_ok=True)
-    (there / "models" / "old").touch()
-    before = first.summary["accuracy"]
+    first = train(there, *EVERYTHING)
+    before, own = (
+        contents_of(there),
+        {"notes.md", "figures/mine.png", "models/old", "other/config.yaml"},
+    )
+    for name in own:
+        (there / name).parent.mkdir(exist_ok=True)
+        (there / name).write_text("mine")
+    aside = tmp_path / ".run.overwritten"
+    aside.mkdir()
+    (aside / "rounds.csv").touch()
     with pytest.raises(ConfigError, match="the number of training examples"):
         fedexp.run([*SMALL, "rounds=1", "num_clients=2000"], directory=there, overwrite=True)
-    assert fedexp.load_run(there).summary["accuracy"] == before
-    assert os.listdir(tmp_path) == ["run"]
+    assert contents_of(there) == before | own
+    assert fedexp.load_run(there).summary == first.summary
     second = fedexp.run([*SMALL, "rounds=2"], directory=there, overwrite=True)
     assert second.summary["rounds"] == 2
-    assert not (there / "models" / "old").exists()
-    assert os.listdir(tmp_path) == ["run"]
-    new = fedexp.run([*SMALL, "rounds=1"], directory=tmp_path / "new", overwrite=True)
-    assert new.summary["accuracy"] == before
+    plain = contents_of(train(tmp_path / "plain", "rounds=2").directory)
+    assert contents_of(there) == plain | own
+    assert contents_of(aside) == {"rounds.csv"}
 
 
-def test_overwrite_conflicts_are_rejected(run, monkeypatch):
+def test_overwrite_conflicts_are_rejected(run, tmp_path, monkeypatch):
+    def overwrite(message: str, *overrides: str, directory: Path = run.directory) -> None:
+        with pytest.raises(ConfigError, match=message):
+            fedexp.run([*SMALL, "rounds=1", *overrides], directory=directory, overwrite=True)
+
     with pytest.raises(ConfigError, match=r"overwrite=True: needs directory=<run directory>"):
         fedexp.run(SMALL, overwrite=True)
+    before = contents_of(run.directory)
+    overwrite("starts a new run, but resume= continues", f"resume={run.directory}")
+    (tmp_path / "link").symlink_to(run.directory)
+    overwrite("is a link", directory=tmp_path / "link")
+    (run.directory / "inside").symlink_to(run.directory / "checkpoint")
+    overwrite("contains the link inside")
+    (run.directory / "inside").unlink()
+    (run.directory / "multirun.yaml").touch()
+    overwrite("is the directory of a sweep")
+    (run.directory / "multirun.yaml").unlink()
     monkeypatch.chdir(run.directory / "checkpoint")
-    with pytest.raises(ConfigError, match="contains the working directory"):
-        fedexp.run([*SMALL, "rounds=1"], directory=run.directory, overwrite=True)
+    overwrite("contains the working directory")
+    assert contents_of(run.directory) == before
     assert run.status == "completed"
 
 

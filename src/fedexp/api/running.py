@@ -4,11 +4,10 @@ Hydra composes the configuration as on the command line, but errors are raised a
 """
 
 import os
-import shutil
 import sys
 import traceback
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,9 +24,9 @@ from fedexp.cli.job import has_run, log_to_console, make_job, record_failure
 from fedexp.cli.main import run as run_plan
 from fedexp.cli.sweeps import SweepWatch
 from fedexp.config import composing
+from fedexp.config.overrides import key_of
 from fedexp.core.errors import FAILED, ConfigError
 from fedexp.core.storage import remove_if_empty
-from fedexp.rundir.lock import occupied
 from fedexp.rundir.sweeps import own_jobs
 
 if TYPE_CHECKING:
@@ -49,8 +48,8 @@ def run(
 
     config_dir: a directory with your own config groups (`--config-dir`). Its classes are trusted.
 
-    overwrite: whether to replace an existing run in `directory`. If the new run fails before it has
-    written anything, the old run is restored.
+    overwrite: whether to replace an existing run in `directory`. When the new run is ready to
+    start, the files that fedexp wrote for the old run are deleted; all other files stay.
 
     Raises ConfigError for invalid input. In that case, nothing is changed on disk. Any other
     exception that stops the run is written to error.txt and raised unchanged.
@@ -58,13 +57,14 @@ def run(
     given = [*checked_overrides(overrides), *directory_override("hydra.run.dir", directory)]
     if overwrite and directory is None:
         raise ConfigError("overwrite=True: needs directory=<run directory>")
+    if overwrite and any(key_of(text) == "resume" for text in given):
+        raise ConfigError("overwrite=True: starts a new run, but resume= continues a run; use one")
     own = None if config_dir is None else Path(config_dir)
     log_to_console()
     with composed(given, own) as config:
         path = Path(config.hydra.run.dir).absolute()
-        job = make_job(without_hydra(config), config.hydra, path, sweep=None)
-        with replaced_run(job.directory) if overwrite else nullcontext():
-            train(job)
+        job = make_job(without_hydra(config), config.hydra, path, sweep=None, overwrite=overwrite)
+        train(job)
     return Run(job.directory, own)
 
 
@@ -121,32 +121,6 @@ def directory_override(key: str, directory: str | os.PathLike[str] | None) -> li
     if directory is None:
         return []
     return [f"{key}={quote_literal(os.fspath(Path(directory).expanduser().absolute()))}"]
-
-
-@contextmanager
-def replaced_run(directory: Path) -> Iterator[None]:
-    """Move an existing run to a temporary directory while the block runs.
-
-    If the directory contains a new run afterwards, the old run is deleted. Otherwise, the old run
-    is moved back.
-    """
-    if not has_run(directory):
-        yield
-        return
-    if Path.cwd().is_relative_to(directory.resolve()):
-        raise ConfigError(f"{directory}: contains the working directory and cannot be overwritten")
-    aside = directory.with_name(f".{directory.name}.overwritten")
-    with occupied(directory):
-        shutil.rmtree(aside, ignore_errors=True)
-        directory.rename(aside)
-    try:
-        yield
-    finally:
-        if has_run(directory):
-            shutil.rmtree(aside)
-        else:
-            shutil.rmtree(directory, ignore_errors=True)
-            aside.rename(directory)
 
 
 def train(job: "Job") -> None:

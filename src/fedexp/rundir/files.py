@@ -1,6 +1,7 @@
 """The names of the files in a run directory."""
 
 import os
+import shutil
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -28,6 +29,40 @@ ANALYSES = (WEIGHT_DIVERGENCE, GRADIENT_DIVERSITY, LOCAL_EPOCHS, CKA)  # of the 
 TABLES = (ROUNDS, CLIENTS, TASKS, *(file_in_view(CLASSES, view) for view in VIEWS), *ANALYSES)
 ASIDE = "damaged"  # folder for damaged files that a run replaces
 MULTIRUN = "multirun.yaml"  # in a sweep, the configuration that Hydra writes before the jobs start
+SWEEP = ("sweep.json", MULTIRUN)  # files that only the directory of a sweep has
+IN_VIEWS = ("class_accuracy", "class_accuracy_normalised", "tasks", "local_round")
+FIGURES = (
+    *(file_in_view(name, view) for name in (*IN_VIEWS, "example_forgetting") for view in VIEWS),
+    *("curves", "loss", "data_distribution", "class_reduction"),
+    *(Path(name).stem for name in ANALYSES),
+)
+# glob patterns of everything that runs and their trackers write
+WRITTEN = (
+    *TABLES,
+    *(file_in_view(name, view) for name in (LOCAL, EXAMPLES) for view in VIEWS),
+    *(SUMMARY, ERROR, PARTITION, "partition_task*.npz", "partition_from_round*.npz"),
+    *("fingerprint.json", "elsewhere.json", "run.log", ".hydra/*.yaml", "checkpoint/*.pt"),
+    *(f"{CLIENT_STATES}/*.pt", "models/round_*.pt", f"{ASIDE}/*.csv*", f"{ASIDE}/*.pt*"),
+    *("profile/operations.csv", "profile/trace.json.gz", "tensorboard/events.out.tfevents.*"),
+    *(f"analysis/*.{form}" for form in ("csv", "npz", "png", "pdf", "svg")),  # fedexp analyse
+    *("wandb/*run-*", "wandb/debug*.log", "wandb/data", "wandb/cache"),
+    *(f"figures/{name}.{form}" for name in FIGURES for form in ("png", "pdf", "svg")),
+    CONFIG,  # last: until then, the directory is recognised as a run
+)
+
+
+def remove_run(directory: Path) -> None:
+    """Delete the files that a run has written. All other files stay.
+
+    Raises StorageError if a file cannot be deleted.
+    """
+    remove_temporaries(directory)
+    with storing(directory):
+        for path in (path for pattern in WRITTEN for path in sorted(directory.glob(pattern))):
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
 
 
 def remove_temporaries(directory: Path) -> None:

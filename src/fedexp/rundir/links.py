@@ -50,6 +50,29 @@ def require_no_outside_links(directory: Path) -> None:
             folders.remove(WANDB)
 
 
+def require_replaceable(directory: Path) -> None:
+    """Raise ConfigError unless the run in a directory may be replaced.
+
+    The directory must not be a sweep's, contain the working directory, or contain links, through
+    which files elsewhere could be deleted.
+    """
+    problem = ""
+    if Path.cwd().is_relative_to(directory.resolve()):
+        problem = "contains the working directory"
+    elif any((directory / name).exists() for name in files.SWEEP):
+        problem = "is the directory of a sweep"
+    elif directory.is_symlink():
+        problem = "is a link"
+    for folder, folders, names in () if problem else os.walk(directory):
+        links = [name for name in (*folders, *names) if Path(folder, name).is_symlink()]
+        if links:
+            problem = f"contains the link {Path(folder, links[0]).relative_to(directory)}"
+            break
+        folders[:] = [name for name in folders if name != WANDB]
+    if problem:
+        raise ConfigError(f"{directory}: {problem}, so overwrite=True cannot be used")
+
+
 def stays_inside(link: Path, home: Path) -> bool:
     try:
         return link.resolve(strict=True).is_relative_to(home)

@@ -13,7 +13,7 @@ from fedexp.rundir.reader import MARKS, RunDirectory
 from fedexp.rundir.run_reuse import reused_run
 
 log = logging.getLogger("fedexp")
-MARKER = "sweep.json"  # in the directory of a named sweep
+MARKER = files.SWEEP[0]  # in the directory of a named sweep
 
 
 def find_runs(directory: Path) -> list[Path]:

@@ -55,6 +55,7 @@ class Job:
     overrides: Sequence[str]
     choices: Mapping[str, str]  # the option chosen from each config group
     sweep: str | None  # name of the sweep that this job belongs to; None for a single run
+    overwrite: bool = False  # whether to replace a run in the directory
     place: Place = field(default_factory=Place)
     deadline: Deadline = field(default_factory=Deadline)
     watch: "Watch | None" = None  # function by which a search may end the run

@@ -23,6 +23,7 @@ from fedexp.core.errors import ConfigError
 from fedexp.data.partitioned import Partition, find_task_partitions
 from fedexp.figures.pictures import picture_files
 from fedexp.rundir import checkpoint, contents, csv_files, files, origin, run_reuse
+from fedexp.rundir.links import require_replaceable
 from fedexp.rundir.reader import RunDirectory, finished_summary
 from fedexp.rundir.repair import repair_job
 from fedexp.rundir.revisions import value_of
@@ -65,7 +66,7 @@ def check_start(job: Job, built: Built, config: Mapping[str, Any]) -> bool:
                 "accept_changed_data=true: can only be used with resume=<run directory>, or to"
                 " continue a sweep"
             )
-        require_new(job.directory)
+        require_new(job)
         return False
     if not is_resumed:
         repair_job(job.directory, job.overrides)
@@ -144,11 +145,14 @@ def restore_state(
     return state
 
 
-def require_new(directory: Path) -> None:
-    if (directory / files.ROUNDS).exists():
+def require_new(job: Job) -> None:
+    """Raise ConfigError if the directory contains a run that the job may not replace."""
+    if job.overwrite:
+        require_replaceable(job.directory)
+    elif (job.directory / files.ROUNDS).exists():
         raise ConfigError(
-            f"{directory}: this directory already contains a run; continue it with"
-            f" resume={directory}, or choose another hydra.run.dir"
+            f"{job.directory}: this directory already contains a run; continue it with"
+            f" resume={job.directory}, or choose another hydra.run.dir"
         )
 
 

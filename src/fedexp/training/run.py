@@ -85,7 +85,9 @@ def train_run(job: Job) -> dict[str, Any]:
             check_result_names(prepared.simulation)
         if not is_locked:
             held.enter_context(locked_directory(job.directory))
-            require_new(job.directory)  # another process may have started a run there
+            require_new(job)  # another process may have started a run there
+        if job.overwrite:
+            files.remove_run(job.directory)
         run = open_run(job, built, config, prepared, continues)
         held.enter_context(handle_failures(run))
         with storage.storing(run.directory):
