@@ -154,6 +154,24 @@ def test_an_aborted_run_is_resumed_under_its_id(tmp_path, fake_wandb):
     assert other.run_id != first.run_id
 
 
+@pytest.mark.parametrize(("mode", "logged"), [("online", [2, 3]), ("offline", [0, 1, 2, 3])])
+def test_resumed_run_logs_the_rounds_that_wandb_lacks(
+    tmp_path, fake_wandb, monkeypatch, mode, logged
+):
+    """The server has the rounds 0 and 1; the files have 0 to 2. An offline run is written anew."""
+    if mode == "online":
+        fake_wandb.step = 11
+    tracker = guarded(mode=mode)
+    past = [make_record(number) for number in range(3)]
+    info = make_info(tmp_path, wandb_id="abc", first_round=2, resumed=True, past=lambda: past)
+    tracker.start(info)
+    tracker.log_round(make_record(3))
+    tracker.abort()
+    (run,) = fake_wandb.runs
+    assert [row["round"] for row in run.rows()] == logged
+    assert (run.asked["id"], run.asked["resume"]) == ("abc", {"online": "allow"}.get(mode))
+
+
 def raising(error: BaseException):
     def function(*_, **__):
         raise error

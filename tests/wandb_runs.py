@@ -44,6 +44,7 @@ class FakeRun:
         self.code: int | None = None
         self.offline = asked["mode"] == "offline"
         prefix = "offline-run" if self.offline else "run"
+        self.step = 0  # of the next row; greater if the server has rows
         self.dir = str(Path(asked["dir"]) / "wandb" / f"{prefix}-20261125-{asked['id']}" / "files")
         Path(self.dir).mkdir(parents=True)
 
@@ -64,10 +65,11 @@ class FakeRun:
 def make_fake_wandb(monkeypatch):
     """Replace wandb by a fake with a key and a server that answers. `runs` has its runs."""
     settings = SimpleNamespace(mode="online", api_key="key", base_url="https://api.wandb.ai")
-    fake = SimpleNamespace(settings=settings, runs=[])
+    fake = SimpleNamespace(settings=settings, runs=[], step=0)
 
     def init(**asked):
         fake.runs.append(FakeRun(**asked))
+        fake.runs[-1].step = fake.step
         return fake.runs[-1]
 
     monkeypatch.setattr("wandb.setup", lambda: fake)

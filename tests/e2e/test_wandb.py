@@ -3,6 +3,8 @@
 import os
 import shutil
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pandas as pd
@@ -148,6 +150,31 @@ def test_pushed_run_equals_the_tracked_run_with_options(fedexp, tmp_path, option
     assert {path.name for path in (copy / "figures").iterdir()} == {
         path.name for path in (run / "figures").iterdir()
     }
+
+
+@pytest.mark.slow
+def test_killed_offline_run_loses_no_round(fedexp):
+    """After kill -9 and resume, the folder that the message names has every round once."""
+    program = """
+import os, signal, sys
+from fedexp.cli.main import main
+from fedexp.trackers.wandb_tracker import WandbTracker
+log_round = WandbTracker.log_round
+def kill(self, record):
+    log_round(self, record)
+    if record.round == 3:
+        os.kill(os.getpid(), signal.SIGKILL)
+WandbTracker.log_round = kill
+main(sys.argv[1:])
+"""
+    command = [sys.executable, "-c", program, *SMALL, "hydra.run.dir=run", *OFFLINE, "rounds=5"]
+    assert subprocess.run(command, capture_output=True, timeout=300).returncode == -signal.SIGKILL
+    answer = fedexp("resume=run")
+    assert answer.code == 0, answer.err
+    _, folder = run_folders(Path("run"))
+    assert f"upload with: wandb sync run/wandb/{folder.name}" in answer.err
+    _, history, _ = read_run(folder)
+    assert [row["round"] for row in history if "test/accuracy" in row] == [*range(6)]
 
 
 def signal_service(number: int):

@@ -1,6 +1,6 @@
 """Upload finished runs and sweeps to W&B from their files (`fedexp push DIRECTORY ...`)."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -16,10 +16,9 @@ from fedexp.figures import make_figures
 from fedexp.figures.load import load_history
 from fedexp.figures.pictures import Pictures, picture_files
 from fedexp.rundir import files
-from fedexp.rundir.analyses import round_means
 from fedexp.rundir.links import require_no_outside_links
 from fedexp.rundir.reader import RunDirectory
-from fedexp.trackers.base import RoundRecord, RunInfo, Tracker, final_tables
+from fedexp.trackers.base import RunInfo, Tracker, final_tables, records
 from fedexp.trackers.several import TrackerGroup
 from fedexp.trackers.wandb_tracker import Wandb, WandbTracker
 
@@ -112,7 +111,8 @@ def replay(run: RunDirectory, tracker: Tracker, wandb_id: str | None = None) -> 
 
     Raises ConfigError if a file is damaged. Nothing is logged in that case.
     """
-    config, rows = run.config, list(records(run))
+    config = run.config
+    rows = list(records(run, {view: load_history(run, view) for view in run.views}))
     try:
         rounds = (config.get("scenario") or {}).get("rounds_per_task") or config["rounds"]
         info = RunInfo.of(
@@ -133,22 +133,6 @@ def replay(run: RunDirectory, tracker: Tracker, wandb_id: str | None = None) -> 
     if not pictures and Pictures.of(config.get("figures")).draw:
         pictures = make_figures(run.directory)
     tracker.finish(run.summary, pictures, final_tables(run.directory))
-
-
-def records(run: RunDirectory) -> Iterator[RoundRecord]:
-    """Yield the record of each round for a tracker. Raises ConfigError if a file is damaged."""
-    histories = {view: load_history(run, view) for view in run.views}
-    tables = {name: run.analysis(name) for name in files.ANALYSES}
-    assert run.rounds is not None  # the run has finished
-    for values in run.rounds.to_dict("records"):
-        number = int(values.pop("round"))
-        analysed: dict[str, float] = {}
-        for name, table in tables.items():
-            if table is not None:
-                rows = table[table["round"] == number].to_dict("records")
-                analysed |= round_means(name, rows)  # type: ignore[arg-type]
-        past = {view: history.upto(number) for view, history in histories.items()}
-        yield RoundRecord(number, values, past, analysed)  # type: ignore[arg-type]
 
 
 def wandb_node(config: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -5,8 +5,9 @@ a tracker fails, one warning is logged and the run continues (see `TrackerGroup`
 """
 
 import importlib.util
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -16,7 +17,9 @@ from fedexp.core.limits import Checked
 from fedexp.core.packages import how_to_install
 from fedexp.data.views import PLAIN, VIEWS, file_in_view
 from fedexp.rundir import files
+from fedexp.rundir.analyses import round_means
 from fedexp.rundir.fingerprint import group_name, setting
+from fedexp.rundir.reader import RunDirectory
 
 if TYPE_CHECKING:
     import numpy as np
@@ -41,6 +44,8 @@ class RunInfo:
     wandb_id: str | None  # the run's W&B id if it is resumed
     best_accuracy: float | None = None  # up to first_round if the run is resumed
     resumed: bool = False  # whether the run starts from a checkpoint, possibly of round 0
+    # the records of the rounds up to first_round if the run is resumed, read from the files
+    past: "Callable[[], Iterable[RoundRecord]]" = tuple
 
     @classmethod
     def of(
@@ -92,6 +97,28 @@ class RoundRecord:
     def class_accuracy(self) -> "np.ndarray | None":
         """Return the class accuracies [C] on the test set, or None if it was not evaluated."""
         return self.tested.get(PLAIN)
+
+
+def records(
+    run: RunDirectory, histories: "Mapping[str, History]", last: float = math.inf
+) -> Iterator[RoundRecord]:
+    """Yield the records of the rounds in a run's files, up to the round `last`.
+
+    histories: view -> class accuracies.
+    """
+    tables = {name: run.analysis(name) for name in files.ANALYSES}
+    rounds = [] if run.rounds is None else run.rounds.to_dict("records")
+    for values in rounds:
+        number = int(values.pop("round"))
+        if number > last:
+            return
+        analysed: dict[str, float] = {}
+        for name, table in tables.items():
+            if table is not None:
+                rows = table[table["round"] == number].to_dict("records")
+                analysed |= round_means(name, rows)  # type: ignore[arg-type]
+        past = {view: history.upto(number) for view, history in histories.items()}
+        yield RoundRecord(number, values, past, analysed)  # type: ignore[arg-type]
 
 
 class Tracker:

@@ -134,6 +134,20 @@ class WandbTracker(Tracker):
         finally:
             if self._run is None:  # it failed, or W&B is disabled
                 self._held.close()
+        if info.resumed:
+            self._log_past_rounds(info)
+
+    def _log_past_rounds(self, info: RunInfo) -> None:
+        """Log the rounds before a resumed run continues that W&B does not have.
+
+        A killed process takes the rounds along that it had not yet sent or written. An offline run
+        is written anew, so that one `wandb sync` uploads the whole run.
+        """
+        first: list[int] = []
+        self._call(lambda run: first.append(run.step))
+        for record in info.past() if first else ():
+            if record.round * STEPS >= first[0]:
+                self.log_round(record)
 
     def log_round(self, record: RoundRecord) -> None:
         self._last_round = record.round
@@ -200,7 +214,8 @@ class WandbTracker(Tracker):
             job_type=info.job_type,
             tags=[tag[:TAG_LENGTH] for tag in tags if tag],
             id=self._id,
-            resume="allow" if info.wandb_id else None,
+            # Offline, W&B cannot know what the server has, so each part is a whole run.
+            resume="allow" if info.wandb_id and mode == "online" else None,
             mode=mode,  # type: ignore[arg-type]
             reinit="create_new",  # even if an earlier failure has left a run open
             settings=wandb.Settings(**SETTINGS, init_timeout=config.init_timeout),
@@ -237,7 +252,8 @@ class WandbTracker(Tracker):
         self._held.close()
 
     def _hint(self) -> str:
-        return f"; upload with: wandb sync {display_path(Path(self._run.dir).parent)}"
+        option = "" if self._run.offline else "--include-online "
+        return f"; upload with: wandb sync {option}{display_path(Path(self._run.dir).parent)}"
 
     def _interim_images(self, record: RoundRecord) -> dict[str, Any]:
         total = self.info.total_rounds

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,8 +19,9 @@ from fedexp.core import storage
 from fedexp.engine.network import default_torch
 from fedexp.rundir import checkpoint, files, origin, run_reuse
 from fedexp.rundir.links import require_no_outside_links
+from fedexp.rundir.reader import RunDirectory
 from fedexp.rundir.repair import remove_failed_attempt
-from fedexp.trackers.base import RunInfo, Tracker, final_tables
+from fedexp.trackers.base import RoundRecord, RunInfo, Tracker, final_tables, records
 from fedexp.trackers.progress import Progress, result_line, result_table
 from fedexp.trackers.several import TrackerGroup
 from fedexp.training import gpus
@@ -168,7 +170,14 @@ def run_info(run: Run) -> RunInfo:
         wandb_id=state.wandb_id,
         best_accuracy=None if state.best is None else state.best[1],
         resumed=run.resumed_state is not None,
+        past=partial(past_records, run, state.round) if run.resumed_state is not None else tuple,
     )
+
+
+def past_records(run: Run, last: int) -> Iterator[RoundRecord]:
+    """Yield the records of a resumed run's rounds up to its checkpoint, that of round `last`."""
+    histories = {view: tested.history for view, tested in run.state.tested.items()}
+    return records(RunDirectory(run.directory), histories, last)
 
 
 def finish(run: Run, trackers: list[Tracker], info: RunInfo) -> dict[str, Any]:
