@@ -70,6 +70,22 @@ def test_rows_are_methods_and_columns_are_metrics(tmp_path):
     assert text.startswith("% Mean ± standard deviation over 2 seeds; best in bold.\n")
 
 
+def test_text_of_other_people_is_neither_html_nor_a_formula(tmp_path):
+    """The name of an algorithm, a table's title and the reason for damage may be such text."""
+    name = "=HYPERLINK(1)|<script>alert(1)</script>"
+    make_run(tmp_path, [f"algorithm={name}"], 0, algorithm=name)
+    make_run(tmp_path, ["algorithm=fedavg"], 0, forgetting=-0.5)
+    make_run(tmp_path, ["algorithm=fedntd"], 0)
+    (tmp_path / "run02" / "rounds.csv").write_text("round,test_accuracy\n1,<script>\n")
+    write_tables(tmp_path)
+    text, cells = (tmp_path / "table.md").read_text(), pd.read_csv(tmp_path / "table.csv")
+    assert "<" not in text
+    assert "Not in the tables: run02 is damaged" in text
+    assert r"| =HYPERLINK(1)\|&lt;script>alert(1)&lt;/script> |" in text
+    assert f"'{name}" in cells["method"].tolist()
+    assert -0.5 in cells["forgetting"].tolist()
+
+
 def test_columns_are_settings_named_by_differing_options(tmp_path):
     results = [
         (10, "fedavg", 0.8),

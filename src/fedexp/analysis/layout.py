@@ -37,6 +37,8 @@ SYMBOLS = {
 }
 IN_PARENTHESES = re.compile(r"\d\S* \(-?\d(?!\d* of )")
 PLAIN = "Plain test"
+FORMULA = re.compile(r"[=+@\t\r-].")  # a spreadsheet runs a cell that starts like this
+NUMBER = re.compile(r"[+-]?[\d.]+(e[+-]?\d+)?")
 Rows = Sequence[Mapping[Any, Any]]  # rows of the tidy table
 PER_SECTION = 6  # a table with more columns is split by partition, as in the papers
 
@@ -218,16 +220,35 @@ def sections(table: pd.DataFrame, text_of: Callable[[Rows], str] = format_cell) 
 def markdown(table: pd.DataFrame, corner: str = "") -> str:
     """Format a table as Markdown, with the index as the first column.
 
-    pandas would need an additional package for this.
+    pandas would need an additional package for this. Cells may contain text of other people, so
+    HTML and column separators in it are escaped.
     """
     levels = [table.columns.get_level_values(i) for i in range(table.columns.nlevels)]
     heads = [": ".join(filter(None, map(str, names))) for names in zip(*levels, strict=True)]
     lines = [f"| {corner} | " if corner else "| | "]
-    lines[0] += " | ".join(heads) + " |"
+    lines[0] += " | ".join(map(markdown_text, heads)) + " |"
     lines.append("|" + " --- |" * (len(heads) + 1))
     for name, row in zip(table.index, table.to_numpy(), strict=True):
-        lines.append("| " + " | ".join([str(name), *map(str, row)]) + " |")
+        lines.append("| " + " | ".join(map(markdown_text, [name, *row])) + " |")
     return "\n".join(lines) + "\n"
+
+
+def markdown_text(value: object) -> str:
+    """Return a value as text for a cell or line of Markdown, without HTML or separators."""
+    return " ".join(str(value).replace("<", "&lt;").replace("|", "\\|").splitlines())
+
+
+def csv(table: pd.DataFrame) -> str:
+    """Format a table as csv, without the index.
+
+    A quote is put before text that a spreadsheet would run as a formula.
+    """
+    return table.map(csv_cell).to_csv(index=False)
+
+
+def csv_cell(value: Any) -> Any:
+    is_formula = isinstance(value, str) and FORMULA.match(value) and not NUMBER.fullmatch(value)
+    return f"'{value}" if is_formula else value
 
 
 def all_markdown(parts: Sequence[Section], level: int = 3) -> str:

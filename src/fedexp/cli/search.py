@@ -18,6 +18,7 @@ from omegaconf import DictConfig, OmegaConf
 from optuna import distributions, pruners, samplers
 from optuna.trial import TrialState
 
+from fedexp.analysis.layout import csv
 from fedexp.analysis.measures import is_pruned
 from fedexp.cli.composition import without_hydra
 from fedexp.config.values import make, resolve
@@ -213,7 +214,7 @@ def write_results(study: optuna.Study, directory: Path, objective: str) -> None:
         made = {name: trial.user_attrs.get(name) for name in ("rounds", "run")}
         rows.append({**row, **made, **trial.params})
     table = pd.DataFrame(rows).astype({"rounds": "Int64"})
-    storage.write_atomically(directory / "trials.csv", table.to_csv(index=False).encode())
+    storage.write_atomically(directory / "trials.csv", csv(table).encode())
     states = Counter(table["state"])
     counts = f"{states['complete']} trials, {states['pruned']} pruned, {states['fail']} failed"
     if not states["complete"]:

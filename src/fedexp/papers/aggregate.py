@@ -108,7 +108,7 @@ def write_tables(
     wanted = paper_table.Layout() if asked is None else asked
     own, wished = paper_table.make_table(runs, wanted), paper_table.absolute_targets(runs)
     table = paper_table.means(runs, wished)
-    shown, head = [own], f"# {directory.name}\n{describe_states(jobs)}"
+    shown, head = [own], f"# {layout.markdown_text(directory.name)}\n{describe_states(jobs)}"
     in_latex = shown
     if sweep is not None and len(published_cells(sweep)):
         table = readings.compare_sweep(sweep, directory)
@@ -120,7 +120,7 @@ def write_tables(
             shown, head = ranked, f"# {sweep.title}\n"
     elif sweep is not None and sweep.choose:
         shown = [own, choose_values(table)]
-    head += "".join(f"\n{line}\n" for line in left_out)
+    head += "".join(f"\n{layout.markdown_text(line)}\n" for line in left_out)
     every = rounds_to_targets(runs)
     targets = every.drop(columns=["setting", "method"]).dropna(axis=1, how="all")
     targets = targets.set_axis(label_rows(every), axis="index").map(layout.plain_number)
@@ -130,10 +130,10 @@ def write_tables(
         parts.append(layout.all_markdown([asked_for]))
     parts.append(f"{WHAT_A_IS}\n")
     contents = {
-        "table.csv": table.to_csv(index=False),
+        "table.csv": layout.csv(table),
         "table.md": "\n".join([*parts, layout.markdown(targets)]),
         "table.tex": layout.latex(in_latex),
-        "rounds_to_target.csv": every.to_csv(index=False),
+        "rounds_to_target.csv": layout.csv(every),
     }
     for name, content in contents.items():
         storage.write_atomically(directory / name, content.encode())

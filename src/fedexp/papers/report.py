@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from fedexp.analysis.layout import markdown
+from fedexp.analysis.layout import csv, markdown
 from fedexp.analysis.naming import named_overrides, shared_overrides
 from fedexp.core.errors import ConfigError, say
 from fedexp.core.storage import display_path, write_atomically
@@ -148,7 +148,7 @@ def write_run_table(directories: Sequence[Path], out: Path | None, measures: Seq
     cells = {name: [format_cell(str(name), value) for value in table[name]] for name in table}
     text = markdown(pd.DataFrame(cells).set_index("dataset"), "dataset")
     if out is not None:
-        write_atomically(out.with_suffix(".csv"), table.to_csv(index=False).encode())
+        write_atomically(out.with_suffix(".csv"), csv(table).encode())
         write_atomically(out.with_suffix(".md"), text.encode())
     print(text, end="")
 
