@@ -172,6 +172,20 @@ def test_figure_is_drawn(run):
     assert "example_forgetting.png" in names
 
 
+def test_figures_are_drawn_while_a_complete_run_is_given_more_rounds(run, tmp_path):
+    """The predictions of the new rounds are written at the end, so their figure is left out."""
+    copy = Path(shutil.copytree(run.directory, tmp_path / "run"))
+    (copy / "summary.json").unlink()
+    for name in ("rounds.csv", "class_accuracy.csv"):
+        table = pd.read_csv(copy / name)
+        new = table[table["round"] == 4].assign(round=5)
+        pd.concat([table, new]).to_csv(copy / name, index=False)
+    names = {path.stem for path in make_figures(copy)}
+    assert {path.stem for path in make_figures(run.directory)} - names == {"example_forgetting"}
+    with pytest.raises(ConfigError, match=r"example_correct\.npz: ends before the last round"):
+        fedexp.load_run(copy).examples  # noqa: B018
+
+
 def test_parts_of_the_test_set_are_joined_in_order(monkeypatch):
     monkeypatch.setattr("fedexp.engine.base.EVALUATION_BATCH", 2)
     simulation = make_simulation()

@@ -126,6 +126,9 @@ class Run:
         from fedexp.metrics.examples import forgetting_events
 
         history = load_history(self._reader)
+        if history.labels is None and self._reader.has(files.EXAMPLES):
+            reason = "ends before the last round; it is written when the run ends"
+            raise ConfigError(f"{self.directory / files.EXAMPLES}: {reason}")
         self._need(files.EXAMPLES, history.labels)
         right, rounds = history.correct(), np.array([*history.rounds[1:], np.nan])
         first = np.where(right.any(0), right.argmax(0), len(right))

@@ -152,7 +152,7 @@ def load_history(run: RunDirectory, view: str = PLAIN) -> History:
         class_accuracy=list(matrix.to_numpy(dtype=np.float64)),
         starts=(1, *changes) if changes else (),
     )
-    load_examples(history, folder / file_in_view(files.EXAMPLES, view))
+    load_examples(history, folder / file_in_view(files.EXAMPLES, view), run.has_ended)
     local = folder / file_in_view(files.LOCAL, view)
     if not local.exists():
         return history
@@ -170,18 +170,22 @@ def load_history(run: RunDirectory, view: str = PLAIN) -> History:
     return history
 
 
-def load_examples(history: History, path: Path) -> None:
+def load_examples(history: History, path: Path, has_ended: bool = True) -> None:
     """Add the predictions for single test examples in a file (`History.save_examples`).
 
-    Nothing is added if the file does not exist. Raises ConfigError if it does not fit the history.
+    Nothing is added if the file does not exist, or if it ends before the last round of a run that
+    has not ended. The latter happens if a complete run was given more rounds, since the file is
+    written at the end. Raises ConfigError if the file does not fit the history.
     """
     if not path.exists():
         return
     saved = load_npz(path)
     try:
-        labels, right = saved["labels"], saved["right"]
+        labels, right, rounds = saved["labels"], saved["right"], saved["rounds"]
+        if not has_ended and rounds.size < len(history.rounds):
+            return
         good = (
-            np.array_equal(saved["rounds"], history.rounds)
+            np.array_equal(rounds, history.rounds)
             and (labels.ndim, labels.dtype, right.dtype) == (1, np.int64, np.uint8)
             and right.shape == (len(history.rounds), -(-len(labels) // 8))
             and len(labels) > 0
