@@ -16,7 +16,6 @@ from fedexp.analysis import draw_measured
 from fedexp.analysis.draw_measured import before_and_after
 from fedexp.cli import main
 from fedexp.cli.arguments import rewrite_lists
-from fedexp.cli.push import records
 from fedexp.config.build import build
 from fedexp.core import tree
 from fedexp.core.errors import ConfigError
@@ -43,6 +42,7 @@ from fedexp.rundir import files
 from fedexp.rundir.analyses import TABLES, round_means
 from fedexp.rundir.reader import RunDirectory
 from fedexp.testing import train
+from fedexp.trackers.base import records
 from fedexp.training.analysing import check_analyses, local_gradients
 from fedexp.training.exchange import sample
 from fedexp.training.rounds import play_round
@@ -410,7 +410,7 @@ def test_resumed_run_has_the_same_analysis_tables(here):
         assert (here / "part" / name).read_bytes() == (here / "whole" / name).read_bytes()
         assert sorted(set(whole.analysis(name)["round"])) == [2, 3]
     assert not whole.problems
-    told = [record.analysed for record in records(whole)]
+    told = [record.analysed for record in records(whole, {})]
     assert [bool(values) for values in told] == [False, False, True, True]
     assert told[3]["gradient_diversity"] >= 1
     assert 0 < told[3]["cka"] < 1

@@ -11,14 +11,19 @@ from fontTools.fontBuilder import FontBuilder
 from fontTools.pens.ttGlyphPen import TTGlyphPen
 from matplotlib import font_manager
 from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.text import Text
 from PIL import Image
 
+from fedexp.analysis.sweep_figures import sweep_pictures
 from fedexp.cli.commands import call
-from fedexp.figures import draw, make_figures
+from fedexp.core.errors import ConfigError
+from fedexp.figures import draw, list_figures, make_figures
 from fedexp.figures.load import load_run_data
 from fedexp.figures.pictures import Pictures
 from fedexp.figures.style import styled
+from fedexp.rundir.sweeps import find_jobs
 from test_figures import ALL, CONFIG, make_run
+from test_sweep_figures import make_run as make_job
 
 ENTRIES = list(font_manager.fontManager.ttflist)
 ONE = {"curves"}  # of a run without losses, class accuracies and partition
@@ -123,3 +128,34 @@ def test_class_names_without_a_font_are_shown_as_numbers(tmp_path, monkeypatch):
     monkeypatch.setattr(font_manager.fontManager, "ttflist", list(font_manager.fontManager.ttflist))
     font_manager.fontManager.addfont(tmp_path / "four.ttf")
     assert labels_of(tmp_path / "run") == ["体育", "cat", "財経", "a$b$ c d"]
+
+
+def test_figures_fit_into_a_column_of_a_paper(tmp_path):
+    """Panels, titles and legends adapt to 3.4 inches, and font.size changes all text."""
+    (tmp_path / "narrow.mplstyle").write_text("figure.figsize: 3.4, 2.5\nfont.size: 5\n")
+    make_run(tmp_path / "run", rounds=2, classes=3, clients=3, local=True)
+    for name in ("fedavg", "fedntd", "fedprox"):
+        make_job(tmp_path / "sweep", ["dataset=digits", f"algorithm={name}"], local=True)
+    with styled(Pictures(style=str(tmp_path / "narrow.mplstyle"))):
+        of_run = list_figures(load_run_data(tmp_path / "run"))
+        drawn = {
+            name: make() for name, make in (*of_run, *sweep_pictures(find_jobs(tmp_path / "sweep")))
+        }
+        for name, figure in drawn.items():
+            assert figure.get_figwidth() == 3.4, name
+            canvas = FigureCanvasAgg(figure)
+            canvas.draw()
+            box = figure.get_tightbbox(canvas.get_renderer())
+            assert box.x0 > -0.05, name
+            assert box.x1 < 3.45, name
+            assert max(text.get_fontsize() for text in figure.findobj(Text)) <= 5, name
+    assert drawn.keys() > {"curves", "local_round", "digits_lda_class_accuracy"}
+
+
+def test_classes_are_named_by_the_option(tmp_path):
+    make_run(tmp_path, rounds=2, classes=3, clients=3, local=False)
+    look = Pictures(format=("svg",), classes=("cat", "dog", "bird"))
+    make_figures(tmp_path, look=look)
+    assert "bird" in (tmp_path / "figures" / "class_accuracy.svg").read_text()
+    with pytest.raises(ConfigError, match=r"figures.classes=\['cat'\]: must be a list of 3 names"):
+        make_figures(tmp_path, look=replace(look, classes=("cat",)))

@@ -205,6 +205,15 @@ def test_measures_are_drawn_against_a_parameter(tmp_path):
     assert above.get_xscale() == "log"
 
 
+def test_no_value_of_an_option_of_the_data_is_the_best(tmp_path):
+    for alpha in (0.1, 1):
+        make_run(tmp_path, ["algorithm=fedavg", f"alpha={alpha}"])
+    (alpha,) = sweep_figures.parameter_sweeps(find_jobs(tmp_path))
+    assert alpha.key == "alpha"
+    for axes in draw_sweep.parameter(alpha).axes:
+        assert "best" not in [line.get_label() for line in axes.lines]
+
+
 def make_stream(folder, overrides, average, forgetting):
     """Write a run of two tasks of two rounds each, whose accuracy and F rank methods inversely."""
     make_run(

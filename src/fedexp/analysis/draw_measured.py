@@ -11,14 +11,14 @@ from matplotlib.figure import Figure
 from fedexp.analysis.draw_sweep import look, shortened, style_of
 from fedexp.figures.draw_analyses import TOTAL, accuracy_panel, epochs
 from fedexp.figures.style import (
-    BLUE,
-    GREEN,
-    ORANGE,
+    fitting,
     legend,
     panels,
     round_axis,
+    set_panel_title,
     set_title,
     stroke,
+    tiles,
     width,
 )
 from fedexp.metrics.forgetting import in_out_joint, in_out_local
@@ -77,7 +77,7 @@ def local_training(setting: "Setting") -> Figure:
     their clients' own class distributions.
     """
     title = f"Local models after training, and the global model\n{shortened(setting.title)}"
-    figure, ((*every,),) = panels(title, 3.4, columns=3, sharey=True)
+    figure, every = tiles(title, 3.4, 3, 2.0, sharey=True)
     titles = {
         "train_accuracy": "local training examples",
         "in_local_accuracy": "own distribution (in-local)",
@@ -86,13 +86,14 @@ def local_training(setting: "Setting") -> Figure:
         last = table.groupby(["round", "client"])["epoch"].transform("max")
         means = table[table["epoch"] == last].groupby("round").mean(numeric_only=True)
         for axes, column in zip(every, titles, strict=False):
-            axes.plot(means.index, means[column], **style_of(method))
+            axes.plot(means.index, means[column], marker="o", markersize=3, **style_of(method))
     for method in setting.methods:
         rounds, values = method.curve("test_accuracy")
         every[2].plot(rounds, values.mean(0), **style_of(method))
     for axes, name in zip(every, [*titles.values(), "global model, test set"], strict=True):
         accuracy_panel(axes, name, "round", 6)
-    every[0].set_ylabel("accuracy")
+        axes.set_ylabel("accuracy")
+        axes.label_outer(remove_inner_ticks=False)
     legend(figure, every[2])
     return figure
 
@@ -104,24 +105,30 @@ def weight_divergence(setting: "Setting") -> Figure:
     between distributions compares the global model's class accuracies with the client's labels.
     Points from later rounds are darker. The lower panels show both distances against the round.
     """
-    figure = Figure(figsize=(width(), 6.2), layout="constrained")
-    above, below = figure.subfigures(2, 1, squeeze=False, height_ratios=(1.1, 1)).flat
     tables = measured(setting, WEIGHT_DIVERGENCE)
     found = [(method, table[table["layer"] == TOTAL]) for method, table in tables]
-    clouds = above.subplots(1, min(len(found), MOST), squeeze=False, sharex=True, sharey=True)[0]
+    shown = found[:MOST]
+    columns = fitting(len(shown), 1.6)
+    rows = -(-len(shown) // columns)
+    figure = Figure(figsize=(width(), 2.8 + 2.6 * rows), layout="constrained")
+    above, below = figure.subfigures(2, 1, squeeze=False, height_ratios=(1.1 * rows, 1)).flat
+    clouds = above.subplots(rows, columns, squeeze=False, sharex=True, sharey=True)
     curves = below.subplots(1, 2)
-    for axes, (method, total) in zip(clouds, found, strict=False):
+    for axes, (method, total) in zip(clouds.flat, shown, strict=False):
         cloud(axes, total, look(method.number)["color"], method.label)
-    clouds[0].set_ylabel(DISTANCE)
+    for axes in clouds.flat[len(shown) :]:
+        axes.set_axis_off()
+    for axes in clouds[:, 0]:
+        axes.set_ylabel(DISTANCE)
     names = {"l1": DISTANCE, "distribution_distance": MISFIT}
     for axes, (column, label) in zip(curves, names.items(), strict=True):
         for method, total in found:
             mean = total.groupby("round")[column].mean().dropna()
-            axes.plot(mean.index, mean, **style_of(method))
+            axes.plot(mean.index, mean, marker="o", markersize=3, **style_of(method))
         axes.set_ylabel(label)
         axes.set_ylim(bottom=0)
         round_axis(axes, 8)
-    curves[0].legend()
+    legend(below, curves[0])
     set_title(
         figure, f"Weight divergence and distance of distributions\n{shortened(setting.title)}"
     )
@@ -135,7 +142,8 @@ def cloud(axes: Axes, total: pd.DataFrame, colour: str, label: str) -> None:
     look: dict[str, Any] = {"c": colour, "alpha": 0.1 + 0.8 * late, "s": 9, "linewidth": 0}
     axes.scatter(known["distribution_distance"], known["l1"], **look)
     correlation = known["distribution_distance"].corr(known["l1"])
-    axes.set_title(label if np.isnan(correlation) else f"{label}: correlation {correlation:.2f}")
+    known_too = "" if np.isnan(correlation) else f": correlation {correlation:.2f}"
+    set_panel_title(axes, f"{label}{known_too}")
     axes.set_xlabel(MISFIT)
 
 
@@ -154,8 +162,8 @@ def in_out(setting: "Setting") -> Figure:
     for row, (method, history) in zip(grid, shown, strict=True):
         values = before_and_after(history)
         for axes, side in zip(row, SIDES, strict=True):
-            draw_side(axes, values, side)
-            axes.set_title(f"{method.label}: {side}-local distribution")
+            draw_side(axes, values, side, look(method.number)["color"])
+            set_panel_title(axes, f"{method.label}: {side}-local distribution")
         row[0].set_ylabel("accuracy")
     for axes in grid[-1]:
         round_axis(axes, 8)
@@ -183,12 +191,13 @@ def before_and_after(history: History) -> pd.DataFrame:
     return pd.DataFrame(rows, index=history.local_rounds)
 
 
-def draw_side(axes: Axes, values: pd.DataFrame, side: str) -> None:
-    rounds = values.index
-    style: dict[str, Any] = {"linewidth": stroke(0.7)}
-    axes.plot(rounds, values[f"{side} before"], color=BLUE, label="global model before", **style)
-    axes.plot(rounds, values[f"{side} after"], color=GREEN, label="global model after", **style)
-    mean, spread = values[f"{side} local"], values[f"{side} spread"]
-    axes.plot(rounds, mean, color=ORANGE, label="local models", **style)
-    axes.fill_between(rounds, mean - spread, mean + spread, color=ORANGE, alpha=0.2, linewidth=0)
+def draw_side(axes: Axes, values: pd.DataFrame, side: str, colour: str) -> None:
+    """Draw the three series of a side in the colour of the method."""
+    style: dict[str, Any] = {"color": colour, "linewidth": stroke(0.7)}
+    rounds, mean, spread = values.index, values[f"{side} local"], values[f"{side} spread"]
+    for name, dashes in (("before", ":"), ("after", "--")):
+        label = f"global model {name}"
+        axes.plot(rounds, values[f"{side} {name}"], linestyle=dashes, label=label, **style)
+    axes.plot(rounds, mean, label="local models", **style)
+    axes.fill_between(rounds, mean - spread, mean + spread, color=colour, alpha=0.2, linewidth=0)
     axes.set_ylim(0, 1.03)

@@ -14,6 +14,7 @@ from matplotlib.ticker import MaxNLocator
 
 from fedexp.analysis.benchmark import Ranking
 from fedexp.analysis.measures import is_pruned, less_is_better, main_measures
+from fedexp.analysis.naming import DATA
 from fedexp.figures.draw import class_maps, task_lines
 from fedexp.figures.draw_analyses import BARS
 from fedexp.figures.style import BLUE, GREY, legend, panels, round_axis, stroke, write_note
@@ -125,7 +126,7 @@ def round_forgetting(settings: "Sequence[Setting]", title: str) -> Figure:
     kinds = {"global_drops": "global model:\nshare of rounds"}
     if any(method.local_drops().size for setting in settings for method in setting.methods):
         kinds["local_drops"] = "local models:\nshare of rounds and clients"
-    size, wide = 0.6 + 2.6 * len(kinds), 2.2 * len(settings) + 2
+    size, wide = 0.6 + 2.6 * len(kinds), 2.2 * len(settings) + 2 if len(settings) > 1 else 0
     text = f"Round forgetting\n{shortened(title)}"
     figure, grid = panels(text, size, len(kinds), len(settings), wide, sharey=True)
     for row, (kind, label) in zip(grid, kinds.items(), strict=True):
@@ -170,7 +171,8 @@ def parameter(sweep: "ParameterSweep") -> Figure:
             mean, _ = mean_and_spread(method.runs, measure.key)
             axes.axhline(mean, **style_of(method) | {"linestyle": ":"})
         every = pd.concat(means)
-        if len(every):
+        # values of an option of the data are different problems, so none is the best
+        if len(every) and sweep.key.partition(".")[0] not in DATA:
             best = int(every.argmin() if less_is_better(measure.key) else every.argmax())
             look: dict[str, Any] = {"color": "black", "markersize": 9, "zorder": 3}
             axes.plot(every.index[best], every.iloc[best], "*", **look, label="best")

@@ -10,6 +10,7 @@ def add_picture_flags(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--format", help=f"comma-separated formats of the figures: {','.join(FORMATS)}"
     )
+    parser.add_argument("--classes", help="names of all classes, separated by commas")
     parser.add_argument("--no-titles", action="store_true", help="draw figures without titles")
     parser.add_argument(
         "--style", help="matplotlib style file (.mplstyle), applied after fedexp's style"

@@ -69,7 +69,7 @@ def save_all(
     from fedexp.figures.style import styled
 
     paths = []
-    with styled(look.style):
+    with styled(look):
         for name, draw in figures:
             folder.mkdir(exist_ok=True)
             figure = draw()
@@ -91,7 +91,7 @@ def interim_pictures(run_dir: Path, histories: "Mapping[str, History]") -> dict[
     from fedexp.figures.style import styled
 
     drawn = {}
-    with styled(read_settings(run_dir).style):
+    with styled(read_settings(run_dir)):
         for name, draw in list_figures(load_run_data(run_dir, histories=histories)):
             if name.startswith(INTERIM):
                 buffer = io.BytesIO()

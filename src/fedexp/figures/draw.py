@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from matplotlib import rcParams
+from matplotlib import colormaps, rcParams
 from matplotlib.axes import Axes
 from matplotlib.colors import Colormap, LogNorm
 from matplotlib.figure import Figure
@@ -21,13 +21,17 @@ from fedexp.figures.style import (
     class_axis,
     colour_bar,
     colour_map,
+    fitting,
     integers,
     label_size,
+    legend_above,
+    legend_beside,
     line,
     map_cells,
     map_height,
     panels,
     round_axis,
+    set_panel_title,
     write_note,
 )
 from fedexp.metrics.forgetting import normalised_heat_map
@@ -35,8 +39,7 @@ from fedexp.metrics.history import History
 from fedexp.metrics.targets import rounds_to_target
 
 PER_ROW = 4  # maximum number of heat maps side by side
-BESIDE: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (1.01, 1), "borderaxespad": 0}
-ABOVE: dict[str, Any] = {"loc": "lower left", "bbox_to_anchor": (0, 1.01), "borderaxespad": 0}
+FORGETTING = "forgetting F: best since\nround 1 minus last;\nnegative if the last is best"
 ACCURACIES = (
     ("test_accuracy", BLUE, "test accuracy"),
     ("test_accuracy_augmented", GREEN, "test accuracy, augmented\ntest images"),
@@ -66,7 +69,7 @@ def class_maps(
     runs can be compared. Larger values are clipped.
     """
     classes = shown[0][1].classes
-    columns = min(len(shown), PER_ROW)
+    columns = min(fitting(len(shown), 1.6), PER_ROW)
     rows = -(-len(shown) // columns)
     height = 0.9 + rows * (0.6 + map_height(len(classes)) * (1 if len(shown) == 1 else 0.75))
     end = ", normalised in every round" if normalised else ""
@@ -75,7 +78,6 @@ def class_maps(
         height,
         rows,
         columns,
-        wide=2.6 * columns + 1.6,
         sharex=True,
         sharey=True,
     )
@@ -89,7 +91,7 @@ def class_maps(
         image = map_cells(axes, np.array(history.rounds), maps[-1], top, ticks=12 // columns + 3)
         task_lines(run, axes, "white")
         axes.tick_params(labelbottom=True)
-        axes.set_title(name)
+        set_panel_title(axes, name)
     grid.flat[0].set_ylim(len(classes) - 0.5, -0.5)
     for axes in grid.flat[len(shown) :]:
         axes.set_axis_off()
@@ -127,7 +129,7 @@ def tasks(run: RunData, file: TaskFile, view: str = PLAIN) -> Figure:
     below.sharex(above)
     round_axis(below)
     if below.lines:
-        below.legend(**ABOVE, ncols=3)  # a legend beside the panel would move the colour bar
+        legend_above(below, 3)  # a legend beside the panel would move the colour bar
     return figure
 
 
@@ -163,7 +165,7 @@ def curves(run: RunData) -> Figure:
             "local round forgetting,\nmean over clients",
             True,
         ),
-        (name_in_view("forgetting", view), ORANGE, "forgetting F (BwT)", False),
+        (name_in_view("forgetting", view), ORANGE, FORGETTING, False),
         ("forgetting_augmented", GREY, "forgetting F, augmented\ntest images", False),
     ):
         line(below, *run.points(column), colour, label, faint=faint)
@@ -190,7 +192,8 @@ def loss(run: RunData) -> Figure:
 def data_distribution(run: RunData, counts: np.ndarray) -> Figure:
     """Draw each client's number of training examples per class (FedNTD Fig. 3, FedKA Fig. 2a).
 
-    The colour scale is logarithmic. White cells contain no examples.
+    The colour scale is logarithmic, from light for one example to dark. White cells contain no
+    examples. The colours differ from those of accuracies, for which bright is much.
     """
     clients, classes = counts.shape
     height = 1.6 + map_height(classes)
@@ -201,9 +204,11 @@ def data_distribution(run: RunData, counts: np.ndarray) -> Figure:
     sizes.set_ylabel("examples")
     sizes.set_ylim(bottom=0)
     sizes.tick_params(labelbottom=False)
-    shown, colours = np.ma.masked_equal(counts.T, 0), colour_map().with_extremes(bad="white")
-    image = draw_cells(axes, shown, colours.reversed(), norm=LogNorm(1, max(counts.max(), 2)))
-    bar = figure.colorbar(image, ax=axes, pad=0.02)
+    shown, colours = np.ma.masked_equal(counts.T, 0), colormaps["Blues"].with_extremes(bad="white")
+    scale = LogNorm(0.5, max(counts.max(), 2))  # the lightest blue, of 0.5, is almost white
+    image = draw_cells(axes, shown, colours, norm=scale)
+    bar = figure.colorbar(image, ax=axes, pad=0.02, format="{x:.0f}")
+    bar.ax.set_ylim(1, scale.vmax)
     bar.set_label("examples, white: none", fontsize=label_size())
     axes.set_xlabel("client")
     axes.xaxis.set_major_locator(integers(12))
@@ -295,4 +300,4 @@ def _round_axes(run: RunData, *every: Axes) -> None:
         round_axis(axes)
         axes.label_outer()
         if axes.lines:
-            axes.legend(**BESIDE)
+            legend_beside(axes)

@@ -13,7 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from fedexp.data.views import PLAIN
-from fedexp.figures.draw import ABOVE, name_view
+from fedexp.figures.draw import name_view
 from fedexp.figures.load import RunData
 from fedexp.figures.style import (
     ABSENT,
@@ -23,15 +23,19 @@ from fedexp.figures.style import (
     NAMED_CLASSES,
     ORANGE,
     class_axis,
+    class_names,
     colour_bar,
     colour_map,
     integers,
     legend,
+    legend_above,
     map_cells,
     map_height,
     panels,
     round_axis,
+    set_panel_title,
     stroke,
+    tiles,
 )
 from fedexp.metrics.examples import forgetting_events
 from fedexp.metrics.forgetting import forgetting_degree
@@ -44,7 +48,7 @@ TOTAL = "total"
 EPOCH_PANELS = {
     "in_local_accuracy": "in-local accuracy",
     "out_local_accuracy": "out-local accuracy",
-    "train_accuracy": "accuracy on the client's\ntraining examples",
+    "train_accuracy": "accuracy on the client's training examples",
 }
 BARS: dict[str, Any] = {"marker": "o", "markersize": 3.5, "capsize": 2.5}
 Epochs = Sequence[tuple["pd.DataFrame", Mapping[str, Any]]]
@@ -70,7 +74,7 @@ def weight_divergence(run: RunData, table: "pd.DataFrame") -> Figure:
     spread(above, total, "round", "others_l1", others)
     above.set_ylabel(r"distance, $\ell_1$ norm")
     above.set_ylim(bottom=0)
-    above.legend(**ABOVE, ncols=2)
+    legend_above(above, 2)
     return figure
 
 
@@ -87,7 +91,7 @@ def gradient_diversity(run: RunData, table: "pd.DataFrame") -> Figure:
     weighted = total[f"weighted_{name}"]
     above.plot(total["round"], weighted, color=GREEN, label="weights of the aggregation", **look)
     above.set_ylabel("gradient diversity")
-    above.legend(**ABOVE, ncols=2)
+    legend_above(above, 2)
     return figure
 
 
@@ -104,7 +108,7 @@ def cka(run: RunData, table: "pd.DataFrame") -> Figure:
 
 def accuracy_panel(axes: Axes, title: str, label: str, ticks: int) -> None:
     """Label a panel of accuracies against epochs or rounds."""
-    axes.set_title(title)
+    set_panel_title(axes, title)
     axes.set_xlabel(label)
     axes.set_ylim(0, 1.03)
     axes.xaxis.set_major_locator(integers(ticks))
@@ -133,12 +137,13 @@ def epochs(series: Epochs, title: str) -> Figure:
 
     series: pairs of the table `local_epochs` and the line's matplotlib options.
     """
-    figure, ((*every,),) = panels(title, 3.4, columns=len(EPOCH_PANELS))
+    figure, every = tiles(title, 3.4, len(EPOCH_PANELS), 2.0)
     for axes, (column, label) in zip(every, EPOCH_PANELS.items(), strict=True):
         for table, look in series:
             spread(axes, table, "epoch", column, look)
         accuracy_panel(axes, label, "local epoch", 8)
-    every[0].set_ylabel("accuracy")
+        axes.set_ylabel("accuracy")
+        axes.label_outer(remove_inner_ticks=False)
     legend(figure, every[0])
     return figure
 
@@ -154,7 +159,7 @@ def class_reduction(run: RunData, history: History) -> Figure:
     every = np.arange(1, max(history.local_rounds) + 1)
     for number, (client, label) in enumerate(run.reduced[:6]):
         look: dict[str, Any] = {"color": f"C{number}", "linewidth": stroke(0.8)}
-        name = run.classes[label] if label < len(run.classes) else label
+        name = class_names(run.classes)[label] if label < len(run.classes) else label
         look_above = look | {"label": f"class {name}, client {client}"}
         rounds, degrees, _ = local_series(history, client)
         above.plot(rounds, degrees[:, label], **look_above)
@@ -164,7 +169,7 @@ def class_reduction(run: RunData, history: History) -> Figure:
         for start in history.starts[1:]:
             axes.axvline(start - 0.5, color=GREY, linewidth=0.8, linestyle=":")
     above.set_ylabel("forgetting degree\n(clipped at -1)")
-    above.legend(**ABOVE, ncols=3)
+    legend_above(above, 3)
     below.set_ylabel("training examples")
     below.set_ylim(bottom=0)
     round_axis(below)
@@ -214,7 +219,7 @@ def example_forgetting(run: RunData, history: History, view: str = PLAIN) -> Fig
     axes.set_xlim(0, 1)
     axes.set_ylim(classes - 0.5, -0.5)
     axes.set_xlabel("share of the test examples of the class")
-    axes.legend(**ABOVE, ncols=3)
+    legend_above(axes, 3)
     class_axis(axes, run.classes)
     return figure
 

@@ -21,6 +21,7 @@ class Pictures:
     format: tuple[str, ...] = ("png",)  # each figure is written in each format
     titles: bool = True
     style: str | None = None  # a matplotlib style file (.mplstyle), applied after fedexp's style
+    classes: tuple[str, ...] = ()  # names of all classes; empty: the names in the data
 
     def __post_init__(self) -> None:
         allowed = f"at least one of {', '.join(FORMATS)}"
@@ -42,7 +43,8 @@ class Pictures:
         given = node if isinstance(node, Mapping) else {}
         known = {field.name: given.get(field.name, field.default) for field in fields(cls)}
         try:
-            return cls(**known | {"format": tuple(known["format"])})
+            lists = {name: tuple(known[name]) for name in ("format", "classes")}
+            return cls(**known | lists)
         except (ConfigError, TypeError):
             return cls(draw=given.get("draw") is not False)
 
@@ -53,7 +55,13 @@ class Pictures:
             format=tuple(options.format.split(",")) if options.format else self.format,
             titles=self.titles and not options.no_titles,
             style=options.style or self.style,
+            classes=tuple(options.classes.split(",")) if options.classes else self.classes,
         )
+
+    def check_classes(self, number: int) -> None:
+        """Raise ConfigError unless there is a name for each class. number: of classes."""
+        fits = len(self.classes) in (0, number)
+        require(fits, "figures.classes", list(self.classes), f"a list of {number} names, or []")
 
 
 def require_style(style: str) -> None:

@@ -3,6 +3,7 @@
 Sizes, colours and fonts are set in the style file fedexp.mplstyle, which `styled` reads.
 """
 
+import textwrap
 import threading
 import warnings
 from collections.abc import Iterator, Sequence
@@ -17,29 +18,52 @@ from matplotlib.cm import ScalarMappable
 from matplotlib.collections import QuadMesh
 from matplotlib.colors import Colormap
 from matplotlib.figure import Figure
+from matplotlib.font_manager import FontProperties
 from matplotlib.style import context
 from matplotlib.ticker import MaxNLocator
 
 from fedexp.figures.fonts import drawable, drawable_text
+from fedexp.figures.pictures import PNG, Pictures
 
 OURS = Path(__file__).with_name("fedexp.mplstyle")
+NARROW = 6.0  # inches; a narrower figure has its legends above or below the panels
+LETTER = 0.58  # mean width of a letter, relative to the size of the font
 NAMED_CLASSES = 20  # maximum number of classes that are labelled by name
 ABSENT = "0.85"  # grey for undefined values
 # C0, C1 and C2 are colours of the style's cycle, which is the palette of Okabe and Ito.
 BLUE, ORANGE, GREEN, GREY = "C0", "C1", "C2", "0.45"
 _one_at_a_time = threading.RLock()  # matplotlib's style is global to the process
+_named: list[Pictures] = []  # the settings of the figures that are being drawn
 
 
 @contextmanager
-def styled(style: str | None = None) -> Iterator[None]:
+def styled(pictures: Pictures = PNG) -> Iterator[None]:
     """Use fedexp's style for the figures that are drawn and written in the `with` block.
 
-    style: a matplotlib style file from the user. It is applied after fedexp's style. matplotlib's
-    warnings about missing letters and about the space for a legend are suppressed.
+    pictures: the settings of the figures. A style file of the user is applied after fedexp's
+    style. matplotlib's warnings about missing letters and about the space for a legend are
+    suppressed.
     """
-    with _one_at_a_time, context([OURS, *([style] if style else [])]), warnings.catch_warnings():
+    styles = [OURS, *([pictures.style] if pictures.style else [])]
+    with _one_at_a_time, context(styles), warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
-        yield
+        _named.append(pictures)
+        try:
+            yield
+        finally:
+            _named.pop()
+
+
+def class_names(classes: Sequence[str]) -> Sequence[str]:
+    """Return the names of the classes that figures show.
+
+    classes: the names in the data. Raises ConfigError if `figures.classes` has another number of
+    names.
+    """
+    if not _named or not _named[-1].classes:
+        return classes
+    _named[-1].check_classes(len(classes))
+    return _named[-1].classes
 
 
 def width() -> float:
@@ -52,10 +76,33 @@ def stroke(share: float = 1.0) -> float:
     return share * float(matplotlib.rcParams["lines.linewidth"])
 
 
+def points(name: str) -> float:
+    """Return the size of a text in points. name: the key of the size in the style."""
+    return FontProperties(size=matplotlib.rcParams[name]).get_size_in_points()
+
+
+def wrapped(text: str, inches: float, size: str) -> str:
+    """Break lines that are too long for a width. size: the key of the text's size in the style."""
+    letters = max(int(inches * 72 / (LETTER * points(size))), 10)
+    return "\n".join(textwrap.fill(line, letters) for line in text.split("\n"))
+
+
 def set_title(figure: Figure, text: str) -> None:
-    """Write a title above all panels. The text is not parsed as mathematics."""
-    shown, families = drawable_text(text)
+    """Write a title above all panels. The text is not parsed as mathematics.
+
+    Long lines are broken, and the figure becomes higher by the additional lines.
+    """
+    shown, families = drawable_text(wrapped(text, figure.get_figwidth(), "figure.titlesize"))
+    more = shown.count("\n") - text.count("\n")
+    figure.set_figheight(figure.get_figheight() + more * 1.3 * points("figure.titlesize") / 72)
     figure.suptitle(shown, fontfamily=families, parse_math=False)
+
+
+def set_panel_title(axes: Axes, text: str) -> None:
+    """Write the title of a panel, and break lines that are longer than the panel is wide."""
+    grid = axes.get_subplotspec()
+    columns = 1 if grid is None else grid.get_gridspec().ncols
+    axes.set_title(wrapped(text, 0.8 * width() / columns, "axes.titlesize"))
 
 
 def map_height(rows: int) -> float:
@@ -118,8 +165,8 @@ def panels(
 ) -> tuple[Figure, Any]:
     """Return a figure and its panels as an array [rows, columns].
 
-    height, wide: the size in inches. The figure is at least as wide as the style's default width.
-    options: keyword arguments of `Figure.subplots`.
+    height, wide: the size in inches. The figure is as wide as the style's, or `wide` if this is
+    more. options: keyword arguments of `Figure.subplots`.
     """
     figure = Figure(figsize=(max(width(), wide), height), layout="constrained")
     if title:
@@ -127,11 +174,60 @@ def panels(
     return figure, figure.subplots(rows, columns, squeeze=False, **options)
 
 
+def fitting(count: int, inches: float) -> int:
+    """Return how many of `count` panels fit side by side if each is at least `inches` wide."""
+    return int(np.clip(width() / inches, 1, count))
+
+
+def tiles(title: str, height: float, count: int, inches: float, **options: Any) -> Any:
+    """Return a figure and a list of its panels, in as many columns as fit.
+
+    height: the height of a row and the title. inches: the smallest width of a panel. options: see
+    `panels`.
+    """
+    columns = fitting(count, inches)
+    rows = -(-count // columns)
+    figure, grid = panels(title, height + (rows - 1) * (height - 0.6), rows, columns, **options)
+    for axes in grid.flat[count:]:
+        axes.set_axis_off()
+    return figure, list(grid.flat[:count])
+
+
+def is_narrow() -> bool:
+    """Return whether a figure has no room for a legend beside its panels."""
+    return width() < NARROW
+
+
 def legend(figure: Figure, axes: Axes, title: str = "") -> None:
-    """Draw the legend of one panel next to all panels, since it may be taller than a panel."""
-    handles = axes.get_legend_handles_labels()
-    if handles[0]:
-        figure.legend(*handles, loc="outside right center", title=title or None)
+    """Draw the legend of one panel next to all panels, or below them in a narrow figure."""
+    handles, labels = axes.get_legend_handles_labels()
+    if not handles:
+        return
+    place = {"loc": "outside right center"}
+    if is_narrow():
+        place = {"loc": "outside lower center", "ncols": legend_columns(labels, len(labels))}
+    figure.legend(handles, labels, title=title or None, **place)
+
+
+def legend_columns(labels: Sequence[str], most: int) -> int:
+    """Return how many columns of a legend fit into the width of a figure, at most `most`."""
+    longest = max(len(line) for label in labels for line in label.split("\n"))
+    wide = (LETTER * longest + 5) * points("legend.fontsize") / 72
+    return int(np.clip(0.85 * width() / wide, 1, most))
+
+
+def legend_beside(axes: Axes) -> None:
+    """Draw a panel's legend beside the panel, or above it in a narrow figure."""
+    if is_narrow():
+        legend_above(axes, 2)
+    else:
+        axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1), borderaxespad=0)
+
+
+def legend_above(axes: Axes, columns: int) -> None:
+    """Draw a panel's legend above the panel. columns: the largest number of columns."""
+    fit = legend_columns(axes.get_legend_handles_labels()[1], columns)
+    axes.legend(loc="lower left", bbox_to_anchor=(0, 1.01), borderaxespad=0, ncols=fit)
 
 
 def line(
@@ -168,7 +264,7 @@ def class_axis(axes: Axes, classes: Sequence[str], horizontal: bool = False) -> 
         axis.set_major_locator(integers(10))
         return
     axis.set_label_text("class")
-    shown, families = drawable(classes)
+    shown, families = drawable(class_names(classes))
     names = [name if len(name) <= 20 else f"{name[:9]}…{name[-10:]}" for name in shown]
     axis.set_ticks(
         range(len(names)),

@@ -17,15 +17,14 @@ from fedexp.core.limits import Checked
 from fedexp.core.packages import how_to_install
 from fedexp.data.views import PLAIN, VIEWS, file_in_view
 from fedexp.rundir import files
-from fedexp.rundir.analyses import round_means
 from fedexp.rundir.fingerprint import group_name, setting
-from fedexp.rundir.reader import RunDirectory
 
 if TYPE_CHECKING:
     import numpy as np
     import pandas as pd
 
     from fedexp.metrics.history import History
+    from fedexp.rundir.reader import RunDirectory
 
 
 @dataclass(frozen=True)
@@ -100,12 +99,14 @@ class RoundRecord:
 
 
 def records(
-    run: RunDirectory, histories: "Mapping[str, History]", last: float = math.inf
+    run: "RunDirectory", histories: "Mapping[str, History]", last: float = math.inf
 ) -> Iterator[RoundRecord]:
     """Yield the records of the rounds in a run's files, up to the round `last`.
 
     histories: view -> class accuracies.
     """
+    from fedexp.rundir.analyses import round_means
+
     tables = {name: run.analysis(name) for name in files.ANALYSES}
     rounds = [] if run.rounds is None else run.rounds.to_dict("records")
     for values in rounds:

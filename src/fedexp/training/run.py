@@ -83,6 +83,7 @@ def train_run(job: Job) -> dict[str, Any]:
             log.info("job %s", job.directory.name)
         before = recorded_precision(job.directory) if continues else None
         prepared = prepare(built, job.place.cores, before)
+        built.figures.check_classes(len(prepared.simulation.runtime.data.classes))
         if not continues:
             check_result_names(prepared.simulation)
         if not is_locked:

@@ -24,6 +24,7 @@ from fedexp.figures.style import (
     label_size,
     legend,
     panels,
+    points,
     stroke,
     width,
 )
@@ -177,9 +178,7 @@ def neurons(
             each.classes[:, order], aspect="auto", interpolation="nearest", cmap=colours, **limits
         )
         axes.grid(False)
-        axes.set_yticks(
-            range(len(each.names)), each.names, fontsize=rcParams["legend.fontsize"] - 2
-        )
+        axes.set_yticks(range(len(each.names)), each.names, fontsize=points("legend.fontsize") - 2)
         agreement = f"{each.agreement:.2f} of the neurons keep their class in local training"
         axes.set_title(f"{label}: {agreement}" if label else agreement)
     grid[-1, 0].set_xlabel("neuron, sorted by its class in the first model")
