@@ -24,6 +24,7 @@ ASSETS = (
     "multirun/*/table.csv",
 )
 CODE = r"^```.*?^```$"
+OPTION = re.compile(r"\.\./\.\./conf/algorithm/(\w+)\.yaml")  # on the site, it has a page
 DIRECTIVE = re.compile(rf"({CODE})|^::: ([\w-]+) ?([^\n]*)$", re.MULTILINE | re.DOTALL)
 
 
@@ -34,6 +35,7 @@ def committed(*patterns: str) -> list[Path]:
 
 def render(text: str) -> str:
     """Replace the directives of a page outside code blocks."""
+    text = OPTION.sub(r"../algorithms/\1.md", text)
     return DIRECTIVE.sub(lambda m: m[1] or DIRECTIVES[m[2]](*m[3].split()), text)
 
 

@@ -68,17 +68,17 @@ def test_class_accuracy_equals_hand_calculation():
 
 
 # ------------------------------------------------------------------ forgetting F
-def test_backward_transfer_equals_hand_calculation():
+def test_forgetting_f_equals_hand_calculation():
     # class 0: max(0.5, 0.8) - 0.6 = 0.2; class 1: max(0.2, 0.1) - 0.1 = 0.1; the initial 0.9 does
     # not count
-    np.testing.assert_allclose(forgetting.backward_transfer_per_class(CW), [0.2, 0.1])
-    assert forgetting.backward_transfer(CW) == pytest.approx(0.15)
+    np.testing.assert_allclose(forgetting.forgetting_per_class(CW), [0.2, 0.1])
+    assert forgetting.forgetting_f(CW) == pytest.approx(0.15)
     # class 0 ends at its peak: 0.3 - 0.7 = -0.4; class 1: 0.5 - 0.5 = 0
     negative = np.array([[0.0, 0.0], [0.3, 0.5], [0.7, 0.5]])
-    assert forgetting.backward_transfer(negative) == pytest.approx(-0.2)
+    assert forgetting.forgetting_f(negative) == pytest.approx(-0.2)
     for rounds in (0, 1, 2):
-        assert math.isnan(forgetting.backward_transfer(CW[:rounds]))
-    assert not math.isnan(forgetting.backward_transfer(CW[:3]))
+        assert math.isnan(forgetting.forgetting_f(CW[:rounds]))
+    assert not math.isnan(forgetting.forgetting_f(CW[:3]))
 
 
 @few
@@ -87,7 +87,7 @@ def test_accuracy_plus_forgetting_equals_the_mean_peak(cw):
     maxima = []
     for c in range(cw.shape[1]):
         maxima.append(max(cw[t, c] for t in range(1, len(cw) - 1)))
-    identity = np.mean(cw[-1]) + forgetting.backward_transfer(cw)
+    identity = np.mean(cw[-1]) + forgetting.forgetting_f(cw)
     assert identity == pytest.approx(np.mean(maxima))
     assert identity <= 1 + 1e-12
 
@@ -96,7 +96,7 @@ def test_accuracy_plus_forgetting_equals_the_mean_peak(cw):
 @given(matrices(with_nan=True))
 def test_absent_classes_are_ignored(cw):
     present = cw[:, ~np.isnan(cw[0])]
-    assert forgetting.backward_transfer(cw) == pytest.approx(forgetting.backward_transfer(present))
+    assert forgetting.forgetting_f(cw) == pytest.approx(forgetting.forgetting_f(present))
     np.testing.assert_allclose(forgetting.round_drop(cw), forgetting.round_drop(present))
     np.testing.assert_allclose(forgetting.consistency(cw), forgetting.consistency(present))
     width = present.shape[1]

@@ -25,7 +25,7 @@ BASE = ["num_clients=8", "participation=0.5", "local.epochs=1", "min_size=2", "r
 BASE += ["model.channels=[4]", "model.hidden=[8]", "local.batch_size=60", "tracker=none"]
 BASE += ["hardware=cpu", "hardware.engine=sequential", "hardware.threads=1", "figures.draw=false"]
 CHOICES = {"dataset": "digits", "scenario": "none", "partition": "lda", "model": "cnn"}
-CHOICES |= {"algorithm": "fedavg", "forgetting_metric": "backward_transfer", "analysis": "none"}
+CHOICES |= {"algorithm": "fedavg", "forgetting_metric": "forgetting", "analysis": "none"}
 CHOICES |= {"hardware": "cpu", "tracker": "none"}
 KEYS = known_keys(CONF, [])
 

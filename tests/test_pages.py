@@ -1,6 +1,7 @@
 """Links in README.md, CONTRIBUTING.md and docs/ work, and the tables of options are complete."""
 
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,10 +21,6 @@ CODE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\(([^)\s]+)\)|^\[\w+\]: (\S+)$", re.MULTILINE)
 REFERENCE = re.compile(r"\]\[(\w+)\]")
 HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
-# Generated for the site.
-GENERATED = {
-    ROOT / "docs" / "algorithms" / f"{name}.md" for name in list_options("algorithm", [CONF])
-}
 
 
 def read(path: Path) -> str:
@@ -45,7 +42,7 @@ def wrong_links(path: Path, text: str) -> Iterator[str]:
     for target in (first or second for first, second in LINK.findall(text)):
         name, _, anchor = target.partition("#")
         file = (path.parent / name).resolve() if name else path
-        if re.match(r"\w+:", target) or file in GENERATED:
+        if re.match(r"\w+:", target):
             continue
         if not file.exists() or (anchor and anchor not in anchors(read(file))):
             yield target
@@ -124,6 +121,29 @@ def test_columns_are_documented_and_have_tracker_names():
         assert column in names.NAMES or column.endswith("_seconds"), column
 
 
+METRICS = ROOT / "docs" / "metrics.md"
+BLOCK = re.compile(r"(<!-- ([\w-]+) ?(\S*) -->\n).*?(\n<!-- end -->)", re.DOTALL)
+
+
+def page_of_metrics() -> str:
+    """Return docs/metrics.md with the current docstrings and options."""
+    sys.path.insert(0, str(ROOT / "docs"))
+    try:
+        from generated import DIRECTIVES
+    finally:
+        sys.path.pop(0)
+
+    def block(found: re.Match[str]) -> str:
+        return found[1] + DIRECTIVES[found[2]](*found[3].split()) + found[4]
+
+    return BLOCK.sub(block, METRICS.read_text(encoding="utf-8"))
+
+
+def test_page_of_metrics_has_the_formulas_of_the_docstrings():
+    """`python tests/test_pages.py` writes the page."""
+    assert METRICS.read_text(encoding="utf-8") == page_of_metrics()
+
+
 def test_wrong_links_are_found(tmp_path):
     page = tmp_path / "page.md"
     page.write_text(
@@ -132,3 +152,7 @@ def test_wrong_links_are_found(tmp_path):
         "[picture]: page.md\n[last]: page.md [merged]:\npage.md\n"
     )
     assert list(wrong_links(page, read(page))) == ["merged", "page.md#other", "nowhere.md"]
+
+
+if __name__ == "__main__":
+    METRICS.write_text(page_of_metrics(), encoding="utf-8")

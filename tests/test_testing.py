@@ -56,6 +56,15 @@ class Detached(Drifting):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Decides(Drifting):
+    """Wrong: vmap rejects control flow that depends on values."""
+
+    def penalty(self, net, params, ctx):
+        penalty = super().penalty(net, params, ctx)
+        return penalty if penalty > 0 else 0 * penalty
+
+
+@dataclass(frozen=True, kw_only=True)
 class Remembers(Drifting):
     """Wrong: attributes of the object are not in the checkpoint."""
 
@@ -81,6 +90,7 @@ def test_correct_algorithm_passes_the_check_with_worker_processes():
     ("algorithm", "options", "words"),
     [
         (CountsRows(), {}, "round 1, vectorised differs from sequential in messages"),
+        (Decides(), {}, "round 1, vectorised fails, sequential does not: .*control flow"),
         (Drifting(), {"zero": Drifting(pull=0.1)}, "zero differs from FedAvg"),
         (Detached(), {}, "the gradient differs from finite differences"),
         (Remembers(), {}, "the run resumed after round 2 differs from the uninterrupted run"),

@@ -151,12 +151,17 @@ def assert_engines_agree(simulation: Simulation, state: State, engines: Sequence
     """Check that the engines give the same result in the next round, within 1e-12.
 
     Messages, client states, losses and local accuracies are compared. Raises AssertionError if they
-    differ.
+    differ, or if an engine fails where the first does not: torch.func.vmap, for example, rejects a
+    hook whose control flow depends on values.
     """
     reference = train(ENGINES[engines[0]], simulation, state, evaluate_local=True)
     for engine in engines[1:]:
-        other = train(ENGINES[engine], simulation, state, evaluate_local=True)
-        what = f"round {state.round + 1}, {engine} differs from {engines[0]}"
+        where = f"round {state.round + 1}, {engine}"
+        try:
+            other = train(ENGINES[engine], simulation, state, evaluate_local=True)
+        except Exception as error:
+            raise AssertionError(f"{where} fails, {engines[0]} does not: {error}") from error
+        what = f"{where} differs from {engines[0]}"
         for name in ("messages", "states", "losses", "class_correct"):
             found, expected = getattr(other, name), getattr(reference, name)
             assert_equal(found, expected, 1e-12, f"{what} in {name}")

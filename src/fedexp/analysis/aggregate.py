@@ -21,7 +21,7 @@ ROUNDS = [f"rounds_to_{factor:g}A" for factor in FACTORS]
 CHOSEN = "Chosen values (highest accuracy in the last round, averaged over seeds)"
 WHAT_A_IS = (
     f"A is {SHARE:g} of the best accuracy of any run of the setting; speed-ups are relative to"
-    " FedAvg. `-`: at least one seed never reached the target."
+    " FedAvg. `-`: at least one seed diverged or never reached the target."
 )
 
 
@@ -112,9 +112,10 @@ def rounds_to_targets(runs: Sequence[RunDirectory]) -> pd.DataFrame:
 
     A is 0.95 times the best accuracy of any run of the setting that did not diverge. The rounds are
     averaged over seeds. A number is missing if any seed diverged or never reached the target
-    (Flashback Table 1).
+    (Flashback Table 1). The column `diverged` counts the seeds that diverged.
     """
     table = pd.DataFrame(names(runs, of_data=True), columns=["setting", "method"])
+    table["diverged"] = [run.diverged for run in runs]
     table["best"] = [np.nan if run.diverged else read_best_accuracy(run) for run in runs]
     table["A"] = SHARE * table.groupby("setting")["best"].transform("max")
     for name, factor in zip(ROUNDS, FACTORS, strict=True):
@@ -124,11 +125,12 @@ def rounds_to_targets(runs: Sequence[RunDirectory]) -> pd.DataFrame:
     table["precision"] = list(map(precision_of, runs))
     groups = table.drop(columns="best").groupby(["setting", "method"], sort=False, as_index=False)
     rules: dict[str, Any] = dict.fromkeys(("A", "fedavg", "precision"), "first")
+    rules["diverged"] = "sum"
     rules |= dict.fromkeys(ROUNDS, lambda column: column.mean(skipna=False))
     found = groups.agg(rules)
     fedavg = found.apply(lambda method: find_rounds_of_fedavg(found, method), axis="columns")
     speedups = (fedavg / found[ROUNDS]).set_axis([f"speedup_{f:g}A" for f in FACTORS], axis=1)
-    shown = found[["setting", "method", "A", *ROUNDS]].join(speedups)
+    shown = found[["setting", "method", "diverged", "A", *ROUNDS]].join(speedups)
     return shown.sort_values(["setting", *reversed(ROUNDS)], kind="stable")
 
 

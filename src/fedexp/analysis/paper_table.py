@@ -1,6 +1,7 @@
 """Make tables of a sweep's means over seeds, with methods as rows and settings as columns.
 
-Each cell in a paper's layout shows mean ± standard deviation. The best value in a column is bold.
+Each cell in a paper's layout shows mean ± standard deviation. The best value in a column is bold,
+and so are the values that a paired interval over the seeds cannot tell from it.
 """
 
 import argparse
@@ -10,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
+import numpy as np
 import pandas as pd
 
 from fedexp.analysis.layout import PRUNED, SOME_DIVERGED, Section
@@ -121,10 +123,13 @@ def make_table(runs: Sequence[RunDirectory], layout: Layout) -> Section:
         for metric in layout.metrics or [measure.key for measure in main_measures(members)]:
             records[record["method"], record["setting"], metric] = record
     ranks = pd.Series({place: rank(record, place[2]) for place, record in records.items()})
-    column = ranks.groupby(level=[1, 2])
-    best = (column.transform("size") > 1) & (ranks == column.transform("min")) & (ranks < math.inf)
+    bold = {
+        (method, setting, metric)
+        for setting, metric in {place[1:] for place in records}
+        for method in find_best(groups[setting], metric)
+    }
     texts = pd.Series(
-        {key: format_cell(record, key[2], best[key]) for key, record in records.items()}
+        {key: format_cell(record, key[2], key in bold) for key, record in records.items()}
     )
     methods, settings = ordered(set(table["method"])), ordered(groups)
     if layout.sort != "name":
@@ -183,6 +188,35 @@ def rank(record: Mapping[Any, Any], metric: str) -> float:
     return float(format_value(value, metric)) * (1 if less else -1)
 
 
+def find_best(methods: Mapping[str, Sequence[RunDirectory]], metric: str) -> list[str]:
+    """Return the best method of a setting, and the methods that cannot be told from it.
+
+    Two methods cannot be told apart if the 95 % interval (Student's t) of their differences, paired
+    by seed, contains 0. Methods with diverged or pruned runs are left out, since their values are
+    not comparable. The result is empty without a pair of methods that have two common seeds.
+    """
+    values: dict[str, pd.Series[float]] = {}
+    for name, runs in methods.items():
+        found = pd.Series({run.summary.get("seed"): run.summary.get(metric) for run in runs})
+        found = found.astype(float).dropna()
+        if len(found) > 1 and not any(run.diverged or is_pruned(run) for run in runs):
+            values[name] = found if less_is_better(metric) else -found
+    if len(values) < 2:
+        return []
+    best = min(values.values(), key=lambda found: found.mean())
+    return [name for name, found in values.items() if is_close((found - best).dropna().to_numpy())]
+
+
+def is_close(differences: np.ndarray) -> bool:
+    """Return whether the 95 % interval of the mean difference contains 0."""
+    from scipy.stats import t
+
+    if len(differences) < 2:
+        return False
+    half = t.ppf(0.975, len(differences) - 1) * differences.std(ddof=1) / len(differences) ** 0.5
+    return bool(abs(differences.mean()) <= half + 1e-12)
+
+
 def format_cell(record: Mapping[Any, Any], metric: str, best: bool) -> str:
     """Return mean ± standard deviation (n - 1 in the denominator) in Markdown."""
     value, spread = record.get(metric, math.nan), record.get(f"{metric}_std", math.nan)
@@ -215,5 +249,9 @@ def require_known(names: Iterable[str], known: Sequence[str], flag: str) -> None
 def describe_seeds(sizes: set[int]) -> str:
     """Return the text above a table. sizes: the different numbers of seeds in a cell."""
     counts = " to ".join(map(str, sorted({min(sizes), max(sizes)})))
-    seeds = f"Mean ± standard deviation over {counts} seeds" if max(sizes) > 1 else "One seed"
-    return f"{seeds}; best in bold."
+    if max(sizes) == 1:
+        return "One seed, so nothing is in bold."
+    return (
+        f"Mean ± standard deviation over {counts} seeds; bold: the best, and what the 95 % interval"
+        " of the differences between equal seeds cannot tell from it."
+    )

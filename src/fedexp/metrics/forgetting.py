@@ -11,7 +11,7 @@ import numpy as np
 from fedexp.metrics.accuracy import class_accuracy, class_mean
 
 
-def backward_transfer_per_class(cw: np.ndarray) -> np.ndarray:
+def forgetting_per_class(cw: np.ndarray) -> np.ndarray:
     """Return each class's drop from its best accuracy, max_{1<=t<T} (A_c^(t) - A_c^(T)), [C].
 
     This is FedNTD (NeurIPS 2022) Eq. 5 before averaging over the classes. A drop is negative if the
@@ -24,13 +24,15 @@ def backward_transfer_per_class(cw: np.ndarray) -> np.ndarray:
     return cw[1:-1].max(0) - cw[-1]
 
 
-def backward_transfer(cw: np.ndarray) -> float:
+def forgetting_f(cw: np.ndarray) -> float:
     """Return the forgetting F = 1/C sum_c max_{1<=t<T} (A_c^(t) - A_c^(T)), or nan if T < 2.
 
-    This is FedNTD (NeurIPS 2022) Eq. 5, the value published in FedNTD's tables. F is not clamped at
-    0. It grows with T, so compare only runs with equal T.
+    This is FedNTD (NeurIPS 2022) Eq. 5, the value published in FedNTD's tables. The paper calls it
+    backward transfer, whose sign is opposite elsewhere (`fedexp.metrics.task_matrix`). F counts
+    from round 1, not from the initial model. It is not clamped at 0, and is often negative in early
+    rounds. It grows with T, so compare only runs with equal T.
     """
-    return float(class_mean(backward_transfer_per_class(cw)))
+    return float(class_mean(forgetting_per_class(cw)))
 
 
 def local_round_drop(previous: np.ndarray, local: np.ndarray) -> np.ndarray:

@@ -94,7 +94,7 @@ class BackwardTransfer(ForgettingMetric):
     """`forgetting`: the forgetting F up to this round (FedNTD Eq. 5)."""
 
     def round_values(self, history: History) -> dict[str, float]:
-        return {"forgetting": forgetting.backward_transfer(history.matrix)}
+        return {"forgetting": forgetting.forgetting_f(history.matrix)}
 
 
 class RoundDrop(ForgettingMetric):

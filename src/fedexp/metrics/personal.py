@@ -86,7 +86,7 @@ class Personal(ForgettingMetric):
 
     def round_values(self, history: History) -> dict[str, float]:
         counts = history.counts_until(history.rounds[-1])
-        drop = forgetting.backward_transfer_per_class(history.matrix)
+        drop = forgetting.forgetting_per_class(history.matrix)
         accuracy = history.class_accuracy[-1]
         of_global = own_mean(accuracy, counts), own_mean(drop, counts)
         if not self.own:

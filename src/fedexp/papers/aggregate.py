@@ -122,7 +122,8 @@ def write_tables(
         shown = [own, choose_values(table)]
     head += "".join(f"\n{layout.markdown_text(line)}\n" for line in left_out)
     every = rounds_to_targets(runs)
-    targets = every.drop(columns=["setting", "method"]).dropna(axis=1, how="all")
+    hidden = ["setting", "method", *([] if every["diverged"].any() else ["diverged"])]
+    targets = every.drop(columns=hidden).dropna(axis=1, how="all")
     targets = targets.set_axis(label_rows(every), axis="index").map(layout.plain_number)
     parts = [f"{head}\n{layout.all_markdown(shown)}", "## Rounds to target\n"]
     if wished:
