@@ -44,7 +44,7 @@ def styled(pictures: Pictures = PNG) -> Iterator[None]:
     style. matplotlib's warnings about missing letters and about the space for a legend are
     suppressed.
     """
-    styles = [OURS, *([pictures.style] if pictures.style else [])]
+    styles: list[str | Path] = [OURS, *([pictures.style] if pictures.style else [])]
     with _one_at_a_time, context(styles), warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         _named.append(pictures)
@@ -78,7 +78,8 @@ def stroke(share: float = 1.0) -> float:
 
 def points(name: str) -> float:
     """Return the size of a text in points. name: the key of the size in the style."""
-    return FontProperties(size=matplotlib.rcParams[name]).get_size_in_points()
+    sizes: dict[str, Any] = matplotlib.rcParams  # type: ignore[assignment]
+    return FontProperties(size=sizes[name]).get_size_in_points()
 
 
 def wrapped(text: str, inches: float, size: str) -> str:
@@ -203,7 +204,7 @@ def legend(figure: Figure, axes: Axes, title: str = "") -> None:
     handles, labels = axes.get_legend_handles_labels()
     if not handles:
         return
-    place = {"loc": "outside right center"}
+    place: dict[str, Any] = {"loc": "outside right center"}
     if is_narrow():
         place = {"loc": "outside lower center", "ncols": legend_columns(labels, len(labels))}
     figure.legend(handles, labels, title=title or None, **place)
