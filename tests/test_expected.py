@@ -102,10 +102,11 @@ def test_summary_has_the_size_of_the_data(here):
 def test_clients_hold_out_the_test_set(here, capsys):
     """digits with training and test images together: each client tests on a quarter of its own."""
     merged = "dataset.train_splits=[train,test]"
-    given = [*FEDERATION, "rounds=1", "hydra.run.dir=run", merged]
-    assert main.main(given) == 2
+    given = [*FEDERATION, "rounds=1", merged]
+    assert main.main([*given, "hydra.run.dir=run"]) == 2
     assert "clients would also train on the test images" in capsys.readouterr().err
-    assert main.main([*given, "test_per_client=0.25"]) == 0
+    given.append("test_per_client=0.25")
+    assert main.main([*given, "hydra.run.dir=run"]) == 0
     partition = Partition.load(here / "run" / "partition.npz")
     summary = json.loads((here / "run" / "summary.json").read_text())
     held = len(partition.test)
@@ -113,7 +114,7 @@ def test_clients_hold_out_the_test_set(here, capsys):
     assert 1797 / 4 <= held < 1797 / 4 + 8  # a quarter of each client's, rounded up
     numbers = np.concatenate([*partition.parts, partition.test])
     assert sorted(numbers) == list(range(1797))
-    data = build(composed(*given[:-1], merged, "test_per_client=0.25")).dataset.load()
+    data = build(composed(*given)).dataset.load()
     assert torch.equal(data.x_train[-360:], data.x_test)
     assert torch.equal(data.y_train[-360:], data.y_test)
 

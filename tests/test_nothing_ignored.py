@@ -48,6 +48,8 @@ CHANGED = {
     "local.drop_last": "true",
     "local.keep_optimizer": "true",
     "local.optimizer": "nesterov",
+    "local.drop_last": "true",
+    "local.keep_optimizer": "true",
     "local.lr": "0.02",
     "local.lr_decay": "0.5",
     "local.schedule": "constant",
@@ -123,6 +125,7 @@ REASONS = {
 # choice of an option -> keys that nothing uses with it
 UNUSED = {
     "local.optimizer=adam": ["local.momentum=0.9"],
+    "local.momentum=0": ["local.keep_optimizer=true"],
     "local.schedule=constant": ["local.lr_decay=0.99", "local.step_rounds=5", "local.lr_min=0"],
     "local.schedule=cosine": ["local.lr_decay=0.5", "local.step_rounds=5"],
     "local.schedule=step": ["local.lr_min=0.001"],

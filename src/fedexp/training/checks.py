@@ -9,6 +9,7 @@ import numpy as np
 from fedexp.algorithms.base import FedAvg
 from fedexp.algorithms.exemplars import Exemplars
 from fedexp.algorithms.families import Personal
+from fedexp.algorithms.local_training import OPTIMIZERS
 from fedexp.algorithms.server_optimizers import ServerOptimizer
 from fedexp.config.build import Built
 from fedexp.config.overrides import assigned_values
@@ -34,6 +35,10 @@ USED_WITH: Mapping[str, tuple[str, ...]] = {
     "local.lr_min": ("local.schedule=cosine",),
     "local.lr_decay": ("local.schedule=exponential", "local.schedule=step"),
     "local.momentum": ("local.optimizer=sgd", "local.optimizer=nesterov"),
+    "local.keep_optimizer": (
+        "local.momentum",
+        *(f"local.optimizer={name}" for name in OPTIMIZERS if name not in ("sgd", "nesterov")),
+    ),
     "server.beta1": (*ADAPTIVE, "server.optimizer=adagrad"),
     "server.beta2": ADAPTIVE,
     "server.tau": (*ADAPTIVE, "server.optimizer=adagrad"),
