@@ -7,6 +7,7 @@ import time
 from contextlib import suppress
 from glob import glob
 from pathlib import Path
+from typing import Any
 
 # What libraries keep until the process ends: processes of multiprocessing and joblib, a thread of
 # tqdm, and variables that scikit-learn and torch.compile set when they are imported.
@@ -50,12 +51,12 @@ class Watch:
     """Remembers the processes, threads and variables that exist when it is created."""
 
     def __init__(self) -> None:
-        self._children, self._threads = children().keys(), set(threading.enumerate())
+        self._children, self._threads = set(children()), set(threading.enumerate())
         self._variables = dict(os.environ)
 
-    def keep_processes(self) -> None:
-        """Allow the processes that exist now, which a fixture of the module or session ends."""
-        self._children = children().keys()
+    def keep_workers(self, engine: Any) -> None:
+        """Allow the processes of an engine that several tests share."""
+        self._children |= {process.popen.pid for process in engine._processes}
 
     def clear(self, seconds: float = 10.0) -> list[str]:
         """Return one line for each thing that is new, and restore the variables.

@@ -170,7 +170,7 @@ def started_workers(tmp_path_factory):
 def pair_of_workers(started_workers, nothing_left):
     """The workers of this module. Those that a test ends are started again when needed."""
     yield started_workers
-    nothing_left.keep_processes()
+    nothing_left.keep_workers(started_workers[0])
 
 
 def assert_no_bit_differs(engine, close):
