@@ -217,8 +217,15 @@ KA = {
     "anchors": "both",
     "selection": "hard",
     "reduction": "sum",
+    "norm": "squared",
 }
-KA_OTHER = {"max_anchors": 1, "anchors": "missing", "selection": "proficient", "reduction": "mean"}
+KA_OTHER = {
+    "max_anchors": 1,
+    "anchors": "missing",
+    "selection": "proficient",
+    "reduction": "mean",
+    "norm": "per_anchor",
+}
 FLASHBACK = {"gamma": 0.5, "epochs_on_server": 2, "on_clients": True, "on_server": True}
 DF = {"lr": 0.05, "batch_size": 3, "clip": 0.05, "epochs_on_server": 2}
 DF |= {"steps": 12, "patience": 4, "interval": 2, "validation": 0.5}
