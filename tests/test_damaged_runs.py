@@ -24,8 +24,7 @@ from fedexp.rundir.lock import is_occupied
 from fedexp.rundir.reader import RunDirectory, finished_summary
 from fedexp.rundir.repair import repair_job
 from fedexp.rundir.sweeps import find_jobs, sweep_name
-from quick_runs import FEDERATION
-from test_view import write_run
+from quick_runs import FEDERATION, write_run
 from toy_federation import composed
 
 FILES = ("summary.json", "rounds.csv", "class_accuracy.csv", "config.yaml", ".hydra/overrides.yaml")
@@ -145,7 +144,7 @@ def test_damaged_job_is_not_complete(sweep, name, damage):
 def test_report_leaves_out_damaged_runs(sweep, name, damage, caplog, monkeypatch):
     monkeypatch.setattr(logging.getLogger("fedexp"), "propagate", True)
     hurt(sweep, name, damage)
-    assert len(write_report(sweep, figures=False)) == 4
+    assert len(write_report(sweep, figures=False)) == 5
     table = pd.read_csv(sweep / "table.csv")
     assert (table["n"].tolist(), table["seeds"].tolist()) == ([1], [0])
     told = [

@@ -88,7 +88,6 @@ def test_wheel_and_sdist_contain_the_configuration(built: Path):
     # Both wheels have the same files: the package with conf/.
     assert names(from_sdist) == names(direct)
     assert {f"fedexp/{name}" for name in conf_files()} <= names(direct)
-    assert {f"fedexp/analysis/view/page.{kind}" for kind in ("html", "css", "js")} <= names(direct)
     folders = {name.split("/")[0].split("-")[0] for name in names(direct)}
     assert folders == {"fedexp", "hydra_plugins"}  # Hydra finds the Optuna sweeper there
 

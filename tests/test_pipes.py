@@ -22,7 +22,7 @@ from fedexp.core.npz import load_npz
 from fedexp.core.storage import regular
 from fedexp.data.partitioned import partition_hash
 from fedexp.figures.load import load_history
-from fedexp.rundir import files, lock, origin
+from fedexp.rundir import lock, origin
 from fedexp.rundir.reader import RunDirectory
 from fedexp.rundir.sweeps import sweep_name
 from test_damaged_runs import write_job
@@ -60,16 +60,12 @@ def sweep(here) -> Path:
     return folder
 
 
-@pytest.mark.parametrize(
-    "command", ["report", "view", "push", "push the table", "figures", "preview"]
-)
+@pytest.mark.parametrize("command", ["report", "push", "push the table", "figures", "preview"])
 def test_no_command_waits_for_a_pipe(sweep, command, capsys):
     hurt = sweep / "hurt"
     match command:
         case "report":
             assert call("report", [str(sweep), "--out", str(sweep / "all")]) == 0
-        case "view":
-            assert call("view", [str(sweep)]) == 0
         case "push":
             assert call("push", [str(hurt), "--mode", "offline"]) == 2
         case "push the table":
@@ -248,19 +244,6 @@ def test_compressed_checkpoint_is_rejected(tmp_path):
 def test_compressed_arrays_are_read(tmp_path):
     np.savez_compressed(tmp_path / "x.npz", counts=np.zeros((1000, 1000)))
     assert load_npz(tmp_path / "x.npz")["counts"].shape == (1000, 1000)
-
-
-def test_view_page_does_not_follow_links(tmp_path):
-    (tmp_path / "secret").write_text("my password")
-    run = write_job(tmp_path / "run", 0)
-    (run / files.SUMMARY).write_text('{"status": "failed", "error": "x"}')
-    (run / files.ERROR).write_text("a traceback")
-    assert call("view", [str(run)]) == 0
-    assert "a traceback" in (run / "view.html").read_text(encoding="utf-8")
-    (run / files.ERROR).unlink()
-    (run / files.ERROR).symlink_to(tmp_path / "secret")
-    assert call("view", [str(run)]) == 0
-    assert "my password" not in (run / "view.html").read_text(encoding="utf-8")
 
 
 def test_push_of_an_incomplete_configuration_is_one_message(tmp_path, capsys):

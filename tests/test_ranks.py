@@ -21,7 +21,6 @@ from fedexp.analysis.ranks import (
     ranks_of,
 )
 from fedexp.analysis.sweep import Sweep, read_block
-from fedexp.analysis.view.collect import encode_benchmark
 
 
 def test_friedman_and_nemenyi_match_the_example_of_the_paper():
@@ -187,15 +186,3 @@ def test_diagram_has_a_bar_of_the_critical_difference_for_each_method(sweep, fin
     assert axes.lines[0].get_xdata() == pytest.approx(ranking.comparison.ranks)
     lengths = [abs(end[0] - start[0]) for start, end in axes.collections[0].get_segments()]
     assert lengths == pytest.approx([ranking.comparison.critical_difference] * 3)
-
-
-def test_page_of_a_sweep_shows_the_benchmark(sweep, finished, monkeypatch, tmp_path):
-    monkeypatch.setattr("fedexp.analysis.view.collect.find_sweep", lambda directory: sweep)
-    shown = encode_benchmark(
-        tmp_path, [SimpleNamespace(**vars(run), finished=True) for run in finished]
-    )
-    assert shown[0]["columns"] == ["method", "skew", "tasks"]
-    assert shown[0]["rows"][2] == ["CFeD", "-", "60.0 ± 0.0 (0.50 ± 0.00)"]
-    assert len(shown) == 6
-    monkeypatch.setattr("fedexp.analysis.view.collect.find_sweep", lambda directory: None)
-    assert encode_benchmark(tmp_path, []) == []

@@ -37,8 +37,7 @@ from fedexp.rundir.lock import LOCK, Occupied, is_occupied, occupied
 from fedexp.rundir.reader import RunDirectory
 from fedexp.training import provenance
 from fedexp.training.provenance import peak_memory
-from quick_runs import FEDERATION
-from test_view import change_summary, write_run
+from quick_runs import FEDERATION, change_summary, write_run
 from toy_federation import CONF, composed, is_value
 
 SWEEPS = list_options("sweep", [CONF])

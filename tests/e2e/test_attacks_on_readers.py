@@ -1,4 +1,4 @@
-"""Attacks on commands that only read a directory (report, view, push)."""
+"""Attacks on commands that only read a directory (report, push)."""
 
 import time
 

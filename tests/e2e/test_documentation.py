@@ -50,7 +50,7 @@ FENCE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 INDENTED = re.compile(r"(?<=\n\n)(?:    [^\n]+\n)+")
 SPAN = re.compile(r"`([^`\n]+)`")
 # a subcommand without its arguments
-NAME = re.compile("fedexp (report|view|import|evaluate|figures|push|dashboard|analyse)")
+NAME = re.compile("fedexp (report|import|evaluate|figures|push|dashboard|analyse)")
 PROGRAMS = (
     "fedexp",
     "python",
@@ -70,7 +70,6 @@ EXAMPLES = {
     "fedexp report <dir>": "fedexp report multirun/fedntd_table1",
     "fedexp report <directory> --metric": "fedexp report multirun/cfed --metric",
     "--metric <name>": "--metric forgetting_from_best",
-    "fedexp view <dir>": "fedexp view multirun/fedntd_table1",
     "fedexp figures <dir>": "fedexp figures run",
     "fedexp evaluate <dir>": "fedexp evaluate run",
     "fedexp analyse <dir> <kind>": "fedexp analyse run tsne",

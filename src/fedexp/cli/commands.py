@@ -5,9 +5,7 @@ then imports the modules that it needs. Late imports keep help and completion fa
 docstring is the help text.
 """
 
-import os
 import re
-import webbrowser
 from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -15,6 +13,7 @@ from inspect import getdoc
 from pathlib import Path
 
 from fedexp.cli.arguments import Parser
+from fedexp.cli.removed import explain_removed
 from fedexp.core import interrupts
 from fedexp.core.errors import FAILED, ConfigError, StorageError, nearest, require_choice, say
 
@@ -30,7 +29,8 @@ def is_subcommand(arguments: Sequence[str]) -> bool:
         return False
     if arguments[0] not in SUBCOMMANDS:
         raise ConfigError(
-            f"{arguments[0]}: is neither key=value nor a subcommand"
+            explain_removed(arguments[0])
+            or f"{arguments[0]}: is neither key=value nor a subcommand"
             f"{nearest(arguments[0], SUBCOMMANDS)}; subcommands: {', '.join(SUBCOMMANDS)}"
         )
     return True
@@ -62,7 +62,7 @@ def parse_arguments(parser: ArgumentParser, arguments: Sequence[str]) -> Namespa
 
 
 def report(parser: ArgumentParser, arguments: Sequence[str]) -> int:
-    """Write a sweep's tables and figures, with published values.
+    """Write a sweep's tables, figures and index.html.
 
     `--out TABLE` writes all runs in the directories to one table (TABLE.csv and TABLE.md) with
     one row per run. `--restore DIR` creates the run directories DIR/<sweep>/<run> from the files
@@ -103,35 +103,6 @@ def report(parser: ArgumentParser, arguments: Sequence[str]) -> int:
         write_sweep_reports(options)
     else:
         write_run_table(options.directories, options.out, measures)
-    return 0
-
-
-def view(parser: ArgumentParser, arguments: Sequence[str]) -> int:
-    """Write a sweep or several runs as one HTML page.
-
-    The page needs no server and no network.
-    """
-    from fedexp.analysis.view import render
-    from fedexp.analysis.view.collect import collect
-    from fedexp.core.storage import display_path, write_atomically
-    from fedexp.papers.aggregate import comparison_table
-
-    directories = "a sweep (multirun/<sweep>) or a run; several directories share one page"
-    parser.add_argument("directories", nargs="+", type=Path, help=directories)
-    parser.add_argument(
-        "--out", type=Path, help="path of the page (default: view.html in the directory)"
-    )
-    parser.add_argument("--open", action="store_true", help="open the page in the browser")
-    options = parse_arguments(parser, arguments)
-    common = os.path.commonpath([path.absolute() for path in options.directories])
-    out = options.out or Path(common, "view.html")
-    try:
-        write_atomically(out, render(collect(options.directories, comparison_table)).encode())
-    except OSError as error:
-        return say(f"{out}: cannot be written ({error.strerror})")
-    print(display_path(out))
-    if options.open:
-        webbrowser.open(out.absolute().as_uri())
     return 0
 
 
@@ -339,7 +310,6 @@ def requirements(parser: ArgumentParser, arguments: Sequence[str]) -> int:
 # name -> (function, required arguments)
 SUBCOMMANDS = {
     "report": (report, "<dir>"),
-    "view": (view, "<dir>"),
     "evaluate": (evaluate, "<dir>"),
     "analyse": (analyse, "<dir> <kind>"),
     "figures": (figures, "<dir>"),

@@ -2,10 +2,10 @@
 
 import argparse
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pandas as pd
 
@@ -41,31 +41,56 @@ log = logging.getLogger("fedexp")
 def write_report(
     directory: Path, figures: bool, flags: argparse.Namespace | None = None
 ) -> list[Path]:
-    """Write a sweep's tables and, if `figures` is true, its figures. Return the paths of all files.
+    """Write a sweep's tables and page, and its figures if `figures` is true. Return all paths.
 
     If a figure cannot be drawn, the report is written without it. flags: the command line's flags,
     see `fedexp.cli.flags`.
     """
     with all_jobs(directory) as jobs:
         paths = write_tables(directory, jobs, paper_table.Layout.of(flags) if flags else None)
-        if not paths or not figures:
-            return paths
-        try:
-            runs = drop_repeats(without_outdated([job for job in jobs if job.finished]))
-            sweep = find_sweep(directory)
-            look = read_settings_of_sweep(runs)
-            look = look.changed(flags) if flags else look
-            for drawn in (
-                make_pictures(sweep, runs),
-                sweep_pictures(runs),
-                make_rank_pictures(sweep, runs),
-            ):
-                paths += save_all(directory / "figures", drawn, look)
-        except Exception:
-            log.exception(
-                "the figures could not be drawn; run `fedexp report %s` to try again", directory
-            )
-        return paths
+        if not paths:
+            return []
+        if figures:
+            try:
+                paths += draw_figures(directory, jobs, flags)
+            except Exception:
+                again = "the figures could not be drawn; run `fedexp report %s` to try again"
+                log.exception(again, directory)
+        return [*paths, write_page(directory, paths)]
+
+
+def draw_figures(
+    directory: Path, jobs: Sequence[RunDirectory], flags: argparse.Namespace | None
+) -> list[Path]:
+    """Draw a sweep's figures. Return their paths."""
+    runs = drop_repeats(without_outdated([job for job in jobs if job.finished]))
+    sweep = find_sweep(directory)
+    look = read_settings_of_sweep(runs)
+    look = look.changed(flags) if flags else look
+    drawn = (make_pictures(sweep, runs), sweep_pictures(runs), make_rank_pictures(sweep, runs))
+    return [path for each in drawn for path in save_all(directory / "figures", each, look)]
+
+
+def write_page(directory: Path, paths: Sequence[Path]) -> Path:
+    """Write index.html, which shows a sweep's tables and figures. Return its path.
+
+    paths: the files of the report
+    """
+    from jinja2 import Environment, FileSystemLoader
+
+    tables = {
+        path.stem: pd.read_csv(path, keep_default_na=False, na_values=[""])
+        .dropna(axis="columns", how="all")
+        .to_html(index=False, na_rep="", border=0, float_format="{:.4g}".format)  # escapes text
+        for path in paths
+        if path.suffix == ".csv"
+    }
+    folder = FileSystemLoader(Path(__file__).parent)
+    template = Environment(loader=folder, autoescape=True).get_template("index.html.j2")
+    names = [path.relative_to(directory).as_posix() for path in paths]
+    page = template.render(title=directory.absolute().name, tables=tables, names=names)
+    storage.write_atomically(directory / "index.html", page.encode())
+    return directory / "index.html"
 
 
 def print_table(directory: Path, paths: Sequence[Path]) -> None:
@@ -161,27 +186,3 @@ def describe_verdicts(tidy: pd.DataFrame) -> str:
     counts = readings.first_reading(tidy)["verdict"].value_counts()
     texts = ", ".join(f"{number} {kind}" for kind, number in counts.items())
     return f"{counts.sum()} published values: {texts}."
-
-
-def comparison_table(directory: Path) -> dict[str, Any] | None:
-    """Return the table of a sweep for `fedexp view`, or None if no values were published."""
-    sweep = find_sweep(directory)
-    if sweep is None or not len(published_cells(sweep)):
-        return None
-    tidy = readings.compare_sweep(sweep, directory)
-    named = tidy.assign(column=layout.column_names(tidy))
-    cells: dict[str, dict[str, list[dict[str, Any]]]] = {}
-    for (method, column), group in named.groupby(["method", "column"], sort=False):
-        records: list[Mapping[Any, Any]] = list(group.to_dict("records"))
-        cells.setdefault(str(method), {})[str(column)] = list(map(page_cell, records))
-    caption = f"{describe_verdicts(tidy)} Rule: {sweep.rule}. {TOLERANCES}"
-    columns = [str(name) for name in named["column"].unique()]
-    return {"title": sweep.title, "caption": caption, "columns": columns, "cells": cells}
-
-
-def page_cell(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a cell for `fedexp view` with one published value and our measured value."""
-    ours, printed = layout.format_values(row)
-    texts = {name: str(row[name]) for name in ("metric", "unit", "verdict", "note")}
-    counts = {name: int(row[name]) for name in ("n", "diverged")}
-    return {"ours": ours, "printed": printed} | counts | texts
