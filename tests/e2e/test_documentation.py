@@ -50,7 +50,7 @@ FENCE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 INDENTED = re.compile(r"(?<=\n\n)(?:    [^\n]+\n)+")
 SPAN = re.compile(r"`([^`\n]+)`")
 # a subcommand without its arguments
-NAME = re.compile("fedexp (report|import|evaluate|figures|push|dashboard|analyse)")
+NAME = re.compile("fedexp (report|evaluate|figures|push|dashboard|analyse)")
 PROGRAMS = (
     "fedexp",
     "python",
@@ -73,9 +73,6 @@ EXAMPLES = {
     "fedexp figures <dir>": "fedexp figures run",
     "fedexp evaluate <dir>": "fedexp evaluate run",
     "fedexp analyse <dir> <kind>": "fedexp analyse run tsne",
-    "fedexp import <file> <dir>": (
-        "fedexp import theirs.csv theirs --columns tasks --algorithm a --dataset b --percent"
-    ),
     "fedexp push <dir>": "fedexp push run",
     "<entity>/<project>": "team/fedexp",
     "<project>": "team/fedexp",
@@ -469,7 +466,6 @@ def test_commands_of_each_page_run(page, fedexp, fresh_processes, data, tmp_path
     monkeypatch.setenv("FEDEXP_DATA", str(data))
     (tmp_path / "photos").symlink_to(data / "photos")
     (tmp_path / "flowers").symlink_to(data / "photos" / "train")  # no test folder
-    (tmp_path / "theirs.csv").write_text("75\n25,50\n")
     mine = [c for c, first in commands().items() if first == page and ours(c) and is_executed(c)]
     words = [word for command in mine for word in shlex.split(command)]
     for name, before in BEFORE.items():

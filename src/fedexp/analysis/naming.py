@@ -60,8 +60,8 @@ def named_overrides(run: RunLike) -> list[str]:
 
 
 def shared_overrides(runs: Iterable[RunLike]) -> set[str]:
-    """Return the overrides that all runs share, except imported runs (they have no overrides)."""
-    every = [set(named_overrides(run)) for run in runs if "imported" not in run.summary]
+    """Return the overrides that all runs share."""
+    every = [set(named_overrides(run)) for run in runs]
     return set.intersection(*every) if every else set()
 
 

@@ -177,41 +177,6 @@ def figures(parser: ArgumentParser, arguments: Sequence[str]) -> int:
     return code
 
 
-def import_(parser: ArgumentParser, arguments: Sequence[str]) -> int:
-    """Make a run directory from the accuracies of another program.
-
-    FILE is a csv file, a .json file with a list of rows, or eval_results.csv of Avalanche's
-    CSVLogger. With `--columns tasks`, row i has the accuracies on all tasks after task i was
-    learned. Tasks that were not tested yet may be missing. With `--columns classes`, row i has the
-    accuracies of all classes after round i. A csv file may begin with a row of column names.
-    """
-    from fedexp.cli.importing import CLASSES, TASKS, import_accuracies
-    from fedexp.figures import make_figures
-    from fedexp.trackers.progress import result_table
-    from fedexp.training.results import result_files
-
-    add = parser.add_argument
-    add("file", type=Path, help="file with the accuracies")
-    add("directory", type=Path, help="the new run directory, such as multirun/compared/ours_seed0")
-    add(
-        "--columns",
-        choices=(TASKS, CLASSES),
-        required=True,
-        help="whether columns are tasks or classes",
-    )
-    add("--algorithm", required=True, help="name of the method")
-    add("--dataset", required=True, help="name of the data set")
-    add("--partition", default="imported", help="name of the partition (default: imported)")
-    add("--seed", type=int, default=0, help="seed of the run (default: 0)")
-    add("--every", type=int, default=1, help="rounds from one row to the next (default: 1)")
-    add("--percent", action="store_true", help="the accuracies are in percent")
-    add("--initial", action="store_true", help="the first row is of the initial model")
-    options = parse_arguments(parser, arguments)
-    summary = import_accuracies(options)
-    result_table(summary, result_files(options.directory, make_figures(options.directory)))
-    return 0
-
-
 def push(parser: ArgumentParser, arguments: Sequence[str]) -> int:
     """Upload a finished run or sweep to W&B.
 
@@ -313,7 +278,6 @@ SUBCOMMANDS = {
     "evaluate": (evaluate, "<dir>"),
     "analyse": (analyse, "<dir> <kind>"),
     "figures": (figures, "<dir>"),
-    "import": (import_, "<file> <dir>"),
     "push": (push, "<dir>"),
     "dashboard": (dashboard, "<entity>/<project>"),
     "reproduction": (reproduction, ""),

@@ -92,7 +92,7 @@ def config_of_sweep(directory: Path) -> dict[str, Any]:
 def load_finished(directory: Path) -> RunDirectory:
     """Return a finished run.
 
-    Raises ConfigError if the run is unfinished, failed, damaged or imported.
+    Raises ConfigError if the run is unfinished, failed or damaged.
     """
     run = RunDirectory(directory)
     if not run.has(files.SUMMARY):
@@ -101,8 +101,6 @@ def load_finished(directory: Path) -> RunDirectory:
         raise ConfigError(f"{directory}: {run.describe_damage()}")
     if not run.has_ended:
         raise ConfigError(f"{directory}: the run failed (see {files.ERROR})")
-    if "imported" in run.summary:
-        raise ConfigError(f"{directory}: this run was imported; it cannot be pushed")
     return run
 
 

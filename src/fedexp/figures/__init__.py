@@ -114,7 +114,7 @@ def list_figures(run: RunData) -> "Iterator[tuple[str, Callable[[], Figure]]]":
         yield "curves", partial(draw.curves, run)
     if run.has("train_loss") or run.has("test_loss"):
         yield "loss", partial(draw.loss, run)
-    if run.counts is not None and run.counts.any():  # imported runs have no examples
+    if run.counts is not None and run.counts.any():
         yield "data_distribution", partial(draw.data_distribution, run, run.counts)
     for view, history in run.histories.items():
         yield from list_detailed_figures(run, history, view)

@@ -26,10 +26,6 @@ def require_run_directory(directory: Path, given: str) -> None:
         if not there:
             raise ConfigError(f"resume={given}: not a run directory ({name} is missing)")
     require_no_outside_links(directory)
-    from fedexp.rundir.reader import RunDirectory  # imports numpy, which `--cfg job` does not need
-
-    if "imported" in RunDirectory(directory).summary:
-        raise ConfigError(f"resume={given}: this run was imported; it has no checkpoint")
 
 
 def require_no_outside_links(directory: Path) -> None:

@@ -190,8 +190,8 @@ class RunDirectory:
         names = [files.CONFIG, files.ROUNDS]
         if self.reused_for is None:
             names.append(files.OVERRIDES)
-        # runs that are rebuilt from rounds.csv or imported may have no class accuracies
-        if not (self.summary.get("reconstructed") or self.summary.get("imported")):
+        # runs that are rebuilt from rounds.csv may have no class accuracies
+        if not self.summary.get("reconstructed"):
             names += [file_in_view(files.CLASSES, view) for view in self.views]
         if self.summary.get("tasks"):
             names.append(files.TASKS)
