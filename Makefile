@@ -3,8 +3,6 @@ PYTHON ?= python3
 VENV ?= .venv
 ARGS ?=
 CONSTRAINTS ?=
-CASES ?= 2000
-SEED ?= 2
 
 BIN := $(VENV)/bin
 # Empty: what pyproject.toml allows. CONSTRAINTS=constraints.txt: the versions that were tested.
@@ -18,7 +16,7 @@ STAMP := $(VENV)/.installed
 TEST = env -u PYTHONDONTWRITEBYTECODE $(BIN)/python
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-data test-gpu test-slow test-faults test-fuzz bench bench-gpu bench-scale bench-peers docs reproduction audit constraints
+.PHONY: help run test test-data test-gpu test-slow test-faults bench bench-gpu bench-scale bench-peers docs reproduction audit constraints
 .PHONY: lint format clean
 
 help: ## this list
@@ -53,9 +51,6 @@ test-slow: $(STAMP) ## variants, Chromium; the wheel in a clean environment (nee
 test-faults: $(STAMP) ## a stop at every operation on a file, then kill -9 on every engine (ten minutes each)
 	$(TEST) tests/e2e/stops.py
 	$(TEST) tests/e2e/kills.py $(ARGS)
-
-test-fuzz: $(STAMP) ## random bad input (half an hour); make test-fuzz CASES=20000 SEED=7
-	FEDEXP_FUZZ_CASES=$(CASES) FEDEXP_FUZZ_SEED=$(SEED) $(TEST) -m pytest -rP tests/e2e/test_fuzz.py -k many $(ARGS)
 
 bench: $(STAMP) ## speed against plain PyTorch (an hour; idle machine); make bench ARGS=--quick
 	$(BIN)/python -m benchmarks $(ARGS)

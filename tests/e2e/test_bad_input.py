@@ -7,10 +7,12 @@ import json
 
 import numpy as np
 import pytest
-from helpers import SMALL, assert_same_run
+from helpers import SMALL, assert_same_run, summary_of
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from fedexp import ConfigError, run
-from fedexp.config.options import conf_directory
+from fedexp.config.options import conf_directory, known_keys
 
 # arguments => parts of the message
 CASES = """
@@ -224,6 +226,37 @@ def test_invalid_run_directories_are_rejected(fedexp, tmp_path, overrides, confi
     left = {path.name for path in tmp_path.rglob("*") if path.is_file()}
     # the lock file stays, see fedexp.rundir.lock
     assert left - {".lock"} == {"config.yaml", "overrides.yaml"}
+
+
+KEYS = [key for key, owners in known_keys(conf_directory(), []).items() if not owners]
+ODD = (
+    *("null", "true", "-1", "0", "1", "2", "0.5", "1e-300", "nan", "inf", "abc", "''", "a=b"),
+    *("1,2", "[]", "[1]", "[0.5,a]", "[[1]]", "{}", "{a:1}", "???", "${rounds}", "${nothing}"),
+    *("{_target_:os.system}", "${oc.env:NO_SUCH}", "${seed", "[", "'", "'../x'", "range(3)", "kl"),
+)
+VALUES = st.one_of(
+    st.sampled_from(ODD), st.integers(-2, 5), st.floats(), st.text("ab=[]{}()'\",:;$\\~+@./#% é☃")
+)
+
+
+@settings(
+    max_examples=20,
+    deadline=None,
+    database=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+@given(key=st.sampled_from(sorted({*KEYS} - {"resume"})), value=VALUES)
+def test_any_value_of_any_key_gives_a_run_or_one_message(fedexp, tmp_path, key, value):
+    before = sorted(tmp_path.iterdir())
+    directory = f"run{len(before)}"
+    answer = fedexp(*SMALL, "rounds=1", f"hydra.run.dir={directory}", f"{key}={value}")
+    assert "Traceback" not in answer.err + answer.out
+    if answer.code == 0:
+        assert summary_of(tmp_path / directory)["status"] in ("completed", "diverged")
+    else:
+        assert (answer.code, answer.err.count("fedexp:")) == (2, 1), answer.err
+        assert sorted(tmp_path.iterdir()) == before
 
 
 @pytest.mark.slow

@@ -118,7 +118,7 @@ NOT_EXECUTED = {
     r"make (test|lint|test-slow|docs)|python3 -m venv .*|pip install -e '\.\[dev\]'": (
         ".ci/run does it, in a fresh environment"
     ),
-    r"make (test-faults|test-fuzz|bench\S*)|python -m benchmarks\S*( .*)?|python tests/e2e/.*": (
+    r"make (test-faults|bench\S*)|python -m benchmarks\S*( .*)?|python tests/e2e/.*": (
         "takes minutes to hours, or needs a GPU"
     ),
     "make (audit|test-data|test-gpu)": "needs a network, real data or a GPU",
