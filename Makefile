@@ -16,7 +16,7 @@ STAMP := $(VENV)/.installed
 TEST = env -u PYTHONDONTWRITEBYTECODE $(BIN)/python
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-data test-gpu test-slow test-faults bench bench-gpu bench-scale bench-peers docs reproduction audit constraints
+.PHONY: help run test test-data test-gpu test-slow bench bench-gpu bench-scale bench-peers docs reproduction audit constraints
 .PHONY: lint format clean
 
 help: ## this list
@@ -47,10 +47,6 @@ test-gpu: $(STAMP) ## tests that need a CUDA device
 
 test-slow: $(STAMP) ## variants, Chromium; the wheel in a clean environment (needs a package index)
 	$(TEST) -m pytest -m slow $(ARGS)
-
-test-faults: $(STAMP) ## a stop at every operation on a file, then kill -9 on every engine (ten minutes each)
-	$(TEST) tests/e2e/stops.py
-	$(TEST) tests/e2e/kills.py $(ARGS)
 
 bench: $(STAMP) ## speed against plain PyTorch (an hour; idle machine); make bench ARGS=--quick
 	$(BIN)/python -m benchmarks $(ARGS)

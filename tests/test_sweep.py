@@ -27,10 +27,12 @@ from fedexp.analysis.sweep import (
     normalise,
 )
 from fedexp.cli import composition, main, preview
+from fedexp.cli.launchers import COMMAND
 from fedexp.cli.preview import Planned, job_status, plan_jobs, seconds_left
+from fedexp.cli.sweeps import collect_exit_codes, note_failure
 from fedexp.config.build import build
 from fedexp.config.options import list_options, read_sweeps
-from fedexp.core.errors import ConfigError
+from fedexp.core.errors import BAD_INPUT, FAILED, ConfigError
 from fedexp.papers import cells
 from fedexp.rundir.fingerprint import short_hash
 from fedexp.rundir.lock import LOCK, Occupied, is_occupied, occupied
@@ -559,3 +561,14 @@ def test_first_job_of_each_sweep_runs(name, here):
     kept = [override for override in job if override.partition("=")[0] not in keys]
     assert main.main([*kept, *changes, f"data_dir={here / 'data'}", "hydra.run.dir=run"]) == 0
     assert (here / "run" / "summary.json").exists()
+
+
+def test_sweep_exit_code_ignores_failed_jobs_of_other_commands(tmp_path, monkeypatch):
+    """Two commands may work on the same sweep."""
+    for command, code in (("ours", BAD_INPUT), ("theirs", FAILED)):
+        monkeypatch.setenv(COMMAND, command)
+        note_failure(tmp_path, None, code)
+    assert collect_exit_codes(tmp_path, "ours") == [BAD_INPUT]
+    assert collect_exit_codes(tmp_path, "ours") == []
+    assert collect_exit_codes(tmp_path, "theirs") == [FAILED]
+    assert not list(tmp_path.iterdir())

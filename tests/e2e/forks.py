@@ -149,11 +149,6 @@ def become(order: Mapping[str, object], replies: int) -> int:
         sys.argv = ["fedexp", *order["arguments"]]  # type: ignore[misc]
         from fedexp.cli.main import main
 
-        if journal := os.environ.pop("JOURNAL", None):
-            sys.path.append(str(Path(__file__).parent))  # PYTHONSAFEPATH may have left it out
-            from journal import record
-
-            record(Path(str(order["folder"])), Path(journal))
         if rounds := os.environ.pop("STOP_AFTER", None):
             stop_after({int(number) for number in rounds.split(",")})
         code = main()

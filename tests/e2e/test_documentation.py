@@ -118,9 +118,7 @@ NOT_EXECUTED = {
     r"make (test|lint|test-slow|docs)|python3 -m venv .*|pip install -e '\.\[dev\]'": (
         ".ci/run does it, in a fresh environment"
     ),
-    r"make (test-faults|bench\S*)|python -m benchmarks\S*( .*)?|python tests/e2e/.*": (
-        "takes minutes to hours, or needs a GPU"
-    ),
+    r"make bench\S*|python -m benchmarks\S*( .*)?": ("takes minutes to hours, or needs a GPU"),
     "make (audit|test-data|test-gpu)": "needs a network, real data or a GPU",
     "make (constraints|reproduction)|python tests/test_build.py --write": "writes a committed file",
     r"make (PYTHON=\S+ )?run( .*)?": "needs a new environment; it is `fedexp`, which is run",

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers import FEDERATION, assert_same_run
+from helpers import FEDERATION, SMALL, assert_same_run
 
 from leftovers import children, state_of
 
@@ -63,6 +63,21 @@ def wait_for_end(pids: Iterable[int], seconds: float = 60.0) -> None:
 
 def rounds_in(directory: Path) -> int:
     return torch.load(directory / "checkpoint/latest.pt", weights_only=True)["round"]
+
+
+@pytest.mark.parametrize("engine", ["sequential", "vectorised"])
+def test_a_killed_run_continues_bit_for_bit(start, fedexp, tmp_path, engine):
+    """The workers are killed below."""
+    command = ("algorithm=scaffold", "rounds=4", *SMALL, f"hardware.engine={engine}")
+    command = (*command, "forgetting_metric=all", "tracker=none")
+    process = start(*command, "hydra.run.dir=run", STOP_AFTER="2")
+    wait_until_stopped(tmp_path / "run", 2, process)
+    process.kill()
+    process.wait()
+    assert not (tmp_path / "run" / "summary.json").exists()
+    fedexp.done("resume=run")
+    fedexp.done(*command, "hydra.run.dir=undisturbed")
+    assert_same_run(tmp_path / "run", tmp_path / "undisturbed")
 
 
 @pytest.mark.slow

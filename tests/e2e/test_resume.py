@@ -1,5 +1,7 @@
 """Resume a run, or repeat its command. tests/e2e/test_processes.py kills runs."""
 
+import errno
+import os
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,6 +13,7 @@ from helpers import SMALL, assert_same_run, content_of, summary_of
 from fedexp.cli.job import record_failure
 from fedexp.cli.sweeps import collect_exit_codes
 from fedexp.core import storage
+from fedexp.core.errors import StorageError
 from fedexp.training.run import prepare
 
 RUN = ("algorithm=scaffold", "rounds=2", *SMALL, "local.batch_size=200")  # one step a client
@@ -54,6 +57,36 @@ def test_run_interrupted_while_drawing_is_not_complete(fedexp, tmp_path, monkeyp
     fedexp.done("resume=run")
     assert len(list((tmp_path / "run/figures").glob("*.png"))) == 5
     assert (tmp_path / "run/summary.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("saved", "words"),
+    [
+        (0, "No state was saved; start again with:  fedexp resume=full"),
+        (2, "after round 1 was saved"),  # the initial state is saved too
+    ],
+)
+def test_full_disk_is_one_message_and_the_run_continues(
+    fedexp, run, tmp_path, monkeypatch, saved, words
+):
+    done, save = [], storage.save_tree
+
+    def save_or_fail(path, *arguments, **options):
+        if path.name == "latest.pt":
+            if len(done) == saved:
+                raise StorageError(path, OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
+            done.append(path)
+        save(path, *arguments, **options)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(storage, "save_tree", save_or_fail)
+        answer = fedexp(*RUN, "hydra.run.dir=full")
+    assert answer.code == 1
+    assert answer.err.count("fedexp: ") == 1
+    assert "No space left on device" in answer.err
+    assert words in answer.err
+    fedexp.done("resume=full", "tracker=none")
+    assert_same_run(tmp_path / "full", run)
 
 
 OTHER = (*RUN, "algorithm=fedavg", "local.lr=0.01", "hydra.run.dir=run")
