@@ -63,23 +63,18 @@ def test_other_first_arguments_are_overrides(first: str):
     assert not is_subcommand([first, "report"])
 
 
-def test_help_and_completion_list_subcommands(monkeypatch, capsys):
+def test_help_lists_subcommands(capsys):
     assert main.main(["--help"]) == 0
     text = capsys.readouterr().out
     assert all(f"\n  fedexp {name}" in text for name in SUBCOMMANDS)
+
+
+def test_completion_offers_options_and_keys(monkeypatch, capsys):
+    """Hydra completes command lines, so this only tests that it is reached."""
     for line, found in (
-        ("rep", "report\nreproduction\n"),
-        ("dashboard --h", "--help\n"),
-        ("algorithm=fedavg rep", "\n"),
+        ("algorithm=fedn", "algorithm=fednova algorithm=fedntd"),
+        ("alp", "alpha="),
     ):
         monkeypatch.setenv("COMP_LINE", f"fedexp {line}")
-        assert main.main(["--shell-completion", "query=zsh"]) == 0
-        assert capsys.readouterr().out == found
-
-
-def test_subcommands_complete_directories(tmp_path: Path, monkeypatch, capsys):
-    (tmp_path / "multirun/fedntd").mkdir(parents=True)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COMP_LINE", "fedexp report multirun/f")
-    assert main.main(["--shell-completion", "query=fish"]) == 0
-    assert capsys.readouterr().out == "multirun/fedntd/\n"
+        assert main.main(["--shell-completion", "query=bash"]) == 0
+        assert capsys.readouterr().out == f"{found}\n"

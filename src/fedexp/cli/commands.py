@@ -1,7 +1,7 @@
 """The subcommands of `fedexp`, such as `fedexp report multirun/x`.
 
 `SUBCOMMANDS` maps each name to its function. The function adds its arguments to the parser, and
-then imports the modules that it needs. Late imports keep help and completion fast. The function's
+then imports the modules that it needs. Late imports keep help fast. The function's
 docstring is the help text.
 """
 

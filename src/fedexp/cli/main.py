@@ -58,7 +58,7 @@ def dispatch(arguments: Sequence[str]) -> int:
     if is_subcommand(arguments):
         return call(arguments[0], arguments[1:])
     flags, overrides = split_flags(arguments)
-    if (text := information_text(flags, overrides)) is not None:
+    if (text := information_text(flags)) is not None:
         print(text)
         return 0
     return run(make_plan(flags, overrides))
@@ -97,7 +97,7 @@ def check_readable(arguments: Sequence[str]) -> None:
             raise ConfigError(f"{text!r}: this name is not valid UTF-8; rename the file")
 
 
-def information_text(flags: Mapping[str, str], words: list[str]) -> str | None:
+def information_text(flags: Mapping[str, str]) -> str | None:
     """Return the text to print, or None if the command line asks for a run."""
     if "--help" in flags:
         from fedexp.cli.help import help_text
@@ -107,10 +107,6 @@ def information_text(flags: Mapping[str, str], words: list[str]) -> str | None:
         from fedexp.cli.help import version_text
 
         return version_text()
-    if "--shell-completion" in flags:
-        from fedexp.cli.completion import answer_shell
-
-        return answer_shell(words, [*config_folders(flags), conf_directory()])
     return None
 
 
