@@ -181,7 +181,7 @@ def test_push_rejects_damaged_runs(sweep, name, damage, capsys):
 def test_preview_plans_damaged_runs_again(sweep, name, damage, capsys):
     job = hurt(sweep, name, damage)
     planned = [preview.Planned(path, resolve(composed())) for path in (job, sweep / "sound")]
-    preview.show_jobs(planned, preview.find_measured_runs(planned))
+    preview.show_jobs(planned)
     first, *_, last = capsys.readouterr().out.splitlines()
     state = "damaged" if is_damaged(name, damage) else "interrupted"
     assert first.split()[:2] == ["hurt", state]

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedexp.cli.preview import device_of
 from fedexp.config.build import build
 from fedexp.engine import hardware
 from fedexp.engine.hardware import Hardware, Resolved
@@ -175,7 +174,3 @@ def test_each_worker_uses_another_gpu_unless_one_is_named(monkeypatch, device, p
     for number in range(processes):
         Worker(number).begin(resolved)
     assert applied == devices
-
-
-def test_estimates_do_not_distinguish_gpus():
-    assert [device_of(asked) for asked in ("cpu", "cuda", "cuda:1")] == ["cpu", "cuda", "cuda"]

@@ -79,7 +79,7 @@ def test_no_command_waits_for_a_pipe(sweep, command, capsys):
             assert "partition.npz: " in capsys.readouterr().err
         case "preview":
             planned = [preview.Planned(hurt, resolve(composed()))]
-            preview.show_jobs(planned, preview.find_measured_runs(planned))
+            preview.show_jobs(planned)
 
 
 def test_no_reader_waits_for_a_pipe(sweep, tmp_path):

@@ -11,8 +11,7 @@ from fedexp.cli.preview import job_status, plan_jobs
 from fedexp.config.values import resolve
 from fedexp.papers.aggregate import write_tables
 from fedexp.rundir import run_reuse
-from fedexp.rundir.fingerprint import fingerprint
-from fedexp.rundir.run_reuse import cell_key, find_reusable, finished_runs
+from fedexp.rundir.run_reuse import find_reusable, finished_runs
 from fedexp.rundir.sweeps import find_jobs, without_outdated, write_sweep_name
 from quick_runs import FEDERATION
 from test_compare import make_run, one
@@ -84,19 +83,6 @@ def test_only_runs_below_multirun_are_reused(tmp_path):
     assert len(list(finished_runs(tmp_path / "multirun" / "fedntd_table10"))) == 1
 
 
-def test_seed_and_precision_change_the_fingerprint_but_not_the_table_cell():
-    def keys(*overrides):
-        config = resolve(composed(*CIFAR, *overrides))
-        return fingerprint(config), cell_key(config)
-
-    base = keys()
-    assert keys("tracker=none", "data_dir=/elsewhere") == base
-    for other in ("seed=1", "hardware.precision=bf16"):
-        assert keys(other)[0] != base[0]
-        assert keys(other)[1] == base[1]
-    assert keys("rounds=5")[1] != base[1]
-
-
 def test_failed_or_unfinished_run_is_not_reused(tmp_path):
     folder = tmp_path / "multirun" / "a"
     directory, config = make(folder, CIFAR, 0.4, CHOICES), resolve(composed(*CIFAR))
@@ -130,7 +116,6 @@ def test_run_tested_in_more_views_is_reused_for_a_job_with_fewer(tmp_path):
     ],
 )
 def test_preview_shows_runs_of_other_sweeps(here, capsys, views, local, expected):
-    """The preview does not count the time of jobs that would not run."""
     made = make(
         here / "multirun" / "fedntd_table1", [*CIFAR, "seed=0", *views, *local], 0.4, CHOICES
     )

@@ -28,7 +28,7 @@ from fedexp.analysis.sweep import (
 )
 from fedexp.cli import composition, main, preview
 from fedexp.cli.launchers import COMMAND
-from fedexp.cli.preview import Planned, job_status, plan_jobs, seconds_left
+from fedexp.cli.preview import Planned, job_status, plan_jobs
 from fedexp.cli.sweeps import collect_exit_codes, note_failure
 from fedexp.config.build import build
 from fedexp.config.options import list_options, read_sweeps
@@ -37,6 +37,7 @@ from fedexp.papers import cells
 from fedexp.rundir.fingerprint import short_hash
 from fedexp.rundir.lock import LOCK, Occupied, is_occupied, occupied
 from fedexp.rundir.reader import RunDirectory
+from fedexp.rundir.run_reuse import NOTE
 from fedexp.training import provenance
 from fedexp.training.provenance import peak_memory
 from quick_runs import FEDERATION, change_summary, write_run
@@ -367,53 +368,11 @@ def test_preview_shows_the_states_of_jobs(here, capsys):
     lines = capsys.readouterr().out.splitlines()
     assert lines[-1] == "3 jobs: 1 done, 2 new"
     assert [line.split()[1] for line in lines[:3]] == ["completed", "new", "new"]
-    assert all(line.split()[2] != "?" for line in lines[1:3])  # the measured round
-    assert lines[-2].endswith(", one job at a time (estimated from measured rounds)")
     jobs = plan_jobs([["seed=0,1", *small]], [])
     assert jobs[0].directory.is_dir()
     assert not jobs[1].directory.exists()
     (jobs[0].directory / "summary.json").unlink()
     assert job_status(jobs[0]) == "interrupted at 2"
-
-
-def test_remaining_seconds_of_a_job_follow_from_rounds_left():
-    """A round takes 2 s, and the run has 3 tasks of 10 rounds: 30 * 2 = 60 s. After 7 rounds,
-    23 * 2 = 46 s are left."""
-    config = {
-        "dataset": {"name": "digits"},
-        "num_clients": 20,
-        "rounds": 10,
-        "algorithm": {"_target_": "a"},
-    }
-    run = preview.measure(config, [1.0, 2.0, 9.0], tasks=3)
-
-    def left(state="new", runs=(run,), **changes):
-        return seconds_left(Planned(Path("x"), config | changes), state, runs)
-
-    assert left("interrupted at 7") == (46, "")
-    other = {"algorithm": {"_target_": "b"}}
-    assert left(**other) == (60, " (measured with another algorithm)")
-    assert left(num_clients=30) == (None, "")
-    assert left(rounds="ten") == (None, "")
-    # directories are preferred to kept files, and runs of the same algorithm to others
-    kept = preview.measure(config | other, [3.0], 1, "Xeon")
-    assert left(runs=[kept]) == (30, " (measured with another algorithm) (measured on Xeon)")
-    assert left(runs=[kept, run], **other) == (60, " (measured with another algorithm)")
-    assert left(runs=[run, preview.measure(config | other, [4.0], 1)], **other) == (40, "")
-
-
-def test_work_of_a_round_depends_on_device_and_epochs_but_not_on_the_rate():
-    """hardware.device=auto is the CPU here, unless there is a GPU."""
-
-    def work(device, **local):
-        local = {"epochs": 5, "batch_size": 50, "optimizer": "sgd", "momentum": 0.9} | local
-        hardware = {"device": device}
-        return preview.work_of({"dataset": {"name": "x"}, "hardware": hardware, "local": local})
-
-    here = "cuda" if torch.cuda.is_available() else "cpu"
-    assert work("auto", lr=1e-6) == work(here)
-    assert work("cuda:1") != work("cpu")
-    assert work("cpu", epochs=1) != work("cpu")
 
 
 def test_preview_names_jobs_by_options_within_one_directory(tmp_path, monkeypatch, capsys):
@@ -422,22 +381,13 @@ def test_preview_names_jobs_by_options_within_one_directory(tmp_path, monkeypatc
     options = ["rounds=2", "alpha=0.1,1", "algorithm=fedavg,fedntd"]
     jobs = plan_jobs([options], [])
     assert len({job.directory.parent for job in jobs}) == 1
-    preview.show_jobs(jobs, [])
+    preview.show_jobs(jobs)
     shown = [line.split("  ")[0] for line in capsys.readouterr().out.splitlines()[:4]]
     pairs = [("0.1", "fedavg"), ("0.1", "fedntd"), ("1", "fedavg"), ("1", "fedntd")]
     assert shown == [f"alpha={alpha} algorithm={algorithm}" for alpha, algorithm in pairs]
     later = replace(jobs[0], directory=tmp_path / "multirun" / "later" / "digits_hash")
     assert preview.name_jobs([*jobs, later])[-1] == "later alpha=0.1 algorithm=fedavg"
     assert preview.name_jobs([later]) == ["digits_hash"]
-
-
-def test_preview_without_measured_rounds_has_no_estimate(here, capsys):
-    jobs = [Planned(here / name, {"rounds": 2}) for name in "ab"]
-    preview.show_jobs(jobs, [])
-    *_, left, counts = capsys.readouterr().out.splitlines()
-    assert left.startswith("remaining time: ?, one job at a time")
-    assert "2 jobs without an estimate (?); a run with rounds=1 provides one" in left
-    assert counts == "2 jobs: 0 done, 2 new"
 
 
 def test_stopped_run_is_done_only_for_the_same_stopping_options(tmp_path):
@@ -492,6 +442,10 @@ def test_only_one_process_uses_a_run_directory(tmp_path):
     [
         (["sweep=fedntd_table1"], "sweep=fedntd_table1: needs --multirun"),
         (["preview=true"], "preview=true: needs --multirun"),
+        (
+            ["--multirun", "sweep=cfed_table1,cfed_table2", "hydra.sweep.dir=x"],
+            "hydra.sweep.dir=x: cannot be used with several sweeps",
+        ),
         (["--multirun", "sweep=nothing"], "sweep=nothing: no such sweep"),
         (["--multirun", "preview=maybe"], "preview=maybe: must be true or false"),
         (["-m", "seed=0,1", "seed=2,3"], "seed=0,1 and seed=2,3: both set seed; give all"),
@@ -572,3 +526,41 @@ def test_sweep_exit_code_ignores_failed_jobs_of_other_commands(tmp_path, monkeyp
     assert collect_exit_codes(tmp_path, "ours") == []
     assert collect_exit_codes(tmp_path, "theirs") == [FAILED]
     assert not list(tmp_path.iterdir())
+
+
+def test_config_dir_may_contain_commas_and_brackets(here):
+    folder = here / "my conf, (x) [y]"
+    (folder / "algorithm").mkdir(parents=True)
+    (folder / "algorithm" / "mine.yaml").write_text("_target_: fedexp.algorithms.base.FedAvg\n")
+    (job,) = plan_jobs([["algorithm=mine", "hydra.sweep.dir=multirun/a"]], [folder])
+    assert job.config["algorithm"]["_target_"].endswith("FedAvg")
+
+
+@pytest.mark.slow
+def test_one_command_runs_several_sweeps(here):
+    """Sweep x has fedavg, sweep y fedavg and fedprox: two runs for three jobs, each in the
+    directory of its sweep.
+    """
+    (here / "own" / "sweep").mkdir(parents=True)
+    for name, algorithms in (("x", ["fedavg"]), ("y", ["fedavg", "fedprox"])):
+        axis = ", ".join(f"{each}: {{}}" for each in algorithms)
+        text = (
+            f'# {name}\npaper: none\ntable: "0"\nblocks: [{{algorithm: {{{axis}}}, measures:'
+            " []}]\n"
+        )
+        (here / "own" / "sweep" / f"{name}.yaml").write_text(text)
+    command = ["--multirun", *FEDERATION, "--config-dir", "own", "sweep=x,y", "rounds=1", "seed=0"]
+    assert main.main(command) == 0
+    folder = here / "multirun"
+    assert sorted(path.parent.parent.name for path in folder.rglob("summary.json")) == ["x", "y"]
+    assert len(list(folder.rglob(NOTE))) == 1
+    assert pd.read_csv(folder / "y" / "table.csv")["n"].tolist() == [1, 1]
+    assert pd.read_csv(folder / "x" / "table.csv")["n"].tolist() == [1]
+    assert (folder / "y" / "multirun.yaml").exists()
+
+
+def test_unwritable_tables_fail_only_the_command(here, capsys):
+    (here / "multirun/a/table.md").mkdir(parents=True)
+    assert main.main(["--multirun", *FEDERATION, "rounds=1", "hydra.sweep.dir=multirun/a"]) == 1
+    answer = capsys.readouterr()
+    assert answer.err.count("table.md: cannot be written") == 1

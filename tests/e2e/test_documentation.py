@@ -147,7 +147,7 @@ NOT_EXECUTED = {
         "takes half a minute; tests/test_status.py and tests/test_reproduction.py do it"
     ),
     "fedexp .*sweep=fedntd_table1,fedntd_table8 .*": (
-        "needs data sets; tests/test_budget.py runs two sweeps in one command"
+        "needs data sets; tests/test_sweep.py runs two sweeps in one command"
     ),
     "fedexp analyse (kept .*|circle .*|run (?!tsne)[a-z_]+)": (
         "tests/test_analyse.py runs each kind"

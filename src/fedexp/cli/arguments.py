@@ -1,6 +1,5 @@
 """Parse the command line before Hydra does: separate flags from overrides and plan the runs."""
 
-import math
 import re
 from argparse import ArgumentParser
 from collections.abc import Mapping, Sequence
@@ -37,7 +36,7 @@ FLAGS: dict[str, tuple[str, tuple[str, ...] | None]] = {
     "--config-dir": ("-cd", None),
     "--shell-completion": ("-sc", ()),
 }
-OURS = ("sweep", "preview", "budget")  # keys of a multirun that are not passed to Hydra
+OURS = ("sweep", "preview")  # keys of a multirun that are not passed to Hydra
 # mappings that accept any key -> the override that enables the mapping (None: always enabled)
 OPEN = {"surrogate.options": None, "partition.options": "partition=flower"}
 NO_FIGURES = {"figures=false", "figures.draw=false"}
@@ -58,7 +57,6 @@ class Plan(NamedTuple):
     launches: list[list[str]]  # the overrides of each call to Hydra
     sweeps: list[str]  # names of the requested sweeps (files in conf/sweep)
     preview: bool  # whether to list the jobs without running them
-    budget: float | None  # time limit for all jobs together, in minutes
 
     @property
     def words(self) -> list[str]:
@@ -143,11 +141,11 @@ def make_plan(flags: Mapping[str, str], overrides: list[str]) -> Plan:
     check_swept_once(own)
     own = rewrite_lists(own)
     check_overrides(own, searched)
-    preview, budget = read_preview(ours, own), read_budget(ours, own)
+    preview = read_preview(ours, own)
     if "sweep" not in ours:
-        return Plan(flags, folders, [own], [], preview, budget)
+        return Plan(flags, folders, [own], [], preview)
     names = list(dict.fromkeys(ours["sweep"].split(",")))
-    return Plan(flags, folders, sweep_launches(names, own, searched), names, preview, budget)
+    return Plan(flags, folders, sweep_launches(names, own, searched), names, preview)
 
 
 def read_preview(ours: Mapping[str, str], own: Sequence[str]) -> bool:
@@ -158,27 +156,6 @@ def read_preview(ours: Mapping[str, str], own: Sequence[str]) -> bool:
     if text == "true" and "hydra/sweeper=optuna" in own:
         raise ConfigError("preview=true: cannot list the trials of hydra/sweeper=optuna in advance")
     return text == "true"
-
-
-def read_budget(ours: Mapping[str, str], own: Sequence[str]) -> float | None:
-    """Return the value of `budget` in minutes, or None if `budget` is not set."""
-    if "budget" not in ours:
-        return None
-    text = ours["budget"]
-    try:
-        minutes = float(text)
-    except ValueError:
-        minutes = 0.0
-    if not 0 < minutes < math.inf:
-        raise ConfigError(f"budget={text}: must be a positive number of minutes")
-    if "sweep" not in ours and not any(o.startswith("hydra.sweep.dir=") for o in own):
-        raise ConfigError(
-            f"budget={text}: needs sweep=<name> or hydra.sweep.dir=<directory>, so that the same"
-            " command can continue the sweep"
-        )
-    if other := [o for o in own if o.startswith("hydra/sweeper=")]:
-        raise ConfigError(f"budget={text}: cannot be used with {other[-1]}")
-    return minutes
 
 
 def check_same_names(directories: Sequence[Path]) -> None:

@@ -6,7 +6,6 @@ import platform
 import shlex
 import sys
 import traceback
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +14,6 @@ from fedexp.core import console, interrupts
 from fedexp.core.errors import (
     BAD_INPUT,
     FAILED,
-    BudgetSpent,
     ConfigError,
     RunFailed,
     StorageError,
@@ -53,11 +51,7 @@ def run_job(config: Any) -> int:
         from fedexp.training.run import train_run
 
         interrupts.release()
-        if not has_result(job.directory):
-            job.deadline.check()
         summary = train_run(job)
-    except BudgetSpent:
-        return say_stopped(job.directory)
     except KeyboardInterrupt:
         say_interrupted(job)
         raise
@@ -76,7 +70,7 @@ def read_job(config: Any, hydra_config: Any) -> "Job":
     from hydra.types import RunMode
 
     from fedexp.cli.launchers import read_place
-    from fedexp.training.job import Place, deadline_of
+    from fedexp.training.job import Place
     from fedexp.training.stopping import TRIAL
 
     runtime = to_plain(hydra_config.runtime)
@@ -93,7 +87,6 @@ def read_job(config: Any, hydra_config: Any) -> "Job":
         Path(runtime["output_dir"]),
         sweep=Path(hydra_config.sweep.dir).name if in_sweep else None,
         place=read_place(hydra_config.launcher) if in_sweep else Place(),
-        deadline=deadline_of(hydra_config),
         watch=watch,
     )
 
@@ -137,21 +130,6 @@ def change_directory(directory: Path) -> None:
 
 
 # --- messages
-
-
-def say_stopped(directory: Path) -> int:
-    """Print the round after which the budget stopped a job, and return the exit code.
-
-    If the job has not begun, its empty directory is removed.
-    """
-    from fedexp.rundir.checkpoint import saved_round
-
-    if (after := saved_round(directory)) is not None:
-        print(f"{directory.name}: stopped by the budget after round {after}", file=sys.stderr)
-    else:
-        with suppress(OSError):
-            directory.rmdir()
-    return 0
 
 
 def say_interrupted(job: "Job") -> None:

@@ -7,7 +7,6 @@ for an interrupt. `fedexp.training.run` imports torch. It is imported late, so t
 
 import os
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext, redirect_stderr
 from io import StringIO
@@ -125,30 +124,26 @@ def run(plan: Plan, watch: "SweepWatch | None" = None) -> int:
 
     if not working_directory():
         raise ConfigError("the working directory has been removed; change to an existing directory")
-    began = time.time()
     composing.install()
     register()
     codes: list[int] = []
     errors = StringIO()
     watch = watch or sweeps.SweepWatch()
-    launches = plan.launches
     try:
-        if plan.lists_jobs or plan.preview or plan.budget is not None:
+        if plan.lists_jobs or plan.preview:
             from fedexp.cli import preview
         if plan.preview:
             interrupts.release()
             return preview.show_plan(plan)
         if plan.lists_jobs:
             interrupts.release()
-            jobs = preview.plan_jobs(launches, plan.folders)
+            jobs = preview.plan_jobs(plan.launches, plan.folders)
             preview.check_jobs(jobs)
             watch.jobs = {job.directory.name for job in jobs}
-        if plan.budget is not None:
-            launches = preview.add_deadline(launches, began + 60 * plan.budget)
         application = hydra.main(
             config_path=str(conf_directory()), config_name="config", version_base="1.3"
         )(lambda config: codes.append(run_job(config)))
-        for overrides in launches:
+        for overrides in plan.launches:
             launchers.check_installed(overrides)
             sys.argv = [sys.argv[0], *plan.words, *overrides]
             quiet = redirect_stderr(errors) if "--package" in plan.flags else nullcontext()
@@ -158,8 +153,6 @@ def run(plan: Plan, watch: "SweepWatch | None" = None) -> int:
                 application()
         elsewhere = not codes  # launchers may have used other processes
         codes += sweeps.write_reports(watch, plan, elsewhere)
-        if plan.budget is not None:
-            preview.show_state(plan)
     except SystemExit as stop:  # how Hydra reports an unknown `--package`
         return say(errors.getvalue().strip()) if stop.code else 0
     except Exception as error:

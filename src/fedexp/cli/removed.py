@@ -1,6 +1,7 @@
 """Subcommands, keys and options that no longer exist, and what to use instead."""
 
 REMOVED = {  # subcommand, key or group=option -> replacement
+    "budget": "`timeout 120m fedexp ...`, which saves; the same command continues the sweep",
     "import": "fedexp.measure in Python",
     "view": "`fedexp report <dir>`, which writes index.html",
 }

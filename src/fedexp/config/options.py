@@ -106,7 +106,7 @@ def known_keys(conf: Path, extra: list[Path]) -> dict[str, list[str]]:
     keys: dict[str, list[str]] = {
         key: [] for key in walk(main, "") if not key.startswith(("hydra", "defaults"))
     }
-    keys |= {"sweep": [], "preview": [], "budget": []}
+    keys |= {"sweep": [], "preview": []}
     for group in list_groups([conf, *extra]):
         keys[group] = []
         for path in sorted(

@@ -21,10 +21,6 @@ class RunFailed(RuntimeError):
     """A ConfigError raised after the run has started. The run is recorded as failed."""
 
 
-class BudgetSpent(Exception):
-    """The command's time budget is used up. The job keeps its saved state and has not failed."""
-
-
 class StorageError(OSError):
     """A file of a run cannot be written.
 

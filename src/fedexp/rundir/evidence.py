@@ -16,8 +16,8 @@ import json
 import lzma
 import re
 import shutil
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -239,20 +239,6 @@ def kept_files(sweep: Path) -> dict[str, Path]:
     """Return the run files of a sweep by run name."""
     paths = sorted((sweep / FOLDER).glob(f"*{SUFFIX}"))
     return {path.name.removesuffix(SUFFIX): path for path in paths}
-
-
-def kept_below(folders: Iterable[Path]) -> Iterator[dict[str, Any]]:
-    """Yield the contents of all kept runs in these folders and their subfolders.
-
-    Unreadable files, and files that only refer to a run in another sweep, are skipped.
-    """
-    for path in sorted(
-        {path for folder in folders for path in folder.rglob(f"{FOLDER}/*{SUFFIX}")}
-    ):
-        with suppress(ConfigError):
-            value = read(path)
-            if "elsewhere" not in value:
-                yield value
 
 
 def how_to_restore(directory: Path) -> str:

@@ -17,18 +17,6 @@ from fedexp.rundir.fingerprint import fingerprint, with_recorded_marks
 from fedexp.rundir.reader import RunDirectory, finished_summary
 
 NOTE, ROOT = "elsewhere.json", "multirun"
-# Keys that may differ between runs in the same cell of a table: the seeds, and keys that
-# `protocol_of` considers harmless.
-OPEN = (
-    "seed",
-    "seeds",
-    "hardware",
-    "forgetting_metric",
-    "targets",
-    "target_fractions",
-    "test_views",
-    "evaluate",
-)
 
 
 def tested_subjects(config: Mapping[str, Any]) -> frozenset[str]:
@@ -37,18 +25,6 @@ def tested_subjects(config: Mapping[str, Any]) -> frozenset[str]:
     Older configurations without `evaluate` test the global model.
     """
     return frozenset(config.get("evaluate") or ("global",))
-
-
-def cell_key(config: Mapping[str, Any]) -> str:
-    """Return a key that is equal for runs in the same cell of a table.
-
-    Such runs may only differ in the keys in OPEN, such as the seed and the hardware.
-    """
-    kept = {key: value for key, value in config.items() if key not in OPEN}
-    dataset = kept.get("dataset")
-    if isinstance(dataset, Mapping) and isinstance(dataset.get("root"), str):
-        kept["dataset"] = {**dataset, "root": Path(dataset["root"]).name}  # for any data_dir
-    return fingerprint(kept)
 
 
 def training_key(config: Mapping[str, Any]) -> str:

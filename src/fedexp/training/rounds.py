@@ -26,7 +26,6 @@ from fedexp.algorithms.families import (
 from fedexp.algorithms.interfaces import Pixels
 from fedexp.algorithms.local_training import LocalTraining
 from fedexp.core import tree
-from fedexp.core.errors import BudgetSpent
 from fedexp.core.rng import generator_for, torch_seed
 from fedexp.core.tree import Tree
 from fedexp.data.changes import describe_change
@@ -49,7 +48,6 @@ from fedexp.training.exchange import (
     find_non_finite,
     sample,
 )
-from fedexp.training.job import Deadline
 from fedexp.training.profiling import profiled
 from fedexp.training.recorder import Recorder, defer_signals
 from fedexp.training.simulation import Simulation
@@ -64,7 +62,6 @@ def run_rounds(
     simulation: Simulation,
     state: State,
     recorder: Recorder,
-    deadline: Deadline | None = None,
     watch: Watch | None = None,
 ) -> State:
     """Run the remaining rounds, until the last round or until `stop` or `watch` ends the run.
@@ -73,10 +70,7 @@ def run_rounds(
 
     state: the state from which the run continues.
     watch: a function by which a search may end the run, or None.
-
-    Raises BudgetSpent, after saving the state, if the next round cannot be saved by the deadline.
     """
-    deadline = deadline or Deadline()
     stopping = Stopping(simulation, watch, partial(summary_of, simulation))
     first = state.round + 1
     recent = deque([state.seconds / state.round if state.round else 0.0], maxlen=3)
@@ -90,14 +84,13 @@ def run_rounds(
             simulation.engine.start(simulation.runtime, select_model(state.server))
         while state.status == "running":
             start = time.perf_counter()
-            deadline.check(max(recent) + recorder.saving_seconds)
             with profiling(simulation, recorder.directory, state.round + 1, first):
                 result = play_round(simulation, state)
             record_round(state, result, recorder)
             recent.append(time.perf_counter() - start)
             if state.status == "running" and (why := stopping.reason(state, max(recent))):
                 stop(state, recorder, why)
-    except (KeyboardInterrupt, BudgetSpent):
+    except KeyboardInterrupt:
         recorder.save_checkpoint(state)
         raise
     return state

@@ -77,7 +77,6 @@ def train_run(job: Job) -> dict[str, Any]:
         if job.watch is None and (not continues or job.sweep is None):
             check_used(config, typed_overrides(job.overrides))
         built = held.enter_context(on_a_gpu(built, job.place))
-        job.deadline.check()  # the job may have waited for a GPU
         if job.sweep is not None:
             (job.directory / run_reuse.NOTE).unlink(missing_ok=True)
             log.info("job %s", job.directory.name)
@@ -100,7 +99,7 @@ def train_run(job: Job) -> dict[str, Any]:
         begin(run)
         info = run_info(run)
         recorder, trackers = held.enter_context(recording(run, info))
-        run_rounds(run.simulation, run.state, recorder, job.deadline, job.watch)
+        run_rounds(run.simulation, run.state, recorder, job.watch)
         return finish(run, trackers, info)
 
 

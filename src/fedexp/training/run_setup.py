@@ -11,7 +11,7 @@ from fedexp.config.build import Built
 from fedexp.config.overrides import OF_COMMAND, key_of
 from fedexp.config.trust import describe_foreign_classes
 from fedexp.core import storage, tree, yaml_files
-from fedexp.core.errors import BudgetSpent, ConfigError, RunFailed, StorageError
+from fedexp.core.errors import ConfigError, RunFailed, StorageError
 from fedexp.data.changes import describe_change
 from fedexp.data.partitioned import HELD_OUT
 from fedexp.engine.hardware import Resolved
@@ -78,7 +78,7 @@ def handle_failures(run: Run) -> Iterator[None]:
     before = resuming.files_to_restore(run.directory, run.config)
     try:
         yield
-    except (BudgetSpent, StorageError):  # the run can be resumed
+    except StorageError:  # the run can be resumed
         raise
     except Exception as error:
         state = run.resumed_state
