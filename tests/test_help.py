@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 from hydra import compose, initialize_config_dir
 
+import fedexp
 from fedexp.cli.arguments import config_folders, split_flags
-from fedexp.cli.help import EXAMPLES, KNOBS, help_text
+from fedexp.cli.help import EXAMPLES, KNOBS, help_text, version_text
 from fedexp.config.build import build
 from fedexp.config.options import list_groups, list_options
 from fedexp.config.spelling import normalise
@@ -106,3 +107,10 @@ for line in ("--help", "-h", "algorithm=fedntd --cfg job"):
     assert (len(texts), end) == (3, ""), done.stdout + done.stderr
     assert all(texts)
     assert not list(tmp_path.iterdir()), "neither leaves anything behind"
+
+
+def test_version_text_names_packages_and_python():
+    text = version_text()
+    for name in ("fedexp ", "torch ", "hydra-core ", "Python ", "CUDA "):
+        assert f"\n{name}" in f"\n{text}"
+    assert text.splitlines()[0] == f"fedexp {fedexp.__version__}", "its own, installed or not"

@@ -12,9 +12,7 @@ from omegaconf import OmegaConf
 
 from fedexp.cli import launchers
 from fedexp.cli.launchers import COMMAND, complete_overrides, jobs_at_once, quoted, read_place
-from fedexp.config import composing
 from fedexp.config.options import list_options
-from fedexp.core.errors import ConfigError
 from fedexp.engine import hardware
 from fedexp.training.job import Place
 from toy_federation import CONF, HARDWARE
@@ -145,13 +143,3 @@ def test_jobs_share_the_cores(monkeypatch, share, changes, expected):
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     chosen = hardware.Hardware(**HARDWARE | changes).resolve(cohort_size=6, share=share)
     assert (chosen.engine, chosen.workers, chosen.threads) == expected
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_checked_composition_accepts_launchers_but_no_other_classes(name):
-    with composing.use_checked_loader():
-        launching(f"hydra/launcher={name}")
-        if name != "ray":
-            return
-        with pytest.raises(ConfigError, match=r"data_dir: must be the name of a directory"):
-            launching("hydra/launcher=ray", "data_dir={_target_:os.mkdir}")

@@ -258,12 +258,6 @@ def test_finish_is_not_called_after_abort(tmp_path):
     assert tracker.calls == ["start", "abort"]
 
 
-def test_group_is_local_if_all_members_are():
-    away = TensorBoard(logdir="/home")
-    assert Several(members=[NoTracker()]).is_local
-    assert not Several(members=[NoTracker(), away]).is_local
-
-
 def test_unevaluated_round_has_no_class_accuracy():
     """The last test of a view is from an earlier round. nan and None are left out."""
     history = History(np.ones((1, 2), dtype=np.int64))

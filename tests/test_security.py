@@ -16,15 +16,11 @@ from fedexp.cli.job import resume_command
 from fedexp.config import trust
 from fedexp.config.options import conf_directory
 from fedexp.config.overrides import read_stored
-from fedexp.config.trust import require_typed_destination, user_folders
 from fedexp.core import yaml_files
 from fedexp.core.errors import ConfigError
 from fedexp.data.huggingface import load
 from fedexp.figures.pictures import Pictures
 from fedexp.models.pretrained import Timm, Torchvision
-from fedexp.trackers.base import NoTracker
-from fedexp.trackers.several import Several
-from fedexp.trackers.tensorboard_tracker import TensorBoard
 
 ROOT = Path(__file__).parents[1]
 SOURCES = sorted(path for folder in ("src", "benchmarks") for path in (ROOT / folder).rglob("*.py"))
@@ -126,31 +122,6 @@ class Thief:
         return os.system, ("echo stolen > stolen",)
 
 
-# ---- where a resumed run is tracked ----
-
-
-@pytest.mark.parametrize(
-    ("overrides", "rejected"),
-    [
-        (["tracker.entity=mallory", "resume=x"], True),
-        (["tracker.store=http://mallory", "resume=x", "rounds=2"], True),
-        (["+tracker.options={tensorboard: {logdir: /home}}", "resume=x"], True),
-        (["resume=x", "tracker.entity=mallory"], False),  # typed now
-        (["tracker.entity=mallory"], False),  # a new run
-        (["tracker.name=x", "tracker.tags=[entity]", "resume=x"], False),
-    ],
-)
-def test_tracker_destination_from_the_run_directory_is_rejected(overrides, rejected):
-    tracker = TensorBoard(logdir="/home")
-    if rejected:
-        with pytest.raises(ConfigError, match="says where the run is tracked"):
-            require_typed_destination(tracker, overrides, Path("x"))
-    else:
-        require_typed_destination(tracker, overrides, Path("x"))
-    require_typed_destination(NoTracker(), overrides, Path("x"))
-    require_typed_destination(Several(members=[NoTracker()]), overrides, Path("x"))
-
-
 def test_typed_overrides_replace_stored_ones(tmp_path):
     path = tmp_path / "overrides.yaml"
     stored = ["rounds=3", "tracker=wandb", "+tracker.project=p", "resume=x", "data=${data_dir}/a"]
@@ -162,18 +133,13 @@ def test_typed_overrides_replace_stored_ones(tmp_path):
     assert read_stored(path, groups, ["tracker"]) == [stored[0], stored[4]]
 
 
-def test_user_folders_exclude_the_folder_of_fedexp(tmp_path):
-    assert user_folders([conf_directory(), tmp_path]) == [tmp_path]
-
-
-def test_class_is_trusted_only_if_a_target_key_names_it(tmp_path):
+def test_class_is_trusted_only_if_a_target_key_of_the_user_names_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(trust, "search_path", lambda: [conf_directory(), tmp_path])
     (tmp_path / "logging.yaml").write_text("handlers:\n  x: {class: own.Handler}\n")
     (tmp_path / "model.yaml").write_text("_target_: own.Model\n")
-    assert trust.find_naming_file("own.Model", [tmp_path]) == tmp_path / "model.yaml"
-    assert trust.find_naming_file("own.Handler", [tmp_path]) is None
-    assert (
-        trust.find_naming_file("own.Handler", [tmp_path], trust.NAMES) == tmp_path / "logging.yaml"
-    )
+    assert trust.find_naming_file("own.Model") == tmp_path / "model.yaml"
+    assert trust.find_naming_file("own.Handler") is None
+    assert trust.find_naming_file("fedexp.algorithms.fedntd.FedNTD") is None
 
 
 def test_resume_command_repeats_the_tracker_destination(monkeypatch):

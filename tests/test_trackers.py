@@ -242,9 +242,7 @@ def test_run_is_logged_offline_without_an_answer_from_the_server(
 )
 def test_modes_follow_settings_and_login(fake_wandb, mode, of_wandb, key, tried):
     fake_wandb.settings.mode, fake_wandb.settings.api_key = of_wandb, key
-    config = make_config(mode=mode)
-    assert config.modes() == tried
-    assert config.is_local == ("online" not in tried)
+    assert make_config(mode=mode).modes() == tried
 
 
 def test_disabled_wandb_logs_nothing(tmp_path, fake_wandb, caplog):

@@ -98,7 +98,7 @@ def sweep(
         arguments.append(f"--config-dir={own}")
     watch, before = SweepWatch(), sys.argv
     try:
-        with composing.use_checked_loader(), isolated_hydra():
+        with composing.use_loader(), isolated_hydra():
             run_plan(parse(arguments), watch)
     finally:
         sys.argv = before

@@ -17,7 +17,6 @@ from fedexp.config.overrides import (
 )
 from fedexp.config.spelling import check_values, normalise, quoted
 from fedexp.core.errors import ConfigError, reject_password
-from fedexp.core.yaml_files import check_directories
 
 # flag -> (short form, allowed values). () means that the flag takes no value, None that any value
 # is allowed.
@@ -110,13 +109,8 @@ def split_flags(arguments: Sequence[str]) -> tuple[dict[str, str], list[str]]:
 
 
 def config_folders(flags: Mapping[str, str]) -> list[Path]:
-    """Return a list with the directory given by `--config-dir`, or an empty list.
-
-    Raises ConfigError if the directory's files cannot be read safely.
-    """
-    folders = [Path(flags["--config-dir"])] if "--config-dir" in flags else []
-    check_directories(folders)
-    return folders
+    """Return a list with the directory given by `--config-dir`, or an empty list."""
+    return [Path(flags["--config-dir"])] if "--config-dir" in flags else []
 
 
 def make_plan(flags: Mapping[str, str], overrides: list[str]) -> Plan:
@@ -267,7 +261,7 @@ def add_stored_overrides(overrides: list[str], multirun: bool, folders: list[Pat
 
     Without `resume=`, the overrides are returned unchanged.
     """
-    from fedexp.rundir.links import require_run_directory
+    from fedexp.rundir.files import require_run_directory
 
     given = [text.split("=", 1)[1] for text in overrides if text.startswith("resume=")]
     if not given or given[-1] == "null":

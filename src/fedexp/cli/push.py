@@ -16,7 +16,6 @@ from fedexp.figures import make_figures
 from fedexp.figures.load import load_history
 from fedexp.figures.pictures import Pictures, picture_files
 from fedexp.rundir import files
-from fedexp.rundir.links import require_no_outside_links
 from fedexp.rundir.reader import RunDirectory
 from fedexp.trackers.base import RunInfo, Tracker, final_tables, records
 from fedexp.trackers.several import TrackerGroup
@@ -41,12 +40,7 @@ def is_sweep(directory: Path) -> bool:
 
 
 def push(directory: Path, changes: Mapping[str, Any], new: bool = False) -> bool:
-    """Push a directory, and return whether W&B received everything.
-
-    Raises ConfigError if a link points outside the directory, since the linked file would be
-    uploaded.
-    """
-    require_no_outside_links(directory)
+    """Push a directory, and return whether W&B received everything."""
     if is_sweep(directory):
         return push_tables(directory, changes, new)
     run = load_finished(directory)

@@ -1,32 +1,23 @@
-"""Decide which classes a configuration may name and where a tracker may send a run.
+"""Decide which classes a configuration may name.
 
-A `_target_` is imported and called, so a command line, preset or run directory from another person
-could run any code. fedexp's classes are always allowed. Any other class must be named in a yaml
-file in a directory that the user gives with --config-dir. The log reports such classes.
-
-A run directory may name another person's account. A resumed run is sent to that account only if the
-command that resumes the run also names the account.
+A `_target_` is imported and called, so a run directory from another person could run any code.
+fedexp's classes are always allowed. Any other class must be named in a yaml file in a directory
+that the user gives with --config-dir. The log reports such classes.
 """
 
 import dataclasses
 import importlib
 import inspect
-import shlex
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from fedexp.config.named import search_path
-from fedexp.config.overrides import destinations, key_of, leaves, typed_overrides
+from fedexp.config.overrides import leaves
 from fedexp.core import yaml_files
 from fedexp.core.errors import ConfigError
-from fedexp.core.storage import display_path
 from fedexp.rundir.fingerprint import OWN, TARGET
-from fedexp.trackers.base import TrackerConfig
-
-# keys whose values are imported by Hydra's `instantiate` or by logging's `dictConfig`
-NAMES = (TARGET, "()", "class")
 
 
 def require_trusted(name: str, key: str) -> None:
@@ -40,40 +31,11 @@ def require_trusted(name: str, key: str) -> None:
     )
 
 
-def require_typed_destination(
-    tracker: TrackerConfig, overrides: Sequence[str], directory: Path
-) -> None:
-    """Raise ConfigError if a resumed run would be sent to an account that the user did not type.
-
-    This is the case if only overrides from the run directory choose the account or server. The
-    message shows a command that includes these overrides.
-
-    overrides: all overrides of the job. Those from the run directory come before `resume=`.
-    """
-    typed = typed_overrides(overrides)
-    stored = destinations(overrides[: len(overrides) - len(typed)])
-    if not stored or tracker.is_local:
-        return
-    folders = [f"--config-dir={folder}" for folder in user_folders()]
-    resume = f"resume={display_path(directory)}"
-    command = [*folders, resume, *typed, *stored]
-    raise ConfigError(
-        f"{resume}: the run directory says where the run is tracked"
-        f" ({', '.join(map(key_of, stored))}), but this command does not; to track it there: "
-        f" fedexp {shlex.join(command)}"
-    )
-
-
-def user_folders(folders: Sequence[Path] | None = None) -> list[Path]:
-    """Return the directories that the user gave with --config-dir.
-
-    folders: the directories that Hydra searches, or None for the directories of the current
-        configuration.
-    """
+def user_folders() -> list[Path]:
+    """Return the directories that the user gave with --config-dir."""
     from fedexp.config.options import conf_directory
 
-    given = search_path() if folders is None else folders
-    return [each for each in given if each.resolve() != conf_directory().resolve()]
+    return [each for each in search_path() if each.resolve() != conf_directory().resolve()]
 
 
 def find_class(name: str, key: str) -> type:
@@ -109,20 +71,12 @@ def describe_foreign_classes(values: Any) -> list[str]:
     return sentences
 
 
-def find_naming_file(
-    text: str, folders: Sequence[Path] | None = None, keys: Collection[str] | None = (TARGET,)
-) -> Path | None:
-    """Return the user's yaml file that names a class, or None if no file names it.
-
-    text: the dotted path of the class. folders: see `user_folders`. keys: the last parts of the
-        keys that may name the class, or None for any key.
-    """
-    for path in (path for own in user_folders(folders) for path in sorted(own.rglob("*.yaml"))):
+def find_naming_file(name: str) -> Path | None:
+    """Return the user's yaml file with a `_target_` that names a class, or None."""
+    for path in (path for own in user_folders() for path in sorted(own.rglob("*.yaml"))):
         with suppress(OSError, ValueError):  # the error is reported if the option is used
-            content = yaml_files.load(path.read_text(encoding="utf-8"))
-            for key, value in leaves(content):
-                if value == text and (keys is None or key.rpartition(".")[2] in keys):
-                    return path
+            if name in targets(yaml_files.load(path.read_text(encoding="utf-8"))):
+                return path
     return None
 
 

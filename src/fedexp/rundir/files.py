@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from fedexp.core import storage, yaml_files
+from fedexp.core.errors import ConfigError
 from fedexp.core.storage import storing
 from fedexp.data.views import VIEWS, file_in_view
 
@@ -63,6 +64,39 @@ def remove_run(directory: Path) -> None:
                 shutil.rmtree(path)
             else:
                 path.unlink()
+
+
+def require_run_directory(directory: Path, given: str) -> None:
+    """Raise ConfigError unless the directory contains a run.
+
+    given: the directory as the user wrote it, for messages.
+    """
+    for name in (OVERRIDES, CONFIG):
+        if not (directory / name).is_file():
+            raise ConfigError(f"resume={given}: not a run directory ({name} is missing)")
+
+
+def require_replaceable(directory: Path) -> None:
+    """Raise ConfigError unless the run in a directory may be replaced.
+
+    The directory must not be a sweep's, contain the working directory, or contain links, through
+    which files elsewhere could be deleted.
+    """
+    problem = ""
+    if Path.cwd().is_relative_to(directory.resolve()):
+        problem = "contains the working directory"
+    elif any((directory / name).exists() for name in SWEEP):
+        problem = "is the directory of a sweep"
+    elif directory.is_symlink():
+        problem = "is a link"
+    for folder, folders, names in () if problem else os.walk(directory):
+        links = [name for name in (*folders, *names) if Path(folder, name).is_symlink()]
+        if links:
+            problem = f"contains the link {Path(folder, links[0]).relative_to(directory)}"
+            break
+        folders[:] = [name for name in folders if name != "wandb"]  # links to the user's cache
+    if problem:
+        raise ConfigError(f"{directory}: {problem}, so overwrite=True cannot be used")
 
 
 def remove_temporaries(directory: Path) -> None:

@@ -157,11 +157,6 @@ class Tracker:
 class TrackerConfig(Checked, ABC, prefix="tracker."):
     """Base class for the options of the group `tracker`."""
 
-    @property
-    def is_local(self) -> bool:
-        """Return whether all tracked data stay in the run directory."""
-        return False
-
     def check(self) -> None:
         """Raise ConfigError if a package that the tracker needs is not installed.
 
@@ -175,10 +170,6 @@ class TrackerConfig(Checked, ABC, prefix="tracker."):
 
 class NoTracker(TrackerConfig):
     """Configuration of `tracker=none`."""
-
-    @property
-    def is_local(self) -> bool:
-        return True
 
     def create(self) -> Tracker:
         return Tracker()

@@ -23,10 +23,6 @@ class Several(TrackerConfig):
         kinds = [type(member).__name__ for member in self.members]
         require(len(set(kinds)) == len(kinds), "tracker.members", kinds, "different trackers")
 
-    @property
-    def is_local(self) -> bool:
-        return all(member.is_local for member in self.members)
-
     def check(self) -> None:
         for member in self.members:
             member.check()

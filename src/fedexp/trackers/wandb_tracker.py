@@ -83,15 +83,6 @@ class Wandb(TrackerConfig):
             return max(round(every * rounds), LEAST_INTERVAL)
         return int(every) or None
 
-    @property
-    def is_local(self) -> bool:
-        try:
-            return self.mode == "disabled" or "online" not in call_with_timeout(
-                self.modes, LOCAL_SECONDS
-            )
-        except Exception:  # any error raised by wandb, which may still go online later
-            return False
-
     def modes(self) -> tuple[str, ...]:
         """Return the modes to try, in order. The result is empty if W&B is disabled."""
         import wandb

@@ -23,7 +23,7 @@ from fedexp.core.errors import ConfigError
 from fedexp.data.partitioned import Partition, find_task_partitions
 from fedexp.figures.pictures import picture_files
 from fedexp.rundir import checkpoint, contents, csv_files, files, origin, run_reuse
-from fedexp.rundir.links import require_replaceable
+from fedexp.rundir.files import require_replaceable
 from fedexp.rundir.reader import RunDirectory, finished_summary
 from fedexp.rundir.repair import repair_job
 from fedexp.rundir.revisions import value_of

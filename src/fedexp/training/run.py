@@ -14,11 +14,9 @@ import torch
 
 from fedexp.config.build import Built, build
 from fedexp.config.overrides import typed_overrides
-from fedexp.config.trust import require_typed_destination
 from fedexp.core import storage
 from fedexp.engine.network import default_torch
 from fedexp.rundir import checkpoint, files, origin, run_reuse
-from fedexp.rundir.links import require_no_outside_links
 from fedexp.rundir.reader import RunDirectory
 from fedexp.rundir.repair import remove_failed_attempt
 from fedexp.trackers.base import RoundRecord, RunInfo, Tracker, final_tables, records
@@ -66,13 +64,11 @@ def train_run(job: Job) -> dict[str, Any]:
         # A sweep's job is locked early, because it may wait for a GPU.
         is_locked = job.sweep is not None or (job.directory / files.CONFIG).exists()
         if is_locked:
-            require_no_outside_links(job.directory)
             held.enter_context(locked_directory(job.directory))
         continues = check_start(job, built, config)
         summary = find_finished(job, built, config, continues)
         if summary is not None:
             return summary
-        require_typed_destination(built.tracker, job.overrides, job.directory)
         # Options without effect are allowed in a search and if a sweep continues a job.
         if job.watch is None and (not continues or job.sweep is None):
             check_used(config, typed_overrides(job.overrides))
