@@ -20,7 +20,7 @@ from toy_federation import LOCAL, make_simulation, one_of_each_kind, play
 
 FROZEN = Own(head="fc", freeze=("backbone",))
 # The first two reject such a model. The others extend the network, so features are not stored.
-OTHERS = ("FedAlign", "FedBN", "LANDER", "AFFCL", "RegMean")
+OTHERS = ("FedAlign", "FedBN", "RegMean")
 CHANGING = ("example_loss", "objective", "local_step", "client_setup", "finish", "refine", "heads")
 
 

@@ -125,7 +125,6 @@ ALGORITHMS: dict[str, list[str]] = {
     "scaffold": DIGITS,
     "target": [*TASKS, *GENERATED],
 }
-DROPPED = {"affcl", "lander"}  # options that will be removed
 
 # further commands: name -> all overrides
 RUNS = {name: [f"algorithm={name}", *rest] for name, rest in ALGORITHMS.items()}
@@ -484,7 +483,7 @@ def test_random_streams_equal_golden_numbers():
 
 
 def test_every_option_has_a_golden_run():
-    assert {*ALGORITHMS, *DROPPED} == {path.stem for path in (CONF / "algorithm").glob("*.yaml")}
+    assert {*ALGORITHMS} == {path.stem for path in (CONF / "algorithm").glob("*.yaml")}
     assert {*MODELS, *UNDRAWN_MODELS} == {path.stem for path in (CONF / "model").glob("*.yaml")}
 
 

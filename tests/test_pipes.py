@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 
-from fedexp.algorithms.label_text import read_matrix
 from fedexp.cli import preview, push
 from fedexp.cli.commands import call
 from fedexp.cli.job import has_result
@@ -154,12 +153,6 @@ def test_array_of_elements_without_size_is_rejected(tmp_path):
         packed.writestr("classes.npy", npy("|S0", (10**9,)))
     with pytest.raises(ConfigError, match="classes has elements of zero bytes"):
         load_npz(tmp_path / "partition.npz")
-
-
-def test_matrix_larger_than_its_file_is_rejected(tmp_path):
-    (tmp_path / "x.npy").write_bytes(npy("<f4", (10**12, 10**4)))
-    with pytest.raises(ConfigError, match="does not contain a matrix of numbers"):
-        read_matrix(tmp_path / "x.npy")
 
 
 @pytest.mark.parametrize(

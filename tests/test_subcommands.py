@@ -6,6 +6,7 @@ import pytest
 
 from fedexp.cli import main
 from fedexp.cli.commands import SUBCOMMANDS, is_subcommand
+from fedexp.cli.removed import REMOVED
 
 
 @pytest.mark.parametrize("name", SUBCOMMANDS)
@@ -44,6 +45,14 @@ def test_unknown_subcommand_is_rejected_with_a_hint(word: str, hint: str, capsys
         == f"fedexp: {word}: is neither key=value nor a subcommand{hint}; subcommands:"
         f" {', '.join(SUBCOMMANDS)}\n"
     )
+
+
+@pytest.mark.parametrize(("name", "use"), REMOVED.items())
+def test_removed_name_is_rejected_with_its_replacement(name: str, use: str, capsys):
+    """The name of a subcommand, a key or an option of a group."""
+    words = ["--multirun", name if "=" in name else f"{name}=1"]
+    assert main.main(words) == 2
+    assert capsys.readouterr().err == f"fedexp: {name}: no longer exists; use {use}\n"
 
 
 @pytest.mark.parametrize("first", ["rounds=1", "--multirun", "~tracker", "+new=1", "a/b", "[", ""])

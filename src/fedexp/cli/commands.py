@@ -15,6 +15,7 @@ from inspect import getdoc
 from pathlib import Path
 
 from fedexp.cli.arguments import Parser
+from fedexp.cli.removed import explain_removed
 from fedexp.core import interrupts
 from fedexp.core.errors import FAILED, ConfigError, StorageError, nearest, require_choice, say
 
@@ -30,7 +31,8 @@ def is_subcommand(arguments: Sequence[str]) -> bool:
         return False
     if arguments[0] not in SUBCOMMANDS:
         raise ConfigError(
-            f"{arguments[0]}: is neither key=value nor a subcommand"
+            explain_removed(arguments[0])
+            or f"{arguments[0]}: is neither key=value nor a subcommand"
             f"{nearest(arguments[0], SUBCOMMANDS)}; subcommands: {', '.join(SUBCOMMANDS)}"
         )
     return True

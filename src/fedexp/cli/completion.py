@@ -56,7 +56,7 @@ OF_HYDRA = {
 }
 PATHS = (
     *("resume", "data_dir", "partition.path", "cohorts.path", "dataset.root"),
-    *("algorithm.embeddings", "hydra.run.dir", "hydra.sweep.dir"),
+    *("hydra.run.dir", "hydra.sweep.dir"),
 )
 
 

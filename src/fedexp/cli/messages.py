@@ -9,6 +9,7 @@ from pathlib import Path
 
 import yaml
 
+from fedexp.cli.removed import explain_removed
 from fedexp.config.options import ONE_OPTION, known_keys, list_groups, list_options
 from fedexp.core.errors import nearest
 
@@ -54,7 +55,10 @@ def explain_option(found: re.Match[str], conf: Path, extra: list[Path]) -> str:
     else:
         options = list_options(group, [conf, *extra])
     hint = nearest(option, options)
-    return f"{group}={option}: no such option{hint}; options: {', '.join(options)}"
+    return (
+        explain_removed(f"{group}={option}")
+        or f"{group}={option}: no such option{hint}; options: {', '.join(options)}"
+    )
 
 
 def explain_group_value(found: re.Match[str], conf: Path, extra: list[Path]) -> str:
@@ -99,6 +103,8 @@ def explain_syntax(override: str, problem: str) -> str:
 def explain_key(found: re.Match[str], conf: Path, extra: list[Path]) -> str:
     """Return the message for a key that is not in the composed configuration."""
     key = found[1].split("@")[0]
+    if message := explain_removed(key):
+        return message
     if key == "launcher":
         return "launcher: must be written as hydra/launcher"
     known = known_keys(conf, extra)

@@ -111,11 +111,6 @@ def compares_with_sent(container: Values) -> bool:
     return not {"WeightDivergence", "GradientDiversity"}.isdisjoint(names)
 
 
-def mixes_tasks(container: Values) -> bool:
-    order, blur = (value_of(container, f"scenario.{key}") for key in ("order", "blur"))
-    return order == "per_client" or bool(blur)
-
-
 LATE_CLIENTS = differs("participation", 1)
 BLURRED = is_set("scenario.blur")
 VALIDATED = is_set("validation.fraction")
@@ -183,27 +178,6 @@ REVISIONS: tuple[Revision, ...] = (
         "FedAlign",
         2,
         "the narrow stage reads the first channels of its input, and has scale and shift",
-    ),
-    Revision(
-        "algorithm",
-        "AFFCL",
-        2,
-        "features of earlier tasks have labels from all classes seen so far",
-        (mixes_tasks,),
-    ),
-    Revision(
-        "algorithm",
-        "LANDER",
-        2,
-        "the server's student sees the images in a new order in each pass",
-        (is_set("algorithm.student_steps"),),
-    ),
-    Revision(
-        "algorithm",
-        "AFFCL",
-        3,
-        "replayed features train a hidden layer, not the classifier",
-        (differs("algorithm.replay_trains", "classifier"),),
     ),
     Revision("algorithm", "FedDF", 3, SINGLE, DISTILLED),
     Revision("algorithm", "Flashback", 2, SINGLE, DISTILLED),

@@ -1,0 +1,11 @@
+"""Subcommands, keys and options that no longer exist, and what to use instead."""
+
+REMOVED = {  # subcommand, key or group=option -> replacement
+    "algorithm=affcl": "algorithm=mfcl or algorithm=target",
+    "algorithm=lander": "algorithm=target or algorithm=mfcl",
+}
+
+
+def explain_removed(name: str) -> str | None:
+    """Return the message for a name that was removed, or None for any other name."""
+    return f"{name}: no longer exists; use {REMOVED[name]}" if name in REMOVED else None
