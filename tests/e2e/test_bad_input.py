@@ -75,7 +75,7 @@ model=torchvision model.freeze=[layer9] => model.freeze=layer9 | nearest: 'layer
 model=torchvision model.name=vit_b_32 => cannot process images of 1 x 8 x 8 | 224
 algorithm=feddyn server.optimizer=adam => server.optimizer=adam: cannot be used with FedDyn
 local.warmup=30 => local.warmup=30 | less than the number of rounds, 30
-tracker=[tensorboard,mflow] => tracker.members=mflow | nearest: 'mlflow'
+tracker=[wandb,tensorbord] => tracker.members=tensorbord | nearest: 'tensorboard'
 """
 
 
