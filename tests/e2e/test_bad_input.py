@@ -170,7 +170,7 @@ def test_unreadable_user_options_are_rejected(fedexp, tmp_path, kind, content, w
 )
 def test_user_option_with_a_name_of_fedexp_is_rejected(fedexp, tmp_path, arguments):
     """Hydra would use fedexp's option without a message."""
-    for name in ("algorithm/fedavg.yaml", "sweep/benchmark.yaml"):  # a sweep may have the same name
+    for name in ("algorithm/fedavg.yaml", "sweep/fedka.yaml"):  # a sweep may have the same name
         (tmp_path / "conf_mine" / name).parent.mkdir(parents=True)
         (tmp_path / "conf_mine" / name).write_text("")
     answer = fedexp.rejected("--config-dir", "conf_mine", *arguments)

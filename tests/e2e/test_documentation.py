@@ -104,12 +104,6 @@ REDUCED = {
 REDUCED |= {"hardware.engine": "sequential"}
 # The part of a named sweep that is run, unless the command restricts it.
 PART = {
-    "forgetting_benchmark": {"experiment": "benchmark/domain_incremental", "algorithm": "fedavg"},
-    "forgetting_benchmark_digits": {
-        "experiment": "benchmark/digits_class_incremental",
-        "algorithm": "fedavg,fedlwf",
-    },
-    "forgetting_benchmark_vit": {"experiment": "benchmark/vit_mnist", "algorithm": "fedavg,afcl"},
     "fedntd_table1": {"experiment": "fedntd/mnist_s2", "algorithm": "fedavg"},
     "fedntd_table12": {"algorithm.lambda_": "0,1"},
     "flashback_table1": {"algorithm": "fedavg,flashback"},

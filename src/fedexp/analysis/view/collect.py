@@ -21,7 +21,6 @@ import pandas as pd
 import fedexp
 from fedexp.analysis import paper_table
 from fedexp.analysis.aggregate import drop_repeats, label_rows, rounds_to_targets
-from fedexp.analysis.benchmark import benchmark_sections
 from fedexp.analysis.measures import is_pruned, less_is_better, main_measures
 from fedexp.analysis.naming import displayed, names, ordered
 from fedexp.analysis.sweep import find_sweep
@@ -300,8 +299,7 @@ def collect_tables(
     found = {"title": directory.absolute().name, "targets": encode_table(targets)}
     if printed := beside_print(directory.absolute()):
         return found | printed
-    table = encode_means(paper_table.means(known))
-    return found | {"means": table, "sections": encode_benchmark(directory, runs)}
+    return found | {"means": encode_means(paper_table.means(known))}
 
 
 def encode_means(table: pd.DataFrame) -> dict[str, Any]:
@@ -321,22 +319,6 @@ def encode_means(table: pd.DataFrame) -> dict[str, Any]:
         ranks = sound[name].groupby(table["setting"]).rank("min", ascending=ascending)
         best[name] = np.flatnonzero(ranks == 1).tolist()
     return encode_table(table[["setting", "method", *columns, *counts]]) | {"best": best}
-
-
-def encode_benchmark(directory: Path, runs: list[RunDirectory]) -> list[dict[str, Any]]:
-    """Return the tables of a benchmark: results, cost and ranks.
-
-    Return an empty list if the sweep is not a benchmark.
-    """
-    sweep = find_sweep(directory.absolute())
-    if sweep is None or not sweep.ranks:
-        return []
-    found = []
-    for part in benchmark_sections(sweep, runs):
-        columns = ["method", *map(str, part.table.columns)]
-        rows = part.table.reset_index().astype(object).to_numpy().tolist()
-        found.append({"title": part.title, "columns": columns, "rows": rows})
-    return found
 
 
 def encode_table(table: pd.DataFrame) -> dict[str, Any]:

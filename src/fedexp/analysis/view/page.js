@@ -478,7 +478,6 @@ function drawTables() {
       $("#results").append(make("p", { class: "note" }, `Our value ± standard deviation over seeds [published value]; ✓ within the tolerance, ✗ outside. ${item.caption}`), printedTable(item));
     } else {
       $("#results").append(make("p", { class: "note" }, aboutMeans(item.means)), framed(item.means, "Means over seeds"));
-      for (const part of item.sections) $("#results").append(make("h3", {}, part.title), framed(part, part.title));
     }
     if (data.tables.length > 1) $("#targets").append(make("h3", {}, item.title));
     $("#targets").append(make("p", { class: "note" }, "Rounds to 0.75, 0.9 and 1 times A, averaged over seeds. A is 0.95 times the best accuracy of any run of the setting. Speed-ups are relative to FedAvg. A dash means that at least one seed never reached the target."), framed(item.targets, "Rounds to target"));
