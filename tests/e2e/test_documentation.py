@@ -133,7 +133,6 @@ NOT_EXECUTED = {
     "fedexp .*experiment=lorm/.*": (
         "needs pretrained weights; tests/test_lorm_protocol.py runs a job without them"
     ),
-    "fedexp partition=flower .*": "an extra; tests/test_hub.py runs it",
     r"fedexp ('?tracker=\[wandb,tensorboard\]|tracker=tensorboard).*": (
         "an extra; tests/test_more_trackers.py runs it"
     ),

@@ -3,6 +3,7 @@
 REMOVED = {  # subcommand, key or group=option -> replacement
     "algorithm=affcl": "algorithm=mfcl or algorithm=target",
     "algorithm=lander": "algorithm=target or algorithm=mfcl",
+    "partition=flower": "partition=file partition.path=<file with the partition>",
     "tracker=mlflow": "tracker=wandb or tracker=tensorboard",
 }
 
