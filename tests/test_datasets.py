@@ -32,8 +32,8 @@ from fedexp.data.image_files import stratified_split
 from fedexp.data.types import ImageData, sort_classes
 from toy_federation import CONF, composed
 
-# see test_text.py, test_more_data.py
-TEXTS = "thucnews sogoucs sina2019 weibo ag_news shakespeare huggingface_text"
+# see test_text.py, test_hub.py
+TEXTS = "thucnews sogoucs sina2019 weibo huggingface_text"
 # option -> name of its data set, if they differ
 NAMED = {"cifar100_224": "cifar100", "domainnet": "domainnet_clipart"}
 NAMES = sorted({path.stem for path in (CONF / "dataset").glob("*.yaml")} - set(TEXTS.split()))

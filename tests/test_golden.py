@@ -199,7 +199,7 @@ MODELS = {
     "torchvision": ["model.name=mobilenet_v3_small"],
 }
 SLOW_MODELS = {"cnn_3fc", "cnn_circle", "resnet18", "resnet50", "torchvision"}
-UNDRAWN_MODELS = {"lstm", "timm"}  # lstm will be removed; timm is not in the extra dev
+UNDRAWN_MODELS = {"timm"}  # it is not in the extra dev
 
 
 # --- reading a run directory: the only place that knows its files

@@ -70,7 +70,7 @@ def cfed_changes(container: Values) -> bool:
 
 def has_statistics(container: Values) -> bool:
     """Return whether the model may have running statistics."""
-    without = ("CNN", "CifarResNet", "LSTM", "TextCNN")
+    without = ("CNN", "CifarResNet", "TextCNN")
     return class_in(container, "model") not in without or has_optional_batch_norm(container)
 
 
@@ -80,7 +80,7 @@ def has_optional_batch_norm(container: Values) -> bool:
 
 def has_batch_norm(container: Values) -> bool:
     """Return whether the model may have batch norm."""
-    without = ("CNN", "LSTM", "TextCNN")
+    without = ("CNN", "TextCNN")
     return class_in(container, "model") not in without or has_optional_batch_norm(container)
 
 
