@@ -5,9 +5,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from fedexp.cli.arguments import rewrite_lists
 from fedexp.core.errors import ConfigError
+from fedexp.data.partition import Natural
 from fedexp.rundir.fingerprint import data_marks
 from test_datasets import load
 from toy_federation import composed
@@ -28,8 +30,6 @@ def save(datasets, folder: Path, train: dict, test: dict, features=None) -> str:
 
 
 def images(datasets, tmp_path) -> tuple[str, np.ndarray]:
-    from PIL import Image
-
     x = np.random.default_rng(0).integers(0, 256, (3, 4, 5), dtype=np.uint8)
     features = datasets.Features(
         {"img": datasets.Image(), "label": datasets.ClassLabel(names=["cat", "dog"])}
@@ -71,6 +71,27 @@ def test_saved_hugging_face_texts_are_read(datasets, tmp_path):
         ConfigError, match="contains the label 'new', which is not one of the 2 class"
     ):
         load("huggingface_text", tmp_path, f"dataset.path='{tmp_path / 'more'}'")
+
+
+def test_owner_column_gives_the_natural_clients(datasets, tmp_path):
+    """Of images (also from the cache) and texts. Owners are numbered in their order."""
+    train = {"text": ["abba", "c", "d"], "label": [0, 1, 0], "writer_id": [30, 4, 30]}
+    path = save(datasets, tmp_path / "texts", train, {"text": ["x"], "label": [1]})
+    texts = (f"dataset.path='{path}'", "dataset.owner=writer_id")
+    assert load("huggingface_text", tmp_path, *texts).owners.tolist() == [1, 0, 1]
+    x = [Image.fromarray(np.full((2, 2), k, np.uint8)) for k in range(3)]
+    part = {"img": x, "label": [0, 1, 0], "who": ["b", "a", "b"], "lacking": ["b", None, "b"]}
+    path = save(datasets, tmp_path / "images", part, part)
+    for _ in range(2):
+        data = load("huggingface", tmp_path, f"dataset.path='{path}'", "dataset.owner=who")
+        assert data.owners.tolist() == [1, 0, 1]
+        assert Natural().split(data.y_train.numpy(), 2, None, data.owners).parts[0].tolist() == [1]
+    for owner, message in (
+        ("whom", "nearest: 'who'"),
+        ("lacking", "have no owner"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            load("huggingface", tmp_path, f"dataset.path='{path}'", f"dataset.owner={owner}")
 
 
 @pytest.mark.parametrize(

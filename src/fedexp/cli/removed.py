@@ -4,7 +4,7 @@ REMOVED = {  # subcommand, key or group=option -> replacement
     "algorithm=affcl": "algorithm=mfcl or algorithm=target",
     "algorithm=lander": "algorithm=target or algorithm=mfcl",
     "dataset=ag_news": "dataset=huggingface_text dataset.path=fancyzhx/ag_news",
-    "dataset=emnist": "dataset=torchvision dataset.name=EMNIST",
+    "dataset=emnist": "dataset=torchvision dataset.name=EMNIST, with its arguments",
     "dataset=shakespeare": "dataset=huggingface_text with dataset.owner=<column>",
     "dataset=svhn": "dataset=torchvision dataset.name=SVHN",
     "model=lstm": "model=textcnn, or your own model",
