@@ -226,15 +226,11 @@ def test_existing_directories_and_missing_files_are_rejected(tmp_path, capsys):
     assert not (tmp_path / "new").exists()
 
 
-def test_imported_runs_cannot_be_resumed_or_pushed(tmp_path, capsys):
+def test_imported_runs_cannot_be_resumed(tmp_path):
     directory = make(write(tmp_path / "a.csv", TRIANGLE)).directory
     with pytest.raises(ConfigError) as error:
         fedexp.run([f"resume={directory}"])
     assert str(error.value) == f"resume={directory}: this run was imported; it has no checkpoint"
-    capsys.readouterr()
-    assert call("push", [str(directory), "--mode", "offline"]) == 2
-    said = capsys.readouterr().err
-    assert said == f"fedexp: {directory}: this run was imported; it cannot be pushed\n"
 
 
 # --- beside fedexp's own runs

@@ -10,7 +10,7 @@ import pytest
 from e2e.helpers import SMALL
 from fedexp.cli import main
 from fedexp.cli.arguments import parse, rewrite_lists
-from fedexp.cli.push import wandb_node
+from fedexp.cli.sweeps import tracker_of
 from fedexp.config.build import build
 from fedexp.config.values import resolve
 from fedexp.core.errors import ConfigError
@@ -219,8 +219,8 @@ def test_list_of_trackers_is_rewritten_to_several():
     assert isinstance(wandb, Wandb)
     assert wandb.mode == "offline"
     assert board == TensorBoard(logdir=None)
-    assert wandb_node(resolve(composed(*written)))["mode"] == "offline"
-    assert wandb_node(resolve(composed("tracker=none"))) == {}
+    assert tracker_of(resolve(composed(*written))).mode == "offline"
+    assert tracker_of(resolve(composed("tracker=none"))) is None
     assert isinstance(build(composed("tracker=none")).tracker, NoTracker)
     assert isinstance(build(composed("tracker=wandb")).tracker, Wandb)
 

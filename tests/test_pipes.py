@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedexp.cli import preview, push
+from fedexp.cli import preview
 from fedexp.cli.commands import call
 from fedexp.cli.job import has_result
 from fedexp.cli.sweeps import NOTES, collect_exit_codes
@@ -59,9 +59,7 @@ def sweep(here) -> Path:
     return folder
 
 
-@pytest.mark.parametrize(
-    "command", ["report", "view", "push", "push the table", "figures", "preview"]
-)
+@pytest.mark.parametrize("command", ["report", "view", "figures", "preview"])
 def test_no_command_waits_for_a_pipe(sweep, command, capsys):
     hurt = sweep / "hurt"
     match command:
@@ -69,14 +67,6 @@ def test_no_command_waits_for_a_pipe(sweep, command, capsys):
             assert call("report", [str(sweep), "--out", str(sweep / "all")]) == 0
         case "view":
             assert call("view", [str(sweep)]) == 0
-        case "push":
-            assert call("push", [str(hurt), "--mode", "offline"]) == 2
-        case "push the table":
-            os.mkfifo(sweep / "table.csv")
-            with pytest.raises(ConfigError, match="table cannot be read"):
-                push.push_tables(sweep, {})
-            with pytest.raises(ConfigError, match="neither a file nor a folder"):
-                push.push(sweep, {})
         case "figures":
             assert call("figures", [str(hurt)]) == 2
             assert "partition.npz: " in capsys.readouterr().err
@@ -254,12 +244,3 @@ def test_view_page_does_not_follow_links(tmp_path):
     (run / files.ERROR).symlink_to(tmp_path / "secret")
     assert call("view", [str(run)]) == 0
     assert "my password" not in (run / "view.html").read_text(encoding="utf-8")
-
-
-def test_push_of_an_incomplete_configuration_is_one_message(tmp_path, capsys):
-    """The configuration has no model, which labels need."""
-    run = write_job(tmp_path / "run", 0)
-    assert call("push", [str(run), "--mode", "offline"]) == 2
-    (told,) = capsys.readouterr().err.splitlines()
-    assert "config.yaml: is incomplete (KeyError('model'))" in told
-    assert not (run / "wandb").exists()

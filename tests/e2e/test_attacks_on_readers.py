@@ -1,4 +1,4 @@
-"""Attacks on commands that only read a directory (report, view, push)."""
+"""Attacks on commands that only read a directory (report, view)."""
 
 import time
 
@@ -7,10 +7,9 @@ import yaml
 from test_attacks import BOMB
 
 import fedexp
-from fedexp.cli import push
 from fedexp.cli.help import version_text
 from fedexp.core import storage
-from fedexp.core.errors import ConfigError, StorageError
+from fedexp.core.errors import StorageError
 from fedexp.figures import save
 from fedexp.rundir import origin, run_reuse
 from fedexp.rundir.lock import LOCK, is_occupied
@@ -56,17 +55,6 @@ def test_figures_are_not_written_through_a_link(tmp_path, thesis):
     with pytest.raises(StorageError, match="is a symbolic link"):
         save(Figure(), tmp_path / "figures/curves.png")
     assert [path.name for path in thesis.parent.iterdir()] == ["thesis.txt"]
-
-
-@pytest.mark.parametrize("name", ["table.csv", "config.yaml", "summary.json", "figures"])
-def test_linked_file_is_not_uploaded(tmp_path, thesis, name):
-    theirs = tmp_path / "theirs"
-    theirs.mkdir()
-    (theirs / "table.csv").write_text("run\n")
-    (theirs / name).unlink(missing_ok=True)
-    (theirs / name).symlink_to(thesis if "." in name else thesis.parent)
-    with pytest.raises(ConfigError, match="links to a file outside the run directory"):
-        push.push(theirs, {})
 
 
 def test_yaml_bomb_in_a_configuration_is_read_as_empty(tmp_path):

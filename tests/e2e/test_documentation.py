@@ -50,7 +50,7 @@ FENCE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 INDENTED = re.compile(r"(?<=\n\n)(?:    [^\n]+\n)+")
 SPAN = re.compile(r"`([^`\n]+)`")
 # a subcommand without its arguments
-NAME = re.compile("fedexp (report|view|import|evaluate|figures|push|dashboard|analyse)")
+NAME = re.compile("fedexp (report|view|import|evaluate|figures|dashboard|analyse)")
 PROGRAMS = (
     "fedexp",
     "python",
@@ -77,7 +77,6 @@ EXAMPLES = {
     "fedexp import <file> <dir>": (
         "fedexp import theirs.csv theirs --columns tasks --algorithm a --dataset b --percent"
     ),
-    "fedexp push <dir>": "fedexp push run",
     "<entity>/<project>": "team/fedexp",
     "<project>": "team/fedexp",
     "<file>": "run/partition.npz",
@@ -140,7 +139,6 @@ NOT_EXECUTED = {
     "fedexp .*hydra/launcher=submitit_slurm .*": "needs Slurm",
     "export RAY_AUTH_MODE=token|ray start .*|fedexp .*hydra/launcher=ray .*": "needs Ray",
     "wandb .*|fedexp dashboard .*": "needs an account",
-    "fedexp push .*": "tests/e2e/test_wandb.py does it",
     r"fedexp \\\| head": "tests/e2e/test_run.py does it",
     "fedexp reproduction|python -m reproduction --check": (
         "takes half a minute; tests/test_status.py and tests/test_reproduction.py do it"
