@@ -69,11 +69,10 @@ CHANGED = {
     "keep_models": "1",
     "keep_local_models": "1",
     "figures.draw": "true",
-    "profile": "true",
     "hardware.precision": "fp64",
     "scenario.rounds_per_task": "3",
 }
-SLOW = {"figures.draw", "profile"}
+SLOW = {"figures.draw"}
 # key -> another value, which is rejected since nothing would use it
 REJECTED = {
     "accept_changed_data": "true",

@@ -436,9 +436,7 @@ def reduced(arguments: Sequence[str]) -> list[str]:
     kept = [re.sub(r"fedntd/cinic10_s2,(?=fedntd/cifar10)", "", a) for a in kept]  # a download
     given = dict(a.split("=", 1) for a in kept if "=" in a)
     changes = dict(REDUCED)
-    if "profile" in given or any(
-        key.startswith(("schedule.", "analysis.rounds", "keep_")) for key in given
-    ):
+    if any(key.startswith(("schedule.", "analysis.rounds", "keep_")) for key in given):
         del changes["rounds"]  # these need a second round
     if "local.warmup" in given:
         changes["rounds"] = str(int(given["local.warmup"]) + 1)

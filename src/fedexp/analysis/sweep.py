@@ -35,7 +35,7 @@ Fields = Mapping[str, str]  # column of tables.csv -> value
 NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
 # Prefixes of overrides that do not change a published protocol.
 HARMLESS = (
-    *("seed", "seeds.", "tracker", "hardware", "figures", "data_dir", "dataset.url", "profile"),
+    *("seed", "seeds.", "tracker", "hardware", "figures", "data_dir", "dataset.url"),
     *("checkpoint_interval", "keep_models", "keep_local_models", "test_views", "evaluate"),
     *("forgetting_metric", "targets", "target_fractions", "hydra", "objective"),
 )

@@ -9,6 +9,7 @@ REMOVED = {  # subcommand, key or group=option -> replacement
     "dataset=svhn": "dataset=torchvision dataset.name=SVHN",
     "model=lstm": "model=textcnn, or your own model",
     "partition=flower": "partition=file partition.path=<file with the partition>",
+    "profile": "`python -m cProfile -m fedexp ...` or py-spy",
     "push": "`wandb sync <run directory>/wandb/offline-run-...`",
     "tracker=mlflow": "tracker=wandb or tracker=tensorboard",
 }

@@ -72,7 +72,6 @@ class Settings(Checked):
     data_dir: str
     resume: str | None
     augment: bool
-    profile: bool
     test_views: list[str]
     # when to save the global model: n: after every n-th round; [rounds]: after these rounds; None:
     # only in checkpoints

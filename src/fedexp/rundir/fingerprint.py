@@ -29,7 +29,7 @@ FREE = (
     "tracker",
     "checkpoint_interval",
     "figures",
-    "profile",
+    "profile",  # in older configurations
     "data_dir",
     "choices",
     "expected",

@@ -132,8 +132,6 @@ def resolve(built: Built, share: int | None) -> Resolved:
     replaces the engine.
     """
     hardware = built.hardware.resolve(built.settings.cohort_size, share)
-    if built.settings.profile:
-        hardware = hardware.in_one_process()
     hardware.apply()
     return hardware
 
