@@ -96,7 +96,6 @@ REJECTED = {
     "objective_direction": "max",
     "test_views": "[plain,augmented]",
     "local_evaluation.every": "2",
-    "local_evaluation.examples": "100",
     "stop.patience": "1",
     "stop.metric": "test_accuracy",
     "hardware.workers": "2",

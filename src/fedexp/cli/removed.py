@@ -7,6 +7,7 @@ REMOVED = {  # subcommand, key or group=option -> replacement
     "dataset=emnist": "dataset=torchvision dataset.name=EMNIST, with its arguments",
     "dataset=shakespeare": "dataset=huggingface_text with dataset.owner=<column>",
     "dataset=svhn": "dataset=torchvision dataset.name=SVHN",
+    "local_evaluation.examples": "local_evaluation.every, which tests fewer rounds",
     "model=lstm": "model=textcnn, or your own model",
     "partition=flower": "partition=file partition.path=<file with the partition>",
     "profile": "`python -m cProfile -m fedexp ...` or py-spy",

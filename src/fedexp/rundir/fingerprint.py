@@ -64,7 +64,7 @@ NEUTRAL = {
     "stop.patience": None,
     "stop.metric": None,
     "local_evaluation.every": None,
-    "local_evaluation.examples": None,
+    "local_evaluation.examples": None,  # in older configurations
     "cohorts.path": None,
     "cohorts.draw": "seed",
     "partition.numpy_seed": None,
