@@ -5,7 +5,6 @@
 - algorithms: algorithms compared with FedAvg
 - resnets: ResNets on the vectorised engine, compared with the sequential engine
 - repeat: whether two equal runs give equal results
-- profile: the slowest operations of a round
 - jobs: several jobs of a sweep on one GPU
 
 Tables show the median, the smallest and the largest value.
@@ -21,7 +20,6 @@ import time
 from itertools import product
 from pathlib import Path
 
-import pandas as pd
 import torch
 
 from benchmarks import measure
@@ -58,7 +56,6 @@ GOALS = {
     ),
     "resnets": "goal: resnet18 at least 3 times the sequential engine",
     "repeat": "goal: the same files",
-    "profile": "where the time of a round of FedNTD is spent",
     "jobs": "goal: 56 runs of 200 rounds in 15 minutes, 16 s each",
 }
 
@@ -218,17 +215,6 @@ class Gpu:
                 found.add((self.work / "out" / "class_accuracy.csv").read_bytes())
             rows.append((precision, "yes" if len(found) == 1 else "no"))
         return markdown(("FedNTD, twice", "same class_accuracy.csv"), rows)
-
-    def profile(self) -> str:
-        """Return the operations of a round with the largest device time."""
-        precision = self.options.precisions[-1]
-        self._ntd(precision, 4, "profile=true")
-        table = pd.read_csv(self.work / "out" / "profile" / "operations.csv").head(20)
-        cells = [
-            [f"{cell:.2f}" if isinstance(cell, float) else str(cell) for cell in row]
-            for row in table.itertuples(index=False)
-        ]
-        return markdown((f"FedNTD {precision}", *table.columns[1:]), cells)
 
     def jobs(self) -> str:
         """Time a sweep over eight seeds with one, two and four jobs at a time on the GPU."""

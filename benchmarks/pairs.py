@@ -1,7 +1,6 @@
 """Compare two variants of a run: processor seconds per round, and their ratio.
 
 - views: test_views=[plain] and test_views=[plain,augmented]
-- local: every local model tested on all test examples, or on 1,000 (local_evaluation.examples)
 - fedreg: FedReg's two ascents one after the other, or in one batch that shares the first gradient;
   also the distance between the final models of the two variants
 - teacher: FedNTD without augmentation, with the teacher's outputs computed in every epoch or once
@@ -101,12 +100,6 @@ def views(data: Sequence[str]) -> dict[str, Simulation]:
     return {text: simulation(*data, "algorithm=fedavg", f"test_views={text}") for text in both}
 
 
-def local(data: Sequence[str]) -> dict[str, Simulation]:
-    asked = (*data, "algorithm=fedavg", "forgetting_metric=all")
-    few = "local_evaluation.examples=" + ("100" if "dataset=digits" in data else "1000")
-    return {"on all examples": simulation(*asked), f"with {few}": simulation(*asked, few)}
-
-
 def fedreg(data: Sequence[str]) -> dict[str, Simulation]:
     ours = simulation(*data, "algorithm=fedreg")
     return {"one after the other": otherwise(ours, OneByOne), "in one batch": ours}
@@ -146,7 +139,6 @@ def otherwise(ours: Simulation, kind: type[FedAvg]) -> Simulation:
 
 PAIRS: dict[str, Callable[[Sequence[str]], dict[str, Simulation]]] = {
     "views": views,
-    "local": local,
     "fedreg": fedreg,
     "teacher": teacher,
     "vit": vit,

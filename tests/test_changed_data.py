@@ -30,7 +30,6 @@ from test_datasets import (
     write_tiny,
     write_tree,
 )
-from test_more_data import write_emnist, write_news, write_roles, write_svhn
 from test_text import TXT, write, write_vocabulary
 from toy_federation import make_simulation
 
@@ -49,24 +48,9 @@ def write_caltech(root: Path) -> None:
             write_image(folder / f"{i}.png", pixels(i, 4, 4, 3))
 
 
-def write_shakespeare(root: Path) -> None:
-    for split in ("train", "test"):
-        write_roles(root / "shakespeare" / split, ROMEO=(["a" * 80], ["b"]))
-
-
-def write_both_news(root: Path) -> None:
-    for split in ("train", "test"):
-        write_news(root / "ag_news", split, '"3","Oil ","rises"')
-
-
 def write_texts(root: Path) -> None:
     folder = write(root, **TXT, posts_csv="content\nabc\n")
     write_vocabulary(folder, ["a", "b"], embeddings=np.ones((2, 2)))
-
-
-def write_svhns(root: Path) -> None:
-    for split in ("train", "test"):
-        write_svhn(root / "svhn", split, [10, 1])
 
 
 NEWS = ("dataset.name=news",)
@@ -85,10 +69,6 @@ SETS = [
     ),
     ("caltech256", (), write_caltech, ()),
     ("femnist", (), write_femnist, ()),
-    ("emnist", (), lambda root: write_emnist(root / "EMNIST/raw", "balanced", [0, 1]), ()),
-    ("svhn", (), write_svhns, ()),
-    ("shakespeare", (), write_shakespeare, ()),
-    ("ag_news", (), write_both_news, ()),
     ("thucnews", (*NEWS, *WITH_FILES), write_texts, ()),
     ("thucnews", (*NEWS, *WITHOUT), write_texts, ()),
     ("weibo", ("dataset.file=news/posts.csv",), write_texts, ()),
@@ -125,9 +105,8 @@ def source_of(name, overrides, root):
             vocabulary=None,
             vectors=None,
         )
-    extra = ("dataset.split=balanced",) if name == "emnist" else ()
     place = (f"dataset.root={root}/images",) if name == "image_folder" else ()
-    return dataset(name, root, *extra, *place, *overrides)
+    return dataset(name, root, *place, *overrides)
 
 
 def change(path: Path) -> None:

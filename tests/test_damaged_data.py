@@ -105,10 +105,9 @@ GOOD_LABELS = idx_bytes(np.array([0, 1, 9], np.uint8))
     ],
 )
 def test_damaged_idx_files_are_rejected(content, tmp_path):
-    for name, stored in (("labels", content), ("labels.gz", gzip.compress(content))):
-        (tmp_path / name).write_bytes(stored)
-        with pytest.raises(ConfigError, match=f"{name}: is corrupt"):
-            read_idx(tmp_path / name, 1)
+    (tmp_path / "labels").write_bytes(content)
+    with pytest.raises(ConfigError, match="labels: is corrupt"):
+        read_idx(tmp_path / "labels", 1)
 
 
 def test_idx_files_of_wrong_rank_are_rejected(tmp_path):

@@ -167,16 +167,6 @@ def test_table_of_all_runs_leaves_out_damaged_runs(sweep, name, damage, capsys):
     assert all(f"hurt: {name}: " in line for line in told)
 
 
-@pytest.mark.parametrize(("name", "damage"), sample(6))
-def test_push_rejects_damaged_runs(sweep, name, damage, capsys):
-    job = hurt(sweep, name, damage)
-    assert call("push", [str(job), "--mode", "offline"]) == 2
-    told = capsys.readouterr().err.splitlines()
-    assert len(told) == 1
-    assert name in told[0]
-    assert not (job / "wandb").exists()
-
-
 @pytest.mark.parametrize(("name", "damage"), sample(8))
 def test_preview_plans_damaged_runs_again(sweep, name, damage, capsys):
     job = hurt(sweep, name, damage)

@@ -15,7 +15,7 @@ import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import hydra
 import numpy as np
@@ -32,10 +32,10 @@ from fedexp.data.image_files import stratified_split
 from fedexp.data.types import ImageData, sort_classes
 from toy_federation import CONF, composed
 
-# see test_text.py, test_more_data.py
-TEXTS = "thucnews sogoucs sina2019 weibo ag_news shakespeare huggingface_text"
+# see test_text.py, test_hub.py
+TEXTS = "thucnews sogoucs sina2019 weibo huggingface_text"
 # option -> name of its data set, if they differ
-NAMED = {"cifar100_224": "cifar100", "domainnet": "domainnet_clipart"}
+NAMED = {"cifar100_224": "cifar100", "domainnet": "domainnet_clipart", "torchvision": "SVHN"}
 NAMES = sorted({path.stem for path in (CONF / "dataset").glob("*.yaml")} - set(TEXTS.split()))
 
 
@@ -396,6 +396,75 @@ def write_leaf(folder: Path, **files: str) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in files.items():
         (folder / f"{name}.json").write_text(text)
+
+
+def test_torchvision_set_equals_our_reader_except_for_classes_without_examples(
+    mnist_files, tmp_path
+):
+    write_raw(tmp_path / "MNIST" / "raw", mnist_files)
+    with pytest.raises(ConfigError, match="MNIST: no training example has the label 2"):
+        load("torchvision", tmp_path, "dataset.name=MNIST")
+    labels = idx_bytes(np.array([9, 0, 1], np.uint8))
+    (tmp_path / "MNIST" / "raw" / "t10k-labels-idx1-ubyte").write_bytes(labels)
+    found, ours = load("torchvision", tmp_path, "dataset.name=MNIST"), load("mnist", tmp_path)
+    assert torch.equal(found.x_train, ours.x_train)
+    assert torch.equal(found.x_test, ours.x_test)
+    assert found.y_train.tolist() == [0, 1, 5, 2, 3, 4]
+    assert [found.classes[c][0] for c in found.y_test] == [ours.classes[c] for c in ours.y_test]
+
+
+class Coloured:
+    """A set of torchvision's with two images and without names of classes."""
+
+    images: ClassVar = [Image.fromarray(pixels(k, 4, 5, 3)) for k in range(2)]
+    labels: ClassVar = [7, 3]
+
+    def __init__(self, root, split="train"):
+        self.examples = list(zip(self.images, self.labels, strict=True))
+        self.examples = self.examples if split == "train" else self.examples[::-1]
+
+    def __len__(self):
+        return 2
+
+    def __getitem__(self, number):
+        return self.examples[number]
+
+
+def test_torchvision_set_has_the_channels_and_labels_of_its_images(monkeypatch, tmp_path):
+    monkeypatch.setattr(torchvision.datasets, "SVHN", Coloured)
+    data = load("torchvision", tmp_path, "dataset.std=[0.25]")
+    assert np.array_equal(data.x_train[1].numpy(), pixels(1, 4, 5, 3))
+    assert (data.y_train.tolist(), data.y_test.tolist(), data.classes) == (
+        [1, 0],
+        [0, 1],
+        ("3", "7"),
+    )
+    assert (data.shape, data.mean, data.std) == ((3, 4, 5), (0.5,) * 3, (0.25,) * 3)
+    same = "dataset.train={split: test}", "dataset.test={split: train}"
+    assert load("torchvision", tmp_path, *same).y_train.tolist() == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("changes", "override", "message"),
+    [
+        ({}, "dataset.name=SVNH", "dataset.name=SVNH: must be one of .*nearest: 'SVHN'"),
+        ({}, "dataset.train={train: true}", "torchvision cannot read this data set from .*train"),
+        ({"labels": [7, "cat"]}, "dataset.size=2", "example 1 is not an image with an integer"),
+        (
+            {"images": [Image.new("RGB", (2, 2)), Image.new("L", (2, 2))]},
+            "dataset.size=2",
+            "mode L",
+        ),
+        ({"images": [Image.new("RGB", (2, k)) for k in (1, 2)]}, "dataset.size=null", "size=null"),
+        ({"__init__": lambda self, root: None}, "dataset.size=2", "no argument train or split"),
+    ],
+)
+def test_torchvision_sets_of_other_kinds_are_rejected(
+    changes, override, message, monkeypatch, tmp_path
+):
+    monkeypatch.setattr(torchvision.datasets, "SVHN", type("SVHN", (Coloured,), changes))
+    with pytest.raises(ConfigError, match=message):
+        load("torchvision", tmp_path, override)
 
 
 def test_femnist_numbers_writers_by_name(tmp_path):

@@ -125,7 +125,6 @@ ALGORITHMS: dict[str, list[str]] = {
     "scaffold": DIGITS,
     "target": [*TASKS, *GENERATED],
 }
-DROPPED = {"affcl", "lander"}  # options that will be removed
 
 # further commands: name -> all overrides
 RUNS = {name: [f"algorithm={name}", *rest] for name, rest in ALGORITHMS.items()}
@@ -200,7 +199,7 @@ MODELS = {
     "torchvision": ["model.name=mobilenet_v3_small"],
 }
 SLOW_MODELS = {"cnn_3fc", "cnn_circle", "resnet18", "resnet50", "torchvision"}
-UNDRAWN_MODELS = {"lstm", "timm"}  # lstm will be removed; timm is not in the extra dev
+UNDRAWN_MODELS = {"timm"}  # it is not in the extra dev
 
 
 # --- reading a run directory: the only place that knows its files
@@ -484,7 +483,7 @@ def test_random_streams_equal_golden_numbers():
 
 
 def test_every_option_has_a_golden_run():
-    assert {*ALGORITHMS, *DROPPED} == {path.stem for path in (CONF / "algorithm").glob("*.yaml")}
+    assert {*ALGORITHMS} == {path.stem for path in (CONF / "algorithm").glob("*.yaml")}
     assert {*MODELS, *UNDRAWN_MODELS} == {path.stem for path in (CONF / "model").glob("*.yaml")}
 
 

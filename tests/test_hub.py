@@ -1,32 +1,23 @@
-"""Data sets of Hugging Face and partitions of Flower; tested if the optional packages are
-installed."""
+"""Data sets of Hugging Face; tested if the optional package is installed."""
 
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from fedexp.cli.arguments import rewrite_lists
 from fedexp.core.errors import ConfigError
-from fedexp.data.partition import IID, Sharding
-from fedexp.data.partition_flower import Flower
-from fedexp.data.partition_lda import LDA
+from fedexp.data.partition import Natural
 from fedexp.rundir.fingerprint import data_marks
 from test_datasets import load
 from toy_federation import composed
-
-PAIRS = np.random.default_rng(0).integers(0, 10, 2000)
 
 
 @pytest.fixture
 def datasets():
     return pytest.importorskip("datasets")
-
-
-@pytest.fixture
-def flower():
-    pytest.importorskip("flwr_datasets")
 
 
 def save(datasets, folder: Path, train: dict, test: dict, features=None) -> str:
@@ -39,8 +30,6 @@ def save(datasets, folder: Path, train: dict, test: dict, features=None) -> str:
 
 
 def images(datasets, tmp_path) -> tuple[str, np.ndarray]:
-    from PIL import Image
-
     x = np.random.default_rng(0).integers(0, 256, (3, 4, 5), dtype=np.uint8)
     features = datasets.Features(
         {"img": datasets.Image(), "label": datasets.ClassLabel(names=["cat", "dog"])}
@@ -82,6 +71,27 @@ def test_saved_hugging_face_texts_are_read(datasets, tmp_path):
         ConfigError, match="contains the label 'new', which is not one of the 2 class"
     ):
         load("huggingface_text", tmp_path, f"dataset.path='{tmp_path / 'more'}'")
+
+
+def test_owner_column_gives_the_natural_clients(datasets, tmp_path):
+    """Of images (also from the cache) and texts. Owners are numbered in their order."""
+    train = {"text": ["abba", "c", "d"], "label": [0, 1, 0], "writer_id": [30, 4, 30]}
+    path = save(datasets, tmp_path / "texts", train, {"text": ["x"], "label": [1]})
+    texts = (f"dataset.path='{path}'", "dataset.owner=writer_id")
+    assert load("huggingface_text", tmp_path, *texts).owners.tolist() == [1, 0, 1]
+    x = [Image.fromarray(np.full((2, 2), k, np.uint8)) for k in range(3)]
+    part = {"img": x, "label": [0, 1, 0], "who": ["b", "a", "b"], "lacking": ["b", None, "b"]}
+    path = save(datasets, tmp_path / "images", part, part)
+    for _ in range(2):
+        data = load("huggingface", tmp_path, f"dataset.path='{path}'", "dataset.owner=who")
+        assert data.owners.tolist() == [1, 0, 1]
+        assert Natural().split(data.y_train.numpy(), 2, None, data.owners).parts[0].tolist() == [1]
+    for owner, message in (
+        ("whom", "nearest: 'who'"),
+        ("lacking", "have no owner"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            load("huggingface", tmp_path, f"dataset.path='{path}'", f"dataset.owner={owner}")
 
 
 @pytest.mark.parametrize(
@@ -144,107 +154,6 @@ def test_missing_package_is_reported_with_its_command(monkeypatch, tmp_path):
         match=r"dataset.path=x/y: needs the package datasets: pip install .*huggingface",
     ):
         load("huggingface", tmp_path, "dataset.path=x/y")
-    monkeypatch.setitem(sys.modules, "flwr_datasets", None)
-    with pytest.raises(
-        ConfigError,
-        match=r"partition=flower: needs the package flwr-datasets: pip install .*flower",
-    ):
-        Flower(name="IidPartitioner").split(PAIRS, 10, np.random.default_rng(0))
-
-
-# --- partitions of Flower
-
-
-def test_flower_partitioner_divides_the_examples(flower):
-    scheme = Flower(name="DirichletPartitioner", options={"alpha": 0.5})
-    first, second = (scheme.split(PAIRS, 10, np.random.default_rng(1)) for _ in range(2))
-    assert first.hash == second.hash, "its seed is drawn from ours"
-    assert sorted(np.concatenate(first.parts).tolist()) == list(range(2000))
-    owners = np.repeat(np.arange(4), 500)
-    natural = Flower(name="NaturalIdPartitioner").split(PAIRS, 4, np.random.default_rng(0), owners)
-    assert [part.tolist() for part in natural.parts] == [
-        list(range(500 * k, 500 * (k + 1))) for k in range(4)
-    ]
-
-
-@pytest.mark.parametrize(
-    ("name", "options", "message"),
-    [
-        (
-            "DirichletPartitoner",
-            {},
-            "partition.name=DirichletPartitoner: must be one of .*nearest: 'DirichletPartitioner'",
-        ),
-        (None, {}, "partition.name=None: must be one of "),
-        (
-            "IidPartitioner",
-            {"alpha": 1},
-            "flwr-datasets rejects .*alpha",
-        ),
-        ("DirichletPartitioner", {"alpha": -1.0}, "flwr-datasets rejects "),
-        ("DirichletPartitioner", {}, "flwr-datasets rejects .*alpha"),
-        (
-            "SizePartitioner",
-            {"partition_sizes": [1999, 1]},
-            "SizePartitioner: gives 2 clients, but num_clients=10",
-        ),
-    ],
-)
-def test_invalid_flower_options_are_rejected(name, options, message, flower):
-    with pytest.raises(ConfigError, match=message):
-        Flower(name=name, options=options).split(PAIRS, 10, np.random.default_rng(0))
-
-
-# --- Flower's partitioners as an oracle of our own
-
-
-def largest_share(partition) -> float:
-    """Return the mean over clients of the share of their most frequent class."""
-    return float((partition.counts.max(1) / partition.counts.sum(1)).mean())
-
-
-def mean_share(scheme, seeds) -> float:
-    return float(
-        np.mean(
-            [largest_share(scheme.split(PAIRS, 10, np.random.default_rng(seed))) for seed in seeds]
-        )
-    )
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("alpha", [0.1, 0.5, 5.0])
-def test_dirichlet_is_as_skewed_as_in_flower(alpha, flower):
-    """Both draw the shares of a class over the clients; Flower's self_balancing is `balance`."""
-    ours = LDA(alpha=alpha, min_size=10, balance=True, max_draws=10000)
-    theirs = Flower(
-        name="DirichletPartitioner",
-        options={"alpha": alpha, "self_balancing": True, "min_partition_size": 10},
-    )
-    assert mean_share(ours, range(20)) == pytest.approx(mean_share(theirs, range(20)), abs=0.05)
-
-
-@pytest.mark.slow
-def test_shards_and_iid_are_as_skewed_as_in_flower(flower):
-    options = {"num_classes_per_partition": 2, "class_assignment_mode": "deterministic"}
-    ours, theirs = (
-        Sharding(shards_per_client=2),
-        Flower(name="PathologicalPartitioner", options=options),
-    )
-    for scheme in (ours, theirs):
-        held = (scheme.split(PAIRS, 10, np.random.default_rng(0)).counts > 0).sum(1)
-        assert held.max() == 2
-    assert mean_share(IID(), range(20)) == pytest.approx(
-        mean_share(Flower(name="IidPartitioner"), range(20)), abs=0.02
-    )
-
-
-@pytest.mark.parametrize(
-    "written", ["partition.options={alpha: 0.5}", "partition.options.alpha=0.5"]
-)
-def test_command_line_can_set_any_option_of_a_flower_partitioner(written):
-    """The yaml file does not contain the keys of a partitioner, and Hydra rejects unknown keys."""
-    asked = ["partition=flower", "partition.name=DirichletPartitioner", written]
-    assert composed(*rewrite_lists(asked)).partition.options == {"alpha": 0.5}
 
 
 def test_command_line_can_set_any_option_of_the_surrogate_data():
@@ -254,10 +163,3 @@ def test_command_line_can_set_any_option_of_the_surrogate_data():
         "surrogate.options.size=8",
     ]
     assert composed(*rewrite_lists(asked)).surrogate.options == {"root": "photos", "size": 8}
-
-
-def test_partitioner_options_do_not_affect_other_partitions():
-    assert (
-        rewrite_lists(["partition=lda", "partition.options.alpha=0.5"])[1]
-        == "partition.options.alpha=0.5"
-    )

@@ -21,7 +21,7 @@ from toy_federation import random
 
 CONF = Path(__file__).parents[1] / "conf" / "model"
 # which test_text.py and test_own_models.py test
-ELSEWHERE = {"textcnn", "lstm", "torchvision", "timm"}
+ELSEWHERE = {"textcnn", "torchvision", "timm"}
 OPTIONS = sorted({path.stem for path in CONF.glob("*.yaml")} - ELSEWHERE)
 CIFAR, MNIST, DIGITS, TINY = (3, 32, 32), (1, 28, 28), (1, 8, 8), (3, 64, 64)
 

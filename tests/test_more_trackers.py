@@ -1,4 +1,4 @@
-"""TensorBoard and MLflow, whose logs are read with their own readers, and several trackers."""
+"""TensorBoard, whose logs are read with its own reader, and several trackers."""
 
 import math
 from dataclasses import replace
@@ -10,13 +10,12 @@ import pytest
 from e2e.helpers import SMALL
 from fedexp.cli import main
 from fedexp.cli.arguments import parse, rewrite_lists
-from fedexp.cli.push import wandb_node
+from fedexp.cli.sweeps import tracker_of
 from fedexp.config.build import build
 from fedexp.config.values import resolve
 from fedexp.core.errors import ConfigError
 from fedexp.metrics.history import History
 from fedexp.trackers.base import NoTracker, RoundRecord, RunInfo, Tracker
-from fedexp.trackers.mlflow_tracker import DIRECTORY, ENVIRONMENT, MLflow
 from fedexp.trackers.names import metric_values
 from fedexp.trackers.several import Several, TrackerGroup
 from fedexp.trackers.tensorboard_tracker import TensorBoard
@@ -111,89 +110,15 @@ def test_tensorboard_logdir_collects_all_runs(tmp_path):
     assert not (tmp_path / "run" / "tensorboard").exists()
 
 
-@pytest.fixture
-def client(tmp_path, monkeypatch):
-    pytest.importorskip("mlflow")
-    for name, value in ENVIRONMENT.items():
-        monkeypatch.setenv(name, value)
-    from mlflow.tracking import MlflowClient
-
-    return MlflowClient(tracking_uri=(tmp_path / "store").as_uri())
-
-
-def mlflow_config(tmp_path: Path) -> MLflow:
-    return MLflow(store=str(tmp_path / "store"), experiment="trials")
-
-
-def runs_of(client):
-    return client.search_runs([client.get_experiment_by_name("trials").experiment_id])
-
-
-def test_mlflow_has_the_metrics_of_a_run(tmp_path, client, caplog):
-    info = make_info(made(tmp_path / "run"))
-    track(mlflow_config(tmp_path).create(), info)
-    assert warnings(caplog) == []
-    (run,) = runs_of(client)
-    assert run.info.status == "FINISHED"
-    assert run.info.run_name == info.name
-    assert run.data.tags[DIRECTORY] == str(tmp_path / "run")
-    assert run.data.params["algorithm.name"] == "fedntd"
-    history = [
-        (m.step, m.value) for m in client.get_metric_history(run.info.run_id, "test/accuracy")
-    ]
-    assert history == [(number, pytest.approx(0.2 * number)) for number in range(4)]
-    assert [m.step for m in client.get_metric_history(run.info.run_id, "forgetting/F")] == [1, 2, 3]
-    assert client.get_metric_history(run.info.run_id, "class/bird") == []
-    assert {item.path for item in client.list_artifacts(run.info.run_id)} == {
-        "summary.json",
-        "figures",
-        "tables",
-    }
-    (picture,) = client.list_artifacts(run.info.run_id, "figures")
-    saved = Path(client.download_artifacts(run.info.run_id, picture.path, str(tmp_path)))
-    assert saved.read_bytes() == (tmp_path / "run" / "curves.png").read_bytes()
-
-
-@pytest.mark.parametrize("saved", [0, 1])
-def test_resumed_run_continues_its_mlflow_run(saved, tmp_path, client):
-    """No round is logged twice. A new run in the same directory is another MLflow run."""
-    info = make_info(tmp_path)
-    timed = [
-        replace(make_record(n), values={**make_record(n).values, "seconds": 1.0}) for n in range(4)
-    ]
-    tracker = mlflow_config(tmp_path).create()
-    tracker.start(info)
-    for record in timed[:3]:
-        tracker.log_round(record)
-    tracker.abort()
-    assert [run.info.status for run in runs_of(client)] == ["FAILED"]
-    tracker = mlflow_config(tmp_path).create()
-    tracker.start(replace(info, first_round=saved, resumed=True))
-    for record in timed[saved + 1 :]:
-        tracker.log_round(record)
-    tracker.finish({}, [], {})
-    (run,) = runs_of(client)
-    assert run.info.status == "FINISHED"
-    assert [m.step for m in client.get_metric_history(run.info.run_id, "test/accuracy")] == [
-        0,
-        1,
-        2,
-        3,
-    ]
-    track(mlflow_config(tmp_path).create(), info)
-    assert len(runs_of(client)) == 2
-
-
 # --- failures
 
 
-@pytest.mark.parametrize("name", ["tensorboard", "mlflow"])
-def test_missing_package_is_one_message(name, monkeypatch):
-    config = build(composed(f"tracker={name}")).tracker
+def test_missing_package_is_one_message(monkeypatch):
+    config = build(composed("tracker=tensorboard")).tracker
     monkeypatch.setattr("importlib.util.find_spec", lambda package: None)
     with pytest.raises(
         ConfigError,
-        match=rf"^tracker={name}: needs the package \w+: pip install -e '\.\[{name}\]'$",
+        match=r"^tracker=tensorboard: needs the package \w+: pip install -e '\.\[tensorboard\]'$",
     ):
         config.check()
 
@@ -288,8 +213,8 @@ def test_list_of_trackers_is_rewritten_to_several():
     assert isinstance(wandb, Wandb)
     assert wandb.mode == "offline"
     assert board == TensorBoard(logdir=None)
-    assert wandb_node(resolve(composed(*written)))["mode"] == "offline"
-    assert wandb_node(resolve(composed("tracker=none"))) == {}
+    assert tracker_of(resolve(composed(*written))).mode == "offline"
+    assert tracker_of(resolve(composed("tracker=none"))) is None
     assert isinstance(build(composed("tracker=none")).tracker, NoTracker)
     assert isinstance(build(composed("tracker=wandb")).tracker, Wandb)
 
@@ -302,20 +227,16 @@ def test_list_of_trackers_is_rewritten_to_several():
             "tracker.members=tensorbord: no such tracker (nearest: 'tensorboard')",
         ),
         (
-            ["tracker=[wandb,mlflow]", "tracker.wandb.modus=x"],
+            ["tracker=[wandb,tensorboard]", "tracker.wandb.modus=x"],
             "tracker.wandb.modus: wandb has no such key",
         ),
         (
-            ["tracker=[wandb,mlflow]", "tracker.mlflow._target_=x"],
-            "tracker.mlflow._target_: mlflow has no such key",
+            ["tracker=[wandb,tensorboard]", "tracker.tensorboard._target_=x"],
+            "tracker.tensorboard._target_: tensorboard has no such key",
         ),
         (
             ["tracker=[wandb,wandb]"],
             "tracker.members=['Wandb', 'Wandb']: must be different trackers",
-        ),
-        (
-            ["tracker=[wandb,mlflow]", "tracker.mlflow.store=''"],
-            "tracker.store=: must be a directory",
         ),
         (["tracker=[wandb,several]"], "several is a list of trackers, which cannot be a member"),
     ],

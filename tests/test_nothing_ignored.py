@@ -67,11 +67,10 @@ CHANGED = {
     "keep_models": "1",
     "keep_local_models": "1",
     "figures.draw": "true",
-    "profile": "true",
     "hardware.precision": "fp64",
     "scenario.rounds_per_task": "3",
 }
-SLOW = {"figures.draw", "profile"}
+SLOW = {"figures.draw"}
 # key -> another value, which is rejected since nothing would use it
 REJECTED = {
     "accept_changed_data": "true",
@@ -95,7 +94,6 @@ REJECTED = {
     "objective_direction": "max",
     "test_views": "[plain,augmented]",
     "local_evaluation.every": "2",
-    "local_evaluation.examples": "100",
     "stop.patience": "1",
     "stop.metric": "test_accuracy",
     "hardware.workers": "2",

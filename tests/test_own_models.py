@@ -49,8 +49,8 @@ MODEL = ("adapt", "needs_features", "needs_head", "must_train", "heads")
 
 # what needs more than logits; FedAlign: a stage
 FEATURES = (
-    *("AFCL", "AFFCL", "CCVR", "FedCBDR", "GLFC", "FedALA", "FedDecorr", "FedMultiHead"),
-    *("FedPAC", "FedProto", "FedRep", "FedRoD", "LANDER", "MFCL", "Moon"),
+    *("AFCL", "CCVR", "FedCBDR", "GLFC", "FedALA", "FedDecorr", "FedMultiHead"),
+    *("FedPAC", "FedProto", "FedRep", "FedRoD", "MFCL", "Moon"),
 )
 
 

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedexp.algorithms.label_text import read_matrix
-from fedexp.cli import preview, push
+from fedexp.cli import preview
 from fedexp.cli.commands import call
 from fedexp.cli.job import has_result
 from fedexp.cli.sweeps import NOTES, collect_exit_codes
@@ -60,18 +59,12 @@ def sweep(here) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("command", ["report", "push", "push the table", "figures", "preview"])
+@pytest.mark.parametrize("command", ["report", "figures", "preview"])
 def test_no_command_waits_for_a_pipe(sweep, command, capsys):
     hurt = sweep / "hurt"
     match command:
         case "report":
             assert call("report", [str(sweep), "--out", str(sweep / "all")]) == 0
-        case "push":
-            assert call("push", [str(hurt), "--mode", "offline"]) == 2
-        case "push the table":
-            os.mkfifo(sweep / "table.csv")
-            with pytest.raises(ConfigError, match="table cannot be read"):
-                push.push_tables(sweep, {})
         case "figures":
             assert call("figures", [str(hurt)]) == 2
             assert "partition.npz: " in capsys.readouterr().err
@@ -148,12 +141,6 @@ def test_array_of_elements_without_size_is_rejected(tmp_path):
         packed.writestr("classes.npy", npy("|S0", (10**9,)))
     with pytest.raises(ConfigError, match="classes has elements of zero bytes"):
         load_npz(tmp_path / "partition.npz")
-
-
-def test_matrix_larger_than_its_file_is_rejected(tmp_path):
-    (tmp_path / "x.npy").write_bytes(npy("<f4", (10**12, 10**4)))
-    with pytest.raises(ConfigError, match="does not contain a matrix of numbers"):
-        read_matrix(tmp_path / "x.npy")
 
 
 @pytest.mark.parametrize(
@@ -242,12 +229,3 @@ def test_compressed_checkpoint_is_rejected(tmp_path):
 def test_compressed_arrays_are_read(tmp_path):
     np.savez_compressed(tmp_path / "x.npz", counts=np.zeros((1000, 1000)))
     assert load_npz(tmp_path / "x.npz")["counts"].shape == (1000, 1000)
-
-
-def test_push_of_an_incomplete_configuration_is_one_message(tmp_path, capsys):
-    """The configuration has no model, which labels need."""
-    run = write_job(tmp_path / "run", 0)
-    assert call("push", [str(run), "--mode", "offline"]) == 2
-    (told,) = capsys.readouterr().err.splitlines()
-    assert "config.yaml: is incomplete (KeyError('model'))" in told
-    assert not (run / "wandb").exists()

@@ -22,7 +22,6 @@ from toy_federation import composed
 
 DMC = "algorithm=feddmc scenario=class_incremental surrogate.fraction=0.1"
 BALANCED = "scenario=class_incremental scenario.replay=9 scenario.replay_policy=class_balanced"
-AFFCL = "algorithm=affcl scenario=class_incremental algorithm.replay_trains=classifier"
 # Command lines whose results a correction changed, and similar ones whose results it did not.
 CHANGED = {
     "algorithm=fedcurv": [
@@ -79,15 +78,6 @@ CHANGED = {
     "algorithm=fedreg model=resnet18": ["algorithm=fedreg", "algorithm=fedreg model=resnet10"],
     "algorithm=fedka model=resnet50": ["algorithm=fedka", "algorithm=fedavg model=resnet50"],
     "algorithm=fedka model.batch_norm=true": ["algorithm=fedka model=t_cnn"],
-    f"{AFFCL} scenario.order=per_client": [
-        AFFCL,
-        "algorithm=fedlwf scenario=class_incremental scenario.order=per_client",
-    ],
-    f"{AFFCL} scenario.blur=0.1": [],
-    "algorithm=affcl scenario=class_incremental": [AFFCL],
-    "algorithm=lander scenario=class_incremental": [
-        "algorithm=lander scenario=class_incremental algorithm.student_steps=0"
-    ],
     "model=resnet56_bottleneck": ["model=resnet50"],
     f"{DMC} analysis=weight_divergence": [
         DMC,

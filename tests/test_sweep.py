@@ -59,7 +59,7 @@ def test_each_published_cell_belongs_to_one_job(name):
     sweep, printed = load(name), pd.read_csv(TABLES, dtype=str, keep_default_na=False)
     printed = printed[(printed["paper"] == sweep.paper) & (printed["table"] == sweep.table)]
     if printed.empty:  # the values of LoRM's table are not available
-        assert any(word in name for word in ("fig", "search", "benchmark", "lorm"))
+        assert any(word in name for word in ("fig", "search", "lorm"))
         return
     hits = Counter()
     for block in sweep.blocks:
@@ -208,21 +208,20 @@ def test_shared_overrides_may_replace_what_a_block_fixes():
 def test_values_for_the_models_of_several_experiments_are_written_as_choices():
     """Hydra first composes single values without the experiments, where model.weights does not
     exist."""
-    sweep = load("forgetting_benchmark_vit")
+    sweep = load("fedntd_table1")
     given = ["model.weights=vit.pth", "seed=0,1", "model.hidden=[8,8]", "hydra.sweep.dir=x"]
-    lora = next(each for each in launches(sweep, given) if any("lora.rank" in o for o in each))
-    assert {"model.weights=choice(vit.pth)", "model.hidden=choice([8,8])"} < set(lora)
-    assert {"model.lora.rank=choice(4)", "seed=0,1", "hydra.sweep.dir=x"} < set(lora)
-    (first, *_) = expand(lora)
-    assert {"model.weights=vit.pth", "model.lora.rank=4"} < set(first)
-    (only, *_) = launches(sweep, [*given, "experiment=benchmark/vit_mnist"])
-    assert {"model.weights=vit.pth", "experiment=benchmark/vit_mnist"} < set(only)
+    written = launches(sweep, given)[0]
+    assert {"model.weights=choice(vit.pth)", "model.hidden=choice([8,8])"} < set(written)
+    assert {"seed=0,1", "hydra.sweep.dir=x"} < set(written)
+    assert {"model.weights=vit.pth", "seed=0"} < set(next(expand(written)))
+    (only, *_) = launches(sweep, [*given, "experiment=fedntd/mnist_s2"])
+    assert {"model.weights=vit.pth", "experiment=fedntd/mnist_s2"} < set(only)
 
 
 def test_single_value_of_a_scenario_is_written_as_a_choice():
     """Hydra first composes single values without the experiments, where scenario.replay does not
     exist."""
-    settings = {"benchmark/digits_class_incremental": {}, "benchmark/digits_domain_incremental": {}}
+    settings = {"cfed/image_class": {}, "cfed/text_class": {}}
     both = Block({"experiment": settings, "scenario.replay": {"50": {}}}, ("algorithm=fedavg",), ())
     known = ["experiment=" + ",".join(settings), "algorithm=fedavg"]
     assert both.arguments() == [*known, "scenario.replay=choice(50)"]
@@ -497,9 +496,6 @@ def test_first_job_of_each_sweep_runs(name, here):
     job = next(expand(launches(load(name), [])[0]))
     texts = any("text" in override for override in job)
     changes = [*SMOKE, *(TEXTS if texts else IMAGES)]
-    if name == "forgetting_benchmark_vit":
-        pytest.importorskip("timm")
-        changes.remove("model=cnn")
     late = ("schedule.", "keep_local_models")  # need more than one round
     job = [text for text in job if not text.startswith(late)]
     config = composed(*job)

@@ -97,7 +97,6 @@ SETTINGS = Settings(
     data_dir="unused",
     resume=None,
     augment=True,
-    profile=False,
     test_views=["plain"],
 )
 

@@ -77,7 +77,7 @@ model=torchvision model.freeze=[layer9] => model.freeze=layer9 | nearest: 'layer
 model=torchvision model.name=vit_b_32 => cannot process images of 1 x 8 x 8 | 224
 algorithm=feddyn server.optimizer=adam => server.optimizer=adam: cannot be used with FedDyn
 local.warmup=30 => local.warmup=30 | less than the number of rounds, 30
-tracker=[tensorboard,mflow] => tracker.members=mflow | nearest: 'mlflow'
+tracker=[wandb,tensorbord] => tracker.members=tensorbord | nearest: 'tensorboard'
 """
 
 
@@ -172,7 +172,7 @@ def test_unreadable_user_options_are_rejected(fedexp, tmp_path, kind, content, w
 )
 def test_user_option_with_a_name_of_fedexp_is_rejected(fedexp, tmp_path, arguments):
     """Hydra would use fedexp's option without a message."""
-    for name in ("algorithm/fedavg.yaml", "sweep/benchmark.yaml"):  # a sweep may have the same name
+    for name in ("algorithm/fedavg.yaml", "sweep/fedka.yaml"):  # a sweep may have the same name
         (tmp_path / "conf_mine" / name).parent.mkdir(parents=True)
         (tmp_path / "conf_mine" / name).write_text("")
     answer = fedexp.rejected("--config-dir", "conf_mine", *arguments)

@@ -50,7 +50,7 @@ FENCE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 INDENTED = re.compile(r"(?<=\n\n)(?:    [^\n]+\n)+")
 SPAN = re.compile(r"`([^`\n]+)`")
 # a subcommand without its arguments
-NAME = re.compile("fedexp (report|evaluate|figures|push|dashboard|analyse)")
+NAME = re.compile("fedexp (report|evaluate|figures|dashboard|analyse)")
 PROGRAMS = (
     "fedexp",
     "python",
@@ -73,7 +73,6 @@ EXAMPLES = {
     "fedexp figures <dir>": "fedexp figures run",
     "fedexp evaluate <dir>": "fedexp evaluate run",
     "fedexp analyse <dir> <kind>": "fedexp analyse run tsne",
-    "fedexp push <dir>": "fedexp push run",
     "<entity>/<project>": "team/fedexp",
     "<project>": "team/fedexp",
     "<file>": "run/partition.npz",
@@ -100,12 +99,6 @@ REDUCED = {
 REDUCED |= {"hardware.engine": "sequential"}
 # The part of a named sweep that is run, unless the command restricts it.
 PART = {
-    "forgetting_benchmark": {"experiment": "benchmark/domain_incremental", "algorithm": "fedavg"},
-    "forgetting_benchmark_digits": {
-        "experiment": "benchmark/digits_class_incremental",
-        "algorithm": "fedavg,fedlwf",
-    },
-    "forgetting_benchmark_vit": {"experiment": "benchmark/vit_mnist", "algorithm": "fedavg,afcl"},
     "fedntd_table1": {"experiment": "fedntd/mnist_s2", "algorithm": "fedavg"},
     "fedntd_table12": {"algorithm.lambda_": "0,1"},
     "flashback_table1": {"algorithm": "fedavg,flashback"},
@@ -133,15 +126,13 @@ NOT_EXECUTED = {
     "fedexp .*experiment=lorm/.*": (
         "needs pretrained weights; tests/test_lorm_protocol.py runs a job without them"
     ),
-    "fedexp partition=flower .*": "an extra; tests/test_hub.py runs it",
-    r"fedexp ('?tracker=\[wandb,tensorboard\]|tracker=tensorboard|tracker=mlflow).*": (
+    r"fedexp ('?tracker=\[wandb,tensorboard\]|tracker=tensorboard).*": (
         "an extra; tests/test_more_trackers.py runs it"
     ),
     "fedexp hardware=gpu .*": "needs GPUs",
     "fedexp .*hydra/launcher=submitit_slurm .*": "needs Slurm",
     "export RAY_AUTH_MODE=token|ray start .*|fedexp .*hydra/launcher=ray .*": "needs Ray",
     "wandb .*|fedexp dashboard .*": "needs an account",
-    "fedexp push .*": "tests/e2e/test_wandb.py does it",
     r"fedexp \\\| head": "tests/e2e/test_run.py does it",
     "fedexp reproduction|python -m reproduction --check": (
         "takes half a minute; tests/test_status.py and tests/test_reproduction.py do it"
@@ -439,9 +430,7 @@ def reduced(arguments: Sequence[str]) -> list[str]:
     kept = [re.sub(r"fedntd/cinic10_s2,(?=fedntd/cifar10)", "", a) for a in kept]  # a download
     given = dict(a.split("=", 1) for a in kept if "=" in a)
     changes = dict(REDUCED)
-    if "profile" in given or any(
-        key.startswith(("schedule.", "analysis.rounds", "keep_")) for key in given
-    ):
+    if any(key.startswith(("schedule.", "analysis.rounds", "keep_")) for key in given):
         del changes["rounds"]  # these need a second round
     if "local.warmup" in given:
         changes["rounds"] = str(int(given["local.warmup"]) + 1)

@@ -1,6 +1,5 @@
 """The files of a run, and that the same command gives the same run."""
 
-import gzip
 import json
 import os
 import shutil
@@ -145,22 +144,6 @@ def test_diverged_run_has_results(fedexp, tmp_path):
     assert summary["not_finite"]
     assert set(summary["not_finite"]) <= set(last["client"])
     assert (tmp_path / "run/figures/curves.png").exists()
-
-
-def test_profile_describes_the_second_round(fedexp, tmp_path):
-    """The fused optimizer is called once per local step of round 2, and other rounds are not
-    profiled."""
-    fedexp.done(*SMALL, "rounds=3", "profile=true", "hydra.run.dir=run")
-    operations = pd.read_csv(tmp_path / "run/profile/operations.csv").set_index("operation")
-    clients = pd.read_csv(tmp_path / "run/clients.csv")
-    assert (
-        operations.loc["aten::_fused_sgd_", "calls"]
-        == clients.loc[clients["round"] == 2, "steps"].sum()
-    )
-    assert operations["share_percent"].sum() == pytest.approx(100)
-    assert operations["share_percent"].is_monotonic_decreasing
-    trace = json.loads(gzip.decompress((tmp_path / "run/profile/trace.json.gz").read_bytes()))
-    assert any(event.get("name") == "aten::_fused_sgd_" for event in trace["traceEvents"])
 
 
 @pytest.mark.slow

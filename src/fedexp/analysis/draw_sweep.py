@@ -12,12 +12,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from fedexp.analysis.benchmark import Ranking
 from fedexp.analysis.measures import is_pruned, less_is_better, main_measures
 from fedexp.analysis.naming import DATA
 from fedexp.figures.draw import class_maps, task_lines
 from fedexp.figures.draw_analyses import BARS
-from fedexp.figures.style import BLUE, GREY, legend, panels, round_axis, stroke, write_note
+from fedexp.figures.style import GREY, legend, panels, round_axis, stroke, write_note
 from fedexp.rundir.reader import RunDirectory
 
 if TYPE_CHECKING:
@@ -203,23 +202,6 @@ def mean_and_spread(runs: Sequence[RunDirectory], key: str) -> tuple[float, floa
     sound = [run.summary.get(key) for run in runs if not (run.diverged or is_pruned(run))]
     values = pd.Series(sound, dtype=float)
     return float(values.mean()), float(values.std())
-
-
-def rank_diagram(ranking: Ranking) -> Figure:
-    """Draw the mean rank of each method, best at the top (Demsar, JMLR 2006, section 3.2.2).
-
-    Each bar is as long as the critical difference and is centred on the mean rank. Methods whose
-    bars do not overlap differ significantly.
-    """
-    found, count = ranking.comparison, len(ranking.comparison.methods)
-    figure, ((axes,),) = panels("\n".join(textwrap.wrap(ranking.title, 90)), 1.4 + 0.2 * count)
-    half = found.critical_difference / 2
-    axes.errorbar(found.ranks, range(count), xerr=half, fmt="o", color=BLUE, markersize=4)
-    axes.set_yticks(range(count), found.methods)
-    axes.set_ylim(count - 0.4, -0.6)
-    axes.set_xlim(0, count + 1)
-    axes.set_xlabel(f"mean rank (bars: CD = {found.critical_difference:.2f})")
-    return figure
 
 
 def panels_of(title: str, rows: int = 1) -> tuple[Figure, list[Axes]]:

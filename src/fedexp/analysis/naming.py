@@ -23,7 +23,6 @@ UNNAMED = (
         "hydra",
         "data_dir",
         "checkpoint_interval",
-        "profile",
         *HARDWARE,
     ),
     *("figures", "objective", "test_views", "evaluate", "forgetting_metric", "analysis"),

@@ -14,8 +14,6 @@ have these keys:
 - `claims`: the statements about the table in the paper's text (fedexp.papers.readings)
 - `pictures`: the paper's figures that can be drawn from the runs (fedexp.papers.paper_figures)
 - `choose: best`: the sweep is a search (fedexp.papers.aggregate)
-- `ranks`: the sweep is a benchmark (fedexp.analysis.benchmark) with the fields `method` and
-    `setting`
 """
 
 import itertools
@@ -37,7 +35,7 @@ Fields = Mapping[str, str]  # column of tables.csv -> value
 NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
 # Prefixes of overrides that do not change a published protocol.
 HARMLESS = (
-    *("seed", "seeds.", "tracker", "hardware", "figures", "data_dir", "dataset.url", "profile"),
+    *("seed", "seeds.", "tracker", "hardware", "figures", "data_dir", "dataset.url"),
     *("checkpoint_interval", "keep_models", "keep_local_models", "test_views", "evaluate"),
     *("forgetting_metric", "targets", "target_fractions", "hydra", "objective"),
 )
@@ -171,9 +169,6 @@ class Sweep:
     claims: str = ""  # table in tables.csv that lists the claims in the paper's text
     pictures: tuple[Mapping[str, Any], ...] = ()  # see fedexp.papers.paper_figures
     choose: str = ""  # "best" for a search; its report names the best value of each key
-    ranks: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """Maps each measure of a benchmark to keys of summary.json (see fedexp.analysis.benchmark).
-    Methods are ranked by the first key that a run has a value for."""
 
     @property
     def common(self) -> list[str]:
@@ -217,7 +212,6 @@ def load_sweep(name: str, folders: Sequence[Path]) -> Sweep:
             earlier=tuple(read_block(block, measures) for block in spec.get("earlier", ())),
             readings={str(other): str(label or "") for other, label in readings.items()},
             pictures=tuple(map(dict, spec.get("pictures", ()))),
-            ranks={key: tuple(names) for key, names in spec.get("ranks", {}).items()},
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(

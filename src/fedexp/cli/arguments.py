@@ -36,8 +36,7 @@ FLAGS: dict[str, tuple[str, tuple[str, ...] | None]] = {
     "--shell-completion": ("-sc", ()),
 }
 OURS = ("sweep", "preview")  # keys of a multirun that are not passed to Hydra
-# mappings that accept any key -> the override that enables the mapping (None: always enabled)
-OPEN = {"surrogate.options": None, "partition.options": "partition=flower"}
+OPEN = "surrogate.options"  # a mapping that accepts any key
 NO_FIGURES = {"figures=false", "figures.draw=false"}
 
 
@@ -225,18 +224,8 @@ def rewrite_lists(overrides: list[str]) -> list[str]:
     """
     for group in SEVERAL:
         overrides = rewrite_list(overrides, group)
-    return [f"++{o}" if sets_open_mapping(o, overrides) else o for o in overrides]
-
-
-def sets_open_mapping(override: str, overrides: list[str]) -> bool:
-    """Return whether an override sets keys in a mapping that accepts any key.
-
-    Hydra adds such keys only if the override begins with `++`.
-    """
-    return any(
-        override.startswith((f"{name}=", f"{name}.")) and (choice is None or choice in overrides)
-        for name, choice in OPEN.items()
-    )
+    # Hydra adds a key to a mapping only if the override begins with `++`.
+    return [f"++{o}" if o.startswith((f"{OPEN}=", f"{OPEN}.")) else o for o in overrides]
 
 
 def rewrite_list(overrides: list[str], group: str) -> list[str]:

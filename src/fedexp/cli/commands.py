@@ -177,43 +177,6 @@ def figures(parser: ArgumentParser, arguments: Sequence[str]) -> int:
     return code
 
 
-def push(parser: ArgumentParser, arguments: Sequence[str]) -> int:
-    """Upload a finished run or sweep to W&B.
-
-    DIRECTORY is a run directory or a sweep directory. For a sweep, all runs and tables are
-    uploaded. Only files in DIRECTORY are read.
-
-    A run that was tracked or pushed before keeps its W&B id (the id of the newest run in
-    DIRECTORY/wandb). Missing rounds and results are added to that W&B run. `--new` makes a new W&B
-    run instead, for example if the old one has been deleted.
-
-    The exit code is 0 if everything was pushed, 1 if W&B failed for at least one directory, and 2
-    if a directory is not a finished run. All remaining directories are still pushed.
-    """
-    from fedexp.cli.job import log_to_console
-    from fedexp.cli.push import UPLOAD_SECONDS, list_directories, push
-
-    add = parser.add_argument
-    add("directory", nargs="+", type=Path, help="a finished run or a sweep")
-    add("--project", help="W&B project (default: the project of the run)")
-    add("--entity", help="W&B user or team")
-    mode = "auto (the default): online if you are logged in to W&B, otherwise offline"
-    add("--mode", choices=("auto", "online", "offline"), default="auto", help=mode)
-    add("--new", action="store_true", help="always make a new W&B run")
-    options = parse_arguments(parser, arguments)
-    given = {"project": options.project, "entity": options.entity, "mode": options.mode}
-    changes = {key: value for key, value in given.items() if value is not None}
-    log_to_console()
-    codes = []
-    for directory in list_directories(options.directory):
-        try:
-            done = push(directory, changes | {"finish_timeout": UPLOAD_SECONDS}, options.new)
-            codes.append(0 if done else FAILED)
-        except (ConfigError, OSError) as error:
-            codes.append(say(str(error)))
-    return max(codes)
-
-
 def dashboard(parser: ArgumentParser, arguments: Sequence[str]) -> int:
     """Make a W&B workspace with panels for fedexp's runs.
 
@@ -278,7 +241,6 @@ SUBCOMMANDS = {
     "evaluate": (evaluate, "<dir>"),
     "analyse": (analyse, "<dir> <kind>"),
     "figures": (figures, "<dir>"),
-    "push": (push, "<dir>"),
     "dashboard": (dashboard, "<entity>/<project>"),
     "reproduction": (reproduction, ""),
     "requirements": (requirements, ""),

@@ -43,7 +43,7 @@ Common options (defaults in conf/config.yaml and of the data set; see `fedexp --
   algorithm.beta=1 algorithm.tau=1 algorithm.mu=0.1      parameters by the papers' symbols
   hardware.precision=fp32       fp32, tf32, bf16, fp64   hardware.engine=auto  or workers ...
   hardware.workers=2            number of processes      hardware.threads=1    threads per process
-  figures=false                 draw no figures          profile=true          trace one round
+  figures=false                 draw no figures
   test_views=[plain,augmented]  test twice               evaluate_on=both      or validation, test
   validation.fraction=0.1       held out of training     stop.patience=10      evaluations to wait
   stop.minutes=30               save, stop after 30 min  data_dir=data         or FEDEXP_DATA

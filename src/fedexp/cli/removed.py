@@ -1,8 +1,20 @@
 """Subcommands, keys and options that no longer exist, and what to use instead."""
 
 REMOVED = {  # subcommand, key or group=option -> replacement
+    "algorithm=affcl": "algorithm=mfcl or algorithm=target",
+    "algorithm=lander": "algorithm=target or algorithm=mfcl",
     "budget": "`timeout 120m fedexp ...`, which saves; the same command continues the sweep",
+    "dataset=ag_news": "dataset=huggingface_text dataset.path=fancyzhx/ag_news",
+    "dataset=emnist": "dataset=torchvision dataset.name=EMNIST, with its arguments",
+    "dataset=shakespeare": "dataset=huggingface_text with dataset.owner=<column>",
+    "dataset=svhn": "dataset=torchvision dataset.name=SVHN",
     "import": "fedexp.measure in Python",
+    "local_evaluation.examples": "local_evaluation.every, which tests fewer rounds",
+    "model=lstm": "model=textcnn, or your own model",
+    "partition=flower": "partition=file partition.path=<file with the partition>",
+    "profile": "`python -m cProfile -m fedexp ...` or py-spy",
+    "push": "`wandb sync <run directory>/wandb/offline-run-...`",
+    "tracker=mlflow": "tracker=wandb or tracker=tensorboard",
     "view": "`fedexp report <dir>`, which writes index.html",
 }
 

@@ -5,12 +5,12 @@ Hydra's launchers may run the jobs in other processes or on other machines.
 
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from hydra.experimental.callback import Callback
@@ -23,6 +23,10 @@ from fedexp.core.errors import FAILED, StorageError, say
 from fedexp.core.storage import display_path, read_json, remove_if_empty, write_json
 from fedexp.rundir import files
 
+if TYPE_CHECKING:
+    from fedexp.trackers.wandb_tracker import Wandb
+
+TABLES = ("table.csv", "rounds_to_target.csv")  # of a report
 NOTES = ".failed"  # folder in a sweep where each failed job leaves a note for the launching process
 
 
@@ -150,7 +154,6 @@ def show_report(directory: Path, name: str | None, figures: bool) -> None:
     name: the name of the sweep in conf/sweep, or None for a sweep without a name. figures: whether
     to draw figures.
     """
-    from fedexp.cli.push import config_of_sweep, push_tables, wandb_node
     from fedexp.papers.aggregate import print_table, write_report
     from fedexp.rundir.sweeps import write_sweep_name
 
@@ -159,8 +162,69 @@ def show_report(directory: Path, name: str | None, figures: bool) -> None:
     paths = write_report(directory, figures)
     if paths:
         print_table(directory, paths)
-        if wandb_node(config_of_sweep(directory)):
-            push_tables(directory, {})
+        log_tables(directory, paths)
+
+
+def log_tables(directory: Path, paths: Sequence[Path]) -> None:
+    """Log a sweep's tables as a separate W&B run if the jobs of the sweep are logged there.
+
+    paths: the files of the report.
+    """
+    import pandas as pd
+
+    from fedexp.rundir.reader import RunDirectory
+    from fedexp.trackers.base import RunInfo
+    from fedexp.trackers.several import TrackerGroup
+
+    jobs = (RunDirectory(path.parent) for path in sorted(directory.glob(f"*/{files.CONFIG}")))
+    tracker = tracker_of(next((job.config for job in jobs if job.config), {}))
+    if tracker is None:
+        return
+    name = directory.absolute().name
+    info = RunInfo(
+        directory=directory,
+        config={"sweep": name},
+        name=f"{name} table",
+        group=name,
+        job_type="table",
+        tags=(name,),
+        total_rounds=0,
+        first_round=0,
+        classes=(),
+        wandb_id=last_wandb_id(directory),
+    )
+    guarded = TrackerGroup([tracker.create()])
+    guarded.start(info)
+    tables = {path.stem: pd.read_csv(path) for path in paths if path.name in TABLES}
+    guarded.finish({}, [], tables)
+
+
+def tracker_of(config: Mapping[str, Any]) -> "Wandb | None":
+    """Return the W&B tracker of a configuration, alone or one of several, or None without W&B.
+
+    The tracker has no name, since the configured name is that of a single run.
+    """
+    from fedexp.trackers.wandb_tracker import Wandb
+
+    node = config.get("tracker") or {}
+    target, names = f"{Wandb.__module__}.{Wandb.__qualname__}", {f.name for f in fields(Wandb)}
+    for each in (node, *(node.get("members") or ())):
+        is_tracked = each.get("_target_") == target and each.get("mode") != "disabled"
+        if is_tracked and names <= each.keys():  # an older version had other keys
+            known = {name: each[name] for name in names}
+            return Wandb(**known | {"tags": tuple(known["tags"]), "name": None})
+    return None
+
+
+def last_wandb_id(directory: Path) -> str | None:
+    """Return the id of the newest W&B run in a directory, or None if there is none.
+
+    The id is read from the folder's name, `run-<time>-<id>` or `offline-run-<time>-<id>`.
+    """
+    folders = (directory / "wandb").glob("*run-*-*")
+    parts = [path.name.removeprefix("offline-").split("-") for path in folders]
+    newest = max(parts, default=None, key=lambda each: each[1])
+    return "-".join(newest[2:]) if newest else None
 
 
 def write_reports(watch: SweepWatch, plan: Plan, elsewhere: bool) -> list[int]:

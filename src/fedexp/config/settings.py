@@ -39,13 +39,12 @@ NO_STOP = Stop(patience=None, metric=None, minutes=None)
 
 
 class LocalEvaluation(Checked, prefix="local_evaluation."):
-    """The rounds in which local models are tested, and the examples (node `local_evaluation`)."""
+    """The rounds in which local models are tested (node `local_evaluation`)."""
 
     every: CountOrNone  # test every n-th round; None: as often as the global model
-    examples: CountOrNone  # number of examples in each test view; None: all
 
 
-ALL_LOCAL = LocalEvaluation(every=None, examples=None)
+ALL_LOCAL = LocalEvaluation(every=None)
 
 
 class Seeds(Checked, prefix="seeds."):
@@ -72,7 +71,6 @@ class Settings(Checked):
     data_dir: str
     resume: str | None
     augment: bool
-    profile: bool
     test_views: list[str]
     # when to save the global model: n: after every n-th round; [rounds]: after these rounds; None:
     # only in checkpoints

@@ -7,10 +7,13 @@ which are downloaded if they are missing.
 """
 
 import functools
+import inspect
 import math
+import operator
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
@@ -18,7 +21,7 @@ from typing import Annotated, Any, ClassVar, Literal
 import numpy as np
 import torch
 
-from fedexp.core.errors import ConfigError, require
+from fedexp.core.errors import ConfigError, reason_of, require, require_choice
 from fedexp.core.limits import Limit, OpenShare, Seed32
 from fedexp.data import leaf
 from fedexp.data.augment import Normalise, Transform
@@ -38,6 +41,7 @@ from fedexp.data.image_files import (
     scan_tree,
     scan_undivided,
     stratified_split,
+    to_array,
 )
 from fedexp.data.mapped import Chosen, Stored
 from fedexp.data.marks import SourceFile, checksum
@@ -108,7 +112,10 @@ class Dataset(DataSource):
         """
 
     def load(self) -> ImageData:
-        arrays = self.read()
+        return self.checked(self.read())
+
+    def checked(self, arrays: Arrays) -> ImageData:
+        """Return the data set with the arrays of `read`. Raises ConfigError if they are invalid."""
         names = (*IMAGES, "y_train", "y_test")
         if missing := [key for key in (*names, "classes") if key not in arrays]:
             raise ConfigError(
@@ -288,6 +295,114 @@ class TorchvisionDataset(Published, JoinsSplits):
             return self.joined(self.read_tree(self.tree))
         self.fetch_missing()
         return self.joined(self.cached(self.archive.read))
+
+
+class AnyTorchvision(Dataset):
+    """Any data set of torchvision whose examples are an image and an integer label.
+
+    `name` is the name of its class in torchvision.datasets. Classes are the labels of the training
+    examples, and the images have as many channels as in the data set. A single mean and standard
+    deviation are those of all channels. Raises ConfigError for what cannot be read in this way.
+    """
+
+    # arguments of the constructor for each set; None: train=True and train=False or, for a class
+    # without the argument `train`, split="train" and split="test"
+    train: dict[str, Any] | None
+    test: dict[str, Any] | None
+    size: Side | None  # images are resized to size x size pixels; None: they have the same size
+
+    def load(self) -> ImageData:
+        arrays = self.read()
+        many = arrays["x_train"].shape[3]
+        mean, std = (each * many if len(each) == 1 else each for each in (self.mean, self.std))
+        return replace(self, mean=mean, std=std).checked(arrays)
+
+    def read(self) -> Arrays:
+        train, test = self.open("train"), self.open("test")
+        (x_train, raw), (x_test, raw_test) = self.decode(train), self.decode(test)
+        known = {label: number for number, label in enumerate(sorted(set(raw)))}
+        if unknown := set(raw_test) - known.keys():
+            raise ConfigError(f"{self.source}: no training example has the label {min(unknown)}")
+        names = getattr(train, "classes", None) or range(max(known) + 1)
+        y_train, y_test = ([known[label] for label in labels] for labels in (raw, raw_test))
+        return make_arrays((x_train, y_train), (x_test, y_test), [str(names[k]) for k in known])
+
+    def conversion(self) -> str:
+        size = f"{self.size} x {self.size} (bilinear; the aspect ratio is not kept)"
+        return "" if self.size is None else f"images are resized to {size}"
+
+    @property
+    def source(self) -> str:
+        return f"dataset.name={self.name}"
+
+    def open(self, part: Literal["train", "test"]) -> Any:
+        """Return torchvision's data set of the training or test data; it may download the files."""
+        import torchvision.datasets as found
+
+        require_choice("dataset.name", self.name, found.__all__)
+        cls = getattr(found, self.name)
+        known, given = inspect.signature(cls).parameters, getattr(self, part)
+        if given is None and not {"train", "split"} & {*known}:
+            raise ConfigError(
+                f"{self.source}: its constructor has no argument train or split; set dataset.train"
+                " and dataset.test to the arguments that give the two sets"
+            )
+        if given is None:
+            given = {"train": part == "train"} if "train" in known else {"split": part}
+        if self.train is not None and self.train == self.test:
+            raise ConfigError(f"dataset.test={self.test}: must differ from dataset.train")
+        download = {"download": True} if "download" in known else {}
+        try:
+            return cls(root=self.data_dir, **download | given)
+        except Exception as error:  # network, disk and other errors have no common type
+            raise ConfigError(
+                f"{self.source}: torchvision cannot read this data set from {self.data_dir}"
+                f" ({reason_of(error)})"
+            ) from error
+
+    def decode(self, examples: Any) -> tuple[np.ndarray, list[int]]:
+        """Return the images and labels of a data set of torchvision."""
+        images, labels = [], []
+        for number in range(len(examples)):
+            try:
+                image, label = examples[number]
+                labels.append(operator.index(label))
+                mode = image.mode
+            except Exception as error:  # a data set may contain anything, and its files be damaged
+                raise ConfigError(
+                    f"{self.source}: example {number} is not an image with an integer label"
+                    f" ({reason_of(error)})"
+                ) from error
+            images.append(image)
+            if mode not in MODES.values() or mode != images[0].mode:
+                raise ConfigError(
+                    f"{self.source}: image {number} has the mode {mode}; all images must have the"
+                    " mode L (grey), or all must have the mode RGB"
+                )
+        channels = 3 if images and images[0].mode == "RGB" else 1
+        return stack_images(images, Form(channels, self.size), self.source), labels
+
+
+def stack_images(images: Iterable[Any], form: Form, source: str) -> np.ndarray:
+    """Return PIL images as uint8 [n, height, width, channels].
+
+    source: where the images are from, for messages. Raises ConfigError if an image is damaged or
+    has another size than the first.
+    """
+    arrays: list[np.ndarray] = []
+    for number, image in enumerate(images):
+        try:
+            arrays.append(to_array(image, form))
+        except Exception as error:  # PIL raises many types for damaged files
+            raise ConfigError(f"{source}: image {number} cannot be read ({error})") from error
+        if arrays[-1].shape != arrays[0].shape:
+            raise ConfigError(
+                f"dataset.size=null: the images of {source} have different sizes; set"
+                " dataset.size=<pixels> to resize them"
+            )
+    if not arrays:
+        raise ConfigError(f"{source}: contains no images")
+    return np.stack(arrays)
 
 
 class Femnist(Dataset):

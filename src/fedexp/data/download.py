@@ -13,7 +13,7 @@ import tempfile
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 from filelock import FileLock
 
@@ -34,8 +34,6 @@ class Published(DataSource):
     url: (
         Address | None
     )  # mirror to use instead of the hosts: a web folder or, if there is only one file, its address
-
-    packed: ClassVar[bool] = True  # whether the files must be unpacked
 
     def __post_init__(self) -> None:
         """Reject a password before another message shows the address."""
@@ -85,8 +83,7 @@ class Published(DataSource):
         for file, md5 in self.published:
             if not check_integrity(folder / file, md5):
                 self._fetch_file(folder, file, md5)
-            if self.packed:
-                unpack(folder / file, folder)
+            unpack(folder / file, folder)
 
     def _fetch_file(self, folder: Path, file: str, md5: str) -> None:
         from torchvision.datasets.utils import download_url

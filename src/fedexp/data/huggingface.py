@@ -7,7 +7,7 @@ library's built-in readers, because the reader `pandas` unpickles files from the
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +17,11 @@ from PIL import Image
 from fedexp.core.errors import ConfigError, reason_of, require_choice
 from fedexp.core.packages import how_to_install
 from fedexp.data.cache import Arrays, load_cached, make_arrays
-from fedexp.data.datasets import Dataset, Side
-from fedexp.data.image_files import Form, list_files, to_array
+from fedexp.data.datasets import Dataset, Side, stack_images
+from fedexp.data.image_files import Form, list_files
 from fedexp.data.marks import SourceFile
 from fedexp.data.text import LabelledTexts, TextSource
-from fedexp.data.types import MISSING, sort_classes
+from fedexp.data.types import MISSING, TextData, sort_classes
 
 ON_THE_HUB = re.compile(r"[\w.-]+/[\w.-]+")
 # common column names, which are tried in this order if `dataset.label` or `dataset.column` is null
@@ -39,6 +39,7 @@ class Hub:
     test_split: str
     column: str | None  # column of the images or texts; None: the first column with a common name
     label: str | None  # column of the labels; None: the first column with a common name
+    owner: str | None = None  # column of the natural clients, such as writer_id; None: no clients
 
     @property
     def files(self) -> Sequence[SourceFile]:
@@ -90,6 +91,25 @@ def load(path: str | None, subset: str | None) -> Mapping[str, Any]:
             f" ({reason_of(error)})"
         ) from error
     return {str(name): split for name, split in found.items()}
+
+
+def number_owners(train: Any, column: str) -> np.ndarray:
+    """Return each training example's natural client, int [N], numbered in sorted order.
+
+    Raises ConfigError if the column does not exist or lacks values.
+    """
+    require_choice("dataset.owner", column, list(train.column_names))
+    values = list(train[column])
+    absent = [number for number, value in enumerate(values) if is_missing(value)]
+    key, lacking = f"dataset.owner={column}", "owner (None, nan, -1 or an empty text)"
+    require_none(absent, len(values), key, "training examples", lacking)
+    kinds = {type(value) for value in values}
+    if kinds not in ({int}, {str}):
+        names = ", ".join(sorted(kind.__name__ for kind in kinds))
+        raise ConfigError(
+            f"{key}: all values must be texts, or all must be integers, but they are {names}"
+        )
+    return np.unique(np.array(values), return_inverse=True)[1].astype(np.int64)
 
 
 def choose_column(split: Any, wanted: str | None, key: str, usual: Sequence[str]) -> str:
@@ -166,38 +186,36 @@ class HuggingFaceImages(Hub, Dataset):
 
         def build() -> Arrays:
             x_train, x_test = (self._images(split, column) for split in (train, test))
-            return make_arrays((x_train, y_train), (x_test, y_test), classes)
+            arrays = make_arrays((x_train, y_train), (x_test, y_test), classes)
+            owner = self.owner
+            return arrays if owner is None else arrays | {"owners": number_owners(train, owner)}
 
         content = [str(split._fingerprint) for split in (train, test)] + [f"classes {classes}"]
         options = {"channels": self.channels, "size": self.size, "column": column, "label": label}
+        options |= {} if self.owner is None else {"owner": self.owner}
         return load_cached(self.data_dir, self.name, content, options, build)
 
     def _images(self, split: Any, column: str) -> np.ndarray:
         """Return the decoded images, uint8 [n, height, width, channels]."""
-        arrays = []
-        for number, image in enumerate(split[column]):
+        images = list(split[column])
+        for image in images:
             if not isinstance(image, Image.Image):
                 raise ConfigError(
                     f"dataset.column={column}: this column must contain images, but it contains"
                     f" {type(image).__name__}"
                 )
-            try:
-                arrays.append(to_array(image, Form(self.channels, self.size)))
-            except Exception as error:  # PIL raises many types for damaged files
-                raise ConfigError(
-                    f"{self.path}: image {number} in column {column} cannot be read ({error})"
-                ) from error
-            if arrays[-1].shape != arrays[0].shape:
-                raise ConfigError(
-                    f"dataset.size=null: the images in {self.path} have different sizes; set"
-                    " dataset.size=<pixels> to resize them"
-                )
-        return np.stack(arrays)
+        return stack_images(images, Form(self.channels, self.size), f"{self.path}, {column}")
 
 
 @dataclass(frozen=True, kw_only=True)
 class HuggingFaceTexts(Hub, TextSource):
     """Texts that are read as sequences of characters."""
+
+    def load(self, like: TextData | None = None) -> TextData:
+        data = super().load(like)
+        if self.owner is None:
+            return data
+        return replace(data, owners=number_owners(self.splits("text")[0], self.owner))
 
     def read(self, length: int) -> LabelledTexts:
         train, test, column, label = self.splits("text")

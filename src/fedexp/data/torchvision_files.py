@@ -1,6 +1,5 @@
 """Read MNIST and CIFAR data sets from the files that torchvision uses."""
 
-import gzip
 import math
 from pathlib import Path
 from typing import Any
@@ -53,7 +52,7 @@ class TorchvisionFiles:
 
 
 def read_idx(path: Path, rank: int) -> np.ndarray:
-    """Read an idx file of uint8 values. The file may be compressed (.gz).
+    """Read an idx file of uint8 values.
 
     The file starts with two zero bytes, the byte 8 (for uint8), a byte with the number of axes, and
     the sizes as big-endian int32. The values follow.
@@ -64,14 +63,13 @@ def read_idx(path: Path, rank: int) -> np.ndarray:
     """
     try:
         content = path.read_bytes()
-        content = gzip.decompress(content) if path.suffix == ".gz" else content
         start = 4 + 4 * rank
         sizes = np.frombuffer(content[4:start], ">i4").tolist()
         values = np.frombuffer(bytearray(content[start:]), np.uint8)  # writable, as torch requires
         if content[:4] != bytes([0, 0, 8, rank]) or len(values) != math.prod(sizes):
             raise ValueError(f"not a complete idx file with {rank} axes")
         values = values.reshape(sizes)
-    except Exception as error:  # gzip raises many types
+    except (OSError, ValueError, MemoryError) as error:
         raise corrupt_file(path) from error
     return values.astype(np.int64) if rank == 1 else values[..., None]
 

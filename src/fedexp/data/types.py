@@ -159,16 +159,6 @@ class Data(ABC):
         """
         return replace(self, x_test=self.x_train[numbers], y_test=self.y_train[numbers])
 
-    def tested_on(self, numbers: torch.Tensor) -> Self:
-        """Return a copy of the data with only the given test examples.
-
-        numbers: int64 [m], indices into the test set.
-        """
-        tasks = None if self.test_tasks is None else self.test_tasks[numbers]
-        x, y = self.x_test[numbers], self.y_test[numbers]
-        known = None if self.test_features is None else self.test_features[numbers]
-        return replace(self, x_test=x, y_test=y, test_tasks=tasks, test_features=known)
-
 
 class DataSource(Checked, ABC, prefix="dataset."):
     """Base class of data sets (config group `dataset`): where the files are, how to read them."""

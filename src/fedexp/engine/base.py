@@ -4,8 +4,8 @@ An engine trains the clients of a round and returns their messages and new state
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -199,8 +199,6 @@ class ClientRuntime:
     heads: Tensor | None = None  # int64 [T, C]: see TaskHeads.heads
     views: tuple[str, ...] = (PLAIN,)  # test views, see fedexp.data.views
     seed: int = 0  # for the augmented view
-    # view -> int64 [m], the test examples for local models; other views use all examples
-    local_examples: Mapping[str, Tensor] = field(default_factory=dict)
 
     @property
     def device(self) -> torch.device:
@@ -241,25 +239,6 @@ class ClientRuntime:
     def _on_validation(self) -> "ClientRuntime":
         return replace(self, data=self.data.with_validation_as_test())
 
-    def local_test(self, view: str, round: int) -> "tuple[ClientRuntime, Tensor | None]":
-        """Return a runtime for testing local models in a view, and the random numbers to use.
-
-        The runtime's test set is restricted to `local_examples`. The random numbers are the rows of
-        `test_draws` for these examples.
-        """
-        draws, numbers = self.test_draws(view, round), self.local_examples.get(view)
-        if numbers is None:
-            return self.tested_on(view), draws
-        return self._on_part[view], None if draws is None else draws[numbers]
-
-    @cached_property
-    def _on_part(self) -> "dict[str, ClientRuntime]":
-        wholes = {view: self.tested_on(view) for view in self.local_examples}
-        return {
-            view: replace(whole, data=whole.data.tested_on(self.local_examples[view]))
-            for view, whole in wholes.items()
-        }
-
     def test_draws(self, view: str, round: int) -> Tensor | None:
         """Return the random numbers that augment the M test examples, int64 [M, D].
 
@@ -282,7 +261,6 @@ class ClientRuntime:
             net=self.net.copy(device),
             data=self.data.to(device),
             heads=None if self.heads is None else self.heads.to(device),
-            local_examples={k: v.to(device) for k, v in self.local_examples.items()},
         )
 
     @property

@@ -207,12 +207,6 @@ class Resolved:
             return None
         return f"in a short trial, bf16 took {ratio:.1f} times as long as fp32 on this CPU"
 
-    def in_one_process(self) -> "Resolved":
-        """Return the hardware for a single process with the engine that the workers use."""
-        if self.engine != "workers":
-            return self
-        return replace(self, engine="vectorised" if self.vectorises else "sequential", workers=1)
-
     def make_engine(self) -> Engine:
         """Return the engine of the run."""
         # a copy for each run, because an engine stores its chunk size and graphs

@@ -193,7 +193,7 @@ class ClientTraining:
         runtime, correct = self.runtime, {}
         runtime.net.set_buffers(buffers)
         for view in runtime.views:
-            tested, draws = runtime.local_test(view, self.round)
+            tested, draws = runtime.tested_on(view), runtime.test_draws(view, self.round)
             correct[view] = tested.evaluate(trained, draws).class_correct[None]
         runtime.net.set_buffers(self.server["buffers"])
         return correct

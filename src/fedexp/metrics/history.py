@@ -29,9 +29,8 @@ class History:
     """The class accuracies of one run so far.
 
     The distributed model of round r is the global model that the clients receive at the start of
-    round r. Its accuracies are those of round r - 1. If round r - 1 was not evaluated, or if the
-    local models were tested on only a part of the test set, `distributed_accuracy` contains the
-    distributed model's accuracies on the same test examples.
+    round r. Its accuracies are those of round r - 1. If round r - 1 may not have been evaluated,
+    `distributed_accuracy` contains them.
     """
 
     # int64 [K, C]: number of training labels per client and class; with several tasks or a

@@ -2,10 +2,8 @@
 
 import argparse
 import logging
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pandas as pd
 
@@ -19,9 +17,8 @@ from fedexp.analysis.aggregate import (
     label_rows,
     rounds_to_targets,
 )
-from fedexp.analysis.benchmark import benchmark_sections, rankings, select_runs
 from fedexp.analysis.sweep import Sweep, find_sweep
-from fedexp.analysis.sweep_figures import read_settings_of_sweep, slug, sweep_pictures
+from fedexp.analysis.sweep_figures import read_settings_of_sweep, sweep_pictures
 from fedexp.core import storage
 from fedexp.figures import save_all
 from fedexp.papers import readings
@@ -31,9 +28,6 @@ from fedexp.papers.paper_figures import make_pictures
 from fedexp.rundir.evidence import all_jobs
 from fedexp.rundir.reader import RunDirectory
 from fedexp.rundir.sweeps import find_jobs, without_outdated
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 log = logging.getLogger("fedexp")
 
@@ -67,7 +61,7 @@ def draw_figures(
     sweep = find_sweep(directory)
     look = read_settings_of_sweep(runs)
     look = look.changed(flags) if flags else look
-    drawn = (make_pictures(sweep, runs), sweep_pictures(runs), make_rank_pictures(sweep, runs))
+    drawn = (make_pictures(sweep, runs), sweep_pictures(runs))
     return [path for each in drawn for path in save_all(directory / "figures", each, look)]
 
 
@@ -99,18 +93,6 @@ def print_table(directory: Path, paths: Sequence[Path]) -> None:
     print("\n".join(f"  {storage.display_path(path)}" for path in paths))
 
 
-def make_rank_pictures(
-    sweep: Sweep | None, runs: Sequence[RunDirectory]
-) -> "Iterator[tuple[str, Callable[[], Figure]]]":
-    """Yield (name, function that draws the figure) for each rank diagram of a benchmark."""
-    from fedexp.analysis.draw_sweep import rank_diagram
-
-    if sweep is not None and sweep.ranks:
-        for each in rankings(sweep, select_runs(sweep, runs)):
-            name = " ".join(["critical difference", each.measure, *each.settings])
-            yield slug(name), partial(rank_diagram, each)
-
-
 def write_tables(
     directory: Path,
     jobs: list[RunDirectory] | None = None,
@@ -139,10 +121,6 @@ def write_tables(
         table = readings.compare_sweep(sweep, directory)
         shown, head = readings.report_sections(sweep, table), make_heading(sweep, table)
         in_latex = shown if wanted == paper_table.Layout() else [own]
-    elif sweep is not None and sweep.ranks:
-        ranked = benchmark_sections(sweep, finished)
-        if ranked:
-            shown, head = ranked, f"# {sweep.title}\n"
     elif sweep is not None and sweep.choose:
         shown = [own, choose_values(table)]
     head += "".join(f"\n{layout.markdown_text(line)}\n" for line in left_out)

@@ -29,7 +29,7 @@ FREE = (
     "tracker",
     "checkpoint_interval",
     "figures",
-    "profile",
+    "profile",  # in older configurations
     "data_dir",
     "choices",
     "expected",
@@ -48,7 +48,7 @@ FREE = (
     "hardware.jobs_together",  # in older configurations
 )
 SOURCE = re.compile(r"(?:dataset|surrogate\.dataset|scenario\.domains\.\d+)\.(\w+)")  # a data set
-SINGLE = ("partition.path", "cohorts.path", "model.weights", "algorithm.embeddings")  # one file
+SINGLE = ("partition.path", "cohorts.path", "model.weights")  # one file
 FILES = ".files"  # suffix of the key for data whose files are not named in the configuration
 
 # Keys that were added later, with the value that keeps the earlier behaviour. The hash includes a
@@ -64,7 +64,7 @@ NEUTRAL = {
     "stop.patience": None,
     "stop.metric": None,
     "local_evaluation.every": None,
-    "local_evaluation.examples": None,
+    "local_evaluation.examples": None,  # in older configurations
     "cohorts.path": None,
     "cohorts.draw": "seed",
     "partition.numpy_seed": None,

@@ -41,7 +41,7 @@ log = logging.getLogger("fedexp")
 NAME = "fingerprint.json"
 PATHS = (
     *("data_dir", "dataset.root", "surrogate.options.data_dir", "surrogate.options.root"),
-    *("partition.path", "cohorts.path", "model.weights", "algorithm.embeddings"),
+    *("partition.path", "cohorts.path", "model.weights"),
 )
 
 

@@ -70,7 +70,7 @@ def cfed_changes(container: Values) -> bool:
 
 def has_statistics(container: Values) -> bool:
     """Return whether the model may have running statistics."""
-    without = ("CNN", "CifarResNet", "LSTM", "TextCNN")
+    without = ("CNN", "CifarResNet", "TextCNN")
     return class_in(container, "model") not in without or has_optional_batch_norm(container)
 
 
@@ -80,7 +80,7 @@ def has_optional_batch_norm(container: Values) -> bool:
 
 def has_batch_norm(container: Values) -> bool:
     """Return whether the model may have batch norm."""
-    without = ("CNN", "LSTM", "TextCNN")
+    without = ("CNN", "TextCNN")
     return class_in(container, "model") not in without or has_optional_batch_norm(container)
 
 
@@ -109,11 +109,6 @@ def compares_with_sent(container: Values) -> bool:
     members = value_of(container, "analysis.members") or ()
     names = [class_in({"member": node}, "member") for node in members]
     return not {"WeightDivergence", "GradientDiversity"}.isdisjoint(names)
-
-
-def mixes_tasks(container: Values) -> bool:
-    order, blur = (value_of(container, f"scenario.{key}") for key in ("order", "blur"))
-    return order == "per_client" or bool(blur)
 
 
 LATE_CLIENTS = differs("participation", 1)
@@ -183,27 +178,6 @@ REVISIONS: tuple[Revision, ...] = (
         "FedAlign",
         2,
         "the narrow stage reads the first channels of its input, and has scale and shift",
-    ),
-    Revision(
-        "algorithm",
-        "AFFCL",
-        2,
-        "features of earlier tasks have labels from all classes seen so far",
-        (mixes_tasks,),
-    ),
-    Revision(
-        "algorithm",
-        "LANDER",
-        2,
-        "the server's student sees the images in a new order in each pass",
-        (is_set("algorithm.student_steps"),),
-    ),
-    Revision(
-        "algorithm",
-        "AFFCL",
-        3,
-        "replayed features train a hidden layer, not the classifier",
-        (differs("algorithm.replay_trains", "classifier"),),
     ),
     Revision("algorithm", "FedDF", 3, SINGLE, DISTILLED),
     Revision("algorithm", "Flashback", 2, SINGLE, DISTILLED),

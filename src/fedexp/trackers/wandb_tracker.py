@@ -107,7 +107,6 @@ class WandbTracker(Tracker):
 
     def __init__(self, config: Wandb) -> None:
         self.config = config
-        self.complete = False  # whether W&B, or the files for `wandb sync`, contain the whole run
         self._run: Any = None
         self._id: str | None = None
         self._held = ExitStack()  # wandb-core and its environment variables
@@ -163,7 +162,6 @@ class WandbTracker(Tracker):
             if tables:
                 run.log({f"tables/{name}": as_table(table) for name, table in tables.items()})
 
-        self.complete = self._run is not None
         self._call(log_results)
         self._end(0)
 
@@ -228,7 +226,7 @@ class WandbTracker(Tracker):
             call_with_timeout(lambda: action(run), seconds or LOCAL_SECONDS)
         except Exception as error:
             error.add_note(self._hint())
-            self._run, self.complete = None, False
+            self._run = None
             self._held.close()
             raise
 

@@ -111,12 +111,11 @@ def training_problems(built: Built, metrics: Metrics) -> Iterator[str]:
     """
     algorithm, local, rounds = built.algorithm, built.local, built.scenario.rounds_per_task
     every, interval = built.local_evaluation.every, built.settings.eval_interval
-    for name, value in vars(built.local_evaluation).items():
-        if value is not None and not metrics.needs_local:
-            yield (
-                f"local_evaluation.{name}={value}: this option only has an effect with a"
-                " forgetting_metric that evaluates local models, such as forgetting_metric=all"
-            )
+    if every is not None and not metrics.needs_local:
+        yield (
+            f"local_evaluation.every={every}: this option only has an effect with a"
+            " forgetting_metric that evaluates local models, such as forgetting_metric=all"
+        )
     if every is not None and every % interval:
         yield f"local_evaluation.every={every}: must be a multiple of eval_interval={interval}"
     if metrics.needs_neurons and not built.model.has_neurons:

@@ -8,17 +8,13 @@ are computed once for all clients.
 import logging
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 import torch
 
 from fedexp.algorithms import heads
 from fedexp.algorithms.families import Personal
-from fedexp.core.errors import require
-from fedexp.core.rng import generator_for
 from fedexp.core.tree import Params, Tree
-from fedexp.data.held_out import draw_balanced
 from fedexp.engine.base import ClientRuntime
 from fedexp.engine.batch_norm import uses_batch_statistics
 from fedexp.metrics.accuracy import class_accuracy, overall_accuracy
@@ -110,7 +106,7 @@ def local_accuracy(simulation: Simulation, done: Sequence[CohortResult]) -> dict
         return {}
     found = {}
     for view, right in tested[-1].items():
-        data = simulation.runtime.local_test(view, 0)[0].data
+        data = simulation.runtime.tested_on(view).data
         found[view] = class_accuracy(right.cpu().numpy(), class_counts(data))
     return found
 
@@ -120,9 +116,9 @@ def distributed_accuracy(
 ) -> dict[str, np.ndarray]:
     """Return a dict that maps each view to the class accuracies of the distributed model, [C].
 
-    The distributed model is the model that the clients receive when the round starts. It is tested
-    on the same examples as the local models. The dict is empty if the accuracies are not needed or
-    are already known from the test after the previous round.
+    The distributed model is the model that the clients receive when the round starts. The dict
+    is empty if the accuracies are not needed or are already known from the test after the previous
+    round.
 
     server: the server's state before the round.
     number: the number of the round.
@@ -132,7 +128,7 @@ def distributed_accuracy(
     runtime, found = simulation.runtime, {}
     runtime.net.set_buffers(server["buffers"])
     for view in runtime.views:
-        tested, draws = runtime.local_test(view, number)
+        tested, draws = runtime.tested_on(view), runtime.test_draws(view, number)
         right = tested.evaluate(server["params"], draws).class_correct
         found[view] = class_accuracy(right.cpu().numpy(), class_counts(tested.data))
     return found
@@ -234,70 +230,3 @@ def has_shared_body(model: Params, params: Params) -> bool:
     if model.keys() != params.keys() or not set(heads.HEAD) <= model.keys():
         return False
     return all(value is params[name] for name, value in model.items() if name not in heads.HEAD)
-
-
-def choose_local_examples(runtime: ClientRuntime, examples: int | None) -> dict[str, torch.Tensor]:
-    """Choose the test examples on which local models are evaluated.
-
-    The choice is the same in every run on the same data.
-
-    examples: the number of test examples, or None for all examples.
-
-    Returns a dict that maps each view to the indices of its examples. The dict is empty if
-    `examples` is None.
-
-    Raises ConfigError if `examples` is smaller than the number of classes.
-    """
-    if examples is None:
-        return {}
-    found = {}
-    for view in runtime.views:
-        data = runtime.tested_on(view).data
-        labels, classes = data.y_test.cpu().numpy(), data.num_classes
-        least = len(np.unique(labels))
-        allowed = f"at least {least}, so that each class has one example"
-        require(examples >= least, "local_evaluation.examples", examples, allowed)
-        rng = generator_for(0, "local evaluation")
-        numbers = draw_balanced(labels, classes, examples, rng)
-        found[view] = torch.from_numpy(numbers).to(runtime.device)
-        part, whole = (np.bincount(each, minlength=classes) for each in (labels[numbers], labels))
-        log.info(
-            "local models are tested on %d of %d examples (view %s); the standard error of their"
-            " accuracy on a class is at most %.3f",
-            len(numbers),
-            len(labels),
-            view,
-            standard_error_bound(part, whole),
-        )
-    return found
-
-
-def standard_error_bound(part: np.ndarray, whole: np.ndarray) -> float:
-    """Return an upper bound of the standard error of the class accuracies.
-
-    If n_c of the N_c test examples of class c are drawn without replacement, the standard error
-    is at most sqrt(p (1 - p) / n_c * (N_c - n_c) / (N_c - 1)) with p = 1/2. The function returns
-    the largest value over all classes.
-
-    part: int [C], the number n_c of drawn examples of each class.
-    whole: int [C], the number N_c of all examples of each class.
-    """
-    n, total = part[part > 0], whole[part > 0]
-    return float(np.sqrt(0.25 / n * (total - n) / np.maximum(total - 1, 1)).max())
-
-
-def describe_local_evaluation(simulation: Simulation) -> dict[str, Any]:
-    """Return the entry of summary.json that describes how local models were tested.
-
-    If the local models are not tested in every round, the dict has the key `every`. For each view
-    in which only some examples are used, it has a dict with `examples` and `standard_error`. The
-    dict is empty if local models are tested in every round on all examples.
-    """
-    chosen, runtime = simulation.local_evaluation, simulation.runtime
-    found: dict[str, Any] = {} if chosen.every is None else {"every": chosen.every}
-    for view, numbers in runtime.local_examples.items():
-        tested = runtime.local_test(view, 0)[0], runtime.tested_on(view)
-        part, whole = (class_counts(each.data) for each in tested)
-        error = standard_error_bound(part, whole)
-        found[view] = {"examples": len(numbers), "standard_error": error}
-    return found

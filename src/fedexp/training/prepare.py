@@ -27,7 +27,6 @@ from fedexp.models import Model
 from fedexp.training.analysing import check_analyses
 from fedexp.training.checks import check, check_kept
 from fedexp.training.division import divide, draw_task_orders
-from fedexp.training.evaluation import choose_local_examples
 from fedexp.training.features import has_fixed_features, with_features
 from fedexp.training.model_fit import (
     check_frozen,
@@ -88,8 +87,7 @@ def prepare(built: Built, share: int | None = None, before: str | None = None) -
     check_reads(built.model, runtime)
     hardware = choose_precision(hardware, runtime, built.settings.cohort_size, before)
     net = FunctionalNetwork(module, hardware.precision, runtime.net.trained)
-    chosen = choose_local_examples(runtime, built.local_evaluation.examples)
-    runtime = replace(runtime, net=net, local_examples=chosen)
+    runtime = replace(runtime, net=net)
     # passes over the examples of a task; with less than one, storing the features costs more time
     passes = built.scenario.rounds_per_task * built.settings.participation * local.epochs
     if fixed and runtime.augmentation is None and passes >= 1:
@@ -132,8 +130,6 @@ def resolve(built: Built, share: int | None) -> Resolved:
     replaces the engine.
     """
     hardware = built.hardware.resolve(built.settings.cohort_size, share)
-    if built.settings.profile:
-        hardware = hardware.in_one_process()
     hardware.apply()
     return hardware
 

@@ -8,9 +8,7 @@ import math
 import time
 from collections import ChainMap, deque
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -48,7 +46,6 @@ from fedexp.training.exchange import (
     find_non_finite,
     sample,
 )
-from fedexp.training.profiling import profiled
 from fedexp.training.recorder import Recorder, defer_signals
 from fedexp.training.simulation import Simulation
 from fedexp.training.state import RoundResult, State
@@ -72,7 +69,6 @@ def run_rounds(
     watch: a function by which a search may end the run, or None.
     """
     stopping = Stopping(simulation, watch, partial(summary_of, simulation))
-    first = state.round + 1
     recent = deque([state.seconds / state.round if state.round else 0.0], maxlen=3)
     try:
         if not state.accuracy:
@@ -84,8 +80,7 @@ def run_rounds(
             simulation.engine.start(simulation.runtime, select_model(state.server))
         while state.status == "running":
             start = time.perf_counter()
-            with profiling(simulation, recorder.directory, state.round + 1, first):
-                result = play_round(simulation, state)
+            result = play_round(simulation, state)
             record_round(state, result, recorder)
             recent.append(time.perf_counter() - start)
             if state.status == "running" and (why := stopping.reason(state, max(recent))):
@@ -128,22 +123,6 @@ def stop(state: State, recorder: Recorder, why: Mapping[str, Any]) -> None:
     with defer_signals():
         state.stop(why)
         recorder.save_checkpoint(state)
-
-
-def profiling(
-    simulation: Simulation, directory: Path, number: int, first: int
-) -> AbstractContextManager[None]:
-    """Return a context that profiles a round if `profile=true` selects this round.
-
-    The second round of a command is selected, because the first round includes the warm-up.
-
-    number: the number of the round.
-    first: the number of the first round that this command runs.
-    """
-    profiled_round = min(first + 1, simulation.rounds)
-    if simulation.settings.profile and number == profiled_round:
-        return profiled(directory, number)
-    return nullcontext()
 
 
 @flush_subnormals()

@@ -122,13 +122,11 @@ class Simulation:
         return round % every == 0 or self.ends_task(round)
 
     def tests_distributed(self, round: int) -> bool:
-        """Return whether the model that clients receive is tested on the local models' examples.
+        """Return whether the model that clients receive is tested when a round starts.
 
-        This is necessary if the global model was not tested after the previous round, or was
-        tested on different examples.
+        This is necessary if the global model may not have been tested after the previous round.
         """
-        tested_before = self.settings.eval_interval == 1 and not self.runtime.local_examples
-        return self.tests_local(round) and not tested_before
+        return self.tests_local(round) and self.settings.eval_interval != 1
 
     @cached_property
     def local_columns(self) -> tuple[str, ...]:

@@ -6,7 +6,6 @@ from fedexp.core.errors import ConfigError
 from fedexp.data.views import VALIDATION, rename_for_view, selection_view
 from fedexp.metrics.targets import rounds_to_target
 from fedexp.rundir import files
-from fedexp.training.evaluation import describe_local_evaluation
 from fedexp.training.rows import json_value, merge_values, round_row, task_history
 from fedexp.training.simulation import Simulation
 from fedexp.training.state import State, ViewResults
@@ -46,9 +45,10 @@ def summary_of(simulation: Simulation, state: State) -> dict[str, Any]:
             parts.append({"rounds_to_target": reached})
         elif not validated:
             parts.append(rename_for_view({"rounds_to_target": reached}, view))
+    every = simulation.local_evaluation.every
     optional = {
         "alignment": state.alignment,
-        "local_evaluation": describe_local_evaluation(simulation),
+        "local_evaluation": {"every": every} if every else {},
         "left_out": simulation.left_out,
         "schedule": list_changes(simulation),
         "stopped": state.stopped if state.status == "stopped" else {},

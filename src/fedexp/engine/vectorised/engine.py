@@ -135,7 +135,7 @@ def class_correct(runtime: ClientRuntime, round: int, models: Params) -> dict[st
     """
     found = {}
     for view in runtime.views:
-        tested, draws = runtime.local_test(view, round)
+        tested, draws = runtime.tested_on(view), runtime.test_draws(view, round)
         found[view] = evaluate_together(tested, models, draws)
     return found
 
