@@ -9,8 +9,8 @@ from glob import glob
 from pathlib import Path
 from typing import Any
 
-# What libraries keep until the process ends: processes of multiprocessing and joblib, a thread of
-# tqdm, and variables that scikit-learn and torch.compile set when they are imported.
+# What libraries keep until the process ends: processes of multiprocessing and joblib, threads of
+# tqdm and wandb, and variables that scikit-learn and torch.compile set when they are imported.
 KEPT = (
     "resource_tracker",
     "tqdm_monitor",
@@ -19,6 +19,9 @@ KEPT = (
     "PYTEST_CURRENT_TEST",
     "TORCHINDUCTOR_CACHE_DIR",
     "TRITON_CACHE_DIR",
+    "OtelBatchLogRecordProcessor",
+    "OtelBatchSpanRecordProcessor",
+    "OtelPeriodicExportingMetricReader",
 )
 
 

@@ -113,7 +113,10 @@ NOT_EXECUTED = {
     ),
     r"make bench\S*|python -m benchmarks\S*( .*)?": ("takes minutes to hours, or needs a GPU"),
     "make (audit|test-data|test-gpu)": "needs a network, real data or a GPU",
-    "make (constraints|reproduction)|python tests/test_build.py --write": "writes a committed file",
+    "make (constraints|reproduction)|python tests/test_(build|golden).py --write": (
+        "writes a committed file"
+    ),
+    "python tools/compare_commits.py.*": "trains with two checkouts; takes minutes",
     r"make (PYTHON=\S+ )?run( .*)?": "needs a new environment; it is `fedexp`, which is run",
     "pip install .*|python -m build": "needs a package index; tests/test_packaging.py builds",
     r"PYTHONPATH=\. fedexp --config-dir conf_mine .*": "tests/test_contributing.py runs it",

@@ -98,7 +98,7 @@ def of_rounds(matrix: np.ndarray, start: np.ndarray) -> dict[str, float]:
     history = np.vstack([start, matrix])
     known = matrix if np.isnan(start[~missing[0]]).any() else history
     return {
-        "forgetting": forgetting.backward_transfer(history),
+        "forgetting": forgetting.forgetting_f(history),
         "round_forgetting": float(class_mean(forgetting.round_drop(history))),
         "consistency": float(class_mean(forgetting.consistency(known))),
     }
