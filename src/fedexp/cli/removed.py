@@ -8,6 +8,7 @@ REMOVED = {  # subcommand, key or group=option -> replacement
     "dataset=emnist": "dataset=torchvision dataset.name=EMNIST, with its arguments",
     "dataset=shakespeare": "dataset=huggingface_text with dataset.owner=<column>",
     "dataset=svhn": "dataset=torchvision dataset.name=SVHN",
+    "forgetting_metric=backward_transfer": "forgetting_metric=forgetting",
     "import": "fedexp.measure in Python",
     "local_evaluation.examples": "local_evaluation.every, which tests fewer rounds",
     "model=lstm": "model=textcnn, or your own model",
