@@ -220,6 +220,18 @@ def test_lorm_trains_b_and_a_in_alternate_rounds():
         state.advance(result)
 
 
+def test_lorm_keeps_the_whole_product_in_the_first_task():
+    """B A = 2 [3, 5] = [6, 10]. The second input is always 0, so G = diag(1, 0) and its inverse drop
+    the second entry: in later tasks, the merged change is [6, 10] G G^+ = [6, 0]."""
+    local = {"a.up.weight": torch.tensor([[2.0]]), "a.down.weight": torch.tensor([[3.0, 5.0]])}
+    sums = {"products": {"a": torch.zeros(1, 2)}, "grams": {"a": torch.zeros(2, 2)}}
+    latest = {"a": torch.diag(torch.tensor([1.0, 0.0]))}
+    merge_tasks = LoRM(off_diagonal=1.0).merge_tasks
+    first, later = (merge_tasks(sums, local, latest, first=each) for each in (True, False))
+    assert_close(first["a.change"], torch.tensor([[6.0, 10.0]]))
+    assert_close(later["a.change"], torch.tensor([[6.0, 0.0]]))
+
+
 @pytest.mark.parametrize(
     ("rounds", "end", "rate"), [(0, "up.weight", 2.0), (1, "down.weight", 0.5)]
 )
