@@ -6,10 +6,12 @@ import json
 import math
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 import yaml
 from omegaconf import OmegaConf
 
@@ -244,6 +246,18 @@ def test_changed_data_are_rejected_unless_accepted(tmp_path, caplog):
     change(tmp_path / "photos/train/a/000.png")  # as it was
     with pytest.raises(ConfigError, match="1 of 8 files differ"):
         origin.check_data(directory, origin.current_marks(config, {}), config)
+
+
+def test_changed_labels_are_rejected_even_if_changed_data_are_accepted(tmp_path):
+    """The partition was made with the labels, so the clients would have other classes."""
+    config, directory, data = photos(tmp_path), tmp_path / "run", make_simulation().runtime.data
+    note(directory, config, {})
+    accepted = config | {"accept_changed_data": True}
+    origin.check_data(directory, {}, accepted, data)
+    other = replace(data, y_train=data.y_train.roll(1))
+    assert not torch.equal(other.y_train, data.y_train)
+    with pytest.raises(ConfigError, match=r"labels: \w+ in the run, \w+ now$"):
+        origin.check_data(directory, {}, accepted, other)
 
 
 def test_resume_resolves_relative_paths_from_the_first_directory(tmp_path, monkeypatch):
