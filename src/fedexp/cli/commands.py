@@ -202,24 +202,6 @@ def dashboard(parser: ArgumentParser, arguments: Sequence[str]) -> int:
     return 0
 
 
-def reproduction(parser: ArgumentParser, arguments: Sequence[str]) -> int:
-    """Show how much of the papers' tables has been measured.
-
-    The command reads the runs of each sweep in `multirun/<sweep>`: run directories, and the files
-    written by `fedexp report --keep`. It prints the number of published values and how many have
-    been measured and reproduced, the cost so far, and the cost of the remaining runs.
-    """
-    from fedexp.papers.status import format_status
-
-    root = "directory that contains multirun (default: the working directory)"
-    parser.add_argument("--root", type=Path, default=Path(), help=root)
-    options = parse_arguments(parser, arguments)
-    if not options.root.is_dir():
-        raise ConfigError(f"--root={options.root}: is not a directory")
-    print(format_status(options.root), end="")
-    return 0
-
-
 def requirements(parser: ArgumentParser, arguments: Sequence[str]) -> int:
     """Show what each algorithm needs in addition to FedAvg.
 
@@ -242,6 +224,5 @@ SUBCOMMANDS = {
     "analyse": (analyse, "<dir> <kind>"),
     "figures": (figures, "<dir>"),
     "dashboard": (dashboard, "<entity>/<project>"),
-    "reproduction": (reproduction, ""),
     "requirements": (requirements, ""),
 }
