@@ -1,15 +1,12 @@
-"""The table of runs is the same from run directories and from kept files."""
+"""Runs are the same from run directories and from the table of runs."""
 
-import lzma
 import shutil
 
 import pandas as pd
-import pytest
 from reproduction.series import list_curves
+from tools.convert_evidence import convert
 
-from fedexp.core.errors import ConfigError
 from fedexp.papers.runs import MEASURES, read_runs, select_curve
-from fedexp.rundir import evidence
 from test_compare import make_run
 
 
@@ -58,41 +55,19 @@ def test_curve_of_a_task_has_the_rounds_of_the_task(tmp_path):
     assert list_curves(runs).empty
 
 
-def test_kept_files_give_the_same_table(tmp_path):
+def test_table_of_runs_gives_the_same_table(tmp_path):
     for seed in (0, 1):
         make_run(tmp_path / "a", ["algorithm=fedavg"], [0.25, 1 / 3], seed=seed)
     before = read_runs([tmp_path / "a"])
-    evidence.keep_runs(tmp_path / "a")
+    convert(tmp_path / "a", tmp_path / "a")
     both = read_runs([tmp_path / "a"])
     for name in ("run0", "run1"):
         shutil.rmtree(tmp_path / "a" / name)
     kept = read_runs([tmp_path / "a"])
+    different = ["table", "not_judged"]
     for other in (both, kept):
-        pd.testing.assert_frame_equal(before.drop(columns="table"), other.drop(columns="table"))
+        pd.testing.assert_frame_equal(before.drop(columns=different), other.drop(columns=different))
         for first, second in zip(before["table"], other["table"], strict=True):
             for measure in MEASURES:
                 curve = select_curve(first, measure).to_dict()
                 assert select_curve(second, measure).to_dict() == curve
-
-
-def test_reused_run_has_the_overrides_of_its_job(tmp_path):
-    make_run(tmp_path / "a", ["algorithm=fedavg"], [0.25])
-    evidence.keep_runs(tmp_path / "a")
-    shutil.rmtree(tmp_path / "a" / "run0")
-    folder = tmp_path / "b" / evidence.FOLDER
-    folder.mkdir(parents=True)
-    for name in ("run0", "gone"):
-        text = f'{{"format":1,"overrides":["algorithm=other"],"elsewhere":"../../a/{name}"}}'
-        (folder / f"{name}{evidence.SUFFIX}").write_bytes(lzma.compress(text.encode()))
-    table = read_runs([tmp_path / "b"])
-    assert set(table["run"]) == {"run0"}
-    assert table["made_by"].iloc[0] == "a"
-    assert table["overrides"].iloc[0] == ["algorithm=other"]
-
-
-def test_damaged_file_is_named(tmp_path):
-    path = tmp_path / "a" / evidence.FOLDER / f"run{evidence.SUFFIX}"
-    path.parent.mkdir(parents=True)
-    path.write_bytes(b"nothing")
-    with pytest.raises(ConfigError, match=path.name):
-        read_runs([tmp_path / "a"])

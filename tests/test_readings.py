@@ -2,6 +2,7 @@
 
 import pandas as pd
 import pytest
+from tools.convert_evidence import convert
 
 from fedexp.analysis.sweep import load_sweep
 from fedexp.config.options import list_options
@@ -9,7 +10,6 @@ from fedexp.papers import readings
 from fedexp.papers.aggregate import write_report, write_tables
 from fedexp.papers.cells import published_cells
 from fedexp.papers.readings import check_claims, count_explained, first_reading
-from fedexp.rundir import evidence
 from fedexp.rundir.sweeps import write_sweep_name
 from test_compare import cells, make_run, one
 from test_evidence import remove_runs
@@ -70,11 +70,11 @@ def test_value_within_tolerance_in_another_reading_counts_as_explained(tmp_path)
     assert count_explained(first_reading(table)) == 0
 
 
-def test_readings_from_kept_files_are_in_the_table(tmp_path):
+def test_readings_from_tables_of_runs_are_in_the_table(tmp_path):
     root = tmp_path / "multirun"
     for sweep, given in (("fedntd_table1", []), ("fedntd_table1_released", ["algorithm.mu=0.1"])):
         make_run(root / sweep, [SETTING, "algorithm=moon", *given], [0.4])
-        evidence.keep_runs(root / sweep)
+        convert(root / sweep, root / sweep)
         remove_runs(root / sweep)
     write_report(root / "fedntd_table1", figures=False)
     table = pd.read_csv(root / "fedntd_table1" / "table.csv", keep_default_na=False)

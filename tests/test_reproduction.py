@@ -1,53 +1,30 @@
 """The pages and tables of kept runs. test_statistics.py checks the committed page."""
 
-import json
-import shutil
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 import pytest
-import yaml
 from reproduction.__main__ import main
 from reproduction.page import CURVES, PAGE, describe_origin, make_files
 
+from fedexp.analysis import layout
 from fedexp.analysis.sweep import load_sweep
 from fedexp.config.options import list_options
-from fedexp.papers.aggregate import write_report
-from fedexp.rundir import evidence
+from fedexp.papers import evidence, readings
+from test_compare import make_run
 from toy_federation import CONF
 
 ROOT = Path(__file__).parents[1]
 MULTIRUN = ROOT / "multirun"
-EARLY = {  # early runs without class accuracies
-    path.name.removesuffix(evidence.SUFFIX): path
-    for path in sorted((MULTIRUN / "fedntd_table1" / evidence.FOLDER).glob("*"))
-    if "_seed" not in path.name
-}
-
-
-def run_directory(folder: Path, name: str = "cifar10_s2_fedavg", **changes: Any) -> None:
-    """Make a run directory of an early run of Table 1.
-
-    changes: `overrides`, and keys of summary.json.
-    """
-    evidence.unpack(EARLY[name], folder)
-    if "overrides" in changes:
-        text = yaml.safe_dump([*changes.pop("overrides"), "seed=0"])
-        (folder / ".hydra" / "overrides.yaml").write_text(text)
-    path = folder / "summary.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "sweep", sorted(path.parent.name for path in MULTIRUN.glob(f"*/{evidence.FOLDER}"))
+    "sweep", sorted(path.parent.name for path in MULTIRUN.glob(f"*/{evidence.TABLE}"))
 )
-def test_committed_tables_are_current(sweep, tmp_path):
-    for path in MULTIRUN.glob(f"*/{evidence.FOLDER}"):
-        shutil.copytree(path, tmp_path / "multirun" / path.parent.name / evidence.FOLDER)
-    for path in write_report(tmp_path / "multirun" / sweep, figures=False):
-        assert path.read_text() == (MULTIRUN / sweep / path.name).read_text(), path.name
+def test_committed_tables_are_current(sweep):
+    current = layout.csv(readings.compare_sweep(load_sweep(sweep, [CONF]), MULTIRUN / sweep))
+    assert current == (MULTIRUN / sweep / "table.csv").read_text(encoding="utf-8")
 
 
 def test_origin_of_a_table_names_seeds_commits_and_hardware():
@@ -73,7 +50,7 @@ def test_only_sweeps_with_runs_have_a_section(tmp_path):
     given = ["experiment=fedntd/cifar10_s2", "algorithm=fedntd"]
     weaker = ["algorithm.tau=3", "algorithm.tau_squared=false"]
     for name, more in (("fedntd_table1", []), ("fedntd_table1_tau3", weaker)):
-        run_directory(tmp_path / "multirun" / name / "run", overrides=given + more)
+        make_run(tmp_path / "multirun" / name, given + more, [0.25, 0.5])
     files = make_files(tmp_path)
     curves = {CURVES / "fedntd_table1.svg", CURVES / "fedntd_table1_tau3.svg"}
     assert set(files) == {PAGE, *curves}
@@ -114,8 +91,8 @@ def test_curve_of_removed_runs_is_deleted(tmp_path, capsys):
 
 
 def test_damaged_file_of_a_run_gives_one_message(tmp_path, capsys):
-    path = tmp_path / "multirun" / "fedntd_table1" / "runs" / "x.json.xz"
+    path = tmp_path / "multirun" / "fedntd_table1" / evidence.TABLE
     path.parent.mkdir(parents=True)
     path.write_bytes(b"x")
     assert main(["--root", str(tmp_path)]) == 2
-    assert "x.json.xz: not a valid run file" in capsys.readouterr().err
+    assert f"{path}: not a valid table of runs" in capsys.readouterr().err

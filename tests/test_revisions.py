@@ -17,7 +17,7 @@ from fedexp.rundir.fingerprint import data_marks, fingerprint, group_name
 from fedexp.rundir.revisions import REVISIONS, latest_revisions, outdated
 from fedexp.rundir.sweeps import write_sweep_name
 from fedexp.training.resuming import check_resume
-from test_reproduction import run_directory
+from test_evidence import run_directory
 from toy_federation import composed
 
 DMC = "algorithm=feddmc scenario=class_incremental surrogate.fraction=0.1"
@@ -182,7 +182,7 @@ def test_outdated_run_is_not_reused_or_resumed(tmp_path):
     values = container("algorithm=fedcurv")
     for name, config in (("old", as_before(values)), ("new", values)):
         run = tmp_path / "multirun" / name / "run"
-        run_directory(run)
+        run_directory(run, "cifar10_s2_fedavg")
         (run / "config.yaml").write_text(
             yaml.safe_dump(config | {"choices": {"algorithm": "fedcurv"}})
         )

@@ -139,9 +139,8 @@ NOT_EXECUTED = {
     "export RAY_AUTH_MODE=token|ray start .*|fedexp .*hydra/launcher=ray .*": "needs Ray",
     "wandb .*|fedexp dashboard .*": "needs an account",
     r"fedexp \\\| head": "tests/e2e/test_run.py does it",
-    "fedexp reproduction|python -m reproduction --check": (
-        "takes half a minute; tests/test_status.py and tests/test_reproduction.py do it"
-    ),
+    "python -m reproduction --check": "tests/test_reproduction.py does it",
+    "python tools/convert_evidence.py .*": "tests/test_evidence.py does it",
     "fedexp .*sweep=fedntd_table1,fedntd_table8 .*": (
         "needs data sets; tests/test_sweep.py runs two sweeps in one command"
     ),

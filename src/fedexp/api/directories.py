@@ -346,9 +346,7 @@ def load_sweep(
     is_sweep = bool(job_directories(path))
     jobs = [job.directory for job in own_jobs(path)] if is_sweep else find_runs(path)
     if not jobs:
-        from fedexp.rundir.evidence import how_to_restore
-
-        reason = f"contains no run{how_to_restore(path)}" if path.is_dir() else "is not a directory"
+        reason = "contains no run" if path.is_dir() else "is not a directory"
         raise ConfigError(f"{path}: {reason}")
     own = None if config_dir is None else Path(config_dir)
     return Sweep(path, tuple(Run(job, own) for job in jobs))

@@ -65,9 +65,8 @@ def report(parser: ArgumentParser, arguments: Sequence[str]) -> int:
     """Write a sweep's tables, figures and index.html.
 
     `--out TABLE` writes all runs in the directories to one table (TABLE.csv and TABLE.md) with
-    one row per run. `--restore DIR` creates the run directories DIR/<sweep>/<run> from the files
-    that `--keep` wrote. It writes no tables. `--metric NAME,...` computes measures of forgetting
-    between tasks from the files of the runs, and adds a column for each.
+    one row per run. `--metric NAME,...` computes measures of forgetting between tasks from the
+    files of the runs, and adds a column for each.
     """
     from fedexp.cli.flags import add_layout_flags, add_picture_flags
     from fedexp.metrics.task_matrix import MEASURES
@@ -77,10 +76,6 @@ def report(parser: ArgumentParser, arguments: Sequence[str]) -> int:
     add("directories", nargs="+", type=Path, help="sweeps or, for one table, directories with runs")
     add("--out", type=Path, help="path of the files TABLE.csv and TABLE.md, without a suffix")
     add("--no-figures", action="store_true", help="write no figures")
-    kept = "write one small file per run to SWEEP/runs; these files can be committed"
-    add("--keep", action="store_true", help=kept)
-    restored = "create run directories DIR/<sweep>/<run> from the files of --keep; write no tables"
-    add("--restore", type=Path, metavar="DIR", help=restored)
     known = ", ".join(MEASURES)
     add(
         "--metric",
@@ -90,8 +85,6 @@ def report(parser: ArgumentParser, arguments: Sequence[str]) -> int:
     add_picture_flags(parser)
     add_layout_flags(parser)
     options = parse_arguments(parser, arguments)
-    if options.restore is not None and (options.keep or options.out is not None or options.metric):
-        raise ConfigError("--restore: cannot be used with --keep, --out or --metric")
     if options.out is not None and not options.out.name:
         raise ConfigError(
             f"--out={options.out}: must be a path without a suffix, such as tables/all"

@@ -9,7 +9,7 @@ import numpy as np
 from fedexp.core.errors import ConfigError
 from fedexp.core.npz import load_npz
 from fedexp.data.partition import Assigned, Partitioner
-from fedexp.data.partitioned import NOT_KEPT, Partition
+from fedexp.data.partitioned import Partition
 
 
 class File(Partitioner):
@@ -63,13 +63,7 @@ def read_clients(path: Path) -> list[Any]:
             " a list with one list of indices per client"
         )
     if "indices" in table:
-        partition = Partition.load(path)
-        if partition.info.get("indices") == NOT_KEPT:
-            raise ConfigError(
-                f"partition.path={path}: this file contains no example indices, because it belongs"
-                " to a restored run; use the partition of another run"
-            )
-        return list(partition.parts)
+        return list(Partition.load(path).parts)
     clients = [str(k) for k in range(len(table))]
     if set(clients) != table.keys():
         raise ConfigError(f"{path}: the clients must be named 0 to {len(table) - 1}")

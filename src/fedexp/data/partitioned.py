@@ -14,7 +14,6 @@ from fedexp.core.console import plural
 from fedexp.core.errors import ConfigError
 from fedexp.core.npz import load_npz, save_npz
 
-NOT_KEPT = "not kept"  # value of info["indices"] if only the counts of a partition were saved
 HELD_OUT = ("public", "validation", "test")  # fields with examples that no client trains on
 CHANGED = "partition_from_round"  # prefix of the files of partitions that start during a run
 

@@ -23,9 +23,9 @@ from fedexp.core import storage
 from fedexp.figures import save_all
 from fedexp.papers import readings
 from fedexp.papers.cells import published_cells
+from fedexp.papers.evidence import all_jobs
 from fedexp.papers.judge import TOLERANCES
 from fedexp.papers.paper_figures import make_pictures
-from fedexp.rundir.evidence import all_jobs
 from fedexp.rundir.reader import RunDirectory
 from fedexp.rundir.sweeps import find_jobs, without_outdated
 

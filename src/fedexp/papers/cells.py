@@ -207,20 +207,32 @@ def add_rounds_to_fedavg(table: pd.DataFrame, printed: pd.DataFrame) -> pd.DataF
 def find_departures(sweep: Sweep, run: Any, but: str | tuple[str, ...] = ()) -> str:
     """Return how a run departs from the protocol of the paper's table, or "" if it does not.
 
-    The departures are changed options, values other than those that the sweep requires, different
-    data that have the same name, and corrections of the method that were made after the run. run: a
-    row from `runs.read_runs`. but: prefixes of options to ignore.
+    The departures are changed options and the reasons of `reasons_not_to_judge`. run: a row from
+    `runs.read_runs`. but: prefixes of options to ignore.
     """
     options = find_protocol_changes(sweep, run["overrides"])
     kept = " ".join(text for text in options if not text.startswith(but))
-    data = find_data_changes(run["config"], run["summary"])
-    values = ((key, value_of(run["config"], key), wanted) for key, wanted in sweep.required.items())
+    reasons = run["not_judged"]
+    if reasons is None:
+        reasons = reasons_not_to_judge(sweep, run["config"], run["summary"])
+    return "; ".join(filter(None, [kept, *reasons]))
+
+
+def reasons_not_to_judge(
+    sweep: Sweep, config: Mapping[str, Any], summary: Mapping[str, Any]
+) -> list[str]:
+    """Return why a run must not be compared with the published values, besides its overrides.
+
+    The reasons are values other than those that the sweep requires, different data that have the
+    same name, and corrections of the method that were made after the run.
+    """
+    values = ((key, value_of(config, key), wanted) for key, wanted in sweep.required.items())
     other = [
         f"another protocol: {key}={value or 'unset'}, not {wanted}"
         for key, value, wanted in values
         if value != wanted
     ]
-    return "; ".join(filter(None, [kept, *other, *data, *outdated(run["config"])]))
+    return [*other, *find_data_changes(config, summary), *outdated(config)]
 
 
 def find_data_changes(config: Mapping[str, Any], summary: Mapping[str, Any]) -> list[str]:

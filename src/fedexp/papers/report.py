@@ -11,12 +11,11 @@ import pandas as pd
 from fedexp.analysis.layout import csv, markdown
 from fedexp.analysis.naming import named_overrides, shared_overrides
 from fedexp.core.errors import ConfigError, say
-from fedexp.core.storage import display_path, write_atomically
+from fedexp.core.storage import write_atomically
 from fedexp.figures.pictures import PNG
 from fedexp.metrics.task_matrix import MEASURES
 from fedexp.metrics.tasks import over_clients
 from fedexp.papers.aggregate import print_table, write_report
-from fedexp.rundir.evidence import FOLDER, SUFFIX, how_to_restore, keep_runs, restore
 from fedexp.rundir.reader import RunDirectory
 from fedexp.rundir.sweeps import find_runs
 
@@ -95,31 +94,10 @@ def write_sweep_reports(options: argparse.Namespace) -> None:
     for directory in options.directories:
         if not directory.is_dir():
             raise ConfigError(f"{directory}: is not a directory")
-        if options.restore is not None:
-            restore_sweep(directory, options.restore / directory.resolve().name)
-            continue
-        if options.keep:
-            kept = keep_runs(directory)
-            size = sum(path.stat().st_size for path in kept)
-            folder = display_path(directory / FOLDER)
-            print(f"Saved {len(kept)} runs to {folder} ({size / 1e6:.2f} MB)\n")
         paths = write_report(directory, not options.no_figures, options)
         if not paths:
             raise ConfigError(f"no finished run in {directory}")
         print_table(directory, paths)
-
-
-def restore_sweep(sweep: Path, target: Path) -> None:
-    """Create run directories from a sweep's kept files.
-
-    Raises ConfigError if the sweep has no such files.
-    """
-    made = restore(sweep, target)
-    if not made:
-        raise ConfigError(
-            f"{sweep}: no files match {FOLDER}/*{SUFFIX}; `fedexp report --keep` writes them"
-        )
-    print(f"Restored {len(made)} runs to {display_path(target)}")
 
 
 def write_run_table(directories: Sequence[Path], out: Path | None, measures: Sequence[str]) -> None:
@@ -135,9 +113,7 @@ def write_run_table(directories: Sequence[Path], out: Path | None, measures: Seq
             say(f"{run.directory}: {run.describe_damage()}; the run is left out")
     finished = [run for run in there if run.finished]
     if not finished:
-        hint = next(filter(None, map(how_to_restore, directories)), "")
-        places = ", ".join(map(str, directories))
-        raise ConfigError(f"no finished run in {places}{hint}")
+        raise ConfigError(f"no finished run in {', '.join(map(str, directories))}")
     shared = shared_overrides(finished)
     ends = [end for run in finished for end in run.summary.get("tasks") or ()]
     tasks = sorted({end["task"] for end in ends} - {1})

@@ -1,4 +1,4 @@
-"""Read all runs of sweeps into one table, from run directories and kept files.
+"""Read all runs of sweeps into one table, from run directories and tables of runs.
 
 `read_runs` returns one row for each run:
 
@@ -9,6 +9,8 @@ config, summary   contents of config.yaml and summary.json as dicts
 status        completed | stopped | diverged | failed | damaged | running | unfinished
 seed, precision   the run's seed and precision, or None if unknown
 table         rounds.csv from round 1 on, see `select_curve`
+not_judged    reasons not to compare the run with published values, from the table of runs; None for
+              a run directory
 """
 
 from collections.abc import Iterable, Mapping
@@ -20,7 +22,8 @@ import pandas as pd
 
 from fedexp.core.errors import ConfigError
 from fedexp.data.views import PLAIN, name_in_view
-from fedexp.rundir import evidence, files
+from fedexp.papers import evidence
+from fedexp.rundir import files
 from fedexp.rundir.reader import RunDirectory
 from fedexp.rundir.schema import OVER
 from fedexp.rundir.sweeps import find_jobs, without_outdated
@@ -34,14 +37,14 @@ MEASURES = {
 }
 COLUMNS = (
     *("sweep", "run", "made_by", "overrides", "config", "summary", "status", "seed", "precision"),
-    "table",
+    *("table", "not_judged"),
 )
 
 
 def read_runs(directories: Iterable[Path]) -> pd.DataFrame:
     """Return the runs in the directories of sweeps. The columns are described above.
 
-    Directories that do not exist are ignored. Raises ConfigError if a kept file is damaged.
+    Directories that do not exist are ignored. Raises ConfigError if a table of runs is damaged.
     """
     rows: list[dict[str, Any]] = []
     for directory in directories:
@@ -53,15 +56,14 @@ def read_runs(directories: Iterable[Path]) -> pd.DataFrame:
 def read_sweep(directory: Path) -> dict[str, dict[str, Any]]:
     """Return a dict that maps the runs of a sweep to their facts (columns of the table of runs).
 
-    If a run has both a finished run directory and a kept file, the directory is used.
+    If a run has both a finished run directory and a line in the table of runs, the directory is
+    used.
     """
     runs = without_outdated(find_jobs(directory.absolute()))
     found = {run.directory.name: read_directory(run) for run in runs}
-    for name, path in evidence.kept_files(directory).items():
+    for name, line in evidence.read_table(directory).items():
         if name not in found or found[name]["status"] not in OVER:
-            facts = read_kept(path)
-            if facts:
-                found[name] = facts
+            found[name] = read_line(directory, line)
     return found
 
 
@@ -71,29 +73,30 @@ def read_directory(run: RunDirectory) -> dict[str, Any]:
     return facts | common_facts(run.directory.parent.name, run.config, run.summary)
 
 
-def read_kept(path: Path) -> dict[str, Any] | None:
-    """Return the facts of a run from its kept file.
+def read_line(sweep: Path, line: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the facts of a run from its line in a sweep's table of runs.
 
-    Return None if the file refers to a run of another sweep that does not exist. Raises ConfigError
-    if the file is damaged.
+    Raises ConfigError if the line is damaged.
     """
-    content = evidence.read(path)
-    overrides = [str(text) for text in content["overrides"]]
-    if "elsewhere" in content:
-        source = evidence.find_reused(path.parents[1], content["elsewhere"])
-        if source is None:
-            return None
-        facts = read_directory(RunDirectory(source)) if source.is_dir() else read_kept(source)
-        return facts and facts | {"overrides": overrides}
-    summary = content["summary"]
     try:
-        table = make_frame(content["tables"].get(files.ROUNDS, {}))
-        facts = {"status": str(summary["status"]), "overrides": overrides, "table": table}
+        table = make_frame(line["tables"].get(files.ROUNDS, {}))
+        facts = {
+            "status": str(line["summary"]["status"]),
+            "overrides": [str(text) for text in line["overrides"]],
+            "table": table[table["round"] >= 1] if len(table) else table,
+            "not_judged": line["not_judged"],
+        }
+        made_by = line.get("made_by", sweep.name)
+        return common_facts(made_by, line["config"], line["summary"]) | facts
     except evidence.DAMAGE as error:
-        raise ConfigError(
-            f"{path}: not a valid run file ({error!r}); restore or delete it"
-        ) from error
-    return facts | common_facts(path.parents[1].name, content["config"], summary)
+        where = f"{sweep / evidence.TABLE}: {line['run']}"
+        raise ConfigError(f"{where}: invalid line ({error!r})") from error
+
+
+def make_frame(columns: Mapping[str, str]) -> pd.DataFrame:
+    """Return a table of numbers. columns: name -> cells, joined by commas."""
+    cells = {name: text.split(",") for name, text in columns.items()}
+    return pd.DataFrame({name: [float(c or "nan") for c in cells[name]] for name in cells})
 
 
 def common_facts(made_by: str, config: dict[str, Any], summary: dict[str, Any]) -> dict[str, Any]:
@@ -103,17 +106,8 @@ def common_facts(made_by: str, config: dict[str, Any], summary: dict[str, Any]) 
         "summary": summary,
         "seed": summary.get("seed"),
         "precision": (summary.get("hardware") or {}).get("precision"),
+        "not_judged": None,
     }
-
-
-def make_frame(columns: Mapping[str, str]) -> pd.DataFrame:
-    """Return the rows of a kept file's table from round 1 on.
-
-    columns: name -> comma-separated cells.
-    """
-    cells = {name: text.split(",") for name, text in columns.items()}
-    table = pd.DataFrame({name: [float(c or "nan") for c in cells[name]] for name in cells})
-    return table[table["round"] >= 1] if len(table) else table
 
 
 def select_curve(

@@ -1,0 +1,107 @@
+"""Read the committed runs of a sweep from its table of runs, `multirun/<sweep>/runs.jsonl.xz`.
+
+`tools/convert_evidence.py` writes the table. Each line describes a finished run as a JSON mapping:
+
+run         name of the run's directory
+made_by     name of the sweep that made the run, if it was another one
+not_judged  reasons not to compare the run's values with published ones, as found when the line was
+            written
+overrides, config, summary, origin   what the run's files of these names contain
+tables      csv file -> column -> its cells, joined by commas
+partitions  npz file -> examples per client and class (counts), class names, how the partition was
+            made (info), and its hash
+
+Nothing is unpickled.
+"""
+
+import json
+import lzma
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+
+from fedexp.core import yaml_files
+from fedexp.core.errors import ConfigError
+from fedexp.core.npz import save_npz
+from fedexp.data.partitioned import partition_hash
+from fedexp.rundir import files
+from fedexp.rundir.reader import RunDirectory
+from fedexp.rundir.sweeps import find_jobs, resolve_reuse
+
+TABLE = "runs.jsonl.xz"
+# exceptions that reading an invalid table may raise
+DAMAGE = (OSError, EOFError, lzma.LZMAError, LookupError, ValueError, TypeError, AttributeError)
+
+
+def read_table(sweep: Path) -> dict[str, dict[str, Any]]:
+    """Return the lines of a sweep's table of runs by run name; {} if the sweep has no table.
+
+    Raises ConfigError if the table is damaged.
+    """
+    path = sweep / TABLE
+    if not path.exists():
+        return {}
+    try:
+        with lzma.open(path, "rt", encoding="utf-8") as file:
+            lines = [json.loads(line) for line in file]
+        return {Path(line["run"]).name: line for line in lines}
+    except DAMAGE as error:
+        raise ConfigError(f"{path}: not a valid table of runs ({error!r})") from error
+
+
+@contextmanager
+def all_jobs(sweep: Path) -> Iterator[list[RunDirectory]]:
+    """Yield all jobs of a sweep, from run directories and from its table of runs.
+
+    If a run has both a finished run directory and a line in the table, the directory is used. The
+    directories of other runs are temporary. Raises ConfigError if the table is damaged.
+    """
+    lines = {
+        name: line
+        for name, line in read_table(sweep).items()
+        if not resolve_reuse(RunDirectory(sweep / name)).finished
+    }
+    with TemporaryDirectory(prefix="fedexp-") as temporary:
+        jobs = [run for run in find_jobs(sweep) if run.directory.name not in lines]
+        for name, line in lines.items():
+            directory = Path(temporary) / name
+            try:
+                write_files(line, directory)
+            except DAMAGE as error:
+                raise ConfigError(f"{sweep / TABLE}: {name}: invalid line ({error!r})") from error
+            jobs.append(RunDirectory(directory))
+        yield sorted(jobs, key=lambda run: run.directory.name)
+
+
+def write_files(line: Mapping[str, Any], directory: Path) -> None:
+    """Write the files of a run from its line.
+
+    A line has no partition indices, so the numbers 0, 1, ... replace them.
+    """
+    (directory / files.OVERRIDES).parent.mkdir(parents=True)
+    (directory / files.OVERRIDES).write_text(yaml_files.dump(line["overrides"]), encoding="utf-8")
+    (directory / files.CONFIG).write_text(yaml_files.dump(line["config"]), encoding="utf-8")
+    (directory / files.SUMMARY).write_text(json.dumps(line["summary"]), encoding="utf-8")
+    for name, columns in line["tables"].items():
+        cells = [text.split(",") for text in columns.values()]
+        rows = [list(columns), *zip(*cells, strict=True)]
+        text = "".join(f"{','.join(row)}\n" for row in rows)
+        (directory / Path(name).name).write_text(text, encoding="utf-8")
+    for name, kept in line.get("partitions", {}).items():
+        counts = np.array(kept["counts"], dtype=np.int64)
+        sizes = counts.sum(1)
+        indices = np.arange(counts.sum())
+        parts = np.split(indices, np.cumsum(sizes)[:-1])
+        save_npz(
+            directory / Path(name).name,
+            indices=indices,
+            sizes=sizes,
+            counts=counts,
+            classes=np.array(kept["classes"], dtype=str),
+            hash=np.array(partition_hash(parts)),
+            info=np.array(json.dumps(kept["info"] | {"hash": kept["hash"]})),
+        )

@@ -1,0 +1,148 @@
+"""Write the finished runs of a sweep to the table `multirun/<sweep>/runs.jsonl.xz`.
+
+    python tools/convert_evidence.py multirun/fedntd_table1
+    python tools/convert_evidence.py multirun/fedntd_table1 ../other/multirun/fedntd_table1
+
+Runs are read from the second directory (by default, the sweep's own) in the format of the commit in
+tools/evidence_commit.txt. A run replaces the line of the same name; all other lines stay.
+`fedexp.papers.evidence` describes a line. It leaves out clients' tables, checkpoints, partition
+indices, and the times of a round's phases. Absolute paths are shortened to their last part.
+"""
+
+import argparse
+import csv
+import json
+import lzma
+import re
+import sys
+from collections.abc import Mapping
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import numpy as np
+import yaml
+
+from fedexp.analysis.sweep import Sweep, load_sweep
+from fedexp.config.options import conf_directory, list_options
+from fedexp.core.errors import ConfigError, say
+from fedexp.core.storage import write_atomically
+from fedexp.papers.cells import reasons_not_to_judge
+from fedexp.papers.evidence import TABLE, read_table
+
+TABLES = ("rounds.csv", "tasks.csv", "class_accuracy*.csv")
+PHASES = re.compile(r".*(_seconds|_per_second)")
+LOSSES = re.compile(r"(train|test|validation)_loss")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("sweep", type=Path, help="directory of the table")
+    parser.add_argument("source", type=Path, nargs="?", help="directory with run directories")
+    options = parser.parse_args()
+    try:
+        count = convert(options.sweep, options.source or options.sweep)
+    except ConfigError as error:
+        return say(str(error))
+    print(f"{options.sweep / TABLE}: {count} runs added or replaced")
+    return 0 if count else 1
+
+
+def convert(directory: Path, source: Path) -> int:
+    """Add the finished runs below `source` to the table of a sweep; return their number."""
+    name, conf = directory.absolute().name, [conf_directory()]
+    sweep = load_sweep(name, conf) if name in list_options("sweep", conf) else None
+    jobs = sorted(path.parent.parent for path in source.glob("*/.hydra/overrides.yaml"))
+    found = {}
+    for job in jobs:
+        try:
+            line = read_run(job, sweep)
+        except (OSError, ValueError, LookupError, yaml.YAMLError) as error:
+            raise ConfigError(f"{job}: the run cannot be read ({error!r})") from error
+        if line:
+            found[job.name] = line
+    if found:
+        write_table(directory, read_table(directory) | found)
+    return len(found)
+
+
+def write_table(directory: Path, lines: Mapping[str, Any]) -> None:
+    texts = [
+        json.dumps({"run": name} | lines[name], ensure_ascii=False, separators=(",", ":"))
+        for name in sorted(lines)
+    ]
+    content = "".join(f"{text}\n" for text in texts).encode()
+    content = lzma.compress(content, preset=9 | lzma.PRESET_EXTREME)
+    write_atomically(directory / TABLE, content)
+
+
+def read_run(job: Path, sweep: Sweep | None) -> dict[str, Any] | None:
+    """Return the line of a job, or None if its run is not finished.
+
+    If the job uses the run of another sweep, the line contains that run.
+    """
+    run, line = job, {}
+    if not (job / "summary.json").exists() and (job / "elsewhere.json").exists():
+        run = job / read_json(job / "elsewhere.json")["run"]
+        if run.resolve().parent != job.resolve().parent:
+            line["made_by"] = run.resolve().parent.name
+    if not (run / "summary.json").exists():
+        return None
+    config = yaml.safe_load((run / "config.yaml").read_text(encoding="utf-8"))
+    summary = read_json(run / "summary.json")
+    if summary["status"] not in ("completed", "stopped", "diverged"):
+        return None
+    overrides = yaml.safe_load((job / ".hydra" / "overrides.yaml").read_text(encoding="utf-8"))
+    origin = read_json(run / "fingerprint.json") if (run / "fingerprint.json").exists() else {}
+    origin.pop("directory", None)
+    return line | {
+        "not_judged": reasons_not_to_judge(sweep, config, summary) if sweep else [],
+        "overrides": shorten_paths(overrides),
+        "config": shorten_paths(config),
+        "summary": shorten_paths(summary),
+        "origin": shorten_paths(origin),
+        "tables": {path.name: read_columns(path) for each in TABLES for path in run.glob(each)},
+        "partitions": {path.name: read_partition(path) for path in run.glob("partition*.npz")},
+    }
+
+
+def read_json(path: Path) -> Any:
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def read_columns(path: Path) -> dict[str, str]:
+    """Return the columns of a csv file; times with three digits and losses with seven."""
+    with path.open(newline="", encoding="utf-8") as file:
+        names, *rows = csv.reader(file)
+    columns = {name: [row[i] for row in rows] for i, name in enumerate(names)}
+    for name, cells in columns.items():
+        digits = 3 if name == "seconds" else 7 if LOSSES.fullmatch(name) else 0
+        if digits:
+            columns[name] = [cell and f"{float(cell):.{digits}g}" for cell in cells]
+    return {name: ",".join(cells) for name, cells in columns.items() if not PHASES.fullmatch(name)}
+
+
+def read_partition(path: Path) -> dict[str, Any]:
+    with np.load(path, allow_pickle=False) as arrays:
+        return {
+            "counts": arrays["counts"].tolist(),
+            "classes": [str(name) for name in arrays["classes"]],
+            "info": json.loads(str(arrays["info"])),
+            "hash": str(arrays["hash"]),
+        }
+
+
+def shorten_paths(value: Any) -> Any:
+    """Replace absolute paths, including paths in overrides, with their last parts."""
+    if isinstance(value, Mapping):
+        return {key: shorten_paths(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [shorten_paths(each) for each in value]
+    if isinstance(value, str):
+        key, equals, text = value.rpartition("=")
+        if text.startswith("/"):
+            return f"{key}{equals}{PurePosixPath(text).name}"
+    return value
+
+
+if __name__ == "__main__":
+    sys.exit(main())
