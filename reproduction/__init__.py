@@ -1,4 +1,1 @@
-"""Make REPRODUCTION.md, which shows how closely the committed runs reproduce FedNTD's Table 1.
-
-`python -m reproduction` writes the page and its pictures. `--check` verifies that they are current.
-"""
+"""Write the measured tables of REPRODUCTION.md, and learning curves, from the committed runs."""

@@ -6,6 +6,7 @@ values of the papers' released code.
 
 import io
 from collections.abc import Mapping
+from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,9 +19,9 @@ from matplotlib.figure import Figure
 from fedexp.analysis.draw_sweep import curve, look
 from fedexp.analysis.naming import names
 from fedexp.analysis.sweep import Sweep
-from fedexp.data.views import PLAIN
+from fedexp.data.views import PLAIN, VIEWS
+from fedexp.papers.runs import MEASURES, select_curve
 from fedexp.rundir.schema import OVER
-from reproduction.series import list_curves
 
 # columns: experiment, algorithm, round, test_accuracy, source
 RELEASED_CURVES = Path(__file__).with_name("released_curves.csv")
@@ -30,15 +31,29 @@ MOST_POINTS = 50  # maximum per curve, to keep the file small
 SVG: Any = {"svg.hashsalt": "fedexp", "svg.fonttype": "none"}
 
 
-def draw_learning_curves(sweep: Sweep, runs: pd.DataFrame) -> Figure | None:
+def list_curves(runs: pd.DataFrame) -> pd.DataFrame:
+    """Return one row for each finished run without tasks, view of the test set and measure.
+
+    A row has the columns of the run, `view`, `measure`, the evaluated `rounds` [R] from 1 on, and
+    the `values` [R] as fractions. runs: see `fedexp.papers.runs.read_runs`.
+    """
+    rows: list[dict[Any, Any]] = []
+    for run in runs[runs["status"].isin(OVER)].to_dict("records"):
+        table = run.pop("table")
+        for view, measure in product(VIEWS, MEASURES):
+            curve = select_curve(table, measure, view)
+            if len(curve) and "task" not in table:
+                rounds, values = curve.index.to_numpy(), curve.to_numpy()
+                where = {"view": view, "measure": measure}
+                rows.append(run | where | {"rounds": rounds, "values": values})
+    return pd.DataFrame(rows)
+
+
+def draw_learning_curves(sweep: Sweep, known: pd.DataFrame) -> Figure:
     """Draw accuracy in the plain view, and accuracy and forgetting in the view of the paper's rule.
 
-    Return None if there are no runs without tasks to draw. runs: the sweep's runs, see
-    `runs.read_runs`.
+    known: the result of `list_curves` for the runs of the sweep
     """
-    known = list_curves(runs[runs["status"].isin(OVER)])
-    if not len(known):
-        return None
     places = name_runs(known.drop_duplicates("run"))
     known = known.merge(places, on="run")
     columns = {("accuracy", PLAIN): None, ("accuracy", sweep.rule.view): None}

@@ -3,7 +3,7 @@
 import shutil
 
 import pandas as pd
-from reproduction.series import list_curves
+from reproduction.curves import list_curves
 from tools.convert_evidence import convert
 
 from fedexp.papers.runs import MEASURES, read_runs, select_curve

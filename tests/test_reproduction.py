@@ -1,16 +1,18 @@
-"""The pages and tables of kept runs. test_statistics.py checks the committed page."""
+"""The tables of REPRODUCTION.md, its curves, and the committed tables of sweeps."""
 
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
-from reproduction.__main__ import main
-from reproduction.page import CURVES, PAGE, describe_origin, make_files
+from reproduction.__main__ import CURVES, END, PAGE, START, describe_origin, main
+from reproduction.curves import draw_learning_curves, list_curves
 
 from fedexp.analysis import layout
 from fedexp.analysis.sweep import load_sweep
 from fedexp.config.options import list_options
 from fedexp.papers import evidence, readings
+from fedexp.papers.runs import read_runs
 from test_compare import make_run
 from toy_federation import CONF
 
@@ -45,54 +47,82 @@ def test_origin_of_a_table_names_seeds_commits_and_hardware():
     )
 
 
-def test_only_sweeps_with_runs_have_a_section(tmp_path):
-    """The second reading of the table has rows in the section of the first."""
+@pytest.fixture
+def page(tmp_path: Path) -> Path:
+    path = tmp_path / PAGE
+    path.write_text(f"# Title\n\n{START}old\n{END}\nMore.\n", encoding="utf-8")
+    return path
+
+
+def test_tables_are_written_between_the_marks_and_checked(page, capsys):
+    """The second reading of the table has rows in the section of the first. Only sweeps with runs
+    have a section."""
+    arguments = ["--root", str(page.parent)]
     given = ["experiment=fedntd/cifar10_s2", "algorithm=fedntd"]
     weaker = ["algorithm.tau=3", "algorithm.tau_squared=false"]
     for name, more in (("fedntd_table1", []), ("fedntd_table1_tau3", weaker)):
-        make_run(tmp_path / "multirun" / name, given + more, [0.25, 0.5])
-    files = make_files(tmp_path)
-    curves = {CURVES / "fedntd_table1.svg", CURVES / "fedntd_table1_tau3.svg"}
-    assert set(files) == {PAGE, *curves}
-    text = files[PAGE].decode()
+        make_run(page.parent / "multirun" / name, given + more, [0.25, 0.5])
+    assert main([*arguments, "--check"]) == 1
+    assert "is out of date; run `make reproduction`" in capsys.readouterr().err
+    assert main(arguments) == 0
+    text = page.read_text()
+    assert text.startswith(f"# Title\n\n{START}\n### FedNTD Table 1: ")
+    assert text.endswith(f"{END}\nMore.\n")
     assert text.count("\n### ") == 1
     assert "`sweep=fedntd_table1`: 2 published values at the full protocol" in text
     assert "FedNTD (before the release)" in text
     heading = "| | CIFAR-10 s=2 |"  # named although no other column was run
     assert text.count(heading) == 2
     assert "MOON" not in text
+    for name in ("fedntd_table1", "fedntd_table1_tau3"):
+        curves = (CURVES / f"{name}.svg").as_posix()
+        assert f"[{name}]({curves})" in text
+        assert "fedntd" in (page.parent / curves).read_text()
     sweeps = [load_sweep(name, [CONF]) for name in list_options("sweep", [CONF])]
     papers = sum(bool(sweep.paper) for sweep in sweeps)
     assert f"{papers - 2} of {papers} tables and figures have no run here." in text
-
-
-def test_page_is_written_and_checked(tmp_path, capsys):
-    arguments = ["--root", str(tmp_path)]
-    assert main([*arguments, "--check"]) == 1
-    assert main(arguments) == 0
-    text = (tmp_path / PAGE).read_text()
-    assert "Too few runs of FedNTD's Table 1 are kept here to compare them." in text
     assert main([*arguments, "--check"]) == 0
-    (tmp_path / PAGE).write_text(text.replace("Too few", "No"))
-    assert main([*arguments, "--check"]) == 1
-    assert capsys.readouterr().out.count("REPRODUCTION.md is out of date") == 2
 
 
-def test_curve_of_removed_runs_is_deleted(tmp_path, capsys):
-    arguments = ["--root", str(tmp_path)]
-    assert main(arguments) == 0
-    old = tmp_path / CURVES / "old.svg"
-    old.parent.mkdir(parents=True)
-    old.touch()
-    assert main([*arguments, "--check"]) == 1
-    assert "old.svg is out of date" in capsys.readouterr().out
-    assert main(arguments) == 0
-    assert not old.exists()
+@pytest.mark.slow
+def test_committed_page_is_current():
+    assert main(["--check"]) == 0
 
 
-def test_damaged_file_of_a_run_gives_one_message(tmp_path, capsys):
-    path = tmp_path / "multirun" / "fedntd_table1" / evidence.TABLE
+def test_page_without_marks_and_damaged_table_give_one_message(page, capsys):
+    page.write_text("# Title\n")
+    assert main(["--root", str(page.parent)]) == 2
+    assert f"{page}: has no lines" in capsys.readouterr().err
+    page.write_text(START + END)
+    path = page.parent / "multirun" / "fedntd_table1" / evidence.TABLE
     path.parent.mkdir(parents=True)
     path.write_bytes(b"x")
-    assert main(["--root", str(tmp_path)]) == 2
+    assert main(["--root", str(page.parent)]) == 2
     assert f"{path}: not a valid table of runs" in capsys.readouterr().err
+
+
+S2 = "experiment=fedntd/cifar10_s2"
+
+
+def test_figure_shows_the_mean_curve_of_each_method_and_setting(tmp_path):
+    """FedAvg 0.2, 0.4 and 0.4, 0.8: means 0.3, 0.6. The failed run of FedProx is left out."""
+    for seed, curve in enumerate(([0.2, 0.4], [0.4, 0.8])):
+        make_run(tmp_path, [S2, "algorithm=fedavg"], curve, seed=seed)
+    make_run(tmp_path, [S2, "algorithm=fedntd"], [0.5, 0.5], seed=0)
+    make_run(tmp_path, ["experiment=fedntd/cifar10_s3", "algorithm=fedntd"], [0.1, 0.2], seed=0)
+    make_run(tmp_path, [S2, "algorithm=fedprox"], [0.5, 0.5], status="failed")
+    known = list_curves(read_runs([tmp_path]))
+    axes = draw_learning_curves(load_sweep("fedntd_table1", [CONF]), known).axes
+    assert [each.get_ylabel() for each in axes[::3]] == ["fedntd/cifar10_s2", "fedntd/cifar10_s3"]
+    assert [each.get_title() for each in axes[:3]] == [
+        "accuracy, plain test",
+        "accuracy, augmented test",
+        "forgetting, augmented test",
+    ]
+    lines = {line.get_label(): line for line in axes[0].lines}
+    assert {"fedavg, 2 seeds", "fedntd"} <= set(lines)
+    assert not any(label.startswith("fedprox") for label in lines)
+    fedavg = lines["fedavg, 2 seeds"]
+    assert np.asarray(fedavg.get_xdata()).tolist() == [1, 2]
+    assert np.asarray(fedavg.get_ydata()).tolist() == pytest.approx([0.3, 0.6])
+    assert lines["fedntd"].get_color() == axes[3].lines[0].get_color()

@@ -17,7 +17,6 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
 from fedexp.core.errors import ConfigError
@@ -123,12 +122,3 @@ def select_curve(
         return pd.Series(dtype=float)
     mine = table[table["task"] == task] if task else table
     return mine.set_index("round")[name].dropna()
-
-
-def compute_hours(summary: Mapping[str, Any]) -> dict[str, float]:
-    """Return the core hours (`cpu`) and GPU hours (`gpu`) of a run, or nan if they are unknown."""
-    hardware, seconds = summary.get("hardware") or {}, summary.get("seconds") or np.nan
-    hours = seconds * max(hardware.get("workers") or 1, 1) / 3600
-    if str(hardware.get("device", "cpu")).startswith("cuda"):
-        return {"cpu": np.nan, "gpu": hours}
-    return {"cpu": hours * (hardware.get("threads") or 1), "gpu": np.nan}
