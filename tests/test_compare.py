@@ -287,19 +287,6 @@ def test_diverged_fedavg_run_does_not_lower_the_target(tmp_path):
     assert rows == {"rounds_to_A": 2, "speedup": 2}
 
 
-def test_run_without_the_values_that_the_sweep_requires_is_not_judged(tmp_path):
-    """Runs of FedKA's Table 4 from before its protocol was known, in a block of earlier runs."""
-    given = ["experiment=fedka/cifar10", "algorithm=fedprox", "local.epochs=1"]
-    make_run(tmp_path, given, [0.6], config={})
-    row = one(cells(tmp_path, "fedka_table4"), method="FedProx", local_epochs="1")
-    assert row["verdict"] == "not judged: reduced protocol"
-    assert row["changes"] == "another protocol: test_per_client=unset, not 0.25"
-    plain = ["local.momentum=0", "local.weight_decay=0", "algorithm.mu=0.01"]
-    make_run(tmp_path, [*given, *plain], [0.41])
-    row = one(cells(tmp_path, "fedka_table4"), method="FedProx", local_epochs="1")
-    assert (row["mean"], row["protocol"], row["verdict"]) == (0.41, "full", "within")
-
-
 def test_speedup_of_a_method_that_never_reaches_fedavg(tmp_path):
     """FedKA Table 2, CIFAR-10: FedNTD never reaches FedAvg's accuracy; FedKA does in 43 rounds."""
     for method, accuracies in (("fedavg", [0.2, 0.5]), ("fedntd", [0.4]), ("fedka", [0.3])):
@@ -311,48 +298,6 @@ def test_speedup_of_a_method_that_never_reaches_fedavg(tmp_path):
             row = one(table, dataset="CIFAR-10", method=method, metric=metric)
             assert (row["mean"], row["verdict"]) == (value, verdict)
             assert layout.format_values(row)[0] == "never"
-
-
-def test_columns_of_tasks_use_the_accuracy_after_that_task(tmp_path):
-    """CFeD Table 1, Class-IL: column T1 has the mean after the second task, T2 after the third."""
-    ends = [
-        {"task": t, "average_accuracy": 0.9 - t / 10, "new_task_accuracy": 0.5} for t in (1, 2, 3)
-    ]
-    make_run(tmp_path, ["experiment=cfed/text_class", "algorithm=cfed"], [0.6], tasks=ends)
-    table = cells(tmp_path, "cfed_table1")
-    for column, expected in (("T1", 70.0), ("T2", 60.0)):
-        row = one(table, setting=f"Class-IL; column Class-{column}; federated", method="CFeD")
-        assert row["mean"] == pytest.approx(expected)
-        assert row["order"] == "not judged: 1 of 3 methods"
-    other = tmp_path / "other"
-    make_run(
-        other,
-        ["experiment=fedka/cifar10", "algorithm.selection=hard", "algorithm=fedka"],
-        [i / 100 for i in range(1, 101)],
-    )
-    rows = cells(other, "fedka_table7")
-    rows = rows[rows["method"] == "FedKA (H)"]
-    assert rows["mean"].tolist() == pytest.approx([0.1, 0.3, 0.5, 1.0])
-
-
-def test_error_of_a_task_is_estimated_from_its_last_ten_rounds(tmp_path):
-    """While task 2 is learned, average accuracies alternate between 0.68 and 0.72: s = sqrt(10 x
-    0.02^2 / 9) = 0.02108 in the last ten rounds. Earlier rounds and other tasks do not count. Task
-    3 has a single round, so its error is unknown."""
-    ends = [
-        {"task": t, "average_accuracy": 0.9 - t / 10, "new_task_accuracy": 0.5} for t in (1, 2, 3)
-    ]
-    make_run(tmp_path, ["experiment=cfed/text_class", "algorithm=cfed"], [0.6] * 17, tasks=ends)
-    rounds = {"round": range(18), "test_accuracy": 0.6, "task": [0, 1, 1, 1, *[2] * 13, 3]}
-    rounds |= {"average_accuracy": [None, 0.1, 0.9, 0.1, 0.0, 0.9, 0.0, *[0.68, 0.72] * 5, 0.3]}
-    pd.DataFrame(rounds).to_csv(tmp_path / "run0" / "rounds.csv", index=False)
-    table = cells(tmp_path, "cfed_table1")
-    names = {"method": "CFeD", "metric": "average_accuracy"}
-    row = one(table, **names, setting="Class-IL; column Class-T1; federated")
-    assert row["error"] == pytest.approx(2.108, abs=1e-3)
-    assert row["tolerance"] == pytest.approx(4.216, abs=1e-3)
-    row = one(table, **names, setting="Class-IL; column Class-T2; federated")
-    assert row["tolerance"] == 2
 
 
 def test_table_of_a_named_sweep_shows_ours_beside_published_values(tmp_path, capsys):
@@ -574,19 +519,3 @@ def test_diverged_run_reaches_no_target(tmp_path):
     rounds = [f"rounds_to_{factor}A" for factor in ("0.75", "0.9", "1")]
     assert table.loc[("cifar10 p", "fedavg"), rounds].isna().all()
     assert table.loc[("cifar10 p alpha=1e6", "fedavg"), ["A", *rounds]].isna().all()
-
-
-def test_target_reached_by_a_shorter_run_is_judged(tmp_path):
-    """A = 0.59: 0.4425 is reached in round 2 of 4. 0.531 is not reached, but might be in 500
-    rounds."""
-    here = {"dataset": "CIFAR10", "partition_param": "beta=0.5", "method": "Flashback"}
-    make_run(
-        tmp_path,
-        ["experiment=flashback/cifar10_lda0.5", "algorithm=flashback", "rounds=4"],
-        [0.2, 0.45, 0.5, 0.52],
-    )
-    table = cells(tmp_path, "flashback_table1")
-    row = one(table, **here, metric="rounds_to_0.75A")
-    assert (row["mean"], row["protocol"], row["changes"]) == (2, "full", "")
-    row = one(table, **here, metric="rounds_to_0.9A")
-    assert (row["protocol"], row["verdict"]) == ("reduced", "not judged: reduced protocol")

@@ -20,9 +20,15 @@ ROOT = Path(__file__).parents[1]
 MULTIRUN = ROOT / "multirun"
 
 
-@pytest.mark.slow
+LONG = ("cfed_table1", "fedntd_table1")
+
+
 @pytest.mark.parametrize(
-    "sweep", sorted(path.parent.name for path in MULTIRUN.glob(f"*/{evidence.TABLE}"))
+    "sweep",
+    [
+        pytest.param(name, marks=[pytest.mark.slow] if name in LONG else [])
+        for name in sorted(path.parent.name for path in MULTIRUN.glob(f"*/{evidence.TABLE}"))
+    ],
 )
 def test_committed_tables_are_current(sweep):
     current = layout.csv(readings.compare_sweep(load_sweep(sweep, [CONF]), MULTIRUN / sweep))

@@ -12,12 +12,12 @@ from fedexp.algorithms.fedlwf import FedLwF
 from fedexp.algorithms.fedmultihead import FedMultiHead
 from fedexp.algorithms.glfc import GLFC
 from fedexp.algorithms.target import TARGET
+from fedexp.analysis.run_table import task_measures
 from fedexp.config.build import build
 from fedexp.core.errors import ConfigError
 from fedexp.data.streams import blur_tasks, draw_orders
 from fedexp.data.types import Task
 from fedexp.metrics.tasks import TaskHistory
-from fedexp.papers.report import task_measures
 from fedexp.rundir.reader import RunDirectory
 from fedexp.training.division import divide
 from test_views import full_run

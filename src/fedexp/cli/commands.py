@@ -68,9 +68,10 @@ def report(parser: ArgumentParser, arguments: Sequence[str]) -> int:
     one row per run. `--metric NAME,...` computes measures of forgetting between tasks from the
     files of the runs, and adds a column for each.
     """
+    from fedexp.analysis.run_table import write_run_table
     from fedexp.cli.flags import add_layout_flags, add_picture_flags
     from fedexp.metrics.task_matrix import MEASURES
-    from fedexp.papers.report import write_run_table, write_sweep_reports
+    from fedexp.papers.aggregate import write_sweep_reports
 
     add = parser.add_argument
     add("directories", nargs="+", type=Path, help="sweeps or, for one table, directories with runs")

@@ -20,7 +20,9 @@ from fedexp.analysis.aggregate import (
 from fedexp.analysis.sweep import Sweep, find_sweep
 from fedexp.analysis.sweep_figures import read_settings_of_sweep, sweep_pictures
 from fedexp.core import storage
+from fedexp.core.errors import ConfigError
 from fedexp.figures import save_all
+from fedexp.figures.pictures import PNG
 from fedexp.papers import readings
 from fedexp.papers.cells import published_cells
 from fedexp.papers.evidence import all_jobs
@@ -30,6 +32,23 @@ from fedexp.rundir.reader import RunDirectory
 from fedexp.rundir.sweeps import find_jobs, without_outdated
 
 log = logging.getLogger("fedexp")
+
+
+def write_sweep_reports(options: argparse.Namespace) -> None:
+    """Write the report of each sweep and print its table.
+
+    options: the flags of `fedexp report`.
+
+    Raises ConfigError if a directory has no finished run.
+    """
+    PNG.changed(options)  # raises ConfigError for an invalid flag before anything is written
+    for directory in options.directories:
+        if not directory.is_dir():
+            raise ConfigError(f"{directory}: is not a directory")
+        paths = write_report(directory, not options.no_figures, options)
+        if not paths:
+            raise ConfigError(f"no finished run in {directory}")
+        print_table(directory, paths)
 
 
 def write_report(

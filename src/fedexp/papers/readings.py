@@ -91,13 +91,6 @@ def pair_readings(table: pd.DataFrame) -> pd.DataFrame:
     return others.merge(first_reading(full), on=KEY, suffixes=("", "_first"))
 
 
-def count_explained(table: pd.DataFrame) -> int:
-    """Count the values that are outside the tolerance in the first reading, but not in another."""
-    both = pair_readings(table)
-    found = both[(both["verdict_first"] == "outside") & (both["verdict"] == "within")]
-    return len(found.drop_duplicates(KEY))
-
-
 def summarise_readings(table: pd.DataFrame) -> list[Section]:
     """Compare how far alternative readings and the first reading are from the published values.
 

@@ -1,6 +1,5 @@
-"""The command `fedexp report`: write reports of sweeps, or one table of all runs."""
+"""Write one table of all runs in some directories (`fedexp report --out`)."""
 
-import argparse
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,10 +11,8 @@ from fedexp.analysis.layout import csv, markdown
 from fedexp.analysis.naming import named_overrides, shared_overrides
 from fedexp.core.errors import ConfigError, say
 from fedexp.core.storage import write_atomically
-from fedexp.figures.pictures import PNG
 from fedexp.metrics.task_matrix import MEASURES
 from fedexp.metrics.tasks import over_clients
-from fedexp.papers.aggregate import print_table, write_report
 from fedexp.rundir.reader import RunDirectory
 from fedexp.rundir.sweeps import find_runs
 
@@ -81,23 +78,6 @@ def task_measures(run: RunDirectory, names: Sequence[str]) -> dict[str, float]:
     orders = run.summary.get("task_orders")
     columns = None if orders is None else np.array(orders, dtype=np.int64) - 1
     return {name: over_clients(MEASURES[name], columns, matrix, start) for name in names}
-
-
-def write_sweep_reports(options: argparse.Namespace) -> None:
-    """Write the report of each sweep and print its table.
-
-    options: the flags of `fedexp report`.
-
-    Raises ConfigError if a directory has no finished run.
-    """
-    PNG.changed(options)  # raises ConfigError for an invalid flag before anything is written
-    for directory in options.directories:
-        if not directory.is_dir():
-            raise ConfigError(f"{directory}: is not a directory")
-        paths = write_report(directory, not options.no_figures, options)
-        if not paths:
-            raise ConfigError(f"no finished run in {directory}")
-        print_table(directory, paths)
 
 
 def write_run_table(directories: Sequence[Path], out: Path | None, measures: Sequence[str]) -> None:
