@@ -16,6 +16,8 @@ KEPT = (
     "tqdm_monitor",
     "KMP_DUPLICATE_LIB_OK",
     "KMP_INIT_AT_FORK",
+    "OtelBatchLogRecordProcessor",
+    "OtelPeriodicExportingMetricReader",
     "PYTEST_CURRENT_TEST",
     "TORCHINDUCTOR_CACHE_DIR",
     "TRITON_CACHE_DIR",

