@@ -221,8 +221,8 @@ def test_typed_option_without_effect_is_rejected(choice, tmp_path):
 
 def test_search_may_try_options_without_effect(tmp_path):
     given = [*BASE, "rounds=1", "local.optimizer=adam", "local.momentum=0.5"]
-    watch = {"watch": lambda round, summary: False}
-    summary = train_run(Job(composed(*given), tmp_path / "run", given, CHOICES, "search", **watch))
+    job = Job(composed(*given), tmp_path / "run", given, CHOICES, "search", in_search=True)
+    summary = train_run(job)
     assert summary["status"] == "completed"
 
 

@@ -1,27 +1,19 @@
-"""Searches: objective, search space, pruning, and early stopping."""
+"""Searches: objective, search space, and early stopping."""
 
 from types import SimpleNamespace
 
 import pytest
 from omegaconf import OmegaConf, open_dict
 
-from fedexp.cli.search import open_study, options_of, space_of, watch_of
+from fedexp.cli.search import open_study, options_of, space_of
 from fedexp.config.settings import NO_STOP, Stop
 from fedexp.core.errors import ConfigError
 from fedexp.data.views import VALIDATION
 from fedexp.rundir.objective import check_objective, direction_of, objective_name, objective_value
-from fedexp.training.stopping import TRIAL, Stopping, is_finished, rounds_without_improvement
+from fedexp.training.stopping import Stopping, is_finished, rounds_without_improvement
 from toy_federation import composed
 
-OPTIONS = {
-    "n_trials": 4,
-    "n_jobs": None,
-    "sampler": "tpe",
-    "seed": 0,
-    "pruner": "median",
-    "startup_trials": 1,
-}
-OPTIONS |= {"warmup_rounds": 1}
+OPTIONS = {"n_trials": 4, "n_jobs": None, "sampler": "tpe", "seed": 0}
 
 
 # --- the objective
@@ -121,7 +113,7 @@ def test_invalid_interval_is_rejected():
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"n_trials": 0}, {"sampler": "tep"}, {"pruner": "mean"}, {"n_jobs": 0}, {"seed": "x"}]
+    "wrong", [{"n_trials": 0}, {"sampler": "tep"}, {"n_jobs": 0}, {"seed": "x"}]
 )
 def test_options_out_of_range_are_rejected(wrong):
     (name,) = wrong
@@ -130,8 +122,7 @@ def test_options_out_of_range_are_rejected(wrong):
 
 
 def hydra_node(directory, **options):
-    node = {"sweep": {"dir": str(directory)}, "sweeper": OPTIONS | options, "job": {"env_set": {}}}
-    return OmegaConf.create(node)
+    return OmegaConf.create({"sweep": {"dir": str(directory)}, "sweeper": OPTIONS | options})
 
 
 def opened(directory, *overrides, space=("local.lr",), objective="accuracy"):
@@ -139,26 +130,6 @@ def opened(directory, *overrides, space=("local.lr",), objective="accuracy"):
     with open_dict(config):
         config.hydra = hydra_node(directory)
     return open_study(config, objective, dict.fromkeys(space))
-
-
-def test_trial_below_the_median_is_pruned(tmp_path):
-    """Two finished trials have 0.5 and 0.7 after round 2, so the median is 0.6: 0.55 is pruned,
-    0.65 is not. A round reported before a resume counts once.
-    """
-    study = opened(tmp_path)
-    for value in (0.5, 0.7):
-        trial = study.ask()
-        for round in (1, 2):
-            trial.report(value, round)
-        study.tell(trial, value)
-    for value, expected in ((0.55, True), (0.65, False)):
-        node = hydra_node(tmp_path, startup_trials=2)
-        node.job.env_set[TRIAL] = str(study.ask().number)
-        watch = watch_of(node, {"objective": "accuracy"})
-        assert watch(2, {"accuracy": value}) == expected
-        assert not watch(3, {"accuracy": None})
-        again = watch_of(node, {"objective": "accuracy"})
-        assert not again(2, {"accuracy": 0.0})
 
 
 # --- early stopping
@@ -183,7 +154,7 @@ def test_patience_ends_a_run_without_improvement():
     An equal accuracy is not an improvement.
     """
     stop = Stop(patience=2, metric=None, minutes=None)
-    stopping = Stopping(SimpleNamespace(stop=stop), None, None)
+    stopping = Stopping(SimpleNamespace(stop=stop))
     ended = {"by": "patience", "patience": 2}
     assert stopping.reason(seen(0.5), 0.0) == stopping.reason(seen(0.5, 0.4), 0.0) == {}
     assert stopping.reason(seen(0.5, 0.4, 0.6), 0.0) == {}
@@ -201,9 +172,7 @@ def test_time_limit_ends_a_run_before_a_round_that_exceeds_it(monkeypatch):
     """
     now = [1000.0]
     monkeypatch.setattr("time.perf_counter", lambda: now[0])
-    stopping = Stopping(
-        SimpleNamespace(stop=Stop(patience=None, metric=None, minutes=2.0)), None, None
-    )
+    stopping = Stopping(SimpleNamespace(stop=Stop(patience=None, metric=None, minutes=2.0)))
     ended = {"by": "minutes", "minutes": 2.0}
     now[0] = 1100.0
     assert [stopping.reason(seen(0.5), seconds) for seconds in (0.0, 19.0, 20.0, 21.0)] == [
@@ -219,7 +188,6 @@ def test_time_limit_ends_a_run_before_a_round_that_exceeds_it(monkeypatch):
 def test_stopped_run_counts_as_finished_for_the_same_options():
     patient = {"status": "stopped", "stopped": {"by": "patience", "patience": 3}}
     timed = {"status": "stopped", "stopped": {"by": "minutes", "minutes": 5.0}}
-    pruned = {"status": "stopped", "stopped": {"by": "search"}}
     three, five = (
         Stop(patience=3, metric=None, minutes=None),
         Stop(patience=None, metric=None, minutes=5.0),
@@ -230,8 +198,6 @@ def test_stopped_run_counts_as_finished_for_the_same_options():
     assert not is_finished(timed, five, True)  # resumed by name: it gets the minutes again
     assert is_finished(timed, five, False)
     assert not is_finished(timed, NO_STOP, False)
-    assert is_finished(pruned, NO_STOP, False)
-    assert not is_finished(pruned, NO_STOP, True)
 
 
 def test_study_of_another_experiment_is_rejected(tmp_path):

@@ -266,11 +266,10 @@ def test_parameter_in_continual_learning_is_shown_by_task_measures(tmp_path):
 
 
 def make_search(folder):
-    """Write four trials without a test on the test set. A search stopped the last one."""
-    for lr, value in ((0.0953, 0.7), (0.001132477255572942, 0.5), (0.01, 0.6), (0.03, 0.9)):
-        stopped = {"status": "stopped", "stopped": {"by": "search"}} if lr == 0.03 else {}
+    """Write three trials without a test on the test set."""
+    for lr, value in ((0.0953, 0.7), (0.001132477255572942, 0.5), (0.01, 0.6)):
         values = {"validation_accuracy": value, "validation_forgetting": 1 - value}
-        make_run(folder, ["validation.fraction=0.1", f"local.lr={lr}"], **values | stopped)
+        make_run(folder, ["validation.fraction=0.1", f"local.lr={lr}"], **values)
     for directory in folder.glob("run*"):
         path = directory / "summary.json"
         summary = json.loads(path.read_text())
@@ -286,21 +285,16 @@ def make_search(folder):
 
 
 def test_tables_of_a_search_show_validation_measures(tmp_path):
-    """The pruned trial is last and never the best."""
     make_search(tmp_path)
     write_tables(tmp_path)
     tex = (tmp_path / "table.tex").read_text()
     assert r"local.lr=0.0953 & 70.00 & 0.300 \\" in tex
-    assert r"\textdaggerdbl} stopped by the search" in tex
     lines = (tmp_path / "table.md").read_text().splitlines()
-    assert lines[2:5] == ["4 runs: 3 completed, 1 pruned.", "", "One seed, so nothing is in bold."]
-    assert lines[8:14] == [
+    assert lines[2] == "One seed, so nothing is in bold."
+    assert lines[6:9] == [
         "| local.lr=0.0953 | 70.00 | 0.300 |",
         "| local.lr=0.01 | 60.00 | 0.400 |",
         "| local.lr=0.00113 | 50.00 | 0.500 |",
-        "| local.lr=0.03 | 90.00‡ | 0.100‡ |",
-        "",
-        "`‡` stopped by the search before its last round; never the best.",
     ]
 
 
@@ -311,10 +305,9 @@ def test_figures_of_a_search_show_validation_measures(tmp_path):
         "validation accuracy",
         "validation forgetting F",
     ]
-    assert "FedAvg local.lr=0.03 (pruned)" in [method.label for method in setting.methods]
     (sweep,) = sweep_figures.parameter_sweeps(find_jobs(tmp_path))
     above, _ = draw_sweep.parameter(sweep).axes
-    assert above.lines[0].get_ydata().tolist() == [0.5, 0.6, 0.7]  # without the pruned trial
+    assert above.lines[0].get_ydata().tolist() == [0.5, 0.6, 0.7]
 
 
 def test_report_writes_tables_and_figures(tmp_path):

@@ -207,7 +207,7 @@ def test_round_that_exceeds_minutes_is_not_started(monkeypatch):
     """The minute begins at second 100, so 10 seconds are left at second 150."""
     clock, stop = [100.0], Stop(patience=None, metric=None, minutes=1.0)
     monkeypatch.setattr(stopping, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
-    watch = stopping.Stopping(SimpleNamespace(stop=stop), None, dict)
+    watch = stopping.Stopping(SimpleNamespace(stop=stop))
     clock[0] = 150.0
     state = SimpleNamespace(round=3, accuracy=[(3, 0.5)])
     assert watch.reason(state, 9.5) == {}

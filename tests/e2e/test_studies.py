@@ -1,4 +1,4 @@
-"""Small Optuna studies on digits: values, report, resume, pruning, and rejected input."""
+"""Small Optuna studies on digits: values, report, resume, and rejected input."""
 
 import pandas as pd
 import pytest
@@ -33,7 +33,7 @@ def test_study_finds_the_best_trial_and_continues(fedexp, tmp_path):
         assert "accuracy" not in summary  # test data are not used
     best = trials.loc[trials["validation_accuracy"].idxmax()]
     said = (
-        f"2 trials, 0 pruned, 0 failed; the best, trial {best['trial']}, has validation_accuracy="
+        f"2 trials, 0 diverged, 0 failed; the best, trial {best['trial']}, has validation_accuracy="
     )
     assert said in answer.out
     table = pd.read_csv(tmp_path / "study/table.csv")  # the usual report
@@ -63,49 +63,6 @@ def test_interrupted_trial_resumes(fedexp, tmp_path, monkeypatch):
     assert len(list((tmp_path / "study").glob("*/config.yaml"))) == 1
 
 
-def draws(seed):
-    """Return the learning rates of the first two trials of a random sampler."""
-    import optuna
-
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    choice = {"local.lr": optuna.distributions.CategoricalDistribution(["1e-9", "0.05"])}
-    study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=seed))
-    return [study.ask(choice).params["local.lr"] for _ in range(2)]
-
-
-@pytest.mark.slow
-def test_worse_trial_is_pruned(fedexp, tmp_path):
-    """A learning rate of 1e-9 learns nothing, so its trial is worse than the trial with 0.05."""
-    seed = next(seed for seed in range(100) if draws(seed) == ["0.05", "1e-9"])
-    pruning = (
-        "hydra.sweeper.startup_trials=1",
-        "hydra.sweeper.warmup_rounds=1",
-        "hydra.sweeper.sampler=random",
-    )
-    options = (
-        *SEARCH,
-        "rounds=6",
-        "validation.fraction=0.2",
-        "local.lr=1e-9,0.05",
-        "local.epochs=3",
-        *pruning,
-    )
-    answer = fedexp.done(*options, "hydra.sweeper.n_trials=2", f"hydra.sweeper.seed={seed}")
-    good, bad = pd.read_csv(tmp_path / "study/trials.csv").to_dict("records")
-    assert (good["state"], bad["state"]) == ("complete", "pruned")
-    summary = summary_of(tmp_path / "study" / bad["run"])
-    assert (summary["status"], summary["stopped"]) == ("stopped", {"by": "search"})
-    assert summary["rounds"] == bad["rounds"] < 6
-    curve = [
-        pd.read_csv(tmp_path / "study" / each["run"] / "rounds.csv").set_index("round")
-        for each in (good, bad)
-    ]
-    ours, others = (each["validation_accuracy"] for each in reversed(curve))
-    worse = [r for r in ours.index if r > 1 and ours.loc[1:r].max() < others[r]]
-    assert worse == [summary["rounds"]]  # pruned in the first worse round after the warm-up
-    assert "1 trials, 1 pruned, 0 failed" in answer.out
-
-
 @pytest.mark.parametrize(
     ("options", "words"),
     [
@@ -115,8 +72,8 @@ def test_worse_trial_is_pruned(fedexp, tmp_path):
         ),
         ((*SEARCH, "validation.fraction=0.2"), "no values to search for"),
         (
-            (*VALIDATED, "hydra.sweeper.pruner=medium"),
-            "hydra.sweeper.pruner=medium: must be one of",
+            (*VALIDATED, "hydra.sweeper.pruner=none"),
+            "hydra.sweeper.pruner: no longer exists; use stop.patience",
         ),
         ((*SEARCH[:1], "hydra/sweeper=optnua", *SEARCH[2:]), "no such option (nearest: 'optuna')"),
     ],
@@ -135,5 +92,5 @@ def test_parallel_trials_share_a_study(fedexp, tmp_path, fresh_processes):
     )
     trials = pd.read_csv(tmp_path / "study/trials.csv")
     assert trials["trial"].tolist() == [0, 1, 2, 3]
-    assert set(trials["state"]) <= {"complete", "pruned"}
+    assert set(trials["state"]) == {"complete"}
     assert trials["run"].nunique() == 4

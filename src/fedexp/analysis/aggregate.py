@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from fedexp.analysis import layout
-from fedexp.analysis.measures import is_pruned, precision_of
+from fedexp.analysis.measures import precision_of
 from fedexp.analysis.naming import differing, displayed, names
 from fedexp.data.views import VALIDATION, name_in_view
 from fedexp.metrics.targets import rounds_to_target
@@ -80,7 +80,7 @@ def describe_states(jobs: Iterable[RunDirectory]) -> str:
     Damaged runs are not counted: `describe_left_out` reports them.
     """
     sound = [run for run in jobs if not run.damaged]
-    found = Counter("pruned" if is_pruned(run) else run.status for run in sound)
+    found = Counter(run.status for run in sound)
     if not found.keys() - {"completed"}:
         return ""
     counts = ", ".join(f"{number} {state}" for state, number in sorted(found.items()))

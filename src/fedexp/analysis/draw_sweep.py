@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from fedexp.analysis.measures import is_pruned, less_is_better, main_measures
+from fedexp.analysis.measures import less_is_better, main_measures
 from fedexp.analysis.naming import DATA
 from fedexp.figures.draw import class_maps, task_lines
 from fedexp.figures.draw_analyses import BARS
@@ -196,10 +196,10 @@ def scale_parameter(axes: Axes, values: Sequence[float]) -> None:
 def mean_and_spread(runs: Sequence[RunDirectory], key: str) -> tuple[float, float]:
     """Return the mean and standard deviation over seeds.
 
-    Runs that diverged or were pruned are left out. The standard deviation is nan for a single seed,
+    Runs that diverged are left out. The standard deviation is nan for a single seed,
     and both numbers are nan if no seed has a value.
     """
-    sound = [run.summary.get(key) for run in runs if not (run.diverged or is_pruned(run))]
+    sound = [run.summary.get(key) for run in runs if not run.diverged]
     values = pd.Series(sound, dtype=float)
     return float(values.mean()), float(values.std())
 

@@ -19,7 +19,7 @@ MARKS = {
     "not judged: suspect print": "?",
     "not judged: reduced protocol": "~",
 }
-PLAIN_ONLY, SOME_DIVERGED, PRUNED = "^", "†", "‡"
+PLAIN_ONLY, SOME_DIVERGED = "^", "†"
 NOTES = {  # mark -> its explanation in the legend of a table
     "*": "within the tolerance",
     "!": "outside the tolerance",
@@ -27,13 +27,11 @@ NOTES = {  # mark -> its explanation in the legend of a table
     "~": "not judged: run with another protocol or with older code of the method",
     PLAIN_ONLY: "not judged: the plain last round; the view of the paper's rule was not tested",
     SOME_DIVERGED: "without the seeds that diverged",
-    PRUNED: "stopped by the search before its last round; never the best",
 }
 MARKED = re.compile(r"(?<=[\dd])[*!?~^†‡]+")  # marks after a number or after "failed"
 SYMBOLS = {
     "±": r"$\pm$",
     SOME_DIVERGED: r"\textsuperscript{\textdagger}",
-    PRUNED: r"\textsuperscript{\textdaggerdbl}",
 }
 IN_PARENTHESES = re.compile(r"\d\S* \(-?\d(?!\d* of )")
 PLAIN = "Plain test"

@@ -61,11 +61,6 @@ def main_measures(runs: Iterable[RunDirectory]) -> list[Measure]:
     return list(found) or [Measure(base) for base in OF_CLASSES]
 
 
-def is_pruned(run: RunDirectory) -> bool:
-    """Return whether a search has stopped a run before its last round."""
-    return bool((run.summary.get("stopped") or {}).get("by") == "search")
-
-
 def is_accuracy_key(key: str) -> bool:
     """Return whether a key of summary.json is an accuracy in any view of the test set.
 

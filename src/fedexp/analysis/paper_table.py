@@ -14,11 +14,10 @@ from typing import Any, Self
 import numpy as np
 import pandas as pd
 
-from fedexp.analysis.layout import PRUNED, SOME_DIVERGED, Section
+from fedexp.analysis.layout import SOME_DIVERGED, Section
 from fedexp.analysis.measures import (
     describe_origin,
     format_value,
-    is_pruned,
     less_is_better,
     main_measures,
     title_of,
@@ -36,7 +35,7 @@ VALUES = (  # keys of summary.json
     *("personal_forgetting", "personal_global_accuracy"),
 )
 # additional columns of table.csv
-COUNTS = ("n", "diverged", "pruned", "seeds", "commits", "hardware")
+COUNTS = ("n", "diverged", "seeds", "commits", "hardware")
 
 
 @dataclass(frozen=True)
@@ -57,9 +56,8 @@ class Layout:
 def means(runs: Sequence[RunDirectory], further: Iterable[str] = ()) -> pd.DataFrame:
     """Return the mean and standard deviation over seeds for each setting and method.
 
-    Within a setting, rows are sorted by the main accuracy. The best method comes first, and methods
-    that a search pruned come last. Runs that diverged are left out. further: keys of summary.json
-    to average in addition to VALUES.
+    Within a setting, rows are sorted by the main accuracy. The best method comes first. Runs
+    that diverged are left out. further: keys of summary.json to average in addition to VALUES.
     """
     main = [measure.key for measure in main_measures(runs)]
     values = list(dict.fromkeys([*main, *VALUES, *further]))
@@ -72,7 +70,7 @@ def means(runs: Sequence[RunDirectory], further: Iterable[str] = ()) -> pd.DataF
     columns += [f"{value}_reached" for value in values if value.startswith(TARGETS)]
     table = pd.DataFrame(rows, columns=["setting", "method", *COUNTS, *columns])
     table = table.dropna(axis="columns", how="all")
-    by = [name for name in ("setting", "pruned", main[0]) if name in table]
+    by = [name for name in ("setting", main[0]) if name in table]
     ascending = less_is_better(by[-1]) is not False
     return table.sort_values(by, ascending=[*[True] * (len(by) - 1), ascending])
 
@@ -80,7 +78,6 @@ def means(runs: Sequence[RunDirectory], further: Iterable[str] = ()) -> pd.DataF
 def average_row(runs: Sequence[RunDirectory], values: Sequence[str]) -> dict[Any, Any]:
     """Return a method's row of table.csv, averaged over its seeds. values: keys of summary.json."""
     counts = {"n": len(runs), "diverged": sum(run.diverged for run in runs)}
-    counts["pruned"] = sum(map(is_pruned, runs))
     sound = [[numbers_of(run).get(key) for key in values] for run in runs if not run.diverged]
     table = pd.DataFrame(sound, columns=list(values), dtype=float)
     spread = table.std().add_suffix("_std")
@@ -178,12 +175,12 @@ def make_section(table: pd.DataFrame, describe_seeds: str) -> Section:
 def rank(record: Mapping[Any, Any], metric: str) -> float:
     """Return a sort key that is smaller for better results.
 
-    Results that are displayed as the same number have the same key. A missing result, a pruned run,
-    a target that some seed missed and a metric whose direction is unknown have the key infinity.
+    Results that are displayed as the same number have the same key. A missing result, a target that
+    some seed missed and a metric whose direction is unknown have the key infinity.
     """
     value, less = record.get(metric, math.nan), less_is_better(metric)
     missed = record.get(f"{metric}_reached", record["n"]) < record["n"]
-    if math.isnan(value) or record["pruned"] or missed or less is None:
+    if math.isnan(value) or missed or less is None:
         return math.inf
     return float(format_value(value, metric)) * (1 if less else -1)
 
@@ -192,14 +189,14 @@ def find_best(methods: Mapping[str, Sequence[RunDirectory]], metric: str) -> lis
     """Return the best method of a setting, and the methods that cannot be told from it.
 
     Two methods cannot be told apart if the 95 % interval (Student's t) of their differences, paired
-    by seed, contains 0. Methods with diverged or pruned runs are left out, since their values are
-    not comparable. The result is empty without a pair of methods that have two common seeds.
+    by seed, contains 0. Methods with diverged runs are left out, since their values are not
+    comparable. The result is empty without a pair of methods that have two common seeds.
     """
     values: dict[str, pd.Series[float]] = {}
     for name, runs in methods.items():
         found = pd.Series({run.summary.get("seed"): run.summary.get(metric) for run in runs})
         found = found.astype(float).dropna()
-        if len(found) > 1 and not any(run.diverged or is_pruned(run) for run in runs):
+        if len(found) > 1 and not any(run.diverged for run in runs):
             values[name] = found if less_is_better(metric) else -found
     if len(values) < 2:
         return []
@@ -230,7 +227,7 @@ def format_cell(record: Mapping[Any, Any], metric: str, best: bool) -> str:
         "" if math.isnan(spread) else f" ± {format_value(spread, metric)}"
     )
     text = f"**{text}**" if best else text + of_seeds
-    return text + SOME_DIVERGED * bool(record["diverged"]) + PRUNED * bool(record["pruned"])
+    return text + SOME_DIVERGED * bool(record["diverged"])
 
 
 def is_number(value: object) -> bool:

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 
-from fedexp.analysis.measures import is_pruned
 from fedexp.analysis.naming import (
     NAMED_GROUPS,
     displayed,
@@ -54,10 +53,10 @@ class Method:
 
     @property
     def label(self) -> str:
-        """Return the method's name, the number of its diverged runs, and a note on pruned runs."""
+        """Return the method's name, and the number of its diverged runs."""
         if diverged := sum(run.diverged for run in self.runs):
             return f"{self.name} ({diverged} of {len(self.runs)} diverged)"
-        return self.name + " (pruned)" * any(map(is_pruned, self.runs))
+        return self.name
 
     def curve(self, column: str) -> tuple[np.ndarray, np.ndarray]:
         """Return a column of rounds.csv as (rounds [R] that all runs have, values [runs, R]).

@@ -71,23 +71,17 @@ def read_job(config: Any, hydra_config: Any) -> "Job":
 
     from fedexp.cli.launchers import read_place
     from fedexp.training.job import Place
-    from fedexp.training.stopping import TRIAL
 
     runtime = to_plain(hydra_config.runtime)
     change_directory(Path(runtime["cwd"]))
     in_sweep = hydra_config.mode == RunMode.MULTIRUN
-    watch = None
-    if TRIAL in (hydra_config.job.get("env_set") or {}):
-        from fedexp.cli.search import watch_of
-
-        watch = watch_of(hydra_config, config)
     return make_job(
         config,
         hydra_config,
         Path(runtime["output_dir"]),
         sweep=Path(hydra_config.sweep.dir).name if in_sweep else None,
         place=read_place(hydra_config.launcher) if in_sweep else Place(),
-        watch=watch,
+        in_search=in_sweep and "n_trials" in hydra_config.sweeper,
     )
 
 

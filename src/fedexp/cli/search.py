@@ -2,7 +2,7 @@
 
 Each trial is a run. The study is saved as study.db in the sweep's directory, so the same command
 continues the search. An unfinished trial resumes from its checkpoint. hydra-optuna-sweeper is not
-used, because it requires Optuna 2.10 and cannot prune.
+used, because it requires Optuna 2.10.
 """
 
 from collections import Counter
@@ -15,22 +15,19 @@ import pandas as pd
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import IntervalSweep
 from omegaconf import DictConfig, OmegaConf
-from optuna import distributions, pruners, samplers
+from optuna import distributions, samplers
 from optuna.trial import TrialState
 
 from fedexp.analysis.layout import csv
-from fedexp.analysis.measures import is_pruned
 from fedexp.cli.composition import without_hydra
 from fedexp.config.values import make, resolve
 from fedexp.core import storage
 from fedexp.core.errors import ConfigError
 from fedexp.core.limits import Checked, Count, CountFrom0, CountOrNone
-from fedexp.core.private.optuna_internals import reopened
 from fedexp.rundir.fingerprint import short_hash
 from fedexp.rundir.objective import direction_of, objective_name, objective_value
 from fedexp.rundir.reader import RunDirectory
 from fedexp.rundir.sweeps import resolve_reuse
-from fedexp.training.stopping import TRIAL, Watch
 
 optuna.logging.set_verbosity(optuna.logging.WARNING)
 
@@ -42,9 +39,6 @@ class Options(Checked, prefix="hydra.sweeper."):
     n_jobs: CountOrNone
     seed: CountFrom0
     sampler: Literal["tpe", "random"]
-    pruner: Literal["median", "none"]
-    startup_trials: CountFrom0
-    warmup_rounds: CountFrom0
 
 
 def options_of(config: DictConfig) -> Options:
@@ -83,10 +77,7 @@ def search(config: DictConfig, launcher: Any, arguments: Sequence[str]) -> list[
         count = min(at_once, options.n_trials - first)
         begun += [study.ask(space).number for _ in range(count - len(begun))]
         numbers, begun = begun[:count], begun[count:]
-        jobs = [
-            [*fixed, *assigned(study, number), f"+hydra.job.env_set.{TRIAL}='{number}'"]
-            for number in numbers
-        ]
+        jobs = [[*fixed, *assigned(study, number)] for number in numbers]
         results = launcher.launch(jobs, initial_job_idx=len(returns))
         for number, result in zip(numbers, results, strict=True):
             tell(study, number, result, objective)
@@ -148,7 +139,7 @@ def open_study(config: DictConfig, objective: str, space: Mapping[str, Any]) -> 
     )
     seed = options.seed + len(study.trials)  # a continued study needs a new seed
     if options.sampler == "tpe":
-        study.sampler = samplers.TPESampler(seed=seed, n_startup_trials=2 * options.startup_trials)
+        study.sampler = samplers.TPESampler(seed=seed)
     else:
         study.sampler = samplers.RandomSampler(seed=seed)
     return study
@@ -173,50 +164,28 @@ def tell(study: optuna.Study, number: int, result: Any, objective: str) -> None:
     runtime: Any = OmegaConf.to_container(result.hydra_cfg.hydra.runtime, resolve=False)
     directory = Path(runtime["output_dir"])
     run = resolve_reuse(RunDirectory(directory))
-    trial, value = reopened(study, number), objective_value(run.summary, objective)
-    trial.set_user_attr("run", directory.name)
-    trial.set_user_attr("rounds", run.summary.get("rounds"))
-    if run.diverged or is_pruned(run):
-        study.tell(number, state=TrialState.PRUNED)
+    value = objective_value(run.summary, objective)
+    study.set_user_attr(str(number), {"rounds": run.summary.get("rounds"), "run": directory.name})
+    if run.diverged:
+        study.tell(number, state=TrialState.PRUNED)  # unlike FAIL, this is a result to avoid
     elif run.finished and value is not None:
         study.tell(number, value)
     else:
         study.tell(number, state=TrialState.FAIL)
 
 
-def watch_of(hydra_config: Any, config: Mapping[str, Any]) -> Watch:
-    """Return a function that reports a trial's round to Optuna and says whether to prune it."""
-    options, directory = hydra_config.sweeper, Path(hydra_config.sweep.dir)
-    pruner: Any = pruners.NopPruner()
-    if options.pruner == "median":
-        pruner = pruners.MedianPruner(options.startup_trials, options.warmup_rounds + 1)
-    study = optuna.load_study(study_name=None, storage=store_of(directory), pruner=pruner)
-    trial = reopened(study, int(hydra_config.job.env_set[TRIAL]))
-    objective = str(objective_name(config))
-    # not empty if the trial was resumed
-    reported = set(study.trials[trial.number].intermediate_values)
-
-    def watch(round: int, summary: Mapping[str, Any]) -> bool:
-        value = objective_value(summary, objective)
-        if value is None or round in reported:
-            return False
-        trial.report(value, round)
-        return trial.should_prune()
-
-    return watch
-
-
 def write_results(study: optuna.Study, directory: Path, objective: str) -> None:
     """Write trials.csv and print the number of trials and the best trial."""
     rows: list[dict[str, Any]] = []
     for trial in study.trials:
-        row = {"trial": trial.number, "state": trial.state.name.lower(), objective: trial.value}
-        made = {name: trial.user_attrs.get(name) for name in ("rounds", "run")}
+        state = "diverged" if trial.state == TrialState.PRUNED else trial.state.name.lower()
+        made = study.user_attrs.get(str(trial.number), {"rounds": None, "run": None})
+        row = {"trial": trial.number, "state": state, objective: trial.value}
         rows.append({**row, **made, **trial.params})
     table = pd.DataFrame(rows).astype({"rounds": "Int64"})
     storage.write_atomically(directory / "trials.csv", csv(table).encode())
     states = Counter(table["state"])
-    counts = f"{states['complete']} trials, {states['pruned']} pruned, {states['fail']} failed"
+    counts = f"{states['complete']} trials, {states['diverged']} diverged, {states['fail']} failed"
     if not states["complete"]:
         print(f"{counts}; no completed trial has a value for {objective}")
         return

@@ -3,12 +3,8 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from omegaconf import DictConfig
-
-if TYPE_CHECKING:
-    from fedexp.training.stopping import Watch
 
 
 @dataclass(frozen=True)
@@ -32,4 +28,4 @@ class Job:
     sweep: str | None  # name of the sweep that this job belongs to; None for a single run
     overwrite: bool = False  # whether to replace a run in the directory
     place: Place = field(default_factory=Place)
-    watch: "Watch | None" = None  # function by which a search may end the run
+    in_search: bool = False  # whether the job is a trial of a search

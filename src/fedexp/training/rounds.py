@@ -8,7 +8,6 @@ import math
 import time
 from collections import ChainMap, deque
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -49,8 +48,7 @@ from fedexp.training.exchange import (
 from fedexp.training.recorder import Recorder, defer_signals
 from fedexp.training.simulation import Simulation
 from fedexp.training.state import RoundResult, State
-from fedexp.training.stopping import Stopping, Watch
-from fedexp.training.summary import summary_of
+from fedexp.training.stopping import Stopping
 
 log = logging.getLogger("fedexp")
 
@@ -59,16 +57,14 @@ def run_rounds(
     simulation: Simulation,
     state: State,
     recorder: Recorder,
-    watch: Watch | None = None,
 ) -> State:
-    """Run the remaining rounds, until the last round or until `stop` or `watch` ends the run.
+    """Run the remaining rounds, until the last round or until `stop` ends the run.
 
     If the run is interrupted, the state after the last complete round is saved.
 
     state: the state from which the run continues.
-    watch: a function by which a search may end the run, or None.
     """
-    stopping = Stopping(simulation, watch, partial(summary_of, simulation))
+    stopping = Stopping(simulation)
     recent = deque([state.seconds / state.round if state.round else 0.0], maxlen=3)
     try:
         if not state.accuracy:

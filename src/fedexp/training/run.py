@@ -70,7 +70,7 @@ def train_run(job: Job) -> dict[str, Any]:
         if summary is not None:
             return summary
         # Options without effect are allowed in a search and if a sweep continues a job.
-        if job.watch is None and (not continues or job.sweep is None):
+        if not job.in_search and (not continues or job.sweep is None):
             check_used(config, typed_overrides(job.overrides))
         built = held.enter_context(on_a_gpu(built, job.place))
         if job.sweep is not None:
@@ -95,7 +95,7 @@ def train_run(job: Job) -> dict[str, Any]:
         begin(run)
         info = run_info(run)
         recorder, trackers = held.enter_context(recording(run, info))
-        run_rounds(run.simulation, run.state, recorder, job.watch)
+        run_rounds(run.simulation, run.state, recorder)
         return finish(run, trackers, info)
 
 

@@ -1,13 +1,13 @@
 """Stop a run before its last round.
 
-A run stops early if its accuracy does not improve (`stop.patience`), if its time is over
-(`stop.minutes`), or if a search prunes it. The state and summary.json store the reason as
+A run stops early if its accuracy does not improve (`stop.patience`) or if its time is over
+(`stop.minutes`). The state and summary.json store the reason as
 `stopped`. A stopped run counts as finished, but a command with different limits continues it.
 """
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from fedexp.config.settings import Stop
@@ -17,10 +17,7 @@ if TYPE_CHECKING:
     from fedexp.training.simulation import Simulation
     from fedexp.training.state import State
 
-PATIENCE, MINUTES, SEARCH = "patience", "minutes", "search"
-TRIAL = "FEDEXP_TRIAL"  # key of hydra.job.env_set: the search's trial number
-# Function of the round and the summary so far. It returns whether the search ends the run.
-Watch = Callable[[int, Mapping[str, Any]], bool]
+PATIENCE, MINUTES = "patience", "minutes"
 
 
 def patience_view(stop: Stop) -> str:
@@ -45,18 +42,8 @@ class Stopping:
     The time limit `stop.minutes` is counted from the creation of this object.
     """
 
-    def __init__(
-        self,
-        simulation: "Simulation",
-        watch: Watch | None,
-        summary: Callable[["State"], Mapping[str, Any]],
-    ):
-        """Set the conditions for stopping.
-
-        watch: a function by which a search may end the run, or None.
-        summary: a function that returns the contents of summary.json for a state.
-        """
-        self.stop, self.watch, self.summary = simulation.stop, watch, summary
+    def __init__(self, simulation: "Simulation"):
+        self.stop = simulation.stop
         self.end = time.perf_counter() + 60 * (simulation.stop.minutes or math.inf)
 
     def reason(self, state: "State", seconds: float) -> dict[str, Any]:
@@ -67,9 +54,6 @@ class Stopping:
         """
         if self.is_out_of_patience(state):
             return {"by": PATIENCE, "patience": self.stop.patience}
-        evaluated = state.accuracy[-1][0] == state.round
-        if self.watch is not None and evaluated and self.watch(state.round, self.summary(state)):
-            return {"by": SEARCH}
         if time.perf_counter() + seconds >= self.end:
             return {"by": MINUTES, "minutes": self.stop.minutes}
         return {}
@@ -93,7 +77,7 @@ def is_finished(summary: Mapping[str, Any], stop: Stop, resumed: bool) -> bool:
     why = summary.get("stopped") or {}
     if why.get("by") == PATIENCE:
         return stop.patience is not None and stop.patience <= why.get(PATIENCE, 0)
-    return not resumed and (why.get("by") == SEARCH or stop.minutes == why.get(MINUTES))
+    return not resumed and stop.minutes == why.get(MINUTES)
 
 
 def stop_reason(summary: Mapping[str, Any]) -> str:
@@ -102,6 +86,5 @@ def stop_reason(summary: Mapping[str, Any]) -> str:
     cause = {
         PATIENCE: f"stop.patience={why.get(PATIENCE)}",
         MINUTES: f"stop.minutes={why.get(MINUTES)}",
-        SEARCH: "the search, because other trials had better results",
     }.get(str(why.get("by")), "its options")
     return f"stopped after round {summary.get('rounds')} by {cause}"
