@@ -228,7 +228,6 @@ class Gpu:
                 f"seed={SEEDS}",
                 "hydra/launcher=joblib",
                 f"hydra.launcher.n_jobs={together}",
-                f"hardware.jobs_per_gpu={together}",
                 f"hydra.sweep.dir={self.work / f'jobs{together}'}",
             )
             rows.append((str(together), f"{time.perf_counter() - start:.1f}"))

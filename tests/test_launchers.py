@@ -1,8 +1,10 @@
 """Hydra's launchers with fedexp's defaults, and what a job knows of its place."""
 
 import warnings
+from dataclasses import replace
 
 import pytest
+import torch
 from hydra import initialize_config_dir
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
@@ -14,6 +16,7 @@ from fedexp.cli import launchers
 from fedexp.cli.launchers import COMMAND, complete_overrides, jobs_at_once, quoted, read_place
 from fedexp.config.options import list_options
 from fedexp.engine import hardware
+from fedexp.engine.processes.worker import Worker
 from fedexp.training.job import Place
 from toy_federation import CONF, HARDWARE
 
@@ -57,21 +60,16 @@ def test_every_launcher_composes_with_its_plugin_and_without(monkeypatch, name, 
     ("gpus", "changes", "expected"),
     [
         (0, {}, 8),
-        (0, {"jobs_per_gpu": 3}, 8),
         (2, {}, 2),
-        (2, {"jobs_per_gpu": 3}, 6),
-        (2, {"jobs_per_gpu": 3, "device": "cuda:1"}, 3),
+        (2, {"device": "cuda:1"}, 1),
         (2, {"engine": "workers"}, 1),  # a run on all GPUs
-        (2, {"device": "cpu", "jobs_per_gpu": 3}, 8),
-        (2, {"jobs_per_gpu": "many"}, 2),
+        (2, {"device": "cpu"}, 8),
     ],
 )
 def test_number_of_parallel_jobs_fits_the_hardware(monkeypatch, gpus, changes, expected):
     monkeypatch.setattr(launchers, "count_gpus", lambda: gpus)
     monkeypatch.setattr(hardware, "cores", lambda: 8)
-    assert (
-        jobs_at_once({"device": "auto", "engine": "auto", "jobs_per_gpu": 1} | changes) == expected
-    )
+    assert jobs_at_once({"device": "auto", "engine": "auto"} | changes) == expected
 
 
 @pytest.mark.parametrize(("seeds", "given", "expected"), [(3, "-1", 3), (20, "-1", 8), (3, "2", 2)])
@@ -94,7 +92,7 @@ def test_launch_options_reach_the_jobs(monkeypatch, tmp_path, seeds, given, expe
     assert job.hydra.launcher.n_jobs == expected
     assert job.hydra.sweep.dir == str(tmp_path / "it's")
     assert job.hydra.job.env_set == {COMMAND: "id"}
-    assert read_place(job.hydra.launcher) == Place(8 // expected, finds_gpu=True, alone=False)
+    assert read_place(job.hydra.launcher, 5) == Place(8 // expected, 5, alone=False)
 
 
 @pytest.mark.parametrize("text", ["/plain", "/with space", "/it's", "/a\\b", "/{x},[y]", "/a=b"])
@@ -106,24 +104,59 @@ def test_hydra_reads_a_quoted_path(text):
 @pytest.mark.parametrize(
     ("overrides", "expected"),
     [
-        (["hydra/launcher=basic"], Place(None, finds_gpu=True, alone=True)),
+        (["hydra/launcher=basic"], Place(None, 5, alone=True)),
         (
             ["hydra/launcher=submitit_local", "hydra.launcher.cpus_per_task=2"],
-            Place(2, finds_gpu=True, alone=True),
+            Place(2, 5, alone=True),
         ),
-        (["hydra/launcher=submitit_slurm"], Place(4, finds_gpu=False, alone=True)),
+        (["hydra/launcher=submitit_slurm"], Place(4, alone=True)),
         (
             ["hydra/launcher=ray", "hydra.launcher.ray.remote.num_cpus=3"],
-            Place(3, finds_gpu=False, alone=False),
+            Place(3, alone=False),
         ),
         (
             ["hydra/launcher=ray", "hydra.launcher.ray.remote.num_cpus=0.5"],
-            Place(1, finds_gpu=False, alone=False),
+            Place(1, alone=False),
         ),
     ],
 )
 def test_cores_and_gpus_of_a_job_follow_from_the_launcher(overrides, expected):
-    assert read_place(launching(*overrides).hydra.launcher) == expected
+    assert read_place(launching(*overrides).hydra.launcher, 5) == expected
+
+
+def test_jobs_use_the_gpus_in_turn(monkeypatch):
+    asked = hardware.Hardware(**HARDWARE | {"device": "auto"})
+    assert asked.for_job(1) is asked  # no GPU here
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert [asked.for_job(number).device for number in range(3)] == ["cuda:0", "cuda:1", "cuda:0"]
+    for changes in ({"device": "cpu"}, {"device": "cuda:1"}, {"engine": "workers"}):
+        other = replace(asked, **changes)
+        assert other.for_job(0) is other
+
+
+@pytest.mark.parametrize(
+    ("device", "processes", "devices"),
+    [
+        ("cuda", 3, ["cuda:0", "cuda:1", "cuda:2"]),  # not more than clients
+        ("auto", 3, ["cuda:0", "cuda:1", "cuda:2"]),
+        ("cuda:1", 1, ["cuda:1"]),
+        ("cpu", 3, ["cpu", "cpu", "cpu"]),
+    ],
+)
+def test_each_worker_uses_another_gpu_unless_one_is_named(monkeypatch, device, processes, devices):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(hardware, "cores", lambda: 8)
+    monkeypatch.setattr(
+        hardware.Resolved, "apply", lambda resolved: applied.append(str(resolved.device))
+    )
+    applied = []
+    asked = hardware.Hardware(**HARDWARE | {"device": device, "engine": "workers"})
+    resolved = asked.resolve(cohort_size=3)
+    assert resolved.workers == processes
+    for number in range(processes):
+        Worker(number).begin(resolved)
+    assert applied == devices
 
 
 @pytest.mark.parametrize(

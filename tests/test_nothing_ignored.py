@@ -116,8 +116,7 @@ REASONS = {
     "figures.style": "also of pictures that are drawn later (test_figure_styles.py)",
     "hardware.device": "how fast, not what (test_engines.py)",
     "hardware.engine": "how fast, not what (test_engines.py)",
-    "hardware.threads": "how fast, not what (test_gpus.py)",
-    "hardware.jobs_per_gpu": "of the jobs of a sweep (test_gpus.py)",
+    "hardware.threads": "how fast, not what (test_launchers.py)",
 }
 # choice of an option -> keys that nothing uses with it
 UNUSED = {

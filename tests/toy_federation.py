@@ -67,7 +67,6 @@ from fedexp.training.state import State
 
 CONF = Path(__file__).parents[1] / "conf"
 HARDWARE = {"device": "cpu", "engine": "auto", "precision": "fp32", "cuda_graphs": True}
-HARDWARE |= {"jobs_per_gpu": 1}
 HARDWARE |= dict.fromkeys(("workers", "threads", "chunk"))
 SIMULATED = HARDWARE | {"precision": "fp64"}  # hardware of the simulations in tests
 # engines that `make test` compares for every algorithm

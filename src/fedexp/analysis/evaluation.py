@@ -236,6 +236,5 @@ def choose_hardware(run: RunDirectory, device: str, exact: bool = False) -> Reso
         threads=None,
         chunk=None,
         cuda_graphs=True,
-        jobs_per_gpu=1,
     )
     return hardware.resolve(cohort_size=1)

@@ -80,7 +80,7 @@ def read_job(config: Any, hydra_config: Any) -> "Job":
         hydra_config,
         Path(runtime["output_dir"]),
         sweep=Path(hydra_config.sweep.dir).name if in_sweep else None,
-        place=read_place(hydra_config.launcher) if in_sweep else Place(),
+        place=read_place(hydra_config.launcher, hydra_config.job.num) if in_sweep else Place(),
         in_search=in_sweep and "n_trials" in hydra_config.sweeper,
     )
 

@@ -13,7 +13,6 @@ from fedexp.config.options import list_options
 from fedexp.config.spelling import quoted
 from fedexp.core.errors import ConfigError
 from fedexp.core.packages import how_to_install
-from fedexp.training.gpus import count_gpus
 from fedexp.training.job import Place
 
 # Launcher -> (the fedexp extra that installs it, the library after which its plugin is named).
@@ -115,32 +114,37 @@ def describe_launch(launcher: str, options: Mapping[str, Any], jobs: int, direct
 
 
 def jobs_at_once(hardware: Mapping[str, Any]) -> int:
-    """Return how many jobs this machine runs at a time.
-
-    Invalid values are replaced by defaults here, since the jobs report them as errors.
-    """
+    """Return how many jobs this machine runs at a time: one per GPU, or one per core."""
     from fedexp.engine.hardware import cores
 
-    device, per_gpu = str(hardware["device"]), hardware.get("jobs_per_gpu")
+    device = str(hardware["device"])
     gpus = 0 if device == "cpu" else count_gpus()
-    if not gpus:
-        return cores()
-    usable = 1 if device.startswith("cuda:") or hardware["engine"] == "workers" else gpus
-    return usable * (per_gpu if isinstance(per_gpu, int) and per_gpu >= 1 else 1)
+    if gpus and (device.startswith("cuda:") or hardware["engine"] == "workers"):
+        return 1
+    return gpus or cores()
 
 
-def read_place(launcher: Mapping[str, Any]) -> Place:
-    """Return the resources for one job of a sweep. launcher: the job's node `hydra.launcher`."""
+def count_gpus() -> int:
+    import torch
+
+    return torch.cuda.device_count()
+
+
+def read_place(launcher: Mapping[str, Any], number: int) -> Place:
+    """Return the resources for one job of a sweep.
+
+    launcher: the job's node `hydra.launcher`. number: the job's number.
+    """
     match str(launcher["_target_"]).rpartition(".")[2]:
         case "BasicLauncher":
-            return Place(finds_gpu=True)
+            return Place(number=number)
         case "JoblibLauncher":
             from fedexp.engine.hardware import cores
 
             at_once = launcher["n_jobs"] if launcher["n_jobs"] > 0 else cores()
-            return Place(max(cores() // at_once, 1), finds_gpu=True, alone=at_once == 1)
+            return Place(max(cores() // at_once, 1), number, alone=at_once == 1)
         case "LocalLauncher":
-            return Place(launcher["cpus_per_task"], finds_gpu=True)
+            return Place(launcher["cpus_per_task"], number)
         case "SlurmLauncher":
             return Place(launcher["cpus_per_task"])
         case "RayLauncher":

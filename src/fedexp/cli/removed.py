@@ -9,6 +9,7 @@ REMOVED = {  # subcommand, key or group=option -> replacement
     "dataset=shakespeare": "dataset=huggingface_text with dataset.owner=<column>",
     "dataset=svhn": "dataset=torchvision dataset.name=SVHN",
     "forgetting_metric=backward_transfer": "forgetting_metric=forgetting",
+    "hardware.jobs_per_gpu": "hydra.launcher.n_jobs; the jobs use the GPUs in turn",
     "hydra.sweeper.pruner": "stop.patience, which ends runs that no longer improve",
     "hydra.sweeper.startup_trials": "hydra.sweeper.sampler=random for the first trials",
     "hydra.sweeper.warmup_rounds": "stop.patience, which ends runs that no longer improve",

@@ -16,7 +16,7 @@ import torch
 
 from fedexp.core.console import plural
 from fedexp.core.errors import require
-from fedexp.core.limits import Checked, Count, CountOrNone, Limit
+from fedexp.core.limits import Checked, CountOrNone, Limit
 from fedexp.engine.base import Engine
 from fedexp.engine.processes.workers import Workers
 from fedexp.engine.sequential import Sequential
@@ -57,8 +57,6 @@ class Hardware(Checked, prefix="hardware."):
     # clients that the vectorised engine trains at the same time; None: as many as fit into memory
     chunk: CountOrNone
     cuda_graphs: bool  # whether the vectorised engine records its steps as CUDA graphs
-    # maximum number of jobs of a sweep that share a GPU (fedexp.training.gpus)
-    jobs_per_gpu: Count
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -66,10 +64,15 @@ class Hardware(Checked, prefix="hardware."):
         wanted = f"null with hardware.engine={self.engine} (hardware.workers=null)"
         require(only, "hardware.workers", self.workers, wanted)
 
-    @property
-    def takes_any_gpu(self) -> bool:
-        """Return whether the run uses only one GPU and does not specify its number."""
-        return self.device in ("auto", "cuda") and self.engine != "workers"
+    def for_job(self, number: int) -> "Hardware":
+        """Return the hardware for a job of a sweep, given the job's number.
+
+        The jobs use this machine's GPUs in turn, unless `device` names a GPU or a job uses all.
+        """
+        gpus = torch.cuda.device_count()
+        if not gpus or self.device not in ("auto", "cuda") or self.engine == "workers":
+            return self
+        return replace(self, device=f"cuda:{number % gpus}")
 
     def resumed(self) -> "Hardware":
         """Return the hardware for a run that is resumed, which may have started on a GPU.

@@ -44,7 +44,7 @@ FREE = (
     "hardware.threads",
     "hardware.workers",
     "hardware.chunk",
-    "hardware.jobs_per_gpu",
+    "hardware.jobs_per_gpu",  # in older configurations
     "hardware.jobs_together",  # in older configurations
 )
 SOURCE = re.compile(r"(?:dataset|surrogate\.dataset|scenario\.domains\.\d+)\.(\w+)")  # a data set

@@ -12,8 +12,8 @@ class Place:
     """The resources that the launcher gives to a job."""
 
     cores: int | None = None  # cores that the job may use; None: all cores of its process
-    # True if no scheduler assigns GPUs, so the jobs on this machine share them (see gpus.py).
-    finds_gpu: bool = False
+    # The job's number, by which it chooses a GPU; None for a single run or if a scheduler chooses.
+    number: int | None = None
     alone: bool = True  # True if no other job writes to the same terminal
 
 

@@ -22,10 +22,9 @@ from fedexp.rundir.repair import remove_failed_attempt
 from fedexp.trackers.base import RoundRecord, RunInfo, Tracker, final_tables, records
 from fedexp.trackers.progress import Progress, result_line, result_table
 from fedexp.trackers.several import TrackerGroup
-from fedexp.training import gpus
 from fedexp.training.checkpoint_fit import fits_run
 from fedexp.training.checks import check_used
-from fedexp.training.job import Job, Place
+from fedexp.training.job import Job
 from fedexp.training.prepare import Prepared, prepare
 from fedexp.training.provenance import environment, peak_memory
 from fedexp.training.recorder import Recorder
@@ -61,7 +60,6 @@ def train_run(job: Job) -> dict[str, Any]:
     config = built.values | {"choices": dict(job.choices)}
     with ExitStack() as held:
         early = held.enter_context(early_lines())
-        # A sweep's job is locked early, because it may wait for a GPU.
         is_locked = job.sweep is not None or (job.directory / files.CONFIG).exists()
         if is_locked:
             held.enter_context(locked_directory(job.directory))
@@ -72,7 +70,8 @@ def train_run(job: Job) -> dict[str, Any]:
         # Options without effect are allowed in a search and if a sweep continues a job.
         if not job.in_search and (not continues or job.sweep is None):
             check_used(config, typed_overrides(job.overrides))
-        built = held.enter_context(on_a_gpu(built, job.place))
+        if job.place.number is not None:
+            built = replace(built, hardware=built.hardware.for_job(job.place.number))
         if job.sweep is not None:
             (job.directory / run_reuse.NOTE).unlink(missing_ok=True)
             log.info("job %s", job.directory.name)
@@ -113,21 +112,6 @@ def open_run(
         state = restore_state(job.directory, saved.state, simulation, hardware.device)
     state = state or simulation.initial_state()
     return Run(job, built, config, simulation, hardware, marks, saved, state)
-
-
-@contextmanager
-def on_a_gpu(built: Built, place: Place) -> Iterator[Built]:
-    """Reserve the GPU with the fewest jobs while the block runs, and yield a configuration for it.
-
-    If the launcher assigns the GPU, the configuration is unchanged.
-    """
-    hardware = built.hardware
-    names = gpus.visible() if place.finds_gpu and hardware.takes_any_gpu else []
-    if not names:
-        yield built
-        return
-    with gpus.reserve_gpu(names, hardware.jobs_per_gpu) as number:
-        yield replace(built, hardware=replace(hardware, device=f"cuda:{number}"))
 
 
 @contextmanager
