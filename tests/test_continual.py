@@ -32,6 +32,7 @@ from fedexp.algorithms.pilora import PILoRA
 from fedexp.algorithms.target import TARGET
 from fedexp.analysis.algorithm_costs import read_option
 from fedexp.config.trust import find_class
+from fedexp.config.values import resolve
 from fedexp.core import storage, tree
 from fedexp.core.errors import ConfigError
 from fedexp.data.views import PLAIN
@@ -56,6 +57,7 @@ from toy_federation import (
     TinyTransformer,
     assemble,
     broadcast,
+    composed,
     context,
     describe,
     detached,
@@ -587,6 +589,24 @@ def test_centralised_cfed_draws_its_surrogate_examples_at_random():
     few = replace(info, surrogate=(np.arange(1000, 1003),))
     assert set(role.training_part(few, 0)[1].tolist()) == {1000, 1001, 1002}
     assert len(role.training_part(few, 0)[1]) == new
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        (["local.optimizer=sgd"], 100.0),
+        (["local.optimizer=nesterov"], 100.0),
+        (["local.optimizer=adam"], 1e5),
+        (["experiment=cfed/text_class"], 1e5),
+        (["experiment=lorm/cifar100"], 1e5),
+        (["algorithm.lambda_=3"], 3),
+    ],
+)
+@pytest.mark.parametrize("algorithm", ["ewc", "fedewc"])
+def test_default_penalty_of_ewc_depends_on_the_optimizer(algorithm, overrides, expected):
+    """SGD is unstable with the papers' value, which Adam needs."""
+    config = resolve(composed(f"algorithm={algorithm}", *overrides))
+    assert config["algorithm"]["lambda_"] == expected
 
 
 def test_ewc_fisher_equals_the_formula_for_softmax_regression():

@@ -51,8 +51,12 @@ def rows(folder: Path) -> Iterator[tuple[str, Needs]]:
 
 
 def read_option(path: Path) -> dict[str, Any]:
-    """Return the content of an option's file, merged with the options in its defaults list."""
-    node: Any = OmegaConf.to_container(OmegaConf.load(path))
+    """Return the content of an option's file, merged with the options in its defaults list.
+
+    Values that depend on the local optimizer are those for SGD.
+    """
+    root = OmegaConf.create({"local": {"optimizer": "sgd"}, "option": OmegaConf.load(path)})
+    node: Any = OmegaConf.to_container(root.option, resolve=True)
     before: dict[str, Any] = {}
     for name in node.pop("defaults", ()):
         before |= {} if name == "_self_" else read_option(path.with_name(f"{name}.yaml"))

@@ -36,6 +36,12 @@ from fedexp.trackers.base import TrackerConfig
 T = TypeVar("T")
 
 REFERENCE = re.compile(r"\$\{([\w.]+)\}")
+# `${fedexp.for_sgd:optimizer,value,others}` is a default that depends on the local optimizer.
+OmegaConf.register_new_resolver(
+    "fedexp.for_sgd",
+    lambda optimizer, value, others: value if optimizer in ("sgd", "nesterov") else others,
+    replace=True,
+)
 KINDS = {int: "an integer", float: "a number", bool: "true or false", str: "a string"}
 
 # the nodes and groups whose classes do not need torch
