@@ -12,15 +12,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-import yaml
 from omegaconf import OmegaConf
 
 from fedexp.core.errors import ConfigError
 from fedexp.data import marks
 from fedexp.data.marks import SourceFile, checksums, content_mark, count_changed_files, join_marks
-from fedexp.rundir import origin, run_reuse
-from fedexp.rundir.fingerprint import data_marks, fingerprint, with_recorded_marks
-from test_compare import make_run
+from fedexp.rundir import origin
+from fedexp.rundir.fingerprint import data_marks, fingerprint
 from test_datasets import (
     dataset,
     leaf_json,
@@ -218,7 +216,7 @@ def test_fingerprint_depends_on_bytes(tmp_path):
     before, found = fingerprint(config), data_marks(config)
     change(tmp_path / "photos/train/a/000.png")
     assert fingerprint(config) != before
-    assert fingerprint(with_recorded_marks(config, found)) == before
+    assert fingerprint(config, found) == before
 
 
 def test_changed_data_are_rejected_unless_accepted(tmp_path, caplog):
@@ -292,27 +290,6 @@ def test_record_of_an_attempt_without_rounds_is_ignored(tmp_path):
     assert found["directory"] == str(Path.cwd())
     origin.record(directory, {}, data, marks[1], {"precision": "fp32"})
     assert origin.read(directory) == found
-
-
-@pytest.mark.parametrize("key", ["dataset.root", "dataset.files"])
-def test_run_on_other_data_is_not_reused(key, tmp_path):
-    """A run is found by its recorded marks. A run without marks is reused too."""
-    config = photos(tmp_path) if key.endswith("root") else {"dataset": {"name": "news"}}
-    now = data_marks(config) or {key: "2 files (bytes 0123456789abcdef)"}
-    make_run(tmp_path / run_reuse.ROOT / "sweep", [], [0.5])
-    run, job = tmp_path / run_reuse.ROOT / "sweep/run0", tmp_path / run_reuse.ROOT / "other/job"
-    config = yaml.safe_load((run / "config.yaml").read_text()) | config
-    (run / "config.yaml").write_text(yaml.safe_dump(config))
-    assert run_reuse.find_reusable(job, config, marks=lambda: now) == run
-    note(run, config, now)
-    assert run_reuse.find_reusable(job, config, marks=lambda: now) == run
-    other = {key: now[key].replace(checksums(now[key])[0], "f" * 16)}
-    if key.endswith("files"):
-        assert run_reuse.find_reusable(job, config, marks=lambda: other) is None
-        assert run_reuse.find_reusable(job, config, marks=dict) == run, "the data are not there"
-    (run / origin.NAME).unlink()
-    note(run, config, other)
-    assert run_reuse.find_reusable(job, config, marks=lambda: now) is None
 
 
 def test_marks_need_no_writable_data_dir(read, tmp_path):

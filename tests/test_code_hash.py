@@ -8,9 +8,9 @@ import pytest
 import yaml
 
 from fedexp.data.marks import checksums, join_marks
-from fedexp.rundir import origin, run_reuse
+from fedexp.rundir import origin
 from fedexp.rundir.code_hash import code_mark
-from fedexp.rundir.fingerprint import data_marks, fingerprint, with_recorded_marks
+from fedexp.rundir.fingerprint import data_marks, fingerprint
 from fedexp.rundir.sweeps import find_jobs, without_outdated
 from test_compare import make_run
 from toy_federation import make_simulation
@@ -93,14 +93,11 @@ def test_fingerprint_depends_on_code_and_recorded_marks_keep_it(plug):
     (plug / "helper.py").write_text("def help(): return 2\n")
     assert fingerprint(CONFIG) != before
     assert fingerprint(CONFIG, marks) == before
-    assert fingerprint(with_recorded_marks(CONFIG, marks)) == before
-    unknown = fingerprint(with_recorded_marks(CONFIG, {}))  # of a version that did not note it
-    assert unknown not in (before, fingerprint(CONFIG))
 
 
 def test_class_of_an_installed_package_has_no_mark():
     config = {"model": {"_target_": "torch.nn.Linear"}}
-    assert fingerprint(with_recorded_marks(config, data_marks(config))) == fingerprint(config)
+    assert data_marks(config) == {}
 
 
 def note(directory, config=CONFIG):
@@ -143,19 +140,6 @@ def test_resume_with_changed_code_is_allowed_and_recorded(plug, tmp_path):
 
 def last(mark):
     return checksums(mark)[-1]
-
-
-def test_run_with_other_code_is_not_reused(plug, tmp_path):
-    root = tmp_path / run_reuse.ROOT / "sweep"
-    make_run(root, [], [0.5])
-    run = root / "run0"
-    config = yaml.safe_load((run / "config.yaml").read_text()) | CONFIG
-    (run / "config.yaml").write_text(yaml.safe_dump(config))
-    note(run, config)
-    job = tmp_path / run_reuse.ROOT / "other" / "job"
-    assert run_reuse.find_reusable(job, config) == run
-    (plug / "helper.py").write_text("def help(): return 2\n")
-    assert run_reuse.find_reusable(job, config) is None
 
 
 def test_table_has_the_run_with_the_current_code(plug, tmp_path, caplog):

@@ -2,10 +2,9 @@
 
 import logging
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +23,6 @@ from fedexp.core.errors import ConfigError
 from fedexp.rundir import files
 from fedexp.rundir.lock import is_occupied
 from fedexp.rundir.reader import RunDirectory
-from fedexp.rundir.run_reuse import (
-    find_reusable,
-    finished_by_training,
-    reused_run,
-)
 from fedexp.rundir.schema import OVER
 from fedexp.training.checks import check, check_used
 from fedexp.training.prepare import centralized_config, metrics_of
@@ -119,21 +113,6 @@ def plan_jobs(launches: Sequence[Sequence[str]], folders: Sequence[Path]) -> lis
 # --- the states of jobs
 
 
-def job_states(jobs: Sequence[Planned]) -> Iterator[tuple[str, str]]:
-    """Yield (state, note) for each job.
-
-    If a run from another sweep is used for the job, the note names that run.
-    """
-    finished = cache(finished_by_training)
-    for job in jobs:
-        state, note = job_status(job), ""
-        if state == "new" and job.config:
-            multirun = job.directory.absolute().parent.parent
-            if other := find_reusable(job.directory, job.config, finished(multirun / "any")):
-                state, note = RunDirectory(other).status, f"in {other.parent.name}/{other.name}"
-        yield state, note
-
-
 def job_status(job: Planned) -> str:
     """Return the state of a job, read from its directory.
 
@@ -142,7 +121,7 @@ def job_status(job: Planned) -> str:
     """
     if is_occupied(job.directory):
         return "running"
-    run = RunDirectory(reused_run(job.directory) or job.directory)
+    run = RunDirectory(job.directory)
     if run.has(files.SUMMARY):
         # a run that was ended by `stop` continues if the job has different limits
         stop = Stop(**(job.config.get("stop") or {}))
@@ -163,9 +142,10 @@ def show_jobs(jobs: Sequence[Planned]) -> None:
     names = name_jobs(jobs)
     width = max(map(len, names), default=0)
     counts: Counter[str] = Counter()
-    for name, (state, note) in zip(names, job_states(jobs), strict=True):
+    for name, job in zip(names, jobs, strict=True):
+        state = job_status(job)
         counts["done" if state in OVER else state.split()[0]] += 1
-        print(f"{name:<{width}}  {state:<18} {note}".rstrip())
+        print(f"{name:<{width}}  {state}")
     others = [f", {number} {kind}" for kind, number in sorted(counts.items()) if kind != "done"]
     print(f"{len(jobs)} jobs: {counts['done']} done{''.join(others)}")
 

@@ -27,7 +27,6 @@ from fedexp.core.limits import Checked, Count, CountFrom0, CountOrNone
 from fedexp.rundir.fingerprint import short_hash
 from fedexp.rundir.objective import direction_of, objective_name, objective_value
 from fedexp.rundir.reader import RunDirectory
-from fedexp.rundir.sweeps import resolve_reuse
 
 optuna.logging.set_verbosity(optuna.logging.WARNING)
 
@@ -163,7 +162,7 @@ def tell(study: optuna.Study, number: int, result: Any, objective: str) -> None:
     # not resolved, since a path may contain `${`
     runtime: Any = OmegaConf.to_container(result.hydra_cfg.hydra.runtime, resolve=False)
     directory = Path(runtime["output_dir"])
-    run = resolve_reuse(RunDirectory(directory))
+    run = RunDirectory(directory)
     value = objective_value(run.summary, objective)
     study.set_user_attr(str(number), {"rounds": run.summary.get("rounds"), "run": directory.name})
     if run.diverged:

@@ -30,7 +30,7 @@ from fedexp.core.npz import save_npz
 from fedexp.data.partitioned import partition_hash
 from fedexp.rundir import files
 from fedexp.rundir.reader import RunDirectory
-from fedexp.rundir.sweeps import find_jobs, resolve_reuse
+from fedexp.rundir.sweeps import find_jobs
 
 TABLE = "runs.jsonl.xz"
 # exceptions that reading an invalid table may raise
@@ -63,7 +63,7 @@ def all_jobs(sweep: Path) -> Iterator[list[RunDirectory]]:
     lines = {
         name: line
         for name, line in read_table(sweep).items()
-        if not resolve_reuse(RunDirectory(sweep / name)).finished
+        if not RunDirectory(sweep / name).finished
     }
     with TemporaryDirectory(prefix="fedexp-") as temporary:
         jobs = [run for run in find_jobs(sweep) if run.directory.name not in lines]

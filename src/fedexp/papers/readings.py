@@ -17,7 +17,6 @@ from fedexp.analysis.sweep import Sweep, load_sweep
 from fedexp.config.options import conf_directory, list_options
 from fedexp.papers.cells import CELL, cells, published_cells
 from fedexp.papers.runs import read_runs
-from fedexp.rundir.run_reuse import ROOT
 
 KEY = [*CELL, "metric"]
 SETTING = ["dataset", "partition_param", "metric"]  # identifies a row of Flashback's table
@@ -36,7 +35,7 @@ def compare_everything(
     conf = [conf_directory()]
     every = [load_sweep(name, conf) for name in list_options("sweep", conf)]
     sweeps = {sweep.name: sweep for sweep in every if sweep.paper}
-    runs = read_runs(root / ROOT / name for name in sweeps)
+    runs = read_runs(root / "multirun" / name for name in sweeps)
     tables = {}
     for name in runs["sweep"].unique():
         table = join_readings(sweeps[name], runs, name)

@@ -13,8 +13,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from fedexp.data.marks import checksums, content_mark, file_mark
-from fedexp.rundir.code_hash import CODE, code_mark
+from fedexp.data.marks import content_mark, file_mark
+from fedexp.rundir.code_hash import code_mark
 from fedexp.rundir.revisions import recorded_revisions, value_of
 
 FORMAT = 2  # version of the fingerprint's format
@@ -202,32 +202,6 @@ def class_name(target: object) -> Any:
 def is_own_class(key: str, value: object) -> bool:
     """Return whether the value of a key names a class outside fedexp."""
     return key.rpartition(".")[2] == TARGET and isinstance(value, str) and not value.startswith(OWN)
-
-
-def with_recorded_marks(container: Mapping[str, Any], marks: Mapping[str, str]) -> dict[str, Any]:
-    """Return a run's configuration with the marks that were recorded when the run was made.
-
-    The marks replace the users' classes and the data paths, so the result does not depend on the
-    current code and data. A user's class without a recorded mark is marked as unknown, so it
-    differs from every current class. A class that never has a mark, such as a class in an installed
-    package, is not changed.
-
-    marks: the recorded `data_marks` of the run.
-    """
-
-    def replace(node: Any, prefix: str) -> Any:
-        if isinstance(node, list):
-            return [replace(each, f"{prefix}{number}.") for number, each in enumerate(node)]
-        if not isinstance(node, Mapping):
-            return node
-        kept = {key: replace(value, f"{prefix}{key}.") for key, value in node.items()}
-        if is_own_class(f"{prefix}{TARGET}", kept.get(TARGET)) and code_mark(kept[TARGET]):
-            kept[TARGET] += f"{CODE}unknown)"
-        known = {key: marks.get(f"{prefix}{key}", "") for key in kept}
-        return kept | {key: mark for key, mark in known.items() if checksums(mark)}
-
-    found: dict[str, Any] = replace(container, "")
-    return found
 
 
 def code_marks(container: Mapping[str, Any]) -> dict[str, str]:

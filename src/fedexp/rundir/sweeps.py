@@ -10,7 +10,6 @@ from fedexp.data.marks import checksums
 from fedexp.rundir import contents, files, origin
 from fedexp.rundir.fingerprint import TARGET, data_marks
 from fedexp.rundir.reader import MARKS, RunDirectory
-from fedexp.rundir.run_reuse import reused_run
 
 log = logging.getLogger("fedexp")
 MARKER = files.SWEEP[0]  # in the directory of a named sweep
@@ -32,7 +31,7 @@ def find_jobs(sweep: Path) -> list[RunDirectory]:
 
     sweep: the directory of the sweep.
     """
-    return [resolve_reuse(RunDirectory(path)) for path in job_directories(sweep)]
+    return [RunDirectory(path) for path in job_directories(sweep)]
 
 
 def job_directories(sweep: Path) -> list[Path]:
@@ -55,15 +54,15 @@ def own_jobs(sweep: Path, names: Collection[str] | None = None) -> list[RunDirec
     known: dict[object, str] = {}
     left_out = {}
     for path in job_directories(sweep):
-        run = resolve_reuse(RunDirectory(path))
+        run = RunDirectory(path)
         is_foreign = made_in is not None and run.summary.get("sweep", made_in) != made_in
         identity = run.summary.get("fingerprint") or path
         if names is not None and path.name not in names:
             left_out[path.name] = "is no job of this command"
-        elif is_foreign and run.reused_for is None:
+        elif is_foreign:
             left_out[path.name] = f"was not made by the sweep {made_in}"
-        elif known.setdefault((identity, run.reused_for), path.name) != path.name:
-            left_out[path.name] = f"has the configuration of {known[identity, run.reused_for]}"
+        elif known.setdefault(identity, path.name) != path.name:
+            left_out[path.name] = f"has the configuration of {known[identity]}"
         else:
             runs.append(run)
     for name, reason in left_out.items():
@@ -129,9 +128,3 @@ def recency(run: RunDirectory) -> tuple[bool, float]:
     return not origin.find_changes(origin.recorded_marks(run.directory), data_marks(run.config)), (
         run.directory / files.SUMMARY
     ).stat().st_mtime
-
-
-def resolve_reuse(run: RunDirectory) -> RunDirectory:
-    """Return the run from another sweep that a job reuses, or `run` itself if it reuses none."""
-    other = None if run.finished else reused_run(run.directory)
-    return run if other is None else RunDirectory(other, tuple(run.overrides))

@@ -22,7 +22,7 @@ from fedexp.core import storage
 from fedexp.core.errors import ConfigError
 from fedexp.data.partitioned import Partition, find_task_partitions
 from fedexp.figures.pictures import picture_files
-from fedexp.rundir import checkpoint, contents, csv_files, files, origin, run_reuse
+from fedexp.rundir import checkpoint, contents, csv_files, files, origin
 from fedexp.rundir.files import require_replaceable
 from fedexp.rundir.reader import RunDirectory, finished_summary
 from fedexp.rundir.repair import repair_job
@@ -83,12 +83,10 @@ def find_finished(
 ) -> dict[str, Any] | None:
     """Return the summary if the run of this job has already finished, or None.
 
-    If a job of a sweep has no run yet, the finished run of another sweep is reused.
-
     continues: the result of `check_start`.
     """
     if not continues:
-        return None if job.sweep is None else find_in_other_sweep(job, built, config)
+        return None
     summary = finished_summary(job.directory)
     if summary is None or not is_finished(summary, built.stop, built.settings.resume is not None):
         return None
@@ -101,21 +99,6 @@ def find_finished(
     if job.sweep is None:
         result_table(summary, result_files(job.directory, picture_files(job.directory / "figures")))
     return summary
-
-
-def find_in_other_sweep(job: Job, built: Built, config: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the summary of a finished run of another sweep with this configuration, or None.
-
-    The directory of the reused run is recorded in the directory of this job.
-    """
-    other = run_reuse.find_reusable(
-        job.directory, config, marks=lambda: origin.current_marks(config, built.sources)
-    )
-    if other is None:
-        return None
-    run_reuse.record_reuse(job.directory, other, job.overrides)
-    log.info("job %s: reusing the complete run in %s", job.directory.name, other)
-    return finished_summary(other) or {}
 
 
 def recorded_precision(directory: Path) -> str | None:

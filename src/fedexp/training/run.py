@@ -16,7 +16,7 @@ from fedexp.config.build import Built, build
 from fedexp.config.overrides import typed_overrides
 from fedexp.core import storage
 from fedexp.engine.network import default_torch
-from fedexp.rundir import checkpoint, files, origin, run_reuse
+from fedexp.rundir import checkpoint, files, origin
 from fedexp.rundir.reader import RunDirectory
 from fedexp.rundir.repair import remove_failed_attempt
 from fedexp.trackers.base import RoundRecord, RunInfo, Tracker, final_tables, records
@@ -73,7 +73,6 @@ def train_run(job: Job) -> dict[str, Any]:
         if job.place.number is not None:
             built = replace(built, hardware=built.hardware.for_job(job.place.number))
         if job.sweep is not None:
-            (job.directory / run_reuse.NOTE).unlink(missing_ok=True)
             log.info("job %s", job.directory.name)
         before = recorded_precision(job.directory) if continues else None
         prepared = prepare(built, job.place.cores, before)
