@@ -10,7 +10,7 @@ from pathlib import Path
 from benchmarks import measure
 from benchmarks.measure import Contestant, fedexp
 from benchmarks.w1 import EPOCHS, OVERRIDES, data_overrides, data_sentence, prepare_workload
-from fedexp.engine.hardware import EMULATED, bf16_slowdown, cores
+from fedexp.engine.hardware import bf16_slowdown, cores
 
 
 def contestants(options: argparse.Namespace, workload: Path, data: list[str]) -> list[Contestant]:
@@ -120,7 +120,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     options = parser.parse_args(arguments)
     if options.precisions is None:
         options.precisions = ["fp32", "bf16"]
-        if bf16_slowdown() > EMULATED:
+        if bf16_slowdown() > 3:
             options.precisions = ["fp32"]
             print(
                 "bf16 is left out because this CPU emulates it; use --precisions=fp32,bf16 to"

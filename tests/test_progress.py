@@ -24,7 +24,7 @@ SUMMARY = {
     "train_samples_per_second": 12345.6,
     "hardware": {
         **{"device": "cpu", "engine": "sequential", "gpu": None, "precision": "fp32"},
-        **{"by_timing": ["precision"], "seconds_of_a_step": {"fp32": 0.003}},
+        **{"seconds_of_a_step": {"fp32": 0.003}},
     },
 }
 
@@ -205,7 +205,7 @@ def test_result_is_printed_as_plain_text(tmp_path, monkeypatch):
         "rounds to target": "0.5: 7, 0.99: never",
         "time": "1:02:05",
         "samples/s": "12,346",
-        "hardware": "device cpu, engine sequential, precision fp32 (by timing)",
+        "hardware": "device cpu, engine sequential, precision fp32",
     }
     assert output.splitlines()[-2:] == ["  run/summary.json", f"  {elsewhere}"]
 

@@ -222,7 +222,7 @@ def choose_hardware(run: RunDirectory, device: str, exact: bool = False) -> Reso
     """
     asked: Any = run.config.get("hardware")
     precision: Any = asked.get("precision", "fp32") if isinstance(asked, dict) else "fp32"
-    if precision == "auto":  # use the precision that was chosen by timing
+    if precision == "auto":  # use the precision that was chosen for the run
         precision = (run.summary.get("hardware") or {}).get("precision", "fp32")
     if exact:
         precision = "fp64" if precision == "fp64" else "fp32"

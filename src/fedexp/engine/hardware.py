@@ -5,7 +5,6 @@ import ctypes
 import os
 import platform
 import time
-from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -24,8 +23,7 @@ from fedexp.engine.vectorised.engine import Vectorised
 
 # the defaults of the options that only the vectorised engine uses
 VECTORISED = {"chunk": None, "cuda_graphs": True}
-# On a CPU, bf16 is considered slow or emulated if it takes this many times as long as fp32.
-SLOW, EMULATED = 1.2, 3.0
+SLOW = 1.2  # on a CPU, bf16 is slow if it takes this many times as long as fp32
 
 
 def is_device(name: str) -> bool:
@@ -41,11 +39,7 @@ def is_thread_count(number: int | None) -> bool:
 
 
 class Hardware(Checked, prefix="hardware."):
-    """The hardware that the user requests.
-
-    `resolve` replaces each `auto` except that of the precision. The precision is chosen later, by
-    timing (fedexp.training.precision).
-    """
+    """The hardware that the user requests. `resolve` replaces each `auto`."""
 
     device: Annotated[str, Limit("one of auto, cpu, cuda, cuda:<number>", is_device)]
     engine: Literal["auto", "sequential", "workers", "vectorised"]
@@ -74,17 +68,21 @@ class Hardware(Checked, prefix="hardware."):
             return self
         return replace(self, device=f"cuda:{number % gpus}")
 
-    def resumed(self) -> "Hardware":
+    def resumed(self, before: str) -> "Hardware":
         """Return the hardware for a run that is resumed, which may have started on a GPU.
 
-        A CPU continues a run in tf32 with fp32, which is at least as exact.
+        `hardware.precision=auto` keeps the precision of the run. A CPU continues a run in tf32 with
+        fp32, which is at least as exact.
+
+        before: the precision that the run started with.
         """
-        if self.precision != "tf32" or self._device()[0].type == "cuda":
-            return self
-        return replace(self, precision="fp32")
+        precision: Any = before if self.precision == "auto" else self.precision
+        if precision == "tf32" and self._device()[0].type != "cuda":
+            precision = "fp32"
+        return replace(self, precision=precision)
 
     def resolve(self, cohort_size: int, share: int | None = None) -> "Resolved":
-        """Return the hardware that the run uses. Only the precision may still be `auto`.
+        """Return the hardware that the run uses.
 
         The choice assumes that the vectorised engine supports the model (see `without_vmap`).
 
@@ -102,11 +100,14 @@ class Hardware(Checked, prefix="hardware."):
         in_workers = engine == "workers"
         # Each worker uses one thread, so that the number of cores does not affect rounding.
         threads = self.threads or (1 if in_workers else default_threads(share))
+        precision: str = self.precision
+        if precision == "auto":
+            precision = "bf16" if device.type == "cuda" and has_bf16() else "fp32"
         trainer: Engine = Sequential()
         if engine == "vectorised" or (in_workers and device.type == "cuda"):
             trainer = Vectorised(self.chunk, self.cuda_graphs)
         count = workers if in_workers else 1
-        resolved = Resolved(device, engine, self.precision, threads, count, trainer, reason)
+        resolved = Resolved(device, engine, precision, threads, count, trainer, reason)
         self._check(resolved)
         return resolved
 
@@ -158,20 +159,15 @@ class Hardware(Checked, prefix="hardware."):
 
 @dataclass(frozen=True)
 class Resolved:
-    """The hardware that a run uses, without `auto` except for the precision."""
+    """The hardware that a run uses, without `auto`."""
 
     device: torch.device
     engine: str
-    precision: str  # auto until timing has decided
+    precision: str
     threads: int  # of each process
     workers: int  # number of processes that train
     trainer: Engine  # trains the clients, in this process or in each worker
     reason: str
-    timed: Mapping[str, float] | None = None
-    """The seconds per step in each precision, if the precision was chosen by timing.
-
-    Empty if a resumed run keeps its precision. None if only one precision was possible.
-    """
 
     @property
     def dtype(self) -> torch.dtype:
@@ -180,18 +176,6 @@ class Resolved:
         With bf16, the forward pass runs in bf16 with fp32 parameters (autocast).
         """
         return torch.float64 if self.precision == "fp64" else torch.float32
-
-    @property
-    def precisions(self) -> list[str]:
-        """Return the precisions that `auto` may select: those that the device does not emulate."""
-        if self.device.type == "cpu":
-            return ["fp32"] if bf16_slowdown() > EMULATED else ["fp32", "bf16"]
-        ampere = torch.cuda.is_bf16_supported(including_emulation=False)
-        return ["fp32", "tf32", "bf16"] if ampere else ["fp32"]
-
-    def choose(self, precision: str, timed: Mapping[str, float] | None = None) -> "Resolved":
-        """Return a copy of the hardware with the given precision instead of `auto`."""
-        return replace(self, precision=precision, timed=timed)
 
     @property
     def vectorises(self) -> bool:
@@ -243,7 +227,7 @@ class Resolved:
         cuda = self.device.type == "cuda"
         name = self.device_name if cuda else plural(self.threads, "thread")
         precision = self.precision
-        if cuda and precision == "fp32" and "tf32" in self.precisions:
+        if cuda and precision == "fp32" and has_bf16():
             precision = "fp32 (tf32 is faster and less exact)"
         if self.engine != "workers":
             return f"{self.device} ({name}), engine {self.engine}, {precision}: {self.reason}"
@@ -252,7 +236,7 @@ class Resolved:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the values for summary.json."""
-        values = {
+        return {
             "device": str(self.device),
             "name": self.device_name,
             "engine": self.engine,
@@ -260,9 +244,6 @@ class Resolved:
             "threads": self.threads,
             "workers": self.workers,
         }
-        if self.timed is not None:
-            values |= {"by_timing": ["precision"], "seconds_of_a_step": dict(self.timed)}
-        return values
 
     def arithmetic(self) -> dict[str, Any]:
         """Return the values that affect the rounding of results.
@@ -277,8 +258,8 @@ class Resolved:
             values |= {"chunk": self.trainer.chunk}
         if self.device.type == "cuda":
             values |= {"cuda": torch.version.cuda, "cudnn": torch.backends.cudnn.version()}
-        exact = ("workers", "seconds_of_a_step")  # do not affect rounding
-        return {name: value for name, value in values.items() if name not in exact}
+        del values["workers"]  # does not affect rounding
+        return values
 
 
 def default_threads(share: int) -> int:
@@ -300,6 +281,11 @@ def cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+def has_bf16() -> bool:
+    """Return whether the GPU computes in bf16 and tf32 without emulation."""
+    return torch.cuda.is_bf16_supported(including_emulation=False)
 
 
 @lru_cache

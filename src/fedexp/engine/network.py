@@ -60,12 +60,10 @@ class FunctionalNetwork:
         module, values = self._training, self.own(params) | buffers
         return self._forward(lambda: functional_call(module, values, (x,)), values, x, mask)
 
-    def copy(
-        self, device: torch.device | None = None, precision: str | None = None
-    ) -> "FunctionalNetwork":
-        """Return a copy of the network, on the given device and in the given precision."""
+    def copy(self, device: torch.device | None = None) -> "FunctionalNetwork":
+        """Return a copy of the network on the given device."""
         module = copy.deepcopy(self.module).to(device)
-        return FunctionalNetwork(module, precision or self.precision, self.trained)
+        return FunctionalNetwork(module, self.precision, self.trained)
 
     def parameters(self) -> Params:
         """Return the trained parameters of the module. The tensors are not copied."""

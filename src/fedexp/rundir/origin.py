@@ -3,8 +3,7 @@
 {"fingerprint": "2:...",          `fingerprint` of the configuration and the marks "marks":
  {"dataset.files": ...}, checksums of the data and of the code of users' classes "data": {"train":
  ..., ...},     description of the loaded data "way": {"precision": ...},       how steps are
- computed, if fedexp chose this by timing "directory": "..."}              the working directory
- that relative paths refer to
+ computed "directory": "..."}              the working directory that relative paths refer to
 """
 
 import logging

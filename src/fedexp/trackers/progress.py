@@ -245,9 +245,8 @@ def _result_rows(summary: Mapping[str, Any]) -> dict[str, str]:
 def _hardware(value: object) -> str:
     if not isinstance(value, Mapping):
         return "-" if value is None else str(value)
-    timed = value.get("by_timing") or ()
     shown = {k: v for k, v in value.items() if v is not None and not isinstance(v, Mapping | list)}
-    return ", ".join(f"{k} {v}" + " (by timing)" * (k in timed) for k, v in shown.items()) or "-"
+    return ", ".join(f"{k} {v}" for k, v in shown.items()) or "-"
 
 
 def duration(seconds: float) -> str:

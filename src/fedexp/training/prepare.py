@@ -37,7 +37,6 @@ from fedexp.training.model_fit import (
     model_file_errors,
     pass_normalisation,
 )
-from fedexp.training.precision import choose_precision
 from fedexp.training.simulation import Simulation
 
 log = logging.getLogger("fedexp")
@@ -64,7 +63,7 @@ def prepare(built: Built, share: int | None = None, before: str | None = None) -
             " participation have no effect"
         )
     if before is not None:
-        built = replace(built, hardware=built.hardware.resumed())
+        built = replace(built, hardware=built.hardware.resumed(before))
     metrics = metrics_of(built)
     check(built, metrics)
     hardware = resolve(built, share)
@@ -85,9 +84,6 @@ def prepare(built: Built, share: int | None = None, before: str | None = None) -
     initial = {name: parameter.detach().clone() for name, parameter in trainable(module).items()}
     runtime = runtime_of(built, module, data, first, hardware)
     check_reads(built.model, runtime)
-    hardware = choose_precision(hardware, runtime, built.settings.cohort_size, before)
-    net = FunctionalNetwork(module, hardware.precision, runtime.net.trained)
-    runtime = replace(runtime, net=net)
     # passes over the examples of a task; with less than one, storing the features costs more time
     passes = built.scenario.rounds_per_task * built.settings.participation * local.epochs
     if fixed and runtime.augmentation is None and passes >= 1:
