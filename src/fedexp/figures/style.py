@@ -22,7 +22,6 @@ from matplotlib.font_manager import FontProperties
 from matplotlib.style import context
 from matplotlib.ticker import MaxNLocator
 
-from fedexp.figures.fonts import drawable, drawable_text
 from fedexp.figures.pictures import PNG, Pictures
 
 OURS = Path(__file__).with_name("fedexp.mplstyle")
@@ -66,6 +65,11 @@ def class_names(classes: Sequence[str]) -> Sequence[str]:
     return _named[-1].classes
 
 
+def one_line(names: Sequence[str]) -> list[str]:
+    """Return the names with each white space as a blank. An empty name becomes its index."""
+    return [" ".join(name.split()) or str(i) for i, name in enumerate(names)]
+
+
 def width() -> float:
     """Return the width of a figure in inches."""
     return float(matplotlib.rcParams["figure.figsize"][0])
@@ -93,10 +97,10 @@ def set_title(figure: Figure, text: str) -> None:
 
     Long lines are broken, and the figure becomes higher by the additional lines.
     """
-    shown, families = drawable_text(wrapped(text, figure.get_figwidth(), "figure.titlesize"))
+    shown = wrapped(text, figure.get_figwidth(), "figure.titlesize")
     more = shown.count("\n") - text.count("\n")
     figure.set_figheight(figure.get_figheight() + more * 1.3 * points("figure.titlesize") / 72)
-    figure.suptitle(shown, fontfamily=families, parse_math=False)
+    figure.suptitle(shown, parse_math=False)
 
 
 def set_panel_title(axes: Axes, text: str) -> None:
@@ -256,8 +260,8 @@ def write_note(axes: Axes, why: str) -> None:
 def class_axis(axes: Axes, classes: Sequence[str], horizontal: bool = False) -> None:
     """Label the axis of classes.
 
-    Up to 20 classes are labelled by name, or by number if no font contains the letters of the name.
-    With more classes, only some class numbers are labelled.
+    Up to 20 classes are labelled by name, or by number if the name is empty. With more classes,
+    only some class numbers are labelled.
     """
     axis = axes.xaxis if horizontal else axes.yaxis
     if len(classes) > NAMED_CLASSES:
@@ -265,14 +269,8 @@ def class_axis(axes: Axes, classes: Sequence[str], horizontal: bool = False) -> 
         axis.set_major_locator(integers(10))
         return
     axis.set_label_text("class")
-    shown, families = drawable(class_names(classes))
+    shown = one_line(class_names(classes))
     names = [name if len(name) <= 20 else f"{name[:9]}…{name[-10:]}" for name in shown]
-    axis.set_ticks(
-        range(len(names)),
-        names,
-        fontsize="small",
-        fontfamily=families,
-        parse_math=False,
-    )
+    axis.set_ticks(range(len(names)), names, fontsize="small", parse_math=False)
     if horizontal and max(map(len, names)) > 4:
         axes.tick_params("x", rotation=90)

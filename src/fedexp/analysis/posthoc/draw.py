@@ -16,13 +16,13 @@ from fedexp.analysis.posthoc.hessian import Spectrum
 from fedexp.analysis.posthoc.loss_plane import Surface
 from fedexp.analysis.posthoc.neurons import Preferences
 from fedexp.analysis.posthoc.noise import UNITS, NoiseCurve
-from fedexp.figures.fonts import drawable
 from fedexp.figures.style import (
     NAMED_CLASSES,
     colour_map,
     integers,
     label_size,
     legend,
+    one_line,
     panels,
     points,
     stroke,
@@ -280,7 +280,7 @@ def draw_class_legend(
         bar = figure.colorbar(scale, ax=list(panels), pad=0.02)
         bar.set_label("class (index)", fontsize=label_size())
         return
-    shown, families = drawable(classes)
+    shown = one_line(classes)
     handles = []
     for label in labels:
         look = class_style(label, len(classes), points)
@@ -290,5 +290,5 @@ def draw_class_legend(
         loc="outside lower center",
         ncols=min(len(handles), 10),
         markerscale=2.4 if points else 1,
-        prop={"family": families, "size": label_size()},
+        fontsize=label_size(),
     )
