@@ -221,8 +221,8 @@ def test_lorm_trains_b_and_a_in_alternate_rounds():
 
 
 def test_lorm_keeps_the_whole_product_in_the_first_task():
-    """B A = 2 [3, 5] = [6, 10]. The second input is always 0, so G = diag(1, 0). In later tasks, the
-    merged change is [6, 10] G G^+ = [6, 0]."""
+    """B A = 2 [3, 5] = [6, 10]. The second input is always 0, so G = diag(1, 0). In later tasks,
+    the merged change is [6, 10] G G^+ = [6, 0]."""
     local = {"a.up.weight": torch.tensor([[2.0]]), "a.down.weight": torch.tensor([[3.0, 5.0]])}
     sums = {"products": {"a": torch.zeros(1, 2)}, "grams": {"a": torch.zeros(2, 2)}}
     latest = {"a": torch.diag(torch.tensor([1.0, 0.0]))}
