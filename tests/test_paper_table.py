@@ -255,6 +255,7 @@ def test_rounds_to_a_target_are_over_the_seeds_that_reached_it(tmp_path):
     """5 and 9 have the mean 7 and the deviation sqrt(8) = 2.8. FedNTD is slower, but each of its
     seeds reached 0.5. The fraction of a run's best accuracy is only shown on request."""
     reached = {"fedavg": (5, 9, None), "fedntd": (8, 8, 8), "fedprox": (None, None, None)}
+    reached["scaffold"] = (20, 21, 22)
     for method, rounds in reached.items():
         for seed, number in enumerate(rounds):
             targets = {"0.5": number, "0.9*best": 2}

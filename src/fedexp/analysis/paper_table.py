@@ -189,15 +189,21 @@ def find_best(methods: Mapping[str, Sequence[RunDirectory]], metric: str) -> lis
     """Return the best method of a setting, and the methods that cannot be told from it.
 
     Two methods cannot be told apart if the 95 % interval (Student's t) of their differences, paired
-    by seed, contains 0. Methods with diverged runs are left out, since their values are not
-    comparable. The result is empty without a pair of methods that have two common seeds.
+    by seed, contains 0. Methods with diverged runs, or with seeds that missed a target, are left
+    out, since their values are not comparable. The result is empty without a pair of methods that
+    have two common seeds, and for a metric whose direction is unknown.
     """
+    less = less_is_better(metric)
+    if less is None:
+        return []
     values: dict[str, pd.Series[float]] = {}
     for name, runs in methods.items():
-        found = pd.Series({run.summary.get("seed"): run.summary.get(metric) for run in runs})
-        found = found.astype(float).dropna()
-        if len(found) > 1 and not any(run.diverged for run in runs):
-            values[name] = found if less_is_better(metric) else -found
+        numbers = {run.summary.get("seed"): numbers_of(run).get(metric) for run in runs}
+        every = pd.Series(numbers, dtype=float)
+        found = every.dropna()
+        missed = metric.startswith(TARGETS) and len(found) < len(every)
+        if len(found) > 1 and not missed and not any(run.diverged for run in runs):
+            values[name] = found if less else -found
     if len(values) < 2:
         return []
     best = min(values.values(), key=lambda found: found.mean())
