@@ -49,7 +49,7 @@ def test_unknown_subcommand_is_rejected_with_a_hint(word: str, hint: str, capsys
 def test_removed_name_is_rejected_with_its_replacement(name: str, use: str, capsys):
     """The name of a subcommand, a key or an option of a group."""
     words = ["--multirun", name if "=" in name else f"{name}=1"]
-    words = [name] if name in ("view", "import", "push") else words
+    words = [name] if name in ("view", "import", "push", "reproduction") else words
     assert main.main(words) == 2
     assert capsys.readouterr().err == f"fedexp: {name}: no longer exists; use {use}\n"
 

@@ -19,6 +19,7 @@ REMOVED = {  # subcommand, key or group=option -> replacement
     "partition=flower": "partition=file partition.path=<file with the partition>",
     "profile": "`python -m cProfile -m fedexp ...` or py-spy",
     "push": "`wandb sync <run directory>/wandb/offline-run-...`",
+    "reproduction": "`fedexp report <sweep>`, or `make reproduction` in a checkout",
     "tracker=mlflow": "tracker=wandb or tracker=tensorboard",
     "view": "`fedexp report <dir>`, which writes index.html",
 }
