@@ -278,6 +278,15 @@ def test_rounds_to_a_target_are_over_the_seeds_that_reached_it(tmp_path):
     assert csv.loc["fedprox", "rounds_to_target_0.5_reached"] == 0
 
 
+def test_seed_of_an_older_run_counts_once(tmp_path):
+    """The summary of the second run has no seeds of the single purposes."""
+    seeds = dict.fromkeys(("partition", "sampling", "training"), 0)
+    make_run(tmp_path, ["algorithm=fedavg"], 0, accuracy=0.4, seeds=seeds)
+    make_run(tmp_path, ["algorithm=fedavg"], 0, accuracy=0.6)
+    write_tables(tmp_path)
+    assert pd.read_csv(tmp_path / "table.csv")["n"].tolist() == [1]
+
+
 def test_seed_counts_once(tmp_path, caplog):
     """The third run has the method and the seed of the first, and the fourth another seed of the
     training."""

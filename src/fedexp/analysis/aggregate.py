@@ -18,6 +18,7 @@ from fedexp.rundir.reader import RunDirectory
 # Flashback Table 1: rounds to these fractions of A, which is 0.95 times the best accuracy
 FACTORS, SHARE = (0.75, 0.9, 1.0), 0.95
 ROUNDS = [f"rounds_to_{factor:g}A" for factor in FACTORS]
+PURPOSES = ("partition", "sampling", "training")  # of the seeds in summary.json
 CHOSEN = "Chosen values (highest accuracy in the last round, averaged over seeds)"
 WHAT_A_IS = (
     f"A is {SHARE:g} of the best accuracy of any run of the setting; speed-ups are relative to"
@@ -37,10 +38,11 @@ def find_repeats(runs: Sequence[RunDirectory]) -> dict[Path, RunDirectory]:
     named = names(runs)
     for i in order:
         run, summary = runs[i], runs[i].summary
-        seeds = summary.get("seeds") or summary.get("seed")
-        if seeds is None:
+        if summary.get("seed") is None:
             continue
-        first = counted.setdefault((named[i], str(seeds)), run)
+        # older summaries only have the seed of all purposes
+        seeds = summary.get("seeds") or dict.fromkeys(PURPOSES, summary["seed"])
+        first = counted.setdefault((named[i], *sorted(seeds.items())), run)
         if first is not run:
             found[run.directory] = first
     return found
