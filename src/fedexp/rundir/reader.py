@@ -46,8 +46,6 @@ class RunDirectory:
     """The directory of a run, which may be finished, unfinished, failed or damaged."""
 
     directory: Path
-    # if a job of another sweep reuses this run: the overrides of that job; otherwise None
-    reused_for: tuple[str, ...] | None = None
     # what is wrong with the files that have been read so far, by name
     unreadable: dict[str, str] = field(default_factory=dict, repr=False, compare=False)
     _tables: dict[str, pd.DataFrame | None] = field(default_factory=dict, repr=False, compare=False)
@@ -67,8 +65,6 @@ class RunDirectory:
     @cached_property
     def overrides(self) -> list[str]:
         """The overrides that the run was started with."""
-        if self.reused_for is not None:
-            return list(self.reused_for)
         return self._read(files.OVERRIDES, contents.read_overrides) or []
 
     @property
@@ -187,9 +183,7 @@ class RunDirectory:
 
     def _expected(self) -> list[str]:
         """Return the names of the files that the tables of a sweep need."""
-        names = [files.CONFIG, files.ROUNDS]
-        if self.reused_for is None:
-            names.append(files.OVERRIDES)
+        names = [files.CONFIG, files.ROUNDS, files.OVERRIDES]
         # runs that are rebuilt from rounds.csv may have no class accuracies
         if not self.summary.get("reconstructed"):
             names += [file_in_view(files.CLASSES, view) for view in self.views]
