@@ -21,7 +21,7 @@ from fedexp.analysis.naming import names
 from fedexp.analysis.sweep import Sweep
 from fedexp.data.views import PLAIN, VIEWS
 from fedexp.papers.runs import MEASURES, select_curve
-from fedexp.rundir.schema import OVER
+from fedexp.rundir.reader import OVER
 
 # columns: experiment, algorithm, round, test_accuracy, source
 RELEASED_CURVES = Path(__file__).with_name("released_curves.csv")

@@ -608,7 +608,7 @@ class Stopping(Engine):
 def tables(directory):
     """Return the tables of a run without the columns of times."""
     result = {}
-    for name in (files.ROUNDS, files.CLASSES, files.CLIENTS):
+    for name in (files.ROUNDS, "class_accuracy.csv", files.CLIENTS):
         header, *rows = [line.split(",") for line in (directory / name).read_text().splitlines()]
         keep = [
             i for i, column in enumerate(header) if not column.endswith(("seconds", "per_second"))
@@ -639,8 +639,8 @@ def test_resumed_run_equals_uninterrupted_run(row, error, interval, tmp_path):
     assert_equal(resumed.server, whole.server)
     assert resumed.clients.keys() == whole.clients.keys()
     assert_equal(dict(resumed.clients), dict(whole.clients))
-    assert (resumed.accuracy, resumed.examples, resumed.status) == (
-        whole.accuracy,
+    assert (resumed.record.curve, resumed.examples, resumed.status) == (
+        whole.record.curve,
         whole.examples,
         "completed",
     )

@@ -36,13 +36,13 @@ from fedexp.metrics.analysis import (
 from fedexp.metrics.cka import linear_cka
 from fedexp.metrics.forgetting_metric import RoundDrop
 from fedexp.metrics.gradient_diversity import gradient_diversity
-from fedexp.metrics.history import History
+from fedexp.metrics.record import Record
 from fedexp.models.own import LogitsOnly
 from fedexp.rundir import files
 from fedexp.rundir.analyses import TABLES, round_means
 from fedexp.rundir.reader import RunDirectory
 from fedexp.testing import train
-from fedexp.trackers.base import records
+from fedexp.trackers.base import past_rounds
 from fedexp.training.analysing import check_analyses, local_gradients
 from fedexp.training.exchange import sample
 from fedexp.training.rounds import play_round
@@ -408,9 +408,8 @@ def test_resumed_run_has_the_same_analysis_tables(here):
     whole = RunDirectory(here / "whole")
     for name in files.ANALYSES:
         assert (here / "part" / name).read_bytes() == (here / "whole" / name).read_bytes()
-        assert sorted(set(whole.analysis(name)["round"])) == [2, 3]
-    assert not whole.problems
-    told = [record.analysed for record in records(whole, {})]
+        assert sorted(set(whole.read_table(name)["round"])) == [2, 3]
+    told = [record.analysed for record in past_rounds(whole, {})]
     assert [bool(values) for values in told] == [False, False, True, True]
     assert told[3]["gradient_diversity"] >= 1
     assert 0 < told[3]["cka"] < 1
@@ -422,7 +421,7 @@ def test_resumed_run_has_the_same_analysis_tables(here):
 
 def draw_of(tmp_path, name):
     """Return the panels of a table's figure; the run directory contains nothing else."""
-    assert RunDirectory(tmp_path).analysis(name) is not None
+    assert RunDirectory(tmp_path).read_table(name) is not None
     figure = dict(list_figures(load_run_data(tmp_path)))[name.removesuffix(".csv")]()
     with styled():
         figure.canvas.draw()
@@ -475,7 +474,7 @@ def test_weight_divergence_figure_shows_layers(tmp_path):
 def history_of_one_round():
     """One round of two clients with 3:1 and 1:1 examples of two classes; the global model changes
     from (0.5, 0.5) to (0.6, 0.2)."""
-    history = History(np.array([[3, 1], [2, 2]]))
+    history = Record(np.array([[3, 1], [2, 2]]))
     history.add(0, np.array([0.5, 0.5]))
     history.add(1, np.array([0.6, 0.2]))
     history.add_local(1, np.array([0, 1]), np.array([[1.0, 0.0], [0.4, 0.8]]))
@@ -504,10 +503,10 @@ def test_sweep_figures_show_analyses_and_leave_out_runs_without_tables():
     )
     measured = SimpleNamespace(
         analyses={"local_epochs.csv": epochs, "weight_divergence.csv": distances},
-        history=history_of_one_round(),
+        record=history_of_one_round(),
         has=lambda column: True,
     )
-    other = SimpleNamespace(analyses={}, history=None, has=lambda column: False)
+    other = SimpleNamespace(analyses={}, record=None, has=lambda column: False)
     curve = np.array([0, 1]), np.array([[0.1, 0.6]])
     methods = [
         SimpleNamespace(label=label, files=[file], curve=lambda column: curve, number=number)
@@ -533,7 +532,7 @@ def test_sweep_figures_show_analyses_and_leave_out_runs_without_tables():
 def test_class_reduction_figure_shows_the_forgetting_degree():
     """A client that takes part in rounds 1 and 3 of 3: the degree is (0.5 - 0.25) / 0.5, then a
     gain, clipped."""
-    history = History(np.array([[[4]], [[1]]]), starts=(1, 3))
+    history = Record(np.array([[[4]], [[1]]]), starts=(1, 3))
     for number, accuracy in enumerate((0.5, 0.1, 0.0, 0.2)):
         history.add(number, np.array([accuracy]))
     for number, accuracy in ((1, 0.25), (3, 0.9)):

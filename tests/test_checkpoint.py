@@ -1,9 +1,7 @@
 """Files of a run: whole, written in the right order, and checked for damage."""
 
 import os
-import re
 import shutil
-import zlib
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,9 +13,7 @@ from fedexp.algorithms.scaffold import Scaffold
 from fedexp.core import storage
 from fedexp.core.errors import ConfigError, StorageError
 from fedexp.rundir import checkpoint, csv_files, files
-from fedexp.rundir.checkpoint import FORM
 from fedexp.rundir.csv_files import CsvFile
-from fedexp.training.checkpoint_fit import fits_run
 from fedexp.training.rounds import play_round
 from test_algorithms import record, tables
 from toy_federation import make_simulation
@@ -49,12 +45,6 @@ def turn_a_bit(path):
     path.write_bytes(content)
 
 
-def turn_the_last_digit(path):
-    """Change a digit of a time. A fixed digit would sometimes equal the old one."""
-    content = path.read_bytes().rstrip()
-    path.write_bytes(content[:-1] + (b"1" if content[-1:] != b"1" else b"2") + b"\n")
-
-
 DAMAGES = {  # what happens, to which file of the latest state, and the message
     "cut short": (cut, "checkpoint/latest.pt", "damaged"),
     "one bit turned": (turn_a_bit, "checkpoint/latest.pt", "the checksum of archive/data/"),
@@ -67,7 +57,6 @@ DAMAGES = {  # what happens, to which file of the latest state, and the message
         "rounds.csv",
         "has fewer bytes than",
     ),
-    "rows changed": (turn_the_last_digit, "rounds.csv", "changed since"),
 }
 
 
@@ -274,128 +263,3 @@ def test_last_round_ignores_partial_row(tmp_path):
     for text, last in (("round,x\n", None), ("round,x\n0,1\n1,2\n", 1), ("round,x\n0,1\n1,", 0)):
         (tmp_path / files.ROUNDS).write_text(text)
         assert csv_files.last_round(tmp_path) == last
-
-
-def insert_a_byte(path):
-    content = path.read_bytes()
-    path.write_bytes(content[:30] + b"7" + content[30:])
-
-
-def give_dos_ends(path):
-    path.write_bytes(path.read_bytes().replace(b"\n", b"\r\n"))
-
-
-@pytest.mark.parametrize("name", [files.ROUNDS, files.CLASSES, files.CLIENTS])
-@pytest.mark.parametrize("damage", [insert_a_byte, give_dos_ends, cut])
-def test_changed_table_matches_no_checkpoint(damage, name, undisturbed, tmp_path):
-    """Truncated to the length in the checkpoint, it would end within a row."""
-    directory = Path(shutil.copytree(undisturbed, tmp_path / "run"))
-    damage(directory / name)
-    saved = checkpoint.load(directory)
-    assert saved.state is None
-    assert name in saved.problem
-    assert checkpoint.saved_round(directory) is None
-
-
-def test_running_checksum_equals_checksum_of_file(tmp_path):
-    """The independent computation is zlib.crc32 over the whole file, also for a resumed file."""
-    path = tmp_path / "a.csv"
-    file = CsvFile(path)
-    for number in range(3):
-        file.append([{"a": number, "b": number / 3}])
-        assert file.checksum == zlib.crc32(path.read_bytes())
-    kept = file.length
-    file.append([{"a": 9, "b": 9.0}])
-    file.close()
-    file = CsvFile(path, kept)
-    assert file.checksum == zlib.crc32(path.read_bytes())
-    file.append([{"a": 4, "b": None}])
-    assert file.checksum == zlib.crc32(path.read_bytes())
-    file.close()
-
-
-def drop(key):
-    return lambda state: state.pop(key)
-
-
-def put(value, *keys):
-    def change(state):
-        for key in keys[:-1]:
-            state = state[key]
-        state[keys[-1]] = value
-
-    return change
-
-
-def first_weight(change):
-    def apply(state):
-        params = state["server"]["params"]
-        name = next(iter(params))
-        params[name] = change(params[name])
-
-    return apply
-
-
-STRANGE = {  # a checkpoint that loads, and the message about it
-    "another type": (lambda state: state.clear(), "format None"),
-    **{f"without {key}": (drop(key), f"missing entries: {key}") for key in FORM},
-    "a further key": (put(1, "surprise"), "unexpected entries: surprise"),
-    "round as text": (put("4", "round"), "round is not"),
-    "round of 10^9": (put(10**9, "round"), "round 1000000000, but the run has 4 rounds"),
-    "seconds not finite": (put(float("nan"), "seconds"), "seconds is not"),
-    "completed too early": (put(3, "round"), "from a later round|which rounds were evaluated"),
-    "a path as a client": (put(1, "clients", "../../x"), "clients is not"),
-    "a client that is none": (put(1, "clients", 99), "client 99, but the run has 5 clients"),
-    "a length of another file": (put(1, "lengths", "../x.csv"), "lengths is not"),
-    "unknown status": (put("done", "status"), "status is not"),
-    "accuracy of 7": (put([(0, 7.0)], "accuracy"), "accuracy is not"),
-    "another partition": (lambda state: state["history"]["counts"].add_(1), "history.counts"),
-    "a history cut short": (
-        lambda state: put(state["history"]["rounds"][:2], "history", "rounds")(state),
-        "history",
-    ),
-    "no weights": (put({}, "server", "params"), r"server\.params\..* is missing"),
-    "weights under a further name": (
-        put(torch.ones(1), "server", "params", "x"),
-        r"server\.params\.x",
-    ),
-    "weights of another shape": (first_weight(lambda w: w[..., :-1]), r"shape of server\.params\."),
-    "weights of another type": (first_weight(lambda w: w.float()), r"type of server\.params\."),
-    "without the server's control variate": (
-        lambda state: state["server"].pop("c"),
-        r"server\.c is missing",
-    ),
-    "accuracy of other rounds": (
-        lambda state: state["accuracy"].reverse(),
-        "which rounds were evaluated",
-    ),
-    "tasks that the run has not": (put([(0, [0.5])], "tasks"), "which rounds have task accuracies"),
-}
-
-
-@pytest.mark.parametrize("name", STRANGE)
-def test_checkpoint_of_another_run_counts_as_damaged(name, undisturbed, tmp_path):
-    """The previous checkpoint is used. If it does not fit either, both are named."""
-    change, words = STRANGE[name]
-    directory = Path(shutil.copytree(undisturbed, tmp_path / "run"))
-    state = storage.load_tree(directory / files.CHECKPOINT)
-    change(state)
-    storage.save_tree(directory / files.CHECKPOINT, state)
-    check = fits_run(directory, simulation())
-    saved = checkpoint.load(directory, check)
-    assert re.search(words, saved.problem), saved.problem
-    assert saved.state["round"] == ROUNDS - 1
-    shutil.copy(directory / files.CHECKPOINT, directory / files.PREVIOUS)
-    with pytest.raises(
-        ConfigError, match=r"(?s)no checkpoint can be read; remove .*to start again"
-    ):
-        checkpoint.load(directory, check)
-
-
-def test_client_state_of_another_model_counts_as_damaged(undisturbed, tmp_path):
-    directory = Path(shutil.copytree(undisturbed, tmp_path / "run"))
-    path = next(directory.glob("checkpoint/clients/*.4.pt"))
-    storage.save_tree(path, {"c": {"weight": torch.ones(2)}})
-    saved = checkpoint.load(directory, fits_run(directory, simulation()))
-    assert re.search(rf"{path.name}\.c\..* is missing", saved.problem)
-    assert saved.state["round"] == ROUNDS - 1

@@ -26,7 +26,6 @@ from fedexp.models.resnet import BottleneckResNet
 from fedexp.rundir import checkpoint, client_states
 from fedexp.rundir.client_states import ClientStates, choose_place
 from fedexp.training import run_setup
-from fedexp.training.checkpoint_fit import fits_run
 from fedexp.training.rounds import play_round
 from fedexp.training.state import State
 from test_algorithms import SHIPPED, record
@@ -246,9 +245,9 @@ def test_kept_running_statistics_are_saved_and_counted(name, tmp_path, monkeypat
     statistics."""
     run, sizes = KEEPING[name].simulation(model=Normed(), rounds=4), []
     full_run(KEEPING[name].simulation(model=Normed(), rounds=2), tmp_path)
-    saved = checkpoint.load(tmp_path, fits_run(tmp_path, run))
+    saved = checkpoint.load(tmp_path)
     assert (saved.state["round"], saved.problem) == (2, None)
-    state = State.from_tree(saved.state, torch.device("cpu"), tmp_path)
+    state = State.from_tree(saved.state, {}, torch.device("cpu"), tmp_path)
     monkeypatch.setattr(
         run_setup,
         "choose_place",

@@ -35,7 +35,6 @@ from fedexp.config.trust import find_class
 from fedexp.config.values import resolve
 from fedexp.core import storage, tree
 from fedexp.core.errors import ConfigError
-from fedexp.data.views import PLAIN
 from fedexp.engine.base import ClientRuntime, Shared
 from fedexp.engine.network import LiveNetwork
 from fedexp.rundir import files
@@ -353,8 +352,8 @@ def test_run_resumed_in_the_second_task_equals_uninterrupted_run(row, tmp_path):
     assert storage.load_tree(tmp_path / "parts" / files.CHECKPOINT)["round"] == 3
     resumed = record(row.simulation(), tmp_path / "parts", resume=True)
     assert_equal(resumed.server, whole.server)
-    assert resumed.accuracy == whole.accuracy
-    assert resumed.tested[PLAIN].tasks == whole.tested[PLAIN].tasks
+    assert resumed.record.curve == whole.record.curve
+    assert resumed.record.task_accuracy == whole.record.task_accuracy
     assert tables(tmp_path / "parts") == tables(tmp_path / "whole")
     task_rows = [(tmp_path / part / files.TASKS).read_text() for part in ("parts", "whole")]
     assert task_rows[0] == task_rows[1]

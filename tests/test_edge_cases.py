@@ -128,11 +128,11 @@ def test_run_completes_with_one_class_per_client_and_missing_classes(name, tmp_p
         ROWS[name].simulation(sizes=(1,) * clients, participation=1.0), tmp_path, resume=False
     )
     assert state.status == "completed"
-    counts = state.history.counts
+    counts = state.record.counts
     assert ((counts > 0).sum(1) == 1).all()
     assert counts[0].sum() == 1
     assert counts[:, UNDEFINED_CLASS].sum() == 0
-    by_class = pd.read_csv(tmp_path / files.CLASSES).pivot(
+    by_class = pd.read_csv(tmp_path / "class_accuracy.csv").pivot(
         index="round", columns="class", values="accuracy"
     )
     assert by_class[UNTESTED_CLASS].isna().all()  # an empty cell

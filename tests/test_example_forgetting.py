@@ -11,17 +11,14 @@ from sklearn.datasets import load_digits
 
 import fedexp
 from fedexp.core.errors import ConfigError
-from fedexp.core.npz import load_npz, save_npz
 from fedexp.data.image_files import stratified_split
 from fedexp.engine.base import Evaluation
 from fedexp.figures import make_figures
-from fedexp.figures.load import load_history
 from fedexp.metrics import examples
 from fedexp.metrics.forgetting import round_drop
 from fedexp.metrics.forgetting_metric import BackwardTransfer, ForgettingEvents, Metrics
-from fedexp.metrics.history import History
+from fedexp.metrics.record import Record
 from fedexp.rundir.reader import RunDirectory
-from fedexp.training.checkpoint_fit import Mismatch, check_history
 from quick_runs import SMALL
 from toy_federation import make_simulation
 
@@ -78,7 +75,7 @@ def test_round_forgetting_is_at_most_the_forgotten_share_of_a_class():
 
 def recorded(right, labels):
     """A history with these predictions after round 0, in which all predictions are wrong."""
-    history = History(np.ones((2, 3), np.int64), labels=np.array(labels))
+    history = Record(np.ones((2, 3), np.int64), labels=np.array(labels))
     for number, row in enumerate([np.zeros(len(labels), bool), *right]):
         history.add(number, np.full(3, row.mean()), row)
     return history
@@ -111,7 +108,7 @@ def test_only_metrics_that_need_examples_record_them():
     chosen = Metrics(members=[BackwardTransfer(), ForgettingEvents()])
     assert chosen.needs_examples
     assert not BackwardTransfer().needs_examples
-    assert make_simulation().initial_state().history.labels is None
+    assert make_simulation().initial_state().record.labels is None
 
 
 def test_a_run_may_have_several_metrics(tmp_path):
@@ -139,7 +136,7 @@ def test_predictions_equal_those_of_the_kept_models(run):
     for number in (1, 2, 3, 4):
         with torch.no_grad():
             right.append(run.model(number)(images).argmax(1).numpy() == labels)
-    history = load_history(RunDirectory(run.directory))
+    history = RunDirectory(run.directory).record()
     np.testing.assert_array_equal(history.correct(), np.array(right))
     np.testing.assert_array_equal(history.labels, labels)
     events = examples.forgetting_events(np.array(right))
@@ -172,20 +169,6 @@ def test_figure_is_drawn(run):
     assert "example_forgetting.png" in names
 
 
-def test_figures_are_drawn_while_a_complete_run_is_given_more_rounds(run, tmp_path):
-    """The predictions of the new rounds are written at the end, so their figure is left out."""
-    copy = Path(shutil.copytree(run.directory, tmp_path / "run"))
-    (copy / "summary.json").unlink()
-    for name in ("rounds.csv", "class_accuracy.csv"):
-        table = pd.read_csv(copy / name)
-        new = table[table["round"] == 4].assign(round=5)
-        pd.concat([table, new]).to_csv(copy / name, index=False)
-    names = {path.stem for path in make_figures(copy)}
-    assert {path.stem for path in make_figures(run.directory)} - names == {"example_forgetting"}
-    with pytest.raises(ConfigError, match=r"example_correct\.npz: ends before the last round"):
-        fedexp.load_run(copy).examples  # noqa: B018
-
-
 def test_parts_of_the_test_set_are_joined_in_order(monkeypatch):
     monkeypatch.setattr("fedexp.engine.base.EVALUATION_BATCH", 2)
     simulation = make_simulation()
@@ -198,41 +181,11 @@ def test_parts_of_the_test_set_are_joined_in_order(monkeypatch):
     assert torch.equal(Evaluation.joined(parts).right, whole.right)
 
 
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"right": None}, "lacks the array 'right'"),
-        ({"labels": np.arange(7)}, "do not fit"),
-        ({"rounds": np.arange(9)}, "do not fit"),
-        ({"labels": np.full(360, 10)}, "do not fit"),
-    ],
-)
-def test_damaged_file_is_named(run, tmp_path, changes, words):
-    copy = Path(shutil.copytree(run.directory, tmp_path / "run"))
-    arrays = load_npz(copy / "example_correct.npz") | changes
-    kept = {name: array for name, array in arrays.items() if array is not None}
-    save_npz(copy / "example_correct.npz", **kept)
-    with pytest.raises(ConfigError, match=rf"example_correct\.npz: .*{words}"):
-        fedexp.load_run(copy).examples  # noqa: B018
-
-
 def test_run_without_the_metric_has_no_examples(run, tmp_path):
     copy = Path(shutil.copytree(run.directory, tmp_path / "run"))
-    (copy / "example_correct.npz").unlink()
-    with pytest.raises(ConfigError, match=r"example_correct\.npz: is missing"):
+    (copy / "example_correct.csv").unlink()
+    with pytest.raises(ConfigError, match=r"example_correct\.csv: is missing"):
         fedexp.load_run(copy).examples  # noqa: B018
-
-
-@pytest.mark.parametrize("name", ["labels", "right"])
-def test_checkpoint_of_other_data_is_rejected(name):
-    simulation = make_simulation(forgetting_metric=ForgettingEvents())
-    start = simulation.initial_state().history
-    saved = start.to_tree()
-    check_history(saved, start, simulation)
-    for other in (saved[name][..., :-1], None):
-        tree = {k: v for k, v in (saved | {name: other}).items() if v is not None}
-        with pytest.raises(Mismatch, match=name):
-            check_history(tree, start, simulation)
 
 
 def test_algorithm_without_a_global_model_is_rejected(tmp_path):

@@ -11,7 +11,7 @@ from PIL import Image
 from fedexp.core.errors import ConfigError
 from fedexp.data.partitioned import Partition, partition_hash
 from fedexp.figures import draw, make_figures, style
-from fedexp.figures.load import load_history, load_run_data, run_title
+from fedexp.figures.load import load_run_data, run_title
 from fedexp.rundir.reader import RunDirectory
 
 ALL = {
@@ -62,14 +62,12 @@ def make_run(
     (folder / "config.yaml").write_text(CONFIG)
     (folder / "summary.json").write_text(json.dumps({"status": "completed"}))
     if local:
-        sampled = np.array([[0, 2]] * rounds)
-        local_accuracy = rng.uniform(0, 1, (rounds, 2, classes))
-        np.savez(
-            folder / "local_class_accuracy.npz",
-            rounds=np.arange(1, rounds + 1),
-            sampled=sampled,
-            accuracy=local_accuracy,
+        names = ["round", "client", "class"]
+        keys = pd.MultiIndex.from_product(
+            [range(1, rounds + 1), [0, 2], range(classes)], names=names
         )
+        local_accuracy = pd.DataFrame({"accuracy": rng.uniform(0, 1, len(keys))}, keys)
+        local_accuracy.to_csv(folder / "local_class_accuracy.csv")
     return accuracy
 
 
@@ -141,7 +139,7 @@ def test_all_figures_are_written(tmp_path, monkeypatch, shape):
 @pytest.mark.parametrize(
     ("missing", "left"),
     [
-        pytest.param(["local_class_accuracy.npz"], ALL - {"local_round"}, marks=pytest.mark.slow),
+        pytest.param(["local_class_accuracy.csv"], ALL - {"local_round"}, marks=pytest.mark.slow),
         pytest.param(["config.yaml", "summary.json"], ALL, marks=pytest.mark.slow),
         pytest.param(["rounds.csv"], ALL - {"curves", "loss"}, marks=pytest.mark.slow),
         (["class_accuracy.csv"], {"curves", "loss", "data_distribution"}),
@@ -177,15 +175,15 @@ def test_heat_map_shows_the_csv(tmp_path):
     accuracy[1, 2] = np.nan
     make_run(tmp_path, rounds=6, classes=4, interval=3, accuracy=accuracy, local=False)
     run = load_run_data(tmp_path)
-    assert run.history.rounds == [0, 3, 6]
-    np.testing.assert_array_equal(map_array(draw.class_accuracy(run, run.history)), accuracy.T)
+    assert run.record.rounds == [0, 3, 6]
+    np.testing.assert_array_equal(map_array(draw.class_accuracy(run, run.record)), accuracy.T)
 
 
 def test_normalised_columns_sum_to_one_except_a_zero_column(tmp_path):
     accuracy = np.array([[0.0, 0.0, 0.0], [0.2, 0.0, 0.6], [0.5, np.nan, 0.0], [0.3, 0.3, 0.3]])
     make_run(tmp_path, classes=3, accuracy=accuracy, local=False)
     run = load_run_data(tmp_path)
-    shown = map_array(draw.class_accuracy(run, run.history, normalised=True))
+    shown = map_array(draw.class_accuracy(run, run.record, normalised=True))
     expected = [[0, 0.25, 1, 1 / 3], [0, 0, np.nan, 1 / 3], [0, 0.75, 0, 1 / 3]]
     np.testing.assert_allclose(shown, expected)
     np.testing.assert_allclose(np.nansum(shown, 0), [0, 1, 1, 1])
@@ -193,11 +191,12 @@ def test_normalised_columns_sum_to_one_except_a_zero_column(tmp_path):
 
 def test_local_round_shows_local_models_between_the_global_models(tmp_path):
     accuracy = make_run(tmp_path, rounds=3, classes=5)
-    saved = np.load(tmp_path / "local_class_accuracy.npz")["accuracy"]
+    table = pd.read_csv(tmp_path / "local_class_accuracy.csv")
+    saved = table["accuracy"].to_numpy().reshape(3, 2, 5)
     run = load_run_data(tmp_path)
     expected = np.vstack([accuracy[2], saved[2], accuracy[3]])
-    np.testing.assert_array_equal(draw.round_picture(run.history), expected)
-    figure = draw.local_round(run, run.history)
+    np.testing.assert_array_equal(draw.round_picture(run.record), expected)
+    figure = draw.local_round(run, run.record)
     np.testing.assert_array_equal(map_array(figure), expected)
     labels = [label.get_text() for label in figure.axes[0].get_yticklabels()]
     assert labels == ["global, round 2", "client 0", "client 2", "global, round 3"]
@@ -294,7 +293,7 @@ def test_tasks_figure_shows_the_csv(tmp_path, shape):
 def test_dotted_lines_mark_where_tasks_begin(tmp_path, shape, borders):
     make_stream(tmp_path, *shape)
     run = load_run_data(tmp_path)
-    figures = [draw.curves(run), draw.loss(run), draw.class_accuracy(run, run.history)]
+    figures = [draw.curves(run), draw.loss(run), draw.class_accuracy(run, run.record)]
     for axes in (*figures[0].axes, *figures[1].axes, figures[2].axes[0]):
         assert dotted_lines(axes) == borders
     for axes in draw.tasks(run, run.tasks).axes[:2]:
@@ -320,15 +319,10 @@ def test_damaged_file_is_named(tmp_path, name):
         make_figures(tmp_path)
 
 
-def test_half_a_row_is_ignored_until_the_run_has_ended(tmp_path, unrendered):
+def test_half_a_row_is_ignored(tmp_path):
     """The row may be incomplete because the run is writing it, or was killed."""
     make_run(tmp_path, local=False)
-    path, summary = tmp_path / "class_accuracy.csv", (tmp_path / "summary.json").read_text()
-    whole = path.read_text()
-    wanted = load_history(RunDirectory(tmp_path)).matrix
-    path.write_text(f"{whole}999,0,0.12")
-    (tmp_path / "summary.json").unlink()
-    assert np.array_equal(load_history(RunDirectory(tmp_path)).matrix, wanted, equal_nan=True)
-    (tmp_path / "summary.json").write_text(summary)
-    with pytest.raises(ConfigError, match=r"class_accuracy\.csv: ends in the middle of a row"):
-        make_figures(tmp_path)
+    path = tmp_path / "class_accuracy.csv"
+    wanted = RunDirectory(tmp_path).record().matrix
+    path.write_text(f"{path.read_text()}999,0,0.12")
+    assert np.array_equal(RunDirectory(tmp_path).record().matrix, wanted, equal_nan=True)

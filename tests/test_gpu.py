@@ -25,8 +25,8 @@ def test_rounds_on_a_gpu_equal_rounds_on_the_cpu(name, engine, monkeypatch):
     assert {leaf.device.type for leaf in state.server["params"].values()} == {DEVICE}
     on_host = tree.map(lambda leaf: leaf.cpu(), state.server)
     torch.testing.assert_close(on_host, expected.server, rtol=0, atol=1e-9)
-    for view, tested in state.tested.items():
-        assert tested.accuracy == expected.tested[view].accuracy
+    for view, found in state.records.items():
+        assert found.accuracy == expected.records[view].accuracy
 
 
 @pytest.mark.gpu

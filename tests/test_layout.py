@@ -10,7 +10,8 @@ PACKAGE = Path(__file__).resolve().parents[1] / "src" / "fedexp"
 FLOORS = (
     ("core",),
     ("data",),
-    ("metrics", "models", "rundir"),
+    ("metrics", "models"),
+    ("rundir",),
     ("algorithms", "figures"),
     ("engine", "trackers"),
     ("config",),

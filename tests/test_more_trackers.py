@@ -14,7 +14,7 @@ from fedexp.cli.sweeps import tracker_of
 from fedexp.config.build import build
 from fedexp.config.values import resolve
 from fedexp.core.errors import ConfigError
-from fedexp.metrics.history import History
+from fedexp.metrics.record import Record
 from fedexp.trackers.base import NoTracker, RoundRecord, RunInfo, Tracker
 from fedexp.trackers.names import metric_values
 from fedexp.trackers.several import Several, TrackerGroup
@@ -185,7 +185,7 @@ def test_finish_is_not_called_after_abort(tmp_path):
 
 def test_unevaluated_round_has_no_class_accuracy():
     """The last test of a view is from an earlier round. nan and None are left out."""
-    history = History(np.ones((1, 2), dtype=np.int64))
+    history = Record(np.ones((1, 2), dtype=np.int64))
     history.add(2, np.array([0.25, math.nan]))
     found = [
         metric_values(RoundRecord(number, {}, {"augmented": history}), ["a", "b"])

@@ -4,6 +4,7 @@ import logging
 import re
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from fedexp.analysis.sweep import load_sweep
@@ -31,9 +32,11 @@ def runs_of(sweep, folder, seeds=(0,)):
                 overrides = [*block.fixed, *(f"{key}={value}" for key, value in combination)]
                 make_run(folder, overrides, seed, local=True, classes=5)
     rng = np.random.default_rng(3)
-    for path in folder.glob("*/local_class_accuracy.npz"):
-        every = np.tile(np.arange(4), (3, 1))
-        np.savez(path, rounds=np.arange(1, 4), sampled=every, accuracy=rng.uniform(0, 1, (3, 4, 5)))
+    keys = pd.MultiIndex.from_product(
+        [range(1, 4), range(4), range(5)], names=["round", "client", "class"]
+    )
+    for path in folder.glob("*/local_class_accuracy.csv"):
+        pd.DataFrame({"accuracy": rng.uniform(0, 1, len(keys))}, keys).to_csv(path)
     return find_jobs(folder)
 
 
@@ -120,7 +123,7 @@ def test_class_curves_have_the_colours_of_the_legend(tmp_path):
     sweep = load_sweep("fedka_fig1", [CONF])
     make_run(tmp_path, ["experiment=fedka/cifar10", "algorithm=fedavg"], rounds=25, classes=5)
     figure = draw_paper.class_curves(label_runs(sweep, find_jobs(tmp_path)), sweep.title)
-    history = load_run_data(next(tmp_path.glob("run*"))).history
+    history = load_run_data(next(tmp_path.glob("run*"))).record
     for c, (line, key) in enumerate(
         zip(figure.axes[0].lines, figure.legends[0].get_lines(), strict=False)
     ):
@@ -133,7 +136,7 @@ def test_consistency_is_the_cosine_of_consecutive_rounds(tmp_path):
     settings, sweep = settings_of("fedntd_fig2", tmp_path)
     axes = draw_paper.consistency(settings, sweep.title).axes[0]
     for line, setting in zip(axes.lines, settings, strict=True):
-        matrix = setting.methods[0].files[0].history.matrix
+        matrix = setting.methods[0].files[0].record.matrix
         np.testing.assert_allclose(line.get_ydata(), forgetting.consistency(matrix))
         assert line.get_label() == setting.name
 
@@ -153,7 +156,7 @@ def test_bars_are_means_over_seeds(tmp_path):
 
 def test_round_picture_shows_the_requested_round(tmp_path):
     settings, sweep = settings_of("flashback_fig2", tmp_path)
-    first = settings[0].methods[0].files[0].history
+    first = settings[0].methods[0].files[0].record
     image = draw_paper.round_models(settings, sweep.title, round=2).axes[0].images[0].get_array()
     np.testing.assert_allclose(image[0], first.class_accuracy[1])
     np.testing.assert_allclose(image[1:-1], first.local_class_accuracy[1])
@@ -183,7 +186,7 @@ def test_forgetting_degree_of_a_client_equals_its_formula(tmp_path):
     """(before - local) / (before + 1e-6), at least -1, in each round."""
     settings, sweep = settings_of("fedka_fig2", tmp_path)
     method = settings[0].methods[0]
-    history = method.files[0].history
+    history = method.files[0].record
     rounds, degree, local = draw_paper.select_local_series(method, 3)
     assert rounds.tolist() == [1, 2, 3]
     before = np.stack(history.class_accuracy[:3])

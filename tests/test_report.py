@@ -44,7 +44,9 @@ def make_run(directory, **summary):
     )
     if "tasks" in summary:
         write_tasks(directory)
-    (directory / files.CLASSES).write_text("round,class,accuracy\n0,0,0.125\n1,0,0.25\n2,0,0.5\n")
+    (directory / "class_accuracy.csv").write_text(
+        "round,class,accuracy\n0,0,0.125\n1,0,0.25\n2,0,0.5\n"
+    )
     (directory / files.CONFIG).write_text("choices: {}\n")
     (directory / files.OVERRIDES).parent.mkdir()
     (directory / files.OVERRIDES).write_text("[]\n")

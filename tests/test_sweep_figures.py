@@ -167,7 +167,8 @@ def test_round_forgetting_is_shown_as_distribution(tmp_path):
     whole, local = draw_sweep.round_forgetting([setting], setting.title).axes
     np.testing.assert_array_equal(whole.lines[0].get_xdata()[1:], np.sort(round_drop(accuracy)))
     assert (len(whole.lines), len(local.lines)) == (2, 1)
-    saved = np.load(tmp_path / "run00" / "local_class_accuracy.npz")["accuracy"]  # [T, S, C]
+    table = pd.read_csv(tmp_path / "run00" / "local_class_accuracy.csv")
+    saved = table["accuracy"].to_numpy().reshape(3, 2, 3)  # [T, S, C]
     expected = np.sort(local_round_drop(accuracy[1:-1, None], saved[1:]).ravel())  # from round 2 on
     np.testing.assert_array_equal(local.lines[0].get_xdata()[1:], expected)
 

@@ -699,9 +699,8 @@ def test_local_metrics_use_label_counts_of_the_task(tmp_path):
     assert rounds["in_local_accuracy"][1:].notna().all()
     ends = rounds[rounds["round"].isin([2, 4, 6])]
     assert (ends["in_local_accuracy"] > ends["out_local_accuracy"]).all()
-    from fedexp.figures.load import load_history
 
-    history = load_history(RunDirectory(tmp_path))
+    history = RunDirectory(tmp_path).record()
     assert history.counts.shape == (3, 20, 10)
     assert history.rounds_per_task == 2
     assert history.counts_in(3)[:, :3].sum() == 0 < history.counts_in(3)[:, 3:6].sum()

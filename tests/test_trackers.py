@@ -15,7 +15,7 @@ import wandb
 
 from fedexp.core.errors import ConfigError
 from fedexp.metrics.forgetting_metric import All
-from fedexp.metrics.history import History
+from fedexp.metrics.record import Record
 from fedexp.metrics.tasks import FORMULAS
 from fedexp.trackers.base import NoTracker, RoundRecord, RunInfo, Tracker
 from fedexp.trackers.names import NAMES, SUMMARIES, class_metric, flat_summary, metric_name
@@ -33,7 +33,7 @@ from wandb_runs import (  # noqa: F401 (fixtures)
     run_folders,
 )
 
-HISTORY = History(np.ones((4, 3), dtype=np.int64))
+HISTORY = Record(np.ones((4, 3), dtype=np.int64))
 HISTORY.add(0, np.array([0.0, 0.5, np.nan]))
 TABLE = pd.DataFrame(
     {"round": [0, 0, 1], "class": ["cat", "dog", "cat"], "accuracy": [0.1, 0.2, np.nan]}
@@ -291,7 +291,7 @@ def test_each_column_has_a_unique_name_in_a_section():
 
 
 def metric_columns() -> set[str]:
-    history = History(np.ones((4, 3), dtype=np.int64))
+    history = Record(np.ones((4, 3), dtype=np.int64))
     for number in range(3):
         history.add(number, np.array([0.1, 0.5, 0.2]))
         if number:

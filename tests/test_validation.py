@@ -27,7 +27,7 @@ from fedexp.rundir.reader import RunDirectory
 from fedexp.testing import record
 from fedexp.trackers.names import metric_name
 from fedexp.training.results import write_results
-from fedexp.training.state import State
+from fedexp.training.resuming import read_state
 from fedexp.training.summary import summary_of
 from test_views import every_engine
 from toy_federation import assemble, make_simulation, play
@@ -69,7 +69,7 @@ def recorded(directory, **options):
         "algorithm": "fedavg",
         "dataset": "noise",
     } | summary_of(simulation, state)
-    write_results(directory, state, summary, Pictures(draw=False))
+    write_results(directory, summary, Pictures(draw=False))
     return simulation, state, json.loads((directory / files.SUMMARY).read_text())
 
 
@@ -222,7 +222,6 @@ def test_run_without_test_set_is_read_and_drawn(tmp_path):
     (tmp_path / "run" / ".hydra").mkdir()
     (tmp_path / "run" / ".hydra" / "overrides.yaml").write_text("[]\n")
     run = RunDirectory(tmp_path / "run")
-    assert not run.problems
     assert run.finished
     assert run.views == ("validation",)
     assert run.curve.iloc[-1][run.accuracy_name] == run.summary["validation_accuracy"]
@@ -233,13 +232,13 @@ def test_run_without_test_set_is_read_and_drawn(tmp_path):
 
 
 def test_resume_restores_validation_history(tmp_path):
-    _, state, _ = recorded(tmp_path / "run", rounds=3)
-    saved = checkpoint.load(tmp_path / "run")
-    loaded = State.from_tree(saved.state, torch.device("cpu"), tmp_path / "run")
-    assert list(loaded.tested) == ["validation"]
-    assert loaded.accuracy == state.accuracy
+    simulation, state, _ = recorded(tmp_path / "run", rounds=3)
+    saved = checkpoint.load(tmp_path / "run").state
+    loaded = read_state(tmp_path / "run", saved, simulation, torch.device("cpu"))
+    assert list(loaded.records) == ["validation"]
+    assert loaded.record.curve == state.record.curve
     assert loaded.best == state.best
-    np.testing.assert_array_equal(loaded.history.matrix, state.history.matrix)
+    np.testing.assert_array_equal(loaded.record.matrix, state.record.matrix)
 
 
 def test_tasks_are_evaluated_on_their_validation_examples(tmp_path):

@@ -13,7 +13,7 @@ from fedexp.core.rng import generator_for
 from fedexp.data.views import require_views
 from fedexp.engine.base import Shared
 from fedexp.figures import list_figures
-from fedexp.figures.load import load_history, load_run_data
+from fedexp.figures.load import load_run_data
 from fedexp.figures.pictures import Pictures
 from fedexp.metrics.forgetting_metric import RoundDrop
 from fedexp.rundir import files
@@ -118,7 +118,7 @@ def full_run(simulation, directory, resume=False):
     """Run to the end. Return the rows of rounds.csv without times, and the summary."""
     state = record(simulation, directory, resume)
     summary = summary_of(simulation, state)
-    write_results(directory, state, summary, Pictures(draw=False))
+    write_results(directory, summary, Pictures(draw=False))
     return rows_of(directory / files.ROUNDS), summary
 
 
@@ -153,7 +153,7 @@ def test_second_view_does_not_change_plain_results(tmp_path):
         "local_round_forgetting",
     )
     assert added == [f"{name}_augmented" for name in names]
-    for name in (files.CLASSES, files.LOCAL):
+    for name in ("class_accuracy.csv", "local_class_accuracy.csv"):
         assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes()
     assert measured(one_summary).items() <= measured(two_summary).items()
     assert not list((tmp_path / "one").glob("*augmented*"))
@@ -165,7 +165,7 @@ def test_augmented_view_has_separate_history(tmp_path):
     simulation = with_local(test_views=BOTH)
     rows, summary = full_run(simulation, tmp_path)
     simulation.stages[0].partition.save(tmp_path / files.PARTITION, simulation.runtime.data.classes)
-    history = load_history(RunDirectory(tmp_path), "augmented")
+    history = RunDirectory(tmp_path).record("augmented")
     assert history.rounds == [0, 1, 2, 3, 4]
     for (before, after), row in zip(pairwise(history.class_accuracy), rows[1:], strict=True):
         # 5 test images a class
@@ -190,7 +190,7 @@ def test_resumed_run_has_the_same_augmented_results(tmp_path):
     again, resumed = full_run(with_local(test_views=BOTH), tmp_path / "parts", resume=True)
     assert again == whole
     assert measured(resumed) == measured(summary)
-    for name in ("class_accuracy_augmented.csv", "local_class_accuracy_augmented.npz"):
+    for name in ("class_accuracy_augmented.csv", "local_class_accuracy_augmented.csv"):
         assert (tmp_path / "whole" / name).read_bytes() == (tmp_path / "parts" / name).read_bytes()
 
 
@@ -274,7 +274,7 @@ def test_figures_are_drawn_for_both_views(tmp_path):
     full_run(simulation, tmp_path)
     simulation.stages[0].partition.save(tmp_path / files.PARTITION, simulation.runtime.data.classes)
     run = load_run_data(tmp_path)
-    assert list(run.histories) == ["plain", "augmented"]
+    assert list(run.records) == ["plain", "augmented"]
     names = ("class_accuracy", "class_accuracy_normalised", "local_round")
     drawn = [name for name, _ in list_figures(run)]
     assert {f"{name}{end}" for name in names for end in ("", "_augmented")} <= set(drawn)

@@ -28,10 +28,10 @@ from fedexp.engine.sequential import ClientTraining, Sequential
 from fedexp.engine.vectorised.engine import Vectorised
 from fedexp.rundir import checkpoint
 from fedexp.training import exchange
-from fedexp.training.checkpoint_fit import fits_run
 from fedexp.training.exchange import Exchange
 from fedexp.training.prepare import prepare
 from fedexp.training.recorder import Recorder
+from fedexp.training.resuming import read_state
 from fedexp.training.rounds import play_round, run_rounds
 from fedexp.training.simulation import Simulation
 from fedexp.training.state import State
@@ -221,9 +221,9 @@ def record(simulation: Simulation, directory: Path, resume: bool = False) -> Sta
     """
     directory.mkdir(exist_ok=True)
     state, lengths = simulation.initial_state(), None
-    found = checkpoint.load(directory, fits_run(directory, simulation)) if resume else None
-    if found is not None and found.state is not None:
-        state = State.from_tree(found.state, torch.device("cpu"), directory)
+    found = checkpoint.load(directory) if resume else None
+    if found is not None:
+        state = read_state(directory, found.state, simulation, torch.device("cpu"))
         state.status, lengths = "running", found.state["lengths"]
     recorder = Recorder(directory, simulation, [], lengths)
     try:

@@ -65,10 +65,7 @@ def describe_left_out(jobs: Sequence[RunDirectory], current: Sequence[RunDirecto
     }
     reasons |= dict.fromkeys((run.directory for run in current), "")
     for run in current:
-        if run.damaged:
-            again = "the same `--multirun` command runs it again"
-            reasons[run.directory] = f"is damaged ({run.describe_damage()}); {again}"
-        elif run.status == "failed":
+        if run.status == "failed":
             reasons[run.directory] = f"failed: {run.summary.get('error') or 'see error.txt'}"
     repeats = find_repeats([run for run in current if run.finished])
     for path, run in repeats.items():
@@ -77,12 +74,8 @@ def describe_left_out(jobs: Sequence[RunDirectory], current: Sequence[RunDirecto
 
 
 def describe_states(jobs: Iterable[RunDirectory]) -> str:
-    """Return a sentence that counts the runs by status, or "" if all runs are completed.
-
-    Damaged runs are not counted: `describe_left_out` reports them.
-    """
-    sound = [run for run in jobs if not run.damaged]
-    found = Counter(run.status for run in sound)
+    """Return a sentence that counts the runs by status, or "" if all runs are completed."""
+    found = Counter(run.status for run in jobs)
     if not found.keys() - {"completed"}:
         return ""
     counts = ", ".join(f"{number} {state}" for state, number in sorted(found.items()))

@@ -22,7 +22,7 @@ from fedexp.figures.style import (
     width,
 )
 from fedexp.metrics.forgetting import in_out_joint, in_out_local
-from fedexp.metrics.history import History
+from fedexp.metrics.record import Record
 from fedexp.rundir.files import LOCAL_EPOCHS, WEIGHT_DIVERGENCE
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def pictures(setting: "Setting") -> "Iterator[tuple[str, Callable[[Setting], Fig
         yield "local_training", local_training
     if measured(setting, WEIGHT_DIVERGENCE):
         yield "weight_divergence", weight_divergence
-    files = [file for method in setting.methods for file in method.files if file.history]
+    files = [file for method in setting.methods for file in method.files if file.record]
     if any(file.has("in_local_accuracy") for file in files):
         yield "in_out_local", in_out
 
@@ -153,14 +153,14 @@ def in_out(setting: "Setting") -> Figure:
     The global model from before and after each round is evaluated on the joint distribution of the
     round's clients. Local models are shown by their mean and standard deviation.
     """
-    every = [(method, method.files[0].history) for method in setting.methods]
-    shown = [(method, history) for method, history in every if history and history.local_rounds]
+    every = [(method, method.files[0].record) for method in setting.methods]
+    shown = [(method, record) for method, record in every if record and record.local_rounds]
     shown = shown[:MOST]
     title = f"Accuracy before and after local training\n{shortened(setting.title)}"
     height = 1.0 + 2.6 * len(shown)
     figure, grid = panels(title, height, len(shown), 2, sharex=True, sharey=True)
-    for row, (method, history) in zip(grid, shown, strict=True):
-        values = before_and_after(history)
+    for row, (method, record) in zip(grid, shown, strict=True):
+        values = before_and_after(record)
         for axes, side in zip(row, SIDES, strict=True):
             draw_side(axes, values, side, look(method.number)["color"])
             set_panel_title(axes, f"{method.label}: {side}-local distribution")
@@ -171,7 +171,7 @@ def in_out(setting: "Setting") -> Figure:
     return figure
 
 
-def before_and_after(history: History) -> pd.DataFrame:
+def before_and_after(record: Record) -> pd.DataFrame:
     """Return the series of FedNTD Fig. 4, with one row for each round that has local models.
 
     The columns `<side> before` and `<side> after` are accuracies of the global model on the joint
@@ -179,16 +179,16 @@ def before_and_after(history: History) -> pd.DataFrame:
     and standard deviation of the local models' accuracies. A side is `in` or `out`.
     """
     rows = []
-    for index, number in enumerate(history.local_rounds):
-        counts, local = history.sampled_counts(index), history.local_class_accuracy[index]
-        before = in_out_joint(history.distributed(number), counts)
-        after = in_out_joint(history.class_accuracy[history.rounds.index(number)], counts)
+    for index, number in enumerate(record.local_rounds):
+        counts, local = record.sampled_counts(index), record.local_class_accuracy[index]
+        before = in_out_joint(record.distributed(number), counts)
+        after = in_out_joint(record.class_accuracy[record.rounds.index(number)], counts)
         row: dict[str, float] = {}
         for i, (side, own) in enumerate(zip(SIDES, in_out_local(local, counts), strict=True)):
             row |= {f"{side} before": before[i], f"{side} after": after[i]}
             row |= {f"{side} local": own.mean(), f"{side} spread": own.std()}
         rows.append(row)
-    return pd.DataFrame(rows, index=history.local_rounds)
+    return pd.DataFrame(rows, index=record.local_rounds)
 
 
 def draw_side(axes: Axes, values: pd.DataFrame, side: str, colour: str) -> None:

@@ -29,7 +29,7 @@ SPREAD = "mean ± standard\ndeviation"
 def pictures(setting: "Setting") -> "Iterator[tuple[str, Callable[[Setting], Figure]]]":
     """Yield (name, function that draws the figure) for each figure whose data the runs contain."""
     yield "curves", curves
-    if any(method.files[0].history for method in setting.methods):
+    if any(method.files[0].record for method in setting.methods):
         yield "class_accuracy", partial(class_accuracy, normalised=False)
         yield "class_accuracy_normalised", partial(class_accuracy, normalised=True)
     if any(method.global_drops().size for method in setting.methods):
@@ -110,8 +110,8 @@ def class_accuracy(setting: "Setting", normalised: bool) -> Figure:
     shown = []
     for method in setting.methods:
         seed = f", seed {method.runs[0].summary.get('seed')}" if len(method.runs) > 1 else ""
-        if history := method.files[0].history:
-            shown.append((f"{method.name}{seed}", method.files[0], history))
+        if record := method.files[0].record:
+            shown.append((f"{method.name}{seed}", method.files[0], record))
     return class_maps(shown, shortened(setting.title), normalised)
 
 

@@ -9,7 +9,7 @@ import pandas as pd
 
 from fedexp.analysis.layout import csv, markdown
 from fedexp.analysis.naming import named_overrides, shared_overrides
-from fedexp.core.errors import ConfigError, say
+from fedexp.core.errors import ConfigError
 from fedexp.core.storage import write_atomically
 from fedexp.metrics.task_matrix import MEASURES
 from fedexp.metrics.tasks import over_clients
@@ -88,9 +88,6 @@ def write_run_table(directories: Sequence[Path], out: Path | None, measures: Seq
     Raises ConfigError if no run is finished.
     """
     there = [RunDirectory(path) for directory in directories for path in find_runs(directory)]
-    for run in there:
-        if run.damaged:
-            say(f"{run.directory}: {run.describe_damage()}; the run is left out")
     finished = [run for run in there if run.finished]
     if not finished:
         raise ConfigError(f"no finished run in {', '.join(map(str, directories))}")

@@ -74,7 +74,7 @@ class Method:
 
     def global_drops(self) -> np.ndarray:
         """Return F_t of Flashback for all rounds and runs, float [n]."""
-        found = [round_drop(file.history.matrix) for file in self.files if file.history]
+        found = [round_drop(file.record.matrix) for file in self.files if file.record]
         return np.concatenate([np.empty(0), *found])
 
     def local_drops(self) -> np.ndarray:
@@ -84,9 +84,9 @@ class Method:
         """
         metric, found = RoundDrop(local=True), [np.empty(0)]
         for file in self.files:
-            if history := file.history:
-                rounds = range(len(history.local_rounds))
-                found += [metric.local_values(history, i)["local_round_forgetting"] for i in rounds]
+            if record := file.record:
+                rounds = range(len(record.local_rounds))
+                found += [metric.local_values(record, i)["local_round_forgetting"] for i in rounds]
         return np.concatenate(found)
 
 

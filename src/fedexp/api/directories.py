@@ -13,6 +13,7 @@ from fedexp.analysis.varying import varying_options
 from fedexp.core.console import plural
 from fedexp.core.errors import ConfigError, nearest, require_choice
 from fedexp.core.storage import display_path
+from fedexp.metrics.record import CLASSES, EXAMPLES
 from fedexp.rundir import files
 from fedexp.rundir.fingerprint import flatten
 from fedexp.rundir.reader import RunDirectory, require_run
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 class Run:
     """A finished or unfinished run. Each attribute reads a file in the run directory on access.
 
-    If the file is missing or damaged, the attribute raises ConfigError with the name of the file.
+    If the file is missing or cannot be read, the attribute raises ConfigError with its name.
     """
 
     directory: Path
@@ -52,8 +53,7 @@ class Run:
         """Return the state of the run as a word.
 
         `completed`, `stopped` (before the last round) and `diverged` runs have ended. A `failed`
-        run raised an error, and a `damaged` run lacks valid files. All other runs are `running` or
-        `unfinished`.
+        run raised an error. All other runs are `running` or `unfinished`.
         """
         return self._reader.status
 
@@ -73,8 +73,7 @@ class Run:
     @property
     def summary(self) -> dict[str, Any]:
         """Return the results (summary.json), or an empty dict if the run has not ended."""
-        found = self._reader.summary
-        return self._need(files.SUMMARY, found) if self._reader.has(files.SUMMARY) else found
+        return self._reader.summary
 
     @property
     def rounds(self) -> pd.DataFrame:
@@ -104,8 +103,9 @@ class Run:
         Columns: round, class, name, accuracy. The column `name` is missing if the class names are
         unknown.
         """
-        table = self._need(files.CLASSES, self._reader.class_accuracy()).copy()
-        if names := dict(enumerate(self._reader.class_names or [])):
+        table = self._need(CLASSES, self._reader.class_accuracy()).copy()
+        if self._reader.has(files.PARTITION):
+            names = dict(enumerate(self._reader.class_names))
             table.insert(2, "name", table["class"].map(names).fillna(""))
         return table
 
@@ -122,17 +122,13 @@ class Run:
         import numpy as np
         import pandas as pd
 
-        from fedexp.figures.load import load_history
         from fedexp.metrics.examples import forgetting_events
 
-        history = load_history(self._reader)
-        if history.labels is None and self._reader.has(files.EXAMPLES):
-            reason = "ends before the last round; it is written when the run ends"
-            raise ConfigError(f"{self.directory / files.EXAMPLES}: {reason}")
-        self._need(files.EXAMPLES, history.labels)
-        right, rounds = history.correct(), np.array([*history.rounds[1:], np.nan])
+        record = self._reader.record()
+        self._need(EXAMPLES, record.labels)
+        right, rounds = record.correct(), np.array([*record.rounds[1:], np.nan])
         first = np.where(right.any(0), right.argmax(0), len(right))
-        table = pd.DataFrame({"label": history.labels, "learned": rounds[first]})
+        table = pd.DataFrame({"label": record.labels, "learned": rounds[first]})
         correct = np.asarray(right[-1:].any(0))
         forgotten = forgetting_events(right) if len(right) > 1 else np.nan
         return table.assign(forgotten=forgotten, correct=correct)
@@ -144,7 +140,7 @@ class Run:
         analysis has this name, or if the run does not have this table.
         """
         require_choice("analysis", name, [Path(file).stem for file in files.ANALYSES])
-        return self._need(f"{name}.csv", self._reader.analysis(f"{name}.csv")).copy()
+        return self._need(f"{name}.csv", self._reader.read_table(f"{name}.csv")).copy()
 
     @property
     def partition(self) -> Partition:
@@ -213,10 +209,9 @@ class Run:
         return flatten(config) | (config.get("choices") or {})
 
     def _need(self, name: str, content: Any) -> Any:
-        """Return the content of a file. Raises ConfigError if the file is missing or damaged."""
+        """Return the content of a file. Raises ConfigError if the file is missing."""
         if content is None or (isinstance(content, dict) and not content):
-            reason = self._reader.unreadable.get(name, "is missing")
-            raise ConfigError(f"{self.directory / name}: {reason}")
+            raise ConfigError(f"{self.directory / name}: is missing")
         return content
 
 

@@ -22,8 +22,7 @@ from fedexp.config.values import resolve
 from fedexp.core.errors import ConfigError
 from fedexp.rundir import files
 from fedexp.rundir.lock import is_occupied
-from fedexp.rundir.reader import RunDirectory
-from fedexp.rundir.schema import OVER
+from fedexp.rundir.reader import OVER, RunDirectory
 from fedexp.training.checks import check, check_used
 from fedexp.training.prepare import centralized_config, metrics_of
 from fedexp.training.stopping import is_finished

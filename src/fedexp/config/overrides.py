@@ -56,10 +56,7 @@ def read_stored(path: Path, groups: Collection[str], typed: Collection[str]) -> 
     """
     from fedexp.rundir import contents  # imported late, since it imports numpy
 
-    try:
-        stored = contents.read_overrides(path)
-    except contents.Damaged as error:
-        raise ConfigError(f"{path}: {error}") from error
+    stored = contents.read_overrides(path)
     kept = [text for text in stored if key_of(text) not in (*OF_COMMAND, *typed)]
     if "tracker" in typed:  # the keys of another tracker differ
         kept = [text for text in kept if not key_of(text).startswith("tracker.")]

@@ -24,7 +24,7 @@ from fedexp.rundir.reader import RunDirectory
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from fedexp.metrics.history import History
+    from fedexp.metrics.record import Record
 
 # Leave out the time of writing, so that equal runs give equal files.
 METADATA: dict[str, dict[str, None]] = {
@@ -81,18 +81,18 @@ def save_all(
     return paths
 
 
-def interim_pictures(run_dir: Path, histories: "Mapping[str, History]") -> dict[str, bytes]:
-    """Return figures (name -> PNG content) that show the run up to the end of the histories.
+def interim_pictures(run_dir: Path, records: "Mapping[str, Record]") -> dict[str, bytes]:
+    """Return figures (name -> PNG content) that show the run up to the end of the records.
 
     These are the heat maps of class accuracies and, if local models were evaluated, the latest
-    round figure. No file is written, and the run may be in progress or finished. histories: a dict
-    that maps each view of the test set, including the plain view, to its history.
+    round figure. No file is written, and the run may be in progress or finished. records: a dict
+    that maps each view of the test set, including the plain view, to its record.
     """
     from fedexp.figures.style import styled
 
     drawn = {}
     with styled(read_settings(run_dir)):
-        for name, draw in list_figures(load_run_data(run_dir, histories=histories)):
+        for name, draw in list_figures(load_run_data(run_dir, records=records)):
             if name.startswith(INTERIM):
                 buffer = io.BytesIO()
                 draw().savefig(buffer, format="png")
@@ -104,8 +104,8 @@ def list_figures(run: RunData) -> "Iterator[tuple[str, Callable[[], Figure]]]":
     """Yield (name, function that draws the figure) for each figure whose data the run contains."""
     from fedexp.figures import draw, draw_analyses
 
-    for view, history in run.histories.items():
-        shown = partial(draw.class_accuracy, run, history, view)
+    for view, record in run.records.items():
+        shown = partial(draw.class_accuracy, run, record, view)
         yield f"class_accuracy{suffix(view)}", shown
         yield f"class_accuracy_normalised{suffix(view)}", partial(shown, normalised=True)
     for view, tasks in run.tasks_of.items():
@@ -116,24 +116,24 @@ def list_figures(run: RunData) -> "Iterator[tuple[str, Callable[[], Figure]]]":
         yield "loss", partial(draw.loss, run)
     if run.counts is not None and run.counts.any():
         yield "data_distribution", partial(draw.data_distribution, run, run.counts)
-    for view, history in run.histories.items():
-        yield from list_detailed_figures(run, history, view)
-    if run.reduced and run.history and run.history.local_rounds:
-        yield "class_reduction", partial(draw_analyses.class_reduction, run, run.history)
+    for view, record in run.records.items():
+        yield from list_detailed_figures(run, record, view)
+    if run.reduced and run.record and run.record.local_rounds:
+        yield "class_reduction", partial(draw_analyses.class_reduction, run, run.record)
     for name, table in run.analyses.items():
         yield Path(name).stem, partial(draw_analyses.PICTURES[name], run, table)
 
 
 def list_detailed_figures(
-    run: RunData, history: "History", view: str
+    run: RunData, record: "Record", view: str
 ) -> "Iterator[tuple[str, Callable[[], Figure]]]":
     """Yield the figures of a view whose data only some forgetting metrics record."""
     from fedexp.figures import draw, draw_analyses
 
-    if history.local_rounds:
-        yield f"local_round{suffix(view)}", partial(draw.local_round, run, history, view)
-    if history.labels is not None and len(history.rounds) > 1:
-        shown = partial(draw_analyses.example_forgetting, run, history, view)
+    if record.local_rounds:
+        yield f"local_round{suffix(view)}", partial(draw.local_round, run, record, view)
+    if record.labels is not None and len(record.rounds) > 1:
+        shown = partial(draw_analyses.example_forgetting, run, record, view)
         yield f"example_forgetting{suffix(view)}", shown
 
 

@@ -35,7 +35,7 @@ from fedexp.figures.style import (
     write_note,
 )
 from fedexp.metrics.forgetting import normalised_heat_map
-from fedexp.metrics.history import History
+from fedexp.metrics.record import Record
 from fedexp.metrics.targets import rounds_to_target
 
 PER_ROW = 4  # maximum number of heat maps side by side
@@ -53,14 +53,14 @@ LOSSES = (
 
 
 def class_accuracy(
-    run: RunData, history: History, view: str = PLAIN, normalised: bool = False
+    run: RunData, record: Record, view: str = PLAIN, normalised: bool = False
 ) -> Figure:
     """Draw class accuracies as a heat map (classes x rounds; FedNTD Fig. 2a, Flashback Fig. 5)."""
-    return class_maps([("", run, history)], run.title, normalised, name_view(view))
+    return class_maps([("", run, record)], run.title, normalised, name_view(view))
 
 
 def class_maps(
-    shown: Sequence[tuple[str, RunData, History]], title: str, normalised: bool, of: str = ""
+    shown: Sequence[tuple[str, RunData, Record]], title: str, normalised: bool, of: str = ""
 ) -> Figure:
     """Draw the runs' heat maps (classes x rounds) side by side, on the same colour scale.
 
@@ -86,9 +86,9 @@ def class_maps(
         top = min(1.0, 3 / len(classes))
         label = f"share of the round's summed accuracy\n(uniform: 1/C = {1 / len(classes):.3g})"
     maps = []
-    for axes, (name, run, history) in zip(grid.flat, shown, strict=False):
-        maps.append(normalised_heat_map(history.matrix) if normalised else history.matrix)
-        image = map_cells(axes, np.array(history.rounds), maps[-1], top, ticks=12 // columns + 3)
+    for axes, (name, run, record) in zip(grid.flat, shown, strict=False):
+        maps.append(normalised_heat_map(record.matrix) if normalised else record.matrix)
+        image = map_cells(axes, np.array(record.rounds), maps[-1], top, ticks=12 // columns + 3)
         task_lines(run, axes, "white")
         axes.tick_params(labelbottom=True)
         set_panel_title(axes, name)
@@ -217,14 +217,14 @@ def data_distribution(run: RunData, counts: np.ndarray) -> Figure:
     return figure
 
 
-def local_round(run: RunData, history: History, view: str = PLAIN) -> Figure:
+def local_round(run: RunData, record: Record, view: str = PLAIN) -> Figure:
     """Draw class accuracies in the last round with local models (Flashback Fig. 2).
 
     The rows are the global model before the round, the local models, and the global model after the
     round.
     """
-    rows, last = round_picture(history), history.local_rounds[-1]
-    clients = [f"client {k}" for k in history.sampled[-1]]
+    rows, last = round_picture(record), record.local_rounds[-1]
+    clients = [f"client {k}" for k in record.sampled[-1]]
     names = [f"global, round {last - 1}", *clients, f"global, round {last}"]
     subject = f"Class-wise test accuracy{name_view(view)} before, within and after round {last}"
     figure, (axes,) = _figure(run, subject, 1.9 + map_height(len(names)))
@@ -252,17 +252,17 @@ def draw_cells(axes: Axes, cells: np.ndarray, colours: Colormap, **scale: Any) -
     return axes.imshow(cells, colours, aspect="auto", interpolation="nearest", **scale)
 
 
-def round_picture(history: History) -> np.ndarray:
+def round_picture(record: Record) -> np.ndarray:
     """Return the class accuracies before, during and after a round, [S + 2, C].
 
     The round is the last one in which local models were tested. The rows are the global model
     before the round, the S local models, and the global model after the round. If a global model
     was not evaluated, its row is nan.
     """
-    by_round = dict(zip(history.rounds, history.class_accuracy, strict=True))
-    local, last = history.local_class_accuracy[-1], history.local_rounds[-1]
+    by_round = dict(zip(record.rounds, record.class_accuracy, strict=True))
+    local, last = record.local_class_accuracy[-1], record.local_rounds[-1]
     absent = np.full(local.shape[1], np.nan)
-    before = history.distributed_accuracy[-1:] or [by_round.get(last - 1, absent)]
+    before = record.distributed_accuracy[-1:] or [by_round.get(last - 1, absent)]
     return np.vstack([before[0], local, by_round.get(last, absent)])
 
 

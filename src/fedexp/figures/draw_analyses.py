@@ -1,6 +1,6 @@
 """Draw the figures of the group `analysis`, and those of forgetting in detail.
 
-Each function takes a run and one of its analysis tables or its history, and returns a matplotlib
+Each function takes a run and one of its analysis tables or its record, and returns a matplotlib
 Figure.
 """
 
@@ -39,7 +39,7 @@ from fedexp.figures.style import (
 )
 from fedexp.metrics.examples import forgetting_events
 from fedexp.metrics.forgetting import forgetting_degree
-from fedexp.metrics.history import History
+from fedexp.metrics.record import Record
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -148,7 +148,7 @@ def epochs(series: Epochs, title: str) -> Figure:
     return figure
 
 
-def class_reduction(run: RunData, history: History) -> Figure:
+def class_reduction(run: RunData, record: Record) -> Figure:
     """Draw the forgetting degree of classes that the schedule reduces (FedKA Eq. 1, Fig. 3).
 
     Values are clipped at -1. The lower panel shows how many training examples of the class the
@@ -156,17 +156,17 @@ def class_reduction(run: RunData, history: History) -> Figure:
     """
     title = f"Forgetting degree of a class whose examples are reduced\n{run.title}"
     figure, ((above,), (below,)) = panels(title, 5.2, rows=2, sharex=True, height_ratios=(2, 1))
-    every = np.arange(1, max(history.local_rounds) + 1)
+    every = np.arange(1, max(record.local_rounds) + 1)
     for number, (client, label) in enumerate(run.reduced[:6]):
         look: dict[str, Any] = {"color": f"C{number}", "linewidth": stroke(0.8)}
         name = class_names(run.classes)[label] if label < len(run.classes) else label
         look_above = look | {"label": f"class {name}, client {client}"}
-        rounds, degrees, _ = local_series(history, client)
+        rounds, degrees, _ = local_series(record, client)
         above.plot(rounds, degrees[:, label], **look_above)
-        held = [history.counts_in(int(n))[client, label] for n in every]
+        held = [record.counts_in(int(n))[client, label] for n in every]
         below.step(every, held, where="mid", **look)
     for axes in (above, below):
-        for start in history.starts[1:]:
+        for start in record.starts[1:]:
             axes.axvline(start - 0.5, color=GREY, linewidth=0.8, linestyle=":")
     above.set_ylabel("forgetting degree\n(clipped at -1)")
     legend_above(above, 3)
@@ -176,26 +176,26 @@ def class_reduction(run: RunData, history: History) -> Figure:
     return figure
 
 
-def local_series(history: History, client: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def local_series(record: Record, client: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return (rounds [T], forgetting degrees [T, C], class accuracies [T, C]) for one client.
 
     The values describe the client's local model after each round in which the client took part.
     Degrees are clipped at -1.
     """
     rounds, values = [], []
-    for index, number in enumerate(history.local_rounds):
-        for local in history.local_class_accuracy[index][history.sampled[index] == client]:
-            degree = forgetting_degree(history.distributed(number), local)
+    for index, number in enumerate(record.local_rounds):
+        for local in record.local_class_accuracy[index][record.sampled[index] == client]:
+            degree = forgetting_degree(record.distributed(number), local)
             rounds.append(number)
             values.append((np.maximum(degree, -1.0), local))
-    shape = (len(rounds), 2, history.counts.shape[-1])
+    shape = (len(rounds), 2, record.counts.shape[-1])
     degrees, accuracies = np.array(values).reshape(shape).swapaxes(0, 1)
     return np.array(rounds), degrees, accuracies
 
 
-def example_forgetting(run: RunData, history: History, view: str = PLAIN) -> Figure:
+def example_forgetting(run: RunData, record: Record, view: str = PLAIN) -> Figure:
     """Draw how often the test examples of each class are forgotten (Toneva et al., ICLR 2019)."""
-    right, labels = history.correct(), history.labels
+    right, labels = record.correct(), record.labels
     assert labels is not None
     events, learned = forgetting_events(right), right.any(0)
     kinds = {
@@ -205,7 +205,7 @@ def example_forgetting(run: RunData, history: History, view: str = PLAIN) -> Fig
         "5 times or more": events >= 5,
         "never learned": ~learned,
     }
-    classes = history.counts.shape[-1]
+    classes = record.counts.shape[-1]
     totals = np.bincount(labels, minlength=classes).clip(min=1)
     subject = f"How often test examples are forgotten{name_view(view)}"
     height = 1.6 + map_height(classes)

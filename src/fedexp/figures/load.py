@@ -8,13 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedexp.core.errors import ConfigError
 from fedexp.core.npz import load_npz
-from fedexp.core.storage import check_size
-from fedexp.data.partitioned import Partition, find_changed_partitions, find_task_partitions
-from fedexp.data.views import PLAIN, VIEWS, file_in_view, name_in_view
-from fedexp.metrics.history import LOCAL, History
-from fedexp.rundir import contents, files, schema
+from fedexp.data.partitioned import Partition, find_task_partitions
+from fedexp.data.views import PLAIN, VIEWS, name_in_view
+from fedexp.metrics.record import Record
+from fedexp.rundir import files
 from fedexp.rundir.reader import RunDirectory
 
 if TYPE_CHECKING:
@@ -50,7 +48,7 @@ class RunData:
     counts: np.ndarray | None
     classes: tuple[str, ...]  # names; index = label
     # view of the test set -> class accuracies; view -> tasks.csv
-    histories: dict[str, History]
+    records: dict[str, Record]
     tasks_of: dict[str, TaskFile]
     # file name -> table of the group `analysis`
     analyses: "dict[str, pd.DataFrame]" = field(default_factory=dict)
@@ -58,8 +56,8 @@ class RunData:
     reduced: tuple[tuple[int, int], ...] = ()
 
     @property
-    def history(self) -> History | None:
-        return self.histories.get(PLAIN)
+    def record(self) -> Record | None:
+        return self.records.get(PLAIN)
 
     @property
     def tasks(self) -> TaskFile | None:
@@ -83,12 +81,12 @@ class RunData:
 def load_run_data(
     run_dir: Path,
     summary: dict[str, Any] | None = None,
-    histories: Mapping[str, History] | None = None,
+    records: Mapping[str, Record] | None = None,
 ) -> RunData:
     """Load a run directory. If a file is damaged, raises ConfigError with the file's name.
 
     summary: the content of summary.json, if this file has not been written yet.
-    histories: class accuracies up to a certain round by view of the test set, including the plain
+    records: class accuracies up to a certain round by view of the test set, including the plain
         view. They replace the accuracies in the files, and the data then describe the run after
         that round.
     """
@@ -98,115 +96,30 @@ def load_run_data(
     rounds = pd.DataFrame() if run.rounds is None else run.rounds
     arrays = load_npz(run_dir / files.PARTITION) if run.has(files.PARTITION) else {}
     last = math.inf
-    if histories is not None:
-        summary, last = {}, histories[PLAIN].rounds[-1]  # shown as unfinished
+    if records is not None:
+        summary, last = {}, records[PLAIN].rounds[-1]  # shown as unfinished
         rounds = rounds[rounds["round"] <= last]
     else:
         there = [view for view in VIEWS if arrays and run.class_accuracy(view) is not None]
-        histories = {view: load_history(run, view) for view in there}
+        records = {view: run.record(view) for view in there}
     tasks = {view: read_tasks(run, view, last) for view in VIEWS}
-    tables = [(name, run.analysis(name)) for name in files.ANALYSES]
+    tables = [(name, run.read_table(name)) for name in files.ANALYSES]
     title = run_title(run.config, run.summary if summary is None else summary)
-    require_readable(run)
     return RunData(
         title=title,
         rounds=rounds,
         targets=tuple(map(float, run.config.get("targets") or ())),
         counts=_counts(run_dir, arrays),
         classes=tuple(map(str, arrays["classes"])) if arrays else (),
-        histories={view: each for view, each in histories.items() if each.rounds},
+        records={view: each for view, each in records.items() if each.rounds},
         tasks_of={view: file for view, file in tasks.items() if file is not None},
         analyses={name: table for name, table in tables if table is not None and len(table)},
-        reduced=find_reduced_classes(run.config, histories.get(PLAIN)),
+        reduced=find_reduced_classes(run.config, records.get(PLAIN)),
     )
-
-
-def load_history(run: RunDirectory, view: str = PLAIN) -> History:
-    """Load the history of a run, so that any metric can be computed after the run.
-
-    The function reads the class accuracies, the partitions and, if they were saved, the class
-    accuracies of local models. view: the view of the test set. Raises ConfigError that names the
-    file if a file is missing or damaged.
-    """
-    folder, table = run.directory, run.class_accuracy(view)
-    changes = find_changed_partitions(folder)
-    paths = [folder / files.PARTITION, *find_task_partitions(folder), *changes.values()]
-    tasks = [Partition.load(path) for path in paths]
-    classes, name = tasks[0].counts.shape[1], file_in_view(files.CLASSES, view)
-    if table is None:
-        raise ConfigError(f"{folder / name}: {run.unreadable.get(name, 'is missing')}")
-    try:
-        check_size(8 * table["round"].nunique() * classes, 8 * len(table))
-        problem = schema.check_table(table)
-        if problem and (run.has_ended or problem != contents.HALF_ROW):
-            raise ValueError(problem)
-        if table["class"].max() >= classes:
-            raise ValueError(f"has a class above {classes - 1}")
-    except ValueError as error:
-        raise ConfigError(f"{folder / name}: {error}") from None
-    matrix = class_matrix(table, classes)
-    history = History(
-        counts=np.stack([task.counts for task in tasks]) if len(tasks) > 1 else tasks[0].counts,
-        rounds_per_task=int(tasks[0].info.get("rounds_per_task", 0)),
-        rounds=matrix.index.astype(int).tolist(),
-        class_accuracy=list(matrix.to_numpy(dtype=np.float64)),
-        starts=(1, *changes) if changes else (),
-    )
-    load_examples(history, folder / file_in_view(files.EXAMPLES, view), run.has_ended)
-    local = folder / file_in_view(files.LOCAL, view)
-    if not local.exists():
-        return history
-    saved = load_npz(local)
-    missing = LOCAL.keys() - {"distributed"} - saved.keys()
-    if missing:
-        raise ConfigError(f"{local}: the file lacks the arrays {', '.join(sorted(missing))}")
-    try:
-        check_size(8 * int(saved["rounds"].max(initial=0)), 8 * len(matrix))
-    except (ValueError, TypeError, OverflowError) as error:
-        raise ConfigError(f"{local}: the file contains invalid round numbers ({error})") from None
-    history.local_rounds = saved["rounds"].tolist()
-    for name in LOCAL.keys() & saved.keys() - {"rounds"}:
-        setattr(history, LOCAL[name], list(saved[name]))
-    return history
-
-
-def load_examples(history: History, path: Path, has_ended: bool = True) -> None:
-    """Add the predictions for single test examples in a file (`History.save_examples`).
-
-    Nothing is added if the file does not exist, or if it ends before the last round of a run that
-    has not ended. The latter happens if a complete run was given more rounds, since the file is
-    written at the end. Raises ConfigError if the file does not fit the history.
-    """
-    if not path.exists():
-        return
-    saved = load_npz(path)
-    try:
-        labels, right, rounds = saved["labels"], saved["right"], saved["rounds"]
-        if not has_ended and rounds.size < len(history.rounds):
-            return
-        good = (
-            np.array_equal(rounds, history.rounds)
-            and (labels.ndim, labels.dtype, right.dtype) == (1, np.int64, np.uint8)
-            and right.shape == (len(history.rounds), -(-len(labels) // 8))
-            and len(labels) > 0
-            and 0 <= labels.min() <= labels.max() < history.counts.shape[-1]
-        )
-    except KeyError as error:
-        raise ConfigError(f"{path}: the file lacks the array {error}") from None
-    if not good:
-        raise ConfigError(f"{path}: the arrays do not fit the class accuracies of the run")
-    history.labels, history.right = labels, list(right)
-
-
-def class_matrix(table: "pd.DataFrame", classes: int) -> "pd.DataFrame":
-    """Return the accuracies of all classes in a table of class accuracies, one row per round."""
-    last = table.drop_duplicates(["round", "class"], keep="last")
-    wide = last.pivot(index="round", columns="class", values="accuracy")
-    return wide.reindex(columns=range(classes))
 
 
 def find_reduced_classes(
-    config: Mapping[str, Any], history: History | None
+    config: Mapping[str, Any], record: Record | None
 ) -> tuple[tuple[int, int], ...]:
     """Return the (client, class) pairs whose examples the schedule reduces.
 
@@ -215,11 +128,11 @@ def find_reduced_classes(
     """
     schedule = config.get("schedule") or {}
     changes = schedule.get("classes")
-    if not changes or history is None or not history.starts:
+    if not changes or record is None or not record.starts:
         return ()
     labels = sorted({int(label) for change in changes for label in change["shares"]})
     clients = schedule.get("clients")
-    return tuple((k, c) for c in labels for k in clients or [int(history.counts[0][:, c].argmax())])
+    return tuple((k, c) for c in labels for k in clients or [int(record.counts[0][:, c].argmax())])
 
 
 def _counts(run_dir: Path, first: dict[str, np.ndarray]) -> np.ndarray | None:
@@ -232,16 +145,6 @@ def _counts(run_dir: Path, first: dict[str, np.ndarray]) -> np.ndarray | None:
     return first["counts"] + sum(
         Partition.load(path).counts for path in find_task_partitions(run_dir)
     )
-
-
-def require_readable(run: RunDirectory) -> None:
-    """Raise ConfigError with the file's name if a file that was read is damaged.
-
-    Empty tables are allowed, since an interrupted run may have them.
-    """
-    for name, reason in run.unreadable.items():
-        if not (reason == contents.EMPTY and name.endswith(".csv")):
-            raise ConfigError(f"{run.directory / name}: {reason}")
 
 
 def read_tasks(run: RunDirectory, view: str, last: float) -> TaskFile | None:

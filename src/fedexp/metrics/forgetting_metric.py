@@ -14,11 +14,11 @@ from fedexp.core.errors import ConfigError
 from fedexp.core.limits import Checked, Positive
 from fedexp.metrics import examples, forgetting
 from fedexp.metrics.accuracy import class_mean
-from fedexp.metrics.history import History
+from fedexp.metrics.record import Record
 
 
 class ForgettingMetric(Checked, prefix="forgetting_metric."):
-    """Base class of metrics. A metric computes named values from the history of a run.
+    """Base class of metrics. A metric computes named values from the record of a run.
 
     The names are the same in all rounds. A value that is not defined yet is nan.
     """
@@ -43,46 +43,46 @@ class ForgettingMetric(Checked, prefix="forgetting_metric."):
         """Return whether the metric uses the predictions for single test examples."""
         return False
 
-    def round_values(self, history: History) -> dict[str, float]:
+    def round_values(self, record: Record) -> dict[str, float]:
         """Return the values of the last recorded round, as columns of rounds.csv."""
         raise NotImplementedError
 
-    def local_values(self, history: History, index: int) -> dict[str, np.ndarray]:
+    def local_values(self, record: Record, index: int) -> dict[str, np.ndarray]:
         """Return a value per client, [S] each, for the local models of one round.
 
-        index: the position of the round in `history.local_rounds`.
+        index: the position of the round in `record.local_rounds`.
 
         """
         return {}
 
-    def client_values(self, history: History) -> dict[str, np.ndarray]:
+    def client_values(self, record: Record) -> dict[str, np.ndarray]:
         """Return the last round's columns of clients.csv, [S] each, in the order of the cohort.
 
         The result is empty if the local models of this round were not evaluated.
         """
-        recorded = bool(history.local_rounds) and history.local_rounds[-1] == history.rounds[-1]
-        return self.local_values(history, len(history.local_rounds) - 1) if recorded else {}
+        recorded = bool(record.local_rounds) and record.local_rounds[-1] == record.rounds[-1]
+        return self.local_values(record, len(record.local_rounds) - 1) if recorded else {}
 
-    def summary(self, history: History) -> dict[str, float]:
+    def summary(self, record: Record) -> dict[str, float]:
         """Return the values of the run for summary.json; by default, those of the last round."""
-        return self.round_values(history)
+        return self.round_values(record)
 
-    def _client_mean(self, history: History, key: str) -> float:
+    def _client_mean(self, record: Record, key: str) -> float:
         """Return the mean of a value over the clients of the last round.
 
         key: the name of the value in `local_values`.
 
         """
-        return _mean(self.client_values(history).get(key, ()))
+        return _mean(self.client_values(record).get(key, ()))
 
-    def _run_mean(self, history: History, key: str) -> float:
+    def _run_mean(self, record: Record, key: str) -> float:
         """Return the mean of a value over the clients of each round, averaged over the rounds.
 
         key: the name of the value in `local_values`.
 
         """
         return _mean(
-            [_mean(self.local_values(history, i)[key]) for i in range(len(history.local_rounds))]
+            [_mean(self.local_values(record, i)[key]) for i in range(len(record.local_rounds))]
         )
 
 
@@ -93,8 +93,8 @@ def _mean(values: np.ndarray | Sequence[float]) -> float:
 class BackwardTransfer(ForgettingMetric):
     """`forgetting`: the forgetting F up to this round (FedNTD Eq. 5)."""
 
-    def round_values(self, history: History) -> dict[str, float]:
-        return {"forgetting": forgetting.forgetting_f(history.matrix)}
+    def round_values(self, record: Record) -> dict[str, float]:
+        return {"forgetting": forgetting.forgetting_f(record.matrix)}
 
 
 class RoundDrop(ForgettingMetric):
@@ -112,25 +112,25 @@ class RoundDrop(ForgettingMetric):
     def needs_local(self) -> bool:
         return self.local
 
-    def round_values(self, history: History) -> dict[str, float]:
+    def round_values(self, record: Record) -> dict[str, float]:
         # compute only the last drop, so that the cost does not grow with the run
-        drops = forgetting.round_drop(history.matrix[-3:])
+        drops = forgetting.round_drop(record.matrix[-3:])
         values = {"round_forgetting": float(drops[-1]) if drops.size else float("nan")}
         if self.local:
-            values["local_round_forgetting"] = self._client_mean(history, "local_round_forgetting")
+            values["local_round_forgetting"] = self._client_mean(record, "local_round_forgetting")
         return values
 
-    def local_values(self, history: History, index: int) -> dict[str, np.ndarray]:
+    def local_values(self, record: Record, index: int) -> dict[str, np.ndarray]:
         if not self.local:
             return {}
-        round, local = history.local_rounds[index], history.local_class_accuracy[index]
-        drops = forgetting.local_round_drop(history.distributed(round), local)
+        round, local = record.local_rounds[index], record.local_class_accuracy[index]
+        drops = forgetting.local_round_drop(record.distributed(round), local)
         return {"local_round_forgetting": drops if round > 1 else np.full_like(drops, np.nan)}
 
-    def summary(self, history: History) -> dict[str, float]:
-        values = {"round_forgetting": _mean(forgetting.round_drop(history.matrix))}
+    def summary(self, record: Record) -> dict[str, float]:
+        values = {"round_forgetting": _mean(forgetting.round_drop(record.matrix))}
         if self.local:
-            values["local_round_forgetting"] = self._run_mean(history, "local_round_forgetting")
+            values["local_round_forgetting"] = self._run_mean(record, "local_round_forgetting")
         return values
 
 
@@ -149,16 +149,16 @@ class ForgettingDegree(ForgettingMetric):
     def needs_local(self) -> bool:
         return True
 
-    def round_values(self, history: History) -> dict[str, float]:
-        return {"forgetting_degree": self._client_mean(history, "forgetting_degree")}
+    def round_values(self, record: Record) -> dict[str, float]:
+        return {"forgetting_degree": self._client_mean(record, "forgetting_degree")}
 
-    def local_values(self, history: History, index: int) -> dict[str, np.ndarray]:
-        before = history.distributed(history.local_rounds[index])
-        degree = forgetting.forgetting_degree(before, history.local_class_accuracy[index], self.xi)
+    def local_values(self, record: Record, index: int) -> dict[str, np.ndarray]:
+        before = record.distributed(record.local_rounds[index])
+        degree = forgetting.forgetting_degree(before, record.local_class_accuracy[index], self.xi)
         return {"forgetting_degree": class_mean(np.maximum(degree, -1.0))}
 
-    def summary(self, history: History) -> dict[str, float]:
-        return {"forgetting_degree": self._run_mean(history, "forgetting_degree")}
+    def summary(self, record: Record) -> dict[str, float]:
+        return {"forgetting_degree": self._run_mean(record, "forgetting_degree")}
 
 
 class InOutLocal(ForgettingMetric):
@@ -173,8 +173,8 @@ class InOutLocal(ForgettingMetric):
     def needs_local(self) -> bool:
         return True
 
-    def round_values(self, history: History) -> dict[str, float]:
-        clients = self.client_values(history)
+    def round_values(self, record: Record) -> dict[str, float]:
+        clients = self.client_values(record)
         values = {}
         for key in ("in_local_accuracy", "out_local_accuracy"):
             column = clients.get(key, np.empty(0))
@@ -183,13 +183,13 @@ class InOutLocal(ForgettingMetric):
         inside = outside = float("nan")
         if clients:
             inside, outside = forgetting.in_out_joint(
-                history.class_accuracy[-1], history.sampled_counts(-1)
+                record.class_accuracy[-1], record.sampled_counts(-1)
             )
         return values | {"global_in_accuracy": inside, "global_out_accuracy": outside}
 
-    def local_values(self, history: History, index: int) -> dict[str, np.ndarray]:
-        counts = history.sampled_counts(index)
-        inside, outside = forgetting.in_out_local(history.local_class_accuracy[index], counts)
+    def local_values(self, record: Record, index: int) -> dict[str, np.ndarray]:
+        counts = record.sampled_counts(index)
+        inside, outside = forgetting.in_out_local(record.local_class_accuracy[index], counts)
         return {"in_local_accuracy": inside, "out_local_accuracy": outside}
 
 
@@ -199,12 +199,12 @@ class Consistency(ForgettingMetric):
     This is FedNTD Fig. 2b. The summary contains the mean over all rounds.
     """
 
-    def round_values(self, history: History) -> dict[str, float]:
-        values = forgetting.consistency(history.matrix[-2:])
+    def round_values(self, record: Record) -> dict[str, float]:
+        values = forgetting.consistency(record.matrix[-2:])
         return {"consistency": float(values[-1]) if values.size else float("nan")}
 
-    def summary(self, history: History) -> dict[str, float]:
-        return {"consistency": _mean(forgetting.consistency(history.matrix))}
+    def summary(self, record: Record) -> dict[str, float]:
+        return {"consistency": _mean(forgetting.consistency(record.matrix))}
 
 
 class ForgettingEvents(ForgettingMetric):
@@ -221,11 +221,11 @@ class ForgettingEvents(ForgettingMetric):
     def needs_examples(self) -> bool:
         return True
 
-    def round_values(self, history: History) -> dict[str, float]:
-        return self._shares(history.correct(last=2))
+    def round_values(self, record: Record) -> dict[str, float]:
+        return self._shares(record.correct(last=2))
 
-    def summary(self, history: History) -> dict[str, float]:
-        right = history.correct()
+    def summary(self, record: Record) -> dict[str, float]:
+        right = record.correct()
         # before the second round, nothing can be forgotten, so these values are undefined too
         known = right if len(right) > 1 else right[:, :0]
         return self._shares(right) | {
@@ -252,7 +252,7 @@ class Alignment(ForgettingMetric):
     def needs_neurons(self) -> bool:
         return True
 
-    def round_values(self, history: History) -> dict[str, float]:
+    def round_values(self, record: Record) -> dict[str, float]:
         return {}
 
 
@@ -334,17 +334,17 @@ class Composite(ForgettingMetric):
     def needs_examples(self) -> bool:
         return any(metric.needs_examples for metric in self.parts())
 
-    def round_values(self, history: History) -> dict[str, float]:
-        return merge(checked(metric, metric.round_values(history)) for metric in self.parts())
+    def round_values(self, record: Record) -> dict[str, float]:
+        return merge(checked(metric, metric.round_values(record)) for metric in self.parts())
 
-    def local_values(self, history: History, index: int) -> dict[str, np.ndarray]:
-        clients = len(history.sampled[index])
+    def local_values(self, record: Record, index: int) -> dict[str, np.ndarray]:
+        clients = len(record.sampled[index])
         return merge(
-            checked(metric, metric.local_values(history, index), clients) for metric in self.parts()
+            checked(metric, metric.local_values(record, index), clients) for metric in self.parts()
         )
 
-    def summary(self, history: History) -> dict[str, float]:
-        return merge(checked(metric, metric.summary(history)) for metric in self.parts())
+    def summary(self, record: Record) -> dict[str, float]:
+        return merge(checked(metric, metric.summary(record)) for metric in self.parts())
 
 
 class Metrics(Composite):

@@ -10,7 +10,7 @@ import numpy as np
 
 from fedexp.metrics import forgetting
 from fedexp.metrics.forgetting_metric import ForgettingMetric
-from fedexp.metrics.history import History
+from fedexp.metrics.record import Record
 
 WORST = 0.1  # fraction of the clients that `spread` calls the worst
 
@@ -84,33 +84,33 @@ class Personal(ForgettingMetric):
     def needs_personal(self) -> bool:
         return self.own
 
-    def round_values(self, history: History) -> dict[str, float]:
-        counts = history.counts_until(history.rounds[-1])
-        drop = forgetting.forgetting_per_class(history.matrix)
-        accuracy = history.class_accuracy[-1]
+    def round_values(self, record: Record) -> dict[str, float]:
+        counts = record.counts_until(record.rounds[-1])
+        drop = forgetting.forgetting_per_class(record.matrix)
+        accuracy = record.class_accuracy[-1]
         of_global = own_mean(accuracy, counts), own_mean(drop, counts)
         if not self.own:
             values = columns("personal", *of_global)
         else:
-            assert history.personal_accuracy is not None, "recorded in every evaluated round"
+            assert record.personal_accuracy is not None, "recorded in every evaluated round"
             mine = (
-                own_mean(history.personal_accuracy, counts),
-                own_mean(history.personal_drop, counts),
+                own_mean(record.personal_accuracy, counts),
+                own_mean(record.personal_drop, counts),
             )
             values = columns("personal", *mine) | columns("personal_global", *of_global)
         if self.local:
-            found = self.client_values(history)
+            found = self.client_values(record)
             none = np.empty(0)
             names = ("personal_local_accuracy", "personal_local_forgetting")
             values |= columns("personal_local", *(found.get(name, none) for name in names))
         return values
 
-    def local_values(self, history: History, index: int) -> dict[str, np.ndarray]:
+    def local_values(self, record: Record, index: int) -> dict[str, np.ndarray]:
         if not self.local:
             return {}
-        round, local = history.local_rounds[index], history.local_class_accuracy[index]
-        counts = history.counts_until(round)[history.sampled[index]]
-        drops = np.maximum(0.0, history.distributed(round) - local)
+        round, local = record.local_rounds[index], record.local_class_accuracy[index]
+        counts = record.counts_until(round)[record.sampled[index]]
+        drops = np.maximum(0.0, record.distributed(round) - local)
         lost = own_mean(drops if round > 1 else np.full_like(drops, np.nan), counts)
         return {
             "personal_local_accuracy": own_mean(local, counts),

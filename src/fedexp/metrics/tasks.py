@@ -85,7 +85,7 @@ class TaskHistory:
         rounds_per_task: int,
         orders: np.ndarray | None = None,
     ) -> "TaskHistory":
-        """Build the history from (round, accuracies) pairs in ascending order of rounds."""
+        """Build the record from (round, accuracies) pairs in ascending order of rounds."""
         rounds = np.array([number for number, _ in records], dtype=np.int64)
         accuracy = np.array([list(values) for _, values in records], dtype=np.float64)
         return cls(rounds, accuracy, rounds_per_task, orders)

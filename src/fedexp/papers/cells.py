@@ -22,8 +22,8 @@ from fedexp.analysis.sweep import Sweep, find_cell, find_protocol_changes
 from fedexp.data.views import PLAIN, VALIDATION
 from fedexp.papers.judge import COLUMN, add_order, compute_tolerance, judge
 from fedexp.papers.runs import select_curve
+from fedexp.rundir.reader import OVER
 from fedexp.rundir.revisions import outdated, value_of
-from fedexp.rundir.schema import OVER
 
 TABLES = Path(__file__).parent / "published" / "tables.csv"
 # results that the papers' released code is known to give with the published protocol

@@ -40,7 +40,7 @@ from fedexp.figures.style import (
     stroke,
 )
 from fedexp.metrics import forgetting
-from fedexp.metrics.history import History
+from fedexp.metrics.record import Record
 
 COLOURS = {"dominant": "C1", "non-dominant": "C0", "missing": "C3"}  # colour of each class type
 DOMINANCE = 0.5  # a share of at least DOMINANCE/C is dominant (docs/papers/fedka.md)
@@ -62,12 +62,12 @@ def list_methods(settings: Sequence[Setting]) -> list[Method]:
     ]
 
 
-def require_history(method: Method, local: bool = False) -> History:
+def require_record(method: Method, local: bool = False) -> Record:
     """Return the class accuracies of a method's first run.
 
     Raises ConfigError if the run has none. local: also require class accuracies of local models.
     """
-    found = method.files[0].history
+    found = method.files[0].record
     if found is None or (local and not found.local_rounds):
         needs = " of local models; set forgetting_metric=all" if local else ""
         raise ConfigError(f"{method.runs[0].directory}: the run has no class accuracies{needs}")
@@ -78,7 +78,7 @@ def class_maps(settings: Sequence[Setting], title: str, normalised: bool = False
     """Draw heat maps (classes x rounds) of all runs (FedNTD Fig. 2a, 10; Flashback Fig. 1b, 5)."""
     shown = tuple(list_methods(settings))
     for method in shown:
-        require_history(method)
+        require_record(method)
     return draw_sweep.class_accuracy(Setting(title, shown, ""), normalised)
 
 
@@ -91,14 +91,14 @@ def class_curves(settings: Sequence[Setting], title: str) -> Figure:
     text = f"Class-wise test accuracy of the global model\n{title}"
     figure, ((*every,),) = panels(shortened(text), 3.7, columns=len(shown), sharey=True)
     for axes, method in zip(every, shown, strict=True):
-        history = require_history(method)
-        for c, values in enumerate(history.matrix.T):
-            look = draw_models.class_style(c, history.matrix.shape[1])
+        record = require_record(method)
+        for c, values in enumerate(record.matrix.T):
+            look = draw_models.class_style(c, record.matrix.shape[1])
             look |= {"linewidth": stroke(0.5), "alpha": 0.8}
-            axes.plot(history.rounds, values, **look)
-        mean = np.nanmean(history.matrix, axis=1)
+            axes.plot(record.rounds, values, **look)
+        mean = np.nanmean(record.matrix, axis=1)
         label = "mean of the classes"
-        axes.plot(history.rounds, mean, color="black", linewidth=stroke(1.6), label=label)
+        axes.plot(record.rounds, mean, color="black", linewidth=stroke(1.6), label=label)
         axes.set_title(method.name)
         round_axis(axes, 8)
     every[0].set_ylabel("test accuracy")
@@ -115,11 +115,11 @@ def consistency(settings: Sequence[Setting], title: str) -> Figure:
     """
     series = []
     for method in list_methods(settings):
-        require_history(method)
-        histories = [file.history for file in method.files if file.history]
-        size = min(len(history.rounds) for history in histories)
-        values = np.stack([forgetting.consistency(history.matrix[:size]) for history in histories])
-        series.append((method, np.array(histories[0].rounds[1:size]), values))
+        require_record(method)
+        records = [file.record for file in method.files if file.record]
+        size = min(len(record.rounds) for record in records)
+        values = np.stack([forgetting.consistency(record.matrix[:size]) for record in records])
+        series.append((method, np.array(records[0].rounds[1:size]), values))
     text = f"Cosine similarity of class accuracies in consecutive rounds\n{title}"
     return draw_sweep.curves_of(text, "cosine similarity", series)
 
@@ -210,7 +210,7 @@ def select_local_series(method: Method, client: int) -> tuple[np.ndarray, np.nda
 
     Raises ConfigError if the client never took part.
     """
-    found = local_series(require_history(method, local=True), client)
+    found = local_series(require_record(method, local=True), client)
     if not found[0].size:
         raise ConfigError(f"{method.runs[0].directory}: client {client} never took part")
     return found
@@ -257,18 +257,16 @@ def round_models(settings: Sequence[Setting], title: str, round: int | None = No
     round. round: the round to draw. By default, and for a round after the end of the run, the last
     round with local models is drawn.
     """
-    shown = [
-        (method.name, require_history(method, local=True)) for method in list_methods(settings)
-    ]
+    shown = [(method.name, require_record(method, local=True)) for method in list_methods(settings)]
     columns = min(len(shown), draw_run.PER_ROW)
     rows = -(-len(shown) // columns)
-    cohort = max(len(history.sampled[-1]) for _, history in shown) + 2
+    cohort = max(len(record.sampled[-1]) for _, record in shown) + 2
     height = 1.0 + rows * (0.6 + min(map_height(cohort), 2.6))
     text = f"Class accuracies within a round\n{title}"
     figure, grid = panels(shortened(text), height, rows, columns, 2.5 * columns + 1.0)
     maps = []
-    for axes, (label, history) in zip(grid.flat, shown, strict=False):
-        past = history if round is None else history.upto(max(round, history.local_rounds[0]))
+    for axes, (label, record) in zip(grid.flat, shown, strict=False):
+        past = record if round is None else record.upto(max(round, record.local_rounds[0]))
         maps.append(draw_run.round_picture(past))
         image = draw_run.round_map(axes, maps[-1])
         last = len(maps[-1]) - 1

@@ -23,8 +23,7 @@ from fedexp.core.errors import ConfigError
 from fedexp.data.views import PLAIN, name_in_view
 from fedexp.papers import evidence
 from fedexp.rundir import files
-from fedexp.rundir.reader import RunDirectory
-from fedexp.rundir.schema import OVER
+from fedexp.rundir.reader import OVER, RunDirectory
 from fedexp.rundir.sweeps import find_jobs, without_outdated
 
 # measure -> column of rounds.csv in the plain view

@@ -4,18 +4,13 @@ import csv
 import errno
 import io
 import os
-import zlib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from fedexp.core.errors import ConfigError, StorageError
-from fedexp.core.storage import crc_of, storing, write_atomically
+from fedexp.core.storage import storing, write_atomically
 from fedexp.rundir.files import ROUNDS
-
-
-class TableDamaged(ConfigError):
-    """A csv file is not in the state that the checkpoint recorded."""
 
 
 class CsvFile:
@@ -31,19 +26,17 @@ class CsvFile:
 
         length: the number of bytes to keep when resuming, or None to start a new file.
         """
-        self.path, self.length, self.checksum = path, length or 0, 0
+        self.path, self.length = path, length or 0
         self._columns: list[str] | None = None
         self._descriptor: int | None = None
         with storing(path):
             if not self.length:  # remove rows written after the checkpoint
                 path.unlink(missing_ok=True)
                 return
-            if not path.exists() or path.stat().st_size < self.length:
-                raise ConfigError(f"{path}: has fewer bytes than the checkpoint recorded")
+            check_length(path, self.length)
             with open(path, newline="", encoding="utf-8") as file:
                 self._columns = next(csv.reader([file.readline()]))
             os.truncate(path, self.length)
-            self.checksum = crc_of(path, self.length)
             self._descriptor = os.open(path, os.O_WRONLY | os.O_APPEND)
 
     def append(self, rows: Iterable[Mapping[str, Any]]) -> None:
@@ -76,7 +69,6 @@ class CsvFile:
             else:
                 self._extend(self._descriptor, content)
         self.length += len(content)
-        self.checksum = zlib.crc32(content, self.checksum)
 
     def _extend(self, descriptor: int, content: bytes) -> None:
         self.check_in_place()
@@ -114,23 +106,10 @@ class CsvFile:
             self._descriptor = None
 
 
-def check_prefix(path: Path, length: int, expected: int | None) -> None:
-    """Raise TableDamaged unless the first `length` bytes are whole rows with the right checksum.
-
-    expected: the CRC-32 checksum of these bytes, or None if it is unknown.
-    """
-    try:
-        if not length:
-            return
-        if path.stat().st_size < length:
-            raise TableDamaged(f"{path}: has fewer bytes than the checkpoint recorded")
-        with open(path, "rb") as file:
-            file.seek(length - 1)
-            ends = file.read(1) == b"\n"
-        if not ends or (expected is not None and crc_of(path, length) != expected):
-            raise TableDamaged(f"{path}: changed since its checkpoint was written")
-    except OSError as error:
-        raise TableDamaged(f"{path}: cannot be read ({error.strerror})") from error
+def check_length(path: Path, length: int) -> None:
+    """Raise ConfigError if a file has fewer bytes than a checkpoint recorded."""
+    if length and (not path.exists() or path.stat().st_size < length):
+        raise ConfigError(f"{path}: has fewer bytes than the checkpoint recorded")
 
 
 def _cell(value: object) -> Any:
@@ -142,8 +121,8 @@ def _cell(value: object) -> Any:
 class RunFiles:
     """The csv files of a run.
 
-    Checkpoints store `lengths` and `checksums`, so that a resumed run can detect damage and remove
-    rows that were written after the checkpoint.
+    Checkpoints store `lengths`, so that a resumed run can remove rows that were written after the
+    checkpoint.
     """
 
     def __init__(
@@ -164,10 +143,6 @@ class RunFiles:
         for file in self._files.values():
             file.sync()
         return {name: file.length for name, file in self._files.items()}
-
-    def checksums(self) -> dict[str, int]:
-        """Return the CRC-32 checksum of each file."""
-        return {name: file.checksum for name, file in self._files.items()}
 
     def close(self) -> None:
         for file in self._files.values():

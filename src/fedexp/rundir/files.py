@@ -9,15 +9,10 @@ from fedexp.core import storage, yaml_files
 from fedexp.core.errors import ConfigError
 from fedexp.core.storage import storing
 from fedexp.data.views import VIEWS, file_in_view
+from fedexp.metrics import record
 
-ROUNDS, CLASSES, CLIENTS, TASKS = "rounds.csv", "class_accuracy.csv", "clients.csv", "tasks.csv"
-CONFIG, SUMMARY, PARTITION, LOCAL = (
-    "config.yaml",
-    "summary.json",
-    "partition.npz",
-    "local_class_accuracy.npz",
-)
-EXAMPLES = "example_correct.npz"
+ROUNDS, CLIENTS, TASKS = "rounds.csv", "clients.csv", "tasks.csv"
+CONFIG, SUMMARY, PARTITION = "config.yaml", "summary.json", "partition.npz"
 CHECKPOINT, PREVIOUS, CLIENT_STATES = (
     "checkpoint/latest.pt",
     "checkpoint/previous.pt",
@@ -27,7 +22,8 @@ ERROR, OVERRIDES = "error.txt", ".hydra/overrides.yaml"
 WEIGHT_DIVERGENCE, GRADIENT_DIVERSITY = "weight_divergence.csv", "gradient_diversity.csv"
 LOCAL_EPOCHS, CKA = "local_epochs.csv", "cka.csv"
 ANALYSES = (WEIGHT_DIVERGENCE, GRADIENT_DIVERSITY, LOCAL_EPOCHS, CKA)  # of the group `analysis`
-TABLES = (ROUNDS, CLIENTS, TASKS, *(file_in_view(CLASSES, view) for view in VIEWS), *ANALYSES)
+OF_VIEWS = tuple(file_in_view(name, view) for name in record.TABLES for view in VIEWS)
+TABLES = (ROUNDS, CLIENTS, TASKS, *OF_VIEWS, *ANALYSES)
 ASIDE = "damaged"  # folder for damaged files that a run replaces
 MULTIRUN = "multirun.yaml"  # in a sweep, the configuration that Hydra writes before the jobs start
 SWEEP = ("sweep.json", MULTIRUN)  # files that only the directory of a sweep has
@@ -40,7 +36,6 @@ FIGURES = (
 # glob patterns of everything that runs and their trackers write
 WRITTEN = (
     *TABLES,
-    *(file_in_view(name, view) for name in (LOCAL, EXAMPLES) for view in VIEWS),
     *(SUMMARY, ERROR, PARTITION, "partition_task*.npz", "partition_from_round*.npz"),
     *("fingerprint.json", "elsewhere.json", "run.log", ".hydra/*.yaml", "checkpoint/*.pt"),
     *(f"{CLIENT_STATES}/*.pt", "models/round_*.pt", f"{ASIDE}/*.csv*", f"{ASIDE}/*.pt*"),
@@ -131,4 +126,4 @@ def set_aside(directory: Path, names: Iterable[str]) -> None:
                 )
 
 
-CHECKPOINT_FORMAT = 2
+CHECKPOINT_FORMAT = 3

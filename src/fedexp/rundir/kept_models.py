@@ -11,16 +11,12 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import torch
 
 from fedexp.core import storage
 from fedexp.core.errors import ConfigError
 from fedexp.core.tree import Params, Tree
 from fedexp.rundir import files
 from fedexp.rundir.checkpoint import check_form
-from fedexp.rundir.schema import fits
 
 FOLDER = "models"
 NAME = re.compile(r"round_(\d{1,9})(?:_client_(\d{1,9}))?\.pt")
@@ -157,14 +153,13 @@ def check_model(path: Path, state: object, number: int, client: int | None = Non
 
     Raises ConfigError unless the content is the model from this round and client.
     """
-    if not isinstance(state, dict) or not fits(state.get("round"), int) or state["round"] != number:
+    if not isinstance(state, dict) or state.get("round") != number:
         raise ConfigError(f"{path}: not the model from round {number}")
     if client is not None and state.get("client") != client:
         raise ConfigError(f"{path}: not the model of client {client}")
-    parts: dict[str, Any] = {part: state.get(part) for part in ("params", "buffers")}
-    if not fits(parts, {str: {str: torch.Tensor}}):
-        raise ConfigError(f"{path}: not a model (its parameters are not a dict of tensors)")
-    return KeptModel(number, **parts, client=client)
+    if not {"params", "buffers"} <= state.keys():
+        raise ConfigError(f"{path}: not a model")
+    return KeptModel(number, state["params"], state["buffers"], client=client)
 
 
 def is_complete(path: Path) -> bool:

@@ -33,18 +33,9 @@ def repair_job(directory: Path, overrides: Sequence[str]) -> None:
     if not run.config:
         log.warning(
             "%s: %s: %s; the run starts again, and its old files are moved to %s",
-            *(directory, files.CONFIG, run.problems.get(files.CONFIG, "is missing")),
-            directory / files.ASIDE,
+            *(directory, files.CONFIG, "is missing", directory / files.ASIDE),
         )
         files.set_aside(directory, written)
-    elif run.damaged:
-        log.warning(
-            "%s: %s; the job continues from its last valid state", directory, run.describe_damage()
-        )
-    if files.OVERRIDES in run.problems:
-        if (directory / files.OVERRIDES).is_dir():
-            files.set_aside(directory, [files.OVERRIDES])
-        files.write_overrides(directory, overrides)
 
 
 def remove_failed_attempt(directory: Path) -> None:

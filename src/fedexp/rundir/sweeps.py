@@ -72,20 +72,17 @@ def own_jobs(sweep: Path, names: Collection[str] | None = None) -> list[RunDirec
 
 def sweep_directory_name(sweep: Path) -> str | None:
     """Return the name that a sweep's directory had when the sweep ran, or None if it is unknown."""
-    try:
-        content = contents.read_mapping(sweep / files.MULTIRUN)
-        return Path(content["hydra"]["sweep"]["dir"]).name
-    except (contents.Damaged, KeyError, TypeError):
+    path = sweep / files.MULTIRUN
+    if not path.exists():
         return None
+    with contents.reading(path):
+        return Path(contents.read_mapping(path)["hydra"]["sweep"]["dir"]).name
 
 
 def sweep_name(directory: Path) -> str:
     """Return a sweep's name from sweep.json, or the directory's name if this file is missing."""
-    try:
-        name = contents.read_mapping(directory / MARKER).get("sweep")
-    except contents.Damaged:
-        name = None
-    return name if isinstance(name, str) else directory.name
+    path = directory / MARKER
+    return str(contents.read_mapping(path)["sweep"]) if path.exists() else directory.name
 
 
 def write_sweep_name(directory: Path, name: str) -> None:

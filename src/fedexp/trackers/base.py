@@ -16,6 +16,7 @@ from fedexp.core.errors import ConfigError
 from fedexp.core.limits import Checked
 from fedexp.core.packages import how_to_install
 from fedexp.data.views import PLAIN, VIEWS, file_in_view
+from fedexp.metrics.record import CLASSES
 from fedexp.rundir import files
 from fedexp.rundir.fingerprint import group_name, setting
 
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     import numpy as np
     import pandas as pd
 
-    from fedexp.metrics.history import History
+    from fedexp.metrics.record import Record
     from fedexp.rundir.reader import RunDirectory
 
 
@@ -43,7 +44,7 @@ class RunInfo:
     wandb_id: str | None  # the run's W&B id if it is resumed
     best_accuracy: float | None = None  # up to first_round if the run is resumed
     resumed: bool = False  # whether the run starts from a checkpoint, possibly of round 0
-    # the records of the rounds up to first_round if the run is resumed, read from the files
+    # the rounds up to first_round if the run is resumed, read from the files
     past: "Callable[[], Iterable[RoundRecord]]" = tuple
 
     @classmethod
@@ -76,7 +77,7 @@ class RoundRecord:
     values: Mapping[str, float | None]  # row of rounds.csv without `round`; None: undefined
     # view -> class accuracies up to this round; later rounds append to them, so read them
     # immediately
-    histories: "Mapping[str, History]" = field(default_factory=dict)
+    records: "Mapping[str, Record]" = field(default_factory=dict)
     # means of the analyses (group `analysis`) measured in this round
     analysed: Mapping[str, float] = field(default_factory=dict)
 
@@ -87,9 +88,9 @@ class RoundRecord:
         A class without examples has the accuracy nan.
         """
         return {
-            view: history.class_accuracy[-1]
-            for view, history in self.histories.items()
-            if history.rounds[-1:] == [self.round]
+            view: record.class_accuracy[-1]
+            for view, record in self.records.items()
+            if record.rounds[-1:] == [self.round]
         }
 
     @property
@@ -98,16 +99,16 @@ class RoundRecord:
         return self.tested.get(PLAIN)
 
 
-def records(
-    run: "RunDirectory", histories: "Mapping[str, History]", last: float = math.inf
+def past_rounds(
+    run: "RunDirectory", records: "Mapping[str, Record]", last: float = math.inf
 ) -> Iterator[RoundRecord]:
-    """Yield the records of the rounds in a run's files, up to the round `last`.
+    """Yield the rounds in a run's files, up to the round `last`.
 
-    histories: view -> class accuracies.
+    records: view -> the results of the run.
     """
     from fedexp.rundir.analyses import round_means
 
-    tables = {name: run.analysis(name) for name in files.ANALYSES}
+    tables = {name: run.read_table(name) for name in files.ANALYSES}
     rounds = [] if run.rounds is None else run.rounds.to_dict("records")
     for values in rounds:
         number = int(values.pop("round"))
@@ -118,7 +119,7 @@ def records(
             if table is not None:
                 rows = table[table["round"] == number].to_dict("records")
                 analysed |= round_means(name, rows)  # type: ignore[arg-type]
-        past = {view: history.upto(number) for view, history in histories.items()}
+        past = {view: record.upto(number) for view, record in records.items()}
         yield RoundRecord(number, values, past, analysed)  # type: ignore[arg-type]
 
 
@@ -187,6 +188,6 @@ def final_tables(directory: Path) -> "dict[str, pd.DataFrame]":
     """Return a dict that maps names to a finished run's tables in long format."""
     import pandas as pd
 
-    names = [file_in_view(files.CLASSES, view) for view in VIEWS]
+    names = [file_in_view(CLASSES, view) for view in VIEWS]
     paths = [directory / name for name in (*names, files.TASKS)]
     return {path.stem: pd.read_csv(path) for path in paths if path.exists()}

@@ -219,7 +219,7 @@ class WandbTracker(Tracker):
 
         from fedexp.figures import interim_pictures
 
-        pictures = interim_pictures(self.info.directory, record.histories)
+        pictures = interim_pictures(self.info.directory, record.records)
         return as_images({k: Image.open(io.BytesIO(content)) for k, content in pictures.items()})
 
 

@@ -61,9 +61,9 @@ def round_measurements(
     # The class accuracies of the model sent to the clients are known only if this model is the
     # global model that was tested after the previous round.
     accuracy = None
-    tested = bool(state.accuracy) and state.accuracy[-1][0] == state.round
+    tested = state.record.rounds[-1:] == [state.round]
     if tested and is_same(start, runtime.net.own(state.server["params"])):
-        accuracy = state.history.class_accuracy[-1]
+        accuracy = state.record.class_accuracy[-1]
     return RoundMeasurements(
         round=result.cohort.round,
         clients=clients,

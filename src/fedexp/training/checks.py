@@ -21,7 +21,7 @@ from fedexp.data.tasks import DomainIncremental, MultiTask, Scenario
 from fedexp.data.types import DataSource
 from fedexp.data.views import AUGMENTED, TEST, TEST_VIEWS, evaluation_views
 from fedexp.metrics.forgetting_metric import Metrics
-from fedexp.metrics.history import History
+from fedexp.metrics.record import Record
 from fedexp.rundir.objective import check_objective, direction_of
 from fedexp.rundir.revisions import value_of
 from fedexp.training import stopping
@@ -354,7 +354,7 @@ def measure_problems(built: Built, metrics: Metrics) -> Iterator[str]:
             )
         yield f"stop.patience={stop.patience}{needs}"
     if settings.objective is not None:
-        empty = History(np.zeros((1, 1), np.int64), labels=np.zeros(0, np.int64))
+        empty = Record(np.zeros((1, 1), np.int64), labels=np.zeros(0, np.int64))
         check_objective(settings.objective, views, metrics.summary(empty))
         direction_of(settings.objective, settings.objective_direction)
 

@@ -71,7 +71,7 @@ def begin_span(
     """
     data = {key: mark for key, mark in marks.items() if BYTES in mark}
     now = code_and_hardware(config, hardware) | {"data": data}
-    first = state.round + 1 if state.accuracy else 0
+    first = state.round + 1 if state.record.rounds else 0
     if not state.spans or state.spans[-1] != {"first": state.spans[-1]["first"]} | now:
         state.spans.append({"first": first} | now)
 

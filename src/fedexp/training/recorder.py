@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from fedexp.data.views import file_in_view
+from fedexp.metrics import record
 from fedexp.rundir import checkpoint, csv_files, files, kept_models
 from fedexp.rundir.analyses import round_means
 from fedexp.trackers.base import RoundRecord, Tracker
@@ -40,10 +41,8 @@ class Recorder:
         """
         self.directory, self.simulation, self.trackers = directory, simulation, trackers
         self.views = simulation.runtime.views
-        names = [files.ROUNDS, *(file_in_view(files.CLASSES, view) for view in self.views)]
-        names.append(files.CLIENTS)
-        if simulation.has_tasks:
-            names.append(files.TASKS)
+        names = [file_in_view(name, view) for name in record.TABLES for view in self.views]
+        names += [files.ROUNDS, files.CLIENTS, files.TASKS]
         names += [part.file for part in simulation.analysis.parts]
         self.files = csv_files.RunFiles(directory, names, lengths)
         self.writing_seconds = 0.0  # time for the last round
@@ -69,7 +68,7 @@ class Recorder:
             for name, measured in result.analyses.items():
                 self.files.append(name, measured)
                 analysed |= round_means(name, measured)
-        self._append_tests(state, scores)
+        self._append_tests(state)
         self.files.append(files.ROUNDS, [row])
         self._track(state, row, analysed)
         if result is not None:
@@ -79,17 +78,18 @@ class Recorder:
             self.save_checkpoint(state)
         self.writing_seconds = time.perf_counter() - start
 
-    def _append_tests(self, state: State, scores: Mapping[str, Scores]) -> None:
-        for view in scores:
-            self.files.append(file_in_view(files.CLASSES, view), rows.class_rows(state, view))
-        if scores and self.simulation.has_tasks:
+    def _append_tests(self, state: State) -> None:
+        for view, each in state.records.items():
+            for name, new in each.new_rows(state.round).items():
+                self.files.append(file_in_view(name, view), new)
+        if self.simulation.has_tasks and state.record.rounds[-1] == state.round:
             self.files.append(files.TASKS, rows.task_rows(self.simulation, state))
 
     def _track(self, state: State, row: rows.Row, analysed: Mapping[str, float]) -> None:
         record = RoundRecord(
             state.round,
             {name: rows.json_value(value) for name, value in row.items() if name != "round"},
-            {view: tested.history for view, tested in state.tested.items()},
+            state.records,
             analysed,
         )
         for tracker in self.trackers:
@@ -112,17 +112,17 @@ class Recorder:
             kept_models.save_local(self.directory, state.round, client, model)
 
     def save_checkpoint(self, state: State) -> None:
-        """Save a checkpoint with the state and the lengths and checksums of the tables.
+        """Save a checkpoint with the state and the lengths of the tables.
 
         Nothing is saved before the first round has been recorded.
         """
-        if not state.accuracy:
+        if not state.record.rounds:
             return
         start = time.perf_counter()
         # Read the tables first. If the directory was removed, this fails, so no file is created.
-        tables = {"lengths": self.files.lengths(), "checksums": self.files.checksums()}
+        lengths = self.files.lengths()
         versions = state.clients.save(self.directory / files.CLIENT_STATES, state.round)
-        checkpoint.save(self.directory, state.to_tree(versions) | tables)
+        checkpoint.save(self.directory, state.to_tree(versions) | {"lengths": lengths})
         state.clients.tidy()
         self._saved_at = time.perf_counter()
         self.saving_seconds = self._saved_at - start

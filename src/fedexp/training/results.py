@@ -6,27 +6,18 @@ from pathlib import Path
 from typing import Any
 
 from fedexp.core import storage
-from fedexp.data.views import VIEWS, file_in_view
 from fedexp.figures import make_figures
 from fedexp.figures.pictures import Pictures
 from fedexp.rundir import files
-from fedexp.training.state import State
 
 log = logging.getLogger("fedexp")
 
 
-def write_results(
-    directory: Path, state: State, summary: dict[str, Any], look: Pictures
-) -> list[Path]:
+def write_results(directory: Path, summary: dict[str, Any], look: Pictures) -> list[Path]:
     """Draw the figures and write summary.json, and return the paths of the figures.
 
     The file summary.json is written last, so a run directory that contains it is complete.
     """
-    for view, tested in state.tested.items():
-        if tested.history.local_rounds:
-            tested.history.save_local(directory / file_in_view(files.LOCAL, view))
-        if tested.history.labels is not None:
-            tested.history.save_examples(directory / file_in_view(files.EXAMPLES, view))
     pictures = draw(directory, summary, look) if look.draw else []
     storage.write_json(directory / files.SUMMARY, summary)
     return pictures
@@ -47,12 +38,7 @@ def draw(directory: Path, summary: dict[str, Any], look: Pictures) -> list[Path]
 def result_files(directory: Path, pictures: Sequence[Path]) -> list[Path]:
     names = (
         files.SUMMARY,
-        files.ROUNDS,
-        *(file_in_view(files.CLASSES, view) for view in VIEWS),
-        files.TASKS,
-        files.CLIENTS,
-        *files.ANALYSES,
-        *(file_in_view(name, view) for name in (files.LOCAL, files.EXAMPLES) for view in VIEWS),
+        *files.TABLES,
         files.PARTITION,
         files.CONFIG,
     )

@@ -106,6 +106,16 @@ def recorded_precision(directory: Path) -> str | None:
     return origin.get_mapping(origin.read(directory), "way").get("precision")
 
 
+def read_state(
+    directory: Path, saved: Mapping[str, Any], simulation: Simulation, device: torch.device
+) -> State:
+    """Return the state in a checkpoint, with the results up to its round from the tables."""
+    run, records = RunDirectory(directory), simulation.initial_state().records
+    for view, empty in records.items():
+        run.restore(empty, view, saved["round"])
+    return State.from_tree(saved, records, device, directory)
+
+
 def restore_state(
     directory: Path, saved: Mapping[str, Any], simulation: Simulation, device: torch.device
 ) -> State:
@@ -115,7 +125,7 @@ def restore_state(
 
     Raises ConfigError if the partitions or the cohorts of completed rounds have changed.
     """
-    state = State.from_tree(saved, device, directory)
+    state = read_state(directory, saved, simulation, device)
     for name, stage in simulation.partition_files().items():
         if Partition.load(directory / name).hash != stage.partition.hash:
             raise ConfigError(
@@ -151,10 +161,7 @@ def check_resume(directory: Path, config: Mapping[str, Any], alone: bool = False
     path = directory / files.CONFIG
     if not path.exists():
         raise ConfigError(f"resume={directory}: not a run directory ({files.CONFIG} is missing)")
-    try:
-        before = contents.read_mapping(path)
-    except contents.Damaged as error:
-        raise ConfigError(f"{path}: {error}") from error
+    before = contents.read_mapping(path)
     differing = origin.differences(directory, before, config)
     extends = {line.partition(":")[0] for line in differing} <= set(EXTENDABLE)
     if differing and alone and extends:

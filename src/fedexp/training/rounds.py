@@ -67,7 +67,7 @@ def run_rounds(
     stopping = Stopping(simulation)
     recent = deque([state.seconds / state.round if state.round else 0.0], maxlen=3)
     try:
-        if not state.accuracy:
+        if not state.record.rounds:
             record_initial(simulation, state, recorder)
         if state.status == "running" and stopping.is_out_of_patience(state):
             # the run was interrupted after the last round, before it was stopped
@@ -96,7 +96,7 @@ def record_initial(simulation: Simulation, state: State, recorder: Recorder) -> 
             clients = (simulation.settings.num_clients, 1)
             for view, each in scores.items():
                 everyone = np.tile(each.class_accuracy, clients)
-                state.tested[view].history.add_personal(0, everyone)
+                state.records[view].add_personal(0, everyone)
         recorder.write(state, scores)
 
 

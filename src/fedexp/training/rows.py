@@ -8,10 +8,11 @@ import numpy as np
 
 from fedexp.core.errors import ConfigError
 from fedexp.data.views import name_in_view, rename_for_view
+from fedexp.metrics.record import Record, Row
 from fedexp.metrics.tasks import TaskHistory
 from fedexp.rundir import files
 from fedexp.training.simulation import Simulation
-from fedexp.training.state import RoundResult, Scores, State, ViewResults
+from fedexp.training.state import RoundResult, Scores, State
 
 # The phases of a round, in order. The row of a round contains the time that writing the previous
 # round took, because the time for writing the row itself is not yet known.
@@ -23,7 +24,6 @@ TAIL = (
     *(f"{phase}_seconds" for phase in PHASES),
     "seconds",
 )
-Row = dict[str, Any]
 
 
 def round_row(
@@ -38,8 +38,8 @@ def round_row(
     result: the result of the round. None for the initial model.
     """
     of_views = {}
-    for view, tested in state.tested.items():
-        values = test_values(simulation, tested)
+    for view, record in state.records.items():
+        values = test_values(simulation, record)
         if view in scores:
             of_views[view] = values | {"test_loss": scores[view].loss}
         else:
@@ -58,12 +58,12 @@ def round_row(
     )
 
 
-def test_values(simulation: Simulation, tested: ViewResults) -> Row:
+def test_values(simulation: Simulation, record: Record) -> Row:
     """Return the values in rounds.csv that describe the last test of the model in one view."""
-    values: Row = {"test_accuracy": tested.accuracy[-1][1], "test_loss": None}
+    values: Row = {"test_accuracy": record.accuracy[-1], "test_loss": None}
     if simulation.has_tasks:
-        values |= task_history(simulation, tested).values()
-    return merge_values(files.ROUNDS, values, simulation.metrics.round_values(tested.history))
+        values |= task_history(simulation, record).values()
+    return merge_values(files.ROUNDS, values, simulation.metrics.round_values(record))
 
 
 def training_values(result: RoundResult) -> Row:
@@ -79,21 +79,16 @@ def training_values(result: RoundResult) -> Row:
     }
 
 
-def task_history(simulation: Simulation, tested: ViewResults) -> TaskHistory:
+def task_history(simulation: Simulation, record: Record) -> TaskHistory:
     """Return the history from which all task metrics are computed.
 
     The history contains the accuracies after the last round of each earlier task and after the last
     evaluated round.
     """
     length = simulation.rounds_per_task
-    ends = [each for each in tested.tasks[:-1] if each[0] % length == 0]
-    return TaskHistory.of([*ends, *tested.tasks[-1:]], length, simulation.task_orders)
-
-
-def class_rows(state: State, view: str) -> Iterator[Row]:
-    """Yield the rows of class_accuracy.csv, or of the corresponding file of another view."""
-    for number, accuracy in enumerate(state.tested[view].history.class_accuracy[-1].tolist()):
-        yield {"round": state.round, "class": number, "accuracy": accuracy}
+    known = list(zip(record.rounds, record.task_accuracy, strict=True))
+    ends = [each for each in known[:-1] if each[0] % length == 0]
+    return TaskHistory.of([*ends, *known[-1:]], length, simulation.task_orders)
 
 
 def task_rows(simulation: Simulation, state: State) -> Iterator[Row]:
@@ -101,17 +96,17 @@ def task_rows(simulation: Simulation, state: State) -> Iterator[Row]:
     task = simulation.tasks_begun(state.round)
     for evaluated in range(len(simulation.stages)):
         row: Row = {"round": state.round, "task": task, "evaluated_task": evaluated + 1}
-        for view, tested in state.tested.items():
-            row[name_in_view("accuracy", view)] = tested.tasks[-1][1][evaluated]
+        for view, record in state.records.items():
+            row[name_in_view("accuracy", view)] = record.task_accuracy[-1][evaluated]
         yield row
 
 
 def client_rows(simulation: Simulation, state: State, result: RoundResult) -> Iterator[Row]:
     """Yield the rows of clients.csv, one per client of the cohort."""
     measured: dict[str, np.ndarray] = {}
-    for view, tested in state.tested.items():
+    for view, record in state.records.items():
         if result.local_accuracy:
-            values = simulation.metrics.client_values(tested.history)
+            values = simulation.metrics.client_values(record)
         else:
             not_tested = np.full(len(result.cohort.clients), np.nan)
             values = dict.fromkeys(simulation.local_columns, not_tested)

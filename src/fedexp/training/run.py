@@ -19,10 +19,9 @@ from fedexp.engine.network import default_torch
 from fedexp.rundir import checkpoint, files, origin
 from fedexp.rundir.reader import RunDirectory
 from fedexp.rundir.repair import remove_failed_attempt
-from fedexp.trackers.base import RoundRecord, RunInfo, Tracker, final_tables, records
+from fedexp.trackers.base import RoundRecord, RunInfo, Tracker, final_tables, past_rounds
 from fedexp.trackers.progress import Progress, result_line, result_table
 from fedexp.trackers.several import TrackerGroup
-from fedexp.training.checkpoint_fit import fits_run
 from fedexp.training.checks import check_used
 from fedexp.training.job import Job
 from fedexp.training.prepare import Prepared, prepare
@@ -105,8 +104,8 @@ def open_run(
     marks = origin.current_marks(config, built.sources, simulation.runtime.data)
     saved, state = None, None
     if continues:
-        saved = checkpoint.load(job.directory, fits_run(job.directory, simulation))
-    if saved is not None and saved.state is not None:
+        saved = checkpoint.load(job.directory)
+    if saved is not None:
         origin.check_data(job.directory, marks, config, simulation.runtime.data)
         state = restore_state(job.directory, saved.state, simulation, hardware.device)
     state = state or simulation.initial_state()
@@ -155,8 +154,7 @@ def run_info(run: Run) -> RunInfo:
 
 def past_records(run: Run, last: int) -> Iterator[RoundRecord]:
     """Yield the records of a resumed run's rounds up to its checkpoint, that of round `last`."""
-    histories = {view: tested.history for view, tested in run.state.tested.items()}
-    return records(RunDirectory(run.directory), histories, last)
+    return past_rounds(RunDirectory(run.directory), run.state.records, last)
 
 
 def finish(run: Run, trackers: list[Tracker], info: RunInfo) -> dict[str, Any]:
@@ -164,7 +162,7 @@ def finish(run: Run, trackers: list[Tracker], info: RunInfo) -> dict[str, Any]:
     summary = summarise(run)
     if "hint" in summary:
         log.warning("algorithm=%s: %s", run.job.choices["algorithm"], summary["hint"])
-    pictures = write_results(run.directory, run.state, summary, run.built.figures)
+    pictures = write_results(run.directory, summary, run.built.figures)
     for each in trackers:
         each.finish(summary, pictures, final_tables(run.directory))
     if run.job.place.alone:

@@ -109,20 +109,8 @@ def begin(run: Run) -> None:
 
 
 def begin_new(run: Run) -> None:
-    """Write the inputs of a run that starts with round 0.
-
-    If the run starts again because its checkpoints are damaged, its old files are moved to another
-    directory.
-    """
-    if run.saved is not None:
-        files.set_aside(run.directory, (*files.TABLES, files.CHECKPOINT, files.PREVIOUS))
-        aside = run.directory / files.ASIDE
-        log.warning(
-            "%s; the run starts again from round 0, and its old files were moved to %s",
-            run.saved.problem,
-            aside,
-        )
-    elif run.built.settings.resume is not None:
+    """Write the inputs of a run that starts with round 0."""
+    if run.built.settings.resume is not None:
         log.info("no checkpoint was saved; the run starts again from round 0")
     write_options(run)
     data, converted = run.simulation.runtime.data, run.built.dataset.conversion()

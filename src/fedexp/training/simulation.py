@@ -18,9 +18,9 @@ from fedexp.data.types import Data
 from fedexp.engine.base import ClientRuntime, Engine
 from fedexp.metrics.analysis import NO_ANALYSIS, Analysis
 from fedexp.metrics.forgetting_metric import Metrics
-from fedexp.metrics.history import History
+from fedexp.metrics.record import Record
 from fedexp.rundir import files
-from fedexp.training.state import Scores, State, ViewResults
+from fedexp.training.state import State
 
 
 @dataclass(frozen=True)
@@ -131,7 +131,7 @@ class Simulation:
     @cached_property
     def local_columns(self) -> tuple[str, ...]:
         """Return the names of the values that the metrics compute for each local model."""
-        return tuple(self.metrics.client_values(self.example_state().history))
+        return tuple(self.metrics.client_values(self.example_state().record))
 
     def lr_at(self, round: int) -> float:
         """Return a round's learning rate. The schedule restarts with every task."""
@@ -150,8 +150,8 @@ class Simulation:
         model = self.runtime.net.own(self.initial)
         server = self.algorithm.server_init(model, self.stages[0].federation)
         server |= self.server_optimizer.begin(server["params"])
-        tested = {view: ViewResults(self.new_history(view)) for view in self.runtime.views}
-        return State(server | {"buffers": self.initial_buffers}, tested)
+        records = {view: self.new_record(view) for view in self.runtime.views}
+        return State(server | {"buffers": self.initial_buffers}, records)
 
     def example_state(self) -> State:
         """Return an example of a state after round 1.
@@ -163,29 +163,29 @@ class Simulation:
         even, settings = np.full(classes, 1 / classes), self.settings
         tasks = [1 / classes] * len(self.stages)
         for number in (0, 1):
-            for tested in state.tested.values():
-                labels = tested.history.labels
+            for record in state.records.values():
+                labels = record.labels
                 right = None if labels is None else np.zeros(len(labels), dtype=bool)
-                tested.add(number, Scores(even, 1 / classes, tasks, 0.0, right))
+                record.add(number, even, right, 1 / classes, tasks)
                 if self.metrics.needs_personal:
-                    tested.history.add_personal(number, np.tile(even, (settings.num_clients, 1)))
+                    record.add_personal(number, np.tile(even, (settings.num_clients, 1)))
                 if self.metrics.needs_local and number:
                     cohort = np.arange(settings.cohort_size)
-                    tested.history.add_local(number, cohort, np.tile(even, (len(cohort), 1)))
+                    record.add_local(number, cohort, np.tile(even, (len(cohort), 1)))
         return state
 
-    def new_history(self, view: str) -> History:
-        """Return a history without accuracies for a view of the test set.
+    def new_record(self, view: str) -> Record:
+        """Return a record without accuracies for a view of the test set.
 
-        The history contains the class counts of each client, the rounds in which the counts change
+        The record contains the class counts of each client, the rounds in which the counts change
         and, if a metric needs single examples, the labels of the test examples.
         """
         counts = [stage.partition.counts for stage in self.all_stages]
-        history = History(np.stack(counts) if len(counts) > 1 or self.changes else counts[0])
+        record = Record(np.stack(counts) if len(counts) > 1 or self.changes else counts[0])
         if self.changes:
-            history.starts = (1, *(first for first, _ in self.changes))
+            record.starts = (1, *(first for first, _ in self.changes))
         elif len(counts) > 1:
-            history.rounds_per_task = self.rounds_per_task
+            record.rounds_per_task = self.rounds_per_task
         if self.metrics.needs_examples:
-            history.labels = self.runtime.tested_on(view).data.y_test.cpu().numpy()
-        return history
+            record.labels = self.runtime.tested_on(view).data.y_test.cpu().numpy()
+        return record

@@ -10,11 +10,10 @@ import torch
 
 from fedexp.algorithms.interfaces import Federation
 from fedexp.core.tree import Params, Tree
-from fedexp.data.views import PLAIN, selection_view
+from fedexp.data.views import selection_view
 from fedexp.engine.base import Cohort
-from fedexp.metrics.history import History
+from fedexp.metrics.record import Record
 from fedexp.rundir import files
-from fedexp.rundir.checkpoint import by_view
 from fedexp.rundir.client_states import ClientStates, to
 from fedexp.rundir.files import CHECKPOINT_FORMAT
 
@@ -75,35 +74,11 @@ class RoundResult:
 
 
 @dataclass
-class ViewResults:
-    """The test results of a run so far, in one view."""
-
-    history: History
-    # (round, test accuracy) of evaluated rounds
-    accuracy: list[tuple[int, float]] = field(default_factory=list)
-    # (round, test accuracy on each task)
-    tasks: list[tuple[int, list[float]]] = field(default_factory=list)
-
-    def add(self, number: int, test: Scores) -> None:
-        self.history.add(number, test.class_accuracy, test.right)
-        self.accuracy.append((number, test.accuracy))
-        if test.task_accuracy:
-            self.tasks.append((number, test.task_accuracy))
-
-    def to_tree(self) -> Tree:
-        return {"accuracy": self.accuracy, "tasks": self.tasks, "history": self.history.to_tree()}
-
-    @classmethod
-    def from_tree(cls, saved: Tree) -> "ViewResults":
-        return cls(History.from_tree(saved["history"]), saved["accuracy"], saved["tasks"])
-
-
-@dataclass
 class State:
     """The state of a run after a complete round."""
 
     server: Tree
-    tested: dict[str, ViewResults]  # view -> results, in the order of ClientRuntime.views
+    records: dict[str, Record]  # view -> results, in the order of ClientRuntime.views
     round: int = 0
     # states of the clients that have taken part and keep a state
     clients: ClientStates = field(default_factory=ClientStates)
@@ -136,10 +111,10 @@ class State:
         self.seconds += sum(result.seconds.values())
         self.add_scores(self.round, result.scores)
         for view, accuracy in result.personal.items():
-            self.tested[view].history.add_personal(self.round, accuracy)
+            self.records[view].add_personal(self.round, accuracy)
         for view, accuracy in result.local_accuracy.items():
             before = result.distributed_accuracy.get(view)
-            self.tested[view].history.add_local(self.round, np.array(cohort), accuracy, before)
+            self.records[view].add_local(self.round, np.array(cohort), accuracy, before)
         if result.not_finite is not None:
             self.status, self.not_finite = "diverged", result.not_finite
         elif result.is_last:
@@ -152,7 +127,9 @@ class State:
         scores: the scores in each view.
         """
         for view, test in scores.items():
-            self.tested[view].add(number, test)
+            self.records[view].add(
+                number, test.class_accuracy, test.right, test.accuracy, test.task_accuracy
+            )
 
     def stop(self, why: Mapping[str, Any]) -> None:
         """Set the status to stopped.
@@ -162,14 +139,9 @@ class State:
         self.status, self.stopped = "stopped", dict(why)
 
     @property
-    def history(self) -> History:
-        """Return the first view's history."""
-        return next(iter(self.tested.values())).history
-
-    @property
-    def accuracy(self) -> list[tuple[int, float]]:
-        """Return the (round, accuracy) pairs of the first view."""
-        return next(iter(self.tested.values())).accuracy
+    def record(self) -> Record:
+        """Return the first view's record."""
+        return next(iter(self.records.values()))
 
     @property
     def best(self) -> tuple[int, float] | None:
@@ -178,35 +150,31 @@ class State:
         The best round is the first round with the highest accuracy in the view that
         `selection_view` selects. Round 0, the initial model, does not count.
         """
-        accuracy = self.tested[selection_view(tuple(self.tested))].accuracy
-        trained = [each for each in accuracy if each[0] >= 1]
+        curve = self.records[selection_view(tuple(self.records))].curve
+        trained = [each for each in curve if each[0] >= 1]
         return max(trained, key=lambda each: each[1], default=None)
 
     def to_tree(self, versions: dict[int, int]) -> Tree:
         """Return the state as a tree that torch.load can read with weights_only=True.
 
-        versions: the version of each client state. The client states are saved in separate files.
+        The records are not part of it: they are read from the tables. versions: the version of each
+        client state. The client states are saved in separate files.
         """
-        views = {view: tested.to_tree() for view, tested in self.tested.items()}
-        first = next(iter(views))
-        return {name: getattr(self, name) for name in SAVED} | {
-            "format": CHECKPOINT_FORMAT,
-            "server": self.server,
-            "clients": versions,
-            **views.pop(first),
-            **({} if first == PLAIN else {"first_view": first}),
-            "views": views,
-        }
+        values = {name: getattr(self, name) for name in SAVED}
+        return values | {"format": CHECKPOINT_FORMAT, "server": self.server, "clients": versions}
 
     @classmethod
-    def from_tree(cls, saved: Tree, device: torch.device, directory: Path) -> "State":
+    def from_tree(
+        cls, saved: Tree, records: dict[str, Record], device: torch.device, directory: Path
+    ) -> "State":
         """Rebuild a state from the result of `to_tree`.
 
-        directory: the run directory. It contains the files of the client states.
+        records: the results up to the round of the state, by view. directory: the run directory. It
+        contains the files of the client states.
         """
         return cls(
             server=to(saved["server"], device),
-            tested={view: ViewResults.from_tree(each) for view, each in by_view(saved).items()},
+            records=records,
             clients=ClientStates(directory / files.CLIENT_STATES, saved["clients"]),
-            **{name: saved[name] for name in SAVED if name in saved},
+            **{name: saved[name] for name in SAVED},
         )

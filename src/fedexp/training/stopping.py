@@ -61,8 +61,8 @@ class Stopping:
     def is_out_of_patience(self, state: "State") -> bool:
         if self.stop.patience is None:
             return False
-        accuracy = state.tested[patience_view(self.stop)].accuracy
-        return rounds_without_improvement(accuracy) >= self.stop.patience
+        record = state.records[patience_view(self.stop)]
+        return rounds_without_improvement(record.curve) >= self.stop.patience
 
 
 def is_finished(summary: Mapping[str, Any], stop: Stop, resumed: bool) -> bool:

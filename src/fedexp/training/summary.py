@@ -4,11 +4,12 @@ from typing import Any
 
 from fedexp.core.errors import ConfigError
 from fedexp.data.views import VALIDATION, rename_for_view, selection_view
+from fedexp.metrics.record import Record
 from fedexp.metrics.targets import rounds_to_target
 from fedexp.rundir import files
 from fedexp.training.rows import json_value, merge_values, round_row, task_history
 from fedexp.training.simulation import Simulation
-from fedexp.training.state import State, ViewResults
+from fedexp.training.state import State
 
 # keys of summary.json that do not contain results of rounds
 RESERVED = (
@@ -33,12 +34,12 @@ RESERVED = (
 
 def summary_of(simulation: Simulation, state: State) -> dict[str, Any]:
     """Return the results of a run up to the given state, for summary.json."""
-    views = tuple(state.tested)
+    views = tuple(state.records)
     validated = VALIDATION in views
     best = state.best[0] if validated and state.best is not None else None
     parts = []
-    for view, tested in state.tested.items():
-        values = view_summary(simulation, tested, best)
+    for view, record in state.records.items():
+        values = view_summary(simulation, record, best)
         reached = values.pop("rounds_to_target")
         parts.append(rename_for_view(values, view))
         if view == selection_view(views):
@@ -65,24 +66,24 @@ def summary_of(simulation: Simulation, state: State) -> dict[str, Any]:
     return {name: value for name, value in found.items() if name not in RESERVED}
 
 
-def view_summary(simulation: Simulation, tested: ViewResults, best: int | None) -> dict[str, Any]:
+def view_summary(simulation: Simulation, record: Record, best: int | None) -> dict[str, Any]:
     """Return the results of a run in one view.
 
     best: the best round on the validation set, or None to use the round with the highest accuracy
         in this view.
     """
     settings = simulation.settings
-    rounds, values = zip(*tested.accuracy, strict=True)
+    rounds, values = record.rounds, record.accuracy
     best_accuracy = max(values[1:], default=values[-1])
     if best is not None:
         best_accuracy = values[rounds.index(best)]
     targets = settings.targets, settings.target_fractions
-    metrics = simulation.metrics.summary(tested.history)
+    metrics = simulation.metrics.summary(record)
     return merge_values(
         files.SUMMARY,
         {"accuracy": values[-1], "best_accuracy": best_accuracy},
         {name: json_value(value) for name, value in metrics.items()},
-        task_history(simulation, tested).summary() if simulation.has_tasks else {},
+        task_history(simulation, record).summary() if simulation.has_tasks else {},
         {"rounds_to_target": rounds_to_target(rounds, values, *targets)},
     )
 
@@ -106,7 +107,7 @@ def failure_hint(simulation: Simulation, state: State) -> str:
     A run has failed if it diverged, or if its accuracy never reached twice the accuracy of random
     guessing.
     """
-    best = max((value for number, value in state.accuracy if number >= 1), default=1.0)
+    best = max((value for number, value in state.record.curve if number >= 1), default=1.0)
     failed = state.status == "diverged" or best * simulation.runtime.data.num_classes < 2
     return simulation.algorithm.hint if failed else ""
 

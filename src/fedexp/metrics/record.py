@@ -1,0 +1,303 @@
+"""What a run has measured in one view of the test set: the only home of its results.
+
+Each evaluated round adds rows to the tables of the run directory, and a record is read from these
+tables, whether the run resumes or has ended. Metrics, figures and trackers read the record.
+"""
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+# the tables of one view, in addition to its columns of rounds.csv and tasks.csv
+CLASSES = "class_accuracy.csv"
+LOCAL = "local_class_accuracy.csv"
+PERSONAL = "personal_class_accuracy.csv"
+EXAMPLES = "example_correct.csv"
+TABLES = (CLASSES, LOCAL, PERSONAL, EXAMPLES)
+BEFORE = "distributed_accuracy"  # column of LOCAL: the accuracy of the model that clients receive
+Row = dict[str, Any]
+
+
+@dataclass
+class Record:
+    """The results of one run so far, in one view of the test set.
+
+    The distributed model of round r is the global model that the clients receive at the start of
+    round r. Its accuracies are those of round r - 1. If round r - 1 may not have been evaluated,
+    `distributed_accuracy` contains them.
+    """
+
+    # int64 [K, C]: number of training labels per client and class; with several tasks or a
+    # schedule, one such array for each task or change
+    counts: np.ndarray
+    rounds_per_task: int = 0  # rounds per task in a scenario with several tasks
+    # first round of each row of `counts`, if the clients' data change within a run
+    starts: tuple[int, ...] = ()
+    # If a metric needs single examples: the labels of the M test examples, int64 [M], and for each
+    # of `rounds` the correct predictions, bool [M] packed into uint8 [ceil(M / 8)].
+    labels: np.ndarray | None = None
+    right: list[np.ndarray] = field(default_factory=list)
+    # evaluated rounds, ascending; the first is 0, the initial model
+    rounds: list[int] = field(default_factory=list)
+    accuracy: list[float] = field(default_factory=list)  # on the whole test set
+    # float64 [C] each; nan for a class without test examples
+    class_accuracy: list[np.ndarray] = field(default_factory=list)
+    # [T] each: the accuracy on each task; empty for a run without tasks
+    task_accuracy: list[list[float]] = field(default_factory=list)
+    local_rounds: list[int] = field(default_factory=list)
+    # int64 [S] each: the clients in each of `local_rounds`
+    sampled: list[np.ndarray] = field(default_factory=list)
+    local_class_accuracy: list[np.ndarray] = field(default_factory=list)  # float64 [S, C] each
+    # float64 [C] each: the models distributed in `local_rounds`; if empty, see `class_accuracy`
+    distributed_accuracy: list[np.ndarray] = field(default_factory=list)
+    # If the clients' personal models are tested: their latest class accuracies, float64 [K, C], the
+    # round of these accuracies, and the best accuracies before this round.
+    personal_accuracy: np.ndarray | None = None
+    personal_round: int = 0
+    personal_peak: np.ndarray | None = None
+
+    def add(
+        self,
+        round: int,
+        class_accuracy: np.ndarray,
+        right: np.ndarray | None = None,
+        accuracy: float = float("nan"),
+        tasks: Sequence[float] = (),
+    ) -> None:
+        """Record the class accuracies [C] of the global model after `round`.
+
+        right: bool [M], whether the prediction for each test example is correct, or None.
+        accuracy: the accuracy on the whole test set. tasks: the accuracy on each task [T].
+        """
+        assert not self.rounds or round > self.rounds[-1], "rounds are recorded in order"
+        self.rounds.append(round)
+        self.class_accuracy.append(np.asarray(class_accuracy, dtype=np.float64))
+        self.accuracy.append(accuracy)
+        if right is not None:
+            self.right.append(np.packbits(right))
+        if tasks:
+            self.task_accuracy.append(list(tasks))
+
+    def add_local(
+        self,
+        round: int,
+        sampled: np.ndarray,
+        class_accuracy: np.ndarray,
+        distributed: np.ndarray | None = None,
+    ) -> None:
+        """Record the class accuracies [S, C] of the models that the sampled clients [S] trained.
+
+        distributed: class accuracies [C] of the model from which the clients started, if this model
+        was tested on the same examples.
+        """
+        assert not self.local_rounds or round > self.local_rounds[-1], (
+            "rounds are recorded in order"
+        )
+        self.local_rounds.append(round)
+        self.sampled.append(np.asarray(sampled, dtype=np.int64))
+        self.local_class_accuracy.append(np.asarray(class_accuracy, dtype=np.float64))
+        if distributed is not None:
+            self.distributed_accuracy.append(np.asarray(distributed, dtype=np.float64))
+
+    def add_personal(self, round: int, class_accuracy: np.ndarray) -> None:
+        """Record the class accuracies [K, C] of the clients' personal models after `round`.
+
+        nan marks a class that was not tested.
+        """
+        found = np.array(class_accuracy, dtype=np.float64)
+        if self.personal_accuracy is None or self.personal_peak is None:
+            self.personal_peak = np.full_like(found, np.nan)
+        elif self.personal_round >= 1:  # the initial model does not count
+            self.personal_peak = np.fmax(self.personal_peak, self.personal_accuracy)
+        self.personal_accuracy, self.personal_round = found, round
+
+    @property
+    def personal_drop(self) -> np.ndarray:
+        """Return the drop of the personal models, max_{1<=t<T} A_kc^(t) - A_kc^(T), float64 [K, C].
+
+        The values are nan if T < 2.
+        """
+        assert self.personal_accuracy is not None, "recorded in every evaluated round"
+        assert self.personal_peak is not None
+        return self.personal_peak - self.personal_accuracy
+
+    def upto(self, round: int) -> "Record":
+        """Return the record as it was after `round`."""
+        evaluated, local = bisect_right(self.rounds, round), bisect_right(self.local_rounds, round)
+        return replace(
+            self,
+            rounds=self.rounds[:evaluated],
+            class_accuracy=self.class_accuracy[:evaluated],
+            accuracy=self.accuracy[:evaluated],
+            task_accuracy=self.task_accuracy[:evaluated],
+            local_rounds=self.local_rounds[:local],
+            sampled=self.sampled[:local],
+            local_class_accuracy=self.local_class_accuracy[:local],
+            distributed_accuracy=self.distributed_accuracy[:local],
+            right=self.right[:evaluated],
+        )
+
+    @property
+    def matrix(self) -> np.ndarray:
+        """Return the class accuracies in all evaluated rounds, float64 [rounds, C].
+
+        This is the argument `cw` of the functions in `fedexp.metrics.forgetting`.
+
+        """
+        rows = len(self.class_accuracy)
+        return np.array(self.class_accuracy).reshape(rows, self.counts.shape[-1])
+
+    def correct(self, last: int | None = None) -> np.ndarray:
+        """Return whether the prediction for each test example is correct, bool [T, M].
+
+        The rows are the evaluated rounds without the initial model. last: the number of rows, from
+        the last round backwards, or None for all rows.
+        """
+        return self._unpack(self.right[1:] if last is None else self.right[1:][-last:])
+
+    def counts_in(self, round: int) -> np.ndarray:
+        """Return the label counts per client and class in `round` >= 1, int64 [K, C]."""
+        if self.starts:
+            return self.counts[max(bisect_right(self.starts, round) - 1, 0)]
+        if self.counts.ndim == 2:
+            return self.counts
+        return self.counts[(round - 1) // self.rounds_per_task]
+
+    def counts_until(self, round: int) -> np.ndarray:
+        """Return the label counts per client and class in all tasks up to `round`, int64 [K, C].
+
+        Round 0 belongs to the first task. If a schedule changes the clients' data, the result
+        contains only the counts in this round.
+        """
+        if self.counts.ndim == 2 or self.starts:
+            return self.counts_in(round)
+        return self.counts[: max(round - 1, 0) // self.rounds_per_task + 1].sum(0)
+
+    def sampled_counts(self, index: int) -> np.ndarray:
+        """Return the label counts of the clients in round `local_rounds[index]`, int64 [S, C]."""
+        return self.counts_in(self.local_rounds[index])[self.sampled[index]]
+
+    def distributed(self, round: int) -> np.ndarray:
+        """Return the class accuracies [C] of the global model distributed in `round`."""
+        if self.distributed_accuracy:
+            return self.distributed_accuracy[bisect_left(self.local_rounds, round)]
+        index = bisect_left(self.rounds, round - 1)
+        assert self.rounds[index] == round - 1, "the round before was evaluated"
+        return self.class_accuracy[index]
+
+    # --- the tables in the run directory
+
+    @property
+    def curve(self) -> list[tuple[int, float]]:
+        """Return the evaluated rounds with their accuracies."""
+        return list(zip(self.rounds, self.accuracy, strict=True))
+
+    def new_rows(self, round: int) -> dict[str, Iterator[Row]]:
+        """Return the rows that `round` adds to each table, by file name."""
+        found = {}
+        if self.rounds[-1:] == [round]:
+            found[CLASSES] = self._class_rows()
+            if self.labels is not None:
+                found[EXAMPLES] = self._example_rows()
+        if self.local_rounds[-1:] == [round]:
+            found[LOCAL] = self._local_rows()
+        if self.personal_accuracy is not None and self.personal_round == round:
+            found[PERSONAL] = self._personal_rows()
+        return found
+
+    def restore(
+        self,
+        tables: "Mapping[str, pd.DataFrame]",
+        accuracy: Mapping[int, float],
+        tasks: Mapping[int, Sequence[float]],
+    ) -> None:
+        """Add the results of all rounds in the tables.
+
+        tables: the tables by file name, with whole rounds. accuracy: the accuracy on the whole test
+        set by round. tasks: the accuracy on each task by round.
+        """
+        classes = self.counts.shape[-1]
+        changed, personal = by_round(tables.get(EXAMPLES)), by_round(tables.get(PERSONAL))
+        right = None
+        if changed:
+            everyone = next(iter(changed.values()))
+            self.labels = everyone["label"].to_numpy(dtype=np.int64)
+            right = np.zeros(len(everyone), dtype=bool)
+        for number, rows in by_round(tables.get(CLASSES)).items():
+            if right is not None and number in changed:
+                right[changed[number]["example"]] = changed[number]["correct"]
+            accuracies = in_classes(rows, "accuracy", classes)[0]
+            overall = accuracy.get(number, float("nan"))
+            self.add(number, accuracies, right, overall, tasks.get(number, ()))
+            if number in personal:
+                self.add_personal(number, self._personal_matrix(personal[number]))
+        for number, rows in by_round(tables.get(LOCAL)).items():
+            accuracies = in_classes(rows, "accuracy", classes)
+            before = in_classes(rows, BEFORE, classes)[0] if BEFORE in rows else None
+            self.add_local(number, rows["client"].to_numpy()[::classes], accuracies, before)
+
+    def _class_rows(self) -> Iterator[Row]:
+        for number, accuracy in enumerate(self.class_accuracy[-1].tolist()):
+            yield {"round": self.rounds[-1], "class": number, "accuracy": accuracy}
+
+    def _local_rows(self) -> Iterator[Row]:
+        for client, accuracies in zip(
+            self.sampled[-1].tolist(), self.local_class_accuracy[-1].tolist(), strict=True
+        ):
+            for number, accuracy in enumerate(accuracies):
+                row = {"round": self.local_rounds[-1], "client": client, "class": number}
+                row["accuracy"] = accuracy
+                if self.distributed_accuracy:
+                    row[BEFORE] = self.distributed_accuracy[-1][number]
+                yield row
+
+    def _personal_rows(self) -> Iterator[Row]:
+        """Yield a row for each class that was tested on a client's personal model."""
+        assert self.personal_accuracy is not None
+        for client, number in np.argwhere(~np.isnan(self.personal_accuracy)).tolist():
+            accuracy = self.personal_accuracy[client, number]
+            row = {"round": self.personal_round, "client": client, "class": number}
+            yield row | {"accuracy": accuracy}
+
+    def _personal_matrix(self, rows: "pd.DataFrame") -> np.ndarray:
+        matrix = np.full(self.counts.shape[-2:], np.nan)
+        matrix[rows["client"], rows["class"]] = rows["accuracy"]
+        return matrix
+
+    def _example_rows(self) -> Iterator[Row]:
+        """Yield a row for each example whose prediction has become correct or wrong.
+
+        The first evaluated round has a row for each example.
+        """
+        assert self.labels is not None
+        now = self._unpack(self.right[-1:])[0]
+        before = self._unpack(self.right[-2:-1])[0] if len(self.right) > 1 else ~now
+        for example in np.flatnonzero(now != before).tolist():
+            row = {"round": self.rounds[-1], "example": example}
+            yield row | {"label": int(self.labels[example]), "correct": int(now[example])}
+
+    def _unpack(self, rows: list[np.ndarray]) -> np.ndarray:
+        """Return rows of packed predictions as bool [rows, M]."""
+        assert self.labels is not None, "recorded if a metric needs single examples"
+        packed = np.array(rows, dtype=np.uint8).reshape(len(rows), -(-len(self.labels) // 8))
+        return np.unpackbits(packed, axis=1, count=len(self.labels)).astype(bool)
+
+
+def by_round(table: "pd.DataFrame | None") -> "dict[int, pd.DataFrame]":
+    """Return the rows of each round in a table, in ascending order; {} without a table."""
+    if table is None:
+        return {}
+    return {int(number): rows for number, rows in table.groupby("round")}
+
+
+def in_classes(rows: "pd.DataFrame", column: str, classes: int) -> np.ndarray:
+    """Return a column of consecutive rows, one row per class, as float64 [..., C]."""
+    if (rows["class"].to_numpy().reshape(-1, classes) != np.arange(classes)).any():
+        raise ValueError("the classes are not in order")
+    return rows[column].to_numpy(dtype=np.float64).reshape(-1, classes)

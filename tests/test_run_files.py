@@ -1,0 +1,53 @@
+"""Files of a run that cannot be read: one message that names the file, and exit code 2."""
+
+import pytest
+
+from fedexp.cli.commands import call
+from fedexp.rundir.reader import RunDirectory
+from quick_runs import write_run
+
+DAMAGES = {
+    "binary": lambda path: path.write_bytes(bytes(range(256))),
+    "a folder": lambda path: (path.unlink(), path.mkdir()),
+    "a number": lambda path: path.write_text("17\n"),
+}
+FILES = ("summary.json", "config.yaml", ".hydra/overrides.yaml", "rounds.csv")
+
+
+@pytest.fixture
+def sweep(tmp_path):
+    for seed in (0, 1):
+        write_run(tmp_path / "s" / f"job{seed}", {"algorithm": "fedavg", "seed": str(seed)})
+    return tmp_path / "s"
+
+
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_report_names_the_file_that_cannot_be_read(sweep, name, damage, capsys):
+    if (damage, name) == ("a number", "rounds.csv"):
+        return  # a table with one column
+    DAMAGES[damage](sweep / "job1" / name)
+    assert call("report", [str(sweep), "--no-figures"]) == 2
+    printed = capsys.readouterr().err
+    assert f"job1/{name}: " in printed
+    assert "Traceback" not in printed
+
+
+def test_half_a_row_is_left_out(sweep):
+    path = sweep / "job0" / "rounds.csv"
+    whole = RunDirectory(path.parent).rounds
+    path.write_text(path.read_text()[:-3])
+    assert len(RunDirectory(path.parent).rounds) == len(whole) - 1
+
+
+def test_finished_run_without_its_rounds_is_named(sweep, capsys):
+    (sweep / "job0" / "rounds.csv").unlink()
+    assert call("report", [str(sweep), "--no-figures"]) == 2
+    assert "job0/rounds.csv: is missing" in capsys.readouterr().err
+
+
+def test_column_with_text_is_named(sweep, capsys):
+    path = sweep / "job0" / "rounds.csv"
+    path.write_text(path.read_text().replace("\n1,", "\n1,x", 1))
+    assert call("report", [str(sweep), "--no-figures"]) == 2
+    assert "rounds.csv: cannot be read (the column" in capsys.readouterr().err
