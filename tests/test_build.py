@@ -19,11 +19,11 @@ from fedexp.config.trust import find_class
 from fedexp.config.values import convert
 from fedexp.core.errors import ConfigError
 from fedexp.data.types import TextShape
-from fedexp.rundir.fingerprint import fingerprint
+from fedexp.rundir.identity import digest, result_values
 from toy_federation import CONF, composed
 
 SURFACE = Path(__file__).parent / "golden" / "options.txt"
-EXPERIMENTS = SURFACE.with_name("experiments.txt")  # fingerprints
+EXPERIMENTS = SURFACE.with_name("experiments.txt")  # hashes of their values
 OPTIONS = {group: list_options(group, [CONF]) for group in list_groups([CONF])}
 TOGETHER = [  # an option of every group, until each has been had
     {group: options[i % len(options)] for group, options in OPTIONS.items()}
@@ -88,23 +88,30 @@ def test_every_option_is_listed():
     assert not found, "new or lost options; note them with `python tests/test_build.py --write`"
 
 
-FINGERPRINTS = dict(line.split() for line in EXPERIMENTS.read_text(encoding="utf-8").splitlines())
+HASHES = dict(line.split() for line in EXPERIMENTS.read_text(encoding="utf-8").splitlines())
 FEW = ("cfed/image_class", "fedka/tiny_imagenet", "fedntd/mnist_s2", "flashback/femnist_3432")
 
 
 @pytest.mark.parametrize(
-    "name", [n if n in FEW else pytest.param(n, marks=pytest.mark.slow) for n in FINGERPRINTS]
+    "name", [n if n in FEW else pytest.param(n, marks=pytest.mark.slow) for n in HASHES]
 )
-def test_experiments_keep_their_fingerprints(name, monkeypatch):
-    """Revisions are left out; test_revisions.py tests them."""
-    monkeypatch.delenv("FEDEXP_DATA", raising=False)  # folders below data_dir have relative names
-    values = OmegaConf.to_container(composed(f"experiment={name}"), resolve=True)
-    assert fingerprint(values | {"revisions": {}}, {}) == FINGERPRINTS[name]
+def test_experiments_keep_their_values(name):
+    assert hash_of(name) == HASHES[name]
 
 
-def test_every_experiment_has_its_fingerprint():
-    assert list(FINGERPRINTS) == list_options("experiment", [CONF])
-    assert not any("_protocol" in name for name in FINGERPRINTS)
+def hash_of(experiment: str) -> str:
+    """Return a hash of all values of an experiment, with classes by their names only."""
+    values = result_values(
+        OmegaConf.to_container(composed(f"experiment={experiment}"), resolve=True)
+    )
+    return digest(
+        {k: v.rpartition(".")[2] if k.endswith("_target_") else v for k, v in values.items()}
+    )
+
+
+def test_every_experiment_has_its_hash():
+    assert list(HASHES) == list_options("experiment", [CONF])
+    assert not any("_protocol" in name for name in HASHES)
 
 
 def test_list_of_options_has_every_composed_key():

@@ -268,8 +268,8 @@ def saved() -> bytes:
 
 
 def read_a_picture(path: Path) -> None:
+    from fedexp.data.cache import SourceFile
     from fedexp.data.image_files import Form, decode
-    from fedexp.data.marks import SourceFile
 
     decode([SourceFile.of(path)], Form(3, 8))
 

@@ -369,34 +369,6 @@ def test_slow_bf16_is_reported(ratio, precision, slow, monkeypatch):
     assert ("took 3.1 times as long as fp32" in reason) if slow else reason is None
 
 
-def test_arithmetic_differs_if_sums_may_be_rounded_differently():
-    """The number of workers does not affect rounding."""
-
-    def arithmetic(**changes):
-        asked = hardware(**{"engine": "sequential", "threads": 1} | changes)
-        return asked.resolve(10).arithmetic()
-
-    alone = arithmetic()
-    assert {key: value for key, value in alone.items() if key != "name"} == {
-        "device": "cpu",
-        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
-        "engine": "sequential",
-        "precision": "fp32",
-        "threads": 1,
-    }
-    for workers in (1, 3):
-        assert arithmetic(engine="workers", workers=workers) == alone
-    vectorised = arithmetic(engine="vectorised")
-    assert vectorised["engine"] == "vectorised"
-    others = [
-        arithmetic(threads=2),
-        arithmetic(precision="fp64"),
-        vectorised,
-        arithmetic(engine="vectorised", chunk=2),
-    ]
-    assert all(a != b for i, a in enumerate([alone, *others]) for b in others[i:])
-
-
 # --- failures
 
 

@@ -37,15 +37,6 @@ def test_each_experiment_states_its_data(name):
     assert numbers["classes"] is not None
 
 
-def test_expected_numbers_do_not_change_the_fingerprint():
-    from fedexp.rundir.fingerprint import essential
-
-    assert "expected" not in {
-        key.partition(".")[0] for key in essential({"expected": CIFAR, "rounds": 2})
-    }
-    assert composed("experiment=fedntd/cifar10_s2").expected == CIFAR
-
-
 def test_data_changes_are_listed():
     here = {"expected": CIFAR, "num_clients": 100}
     assert find_data_changes(here, {"data": CIFAR}) == []

@@ -10,7 +10,6 @@ from PIL import Image
 from fedexp.cli.arguments import rewrite_lists
 from fedexp.core.errors import ConfigError
 from fedexp.data.partition import Natural
-from fedexp.rundir.fingerprint import data_marks
 from test_datasets import load
 from toy_federation import composed
 
@@ -136,15 +135,6 @@ def test_invalid_options_are_rejected(override, message, datasets, tmp_path):
 def test_folder_without_a_data_set_is_rejected(datasets, tmp_path):
     with pytest.raises(ConfigError, match="the package datasets cannot load this data set"):
         load("huggingface", tmp_path, f"dataset.path='{tmp_path}'")
-
-
-def test_fingerprint_does_not_depend_on_the_folder(tmp_path):
-    for name in ("a", "b"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "data.arrow").write_bytes(b"1234")
-    marks = [data_marks({"dataset": {"path": str(tmp_path / name)}}) for name in ("a", "b")]
-    assert marks[0] == marks[1] != {}
-    assert data_marks({"dataset": {"path": "ylecun/mnist"}}) == {}, "a name on the hub has no mark"
 
 
 def test_missing_package_is_reported_with_its_command(monkeypatch, tmp_path):

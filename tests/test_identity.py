@@ -1,257 +1,216 @@
-"""Fingerprints: what they depend on."""
+"""The identity of a run, and origin.json: what they depend on, and what a resumed run compares."""
 
-import copy
-import functools
 import json
 import shutil
 import subprocess
-from dataclasses import replace
+from dataclasses import field, replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import ClassVar
 
+import numpy as np
 import pytest
-import yaml
+import torch
+from omegaconf import OmegaConf
 
-from fedexp.config.trust import find_class, targets
-from fedexp.config.values import resolve
+from fedexp.algorithms.fedprox import FedProx
+from fedexp.algorithms.moon import Moon
+from fedexp.config.build import build
 from fedexp.core.errors import ConfigError
+from fedexp.core.limits import Checked
+from fedexp.data.cache import load_mapped
+from fedexp.data.mapped import Chosen
 from fedexp.rundir import origin
-from fedexp.rundir.fingerprint import (
-    NEUTRAL,
-    data_marks,
-    essential,
-    fingerprint,
-    group_name,
-    short_hash,
-)
+from fedexp.rundir.identity import digest, essential, group_name
 from fedexp.training import provenance
-from fedexp.training.resuming import check_resume
-from toy_federation import CONF, composed, make_simulation
+from toy_federation import composed, make_simulation
 
 CHOICES = dict.fromkeys(("algorithm", "dataset", "partition"), "x")
 
 
-def container(*overrides):
-    return resolve(composed("data_dir=data", *overrides))
+def values_of(*overrides):
+    return essential(build(composed("data_dir=data", *overrides)))
 
 
-def moved(node):
-    """Move every class of fedexp to another module."""
-    if isinstance(node, list):
-        return [moved(item) for item in node]
-    if not isinstance(node, dict):
-        return node
-    own = {k: v for k, v in node.items() if k == "_target_" and v.startswith("fedexp.")}
-    return {k: moved(v) for k, v in node.items()} | {
-        k: f"fedexp.new.{v.rpartition('.')[2]}" for k, v in own.items()
-    }
+def test_only_values_that_change_results_count():
+    base = values_of("algorithm=fedprox", "dataset=image_folder", "dataset.root=data/a")
+    given = ("algorithm=fedprox", "dataset=image_folder")
+    free = ("tracker=wandb", "hardware.threads=2", "figures=false", "hardware.engine=sequential")
+    free += ("keep_models=1", "checkpoint_interval=3", "stop.minutes=1")
+    assert values_of(*given, "dataset.root=data/a", *free) == base
+    moved = build(composed(*given, "dataset.root=${data_dir}/a", "data_dir=/mnt/elsewhere"))
+    assert essential(moved) == base, "paths in the data_dir are relative to it"
+    others = ("local.lr=0.3", "seed=1", "hardware.precision=fp64", "algorithm.mu=0.3", "alpha=3")
+    found = [values_of(*given, "dataset.root=data/a", text) for text in others]
+    found.append(values_of(*given, "dataset.root=data/b"))
+    assert len({digest(values) for values in [base, *found]}) == len(others) + 2
+    assert base["algorithm._target_"] == "fedexp.algorithms.fedprox.FedProx"
+    assert not any(key in base for key in ("tracker._target_", "choices", "data_dir"))
+    assert "partition.alpha" in base
+    assert "alpha" not in base, "the same value"
 
 
-def tree(root, names=("a", "b"), content=b"ppp"):
-    """<root>/{train,test}/{x,y}/<name>.png"""
-    for split in ("train", "test"):
-        for label in ("x", "y"):
-            (root / split / label).mkdir(parents=True)
-            for name in names:
-                (root / split / label / f"{name}.png").write_bytes(content)
-    return root
+def test_versions_of_classes_and_of_their_bases_count(monkeypatch):
+    before = values_of("algorithm=moon")
+    monkeypatch.setattr(FedProx, "version", 2)
+    assert values_of("algorithm=moon") == before
+    assert values_of("algorithm=fedprox")["algorithm.FedProx.version"] == 2
+    monkeypatch.setattr(Moon.__bases__[0], "version", 3)
+    assert digest(values_of("algorithm=moon")) != digest(before)
 
 
-def folder(root, *overrides):
-    cache = Path(root).absolute().parent / "cache"
-    return container(
-        "dataset=image_folder", f"dataset.root={root}", f"data_dir={cache}", *overrides
-    )
+class Part(Checked):
+    version: ClassVar[int] = 1
+
+    old: float
+    new: float = field(default=0.5, metadata={"neutral": 0.0})
 
 
-LINES = (
-    "",
-    "experiment=fedntd/cifar10_s2 algorithm=moon",
-    "experiment=cfed/text_domain algorithm=cfed_c",
-    "dataset=image_folder dataset.root=photos model=resnet18 algorithm=scaffold",
-)
+class Whole(Checked):
+    name: str
+    parts: list[Part]
 
 
-@pytest.mark.parametrize("line", LINES)
-def test_moved_class_keeps_the_fingerprint(line):
-    values = container(*line.split())
-    assert fingerprint(values) == fingerprint(moved(values))
-    assert essential(values) == essential(moved(values))
+def test_an_option_is_left_out_at_its_neutral_value_only():
+    """A run without the option, from before it was added, has the same identity."""
 
+    def found(**options):
+        nodes = [{"_target_": "x.Part", **options}]
+        parts = [Part(**options)]
+        values = {"part": {"parts": nodes, "name": "a"}}
+        built = SimpleNamespace(settings=Part(old=1), values=values)
+        built.part = Whole(name="a", parts=parts)
+        return essential(built)
 
-def test_removed_options_count_as_their_default():
-    values = container()
-    former = {**values["hardware"], "convolution": "auto", "jobs_together": 8}
-    assert fingerprint(values | {"hardware": former}) == fingerprint(values)
-    named = {**values["hardware"], "convolution": "winograd"}
-    assert fingerprint(values | {"hardware": named}) != fingerprint(values)
-
-
-@pytest.mark.parametrize("line", LINES)
-def test_options_at_their_neutral_value_do_not_change_the_fingerprint(line):
-    values = container(*line.split())
-    older = copy.deepcopy(values)
-    for key in NEUTRAL:
-        *nodes, name = key.split(".")
-        parent = functools.reduce(lambda node, part: node.get(part) or {}, nodes, older)
-        if parent.get(name) == NEUTRAL[key]:
-            parent.pop(name, None)
-    assert older != values
-    assert fingerprint(older) == fingerprint(values)
-    assert fingerprint(values | {"evaluate": ["global", "personal"]}) != fingerprint(older)
+    assert found(old=1.0, new=0.0) == found(old=1.0)
+    assert found(old=1.0, new=0.5)["part.parts.0.new"] == 0.5, "the default need not be neutral"
+    assert found(old=1.0, new=0.0)["part.parts.0.old"] == 1.0
 
 
 def test_seeds_share_a_group_name():
-    values = container() | {"choices": CHOICES}
-    assert group_name(values) == group_name(values | {"seed": 1})
+    values = {"choices": CHOICES, "seed": 0, "rounds": 3, "tracker": {"name": "x"}}
+    assert group_name(values) == group_name(values | {"seed": 1, "tracker": None})
     assert group_name(values) != group_name(values | {"rounds": 1})
 
 
-def test_class_names_in_conf_are_unique_and_importable():
-    """Fingerprints have class names without modules."""
-    found = {
-        name
-        for path in CONF.rglob("*.yaml")
-        for name in targets(yaml.safe_load(path.read_text()))
-        if "fedexp." in name
-    }
-    names = [name.rpartition(".")[2] for name in found]
-    assert len(set(names)) == len(names) > 50
-    for name in found - {"fedexp.cli.sweeps.Sweeps"}:
-        find_class(name, "_target_")
+# --- the data
 
 
-def test_fingerprint_depends_on_classes():
-    values = container()
-    assert fingerprint(values).startswith("2:")
-    assert len(fingerprint(values)) == 2 + 64
-    assert fingerprint(values)[2:10] == short_hash(values)
-    changes = [
-        ("algorithm", "fedexp.algorithms.moon.Moon"),
-        ("algorithm", "mine.FedAvg"),
-        ("algorithm", "other.FedAvg"),
-    ]
-    digests = {fingerprint(values)}
-    for group, target in changes:  # a class of a user's own counts with its module
-        changed = copy.deepcopy(values)
-        changed[group]["_target_"] = target
-        digests.add(fingerprint(changed))
-    assert len(digests) == 4
-    assert fingerprint(values | {"choices": {"algorithm": "mine"}}) == fingerprint(values)
-
-
-def test_fingerprint_depends_on_data_not_their_path(tmp_path, monkeypatch):
-    first, same = tree(tmp_path / "a" / "photos"), tree(tmp_path / "b" / "images")
-    digest = fingerprint(folder(first))
-    assert fingerprint(folder(same)) == digest
-    monkeypatch.chdir(tmp_path)
-    assert fingerprint(folder("a/photos")) == digest
-    others = [
-        tree(tmp_path / "c" / "photos", names=("a", "c")),
-        tree(tmp_path / "d" / "photos", content=b"ppq"),
-    ]
-    assert len({digest, *(fingerprint(folder(other)) for other in others)}) == 3
-    (first / "valid").mkdir()  # not used
-    (first / "train" / ".DS_Store").write_text("hidden")
-    assert fingerprint(folder(first)) == digest
-    # two jobs that will fail
-    assert fingerprint(folder(tmp_path / "none")) != fingerprint(folder(tmp_path / "no"))
-    assert data_marks(folder(first))["dataset.root"].startswith("8 files (bytes ")
-    (first / "train" / "x" / "gone.png").symlink_to(tmp_path / "nothing")
-    assert data_marks(folder(first)) == {}  # a job that will fail
-
-
-def test_fingerprint_depends_on_surrogate_and_domain_data(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    options = ("surrogate.dataset=image_folder", "algorithm=cfed")
-    roots = [
-        f"+surrogate.options={{root: '{tree(tmp_path / name, content=text)}'}}"
-        for name, text in (("a", b"1"), ("b", b"1"), ("c", b"2"))
-    ]
-    digests = [fingerprint(container(*options, root)) for root in roots]
-    assert digests[0] == digests[1] != digests[2]
-    words = ("scenario=domain_incremental", "dataset=thucnews", "model=textcnn")
-    assert fingerprint(container(*words)) == fingerprint(
-        resolve(composed(*words, "data_dir=elsewhere"))
-    )
-
-
-def test_published_data_are_identified_by_name(tmp_path):
-    """The first run downloads cinic10, so its files may appear between two commands."""
-    values = [
-        resolve(composed("dataset=cinic10", f"data_dir={tmp_path / name}")) for name in ("a", "b")
-    ]
-    tree(tmp_path / "a" / "cinic10")
-    assert fingerprint(values[0]) == fingerprint(values[1])
-
-
-def test_partition_file_is_identified_by_content(tmp_path):
-    digests = []
-    for name, text in (("a", "[[0]]"), ("b", "[[0]]"), ("c", "[[1]]")):
-        (tmp_path / f"{name}.json").write_text(text)
-        digests.append(
-            fingerprint(container("partition=file", f"partition.path={tmp_path}/{name}.json"))
-        )
-    assert digests[0] == digests[1] != digests[2]
-
-
-def write(directory, values, data=None):
-    directory.mkdir(exist_ok=True)
-    (directory / "config.yaml").write_text(yaml.safe_dump(values))
-    if data is not None:
-        origin.record(directory, values, data, origin.current_marks(values, {}, data))
-    return directory
-
-
-def test_resume_accepts_moved_but_not_changed_data(tmp_path):
+def test_checksum_covers_everything_that_was_loaded():
     data = make_simulation().runtime.data
-    photos = tree(tmp_path / "photos")
-    noted = write(tmp_path / "noted", folder(photos), data)
-    former = write(tmp_path / "former", folder(photos))
-    shutil.move(photos, tmp_path / "elsewhere")
-    for run in (noted, former):  # the second has no record of its data
-        check_resume(run, folder(tmp_path / "elsewhere"))
-        check_resume(run, moved(folder(tmp_path / "elsewhere", "tracker=none")))
+    changes = {name: getattr(data, name).clone() for name in ("x_train", "x_test")}
+    changes |= {name: getattr(data, name).clone() for name in ("y_train", "y_test")}
+    for array in changes.values():
+        array.view(-1)[-1] ^= 1
+    changes |= {"classes": data.classes[::-1], "owners": np.arange(len(data.y_train))}
+    loaded = [replace(data, checksum="", **{name: value}) for name, value in changes.items()]
+    assert len({data.checksum, *(each.checksum for each in loaded)}) == 1 + len(changes)
+    assert replace(data, checksum="").checksum == data.checksum
+    part = data.with_test_from_training(torch.arange(3))
+    assert part.checksum == data.checksum, "a copy keeps the checksum of what was loaded"
+
+
+def test_checksum_of_images_on_disk_covers_their_content(tmp_path):
+    data = make_simulation().runtime.data
+
+    def stored(pixel):
+        content = np.full((2, 3, 3, 1), pixel, np.uint8)
+        place = (str(tmp_path), "set", [str(pixel)], {}, content.shape)
+        return Chosen.all_of(load_mapped(*place, lambda: [content]))
+
+    sums = [replace(data, checksum="", x_test=stored(pixel)).checksum for pixel in (1, 1, 2)]
+    assert sums[0] == sums[1] != sums[2]
+
+
+# --- origin.json
+
+VALUES = {"seed": 0, "local.lr": 0.1, "dataset.root": "/old", "partition.path": "a.json"}
+
+
+def part(first=0, commit="a", **data):
+    return {"first_round": first, "commit": commit, "data": {"arrays": "0", **data}}
+
+
+def test_resume_names_each_differing_value(tmp_path):
+    """Except a path that exists now, since the content is compared."""
+    origin.write(tmp_path, VALUES, [8, 8, 1], part(), resumed=False)
+    assert origin.differences(tmp_path, VALUES) == {}
+    now = {
+        **VALUES,
+        "local.lr": 0.2,
+        "dataset.root": str(tmp_path),
+        "new": None,
+        "partition.path": None,
+    }
+    del now["seed"]
+    assert list(origin.differences(tmp_path, now).values()) == [
+        "local.lr: 0.1 in the run, 0.2 now",
+        "partition.path: a.json in the run, None now",
+        "seed: 0 in the run, (absent) now",
+    ]
+
+
+def test_runs_of_other_formats_are_refused_with_one_message(tmp_path):
+    with pytest.raises(ConfigError, match=r"^\S+: made by fedexp 0\.1; read or continue it with"):
+        origin.read(tmp_path)
+    for text in ('{"format": 3}', "[]", "{", ""):
+        (tmp_path / origin.NAME).write_text(text)
         with pytest.raises(
-            ConfigError, match=r"algorithm\._target_: FedAvg in the run, FedNTD now"
+            ConfigError, match=r"^\S+origin\.json: (cannot be read \(.+\)|is not a mapping)$"
         ):
-            check_resume(run, folder(tmp_path / "elsewhere", "algorithm=fedntd"))
-    other = folder(tree(tmp_path / "other", names=("a",)))
-    check_resume(noted, other)
-    marks = origin.current_marks(other, {})
-    with pytest.raises(
-        ConfigError,
-        match=r"\n  dataset\.root: 4 of 4 files differ\naccept_changed_data=",
-    ):
-        origin.check_data(noted, marks, other)
-    origin.check_data(noted, marks, other | {"accept_changed_data": True})
-    shutil.move(tmp_path / "elsewhere", photos)
-    with pytest.raises(ConfigError, match=r"dataset\.root: 8 files"):
-        check_resume(former, other)  # its data still lie where its config.yaml says
+            origin.read(tmp_path)
 
 
-def test_origin_records_fingerprint_and_data(tmp_path):
-    """The data of toy_federation.Noise have 4 classes, 40 training and 20 test images."""
-    data, values = make_simulation().runtime.data, container()
-    origin.record(tmp_path, values, data, {})
-    found = json.loads((tmp_path / "fingerprint.json").read_text())
-    assert (found["fingerprint"], found["marks"], found["directory"]) == (
-        fingerprint(values),
-        {},
-        str(Path.cwd()),
-    )
-    kept = {key: found["data"][key] for key in ("train", "test", "classes", "shape")}
-    assert kept == {"train": 40, "test": 20, "classes": 4, "shape": [6, 6, 1]}
-    origin.check_data(tmp_path, {}, values, data)
-    labels = data.y_train.clone()
-    labels[0] = 1 - labels[0]
+def test_changed_data_are_refused_or_recorded(tmp_path):
+    origin.write(tmp_path, VALUES, [8], part(), resumed=False)
+    origin.check_data(tmp_path, {"arrays": "0"}, accepts=False)
     with pytest.raises(
-        ConfigError, match=r"the data have changed .*\n  labels: \w+ in the run, \w+ now"
+        ConfigError, match=r"\(checksums of arrays: 0 in the run, 1 now; model\.weights: None in"
     ):
-        origin.check_data(
-            tmp_path, {}, values | {"accept_changed_data": True}, replace(data, y_train=labels)
-        )
-    (tmp_path / "fingerprint.json").write_text("[")
-    origin.check_data(tmp_path, {}, values, data)  # a run without recorded data
+        origin.check_data(tmp_path, {"arrays": "1", "model.weights": "2"}, accepts=False)
+    origin.check_data(tmp_path, {"arrays": "1"}, accepts=True)
+    origin.write(tmp_path, VALUES, [8], part(3, arrays="1"), resumed=True)
+    origin.check_data(tmp_path, {"arrays": "1"}, accepts=False)
+    assert [each["data"]["arrays"] for each in origin.read(tmp_path)["parts"]] == ["0", "1"]
+
+
+def test_origin_lists_the_parts_of_a_run(tmp_path):
+    """An equal part is not repeated. Parts whose rounds run again are replaced."""
+    origin.write(tmp_path, VALUES, [8], part(), resumed=False)
+    for first, commit in ((3, "a"), (5, "b"), (7, "c"), (7, "d")):
+        origin.write(tmp_path, VALUES, [8], part(first, commit), resumed=True)
+    parts = origin.read(tmp_path)["parts"]
+    assert [(each["first_round"], each["commit"]) for each in parts] == [
+        (0, "a"),
+        (5, "b"),
+        (7, "d"),
+    ]
+    assert origin.read(tmp_path)["identity"] == digest(VALUES)
+    origin.write(tmp_path, VALUES, [8], part(0, "e"), resumed=False)
+    assert json.loads((tmp_path / origin.NAME).read_text())["parts"] == [part(0, "e")]
+
+
+def test_resume_resolves_relative_paths_from_the_first_directory(tmp_path, monkeypatch):
+    """Paths that are given on the command line or no longer exist are not changed."""
+    for folder in ("there/photos", "there/data", "here/data"):
+        (tmp_path / folder).mkdir(parents=True)
+    run = tmp_path / "run"
+    run.mkdir()
+    monkeypatch.chdir(tmp_path / "there")
+    origin.write(run, VALUES, [8], part(), resumed=False)
+    monkeypatch.chdir(tmp_path / "here")
+    origin.write(run, VALUES, [8], part(), resumed=True)  # by a command from elsewhere
+    config = OmegaConf.create({"data_dir": "data", "dataset": {"root": "photos"}})
+
+    def paths(*typed):
+        found = origin.with_original_paths(config, run, typed)
+        return found.data_dir, found.dataset.root
+
+    there = tmp_path / "there"
+    assert paths() == (str(there / "data"), str(there / "photos"))
+    assert paths("data_dir") == ("data", str(there / "photos"))
+    (there / "photos").rmdir()
+    assert paths("data_dir") == ("data", "photos")
 
 
 # --- the commit

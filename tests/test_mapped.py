@@ -14,9 +14,9 @@ from PIL import Image
 from fedexp.config.build import build
 from fedexp.core.errors import ConfigError
 from fedexp.data import datasets
+from fedexp.data.cache import CACHE
 from fedexp.data.image_files import Form, to_array
 from fedexp.data.mapped import Chosen, ImageFile, join
-from fedexp.data.marks import CACHE
 from fedexp.rundir import files
 from fedexp.training.job import Job
 from fedexp.training.run import train_run

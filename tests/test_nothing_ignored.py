@@ -150,7 +150,7 @@ def outcome(directory: Path) -> dict[str, Any]:
         for name, array in np.load(path).items():
             found[f"{path.name} {name}"] = array.tobytes()
     for key, value in json.loads((directory / files.SUMMARY).read_text()).items():
-        if key not in ("determinism", "hardware", "fingerprint", "seed", "seeds"):
+        if key not in ("hardware", "identity", "seed", "seeds"):
             found[f"summary {key}"] = json.dumps(value)
     state = torch.load(directory / files.CHECKPOINT, weights_only=True)
     for name, value in state["server"]["params"].items():

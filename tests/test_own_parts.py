@@ -3,7 +3,6 @@
 import inspect
 import re
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,10 +16,8 @@ from fedexp.config.build import build
 from fedexp.config.values import make
 from fedexp.core.errors import ConfigError
 from fedexp.data.datasets import Dataset
-from fedexp.data.marks import join_marks
 from fedexp.data.partition import Partitioner
 from fedexp.metrics.forgetting_metric import BackwardTransfer, ForgettingMetric, Metrics
-from fedexp.rundir import origin
 from fedexp.training.checks import task_problems
 from fedexp.training.recorder import Recorder
 from fedexp.training.rounds import run_rounds
@@ -266,12 +263,6 @@ class Given(Dataset):
         return {key: value for key, value in (arrays | self.changed).items() if value is not None}
 
 
-class FromFiles(Given):
-    @property
-    def paths(self):
-        return [Path(self.data_dir, "a.jpg")]
-
-
 GIVEN: dict[str, Any] = {
     **{"name": "given", "data_dir": "unused", "mean": (0.5,), "std": (0.5,)},
     "augmentation": AUGMENTATION,
@@ -306,46 +297,6 @@ def test_invalid_arrays_of_a_user_data_set_are_rejected(changed, message):
     assert len(Given(**GIVEN, changed={}).load().y_train) == 4
     with pytest.raises(ConfigError, match="dataset=given: " + message):
         Given(**GIVEN, changed=changed).load()
-
-
-def test_resume_detects_changed_arrays(tmp_path):
-    """The class names no files. Accepted changes are recorded beside the first checksum."""
-    source = Given(**GIVEN, changed={})
-    data = source.load()
-    marks = origin.current_marks({}, {"dataset": source}, data)
-    origin.record(tmp_path, {}, data, marks)
-    origin.check_data(tmp_path, marks, {}, data)
-    for split in ("x_train", "x_test"):
-        other = Given(**GIVEN, changed={split: IMAGES + np.uint8(1)}).load()
-        changed = origin.current_marks({}, {}, other)
-        with pytest.raises(
-            ConfigError,
-            match=r"\n  inputs: arrays \(bytes \w+\) in the run, arrays \(bytes \w+\) now\n",
-        ):
-            origin.check_data(tmp_path, changed, {}, other)
-    origin.check_data(tmp_path, changed, {"accept_changed_data": True}, other)
-    origin.record(tmp_path, {}, other, changed)
-    assert origin.recorded_marks(tmp_path)["inputs"] == join_marks(
-        marks["inputs"], changed["inputs"]
-    )
-    origin.check_data(tmp_path, changed, {}, other)
-    (tmp_path / origin.NAME).unlink()  # as in runs of earlier versions
-    origin.check_data(tmp_path, marks, {}, data)
-
-
-def test_files_of_a_data_set_are_identified_by_their_bytes(tmp_path):
-    """The arrays do not count, since another version of a decoder may return others."""
-    (tmp_path / "a.jpg").write_bytes(b"1")
-    source = FromFiles(**GIVEN | {"data_dir": str(tmp_path)}, changed={})
-    marks = origin.current_marks({}, {"dataset": source}, source.load())
-    assert list(marks) == ["dataset.files"]
-    assert re.fullmatch(r"1 file \(bytes \w{16}\)", marks["dataset.files"])
-    (tmp_path / "a.jpg").write_bytes(b"2")
-    assert list(origin.find_changes(marks, origin.current_marks({}, {"dataset": source}))) == list(
-        marks
-    )
-    (tmp_path / "a.jpg").unlink()
-    assert origin.current_marks({}, {"dataset": source}) == {}
 
 
 class Shadowing(Given):

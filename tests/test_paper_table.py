@@ -247,6 +247,8 @@ def test_origin_names_all_machines_and_commits_of_a_resumed_run():
     whole = describe_origin([found])
     assert whole == {"seeds": "0", "commits": "b" * 7, "hardware": "Xeon (cpu, fp32)"}
     resumed = describe_origin([found | {"determinism": {"spans": [early, gpu, cpu]}}])
+    parts = [{"commit": each["commit"], "hardware": each} for each in (gpu, cpu)]
+    assert describe_origin([found | {"parts": parts}]) == resumed
     assert resumed["commits"] == f"{'a' * 7} {'b' * 7}"
     assert resumed["hardware"] == "H200 (cuda, tf32); Xeon (cpu, fp32)"
 

@@ -382,7 +382,7 @@ def test_invalid_evaluate_list_is_rejected(subjects, words):
 
 @pytest.mark.parametrize(("word", "listed"), [("personal", BOTH), ("global", ["global"])])
 def test_single_word_for_evaluate_equals_list(word, listed):
-    """The configuration and the fingerprint are the same."""
+    """The configuration is the same."""
     one, other = (
         resolve(composed(f"evaluate={value}")) for value in (word, f"[{','.join(listed)}]")
     )

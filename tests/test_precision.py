@@ -11,7 +11,7 @@ from fedexp.engine.hardware import Hardware
 from fedexp.rundir import origin
 from fedexp.training import resuming
 from quick_runs import SMALL
-from toy_federation import HARDWARE, make_simulation
+from toy_federation import HARDWARE
 
 
 def resolved(**changes):
@@ -38,11 +38,10 @@ def test_a_resumed_run_keeps_its_precision(tmp_path):
     # begun on a GPU: a CPU does not have tf32
     for before, now in (("bf16", "bf16"), ("fp32", "fp32"), ("tf32", "fp32")):
         assert begun.resumed(before).resolve(cohort_size=4).precision == now
-    assert resuming.recorded_precision(tmp_path) is None
-    # as noted by a version that timed convolutions too
-    way = {"precision": "bf16", "convolution": "winograd"}
-    origin.record(tmp_path, {}, make_simulation().runtime.data, {}, way)
-    assert resuming.recorded_precision(tmp_path) == "bf16"
+    for first, precision in ((0, "tf32"), (2, "fp32")):  # the rounds on a GPU, then on a CPU
+        part = {"first_round": first, "hardware": {"precision": precision}}
+        origin.write(tmp_path, {}, [], part, resumed=first > 0)
+    assert resuming.recorded_precision(tmp_path) == "tf32"
 
 
 @pytest.mark.parametrize(("has_gpu", "precision"), [(False, "fp32"), (True, "tf32")])
@@ -64,9 +63,9 @@ def test_a_resumed_run_in_tf32_ends_on_a_cpu(monkeypatch, tmp_path, capsys):
     ended = fedexp.run([f"resume={tmp_path / 'run'}", "rounds=2"])
     warning = "hardware.precision=tf32: this CPU continues the run in fp32"
     assert warning in capsys.readouterr().err
-    spans = ended.summary["determinism"]["spans"]
-    assert [(span["rounds"], span["precision"]) for span in spans] == [
-        ([0, 1], "tf32"),
-        ([2, 2], "fp32"),
+    parts = ended.summary["parts"]
+    assert [(part["first_round"], part["hardware"]["precision"]) for part in parts] == [
+        (0, "tf32"),
+        (2, "fp32"),
     ]
     pd.testing.assert_frame_equal(ended.class_accuracy, whole.class_accuracy)

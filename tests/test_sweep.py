@@ -34,7 +34,6 @@ from fedexp.config.build import build
 from fedexp.config.options import list_options, read_sweeps
 from fedexp.core.errors import BAD_INPUT, FAILED, ConfigError
 from fedexp.papers import cells
-from fedexp.rundir.fingerprint import short_hash
 from fedexp.rundir.lock import LOCK, Occupied, is_occupied, occupied
 from fedexp.rundir.reader import RunDirectory
 from fedexp.training import provenance
@@ -342,18 +341,6 @@ def test_presets_of_a_replaced_partition_are_dropped(partition):
 
 
 # --- names and locks
-
-
-def test_hash_in_directory_names_depends_on_options_that_affect_results():
-    def digests(overrides):
-        every = [composed(override) for override in ["seed=0", *overrides.split()]]
-        return {short_hash(OmegaConf.to_container(each, resolve=True)) for each in every}
-
-    same = "tracker=none figures=false hardware.workers=2 checkpoint_interval=5 data_dir=elsewhere"
-    assert len(digests(f"{same} test_views=[plain] cohorts.path=null")) == 1
-    different = "seed=1 alpha=0.2 algorithm=fedntd local.lr=0.02 hardware.precision=fp64 rounds=31"
-    different += " test_views=[plain,augmented] cohorts.path=cohorts.json"
-    assert len(digests(different)) == 9
 
 
 @pytest.mark.slow

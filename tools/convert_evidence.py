@@ -29,6 +29,7 @@ from fedexp.core.storage import write_atomically
 from fedexp.papers.cells import reasons_not_to_judge
 from fedexp.papers.evidence import TABLE, read_table
 
+COMMIT = Path(__file__).with_name("evidence_commit.txt")
 TABLES = ("rounds.csv", "tasks.csv", "class_accuracy*.csv")
 PHASES = re.compile(r".*(_seconds|_per_second)")
 LOSSES = re.compile(r"(train|test|validation)_loss")
@@ -62,6 +63,9 @@ def convert(directory: Path, source: Path) -> int:
             found[job.name] = line
     if found:
         write_table(directory, read_table(directory) | found)
+    commits = {str(line["summary"].get("commit")) for line in found.values()}
+    if others := commits - {COMMIT.read_text(encoding="utf-8").strip()}:
+        say(f"{directory}: made by {', '.join(sorted(others))}; later corrections are not noted")
     return len(found)
 
 

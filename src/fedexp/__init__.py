@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from fedexp.api.running import run, sweep
     from fedexp.core.errors import ConfigError
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 __all__ = [
     "ConfigError",
     "Evaluation",

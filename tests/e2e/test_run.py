@@ -61,7 +61,11 @@ def test_run_directory_is_complete(fedexp, tmp_path):
     assert {*needed.split(), "hardware"} <= summary.keys()
     names = list(summary)
     results = names[names.index("accuracy") : names.index("train_samples_per_second") + 1]
-    assert tuple(name for name in names if name not in results) == RESERVED
+    assert tuple(name for name in names if name not in results) == tuple(
+        name
+        for name in RESERVED
+        if name != "parts"  # of a resumed run
+    )
 
     clients = pd.read_csv(directory / "clients.csv")
     assert clients.groupby("round").size().tolist() == [4, 4, 4]
@@ -88,19 +92,17 @@ def examples_per_class() -> np.ndarray:
 
 @pytest.mark.slow
 def test_same_command_twice_is_the_same_run(fedexp, tmp_path):
-    """`determinism` in summary.json lists what must be equal."""
     said = {}
     for name, more in {"a": (), "b": (), "other": ("seeds.sampling=1",)}.items():
         fedexp.done("rounds=2", "forgetting_metric=all", f"hydra.run.dir={name}", *SMALL, *more)
-        said[name] = summary_of(tmp_path / name)["determinism"]
+        said[name] = summary_of(tmp_path / name)
     assert_same_run(tmp_path / "a", tmp_path / "b")
-    assert said["a"] == said["b"]
-    assert {key for key in said["a"] if said["a"][key] != said["other"][key]} == {"config", "seeds"}
-    hardware = "device name cpu_capability engine precision threads"
-    assert said["a"].keys() == {"config", "seeds", "versions", "commit", *hardware.split()}
-    assert said["a"]["seeds"] == {"partition": 0, "sampling": 0, "training": 0}
+    same = ("identity", "seeds", "versions", "commit", "hardware", "checksums")
+    assert all(said["a"][key] == said["b"][key] for key in same)
+    changed = [key for key in same if said["a"][key] != said["other"][key]]
+    assert changed == ["identity", "seeds"]
     packages = "fedexp python torch torchvision numpy scipy scikit-learn pillow"
-    assert said["a"]["versions"].keys() == set(packages.split())
+    assert said["a"]["versions"].keys() >= set(packages.split())
     assert said["a"]["versions"]["torch"] == torch.__version__
 
 

@@ -54,20 +54,13 @@ def drop_repeats(runs: Sequence[RunDirectory]) -> list[RunDirectory]:
     return [run for run in runs if run.directory not in repeated]
 
 
-def describe_left_out(jobs: Sequence[RunDirectory], current: Sequence[RunDirectory]) -> list[str]:
-    """Return one line for each job without a result in the tables, with the reason.
-
-    current: the jobs without outdated ones.
-    """
-    reasons = {
-        run.directory: "was run with other code of your own classes or with other data"
-        for run in jobs
-    }
-    reasons |= dict.fromkeys((run.directory for run in current), "")
-    for run in current:
+def describe_left_out(jobs: Sequence[RunDirectory]) -> list[str]:
+    """Return one line for each job without a result in the tables, with the reason."""
+    reasons = dict.fromkeys((run.directory for run in jobs), "")
+    for run in jobs:
         if run.status == "failed":
             reasons[run.directory] = f"failed: {run.summary.get('error') or 'see error.txt'}"
-    repeats = find_repeats([run for run in current if run.finished])
+    repeats = find_repeats([run for run in jobs if run.finished])
     for path, run in repeats.items():
         reasons[path] = f"has the settings and seeds of {run.directory.name}"
     return [f"Not in the tables: {path.name} {why}" for path, why in reasons.items() if why]

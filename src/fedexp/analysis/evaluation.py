@@ -139,9 +139,9 @@ def image_template(run: RunDirectory, parts: Parts) -> ImageData:
     from fedexp.data.datasets import Dataset
     from fedexp.rundir import origin
 
-    shape = origin.get_mapping(origin.read(run.directory), "data").get("shape")
+    shape = origin.read(run.directory)["shape"]
     source = parts.dataset
-    if not isinstance(source, Dataset) or not isinstance(shape, list) or len(shape) != 3:
+    if not isinstance(source, Dataset) or len(shape) != 3:
         found = drop_training_part(source.load())
         assert isinstance(found, ImageData)
         return found

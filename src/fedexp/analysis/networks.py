@@ -116,17 +116,16 @@ def task_classes(scenario: Scenario, num_classes: int, seed: int) -> tuple[tuple
 def input_shape(run: RunDirectory, parts: Parts, kept: KeptModel) -> Any:
     """Return the input shape that the run's model was built for (`Data.shape`).
 
-    The shape is read from the run's files. If they do not contain a usable shape, the data set is
-    loaded.
+    The shape is read from the run's files. If it does not determine the model's input, the data set
+    is loaded.
     """
-    noted: Any = origin.get_mapping(origin.read(run.directory), "data").get("shape")
+    noted = origin.read(run.directory)["shape"]
     kind, vectors = parts.dataset.kind, kept.params.get("embedding.weight")
-    if noted:
-        if kind == "images" and len(noted) == 3:
-            height, width, channels = noted
-            return channels, height, width
-        if kind == "text" and len(noted) == 1 and vectors is not None and vectors.dim() == 2:
-            return TextShape(noted[0], len(vectors), vectors)
+    if kind == "images" and len(noted) == 3:
+        height, width, channels = noted
+        return channels, height, width
+    if kind == "text" and len(noted) == 1 and vectors is not None and vectors.dim() == 2:
+        return TextShape(noted[0], len(vectors), vectors)
     return parts.dataset.load().shape
 
 

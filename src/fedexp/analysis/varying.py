@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fedexp.rundir.fingerprint import flatten, is_free
+from fedexp.rundir.identity import flatten, is_free
 
 
 def varying_options(configs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

@@ -15,7 +15,7 @@ from fedexp.core.errors import ConfigError, nearest, require_choice
 from fedexp.core.storage import display_path
 from fedexp.metrics.record import CLASSES, EXAMPLES
 from fedexp.rundir import files
-from fedexp.rundir.fingerprint import flatten
+from fedexp.rundir.identity import flatten
 from fedexp.rundir.reader import RunDirectory, require_run
 from fedexp.rundir.sweeps import find_runs, job_directories, own_jobs
 

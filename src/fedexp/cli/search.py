@@ -24,7 +24,7 @@ from fedexp.config.values import make, resolve
 from fedexp.core import storage
 from fedexp.core.errors import ConfigError
 from fedexp.core.limits import Checked, Count, CountFrom0, CountOrNone
-from fedexp.rundir.fingerprint import short_hash
+from fedexp.rundir.identity import digest, result_values
 from fedexp.rundir.objective import direction_of, objective_name, objective_value
 from fedexp.rundir.reader import RunDirectory
 
@@ -121,7 +121,7 @@ def open_study(config: DictConfig, objective: str, space: Mapping[str, Any]) -> 
     """
     directory, options = Path(config.hydra.sweep.dir), options_of(config)
     direction = direction_of(objective, config.get("objective_direction"))
-    others = short_hash(resolve(without_hydra(config)))
+    others = digest(result_values(resolve(without_hydra(config))))[:8]
     name = f"{direction} {objective} over {' '.join(sorted(space))}, other options {others}"
     directory.mkdir(parents=True, exist_ok=True)
     for known in optuna.get_all_study_names(store_of(directory)):

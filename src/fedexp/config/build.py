@@ -69,15 +69,6 @@ class Built:
     tracker: TrackerConfig
     values: dict[str, Any]  # the resolved configuration
 
-    @property
-    def sources(self) -> dict[str, DataSource]:
-        """The run's data sets by configuration key."""
-        domains = getattr(self.scenario, "domains", [])
-        found = {f"scenario.domains.{i}": domain for i, domain in enumerate(domains)}
-        if self.surrogate.dataset is not None:
-            found["surrogate.dataset"] = self.surrogate.dataset
-        return {"dataset": self.dataset, **found}
-
 
 FIELDS: dict[str, Any] = {field.name: field.type for field in dataclasses.fields(Built)}
 NODES = ("server", "surrogate")  # nodes to build in addition to FIRST_NODES
@@ -92,7 +83,7 @@ def build(config: DictConfig) -> Built:
     """Check the whole configuration and make its parts. Raises ConfigError with all errors."""
     errors: list[str] = []
     resolved = resolve(config)
-    values = values_of(config, resolved)
+    values = values_of(resolved)
     made = make_first(values, errors)
     for name in NODES:
         made[name] = attempt(errors, make, FIELDS[name], values.get(name, {}), f"{name}.")

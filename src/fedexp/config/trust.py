@@ -17,7 +17,9 @@ from fedexp.config.named import search_path
 from fedexp.config.overrides import leaves
 from fedexp.core import yaml_files
 from fedexp.core.errors import ConfigError
-from fedexp.rundir.fingerprint import OWN, TARGET
+
+OWN = "fedexp."  # prefix of the classes of fedexp
+TARGET = "_target_"
 
 
 def require_trusted(name: str, key: str) -> None:

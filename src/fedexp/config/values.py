@@ -29,8 +29,7 @@ from fedexp.data.held_out import Public, Validation
 from fedexp.data.partition import Partitioner
 from fedexp.figures.pictures import Pictures, as_node
 from fedexp.metrics.forgetting_metric import ForgettingMetric
-from fedexp.rundir.fingerprint import flatten
-from fedexp.rundir.revisions import latest_revisions
+from fedexp.rundir.identity import flatten
 from fedexp.trackers.base import TrackerConfig
 
 T = TypeVar("T")
@@ -73,20 +72,15 @@ def check_first(config: DictConfig, typed: Sequence[str]) -> None:
     function raises nothing, and `build` reports all errors at once.
     """
     errors: list[str] = []
-    make_first(values_of(config, resolve(config)), errors)
+    make_first(values_of(resolve(config)), errors)
     later = any(key_of(text).partition(".")[0] in LATER and "." in key_of(text) for text in typed)
     if errors and not later:
         raise ConfigError("\n".join(deduplicate(errors, config)))
 
 
-def values_of(config: DictConfig, resolved: Mapping[str, Any]) -> dict[str, Any]:
+def values_of(resolved: Mapping[str, Any]) -> dict[str, Any]:
     """Return the configuration's values in the form that `build` needs."""
-    values = dict(resolved)
-    # `resolve` adds this key; if the user sets it, the value stays and is reported as an unknown
-    # key
-    if "revisions" not in config:
-        del values["revisions"]
-    return values | {"figures": as_node(values.get("figures", True))}
+    return {**resolved, "figures": as_node(resolved.get("figures", True))}
 
 
 def make_first(values: Mapping[str, Any], errors: list[str]) -> dict[str, Any]:
@@ -138,8 +132,7 @@ def partition_keys(values: Mapping[str, Any]) -> set[str]:
 def resolve(config: DictConfig) -> dict[str, Any]:
     """Return the configuration as plain containers with all interpolations resolved.
 
-    Names of data sets are replaced with nodes, and the key `revisions` is added (see
-    `fedexp.rundir.revisions`). Raises ConfigError if a value cannot be resolved.
+    Names of data sets are replaced with nodes. Raises ConfigError if a value cannot be resolved.
     """
     try:
         config = with_named_datasets(config)
@@ -154,7 +147,7 @@ def resolve(config: DictConfig) -> dict[str, Any]:
         ) from error
     if isinstance(word := found.get("evaluate"), str):
         found["evaluate"] = subjects_of(word)
-    return found | {"revisions": latest_revisions(found)}
+    return found
 
 
 def attempt(errors: list[str], action: Callable[..., T], *arguments: Any) -> T | None:

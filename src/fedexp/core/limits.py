@@ -86,6 +86,7 @@ class Checked:
 
     prefix: ClassVar[str] = ""
     top: ClassVar[Container[str]] = ()  # fields that are on the top level of the configuration
+    version: ClassVar[int] = 1  # raise it with a correction that changes the numbers of a class
 
     def __init_subclass__(cls, prefix: str | None = None, **options: Any) -> None:
         super().__init_subclass__(**options)

@@ -1,5 +1,6 @@
 """Cache decoded arrays on disk, so that a data set is decoded only once."""
 
+import hashlib
 import json
 import logging
 import math
@@ -7,23 +8,43 @@ import zlib
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from fedexp.core.errors import ConfigError
 from fedexp.core.memory import size_of
 from fedexp.core.storage import crc_of, replacing
-from fedexp.data.mapped import ImageFile
-from fedexp.data.marks import CACHE, checksum
+from fedexp.data.mapped import CRC_BYTES, ImageFile
 
 log = logging.getLogger("fedexp")
 # Arrays of a data set: x_train, y_train, x_test, y_test, classes and, with natural clients, owners.
 # Images that do not fit into memory are a fedexp.data.mapped.Chosen, all others numpy arrays.
 Arrays = dict[str, Any]
 Labelled = tuple[Any, Any]  # inputs [N, ...] and labels [N]
-CRC_BYTES = 4  # of the checksum at the end of a file of decoded images
+CACHE = ".fedexp_cache"  # name of the cache folder in a data_dir
 FORMAT = 2  # increase when the meaning of the cached arrays changes
+
+
+class SourceFile(NamedTuple):
+    """A file, and the size and modification time that show whether it has changed."""
+
+    path: str
+    size: int  # bytes
+    mtime_ns: int
+
+    @classmethod
+    def of(cls, path: Path) -> "SourceFile":
+        stat = path.stat()
+        return cls(str(path), stat.st_size, stat.st_mtime_ns)
+
+    def stamp(self, data_dir: str) -> str:
+        """Return a line that identifies this version of the file.
+
+        The path of a file in `data_dir` is relative to `data_dir`, so that the cache stays valid if
+        the directory is moved.
+        """
+        return f"{self.path.removeprefix(data_dir)} {self.size} {self.mtime_ns}"
 
 
 def make_arrays(train: Labelled, test: Labelled, classes: Iterable[str]) -> Arrays:
@@ -108,6 +129,11 @@ def _entry(
     """Return the path of a cache entry."""
     chosen = checksum(json.dumps([FORMAT, dict(options)], sort_keys=True))[:8]
     return Path(data_dir, CACHE, f"{name}-{chosen}-{checksum(chr(10).join(content))}{suffix}")
+
+
+def checksum(text: str) -> str:
+    """Return the first 16 hexadecimal digits of the SHA-256 hash of a text."""
+    return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()[:16]
 
 
 def _outdated(path: Path) -> list[Path]:

@@ -25,7 +25,7 @@ from fedexp.core.errors import ConfigError, reason_of, require, require_choice
 from fedexp.core.limits import Limit, OpenShare, Seed32
 from fedexp.data import leaf
 from fedexp.data.augment import Normalise, Transform
-from fedexp.data.cache import Arrays, load_cached, load_mapped, make_arrays
+from fedexp.data.cache import Arrays, SourceFile, load_cached, load_mapped, make_arrays
 from fedexp.data.download import Published
 from fedexp.data.image_files import (
     MODES,
@@ -44,7 +44,6 @@ from fedexp.data.image_files import (
     to_array,
 )
 from fedexp.data.mapped import Chosen, Stored
-from fedexp.data.marks import SourceFile, checksum
 from fedexp.data.resized_crop import ResizedCrop, Side
 from fedexp.data.tiny_imagenet import scan_published
 from fedexp.data.torchvision_files import TorchvisionFiles
@@ -68,7 +67,6 @@ JoinedSplits = Annotated[
     Limit("[train] or [train,test]", lambda v: tuple(v) in (("train",), ("train", "test"))),
 ]
 MOST_BYTES = 2**31  # larger sets of resized images are not loaded into memory
-IMAGES = ("x_train", "x_test")
 PIECE = 1024  # number of images that are decoded at a time if they are stored on disk
 
 
@@ -104,6 +102,14 @@ class Dataset(DataSource):
     def crop(self) -> ResizedCrop | None:
         return self.augmentation if isinstance(self.augmentation, ResizedCrop) else None
 
+    @property
+    def files(self) -> Sequence[SourceFile]:
+        """Return `paths` as SourceFiles.
+
+        Raises ConfigError or OSError if a file is missing.
+        """
+        return [SourceFile.of(path) for path in self.paths]
+
     @abstractmethod
     def read(self) -> Arrays:
         """Return the decoded arrays `x_train`, `y_train`, `x_test`, `y_test` and `classes`.
@@ -116,7 +122,7 @@ class Dataset(DataSource):
 
     def checked(self, arrays: Arrays) -> ImageData:
         """Return the data set with the arrays of `read`. Raises ConfigError if they are invalid."""
-        names = (*IMAGES, "y_train", "y_test")
+        names = ("x_train", "x_test", "y_train", "y_test")
         if missing := [key for key in (*names, "classes") if key not in arrays]:
             raise ConfigError(
                 f"dataset={self.name}: `read` must also return the arrays {', '.join(missing)}"
@@ -139,7 +145,6 @@ class Dataset(DataSource):
             max_value=self.max_value,
             crop=self.crop,
             owners=arrays.get("owners"),
-            checksum=None if self.files else checksum(*(parts[x].numpy().data for x in IMAGES)),
         )
 
     def _check(self, split: str, x: np.ndarray | Chosen, y: np.ndarray, num_classes: int) -> None:

@@ -18,8 +18,7 @@ from fedexp.core.errors import ConfigError, reason_of, require_choice
 from fedexp.core.packages import how_to_install
 from fedexp.data.cache import Arrays, load_cached, make_arrays
 from fedexp.data.datasets import Dataset, Side, stack_images
-from fedexp.data.image_files import Form, list_files
-from fedexp.data.marks import SourceFile
+from fedexp.data.image_files import Form
 from fedexp.data.text import LabelledTexts, TextSource
 from fedexp.data.types import MISSING, TextData, sort_classes
 
@@ -40,12 +39,6 @@ class Hub:
     column: str | None  # column of the images or texts; None: the first column with a common name
     label: str | None  # column of the labels; None: the first column with a common name
     owner: str | None = None  # column of the natural clients, such as writer_id; None: no clients
-
-    @property
-    def files(self) -> Sequence[SourceFile]:
-        """Return the files in a local folder, or an empty sequence for a data set on the hub."""
-        local = self.path is not None and Path(self.path).is_dir()
-        return list_files(Path(str(self.path))) if local else ()
 
     def splits(self, kind: str) -> tuple[Any, Any, str, str]:
         """Return (training examples, test examples, column of the inputs, column of the labels).

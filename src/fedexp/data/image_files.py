@@ -4,6 +4,7 @@ import logging
 import os
 import stat
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from fedexp.core.errors import ConfigError
-from fedexp.data.marks import SourceFile, map_in_threads
+from fedexp.data.cache import SourceFile
 from fedexp.data.types import sort_classes
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("fedexp")
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".pgm", ".ppm")
 BITS_PER_SAMPLE, PHOTOMETRIC, WHITE_IS_ZERO = 258, 262, 0  # TIFF tags, and a value of PHOTOMETRIC
+CHUNK = 256  # number of images that a thread decodes at a time
 MODES = {1: "L", 3: "RGB"}  # PIL's names by number of channels
 # names of the folders of a split, in lower case; two of them are hardly names of classes
 SPLIT_NAMES = ("train", "training", "test", "testing", "val", "valid", "validation", "dev", "eval")
@@ -256,18 +258,6 @@ def scan_undivided(root: Path, train_splits: Sequence[str]) -> Tree:
     return Tree(files, [], classes)
 
 
-def list_tree_files(
-    root: Path, train_splits: Sequence[str], test_splits: Sequence[str], undivided: bool
-) -> list[SourceFile]:
-    """Return all image files of a folder tree.
-
-    undivided: whether the tree has no test folder.
-    """
-    if undivided:
-        return scan_undivided(root, train_splits).files
-    return scan_tree(root, train_splits, test_splits).files
-
-
 def scan_lists(root: Path, lists: Sequence[Path]) -> Tree:
     """Return the image files in two lists, the first for training and the second for testing.
 
@@ -360,7 +350,11 @@ def decode(files: Sequence[SourceFile], form: Form) -> np.ndarray:
     x = np.empty((len(files), *first.shape), np.uint8)
     log.info("decoding %s images; this is done only once", f"{len(files):,}")
 
-    def fill(i: int) -> None:
+    def fill(start: int) -> None:
+        for i in range(start, min(start + CHUNK, len(files))):
+            fill_one(i)
+
+    def fill_one(i: int) -> None:
         pixels = _read_image(files[i].path, form)
         if pixels.shape != first.shape:
             (h, w), (h0, w0) = pixels.shape[:2], first.shape[:2]
@@ -371,7 +365,9 @@ def decode(files: Sequence[SourceFile], form: Form) -> np.ndarray:
             )
         x[i] = pixels
 
-    map_in_threads(fill, range(len(files)))  # PIL releases the interpreter lock while it decodes
+    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
+        # PIL releases the interpreter lock while it decodes
+        list(pool.map(fill, range(0, len(files), CHUNK)))
     return x
 
 

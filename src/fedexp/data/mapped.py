@@ -6,6 +6,8 @@ without reading them; `fetch` reads the pixels of a batch. Only the path of the 
 worker processes.
 """
 
+import math
+import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
@@ -16,16 +18,24 @@ from torch import Tensor
 
 from fedexp.core.errors import ConfigError
 
+CRC_BYTES = 4  # of the checksum at the end of a file of decoded images
+
 
 @dataclass(frozen=True)
 class ImageFile:
-    """A file that begins with decoded images, uint8 [N, height, width, channels]."""
+    """A file of decoded images, uint8 [N, height, width, channels], and their CRC-32 checksum."""
 
     path: str
     shape: tuple[int, ...]
 
     def __len__(self) -> int:
         return self.shape[0]
+
+    def crc(self, before: int) -> int:
+        """Return the checksum at the end of the file, joined with that of earlier inputs."""
+        with open(self.path, "rb") as file:
+            file.seek(math.prod(self.shape))
+            return zlib.crc32(file.read(CRC_BYTES), before)
 
     def __getitem__(self, rows: Tensor) -> Tensor:
         """Return a copy of some images. rows: int64 [n], the numbers of the images.
@@ -124,6 +134,18 @@ class Fetch(torch.autograd.Function):
 
 
 Stored: TypeAlias = Tensor | Chosen
+
+
+def crc_of_inputs(stored: Stored, before: int) -> int:
+    """Return the CRC-32 checksum of inputs or labels, continued from that of earlier ones.
+
+    A file of decoded images ends with the checksum of its images, so they are not read.
+    """
+    if isinstance(stored, Tensor):
+        return zlib.crc32(np.ascontiguousarray(stored.numpy()).data, before)
+    for part in stored.parts:
+        before = crc_of_inputs(part, before) if isinstance(part, Tensor) else part.crc(before)
+    return crc_of_inputs(stored.rows, before)
 
 
 def join(parts: Sequence[Stored]) -> Stored:

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 
 from fedexp.core.errors import ConfigError, require
 from fedexp.core.limits import Checked, Count, CountOrNone, Labels, ShareBelow1
-from fedexp.data.mapped import Stored, join
+from fedexp.data.mapped import Stored, crc_of_inputs, join
 from fedexp.data.text import TextSource
 from fedexp.data.types import Data, DataSource, ImageData, Task, TextData
 
@@ -111,7 +111,8 @@ class Surrogate(Checked, prefix="surrogate."):
             numbers = np.arange(len(labels), len(labels) + len(extra))
             if len(extra):
                 y = torch.cat([labels, labels.new_full((len(extra),), -1)])
-                data = replace(data, x_train=join([data.x_train, extra]), y_train=y)
+                both = f"{data.checksum} {crc_of_inputs(extra, 0):08x}"
+                data = replace(data, x_train=join([data.x_train, extra]), y_train=y, checksum=both)
             return data, tuple(tasks), numbers
         everything = np.concatenate([task.train for task in tasks])
         everything = everything[self.chosen(labels[everything], data).numpy()]

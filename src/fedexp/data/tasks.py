@@ -17,7 +17,6 @@ import torch
 from fedexp.core.errors import ConfigError, require
 from fedexp.core.limits import Checked, Count, CountFrom0, Labels, Limit, ShareBelow1
 from fedexp.data.mapped import Stored, join
-from fedexp.data.marks import checksum
 from fedexp.data.surrogate import inputs_like, load_like
 from fedexp.data.types import Data, DataSource, Task
 
@@ -216,9 +215,9 @@ class DomainIncremental(MultiTask):
             parts.append((member[train], member[held]))
         renumber = np.full(max(int(y.max()), *chosen) + 1, -1, dtype=np.int64)
         renumber[chosen] = np.arange(len(chosen))
-        sums = [data.checksum for data in every]
+        sums = " ".join(data.checksum for data in every)
         kept = replace(first, classes=tuple(first.classes[c] for c in chosen))
-        kept = replace(kept, checksum=checksum(" ".join(map(str, sums))) if any(sums) else None)
+        kept = replace(kept, checksum=sums)
         names, labels = [data.name for data in every], [list(range(len(chosen)))] * len(every)
         return assemble(kept, x, renumber[y], parts, names, labels)
 

@@ -22,7 +22,6 @@ import torch
 from fedexp.core.errors import ConfigError, require
 from fedexp.core.limits import Count, Limit
 from fedexp.core.npz import load_npz
-from fedexp.data.marks import checksum
 from fedexp.data.text_files import (
     find_files,
     label_numbers,
@@ -122,13 +121,7 @@ class TextSource(DataSource):
             classes=read.classes,
             vocabulary=vocabulary,
             vectors=vectors,
-            checksum=None if self.paths else checksum(x_train.data, x_test.data),
         )
-
-    def with_vocabulary(self, texts: Sequence[Path]) -> list[Path]:
-        """Return the text files and, if they exist, the files of the vocabulary and the vectors."""
-        named = [self.folder / name for name in (self.vocabulary, self.vectors) if name]
-        return [*texts, *filter(Path.is_file, named)]
 
     def _vocabulary(self, texts: Sequence[str]) -> tuple[tuple[str, ...], torch.Tensor | None]:
         if self.vocabulary is None:
@@ -156,12 +149,6 @@ class TextDataset(TextSource):
     classes: Names | None
     # layout of the files; None: the first layout that matches a file
     layout: Literal["txt", "csv", "class_il", "domain_il"] | None
-
-    @property
-    def paths(self) -> Sequence[Path]:
-        train, test = find_files(self.folder, self.layout)
-        named = [self.folder / "class.txt"] if self.classes is None else []
-        return self.with_vocabulary([*train, *test, *filter(Path.is_file, named)])
 
     def read(self, length: int) -> LabelledTexts:
         parts = [read_texts(paths, length) for paths in find_files(self.folder, self.layout)]
@@ -198,10 +185,6 @@ class UnlabelledTexts(TextSource):
     """
 
     file: str  # path of the csv file, relative to data_dir
-
-    @property
-    def paths(self) -> Sequence[Path]:
-        return self.with_vocabulary([Path(self.data_dir, self.file)])
 
     def read(self, length: int) -> LabelledTexts:
         path = Path(self.data_dir, self.file)

@@ -11,8 +11,8 @@ A class is identified by its WordNet ID (wnid). The files are:
 from pathlib import Path
 
 from fedexp.core.errors import ConfigError
+from fedexp.data.cache import SourceFile
 from fedexp.data.image_files import Tree, class_folders, label_files, list_class
-from fedexp.data.marks import SourceFile
 
 
 def scan_published(root: Path) -> Tree:

@@ -1,6 +1,7 @@
 """Interfaces of data sets: sources of data, and the tensors of a loaded data set."""
 
 import re
+import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
@@ -14,8 +15,7 @@ import torch
 from fedexp.core.console import plural
 from fedexp.core.limits import Checked, Limit
 from fedexp.data.augment import Augmentation, Normalise, load_batch
-from fedexp.data.mapped import Chosen, Stored
-from fedexp.data.marks import SourceFile
+from fedexp.data.mapped import Chosen, Stored, crc_of_inputs
 from fedexp.data.resized_crop import ResizedCrop
 
 NUMBER = re.compile(r"-?\d+(\.\d+)?")
@@ -78,12 +78,19 @@ class Data(ABC):
     """[N, D]: the features of the training examples, if a frozen backbone computes them."""
     test_features: torch.Tensor | None = None
     """[M, D]: the features of the test examples, if a frozen backbone computes them."""
-    checksum: str | None = None
-    """Checksum of the inputs as they were read, or None if they were read from files.
+    checksum: str = ""
+    """Checksum of the inputs, labels and classes as they were loaded."""
 
-    For files, the bytes of the files are compared instead, because a different version of a decoder
-    may return different inputs for the same file.
-    """
+    def __post_init__(self) -> None:
+        # A copy with other arrays keeps the checksum of the data that were loaded.
+        if not self.checksum:
+            crc = zlib.crc32("\n".join(self.classes).encode())
+            for part in vars(self).values():
+                if isinstance(part, np.ndarray):
+                    part = torch.from_numpy(part)
+                if isinstance(part, torch.Tensor | Chosen):
+                    crc = crc_of_inputs(part, crc)
+            object.__setattr__(self, "checksum", f"{crc:08x}")
 
     @property
     def num_classes(self) -> int:
@@ -177,19 +184,11 @@ class DataSource(Checked, ABC, prefix="dataset."):
 
     @property
     def paths(self) -> Sequence[Path]:
-        """Return the paths of the files that `load` reads. The result may be empty.
+        """Return the paths of the files that `load` decodes. The result may be empty.
 
         Raises ConfigError if files are missing.
         """
         return ()
-
-    @property
-    def files(self) -> Sequence[SourceFile]:
-        """Return `paths` as SourceFiles.
-
-        Raises ConfigError or OSError if a file is missing.
-        """
-        return [SourceFile.of(path) for path in self.paths]
 
     def conversion(self) -> str:
         """Return how inputs were converted when they were read, or an empty text."""

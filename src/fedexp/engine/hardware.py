@@ -245,22 +245,6 @@ class Resolved:
             "workers": self.workers,
         }
 
-    def arithmetic(self) -> dict[str, Any]:
-        """Return the values that affect the rounding of results.
-
-        The number of processes is not included, because it does not affect the results.
-        """
-        values = self.as_dict() | {
-            "engine": "vectorised" if self.vectorises else "sequential",
-            "cpu_capability": torch.backends.cpu.get_cpu_capability(),
-        }
-        if isinstance(self.trainer, Vectorised):
-            values |= {"chunk": self.trainer.chunk}
-        if self.device.type == "cuda":
-            values |= {"cuda": torch.version.cuda, "cudnn": torch.backends.cudnn.version()}
-        del values["workers"]  # does not affect rounding
-        return values
-
 
 def default_threads(share: int) -> int:
     """Return the default number of threads.

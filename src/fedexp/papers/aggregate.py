@@ -29,7 +29,7 @@ from fedexp.papers.evidence import all_jobs
 from fedexp.papers.judge import TOLERANCES
 from fedexp.papers.paper_figures import make_pictures
 from fedexp.rundir.reader import RunDirectory
-from fedexp.rundir.sweeps import find_jobs, without_outdated
+from fedexp.rundir.sweeps import find_jobs
 
 log = logging.getLogger("fedexp")
 
@@ -76,7 +76,7 @@ def draw_figures(
     directory: Path, jobs: Sequence[RunDirectory], flags: argparse.Namespace | None
 ) -> list[Path]:
     """Draw a sweep's figures. Return their paths."""
-    runs = drop_repeats(without_outdated([job for job in jobs if job.finished]))
+    runs = drop_repeats([job for job in jobs if job.finished])
     sweep = find_sweep(directory)
     look = read_settings_of_sweep(runs)
     look = look.changed(flags) if flags else look
@@ -122,9 +122,8 @@ def write_tables(
     Nothing is written if no run is finished. jobs: the sweep's runs. By default, they are read from
     the sweep's run directories. asked: the layout of table.tex.
     """
-    every_job = find_jobs(directory) if jobs is None else jobs
-    jobs, sweep = without_outdated(every_job), find_sweep(directory)
-    left_out = describe_left_out(every_job, jobs)
+    jobs, sweep = find_jobs(directory) if jobs is None else jobs, find_sweep(directory)
+    left_out = describe_left_out(jobs)
     for line in left_out:
         log.warning("%s: %s", directory, line)
     finished = [run for run in jobs if run.finished]

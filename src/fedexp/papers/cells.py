@@ -22,8 +22,8 @@ from fedexp.analysis.sweep import Sweep, find_cell, find_protocol_changes
 from fedexp.data.views import PLAIN, VALIDATION
 from fedexp.papers.judge import COLUMN, add_order, compute_tolerance, judge
 from fedexp.papers.runs import select_curve
+from fedexp.rundir.identity import value_of
 from fedexp.rundir.reader import OVER
-from fedexp.rundir.revisions import outdated, value_of
 
 TABLES = Path(__file__).parent / "published" / "tables.csv"
 # results that the papers' released code is known to give with the published protocol
@@ -223,8 +223,8 @@ def reasons_not_to_judge(
 ) -> list[str]:
     """Return why a run must not be compared with the published values, besides its overrides.
 
-    The reasons are values other than those that the sweep requires, different data that have the
-    same name, and corrections of the method that were made after the run.
+    The reasons are values other than those that the sweep requires, and different data that have
+    the same name.
     """
     values = ((key, value_of(config, key), wanted) for key, wanted in sweep.required.items())
     other = [
@@ -232,7 +232,7 @@ def reasons_not_to_judge(
         for key, value, wanted in values
         if value != wanted
     ]
-    return [*other, *find_data_changes(config, summary), *outdated(config)]
+    return [*other, *find_data_changes(config, summary)]
 
 
 def find_data_changes(config: Mapping[str, Any], summary: Mapping[str, Any]) -> list[str]:

@@ -24,7 +24,7 @@ from fedexp.data.views import PLAIN, name_in_view
 from fedexp.papers import evidence
 from fedexp.rundir import files
 from fedexp.rundir.reader import OVER, RunDirectory
-from fedexp.rundir.sweeps import find_jobs, without_outdated
+from fedexp.rundir.sweeps import find_jobs
 
 # measure -> column of rounds.csv in the plain view
 MEASURES = {
@@ -57,7 +57,7 @@ def read_sweep(directory: Path) -> dict[str, dict[str, Any]]:
     If a run has both a finished run directory and a line in the table of runs, the directory is
     used.
     """
-    runs = without_outdated(find_jobs(directory.absolute()))
+    runs = find_jobs(directory.absolute())
     found = {run.directory.name: read_directory(run) for run in runs}
     for name, line in evidence.read_table(directory).items():
         if name not in found or found[name]["status"] not in OVER:

@@ -24,7 +24,6 @@ LOCAL_EPOCHS, CKA = "local_epochs.csv", "cka.csv"
 ANALYSES = (WEIGHT_DIVERGENCE, GRADIENT_DIVERSITY, LOCAL_EPOCHS, CKA)  # of the group `analysis`
 OF_VIEWS = tuple(file_in_view(name, view) for name in record.TABLES for view in VIEWS)
 TABLES = (ROUNDS, CLIENTS, TASKS, *OF_VIEWS, *ANALYSES)
-ASIDE = "damaged"  # folder for damaged files that a run replaces
 MULTIRUN = "multirun.yaml"  # in a sweep, the configuration that Hydra writes before the jobs start
 SWEEP = ("sweep.json", MULTIRUN)  # files that only the directory of a sweep has
 IN_VIEWS = ("class_accuracy", "class_accuracy_normalised", "tasks", "local_round")
@@ -37,8 +36,8 @@ FIGURES = (
 WRITTEN = (
     *TABLES,
     *(SUMMARY, ERROR, PARTITION, "partition_task*.npz", "partition_from_round*.npz"),
-    *("fingerprint.json", "elsewhere.json", "run.log", ".hydra/*.yaml", "checkpoint/*.pt"),
-    *(f"{CLIENT_STATES}/*.pt", "models/round_*.pt", f"{ASIDE}/*.csv*", f"{ASIDE}/*.pt*"),
+    *("origin.json", "fingerprint.json", "run.log", ".hydra/*.yaml", "checkpoint/*.pt"),
+    *(f"{CLIENT_STATES}/*.pt", "models/round_*.pt"),
     *("profile/operations.csv", "profile/trace.json.gz", "tensorboard/events.out.tfevents.*"),
     *(f"analysis/*.{form}" for form in ("csv", "npz", "png", "pdf", "svg")),  # fedexp analyse
     *("wandb/*run-*", "wandb/debug*.log", "wandb/data", "wandb/cache"),
@@ -105,25 +104,6 @@ def remove_temporaries(directory: Path) -> None:
 def write_overrides(directory: Path, overrides: Iterable[str]) -> None:
     """Write the overrides of a job to .hydra/overrides.yaml."""
     storage.write_atomically(directory / OVERRIDES, yaml_files.dump(list(overrides)).encode())
-
-
-def set_aside(directory: Path, names: Iterable[str]) -> None:
-    """Move files or folders of a run to damaged/ without replacing anything there.
-
-    Raises StorageError if they cannot be moved.
-    """
-    aside = directory / ASIDE
-    with storing(aside):
-        for name in names:
-            if os.path.lexists(directory / name):
-                aside.mkdir(exist_ok=True)
-                places = (
-                    aside / f"{Path(name).name}{number}"
-                    for number in ("", *(f".{i}" for i in range(1, 1000)))
-                )
-                os.replace(
-                    directory / name, next(place for place in places if not os.path.lexists(place))
-                )
 
 
 CHECKPOINT_FORMAT = 3

@@ -6,9 +6,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from fedexp.core import storage
-from fedexp.data.marks import checksums
-from fedexp.rundir import contents, files, origin
-from fedexp.rundir.fingerprint import TARGET, data_marks
+from fedexp.rundir import contents, files
 from fedexp.rundir.reader import MARKS, RunDirectory
 
 log = logging.getLogger("fedexp")
@@ -44,8 +42,8 @@ def job_directories(sweep: Path) -> list[Path]:
 def own_jobs(sweep: Path, names: Collection[str] | None = None) -> list[RunDirectory]:
     """Return the jobs of a sweep as `find_jobs`, without runs that do not belong to it.
 
-    These are outdated runs (see `without_outdated`), runs that another sweep or no sweep made, and
-    runs with the configuration and data of another one, such as a copy. The log names them.
+    These are runs that another sweep or no sweep made, and runs with the configuration of another
+    one, such as a copy. The log names them.
 
     names: the names of the jobs' directories, or None for all.
     """
@@ -56,7 +54,7 @@ def own_jobs(sweep: Path, names: Collection[str] | None = None) -> list[RunDirec
     for path in job_directories(sweep):
         run = RunDirectory(path)
         is_foreign = made_in is not None and run.summary.get("sweep", made_in) != made_in
-        identity = run.summary.get("fingerprint") or path
+        identity = run.summary.get("identity") or path
         if names is not None and path.name not in names:
             left_out[path.name] = "is no job of this command"
         elif is_foreign:
@@ -67,7 +65,7 @@ def own_jobs(sweep: Path, names: Collection[str] | None = None) -> list[RunDirec
             runs.append(run)
     for name, reason in left_out.items():
         log.warning("%s: left out: %s %s", storage.display_path(sweep), name, reason)
-    return without_outdated(runs)
+    return runs
 
 
 def sweep_directory_name(sweep: Path) -> str | None:
@@ -89,39 +87,3 @@ def write_sweep_name(directory: Path, name: str) -> None:
     """Write a sweep's name to sweep.json."""
     directory.mkdir(parents=True, exist_ok=True)
     storage.write_json(directory / MARKER, {"sweep": name})
-
-
-def without_outdated(runs: list[RunDirectory]) -> list[RunDirectory]:
-    """Return a sweep's runs, except for outdated ones.
-
-    If finished runs differ only in the code of users' classes or the content of the data, only one
-    of them is returned: the run made with the current code and data or, if there is no such run,
-    the run that ended last.
-    """
-    same: dict[frozenset[str], list[RunDirectory]] = {}
-    for run in runs:
-        if run.finished and has_marks(run.directory):
-            same.setdefault(frozenset(run.overrides), []).append(run)
-    others: set[Path] = set()
-    for found in same.values():
-        latest = found[0] if len(found) == 1 else max(found, key=recency)
-        others |= {run.directory for run in found} - {latest.directory}
-    if others:
-        log.warning(
-            "runs left out because the code of your own classes or the data have changed: %d",
-            len(others),
-        )
-    return [run for run in runs if run.directory not in others]
-
-
-def has_marks(directory: Path) -> bool:
-    """Return whether a change to the run's code or data would change the job's directory."""
-    marks = origin.recorded_marks(directory).items()
-    return any(checksums(mark) and key.endswith((TARGET, ".root", ".path")) for key, mark in marks)
-
-
-def recency(run: RunDirectory) -> tuple[bool, float]:
-    """Return (whether the run's code and data are current, when the run ended in Unix seconds)."""
-    return not origin.find_changes(origin.recorded_marks(run.directory), data_marks(run.config)), (
-        run.directory / files.SUMMARY
-    ).stat().st_mtime

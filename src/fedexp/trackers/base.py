@@ -18,7 +18,7 @@ from fedexp.core.packages import how_to_install
 from fedexp.data.views import PLAIN, VIEWS, file_in_view
 from fedexp.metrics.record import CLASSES
 from fedexp.rundir import files
-from fedexp.rundir.fingerprint import group_name, setting
+from fedexp.rundir.identity import group_name, setting
 
 if TYPE_CHECKING:
     import numpy as np

@@ -22,8 +22,8 @@ from fedexp.data.types import DataSource
 from fedexp.data.views import AUGMENTED, TEST, TEST_VIEWS, evaluation_views
 from fedexp.metrics.forgetting_metric import Metrics
 from fedexp.metrics.record import Record
+from fedexp.rundir.identity import value_of
 from fedexp.rundir.objective import check_objective, direction_of
-from fedexp.rundir.revisions import value_of
 from fedexp.training import stopping
 
 ADAPTIVE = ("server.optimizer=adam", "server.optimizer=yogi")

@@ -106,6 +106,14 @@ def divide(built: Built) -> tuple[Data, list[Division]]:
     return add_validation_set(data, held_out, origin), parts
 
 
+def load_checksum(built: Built) -> str:
+    """Load the data, and return the checksum that `divide(built)` gives them."""
+    seed = built.seeds.partition
+    sequence = built.scenario.sequence(built.dataset, generator_for(seed, "tasks"))
+    rng = generator_for(seed, "surrogate split")
+    return built.surrogate.attach(sequence.data, sequence.tasks, rng)[0].checksum
+
+
 def require_classes(data: Data) -> None:
     """Raise ConfigError if there is only one class, since every prediction would be correct."""
     if data.num_classes < 2:

@@ -5,7 +5,6 @@ import platform
 import resource
 import subprocess
 import sys
-from collections.abc import Mapping
 from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
@@ -15,75 +14,20 @@ import torch
 
 import fedexp
 from fedexp.core.packages import ROOT
-from fedexp.data.marks import BYTES
 from fedexp.engine.hardware import Resolved
-from fedexp.rundir.fingerprint import code_marks, fingerprint
-from fedexp.training.state import State
 
 # packages that affect the results, from decoding images to solving linear programs
 NUMERIC = ("torch", "torchvision", "numpy", "scipy", "scikit-learn", "pillow")
 PROCESSES = Path("/proc")
 
 
-def environment(config: Mapping[str, Any], hardware: Resolved, state: State) -> dict[str, Any]:
-    """Return a dict with the versions, the commit and the hardware that produced the results.
-
-    The entry `determinism` contains everything that must be equal to reproduce the results bit by
-    bit, except the data: fingerprint, seeds, versions, commit, code and hardware settings.
-
-    If a run was resumed with other versions, code, hardware or data, no single value holds for all
-    of its rounds. `determinism` then contains only the values that never changed. Its entry `spans`
-    lists the values of each part of the run, with the first and the last round of the part.
-    """
-    decisive = {"config": fingerprint(config), "seeds": config["seeds"]}
-    decisive |= code_and_hardware(config, hardware)
-    if len(state.spans) > 1:
-        for span in state.spans:
-            changed = [key for key in span if span[key] != decisive.get(key)]
-            decisive = {key: value for key, value in decisive.items() if key not in changed}
-        decisive["spans"] = list_spans(state)
+def environment(hardware: Resolved) -> dict[str, Any]:
+    """Return the versions, the commit and the hardware that produce the results."""
     return {
         "versions": versions(*NUMERIC, "hydra-core", "wandb"),
         "commit": commit(),
         "hardware": hardware.as_dict(),
-        "determinism": decisive,
     }
-
-
-def code_and_hardware(config: Mapping[str, Any], hardware: Resolved) -> dict[str, Any]:
-    """Return the versions, code and hardware settings on which the results depend.
-
-    The entry `code` lists the checksums of the user's classes.
-    """
-    code = sorted(set(code_marks(config).values()))
-    found = {"versions": versions(*NUMERIC), "commit": commit()}
-    return found | ({"code": code} if code else {}) | hardware.arithmetic()
-
-
-def begin_span(
-    state: State, config: Mapping[str, Any], hardware: Resolved, marks: Mapping[str, str]
-) -> None:
-    """Record the versions, hardware and data that the next rounds use.
-
-    Nothing is recorded if all of them are the same as for the previous rounds.
-
-    marks: the result of `origin.current_marks` for the run.
-    """
-    data = {key: mark for key, mark in marks.items() if BYTES in mark}
-    now = code_and_hardware(config, hardware) | {"data": data}
-    first = state.round + 1 if state.record.rounds else 0
-    if not state.spans or state.spans[-1] != {"first": state.spans[-1]["first"]} | now:
-        state.spans.append({"first": first} | now)
-
-
-def list_spans(state: State) -> list[dict[str, Any]]:
-    """Return the first and last round (`rounds`) and the environment of each span of rounds."""
-    lasts = [*(span["first"] - 1 for span in state.spans[1:]), state.round]
-    listed = []
-    for span, last in zip(state.spans, lasts, strict=True):
-        settings = {key: value for key, value in span.items() if key != "first"}
-        listed.append({"rounds": [span["first"], last]} | settings)
-    return listed
 
 
 def versions(*packages: str) -> dict[str, str]:

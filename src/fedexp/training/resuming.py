@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from fedexp.algorithms.local_training import SCHEDULES_OVER_ALL_ROUNDS
@@ -24,10 +25,10 @@ from fedexp.data.partitioned import Partition, find_task_partitions
 from fedexp.figures.pictures import picture_files
 from fedexp.rundir import checkpoint, contents, csv_files, files, origin
 from fedexp.rundir.files import require_replaceable
+from fedexp.rundir.identity import essential
 from fedexp.rundir.reader import RunDirectory, finished_summary
-from fedexp.rundir.repair import repair_job
-from fedexp.rundir.revisions import value_of
 from fedexp.trackers.progress import result_table
+from fedexp.training.division import load_checksum
 from fedexp.training.job import Job
 from fedexp.training.results import result_files
 from fedexp.training.simulation import Simulation
@@ -53,7 +54,7 @@ def with_original_paths(job: Job) -> Job:
     return replace(job, config=origin.with_original_paths(job.config, job.directory, typed))
 
 
-def check_start(job: Job, built: Built, config: Mapping[str, Any]) -> bool:
+def check_start(job: Job, built: Built) -> bool:
     """Return whether the job must continue a run in its directory.
 
     Raises ConfigError if the directory contains a run that the job may neither continue nor
@@ -68,30 +69,26 @@ def check_start(job: Job, built: Built, config: Mapping[str, Any]) -> bool:
             )
         require_new(job)
         return False
-    if not is_resumed:
-        repair_job(job.directory, job.overrides)
-        if not checkpoint.exists(job.directory):  # a new run, or no checkpoint was saved
-            return False
-    check_resume(job.directory, config, alone=job.sweep is None)
-    if checkpoint.exists(job.directory) or finished_summary(job.directory) is not None:
-        origin.check_data(job.directory, origin.current_marks(config, built.sources), config)
+    if not is_resumed and not checkpoint.exists(job.directory):
+        return False  # a new run, or no checkpoint was saved
+    check_resume(job.directory, essential(built), alone=job.sweep is None)
     return True
 
 
-def find_finished(
-    job: Job, built: Built, config: Mapping[str, Any], continues: bool
-) -> dict[str, Any] | None:
+def find_finished(job: Job, built: Built, continues: bool) -> dict[str, Any] | None:
     """Return the summary if the run of this job has already finished, or None.
 
     continues: the result of `check_start`.
+
+    Raises ConfigError if the data have changed since.
     """
-    if not continues:
-        return None
-    summary = finished_summary(job.directory)
+    summary = finished_summary(job.directory) if continues else None
     if summary is None or not is_finished(summary, built.stop, built.settings.resume is not None):
         return None
-    if job.sweep is None and is_extended(job.directory, config):
+    if job.sweep is None and is_extended(job.directory, essential(built)):
         return None
+    data = checksums(built, load_checksum(built))
+    origin.check_data(job.directory, data, built.settings.accept_changed_data)
     reason = f"is complete ({summary['rounds']} rounds)"
     if summary["status"] == "stopped":
         reason = stop_reason(summary)
@@ -101,9 +98,27 @@ def find_finished(
     return summary
 
 
-def recorded_precision(directory: Path) -> str | None:
-    """Return the precision that a run started with, or None if it was not recorded."""
-    return origin.get_mapping(origin.read(directory), "way").get("precision")
+def checksums(built: Built, arrays: str) -> dict[str, str]:
+    """Return the checksums of the data that determine a run's results, by name.
+
+    arrays: the checksum of the loaded data sets.
+    """
+    found = {"arrays": arrays}
+    named = {
+        "partition.path": getattr(built.partition, "path", None),
+        "cohorts.path": built.cohorts.path,
+        "model.weights": getattr(built.model, "weights", None),
+    }
+    for key, name in named.items():
+        if isinstance(name, str) and Path(name).is_file():
+            with contents.reading(Path(name)):
+                found[key] = f"{storage.crc_of(Path(name), Path(name).stat().st_size):08x}"
+    return found
+
+
+def recorded_precision(directory: Path) -> str:
+    """Return the precision that a run started with."""
+    return str(origin.read(directory)["parts"][0]["hardware"]["precision"])
 
 
 def read_state(
@@ -127,7 +142,8 @@ def restore_state(
     """
     state = read_state(directory, saved, simulation, device)
     for name, stage in simulation.partition_files().items():
-        if Partition.load(directory / name).hash != stage.partition.hash:
+        before, now = Partition.load(directory / name), stage.partition
+        if before.hash != now.hash or not np.array_equal(before.counts, now.counts):
             raise ConfigError(
                 f"resume={directory}: the data have changed: their partition differs from"
                 f" the saved partition ({name}); restore the original data or start a new run"
@@ -149,25 +165,23 @@ def require_new(job: Job) -> None:
         )
 
 
-def check_resume(directory: Path, config: Mapping[str, Any], alone: bool = False) -> None:
-    """Check that the run in a directory was started with this configuration.
+def check_resume(directory: Path, values: Mapping[str, Any], alone: bool) -> None:
+    """Check that the run in a directory was started with these values (see `essential`).
 
     alone: whether the run is resumed by name (`resume=<directory>`), not as a job of a sweep. Only
         a run that is resumed by name may be given more rounds. If a job of a sweep was given more
         rounds and finished, the sweep accepts it and logs a warning.
 
-    Raises ConfigError if the configuration differs.
+    Raises ConfigError if a value differs.
     """
-    path = directory / files.CONFIG
-    if not path.exists():
+    if not (directory / files.CONFIG).exists():
         raise ConfigError(f"resume={directory}: not a run directory ({files.CONFIG} is missing)")
-    before = contents.read_mapping(path)
-    differing = origin.differences(directory, before, config)
-    extends = {line.partition(":")[0] for line in differing} <= set(EXTENDABLE)
+    differing = origin.differences(directory, values)
+    extends = differing.keys() <= set(EXTENDABLE)
     if differing and alone and extends:
-        check_extension(directory, before, config)
+        check_extension(directory, values)
     elif extends and finished_summary(directory) is not None:
-        for line in differing:
+        for line in differing.values():
             log.warning(
                 "%s: the run was extended, but still counts as a job of this sweep: %s",
                 directory.name,
@@ -176,26 +190,26 @@ def check_resume(directory: Path, config: Mapping[str, Any], alone: bool = False
     elif differing:
         raise ConfigError(
             f"resume={directory}: the run was started with another configuration:\n  "
-            + "\n  ".join(differing)
+            + "\n  ".join(differing.values())
         )
 
 
-def is_extended(directory: Path, config: Mapping[str, Any]) -> bool:
-    """Return whether a configuration changes the number of rounds or a `stop` option of a run."""
-    before = RunDirectory(directory).config
-    return any(value_of(before, key) != value_of(config, key) for key in EXTENDABLE)
+def is_extended(directory: Path, values: Mapping[str, Any]) -> bool:
+    """Return whether values change the number of rounds or a `stop` option of a run."""
+    before = origin.read(directory)["values"]
+    return any(before.get(key) != values.get(key) for key in EXTENDABLE)
 
 
-def check_extension(directory: Path, before: Mapping[str, Any], config: Mapping[str, Any]) -> None:
+def check_extension(directory: Path, values: Mapping[str, Any]) -> None:
     """Raise ConfigError if the run cannot be extended.
 
-    before: the configuration that the run was started with.
-    config: the configuration with the new number of rounds or `stop` options.
+    values: the values of the command, with the new number of rounds or `stop` options.
     """
-    run, rounds = RunDirectory(directory), config.get("rounds")
+    before = origin.read(directory)["values"]
+    run, rounds = RunDirectory(directory), values.get("rounds")
     problem = ""
-    if any(value_of(before, key) != value_of(config, key) for key in LENGTH):
-        schedule = value_of(before, "local.schedule")
+    if any(before.get(key) != values.get(key) for key in LENGTH):
+        schedule = before.get("local.schedule")
         if find_task_partitions(directory):
             problem = "a run with several tasks cannot be given more rounds"
         elif run.last_round is not None and isinstance(rounds, int) and rounds <= run.last_round:
@@ -211,12 +225,12 @@ def check_extension(directory: Path, before: Mapping[str, Any], config: Mapping[
         raise ConfigError(f"resume={directory}: rounds={rounds}: {problem}")
 
 
-def files_to_restore(directory: Path, config: Mapping[str, Any]) -> dict[str, bytes]:
+def files_to_restore(directory: Path, values: Mapping[str, Any]) -> dict[str, bytes]:
     """Return the contents of the files that are rewritten when a complete run is extended.
 
     The summary comes last. The dict is empty if the run is not complete or is not extended.
     """
-    if finished_summary(directory) is None or not is_extended(directory, config):
+    if finished_summary(directory) is None or not is_extended(directory, values):
         return {}
     names = (files.CONFIG, files.OVERRIDES, origin.NAME, files.SUMMARY)
     return {name: (directory / name).read_bytes() for name in names if (directory / name).is_file()}
@@ -232,3 +246,9 @@ def restore_files(directory: Path, before: Mapping[str, bytes], lengths: Mapping
         csv_files.RunFiles(directory, lengths, lengths).close()
         for name, content in before.items():
             storage.write_atomically(directory / name, content)
+
+
+def remove_failed_attempt(directory: Path) -> None:
+    """Remove the report and the summary of a failed attempt."""
+    for left in (files.ERROR, files.SUMMARY):
+        (directory / left).unlink(missing_ok=True)

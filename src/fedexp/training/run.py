@@ -17,8 +17,8 @@ from fedexp.config.overrides import typed_overrides
 from fedexp.core import storage
 from fedexp.engine.network import default_torch
 from fedexp.rundir import checkpoint, files, origin
+from fedexp.rundir.identity import digest
 from fedexp.rundir.reader import RunDirectory
-from fedexp.rundir.repair import remove_failed_attempt
 from fedexp.trackers.base import RoundRecord, RunInfo, Tracker, final_tables, past_rounds
 from fedexp.trackers.progress import Progress, result_line, result_table
 from fedexp.trackers.several import TrackerGroup
@@ -30,8 +30,10 @@ from fedexp.training.recorder import Recorder
 from fedexp.training.results import result_files, write_results
 from fedexp.training.resuming import (
     check_start,
+    checksums,
     find_finished,
     recorded_precision,
+    remove_failed_attempt,
     require_new,
     restore_state,
     with_original_paths,
@@ -62,8 +64,8 @@ def train_run(job: Job) -> dict[str, Any]:
         is_locked = job.sweep is not None or (job.directory / files.CONFIG).exists()
         if is_locked:
             held.enter_context(locked_directory(job.directory))
-        continues = check_start(job, built, config)
-        summary = find_finished(job, built, config, continues)
+        continues = check_start(job, built)
+        summary = find_finished(job, built, continues)
         if summary is not None:
             return summary
         # Options without effect are allowed in a search and if a sweep continues a job.
@@ -101,15 +103,14 @@ def open_run(
 ) -> Run:
     """Return the run. It has the saved state if it is resumed, and the initial state otherwise."""
     simulation, hardware = prepared.simulation, prepared.hardware
-    marks = origin.current_marks(config, built.sources, simulation.runtime.data)
-    saved, state = None, None
-    if continues:
-        saved = checkpoint.load(job.directory)
-    if saved is not None:
-        origin.check_data(job.directory, marks, config, simulation.runtime.data)
+    data = checksums(built, simulation.runtime.data.checksum)
+    saved = checkpoint.load(job.directory) if continues else None
+    if saved is None:
+        state = simulation.initial_state()
+    else:
+        origin.check_data(job.directory, data, built.settings.accept_changed_data)
         state = restore_state(job.directory, saved.state, simulation, hardware.device)
-    state = state or simulation.initial_state()
-    return Run(job, built, config, simulation, hardware, marks, saved, state)
+    return Run(job, built, config, simulation, hardware, data, saved, state)
 
 
 @contextmanager
@@ -147,8 +148,8 @@ def run_info(run: Run) -> RunInfo:
         classes=run.simulation.runtime.data.classes,
         wandb_id=state.wandb_id,
         best_accuracy=None if state.best is None else state.best[1],
-        resumed=run.resumed_state is not None,
-        past=partial(past_records, run, state.round) if run.resumed_state is not None else tuple,
+        resumed=run.saved is not None,
+        past=partial(past_records, run, state.round) if run.saved is not None else tuple,
     )
 
 
@@ -175,6 +176,7 @@ def finish(run: Run, trackers: list[Tracker], info: RunInfo) -> dict[str, Any]:
 def summarise(run: Run) -> dict[str, Any]:
     """Return the contents of summary.json."""
     groups = ("algorithm", "dataset", "scenario", "partition", "model")
+    parts = origin.read(run.directory)["parts"]
     identity: dict[str, Any] = {name: run.job.choices[name] for name in groups}
     identity |= {"seed": run.built.settings.seed, "seeds": vars(run.built.seeds)}
     return merge_values(
@@ -182,9 +184,11 @@ def summarise(run: Run) -> dict[str, Any]:
         {"status": run.state.status},
         identity,
         {"sweep": sweep_name(run.job)},
-        origin.fingerprint_of(run.directory),
+        {"identity": digest(run.values)},
         summary_of(run.simulation, run.state),
-        environment(run.config, run.hardware, run.state),
+        environment(run.hardware),
+        {"checksums": run.checksums},
+        {"parts": parts} if len(parts) > 1 else {},
         {"data": data_sizes(run.simulation), "peak_memory": peak_memory(run.hardware.device)},
     )
 

@@ -17,10 +17,11 @@ from fedexp.data.partitioned import HELD_OUT
 from fedexp.engine.hardware import Resolved
 from fedexp.rundir import checkpoint, csv_files, files, origin
 from fedexp.rundir.client_states import choose_place
+from fedexp.rundir.identity import essential
 from fedexp.rundir.lock import occupied
 from fedexp.training import resuming
 from fedexp.training.job import Job
-from fedexp.training.provenance import begin_span
+from fedexp.training.provenance import environment
 from fedexp.training.simulation import Simulation
 from fedexp.training.state import State
 
@@ -39,8 +40,7 @@ class Run:
     config: dict[str, Any]  # the resolved configuration and, as `choices`, the chosen options
     simulation: Simulation
     hardware: Resolved
-    # the checksums of the data and of the user's classes, from `origin.current_marks`
-    marks: Mapping[str, str]
+    checksums: Mapping[str, str]  # of the data, see `resuming.checksums`
     saved: checkpoint.Saved | None
     state: State
 
@@ -52,6 +52,11 @@ class Run:
     def resumed_state(self) -> Mapping[str, Any] | None:
         """Return the state from which the run resumes, or None if it starts with round 0."""
         return None if self.saved is None else self.saved.state
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """Return all values that determine the results."""
+        return essential(self.built)
 
 
 @contextmanager
@@ -75,7 +80,7 @@ def handle_failures(run: Run) -> Iterator[None]:
     If a complete run was given more rounds and fails before one of these rounds is saved, the
     files of the complete run are restored.
     """
-    before = resuming.files_to_restore(run.directory, run.config)
+    before = resuming.files_to_restore(run.directory, run.values)
     try:
         yield
     except StorageError:  # the run can be resumed
@@ -98,20 +103,26 @@ def begin(run: Run) -> None:
         log.warning("hardware.precision=bf16: %s", slow)
     if run.built.hardware.precision == "tf32" and run.hardware.precision == "fp32":
         log.warning("hardware.precision=tf32: this CPU continues the run in fp32")
-    begin_span(run.state, run.config, run.hardware, run.marks)
     place_states(run.simulation, run.state)
     if run.resumed_state is None:
         begin_new(run)
     else:
         begin_resumed(run, run.resumed_state["round"])
-    data, way = run.simulation.runtime.data, {"precision": run.hardware.precision}
-    origin.record(run.directory, run.config, data, run.marks, way, run.resumed_state is not None)
+
+
+def write_origin(run: Run) -> None:
+    """Write what the next rounds are computed with to origin.json."""
+    first = 0 if run.saved is None else run.state.round + 1
+    part = {"first_round": first, **environment(run.hardware), "data": dict(run.checksums)}
+    shape = run.simulation.runtime.data.x_train.shape[1:]
+    origin.write(run.directory, run.values, shape, part, run.saved is not None)
 
 
 def begin_new(run: Run) -> None:
     """Write the inputs of a run that starts with round 0."""
     if run.built.settings.resume is not None:
         log.info("no checkpoint was saved; the run starts again from round 0")
+    write_origin(run)
     write_options(run)
     data, converted = run.simulation.runtime.data, run.built.dataset.conversion()
     told = f"{data.sentence()}{'; ' * bool(converted)}{converted}"
@@ -123,7 +134,7 @@ def begin_new(run: Run) -> None:
 
 
 def begin_resumed(run: Run, after: int) -> None:
-    """Log the round after which a run resumes and any changes of the code or data.
+    """Log the round after which a run resumes and any changes of the data.
 
     after: the round of the checkpoint.
     """
@@ -134,10 +145,14 @@ def begin_resumed(run: Run, after: int) -> None:
     last = csv_files.last_round(run.directory) or 0
     lost = f"; the later rounds, up to round {last}, are run again" if last > after else ""
     log.info("resuming after round %d%s", after, lost)
-    origin.log_changes(run.directory, run.marks, run.config)
-    if resuming.is_extended(run.directory, run.config):
+    before = origin.read(run.directory)["parts"][-1]["data"]
+    if before != run.checksums:
+        log.warning("the data have changed since the previous rounds: %s", run.checksums)
+    is_extended = resuming.is_extended(run.directory, run.values)
+    if is_extended:
         log.info("the run now has rounds=%s", run.config["rounds"])
         write_options(run)
+    write_origin(run)  # last, because it says whether the run was extended
 
 
 def place_states(simulation: Simulation, state: State) -> None:
@@ -154,8 +169,7 @@ def place_states(simulation: Simulation, state: State) -> None:
 def write_options(run: Run) -> None:
     """Write the overrides and the configuration of the run.
 
-    The file config.yaml is written last, because `resuming.is_extended` reads the old options from
-    it until then.
+    The file config.yaml is written last, because it makes the directory that of a run.
     """
     typed = [override for override in run.job.overrides if key_of(override) not in OF_COMMAND]
     files.write_overrides(run.directory, typed)

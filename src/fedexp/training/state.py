@@ -26,7 +26,6 @@ SAVED = (
     "status",
     "not_finite",
     "wandb_id",
-    "spans",
     "alignment",
 )
 
@@ -91,8 +90,6 @@ class State:
     # clients whose loss or model was not finite when the run diverged
     not_finite: list[int] = field(default_factory=list)
     wandb_id: str | None = None
-    # the `first` round of each span of rounds, and the environment in which it was computed
-    spans: list[dict[str, Any]] = field(default_factory=list)
     # alignment of neurons in the last round, if measured
     alignment: list[dict[str, Any]] = field(default_factory=list)
 
