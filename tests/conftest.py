@@ -12,15 +12,10 @@ from typing import IO, Any
 
 import pytest
 import yaml
-from hydra._internal import defaults_list
-from hydra._internal.hydra import Hydra
-from hydra.core.config_store import ConfigStore
 from hydra.core.singleton import Singleton
-from hydra.types import RunMode
 from omegaconf import OmegaConf, base
 from omegaconf._utils import get_yaml_loader
 
-from fedexp.cli import launchers
 from leftovers import Watch
 
 gc.disable()  # until all modules are imported and all tests are collected
@@ -36,21 +31,7 @@ LOGGING = {
     )
     for name in (None, "fedexp", "hydra")
 }
-REGISTERED: list[Any] = []
-register = launchers.register
-get_mode, load, create_choices = (
-    Hydra.get_mode,
-    OmegaConf.load,
-    defaults_list._create_interpolation_map,
-)
-
-
-def get_mode_quickly(self: Hydra, config_name: str | None, overrides: list[str]) -> RunMode | None:
-    """Return None if no override sets `hydra.mode`. Hydra would compose everything to find out."""
-    plain = not any(
-        argument.startswith(("--config", "-c", "hydra.mode", "+", "~")) for argument in sys.argv[1:]
-    )
-    return None if plain else get_mode(self, config_name, overrides)
+load = OmegaConf.load
 
 
 @functools.lru_cache(maxsize=1000)
@@ -75,20 +56,6 @@ def load_quickly(file_: str | Path | IO[Any]) -> Any:
         raise
 
 
-def choices_where_needed(overrides: Any, elements: list[Any], self_added: bool) -> Any:
-    """Make Hydra's node of all choices only if a defaults list has `${...}`."""
-    needed = any(not element.is_self() and element.is_interpolation() for element in elements)
-    return create_choices(overrides, elements, self_added) if needed else None
-
-
-def register_once(conf: Path) -> None:
-    """Register the launchers once per store of Hydra."""
-    store = ConfigStore.instance().repo
-    if not any(known is store.get("hydra", {}).get("launcher") for known in REGISTERED):
-        register(conf)
-        REGISTERED.append(store["hydra"]["launcher"])
-
-
 @pytest.fixture(autouse=True, scope="session")
 def quick_libraries() -> Iterator[None]:
     """Avoid repeated work of Hydra, and draw figures with fewer pixels."""
@@ -98,10 +65,7 @@ def quick_libraries() -> Iterator[None]:
     from fedexp.figures import style
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Hydra, "get_mode", get_mode_quickly)
         patch.setattr(OmegaConf, "load", staticmethod(load_quickly))
-        patch.setattr(defaults_list, "_create_interpolation_map", choices_where_needed)
-        patch.setattr(launchers, "register", register_once)
         patch.setattr(base, "parse", functools.lru_cache(base.parse))  # "${...}"
         gc.freeze()  # the millions of objects of torch are never garbage
         gc.set_threshold(20_000, 20, 20)

@@ -269,9 +269,7 @@ def test_head_can_have_its_own_factor_for_gram_matrices():
 def test_local_models_are_compared_with_the_received_model():
     """Not with the tested model, which has the merged change instead of the adapters, and B = 0."""
     analysis = SeveralAnalyses(
-        members=[kind(rounds=None, every=1) for kind in (WeightDivergence, GradientDiversity)],
-        rounds=None,
-        every=1,
+        members=[kind(rounds=None, every=1) for kind in (WeightDivergence, GradientDiversity)]
     )
     simulation = stream(
         LoRM(off_diagonal=0.5),

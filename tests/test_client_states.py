@@ -19,7 +19,6 @@ from fedexp.algorithms.interfaces import Needs
 from fedexp.algorithms.local_only import LocalOnly
 from fedexp.algorithms.regmean import RegMean
 from fedexp.algorithms.scaffold import Scaffold
-from fedexp.analysis.algorithm_costs import requirements_table
 from fedexp.core import tree
 from fedexp.core.memory import free_memory, size_of
 from fedexp.models.resnet import BottleneckResNet
@@ -31,7 +30,6 @@ from fedexp.training.state import State
 from test_algorithms import SHIPPED, record
 from test_views import full_run
 from toy_federation import (
-    CONF,
     ENGINES,
     PLAIN,
     Normed,
@@ -190,12 +188,6 @@ def test_traffic_differs_between_clients():
     state = play(simulation, 1)
     state.clients = {0: state.clients[0]}
     assert play_round(simulation, state).bytes_down == 2 * 8 * 290
-
-
-def test_table_of_requirements_in_the_documentation_is_current():
-    text = (CONF.parent / "docs" / "algorithms" / "index.md").read_text(encoding="utf-8")
-    shown = text.split("<!-- requirements -->\n")[1].split("\n<!-- /requirements -->")[0]
-    assert shown == requirements_table(CONF / "algorithm"), "fedexp requirements prints the table"
 
 
 # --- models with running statistics

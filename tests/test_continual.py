@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+import yaml
 
 from fedexp.algorithms import continual, optimizers
 from fedexp.algorithms.base import FedAvg
@@ -30,9 +31,8 @@ from fedexp.algorithms.lorm import LoRM
 from fedexp.algorithms.mfcl import MFCL
 from fedexp.algorithms.pilora import PILoRA
 from fedexp.algorithms.target import TARGET
-from fedexp.analysis.algorithm_costs import read_option
 from fedexp.config.trust import find_class
-from fedexp.config.values import resolve
+from fedexp.config.values import make_target, resolve
 from fedexp.core import storage, tree
 from fedexp.core.errors import ConfigError
 from fedexp.engine.base import ClientRuntime, Shared
@@ -228,7 +228,8 @@ every_row = pytest.mark.parametrize(
 
 def test_every_method_for_tasks_has_generic_tests():
     """The row is here, or in test_algorithms if the algorithm needs no tasks."""
-    targets = {read_option(path)["_target_"] for path in (CONF / "algorithm").glob("*.yaml")}
+    files = (CONF / "algorithm").glob("*.yaml")
+    targets = {yaml.safe_load(path.read_text()).get("_target_") for path in files} - {None}
     classes = {find_class(target, "algorithm") for target in targets}
     for_tasks = {cls for cls in classes if "none" not in cls.scenarios}
     assert for_tasks == {row.cls for row in EVERY}
@@ -832,9 +833,8 @@ def test_dmc_keeps_new_model_and_student_separate():
 def test_centralised_dmc_starts_both_models_from_the_old_one():
     """With the shipped option (as in CFeD's released code), at the beginning of task 2 with one
     round per task."""
-    node = read_option(CONF / "algorithm/dmc.yaml")
-    del node["_target_"]
-    simulation = stream(FedDMC(**node), scenario=replace(TWO_TASKS, rounds_per_task=1), rounds=1)
+    shipped = make_target(resolve(composed("algorithm=dmc"))["algorithm"], "algorithm", FedDMC)
+    simulation = stream(shipped, scenario=replace(TWO_TASKS, rounds_per_task=1), rounds=1)
     algorithm, state = simulation.algorithm, play(simulation, 1)
     old, info = state.server["params"], simulation.stages[1].federation
     assert (flat(old) - flat(simulation.initial)).abs().max() > 1e-3

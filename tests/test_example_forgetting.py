@@ -112,9 +112,11 @@ def test_only_metrics_that_need_examples_record_them():
 
 
 def test_a_run_may_have_several_metrics(tmp_path):
-    options = [*SMALL, "rounds=1", "forgetting_metric=[all,events]", "forgetting_metric.all.xi=0.5"]
+    options = [*SMALL, "rounds=1", "forgetting_metric=[all,events]"]
+    options.append("forgetting_metric.degree.xi=0.5")
     several = fedexp.run(options, directory=tmp_path / "several")
-    whole = fedexp.run([*SMALL, "rounds=1", "forgetting_metric=all", "forgetting_metric.xi=0.5"])
+    options[-2] = "forgetting_metric=all"
+    whole = fedexp.run(options)
     shared = [name for name in whole.rounds if not name.endswith("second")]
     shared = [name for name in shared if not name.endswith("seconds")]
     pd.testing.assert_frame_equal(several.rounds[shared], whole.rounds[shared])

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fedexp.cli.arguments import rewrite_lists
 from fedexp.core.errors import ConfigError
 from fedexp.data.partition import Natural
 from test_datasets import load
@@ -149,7 +148,7 @@ def test_missing_package_is_reported_with_its_command(monkeypatch, tmp_path):
 def test_command_line_can_set_any_option_of_the_surrogate_data():
     asked = [
         "surrogate.dataset=image_folder",
-        "surrogate.options={root: photos}",
-        "surrogate.options.size=8",
+        "+surrogate.options={root: photos}",
+        "+surrogate.options.size=8",
     ]
-    assert composed(*rewrite_lists(asked)).surrogate.options == {"root": "photos", "size": 8}
+    assert composed(*asked).surrogate.options == {"root": "photos", "size": 8}

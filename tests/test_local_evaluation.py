@@ -9,18 +9,18 @@ import pytest
 from fedexp.config.settings import LocalEvaluation
 from fedexp.core.errors import ConfigError
 from fedexp.figures.draw import round_picture
-from fedexp.metrics.forgetting_metric import All, RoundDrop
+from fedexp.metrics.forgetting_metric import RoundDrop
 from fedexp.rundir import files
 from fedexp.testing import record
 from fedexp.training.summary import summary_of
-from toy_federation import make_simulation
+from toy_federation import ALL, make_simulation
 
 BOTH = ["plain", "augmented"]
 
 
 def make(every=None, **options):
     chosen = LocalEvaluation(every=every)
-    metric = {"forgetting_metric": All(xi=1e-6)}
+    metric = {"forgetting_metric": ALL}
     return make_simulation(local_evaluation=chosen, **metric | options)
 
 

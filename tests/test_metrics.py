@@ -16,7 +16,6 @@ from fedexp.data.partitioned import Partition
 from fedexp.metrics import forgetting
 from fedexp.metrics.accuracy import class_accuracy, class_mean, overall_accuracy
 from fedexp.metrics.forgetting_metric import (
-    All,
     BackwardTransfer,
     Consistency,
     ForgettingDegree,
@@ -30,6 +29,7 @@ from fedexp.metrics.record import Record
 from fedexp.metrics.targets import rounds_to_target
 from fedexp.metrics.weight_divergence import distribution_distance
 from fedexp.rundir.reader import RunDirectory
+from toy_federation import ALL
 
 nan = float("nan")
 fraction = st.floats(0, 1)
@@ -285,7 +285,7 @@ def test_record_is_restored_from_files(rounds, local, absent, tmp_path):
     write_run(tmp_path, history, partition)
     loaded = RunDirectory(tmp_path).record()
     assert_same(loaded, history)
-    metric = All(xi=1e-6)
+    metric = ALL
     np.testing.assert_equal(metric.round_values(loaded), metric.round_values(history))
     np.testing.assert_equal(metric.summary(loaded), metric.summary(history))
 
@@ -402,7 +402,7 @@ def test_metric_all_has_the_columns_of_its_members():
         InOutLocal(),
         Consistency(),
     )
-    everything = All(xi=1e-3)
+    everything = Metrics(members=members)
     assert everything.needs_local
     assert not BackwardTransfer().needs_local
     for method in ("round_values", "client_values", "summary"):
@@ -416,7 +416,7 @@ def test_metric_all_has_the_columns_of_its_members():
     assert everything.client_values(start) == {}
     assert all(math.isfinite(value) for value in everything.summary(history).values())
     with pytest.raises(ConfigError, match="xi"):
-        All(xi=-1.0)
+        ForgettingDegree(xi=-1.0)
 
 
 def test_previous_round_is_the_previous_evaluated_round():
@@ -434,8 +434,8 @@ def test_previous_round_is_the_previous_evaluated_round():
 def test_local_values_need_local_models_of_the_last_round():
     history, _ = make_history(2)
     history.add(3, np.zeros(4))  # evaluated without local models
-    assert All(xi=1e-6).client_values(history) == {}
-    assert math.isnan(All(xi=1e-6).round_values(history)["local_round_forgetting"])
+    assert ALL.client_values(history) == {}
+    assert math.isnan(ALL.round_values(history)["local_round_forgetting"])
 
 
 def test_metrics_may_share_a_key_with_equal_values():

@@ -6,18 +6,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from omegaconf import OmegaConf
 
 from e2e.helpers import SMALL
 from fedexp.cli import main
-from fedexp.cli.arguments import parse, rewrite_lists
 from fedexp.cli.sweeps import tracker_of
 from fedexp.config.build import build
 from fedexp.config.values import resolve
 from fedexp.core.errors import ConfigError
 from fedexp.metrics.record import Record
-from fedexp.trackers.base import NoTracker, RoundRecord, RunInfo, Tracker
+from fedexp.trackers.base import RoundRecord, RunInfo, Tracker
 from fedexp.trackers.names import metric_values
-from fedexp.trackers.several import Several, TrackerGroup
+from fedexp.trackers.several import TrackerGroup
 from fedexp.trackers.tensorboard_tracker import TensorBoard
 from fedexp.trackers.wandb_tracker import Wandb
 from test_trackers import make_record, track, warnings
@@ -114,7 +114,7 @@ def test_tensorboard_logdir_collects_all_runs(tmp_path):
 
 
 def test_missing_package_is_one_message(monkeypatch):
-    config = build(composed("tracker=tensorboard")).tracker
+    (config,) = build(composed("tracker=tensorboard")).tracker
     monkeypatch.setattr("importlib.util.find_spec", lambda package: None)
     with pytest.raises(
         ConfigError,
@@ -195,53 +195,20 @@ def test_unevaluated_round_has_no_class_accuracy():
     assert found[1] == {}
 
 
-@pytest.mark.slow
-def test_list_of_trackers_is_rewritten_to_several():
-    written = rewrite_lists(["seed=1", "tracker=[wandb,tensorboard]", "tracker.wandb.mode=offline"])
-    assert written == [
-        "tracker=several",
-        "tracker.members=[wandb,tensorboard]",
-        "seed=1",
-        "++tracker.options.wandb.mode=offline",
-    ]
-    assert parse(["tracker=[wandb,tensorboard]"]).launches == [written[:2]]
-    for kept in (["tracker=wandb", "tracker.mode=offline"], ["tracker=none"], ["seed=0"]):
-        assert rewrite_lists(kept) == kept
-    built = build(composed(*written)).tracker
-    assert isinstance(built, Several)
-    wandb, board = built.members
+def test_trackers_have_separate_options():
+    two = composed("tracker=[wandb,tensorboard]", "tracker.wandb.mode=offline")
+    wandb, board = build(two).tracker
     assert isinstance(wandb, Wandb)
     assert wandb.mode == "offline"
     assert board == TensorBoard(logdir=None)
-    assert tracker_of(resolve(composed(*written))).mode == "offline"
+    assert tracker_of(resolve(two)).mode == "offline"
     assert tracker_of(resolve(composed("tracker=none"))) is None
-    assert isinstance(build(composed("tracker=none")).tracker, NoTracker)
-    assert isinstance(build(composed("tracker=wandb")).tracker, Wandb)
+    assert build(composed("tracker=none")).tracker == []
 
 
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        (
-            ["tracker=[wandb,tensorbord]"],
-            "tracker.members=tensorbord: no such tracker (nearest: 'tensorboard')",
-        ),
-        (
-            ["tracker=[wandb,tensorboard]", "tracker.wandb.modus=x"],
-            "tracker.wandb.modus: wandb has no such key",
-        ),
-        (
-            ["tracker=[wandb,tensorboard]", "tracker.tensorboard._target_=x"],
-            "tracker.tensorboard._target_: tensorboard has no such key",
-        ),
-        (
-            ["tracker=[wandb,wandb]"],
-            "tracker.members=['Wandb', 'Wandb']: must be different trackers",
-        ),
-        (["tracker=[wandb,several]"], "several is a list of trackers, which cannot be a member"),
-    ],
-)
-def test_invalid_lists_of_trackers_are_rejected(overrides, message):
-    with pytest.raises(ConfigError) as error:
-        build(composed(*rewrite_lists(overrides)))
-    assert message in str(error.value)
+def test_option_without_its_own_name_is_rejected():
+    """Hydra would merge two such options into one node."""
+    config = composed("tracker=none")
+    OmegaConf.update(config, "tracker", {"_target_": "mine.Lines"}, force_add=True)
+    with pytest.raises(ConfigError, match="must be `# @package tracker"):
+        build(config)

@@ -12,7 +12,7 @@ import torch
 import yaml
 from omegaconf import OmegaConf
 
-from fedexp.config.options import known_keys, list_groups, list_options
+from fedexp.config.options import MULTIPLE, known_keys, list_groups, list_options
 from fedexp.core.errors import ConfigError
 from fedexp.rundir import files
 from fedexp.training.checks import check_used
@@ -189,7 +189,7 @@ def test_unused_key_is_rejected(key, tmp_path):
 def test_every_key_is_tested_or_has_a_reason():
     main = yaml.safe_load((CONF / "config.yaml").read_text(encoding="utf-8"))
     hardware = yaml.safe_load((CONF / "hardware/auto.yaml").read_text(encoding="utf-8"))
-    for key in ("defaults", "hydra"):
+    for key in ("defaults", "hydra", *MULTIPLE):
         del main[key]
     known = {*keys_of(main), *keys_of({"hardware": hardware})}
     for group in list_groups([CONF]):  # and keys that all options of a group have

@@ -319,7 +319,7 @@ EVERYTHING = (
     "keep_local_models=[1]",
     "algorithm=scaffold",  # has client states
     "tracker=wandb",
-    "tracker.mode=offline",
+    "tracker.wandb.mode=offline",
     "figures=true",
 )
 
@@ -384,17 +384,14 @@ def test_resuming_finished_run_changes_nothing(run):
 
 @pytest.mark.slow
 def test_hydra_state_is_restored(tmp_path):
-    """An application's Hydra, its configuration and its loader are not changed."""
+    """An application's Hydra and its configuration are not changed."""
     import hydra
-    from hydra._internal import hydra as application
     from hydra.core.global_hydra import GlobalHydra
 
     (tmp_path / "config.yaml").write_text("x: 1\n")
-    loader = application.ConfigLoaderImpl
     with hydra.initialize_config_dir(str(tmp_path), version_base="1.3"):
         with pytest.raises(ConfigError):
             fedexp.run(["rounds=0"])
-        assert application.ConfigLoaderImpl is loader
         assert GlobalHydra.instance().is_initialized()
         assert hydra.compose("config") == {"x": 1}
 
@@ -809,15 +806,12 @@ def test_python_sweep_equals_command_line_sweep(sweep, tmp_path, monkeypatch):
 
 
 def test_sweep_has_only_the_runs_of_its_jobs(here, sweep, capsys):
-    """The directory also has a run of another command, a copy, and a run that no sweep made."""
+    """The directory also has a copy, and a run that no sweep made."""
     fedexp.sweep([*SMALL, "rounds=1", "seed=0"], directory="mine")
     (first,) = (path for path in (here / "mine").iterdir() if path.is_dir())
     shutil.copytree(first, here / "mine" / "z_copy")
     shutil.copytree(sweep / "fedntd_1", here / "mine" / "single")
-    made = fedexp.sweep([*SMALL, "rounds=1", "seed=1"], directory="mine")
-    assert [run.summary["seed"] for run in made] == [1]
-    assert f"{first.name} is no job of this command" in capsys.readouterr().err
-    loaded = fedexp.load_sweep("mine")
+    loaded = fedexp.sweep([*SMALL, "rounds=1", "seed=1"], directory="mine")
     assert loaded.runs["seed"].tolist() == [0, 1]
     told = capsys.readouterr().err
     assert "mine: left out: single was not made by the sweep mine" in told

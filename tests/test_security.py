@@ -3,24 +3,25 @@ extraction, no eval."""
 
 import ast
 import os
+import shutil
 import sys
 import tomllib
 import types
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import yaml
 
-from fedexp.cli.job import resume_command
-from fedexp.config import trust
-from fedexp.config.options import conf_directory
-from fedexp.config.overrides import read_stored
+import fedexp
+from fedexp.cli import main
 from fedexp.core import yaml_files
 from fedexp.core.errors import ConfigError
 from fedexp.data.huggingface import load
 from fedexp.figures.pictures import Pictures
 from fedexp.models.pretrained import Timm, Torchvision
+from quick_runs import SMALL
 
 ROOT = Path(__file__).parents[1]
 SOURCES = sorted(path for folder in ("src", "benchmarks") for path in (ROOT / folder).rglob("*.py"))
@@ -122,31 +123,62 @@ class Thief:
         return os.system, ("echo stolen > stolen",)
 
 
-def test_typed_overrides_replace_stored_ones(tmp_path):
-    path = tmp_path / "overrides.yaml"
-    stored = ["rounds=3", "tracker=wandb", "+tracker.project=p", "resume=x", "data=${data_dir}/a"]
-    path.write_text(yaml.safe_dump(stored))
-    groups = ["tracker"]
-    assert read_stored(path, groups, []) == [*stored[:3], stored[4]]
-    assert read_stored(path, groups, ["rounds"]) == [*stored[1:3], stored[4]]
-    # another tracker has other keys
-    assert read_stored(path, groups, ["tracker"]) == [stored[0], stored[4]]
+# ---- classes in someone else's run directory ----
 
 
-def test_class_is_trusted_only_if_a_target_key_of_the_user_names_it(tmp_path, monkeypatch):
-    monkeypatch.setattr(trust, "search_path", lambda: [conf_directory(), tmp_path])
-    (tmp_path / "logging.yaml").write_text("handlers:\n  x: {class: own.Handler}\n")
-    (tmp_path / "model.yaml").write_text("_target_: own.Model\n")
-    assert trust.find_naming_file("own.Model") == tmp_path / "model.yaml"
-    assert trust.find_naming_file("own.Handler") is None
-    assert trust.find_naming_file("fedexp.algorithms.fedntd.FedNTD") is None
+METHOD = """
+from fedexp.algorithms.base import FedAvg
+
+class Mine(FedAvg):
+    pass
+"""
 
 
-def test_resume_command_repeats_the_tracker_destination(monkeypatch):
-    monkeypatch.setattr(trust, "search_path", lambda: [conf_directory()])
-    given = ["tracker.project=stored", "resume=/x/run", "tracker.project=my runs", "seed=1"]
-    job = types.SimpleNamespace(directory=Path("/x/run"), overrides=given)
-    assert resume_command(job) == "fedexp resume=/x/run 'tracker.project=my runs'"
+@pytest.fixture(scope="module")
+def shelf(tmp_path_factory) -> Path:
+    directory = tmp_path_factory.mktemp("shelf") / "run"
+    fedexp.run([*SMALL, "rounds=1"], directory=directory)
+    (directory / "summary.json").unlink()  # unfinished
+    return directory
+
+
+def resumed(config: dict[str, Any], here: Path, shelf: Path, *arguments: str) -> int:
+    """Resume a run directory from another person, with this configuration."""
+    theirs = Path(shutil.copytree(shelf, here / "theirs"))
+    (theirs / "config.yaml").write_text(yaml.safe_dump(config))
+    return main.main(["resume=theirs", *arguments])
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "words"),
+    [
+        ("_target_", "evil.Class", "algorithm._target_=evil.Class: is not a fedexp class"),
+        ("_target_", "os.mkdir", "algorithm._target_=os.mkdir: is not a fedexp class"),
+        ("paradigm", "${oc.env:SECRET_KEY}", "config.yaml: algorithm.paradigm contains ${...}"),
+    ],
+)
+def test_stored_configuration_runs_no_code(here, shelf, capsys, key, value, words):
+    (here / "evil.py").write_text("from pathlib import Path\nPath('stolen').mkdir()\n")
+    config = yaml.safe_load((shelf / "config.yaml").read_text())
+    config["algorithm"][key] = value
+    assert resumed(config, here, shelf) == 2
+    assert words in capsys.readouterr().err
+    assert not Path("stolen").exists()
+
+
+def test_package_that_this_command_names_is_trusted(here, shelf, capsys, monkeypatch):
+    """A yaml file in its --config-dir names it as a `_target_`, not under any other key."""
+    monkeypatch.syspath_prepend(here)
+    (here / "own_method.py").write_text(METHOD)
+    config = yaml.safe_load((shelf / "config.yaml").read_text())
+    config["algorithm"]["_target_"] = "own_method.Mine"
+    (here / "conf" / "algorithm").mkdir(parents=True)
+    option = here / "conf" / "algorithm" / "mine.yaml"
+    option.write_text("x: own_method.Mine\n")
+    assert resumed(config, here, shelf, "--config-dir", "conf") == 2
+    assert "is not a fedexp class" in capsys.readouterr().err
+    option.write_text("_target_: own_method.Other\n")
+    assert main.main(["resume=theirs", "--config-dir", "conf"]) == 0
 
 
 # ---- files of weights ----

@@ -8,7 +8,6 @@ import subprocess
 import sys
 import threading
 from collections import Counter
-from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
@@ -26,13 +25,11 @@ from fedexp.analysis.sweep import (
     load_sweep,
     normalise,
 )
-from fedexp.cli import composition, main, preview
-from fedexp.cli.launchers import COMMAND
-from fedexp.cli.preview import Planned, job_status, plan_jobs
-from fedexp.cli.sweeps import collect_exit_codes, note_failure
+from fedexp.cli import composition, main
+from fedexp.cli.sweeps import Planned, job_status
 from fedexp.config.build import build
 from fedexp.config.options import list_options, read_sweeps
-from fedexp.core.errors import BAD_INPUT, FAILED, ConfigError
+from fedexp.core.errors import ConfigError
 from fedexp.papers import cells
 from fedexp.rundir.lock import LOCK, Occupied, is_occupied, occupied
 from fedexp.rundir.reader import RunDirectory
@@ -331,13 +328,13 @@ def test_presets_of_a_replaced_partition_are_dropped(partition):
     arguments = [f"partition={partition}", "experiment=fedka/cifar10", "tracker=none"]
     arguments += ["partition.path=x.json"] if partition == "file" else []
     with composition.composed(arguments) as config:
-        own = composition.without_hydra(config)
-    assert build(own).values.keys().isdisjoint({"alpha", "min_size"})
+        values = build(composition.without_hydra(config)).values
+    assert values.keys().isdisjoint({"alpha", "min_size"})
     with (
         pytest.raises(ConfigError, match=r"^alpha: only exists with partition=lda$"),
-        composition.composed([*arguments, "alpha=0.1"]),
+        composition.composed([*arguments, "alpha=0.1"]) as config,
     ):
-        pass
+        build(composition.without_hydra(config))
 
 
 # --- names and locks
@@ -353,26 +350,18 @@ def test_preview_shows_the_states_of_jobs(here, capsys):
     lines = capsys.readouterr().out.splitlines()
     assert lines[-1] == "3 jobs: 1 done, 2 new"
     assert [line.split()[1] for line in lines[:3]] == ["completed", "new", "new"]
-    jobs = plan_jobs([["seed=0,1", *small]], [])
-    assert jobs[0].directory.is_dir()
-    assert not jobs[1].directory.exists()
-    (jobs[0].directory / "summary.json").unlink()
-    assert job_status(jobs[0]) == "interrupted at 2"
+    (job,) = (here / "multirun/s").glob("digits_*")
+    (job / "summary.json").unlink()
+    assert job_status(Planned(job, {}, [], OmegaConf.create())) == "interrupted at 2"
 
 
-def test_preview_names_jobs_by_options_within_one_directory(tmp_path, monkeypatch, capsys):
-    """The default directory has the time of the first job."""
-    monkeypatch.chdir(tmp_path)
-    options = ["rounds=2", "alpha=0.1,1", "algorithm=fedavg,fedntd"]
-    jobs = plan_jobs([options], [])
-    assert len({job.directory.parent for job in jobs}) == 1
-    preview.show_jobs(jobs)
+def test_preview_names_jobs_by_options(here, capsys):
+    options = ["rounds=2", "alpha=0.1,1", "algorithm=fedavg,fedntd", "tracker=none"]
+    assert main.main(["--multirun", *options, "preview=true"]) == 0
     shown = [line.split("  ")[0] for line in capsys.readouterr().out.splitlines()[:4]]
     pairs = [("0.1", "fedavg"), ("0.1", "fedntd"), ("1", "fedavg"), ("1", "fedntd")]
     assert shown == [f"alpha={alpha} algorithm={algorithm}" for alpha, algorithm in pairs]
-    later = replace(jobs[0], directory=tmp_path / "multirun" / "later" / "digits_hash")
-    assert preview.name_jobs([*jobs, later])[-1] == "later alpha=0.1 algorithm=fedavg"
-    assert preview.name_jobs([later]) == ["digits_hash"]
+    assert not list(here.iterdir())
 
 
 def test_stopped_run_is_done_only_for_the_same_stopping_options(tmp_path):
@@ -381,7 +370,7 @@ def test_stopped_run_is_done_only_for_the_same_stopping_options(tmp_path):
     states = []
     for minutes in (1.0, None, 2.0):
         config = composed("tracker=none", f"stop.minutes={json.dumps(minutes)}")
-        states.append(preview.job_status(Planned(run, config)))
+        states.append(job_status(Planned(run, config, [], config)))
     assert RunDirectory(run).status == "stopped"
     assert states == ["stopped", "interrupted at 3", "interrupted at 3"]
 
@@ -434,8 +423,6 @@ def test_only_one_process_uses_a_run_directory(tmp_path):
         (["--multirun", "sweep=nothing"], "sweep=nothing: no such sweep"),
         (["--multirun", "preview=maybe"], "preview=maybe: must be true or false"),
         (["-m", "seed=0,1", "seed=2,3"], "seed=0,1 and seed=2,3: both set seed; give all"),
-        (["-m", "+seed=0", "++seed=range(3)"], "+seed=0 and ++seed=range(3): both set seed;"),
-        (["-m", "local.lr=1,2", "local={lr: 3}"], "and local={lr: 3}: both set local.lr;"),
         (["-m", "alpha=1", "partition.alpha=1,2"], "alpha=1 and partition.alpha=1,2: both set"),
         (["-m", "sweep=cfed_table1", "seed=0,1", "seed=2"], "seed=0,1 and seed=2: both set"),
     ],
@@ -499,23 +486,14 @@ def test_first_job_of_each_sweep_runs(name, here):
     assert (here / "run" / "summary.json").exists()
 
 
-def test_sweep_exit_code_ignores_failed_jobs_of_other_commands(tmp_path, monkeypatch):
-    """Two commands may work on the same sweep."""
-    for command, code in (("ours", BAD_INPUT), ("theirs", FAILED)):
-        monkeypatch.setenv(COMMAND, command)
-        note_failure(tmp_path, None, code)
-    assert collect_exit_codes(tmp_path, "ours") == [BAD_INPUT]
-    assert collect_exit_codes(tmp_path, "ours") == []
-    assert collect_exit_codes(tmp_path, "theirs") == [FAILED]
-    assert not list(tmp_path.iterdir())
-
-
 def test_config_dir_may_contain_commas_and_brackets(here):
     folder = here / "my conf, (x) [y]"
     (folder / "algorithm").mkdir(parents=True)
     (folder / "algorithm" / "mine.yaml").write_text("_target_: fedexp.algorithms.base.FedAvg\n")
-    (job,) = plan_jobs([["algorithm=mine", "hydra.sweep.dir=multirun/a"]], [folder])
-    assert job.config["algorithm"]["_target_"].endswith("FedAvg")
+    with composition.composed(["algorithm=mine"], folder) as config:
+        assert config.algorithm._target_.endswith("FedAvg")
+    given = ["--multirun", "--config-dir", str(folder), "algorithm=mine", "preview=true"]
+    assert main.main([*given, "tracker=none"]) == 0
 
 
 @pytest.mark.slow

@@ -14,14 +14,14 @@ import pytest
 import wandb
 
 from fedexp.core.errors import ConfigError
-from fedexp.metrics.forgetting_metric import All
 from fedexp.metrics.record import Record
 from fedexp.metrics.tasks import FORMULAS
-from fedexp.trackers.base import NoTracker, RoundRecord, RunInfo, Tracker
+from fedexp.trackers.base import RoundRecord, RunInfo, Tracker
 from fedexp.trackers.names import NAMES, SUMMARIES, class_metric, flat_summary, metric_name
 from fedexp.trackers.several import TrackerGroup
 from fedexp.trackers.wandb_tracker import WandbTracker, is_logged_in
 from fedexp.training.rows import TAIL as RECORD_TAIL
+from toy_federation import ALL
 from wandb_runs import (  # noqa: F401 (fixtures)
     CONF,
     FakeRun,
@@ -296,7 +296,7 @@ def metric_columns() -> set[str]:
         history.add(number, np.array([0.1, 0.5, 0.2]))
         if number:
             history.add_local(number, np.array([0, 2]), np.full((2, 3), 0.4))
-    return set(All(xi=0.01).round_values(history))
+    return set(ALL.round_values(history))
 
 
 def test_flat_summary_has_one_number_per_target():
@@ -346,7 +346,7 @@ def test_invalid_settings_are_rejected(change, message):
 
 
 def test_tracker_none_does_nothing(tmp_path):
-    for tracker in (NoTracker().create(), make_config(mode="disabled").create()):
+    for tracker in (Tracker(), make_config(mode="disabled").create()):
         assert type(tracker) is Tracker
         track(tracker, make_info(tmp_path))
         tracker.abort()

@@ -16,12 +16,10 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 import torch
-from hydra import version
-from hydra._internal.config_repository import CachingConfigRepository
-from hydra._internal.defaults_list import create_defaults_list
-from hydra._internal.utils import create_config_search_path
+from hydra import compose as hydra_compose
+from hydra import initialize_config_dir
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from omegaconf import OmegaConf
+from omegaconf import OmegaConf, open_dict
 from torch import nn
 
 from drawn_models import TransformerBlock as TransformerBlock
@@ -33,10 +31,10 @@ from fedexp.algorithms.fedntd import FedNTD
 from fedexp.algorithms.interfaces import Context, ServerRound
 from fedexp.algorithms.local_training import LocalTraining
 from fedexp.algorithms.server_optimizers import NO_SERVER_OPTIMIZER
+from fedexp.cli.composition import isolated_hydra, register
 from fedexp.config.build import Built
 from fedexp.config.cohorts import SAMPLED, Cohorts
 from fedexp.config.settings import ALL_LOCAL, NO_STOP, LocalEvaluation, Seeds, Settings
-from fedexp.core.private.hydra_internals import ConfigLoaderImpl
 from fedexp.core.tree import Params, Tree
 from fedexp.data.augment import Augmentation
 from fedexp.data.changes import NO_SCHEDULE, DataSchedule
@@ -48,8 +46,14 @@ from fedexp.data.tasks import ClassIncremental, OneTask, Scenario
 from fedexp.engine.base import Cohort, Trained
 from fedexp.engine.hardware import Hardware
 from fedexp.figures.pictures import PNG
-from fedexp.metrics.analysis import NoAnalysis
-from fedexp.metrics.forgetting_metric import RoundDrop
+from fedexp.metrics.forgetting_metric import (
+    BackwardTransfer,
+    Consistency,
+    ForgettingDegree,
+    InOutLocal,
+    Metrics,
+    RoundDrop,
+)
 from fedexp.models import Model, Output
 from fedexp.models.cnn import CNN
 from fedexp.models.lora import LoRA
@@ -58,7 +62,6 @@ from fedexp.testing import ENGINES, train
 from fedexp.testing import PROCESS as PROCESS
 from fedexp.testing import assemble as assemble
 from fedexp.testing import play as play
-from fedexp.trackers.base import NoTracker
 from fedexp.training import exchange
 from fedexp.training.prepare import prepare
 from fedexp.training.rounds import play_round as play_round
@@ -111,6 +114,16 @@ SURROGATE = Surrogate(
     total_shards=None,
 )
 
+# forgetting_metric=all
+ALL = Metrics(
+    members=[
+        BackwardTransfer(),
+        RoundDrop(local=True),
+        ForgettingDegree(xi=1e-6),
+        InOutLocal(),
+        Consistency(),
+    ]
+)
 
 # classes 0 and 1, then 2 and 3; two rounds each
 TWO_TASKS = ClassIncremental(
@@ -270,10 +283,10 @@ def make_simulation(
         "partition": Ragged(sizes=sizes),
         "model": model or CNN(channels=(3,), kernel=3, padding=1, hidden=(8,)),
         "algorithm": algorithm or FedAvg(),
-        "forgetting_metric": forgetting_metric or RoundDrop(local=False),
-        "analysis": analysis or NoAnalysis(),
+        "forgetting_metric": [forgetting_metric or RoundDrop(local=False)],
+        "analysis": [analysis] if analysis else [],
         "hardware": Hardware(**SIMULATED | {"engine": engine, "threads": threads}),
-        "tracker": NoTracker(),
+        "tracker": [],
     }
     seeds = seeds or Seeds(partition=0, sampling=0, training=0)
     unlabelled = replace(SURROGATE, fraction=surrogate)
@@ -363,15 +376,20 @@ def flat(params: Params) -> torch.Tensor:
 def composed(*overrides: str) -> Any:
     """Return the configuration that `fedexp <overrides>` would run with, without Hydra's own.
 
-    Hydra first composes the chosen options and then sets values, by the function that is called
-    here too; so options that have been chosen before need not be composed again.
+    Hydra composes the chosen options once, and values are set in a copy.
     """
     values = [each for each in overrides if is_value(each)]
     options = tuple(each for each in overrides if each not in values)
     config = pickle.loads(_composed(options))  # copy.deepcopy takes seven times as long
-    ConfigLoaderImpl._apply_overrides_to_config(
-        OverridesParser.create().parse_overrides(values), config
-    )
+    for override in OverridesParser.create().parse_overrides(values):
+        key = override.key_or_group
+        if override.is_delete():
+            node, _, name = key.rpartition(".")
+            with open_dict(config):
+                (OmegaConf.select(config, node) if node else config).pop(name)
+        else:
+            adds = override.is_add() or override.is_force_add()
+            OmegaConf.update(config, key, override.value(), force_add=adds)
     return config
 
 
@@ -440,33 +458,12 @@ def one_of_each_kind(argument: str, rows: Mapping[str, Any], *matters: str) -> p
     return pytest.mark.parametrize(argument, params)
 
 
-@functools.cache  # a composition takes 0.04 s
+@functools.cache  # a composition takes 0.1 s
 def _composed(overrides: tuple[str, ...]) -> bytes:
-    """Return a pickled configuration without Hydra's own files, which would take as long as all
-    others."""
-    loader, read, copies = _files()
-    parsed = OverridesParser.create().parse_overrides(list(overrides))
-    found = create_defaults_list(read, "config", parsed, prepend_hydra=True, skip_missing=False)
-    own = [each for each in found.defaults if not str(each.config_path).startswith("hydra/")]
-    config = loader._compose_config_from_defaults_list(own, copies)
-    config.pop("hydra", None)
+    """Return a pickled configuration."""
+    with isolated_hydra():
+        register()
+        with initialize_config_dir(str(CONF), version_base="1.3"):
+            config = hydra_compose("config", list(overrides))
     OmegaConf.set_struct(config, True)
     return pickle.dumps(config)
-
-
-class CopiedFiles(CachingConfigRepository):
-    """Copies of the files that were read, since merging changes them."""
-
-    def load_config(self, config_path: str) -> Any:
-        if config_path not in self.cache:
-            self.cache[config_path] = pickle.dumps(self.delegate.load_config(config_path))
-        return pickle.loads(self.cache[config_path])
-
-
-@functools.cache
-def _files() -> tuple[ConfigLoaderImpl, CachingConfigRepository, CopiedFiles]:
-    """Return Hydra's loader, and the files below `conf/` that it has read."""
-    version.setbase("1.3")
-    loader = ConfigLoaderImpl(create_config_search_path(str(CONF)))
-    read = CachingConfigRepository(loader.repository)
-    return loader, read, CopiedFiles(read)

@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
 import yaml
+from omegaconf import OmegaConf
 
 from fedexp.algorithms.base import FedAvg
-from fedexp.analysis.algorithm_costs import read_option, requirements_table
-from fedexp.cli.help import description
-from fedexp.config.options import list_options
+from fedexp.config.options import description, list_options
 from fedexp.config.values import make_target
 from fedexp.core.limits import without_none
 
@@ -35,6 +34,19 @@ def builds_on(name: str) -> str | None:
 def algorithm(name: str) -> FedAvg:
     """Return an algorithm with the defaults of its yaml file."""
     return make_target(read_option(algorithm_file(name)), "algorithm", FedAvg)
+
+
+def read_option(path: Path) -> dict[str, Any]:
+    """Return the content of an option's file, merged with the options in its defaults list.
+
+    Values that depend on the local optimizer are those for SGD.
+    """
+    root = OmegaConf.create({"local": {"optimizer": "sgd"}, "option": OmegaConf.load(path)})
+    node: Any = OmegaConf.to_container(root.option, resolve=True)
+    before: dict[str, Any] = {}
+    for name in node.pop("defaults", ()):
+        before |= {} if name == "_self_" else read_option(path.with_name(f"{name}.yaml"))
+    return before | node
 
 
 def field_comments(schema: type) -> dict[str, str]:
@@ -95,7 +107,8 @@ def restrictions(made: FedAvg) -> str:
 
 @cache
 def requirements() -> str:
-    return requirements_table(CONF / "algorithm")
+    text = (ROOT / "docs" / "algorithms" / "index.md").read_text(encoding="utf-8")
+    return text.split("<!-- requirements -->\n")[1].split("\n<!-- /requirements -->")[0]
 
 
 def needs_table(name: str) -> str:

@@ -5,8 +5,7 @@ import inspect
 
 import yaml
 
-from fedexp.cli.help import description, help_text
-from fedexp.config.options import list_options
+from fedexp.config.options import description, list_options
 from fedexp.config.trust import find_class
 
 from .text import CONF, comments, from_docstring, prose, yaml_comments
@@ -32,18 +31,21 @@ def metric_options() -> str:
     parts = []
     for name in list_options("forgetting_metric", [CONF]):
         path = CONF / "forgetting_metric" / f"{name}.yaml"
-        node = {"_target_": yaml.safe_load(path.read_text(encoding="utf-8"))["_target_"]}
-        schema = find_class(node["_target_"], "forgetting_metric._target_")
-        keys = "; ".join(f"`forgetting_metric.{k}`: {v}" for k, v in yaml_comments(path).items())
+        target = yaml.safe_load(path.read_text(encoding="utf-8")).get("_target_")
+        keys = yaml_comments(path).items() if target else ()
+        keys = "; ".join(f"`forgetting_metric.{name}.{k}`: {v}" for k, v in keys)
         parts += [
             f"### `forgetting_metric={name}`",
             prose(description(path)),
             prose(" ".join(comments(path))),
         ]
-        parts += [from_docstring(schema.__doc__ or ""), prose(keys)]
+        if target:
+            schema = find_class(target, "forgetting_metric._target_")
+            parts += [from_docstring(schema.__doc__ or ""), prose(keys)]
     return "\n\n".join(part for part in parts if part)
 
 
 def command_line() -> str:
-    """What `fedexp --help` prints."""
-    return f"```text\n{help_text(CONF, [])}\n```"
+    """What `fedexp --help` prints, without the groups."""
+    config = yaml.safe_load((CONF / "config.yaml").read_text(encoding="utf-8"))
+    return f"```text\n{config['hydra']['help']['template'].partition('Groups')[0]}```"

@@ -4,8 +4,7 @@ from functools import cache
 from pathlib import Path
 
 from fedexp.analysis.sweep import Sweep, load_sweep
-from fedexp.cli.help import description
-from fedexp.config.options import list_options
+from fedexp.config.options import description, list_options
 
 from .text import CONF
 

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fedexp.analysis.sweep import Sweep
-from fedexp.cli.help import description
-from fedexp.config.options import list_options, read_sweeps
+from fedexp.config.options import description, list_options, read_sweeps
 from fedexp.papers.cells import TABLES, published_cells
 
 from .names import methods, sweeps, title

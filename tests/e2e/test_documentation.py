@@ -21,17 +21,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hydra import compose, initialize_config_dir
 from PIL import Image
 
-from fedexp.analysis.sweep import expand
+from fedexp.analysis.sweep import expand, launches, load_sweep
 from fedexp.cli.analyse import KINDS
-from fedexp.cli.arguments import parse
+from fedexp.cli.arguments import prepare
 from fedexp.cli.commands import SUBCOMMANDS, call
+from fedexp.cli.composition import composed, without_hydra
 from fedexp.cli.removed import REMOVED
 from fedexp.config.build import build
 from fedexp.config.options import known_keys, list_options
-from fedexp.config.spelling import ALIASES
 from fedexp.core.errors import ConfigError
 from fedexp.metrics.forgetting_metric import Metrics
 from fedexp.training.checks import check
@@ -256,15 +255,20 @@ def jobs(arguments: Sequence[str]) -> Iterator[list[str]]:
 
     For a named sweep, yield the first jobs.
     """
-    asked = parse([a for a in arguments if not a.startswith("resume=")])
-    if {"--help", "--config-dir", "--shell-completion"} & set(asked.flags):
+    if {"--help", "--config-dir", "--shell-completion", "--version"} & set(arguments):
         return
-    for overrides in asked.launches:
-        mine = [o for o in overrides if not o.startswith(("hydra.", "hydra/"))]
-        axes = [[job[0] for job in expand([override])] for override in mine]
-        longest = 1 if asked.sweeps else max(map(len, axes), default=1)
-        for i in range(longest):
-            yield [axis[i % len(axis)] for axis in axes]
+    for written in prepare(arguments):
+        mine = [o for o in written if not o.startswith(("hydra.", "hydra/", "resume=", "-"))]
+        mine = [o for o in mine if "=" in o]  # without the values of flags
+        named = [o for o in written if o.startswith("hydra.sweeper.sweep=")]
+        grids = [mine]
+        if named:
+            grids = launches(load_sweep(named[0].partition("=")[2], [CONF]), mine)
+        for grid in grids:
+            axes = [[job[0] for job in expand([override])] for override in grid]
+            longest = 1 if named else max(map(len, axes), default=1)
+            for i in range(longest):
+                yield [axis[i % len(axis)] for axis in axes]
 
 
 # left out, so that fewer configurations are composed
@@ -274,9 +278,9 @@ ALWAYS_FITS = re.compile(r"(seed|rounds)=\d+|tracker=none")
 @cache
 def compose_and_check(job: frozenset[str]) -> None:
     """Check that all options, keys and values exist and can be combined, without reading data."""
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        built = build(compose("config", sorted(job)))
-    check(built, Metrics(members=[built.forgetting_metric]))
+    with composed(sorted(job)) as config:
+        built = build(without_hydra(config))
+    check(built, Metrics(members=built.forgetting_metric))
 
 
 def check_options(command: str) -> None:
@@ -344,7 +348,7 @@ def test_options_in_text_exist():
                         and (CONF / key).is_dir()
                         and value != "null"
                     )
-                    names = [*list_options(key, [CONF]), *ALIASES.get(key, {})] if option else []
+                    names = list_options(key, [CONF]) if option else []
                     known_option = not option or value in names
                     assert attack or known_option, f"{page}: `{span}`"
 

@@ -15,7 +15,7 @@ from fedexp.core.packages import how_to_install
 
 
 def test_missing_launcher_names_its_extra(fedexp, monkeypatch, tmp_path):
-    monkeypatch.setattr(launchers, "importable", lambda module: False)
+    monkeypatch.setattr(launchers, "is_installed", lambda module: False)
     for name, extra in (
         ("joblib", "joblib"),
         ("submitit_slurm", "slurm"),
@@ -55,7 +55,7 @@ def check_against_basic(sweep, launcher: str, *options: str) -> None:
     """
     answer = sweep(launcher, *GRID, *options)
     assert answer.code == 0, answer.err
-    assert f"hydra/launcher={launcher}: 4 jobs" in answer.out
+    assert f"sweeps/{launcher}: 4 jobs" in answer.out
     there, basic = Path("sweeps", launcher), Path("sweeps/basic")
     assert len(list(basic.glob("digits_*"))) == 4
     for directory in basic.glob("digits_*"):
@@ -109,7 +109,7 @@ def test_sweep_continues_after_a_killed_joblib_process(sweep, tmp_path):
     assert answer.code == 1
     assert "Traceback" not in answer.err
     assert "hydra/launcher=joblib: TerminatedWorkerError: " in answer.err
-    assert "run the same command with hydra.sweep.dir=sweeps/joblib" in answer.err
+    assert "Continue the sweep with:  fedexp --multirun" in answer.err
     answer = sweep("joblib", *arguments)
     assert answer.code == 0, answer.err
     assert "resuming after round" in (killed.result() / "run.log").read_text()

@@ -101,7 +101,7 @@ def test_job_that_fails_with_its_data_is_listed_with_its_reason(fedexp, tmp_path
 def test_each_job_is_a_wandb_run(fedexp, tmp_path):
     pytest.importorskip("wandb")
     answer = fedexp.done(
-        "--multirun", "seed=0,1", "rounds=1", "tracker=wandb", "tracker.mode=offline", *SMALL
+        "--multirun", "seed=0,1", "rounds=1", "tracker=wandb", "tracker.wandb.mode=offline", *SMALL
     )
     identities, groups = set(), set()
     for seed, directory in enumerate(jobs(tmp_path)):

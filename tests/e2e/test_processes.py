@@ -93,7 +93,7 @@ def test_a_run_continues_after_a_signal_and_a_kill(start, fedexp, tmp_path):
     assert "Traceback" not in process.read()
     assert rounds_in(run) == 2
 
-    process = start("resume=run", "tracker=none", "checkpoint_interval=100", STOP_AFTER="3")
+    process = start("resume=run", "checkpoint_interval=100", STOP_AFTER="3")
     wait_until_stopped(run, 3, process)
     process.kill()
     process.wait()

@@ -4,14 +4,12 @@ import errno
 import os
 import shutil
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from helpers import SMALL, assert_same_run, content_of, summary_of
 
-from fedexp.cli.job import record_failure
-from fedexp.cli.sweeps import collect_exit_codes
+from fedexp.cli.composition import path_override
 from fedexp.core import storage
 from fedexp.core.errors import StorageError
 
@@ -61,7 +59,7 @@ def test_run_interrupted_while_drawing_is_not_complete(fedexp, tmp_path, monkeyp
 @pytest.mark.parametrize(
     ("saved", "words"),
     [
-        (0, "No state was saved; start again with:  fedexp resume=full"),
+        (0, "No state was saved. Continue with:  fedexp resume=full"),
         (2, "after round 1 was saved"),  # the initial state is saved too
     ],
 )
@@ -84,7 +82,7 @@ def test_full_disk_is_one_message_and_the_run_continues(
     assert answer.err.count("fedexp: ") == 1
     assert "No space left on device" in answer.err
     assert words in answer.err
-    fedexp.done("resume=full", "tracker=none")
+    fedexp.done("resume=full")
     assert_same_run(tmp_path / "full", run)
 
 
@@ -97,30 +95,21 @@ IN_A_SWEEP = ("--multirun", *OTHER, "hydra.sweep.dir=.")
     [
         (
             "run",
-            ("resume=run", "algorithm=fedprox", "rounds=3", "hardware.precision=bf16"),
-            "  algorithm.mu: |  rounds: |  hardware.precision: ",
+            ("resume=run", "local.lr=0.2", "rounds=3", "hardware.precision=bf16"),
+            "  local.lr: |  rounds: |  hardware.precision: ",
         ),
         ("run", (*RUN, "hydra.run.dir=run"), "resume="),
         ("run", OTHER, "resume="),
-        ("run", (*OTHER, "hydra.output_subdir=."), "resume="),
         ("run", (*IN_A_SWEEP, "hydra.sweep.subdir=run"), "another configuration"),
-        pytest.param(
-            "run",
-            (*IN_A_SWEEP, "hydra.sweep.subdir=run", "hydra.output_subdir=."),
-            "another configuration",
-            marks=pytest.mark.slow,
-        ),
         ("0", (*IN_A_SWEEP, "hydra.sweep.subdir=${hydra.job.num}"), "another configuration"),
     ],
 )
 def test_run_with_other_configuration_is_not_changed(fedexp, run, name, arguments, words):
-    """Hydra would overwrite the files in .hydra before fedexp could reject the command."""
     target = run.rename(run.with_name(name))
     before = content_of(target)
     said = fedexp.rejected(*arguments).err
     assert all(word in said for word in words.split("|")), said
     assert content_of(target) == before
-    assert not Path(".failed").exists()
 
 
 def test_resume_from_previous_checkpoint_if_latest_is_damaged(fedexp, run, shelf):
@@ -161,20 +150,25 @@ def test_changed_partition_is_rejected(fedexp, run):
     assert "partition" in answer.err
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "a\\${seed}",
-        "it's",
-        *(pytest.param(name, marks=pytest.mark.slow) for name in ("${seed}", "a\\b", "end\\")),
-    ],
-)
-def test_directory_with_special_characters_can_be_resumed(name, fedexp, run, tmp_path):
+def test_printed_command_resumes_a_directory_with_special_characters(fedexp, run, tmp_path):
     (run / "summary.json").unlink()
-    odd = run.rename(tmp_path / name)
-    fedexp.done(f"resume={name}")
+    odd = run.rename(tmp_path / "it's ü")
+    override = path_override("resume", odd)
+    assert override == r"resume='it\'s ü'"
+    fedexp.done(override)
     assert (odd / "summary.json").exists()
-    assert [path.name for path in tmp_path.iterdir()] == [name]
+    assert [path.name for path in tmp_path.iterdir()] == ["it's ü"]
+
+
+def test_resume_uses_the_stored_options(fedexp, run):
+    assert (
+        "algorithm: cannot be given with resume="
+        in fedexp.rejected("resume=run", "algorithm=fedavg").err
+    )
+    assert "hydra.run.dir=" in fedexp.rejected("resume=run", "hydra.run.dir=b").err
+    fedexp.done("resume=run", "rounds=3", "hardware.threads=2")
+    assert summary_of(run)["rounds"] == 3
+    assert summary_of(run)["algorithm"] == "scaffold"
 
 
 @pytest.mark.slow
@@ -202,17 +196,6 @@ def test_summary_lists_the_parts_of_a_resumed_run(fedexp, tmp_path, monkeypatch)
         (0, "sequential"),
         (2, "vectorised"),
     ]
-
-
-def test_removed_job_directory_is_reported_to_launcher(tmp_path, capsys):
-    """joblib's processes leave a note, which is printed, counted and removed."""
-    sweep = tmp_path / "many"
-    sweep.mkdir()
-    job = SimpleNamespace(directory=sweep / "gone", choices={})
-    record_failure(job, "rounds.csv: it was removed", 1, sweep)
-    assert collect_exit_codes(sweep, "", elsewhere=True) == [1]
-    assert f"{sweep / 'gone'}: rounds.csv: it was removed" in capsys.readouterr().err
-    assert not list(sweep.iterdir())
 
 
 @pytest.mark.parametrize(

@@ -82,7 +82,7 @@ def test_signal_while_torch_is_imported_stops_the_run(tmp_path):
         timeout=120,
     )
     assert done.returncode == 130, done.stderr
-    assert "Interrupted before the first evaluation" in done.stderr
+    assert "There is nothing to resume" in done.stderr
     assert "Traceback" not in done.stderr
     assert not list(tmp_path.rglob("rounds.csv"))
 

@@ -12,7 +12,7 @@ from helpers import SMALL, summary_of, table
 
 from wandb_runs import clean_home, content, read_run, run_folders  # noqa: F401 (a fixture)
 
-OFFLINE = ("tracker=wandb", "tracker.mode=offline")
+OFFLINE = ("tracker=wandb", "tracker.wandb.mode=offline")
 
 
 def make_run(fedexp, *options: str) -> Path:
@@ -22,8 +22,8 @@ def make_run(fedexp, *options: str) -> Path:
 
 @pytest.mark.slow
 def test_tracked_run_has_the_results_of_its_files(fedexp):
-    images = ("tracker.log_images_every=2", "forgetting_metric=all")
-    run = make_run(fedexp, *OFFLINE, "rounds=3", "tracker.tags=[mine]", *images)
+    images = ("tracker.wandb.log_images_every=2", "forgetting_metric=all")
+    run = make_run(fedexp, *OFFLINE, "rounds=3", "tracker.wandb.tags=[mine]", *images)
     (tracked,) = run_folders(run)
     seen = content(tracked)
     assert seen["name"] == "fedavg_digits_lda0.1_seed0"
@@ -71,12 +71,17 @@ main(sys.argv[1:])
 def test_run_finishes_if_wandb_fails(fedexp, tmp_path, monkeypatch, fault):
     """The exit code is 0, there is one warning, and the files equal those of an untracked run."""
     fedexp.done(*SMALL, "hydra.run.dir=alone", "rounds=3")
-    options = ["tracker=wandb", "tracker.init_timeout=1", "tracker.finish_timeout=1", "rounds=3"]
+    options = [
+        "tracker=wandb",
+        "tracker.wandb.init_timeout=1",
+        "tracker.wandb.finish_timeout=1",
+        "rounds=3",
+    ]
     if fault == "unreachable":
         monkeypatch.setenv("WANDB_API_KEY", "a" * 40)
         monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")
     else:
-        options.append("tracker.mode=offline")
+        options.append("tracker.wandb.mode=offline")
     (tmp_path / "run").mkdir()
     if fault == "no place":
         (tmp_path / "run" / "wandb").write_text("a file in the way")

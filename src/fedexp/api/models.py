@@ -11,7 +11,7 @@ from fedexp import __version__
 from fedexp.analysis.evaluation import Evaluation, evaluate_run
 from fedexp.analysis.networks import load_network
 from fedexp.api.directories import Run, load_run, trusted_classes
-from fedexp.cli.arguments import quote_literal
+from fedexp.cli.composition import quoted
 from fedexp.cli.evaluate import read_dataset
 from fedexp.core import storage
 from fedexp.core.errors import ConfigError
@@ -56,7 +56,7 @@ def evaluate(
     found = run if isinstance(run, Run) and config_dir is None else load_run(run, config_dir)
     given = [*([f"dataset={dataset}"] if dataset is not None else []), *overrides]
     if data_dir is not None:
-        given.append(f"data_dir={quote_literal(os.fspath(data_dir))}")
+        given.append(f"data_dir={quoted(os.fspath(data_dir))}")
     source, data_dir = read_dataset(given, found.config_dir)
     with trusted_classes(found.config_dir):
         return evaluate_run(found._reader, source, round, device, data_dir)

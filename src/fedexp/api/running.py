@@ -4,30 +4,27 @@ Hydra composes the configuration as on the command line, but errors are raised a
 """
 
 import os
-import sys
 import traceback
 from collections.abc import Sequence
 from contextlib import suppress
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedexp.api.directories import Run, Sweep
-from fedexp.cli.arguments import parse, quote_literal
+from fedexp.api.directories import Run, Sweep, load_sweep
+from fedexp.cli.arguments import prepare
 from fedexp.cli.composition import (
-    check_config_dir,
     checked_overrides,
     composed,
     isolated_hydra,
+    quoted,
     without_hydra,
 )
 from fedexp.cli.job import has_run, log_to_console, make_job, record_failure
-from fedexp.cli.main import run as run_plan
-from fedexp.cli.sweeps import SweepWatch
-from fedexp.config import composing
+from fedexp.cli.main import run_hydra
 from fedexp.config.overrides import key_of
 from fedexp.core.errors import FAILED, ConfigError
 from fedexp.core.storage import remove_if_empty
-from fedexp.rundir.sweeps import own_jobs
 
 if TYPE_CHECKING:
     from fedexp.training.job import Job
@@ -76,51 +73,37 @@ def sweep(
     """Run `fedexp --multirun <overrides>` in this process, and return the runs of its jobs.
 
     Runs that failed are included. Jobs that are already complete in the directory are not run
-    again. Other runs in the directory are left out, and the log names them.
+    again.
 
     overrides: as on the command line, such as ["algorithm=fedavg,fedntd", "seed=0,1"] or
     ["sweep=fedntd_table1"]. Add "hydra/launcher=joblib" to run the jobs in several processes.
 
-    directory: the sweep directory, or None for a directory in multirun/, as on the command line.
+    directory: the sweep directory, or None for a new directory in multirun/.
 
     config_dir: see `run`.
 
-    Raises ConfigError for invalid input. Also raises it if every job failed and the reason of at
-    least one failure is known.
+    Raises ConfigError for invalid input.
     """
+    place = Path("multirun", f"{datetime.now():%Y-%m-%d_%H-%M-%S.%f}")
+    place = place if directory is None else Path(directory).expanduser()
+    own = None if config_dir is None else Path(config_dir).expanduser().absolute()
     arguments = [
         "--multirun",
         *checked_overrides(overrides),
-        *directory_override("hydra.sweep.dir", directory),
+        *directory_override("hydra.sweep.dir", place),
+        *([] if own is None else [f"--config-dir={own}"]),
     ]
-    own = None if config_dir is None else check_config_dir(Path(config_dir))
-    if own is not None:
-        arguments.append(f"--config-dir={own}")
-    watch, before = SweepWatch(), sys.argv
-    try:
-        with composing.use_loader(), isolated_hydra():
-            run_plan(parse(arguments), watch)
-    finally:
-        sys.argv = before
-    if not watch.begun:
-        raise ConfigError(f"{' '.join(overrides)}: the sweep has no jobs")
-    jobs = [
-        Run(job.directory, own)
-        for each in dict.fromkeys(watch.begun)
-        # a new directory only has jobs of this command
-        for job in own_jobs(each, None if each in watch.made else watch.jobs)
-    ]
-    found = Sweep(Path(os.path.commonpath(watch.begun)), tuple(jobs))
-    if watch.said and all(each.status == "failed" for each in found):
-        raise ConfigError("\n".join(sorted(watch.said)))
-    return found
+    (prepared,) = prepare(arguments)
+    with isolated_hydra():
+        run_hydra(prepared)
+    return load_sweep(place, own)
 
 
 def directory_override(key: str, directory: str | os.PathLike[str] | None) -> list[str]:
     """Return a list with the override that sets the output directory, or [] for None."""
     if directory is None:
         return []
-    return [f"{key}={quote_literal(os.fspath(Path(directory).expanduser().absolute()))}"]
+    return [f"{key}={quoted(os.fspath(Path(directory).expanduser().absolute()))}"]
 
 
 def train(job: "Job") -> None:

@@ -5,19 +5,30 @@ then imports the modules that it needs. Late imports keep help fast. The functio
 docstring is the help text.
 """
 
+import platform
 import re
 from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
 from collections.abc import Sequence
 from contextlib import nullcontext
+from importlib.metadata import PackageNotFoundError, version
 from inspect import getdoc
 from pathlib import Path
+from typing import NoReturn
 
-from fedexp.cli.arguments import Parser
+import fedexp
 from fedexp.cli.removed import explain_removed
 from fedexp.core import interrupts
 from fedexp.core.errors import FAILED, ConfigError, StorageError, nearest, require_choice, say
 
 WORD = re.compile(r"[A-Za-z][\w-]*")
+PACKAGES = ("torch", "torchvision", "numpy", "hydra-core", "omegaconf", "wandb")
+
+
+class Parser(ArgumentParser):
+    """A parser that raises ConfigError for invalid arguments."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(message)
 
 
 def is_subcommand(arguments: Sequence[str]) -> bool:
@@ -38,7 +49,7 @@ def is_subcommand(arguments: Sequence[str]) -> bool:
 
 def call(name: str, arguments: Sequence[str]) -> int:
     """Run a subcommand, and return its exit code."""
-    function, _ = SUBCOMMANDS[name]
+    function = SUBCOMMANDS[name]
     parser = Parser(
         prog=f"fedexp {name}",
         description=getdoc(function),
@@ -46,8 +57,6 @@ def call(name: str, arguments: Sequence[str]) -> int:
     )
     try:
         return function(parser, arguments)
-    except ConfigError as error:
-        return say(str(error))
     except StorageError as error:
         return say(str(error), FAILED)
 
@@ -196,27 +205,21 @@ def dashboard(parser: ArgumentParser, arguments: Sequence[str]) -> int:
     return 0
 
 
-def requirements(parser: ArgumentParser, arguments: Sequence[str]) -> int:
-    """Show what each algorithm needs in addition to FedAvg.
-
-    The output is the table of docs/algorithms/index.md. The table extends FedNTD's Table 6
-    (statefulness, communication, extra data) to all algorithms, using the `needs` that each
-    algorithm declares.
-    """
-    from fedexp.analysis.algorithm_costs import requirements_table
-    from fedexp.config.options import conf_directory
-
-    parse_arguments(parser, arguments)
-    print(requirements_table(conf_directory() / "algorithm"))
-    return 0
-
-
-# name -> (function, required arguments)
 SUBCOMMANDS = {
-    "report": (report, "<dir>"),
-    "evaluate": (evaluate, "<dir>"),
-    "analyse": (analyse, "<dir> <kind>"),
-    "figures": (figures, "<dir>"),
-    "dashboard": (dashboard, "<entity>/<project>"),
-    "requirements": (requirements, ""),
+    "report": report,
+    "evaluate": evaluate,
+    "analyse": analyse,
+    "figures": figures,
+    "dashboard": dashboard,
 }
+
+
+def version_text() -> str:
+    """Return the versions of fedexp, its main packages and Python, one per line."""
+    lines = [f"fedexp {fedexp.__version__}"]
+    for name in PACKAGES:
+        try:
+            lines.append(f"{name} {version(name)}")
+        except PackageNotFoundError:
+            lines.append(f"{name} (not installed)")
+    return "\n".join([*lines, f"Python {platform.python_version()} ({platform.platform()})"])

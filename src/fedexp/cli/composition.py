@@ -1,5 +1,6 @@
 """Compose configurations with Hydra for subcommands and for runs started from Python."""
 
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -8,17 +9,20 @@ import yaml
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.types import Quote, QuotedString
 from hydra.errors import HydraException
 from omegaconf import DictConfig, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from fedexp.cli import launchers
-from fedexp.cli.arguments import parse, quote_literal
+from fedexp.cli.arguments import check_same_names, prepare
 from fedexp.cli.messages import explain
-from fedexp.config import composing, run_names
+from fedexp.config import run_names
 from fedexp.config.options import conf_directory
 from fedexp.core.errors import ConfigError
+from fedexp.core.storage import display_path
 
+PLAIN = re.compile(r"[\w./:~+-]+", re.ASCII)  # texts that Hydra's grammar reads without quotes
 # errors raised by Hydra, OmegaConf and yaml that `explain` turns into messages
 COMPOSITION_ERRORS = (
     HydraException,
@@ -37,22 +41,20 @@ def composed(overrides: Sequence[str], config_dir: Path | None = None) -> Iterat
     are trusted. Hydra's previous state is restored afterwards. If the composition fails,
     ConfigError has the message that the command line would print.
     """
-    extra = [] if config_dir is None else [check_config_dir(config_dir)]
-    plan = parse([*(f"--config-dir={path}" for path in extra), *checked_overrides(overrides)])
-    with composing.use_loader(), isolated_hydra():
+    folders = [] if config_dir is None else [config_dir.expanduser().absolute()]
+    check_same_names(folders)
+    (written,) = prepare(checked_overrides(overrides))
+    if folders:
+        written.append(f"hydra.searchpath=[{quoted(f'file://{folders[0]}')}]")
+    with isolated_hydra():
+        register()
         try:
-            config = compose_all(plan.launches[0], extra)
-        except ConfigError:
-            raise
+            with initialize_config_dir(str(conf_directory().resolve()), version_base="1.3"):
+                config = compose("config", written, return_hydra_config=True)
         except COMPOSITION_ERRORS as error:
-            raise ConfigError(explain(error, conf_directory(), extra)) from error
+            raise ConfigError(explain(error, folders)) from error
         HydraConfig.instance().set_config(config)
         yield config
-
-
-def check_config_dir(config_dir: Path) -> Path:
-    """Return the absolute path of a user's config directory."""
-    return config_dir.expanduser().absolute()
 
 
 def checked_overrides(overrides: Sequence[str]) -> list[str]:
@@ -71,25 +73,21 @@ def checked_overrides(overrides: Sequence[str]) -> list[str]:
     return list(overrides)
 
 
-def compose_all(overrides: Sequence[str], extra: Sequence[Path]) -> DictConfig:
-    """Compose the configuration with Hydra, including its node `hydra`."""
-    register()
-    with initialize_config_dir(str(conf_directory().resolve()), version_base="1.3"):
-        return compose(
-            "config", [*overrides, *search_path_override(extra)], return_hydra_config=True
-        )
-
-
 def register() -> None:
     """Register fedexp's resolvers, launchers and sweepers with Hydra."""
     run_names.register()
-    launchers.register(conf_directory())
+    launchers.register()
 
 
-def search_path_override(folders: Sequence[Path]) -> list[str]:
-    """Return the override that tells Hydra where the user's config groups are."""
-    places = ",".join(quote_literal(f"file://{folder.resolve()}") for folder in folders)
-    return [f"hydra.searchpath=[{places}]"] if folders else []
+def quoted(text: str) -> str:
+    """Quote a value for Hydra's grammar. Interpolations in the value are still resolved."""
+    return QuotedString(text, Quote.single).with_quotes()
+
+
+def path_override(key: str, path: Path) -> str:
+    """Return the override that sets a key to a path, as a user would type it."""
+    shown = str(display_path(path))
+    return f"{key}={shown if PLAIN.fullmatch(shown) else quoted(shown)}"
 
 
 @contextmanager

@@ -9,12 +9,13 @@ import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedexp.config.overrides import destinations, typed_overrides
+from fedexp.config.options import ALIASES
 from fedexp.core import console, interrupts
 from fedexp.core.errors import (
     BAD_INPUT,
     FAILED,
     ConfigError,
+    JobFailed,
     RunFailed,
     StorageError,
     lacks_memory,
@@ -34,8 +35,11 @@ if TYPE_CHECKING:
     from fedexp.training.job import Job
 
 
-def run_job(config: Any) -> int:
-    """Run one job of a run or sweep, and return its exit code."""
+def run_job(config: Any) -> None:
+    """Run one job of a run or sweep.
+
+    Raises JobFailed if the job fails, after the error was printed and recorded.
+    """
     from hydra.core.hydra_config import HydraConfig
 
     from fedexp.config.values import check_first
@@ -43,7 +47,11 @@ def run_job(config: Any) -> int:
     console.install()
     log_to_console()
     hydra_config = HydraConfig.get()
-    job = read_job(config, hydra_config)
+    try:
+        job = read_job(config, hydra_config)
+    except ConfigError as error:
+        remove_output(Path(to_plain(hydra_config.runtime)["output_dir"]), hydra_config)
+        raise JobFailed(str(error), say(str(error))) from error
     is_new = not has_run(job.directory)
     try:
         if "torch" not in sys.modules:
@@ -53,16 +61,22 @@ def run_job(config: Any) -> int:
         interrupts.release()
         summary = train_run(job)
     except KeyboardInterrupt:
-        say_interrupted(job)
+        print("\nInterrupted.", file=sys.stderr)
+        say_how_to_continue(job)
         raise
     except Exception as error:
-        return report_failure(error, job, hydra_config, is_new)
+        if code := report_failure(error, job, hydra_config, is_new):
+            raise JobFailed(last_line(error), code) from error
+        return
     if summary.get("status") == "stopped" and job.sweep is None:
         from fedexp.training.stopping import stop_reason
 
         command = resume_command(job)
         print(f"\nThe run {stop_reason(summary)}. Continue with:  {command}", file=sys.stderr)
-    return 0
+
+
+def last_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[-1]
 
 
 def read_job(config: Any, hydra_config: Any) -> "Job":
@@ -87,16 +101,18 @@ def read_job(config: Any, hydra_config: Any) -> "Job":
 
 def make_job(config: Any, hydra_config: Any, directory: Path, **options: Any) -> "Job":
     """Return the job for a composed configuration. options: further fields of `Job`."""
+    from fedexp.cli.resumed import resumed_job
     from fedexp.training.job import Job
 
-    choices = to_plain(hydra_config.runtime.choices)
-    return Job(
-        config=config,
-        directory=directory,
-        overrides=to_plain(hydra_config.overrides.task),
-        choices={key: str(value) for key, value in choices.items() if not key.startswith("hydra/")},
-        **options,
-    )
+    choices = {
+        group: str(name)
+        for group, name in to_plain(hydra_config.runtime.choices).items()
+        if not group.startswith("hydra/")
+    }
+    choices["partition"] = ALIASES.get(choices["partition"], choices["partition"])
+    overrides = to_plain(hydra_config.overrides.task)
+    job = Job(config=config, directory=directory, overrides=overrides, choices=choices, **options)
+    return job if config.get("resume") is None else resumed_job(job)
 
 
 def to_plain(node: Any) -> Any:
@@ -126,44 +142,27 @@ def change_directory(directory: Path) -> None:
 # --- messages
 
 
-def say_interrupted(job: "Job") -> None:
-    """Print the command that resumes the run, or a message if no state was saved."""
+def say_how_to_continue(job: "Job") -> None:
+    """Print the command that continues a run. A sweep prints its own command."""
     from fedexp.rundir.checkpoint import saved_round
 
-    if saved_round(job.directory) is not None:
-        print(f"\nInterrupted. Continue with:  {resume_command(job)}", file=sys.stderr)
-    else:
-        print(
-            "\nInterrupted before the first evaluation; there is nothing to resume.",
-            file=sys.stderr,
-        )
+    if job.sweep is not None:
+        return
+    if not has_run(job.directory):
+        print("There is nothing to resume.", file=sys.stderr)
+        return
+    after = saved_round(job.directory)
+    kept = "No state" if after is None else f"The state after round {after}"
+    print(f"{kept} was saved. Continue with:  {resume_command(job)}", file=sys.stderr)
 
 
 def resume_command(job: "Job") -> str:
-    """Return the command that resumes a run.
-
-    The command repeats `--config-dir`, since the run may need the user's config groups. It also
-    repeats the overrides that set where the run is tracked (see `fedexp.config.trust`).
-    """
+    """Return the command that resumes a run, with the directories of the user's config groups."""
+    from fedexp.cli.composition import path_override
     from fedexp.config.trust import user_folders
 
     folders = [f"--config-dir={display_path(folder)}" for folder in user_folders()]
-    named = destinations(typed_overrides(job.overrides))
-    return shlex.join(["fedexp", *folders, f"resume={display_path(job.directory)}", *named])
-
-
-def continue_hint(job: "Job") -> str:
-    """Return a message with the last saved round and the command that continues the run."""
-    from fedexp.rundir.checkpoint import saved_round
-
-    after, same = (
-        saved_round(job.directory),
-        job.sweep is not None or not has_started(job.directory),
-    )
-    command = "the same command" if same else resume_command(job)
-    if after is None:
-        return f"No state was saved; start again with:  {command}"
-    return f"The state after round {after} was saved; continue with:  {command}"
+    return shlex.join(["fedexp", *folders, path_override("resume", job.directory)])
 
 
 class ToStderr(logging.Handler):
@@ -195,46 +194,41 @@ def report_failure(error: Exception, job: "Job", hydra_config: Any, is_new: bool
 
     is_new: whether the directory contained no run before the job started.
     """
-    from fedexp.cli.sweeps import is_repeated
     from fedexp.rundir.lock import Occupied
 
-    sweep = None if job.sweep is None else Path(hydra_config.sweep.dir)
-    if isinstance(error, Occupied) and sweep is not None:
+    if isinstance(error, Occupied) and job.sweep is not None:
         return say(f"skipped: {error}", 0)
     if isinstance(error, ConfigError):
-        if sweep is not None:
-            record_failure(job, str(error), BAD_INPUT, sweep, is_new)
-            return BAD_INPUT if is_repeated(str(error)) else say(str(error))
-        if not isinstance(error, Occupied):
-            remove_empty_log(job.directory, hydra_config)
-            remove_if_empty(job.directory, Path(to_plain(hydra_config.runtime)["cwd"]))
+        if job.sweep is not None:
+            record_failure(job, str(error), BAD_INPUT, is_new)
+        elif not isinstance(error, Occupied):
+            remove_output(job.directory, hydra_config)
         return say(str(error))
     if isinstance(error, StorageError):
-        record_failure(job, str(error), FAILED, sweep)
-        return say(f"the run failed: {error}\n{continue_hint(job)}", FAILED)
+        record_failure(job, str(error), FAILED)
+        say(f"the run failed: {error}")
+        say_how_to_continue(job)
+        return FAILED
     if "fedexp.training.run" not in sys.modules and lacks_memory(error):
         return say_no_memory(error)  # torch could not be imported
-    where = record_failure(job, "".join(traceback.format_exception(error)), FAILED, sweep)
+    where = record_failure(job, "".join(traceback.format_exception(error)), FAILED)
     kind = "" if isinstance(error, RunFailed) else f"{type(error).__name__}: "
     print(f"\nfedexp: the run failed: {kind}{error}\n{where}", file=sys.stderr)
     return FAILED
 
 
-def remove_empty_log(directory: Path, hydra_config: Any) -> None:
-    """Remove the empty log file that Hydra creates before a job begins (hydra/job_logging)."""
+def remove_output(directory: Path, hydra_config: Any) -> None:
+    """Remove the empty directory and log file that Hydra creates before a job begins."""
     path = directory / f"{hydra_config.job.name}.log"
     if path.is_file() and not path.stat().st_size:
         path.unlink()
+    remove_if_empty(directory, Path(to_plain(hydra_config.runtime)["cwd"]))
 
 
-def record_failure(
-    job: "Job", report: str, code: int, sweep: Path | None = None, ours: bool = True
-) -> str:
+def record_failure(job: "Job", report: str, code: int, ours: bool = True) -> str:
     """Write error.txt and a summary with the status `failed` to the job's directory.
 
     Return a message that says where to find the report. A finished run is never overwritten.
-
-    sweep: the sweep's directory. A note for the process that launched the sweep is written there.
 
     ours: whether the directory belongs to this job. False if it contains a different run.
     """
@@ -250,10 +244,6 @@ def record_failure(
             write_atomically(directory / files.ERROR, report.encode())
         except OSError as failure:
             where = f"{directory} cannot be written ({failure.strerror}). The report is:\n{report}"
-    if sweep is not None and sweep.is_dir():
-        from fedexp.cli.sweeps import note_failure
-
-        note_failure(sweep, f"{directory}: {error}" if where else None, code)
     return where or f"The traceback is in {display_path(directory / files.ERROR)}"
 
 

@@ -1,33 +1,26 @@
-"""The `fedexp` command: parse the command line, plan the runs, run them, return the exit code.
+"""The `fedexp` command: a subcommand, or runs that Hydra composes and starts.
 
 Exit codes are 0 for success (a diverged run is a result), 1 for a failure, 2 for bad input and 130
-for an interrupt. `fedexp.training.run` imports torch. It is imported late, so that help and
-`--cfg job` are fast.
+for an interrupt. torch is imported late, so that help and `--cfg job` are fast.
 """
 
 import os
 import sys
-from collections.abc import Mapping, Sequence
-from contextlib import nullcontext, redirect_stderr
-from io import StringIO
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
-from fedexp.cli.arguments import Plan, config_folders, make_plan, split_flags
-from fedexp.cli.commands import call, is_subcommand
-from fedexp.config.options import conf_directory
+from fedexp.cli.arguments import config_folders, prepare
+from fedexp.cli.commands import call, is_subcommand, version_text
 from fedexp.core import console, interrupts
 from fedexp.core.errors import (
-    FAILED,
     INTERRUPTED,
     ConfigError,
+    JobFailed,
     lacks_memory,
     say,
     say_no_memory,
 )
-
-if TYPE_CHECKING:
-    from fedexp.cli.sweeps import SweepWatch
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -42,7 +35,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with console.safe_streams():
         try:
             check_readable(arguments)
-            return dispatch(arguments)
+            if is_subcommand(arguments):
+                return call(arguments[0], arguments[1:])
+            if list(arguments) == ["--version"]:
+                print(version_text())
+                return 0
+            return max(run_hydra(each) for each in prepare(arguments))
         except ConfigError as error:
             return say(str(error))
         except KeyboardInterrupt:
@@ -50,17 +48,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         except BrokenPipeError:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return 0
-
-
-def dispatch(arguments: Sequence[str]) -> int:
-    """Call a subcommand, print information, or run the jobs. Return the exit code."""
-    if is_subcommand(arguments):
-        return call(arguments[0], arguments[1:])
-    flags, overrides = split_flags(arguments)
-    if (text := information_text(flags)) is not None:
-        print(text)
-        return 0
-    return run(make_plan(flags, overrides))
 
 
 def set_up_process() -> None:
@@ -96,89 +83,60 @@ def check_readable(arguments: Sequence[str]) -> None:
             raise ConfigError(f"{text!r}: this name is not valid UTF-8; rename the file")
 
 
-def information_text(flags: Mapping[str, str]) -> str | None:
-    """Return the text to print, or None if the command line asks for a run."""
-    if "--help" in flags:
-        from fedexp.cli.help import help_text
-
-        return help_text(conf_directory(), config_folders(flags))
-    if "--version" in flags:
-        from fedexp.cli.help import version_text
-
-        return version_text()
-    return None
-
-
-def run(plan: Plan, watch: "SweepWatch | None" = None) -> int:
-    """Pass each launch to Hydra and return the exit code. Hydra calls `run_job` for each job.
-
-    watch: the object that records the state of the sweeps; None for a new one.
-    """
+def run_hydra(arguments: Sequence[str]) -> int:
+    """Let Hydra parse the arguments and run the jobs. Return the exit code."""
     import hydra
+    from hydra.core.hydra_config import HydraConfig
     from hydra.core.utils import env_override
+    from hydra.types import RunMode
 
-    from fedexp.cli import launchers, sweeps
     from fedexp.cli.composition import register
     from fedexp.cli.job import run_job
-    from fedexp.config import composing
+    from fedexp.config.options import conf_directory
 
     if not working_directory():
         raise ConfigError("the working directory has been removed; change to an existing directory")
-    composing.install()
     register()
-    codes: list[int] = []
-    errors = StringIO()
-    watch = watch or sweeps.SweepWatch()
+    codes = [0]
+
+    def job(config: Any) -> None:
+        try:
+            run_job(config)
+        except JobFailed as failure:
+            if HydraConfig.get().mode == RunMode.MULTIRUN:
+                raise  # to the sweeper
+            codes.append(failure.code)
+
+    application = hydra.main(
+        config_path=str(conf_directory()), config_name="config", version_base="1.3"
+    )(job)
+    before, sys.argv = sys.argv, ["fedexp", *arguments]
     try:
-        if plan.lists_jobs or plan.preview:
-            from fedexp.cli import preview
-        if plan.preview:
-            interrupts.release()
-            return preview.show_plan(plan)
-        if plan.lists_jobs:
-            interrupts.release()
-            jobs = preview.plan_jobs(plan.launches, plan.folders)
-            preview.check_jobs(jobs)
-            watch.jobs = {job.directory.name for job in jobs}
-        application = hydra.main(
-            config_path=str(conf_directory()), config_name="config", version_base="1.3"
-        )(lambda config: codes.append(run_job(config)))
-        for overrides in plan.launches:
-            launchers.check_installed(overrides)
-            sys.argv = [sys.argv[0], *plan.words, *overrides]
-            quiet = redirect_stderr(errors) if "--package" in plan.flags else nullcontext()
-            # Hydra then raises instead of printing and exiting
-            raising = env_override({"HYDRA_FULL_ERROR": "1"})
-            with watch.as_current(), quiet, raising:
-                application()
-        elsewhere = not codes  # launchers may have used other processes
-        codes += sweeps.write_reports(watch, plan, elsewhere)
-    except SystemExit as stop:  # how Hydra reports an unknown `--package`
-        return say(errors.getvalue().strip()) if stop.code else 0
+        # Hydra then raises instead of printing and exiting
+        with env_override({"HYDRA_FULL_ERROR": "1"}):
+            application()
+    except JobFailed as failure:
+        return failure.code
     except Exception as error:
-        watch.remove_rejected(Path.cwd())
-        return report_error(error, watch, plan)
+        return report(error, config_folders(arguments))
+    finally:
+        sys.argv = before
     interrupts.release()
-    return max(codes, default=0)
+    return max(codes)
 
 
-def report_error(error: Exception, watch: "SweepWatch", plan: Plan) -> int:
-    """Print one message for an error raised by Hydra, a launcher or the operating system.
+def report(error: Exception, folders: Sequence[Path]) -> int:
+    """Print one message for an error of Hydra or the operating system. Return the exit code.
 
-    Return the exit code. Any other error is re-raised. `run_job` handles errors in jobs.
+    Any other error is re-raised. Jobs report their own errors. folders: the user's config groups.
     """
     from fedexp.cli.composition import COMPOSITION_ERRORS
     from fedexp.cli.messages import explain
-    from fedexp.cli.sweeps import explain_launcher_error
 
     if isinstance(error, ConfigError):
         raise error
     if isinstance(error, COMPOSITION_ERRORS):
-        raise ConfigError(explain(error, conf_directory(), plan.folders)) from error
-    if watch.running:
-        directory, launcher = watch.running.popitem()
-        if launcher != "basic":
-            return say(explain_launcher_error(error, directory, launcher), FAILED)
+        raise ConfigError(explain(error, folders)) from error
     if lacks_memory(error):
         return say_no_memory(error)
     if isinstance(error, OSError):

@@ -3,6 +3,9 @@
 REMOVED = {  # subcommand, key or group=option -> replacement
     "algorithm=affcl": "algorithm=mfcl or algorithm=target",
     "algorithm=lander": "algorithm=target or algorithm=mfcl",
+    "tracker=several": "tracker=[wandb,tensorboard]",
+    "analysis=several": "analysis=[weight_divergence,cka]",
+    "forgetting_metric=several": "forgetting_metric=[forgetting,events]",
     "budget": "`timeout 120m fedexp ...`, which saves; the same command continues the sweep",
     "dataset=ag_news": "dataset=huggingface_text dataset.path=fancyzhx/ag_news",
     "dataset=emnist": "dataset=torchvision dataset.name=EMNIST, with its arguments",
@@ -18,6 +21,7 @@ REMOVED = {  # subcommand, key or group=option -> replacement
     "model=lstm": "model=textcnn, or your own model",
     "partition=flower": "partition=file partition.path=<file with the partition>",
     "profile": "`python -m cProfile -m fedexp ...` or py-spy",
+    "requirements": "docs/algorithms/index.md, which has the table",
     "push": "`wandb sync <run directory>/wandb/offline-run-...`",
     "reproduction": "`fedexp report <sweep>`, or `make reproduction` in a checkout",
     "tracker=mlflow": "tracker=wandb or tracker=tensorboard",

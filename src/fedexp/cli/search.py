@@ -14,12 +14,15 @@ import optuna
 import pandas as pd
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import IntervalSweep
+from hydra.core.utils import JobReturn
 from omegaconf import DictConfig, OmegaConf
 from optuna import distributions, samplers
 from optuna.trial import TrialState
 
 from fedexp.analysis.layout import csv
 from fedexp.cli.composition import without_hydra
+from fedexp.cli.launchers import check_installed
+from fedexp.cli.sweeps import Multirun
 from fedexp.config.values import make, resolve
 from fedexp.core import storage
 from fedexp.core.errors import ConfigError
@@ -47,14 +50,15 @@ def options_of(config: DictConfig) -> Options:
     return make(Options, values, Options.prefix)
 
 
-def search(config: DictConfig, launcher: Any, arguments: Sequence[str]) -> list[Any]:
-    """Run the trials of a study, and return the launcher's results.
+def search(multirun: Multirun, arguments: Sequence[str]) -> None:
+    """Run the trials of a study, and write the results.
 
-    config: the composed configuration, including its node `hydra`. arguments: the command's
-    overrides. Raises ConfigError if the objective or the values to search for are missing, or if
-    the directory contains a different study.
+    arguments: the command's overrides. Raises ConfigError if the objective or the values to search
+    for are missing, or if the directory contains a different study.
     """
-    options, directory = options_of(config), Path(config.hydra.sweep.dir)
+    check_installed(multirun.config.hydra.runtime.choices)
+    config, directory = multirun.config, multirun.directory
+    options = options_of(config)
     objective, (space, fixed) = objective_name(config), space_of(arguments)
     if objective is None:  # test data are used only if the user asks for it
         raise ConfigError(
@@ -62,7 +66,6 @@ def search(config: DictConfig, launcher: Any, arguments: Sequence[str]) -> list[
             " maximise validation_accuracy, or objective=accuracy to maximise accuracy on test data"
         )
     study = open_study(config, objective, space)
-    OmegaConf.save(config, directory / "multirun.yaml")
     begun = [trial.number for trial in study.get_trials(states=[TrialState.RUNNING])]
     done = len(study.get_trials(states=[TrialState.COMPLETE, TrialState.PRUNED]))
     if done >= options.n_trials:
@@ -71,18 +74,18 @@ def search(config: DictConfig, launcher: Any, arguments: Sequence[str]) -> list[
             f" hydra.sweeper.n_trials={done + 10} adds 10 trials"
         )
     at_once = max(options.n_jobs or config.hydra.launcher.get("n_jobs") or 1, 1)
-    returns: list[Any] = []
+    returns: list[JobReturn] = []
     for first in range(done, options.n_trials, at_once):
         count = min(at_once, options.n_trials - first)
         begun += [study.ask(space).number for _ in range(count - len(begun))]
         numbers, begun = begun[:count], begun[count:]
         jobs = [[*fixed, *assigned(study, number)] for number in numbers]
-        results = launcher.launch(jobs, initial_job_idx=len(returns))
+        results = multirun.launch(jobs, len(returns))
         for number, result in zip(numbers, results, strict=True):
             tell(study, number, result, objective)
         returns += results
     write_results(study, directory, objective)
-    return returns
+    multirun.finish(returns)
 
 
 def space_of(arguments: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
@@ -158,7 +161,6 @@ def tell(study: optuna.Study, number: int, result: Any, objective: str) -> None:
 
     The result is read from the run directory, since another process may have run the trial.
     """
-    _ = result.return_value  # raises the exception that the launcher caught, if any
     # not resolved, since a path may contain `${`
     runtime: Any = OmegaConf.to_container(result.hydra_cfg.hydra.runtime, resolve=False)
     directory = Path(runtime["output_dir"])

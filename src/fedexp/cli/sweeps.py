@@ -1,151 +1,304 @@
-"""Track a command's sweeps: Hydra's callback, the reports, and the exit codes of failed jobs.
+"""Run the jobs of a sweep: plan and check them, launch them, and report the results."""
 
-Hydra's launchers may run the jobs in other processes or on other machines.
-"""
-
-import os
-import shutil
+import logging
+import shlex
+import sys
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from contextvars import ContextVar
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from uuid import uuid4
 
-from hydra.experimental.callback import Callback
-from omegaconf import DictConfig, open_dict, read_write
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.plugins import Plugins
+from hydra.core.utils import JobReturn, JobStatus
+from hydra.plugins.sweeper import Sweeper
+from hydra.types import HydraContext, TaskFunction
+from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
-from fedexp.cli import launchers
-from fedexp.cli.arguments import Plan
+from fedexp.analysis.sweep import expand, launches, load_sweep
+from fedexp.cli.arguments import as_typed
+from fedexp.cli.composition import path_override, quoted, without_hydra
+from fedexp.cli.launchers import check_installed
+from fedexp.config.build import build
+from fedexp.config.named import search_path
+from fedexp.config.settings import Stop
+from fedexp.config.values import resolve
 from fedexp.core import interrupts
-from fedexp.core.errors import FAILED, StorageError, say
-from fedexp.core.storage import display_path, read_json, remove_if_empty, write_json
+from fedexp.core.errors import FAILED, ConfigError, JobFailed, StorageError, require, say
+from fedexp.core.storage import display_path
+from fedexp.figures.pictures import as_node
 from fedexp.rundir import files
+from fedexp.rundir.lock import is_occupied
+from fedexp.rundir.reader import OVER, RunDirectory
+from fedexp.training.checks import check, check_used
+from fedexp.training.prepare import centralized_config, metrics_of
+from fedexp.training.stopping import is_finished
 
 if TYPE_CHECKING:
     from fedexp.trackers.wandb_tracker import Wandb
 
+log = logging.getLogger("fedexp")
 TABLES = ("table.csv", "rounds_to_target.csv")  # of a report
-NOTES = ".failed"  # folder in a sweep where each failed job leaves a note for the launching process
 
 
 @dataclass
-class SweepWatch:
-    """The state of the sweeps that a command runs."""
+class Multirun:
+    """A sweep that Hydra starts."""
 
-    command: str = field(default_factory=lambda: uuid4().hex)  # id of the command
-    begun: list[Path] = field(default_factory=list)
-    made: set[Path] = field(default_factory=set)  # sweep directories that the command created
-    # directory of each running sweep -> launcher
-    running: dict[Path, str] = field(default_factory=dict)
-    # names of the jobs' directories; None if they are not known in advance
-    jobs: set[str] | None = None
-    said: set[str] = field(default_factory=set)  # messages about jobs that have been printed
+    config: DictConfig  # composed from the overrides that all jobs share
+    context: HydraContext
+    task: TaskFunction
+
+    @classmethod
+    def of(cls, sweeper: Sweeper) -> "Multirun":
+        """Return the sweep of a sweeper. Jobs get its absolute directory, also on other machines.
+
+        Raises ConfigError if the launcher or the sweeper is not installed.
+        """
+        config, context = sweeper.config, sweeper.hydra_context
+        assert config is not None
+        assert context is not None
+        directory = str(Path(str(config.hydra.sweep.dir)).absolute())
+        with read_write(config), open_dict(config):
+            config.hydra.sweep.dir = directory
+            config.hydra.overrides.hydra.append(f"hydra.sweep.dir={quoted(directory)}")
+        return cls(config, context, sweeper.task_function)
+
+    @property
+    def directory(self) -> Path:
+        return Path(self.config.hydra.sweep.dir)
+
+    @property
+    def options(self) -> Any:
+        """The node `hydra.sweeper`."""
+        return self.config.hydra.sweeper
+
+    def launch(self, jobs: Sequence[Sequence[str]], first: int = 0) -> Sequence[JobReturn]:
+        """Run jobs and return their results. A job that failed does not stop the others.
+
+        jobs: the overrides of each job. first: the number of the first job.
+        """
+        interrupts.release()
+        with self.continuing():
+            self.share_cores(len(jobs))
+            self.directory.mkdir(parents=True, exist_ok=True)
+            OmegaConf.save(self.config, self.directory / files.MULTIRUN)
+            launcher = Plugins.instance().instantiate_launcher(
+                hydra_context=self.context, task_function=self.task, config=self.config
+            )
+            return launcher.launch(jobs, initial_job_idx=first)
+
+    def share_cores(self, jobs: int) -> None:
+        """Run at most as many jobs at a time as there are, so that they use all cores."""
+        at_once = self.config.hydra.launcher.get("n_jobs") or -1
+        if at_once > jobs:
+            with read_write(self.config), open_dict(self.config):
+                self.config.hydra.launcher.n_jobs = jobs
+                self.config.hydra.overrides.hydra.append(f"hydra.launcher.n_jobs={jobs}")
 
     @contextmanager
-    def as_current(self) -> Iterator[None]:
-        """Make Hydra's callback report to this object while the block runs.
-
-        Hydra creates the callback from a class name and plain values in conf/config.yaml, so the
-        callback cannot receive an object. Instead, the callback reads this object from a context
-        variable.
-        """
-        token = _current.set(self)
+    def continuing(self) -> Iterator[None]:
+        """Print the command that continues the sweep if the block is interrupted or fails."""
         try:
             yield
-        finally:
-            _current.reset(token)
+        except KeyboardInterrupt:
+            self.say_how_to_continue()
+            raise
+        except ConfigError:
+            raise
+        except Exception as error:
+            launcher = self.config.hydra.runtime.choices["hydra/launcher"]
+            reason = (str(error).strip() or "no reason was given").splitlines()[0]
+            code = say(
+                f"hydra/launcher={launcher}: {type(error).__name__}: {reason}\nThe launcher does"
+                " not work, or a job's process was killed (for example, out of memory).",
+                FAILED,
+            )
+            self.say_how_to_continue()
+            raise JobFailed(reason, code) from error
 
-    def remove_rejected(self, here: Path) -> None:
-        """Remove the directories of sweeps that were rejected before their first job.
+    def say_how_to_continue(self) -> None:
+        """Print the command that continues the sweep."""
+        typed = [text for text in sys.argv[1:] if not text.startswith("hydra.sweep.dir=")]
+        where = path_override("hydra.sweep.dir", self.directory)
+        command = shlex.join(["fedexp", *as_typed(typed), where])
+        print(f"Continue the sweep with:  {command}", file=sys.stderr)
 
-        Empty parents inside `here` are removed too.
-        """
-        for directory in self.made:
-            if directory.is_dir() and [*directory.iterdir()] == [directory / files.MULTIRUN]:
-                (directory / files.MULTIRUN).unlink()
-                remove_if_empty(directory, here)
+    def finish(self, results: Sequence[JobReturn]) -> None:
+        """Write the reports. Raises JobFailed if a job failed or a report cannot be written."""
+        codes = []
+        for result in results:
+            if result.status == JobStatus.FAILED:
+                try:
+                    result.return_value  # noqa: B018 (prints the overrides, and raises the error)
+                except JobFailed as failure:
+                    print(f"  {failure.message}", file=sys.stderr)
+                    codes.append(failure.code)
+        figures = as_node(self.config.figures)["draw"]
+        if not self.directory.is_dir():
+            codes.append(say(f"{self.directory}: was removed while the sweep was running", FAILED))
+        else:
+            try:
+                show_report(self.directory, self.options.get("sweep"), bool(figures))
+            except StorageError as error:
+                codes.append(say(str(error), FAILED))
+        if FAILED in codes:
+            self.say_how_to_continue()
+        if codes:
+            raise JobFailed("the sweep failed", max(codes))
 
 
-_current: ContextVar[SweepWatch | None] = ContextVar("sweep_watch", default=None)
+def run_grid(multirun: Multirun, arguments: Sequence[str]) -> None:
+    """Run all combinations of values, or the blocks of a sweep of conf/sweep.
+
+    arguments: the overrides of the command line. Raises ConfigError if a job is invalid; then none
+    has been started.
+    """
+    HydraConfig.instance().set_config(multirun.config)  # it says where the user's options are
+    preview = multirun.options.preview
+    require(isinstance(preview, bool), "preview", preview, "true or false")
+    check_set_once(arguments)
+    grids = [list(arguments)]
+    if (name := multirun.options.sweep) is not None:
+        grids = launches(load_sweep(name, search_path()), arguments)
+    jobs = plan(multirun, [job for grid in grids for job in expand(grid)])
+    if preview:
+        show_jobs(jobs)
+    check_jobs(jobs)
+    if preview:
+        return
+    check_installed(multirun.config.hydra.runtime.choices)
+    print(f"{display_path(multirun.directory)}: {len(jobs)} jobs", flush=True)
+    multirun.finish(multirun.launch([job.overrides for job in jobs]))
 
 
-def is_repeated(message: str) -> bool:
-    """Return whether a message was already printed for another job, and store the message."""
-    watch = _current.get()
-    if watch is None:
-        return False
-    known = message in watch.said
-    watch.said.add(message)
-    return known
-
-
-class Sweeps(Callback):
-    """Hydra's callback for sweeps, named in conf/config.yaml."""
-
-    def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
-        """Prevent Hydra from writing its files.
-
-        Hydra would overwrite the files of an existing run before fedexp can reject the new run.
-        """
-        with read_write(config), open_dict(config):
-            config.hydra.output_subdir = None
-
-    def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
-        """Record that the sweep has begun, and print which launcher runs the jobs."""
-        directory = Path(config.hydra.sweep.dir).absolute()
-        launcher = config.hydra.runtime.choices["hydra/launcher"]
-        watch = _current.get() or SweepWatch()
-        jobs = launchers.complete_overrides(config, watch.command)
-        if not directory.exists():
-            watch.made.add(directory)
-        watch.begun.append(directory)
-        watch.running[directory] = launcher
-        if launcher != "basic":
-            interrupts.release()  # this process only waits
-            print(
-                launchers.describe_launch(launcher, config.hydra.launcher, jobs, directory),
-                flush=True,
+def check_set_once(arguments: Sequence[str]) -> None:
+    """Raise ConfigError if a key with several values is given twice, since Hydra uses the last."""
+    given: dict[str, Any] = {}
+    for override in OverridesParser.create().parse_overrides(list(arguments)):
+        key = override.key_or_group.removeprefix("partition.")  # partition.alpha refers to alpha
+        other = given.setdefault(key, override)
+        several = other.is_sweep_override() or override.is_sweep_override()
+        if other is not override and several:
+            raise ConfigError(
+                f"{other.input_line} and {override.input_line}: both set {key}; give all of its"
+                f" values at once, as in {key}=<value>,<value>"
             )
 
-    def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
-        """Record that the sweep has ended."""
-        if watch := _current.get():
-            watch.running.pop(Path(config.hydra.sweep.dir).absolute(), None)
+
+# --- the jobs
 
 
-def note_failure(sweep: Path, message: str | None, code: int) -> None:
-    """Write a failed job's exit code to a file for the process that launched the sweep.
+@dataclass(frozen=True)
+class Planned:
+    """A job whose configuration has been composed, but which has not been started."""
 
-    message: the error, if it could not be written to the job's directory.
+    directory: Path
+    # resolved; empty if the configuration has an error, which the job will report
+    values: Mapping[str, Any]
+    overrides: Sequence[str]
+    composed: DictConfig  # not resolved, including the node hydra
+
+
+def plan(multirun: Multirun, jobs: Sequence[Sequence[str]]) -> list[Planned]:
+    """Compose the jobs, and return one job per run directory.
+
+    jobs: the overrides of each job.
     """
-    folder = sweep / NOTES / os.environ.get(launchers.COMMAND, "")
-    with suppress(OSError):
-        write_json(folder / f"{uuid4().hex}.json", {"error": message, "exit_code": code})
+    found: dict[Path, Planned] = {}
+    for number, overrides in enumerate(jobs):
+        config = multirun.context.config_loader.load_sweep_config(multirun.config, list(overrides))
+        with open_dict(config):
+            config.hydra.job.num = number
+        HydraConfig.instance().set_config(config)
+        values: dict[str, Any] = {}
+        with suppress(ConfigError):
+            values = resolve(without_hydra(config))
+        directory = multirun.directory / str(config.hydra.sweep.subdir)
+        found.setdefault(directory, Planned(directory, values, overrides, config))
+    return list(found.values())
 
 
-def collect_exit_codes(sweep: Path, command: str, elsewhere: bool = False) -> list[int]:
-    """Return the exit codes of the sweep's jobs that failed in this command.
+def check_jobs(jobs: Sequence[Planned]) -> None:
+    """Check the configuration of every job, without data.
 
-    elsewhere: whether the jobs ran in other processes. If so, this function prints the errors that
-    could not be written to a job's directory.
+    Raises ConfigError with all messages, and the jobs that each of them is about.
     """
-    codes = []
-    folder = sweep / NOTES / command
-    for path in sorted(folder.glob("*.json")):
+    wrong: dict[str, list[str]] = {}
+    for job, name in zip(jobs, name_jobs(jobs), strict=True):
         try:
-            note = read_json(path)
-            code, error = int(note["exit_code"]), note["error"]
-        except (OSError, ValueError, KeyError, TypeError):
-            code, error = FAILED, f"{path}: cannot be read"
-        codes.append(code)
-        if error and elsewhere:
-            say(str(error))
-    shutil.rmtree(folder, ignore_errors=True)
-    with suppress(OSError):
-        (sweep / NOTES).rmdir()
-    return codes
+            check_job(job)
+        except ConfigError as error:
+            wrong.setdefault(str(error), []).append(name)
+        except Exception:
+            log.debug("%s: cannot be checked", name, exc_info=True)  # the job reports the error
+    if wrong:
+        texts = [
+            f"{message}\n  (in {len(names)} of {len(jobs)} jobs: {names[0]}"
+            f"{', ...' if len(names) > 1 else ''})"
+            for message, names in wrong.items()
+        ]
+        raise ConfigError("\n".join([*texts, "no job has been started"]))
+
+
+def check_job(job: Planned) -> None:
+    """Raise ConfigError if the configuration of a job is invalid."""
+    HydraConfig.instance().set_config(job.composed)
+    if job.composed.get("resume") is not None:
+        raise ConfigError("resume=: resumes a single run and cannot be used with --multirun")
+    built = build(without_hydra(job.composed))
+    for tracker in built.tracker:
+        tracker.check()
+    check(centralized_config(built), metrics_of(built))
+    if not job.directory.exists():  # a continued job may have options without effect
+        check_used(built.values, job.overrides)
+
+
+def show_jobs(jobs: Sequence[Planned]) -> None:
+    """Print a line for each job, and a line `N jobs: D done, ...`."""
+    names = name_jobs(jobs)
+    width = max(map(len, names), default=0)
+    counts: Counter[str] = Counter()
+    for name, job in zip(names, jobs, strict=True):
+        state = job_status(job)
+        counts["done" if state in OVER else state.split()[0]] += 1
+        print(f"{name:<{width}}  {state}")
+    others = [f", {number} {kind}" for kind, number in sorted(counts.items()) if kind != "done"]
+    print(f"{len(jobs)} jobs: {counts['done']} done{''.join(others)}")
+
+
+def name_jobs(jobs: Sequence[Planned]) -> list[str]:
+    """Name each job by the overrides that differ between the jobs, or by its directory."""
+    shared = set.intersection(*(set(job.overrides) for job in jobs)) if jobs else set()
+    names = []
+    for job in jobs:
+        own = [text for text in job.overrides if text not in shared]
+        names.append(" ".join(own) or job.directory.name)
+    return names
+
+
+def job_status(job: Planned) -> str:
+    """Return the state of a job, read from its directory.
+
+    The state is completed, diverged, stopped, failed, damaged, running, `interrupted at <round>` or
+    new.
+    """
+    if is_occupied(job.directory):
+        return "running"
+    run = RunDirectory(job.directory)
+    if run.has(files.SUMMARY):
+        # a run that was ended by `stop` continues if the job has different limits
+        stop = Stop(**(job.values.get("stop") or {}))
+        same = not job.values or is_finished(run.summary, stop, resumed=False)
+        if run.status != "stopped" or same:
+            return run.status
+    return f"interrupted at {run.last_round or 0}" if run.has(files.ROUNDS) else "new"
+
+
+# --- the report
 
 
 def show_report(directory: Path, name: str | None, figures: bool) -> None:
@@ -172,7 +325,6 @@ def log_tables(directory: Path, paths: Sequence[Path]) -> None:
     """
     import pandas as pd
 
-    from fedexp.rundir.reader import RunDirectory
     from fedexp.trackers.base import RunInfo
     from fedexp.trackers.several import TrackerGroup
 
@@ -200,20 +352,18 @@ def log_tables(directory: Path, paths: Sequence[Path]) -> None:
 
 
 def tracker_of(config: Mapping[str, Any]) -> "Wandb | None":
-    """Return the W&B tracker of a configuration, alone or one of several, or None without W&B.
+    """Return the W&B tracker of a configuration, or None without W&B.
 
     The tracker has no name, since the configured name is that of a single run.
     """
     from fedexp.trackers.wandb_tracker import Wandb
 
-    node = config.get("tracker") or {}
-    target, names = f"{Wandb.__module__}.{Wandb.__qualname__}", {f.name for f in fields(Wandb)}
-    for each in (node, *(node.get("members") or ())):
-        is_tracked = each.get("_target_") == target and each.get("mode") != "disabled"
-        if is_tracked and names <= each.keys():  # an older version had other keys
-            known = {name: each[name] for name in names}
-            return Wandb(**known | {"tags": tuple(known["tags"]), "name": None})
-    return None
+    node = (config.get("tracker") or {}).get("wandb")
+    names = {field.name for field in fields(Wandb)}
+    if not isinstance(node, Mapping) or node.get("mode") == "disabled" or not names <= node.keys():
+        return None
+    known = {name: node[name] for name in names}
+    return Wandb(**known | {"tags": tuple(known["tags"]), "name": None})
 
 
 def last_wandb_id(directory: Path) -> str | None:
@@ -225,32 +375,3 @@ def last_wandb_id(directory: Path) -> str | None:
     parts = [path.name.removeprefix("offline-").split("-") for path in folders]
     newest = max(parts, default=None, key=lambda each: each[1])
     return "-".join(newest[2:]) if newest else None
-
-
-def write_reports(watch: SweepWatch, plan: Plan, elsewhere: bool) -> list[int]:
-    """Write the reports of the sweeps.
-
-    Return the exit codes of failed jobs, and one exit code for each report that cannot be written.
-    elsewhere: see `collect_exit_codes`.
-    """
-    codes = []
-    for sweep in dict.fromkeys(watch.begun):  # a sweep may consist of several multiruns
-        if not sweep.is_dir():
-            codes.append(say(f"{sweep}: was removed while the sweep was running", FAILED))
-            continue
-        codes += collect_exit_codes(sweep, watch.command, elsewhere)
-        try:
-            show_report(sweep, plan.sweep_in(sweep), plan.draws)
-        except StorageError as error:
-            codes.append(say(str(error), FAILED))
-    return codes
-
-
-def explain_launcher_error(error: Exception, directory: Path, launcher: str) -> str:
-    """Return the message for an error that the launcher raised outside of jobs."""
-    reason = (str(error).strip() or "no reason was given").splitlines()[0]
-    return (
-        f"hydra/launcher={launcher}: {type(error).__name__}: {reason}\nThe launcher does not work,"
-        " or a job's process was killed (for example, out of memory). To continue the sweep, run"
-        f" the same command with hydra.sweep.dir={display_path(directory)}"
-    )

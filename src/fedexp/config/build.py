@@ -20,7 +20,7 @@ from fedexp.config.values import (
     deduplicate,
     make,
     make_first,
-    make_target,
+    make_group,
     resolve,
     values_of,
 )
@@ -43,7 +43,8 @@ from fedexp.trackers.base import TrackerConfig
 class Built:
     """The checked parts of a configuration, before any data are loaded.
 
-    If a field holds an option of a config group, the field's type is the base class of the group.
+    If a field holds an option of a config group, the field's type is the base class of the group,
+    or a list if a run may have several options of the group.
     """
 
     settings: Settings  # the scalar keys on the top level
@@ -63,10 +64,10 @@ class Built:
     partition: Partitioner
     model: Model
     algorithm: FedAvg
-    forgetting_metric: ForgettingMetric
-    analysis: Analysis
+    forgetting_metric: list[ForgettingMetric]
+    analysis: list[Analysis]
     hardware: Hardware
-    tracker: TrackerConfig
+    tracker: list[TrackerConfig]
     values: dict[str, Any]  # the resolved configuration
 
 
@@ -89,7 +90,7 @@ def build(config: DictConfig) -> Built:
         made[name] = attempt(errors, make, FIELDS[name], values.get(name, {}), f"{name}.")
     for group, base in GROUPS.items():
         if group not in made:
-            made[group] = attempt(errors, make_target, values.get(group), group, base)
+            made[group] = attempt(errors, make_group, values.get(group), group, base)
     if errors:
         raise ConfigError("\n".join(deduplicate(errors, config)))
     return Built(**made, values=resolved)

@@ -1,8 +1,7 @@
 """Replace option names in a configuration with the nodes that the options define.
 
-Such names occur in `scenario.domains`, `surrogate.dataset`, and the members of `tracker`,
-`analysis` and `forgetting_metric`. For a data set, only the option's node `dataset` is used. Its
-other keys set the protocol for runs on the data set and are ignored.
+Such names occur in `scenario.domains` and `surrogate.dataset`. Only the option's node `dataset` is
+used. Its other keys set the protocol for runs on the data set and are ignored.
 """
 
 from collections.abc import Mapping
@@ -10,54 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
-from omegaconf import DictConfig, ListConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
-from fedexp.config.options import SEVERAL, list_options
+from fedexp.config.options import conf_directory, list_options
 from fedexp.config.overrides import is_path
 from fedexp.core.errors import ConfigError, nearest
 
 OPTIONS = "a mapping, such as {root: photos}"
-SHARED = ("rounds", "every")  # keys of `analysis=several` that are copied to each member
-
-
-def with_named_members(config: DictConfig, group: str) -> DictConfig:
-    """Return a copy of the configuration, with nodes instead of names in `<group>.members`.
-
-    `<group>.options` changes values in these nodes. Raises ConfigError for invalid names or
-    options.
-    """
-    members = OmegaConf.select(config, f"{group}.members")
-    if not isinstance(members, ListConfig) or not all(isinstance(name, str) for name in members):
-        return config
-    options = OmegaConf.select(config, f"{group}.options", default=OmegaConf.create({}))
-    are_nodes = isinstance(options, DictConfig) and all(
-        isinstance(each, DictConfig) for each in options.values()
-    )
-    if not are_nodes:
-        examples = {"tracker": "{wandb: {project: mine}}"}
-        example = examples.get(group, "{local_epochs: {clients: 3}}")
-        raise ConfigError(
-            f"{group}.options={options}: must map members to their options, such as {example}"
-        )
-    if unknown := {str(key) for key in options} - set(members):
-        raise ConfigError(f"{group}.{min(unknown)}: must be one of {group}.members={list(members)}")
-    if "none" in members:
-        raise ConfigError(
-            f"{group}=[{','.join(members)}]: none cannot be combined with other options; remove it"
-        )
-    shared = {key: value for key, value in config[group].items() if key in SHARED}
-    nodes = []
-    for name in members:
-        node = load_node(name, f"{group}.members", group)
-        if "members" in node:
-            raise ConfigError(
-                f"{group}.members={list(members)}: {name} is a {SEVERAL[group]}, which cannot be a"
-                " member"
-            )
-        taken = {key: value for key, value in shared.items() if key in node}
-        nodes.append(with_changes(node | taken, options.get(name, {}), f"{group}.{name}", name))
-    node = {"_target_": config[group]._target_, **shared, "members": nodes}
-    return with_node(config, group, node)
 
 
 def with_named_datasets(config: DictConfig) -> DictConfig:
@@ -147,8 +105,6 @@ def load_node(name: str, key: str, group: str = "dataset", resolve: bool = False
 
 def search_path() -> list[Path]:
     """Return the directories with config groups: the user's first, then fedexp's."""
-    from fedexp.config.options import conf_directory
-
     found = []
     if HydraConfig.initialized():
         sources = HydraConfig.get().runtime.config_sources

@@ -11,14 +11,10 @@ from fedexp.core.errors import ConfigError
 
 # Folders of conf/ that are not config groups with keys.
 PRESETS = ("experiment", "launcher", "sweep", "sweeper", "tuned")
-# Groups that accept several options at once -> description of their option `several`.
-SEVERAL = {
-    "tracker": "list of trackers",
-    "analysis": "list of analyses",
-    "forgetting_metric": "list of metrics",
-}
-ONE_OPTION = "a group takes the name of one of its options, such as algorithm=fedntd"
-GLOBAL_OPTION = re.compile(r"^# @package _global_", re.MULTILINE)
+# groups of which a run may have several options, each under its own name, as in tracker.wandb
+MULTIPLE = ("tracker", "analysis", "forgetting_metric")
+ALIASES = {"dirichlet": "lda"}  # name of a partition in the literature -> option
+PACKAGE = re.compile(r"^# @package (\S+)", re.MULTILINE)
 
 
 def list_groups(directories: list[Path]) -> list[str]:
@@ -90,6 +86,14 @@ def parse_sweeps(text: str) -> Any:
     return yaml_files.load(text)
 
 
+def description(path: Path) -> str:
+    """Return the first comment line of an option's file, ignoring Hydra's `@package` line."""
+    for line in path.read_text(encoding="utf-8").splitlines():
+        if line.startswith("#") and "@package" not in line:
+            return line.lstrip("# ").strip()
+    return ""
+
+
 def known_keys(conf: Path, extra: list[Path]) -> dict[str, list[str]]:
     """Return a dict that maps each key that a user may set to the options that define the key.
 
@@ -114,8 +118,12 @@ def known_keys(conf: Path, extra: list[Path]) -> dict[str, list[str]]:
         ):
             text = path.read_text(encoding="utf-8")
             content = yaml_files.load(text)
-            option, prefix = content if isinstance(content, dict) else {}, f"{group}."
-            for key in walk(option, "" if GLOBAL_OPTION.search(text) else prefix):
+            option = content if isinstance(content, dict) else {}
+            found = PACKAGE.search(text)
+            package = found[1] if found else group
+            if "." in package:
+                keys[package] = [f"{group}={path.stem}"]
+            for key in walk(option, "" if package == "_global_" else f"{package}."):
                 if key.split(".")[-1] != "defaults" and not (key in keys and not keys[key]):
                     keys.setdefault(key, []).append(f"{group}={path.stem}")
     return keys

@@ -4,6 +4,7 @@ import hashlib
 
 from omegaconf import DictConfig, OmegaConf
 
+from fedexp.config.options import ALIASES
 from fedexp.rundir.identity import digest, essential
 
 
@@ -18,18 +19,22 @@ def run_name(root: DictConfig) -> str:
     from fedexp.core.errors import ConfigError
 
     choices, overrides = root.hydra.runtime.choices, root.hydra.overrides.task
+    partition = ALIASES.get(choices.partition, choices.partition)
     own = OmegaConf.masked_copy(root, [str(key) for key in root if key != "hydra"])
     seed = OmegaConf.select(root, "seed", default="", throw_on_resolution_failure=False)
     try:
         identity = digest(essential(build(own)))
     except ConfigError:  # the job reports the error
         identity = hashlib.sha256("\n".join(map(str, overrides)).encode()).hexdigest()
-    start = f"{choices.dataset}_{choices.partition}_{choices.algorithm}_seed{seed}"
+    start = f"{choices.dataset}_{partition}_{choices.algorithm}_seed{seed}"
     return f"{start}_{identity[:8]}"
 
 
 def register() -> None:
-    """Register the resolver `${fedexp.run_name:}`. Hydra copies it to launched processes."""
+    """Register the resolvers of runs' directories. Hydra copies them to launched processes."""
     OmegaConf.register_new_resolver(
         "fedexp.run_name", lambda _root_: run_name(_root_), replace=True
+    )
+    OmegaConf.register_new_resolver(
+        "fedexp.run_dir", lambda resume, new: new if resume is None else resume, replace=True
     )

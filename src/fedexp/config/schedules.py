@@ -3,7 +3,7 @@
 from typing import Any
 
 from fedexp.config.named import load_node, with_changes
-from fedexp.config.spelling import option_of
+from fedexp.config.options import ALIASES
 from fedexp.core.errors import ConfigError, nearest
 
 KINDS = {
@@ -87,7 +87,7 @@ def partition_node(number: int, change: Any) -> dict[str, Any]:
             f"{where}={change}: must be the name of a partition, or a mapping with its name"
             " and keys, such as {name: dirichlet, alpha: 1}"
         )
-    name = option_of(change["name"], "partition", PARTITIONS)  # dirichlet is an alias of lda
+    name = ALIASES.get(change["name"], change["name"])
     if name not in PARTITIONS:
         raise ConfigError(
             f"{where}.name={name}: must be one of"

@@ -1,43 +1,23 @@
 """Decide which classes a configuration may name.
 
 A `_target_` is imported and called, so a run directory from another person could run any code.
-fedexp's classes are always allowed. Any other class must be named in a yaml file in a directory
-that the user gives with --config-dir. The log reports such classes.
+Classes of fedexp and its neighbours are always allowed. The package of any other class must be
+named by a `_target_` in a yaml file of a directory that the command line gives with --config-dir.
 """
 
 import dataclasses
 import importlib
-import inspect
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from fedexp.config.named import search_path
+from fedexp.config.options import conf_directory
 from fedexp.config.overrides import leaves
 from fedexp.core import yaml_files
 from fedexp.core.errors import ConfigError
 
-OWN = "fedexp."  # prefix of the classes of fedexp
 TARGET = "_target_"
-
-
-def require_trusted(name: str, key: str) -> None:
-    """Raise ConfigError if a class is outside fedexp and the user's yaml files do not name it."""
-    if name.startswith(OWN) or find_naming_file(name):
-        return
-    raise ConfigError(
-        f"{key}={name}: is not a fedexp class; name your own class in a yaml file, and pass the"
-        " file's directory with --config-dir (in Python config_dir=), as in"
-        " docs/guide/your_own_parts.md"
-    )
-
-
-def user_folders() -> list[Path]:
-    """Return the directories that the user gave with --config-dir."""
-    from fedexp.config.options import conf_directory
-
-    return [each for each in search_path() if each.resolve() != conf_directory().resolve()]
 
 
 def find_class(name: str, key: str) -> type:
@@ -45,8 +25,13 @@ def find_class(name: str, key: str) -> type:
 
     Raises ConfigError if the class is not trusted, cannot be imported, or is not a dataclass.
     """
-    require_trusted(str(name), key)
-    module_name, _, class_name = str(name).rpartition(".")
+    if not is_trusted(name):
+        raise ConfigError(
+            f"{key}={name}: is not a fedexp class; name your own class in a yaml file, and pass"
+            " the file's directory with --config-dir (in Python config_dir=), as in"
+            " docs/guide/your_own_parts.md"
+        )
+    module_name, _, class_name = name.rpartition(".")
     try:
         found = getattr(importlib.import_module(module_name), class_name)
     except (ImportError, AttributeError, ValueError) as error:
@@ -56,32 +41,23 @@ def find_class(name: str, key: str) -> type:
     return found
 
 
-def describe_foreign_classes(values: Any) -> list[str]:
-    """Return a sentence about each class outside fedexp that a checked configuration names.
-
-    Each sentence gives the class's source file and the yaml file that names the class.
-    """
-    sentences = []
-    for name in sorted({name for name in targets(values) if not name.startswith(OWN)}):
-        try:
-            source = inspect.getfile(find_class(name, "_target_"))
-        except (TypeError, OSError):
-            source = "an unknown file"
-        sentences.append(
-            f"class outside fedexp: {name} from {source}, named in {find_naming_file(name)}"
-        )
-    return sentences
+def is_trusted(name: str) -> bool:
+    """Return whether a class may be instantiated, which runs code of its package."""
+    package = name.partition(".")[0]
+    if package == "fedexp" or package.startswith("fedexp_"):
+        return True
+    files = (path for own in user_folders() for path in sorted(own.rglob("*.yaml")))
+    return any(package == named.partition(".")[0] for path in files for named in targets_in(path))
 
 
-def find_naming_file(name: str) -> Path | None:
-    """Return the user's yaml file with a `_target_` that names a class, or None."""
-    for path in (path for own in user_folders() for path in sorted(own.rglob("*.yaml"))):
-        with suppress(OSError, ValueError):  # the error is reported if the option is used
-            if name in targets(yaml_files.load(path.read_text(encoding="utf-8"))):
-                return path
-    return None
+def user_folders() -> list[Path]:
+    """Return the directories that the user gave with --config-dir."""
+    return [each for each in search_path() if each.resolve() != conf_directory().resolve()]
 
 
-def targets(node: object) -> Iterator[str]:
-    """Yield every `_target_` in nested dicts and lists."""
-    return (text for key, text in leaves(node) if key.rpartition(".")[2] == TARGET)
+def targets_in(path: Path) -> Iterator[str]:
+    """Yield every `_target_` in a yaml file. Hydra reports a file that cannot be read."""
+    with suppress(OSError, ValueError):
+        for key, text in leaves(yaml_files.load(path.read_text(encoding="utf-8"))):
+            if key.rpartition(".")[2] == TARGET:
+                yield str(text)

@@ -9,16 +9,16 @@ import functools
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args, get_origin
 
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from fedexp.algorithms.local_training import LocalTraining
 from fedexp.config.cohorts import Cohorts
-from fedexp.config.named import OPTIONS, with_named_datasets, with_named_members
-from fedexp.config.options import SEVERAL
+from fedexp.config.named import OPTIONS, with_named_datasets
 from fedexp.config.overrides import key_of
+from fedexp.config.presets import without_presets
 from fedexp.config.schedules import with_schedule
 from fedexp.config.settings import LocalEvaluation, Seeds, Settings, Stop, subjects_of
 from fedexp.config.trust import find_class
@@ -57,8 +57,8 @@ FIRST_NODES: dict[str, Any] = {
 }
 FIRST_GROUPS: dict[str, Any] = {
     "partition": Partitioner,
-    "forgetting_metric": ForgettingMetric,
-    "tracker": TrackerConfig,
+    "forgetting_metric": list[ForgettingMetric],
+    "tracker": list[TrackerConfig],
 }
 LATER = (
     *("server", "surrogate", "dataset", "scenario", "model", "algorithm", "analysis", "hardware"),
@@ -95,7 +95,30 @@ def make_first(values: Mapping[str, Any], errors: list[str]) -> dict[str, Any]:
     own = {key: value for key, value in values.items() if key not in others}
     made["settings"] = attempt(errors, make, Settings, own, "")
     for group, base in FIRST_GROUPS.items():
-        made[group] = attempt(errors, make_target, values.get(group), group, base)
+        made[group] = attempt(errors, make_group, values.get(group), group, base)
+    return made
+
+
+def make_group(node: object, group: str, annotation: Any) -> Any:
+    """Make the option of a group, or a list if a run may have several of its options.
+
+    annotation: the base class of the options, or `list[base class]`. Raises ConfigError for invalid
+    values.
+    """
+    if get_origin(annotation) is not list:
+        return make_target(node, group, annotation)
+    (base,) = get_args(annotation)
+    if not isinstance(node, dict) or "_target_" in node:
+        raise ConfigError(
+            f"{group}: must map names of options to nodes; the first line of an option's file must"
+            f" be `# @package {group}.<name of the option>`"
+        )
+    errors: list[str] = []
+    made = [
+        attempt(errors, make_target, each, f"{group}.{key}", base) for key, each in node.items()
+    ]
+    if errors:
+        raise ConfigError("\n".join(errors))
     return made
 
 
@@ -135,9 +158,7 @@ def resolve(config: DictConfig) -> dict[str, Any]:
     Names of data sets are replaced with nodes. Raises ConfigError if a value cannot be resolved.
     """
     try:
-        config = with_named_datasets(config)
-        for group in SEVERAL:
-            config = with_named_members(config, group)
+        config = with_named_datasets(without_presets(config))
         values = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
         assert isinstance(values, dict)
         found = with_schedule({str(k): v for k, v in values.items()})
@@ -204,8 +225,16 @@ def make(schema: type[T], values: Mapping[str, Any], prefix: str) -> T:
             errors.append(f"{prefix}{name}: is missing")
     if errors:
         raise ConfigError("\n".join(errors))
-    with collecting():
-        made = schema(**converted)
+    try:
+        with collecting():
+            made = schema(**converted)
+    except ConfigError as error:
+        # a class of a group that may have several options does not know the name of its option
+        lines = str(error).splitlines()
+        own = getattr(schema, "prefix", prefix)
+        if own and prefix.startswith(own):
+            lines = [prefix + line[len(own) :] if line.startswith(own) else line for line in lines]
+        raise ConfigError("\n".join(lines)) from error
     # A user's class may allow infinite values, but config.yaml could not be read back with them.
     for name, value in converted.items():
         finite = not any(

@@ -21,6 +21,17 @@ class RunFailed(RuntimeError):
     """A ConfigError raised after the run has started. The run is recorded as failed."""
 
 
+class JobFailed(RuntimeError):
+    """A job of a command failed. The error has already been printed and recorded.
+
+    message: the last line of the error. code: the exit code.
+    """
+
+    def __init__(self, message: str, code: int):
+        super().__init__(message, code)  # so that it can be pickled by launchers
+        self.message, self.code = message, code
+
+
 class StorageError(OSError):
     """A file of a run cannot be written.
 

@@ -229,18 +229,15 @@ class LocalEpochs(PeriodicAnalysis):
         ]
 
 
-class SeveralAnalyses(PeriodicAnalysis):
-    """Several analyses in one run.
-
-    All members run in the same rounds, unless a member has its own options for rounds.
-    """
+class SeveralAnalyses(Analysis):
+    """The analyses of a run. Each has its own options for rounds."""
 
     members: list[Analysis]
 
     def __post_init__(self) -> None:
         super().__post_init__()
         files = [each.file for each in self.parts]
-        require(len(set(files)) == len(files), "analysis.members", files, "without duplicates")
+        require(len(set(files)) == len(files), "analysis", files, "different analyses")
 
     @property
     def parts(self) -> Sequence[Analysis]:

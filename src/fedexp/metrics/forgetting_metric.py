@@ -348,24 +348,9 @@ class Composite(ForgettingMetric):
 
 
 class Metrics(Composite):
-    """Several metrics in one run."""
+    """The metrics of a run."""
 
     members: list[ForgettingMetric]
 
     def parts(self) -> Sequence[ForgettingMetric]:
         return self.members
-
-
-class All(Composite):
-    """All metrics that are computed from class accuracies of the global and the local models."""
-
-    xi: Positive  # see ForgettingDegree
-
-    def parts(self) -> Sequence[ForgettingMetric]:
-        return (
-            BackwardTransfer(),
-            RoundDrop(local=True),
-            ForgettingDegree(xi=self.xi),
-            InOutLocal(),
-            Consistency(),
-        )

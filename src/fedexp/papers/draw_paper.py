@@ -285,7 +285,7 @@ def round_forgetting(settings: Sequence[Setting], title: str) -> Figure:
     if not any(m.local_drops().size for setting in settings for m in setting.methods):
         raise ConfigError(
             "no run has accuracies of local models; set forgetting_metric=round_drop"
-            " forgetting_metric.local=true"
+            " forgetting_metric.round_drop.local=true"
         )
     return draw_sweep.round_forgetting(settings, title)
 

@@ -124,7 +124,7 @@ def past_rounds(
 
 
 class Tracker:
-    """Interface of trackers. This base class does nothing; `tracker=none` uses it."""
+    """Interface of trackers. This base class does nothing."""
 
     name: ClassVar[str] = "the tracker"  # used in messages
 
@@ -167,13 +167,6 @@ class TrackerConfig(Checked, ABC, prefix="tracker."):
     @abstractmethod
     def create(self) -> Tracker:
         """Create a tracker for one run."""
-
-
-class NoTracker(TrackerConfig):
-    """Configuration of `tracker=none`."""
-
-    def create(self) -> Tracker:
-        return Tracker()
 
 
 def require_package(package: str, tracker: str) -> None:

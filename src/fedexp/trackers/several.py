@@ -5,30 +5,12 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedexp.core.errors import require
-from fedexp.trackers.base import RoundRecord, RunInfo, Tracker, TrackerConfig
+from fedexp.trackers.base import RoundRecord, RunInfo, Tracker
 
 if TYPE_CHECKING:
     import pandas as pd
 
 log = logging.getLogger("fedexp")
-
-
-class Several(TrackerConfig):
-    """Configuration of `tracker=[a,b]`."""
-
-    members: list[TrackerConfig]
-
-    def __post_init__(self) -> None:
-        kinds = [type(member).__name__ for member in self.members]
-        require(len(set(kinds)) == len(kinds), "tracker.members", kinds, "different trackers")
-
-    def check(self) -> None:
-        for member in self.members:
-            member.check()
-
-    def create(self) -> Tracker:
-        return TrackerGroup([member.create() for member in self.members])
 
 
 class TrackerGroup(Tracker):

@@ -145,7 +145,7 @@ class WandbTracker(Tracker):
         modes = self.config.modes()
         if self.config.mode == "online" and "online" not in modes:
             log.warning(
-                "tracker.mode=online: W&B has no API key (log in with `wandb login`); the run"
+                "tracker.wandb.mode=online: W&B has no API key (log in with `wandb login`); the run"
                 " continues offline"
             )
         for mode in modes:

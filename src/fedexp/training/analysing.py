@@ -169,8 +169,9 @@ def check_analyses(simulation: Simulation) -> None:
     for part in simulation.analysis.parts:
         latest = max(getattr(part, "rounds", None) or [0])
         if latest > simulation.rounds:
+            name = part.file.removesuffix(".csv")
             raise ConfigError(
-                f"analysis.rounds: round {latest} is after the last round"
+                f"analysis.{name}.rounds: round {latest} is after the last round"
                 f" (rounds={simulation.rounds})"
             )
         if isinstance(part, CKA) and isinstance(module, LogitsOnly):

@@ -21,6 +21,7 @@ from fedexp.engine.batch_norm import has_batch_norm
 from fedexp.engine.hardware import Hardware, Resolved
 from fedexp.engine.network import LAYOUT, FunctionalNetwork, require_memory, seeded_torch, trainable
 from fedexp.engine.vectorised.support import find_obstacle
+from fedexp.metrics.analysis import SeveralAnalyses
 from fedexp.metrics.forgetting_metric import BackwardTransfer, ForgettingMetric, Metrics, RoundDrop
 from fedexp.metrics.personal import Personal
 from fedexp.models import Model
@@ -111,7 +112,7 @@ def prepare(built: Built, share: int | None = None, before: str | None = None) -
         stop=built.stop,
         local_evaluation=built.local_evaluation,
         task_orders=draw_task_orders(built.scenario, clients, len(divided), built.seeds.partition),
-        analysis=built.analysis,
+        analysis=SeveralAnalyses(members=built.analysis),
         changes=tuple((number, part.stage(runtime, engine)) for number, part in changes),
         left_out=left_out,
     )
@@ -202,17 +203,18 @@ def runtime_of(
 def metrics_of(built: Built) -> Metrics:
     """Return the metrics of the run.
 
-    These are the metrics that every run computes, the metric of the option `forgetting_metric`, and
-    the test of personal models if it is requested.
+    These are the metrics that every run computes, those of the group `forgetting_metric`, and the
+    test of personal models if it is requested.
     """
     chosen: list[ForgettingMetric] = [
         BackwardTransfer(),
         RoundDrop(local=False),
-        built.forgetting_metric,
+        *built.forgetting_metric,
     ]
     if PERSONAL in built.settings.evaluate:
         own = isinstance(built.algorithm, families.Personal)
-        chosen.append(Personal(own=own, local=built.forgetting_metric.needs_local))
+        local = any(metric.needs_local for metric in built.forgetting_metric)
+        chosen.append(Personal(own=own, local=local))
     return Metrics(members=chosen)
 
 

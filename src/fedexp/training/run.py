@@ -57,7 +57,8 @@ def train_run(job: Job) -> dict[str, Any]:
     """
     job = with_original_paths(job)
     built = build(job.config)
-    built.tracker.check()
+    for each in built.tracker:
+        each.check()
     config = built.values | {"choices": dict(job.choices)}
     with ExitStack() as held:
         early = held.enter_context(early_lines())
@@ -119,7 +120,7 @@ def recording(run: Run, info: RunInfo) -> Iterator[tuple[Recorder, list[Tracker]
 
     The recorder, the trackers and the engine are closed even if the block raises an exception.
     """
-    tracker: Tracker = TrackerGroup([run.built.tracker.create()])
+    tracker: Tracker = TrackerGroup([each.create() for each in run.built.tracker])
     trackers = [Progress(shares_terminal=not run.job.place.alone), tracker]
     lengths = None if run.resumed_state is None else run.resumed_state["lengths"]
     recorder = Recorder(run.directory, run.simulation, trackers, lengths)

@@ -9,7 +9,6 @@ from typing import Any
 
 from fedexp.config.build import Built
 from fedexp.config.overrides import OF_COMMAND, key_of
-from fedexp.config.trust import describe_foreign_classes
 from fedexp.core import storage, tree, yaml_files
 from fedexp.core.errors import ConfigError, RunFailed, StorageError
 from fedexp.data.changes import describe_change
@@ -96,8 +95,6 @@ def handle_failures(run: Run) -> Iterator[None]:
 
 def begin(run: Run) -> None:
     """Write the inputs of the run, and log its hardware and the round at which it starts."""
-    for sentence in describe_foreign_classes(run.config):
-        log.warning("%s", sentence)
     log.info("hardware: %s", run.hardware.sentence())
     if slow := run.hardware.reason_for_slowness():
         log.warning("hardware.precision=bf16: %s", slow)

@@ -1,0 +1,140 @@
+"""Continue a run with its stored configuration: `fedexp resume=<directory> rounds=300`.
+
+The configuration is read from the run directory, which may come from another person. So it contains
+only values: it cannot call resolvers, and `fedexp.config.trust` decides which classes it may name.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+
+from fedexp.config.overrides import OF_COMMAND, assigned_values, key_of, leaves
+from fedexp.core import yaml_files
+from fedexp.core.errors import ConfigError
+from fedexp.rundir import files, origin
+from fedexp.training.job import Job
+
+FILES = ("data_dir", "root", "path", "weights", "vectors")  # keys of paths to data
+
+
+def resumed_job(job: Job) -> Job:
+    """Return the job that continues the run in the directory that `resume` names.
+
+    job: the job of the command. Only its values of keys that the command gives are used. Raises
+    ConfigError if the directory contains no run, or if a given key is not a value of the stored
+    configuration.
+    """
+    given = str(job.config.resume)
+    directory = find_run(given)
+    if job.directory.resolve() != directory:
+        raise ConfigError(
+            f"hydra.run.dir={job.directory}: cannot be used with resume={given}, which names the"
+            " run directory"
+        )
+    stored = read_yaml(directory / files.CONFIG, dict)
+    choices = stored.pop("choices", {})
+    stored.pop("revisions", None)
+    moved = with_absolute_paths(stored, Path(origin.read(directory).get("directory") or "."))
+    for key, value in typed_values(job).items():
+        if key == "data_dir":
+            moved = with_new_folder(moved, moved[key], value)
+        elif not is_value(moved, key):
+            raise ConfigError(
+                f"{key}: cannot be given with resume=, which uses the configuration of the run;"
+                " only values of its keys, such as rounds=300, can be changed"
+            )
+        node = OmegaConf.create(moved)
+        if key == "rounds" and node.scenario.rounds_per_task == node.rounds:
+            node.scenario.rounds_per_task = value  # ${rounds} in the options of the group
+        OmegaConf.update(node, key, value, merge=False)
+        moved = OmegaConf.to_container(node)
+    typed = [text for text in job.overrides if key_of(text) != "resume"]
+    keys = {*map(key_of, typed), *OF_COMMAND}
+    before = read_yaml(directory / files.OVERRIDES, list)
+    kept = [text for text in map(str, before) if key_of(text) not in keys]
+    return replace(
+        job,
+        config=OmegaConf.create(moved | {"resume": str(directory)}),
+        directory=directory,
+        overrides=[*kept, f"resume={directory}", *typed],  # see `typed_overrides`
+        choices={str(group): str(name) for group, name in choices.items()},
+    )
+
+
+def find_run(given: str) -> Path:
+    """Return the absolute path of a run directory. Raises ConfigError if it contains no run."""
+    try:
+        directory = Path(given).expanduser().resolve()
+    # a cycle of links, or an unknown user after ~
+    except (OSError, RuntimeError, ValueError) as error:
+        raise ConfigError(f"resume={given}: not a run directory ({error})") from error
+    files.require_run_directory(directory, given)
+    return directory
+
+
+def read_yaml(path: Path, kind: type) -> Any:
+    """Read a yaml file of a run directory. Raises ConfigError unless it has values of this type."""
+    try:
+        found = yaml_files.load(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path}: cannot be read ({' '.join(str(error).split())})") from error
+    if not isinstance(found, kind):
+        raise ConfigError(f"{path}: must contain a {kind.__name__} of values")
+    for key, value in leaves(found):
+        if "${" in f"{key}{value}":
+            raise ConfigError(f"{path}: {key or 'a value'} contains ${{...}}, which is not allowed")
+    return found
+
+
+def typed_values(job: Job) -> dict[str, Any]:
+    """Return the values of the keys that the command gives, by dotted key."""
+    found = {}
+    for text in job.overrides:
+        for key, _ in assigned_values(text):
+            if key != "resume":
+                found[key] = OmegaConf.select(job.config, key)
+    return {
+        key: OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
+        for key, value in found.items()
+    }
+
+
+def is_value(stored: Mapping[str, Any], key: str) -> bool:
+    """Return whether a key is a value of the stored configuration, not a group with an option."""
+    node: Any = stored
+    for name in key.split("."):
+        if not isinstance(node, Mapping) or name not in node:
+            return False
+        node = node[name]
+    return not isinstance(node, Mapping)
+
+
+def with_absolute_paths(node: Any, place: Path) -> Any:
+    """Return a node in which paths to data are absolute.
+
+    place: the directory in which the run was started, which relative paths refer to. A path that
+    does not exist there is not changed.
+    """
+    if isinstance(node, list):
+        return [with_absolute_paths(each, place) for each in node]
+    if not isinstance(node, Mapping):
+        return node
+    found = {}
+    for key, value in node.items():
+        is_path = key in FILES and isinstance(value, str) and (place / value).exists()
+        found[key] = str(place / value) if is_path else with_absolute_paths(value, place)
+    return found
+
+
+def with_new_folder(node: Any, old: str, new: str) -> Any:
+    """Return a node in which paths in the folder `old` are in the folder `new`."""
+    if isinstance(node, list):
+        return [with_new_folder(each, old, new) for each in node]
+    if isinstance(node, Mapping):
+        return {key: with_new_folder(value, old, new) for key, value in node.items()}
+    if isinstance(node, str) and Path(node).is_relative_to(old):
+        return str(Path(new) / Path(node).relative_to(old))
+    return node
