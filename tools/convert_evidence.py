@@ -23,7 +23,7 @@ import numpy as np
 import yaml
 
 from fedexp.analysis.sweep import Sweep, load_sweep
-from fedexp.config.options import conf_directory, list_options
+from fedexp.config.options import conf_directories, list_options
 from fedexp.core.errors import ConfigError, say
 from fedexp.core.storage import write_atomically
 from fedexp.papers.cells import reasons_not_to_judge
@@ -50,7 +50,7 @@ def main() -> int:
 
 def convert(directory: Path, source: Path) -> int:
     """Add the finished runs below `source` to the table of a sweep; return their number."""
-    name, conf = directory.absolute().name, [conf_directory()]
+    name, conf = directory.absolute().name, conf_directories()
     sweep = load_sweep(name, conf) if name in list_options("sweep", conf) else None
     jobs = sorted(path.parent.parent for path in source.glob("*/.hydra/overrides.yaml"))
     found = {}

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from typing import Any, Protocol, TypeVar
 
-from fedexp.config.options import conf_directory
+from fedexp.config.options import conf_directories
 
 # Prefixes of overrides that only say where a run is computed. They do not include
 # hardware.precision, which changes results.
@@ -137,7 +137,8 @@ def display_names() -> dict[str, str]:
     """
     return {
         path.stem: path.read_text(encoding="utf-8").partition(":")[0].lstrip("# ")
-        for path in (conf_directory() / "algorithm").glob("*.yaml")
+        for conf in conf_directories()
+        for path in (conf / "algorithm").glob("*.yaml")
     }
 
 

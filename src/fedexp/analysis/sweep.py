@@ -26,7 +26,7 @@ from typing import Any
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from fedexp.analysis.rules import Rule, read_rule
-from fedexp.config.options import conf_directory, read_sweeps
+from fedexp.config.options import conf_directories, read_sweeps
 from fedexp.config.overrides import is_path, key_of
 from fedexp.core.errors import ConfigError, nearest
 from fedexp.rundir.sweeps import sweep_name
@@ -222,7 +222,7 @@ def load_sweep(name: str, folders: Sequence[Path]) -> Sweep:
 def find_sweep(directory: Path) -> Sweep | None:
     """Return the named sweep that a directory belongs to, or None for an unnamed sweep."""
     try:
-        return load_sweep(sweep_name(directory), [conf_directory()])
+        return load_sweep(sweep_name(directory), conf_directories())
     except ConfigError:
         return None
 

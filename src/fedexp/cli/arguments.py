@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from fedexp.config.options import MULTIPLE, conf_directory, list_groups
+from fedexp.config.options import MULTIPLE, conf_directories, list_groups
 from fedexp.core.errors import ConfigError, reject_password
 
 OF_SWEEPER = ("sweep", "preview")  # short names of keys of hydra.sweeper
@@ -76,24 +76,30 @@ def check_same_names(folders: Sequence[Path]) -> None:
     for folder in folders:
         for mine in sorted(folder.glob("*/**/*.yaml")):
             name = mine.relative_to(folder)
-            theirs = conf_directory() / name
-            if name.parts[0] != "sweep" and theirs.is_file() and not mine.samefile(theirs):
-                raise ConfigError(
-                    f"{mine}: has the same name as fedexp's {theirs}, which Hydra would use"
-                    f" instead; rename your file, for example to my_{name.name}"
-                )
+            if name.parts[0] == "sweep":
+                continue
+            for theirs in (each / name for each in conf_directories()):
+                if theirs.is_file() and not mine.samefile(theirs):
+                    raise ConfigError(
+                        f"{mine}: has the same name as fedexp's {theirs}, which Hydra would use"
+                        f" instead; rename your file, for example to my_{name.name}"
+                    )
 
 
 def check_options(overrides: Sequence[str]) -> None:
     """Raise ConfigError for empty directories, which are the working directory to Hydra, and for
     lists of options that Hydra would merge into one node or ignore.
     """
-    groups = list_groups([conf_directory()])
+    groups = list_groups(conf_directories())
     for text in overrides:
         if text in ("hydra.run.dir=", "hydra.sweep.dir=", "resume="):
             raise ConfigError(f"{text}: must name a directory")
-        group, _, value = text.partition("=")
-        if group not in groups or not (value.startswith(("[", "{")) or value in ("null", "")):
+        group, equals, value = text.partition("=")
+        if (
+            not equals
+            or group not in groups
+            or not (value.startswith(("[", "{")) or value in ("null", ""))
+        ):
             continue
         if value in ("null", "", "[]") and group in MULTIPLE:
             raise ConfigError(f"{text}: must name options; use {group}=none or leave it out")

@@ -8,7 +8,14 @@ import yaml
 from hydra.errors import OverrideParseException
 
 from fedexp.cli.removed import explain_removed
-from fedexp.config.options import MULTIPLE, conf_directory, known_keys, list_options
+from fedexp.config.options import (
+    MULTIPLE,
+    added_directories,
+    conf_directories,
+    conf_directory,
+    known_keys,
+    list_options,
+)
 from fedexp.core.errors import nearest
 
 OPTION = re.compile(r"Could not find '((?:hydra/)?[^'/]+)/([^']*)'")
@@ -70,7 +77,7 @@ def explain_option(group: str, option: str, text: str, folders: Sequence[Path]) 
     if group.startswith("hydra/"):
         options = re.findall(r"^\t(\S+)$", text, re.MULTILINE)
     else:
-        options = list_options(group, [conf_directory(), *folders])
+        options = list_options(group, [*conf_directories(), *folders])
     return (
         explain_removed(f"{group}={option}")
         or f"{group}={option}: no such option{nearest(option, options)}; options:"
@@ -82,7 +89,7 @@ def explain_key(key: str, folders: Sequence[Path]) -> str:
     """Return the message for a key that is not in the composed configuration."""
     if message := explain_removed(key):
         return message
-    known = known_keys(conf_directory(), list(folders))
+    known = known_keys(conf_directory(), [*added_directories(), *folders])
     group, _, rest = key.partition(".")
     renamed = [each for each in known if re.fullmatch(rf"{group}\.\w+\.{re.escape(rest)}", each)]
     if group in MULTIPLE and key not in known and renamed:

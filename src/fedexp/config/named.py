@@ -11,7 +11,7 @@ from typing import Any
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
-from fedexp.config.options import conf_directory, list_options
+from fedexp.config.options import conf_directories, list_options
 from fedexp.config.overrides import is_path
 from fedexp.core.errors import ConfigError, nearest
 
@@ -109,4 +109,4 @@ def search_path() -> list[Path]:
     if HydraConfig.initialized():
         sources = HydraConfig.get().runtime.config_sources
         found = [Path(source.path) for source in sources if source.schema == "file"]
-    return list(dict.fromkeys([*found, conf_directory()]))
+    return list(dict.fromkeys([*found, *conf_directories()]))

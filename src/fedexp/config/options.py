@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterator, Sequence
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from fedexp.core.errors import ConfigError
 PRESETS = ("experiment", "launcher", "sweep", "sweeper", "tuned")
 # groups of which a run may have several options, each under its own name, as in tracker.wandb
 MULTIPLE = ("tracker", "analysis", "forgetting_metric")
+FILE = "file://"  # begins the paths of directories in Hydra's search path
 ALIASES = {"dirichlet": "lda"}  # name of a partition in the literature -> option
 PACKAGE = re.compile(r"^# @package (\S+)", re.MULTILINE)
 
@@ -138,3 +139,38 @@ def conf_directory() -> Path:
     raise ConfigError(
         f"conf/config.yaml: not found in {package} or in its checkout; reinstall fedexp"
     )
+
+
+def conf_directories() -> list[Path]:
+    """Return fedexp's conf/, then the directories that `added_directories` returns."""
+    return [conf_directory(), *added_directories()]
+
+
+@cache
+def added_directories() -> tuple[Path, ...]:
+    """Return the directories that installed packages add to Hydra's search path.
+
+    A package adds its own conf/ with a `SearchPathPlugin`. Plugins that add something else, such as
+    `pkg://...`, are left out.
+    """
+    from hydra.core.config_search_path import ConfigSearchPath, SearchPathElement
+    from hydra.core.plugins import Plugins
+    from hydra.plugins.search_path_plugin import SearchPathPlugin
+
+    class Added(ConfigSearchPath):
+        def __init__(self) -> None:
+            self.elements: list[SearchPathElement] = []
+
+        def get_path(self) -> list[SearchPathElement]:
+            return self.elements
+
+        def append(self, provider: str, path: str, anchor: Any = None) -> None:
+            self.elements.append(SearchPathElement(provider, path))
+
+        prepend = append
+
+    added = Added()
+    for plugin in Plugins.instance().discover(SearchPathPlugin):
+        plugin().manipulate_search_path(added)
+    paths = [each.path for each in added.elements]
+    return tuple(Path(path[len(FILE) :]) for path in paths if path.startswith(FILE))

@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from fedexp.config.named import search_path
-from fedexp.config.options import conf_directory
+from fedexp.config.options import conf_directories
 from fedexp.config.overrides import leaves
 from fedexp.core import yaml_files
 from fedexp.core.errors import ConfigError
@@ -52,7 +52,8 @@ def is_trusted(name: str) -> bool:
 
 def user_folders() -> list[Path]:
     """Return the directories that the user gave with --config-dir."""
-    return [each for each in search_path() if each.resolve() != conf_directory().resolve()]
+    own = {each.resolve() for each in conf_directories()}
+    return [each for each in search_path() if each.resolve() not in own]
 
 
 def targets_in(path: Path) -> Iterator[str]:

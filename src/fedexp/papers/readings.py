@@ -14,7 +14,7 @@ import pandas as pd
 from fedexp.analysis import layout
 from fedexp.analysis.layout import Section, format_number
 from fedexp.analysis.sweep import Sweep, load_sweep
-from fedexp.config.options import conf_directory, list_options
+from fedexp.config.options import conf_directories, list_options
 from fedexp.papers.cells import CELL, cells, published_cells
 from fedexp.papers.runs import read_runs
 
@@ -32,7 +32,7 @@ def compare_everything(
     runs of these sweeps, see `runs.read_runs`. tables: name -> table.csv, for the sweeps that have
     published values and runs. Raises ConfigError if the file of any run is damaged.
     """
-    conf = [conf_directory()]
+    conf = conf_directories()
     every = [load_sweep(name, conf) for name in list_options("sweep", conf)]
     sweeps = {sweep.name: sweep for sweep in every if sweep.paper}
     runs = read_runs(root / "multirun" / name for name in sweeps)
@@ -62,7 +62,7 @@ def join_readings(sweep: Sweep, runs: pd.DataFrame, name: str) -> pd.DataFrame:
     """
     parts = [cells(sweep, runs[runs["sweep"] == name]).assign(reading="")]
     for other, label in sweep.readings.items():
-        table = cells(load_sweep(other, [conf_directory()]), runs[runs["sweep"] == other])
+        table = cells(load_sweep(other, conf_directories()), runs[runs["sweep"] == other])
         run = table[table["n"] > 0]
         if len(run):
             known = label or other.removeprefix(f"{sweep.name}_")
