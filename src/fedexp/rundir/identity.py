@@ -119,7 +119,8 @@ def apply_class(found: dict[str, Any], prefix: str, part: object) -> None:
             apply_class(found, f"{prefix}{number}.", item)
     if not is_dataclass(part):
         return
-    for cls in type(part).mro():
+    kind: type = type(part)
+    for cls in kind.__mro__:
         if vars(cls).get("version", 1) != 1:
             found[f"{prefix}{cls.__name__}.version"] = vars(cls)["version"]
     for field in fields(part):
