@@ -117,7 +117,7 @@ def transformer(data: Sequence[str], *overrides: str) -> Simulation:
 
 
 def vit(data: Sequence[str]) -> dict[str, Simulation]:
-    adapted = ("model.lora.rank=8", "model.lora.targets=[qkv,proj]")
+    adapted = ("model=timm_lora", "model.lora.rank=8", "model.lora.targets=[qkv,proj]")
     return {
         engine: transformer(data, *adapted, f"hardware.engine={engine}")
         for engine in ("sequential", "vectorised")

@@ -8,8 +8,6 @@ import numpy as np
 import pytest
 import torch
 
-from fedexp.algorithms.afcl import AFCL
-from fedexp.algorithms.ccvr import CCVR
 from fedexp.algorithms.cfed import CFeD
 from fedexp.algorithms.fedala import FedALA
 from fedexp.algorithms.fedalign import FedAlign
@@ -17,12 +15,11 @@ from fedexp.algorithms.fedcurv import FedCurv
 from fedexp.algorithms.feddmc import FedDMC
 from fedexp.algorithms.fedfomo import FedFOMO
 from fedexp.algorithms.fedka import FedKA
-from fedexp.algorithms.regmean import RegMean
-from fedexp.algorithms.target import DataFree
 from fedexp.core import tree
 from fedexp.engine.network import FunctionalNetwork
 from fedexp.models import Output
 from fedexp.training import exchange, rounds
+from method_rows import declared
 from test_algorithms import SHIPPED
 from test_continual import EVERY as STREAMS
 from toy_federation import PLAIN, first_of_each_class, play, play_round
@@ -131,16 +128,16 @@ def count_additional_examples(algorithm, simulation, epochs):
     ):  # validation examples are not trained on; the client has two models
         held = sum(len(algorithm.held_out(federation, client)) for client in range(3))
         return -held * epochs, held * (algorithm.slots + 2 - epochs)
-    if isinstance(algorithm, DataFree):
-        # a batch of images in each step: a gradient, and the answer of a teacher
-        images = 3 * epochs * algorithm.batch_size
-        return images, 2 * images
+    for family, count in declared("ADDITIONAL"):
+        if isinstance(algorithm, family):
+            return count(algorithm, epochs)
     return 0, 0
 
 
 # algorithms whose `work` is described in words only
 BY_WORD = (CFeD, FedDMC, FedKA, FedAlign)
-SQUARES = (AFCL, RegMean, CCVR)  # algorithms that send matrices with the square of a layer's width
+# algorithms that send matrices with the square of a layer's width
+SQUARES = tuple(declared("SQUARES"))
 
 
 def check_traffic(simulation, state, result):

@@ -2,16 +2,14 @@
 
 import functools
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, fields, replace
-from typing import Any, ClassVar
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 
-from fedexp.algorithms.afcl import AFCL
 from fedexp.algorithms.base import FedAvg, masked_mean
-from fedexp.algorithms.ccvr import CCVR
 from fedexp.algorithms.ditto import Ditto
 from fedexp.algorithms.families import Personal, ServerTraining
 from fedexp.algorithms.fedala import FedALA
@@ -46,7 +44,6 @@ from fedexp.algorithms.flashback import Flashback
 from fedexp.algorithms.interfaces import Batch
 from fedexp.algorithms.local_only import LocalOnly
 from fedexp.algorithms.moon import Moon
-from fedexp.algorithms.regmean import RegMean
 from fedexp.algorithms.scaffold import Scaffold
 from fedexp.core import storage, tree
 from fedexp.core.errors import ConfigError
@@ -58,6 +55,7 @@ from fedexp.testing import assert_engines_agree, assert_equal, gradient_of, reco
 from fedexp.training.rounds import play_round
 from fedexp.training.simulation import Simulation
 from fedexp.training.state import State
+from method_rows import Row, declared
 from toy_federation import (
     DRAWN,
     ENGINES,
@@ -78,49 +76,6 @@ from toy_federation import (
     play,
     random,
 )
-
-
-@dataclass(frozen=True)
-class Row:
-    """An algorithm with parameters at which it differs from FedAvg.
-
-    A change of any single parameter must change the result: a number is halved (0 becomes 0.5), a
-    bool inverted, a text replaced by its value in `other`. Parameters in `silent` have no effect in
-    this row, and those in `rejected` cannot be changed alone.
-    """
-
-    rounds: ClassVar[int] = 2  # the second one has teachers and client states
-    cls: type[FedAvg]
-    live: dict[str, Any] = field(default_factory=dict)
-    # changes of `live` that give FedAvg; None: no such changes
-    zero: dict[str, Any] | None = None
-    other: dict[str, Any] = field(default_factory=dict)
-    silent: tuple[str, ...] = ()
-    rejected: tuple[str, ...] = ()
-    public: float = 0.0  # fraction of the training data on the server
-    model: Any = None  # None: the small CNN
-    # the global model is FedAvg's, so the personal models are compared
-    personal: bool = False
-    stops_gradient: bool = False  # parts of the objective have no gradient
-
-    def make(self, **changes: Any) -> FedAvg:
-        return self.cls(**self.live | changes)
-
-    def changed(self, name: str) -> Any:
-        value = self.live[name]
-        if name in self.other:
-            return self.other[name]
-        return not value if isinstance(value, bool) else value / 2 or 0.5
-
-    @property
-    def name(self) -> str:
-        return "-".join([self.cls.__name__, *map(str, self.live.values())])
-
-    def simulation(self, algorithm: FedAvg | None = None, **settings: Any) -> Simulation:
-        """Return a simulation of this row's algorithm, or of another one on the same data."""
-        return make_simulation(
-            algorithm or self.make(), **{"public": self.public, "model": self.model} | settings
-        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -374,14 +329,8 @@ SHIPPED = [
     Row(FedBN, model=Normed()),
     Row(Ditto, live=dict(lambda_=0.5), personal=True),
     Row(FedProto, live=dict(lambda_=1.0)),
-    Row(AFCL, live=dict(gamma=0.5)),
-    Row(RegMean, live=dict(off_diagonal=0.5)),
-    Row(
-        CCVR,
-        live=dict(samples=6, epochs_on_server=2, batch_size=4, lr=0.1, covariance="full"),
-        other=dict(samples=3, epochs_on_server=1, batch_size=2, covariance="diagonal"),
-    ),
     Row(LocalOnly, personal=True),
+    *declared("ONE_TASK"),
 ]
 ROWS = [
     *SHIPPED,

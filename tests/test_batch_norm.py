@@ -25,9 +25,9 @@ from fedexp.models.resnet import BottleneckResNet, CifarResNet, TorchvisionResNe
 from fedexp.testing import assert_equal
 from fedexp.testing import train as train_with
 from fedexp.training.rounds import play_round
+from method_rows import stream
 from test_algorithms import FIRST, NTD, SHIPPED, EveryHook
 from test_continual import ROWS as STREAMS
-from test_continual import stream
 from test_vectorised import Closures, Traces, assert_same_training, recording, traces
 from toy_federation import (
     LOCAL,

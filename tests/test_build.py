@@ -20,11 +20,11 @@ from fedexp.config.values import convert
 from fedexp.core.errors import ConfigError
 from fedexp.data.types import TextShape
 from fedexp.rundir.identity import digest, result_values
-from toy_federation import CONF, composed
+from toy_federation import CONF, CONFS, composed
 
 SURFACE = Path(__file__).parent / "golden" / "options.txt"
 EXPERIMENTS = SURFACE.with_name("experiments.txt")  # hashes of their values
-OPTIONS = {group: list_options(group, [CONF]) for group in list_groups([CONF])}
+OPTIONS = {group: list_options(group, CONFS) for group in list_groups(CONFS)}
 TOGETHER = [  # an option of every group, until each has been had
     {group: options[i % len(options)] for group, options in OPTIONS.items()}
     for i in range(max(map(len, OPTIONS.values())))
@@ -48,7 +48,7 @@ def together(chosen: dict[str, str]) -> Any:
 
 
 def test_every_config_group_is_built():
-    assert tuple(list_groups([CONF])) == tuple(GROUPS)
+    assert tuple(list_groups(CONFS)) == tuple(GROUPS)
 
 
 @pytest.mark.parametrize("chosen", TOGETHER, ids=lambda chosen: chosen["algorithm"])
@@ -61,17 +61,18 @@ def test_every_option_composes_and_builds(chosen):
         assert [type(each) for each in made] == classes
 
 
+SLOW = ("resnet50", "timm", "timm_lora", "torchvision", "torchvision_lora")
+
+
 @pytest.mark.parametrize(
     "option",
     [
-        pytest.param(
-            option, marks=pytest.mark.slow if option in ("resnet50", "timm", "torchvision") else ()
-        )
-        for option in list_options("model", [CONF])
+        pytest.param(option, marks=pytest.mark.slow if option in SLOW else ())
+        for option in list_options("model", CONFS)
     ],
 )
 def test_every_model_runs_on_colour_images_or_texts(option):
-    if option == "timm":
+    if option in ("timm", "timm_lora"):
         pytest.importorskip("timm")
     model = build(composed(f"model={option}")).model
     if model.reads == "images":
@@ -87,7 +88,7 @@ def test_every_model_runs_on_colour_images_or_texts(option):
 
 def test_every_option_is_listed():
     """New, renamed and removed options appear in the diff."""
-    found = set(known_keys(CONF, [])) ^ {*SURFACE.read_text(encoding="utf-8").splitlines()}
+    found = set(known_keys(CONF, CONFS[1:])) ^ {*SURFACE.read_text(encoding="utf-8").splitlines()}
     assert not found, "new or lost options; note them with `python tests/test_build.py --write`"
 
 
@@ -113,12 +114,12 @@ def hash_of(experiment: str) -> str:
 
 
 def test_every_experiment_has_its_hash():
-    assert list(HASHES) == list_options("experiment", [CONF])
+    assert list(HASHES) == list_options("experiment", CONFS)
     assert not any("_protocol" in name for name in HASHES)
 
 
 def test_list_of_options_has_every_composed_key():
-    known = set(known_keys(CONF, []))
+    known = set(known_keys(CONF, CONFS[1:]))
 
     def keys(node: dict[str, Any], prefix: str = "") -> set[str]:
         found = {prefix + name for name in node}
@@ -369,4 +370,4 @@ def test_abstract_class_is_rejected():
 
 if __name__ == "__main__":
     assert sys.argv[1:] == ["--write"], "usage: python tests/test_build.py --write"
-    SURFACE.write_text("\n".join(sorted(known_keys(CONF, []))) + "\n", encoding="utf-8")
+    SURFACE.write_text("\n".join(sorted(known_keys(CONF, CONFS[1:]))) + "\n", encoding="utf-8")

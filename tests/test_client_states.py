@@ -5,9 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fedexp.algorithms.afcl import AFCL
 from fedexp.algorithms.base import FedAvg
-from fedexp.algorithms.ccvr import CCVR
 from fedexp.algorithms.fedfomo import FedFOMO
 from fedexp.algorithms.fedgkd import FedGKD
 from fedexp.algorithms.fedntd import FedNTD
@@ -17,7 +15,6 @@ from fedexp.algorithms.fedrep import FedRep
 from fedexp.algorithms.flashback import Flashback
 from fedexp.algorithms.interfaces import Needs
 from fedexp.algorithms.local_only import LocalOnly
-from fedexp.algorithms.regmean import RegMean
 from fedexp.algorithms.scaffold import Scaffold
 from fedexp.core import tree
 from fedexp.core.memory import free_memory, size_of
@@ -27,6 +24,7 @@ from fedexp.rundir.client_states import ClientStates, choose_place
 from fedexp.training import run_setup
 from fedexp.training.rounds import play_round
 from fedexp.training.state import State
+from method_rows import declared
 from test_algorithms import SHIPPED, record
 from test_views import full_run
 from toy_federation import (
@@ -134,7 +132,6 @@ def test_large_states_are_kept_in_files(monkeypatch):
 # 4 x 8 + 4 (36). Sent numbers: by a client with one class of four, and by one with all classes.
 FOMO = FedFOMO(models=2, validation=0.3, epsilon=0.0, epsilon_decay=0.05, distance="l1")
 FLASHBACK = Flashback(gamma=0.1, epochs_on_server=1, on_clients=True, on_server=True)
-CALIBRATION = CCVR(samples=2, epochs_on_server=1, batch_size=4, lr=0.1, covariance="full")
 NUMBERS = {
     "FedAvg": (FedAvg(), (290, 290), 290),
     # the model and a control variate, both ways
@@ -151,13 +148,8 @@ NUMBERS = {
     "FedGKD of 1": (FedGKD(gamma=0.1, tau=1.0, models=1), (290, 290), 291),
     "FedGKD of 5": (FedGKD(gamma=0.1, tau=1.0, models=5), (290, 290), 581),
     "Flashback": (FLASHBACK, (294, 294), 294),  # four label counts
-    # a matrix of 8 x 8 and one of 8 x 4; the classifier
-    "AFCL": (AFCL(gamma=0.1), (96, 96), 36),
-    # the model, and matrices of 27 x 27 and 8 x 8 for the inputs of its linear layers
-    "RegMean": (RegMean(off_diagonal=0.5), (1083, 1083), 290),
-    # with the model, for each of four classes a count, 8 means and 8 x 8 covariances; two models
-    "CCVR": (CALIBRATION, (582, 582), 580),
     "LocalOnly": (LocalOnly(), (0, 0), 0),
+    **dict(declared("NUMBERS")),
 }
 
 
@@ -223,7 +215,7 @@ def test_batch_norm_models_run_with_every_algorithm(row, tmp_path):
         servers.append(record(simulation, tmp_path / name, resume=False).server)
         for key, value in servers[-1]["buffers"].items():
             moved = bool((value - start[key]).abs().max() > 1e-3)
-            assert moved == (row.cls not in (AFCL, LocalOnly)), key
+            assert moved == (row.cls.trains_model), key
     torch.testing.assert_close(servers[0], servers[1], rtol=0, atol=0)
     assert tree.is_finite(servers[0])
 

@@ -15,7 +15,7 @@ from fedexp.papers import cells as papers
 from fedexp.papers.aggregate import write_tables
 from fedexp.papers.runs import read_runs
 from fedexp.rundir.sweeps import find_jobs, write_sweep_name
-from toy_federation import CONF
+from toy_federation import CONF, CONFS
 
 TABLE8 = ["experiment=fedntd/cifar10_s2", "local.epochs=5"]
 RUN8 = [*TABLE8, "algorithm=fedavg"]
@@ -67,7 +67,7 @@ def make_run(
 
 
 def cells(folder, name):
-    return papers.cells(load_sweep(name, [CONF]), read_runs([folder]))
+    return papers.cells(load_sweep(name, CONFS), read_runs([folder]))
 
 
 def one(table, **wanted):
@@ -464,7 +464,7 @@ def test_published_failure_agrees_only_with_a_failed_run(
 
 def test_dash_is_not_a_published_value():
     """CFeD Table 1 has 84 cells, 6 of them with a dash, since DMC learns only new classes."""
-    assert len(papers.published_cells(load_sweep("cfed_table1", [CONF]))) == 78
+    assert len(papers.published_cells(load_sweep("cfed_table1", CONFS))) == 78
 
 
 def test_all_runs_of_a_setting_have_one_target(tmp_path):

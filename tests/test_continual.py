@@ -4,7 +4,7 @@ numbers."""
 import functools
 from dataclasses import dataclass, fields, replace
 from types import SimpleNamespace
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,22 +15,13 @@ import yaml
 from fedexp.algorithms import continual, optimizers
 from fedexp.algorithms.base import FedAvg
 from fedexp.algorithms.cfed import CFeD, Learner, Reviewer, Student
-from fedexp.algorithms.codaprompt import CODAPrompt
-from fedexp.algorithms.dualprompt import DualPrompt
-from fedexp.algorithms.exemplars import Exemplars
 from fedexp.algorithms.families import OwnTraining
-from fedexp.algorithms.fedcbdr import FedCBDR
 from fedexp.algorithms.feddmc import Consolidation, FedDMC, NewModel
 from fedexp.algorithms.fedewc import FedEWC
 from fedexp.algorithms.fedlwf import FedLwF
 from fedexp.algorithms.fedmultihead import FedMultiHead
-from fedexp.algorithms.glfc import GLFC
 from fedexp.algorithms.heads import HEAD
-from fedexp.algorithms.l2p import L2P
-from fedexp.algorithms.lorm import LoRM
-from fedexp.algorithms.mfcl import MFCL
-from fedexp.algorithms.pilora import PILoRA
-from fedexp.algorithms.target import TARGET
+from fedexp.config.options import conf_directories
 from fedexp.config.trust import find_class
 from fedexp.config.values import make_target, resolve
 from fedexp.core import storage, tree
@@ -38,22 +29,18 @@ from fedexp.core.errors import ConfigError
 from fedexp.engine.base import ClientRuntime, Shared
 from fedexp.engine.network import LiveNetwork
 from fedexp.rundir import files
-from fedexp.training.rounds import play_round
+from fedexp.training.rounds import begin_task, play_round
+from method_rows import TaskRow as Row
+from method_rows import declared, stream
 from test_algorithms import SHIPPED, assert_equal, differ, record, tables
-from test_algorithms import Row as OneTaskRow
 from toy_federation import (
     CLASSES,
-    CONF,
     ENGINES,
     KEPT,
     LOCAL,
     STRUCTURE,
     TWO_TASKS,
-    Adapted,
-    AdaptedNormed,
-    Normed,
     SoftmaxRegression,
-    TinyTransformer,
     assemble,
     broadcast,
     composed,
@@ -69,33 +56,10 @@ from toy_federation import (
     play,
     random,
     stepped,
+    task_start,
 )
 
-SIZES = (1, 3, 4, 2)
 ADAM = replace(LOCAL, optimizer="adam", lr=0.01)
-
-
-def stream(algorithm: FedAvg, **changes: Any):
-    """Return a simulation of four clients and two tasks of two classes with two rounds each. 12 of
-    the 40 training examples are unlabelled."""
-    settings = {
-        "sizes": SIZES,
-        "scenario": TWO_TASKS,
-        "surrogate": 0.3,
-        "rounds": 2,
-        "participation": 0.75,
-    }
-    return make_simulation(algorithm, **settings | changes)
-
-
-@dataclass(frozen=True)
-class Row(OneTaskRow):
-    """As in test_algorithms: parameters at which the method differs from FedAvg in task 2."""
-
-    rounds: ClassVar[int] = 4  # two of each task
-
-    def simulation(self, algorithm: FedAvg | None = None, **changes: Any):
-        return stream(algorithm or self.make(), **{"model": self.model} | changes)
 
 
 CFED = dict(
@@ -128,7 +92,7 @@ ROWS = [
         zero=dict(lambda_=0.0),
         other=dict(fisher="old_tasks"),
     ),
-    Row(FedMultiHead),
+    Row(FedMultiHead, at_once=True),
     Row(
         CFeD,
         CFED,
@@ -140,6 +104,7 @@ ROWS = [
         CFeD,
         CFED | dict(server_distillation=True),
         other=dict(review_fraction=1.0, server_batch_size=1),
+        at_once=True,
     ),
     Row(FedDMC, DMC, other=DMC_OTHER),
     Row(
@@ -147,76 +112,11 @@ ROWS = [
         DMC | dict(targets="added", student="global", whole_set=True),
         other=dict(targets="split", student="initial", new_model="old", epochs_factor=1),
     ),
-    Row(
-        TARGET,
-        dict(kd=5.0, temperature=2.0, batches=2, batch_size=4, steps=4, lr_generator=0.05, width=4),
-        other=dict(batches=1, batch_size=2, steps=2, width=2),
-    ),
-    Row(
-        MFCL,
-        dict(ft=0.8, kd=0.5, batches=2, batch_size=4, steps=4, lr_generator=0.05, width=4),
-        other=dict(batches=1, batch_size=2, steps=2, width=2),
-    ),
-    Row(
-        FedCBDR,
-        dict(
-            samples=6, tau_old=0.8, tau_new=1.4, omega_old=1.2, omega_new=0.6, selection="leverage"
-        ),
-        other=dict(samples=3, selection="random"),
-    ),
-    Row(
-        GLFC,
-        dict(memory=4, lambda_gc=0.5, lambda_rd=0.5, compensation=True, proxy=True),
-        other=dict(memory=2),
-        silent=("proxy",),
-    ),
-    Row(
-        GLFC,
-        dict(memory=4, lambda_gc=0.5, lambda_rd=0.5, compensation=False, proxy=False),
-        other=dict(memory=2),
-        silent=("proxy",),
-    ),
+    *declared("ROWS"),
 ]
-ADAPTED = [  # what trains low-rank adapters
-    Row(
-        PILoRA,
-        dict(temperature=0.5, lambda_pl=0.5, gamma=0.5, l1=0.1, adapter_rate=0.5),
-        model=Adapted(),
-    ),
-    Row(
-        LoRM,
-        dict(off_diagonal=0.5, head_off_diagonal=0.3, a_rate=0.5, b_rate=2.0, weight_decay=0.01),
-        model=Adapted(),
-    ),
-]
-PROMPTED = [  # what trains prompts of a transformer, which has no batch norm
-    Row(
-        L2P,
-        dict(pool=4, selected=2, length=2, lambda_pull=0.5),
-        other=dict(pool=5, selected=1, length=3),
-        model=TinyTransformer(),
-    ),
-    Row(
-        DualPrompt,
-        dict(
-            general_layers=(0,), general_length=2, task_layers=(1,), task_length=3, lambda_match=0.5
-        ),
-        other=dict(general_layers=(2,), general_length=3, task_layers=(2,), task_length=2),
-        model=TinyTransformer(),
-    ),
-    Row(
-        CODAPrompt,
-        dict(layers=(0, 1), components=5, length=4, ortho=0.5),
-        other=dict(layers=(1,), components=4, length=2),
-        model=TinyTransformer(),
-    ),
-]
-EVERY = [*ROWS, *ADAPTED, *PROMPTED]
+EVERY = [*ROWS, *declared("OF_MODELS")]
 FIRST = first_of_each_class(EVERY)
 BY_NAME = {row.name: row for row in EVERY}
-# not FedAvg in the first task
-OTHERWISE_AT_ONCE = (FedMultiHead, TARGET, MFCL, GLFC, PILoRA, LoRM)
-OTHERWISE_AT_ONCE += (L2P, DualPrompt, CODAPrompt)
 every_row = pytest.mark.parametrize(
     "row",
     [
@@ -228,8 +128,8 @@ every_row = pytest.mark.parametrize(
 
 def test_every_method_for_tasks_has_generic_tests():
     """The row is here, or in test_algorithms if the algorithm needs no tasks."""
-    files = (CONF / "algorithm").glob("*.yaml")
-    targets = {yaml.safe_load(path.read_text()).get("_target_") for path in files} - {None}
+    paths = [path for conf in conf_directories() for path in (conf / "algorithm").glob("*.yaml")]
+    targets = {yaml.safe_load(path.read_text()).get("_target_") for path in paths} - {None}
     classes = {find_class(target, "algorithm") for target in targets}
     for_tasks = {cls for cls in classes if "none" not in cls.scenarios}
     assert for_tasks == {row.cls for row in EVERY}
@@ -323,7 +223,7 @@ def test_changing_any_option_changes_the_trained_model(row):
     not in task 2, and every option changes it."""
     first, second = ends_of_tasks(row.make(), row.model)
     fedavg = ends_of_tasks(FedAvg(), row.model)
-    if row.cls not in OTHERWISE_AT_ONCE and not row.live.get("server_distillation"):
+    if not row.at_once:
         assert_equal(first, fedavg[0], atol=1e-12)
     assert differ([second], [fedavg[1]], by=1e-5)
     for name in row.live:
@@ -402,13 +302,12 @@ def test_declared_needs_equal_exchanged_trees(row):
     assert needs.surrogate == (row.cls in (CFeD, FedDMC))
 
 
-@one_of_each_kind("row", {k: row for k, row in BY_NAME.items() if row not in PROMPTED}, *KEPT)
+@one_of_each_kind("row", {k: row for k, row in BY_NAME.items() if row.normed is not None}, *KEPT)
 def test_methods_work_with_batch_norm(row):
     """The sequential engine and workers agree; every model uses its running statistics."""
     servers = []
     for name in ("sequential", "workers"):
-        model = AdaptedNormed() if row in ADAPTED else Normed()
-        simulation = on_engine(row.simulation(model=model), name)
+        simulation = on_engine(row.simulation(model=row.normed), name)
         servers.append(play(simulation, 4).server)
     assert_equal(servers[1], servers[0])
     assert tree.is_finite(servers[0])
@@ -429,10 +328,9 @@ def test_other_tasks_examples_are_never_read(row):
         others = [s.federation for s in simulation.stages if s.federation is not info]
         foreign = np.concatenate([part for other in others for part in other.parts])
         assert not allowed & {*foreign.tolist()}
-        # it chooses in round 3 among those of task 1
-        if issubclass(row.cls, Exemplars) and number == 3:
+        if row.keeps and number == 3:  # it chooses in round 3 among those of task 1
             allowed |= {*np.concatenate(simulation.stages[0].federation.parts).tolist()}
-        elif issubclass(row.cls, Exemplars) and number > 3:
+        elif row.keeps and number > 3:
             allowed |= {*rounds[number - 2].server["kept"].flatten().tolist()}
         assert this.read <= allowed, number
         assert this.read
@@ -789,9 +687,8 @@ def test_dmc_ignores_future_classes():
     (-2.75, 3.25, -2.75, 2.25)."""
     simulation = stream(FedDMC(**DMC))
     info = replace(simulation.stages[1].federation, tasks=((0,), (1, 2), (3,)), task=1)
-    server = simulation.algorithm.begin_task(
-        simulation.initial_state().server, simulation.initial, info
-    )
+    start = task_start(info, simulation.initial)
+    server = simulation.algorithm.begin_task(simulation.initial_state().server, start)
     assert server["old_classes"].tolist() == [1, 0, 0, 0]
     assert server["new_classes"].tolist() == [0, 1, 1, 0]
     answers = {"old": [4, 9, 9, 9], "new": [9, 10, 4, 9], "student": [2, 0, 0, 100]}
@@ -838,9 +735,7 @@ def test_centralised_dmc_starts_both_models_from_the_old_one():
     algorithm, state = simulation.algorithm, play(simulation, 1)
     old, info = state.server["params"], simulation.stages[1].federation
     assert (flat(old) - flat(simulation.initial)).abs().max() > 1e-3
-    server = algorithm.begin_task(
-        state.server, simulation.initial | simulation.initial_buffers, info
-    )
+    server = begin_task(simulation, state.server, 2)
     new, student = algorithm.exchanges(info)
     assert_equal(new.broadcast(server)["params"], old)
     # as the new model has learned

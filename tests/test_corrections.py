@@ -4,7 +4,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from fedexp.analysis.sweep import expand, launches, load_sweep
-from toy_federation import CONF, composed
+from toy_federation import CONFS, composed
 
 VALUES = [
     # 0.01 diverged with one local epoch
@@ -57,7 +57,7 @@ def test_settings_of_the_papers_have_the_corrected_values(line, wanted):
 
 def jobs(name):
     return [
-        frozenset(job) for line in launches(load_sweep(name, [CONF]), []) for job in expand(line)
+        frozenset(job) for line in launches(load_sweep(name, CONFS), []) for job in expand(line)
     ]
 
 

@@ -16,22 +16,22 @@ from fedexp.papers.cells import EXPECTED, find_data_changes
 from fedexp.training.prepare import prepare
 from quick_runs import FEDERATION
 from test_compare import RUN8, make_run, table8
-from toy_federation import CONF, composed
+from toy_federation import CONFS, composed, conf_file
 
 CIFAR = {"train": 50_000, "test": 10_000, "classes": 10, "clients": 100}
 
 
 def expected(name):
     """The numbers that an experiment expects."""
-    text = (CONF / "experiment" / f"{name}.yaml").read_text(encoding="utf-8")
+    text = conf_file(f"experiment/{name}").read_text(encoding="utf-8")
     return yaml.safe_load(text)["expected"]
 
 
-@pytest.mark.parametrize("name", list_options("experiment", [CONF]))
+@pytest.mark.parametrize("name", list_options("experiment", CONFS))
 def test_each_experiment_states_its_data(name):
     numbers = expected(name)
     assert list(numbers) == list(EXPECTED)
-    path = CONF / "experiment" / f"{name}.yaml"
+    path = conf_file(f"experiment/{name}")
     texts = [each.read_text() for each in (path, path.with_name("_protocol.yaml")) if each.exists()]
     assert f"num_clients: {numbers['clients']}\n" in "".join(texts)
     assert numbers["classes"] is not None

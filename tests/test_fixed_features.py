@@ -8,8 +8,8 @@ import torch
 from torch import nn
 from torch.func import grad, vmap
 
+from fedexp.algorithms.base import FedAvg
 from fedexp.core import memory
-from fedexp.models.lora import LoRA
 from fedexp.training import prepare
 from fedexp.training.features import has_fixed_features
 from test_algorithms import assert_equal
@@ -19,8 +19,9 @@ from test_vmap_support import SmallViT
 from toy_federation import LOCAL, make_simulation, one_of_each_kind, play
 
 FROZEN = Own(head="fc", freeze=("backbone",))
-# The first two reject such a model. The others extend the network, so features are not stored.
-OTHERS = ("FedAlign", "FedBN", "RegMean")
+# They reject such a model.
+OTHERS = ("FedAlign", "FedBN")
+STORING = {k: v for k, v in ROWS.items() if k not in OTHERS and not v.cls.needs_inputs}
 CHANGING = ("example_loss", "objective", "local_step", "client_setup", "finish", "refine", "heads")
 
 
@@ -37,7 +38,7 @@ def plainly(monkeypatch):
 
 
 @pytest.mark.parametrize("engine", ["sequential", "vectorised"])
-@one_of_each_kind("name", {k: v for k, v in ROWS.items() if k not in OTHERS}, *CHANGING)
+@one_of_each_kind("name", STORING, *CHANGING)
 def test_training_on_stored_features_equals_training_on_images(name, engine, plainly):
     """Also for algorithms that change the inputs, such as FedReg."""
     options = {"model": FROZEN, "augment": False, "engine": engine}
@@ -54,15 +55,13 @@ def test_training_on_stored_features_equals_training_on_images(name, engine, pla
     assert_equal(*[vars(one) for one in tested], atol=1e-12)
 
 
-@pytest.mark.parametrize("engine", ["sequential", "vectorised"])
-def test_features_are_not_stored_if_the_algorithm_reads_inputs_of_layers(engine):
-    """RegMean reads the inputs of the head, from which it computes Gram matrices."""
-    options = {"model": FROZEN, "augment": False, "engine": engine}
-    simulation = ROWS["RegMean"].simulation(**options)
-    assert simulation.runtime.data.train_features is None
-    merged, averaged = (play(each, 1) for each in (simulation, make_simulation(**options)))
-    key = "classifier.weight"
-    assert not torch.allclose(merged.server["params"][key], averaged.server["params"][key])
+def test_features_are_not_stored_if_the_algorithm_reads_inputs_of_layers():
+    class Reading(FedAvg):
+        needs_inputs = True
+
+    options = {"model": FROZEN, "augment": False}
+    assert make_simulation(**options).runtime.data.train_features is not None
+    assert make_simulation(Reading(), **options).runtime.data.train_features is None
 
 
 def test_recorded_steps_use_the_features(plainly):
@@ -129,7 +128,6 @@ def test_features_are_selected_with_validation_examples():
         (Own(head="fc"), False),  # trains the backbone
         (Own(freeze=("inner", "stem")), False),  # unknown features
         (Own(head="fc", freeze=("backbone",), dropout=0.5), False),
-        (Own(head="fc", lora=LoRA(rank=2)), False),
         (Own(head="fc", freeze=("fc.bias", "backbone")), True),
     ],
 )

@@ -16,9 +16,9 @@ from fedexp.core.errors import ConfigError
 from fedexp.models.cnn import CNN
 from fedexp.training.rounds import play_round
 from fedexp.training.summary import summary_of
+from method_rows import stream
 from test_algorithms import SHIPPED, assert_equal, record
 from test_continual import ROWS as CONTINUAL
-from test_continual import stream
 from toy_federation import (
     ENGINES,
     KEPT,

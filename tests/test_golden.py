@@ -2,7 +2,7 @@
 
 If a change alters them, it changes what users measure. Every run starts `fedexp.run` and is read
 from its run directory by `outcome`, so only that function knows the files' formats. Besides, these
-tests import the base classes of one's own models (drawn_models.py) and core/rng.py.
+tests import the base classes of one's own models (drawn_models.py, toy_models.py) and core/rng.py.
 
 Runs are in float64, from initial weights that are equal on every CPU. Still, other CPUs sum in
 another order, so the last digits differ: numbers are compared to 1e-9 of their size. Weights that
@@ -35,10 +35,10 @@ from PIL import Image
 
 import fedexp
 from drawn_models import Recorded
+from fedexp.config.options import conf_directories, list_options
 from fedexp.core.rng import generator_for, torch_seed
 
 GOLDEN = Path(__file__).parent / "golden" / "runs.json"
-CONF = Path(__file__).parents[1] / "conf"
 
 # --- the runs
 
@@ -48,6 +48,7 @@ COMMON = [*MACHINE, "num_clients=6", "participation=0.5", "rounds=3", "local.epo
 COMMON += ["local.batch_size=60", "keep_models=1"]
 DIGITS = [*COMMON, "dataset=digits", "model=drawn_cnn"]
 TASKS = [*DIGITS, "scenario=class_incremental", "scenario.num_tasks=2", "rounds=2"]
+STREAM = [*TASKS, "scenario=class_stream"]
 SURROGATE = [*TASKS, "surrogate.fraction=0.2", "surrogate.shards=1", "surrogate.server_shards=1"]
 PUBLIC = [*DIGITS, "public.fraction=0.1"]
 PERSONAL = [*DIGITS, "evaluate=[global,personal]"]
@@ -140,8 +141,8 @@ RUNS |= {
     ],
     # tasks
     "rotations": [*DIGITS, "scenario=rotations", "rounds=2"],
-    "shuffled tasks": [*TASKS, "scenario.shuffle_classes=true", "scenario.blur=0.2", "seed=1"],
-    "own orders": [*TASKS, "scenario.order=per_client", "scenario.replay=5"],
+    "shuffled tasks": [*STREAM, "scenario.shuffle_classes=true", "scenario.blur=0.2", "seed=1"],
+    "own orders": [*STREAM, "scenario.order=per_client", "scenario.replay=5"],
     # local training and server
     "adam, cosine": [
         *[*DIGITS, "local.optimizer=adam", "local.schedule=cosine", "local.warmup=1"],
@@ -199,7 +200,8 @@ MODELS = {
     "torchvision": ["model.name=mobilenet_v3_small"],
 }
 SLOW_MODELS = {"cnn_3fc", "cnn_circle", "resnet18", "resnet50", "torchvision"}
-UNDRAWN_MODELS = {"timm"}  # it is not in the extra dev
+# timm is not in the extra dev; networks with adapters are those of torchvision and timm
+UNDRAWN_MODELS = {"timm", "timm_lora", "torchvision_lora"}
 
 
 # --- reading a run directory: the only place that knows its files
@@ -316,14 +318,17 @@ def golden() -> dict[str, Any]:
 # --- running
 
 OWN = {
-    "drawn_cnn": ("DrawnCNN", "channels: [4]\nkernel: 5\npadding: 2\nhidden: [8]\n"),
+    "drawn_cnn": ("drawn_models.DrawnCNN", "channels: [4]\nkernel: 5\npadding: 2\nhidden: [8]\n"),
     "drawn_textcnn": (
-        "DrawnTextCNN",
+        "drawn_models.DrawnTextCNN",
         "filters: 4\nheights: [1, 2]\nhidden: 6\ndropout: 0.1\ndimension: 8\n",
     ),
-    "drawn_adapted": ("DrawnAdapted", "lora: {_target_: fedexp.models.lora.LoRA, rank: 2}\n"),
-    "drawn_transformer": ("DrawnTransformer", ""),
-    "recorded": ("Recorded", ""),
+    "drawn_adapted": (
+        "toy_models.DrawnAdapted",
+        "lora: {_target_: fedexp_continual.models.lora.LoRA, rank: 2}\n",
+    ),
+    "drawn_transformer": ("toy_models.DrawnTransformer", ""),
+    "recorded": ("drawn_models.Recorded", ""),
 }
 OWN_KEYS = {
     "drawn_cnn": "unit_features: null\nbatch_norm: false\n",
@@ -338,7 +343,7 @@ def write_inputs(root: Path) -> None:
     folder = root / "conf" / "model"
     folder.mkdir(parents=True)
     for name, (cls, keys) in OWN.items():
-        text = f"# {cls}.\n_target_: drawn_models.{cls}\n{keys}{OWN_KEYS.get(name, '')}"
+        text = f"# {cls}.\n_target_: {cls}\n{keys}{OWN_KEYS.get(name, '')}"
         (folder / f"{name}.yaml").write_text(text, encoding="utf-8")
     rng = np.random.default_rng(0)
     for source in ("thucnews", "sina2019"):
@@ -483,8 +488,8 @@ def test_random_streams_equal_golden_numbers():
 
 
 def test_every_option_has_a_golden_run():
-    assert {*ALGORITHMS} == {path.stem for path in (CONF / "algorithm").glob("*.yaml")}
-    assert {*MODELS, *UNDRAWN_MODELS} == {path.stem for path in (CONF / "model").glob("*.yaml")}
+    assert [*ALGORITHMS] == list_options("algorithm", conf_directories())
+    assert sorted({*MODELS, *UNDRAWN_MODELS}) == list_options("model", conf_directories())
 
 
 def test_golden_runs_differ():

@@ -1,11 +1,15 @@
-"""The layout of the package: every package has a floor, and imports point to lower floors."""
+"""The layout of the packages: floors of fedexp, and the neighbours that extend it."""
 
 import ast
 import functools
 import re
 from pathlib import Path
 
-PACKAGE = Path(__file__).resolve().parents[1] / "src" / "fedexp"
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGE = ROOT / "src" / "fedexp"
+NEIGHBOURS = sorted(path for path in (ROOT / "src").glob("fedexp_*") if path.is_dir())
 # From the lowest floor up. A package may import only from lower floors, also within functions.
 FLOORS = (
     ("core",),
@@ -20,6 +24,8 @@ FLOORS = (
     ("cli",),
     ("api",),
 )
+# What neighbours may import: modules, or packages with their modules.
+PUBLIC = ("fedexp.algorithms", "fedexp.core", "fedexp.data", "fedexp.models")
 FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
 
 
@@ -104,3 +110,35 @@ def test_private_interfaces_of_libraries_are_in_one_place():
         for found in private.finditer(path.read_text(encoding="utf-8"))
     ]
     assert not elsewhere, "core/private is their place"
+
+
+# --- neighbours
+
+
+def test_fedexp_names_no_neighbour():
+    names = re.compile("|".join(path.name for path in NEIGHBOURS))
+    files = [*PACKAGE.rglob("*.py"), *(ROOT / "conf").rglob("*.yaml")]
+    found = [path for path in files if names.search(path.read_text(encoding="utf-8"))]
+    assert NEIGHBOURS
+    assert not found
+
+
+@pytest.mark.parametrize("neighbour", NEIGHBOURS, ids=lambda path: path.name)
+def test_neighbours_import_only_public_names(neighbour):
+    wrong = []
+    for path in sorted(neighbour.rglob("*.py")):
+        for line, name in imported(path):
+            package, *rest = name.split(".")
+            private = package == "fedexp" and any(part.startswith("_") for part in rest)
+            inner = package == "fedexp" and not name.startswith(tuple(f"{p}." for p in PUBLIC))
+            other = package in {each.name for each in NEIGHBOURS} - {neighbour.name}
+            if private or inner or other or "private" in rest:
+                wrong.append(f"{path.relative_to(neighbour)}:{line} imports {name}")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_options_of_neighbours_have_names_of_their_own():
+    """Hydra would use fedexp's option instead of another one with the same name."""
+    confs = [ROOT / "conf", *(path / "conf" for path in NEIGHBOURS)]
+    names = [path.relative_to(conf) for conf in confs for path in conf.rglob("*.yaml")]
+    assert len(names) == len(set(names))

@@ -18,7 +18,7 @@ from fedexp.rundir import files
 from fedexp.training.checks import check_used
 from fedexp.training.job import Job
 from fedexp.training.run import train_run
-from toy_federation import CONF, composed
+from toy_federation import CONF, CONFS, composed
 
 # Two rounds of four clients with three steps each; all other values are those of conf/.
 BASE = ["num_clients=8", "participation=0.5", "local.epochs=1", "min_size=2", "rounds=2"]
@@ -27,7 +27,7 @@ BASE += ["hardware=cpu", "hardware.engine=sequential", "hardware.threads=1", "fi
 CHOICES = {"dataset": "digits", "scenario": "none", "partition": "lda", "model": "cnn"}
 CHOICES |= {"algorithm": "fedavg", "forgetting_metric": "forgetting", "analysis": "none"}
 CHOICES |= {"hardware": "cpu", "tracker": "none"}
-KEYS = known_keys(CONF, [])
+KEYS = known_keys(CONF, CONFS[1:])
 
 # key -> another value that changes what the run writes
 CHANGED = {
@@ -192,8 +192,8 @@ def test_every_key_is_tested_or_has_a_reason():
     for key in ("defaults", "hydra", *MULTIPLE):
         del main[key]
     known = {*keys_of(main), *keys_of({"hardware": hardware})}
-    for group in list_groups([CONF]):  # and keys that all options of a group have
-        options = {f"{group}={option}" for option in list_options(group, [CONF])}
+    for group in list_groups(CONFS):  # and keys that all options of a group have
+        options = {f"{group}={option}" for option in list_options(group, CONFS)}
         known |= {key for key, brought in KEYS.items() if {*brought} >= options}
     known = {key for key in known if not key.endswith("_target_")}
     tables = [*CHANGED, *REJECTED, *REASONS]

@@ -25,9 +25,9 @@ from fedexp.engine.base import ScheduledData
 from fedexp.testing import assert_engines_agree
 from fedexp.training.checks import server_problems
 from fedexp.training.rounds import play_round
+from method_rows import stream
 from test_algorithms import SHIPPED, Stopping, assert_equal, record
 from test_continual import ROWS as CONTINUAL
-from test_continual import stream
 from toy_federation import (
     DRAWN,
     ENGINES,

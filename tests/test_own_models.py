@@ -10,7 +10,6 @@ import torch
 from torch import nn
 
 from fedexp.algorithms.base import FedAvg
-from fedexp.algorithms.families import Rehearsal
 from fedexp.algorithms.fedexp_step import FedExPStep
 from fedexp.algorithms.local_training import LocalTraining
 from fedexp.core import tree
@@ -27,9 +26,9 @@ from fedexp.models.pretrained import (
 )
 from fedexp.testing import train
 from fedexp.training.rounds import play_round
+from method_rows import stream
 from test_algorithms import SHIPPED, assert_equal
 from test_continual import ROWS as CONTINUAL
-from test_continual import stream
 from toy_federation import (
     ENGINES,
     LOCAL,
@@ -234,26 +233,24 @@ def test_scalar_tensors_are_averaged(algorithm):
     assert rows["network"]["l1"] == pytest.approx(abs(float(local[scale][3] - start[scale])))
 
 
-class Rehearsing(Rehearsal):
+class Rehearsing(FedAvg):
     """At the start of a task, the server stores the logits of the model in training mode for one
     grey image."""
 
-    def rehearse(self, net, server, pixels, info, rng):
+    def begin_task(self, server, start):
+        net = start.network(server)
         net.load(server["params"], server["buffers"])
-        return server | {
-            "said": net(
-                net.params, torch.ones(1, *pixels.shape, dtype=torch.float64)
-            ).logits.detach()
-        }
+        grey = torch.ones(1, *start.pixels.shape, dtype=torch.float64)
+        return server | {"said": net(net.params, grey).logits.detach()}
 
 
-@pytest.mark.parametrize("name", ["FedDF", "Flashback", "rehearse"])
+@pytest.mark.parametrize("name", ["FedDF", "Flashback", "begin_task"])
 def test_server_dropout_depends_only_on_the_round(name):
     """The server seeds dropout from the run's seed and the round. Two runs with one seed therefore
     agree, whatever the state of torch's global generator."""
     model, states = Own(head="fc", dropout=0.5), []
     for noise in (1, 2):
-        asked = name == "rehearse"
+        asked = name == "begin_task"
         simulation = (
             stream(Rehearsing(), model=model) if asked else ROWS[name].simulation(model=model)
         )

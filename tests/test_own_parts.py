@@ -352,7 +352,6 @@ def test_partition_must_return_parts_and_info(given):
     [
         ("refine", r"families\.ServerTraining"),
         ("keeps", r"families\.KeepsPart"),
-        ("choose", r"exemplars\.Exemplars"),
     ],
 )
 def test_optional_hook_without_its_base_class_is_rejected(hook, base):

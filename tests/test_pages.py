@@ -12,7 +12,7 @@ from omegaconf import OmegaConf
 from fedexp.config.options import list_options
 from fedexp.trackers import names
 from fedexp.training.rows import TAIL
-from toy_federation import CONF
+from toy_federation import CONF, CONFS
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted({ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")})
@@ -76,7 +76,7 @@ def test_table_of_groups_is_complete():
     }
     for group, (options, *_) in table.items():
         if group not in ("`algorithm`", "`experiment`"):  # they have separate pages
-            known = set(list_options(group.strip("`"), [CONF]))
+            known = set(list_options(group.strip("`"), CONFS))
             if group == "`dataset`":  # too many for one cell
                 options = read(ROOT / "docs" / "guide" / "data.md").split("## Downloads")[0]
             assert known <= set(re.findall(r"\w+", options)), group

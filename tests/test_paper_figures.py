@@ -16,9 +16,9 @@ from fedexp.papers import draw_paper
 from fedexp.papers.paper_figures import draw_picture, label_runs, make_pictures
 from fedexp.rundir.sweeps import find_jobs
 from test_sweep_figures import make_run
-from toy_federation import CONF
+from toy_federation import CONFS
 
-SWEEPS = [name for name in list_options("sweep", [CONF]) if load_sweep(name, [CONF]).pictures]
+SWEEPS = [name for name in list_options("sweep", CONFS) if load_sweep(name, CONFS).pictures]
 # the runs here keep none
 NEED_MODELS = ("fedntd_fig14", "fedntd_fig17", "fedntd_fig18", "fedntd_fig19")
 
@@ -42,7 +42,7 @@ def runs_of(sweep, folder, seeds=(0,)):
 
 @pytest.mark.parametrize("name", SWEEPS)
 def test_each_picture_of_each_sweep_is_drawn(name, tmp_path, caplog):
-    sweep = load_sweep(name, [CONF])
+    sweep = load_sweep(name, CONFS)
     with caplog.at_level(logging.WARNING, "fedexp"):
         drawn = dict(make_pictures(sweep, runs_of(sweep, tmp_path)))
     if name in NEED_MODELS:
@@ -57,7 +57,7 @@ def test_each_picture_of_each_sweep_is_drawn(name, tmp_path, caplog):
 
 
 def settings_of(name, folder, **options):
-    sweep = load_sweep(name, [CONF])
+    sweep = load_sweep(name, CONFS)
     return label_runs(sweep, runs_of(sweep, folder, **options)), sweep
 
 
@@ -83,7 +83,7 @@ def test_changed_fixed_override_keeps_the_labels(tmp_path):
                 f"seed={seed}",
             ]
             make_run(tmp_path, run, seed, classes=5)
-    sweep = load_sweep("flashback_fig1", [CONF])
+    sweep = load_sweep("flashback_fig1", CONFS)
     (setting,) = label_runs(sweep, find_jobs(tmp_path))
     assert (setting.name, [method.name for method in setting.methods]) == (
         "CIFAR10 (beta=0.1)",
@@ -107,7 +107,7 @@ def test_added_override_makes_separate_methods(tmp_path):
                     f"seed={seed}",
                 ]
                 make_run(tmp_path, [*run, "rounds=50", f"local.lr={lr}"], seed, classes=5)
-    sweep = load_sweep("flashback_fig1", [CONF])
+    sweep = load_sweep("flashback_fig1", CONFS)
     (setting,) = label_runs(sweep, find_jobs(tmp_path))
     assert sorted(method.name for method in setting.methods[:2]) == [
         "FedAvg, local.lr=0.01",
@@ -120,7 +120,7 @@ def test_added_override_makes_separate_methods(tmp_path):
 
 def test_class_curves_have_the_colours_of_the_legend(tmp_path):
     """The colours do not depend on the number of rounds."""
-    sweep = load_sweep("fedka_fig1", [CONF])
+    sweep = load_sweep("fedka_fig1", CONFS)
     make_run(tmp_path, ["experiment=fedka/cifar10", "algorithm=fedavg"], rounds=25, classes=5)
     figure = draw_paper.class_curves(label_runs(sweep, find_jobs(tmp_path)), sweep.title)
     history = load_run_data(next(tmp_path.glob("run*"))).record
@@ -202,7 +202,7 @@ def test_forgetting_degree_of_a_client_equals_its_formula(tmp_path):
 
 
 def test_missing_runs_are_reported(tmp_path):
-    sweep = load_sweep("flashback_fig1", [CONF])
+    sweep = load_sweep("flashback_fig1", CONFS)
     settings = label_runs(sweep, runs_of(sweep, tmp_path))
     with pytest.raises(ConfigError, match="no finished run of FedXYZ"):
         draw_picture({"kind": "class_maps", "only": ["FedXYZ"]}, settings, "title")

@@ -20,11 +20,11 @@ from fedexp.data.changes import DataSchedule, NewShares
 from fedexp.engine.base import ScheduledData, Shared
 from fedexp.engine.network import LiveNetwork
 from fedexp.testing import set_up_client
-from test_continual import TWO_TASKS
 from toy_federation import (
     LARGER,
     LOCAL,
     SIZES,
+    TWO_TASKS,
     Normed,
     Unmoved,
     assemble,

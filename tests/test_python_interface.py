@@ -29,8 +29,7 @@ from fedexp.data.image_files import stratified_split
 from fedexp.rundir import files, kept_models
 from fedexp.rundir.objective import declared_direction
 from fedexp.rundir.reader import RunDirectory
-from test_continual import TWO_TASKS
-from toy_federation import CONF, SETTINGS, make_simulation
+from toy_federation import CONF, SETTINGS, TWO_TASKS, make_simulation
 
 EXACT = ["hardware.precision=fp64", "checkpoint_interval=1"]
 SMALL = [*quick_runs.SMALL, *EXACT]

@@ -11,7 +11,7 @@ from fedexp.papers.cells import published_cells
 from fedexp.papers.readings import check_claims, first_reading
 from fedexp.rundir.sweeps import write_sweep_name
 from test_compare import cells, make_run, one
-from toy_federation import CONF
+from toy_federation import CONFS
 
 S2 = {"dataset": "CIFAR-10", "partition_param": "s=2", "metric": "accuracy"}
 SETTING = "experiment=fedntd/cifar10_s2"
@@ -52,24 +52,24 @@ def test_reading_without_a_label_is_named_after_its_sweep(tmp_path, monkeypatch)
         return pd.DataFrame({"method": ["A"], "n": [1], "mean": [mean]})
 
     monkeypatch.setattr(readings, "cells", made)
-    table = readings.compare_sweep(load_sweep("cfed_table1", [CONF]), tmp_path / "cfed_table1")
+    table = readings.compare_sweep(load_sweep("cfed_table1", CONFS), tmp_path / "cfed_table1")
     assert table["method"].tolist() == ["A", "A (lr1e-6)"]
     assert table["mean"].tolist() == [1.0, 2.0]
 
 
 @pytest.mark.parametrize(
-    "name", [n for n in list_options("sweep", [CONF]) if load_sweep(n, [CONF]).readings]
+    "name", [n for n in list_options("sweep", CONFS) if load_sweep(n, CONFS).readings]
 )
 def test_all_readings_belong_to_the_same_table(name):
-    sweep = load_sweep(name, [CONF])
+    sweep = load_sweep(name, CONFS)
     for other in sweep.readings:
-        found = load_sweep(other, [CONF])
+        found = load_sweep(other, CONFS)
         assert (found.paper, found.table, found.rule) == (sweep.paper, sweep.table, sweep.rule)
 
 
 def test_claims_of_the_text_are_compared_with_the_published_table(tmp_path):
     """By hand: 118/4, 490/9, 244/2 and 126/44. Ours equal the published values."""
-    sweep = load_sweep("flashback_table1", [CONF])
+    sweep = load_sweep("flashback_table1", CONFS)
     table = cells(tmp_path, sweep.name)
     ran = {"mean": table["printed"], "protocol": "full", "n": 1, "reading": ""}
     (section,) = check_claims(sweep, table.assign(**ran))

@@ -14,7 +14,7 @@ from fedexp.config.options import list_options
 from fedexp.papers import evidence, readings
 from fedexp.papers.runs import read_runs
 from test_compare import make_run
-from toy_federation import CONF
+from toy_federation import CONFS
 
 ROOT = Path(__file__).parents[1]
 MULTIRUN = ROOT / "multirun"
@@ -31,7 +31,7 @@ LONG = ("cfed_table1", "fedntd_table1")
     ],
 )
 def test_committed_tables_are_current(sweep):
-    current = layout.csv(readings.compare_sweep(load_sweep(sweep, [CONF]), MULTIRUN / sweep))
+    current = layout.csv(readings.compare_sweep(load_sweep(sweep, CONFS), MULTIRUN / sweep))
     assert current == (MULTIRUN / sweep / "table.csv").read_text(encoding="utf-8")
 
 
@@ -84,7 +84,7 @@ def test_tables_are_written_between_the_marks_and_checked(page, capsys):
         curves = (CURVES / f"{name}.svg").as_posix()
         assert f"[{name}]({curves})" in text
         assert "fedntd" in (page.parent / curves).read_text()
-    sweeps = [load_sweep(name, [CONF]) for name in list_options("sweep", [CONF])]
+    sweeps = [load_sweep(name, CONFS) for name in list_options("sweep", CONFS)]
     papers = sum(bool(sweep.paper) for sweep in sweeps)
     assert f"{papers - 2} of {papers} tables and figures have no run here." in text
     assert main([*arguments, "--check"]) == 0
@@ -118,7 +118,7 @@ def test_figure_shows_the_mean_curve_of_each_method_and_setting(tmp_path):
     make_run(tmp_path, ["experiment=fedntd/cifar10_s3", "algorithm=fedntd"], [0.1, 0.2], seed=0)
     make_run(tmp_path, [S2, "algorithm=fedprox"], [0.5, 0.5], status="failed")
     known = list_curves(read_runs([tmp_path]))
-    axes = draw_learning_curves(load_sweep("fedntd_table1", [CONF]), known).axes
+    axes = draw_learning_curves(load_sweep("fedntd_table1", CONFS), known).axes
     assert [each.get_ylabel() for each in axes[::3]] == ["fedntd/cifar10_s2", "fedntd/cifar10_s3"]
     assert [each.get_title() for each in axes[:3]] == [
         "accuracy, plain test",

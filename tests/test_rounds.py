@@ -23,8 +23,7 @@ from fedexp.training.rounds import play_round, record_initial, run_rounds
 from fedexp.training.rows import client_rows, json_value, training_values
 from fedexp.training.state import Scores
 from fedexp.training.summary import summary_of
-from test_continual import TWO_TASKS
-from toy_federation import LOCAL, SIZES, Normed, assert_close, make_simulation, play
+from toy_federation import LOCAL, SIZES, TWO_TASKS, Normed, assert_close, make_simulation, play
 
 
 def test_state_accumulates_rounds():

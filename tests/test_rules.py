@@ -13,7 +13,7 @@ from fedexp.papers.cells import cells
 from fedexp.papers.judge import COLUMN, add_order, compute_tolerance, find_swaps, judge, judge_order
 from fedexp.papers.runs import read_runs
 from test_compare import RUN8, make_run, one, table8
-from toy_federation import CONF
+from toy_federation import CONFS
 
 
 def test_exponential_moving_average_equals_hand_calculation():
@@ -280,11 +280,11 @@ def test_only_the_order_is_judged_on_other_data():
 # --- sweeps
 
 
-@pytest.mark.parametrize("name", list_options("sweep", [CONF]))
+@pytest.mark.parametrize("name", list_options("sweep", CONFS))
 def test_every_sweep_states_its_rule(name):
     """All sweeps of FedNTD have the same rule and test both views, except the table made with
     FedAlign's code and its figure. A run without these views is still at the sweep's protocol."""
-    sweep = load_sweep(name, [CONF])
+    sweep = load_sweep(name, CONFS)
     own_code = sweep.paper == "FedNTD" and name not in ("fedntd_table13", "fedntd_fig14")
     # The spread was measured on Table 1, so it is known for its runs alone.
     spread = {"accuracy": 0.0157, "forgetting": 0.016} if sweep.table == "1" else {}
@@ -328,7 +328,7 @@ def test_noise_of_one_seed_widens_the_tolerance(tmp_path):
 
 
 def test_values_of_released_code_are_in_the_table(tmp_path):
-    table = cells(load_sweep("fedntd_table1", [CONF]), read_runs([]))
+    table = cells(load_sweep("fedntd_table1", CONFS), read_runs([]))
     cell = one(table, dataset="MNIST", partition_param="s=2", method="FedAvg", metric="accuracy")
     assert cell["released"] == "84.5 (plain test, round 110 of 200, seed 1)"
     assert (table["released"] != "").sum() == 2

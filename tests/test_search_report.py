@@ -5,7 +5,7 @@ from fedexp.config.options import list_options
 from fedexp.papers.aggregate import write_tables
 from fedexp.rundir.sweeps import write_sweep_name
 from test_compare import make_run
-from toy_federation import CONF
+from toy_federation import CONFS
 
 CIFAR = "experiment=fedka/cifar10"
 
@@ -31,12 +31,12 @@ def test_report_names_the_best_value_of_each_method(tmp_path):
 
 
 def test_only_one_sweep_is_a_search():
-    found = [name for name in list_options("sweep", [CONF]) if load_sweep(name, [CONF]).choose]
+    found = [name for name in list_options("sweep", CONFS) if load_sweep(name, CONFS).choose]
     assert found == ["fedka_search"]
-    assert not load_sweep("fedntd_fig15", [CONF]).choose
+    assert not load_sweep("fedntd_fig15", CONFS).choose
 
 
 def test_search_varies_one_key_in_one_setting():
-    for block in load_sweep("fedka_search", [CONF]).blocks:
+    for block in load_sweep("fedka_search", CONFS).blocks:
         assert len(block.axes) == 2
         assert len([key for key in block.axes if "." in key]) == 1

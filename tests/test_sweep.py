@@ -36,15 +36,15 @@ from fedexp.rundir.reader import RunDirectory
 from fedexp.training import provenance
 from fedexp.training.provenance import peak_memory
 from quick_runs import FEDERATION, change_summary, write_run
-from toy_federation import CONF, composed, is_value
+from toy_federation import CONFS, composed, conf_file, is_value
 
-SWEEPS = list_options("sweep", [CONF])
+SWEEPS = list_options("sweep", CONFS)
 TABLES = Path(cells.__file__).parent / "published" / "tables.csv"
 every_sweep = pytest.mark.parametrize("name", SWEEPS)
 
 
 def load(name):
-    return load_sweep(name, [CONF])
+    return load_sweep(name, CONFS)
 
 
 @every_sweep
@@ -214,14 +214,16 @@ def test_values_for_the_models_of_several_experiments_are_written_as_choices():
 
 
 def test_single_value_of_a_scenario_is_written_as_a_choice():
-    """Hydra first composes single values without the experiments, where scenario.replay does not
+    """Hydra first composes single values without the experiments, where scenario.num_tasks does not
     exist."""
     settings = {"cfed/image_class": {}, "cfed/text_class": {}}
-    both = Block({"experiment": settings, "scenario.replay": {"50": {}}}, ("algorithm=fedavg",), ())
+    both = Block(
+        {"experiment": settings, "scenario.num_tasks": {"50": {}}}, ("algorithm=fedavg",), ()
+    )
     known = ["experiment=" + ",".join(settings), "algorithm=fedavg"]
-    assert both.arguments() == [*known, "scenario.replay=choice(50)"]
+    assert both.arguments() == [*known, "scenario.num_tasks=choice(50)"]
     one = both.restricted({"experiment": list(settings)[:1]})
-    assert one.arguments()[-1] == "scenario.replay=50"
+    assert one.arguments()[-1] == "scenario.num_tasks=50"
 
 
 def test_unknown_sweep_is_rejected():
@@ -279,7 +281,7 @@ def whole_text(path):
     return "\n".join(
         [
             text,
-            *((CONF / "experiment" / f"{base}.yaml").read_text(encoding="utf-8") for base in bases),
+            *(conf_file(f"experiment/{base}").read_text(encoding="utf-8") for base in bases),
         ]
     )
 
@@ -287,8 +289,8 @@ def whole_text(path):
 @pytest.mark.slow  # composes 35 configurations
 def test_experiments_set_all_options_of_their_protocol():
     """The defaults may change. Adam has no momentum."""
-    for name in list_options("experiment", [CONF]):
-        text = whole_text(CONF / "experiment" / f"{name}.yaml")
+    for name in list_options("experiment", CONFS):
+        text = whole_text(conf_file(f"experiment/{name}"))
         keys = (
             "num_clients participation rounds weighting epochs batch_size optimizer lr lr_decay"
             " momentum weight_decay"

@@ -13,7 +13,6 @@ from torchvision.models import VisionTransformer
 from fedexp.core.errors import ConfigError
 from fedexp.engine.vectorised.support import find_obstacle
 from fedexp.models import Output
-from fedexp.models.lora import LoRA
 from fedexp.models.own import OwnModel
 from fedexp.models.pretrained import Timm
 from fedexp.training.prepare import fit_engine
@@ -107,11 +106,7 @@ class SmallViT(OwnModel):
         return Grey(image_size=6, patch_size=3, num_classes=num_classes, **sizes)
 
 
-# mlp.0 and mlp.3 are the linear layers of a block
-ADAPTED = SmallViT(lora=LoRA(rank=2, alpha=3.0, targets=("mlp.0", "mlp.3")))
-
-
-@pytest.mark.parametrize("model", [SmallViT(), SmallViT(freeze=("encoder",)), ADAPTED])
+@pytest.mark.parametrize("model", [SmallViT(), SmallViT(freeze=("encoder",))])
 def test_vectorised_transformer_equals_sequential_one(model):
     models = []
     for engine in ("sequential", "vectorised"):
@@ -170,7 +165,6 @@ def test_automatic_engine_says_why_clients_train_one_after_another(dropout, engi
 )
 def test_timm_networks_are_vectorised_or_the_obstacle_is_named(name, obstacle):
     pytest.importorskip("timm")
-    lora = LoRA(rank=2, targets=("qkv",)) if name.startswith("vit") else LoRA()
-    module = Timm(name=name, weights=None, image_size=None, lora=lora).build((3, 32, 32), 10)
+    module = Timm(name=name, weights=None, image_size=None).build((3, 32, 32), 10)
     found = find_obstacle(module, torch.zeros(2, 3, 32, 32))
     assert found is None if obstacle is None else re.match(obstacle, str(found))

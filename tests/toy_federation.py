@@ -9,7 +9,7 @@ import inspect
 import itertools
 import pickle
 from collections.abc import Mapping, Sequence
-from dataclasses import field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -22,18 +22,16 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf, open_dict
 from torch import nn
 
-from drawn_models import TransformerBlock as TransformerBlock
-from drawn_models import TransformerModule as TransformerModule
 from fedexp.algorithms import families
 from fedexp.algorithms.base import FedAvg
-from fedexp.algorithms.exemplars import Exemplars
 from fedexp.algorithms.fedntd import FedNTD
-from fedexp.algorithms.interfaces import Context, ServerRound
+from fedexp.algorithms.interfaces import Context, Federation, ServerRound, TaskStart
 from fedexp.algorithms.local_training import LocalTraining
 from fedexp.algorithms.server_optimizers import NO_SERVER_OPTIMIZER
 from fedexp.cli.composition import isolated_hydra, register
 from fedexp.config.build import Built
 from fedexp.config.cohorts import SAMPLED, Cohorts
+from fedexp.config.options import conf_directories
 from fedexp.config.settings import ALL_LOCAL, NO_STOP, LocalEvaluation, Seeds, Settings
 from fedexp.core.tree import Params, Tree
 from fedexp.data.augment import Augmentation
@@ -56,8 +54,6 @@ from fedexp.metrics.forgetting_metric import (
 )
 from fedexp.models import Model, Output
 from fedexp.models.cnn import CNN
-from fedexp.models.lora import LoRA
-from fedexp.models.own import OwnModel
 from fedexp.testing import ENGINES, train
 from fedexp.testing import PROCESS as PROCESS
 from fedexp.testing import assemble as assemble
@@ -69,6 +65,7 @@ from fedexp.training.simulation import Simulation
 from fedexp.training.state import State
 
 CONF = Path(__file__).parents[1] / "conf"
+CONFS = conf_directories()
 HARDWARE = {"device": "cpu", "engine": "auto", "precision": "fp32", "cuda_graphs": True}
 HARDWARE |= dict.fromkeys(("workers", "threads", "chunk"))
 SIMULATED = HARDWARE | {"precision": "fp64"}  # hardware of the simulations in tests
@@ -213,42 +210,6 @@ class SoftmaxRegressionModule(nn.Module):
         return Output(features, self.classifier(features))
 
 
-class Adapted(OwnModel):
-    """A network of two hidden linear layers with low-rank adapters, and a head."""
-
-    vectorises: ClassVar[bool] = True
-    head: str | None = "2"
-    lora: LoRA = field(default_factory=lambda: LoRA(rank=2))
-
-    def network(self, shape: tuple[int, int, int], num_classes: int) -> nn.Module:
-        inputs = int(np.prod(shape))
-        hidden = [
-            nn.Sequential(nn.Flatten(), nn.Linear(inputs, 5), nn.Tanh()),
-            nn.Sequential(nn.Linear(5, 6), nn.Tanh()),
-        ]
-        return nn.Sequential(*hidden, nn.Linear(6, num_classes))
-
-
-class TinyTransformer(OwnModel):
-    """A vision transformer with three blocks, and patches of 3 x 3 pixels."""
-
-    vectorises: ClassVar[bool] = True
-    head: str | None = "head"
-    width: int = 4
-
-    def network(self, shape: tuple[int, int, int], num_classes: int) -> nn.Module:
-        return TransformerModule(shape, num_classes, self.width)
-
-
-class AdaptedNormed(Adapted):
-    """Also with batch norm on the pixels."""
-
-    def network(self, shape: tuple[int, int, int], num_classes: int) -> nn.Module:
-        network = super().network(shape, num_classes)
-        network[0].insert(0, nn.BatchNorm2d(shape[0]))
-        return network
-
-
 def make_simulation(
     algorithm: FedAvg | None = None,
     local: LocalTraining = LOCAL,
@@ -353,6 +314,12 @@ def context(**given: Any) -> Context:
     return replace(Context({}, {}, {}, {}, {}, 0.1, one, LOCAL), **given)
 
 
+def task_start(federation: Federation, initial: Params) -> TaskStart:
+    """Return what `begin_task` may read, with the given fields only."""
+    empty: dict[str, Any] = dict.fromkeys(("before", "pixels", "network", "features", "rng"))
+    return TaskStart(federation=federation, initial=initial, **empty)
+
+
 def leaves(params: Params) -> Params:
     """Return copies of the parameters with requires_grad."""
     return {name: value.detach().clone().requires_grad_() for name, value in params.items()}
@@ -399,10 +366,15 @@ def is_value(override: str) -> bool:
     return "@" not in key and not (CONF / key).is_dir()
 
 
+def conf_file(name: str) -> Path:
+    """Return the file of an option, such as `model/cnn`."""
+    return next(path for conf in CONFS if (path := conf / f"{name}.yaml").exists())
+
+
 # --- which rows of a family are for `make test`
 
 FAMILIES = [each for each in vars(families).values() if inspect.isclass(each)]
-FAMILIES = [each for each in FAMILIES if issubclass(each, FedAvg)] + [Exemplars]
+FAMILIES = [each for each in FAMILIES if issubclass(each, FedAvg)]
 # Hook or declaration -> its defaults, in FedAvg and in the optional bases.
 DECLARED: dict[str, list[Any]] = {}
 for base in FAMILIES:
@@ -413,7 +385,7 @@ KEPT = ("client_init", "server_init")
 DRAWN = ("host_plan", "personal_broadcast", "roles")
 ON_THE_SERVER = ("aggregate", "refine")
 LOSSES = ("penalty", "example_loss", "objective", "local_step")
-STRUCTURE = ("exchanges", "closing_exchanges", "begin_task", "heads", "keep_examples")
+STRUCTURE = ("exchanges", "closing_exchanges", "begin_task", "heads", "training_data")
 
 
 def kind_of(row: Any) -> frozenset[str]:

@@ -17,11 +17,11 @@ from fedexp.config.values import make_target
 from fedexp.core.limits import without_none
 
 from .names import algorithm_file, methods, sweeps, title
-from .text import CONF, ROOT, cell, comments, from_docstring, prose, table, yaml_comments
+from .text import CONF, CONFS, ROOT, cell, comments, from_docstring, prose, table, yaml_comments
 
 
 def algorithms() -> list[str]:
-    return list_options("algorithm", [CONF])
+    return list_options("algorithm", CONFS)
 
 
 def builds_on(name: str) -> str | None:
@@ -162,7 +162,8 @@ def algorithm_page(name: str) -> str:
     if names := used_in(name):
         parts += ["## In the papers' tables", ", ".join(f"`sweep={each}`" for each in names) + "."]
     source = Path(inspect.getfile(schema)).resolve().relative_to(ROOT)
-    parts.append(f"Source: `{source.as_posix()}`, `conf/algorithm/{name}.yaml`.")
+    option = algorithm_file(name).relative_to(ROOT)
+    parts.append(f"Source: `{source.as_posix()}`, `{option.as_posix()}`.")
     return "\n\n".join(part for part in parts if part) + "\n"
 
 

@@ -6,11 +6,11 @@ from pathlib import Path
 from fedexp.analysis.sweep import Sweep, load_sweep
 from fedexp.config.options import description, list_options
 
-from .text import CONF
+from .text import CONFS, conf_file
 
 
 def algorithm_file(name: str) -> Path:
-    return CONF / "algorithm" / f"{name}.yaml"
+    return conf_file(f"algorithm/{name}")
 
 
 def title(name: str) -> str:
@@ -20,7 +20,7 @@ def title(name: str) -> str:
 
 @cache
 def sweeps() -> tuple[Sweep, ...]:
-    return tuple(load_sweep(name, [CONF]) for name in list_options("sweep", [CONF]))
+    return tuple(load_sweep(name, CONFS) for name in list_options("sweep", CONFS))
 
 
 def methods(sweep: Sweep) -> set[str]:

@@ -12,7 +12,7 @@ from fedexp.config.options import description, list_options, read_sweeps
 from fedexp.papers.cells import TABLES, published_cells
 
 from .names import methods, sweeps, title
-from .text import CONF, ROOT, comments, prose, table
+from .text import CONFS, ROOT, comments, conf_file, prose, table
 
 MEASURED = "[Reproduction](../../REPRODUCTION.md) has the results, some at a reduced budget."
 
@@ -54,7 +54,7 @@ def paper_tables(paper: str) -> str:
 def sweep_notes(mine: list[Sweep]) -> Iterator[str]:
     """Yield the notes in the sweeps' files, each once."""
     said: dict[str, list[str]] = {}
-    files = read_sweeps([CONF])
+    files = read_sweeps(CONFS)
     for sweep in mine:
         _, content = files[sweep.name]
         if note := content.get("note"):
@@ -91,24 +91,24 @@ def natural(name: str) -> list[Any]:
 def protocols(path: Path) -> list[Path]:
     """Return the files on which a setting builds."""
     bases = re.findall(r"^  - (\w+/_\w+)$", path.read_text(encoding="utf-8"), re.MULTILINE)
-    return [CONF / "experiment" / f"{base}.yaml" for base in bases]
+    return [conf_file(f"experiment/{base}") for base in bases]
 
 
 def paper_settings(paper: str) -> str:
     """Return the paper's settings (`experiment=`) with their descriptions."""
     names = [
-        name for name in list_options("experiment", [CONF]) if name.startswith(f"{paper.lower()}/")
+        name for name in list_options("experiment", CONFS) if name.startswith(f"{paper.lower()}/")
     ]
     lines, notes = [], []
     for name in sorted(names, key=natural):
-        path = CONF / "experiment" / f"{name}.yaml"
+        path = conf_file(f"experiment/{name}")
         lines.append((f"`experiment={name}`", prose(description(path))))
         notes += [" ".join(comments(each)) for each in (path, *protocols(path))]
     sources = "\n".join(f"- {prose(note)}" for note in dict.fromkeys(notes) if note)
-    first = CONF / "experiment" / f"{sorted(names, key=natural)[0]}.yaml"
+    first = conf_file(f"experiment/{sorted(names, key=natural)[0]}")
     files = [first, *protocols(first)]
     texts = (
-        f"`conf/{path.relative_to(CONF)}`:\n\n```yaml\n{path.read_text(encoding='utf-8')}```"
+        f"`{path.relative_to(ROOT)}`:\n\n```yaml\n{path.read_text(encoding='utf-8')}```"
         for path in files
     )
     whole = "\n\n".join(

@@ -9,10 +9,18 @@ from typing import Any
 
 import yaml
 
+from fedexp.config.options import conf_directories
+
 ROOT = Path(__file__).resolve().parents[2]
 CONF = ROOT / "conf"
+CONFS = conf_directories()
 INLINE = re.compile(r"(`[^`]*`)")
 SPECIAL = re.compile(r"([\\*_\[\]<>])")
+
+
+def conf_file(name: str) -> Path:
+    """Return the file of an option, such as `model/cnn`."""
+    return next(path for conf in CONFS if (path := conf / f"{name}.yaml").exists())
 
 
 def prose(text: str) -> str:

@@ -30,13 +30,14 @@ from fedexp.cli.commands import SUBCOMMANDS, call
 from fedexp.cli.composition import composed, without_hydra
 from fedexp.cli.removed import REMOVED
 from fedexp.config.build import build
-from fedexp.config.options import known_keys, list_options
+from fedexp.config.options import conf_directories, known_keys, list_options
 from fedexp.core.errors import ConfigError
 from fedexp.metrics.forgetting_metric import Metrics
 from fedexp.training.checks import check
 
 ROOT = Path(__file__).resolve().parents[2]
 CONF = ROOT / "conf"
+CONFS = conf_directories()
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 FAQ = "docs/guide/faq.md"
 # Pages of the repository. The pages of algorithms are generated.
@@ -329,7 +330,7 @@ def test_options_in_text_exist():
 
     A value of a group must be one of its options. The changelog names what was removed.
     """
-    known = {*known_keys(CONF, []), *(path.name for path in CONF.iterdir() if path.is_dir())}
+    known = {*known_keys(CONF, CONFS[1:]), *(path.name for path in CONF.iterdir() if path.is_dir())}
     # the page of a group names its keys without the group
     short = {key.rpartition(".")[2] for key in known}
     others = ("hydra", "wandb", "pip", "make", "eval", "resume", "key=value", "group=option")
@@ -348,7 +349,7 @@ def test_options_in_text_exist():
                         and (CONF / key).is_dir()
                         and value != "null"
                     )
-                    names = list_options(key, [CONF]) if option else []
+                    names = list_options(key, CONFS) if option else []
                     known_option = not option or value in names
                     assert attack or known_option, f"{page}: `{span}`"
 

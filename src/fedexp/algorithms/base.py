@@ -28,6 +28,7 @@ from fedexp.algorithms.interfaces import (
     Needs,
     Network,
     ServerRound,
+    TaskStart,
 )
 from fedexp.algorithms.local_training import OPTIMIZERS
 from fedexp.core import tree
@@ -49,18 +50,6 @@ def masked_mean(values: Tensor, mask: Tensor | None) -> Tensor:
     if mask is None:
         return values.mean()
     return (values * mask).sum() / mask.sum().clamp(min=1)
-
-
-def means_of_old_and_new(
-    values: Tensor, is_old: Tensor, mask: Tensor | None
-) -> tuple[Tensor, Tensor]:
-    """Return the means of the values [B] of examples of old and of new classes, or 0 without any.
-
-    is_old: [B], 1 for an example of an old class and 0 for an example of a new class. mask: as in
-    `masked_mean`.
-    """
-    present = torch.ones_like(is_old) if mask is None else mask.to(is_old.dtype)
-    return masked_mean(values, present * is_old), masked_mean(values, present * (1 - is_old))
 
 
 def require_loss_per_example(algorithm: "FedAvg", losses: Tensor, batch: Batch) -> Tensor:
@@ -120,17 +109,6 @@ def padded_numbers(numbers: np.ndarray, size: int) -> Tree:
     return {"numbers": padded, "mask": mask}
 
 
-def rows_of_step(step: int, total: int, ctx: Context) -> Tensor:
-    """Return the indices of the rows that a local step uses, int64 [min(batch size, total)].
-
-    Consecutive steps use consecutive rows and continue at the first row after the last one. total:
-    the number of rows.
-    """
-    count, device = min(ctx.local.batch_size, total), ctx.steps.device
-    numbers = torch.arange(count, device=device)
-    return (torch.as_tensor(step, device=device) * count + numbers) % total
-
-
 # Maps each optional hook to the base class that declares it. Without this base class, the hook
 # would never be called.
 OPTIONAL = {
@@ -150,10 +128,7 @@ OPTIONAL = {
     "exchanges": "MultiExchange",
     "closing_exchanges": "MultiExchange",
     "roles": "MultiExchange",
-    "begin_task": "Continual",
     "heads": "TaskHeads",
-    "rehearse": "Rehearsal",
-    "choose": "Exemplars",
 }
 
 
@@ -170,7 +145,6 @@ class FedAvg(Checked, prefix="algorithm."):
         "none",
         "class_incremental",
         "domain_incremental",
-        "rotations",
     )
     # whether all clients must train on the same task at any time, without examples of other tasks
     separate_tasks: ClassVar[bool] = False
@@ -185,6 +159,8 @@ class FedAvg(Checked, prefix="algorithm."):
     needs_features: ClassVar[bool] = False
     # whether the algorithm needs the model's last layer; `must_train` implies this too
     needs_head: ClassVar[bool] = False
+    # whether the algorithm reads the inputs of layers, so that the whole model must always run
+    needs_inputs: ClassVar[bool] = False
     # whether clients keep running statistics; if so, `client_init` receives their initial values
     # too
     keeps_buffers: ClassVar[bool] = False
@@ -201,10 +177,9 @@ class FedAvg(Checked, prefix="algorithm."):
         bases = {base.__name__ for base in cls.__mro__}
         for name, base in OPTIONAL.items():
             if name in vars(cls) and base not in bases:
-                module = "exemplars" if base == "Exemplars" else "families"
                 raise ConfigError(
                     f"algorithm: {cls.__name__} defines {name}, a hook of {base}; it must inherit"
-                    f" from fedexp.algorithms.{module}.{base}"
+                    f" from fedexp.algorithms.families.{base}"
                 )
 
     @property
@@ -283,6 +258,21 @@ class FedAvg(Checked, prefix="algorithm."):
         return {"params": params}, ctx.client
 
     # --- on the server
+
+    def begin_task(self, server: Tree, start: TaskStart) -> Tree:
+        """Return the server's state with which the second or a later task starts.
+
+        server: the state at the end of the previous task. PyTorch's random number generator is
+        seeded before the call.
+        """
+        return server
+
+    def training_data(self, server: Tree, federation: Federation) -> Federation:
+        """Return the federation with the examples that the clients train on in this round.
+
+        federation: the clients' data of the current task.
+        """
+        return federation
 
     def aggregate(self, server: Tree, messages: Tree, round: ServerRound) -> Tree:
         """Return the new server state.

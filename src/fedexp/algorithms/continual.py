@@ -13,12 +13,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedexp.algorithms.families import Continual
-from fedexp.algorithms.interfaces import Federation
+from fedexp.algorithms.base import FedAvg
+from fedexp.algorithms.interfaces import Federation, TaskStart
 from fedexp.core.tree import Params, Tree
 
-NEVER = -1e30  # logit of an excluded class; finite, because 0 times infinity is nan
-TASKS = ("class_incremental", "domain_incremental", "rotations")
+TASKS = ("class_incremental", "domain_incremental")
 
 
 def distillation_loss(student: Tensor, teacher: Tensor, temperature: float) -> Tensor:
@@ -26,12 +25,7 @@ def distillation_loss(student: Tensor, teacher: Tensor, temperature: float) -> T
     return -((teacher / temperature).softmax(-1) * F.log_softmax(student / temperature, -1)).sum(-1)
 
 
-def logits_of_members(logits: Tensor, member: Tensor) -> Tensor:
-    """Return logits [B, C], in which all classes with `member` [C] = 0 have the value NEVER."""
-    return logits.masked_fill(member == 0, NEVER)
-
-
-class Remembering(Continual):
+class Remembering(FedAvg):
     """Base class for methods that keep the model from the end of the previous task.
 
     From the second task on, the server sends this old model theta_{t-1}, including its running
@@ -41,30 +35,16 @@ class Remembering(Continual):
     scenarios: ClassVar[tuple[str, ...]] = TASKS
     sends: ClassVar[tuple[str, ...]] = ("params", "old")
 
-    def begin_task(self, server: Tree, initial: Params, federation: Federation) -> Tree:
-        return server | {"old": server["params"] | server["buffers"]}
-
-
-class NewClasses(Continual):
-    """Base class for methods that need tasks with new classes.
-
-    The server keeps masks [C] of the classes. The mask "new" is 1 for the classes of the current
-    task. From the second task on, the mask "known" is 1 for the classes of the earlier tasks.
-    """
-
-    scenarios: ClassVar[tuple[str, ...]] = ("class_incremental",)
-    separate_tasks = True
-
-    def server_init(self, params: Params, federation: Federation) -> Tree:
-        return {"params": params} | class_masks(params, federation)
-
-    def begin_task(self, server: Tree, initial: Params, federation: Federation) -> Tree:
-        begun = super().begin_task(server, initial, federation)
-        return begun | class_masks(initial, federation)
+    def begin_task(self, server: Tree, start: TaskStart) -> Tree:
+        return super().begin_task(server, start) | {"old": server["params"] | server["buffers"]}
 
 
 def class_masks(params: Params, federation: Federation) -> Tree:
-    """Return the class masks that `NewClasses` keeps, on the device of `params`."""
+    """Return masks [C] of classes, on the device of `params`.
+
+    "new" is 1 for the classes of the current task. From the second task on, "known" is 1 for the
+    classes of the earlier tasks.
+    """
     classes = {"new": federation.tasks[federation.task]}
     if federation.task:
         classes["known"] = tuple(federation.classes_before())

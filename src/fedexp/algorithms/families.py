@@ -2,8 +2,7 @@
 
 FedAvg (base.py) declares the hooks that every algorithm may override. An algorithm that needs more
 inherits from one or more of these bases, as in `class FedRep(HeadThenBody, Personal)`. The training
-loop checks for the bases with `isinstance`. exemplars.py has a further base class, for continual
-methods whose clients keep examples.
+loop checks for the bases with `isinstance`.
 """
 
 from abc import ABC, abstractmethod
@@ -21,7 +20,6 @@ from fedexp.algorithms.interfaces import (
     Context,
     Federation,
     Network,
-    Pixels,
     ServerNetwork,
     ServerRound,
 )
@@ -255,19 +253,7 @@ class MultiExchange(FedAvg):
         return [self] * len(clients)
 
 
-class Continual(FedAvg):
-    """Base class for algorithms whose server prepares each task after the first."""
-
-    def begin_task(self, server: Tree, initial: Params, federation: Federation) -> Tree:
-        """Return the server's state with which the next task starts.
-
-        This hook runs before the second and every later task. server: the state at the end of the
-        previous task. initial: the run's initial model, including buffers.
-        """
-        return server
-
-
-class TaskHeads(Continual, ABC):
+class TaskHeads(FedAvg, ABC):
     """Base class for algorithms whose model has separate outputs for each task.
 
     When a task is tested, only the outputs of this task are used.
@@ -279,25 +265,6 @@ class TaskHeads(Continual, ABC):
 
         An index of -1 excludes the class from the predictions for this task. If the result is None,
         output c predicts class c in every task. tasks: the classes of each task.
-        """
-
-
-class Rehearsal(Continual, ABC):
-    """Base class for algorithms whose server needs the network at the start of a task."""
-
-    @abstractmethod
-    def rehearse(
-        self,
-        net: ServerNetwork,
-        server: Tree,
-        pixels: Pixels,
-        federation: Federation,
-        rng: np.random.Generator,
-    ) -> Tree:
-        """Compute with the network when a task starts, and return the server's new state.
-
-        For example, the server may generate images of the old classes. This hook runs after
-        `begin_task`.
         """
 
 

@@ -43,7 +43,15 @@ from torch import Tensor
 from fedexp.algorithms.base import FedAvg, cross_entropies
 from fedexp.algorithms.continual import Remembering, class_masks
 from fedexp.algorithms.families import MultiExchange, OwnTraining
-from fedexp.algorithms.interfaces import Batch, Context, Federation, Needs, Network, ServerRound
+from fedexp.algorithms.interfaces import (
+    Batch,
+    Context,
+    Federation,
+    Needs,
+    Network,
+    ServerRound,
+    TaskStart,
+)
 from fedexp.algorithms.local_training import LocalTraining
 from fedexp.core import tree
 from fedexp.core.limits import Count, Positive
@@ -81,9 +89,9 @@ class FedDMC(Remembering, MultiExchange):
             work="a second training, on surrogate examples with two teachers",
         )
 
-    def begin_task(self, server: Tree, initial: Params, federation: Federation) -> Tree:
-        masks = class_masks(initial, federation)
-        begun = super().begin_task(server, initial, federation)
+    def begin_task(self, server: Tree, start: TaskStart) -> Tree:
+        initial, masks = start.initial, class_masks(start.initial, start.federation)
+        begun = super().begin_task(server, start)
         return begun | {
             "new": begun["old"] if self.new_model == "old" else initial,
             "initial": initial,

@@ -18,7 +18,15 @@ from fedexp.algorithms.base import cross_entropies
 from fedexp.algorithms.continual import TASKS
 from fedexp.algorithms.families import OwnModel, TaskHeads
 from fedexp.algorithms.heads import HEAD, by_head
-from fedexp.algorithms.interfaces import Batch, Context, Federation, Needs, Network, ServerRound
+from fedexp.algorithms.interfaces import (
+    Batch,
+    Context,
+    Federation,
+    Needs,
+    Network,
+    ServerRound,
+    TaskStart,
+)
 from fedexp.core.tree import Params, Tree
 from fedexp.models import classifier_of
 
@@ -61,8 +69,8 @@ class FedMultiHead(OwnModel, TaskHeads):
             next(iter(params.values())).device
         )
 
-    def begin_task(self, server: Tree, initial: Params, federation: Federation) -> Tree:
-        return server | {"rows": self.rows_of(federation, server["params"])}
+    def begin_task(self, server: Tree, start: TaskStart) -> Tree:
+        return server | {"rows": self.rows_of(start.federation, server["params"])}
 
     def example_loss(self, net: Network, params: Params, batch: Batch, ctx: Context) -> Tensor:
         logits = by_head(net(params, batch.x).logits, ctx.server["rows"])

@@ -15,9 +15,6 @@ from fedexp.algorithms.local_training import LocalTraining
 from fedexp.core.tree import Params, Tree
 from fedexp.models import Output
 
-# maps the indices of examples [n] to their features [n, D], computed without augmentation
-Features = Callable[[np.ndarray], Tensor]
-
 
 class Network(Protocol):
     """A model as a function of its parameters.
@@ -122,8 +119,6 @@ class Federation:
     weighting: str  # "examples" or "uniform"
     task: int = 0  # current task, from 0, which `parts` and `counts` describe
     tasks: tuple[tuple[int, ...], ...] = ()  # classes of each task
-    # classes of the clients' examples in earlier tasks; None: the classes of these tasks in `tasks`
-    met: tuple[int, ...] | None = None
     # client -> indices of its unlabelled examples; empty if the run has none
     surrogate: tuple[np.ndarray, ...] = ()
     # indices of all unlabelled examples
@@ -150,14 +145,6 @@ class Federation:
     def classes_before(self) -> list[int]:
         """Return the classes of the earlier tasks in ascending order."""
         return sorted({c for classes in self.tasks[: self.task] for c in classes})
-
-    def classes_met(self) -> list[int]:
-        """Return the classes of the clients' examples in earlier tasks, in ascending order.
-
-        The result differs from `classes_before` if clients have different orders of tasks or if a
-        task also has examples of other tasks' classes.
-        """
-        return self.classes_before() if self.met is None else sorted(self.met)
 
 
 @dataclass(frozen=True)
@@ -225,6 +212,22 @@ class ServerRound:
     public: PublicData | None
     surrogate: PublicData | None  # the server's unlabelled examples, whose labels are -1
     rng: np.random.Generator
+
+
+@dataclass(frozen=True)
+class TaskStart:
+    """What `begin_task` may read, in addition to the server's state."""
+
+    federation: Federation  # with the new task
+    before: Federation  # with the previous task
+    initial: Params  # the run's initial model, including buffers
+    pixels: Pixels | None  # None if the examples are not images
+    # maps the server's state to the network with the running statistics of its model
+    network: Callable[[Tree], ServerNetwork]
+    # maps a model with its buffers, and the indices of training examples [n], to the examples'
+    # features [n, D], computed without augmentation
+    features: Callable[[Params, np.ndarray], Tensor]
+    rng: Callable[[str], np.random.Generator]  # a new generator for each purpose
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,7 @@ from fedexp.config.settings import Seeds
 from fedexp.config.values import make, make_target
 from fedexp.core.errors import ConfigError
 from fedexp.core.rng import generator_for, torch_seed
-from fedexp.data.rotations import Rotations
-from fedexp.data.tasks import ClassIncremental, DomainIncremental, Scenario
+from fedexp.data.tasks import Scenario
 from fedexp.data.types import DataSource, TextShape
 from fedexp.engine.network import default_torch, require_memory, seeded_torch, trainable
 from fedexp.models import Model
@@ -81,7 +80,8 @@ def read_parts(run: RunDirectory, data_dir: str | None = None) -> Parts:
     except ConfigError as error:
         raise ConfigError(f"{where}: {error}") from error
     classes = number_of_classes(run)
-    tasks = task_classes(scenario, classes, seeds.partition)
+    drawn = scenario.task_classes(classes, generator_for(seeds.partition, "tasks"))
+    tasks = tuple(map(tuple, drawn))
     return Parts(model, algorithm, scenario, dataset, tasks, classes, seeds)
 
 
@@ -102,15 +102,6 @@ def move_data_dir(node: Any, before: str, now: str) -> Any:
 def number_of_classes(run: RunDirectory) -> int:
     """Read the number of classes C from partition.npz."""
     return len(run.class_names)
-
-
-def task_classes(scenario: Scenario, num_classes: int, seed: int) -> tuple[tuple[int, ...], ...]:
-    """Return the classes of each task, as they were drawn in the run."""
-    if isinstance(scenario, ClassIncremental):
-        return tuple(map(tuple, scenario.split_classes(num_classes, generator_for(seed, "tasks"))))
-    count = len(scenario.domains) + 1 if isinstance(scenario, DomainIncremental) else 1
-    count = len(scenario.angles) if isinstance(scenario, Rotations) else count
-    return (tuple(range(num_classes)),) * count
 
 
 def input_shape(run: RunDirectory, parts: Parts, kept: KeptModel) -> Any:
@@ -194,7 +185,7 @@ def load_weights(module: nn.Module, kept: KeptModel, run: RunDirectory) -> None:
     """Copy the weights of a saved model into a network.
 
     Parameters that the algorithm trains in addition to the model are ignored. Frozen parameters
-    keep their initial values. If the server changes them (LoRM), the saved model contains their
+    keep their initial values. If the server changes them, the saved model contains their
     values. Raises ConfigError if the model does not match the network.
     """
     own = dict(module.named_parameters())

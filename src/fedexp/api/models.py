@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
+from torch import nn
 
 from fedexp import __version__
 from fedexp.analysis.evaluation import Evaluation, evaluate_run
@@ -18,7 +19,6 @@ from fedexp.core.errors import ConfigError
 from fedexp.core.packages import how_to_install
 from fedexp.data.datasets import Dataset
 from fedexp.data.types import DataSource
-from fedexp.models.lora import merge
 
 WITH_TORCH, SAFETENSORS = (".pt", ".pth"), ".safetensors"
 
@@ -85,11 +85,25 @@ def export(
     write = safetensors_writer() if target.suffix == SAFETENSORS else to_torch_bytes
     with trusted_classes(found.config_dir):
         network, kept, parts = load_network(found._reader, round)
-    weights = {name: value.contiguous() for name, value in merge(network).state_dict().items()}
+    weights = {
+        name: value.contiguous() for name, value in with_plain_layers(network).state_dict().items()
+    }
     storage.write_atomically(
         target, write(weights, export_metadata(found, kept.round, parts.dataset))
     )
     return target
+
+
+def with_plain_layers(network: nn.Module) -> nn.Module:
+    """Replace each module that has a method `plain` by the layer that it returns, in place.
+
+    For example, a low-rank adapter returns its layer with the sum of the weights.
+    """
+    for name, module in list(network.named_modules()):
+        if hasattr(module, "plain"):
+            parent, _, own = name.rpartition(".")
+            setattr(network.get_submodule(parent), own, module.plain())
+    return network
 
 
 def export_metadata(run: Run, round: int, dataset: DataSource) -> dict[str, str]:

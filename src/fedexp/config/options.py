@@ -171,6 +171,8 @@ def added_directories() -> tuple[Path, ...]:
 
     added = Added()
     for plugin in Plugins.instance().discover(SearchPathPlugin):
-        plugin().manipulate_search_path(added)
+        made = plugin()
+        assert isinstance(made, SearchPathPlugin)
+        made.manipulate_search_path(added)
     paths = [each.path for each in added.elements]
     return tuple(Path(path[len(FILE) :]) for path in paths if path.startswith(FILE))

@@ -6,16 +6,16 @@ The module fedexp.training.division determines which clients train on them, and 
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import torch
 
 from fedexp.core.errors import ConfigError, require
-from fedexp.core.limits import Checked, Count, CountFrom0, Labels, Limit, ShareBelow1
+from fedexp.core.limits import Checked, Count, Labels, Limit
 from fedexp.data.mapped import Stored, join
 from fedexp.data.surrogate import inputs_like, load_like
 from fedexp.data.types import Data, DataSource, Task
@@ -30,6 +30,9 @@ class TaskSequence:
 class Scenario(Checked, ABC, prefix="scenario."):
     """Base class of scenarios (config group `scenario`). A scenario divides data into tasks."""
 
+    repeats_examples: ClassVar[bool] = False
+    """Whether all tasks have versions of the same training examples, in the same order."""
+
     rounds_per_task: Count
 
     @property
@@ -37,9 +40,43 @@ class Scenario(Checked, ABC, prefix="scenario."):
     def name(self) -> str:
         """Return the name of the scenario in the configuration."""
 
+    @property
+    def kind(self) -> str:
+        """Return the entry of `FedAvg.scenarios` that allows an algorithm to use this scenario."""
+        return self.name
+
     @abstractmethod
     def sequence(self, dataset: DataSource, rng: np.random.Generator) -> TaskSequence:
         """Load the data sets that the scenario needs, and divide them into tasks."""
+
+    @abstractmethod
+    def task_classes(self, num_classes: int, rng: np.random.Generator) -> Sequence[Sequence[int]]:
+        """Return the classes of each task. rng: the generator of `sequence`, before any draw."""
+
+    def problems(self, algorithm: Any) -> Iterator[str]:
+        """Yield a message for each reason why an algorithm cannot be used with this scenario."""
+        yield from ()
+
+    def mix(self, tasks: Sequence[Task], seed: int) -> Sequence[Task]:
+        """Return the tasks after training examples have moved between them."""
+        return tasks
+
+    def orders(self, clients: int, tasks: int, seed: int) -> np.ndarray | None:
+        """Return the task that each client learns at each stage, int [K, T], from 0.
+
+        None means that all clients learn the tasks in the same order.
+        """
+        return None
+
+    def replayed(
+        self, parts: Sequence[Sequence[np.ndarray]], labels: np.ndarray, seed: int
+    ) -> Sequence[Sequence[np.ndarray]]:
+        """Return the examples that clients train on, with those of earlier tasks that they replay.
+
+        parts: [T][K], the indices of each client's examples in each task; they may be returned
+        unchanged. labels: int [N], the labels of all examples.
+        """
+        return parts
 
 
 class OneTask(Scenario):
@@ -59,6 +96,9 @@ class OneTask(Scenario):
         task = Task(data.name, tuple(range(data.num_classes)), np.arange(len(data.y_train)))
         return TaskSequence(data, (task,))
 
+    def task_classes(self, num_classes: int, rng: np.random.Generator) -> Sequence[Sequence[int]]:
+        return [range(num_classes)]
+
 
 Fractions = Annotated[
     list[float],
@@ -72,19 +112,9 @@ Fractions = Annotated[
 class MultiTask(Scenario):
     """Base class of scenarios with several tasks. It defines the options of all these scenarios."""
 
-    repeats_examples: ClassVar[bool] = False
-    """Whether all tasks have versions of the same training examples, in the same order."""
-
     # fractions for training, validation and test; null: use the data set's own split
     split: Fractions | None
     evaluate_on: Literal["test", "validation"]
-    # size of a client's replay buffer, in examples of earlier tasks (fedexp.data.replay)
-    replay: CountFrom0 = 0
-    replay_policy: Literal["reservoir", "class_balanced"] = "reservoir"
-    # per_client: clients learn the tasks in different orders (fedexp.data.streams)
-    order: Literal["shared", "per_client"] = "shared"
-    # fraction of each task's training examples that moves to other tasks (fedexp.data.streams)
-    blur: ShareBelow1 = 0.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -95,11 +125,6 @@ class MultiTask(Scenario):
         elif len(self.split) == 3:
             held = self.split[1 if name == "validation" else 2]
             require(held > 0, "scenario.split", self.split, f"greater than 0 for the {name} part")
-
-    @property
-    def mixes_tasks(self) -> bool:
-        """Return whether the clients train on examples of several tasks in the same round."""
-        return self.order != "shared" or self.blur > 0
 
     def divide(
         self, labels: np.ndarray, own_test: np.ndarray, rng: np.random.Generator
@@ -145,7 +170,7 @@ class ClassIncremental(MultiTask):
         require(len(set(flat)) == len(flat), key, given, "lists in which no class is repeated")
         require(all(given), key, given, "lists with at least one class each")
 
-    def split_classes(self, num_classes: int, rng: np.random.Generator) -> list[list[int]]:
+    def task_classes(self, num_classes: int, rng: np.random.Generator) -> list[list[int]]:
         """Return the classes of each task.
 
         All tasks have the same number of classes if possible. Otherwise, some tasks have one class
@@ -163,7 +188,7 @@ class ClassIncremental(MultiTask):
 
     def sequence(self, dataset: DataSource, rng: np.random.Generator) -> TaskSequence:
         data = dataset.load()
-        classes = self.split_classes(data.num_classes, rng)
+        classes = self.task_classes(data.num_classes, rng)
         x, y, own_test = pool_examples([data], data)
         numbers, parts = np.arange(len(y)), []
         for labels in classes:
@@ -220,6 +245,9 @@ class DomainIncremental(MultiTask):
         kept = replace(kept, checksum=sums)
         names, labels = [data.name for data in every], [list(range(len(chosen)))] * len(every)
         return assemble(kept, x, renumber[y], parts, names, labels)
+
+    def task_classes(self, num_classes: int, rng: np.random.Generator) -> Sequence[Sequence[int]]:
+        return [range(num_classes)] * (len(self.domains) + 1)
 
 
 def require_same_names(first: Data, other: Data, labels: Sequence[int]) -> None:

@@ -8,7 +8,6 @@ head are the features.
 
 from abc import abstractmethod
 from collections.abc import Iterable, Sequence
-from dataclasses import field
 from typing import Any, ClassVar
 
 import torch
@@ -17,7 +16,6 @@ from torch import Tensor, nn
 
 from fedexp.core.errors import ConfigError, nearest, reason_of, require
 from fedexp.models import Model, Output
-from fedexp.models.lora import LoRA
 
 
 class OwnModel(Model):
@@ -35,7 +33,6 @@ class OwnModel(Model):
     head: str | None = None
     # names of modules or parameters that are not trained; backbone: everything except the head
     freeze: tuple[str, ...] = ()
-    lora: LoRA = field(default_factory=LoRA)  # low-rank adapters, if any
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -55,6 +52,10 @@ class OwnModel(Model):
         """
         return self.finish(self.network(shape, num_classes), self.head, shape, num_classes)
 
+    def adjust(self, network: nn.Module, head: str | None) -> None:
+        """Change the layers of a network in place, and freeze the parts that are not trained."""
+        freeze_parts(network, self.freeze, head)
+
     def finish(
         self,
         network: nn.Module,
@@ -63,14 +64,12 @@ class OwnModel(Model):
         num_classes: int,
         reading: "Reading | None" = None,
     ) -> "Headed | LogitsOnly":
-        """Freeze parts of a network, insert adapters, and separate its head from the backbone.
+        """Freeze parts of a network, and separate its head from the backbone.
 
         head: name of the head, or None if it is unknown.
         reading: module that converts the inputs before they enter the network, or None.
         """
-        freeze_parts(network, self.freeze, head)
-        if self.lora.rank:
-            self.lora.adapt(network, head)
+        self.adjust(network, head)
         if head is None:
             return LogitsOnly(network, reading)
         layer = dict(network.named_modules()).get(head)

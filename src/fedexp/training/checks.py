@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 
 from fedexp.algorithms.base import FedAvg
-from fedexp.algorithms.exemplars import Exemplars
 from fedexp.algorithms.families import Personal
 from fedexp.algorithms.local_training import OPTIMIZERS
 from fedexp.algorithms.server_optimizers import ServerOptimizer
@@ -159,7 +158,7 @@ def task_problems(built: Built) -> Iterator[str]:
     algorithm, model, dataset = built.algorithm, built.model, built.dataset
     scenario, name = built.scenario, type(built.algorithm).__name__
     require_choice("algorithm.paradigm", algorithm.paradigm, ("federated", "centralized"))
-    if scenario.name not in algorithm.scenarios:
+    if scenario.kind not in algorithm.scenarios:
         allowed = " or ".join(f"scenario={each}" for each in algorithm.scenarios)
         yield f"scenario={scenario.name}: {name} is only defined for {allowed}"
     if "kind" in vars(dataset):
@@ -180,8 +179,7 @@ def task_problems(built: Built) -> Iterator[str]:
             f"dataset={dataset.name} contains {dataset.kind}, but {name} is only defined for"
             f" {defined}"
         )
-    if algorithm.separate_tasks and (option := mixing_option(scenario, algorithm)):
-        yield f"{option}: {name} is defined only if all clients train on one task at a time"
+    yield from scenario.problems(algorithm)
     if scenario.name != "none" and built.partition.has_global_indices:
         yield f"scenario={scenario.name}: partition=file can only be used with scenario=none"
 
@@ -231,23 +229,6 @@ def source_of(dataset: DataSource) -> tuple[object, ...]:
     return type(dataset), *(getattr(dataset, key, None) for key in keys)
 
 
-def mixing_option(scenario: Scenario, algorithm: FedAvg) -> str:
-    """Return the option that makes clients train on examples from several tasks at a time.
-
-    If no option does, return an empty string. For methods that choose exemplars
-    themselves, a replay buffer is allowed, because the losses of these methods include the classes
-    of earlier tasks.
-    """
-    if not isinstance(scenario, MultiTask):
-        return ""
-    if scenario.blur:
-        return f"scenario.blur={scenario.blur}"
-    if scenario.mixes_tasks:
-        return f"scenario.order={scenario.order}"
-    replays = scenario.replay and not isinstance(algorithm, Exemplars)
-    return f"scenario.replay={scenario.replay}" if replays else ""
-
-
 def data_problems(built: Built) -> Iterator[str]:
     """Yield a message for each problem with the validation set or the public set."""
     validation, on, scenario = built.validation, built.settings.evaluate_on, built.scenario
@@ -259,8 +240,7 @@ def data_problems(built: Built) -> Iterator[str]:
             f"validation.fraction={fraction}: with partition=file, each client must hold out its"
             " validation examples; set validation.per_client=true"
         )
-    repeats = isinstance(scenario, MultiTask) and scenario.repeats_examples
-    if fraction and validation.per_client and repeats:
+    if fraction and validation.per_client and scenario.repeats_examples:
         yield (
             f"validation.per_client=true: with scenario={scenario.name}, all tasks have the same"
             " examples, so a client would train on examples that another client holds out; set"

@@ -16,10 +16,8 @@ from fedexp.data.changes import reduce_classes
 from fedexp.data.held_out import Validation
 from fedexp.data.partition import make_partition
 from fedexp.data.partitioned import HELD_OUT, Partition
-from fedexp.data.replay import fill_buffers
-from fedexp.data.streams import blur_tasks, draw_orders, reorder_parts
 from fedexp.data.surrogate import Shards
-from fedexp.data.tasks import MultiTask, Scenario
+from fedexp.data.tasks import Scenario
 from fedexp.data.text import DropoutKeys
 from fedexp.data.types import Data, Task, TextData
 from fedexp.engine.base import ClientRuntime, Engine
@@ -59,12 +57,11 @@ def divide(built: Built) -> tuple[Data, list[Division]]:
     sequence = scenario.sequence(built.dataset, generator_for(seed, "tasks"))
     require_classes(sequence.data)
     tasks, held = hold_out_from_all_tasks(built, sequence.tasks)
-    # each example's task before blurring
+    # each example's task before the scenario mixes the tasks
     origin = np.zeros(len(sequence.data.y_train), np.int64)
     for number, task in enumerate(sequence.tasks):
         origin[task.train] = number
-    if isinstance(scenario, MultiTask) and scenario.blur:
-        tasks = blur_tasks(tasks, scenario.blur, generator_for(seed, "blur"))
+    tasks = scenario.mix(tasks, seed)
     data, tasks, unlabelled = built.surrogate.attach(
         sequence.data, tasks, generator_for(seed, "surrogate split")
     )
@@ -95,12 +92,7 @@ def divide(built: Built) -> tuple[Data, list[Division]]:
         division = Division(partition, federation, shards.server)
         parts.append(replace(division, changes=scheduled_changes(built, data, task, division)))
     held_out = [part.partition.validation for part in parts]
-    if isinstance(scenario, MultiTask):
-        parts = apply_task_orders(built, scenario, parts)
-        if scenario.mixes_tasks:
-            parts = record_met_classes(parts)
-        if scenario.replay:
-            parts = add_replay_buffers(scenario, parts, seed)
+    parts = add_replayed_examples(scenario, apply_task_orders(built, parts), seed)
     if built.settings.test_per_client:
         data = data.with_test_from_training(torch.from_numpy(parts[0].partition.test))
     return add_validation_set(data, held_out, origin), parts
@@ -136,8 +128,7 @@ def hold_out_from_all_tasks(
     the tasks do not share their examples, the tasks are unchanged and their validation examples are
     None, because `make_task_partition` draws validation examples for each task separately.
     """
-    repeats = isinstance(built.scenario, MultiTask) and built.scenario.repeats_examples
-    if not built.validation.fraction or not repeats:
+    if not built.validation.fraction or not built.scenario.repeats_examples:
         return tasks, [None] * len(tasks)
     rng = generator_for(built.seeds.partition, "validation")
     chosen = built.validation.choose(len(tasks[0].train), rng)
@@ -145,17 +136,7 @@ def hold_out_from_all_tasks(
     return rest, [task.train[chosen] for task in tasks]
 
 
-def draw_task_orders(scenario: Scenario, clients: int, tasks: int, seed: int) -> np.ndarray | None:
-    """Return the task that each client learns at each stage, int [K, T].
-
-    None means that all clients learn the tasks in the same order.
-    """
-    if not isinstance(scenario, MultiTask) or scenario.order == "shared":
-        return None
-    return draw_orders(clients, tasks, generator_for(seed, "task orders"))
-
-
-def apply_task_orders(built: Built, scenario: MultiTask, parts: list[Division]) -> list[Division]:
+def apply_task_orders(built: Built, parts: list[Division]) -> list[Division]:
     """Return the division at each stage if each client learns the tasks in a different order.
 
     If all clients learn the tasks in the same order, return the divisions unchanged.
@@ -163,44 +144,35 @@ def apply_task_orders(built: Built, scenario: MultiTask, parts: list[Division]) 
     parts: the division of each task.
     """
     clients, seed = built.settings.num_clients, built.seeds.partition
-    orders = draw_task_orders(scenario, clients, len(parts), seed)
+    orders = built.scenario.orders(clients, len(parts), seed)
     if orders is None:
         return parts
     federation = parts[0].federation
     # Combine the shared examples of all tasks, because clients may learn any task at any stage.
     known = np.max([part.federation.shared for part in parts], axis=0)
-    stages = reorder_parts([part.partition.parts for part in parts], orders)
     made = []
-    for part, rows in zip(parts, stages, strict=True):
+    for part, tasks in zip(parts, orders.T, strict=True):  # each client's task in this stage
+        rows = [parts[task].partition.parts[client] for client, task in enumerate(tasks)]
         partition = part.partition.with_parts(rows, federation.labels, federation.num_classes)
         made.append(part.with_partition(partition).with_federation(shared=known))
     return made
 
 
-def record_met_classes(parts: list[Division]) -> list[Division]:
-    """Return the divisions with `met`, the classes that clients held in earlier stages."""
-    held = np.stack([part.federation.counts.sum(0) for part in parts])  # [T, C]
-    met = [tuple(np.flatnonzero(held[:stage].sum(0)).tolist()) for stage in range(len(parts))]
-    return [part.with_federation(met=classes) for part, classes in zip(parts, met, strict=True)]
+def add_replayed_examples(scenario: Scenario, parts: list[Division], seed: int) -> list[Division]:
+    """Add the examples of earlier tasks that clients replay to their training examples.
 
-
-def add_replay_buffers(scenario: MultiTask, parts: list[Division], seed: int) -> list[Division]:
-    """Add the examples in each client's replay buffer to its training examples.
-
-    The option `scenario.replay` sets the size of the buffers. Only the federation of each division
-    changes: the partition still contains only the examples of the new task.
+    Only the federation of each division changes: the partition still contains only the examples of
+    the new task.
     """
     labels, classes = parts[0].federation.labels, parts[0].federation.num_classes
-    columns = []
-    for client in range(parts[0].federation.num_clients):
-        own = [part.partition.parts[client] for part in parts]
-        rng = generator_for(seed, "replay", client)
-        held = fill_buffers(own, labels, scenario.replay, scenario.replay_policy, rng)
-        columns.append([np.sort(np.concatenate(pair)) for pair in zip(own, held, strict=True)])
+    own = [part.partition.parts for part in parts]
+    replayed = scenario.replayed(own, labels, seed)
+    if replayed is own:
+        return parts
     made = []
-    for part, rows in zip(parts, zip(*columns, strict=True), strict=True):
+    for part, rows in zip(parts, replayed, strict=True):
         counts = np.stack([np.bincount(labels[row], minlength=classes) for row in rows])
-        made.append(part.with_federation(parts=rows, counts=counts.astype(np.int64)))
+        made.append(part.with_federation(parts=tuple(rows), counts=counts.astype(np.int64)))
     return made
 
 
@@ -208,7 +180,7 @@ def add_validation_set(data: Data, held_out: Sequence[np.ndarray], origin: np.nd
     """Return the data with a validation set that joins the validation examples of all tasks.
 
     held_out: the indices of each task's validation examples.
-    origin: int [N], the task that each training example belonged to before the tasks were blurred.
+    origin: int [N], the task that each training example belonged to before the tasks were mixed.
 
     Raises ConfigError if a task has no validation examples.
     """
@@ -252,7 +224,7 @@ def make_task_partition(
     if validation.fraction and not validation.per_client and held is None:
         chosen = validation.choose(len(numbers), generator_for(seed, "validation", *key))
         central, numbers = numbers[chosen], np.delete(numbers, chosen)
-    # With blurred boundaries, a task also has examples of other tasks' classes.
+    # If the scenario mixes the tasks, a task also has examples of other tasks' classes.
     classes = np.union1d(task.classes, np.unique(every_label[numbers]))
     labels = np.searchsorted(classes, every_label[numbers])
     public = built.public.split(labels, len(classes), generator_for(seed, "public", *key))

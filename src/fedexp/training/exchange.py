@@ -13,7 +13,6 @@ import numpy as np
 import torch
 
 from fedexp.algorithms.base import FedAvg
-from fedexp.algorithms.exemplars import Exemplars
 from fedexp.algorithms.families import (
     OwnTraining,
     Personal,
@@ -102,11 +101,9 @@ class Exchange:
 
     @cached_property
     def federation(self) -> Federation:
-        """The server's knowledge of its clients, including the exemplars that the clients keep."""
+        """The server's knowledge of the data that its clients train on."""
         federation = self.simulation.stage_of(self.number).federation
-        if isinstance(self.simulation.algorithm, Exemplars):
-            return self.simulation.algorithm.with_kept(self.server, federation)
-        return federation
+        return self.simulation.algorithm.training_data(self.server, federation)
 
     def generator(self, name: str, *key: int) -> np.random.Generator:
         """Return the random generator that the round uses for the purpose `name`."""

@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedexp.algorithms.grams import is_watched
 from fedexp.core import memory
 from fedexp.core.memory import size_of
 from fedexp.engine.base import ClientRuntime
@@ -32,13 +31,12 @@ SHARE_OF_MEMORY = 0.25  # largest share of the free memory that the features may
 def has_fixed_features(module: nn.Module, x: Tensor) -> bool:
     """Return whether the features of an example are the same in every step of training.
 
-    The backbone must be frozen, and must not use batch norm, or random numbers in training. The
-    algorithm must not read the inputs of layers, which are not available if only the head runs.
+    The backbone must be frozen, and must not use batch norm, or random numbers in training.
 
     x: inputs [B, ...], whose values are not read.
     """
     only_head = all(name.startswith(HEAD) for name in trainable(module))
-    if type(module) is not Headed or not only_head or has_batch_norm(module) or is_watched(module):
+    if type(module) is not Headed or not only_head or has_batch_norm(module):
         return False
     return find_obstacle(module, x) is None
 

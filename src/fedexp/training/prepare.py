@@ -27,7 +27,7 @@ from fedexp.metrics.personal import Personal
 from fedexp.models import Model
 from fedexp.training.analysing import check_analyses
 from fedexp.training.checks import check, check_kept
-from fedexp.training.division import divide, draw_task_orders
+from fedexp.training.division import divide
 from fedexp.training.features import has_fixed_features, with_features
 from fedexp.training.model_fit import (
     check_frozen,
@@ -74,7 +74,9 @@ def prepare(built: Built, share: int | None = None, before: str | None = None) -
     check_kept(built.settings, rounds)
     cohorts = built.cohorts.read(rounds, clients, built.settings.cohort_size)
     module, algorithm = make_model(built, data, first)
-    fixed = has_fixed_features(module, first_inputs(data, torch.float32))
+    fixed = not algorithm.needs_inputs and has_fixed_features(
+        module, first_inputs(data, torch.float32)
+    )
     hardware = fit_engine(built.model, built.hardware, hardware, module, data)
     module = module.to(hardware.device, hardware.dtype)
     module = module.to(memory_format=LAYOUT)  # type: ignore[call-overload]
@@ -111,7 +113,7 @@ def prepare(built: Built, share: int | None = None, before: str | None = None) -
         server_optimizer=built.server,
         stop=built.stop,
         local_evaluation=built.local_evaluation,
-        task_orders=draw_task_orders(built.scenario, clients, len(divided), built.seeds.partition),
+        task_orders=built.scenario.orders(clients, len(divided), built.seeds.partition),
         analysis=SeveralAnalyses(members=built.analysis),
         changes=tuple((number, part.stage(runtime, engine)) for number, part in changes),
         left_out=left_out,

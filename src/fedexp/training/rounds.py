@@ -12,15 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from fedexp.algorithms.exemplars import Exemplars
 from fedexp.algorithms.families import (
-    Continual,
     MultiExchange,
-    Rehearsal,
     ServerTraining,
     exchanges_of,
 )
-from fedexp.algorithms.interfaces import Pixels
+from fedexp.algorithms.interfaces import Pixels, ServerNetwork, TaskStart
 from fedexp.algorithms.local_training import LocalTraining
 from fedexp.core import tree
 from fedexp.core.rng import generator_for, torch_seed
@@ -259,27 +256,24 @@ def begin_task(simulation: Simulation, server: Tree, number: int) -> Tree:
 
     number: the first round of the new task. This function is not called for the run's first task.
     """
-    algorithm, runtime = simulation.algorithm, simulation.runtime
-    federation, seed = simulation.stage_of(number).federation, simulation.seeds.training
-    if isinstance(algorithm, Continual):
-        initial = simulation.initial | simulation.initial_buffers
-        server = algorithm.begin_task(server, initial, federation)
-    if isinstance(algorithm, Exemplars):
-        before = simulation.stage_of(number - 1).federation
-        rng = generator_for(seed, "kept examples", number)
-        model = server["params"] | server["buffers"]
-        server = algorithm.keep_examples(
-            server, lambda numbers: runtime.features(model, numbers), before, federation, rng
-        )
-    if isinstance(algorithm, Rehearsal):
-        assert isinstance(runtime.data, ImageData), "rehearsal is defined for images"
+    runtime, seed = simulation.runtime, simulation.seeds.training
+    data = runtime.data
+
+    def network(server: Tree) -> ServerNetwork:
         runtime.net.set_buffers(server["buffers"])
-        pixels = Pixels(runtime.data.shape, runtime.data.mean, runtime.data.std)
-        rng = generator_for(seed, "rehearsal", number)
-        with seeded_torch(torch_seed(seed, "rehearsal layers", number)):
-            net = LiveNetwork(runtime.net)
-            server = algorithm.rehearse(net, server, pixels, federation, rng)
-    return server
+        return LiveNetwork(runtime.net)
+
+    start = TaskStart(
+        federation=simulation.stage_of(number).federation,
+        before=simulation.stage_of(number - 1).federation,
+        initial=simulation.initial | simulation.initial_buffers,
+        pixels=Pixels(data.shape, data.mean, data.std) if isinstance(data, ImageData) else None,
+        network=network,
+        features=runtime.features,
+        rng=lambda purpose: generator_for(seed, purpose, number),
+    )
+    with seeded_torch(torch_seed(seed, "rehearsal layers", number)):
+        return simulation.algorithm.begin_task(server, start)
 
 
 def measure_alignment(

@@ -1,0 +1,185 @@
+"""AFCL and RegMean: classifiers in closed form and merged layers, against independent solutions."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from toy_models import Adapted
+
+from fedexp.core import tree
+from fedexp_continual.algorithms.afcl import AFCL, solve
+from fedexp_continual.algorithms.regmean import RegMean
+from method_rows import stream
+from toy_federation import (
+    LOCAL,
+    TWO_TASKS,
+    Normed,
+    assert_close,
+    float64,
+    make_simulation,
+    play,
+    random,
+    trained_round,
+)
+
+ONE_ROUND = replace(TWO_TASKS, rounds_per_task=1)
+
+
+def joint_ridge(simulation, gamma, tasks):
+    """Return the classifier [C, D] of ridge regression on all examples of all clients and tasks.
+
+    It minimises ||[X; sqrt(gamma) I] W - [Y; 0]||, solved with numpy's lstsq.
+    """
+    parts = [part for stage in simulation.stages[:tasks] for part in stage.federation.parts]
+    index = torch.from_numpy(np.concatenate(parts))
+    runtime = simulation.runtime
+    x, y = runtime.load_train(index, None)
+    features = runtime.net(simulation.initial, x).features.numpy()
+    width = features.shape[1]
+    rows = np.concatenate([features, gamma**0.5 * np.eye(width)])
+    targets = np.concatenate([np.eye(4)[y.numpy()], np.zeros((width, 4))])
+    return torch.from_numpy(np.linalg.lstsq(rows, targets, rcond=1e-12)[0].T)
+
+
+@pytest.mark.parametrize("gamma", [0.0, 0.1])
+@pytest.mark.parametrize("engine", ["sequential", "vectorised"])
+def test_result_after_each_task_is_joint_ridge_regression(gamma, engine):
+    """The claim of AFL and AFCL: clients and tasks make no difference. With gamma = 0, the smallest
+    least-squares solution (8 features, and some have no effect)."""
+    simulation = stream(
+        AFCL(gamma=gamma), scenario=ONE_ROUND, participation=1.0, engine=engine, surrogate=0.0
+    )
+    for tasks in (1, 2):
+        params = play(simulation, tasks).server["params"]
+        expected = joint_ridge(simulation, gamma, tasks)
+        assert_close(params["classifier.weight"], expected, 1e-10)
+        assert not params["classifier.bias"].any()
+        assert expected.abs().max() > 0.1
+
+
+def test_result_does_not_depend_on_the_partition():
+    results = []
+    for sizes in ((3, 17), (5, 5, 5, 5), (20,)):
+        simulation = make_simulation(AFCL(gamma=0.1), sizes=sizes, participation=1.0)
+        results.append(play(simulation, 1).server["params"])
+    for other in results[1:]:
+        assert_close(other, results[0], 1e-10)
+
+
+def test_each_client_is_counted_once_per_task():
+    """Three of four clients take part in each of six rounds. In the end, all have been counted once
+    in each task."""
+    simulation = stream(
+        AFCL(gamma=0.1), scenario=replace(TWO_TASKS, rounds_per_task=6), rounds=6, surrogate=0.0
+    )
+    for tasks in (1, 2):
+        state = play(simulation, 6 * tasks)
+        assert state.server["counted"].tolist() == [tasks - 1] * 4
+        found = state.server["params"]["classifier.weight"]
+        assert_close(found, joint_ridge(simulation, 0.1, tasks), 1e-10)
+
+
+def test_merging_clients_equals_the_absolute_aggregation_law_of_the_paper():
+    """AFL's code: clients regularise with r, the server merges one client after the other,
+    W = (I - R C' + R C' (C + C')^-1 C') W + (the same with the two exchanged), R = C^-1,
+    and finally removes the K clients' r: W + K r (C - K r I)^-1 W."""
+    x, y, r = random(3, 9, 5).numpy(), np.eye(4)[[[0, 1, 2] * 3, [3] * 9, [1, 2, 3] * 3]], 1.0
+    eye, inverse = np.eye(5), np.linalg.inv
+    merged, total = None, None
+    for features, labels in zip(x, y, strict=True):
+        own = features.T @ features + r * eye
+        weight = inverse(own) @ features.T @ labels
+        if merged is None:
+            merged, total = weight, own
+            continue
+        both = inverse(total + own)
+        left = eye - inverse(total) @ own + inverse(total) @ own @ both @ own
+        right = eye - inverse(own) @ total + inverse(own) @ total @ both @ total
+        merged, total = left @ merged + right @ weight, total + own
+    cleaned = merged + 3 * r * inverse(total - 3 * r * eye) @ merged
+    rows, labels = torch.from_numpy(x).flatten(0, 1), torch.from_numpy(y).flatten(0, 1)
+    gram, product = rows.T @ rows, rows.T @ labels
+    assert_close(solve(gram, product, 0.0), torch.from_numpy(cleaned), 1e-10)
+    assert_close(solve(gram, product, 3 * r), torch.from_numpy(merged), 1e-10)
+
+
+def test_ridge_regression_equals_hand_calculation():
+    """One feature: examples 1 and 2 of class 0, 1 of class 1. G = 6, X^T Y = (3, 1); gamma = 2."""
+    gram, product = torch.tensor([[6.0]]).double(), torch.tensor([[3.0, 1.0]]).double()
+    assert_close(solve(gram, product, 2.0), product / 8)
+
+
+def test_backbone_is_frozen_and_not_augmented():
+    """Only the classifier is sent, running statistics do not change, and every pass has the same
+    features."""
+    simulation = make_simulation(AFCL(gamma=0.1), model=Normed(), participation=1.0)
+    state = play(simulation, 2)
+    assert simulation.initial.keys() == {"classifier.weight", "classifier.bias"}
+    assert_close(state.server["buffers"], simulation.initial_buffers, 0.0)
+    other = make_simulation(
+        AFCL(gamma=0.1), replace(LOCAL, epochs=1), model=Normed(), participation=1.0, augment=False
+    )
+    assert_close(play(other, 1).server["params"], state.server["params"], 1e-12)
+    assert tree.is_finite(state.server)
+
+
+# --- RegMean
+
+WIDTHS = {"hidden.0": 27, "classifier": 8}  # linear layers of the small CNN, and their inputs
+
+
+def test_merged_layers_minimise_the_distance_to_the_clients_outputs():
+    """Against least squares on the layers' inputs, which hooks record; the other parameters are
+    averaged."""
+    simulation, state, trained, about = trained_round(
+        RegMean(off_diagonal=1.0), augment=False, sizes=(20, 10, 5, 5), participation=1.0
+    )
+    runtime, parts, inputs = simulation.runtime, trained.messages["params"], {}
+    assert simulation.algorithm.widths == WIDTHS
+    for position, client in enumerate(about.clients):
+        x, _ = runtime.load_train(torch.from_numpy(about.federation.parts[client]), None)
+        seen = {}
+        handles = [remember(runtime.net.module.get_submodule(k), seen, k) for k in WIDTHS]
+        runtime.net(tree.row(parts, position), x)
+        for handle in handles:
+            handle.remove()
+        for name in WIDTHS:
+            inputs.setdefault(name, []).append(seen[name])
+    merged = simulation.algorithm.aggregate(state.server, trained.messages, about)["params"]
+    mean = tree.weighted_mean(parts, about.weights)
+    for name, value in merged.items():
+        layer, _, end = name.rpartition(".")
+        if layer not in WIDTHS or end == "bias":
+            assert_close(value, mean[name], 0.0)
+            continue
+        pairs = zip(inputs[layer], parts[name] - mean[name], strict=True)
+        answers = torch.cat([rows @ change.T for rows, change in pairs])
+        every = torch.cat(inputs[layer])
+        # of all solutions, lstsq returns the smallest, here the one closest to the mean
+        solution = np.linalg.lstsq(every.numpy(), answers.numpy(), rcond=1e-12)[0]
+        assert_close(value - mean[name], torch.from_numpy(solution.T), 1e-8)
+        assert (value - mean[name]).abs().max() > 1e-3
+
+
+def remember(module, seen, name):
+    return module.register_forward_hook(lambda module, inputs, _: seen.update({name: inputs[0]}))
+
+
+def test_merged_layer_equals_hand_calculation():
+    """One output. Weights 1 and 5 for an input with G_1 = 3 and G_2 = 1: (3 + 5) / 4 = 2. Weights 1
+    and 2 for an input that is always 0, of clients with 1 and 3 examples: (1 + 6) / 4."""
+    parts = {"a.weight": float64([[[1.0, 1.0]], [[5.0, 2.0]]])}
+    grams = {"a": float64([[[3.0, 0.0], [0.0, 0.0]], [[1.0, 0.0], [0.0, 0.0]]])}
+    about = replace(trained_round(RegMean(off_diagonal=0.5))[3], weights=float64([1.0, 3.0]))
+    server = RegMean(off_diagonal=0.5).aggregate({}, {"params": parts, "grams": grams}, about)
+    assert_close(server["params"], {"a.weight": float64([[2.0, 1.75]])})
+
+
+def test_only_trained_layers_are_merged():
+    """model.freeze=[backbone]: the head alone."""
+    simulation = make_simulation(RegMean(off_diagonal=0.5), model=Adapted(freeze=("0", "1")))
+    assert simulation.algorithm.widths.keys() == {"classifier", *ADAPTERS}
+
+
+ADAPTERS = [f"backbone.{layer}.{end}" for layer in ("0.1", "1.0") for end in ("down", "up")]

@@ -1,0 +1,296 @@
+"""Methods that keep examples chosen by a model: GLFC and FedCBDR compared with loops."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from fedexp.algorithms.interfaces import Batch
+from fedexp.core import tree
+from fedexp.engine.base import ScheduledData
+from fedexp.engine.network import LiveNetwork
+from fedexp.metrics.analysis import LocalEpochs
+from fedexp.testing import train
+from fedexp.training.rounds import begin_task, play_round
+from fedexp_continual.algorithms.exemplars import numbers_in
+from fedexp_continual.algorithms.fedcbdr import FedCBDR, leverage
+from fedexp_continual.algorithms.glfc import GLFC, herding
+from method_rows import stream
+from test_skew_methods import Table
+from toy_federation import LOCAL, assemble, assert_close, broadcast, context, describe, play, random
+
+CBDR = FedCBDR(
+    samples=6, tau_old=0.8, tau_new=1.4, omega_old=1.2, omega_new=0.6, selection="leverage"
+)
+GLFC_ = GLFC(memory=4, lambda_gc=0.7, lambda_rd=0.4, compensation=True, proxy=True)
+# Classes 0 and 2 are old, 1 is new, 3 is to come; the last example is padding.
+OLD, NEW = (torch.tensor(row, dtype=torch.float64) for row in ([1, 0, 1, 0], [0, 1, 0, 0]))
+LABELS, MASK = (
+    torch.tensor([2, 1, 0, 1, 1, 2]),
+    torch.tensor([1, 1, 1, 1, 1, 0], dtype=torch.float64),
+)
+
+
+def objective(algorithm, params, **server):
+    ctx = context(server={"params": params} | server)
+    return algorithm.objective(Table(), params, Batch(torch.arange(6), LABELS, MASK, 0), ctx)
+
+
+# --- GLFC
+
+
+@pytest.mark.parametrize("compensation", [True, False])
+def test_glfc_loss_equals_released_code(compensation):
+    """The released code sums over three outputs. Here the future class 3 adds one more negative."""
+    z, before = random(6, 4), random(6, 4, seed=1)
+    loss = objective(
+        replace(GLFC_, compensation=compensation), {"z": z}, old={"z": before}, known=OLD, new=NEW
+    )
+    examples, sigmoid = range(5), lambda v: 1 / (1 + (-v).exp())
+    g = [1 - sigmoid(z[i, LABELS[i]]) for i in examples]
+    kinds = {kind: [i for i in examples if bool(OLD[LABELS[i]]) is kind] for kind in (True, False)}
+    assert {kind: len(of) for kind, of in kinds.items()} == {True: 2, False: 3}
+    expected = 0.0
+    for i in examples:
+        kind = kinds[bool(OLD[LABELS[i]])]
+        weight = g[i] / (sum(g[j] for j in kind) / len(kind)) if compensation else 1.0
+        for c in range(4):
+            label = float(LABELS[i] == c)
+            target = sigmoid(before[i, c]) if OLD[c] else label
+            p = sigmoid(z[i, c])
+            learning, distilling = (
+                -(t * p.log() + (1 - t) * (1 - p).log()) / 3 for t in (label, target)
+            )
+            expected = expected + (0.7 * weight * learning + 0.4 * distilling) / 5
+    assert_close(loss, expected)
+
+
+def test_glfc_gradients_of_known_classes_equal_released_code():
+    """Compare with _compute_loss and efficient_old_class_weight for three outputs."""
+    z, before = random(6, 4).requires_grad_(), random(6, 4, seed=1)
+    algorithm = replace(GLFC_, lambda_gc=0.5, lambda_rd=0.5)
+    loss = objective(algorithm, {"z": z}, old={"z": before}, known=OLD, new=NEW)
+    (found,) = torch.autograd.grad(loss, z)
+    output = z.detach()[:5, :3].requires_grad_()
+    target = F.one_hot(LABELS[:5], 3).double()
+    g = ((output.detach().sigmoid() - target).abs() * target).sum(1).view(-1, 1)
+    index1 = (OLD[LABELS[:5]] > 0).double().view(-1, 1)
+    index2 = 1 - index1
+    w = g * index1 / ((g * index1).sum() / index1.sum())
+    w = w + g * index2 / ((g * index2).sum() / index2.sum())
+    bce = F.binary_cross_entropy_with_logits
+    loss_cur = torch.mean(w * bce(output, target, reduction="none"))
+    distill_target = target.clone()
+    distill_target[:, [0, 2]] = before[:5, [0, 2]].sigmoid()  # the old classes
+    released = 0.5 * loss_cur + 0.5 * bce(output, distill_target)
+    (expected,) = torch.autograd.grad(released, output)
+    assert_close(found[:5, :3], expected)
+    assert found[:5, 3].min() > 0, "the class to come is a negative"
+
+
+def test_glfc_learns_the_first_task_by_binary_cross_entropy():
+    z = random(6, 4)
+    loss = objective(GLFC_, {"z": z}, new=torch.tensor([1, 1, 1, 0], dtype=torch.float64))
+    target = F.one_hot(LABELS[:5], 4).double()
+    total = F.binary_cross_entropy_with_logits(z[:5], target, reduction="sum")
+    assert_close(loss, total / 5 / 3)
+
+
+def test_herding_equals_hand_calculation():
+    """Features are at 0, 20, 40 and 100 degrees. Their mean points to 38.9 degrees and has length
+    0.82, so the closest single feature is at 40. The closest mean of two includes the one at 20:
+    it is at 30 degrees, has length 0.98, and is 0.20 away. With 100 (at 70, length 0.87) it would
+    be 0.46 away, and with 0 (at 20, length 0.94) 0.31.
+    """
+    angles = torch.deg2rad(torch.tensor([0.0, 20, 40, 100], dtype=torch.float64))
+    features = 3 * torch.stack([angles.cos(), angles.sin()], 1)
+    assert herding(features, 2).tolist() == [2, 1]
+    assert sorted(herding(features, 9).tolist()) == [0, 1, 2, 3]
+
+
+def test_herding_breaks_ties_by_order():
+    """Features are at -20, 20 and 0 degrees. After the one at 0, the others are equally far from
+    the mean. A rounding error, here 1e-5 degrees, must not decide between them.
+    """
+    angles = torch.deg2rad(torch.tensor([-20.0, 20 + 1e-5, 0], dtype=torch.float64))
+    assert herding(torch.stack([angles.cos(), angles.sin()], 1), 2).tolist() == [2, 0]
+
+
+def test_glfc_keeps_equal_numbers_per_class():
+    labels = np.array([0] * 5 + [1] * 2 + [2] * 5)
+    features, eight = random(12, 3).__getitem__, replace(GLFC_, memory=8)
+    first = eight.keep(np.zeros(0, int), np.arange(7), features, labels)
+    assert np.bincount(labels[first]).tolist() == [4, 2]
+    then = eight.keep(first, np.arange(7, 12), features, labels)
+    assert np.bincount(labels[then]).tolist() == [2, 2, 2]
+    assert then[:2].tolist() == first[:2].tolist(), "the first that herding chose stay"
+
+
+def test_prototypes_are_the_images_closest_to_the_class_mean():
+    """If a class has two examples, both are equally far from the mean, and the one trained on
+    first is chosen.
+    """
+    simulation = stream(GLFC_, augment=False, sizes=(1, 3, 5, 2))
+    cohort = assemble(simulation, simulation.initial_state(), 1)
+    algorithm, net = simulation.algorithm, simulation.runtime.net
+    federation = simulation.stages[0].federation
+    position = int(np.argmax([len(federation.parts[c]) for c in cohort.clients]))
+    data = ScheduledData(simulation.runtime, cohort.schedules[position])
+    plan = {k: torch.as_tensor(v) for k, v in cohort.plans[position].items()}
+    sent = broadcast(simulation, simulation.initial_state())
+    ctx = context(server=sent, plan=plan, steps=torch.tensor(float(data.steps)))
+    found = algorithm.prototypes(net, sent["params"], data, ctx)
+    part = federation.parts[cohort.clients[position]]
+    passed = cohort.schedules[position].index.flatten().tolist()
+    part = sorted(part, key=passed.index)
+    x, y = data.take(torch.as_tensor(part))
+    features = F.normalize(net(sent["params"], x).features)
+    assert found["is_there"].tolist() == [float(c in y.tolist()) for c in range(4)]
+    for c in set(y.tolist()):
+        apart = (features[y == c] - features[y == c].mean(0)).norm(dim=1)
+        chosen = [bool((image == found["x"][c]).all()) for image in x[y == c]].index(True)
+        assert apart[chosen] <= apart.min() + 1e-4
+        assert chosen == 0 or len(apart) != 2
+    assert 2 in y.bincount()
+
+
+def test_proxy_server_sends_the_best_model_of_the_task():
+    """A model with lower accuracy on the prototypes does not replace the best model; one with
+    equal accuracy does.
+    """
+    simulation = stream(GLFC_)
+    state = play(simulation, 1)
+    prototypes, net = state.server["prototypes"], LiveNetwork(simulation.runtime.net)
+    answers = net(state.server["params"], prototypes["x"]).logits.argmax(1)
+    right = (answers == prototypes["y"]).double().mean()
+    assert_close(state.server["score"], right)
+    for score, replaced in ((float(right), True), (float(right) + 0.1, False)):
+        given = state.server | {
+            "score": torch.tensor(score, dtype=torch.float64),
+            "best": {"another": right},
+        }
+        refined = simulation.algorithm.refine(net, given, {}, None)
+        assert (refined["best"].keys() == state.server["params"].keys()) is replaced
+    begun = begin_task(simulation, given, 3)
+    assert begun["old"] == {"another": right}
+    assert not begun.keys() & {"best", "score", "prototypes"}
+    assert "asks" in simulation.algorithm.broadcast(begun)
+    assert "asks" not in broadcast(simulation, state)
+
+
+# --- FedCBDR
+
+
+def test_leverage_equals_projection_diagonal():
+    """The projection is X (X^T X)^-1 X^T. A linearly dependent column changes nothing. With all n
+    columns of U, as Eq. (4) is printed, every score is 1.
+    """
+    x = random(7, 3)
+    expected = (x @ torch.linalg.inv(x.T @ x) @ x.T).diagonal()
+    assert_close(leverage(x), expected)
+    assert_close(leverage(torch.cat([x, x[:, :1] - x[:, 1:2]], 1)), expected)
+    assert leverage(torch.zeros(4, 2)).tolist() == [1.0] * 4
+    assert_close(torch.linalg.svd(x)[0].square().sum(1), torch.ones(7).double())
+
+
+def test_fedcbdr_draws_by_leverage_over_all_clients():
+    """Four examples share a direction (tau = 1/4 each), and two have separate directions (tau =
+    1), so p = 1/12 and 1/3. A single draw is one of the two with probability 2/3: 2,000 of 3,000,
+    with a standard deviation of 26. An example with zero features is never drawn.
+    """
+    points = torch.zeros(7, 3, dtype=torch.float64)
+    points[:4, 0], points[4, 1], points[5, 2] = 1, 5, 0.1
+    kept, own = [np.array([9]), np.zeros(0, int)], [np.array([0, 1, 4]), np.array([2, 3, 5, 6])]
+    lonely = 0
+    for seed in range(3000):
+        drawn = replace(CBDR, samples=1).choose(
+            kept, own, points.__getitem__, None, np.random.default_rng(seed)
+        )
+        fresh = sorted({*drawn[0], *drawn[1]} - {9})
+        assert len(fresh) == 1
+        assert 9 in drawn[0]
+        assert 6 not in fresh
+        lonely += fresh[0] in (4, 5)
+    assert abs(lonely - 2000) < 5 * 26
+    every = replace(CBDR, samples=50).choose(
+        kept, own, points.__getitem__, None, np.random.default_rng(0)
+    )
+    assert [numbers.tolist() for numbers in every] == [[0, 1, 4, 9], [2, 3, 5]]
+
+
+def test_fedcbdr_loss_equals_loops():
+    """Eq. (7) with two old and three new examples. Classes 1 and 3 have the temperature of new
+    classes.
+    """
+    z = random(6, 4)
+    loss = objective(CBDR, {"z": z}, known=OLD)
+    expected = 0.0
+    for i in range(5):
+        scaled = torch.stack([z[i, c] / (0.8 if OLD[c] else 1.4) for c in range(4)])
+        p = scaled[LABELS[i]].exp() / scaled.exp().sum()
+        expected = expected - p.log() * (1.2 / 2 if OLD[LABELS[i]] else 0.6 / 3)
+    assert_close(loss, expected)
+    assert_close(objective(CBDR, {"z": z}), F.cross_entropy(z[:5], LABELS[:5]))
+
+
+# --- both
+
+
+@pytest.mark.parametrize("algorithm", [CBDR, GLFC_], ids=["fedcbdr", "glfc"])
+def test_clients_train_on_kept_examples(algorithm):
+    simulation = stream(algorithm, participation=1.0)
+    state = play(simulation, 3)
+    first, second = (stage.federation for stage in simulation.stages)
+    kept = numbers_in(state.server, second)
+    assert sum(map(len, kept)) > 0
+    cohort = assemble(simulation, state, 4)
+    for client, schedule in zip(cohort.clients, cohort.schedules, strict=True):
+        assert set(kept[client]) <= set(first.parts[client])
+        rows = zip(schedule.index.tolist(), schedule.lengths.tolist(), strict=True)
+        trained_on = {number for row, length in rows for number in row[:length]}
+        assert trained_on == {*second.parts[client], *kept[client]}
+    trained = train(simulation.engine, simulation, state, cohort)
+    federation = describe(simulation, state, cohort, trained).federation
+    assert federation.weights.tolist() == [
+        len(part) + len(own) for part, own in zip(second.parts, kept, strict=True)
+    ]
+    assert federation.counts.sum(1).tolist() == federation.weights.tolist()
+
+
+@pytest.mark.parametrize("algorithm", [CBDR, GLFC_], ids=["fedcbdr", "glfc"])
+def test_local_training_accuracy_includes_kept_examples(algorithm):
+    """In the second task, the accuracy covers the client's examples of the task and its kept
+    examples. It is computed again here with the model that the client sends.
+    """
+    epochs = LocalEpochs(rounds=None, every=1, between=True, clients=None)
+    same_rate = replace(LOCAL, lr_decay=1.0)
+    simulation = stream(algorithm, participation=1.0, analysis=epochs, local=same_rate)
+    state, federation = play(simulation, 3), simulation.stages[1].federation
+    kept, own = numbers_in(state.server, federation), federation.parts
+    rows = play_round(simulation, state).analyses["local_epochs.csv"]
+    cohort, runtime = assemble(simulation, state, 4), simulation.runtime
+    trained = train(simulation.engine, simulation, state, cohort)
+    last = {row["client"]: row["train_accuracy"] for row in rows if row["epoch"] == LOCAL.epochs}
+    runtime.net.set_buffers(state.server["buffers"])
+    for i, client in enumerate(cohort.clients):
+        x, y = runtime.load_train(
+            torch.from_numpy(np.concatenate([own[client], kept[client]])), None
+        )
+        right = runtime.net(tree.row(trained.messages["params"], i), x).logits.argmax(-1) == y
+        assert last[client] == float(right.double().mean())
+
+
+def test_leverage_is_exact_for_rotated_features():
+    """Eq. (1): client k rotates its rows by P_k, and both clients rotate the columns by Q. The
+    server decomposes the result, and client k inverts P_k in its rows of U.
+    """
+    x, sizes = random(8, 3), (5, 3)
+    rotations = [torch.linalg.qr(random(n, n, seed=n))[0] for n in (*sizes, 4)]
+    q = torch.linalg.qr(random(3, 3, seed=9))[0]
+    parts = x.split(sizes)
+    hidden = torch.cat([p @ part @ q for p, part in zip(rotations, parts, strict=False)])
+    u = torch.linalg.svd(hidden, full_matrices=False)[0]
+    undone = torch.cat([p.T @ rows for p, rows in zip(rotations, u.split(sizes), strict=False)])
+    assert_close(undone.square().sum(1), leverage(x))

@@ -1,0 +1,202 @@
+"""Low-rank adapters: the equation, and which parameters are trained, sent and exported."""
+
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from torch import nn
+from torch.func import functional_call, vmap
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from fedexp.api.models import with_plain_layers
+from fedexp.core import tree
+from fedexp.core.errors import ConfigError
+from fedexp.engine.vectorised.support import find_obstacle
+from fedexp.training.features import has_fixed_features
+from fedexp.training.rounds import play_round
+from fedexp_continual.models.lora import Adapted, LoRA, LowRank, TorchvisionLoRA
+from test_algorithms import assert_equal
+from test_own_models import ROWS, Net
+from test_vectorised import traces
+from test_vmap_support import SmallViT
+from toy_federation import ENGINES, PAIR, engines_compared, make_simulation, play
+
+HEAD = {"classifier.weight", "classifier.bias"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Own(Adapted):
+    vectorises: ClassVar[bool] = True
+    head: str | None = "fc"
+
+    def network(self, shape: Any, num_classes: int) -> nn.Module:
+        return Net(shape, num_classes)
+
+
+def randomised(network: nn.Module) -> nn.Module:
+    """Set B of every adapter to random values."""
+    for module in network.modules():
+        if isinstance(module, LowRank):
+            nn.init.normal_(module.up.weight)
+    return network
+
+
+def test_linear_layer_adds_its_low_rank_product():
+    """By hand: W = [[1, 2]], b = 3, A = [[1, -1]] (r = 1), B = [[4]], scale 0.5, x = (1, 5): W x +
+    b = 1 + 10 + 3 = 14, A x = -4, 0.5 * 4 * -4 = -8, in total 6."""
+    layer = nn.Linear(2, 1)
+    layer.weight.data, layer.bias.data = torch.tensor([[1.0, 2.0]]), torch.tensor([3.0])
+    adapted = LowRank(layer, 1, 0.5)
+    assert adapted(torch.tensor([1.0, 5.0])).item() == 14, "B begins at zero"
+    adapted.down.weight.data, adapted.up.weight.data = (
+        torch.tensor([[1.0, -1.0]]),
+        torch.tensor([[4.0]]),
+    )
+    assert adapted(torch.tensor([1.0, 5.0])).item() == 6
+    assert adapted.plain().weight.tolist() == [[3.0, 0.0]]  # 1 + 0.5 * 4 * 1, 2 - 0.5 * 4 * 1
+
+
+class Products(TorchDispatchMode):
+    """Records the shapes of all matrix products."""
+
+    def __init__(self):
+        super().__init__()
+        self.shapes = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        kinds = (torch.ops.aten.mm, torch.ops.aten.addmm, torch.ops.aten.bmm)
+        if function.overloadpacket in kinds:
+            self.shapes.append(tuple(tuple(value.shape) for value in args[-2:]))
+        return function(*args, **kwargs or {})
+
+
+@traces
+def test_clients_share_one_product_with_the_frozen_weights():
+    """3 clients with 4 examples of 5 numbers, 7 outputs, rank 2: one product of 12 rows with the
+    frozen weights, and batched products for A and B."""
+    layer = LowRank(nn.Linear(5, 7), 2, 1.0)
+    names = ("down.weight", "up.weight")
+    weights = {k: torch.stack([layer.get_parameter(k).detach()] * 3) for k in names}
+
+    def output(own, x):
+        return functional_call(layer, own, (x,))
+
+    with Products() as products:
+        vmap(output)(weights, torch.randn(3, 4, 5))
+    wanted = [((12, 5), (5, 7)), ((3, 4, 5), (3, 5, 2)), ((3, 4, 2), (3, 2, 7))]
+    assert products.shapes == wanted
+
+
+@pytest.mark.parametrize(
+    "places", [{}, {"stride": 2, "padding": 1}, {"dilation": 2, "padding": (2, 0)}]
+)
+def test_merged_convolution_equals_adapted_one(places):
+    torch.manual_seed(0)
+    adapted = randomised(LowRank(nn.Conv2d(3, 5, (3, 2), **places), 2, 0.7).double())
+    x = torch.randn(2, 3, 9, 8, dtype=torch.float64)
+    expected = adapted(x)
+    assert not torch.allclose(expected, adapted.base(x))
+    torch.testing.assert_close(adapted.plain()(x), expected)
+
+
+def test_merged_network_has_plain_names_and_equal_outputs():
+    torch.manual_seed(0)
+    lora = LoRA(rank=2, alpha=3.0, targets=("stem", "inner"))
+    network = randomised(Own(lora=lora).build((1, 6, 6), 4).double())
+    x = torch.randn(3, 1, 6, 6, dtype=torch.float64)
+    expected = network(x).logits
+    merged = with_plain_layers(network)
+    torch.testing.assert_close(merged(x).logits, expected)
+    assert merged.state_dict().keys() == Own().build((1, 6, 6), 4).state_dict().keys()
+
+
+def test_only_adapters_and_head_are_trained_and_sent():
+    """inner (3 -> 6) with rank 2: A has 6 numbers and B 12; the head (6 -> C) has 7 C. Eight bytes
+    each."""
+    simulation = make_simulation(model=Own(lora=LoRA(rank=2)))
+    classes = simulation.runtime.data.num_classes
+    named = dict(simulation.runtime.net.module.named_parameters())
+    before = {k: v.clone() for k, v in named.items() if "base" in k or "stem" in k}
+    adapters = {f"backbone.inner.{name}.weight" for name in ("down", "up")}
+    assert set(simulation.initial) == adapters | HEAD
+    b_alone = make_simulation(model=Own(lora=LoRA(rank=2, freeze_a=True))).initial
+    assert set(b_alone) == {"backbone.inner.up.weight"} | HEAD
+    result = play_round(simulation, simulation.initial_state())
+    clients = len(result.cohort.clients)
+    assert result.bytes_up == result.bytes_down == clients * 8 * (6 + 12 + 7 * classes)
+    assert all(
+        not torch.equal(simulation.initial[k], v) for k, v in result.server["params"].items()
+    )
+    assert all(torch.equal(named[k], v) for k, v in before.items())
+
+
+@engines_compared
+@pytest.mark.parametrize(
+    "name",
+    [
+        "FedAvg",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("FedNTD", "Scaffold", "FedEWC")),
+    ],
+)
+def test_engines_agree_on_adapters(name, engines):
+    model = Own(lora=LoRA(rank=2, targets=("stem", "inner")))
+    states = [
+        play(replace(ROWS[name].simulation(model=model), engine=ENGINES[engine]), 2).server
+        for engine in engines
+    ]
+    assert tree.is_finite(states[0]["params"])
+    for other in states[1:]:
+        assert_equal(other, states[0], atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (
+            Own(lora=LoRA(rank=2, targets=("iner",))),
+            "targets=iner: no linear layer or convolution has this name.*nearest: 'inner'",
+        ),
+        (Own(lora=LoRA(rank=2, targets=("fc",))), "targets=fc: no linear layer or convolution"),
+        (
+            Own(head=None, lora=LoRA(rank=2)),
+            "with adapters, the head is also trained, so its name is needed; set model.head",
+        ),
+        (
+            TorchvisionLoRA(
+                name="vit_b_16",
+                weights=None,
+                image_size=None,
+                lora=LoRA(rank=2, targets=("out_proj",)),
+            ),
+            "targets=out_proj: .*is a grouped convolution or a part of nn.MultiheadAttention",
+        ),
+    ],
+)
+def test_unsupported_layers_are_rejected(model, message):
+    shape = (1, 6, 6) if isinstance(model, Own) else (3, 224, 224)
+    with (
+        pytest.raises(ConfigError, match=message),
+        torch.device("cpu" if isinstance(model, Own) else "meta"),
+    ):
+        model.build(shape, 4)
+
+
+class AdaptedViT(SmallViT, Adapted):
+    pass
+
+
+def test_vectorised_transformer_with_adapters_equals_sequential_one():
+    """mlp.0 and mlp.3 are the linear layers of a block."""
+    model = AdaptedViT(lora=LoRA(rank=2, alpha=3.0, targets=("mlp.0", "mlp.3")))
+    simulations = [make_simulation(model=model, engine=name) for name in PAIR]
+    models = [play(each, 2).server["params"] for each in simulations]
+    assert_equal(*models, atol=1e-12)
+    start = simulations[0].initial
+    assert all(not torch.equal(models[0][name], start[name]) for name in start)
+
+
+def test_networks_with_adapters_have_no_fixed_features_and_are_vectorised():
+    module = Own(lora=LoRA(rank=2)).build((1, 6, 6), 4)
+    assert not has_fixed_features(module, torch.zeros(2, 1, 6, 6))
+    assert find_obstacle(module, torch.zeros(2, 1, 6, 6)) is None

@@ -1,0 +1,435 @@
+"""L2P, DualPrompt and CODA-Prompt: networks with prompts against loops over images and heads,
+hand-calculated losses, and which prompts move in which task."""
+
+from collections import Counter
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from continual_rows import PROMPTED
+from torch import nn
+from toy_models import AdaptedTransformer, TinyTransformer, TransformerBlock, TransformerModule
+
+from fedexp.core.errors import ConfigError
+from fedexp.models.pretrained import Timm
+from fedexp.testing import gradient_of, set_up_client, train
+from fedexp_continual.algorithms.codaprompt import CODAPrompt, ortho_loss
+from fedexp_continual.algorithms.dualprompt import DualPrompt
+from fedexp_continual.algorithms.l2p import L2P
+from fedexp_continual.models.lora import LoRA
+from fedexp_continual.models.prompts import PrefixAttention, Prompted
+from method_rows import stream
+from toy_federation import (
+    LOCAL,
+    TWO_TASKS,
+    Noise,
+    assert_close,
+    float64,
+    play,
+    play_round,
+    random,
+)
+
+VIT = TinyTransformer()
+POOL = L2P(pool=4, selected=2, length=3, lambda_pull=0.5)
+DUAL = DualPrompt(
+    general_layers=(0,), general_length=2, task_layers=(1, 2), task_length=3, lambda_match=0.5
+)
+CODA = CODAPrompt(layers=(0, 2), components=5, length=4, ortho=0.5)
+PLAIN = replace(LOCAL, momentum=0.0, weight_decay=0.0, epochs=1)
+every_method = pytest.mark.parametrize(
+    "method", [POOL, DUAL, CODA], ids=lambda method: type(method).__name__
+)
+
+
+def servers_of(simulation, rounds=4):
+    """Return the server's states before the first and after each round."""
+    state = simulation.initial_state()
+    servers = [state.server]
+    for _ in range(rounds):
+        state.advance(play_round(simulation, state))
+        servers.append(state.server)
+    return servers
+
+
+def spread(server):
+    """Return a model whose prompts and keys are far apart, so that they matter; zeros stay."""
+    params = dict(server["params"])
+    for number, name in enumerate(params):
+        if not name.startswith("classifier"):
+            used = params[name].flatten(1).abs().sum(1) > 0
+            params[name] = random(*params[name].shape, seed=number + 1)
+            params[name][~used] = 0
+    return params
+
+
+# --- an independent transformer: one image, one head and one query at a time
+
+
+def attend(attention: Any, tokens: torch.Tensor, prefix: torch.Tensor | None) -> torch.Tensor:
+    """tokens: [n, D]; prefix: [2 L, D] or None."""
+    width = tokens.shape[-1]
+    q, k, v = (
+        tokens @ attention.qkv.weight[i * width : (i + 1) * width].T
+        + attention.qkv.bias[i * width : (i + 1) * width]
+        for i in range(3)
+    )
+    if prefix is not None:
+        half = len(prefix) // 2
+        k, v = torch.cat([prefix[:half], k]), torch.cat([prefix[half:], v])
+    rows = []
+    for query in q:
+        parts = []
+        for head in (slice(0, 2), slice(2, 4)):  # two heads of two entries
+            scores = [(query[head] @ key[head]).item() / 2**0.5 for key in k]
+            weights = torch.tensor(scores, dtype=torch.float64).exp()
+            parts.append(sum(w * value[head] for w, value in zip(weights, v, strict=True)))
+            parts[-1] = parts[-1] / weights.sum()
+        rows.append(torch.cat(parts))
+    return torch.stack(rows) @ attention.proj.weight.T + attention.proj.bias
+
+
+def encode(network: Any, tokens: torch.Tensor, prefixes: dict[int, torch.Tensor]) -> torch.Tensor:
+    """Return the output of the last norm, [n, D]."""
+    for number, block in enumerate(network.blocks):
+        tokens = tokens + attend(block.attn, block.norm1(tokens), prefixes.get(number))
+        tokens = tokens + block.mlp(block.norm2(tokens))
+    return network.norm(tokens)
+
+
+def tokens_of(network: Any, image: torch.Tensor) -> torch.Tensor:
+    patches = network.patch_embed.proj(image[None]).flatten(2)[0].T
+    return torch.cat([network.cls_token[0], patches]) + network.pos_embed[0]
+
+
+def cosine(a: torch.Tensor, b: torch.Tensor) -> float:
+    return float(a @ b) / float(a.norm() * b.norm())
+
+
+def by_loops(method, network, params, image, key=None):
+    """Return the query and the features of an image; key: the task whose E-Prompt is used."""
+    tokens, prompts = tokens_of(network, image), params["prompts"]
+    query = encode(network, tokens, {})[0]
+    if isinstance(method, L2P):
+        fits = [cosine(query, k) for k in params["keys"]]
+        best = sorted(range(len(fits)), key=lambda m: -fits[m])[: method.selected]
+        added = torch.cat([prompts[m] for m in best])
+        return query, encode(network, torch.cat([added, tokens]), {})[: len(added)].mean(0)
+    if isinstance(method, DualPrompt):
+        if key is None:
+            begun = [t for t, k in enumerate(params["keys"]) if k.any()]
+            key = max(begun, key=lambda t: cosine(query, params["keys"][t]))
+        prefixes = {0: params["general"][0], 1: prompts[key, 0], 2: prompts[key, 1]}
+    else:
+        prefixes = {}
+        for number, layer in enumerate(method.layers):
+            total = torch.zeros_like(prompts[0, 0])
+            for m in range(method.components):
+                if prompts[m].any():
+                    asked = query * params["attention"][m, number]
+                    total = total + cosine(asked, params["keys"][m, number]) * prompts[m, number]
+            prefixes[layer] = total
+    return query, encode(network, tokens, prefixes)[0]
+
+
+# --- prefixes
+
+
+def test_prefix_attention_equals_hand_calculation():
+    """With one head of width 1 and identity projections, q = k = v = x. The only token is 0, so all
+    scores are 0 and the output is the mean of the values: 0 alone, and (3 + 0) / 2 with a prefix of
+    the key 9 and the value 3. The prefix is used once. For a token 1 and the key log 3, the scores
+    are log 3 and 1: (3 * 3 + e * 1) / (3 + e)."""
+
+    class One(nn.Module):
+        num_heads = 1
+
+        def __init__(self):
+            super().__init__()
+            self.qkv, self.proj = nn.Linear(1, 3, bias=False), nn.Identity()
+            self.qkv.weight.data.fill_(1)
+
+    attention, e = PrefixAttention(One().double()), torch.e
+    assert attention(float64([[[0.0]]])).item() == 0
+    attention.prefix = float64([[[9.0], [3.0]]])
+    assert attention(float64([[[0.0]]])).item() == 1.5
+    assert attention(float64([[[0.0]]])).item() == 0
+    attention.prefix = torch.tensor([[[3.0], [0.0]]]).double()
+    attention.prefix = torch.stack([float64([[3.0]]).log(), float64([[3.0]])], 1)
+    assert_close(attention(float64([[[1.0]]])), float64([[[(9 + e) / (3 + e)]]]))
+
+
+def test_attention_with_prefix_equals_loops():
+    torch.manual_seed(0)
+    block, prefix = TransformerBlock(4).double(), random(2, 6, 4, seed=1)
+    tokens = random(2, 5, 4, seed=2)
+    attention = PrefixAttention(block.attn)
+    attention.prefix = prefix
+    expected = torch.stack([attend(block.attn, tokens[i], prefix[i]) for i in range(2)])
+    assert_close(attention(tokens), expected)
+
+
+# --- models and losses
+
+
+@every_method
+@pytest.mark.parametrize("rounds", [1, 3], ids=["first task", "second task"])
+def test_model_and_loss_equal_loops(method, rounds):
+    """With spread keys and prompts. In training, DualPrompt uses the task's own E-Prompt; in a
+    test, one of the tasks so far."""
+    simulation = stream(method, model=VIT, augment=False)
+    client, net = set_up_client(simulation, play(simulation, rounds)), simulation.runtime.net
+    batch, params = next(client.data.batches()), spread(client.ctx.server)
+    task, classes = rounds // 2, (0, 1) if rounds == 1 else (2, 3)
+    network, expected = net.module.backbone, 0.0
+    for image, label in zip(batch.x, batch.y, strict=True):
+        _, features = by_loops(method, network, params, image)
+        logits = features @ params["classifier.weight"].T + params["classifier.bias"]
+        assert_close(net(params, image[None]).logits[0], logits, atol=1e-10)
+        query, features = by_loops(method, network, params, image, key=task)
+        logits = features @ params["classifier.weight"].T + params["classifier.bias"]
+        expected += float(F.cross_entropy(logits[list(classes)], label - classes[0]))
+        if isinstance(method, L2P):
+            fits = sorted((cosine(query, k) for k in params["keys"]), reverse=True)
+            expected += 0.5 * sum(1 - fit for fit in fits[:2])
+        if isinstance(method, DualPrompt):
+            expected += 0.5 * (1 - cosine(query, params["keys"][task]))
+    expected /= len(batch.y)
+    if isinstance(method, CODAPrompt):
+        used = range(3) if rounds == 1 else range(5)  # 5 components of 2 tasks: 3 and 2
+        for name in ("keys", "attention", "prompts"):
+            for block in range(2):
+                rows = [params[name][m, block].flatten() for m in used]
+                apart = [(float(a @ b) - (a is b)) ** 2 for a in rows for b in rows]
+                expected += 0.5 * sum(apart) / len(apart)
+    found = method.objective(net, params, batch, client.ctx)
+    assert_close(found, torch.tensor(expected, dtype=torch.float64), atol=1e-10)
+
+
+def test_ortho_loss_equals_hand_calculation():
+    """B = (1 1; 0 2): B B^T - I = (1 2; 2 3), whose squares have the mean (1 + 4 + 4 + 9) / 4. A
+    row of zeros does not count. The second block is orthonormal."""
+    rows = float64([[[1, 1], [1, 0]], [[0, 2], [0, 1]], [[0, 0], [0, 0]]])
+    assert ortho_loss(rows).item() == 4.5
+
+
+@every_method
+def test_gradient_equals_finite_differences(method):
+    scenario = replace(TWO_TASKS, rounds_per_task=3)
+    simulation = stream(method, model=VIT, augment=False, scenario=scenario)
+    gradient = gradient_of(simulation, method.objective)
+    assert all(value.abs().max() > 1e-6 for value in gradient.values())
+
+
+@every_method
+def test_model_without_prompts_is_the_frozen_network(method):
+    torch.manual_seed(0)
+    simulation = stream(method, model=VIT)
+    module = simulation.runtime.net.module
+    params, x = play(simulation, 1).server["params"], random(3, 1, 6, 6)
+    query = simulation.runtime.net({"prompts": params["prompts"][:0]}, x).features
+    for image, found in zip(x, query, strict=True):
+        assert_close(encode(module.backbone, tokens_of(module.backbone, image), {})[0], found)
+    given = simulation.runtime.net(params | {"query": query}, x).logits
+    assert_close(given, simulation.runtime.net(params, x).logits)
+    assert set(simulation.runtime.net.trained) == params.keys()
+
+
+def test_queries_are_computed_once_per_example_and_round(monkeypatch):
+    """Two epochs of one client: its images are encoded once alone, and twice with 2 * 3 tokens of
+    prompts before the class token and 4 patches."""
+    counts: Counter[int] = Counter()
+
+    def encode(self, tokens, prefixes=None, original=Prompted.encode):
+        counts[tokens.shape[1]] += len(tokens)
+        return original(self, tokens, prefixes)
+
+    simulation = stream(POOL, model=VIT, augment=False, sizes=(7,), participation=1.0)
+    state = simulation.initial_state()
+    monkeypatch.setattr(Prompted, "encode", encode)
+    train(simulation.engine, simulation, state)
+    examples = len(simulation.stages[0].federation.parts[0])
+    assert counts == {5: examples, 11: 2 * examples}
+
+
+# --- tasks
+
+
+@pytest.mark.parametrize("method", [DUAL, CODA], ids=["DualPrompt", "CODAPrompt"])
+def test_clients_change_only_the_rows_of_the_current_task(method):
+    """With momentum and weight decay. Rows of task 2 are zeros until the task begins."""
+    simulation = stream(method, model=VIT, augment=False)
+    still = stream(method, model=VIT, augment=False, local=replace(PLAIN, lr=1e-12))
+    servers = servers_of(simulation)
+    begun = play(still, 3).server["params"]
+    count, first = (5, 3) if method is CODA else (2, 1)
+    for name in method.divided:
+        values = [server["params"][name] for server in servers]
+        for row in range(count):
+            if row < first:
+                assert not torch.equal(values[1][row], values[0][row])
+                assert_close(values[3][row], values[2][row])
+                assert_close(values[4][row], values[2][row])
+            else:
+                assert not values[2][row].any()
+                assert begun[name][row].abs().max() > 1e-4
+                assert not torch.equal(values[4][row], values[3][row])
+
+
+def test_components_of_a_new_task_are_initially_orthonormal():
+    """Two components per task, in each of two blocks."""
+    four = replace(CODA, components=4)
+    still = stream(four, model=VIT, augment=False, local=replace(PLAIN, lr=1e-12))
+    first, _, _, second = servers_of(still, 3)
+    for server, rows in ((first, slice(0, 2)), (second, slice(2, 4))):
+        for name in CODA.divided:
+            for block in range(2):
+                vectors = server["params"][name][rows, block].flatten(1)
+                assert_close(vectors @ vectors.T, torch.eye(2).double(), atol=1e-6)
+
+
+@every_method
+def test_head_keeps_the_rows_of_other_tasks(method):
+    """With Adam, whose steps would be full even for the smallest weight decay."""
+    adam = replace(LOCAL, optimizer="adam", lr=0.01)
+    simulation = stream(method, model=VIT, local=adam)
+    _, _, first, _, second = (server["params"] for server in servers_of(simulation))
+    for name in ("classifier.weight", "classifier.bias"):
+        assert_close(second[name][:2], first[name][:2])
+        assert (second[name][2:] - first[name][2:]).abs().min() > 1e-4
+
+
+def test_client_returns_unselected_prompts_unchanged():
+    """Only the prompts and keys that its images select (by loops, before training) change."""
+    simulation = stream(POOL, model=VIT, augment=False, local=replace(PLAIN, lr=1e-6))
+    state = simulation.initial_state()
+    state.server["params"] = params = spread(state.server)
+    network = simulation.runtime.net.module.backbone
+    client = set_up_client(simulation, state)
+    selected = set()
+    for batch in client.data.batches():
+        for image in batch.x:
+            query = encode(network, tokens_of(network, image), {})[0]
+            fits = [cosine(query, k) for k in params["keys"]]
+            selected |= set(sorted(range(4), key=lambda m: -fits[m])[:2])
+    message = client.run(False).messages["params"]
+    for name in ("prompts", "keys"):
+        moved = [not torch.equal(message[name][0][m], params[name][m]) for m in range(4)]
+        assert moved == [m in selected for m in range(4)]
+    assert 2 <= len(selected) < 4
+
+
+def striped(self) -> dict[str, Any]:
+    """Return noisy images with a bright row or column in each patch, which depends on the class."""
+    rng = np.random.default_rng(7)
+    images = rng.integers(0, 60, (60, 6, 6, 1), dtype=np.uint8)
+    labels = np.arange(60, dtype=np.int64) % 4
+    for image, label in zip(images, labels, strict=True):
+        lines = image if label < 2 else image.swapaxes(0, 1)
+        lines[label % 2 :: 3] += 180
+    names = np.array([f"class {c}" for c in range(4)])
+    parts = {"x_train": images[:40], "y_train": labels[:40]}
+    return parts | {"x_test": images[40:], "y_test": labels[40:], "classes": names}
+
+
+@pytest.mark.parametrize(
+    "method",
+    [*(pytest.param(each, marks=pytest.mark.slow) for each in (POOL, DUAL)), CODA],
+    ids=lambda method: type(method).__name__,
+)
+def test_methods_learn_two_tasks(method, monkeypatch):
+    """Chance is 1/4; a model that forgets task 1 has at most 1/2."""
+    monkeypatch.setattr(Noise, "read", striped)
+    adam = replace(LOCAL, epochs=5, optimizer="adam", lr=0.03, weight_decay=0.0)
+    parts = {"sizes": (10, 8), "participation": 1.0, "augment": False, "surrogate": 0.0}
+    simulation = stream(method, model=TinyTransformer(width=32), local=adam, **parts)
+    evaluation = simulation.engine.evaluate(simulation.runtime, play(simulation, 4).server)
+    assert evaluation.class_correct.sum() / evaluation.examples > 0.6
+
+
+# --- rejections
+
+
+@dataclass(frozen=True, kw_only=True)
+class Averaging(TinyTransformer):
+    """Its features are the mean of all tokens, not the class token."""
+
+    def network(self, shape: Any, num_classes: int) -> nn.Module:
+        class Mean(TransformerModule):
+            def forward(self, x):
+                tokens = torch.cat([self.cls_token.expand(len(x), -1, -1), self.patch_embed(x)], 1)
+                return self.head(self.norm(self.blocks(tokens + self.pos_embed)).mean(1))
+
+        return Mean(shape, num_classes, self.width)
+
+
+@every_method
+def test_networks_that_are_not_transformers_are_rejected(method):
+    for model in (None, Averaging()):
+        with pytest.raises(ConfigError, match="needs a vision transformer built like timm's"):
+            stream(method, model=model)
+    adapted = AdaptedTransformer(lora=LoRA(rank=2))
+    with pytest.raises(ConfigError, match=r"model\.lora\.rank: must be 0"):
+        stream(method, model=adapted)
+
+
+@pytest.mark.parametrize(
+    ("method", "message"),
+    [
+        (replace(CODA, layers=(1, 3)), "block 3 .* has 3 blocks"),
+        (replace(CODA, components=1), r"components=1: must be at least the number of tasks, 2"),
+    ],
+)
+def test_model_or_tasks_that_do_not_fit_are_rejected(method, message):
+    with pytest.raises(ConfigError, match=message):
+        stream(method, model=VIT)
+
+
+@pytest.mark.parametrize(
+    ("method", "changes", "message"),
+    [
+        (POOL, dict(selected=5), r"selected=5: must be at most algorithm\.pool=4"),
+        (DUAL, dict(task_layers=(0, 1)), r"task_layers=\[0, 1\]: must be other blocks"),
+        (DUAL, dict(task_layers=(1, 1)), r"task_layers=\[1, 1\]: must be a non-empty list"),
+        (CODA, dict(length=3), "length=3: must be an even number"),
+    ],
+)
+def test_contradictory_options_are_rejected(method, changes, message):
+    with pytest.raises(ConfigError, match=message):
+        replace(method, **changes)
+
+
+# --- timm
+
+
+@pytest.mark.parametrize("row", PROMPTED, ids=lambda row: row.cls.__name__)
+def test_timm_transformer_learns_its_tasks(row):
+    pytest.importorskip("timm")
+    model = Timm(name="test_vit", weights=None, image_size=32)
+    simulation = stream(
+        row.make(), model=model, sizes=(4, 5), scenario=replace(TWO_TASKS, rounds_per_task=1)
+    )
+    params = simulation.initial_state().server["params"]
+    state = play(simulation, 2)
+    assert {name.partition(".")[0] for name in params} >= {"prompts", "keys", "classifier"}
+    assert all(not torch.equal(state.server["params"][k], params[k]) for k in params)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "resnet18",
+        "vit_small_patch16_dinov3",
+        "deit3_small_patch16_224",
+        "vit_srelpos_small_patch16_224",
+    ],
+)
+def test_timm_networks_with_another_structure_are_rejected(name):
+    timm = pytest.importorskip("timm")
+    if not timm.is_model(name):
+        pytest.skip(f"this timm has no {name}")
+    with pytest.raises(ConfigError, match="needs a vision transformer built like timm's"):
+        stream(POOL, model=Timm(name=name, weights=None, image_size=32))
