@@ -187,9 +187,9 @@ def test_user_option_with_a_name_of_fedexp_is_rejected(fedexp, tmp_path, argumen
     ("overrides", "word"),
     [
         (b"\xff", b"{}", "overrides.yaml: cannot be read"),
-        (b"a: 1\n", b"{}", "overrides.yaml: must contain a list of values"),
+        (b"a: 1\n", b"{}", "overrides.yaml: is not a list of strings"),
         (b"[]\n", b"\xff", "config.yaml: cannot be read"),
-        (b"[]\n", b"[1]\n", "config.yaml: must contain a dict of values"),
+        (b"[]\n", b"[1]\n", "config.yaml: is not a mapping"),
         (b"[]\n", b"- " * 10_000, "config.yaml: cannot be read ("),
     ],
 )

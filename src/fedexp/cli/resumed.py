@@ -12,9 +12,8 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from fedexp.config.overrides import OF_COMMAND, assigned_values, key_of, leaves
-from fedexp.core import yaml_files
 from fedexp.core.errors import ConfigError
-from fedexp.rundir import files, origin
+from fedexp.rundir import contents, files, origin
 from fedexp.training.job import Job
 
 FILES = ("data_dir", "root", "path", "weights", "vectors")  # keys of paths to data
@@ -34,7 +33,7 @@ def resumed_job(job: Job) -> Job:
             f"hydra.run.dir={job.directory}: cannot be used with resume={given}, which names the"
             " run directory"
         )
-    stored = read_yaml(directory / files.CONFIG, dict)
+    stored = read_config(directory / files.CONFIG)
     choices = stored.pop("choices", {})
     stored.pop("revisions", None)
     moved = with_absolute_paths(stored, Path(origin.read(directory).get("directory") or "."))
@@ -53,8 +52,8 @@ def resumed_job(job: Job) -> Job:
         moved = OmegaConf.to_container(node)
     typed = [text for text in job.overrides if key_of(text) != "resume"]
     keys = {*map(key_of, typed), *OF_COMMAND}
-    before = read_yaml(directory / files.OVERRIDES, list)
-    kept = [text for text in map(str, before) if key_of(text) not in keys]
+    before = contents.read_overrides(directory / files.OVERRIDES)
+    kept = [text for text in before if key_of(text) not in keys]
     return replace(
         job,
         config=OmegaConf.create(moved | {"resume": str(directory)}),
@@ -75,14 +74,9 @@ def find_run(given: str) -> Path:
     return directory
 
 
-def read_yaml(path: Path, kind: type) -> Any:
-    """Read a yaml file of a run directory. Raises ConfigError unless it has values of this type."""
-    try:
-        found = yaml_files.load(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{path}: cannot be read ({' '.join(str(error).split())})") from error
-    if not isinstance(found, kind):
-        raise ConfigError(f"{path}: must contain a {kind.__name__} of values")
+def read_config(path: Path) -> dict[str, Any]:
+    """Read the stored configuration. Raises ConfigError unless it contains only values."""
+    found = contents.read_mapping(path)
     for key, value in leaves(found):
         if "${" in f"{key}{value}":
             raise ConfigError(f"{path}: {key or 'a value'} contains ${{...}}, which is not allowed")
