@@ -24,7 +24,6 @@ mu: 3.0
     "mine/conf/sweep/mine_table.yaml": "blocks: [{algorithm: {mine: {}}, seed: {0: {}, 1: {}}}]",
 }
 COMMANDS = (
-    ["--help"],
     ["algorithm=mine", "--cfg", "job", "--package", "algorithm"],
     ["algorithm=mina"],
     ["algorithm=fedavg", "algorithm.mu=1", "--cfg", "job"],
@@ -51,4 +50,4 @@ def test_options_of_another_package_are_found(tmp_path: Path):
     assert "algorithm.mu: only exists with" in messages
     assert "algorithm=mine" in messages.split("algorithm.mu: only exists with")[1].splitlines()[0]
     assert "seed=1  new\n2 jobs: 0 done, 2 new\n" in printed
-    assert messages.splitlines()[-1] == "0 0 2 2 0"
+    assert messages.splitlines()[-1] == "0 2 2 0"
