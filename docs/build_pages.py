@@ -22,6 +22,7 @@ ASSETS = (
     "docs/**/*.svg",
     "docs/reproduction/*.csv",
     "multirun/*/table.csv",
+    "multirun/*/comparison.csv",
 )
 CODE = r"^```.*?^```$"
 OPTION = re.compile(r"\.\./\.\./conf/algorithm/(\w+)\.yaml")  # on the site, it has a page

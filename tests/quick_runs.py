@@ -54,3 +54,48 @@ def write_run(
 def change_summary(directory: Path, **values) -> None:
     path = directory / "summary.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | values))
+
+
+def make_run(
+    folder, overrides, curve, status="completed", forgetting=0.5, views=True, config=None, **summary
+):
+    """Make a run directory with the files that tables read.
+
+    views: also test augmented images, with the same results. config: further values of the
+    configuration; by default those that FedKA's sweeps require.
+    """
+    config = {"test_per_client": 0.25} if config is None else config
+    directory = folder / f"run{len(list(folder.glob('run*')))}"
+    (directory / ".hydra").mkdir(parents=True)
+    (directory / ".hydra" / "overrides.yaml").write_text(yaml.safe_dump(overrides))
+    rounds = {"round": range(len(curve) + 1), "test_accuracy": [0.1, *curve]}
+    rounds["forgetting"] = (
+        [None] * (len(curve) > 1) + [None] + [forgetting] * max(len(curve) - 1, 1)
+    )
+    if views:
+        rounds |= {f"{name}_augmented": rounds[name] for name in ("test_accuracy", "forgetting")}
+    pd.DataFrame(rounds).to_csv(directory / "rounds.csv", index=False)
+    for name in ["class_accuracy.csv", *["class_accuracy_augmented.csv"] * views]:
+        classes = {"round": rounds["round"], "class": 0, "accuracy": rounds["test_accuracy"]}
+        pd.DataFrame(classes).to_csv(directory / name, index=False)
+    data = {"train": 50_000, "test": 10_000, "classes": 10, "clients": 100}
+    config = {"choices": {}, "rounds": len(curve), "expected": data} | config
+    (directory / "config.yaml").write_text(yaml.safe_dump(config))
+    if "tasks" in summary:
+        (directory / "tasks.csv").write_text("round,task,evaluated_task,accuracy\n1,1,1,0.5\n")
+    algorithm = next(
+        (o.partition("=")[2] for o in overrides if o.startswith("algorithm=")), "fedavg"
+    )
+    content = {
+        "status": status,
+        "algorithm": algorithm,
+        "dataset": "cifar10",
+        "partition": "p",
+        "rounds": len(curve),
+    }
+    content |= {
+        "accuracy": curve[-1],
+        "best_accuracy": max(curve),
+        "forgetting": forgetting,
+    } | summary
+    (directory / "summary.json").write_text(json.dumps(content))

@@ -8,12 +8,12 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from fedexp.analysis.draw_measured import before_and_after
 
 from fedexp.algorithms.fedmultihead import FedMultiHead
 from fedexp.algorithms.fedprox import FedProx
 from fedexp.algorithms.fedsam import FedSAM
 from fedexp.analysis import draw_measured
-from fedexp.analysis.draw_measured import before_and_after
 from fedexp.cli import main
 from fedexp.config.build import build
 from fedexp.core import tree

@@ -9,8 +9,7 @@ import pytest
 import yaml
 
 from fedexp.analysis import draw_sweep, sweep_figures
-from fedexp.metrics.forgetting import local_round_drop, round_drop
-from fedexp.papers.aggregate import write_report, write_tables
+from fedexp.analysis.report import write_report, write_tables
 from fedexp.rundir.sweeps import find_jobs
 from test_figures import make_run as make_files
 
@@ -159,62 +158,6 @@ def test_heat_maps_show_the_lowest_seed_of_each_method_on_one_scale(tmp_path):
     np.testing.assert_allclose(shares.sum(0), 1, rtol=1e-12)
 
 
-def test_round_forgetting_is_shown_as_distribution(tmp_path):
-    """Rounds count from 2 on, for local models with all clients."""
-    accuracy = make_run(tmp_path, ["algorithm=fedavg"], local=True)
-    make_run(tmp_path, ["algorithm=fedntd"])
-    (setting,) = settings(tmp_path).values()
-    whole, local = draw_sweep.round_forgetting([setting], setting.title).axes
-    np.testing.assert_array_equal(whole.lines[0].get_xdata()[1:], np.sort(round_drop(accuracy)))
-    assert (len(whole.lines), len(local.lines)) == (2, 1)
-    table = pd.read_csv(tmp_path / "run00" / "local_class_accuracy.csv")
-    saved = table["accuracy"].to_numpy().reshape(3, 2, 3)  # [T, S, C]
-    expected = np.sort(local_round_drop(accuracy[1:-1, None], saved[1:]).ravel())  # from round 2 on
-    np.testing.assert_array_equal(local.lines[0].get_xdata()[1:], expected)
-
-
-def test_measures_are_drawn_against_a_parameter(tmp_path):
-    """As in FedNTD Fig. 15. Another parameter, tau, has a separate figure."""
-    for seed in (0, 1):
-        make_run(tmp_path, ["experiment=a", "algorithm=fedavg"], seed, accuracy=0.3)
-        for beta, accuracy in ((3, 0.6), (0.3, 0.5), (1, 0.7)):
-            make_run(
-                tmp_path,
-                ["experiment=a", "algorithm=fedntd", f"algorithm.beta={beta}"],
-                seed,
-                accuracy=accuracy + 0.1 * seed,
-                forgetting=beta / 10,
-            )
-        for tau in (1, 2):
-            make_run(tmp_path, ["experiment=a", "algorithm=fedntd", f"algorithm.tau={tau}"], seed)
-    beta, tau = sorted(
-        sweep_figures.parameter_sweeps(find_jobs(tmp_path)), key=lambda each: each.key
-    )
-    assert (beta.key, tau.key) == ("algorithm.beta", "algorithm.tau")
-    (line,) = beta.lines
-    assert line.name == "FedNTD"
-    assert {x: len(runs) for x, runs in beta.points(line).items()} == {0.3: 2, 1: 2, 3: 2}
-    assert [method.name for method in beta.baselines] == ["FedAvg"]
-    above, below = draw_sweep.parameter(beta).axes
-    points, dotted, best = above.lines[0], *above.lines[-2:]
-    assert points.get_xdata().tolist() == [0.3, 1, 3]
-    assert points.get_ydata().tolist() == pytest.approx([0.55, 0.75, 0.65], rel=1e-12)
-    assert (dotted.get_linestyle(), dotted.get_ydata()[0]) == (":", 0.3)
-    assert below.lines[0].get_ydata().tolist() == pytest.approx([0.03, 0.1, 0.3])
-    assert (best.get_label(), best.get_xdata()[0]) == ("best", 1)
-    assert below.lines[-1].get_xdata()[0] == 0.3, "less forgetting is better"
-    assert above.get_xscale() == "log"
-
-
-def test_no_value_of_an_option_of_the_data_is_the_best(tmp_path):
-    for alpha in (0.1, 1):
-        make_run(tmp_path, ["algorithm=fedavg", f"alpha={alpha}"])
-    (alpha,) = sweep_figures.parameter_sweeps(find_jobs(tmp_path))
-    assert alpha.key == "alpha"
-    for axes in draw_sweep.parameter(alpha).axes:
-        assert "best" not in [line.get_label() for line in axes.lines]
-
-
 def make_stream(folder, overrides, average, forgetting):
     """Write a run of two tasks of two rounds each, whose accuracy and F rank methods inversely."""
     make_run(
@@ -254,18 +197,6 @@ def test_continual_learning_has_the_same_measures_in_figure_and_table(tmp_path):
     assert second == "| FedAvg | 40.00 | 0.500 |"
 
 
-def test_parameter_in_continual_learning_is_shown_by_task_measures(tmp_path):
-    """By test accuracy and F, the larger rate would be better."""
-    for lr, average in ((0.1, 0.6), (0.2, 0.4)):
-        overrides = ["algorithm=cfed", f"local.lr={lr}"]
-        make_stream(tmp_path, overrides, [0.1, 0.2, 0.3, average], 1 - average)
-    (sweep,) = sweep_figures.parameter_sweeps(find_jobs(tmp_path))
-    above, below = draw_sweep.parameter(sweep).axes
-    assert above.get_ylabel() == "average accuracy of the tasks"
-    assert above.lines[0].get_ydata().tolist() == [0.6, 0.4]
-    assert below.lines[0].get_ydata().tolist() == pytest.approx([0.4, 0.6])
-
-
 def make_search(folder):
     """Write three trials without a test on the test set."""
     for lr, value in ((0.0953, 0.7), (0.001132477255572942, 0.5), (0.01, 0.6)):
@@ -288,8 +219,6 @@ def make_search(folder):
 def test_tables_of_a_search_show_validation_measures(tmp_path):
     make_search(tmp_path)
     write_tables(tmp_path)
-    tex = (tmp_path / "table.tex").read_text()
-    assert r"local.lr=0.0953 & 70.00 & 0.300 \\" in tex
     lines = (tmp_path / "table.md").read_text().splitlines()
     assert lines[2] == "One seed, so nothing is in bold."
     assert lines[6:9] == [
@@ -306,32 +235,28 @@ def test_figures_of_a_search_show_validation_measures(tmp_path):
         "validation accuracy",
         "validation forgetting F",
     ]
-    (sweep,) = sweep_figures.parameter_sweeps(find_jobs(tmp_path))
-    above, _ = draw_sweep.parameter(sweep).axes
-    assert above.lines[0].get_ydata().tolist() == [0.5, 0.6, 0.7]
 
 
 def test_report_writes_tables_and_figures(tmp_path):
     for name in ("fedavg", "fedntd"):
         make_run(tmp_path, ["experiment=fedntd/cifar10_s2", f"algorithm={name}"])
     paths = write_report(tmp_path, figures=True)
-    kinds = ("curves", "class_accuracy", "class_accuracy_normalised", "round_forgetting")
-    drawn = paths[4:-1]
+    kinds = ("curves", "class_accuracy", "class_accuracy_normalised")
+    drawn = paths[3:-1]
     assert [path.name for path in drawn] == [f"fedntd_cifar10_s2_{kind}.png" for kind in kinds]
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in drawn)
     page = paths[-1].read_text()
-    assert re.findall('src="(.+?)"', page) == [
-        path.relative_to(tmp_path).as_posix() for path in drawn
-    ]
-    assert len(list((tmp_path / "figures").iterdir())) == 4  # without temporary files
-    assert len(write_report(tmp_path, figures=False)) == 5
+    shown = sorted(path.relative_to(tmp_path).as_posix() for path in drawn)
+    assert re.findall('src="(.+?)"', page) == shown
+    assert len(list((tmp_path / "figures").iterdir())) == 3  # without temporary files
+    assert len(write_report(tmp_path, figures=False)) == 4
 
 
 def test_failed_figure_does_not_affect_tables(tmp_path, caplog, monkeypatch):
     make_run(tmp_path, ["algorithm=fedavg"])
     (tmp_path / "run00" / "partition.npz").write_text("no archive")
-    monkeypatch.setattr("fedexp.papers.aggregate.log.propagate", True)
-    assert len(write_report(tmp_path, figures=True)) == 5
+    monkeypatch.setattr("fedexp.analysis.report.log.propagate", True)
+    assert len(write_report(tmp_path, figures=True)) == 4
     assert "the figures could not be drawn" in caplog.text
 
 

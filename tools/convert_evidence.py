@@ -5,7 +5,7 @@
 
 Runs are read from the second directory (by default, the sweep's own) in the format of the commit in
 tools/evidence_commit.txt. A run replaces the line of the same name; all other lines stay.
-`fedexp.papers.evidence` describes a line. It leaves out clients' tables, checkpoints, partition
+`fedexp_papers.evidence` describes a line. It leaves out clients' tables, checkpoints, partition
 indices, and the times of a round's phases. Absolute paths are shortened to their last part.
 """
 
@@ -22,12 +22,11 @@ from typing import Any
 import numpy as np
 import yaml
 
-from fedexp.analysis.sweep import Sweep, load_sweep
-from fedexp.config.options import conf_directories, list_options
 from fedexp.core.errors import ConfigError, say
 from fedexp.core.storage import write_atomically
-from fedexp.papers.cells import reasons_not_to_judge
-from fedexp.papers.evidence import TABLE, read_table
+from fedexp_papers.cells import reasons_not_to_judge
+from fedexp_papers.evidence import TABLE, read_table
+from fedexp_papers.sweeps import PaperSweep, all_paper_sweeps
 
 COMMIT = Path(__file__).with_name("evidence_commit.txt")
 TABLES = ("rounds.csv", "tasks.csv", "class_accuracy*.csv")
@@ -50,8 +49,7 @@ def main() -> int:
 
 def convert(directory: Path, source: Path) -> int:
     """Add the finished runs below `source` to the table of a sweep; return their number."""
-    name, conf = directory.absolute().name, conf_directories()
-    sweep = load_sweep(name, conf) if name in list_options("sweep", conf) else None
+    sweep = {each.name: each for each in all_paper_sweeps()}.get(directory.absolute().name)
     jobs = sorted(path.parent.parent for path in source.glob("*/.hydra/overrides.yaml"))
     found = {}
     for job in jobs:
@@ -79,7 +77,7 @@ def write_table(directory: Path, lines: Mapping[str, Any]) -> None:
     write_atomically(directory / TABLE, content)
 
 
-def read_run(job: Path, sweep: Sweep | None) -> dict[str, Any] | None:
+def read_run(job: Path, sweep: PaperSweep | None) -> dict[str, Any] | None:
     """Return the line of a job, or None if its run is not finished.
 
     If the job uses the run of another sweep, the line contains that run.

@@ -7,19 +7,19 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from fedexp.analysis.sweep import Sweep
-from fedexp.config.options import description, list_options, read_sweeps
-from fedexp.papers.cells import TABLES, published_cells
+from fedexp.config.options import conf_directories, description, list_options
+from fedexp_papers.cells import TABLES, published_cells
+from fedexp_papers.sweeps import PaperSweep, all_paper_sweeps
 
-from .names import methods, sweeps, title
-from .text import CONFS, ROOT, comments, conf_file, prose, table
+from .names import methods, title
+from .text import ROOT, comments, prose, table
 
 MEASURED = "[Reproduction](../../REPRODUCTION.md) has the results, some at a reduced budget."
 
 
 def committed(sweep: str) -> str:
     """Return the number of each verdict in the committed table of a sweep."""
-    path = ROOT / "multirun" / sweep / "table.csv"
+    path = ROOT / "multirun" / sweep / "comparison.csv"
     if not path.exists():
         return "no committed table"
     with path.open(encoding="utf-8", newline="") as file:
@@ -30,7 +30,9 @@ def committed(sweep: str) -> str:
 
 def paper_tables(paper: str) -> str:
     """Return a table of the sweeps for a paper's tables and figures, with the state of each."""
-    mine = sorted((s for s in sweeps() if s.paper == paper), key=lambda s: natural(s.name))
+    mine = sorted(
+        (s for s in all_paper_sweeps() if s.paper == paper), key=lambda s: natural(s.name)
+    )
     lines = []
     for sweep in mine:
         jobs = sum(len(list(block.combinations())) for block in sweep.blocks)
@@ -51,13 +53,11 @@ def paper_tables(paper: str) -> str:
     return "\n\n".join([table(head, lines), "\n".join(sweep_notes(mine)), MEASURED]).strip()
 
 
-def sweep_notes(mine: list[Sweep]) -> Iterator[str]:
+def sweep_notes(mine: list[PaperSweep]) -> Iterator[str]:
     """Yield the notes in the sweeps' files, each once."""
     said: dict[str, list[str]] = {}
-    files = read_sweeps(CONFS)
     for sweep in mine:
-        _, content = files[sweep.name]
-        if note := content.get("note"):
+        if note := sweep.content.get("note"):
             said.setdefault(note, []).append(f"`{sweep.name}`")
     for note, names in said.items():
         yield f"- {', '.join(names)}: {prose(note)}"
@@ -91,21 +91,24 @@ def natural(name: str) -> list[Any]:
 def protocols(path: Path) -> list[Path]:
     """Return the files on which a setting builds."""
     bases = re.findall(r"^  - (\w+/_\w+)$", path.read_text(encoding="utf-8"), re.MULTILINE)
-    return [conf_file(f"experiment/{base}") for base in bases]
+    return [path.parents[1] / f"{base}.yaml" for base in bases]
 
 
 def paper_settings(paper: str) -> str:
     """Return the paper's settings (`experiment=`) with their descriptions."""
-    names = [
-        name for name in list_options("experiment", CONFS) if name.startswith(f"{paper.lower()}/")
-    ]
+    folder = next(
+        found
+        for conf in conf_directories()
+        if (found := conf / "experiment" / paper.lower()).is_dir()
+    )
+    names = list_options(paper.lower(), [folder.parent])
     lines, notes = [], []
     for name in sorted(names, key=natural):
-        path = conf_file(f"experiment/{name}")
-        lines.append((f"`experiment={name}`", prose(description(path))))
+        path = folder / f"{name}.yaml"
+        lines.append((f"`experiment={paper.lower()}/{name}`", prose(description(path))))
         notes += [" ".join(comments(each)) for each in (path, *protocols(path))]
     sources = "\n".join(f"- {prose(note)}" for note in dict.fromkeys(notes) if note)
-    first = conf_file(f"experiment/{sorted(names, key=natural)[0]}")
+    first = folder / f"{sorted(names, key=natural)[0]}.yaml"
     files = [first, *protocols(first)]
     texts = (
         f"`{path.relative_to(ROOT)}`:\n\n```yaml\n{path.read_text(encoding='utf-8')}```"
@@ -119,5 +122,7 @@ def paper_settings(paper: str) -> str:
 
 def paper_methods(paper: str) -> str:
     """Return links to the pages of the methods in the paper's tables."""
-    names = sorted(set().union(*(methods(sweep) for sweep in sweeps() if sweep.paper == paper)))
+    names = sorted(
+        set().union(*(methods(sweep) for sweep in all_paper_sweeps() if sweep.paper == paper))
+    )
     return ", ".join(f"[{title(name)}](../algorithms/{name}.md)" for name in names) + "."

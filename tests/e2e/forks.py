@@ -111,9 +111,9 @@ def serve() -> None:
     """Answer each line of json: start a command line, or return the exit code of a process."""
     import pandas  # noqa: F401 (these imports are for the forks)
 
+    import fedexp.analysis.report
     import fedexp.cli.sweeps
     import fedexp.figures.draw
-    import fedexp.papers.aggregate
     import fedexp.training.run  # noqa: F401
 
     replies = os.fdopen(os.dup(1), "w")

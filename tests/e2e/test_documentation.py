@@ -24,7 +24,6 @@ import pytest
 from PIL import Image
 
 from fedexp.analysis.sweep import expand, launches, load_sweep
-from fedexp.cli.analyse import KINDS
 from fedexp.cli.arguments import prepare
 from fedexp.cli.commands import SUBCOMMANDS, call
 from fedexp.cli.composition import composed, without_hydra
@@ -51,7 +50,7 @@ FENCE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 INDENTED = re.compile(r"(?<=\n\n)(?:    [^\n]+\n)+")
 SPAN = re.compile(r"`([^`\n]+)`")
 # a subcommand without its arguments
-NAME = re.compile("fedexp (report|evaluate|figures|dashboard|analyse)")
+NAME = re.compile("fedexp (report|evaluate|figures|dashboard)")
 PROGRAMS = (
     "fedexp",
     "python",
@@ -73,7 +72,6 @@ EXAMPLES = {
     "--metric <name>": "--metric forgetting_from_best",
     "fedexp figures <dir>": "fedexp figures run",
     "fedexp evaluate <dir>": "fedexp evaluate run",
-    "fedexp analyse <dir> <kind>": "fedexp analyse run tsne",
     "<entity>/<project>": "team/fedexp",
     "<project>": "team/fedexp",
     "<file>": "run/partition.npz",
@@ -139,13 +137,10 @@ NOT_EXECUTED = {
     "export RAY_AUTH_MODE=token|ray start .*|fedexp .*hydra/launcher=ray .*": "needs Ray",
     "wandb .*|fedexp dashboard .*": "needs an account",
     r"fedexp \\\| head": "tests/e2e/test_run.py does it",
-    "python -m reproduction --check": "tests/test_reproduction.py does it",
-    "python tools/convert_evidence.py .*": "tests/test_evidence.py does it",
+    "fedexp-papers .*": "tests/papers runs the command",
+    "python tools/convert_evidence.py .*": "tests/papers/test_evidence.py does it",
     "fedexp .*sweep=fedntd_table1,fedntd_table8 .*": (
         "needs data sets; tests/test_sweep.py runs two sweeps in one command"
-    ),
-    "fedexp analyse (kept .*|circle .*|run (?!tsne)[a-z_]+)": (
-        "tests/test_analyse.py runs each kind"
     ),
 }
 
@@ -195,7 +190,7 @@ def commands_of(text: str) -> list[str]:
 
 @cache
 def small_pictures() -> list[str]:
-    """Return the commands of the papers' pages whose figures tests/test_paper_figures.py draws."""
+    """Return the commands of the papers' pages whose figures tests/papers draws."""
     texts = [path.read_text(encoding="utf-8") for path in (ROOT / "docs" / "papers").glob("*.md")]
     commands = [command for text in texts for command in commands_of(text)]
     return [each for each in commands if re.search(r"sweep=\w+_fig\w+ .*dataset=digits", each)]
@@ -213,7 +208,8 @@ def commands() -> dict[str, str]:
 
 def ours(command: str) -> bool:
     """Return whether a command runs fedexp."""
-    return command.startswith(("fedexp", "python -m fedexp", 'python -c "import fedexp'))
+    starts = ("python -m fedexp", 'python -c "import fedexp')
+    return command.split()[0] == "fedexp" or command.startswith(starts)
 
 
 def arguments_of(command: str) -> list[str] | None:
@@ -239,12 +235,10 @@ def subcommand(arguments: Sequence[str]) -> str | None:
 
 @cache
 def help_of(name: str) -> str:
-    """Return the help of a subcommand, for `analyse` including all kinds."""
+    """Return the help of a subcommand."""
     found = io.StringIO()
-    kinds = [["run", kind] for kind in KINDS] if name == "analyse" else [[]]
-    for words in kinds:
-        with contextlib.redirect_stdout(found), pytest.raises(SystemExit):
-            call(name, [*words, "--help"])
+    with contextlib.redirect_stdout(found), pytest.raises(SystemExit):
+        call(name, ["--help"])
     return found.getvalue()
 
 
@@ -264,7 +258,7 @@ def jobs(arguments: Sequence[str]) -> Iterator[list[str]]:
         named = [o for o in written if o.startswith("hydra.sweeper.sweep=")]
         grids = [mine]
         if named:
-            grids = launches(load_sweep(named[0].partition("=")[2], [CONF]), mine)
+            grids = launches(load_sweep(named[0].partition("=")[2], CONFS), mine)
         for grid in grids:
             axes = [[job[0] for job in expand([override])] for override in grid]
             longest = 1 if named else max(map(len, axes), default=1)

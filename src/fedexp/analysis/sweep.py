@@ -1,45 +1,36 @@
-"""Named sweeps. A file in `conf/sweep` defines the runs that reproduce a published table or figure.
+"""Named sweeps, which the files in `conf/sweep` define.
 
 A sweep is a list of blocks. Each block is a grid: its runs are all combinations of the values of
 its axes. All runs of a block have the overrides in `with`. An axis is `experiment`, `algorithm` or
 any other key of the configuration.
 
-For each value of an axis, the file gives the published cells that these runs reproduce. It does so
-by values of columns of published/tables.csv, such as `method: FedAvg`. `measures` maps each
-published metric to the measured value that is compared with the metric. A sweep's file may also
-have these keys:
+A sweep's file may also have these keys:
 
-- `report`: the rule by which the paper reports accuracy and forgetting (fedexp.analysis.rules)
-- `readings`: sweeps that interpret the same table of the paper differently (fedexp.papers.readings)
-- `claims`: the statements about the table in the paper's text (fedexp.papers.readings)
-- `pictures`: the paper's figures that can be drawn from the runs (fedexp.papers.paper_figures)
-- `choose: best`: the sweep is a search (fedexp.papers.aggregate)
+- `title`: what the sweep is for
+- `also`: overrides of all runs, unless the command line sets the same key
+- `finish`: the full name of a function to call with the sweep's directory after the report
+- `choose: best`: the sweep is a search; its report names the best value of each key
+
+All other keys, and the names below the value of an axis, are for other packages, such as
+fedexp_papers (`Sweep.content`).
 """
 
 import itertools
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from fedexp.analysis.rules import Rule, read_rule
 from fedexp.config.options import conf_directories, read_sweeps
 from fedexp.config.overrides import is_path, key_of
 from fedexp.core.errors import ConfigError, nearest
 from fedexp.rundir.sweeps import sweep_name
 
-Fields = Mapping[str, str]  # column of tables.csv -> value
+Fields = Mapping[str, str]  # name -> value, such as {method: FedAvg}
 NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
-# Prefixes of overrides that do not change a published protocol.
-HARMLESS = (
-    *("seed", "seeds.", "tracker", "hardware", "figures", "data_dir", "dataset.url"),
-    *("checkpoint_interval", "keep_models", "keep_local_models", "test_views", "evaluate"),
-    *("forgetting_metric", "targets", "target_fractions", "hydra", "objective"),
-)
-
 # beginnings of the keys of groups that an experiment selects
 OF_EXPERIMENTS = ("dataset.", "model.", "partition.", "scenario.")
 
@@ -48,9 +39,8 @@ OF_EXPERIMENTS = ("dataset.", "model.", "partition.", "scenario.")
 class Block:
     """A grid of runs: all combinations of the values of its axes."""
 
-    axes: Mapping[str, Mapping[str, Fields]]  # key -> value -> fields of the published cells
+    axes: Mapping[str, Mapping[str, Fields]]  # key -> value -> fields
     fixed: tuple[str, ...]  # overrides that all runs have
-    measures: tuple[Mapping[str, Any], ...]
 
     def combinations(self) -> Iterator[tuple[tuple[str, str], ...]]:
         """Yield each run as (key, value) pairs, one per axis."""
@@ -58,7 +48,7 @@ class Block:
         yield from itertools.product(*choices)
 
     def fields(self, combination: Iterable[tuple[str, str]]) -> dict[str, str]:
-        """Return the fields of the published cells that a run belongs to."""
+        """Return the fields of all values of a run."""
         found: dict[str, str] = {}
         for key, value in combination:
             found |= self.axes[key][value]
@@ -83,7 +73,7 @@ class Block:
                 return None
             if key in axes:
                 axes[key] = {value: axes[key][value] for value in known}
-        return Block(axes, self.fixed, self.measures)
+        return Block(axes, self.fixed)
 
     def arguments(self, others: Sequence[str] = ()) -> list[str]:
         """Return the overrides of a single `--multirun` command that starts the block's runs.
@@ -100,24 +90,6 @@ class Block:
         if len(self.axes.get("experiment", ())) > 1:
             return [make_choice(text) for text in every]
         return every
-
-    def match(self, given: Fields, shared: Fields | None) -> tuple[int, int] | None:
-        """Return how specifically the block describes a run, or None for a run outside the block.
-
-        The first number counts the block's conditions. The second number counts the fixed overrides
-        that the run has unchanged. See `find_cell` for the arguments.
-        """
-        if any(given.get(key) not in values for key, values in self.axes.items()):
-            return None
-        replaced = [
-            (key, text) for key, text in map(split_override, self.fixed) if given.get(key) != text
-        ]
-        for key, value in replaced:
-            mine = given.get(key, "")
-            of_user = mine == (shared or {}).get(key) and not mine.startswith("{")
-            if shared is None or not (mine.startswith("{") if value.startswith("{") else of_user):
-                return None
-        return len(self.axes) + len(self.fixed), len(self.fixed) - len(replaced)
 
 
 def split_override(override: str) -> tuple[str, str]:
@@ -156,38 +128,43 @@ def is_mapping(override: str) -> bool:
 class Sweep:
     name: str
     title: str = ""
-    paper: str = ""  # as in tables.csv; empty if the sweep does not reproduce a paper
-    table: str = ""
     blocks: tuple[Block, ...]
-    rule: Rule = field(default_factory=Rule)
-    # name of a sweep that interprets cells of the same table differently -> its label
-    readings: Fields = field(default_factory=dict)
-    # values that the configuration of a run must have; runs without them had another protocol
-    required: Mapping[str, Any] = field(default_factory=dict)
-    # blocks of runs that were made with another protocol; they are not started again
-    earlier: tuple[Block, ...] = ()
-    claims: str = ""  # table in tables.csv that lists the claims in the paper's text
-    pictures: tuple[Mapping[str, Any], ...] = ()  # see fedexp.papers.paper_figures
-    choose: str = ""  # "best" for a search; its report names the best value of each key
+    also: tuple[str, ...] = ()  # see the description of the module
+    choose: str = ""
+    finish: str = ""
+    content: Mapping[str, Any] = field(default_factory=dict, repr=False)  # of the sweep's file
 
     @property
-    def common(self) -> list[str]:
-        """Return the overrides that make all jobs test in the view of the reporting rule.
-
-        A run without these overrides still belongs to the sweep.
-        """
-        return [] if self.rule.view == "plain" else [f"test_views=[plain,{self.rule.view}]"]
-
-    def protocol(self) -> tuple[set[str], set[str]]:
-        """Return the keys of all axes, and the overrides that are fixed in some block."""
-        keys = {key for block in self.blocks for key in block.axes}
-        return keys, {text for block in self.blocks for text in block.fixed}
+    def keys(self) -> set[str]:
+        """Return the keys of all axes."""
+        return {key for block in self.blocks for key in block.axes}
 
 
-def load_sweep(name: str, folders: Sequence[Path]) -> Sweep:
+SweepType = TypeVar("SweepType", bound=Sweep)
+
+
+def read_sweep(name: str, content: Mapping[str, Any]) -> Sweep:
+    """Read a sweep from the content of its file. Raises ValueError or the like if it is invalid."""
+    return Sweep(
+        name=name,
+        title=str(content.get("title", "")),
+        blocks=tuple(map(read_block, content["blocks"])),
+        also=tuple(map(str, content.get("also", ()))),
+        choose=str(content.get("choose", "")),
+        finish=str(content.get("finish", "")),
+        content=content,
+    )
+
+
+def load_sweep(
+    name: str,
+    folders: Sequence[Path],
+    read: Callable[[str, Mapping[str, Any]], SweepType] = read_sweep,  # type: ignore[assignment]
+) -> SweepType:
     """Load a named sweep.
 
-    Raises ConfigError if no sweep has this name, or if its file is invalid.
+    read: a function that makes the sweep from its name and the content of its file. Raises
+    ConfigError if no sweep has this name, or if its file is invalid.
     """
     if is_path(name):
         raise ConfigError(f"sweep={name}: must be the name of a sweep, not a path")
@@ -197,25 +174,14 @@ def load_sweep(name: str, folders: Sequence[Path]) -> Sweep:
             f"sweep={name}: no such sweep{nearest(name, sorted(sweeps))}; available:"
             f" {', '.join(sorted(sweeps))}"
         )
-    path, spec = sweeps[name]
+    path, content = sweeps[name]
     try:
-        if isinstance(spec, Exception):
-            raise spec
-        measures, readings = tuple(spec.get("measures", ())), spec.get("readings", {})
-        texts = ("title", "paper", "table", "claims", "choose")
-        return Sweep(
-            name=name,
-            **{key: str(spec[key]) for key in texts if key in spec},
-            blocks=tuple(read_block(block, measures) for block in spec["blocks"]),
-            rule=read_rule(spec.get("report", {})),
-            required=dict(spec.get("protocol", {})),
-            earlier=tuple(read_block(block, measures) for block in spec.get("earlier", ())),
-            readings={str(other): str(label or "") for other, label in readings.items()},
-            pictures=tuple(map(dict, spec.get("pictures", ()))),
-        )
+        if isinstance(content, Exception):
+            raise content
+        return read(name, content)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(
-            f"{path}: not a valid sweep file ({error!r}); see conf/sweep/fedntd.yaml for an example"
+            f"{path}: not a valid sweep file ({error!r}); docs/guide/sweeps.md has an example"
         ) from error
 
 
@@ -227,16 +193,12 @@ def find_sweep(directory: Path) -> Sweep | None:
         return None
 
 
-def read_block(node: Mapping[str, Any], measures: tuple[Mapping[str, Any], ...]) -> Block:
-    """Read a block from a node of a sweep's file.
-
-    measures: the measures to use if the block does not set any.
-    """
+def read_block(node: Mapping[str, Any]) -> Block:
+    """Read a block from a node of a sweep's file."""
     axes = {key: values for key, values in node.items() if key not in ("with", "measures")}
     return Block(
         {key: read_axis(values) for key, values in axes.items()},
         tuple(map(normalise, node.get("with", ()))),
-        tuple(node.get("measures", measures)),
     )
 
 
@@ -260,51 +222,28 @@ def launches(sweep: Sweep, overrides: Sequence[str]) -> list[list[str]]:
     block that has the key. Any other key is set in all runs. Raises ConfigError if there is no
     matching run.
     """
-    keys, _ = sweep.protocol()
+    keys = sweep.keys
     given = {
         key: [normalise_value(each) for each in values.split(",")]
         for key, values in map(split_override, overrides)
         if key in keys
     }
     others = [text for text in overrides if split_override(text)[0] not in given]
-    if not any(text.startswith("test_views=") for text in others):
-        others += sweep.common
+    set_keys = set(map(key_of, others))
+    others += [text for text in sweep.also if key_of(text) not in set_keys]
     blocks = [block.restricted(given) for block in sweep.blocks]
     lists = [block.arguments(others) for block in blocks if block]
     for key, values in given.items():
         new = [v for v in values if not any(v in block.values_of(key) for block in sweep.blocks)]
         first = next(block for block in sweep.blocks if key in block.axes)
         axes = {other: values for other, values in first.axes.items() if other != key}
-        rest = Block(axes, (), ()).restricted({k: v for k, v in given.items() if k != key})
+        rest = Block(axes, ()).restricted({k: v for k, v in given.items() if k != key})
         if new and rest:
             lists.append([*rest.arguments(others), f"{key}={','.join(new)}"])
     if not lists:
         wanted = ", ".join(f"{key}={','.join(values)}" for key, values in given.items())
         raise ConfigError(f"sweep={sweep.name}: no run of this sweep has {wanted}")
     return lists
-
-
-def find_cell(
-    sweep: Sweep, overrides: Iterable[str], shared: Iterable[str] | None = None
-) -> tuple[Block, dict[str, str]] | None:
-    """Return a run's block and the fields of its published cells, or None if no block matches.
-
-    If several blocks match, the most specific one is used.
-
-    overrides: the overrides that the run was started with. shared: the overrides that all compared
-        runs share. Shared overrides may replace fixed overrides of the block that have the same
-        key. A run with such replacements does not reproduce the cell, but is shown in figures. If
-        `shared` is None, nothing may be replaced.
-    """
-    given = dict(split_override(normalise(text)) for text in overrides)
-    same = None if shared is None else dict(split_override(normalise(text)) for text in shared)
-    blocks = [*sweep.blocks, *sweep.earlier]
-    scores = [block.match(given, same) for block in blocks]
-    best = max((score for score in scores if score), default=None)
-    if best is None:
-        return None
-    block = blocks[scores.index(best)]
-    return block, block.fields((key, given[key]) for key in block.axes)
 
 
 def normalise(override: str) -> str:
@@ -326,17 +265,6 @@ def normalise_value(value: str) -> str:
         return value.lower()
     is_decimal = NUMBER.fullmatch(value) and not value.lstrip("+-").isdecimal()
     return str(float(value)) if is_decimal else value
-
-
-def find_protocol_changes(sweep: Sweep, overrides: Sequence[str]) -> list[str]:
-    """Return the overrides that change the published protocol.
-
-    A run with any of these overrides is not a reproduction.
-    """
-    keys, fixed = sweep.protocol()
-    changes = [text for text in map(normalise, overrides) if text not in fixed]
-    named = [(split_override(text)[0].lstrip("+~"), text) for text in changes]
-    return [text for key, text in named if key not in keys and not key.startswith(HARMLESS)]
 
 
 def expand(overrides: Sequence[str]) -> Iterator[list[str]]:

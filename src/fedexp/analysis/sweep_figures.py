@@ -3,11 +3,7 @@
 The figures of a setting are written to these files in `<sweep>/figures/`:
 
 - `<setting>_curves.png`: mean and standard deviation over seeds
-- `<setting>_class_accuracy.png`, `_class_accuracy_normalised.png`: one seed of each method
-- `<setting>_round_forgetting.png`: cumulative distributions (Flashback Fig. 4)
-- `<setting>_<parameter>.png`: written if a parameter takes several values (FedNTD Fig. 15 and 16)
-- `<setting>_local_epochs.png`, `_local_training.png`, `_weight_divergence.png`,
-    `_in_out_local.png`: measurements of the group `analysis` and of the metric in_out_local
+- `<setting>_class_accuracy.png`, `_class_accuracy_normalised.png`: heat maps of one seed
 """
 
 import re
@@ -23,7 +19,6 @@ from fedexp.analysis.naming import (
     NAMED_GROUPS,
     displayed,
     grouped,
-    named_overrides,
     names,
     ordered,
     shared_overrides,
@@ -31,8 +26,6 @@ from fedexp.analysis.naming import (
 from fedexp.data.views import VALIDATION, name_in_view
 from fedexp.figures.load import RunData, load_run_data
 from fedexp.figures.pictures import Pictures
-from fedexp.metrics.forgetting import round_drop
-from fedexp.metrics.forgetting_metric import RoundDrop
 from fedexp.rundir.reader import RunDirectory
 
 if TYPE_CHECKING:
@@ -72,23 +65,6 @@ class Method:
         table = pd.concat(series, axis="columns", join="inner")
         return table.index.to_numpy(), table.to_numpy().T
 
-    def global_drops(self) -> np.ndarray:
-        """Return F_t of Flashback for all rounds and runs, float [n]."""
-        found = [round_drop(file.record.matrix) for file in self.files if file.record]
-        return np.concatenate([np.empty(0), *found])
-
-    def local_drops(self) -> np.ndarray:
-        """Return F_{k,t} of Flashback for all clients, rounds and runs, float [n].
-
-        The array is empty if local models were not evaluated.
-        """
-        metric, found = RoundDrop(local=True), [np.empty(0)]
-        for file in self.files:
-            if record := file.record:
-                rounds = range(len(record.local_rounds))
-                found += [metric.local_values(record, i)["local_round_forgetting"] for i in rounds]
-        return np.concatenate(found)
-
 
 @dataclass(frozen=True)
 class Setting:
@@ -107,23 +83,6 @@ class Setting:
         return [run for method in self.methods for run in method.runs]
 
 
-@dataclass(frozen=True)
-class ParameterSweep:
-    """The runs of one setting in which a parameter takes several values."""
-
-    key: str
-    setting: str
-    lines: tuple[Method, ...]  # methods that have the parameter, with their runs for all values
-    baselines: tuple[Method, ...]  # methods that do not have the parameter
-
-    def points(self, method: Method) -> dict[float, list[RunDirectory]]:
-        """Map each value of the parameter, ascending, to the method's runs with this value."""
-        found: dict[float, list[RunDirectory]] = {}
-        for run in method.runs:
-            found.setdefault(numeric_overrides(run)[self.key], []).append(run)
-        return dict(sorted(found.items()))
-
-
 def read_settings_of_sweep(runs: Sequence[RunDirectory]) -> Pictures:
     """Return the figure settings of the first run whose configuration contains any."""
     found = (run.config["figures"] for run in runs if "figures" in run.config)
@@ -134,13 +93,11 @@ def sweep_pictures(
     runs: Sequence[RunDirectory],
 ) -> "Iterator[tuple[str, Callable[[], Figure]]]":
     """Yield (name, drawing function) for each figure whose data the finished runs contain."""
-    from fedexp.analysis import draw_measured, draw_sweep
+    from fedexp.analysis import draw_sweep
 
     for setting in settings(runs):
-        for name, draw in (*draw_sweep.pictures(setting), *draw_measured.pictures(setting)):
+        for name, draw in draw_sweep.pictures(setting):
             yield slug(f"{setting.name}_{name}"), partial(draw, setting)
-    for sweep in parameter_sweeps(runs):
-        yield slug(f"{sweep.setting}_{sweep.key}"), partial(draw_sweep.parameter, sweep)
 
 
 def slug(name: str) -> str:
@@ -150,7 +107,11 @@ def slug(name: str) -> str:
 
 def settings(runs: Sequence[RunDirectory]) -> list[Setting]:
     """Group runs by setting and method. Methods are sorted by name."""
-    shared, groups, every = shared_overrides(runs), grouped(runs), method_names(runs)
+    shared, groups, every = (
+        shared_overrides(runs),
+        grouped(runs),
+        ordered({name for _, name in names(runs)}),
+    )
     of_experiment = any(text.startswith("experiment=") for text in shared)
     in_name = ("experiment=", "algorithm=") if of_experiment else NAMED_GROUPS
     common = " ".join(sorted(text for text in shared if not text.startswith(in_name)))
@@ -158,14 +119,6 @@ def settings(runs: Sequence[RunDirectory]) -> list[Setting]:
         Setting(shown, make_methods(groups[setting], every), common)
         for setting, shown in zip(groups, displayed(list(groups)), strict=True)
     ]
-
-
-def method_names(runs: Sequence[RunDirectory], further: Iterable[str] = ()) -> list[str]:
-    """Return the names of all methods. A name's index determines its colour and line style.
-
-    further: additional names to put after all methods.
-    """
-    return list(dict.fromkeys([*ordered({name for _, name in names(runs)}), *ordered(further)]))
 
 
 def make_methods(
@@ -185,39 +138,3 @@ def make_methods(
 
 def sort_by_seed(runs: Iterable[RunDirectory]) -> tuple[RunDirectory, ...]:
     return tuple(sorted(runs, key=lambda run: run.summary.get("seed") or 0))
-
-
-def parameter_sweeps(runs: Sequence[RunDirectory]) -> list[ParameterSweep]:
-    """Return a parameter sweep for each key and setting in which the key has several numbers."""
-    keys = dict.fromkeys(key for run in runs for key in numeric_overrides(run))
-    return [sweep for key in keys for sweep in find_parameter_sweeps(key, runs)]
-
-
-def find_parameter_sweeps(key: str, runs: Sequence[RunDirectory]) -> Iterator[ParameterSweep]:
-    """Yield a parameter sweep for each setting in which a key has several values."""
-    algorithms = {run.summary["algorithm"] for run in runs if key in numeric_overrides(run)}
-    groups = grouped(runs, without=key)
-    every = method_names(runs, {name for methods in groups.values() for name in methods})
-    for setting, methods in groups.items():
-        with_key, without_key = {}, {}
-        for name, members in methods.items():
-            if having := [run for run in members if key in numeric_overrides(run)]:
-                with_key[name] = having
-            elif members[0].summary["algorithm"] not in algorithms:
-                without_key[name] = members
-        lines, baselines = make_methods(with_key, every), make_methods(without_key, every)
-        sweep = ParameterSweep(key, displayed([setting])[0], lines, baselines)
-        if any(len(sweep.points(method)) > 1 for method in lines):
-            yield sweep
-
-
-def numeric_overrides(run: RunDirectory) -> dict[str, float]:
-    """Return key -> value for the overrides whose values are finite numbers."""
-    found = {}
-    for text in named_overrides(run):
-        key, _, value = text.partition("=")
-        try:
-            found[key] = float(value)
-        except ValueError:
-            continue
-    return {key: x for key, x in found.items() if np.isfinite(x)}

@@ -77,10 +77,10 @@ def report(parser: ArgumentParser, arguments: Sequence[str]) -> int:
     one row per run. `--metric NAME,...` computes measures of forgetting between tasks from the
     files of the runs, and adds a column for each.
     """
+    from fedexp.analysis.report import write_sweep_reports
     from fedexp.analysis.run_table import write_run_table
     from fedexp.cli.flags import add_layout_flags, add_picture_flags
     from fedexp.metrics.task_matrix import MEASURES
-    from fedexp.papers.aggregate import write_sweep_reports
 
     add = parser.add_argument
     add("directories", nargs="+", type=Path, help="sweeps or, for one table, directories with runs")
@@ -144,19 +144,6 @@ def evaluate(parser: ArgumentParser, arguments: Sequence[str]) -> int:
     return 0
 
 
-def analyse(parser: ArgumentParser, arguments: Sequence[str]) -> int:
-    """Analyse the loss, curvature and features of a run's models.
-
-    All algorithms are supported. Local models are included if the run was started with
-    `keep_local_models=[<rounds>]`. Tables and figures are written to <run>/analysis/.
-    """
-    from fedexp.cli.analyse import add_arguments, analyse
-
-    add_arguments(parser)
-    print("\n".join(analyse(parse_arguments(parser, arguments))))
-    return 0
-
-
 def figures(parser: ArgumentParser, arguments: Sequence[str]) -> int:
     """Redraw a run's figures, even if the run was interrupted."""
     from fedexp.cli.flags import add_picture_flags
@@ -208,7 +195,6 @@ def dashboard(parser: ArgumentParser, arguments: Sequence[str]) -> int:
 SUBCOMMANDS = {
     "report": report,
     "evaluate": evaluate,
-    "analyse": analyse,
     "figures": figures,
     "dashboard": dashboard,
 }

@@ -1,6 +1,7 @@
 """Subcommands, keys and options that no longer exist, and what to use instead."""
 
 REMOVED = {  # subcommand, key or group=option -> replacement
+    "analyse": "`fedexp-papers analyse <dir> <kind>`",
     "algorithm=affcl": "algorithm=mfcl or algorithm=target",
     "algorithm=lander": "algorithm=target or algorithm=mfcl",
     "tracker=several": "tracker=[wandb,tensorboard]",
@@ -23,7 +24,7 @@ REMOVED = {  # subcommand, key or group=option -> replacement
     "profile": "`python -m cProfile -m fedexp ...` or py-spy",
     "requirements": "docs/algorithms/index.md, which has the table",
     "push": "`wandb sync <run directory>/wandb/offline-run-...`",
-    "reproduction": "`fedexp report <sweep>`, or `make reproduction` in a checkout",
+    "reproduction": "`fedexp-papers compare <sweep>`, or `make reproduction` in a checkout",
     "tracker=mlflow": "tracker=wandb or tracker=tensorboard",
     "view": "`fedexp report <dir>`, which writes index.html",
 }

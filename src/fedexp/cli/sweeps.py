@@ -307,7 +307,7 @@ def show_report(directory: Path, name: str | None, figures: bool) -> None:
     name: the name of the sweep in conf/sweep, or None for a sweep without a name. figures: whether
     to draw figures.
     """
-    from fedexp.papers.aggregate import print_table, write_report
+    from fedexp.analysis.report import finish_sweep, print_table, write_report
     from fedexp.rundir.sweeps import write_sweep_name
 
     if name is not None:
@@ -315,6 +315,7 @@ def show_report(directory: Path, name: str | None, figures: bool) -> None:
     paths = write_report(directory, figures)
     if paths:
         print_table(directory, paths)
+        finish_sweep(directory, figures)
         log_tables(directory, paths)
 
 

@@ -39,7 +39,9 @@ WRITTEN = (
     *("origin.json", "fingerprint.json", "run.log", ".hydra/*.yaml", "checkpoint/*.pt"),
     *(f"{CLIENT_STATES}/*.pt", "models/round_*.pt"),
     *("profile/operations.csv", "profile/trace.json.gz", "tensorboard/events.out.tfevents.*"),
-    *(f"analysis/*.{form}" for form in ("csv", "npz", "png", "pdf", "svg")),  # fedexp analyse
+    *(
+        f"analysis/*.{form}" for form in ("csv", "npz", "png", "pdf", "svg")
+    ),  # fedexp-papers analyse
     *("wandb/*run-*", "wandb/debug*.log", "wandb/data", "wandb/cache"),
     *(f"figures/{name}.{form}" for name in FIGURES for form in ("png", "pdf", "svg")),
     CONFIG,  # last: until then, the directory is recognised as a run

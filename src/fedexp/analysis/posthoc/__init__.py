@@ -1,1 +1,0 @@
-"""Analyse the models that finished runs have saved: `fedexp analyse <run directory> <kind>`."""

@@ -1,0 +1,111 @@
+"""Write the comparison of a sweep with its paper: comparison.csv, comparison.md and the figures."""
+
+import logging
+from argparse import Namespace
+from collections.abc import Sequence
+from pathlib import Path
+
+import pandas as pd
+
+from fedexp.analysis.layout import all_markdown, csv, markdown_text
+from fedexp.analysis.report import describe_left_out, describe_targets, select_runs
+from fedexp.analysis.sweep_figures import read_settings_of_sweep
+from fedexp.core import storage
+from fedexp.core.errors import ConfigError
+from fedexp.figures import save_all
+from fedexp.rundir.reader import RunDirectory
+from fedexp_papers import readings
+from fedexp_papers.cells import published_cells
+from fedexp_papers.evidence import all_jobs
+from fedexp_papers.figures import make_pictures
+from fedexp_papers.judge import TOLERANCES
+from fedexp_papers.sweeps import PaperSweep, find_paper_sweep
+
+log = logging.getLogger("fedexp")
+
+
+def compare_finished(directory: Path, figures: bool) -> list[Path]:
+    """Compare a sweep with its paper when it ends. The sweep's file names this function."""
+    return compare(directory, find_paper_sweep(directory), figures)
+
+
+def compare_sweeps(options: Namespace) -> list[Path]:
+    """Compare each sweep with its paper. Return the paths of the files.
+
+    options: the flags of `fedexp-papers compare`. Raises ConfigError for a directory without a
+    finished run of a paper's sweep.
+    """
+    paths = []
+    for directory in options.directories:
+        found = compare(directory, find_paper_sweep(directory), not options.no_figures, options)
+        if not found:
+            raise ConfigError(f"no finished run in {directory}")
+        paths += found
+    return paths
+
+
+def compare(
+    directory: Path, sweep: PaperSweep, figures: bool, flags: Namespace | None = None
+) -> list[Path]:
+    """Compare a sweep with its paper. Return the paths of the files; none without finished runs.
+
+    flags: the command line's flags for figures, see `fedexp.cli.flags`.
+    """
+    with all_jobs(directory) as jobs:
+        runs = select_runs(jobs)
+        if not runs:
+            return []
+        paths = []
+        if len(published_cells(sweep)):
+            paths += write_comparison(directory, sweep, jobs, runs)
+        if figures:
+            look = read_settings_of_sweep(runs)
+            look = look.changed(flags) if flags else look
+            paths += save_all(directory / "figures", make_pictures(sweep, runs), look)
+    return paths
+
+
+def write_comparison(
+    directory: Path,
+    sweep: PaperSweep,
+    jobs: Sequence[RunDirectory],
+    runs: Sequence[RunDirectory],
+) -> list[Path]:
+    """Write comparison.csv and comparison.md.
+
+    jobs: all jobs of the sweep. runs: the finished runs that count.
+    """
+    table = readings.compare_sweep(sweep, directory)
+    left_out = describe_left_out(jobs)
+    head = make_heading(sweep, table)
+    head += "".join(f"\n{markdown_text(line)}\n" for line in left_out)
+    text = all_markdown(readings.report_sections(sweep, table))
+    contents = {
+        "comparison.csv": csv(table),
+        "comparison.md": f"{head}\n{text}\n{describe_targets(runs)}",
+    }
+    for name, content in contents.items():
+        storage.write_atomically(directory / name, content.encode())
+    return [directory / name for name in contents]
+
+
+def make_heading(sweep: PaperSweep, tidy: pd.DataFrame) -> str:
+    """Return the heading of comparison.md.
+
+    The heading contains the title, the rule, the tolerances, the numbers of verdicts and any
+    departures from the protocol.
+    """
+    lines = [f"# {sweep.title}", f"Rule: {sweep.rule}. {TOLERANCES}", describe_verdicts(tidy)]
+    if sources := sorted({name for text in tidy["from"] for name in text.split()}):
+        names = ", ".join(f"`{name}`" for name in sources)
+        lines.append(f"The table includes runs of other sweeps: {names}.")
+    if changes := [text for text in tidy["changes"].unique() if text]:
+        lines.append(f"Other protocols (`~`): {'; '.join(f'`{text}`' for text in changes)}.")
+    return "\n\n".join(lines) + "\n"
+
+
+def describe_verdicts(tidy: pd.DataFrame) -> str:
+    """Return a sentence with the number of published values and how many have each verdict."""
+    counts = readings.first_reading(tidy)["verdict"].value_counts()
+    texts = ", ".join(f"{number} {kind}" for kind, number in counts.items())
+    return f"{counts.sum()} published values: {texts}."

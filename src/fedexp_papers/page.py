@@ -1,0 +1,114 @@
+"""Write the measured tables of REPRODUCTION.md, and learning curves, from the committed runs.
+
+The tables are between two marks in the page. The rest of the page is written by hand.
+"""
+
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+
+import pandas as pd
+
+from fedexp.analysis.layout import Section, all_markdown
+from fedexp.core.errors import ConfigError
+from fedexp_papers import layout, readings
+from fedexp_papers.curves import draw_learning_curves, list_curves, render_svg
+from fedexp_papers.sweeps import PaperSweep
+
+PAGE = Path("REPRODUCTION.md")
+CURVES = Path("docs", "reproduction", "curves")
+START = "<!-- `make reproduction` writes the text from here to the next mark. -->\n"
+END = "<!-- End of the text that `make reproduction` writes. -->\n"
+
+
+def update(root: Path, check: bool) -> None:
+    """Write or check the page and the curves of a checkout.
+
+    Raises ConfigError if the page has no marks, if a table of runs is damaged, or, for a check, if
+    the page is out of date.
+    """
+    path = root / PAGE
+    if not path.is_file():
+        raise ConfigError(f"{path}: does not exist; run this command in a checkout of fedexp")
+    text = path.read_text(encoding="utf-8")
+    before, start, rest = text.partition(START)
+    _, end, after = rest.partition(END)
+    if not start or not end:
+        raise ConfigError(f"{path}: has no lines {START.strip()} and {END.strip()}")
+    sweeps, runs, tables = readings.compare_everything(root)
+    curves = {}
+    for name, mine in runs.groupby("sweep", sort=False):
+        known = list_curves(mine)
+        if len(known):
+            curves[str(name)] = known
+    new = f"{before}{START}\n{make_sections(sweeps, tables, curves)}\n{END}{after}"
+    if check:
+        if new != text:
+            raise ConfigError(f"{path} is out of date; run `make reproduction`")
+        return
+    path.write_text(new, encoding="utf-8")
+    for name, known in curves.items():
+        path = root / CURVES / f"{name}.svg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(render_svg(draw_learning_curves(sweeps[name], known)))
+
+
+def make_sections(
+    sweeps: Mapping[str, PaperSweep],
+    tables: Mapping[str, pd.DataFrame],
+    curves: Mapping[str, object],
+) -> str:
+    """Return a section for each table of a paper that has runs.
+
+    tables, curves: by sweep name, for the sweeps that have runs
+    """
+    others = {name for sweep in sweeps.values() for name in sweep.readings}
+    texts = []
+    for name, sweep in sweeps.items():
+        if name in tables and name not in others:
+            texts.append(make_section(sweep, tables[name]))
+            drawn = [each for each in (name, *sweep.readings) if each in curves]
+            links = [f"[{each}]({(CURVES / each).as_posix()}.svg)" for each in drawn]
+            if links:
+                texts.append(f"Learning curves: {', '.join(links)}.")
+    texts.append(
+        f"{len(sweeps) - len(tables)} of {len(sweeps)} tables and figures have no run here."
+        " `fedexp --multirun sweep=<name>` runs one."
+    )
+    return "\n\n".join(part.strip() for part in texts) + "\n"
+
+
+def make_section(sweep: PaperSweep, table: pd.DataFrame) -> str:
+    """Return the section of a sweep: the origin of its runs, and the measured values."""
+    named = layout.with_column_names(table)
+    parts = [part for part in layout.all_sections(named[named["n"] > 0]) if not is_order(part)]
+    parts += readings.summarise_readings(table) + readings.check_claims(sweep, table)
+    origin = f"`sweep={sweep.name}`: {describe_origin(table)}"
+    origin += f" [All numbers](multirun/{sweep.name}/comparison.csv)."
+    return f"### {sweep.title}\n\n{origin}\n\n{all_markdown(parts, level=4)}"
+
+
+def is_order(part: Section) -> bool:
+    """Return whether a section shows the order of methods, which comparison.md has."""
+    return part.title.startswith("Order of the methods")
+
+
+def describe_origin(table: pd.DataFrame) -> str:
+    """Return the number of values, departures from the protocol, seeds, commits and hardware."""
+    count = Counter(readings.first_reading(table)["protocol"])
+    changes = list_distinct(table["changes"], "; ")
+    texts = [
+        f"{count['full']} published values at the full protocol" if count["full"] else "",
+        f"{count['reduced']} at another protocol, not judged ({'; '.join(changes)})"
+        if changes
+        else "",
+        f"seeds {', '.join(list_distinct(table['seeds'], ' '))}",
+        f"commits {', '.join(list_distinct(table['commits'], ' '))}",
+        f"on {', '.join(list_distinct(table['hardware'], '; '))}",
+    ]
+    return "; ".join(filter(None, texts)) + "."
+
+
+def list_distinct(values: pd.Series, separator: str) -> list[str]:
+    """Split each text at the separator and return all distinct parts, sorted."""
+    return sorted({part for value in values for part in str(value).split(separator) if part})

@@ -1,0 +1,107 @@
+"""Compute the largest eigenvalues of the Hessian of the mean loss.
+
+The method is Lanczos iteration with Hessian-vector products.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.func import grad, vjp
+
+from fedexp.core.errors import ConfigError
+from fedexp.core.rng import generator_for
+from fedexp.core.tree import Params
+from fedexp_papers.posthoc.subject import Subject
+from fedexp_papers.posthoc.vectors import flatten, unflatten
+
+BATCH = 250  # examples per batch; a product keeps the whole graph of the gradient in memory
+
+Product = Callable[[Tensor], Tensor]  # v [P] -> H v [P]
+
+
+@dataclass(frozen=True)
+class Spectrum:
+    """The k algebraically largest eigenvalues of a symmetric matrix, in descending order."""
+
+    values: np.ndarray  # float64 [k]
+    vectors: np.ndarray  # float64 [P, k], unit length
+    residuals: np.ndarray  # float64 [k]: ||H v - lambda v||
+
+
+def loss_hessian(subject: Subject, params: Params) -> Product:
+    """Return the function v -> H v, where H is the Hessian of the loss.
+
+    The loss is the mean cross-entropy over the subject's examples, in eval mode. H v is the
+    gradient of the dot product of the loss's gradient and v, computed by applying reverse mode
+    twice (Pearlmutter, "Fast exact multiplication by the Hessian", Neural Computation 1994).
+    """
+    runtime, count = subject.runtime, len(subject.labels)
+
+    def loss(params: Params, index: Tensor) -> Tensor:
+        x, y = runtime.load_test(index)
+        logits = runtime.class_logits(runtime.net(params, x).logits, index)
+        return F.cross_entropy(logits, y, reduction="sum") / count
+
+    def product(vector: Tensor) -> Tensor:
+        direction, total = unflatten(vector, params), torch.zeros_like(vector)
+        for index in torch.arange(count, device=runtime.device).split(BATCH):
+            pull = vjp(grad(partial(loss, index=index)), params)[1]
+            total += flatten(pull(direction)[0]).detach()
+        return total
+
+    return product
+
+
+def lanczos(
+    product: Product, like: Tensor, count: int, seed: int = 0, tolerance: float = 1e-3
+) -> Spectrum:
+    """Return the `count` largest eigenvalues of a symmetric matrix.
+
+    The matrix is given only by its products with vectors. The method is implicitly restarted
+    Lanczos iteration (ARPACK, in float64). like: a vector [P] with the dtype and device of the
+    products. tolerance: the relative tolerance for each eigenvalue. Raises ConfigError if the
+    iteration does not converge, or if `count` is not less than P.
+    """
+    from scipy.sparse.linalg import ArpackError, LinearOperator, eigsh
+
+    size = len(like)
+    if not 0 < count < size:
+        raise ConfigError(
+            f"--eigenvalues {count}: must be at least 1 and less than {size:,}, the number of"
+            " parameters"
+        )
+
+    def times(vector: np.ndarray) -> np.ndarray:
+        found = product(torch.tensor(vector.reshape(-1)).to(like)).double().cpu().numpy()
+        if not np.isfinite(found).all():
+            raise ConfigError("the Hessian is not finite, because the model has diverged")
+        return found
+
+    operator = LinearOperator((size, size), matvec=times, dtype=np.float64)
+    start = generator_for(seed, "Lanczos").standard_normal(size)
+    basis = min(size, max(2 * count + 1, 20))
+    try:
+        values, vectors = eigsh(
+            operator, count, which="LA", v0=start, tol=tolerance, ncv=basis, maxiter=100
+        )
+    except ArpackError as error:
+        raise ConfigError(
+            f"the eigenvalues did not converge ({error}); use a larger --tolerance, such as 0.01"
+        ) from error
+    order = np.argsort(-values)
+    values, vectors = values[order], vectors[:, order]
+    products = np.stack([times(vector) for vector in vectors.T], 1)
+    return Spectrum(values, vectors, np.linalg.norm(products - values * vectors, axis=0))
+
+
+def largest_eigenvalues(
+    subject: Subject, count: int, seed: int = 0, tolerance: float = 1e-3
+) -> Spectrum:
+    """Return the largest eigenvalues of the Hessian for the subject's model."""
+    params = subject.load(subject.model)
+    return lanczos(loss_hessian(subject, params), flatten(params), count, seed, tolerance)

@@ -1,0 +1,464 @@
+"""Analyses of saved models: each measure against numbers by hand, and on one run."""
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+import fedexp
+from fedexp.analysis.sweep_figures import Method, Setting
+from fedexp.core.errors import ConfigError
+from fedexp.models.cnn import CNN
+from fedexp.rundir import kept_models
+from fedexp.rundir.kept_models import KeptModel
+from fedexp.rundir.reader import RunDirectory
+from fedexp_papers.command import main
+from fedexp_papers.figures import draw_picture
+from fedexp_papers.posthoc import features, loss_plane, vectors
+from fedexp_papers.posthoc.hessian import lanczos, largest_eigenvalues, loss_hessian
+from fedexp_papers.posthoc.noise import measure_noise
+from fedexp_papers.posthoc.subject import Subject, load_subject, with_defaults
+from quick_runs import FEDERATION
+from toy_federation import PLAIN, make_simulation, play
+
+HAND = {"w": torch.tensor([[3.0, 4.0], [0.0, 2.0]]), "b": torch.tensor([1.0, 1.0])}
+
+
+# --- directions
+
+
+def test_filter_normalisation_equals_hand_calculation():
+    """Rows of d get the norms of w's rows: (1, 0) becomes 5 long, (0, 0) stays, the vector becomes
+    0, and (6, 8) is halved to length 5."""
+    d = {"w": torch.tensor([[1.0, 0.0], [0.0, 0.0]]), "b": torch.tensor([7.0, 7.0])}
+    found = vectors.filter_normalised(d, HAND)
+    assert found["w"].tolist() == [[5.0, 0.0], [0.0, 0.0]]
+    assert found["b"].tolist() == [0.0, 0.0]
+    again = vectors.filter_normalised(
+        {"w": torch.tensor([[6.0, 8.0], [0.0, -1.0]]), "b": d["b"]}, HAND
+    )
+    assert again["w"].tolist() == [[3.0, 4.0], [0.0, -2.0]]
+
+
+def test_each_output_of_a_convolution_is_one_filter():
+    w = {"c": torch.randn(3, 2, 5, 5, dtype=torch.float64)}
+    first, again, second = (vectors.gaussian(w, seed=1, number=number) for number in (0, 0, 1))
+    found = vectors.filter_normalised(first, w)["c"]
+    torch.testing.assert_close(found.flatten(1).norm(dim=1), w["c"].flatten(1).norm(dim=1))
+    assert torch.equal(first["c"], again["c"])
+    assert not torch.equal(first["c"], second["c"])
+
+
+def test_plane_through_three_models_equals_hand_calculation():
+    """w_0 = (1, 0, 0), w_1 = (5, 3, 0), w_2 = (1, 5, 12): u = (4, 3, 0) / 5; (w_2 - w_0) u = 3, and
+    the rest is (0, 5, 12) - 3 u = (-2.4, 3.2, 12), of length sqrt(5.76 + 10.24 + 144) =
+    sqrt(160)."""
+    points = [
+        {"a": torch.tensor([1.0, 0.0]), "b": torch.tensor([0.0])},
+        {"a": torch.tensor([5.0, 3.0]), "b": torch.tensor([0.0])},
+        {"a": torch.tensor([1.0, 5.0]), "b": torch.tensor([12.0])},
+    ]
+    u, v, positions = vectors.plane_through(points)
+    torch.testing.assert_close(vectors.flatten(u), torch.tensor([0.8, 0.6, 0.0]))
+    torch.testing.assert_close(vectors.flatten(v), torch.tensor([-2.4, 3.2, 12.0]) / 160**0.5)
+    np.testing.assert_allclose(positions, [[0, 0], [5, 0], [3, 160**0.5]], rtol=1e-12)
+    for point, (x, y) in zip(points, positions.tolist(), strict=True):
+        torch.testing.assert_close(
+            vectors.flatten(vectors.move(points[0], [(x, u), (y, v)])), vectors.flatten(point)
+        )
+    with pytest.raises(ValueError, match="on a line"):
+        vectors.plane_through([points[0], points[1], vectors.move(points[0], [(2.0, u)])])
+    with pytest.raises(ValueError, match="equal"):
+        vectors.plane_through([points[0], points[0], points[2]])
+
+
+# --- a model of the small federation
+
+
+def toy_subject(model=None, rounds=2):
+    """The toy model after some rounds in float64, and the 20 test images."""
+    simulation = make_simulation(model=model, local=PLAIN)
+    state = play(simulation, rounds)
+    kept = KeptModel(rounds, state.server["params"], state.server["buffers"])
+    return Subject(SimpleNamespace(directory=Path("toy")), simulation.runtime, kept, "toy")
+
+
+@pytest.fixture(scope="module")
+def toy():
+    return toy_subject()
+
+
+def dense_hessian(subject):
+    """The Hessian of the mean cross-entropy, by torch.func.hessian of the flat parameters."""
+    params = subject.load(subject.model)
+    x, y = subject.runtime.load_test(torch.arange(20))
+
+    def loss(flat):
+        logits = subject.runtime.net(vectors.unflatten(flat, params), x).logits
+        return torch.nn.functional.cross_entropy(logits, y)
+
+    return torch.func.hessian(loss)(vectors.flatten(params))
+
+
+def test_eigenvalues_equal_those_of_the_dense_hessian(toy):
+    dense = dense_hessian(toy)
+    params = toy.load(toy.model)
+    vector = torch.linspace(-1, 1, len(dense), dtype=torch.float64)
+    torch.testing.assert_close(
+        loss_hessian(toy, params)(vector), dense @ vector, rtol=1e-9, atol=1e-12
+    )
+    found = largest_eigenvalues(toy, 4, tolerance=1e-10)
+    wanted, directions = np.linalg.eigh(dense.numpy())
+    np.testing.assert_allclose(found.values, wanted[::-1][:4], rtol=1e-8)
+    overlaps = abs(np.sum(found.vectors * directions[:, ::-1][:, :4], 0))
+    np.testing.assert_allclose(overlaps, 1, atol=1e-6)
+    assert found.residuals.max() < 1e-7
+
+
+def test_largest_eigenvalues_of_a_diagonal_matrix_are_found():
+    """diag(-90, 1, 2, ..., 30): the algebraically largest are 30 and 29, although -90 has the
+    largest absolute value."""
+    diagonal = torch.tensor([-90.0, *range(1, 31)], dtype=torch.float64)
+    found = lanczos(lambda v: diagonal * v, diagonal, 2, tolerance=1e-8)
+    np.testing.assert_allclose(found.values, [30, 29], rtol=1e-7)
+    with pytest.raises(ConfigError, match="--eigenvalues 31: must be at least 1 and less than 31"):
+        lanczos(lambda v: diagonal * v, diagonal, 31)
+    with pytest.raises(ConfigError, match="not finite"):
+        lanczos(lambda v: v * torch.nan, diagonal, 2)
+
+
+def test_surface_equals_the_loss_at_each_point(toy):
+    """The middle is the model itself; a corner is the model moved along both directions."""
+    plane = loss_plane.plane_around(toy, "random", points=3, span=0.5, seed=3)
+    surface = loss_plane.measure_surface(toy, plane)
+    params = toy.load(toy.model)
+    middle = toy.runtime.evaluate(params)
+    assert surface.loss[1, 1] == pytest.approx(float(middle.loss), rel=1e-12)
+    assert surface.accuracy[1, 1] == int(middle.class_correct.sum()) / 20
+    corner = {k: v + 0.5 * plane.u[k] - 0.5 * plane.v[k] for k, v in params.items()}
+    assert surface.loss[0, 2] == pytest.approx(float(toy.runtime.evaluate(corner).loss), rel=1e-9)
+
+
+def test_model_plane_contains_the_models(toy):
+    """The loss at the position of each model equals the loss of the model."""
+    models = []
+    for i in range(3):
+        params = {k: v + i * torch.sin(v * 9 * i) for k, v in toy.model.params.items()}
+        models.append(replace(toy.model, params=params))
+    plane = loss_plane.model_plane(toy, models, points=4)
+    for model, (x, y) in zip(models, plane.positions.tolist(), strict=True):
+        at = toy.runtime.evaluate(vectors.move(plane.origin, [(x, plane.u), (y, plane.v)]))
+        assert float(at.loss) == pytest.approx(
+            float(toy.runtime.evaluate(model.params).loss), rel=1e-9
+        )
+    low, high = plane.positions.min(0), plane.positions.max(0)
+    assert plane.x[0] < low[0] < high[0] < plane.x[-1]
+    assert plane.y[0] < low[1] < high[1] < plane.y[-1]
+
+
+def test_noise_is_added_to_all_parameters(toy):
+    """w + s e: without noise, exactly the model's loss; otherwise the loss at the sum. A draw has
+    the same e at all strengths."""
+    params = toy.load(toy.model)
+    own = toy.runtime.evaluate(params)
+    found = measure_noise(toy, [0.0, 0.1, 0.3], draws=2, scale="absolute", seed=3)
+    assert found.loss.shape == found.accuracy.shape == (2, 3)
+    assert (found.loss[:, 0] == float(own.loss)).all()
+    assert (found.accuracy[:, 0] == int(own.class_correct.sum()) / 20).all()
+    for number in (0, 1):
+        e = vectors.gaussian(params, 3, number)
+        for i, strength in ((1, 0.1), (2, 0.3)):
+            at = {name: value + strength * e[name] for name, value in params.items()}
+            assert found.loss[number, i] == pytest.approx(
+                float(toy.runtime.evaluate(at).loss), rel=1e-12
+            )
+    assert len(np.unique(found.loss)) == 5
+    np.testing.assert_array_equal(
+        measure_noise(toy, [0.3], 2, "absolute", seed=3).loss, found.loss[:, 2:]
+    )
+    assert not np.isin(measure_noise(toy, [0.3], 2, "absolute", seed=4).loss, found.loss).any()
+
+
+def test_scale_of_noise_equals_hand_calculation(toy):
+    """Absolute: standard normal numbers. Relative: times sqrt((9 + 16 + 0 + 4) / 4) and sqrt((1 +
+    1) / 2)."""
+    e = vectors.gaussian({"w": torch.zeros(200, 100), "b": torch.zeros(3)}, seed=1, number=0)["w"]
+    # 3 of 1 / sqrt(20,000)
+    assert (e.mean().item(), e.std().item()) == pytest.approx((0, 1), abs=0.02)
+    d = {"w": torch.tensor([[1.0, -2.0], [0.0, 4.0]]), "b": torch.tensor([3.0, 5.0])}
+    found = vectors.relative_to(HAND, d)
+    torch.testing.assert_close(found["w"], d["w"] * 7.25**0.5)
+    assert found["b"].tolist() == [3, 5]
+    params = toy.load(toy.model)
+    e = vectors.relative_to(params, vectors.gaussian(params, 0, 0))
+    at = {name: value + 0.2 * e[name] for name, value in params.items()}
+    found = measure_noise(toy, [0.2], draws=1, scale="relative", seed=0).loss[0, 0]
+    assert found == pytest.approx(float(toy.runtime.evaluate(at).loss), rel=1e-12)
+    default = measure_noise(toy, None, 1, "relative", seed=0).strengths
+    np.testing.assert_allclose(default, np.arange(11) / 20)
+
+
+# --- features
+
+
+def test_angles_and_densities_equal_hand_calculation():
+    """A single angle 0 with h = 0.1: the density there is 1 / (0.1 sqrt(2 pi)) = 3.98942, and at
+    0.1 it is this times exp(-1/2). The kernel is wrapped: an angle just below pi counts just above
+    -pi."""
+    found = features.angles(np.array([[1.0, 0.0], [0.0, 2.0], [-3.0, 0.0], [0.0, 0.0]]))
+    np.testing.assert_allclose(found, [0, np.pi / 2, np.pi, np.nan])
+    at = features.circle_density(np.array([0.0, np.nan]), np.array([0.0, 0.1]), bandwidth=0.1)
+    np.testing.assert_allclose(at, [3.9894228, 3.9894228 * np.exp(-0.5)], rtol=1e-7)
+    wrapped = features.circle_density(
+        np.array([np.pi - 0.05]), np.array([-np.pi + 0.05]), bandwidth=0.1
+    )
+    np.testing.assert_allclose(wrapped, 3.9894228 * np.exp(-0.5), rtol=1e-7)
+    grid = np.linspace(-np.pi, np.pi, 2001)
+    spread = features.circle_density(
+        np.random.default_rng(0).uniform(-3, 3, 40), grid, bandwidth=2.0
+    )
+    assert np.trapezoid(spread, grid) == pytest.approx(1, abs=1e-9)
+    assert np.isnan(features.circle_density(np.empty(0), grid)).all()
+
+
+def test_density_in_the_plane_equals_hand_calculation():
+    """Two points: at the first one the density is (1 + exp(-|d|^2 / 2 h^2)) / (2 * 2 pi h^2) with
+    |d| = 1, h = 0.5: exp(-2)."""
+    points = np.array([[0.0, 0.0], [1.0, 0.0]])
+    found = features.plane_density(points, np.array([0.0, 5.0]), np.array([0.0]), bandwidth=0.5)
+    assert found.shape == (1, 2)
+    assert found[0, 0] == pytest.approx((1 + np.exp(-2)) / (np.pi), rel=1e-12)
+    assert found[0, 1] == pytest.approx(np.exp(-32) / np.pi, rel=1e-9)  # exp(-50) more
+
+
+def test_models_are_embedded_together():
+    rng = np.random.default_rng(0)
+    groups = [rng.normal(10 * i, 0.1, (n, 4)) for i, n in ((0, 6), (1, 4))]
+    found = features.embed(groups, seed=0, perplexity=3)
+    assert [each.shape for each in found] == [(6, 2), (4, 2)]
+    again = features.embed(groups, seed=0, perplexity=3)
+    np.testing.assert_array_equal(np.concatenate(found), np.concatenate(again))
+    with pytest.raises(ConfigError, match=r"--perplexity 30: must be .* less than 10, the number"):
+        features.embed(groups, seed=0, perplexity=30.0)
+
+
+def test_unit_features_have_length_1():
+    model = CNN(channels=(3,), kernel=3, padding=1, hidden=(8,), unit_features=2)
+    subject = toy_subject(model)
+    found = subject.features(subject.model)
+    assert found.shape == (20, 2)
+    np.testing.assert_allclose(np.linalg.norm(found, axis=1), 1, rtol=1e-12)
+    turned = {k: -v if k.startswith("unit.") else v for k, v in subject.model.params.items()}
+    # without a ReLU
+    np.testing.assert_allclose(subject.features(replace(subject.model, params=turned)), -found)
+    with pytest.raises(ConfigError, match=r"model\.unit_features=1: must be at least 2, or null"):
+        replace(model, unit_features=1)
+
+
+# --- the command
+
+OPTIONS = [*FEDERATION, "local.batch_size=60", "hardware.precision=fp64"]
+OPTIONS += ["rounds=2", "keep_local_models=[2]", "checkpoint_interval=1"]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """Two rounds of a tiny network with features on the circle, with the local models of round
+    2."""
+    model = ["model=cnn_circle", "model.channels=[4,4]", "model.hidden=[16]"]
+    return fedexp.run([*OPTIONS, *model], directory=tmp_path_factory.mktemp("runs") / "run")
+
+
+def tables(run, capsys, *arguments):
+    """Return the csv files that a call writes, the paths and the printed text. No file is empty."""
+    assert main(["analyse", str(run.directory), *arguments]) == 0
+    printed = capsys.readouterr().out
+    paths = [Path(line.strip()) for line in printed.splitlines() if line.startswith("  ")]
+    assert all(path.stat().st_size > 0 for path in paths)
+    return [pd.read_csv(path) for path in paths if path.suffix == ".csv"], paths, printed
+
+
+@pytest.fixture(scope="module")
+def others(run, tmp_path_factory):
+    """A copy of the run in which the clients' models are permuted, and a run of another model on
+    another partition."""
+    folder = tmp_path_factory.mktemp("others")
+    copy = Path(shutil.copytree(run.directory, folder / "copy"))
+    clients = run.kept_clients(2)
+    for client, other in zip(clients, [*clients[1:], clients[0]], strict=True):
+        model = kept_models.load(run.directory, 2, other)
+        kept_models.save_local(copy, 2, client, {"params": model.params, "buffers": model.buffers})
+    changes = ["algorithm=fedntd", "model=cnn", "seeds.partition=5"]
+    wide = fedexp.run(
+        [*OPTIONS, *changes, "model.channels=[4,4]", "model.hidden=[16]"], directory=folder / "wide"
+    )
+    return copy, wide.directory
+
+
+def test_tsne_shows_the_models_of_two_runs(run, others, capsys, monkeypatch):
+    """With an embedding that returns the first two features, each model's points are its
+    features."""
+    monkeypatch.setattr(features, "embed", lambda found, *_: [each[:, :2] for each in found])
+    (found,), (_, picture), _ = tables(
+        run, capsys, "tsne", "--examples", "12", "--with", str(others[0])
+    )
+    assert picture.name == "tsne_round2_with_copy.png"
+    clients = run.kept_clients(2)
+    models = ["global, round 1", *(f"client {c}" for c in clients), "global, round 2"]
+    assert list(found["model"].unique()) == [
+        f"{name}: {model}" for name in ("run", "copy") for model in models
+    ]
+    places = {name: group[["x", "y"]].to_numpy() for name, group in found.groupby("model")}
+    subject = subject_of(run, 12)
+    for i, client in enumerate(clients):
+        mine = subject.features(kept_models.load(run.directory, 2, client))
+        np.testing.assert_allclose(places[f"run: client {client}"], mine, rtol=1e-9)
+        np.testing.assert_allclose(places[f"copy: client {clients[i - 1]}"], mine, rtol=1e-9)
+    settings = settings_of(run.directory, others[0])
+    figure = draw_picture(
+        {"name": "x", "kind": "joint_tsne", "clients": 1, "examples": 12},
+        settings,
+        "FedNTD Fig. 21",
+    )
+    lines = {line.get_label(): line.get_xydata() for line in figure.axes[1].lines}
+    np.testing.assert_allclose(lines["B: 1 local model"], places[f"copy: client {clients[0]}"])
+    np.testing.assert_allclose(lines["A: 2 global models"][12:], places["run: global, round 2"])
+    with pytest.raises(ConfigError, match="no finished run of homogeneous"):
+        draw_picture(
+            {"kind": "joint_tsne", "settings": ["homogeneous"]}, settings, "FedNTD Fig. 21"
+        )
+    with pytest.raises(ConfigError, match="no setting has runs of at least two methods"):
+        draw_picture({"kind": "joint_tsne"}, settings_of(run.directory), "FedNTD Fig. 21")
+
+
+def test_tsne_rejects_runs_that_do_not_match(run, others, capsys):
+    copy, wide = map(str, others)
+    for arguments, words in (
+        (["--with", str(run.directory)], "the same run is given twice"),
+        (["--with", str(run.directory.parent)], "is not a run directory"),
+        (
+            ["--with", wide, "--examples", "12"],
+            "fedavg and fedntd: the features of these runs have 2 and 16 dimensions",
+        ),
+        (["--with", copy, "--with", wide, "--data", "3"], "the runs use different examples"),
+    ):
+        assert main(["analyse", str(run.directory), "tsne", *arguments]) == 2
+        assert words in capsys.readouterr().err
+
+
+def subject_of(run, examples):
+    """Return the subject of an analysis of round 2 with this number of test examples."""
+    directory = RunDirectory(run.directory)
+    return load_subject(directory, with_defaults(directory, "tsne", {"examples": examples}), 2)
+
+
+def settings_of(*directories):
+    """Return one setting with a method (A, B, ...) for each run."""
+    methods = (
+        Method(name, (RunDirectory(path),)) for name, path in zip("AB", directories, strict=False)
+    )
+    return [Setting("s=2", tuple(methods), "")]
+
+
+def test_noise_figure_of_a_sweep_shows_global_and_local_models(run, others):
+    """For the global model and for the first client's model, which differs in the copy."""
+    small = {"kind": "noise", "examples": 20, "device": "cpu", "draws": 2, "strengths": [0.0, 0.2]}
+    subject = subject_of(run, 20)
+    settings, clients = settings_of(run.directory, others[0]), run.kept_clients(2)
+    same = draw_picture(small, settings, "FedNTD Fig. 14").axes[0].lines
+    assert same[0].get_label() == "A"
+    wanted = measure_noise(subject, [0.0, 0.2], 2, "absolute", 0).loss.mean(0)
+    for line in same:
+        np.testing.assert_allclose(line.get_xydata().T, [[0, 0.2], wanted], rtol=1e-12)
+    local = draw_picture(small | {"client": "first"}, settings, "FedNTD Fig. 14").axes[0].lines
+    for line, client in zip(local, clients[:2], strict=True):
+        params = subject.load(kept_models.load(run.directory, 2, client))
+        assert line.get_ydata()[0] == pytest.approx(
+            float(subject.runtime.evaluate(params).loss), rel=1e-12
+        )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "name", "columns"),
+    [
+        (
+            "loss_plane --directions models --points 3 --data train --format svg",
+            "loss_plane_round2_models",
+            "x,y,loss,accuracy",
+        ),
+        ("hessian --eigenvalues 2 --examples 30", "hessian_round2", "number,eigenvalue,residual"),
+        ("hypersphere --examples 40", "hypersphere_round2", "model,class,angle,density"),
+        ("tsne --examples 12 --perplexity 5", "tsne_round2", "round,model,example,class,x,y"),
+    ],
+)
+def test_each_kind_writes_a_table_and_a_figure(run, capsys, arguments, name, columns):
+    (table,), paths, printed = tables(run, capsys, *arguments.split())
+    assert {path.stem for path in paths} == {name}
+    assert {path.suffix for path in paths} - {".npz"} == {
+        ".csv",
+        ".svg" if "svg" in arguments else ".png",
+    }
+    assert ",".join(table) == columns
+    if "model" in table:
+        clients = [f"client {c}" for c in run.kept_clients(2)]
+        shown = ["global, round 1", *clients, "global, round 2"]
+        assert set(table["model"]) <= set(shown)
+        assert {shown[0], shown[-1]} <= set(table["model"])
+    if "eigenvalue" in table:
+        assert f"{table['eigenvalue'][0]:.5g}" in printed
+
+
+def test_analyses_agree_with_the_results_of_the_run(run, capsys):
+    (plane,), paths, _ = tables(run, capsys, "loss_plane", "--points", "3")
+    assert {path.stem for path in paths} == {"loss_plane_round2_random"}
+    middle = plane.query("x == 0 and y == 0").iloc[0]
+    assert middle["loss"] == pytest.approx(run.rounds["test_loss"].iloc[-1], rel=1e-9)
+    assert middle["accuracy"] == pytest.approx(run.summary["accuracy"], abs=1e-12)
+    (noise,), paths, printed = tables(run, capsys, "noise", "--strengths", "0,0.1", "--draws", "3")
+    assert {path.name for path in paths} == {f"noise_round2_absolute.{e}" for e in ("csv", "png")}
+    assert noise["draw"].tolist() == [0, 0, 1, 1, 2, 2]
+    assert noise["loss"].tolist()[::2] == [run.rounds["test_loss"].iloc[-1]] * 3
+    assert noise["accuracy"][0] == run.summary["accuracy"]
+    assert f"noise 0.1: loss {noise.query('strength == 0.1')['loss'].mean():.4f}" in printed
+    (neurons,), paths, printed = tables(run, capsys, "neurons")
+    assert {path.name for path in paths} == {f"neurons_round2.{e}" for e in ("csv", "png")}
+    classes = neurons.pivot(index="neuron", columns="model", values="class")
+    local = classes.filter(like="client")
+    agreement = local.eq(classes["global, round 1"], axis=0).to_numpy().mean()
+    assert f"{agreement:.4f} of the neurons keep their class" in printed
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (
+            ["hessian", "--round", "9"],
+            "the global model from round 9 was not saved; saved rounds: 1, 2",
+        ),
+        (["hessian", "--data", "8"], "--data 8: must be test, train or the number of a client"),
+        (["loss_plane", "--points", "1"], "--points: 1: must be a finite number, at least 2"),
+        (
+            ["loss_plane", "--directions", "models", "--models", "global,1"],
+            "three different names, each of them global",
+        ),
+        (
+            ["loss_plane", "--directions", "models", "--round", "1"],
+            "needs two local models from round 1, but only 0 were saved",
+        ),
+        (["noise", "--strengths", "0,-1"], "argument --strengths: "),
+        (["neurons", "--round", "1"], "the local models from round 1 and the global model from"),
+    ],
+)
+def test_bad_input_gives_one_message(run, arguments, words, capsys):
+    before = sorted(run.directory.rglob("*"))
+    assert main(["analyse", str(run.directory), *arguments]) == 2
+    said = capsys.readouterr()
+    assert words in said.err
+    assert len(said.err.strip().splitlines()) == 1
+    assert not said.out
+    assert sorted(run.directory.rglob("*")) == before

@@ -1,0 +1,359 @@
+"""Runs compared with published values, with numbers worked by hand."""
+
+import pandas as pd
+import pytest
+
+from fedexp.analysis.report import finish_sweep
+from fedexp.rundir.sweeps import write_sweep_name
+from fedexp_papers import layout
+from fedexp_papers.cells import cells as compared
+from fedexp_papers.command import main
+from fedexp_papers.readings import check_claims
+from fedexp_papers.runs import read_runs
+from fedexp_papers.sweeps import load_paper_sweep
+from quick_runs import make_run
+
+SETTING = ["experiment=fedntd/cifar10_s2"]
+RUN8 = [*SETTING, "local.epochs=5", "algorithm=fedavg"]  # FedNTD Table 8, E=5
+
+
+def cells(folder, name):
+    return compared(load_paper_sweep(name), read_runs([folder]))
+
+
+def one(table, **wanted):
+    for key, value in wanted.items():
+        table = table[table[key] == value]
+    assert len(table) == 1
+    return table.iloc[0]
+
+
+def table8(folder, method="FedAvg", metric="accuracy"):
+    """The row of FedNTD Table 8, E=5."""
+    return one(cells(folder, "fedntd_table8"), setting="E=5", method=method, metric=metric)
+
+
+def test_cell_has_mean_and_standard_deviation_over_seeds(tmp_path):
+    """FedNTD Table 8, E=5: FedAvg has 40.14 (0.59). Ours: 39 and 43, mean 41, deviation sqrt(8) =
+    2.83."""
+    for seed, accuracy in ((0, 0.39), (1, 0.43)):
+        make_run(tmp_path, [*RUN8, f"seed={seed}"], [accuracy], forgetting=0.66)
+    table = cells(tmp_path, "fedntd_table8")
+    row = one(table, setting="E=5", method="FedAvg", metric="accuracy")
+    assert (row["n"], row["printed"], row["protocol"], row["verdict"]) == (
+        2,
+        40.14,
+        "full",
+        "within",
+    )
+    assert (row["mean"], row["std"], row["difference"]) == pytest.approx((41.0, 8**0.5, 0.86))
+    lost = one(table, setting="E=5", method="FedAvg", metric="forgetting")
+    assert (lost["mean"], lost["verdict"]) == (pytest.approx(0.66), "outside")  # 0.07 away
+    assert (table["verdict"] == "not run").sum() == len(table) - 2 == 48
+
+
+def test_reduced_runs_are_not_judged_and_not_averaged_with_others(tmp_path):
+    """The two runs of 5 rounds are shown, the run of 9 rounds is not. A full run replaces them."""
+    given = ((["rounds=9"], 0.9), (["rounds=5"], 0.2), (["rounds=5", "seed=1"], 0.3))
+    for overrides, accuracy in given:
+        make_run(tmp_path, [*RUN8, *overrides], [accuracy])
+    row = table8(tmp_path)
+    assert (row["protocol"], row["verdict"]) == ("reduced", "not judged: reduced protocol")
+    assert (row["n"], row["mean"], row["changes"], row["not_shown"]) == (2, 25, "rounds=5", 1)
+    make_run(tmp_path, RUN8, [0.4])
+    row = table8(tmp_path)
+    assert (row["protocol"], row["n"], row["mean"]) == ("full", 1, 40)
+    assert (row["changes"], row["not_shown"]) == ("", 3)
+
+
+def test_cell_counts_unfinished_runs_and_names_their_origin(tmp_path):
+    """One seed is completed, one diverged, one failed, and one is unfinished."""
+    more = {"commit": "0123456789", "hardware": {"name": "A", "device": "cpu", "precision": "fp32"}}
+    make_run(tmp_path, RUN8, [0.4], seed=0, **more)
+    make_run(
+        tmp_path,
+        RUN8,
+        [0.1],
+        "diverged",
+        seed=1,
+        **more | {"commit": "abcdefabc+"},
+    )
+    make_run(tmp_path, RUN8, [0.1], "failed", seed=2)
+    make_run(tmp_path, RUN8, [0.1])
+    (tmp_path / "run3" / "summary.json").unlink()
+    row = table8(tmp_path)
+    assert row["status"] == "1 completed, 1 diverged, 1 failed, 1 unfinished"
+    assert (row["n"], row["diverged"], row["mean"], row["tolerance"]) == (2, 1, 40, 2.0)
+    assert (row["seeds"], row["commits"], row["hardware"]) == (
+        "0 1",
+        "0123456 abcdefa",
+        "A (cpu, fp32)",
+    )
+    other = one(cells(tmp_path, "fedntd_table8"), setting="E=1", method="FedAvg", metric="accuracy")
+    assert (other["status"], other["verdict"]) == ("not run", "not run")
+
+
+def test_rounds_to_target_use_the_published_accuracy(tmp_path):
+    """Flashback Table 1, CIFAR10 beta=0.1: A = 0.5, so the targets are 0.375, 0.45 and 0.5."""
+    make_run(
+        tmp_path,
+        ["experiment=flashback/cifar10_lda0.1", "algorithm=fedavg"],
+        [0.2, 0.4, 0.44, 0.46, 0.49],
+    )
+    table = cells(tmp_path, "flashback_table1")
+    table = table[
+        (table["dataset"] == "CIFAR10")
+        & (table["partition_param"] == "beta=0.1")
+        & (table["method"] == "FedAvg")
+    ]
+    ours = dict(zip(table["metric"], table["mean"], strict=True))
+    assert ours["rounds_to_0.75A"] == 2
+    assert ours["rounds_to_0.9A"] == 4
+    assert ours["rounds_to_A"] == float("inf")  # never
+    verdicts = dict(zip(table["metric"], table["verdict"], strict=True))
+    assert verdicts["rounds_to_A"] == "outside"  # printed: 445
+
+
+def test_target_that_the_paper_never_reaches_is_compared(tmp_path):
+    """Flashback Table 1, CIFAR10 beta=0.1, FedDF: 105 rounds to 0.375, and 0.45 is never reached.
+    If only one of two seeds reaches a target, there is no mean."""
+    feddf = ["experiment=flashback/cifar10_lda0.1", "algorithm=feddf"]
+    here = {"dataset": "CIFAR10", "partition_param": "beta=0.1", "method": "FedDF"}
+    make_run(tmp_path, [*feddf, "seed=0"], [0.3] * 100 + [0.4] * 10)
+    table = cells(tmp_path, "flashback_table1")
+    assert one(table, **here, metric="rounds_to_0.75A")[["mean", "verdict"]].tolist() == [
+        101,
+        "within",
+    ]
+    assert one(table, **here, metric="rounds_to_0.9A")["verdict"] == "not reached as printed"
+    make_run(tmp_path, [*feddf, "seed=1"], [0.46])
+    row = one(cells(tmp_path, "flashback_table1"), **here, metric="rounds_to_0.9A")
+    assert row["verdict"] == "not judged: reached by 1 of 2"
+    assert row["mean"] == float("inf")  # the mean of the other seed would flatter
+
+
+def test_alignment_is_compared_for_each_layer_and_pair(tmp_path):
+    """FedNTD Table 2, IID, FedAvg: 0.679 and 0.850 for 512 neurons, 0.771 and 0.898 for 128
+    neurons."""
+    setting = [
+        "experiment=fedntd/cifar10_iid",
+        "model=cnn_3fc",
+        "forgetting_metric=alignment",
+        "algorithm=fedavg",
+    ]
+    layers = [{"local": 0.7, "aggregated": 0.85}, {"local": 0.6, "aggregated": 0.9}]
+    make_run(tmp_path, setting, [0.5], alignment=layers)
+    table = cells(tmp_path, "fedntd_table2")
+    table = table[(table["partition"] == "IID") & (table["method"] == "FedAvg")]
+    assert table["mean"].tolist() == [0.7, 0.85, 0.6, 0.9]
+    assert table["verdict"].tolist() == ["within", "within", "outside", "within"]
+
+
+def test_columns_are_named_by_what_differs_between_them():
+    """Columns are named by what differs between them. A long table is split by partition."""
+
+    def columns(name):
+        return {
+            part.title: list(part.table.columns)
+            for part in layout.sections(compared(load_paper_sweep(name), read_runs([])))
+        }
+
+    assert columns("fedntd_table8") == {"": ["E=1", "E=3", "E=5", "E=10", "E=20"]}
+    assert columns("cfed_table1")[""] == [
+        "Domain-T1",
+        "Domain-T2",
+        "Class-T1",
+        "Class-T2",
+        "Class-I1",
+        "Class-I2",
+    ]
+    assert columns("fedntd_table13")[""][3:] == [
+        "alpha=0.05 K=64",
+        "alpha=0.1 K=64",
+        "alpha=0.5 K=64",
+    ]
+    assert {title: len(names) for title, names in columns("fedntd_table1").items()} == {
+        "sharding": 7,
+        "LDA": 7,
+    }
+    assert columns("flashback_table1")["natural"][0] == "FEMNIST N=500 x=0.75"
+
+
+def test_suspect_and_reduced_cells_are_marked(tmp_path):
+    make_run(
+        tmp_path, ["experiment=fedntd/cifar10_s2", "participation=0.3", "algorithm=scaffold"], [0.5]
+    )
+    make_run(
+        tmp_path,
+        ["experiment=fedntd/cifar10_s2", "participation=0.1", "algorithm=fedavg", "rounds=1"],
+        [0.2],
+    )
+    write_sweep_name(tmp_path, "fedntd_table10")
+    assert main(["compare", "--no-figures", str(tmp_path)]) == 0
+    text = (tmp_path / "comparison.md").read_text()
+    assert "50.00? (0.50?) [55.59 (0.31)]" in text
+    assert "20.00~ (0.50~) [40.14 (0.59)]" in text
+    assert "Other protocols (`~`): `rounds=1`." in text
+
+
+def test_speedup_of_a_method_that_never_reaches_fedavg(tmp_path):
+    """FedKA Table 2, CIFAR-10: FedNTD never reaches FedAvg's accuracy; FedKA does in 43 rounds."""
+    for method, accuracies in (("fedavg", [0.2, 0.5]), ("fedntd", [0.4]), ("fedka", [0.3])):
+        given = ["experiment=fedka/cifar10", f"algorithm={method}"]
+        make_run(tmp_path, given, accuracies)
+    table = cells(tmp_path, "fedka_table2")
+    for method, verdict in (("FedNTD", "not reached as printed"), ("FedKA", "outside")):
+        for metric, value in (("rounds_to_A", float("inf")), ("speedup", 0)):
+            row = one(table, dataset="CIFAR-10", method=method, metric=metric)
+            assert (row["mean"], row["verdict"]) == (value, verdict)
+            assert layout.format_values(row)[0] == "never"
+
+
+def test_diverged_seed_is_counted_and_marked(tmp_path):
+    """One of three seeds diverged in round 1 and has no F. Accuracy and F have the same n."""
+    for seed in (0, 1):
+        make_run(tmp_path, [*RUN8[:2], "algorithm=fedprox", f"seed={seed}"], [0.4, 0.4], seed=seed)
+    make_run(
+        tmp_path,
+        [*RUN8[:2], "algorithm=fedprox", "seed=2"],
+        [0.1],
+        status="diverged",
+        forgetting=None,
+        seed=2,
+    )
+    table = cells(tmp_path, "fedntd_table8")
+    for metric in ("accuracy", "forgetting"):
+        row = one(table, setting="E=5", method="FedProx", metric=metric)
+        assert (row["n"], row["diverged"], row["not_shown"]) == (3, 1, 0)
+        assert "†" in layout.format_cell([row])
+
+
+def hardware(precision):
+    return {"name": "A", "device": "cpu", "precision": precision}
+
+
+def test_two_precisions_of_one_seed_count_once(tmp_path):
+    """Seed 0 is run in fp32 and bf16, seed 1 in bf16. The two bf16 runs count and have a standard
+    deviation; seed 0 alone has none."""
+    given = RUN8
+    make_run(tmp_path / "a", given, [0.50], seed=0, hardware=hardware("fp32"))
+    make_run(
+        tmp_path / "a",
+        [*given, "hardware.precision=bf16"],
+        [0.40],
+        seed=0,
+        hardware=hardware("bf16"),
+    )
+    row = table8(tmp_path / "a")
+    assert (row["n"], row["seeds"], row["not_shown"], row["mean"]) == (1, "0", 1, 50)
+    assert row["std"] is None or row["std"] != row["std"]
+    make_run(
+        tmp_path / "a",
+        [*given, "seed=1", "hardware.precision=bf16"],
+        [0.44],
+        seed=1,
+        hardware=hardware("bf16"),
+    )
+    row = table8(tmp_path / "a")
+    assert (row["n"], row["seeds"], row["not_shown"], row["mean"]) == (
+        2,
+        "0 1",
+        1,
+        pytest.approx(42),
+    )
+
+
+@pytest.mark.parametrize(
+    ("status", "accuracy", "verdict", "of_forgetting"),
+    [
+        ("diverged", 0.1, "failed as printed", "failed as printed"),
+        ("completed", 0.1, "failed as printed", "not judged: no printed number"),
+        ("completed", 0.3, "outside", "not judged: no printed number"),
+    ],
+)
+def test_published_failure_agrees_only_with_a_failed_run(
+    tmp_path, status, accuracy, verdict, of_forgetting
+):
+    """FedNTD Table 11 has "10.00 (Failure)" and no F for SCAFFOLD at R=1.0. A run that ends at
+    chance has failed too."""
+    given = ["experiment=fedntd/cifar10_lda0.1", "participation=1.0", "algorithm=scaffold"]
+    make_run(tmp_path, given, [accuracy, accuracy], status=status)
+    table = cells(tmp_path, "fedntd_table11")
+    rows = [
+        one(table, setting="R=1.0", method="SCAFFOLD", metric=name)
+        for name in ("accuracy", "forgetting")
+    ]
+    assert [row["verdict"] for row in rows] == [verdict, of_forgetting]
+    assert rows[0]["diverged"] == (status == "diverged")
+
+
+def test_run_without_the_view_is_not_judged(tmp_path):
+    """Published: 40.14. Plain test: 40, then 42. Only the plain values are shown."""
+    make_run(tmp_path, RUN8, [0.4, 0.42], views=False)
+    row = table8(tmp_path)
+    assert (row["verdict"], row["rule"]) == (
+        "not judged: no augmented view",
+        "inferred protocol: ema(0.6), augmented test",
+    )
+    assert pd.isna(row["mean"])
+    assert (row["plain_last"], row["plain_last10"]) == pytest.approx((42, 41))
+    make_run(tmp_path, [*RUN8, "seed=1"], [0.4])  # a seed that has the view
+    row = table8(tmp_path)
+    assert (row["verdict"], row["n"], row["mean"], row["not_shown"]) == ("within", 1, 40, 1)
+
+
+def test_noise_of_one_seed_widens_the_tolerance(tmp_path):
+    """Rounds 0.30 and 0.50: s = 0.1414, EMA 0.38, error s / 2 = 0.0707, tolerance 14.14 points."""
+    make_run(tmp_path, RUN8, [0.3, 0.5])
+    row = table8(tmp_path)
+    assert (row["mean"], row["error"], row["tolerance"]) == pytest.approx(
+        (38, 5 * 2**0.5, 10 * 2**0.5)
+    )
+    assert row["verdict"] == "within"
+
+
+def test_readings_have_separate_rows(tmp_path):
+    """MOON has the published value 38.51. Ours is 39 with the text's mu=1.0 (0.49 away), and 42
+    with the released mu=0.1 (3.49 away). FedProx has one run."""
+    folder, released = tmp_path / "fedntd_table1", tmp_path / "fedntd_table1_released"
+    make_run(folder, [*SETTING, "algorithm=moon"], [0.39])
+    make_run(released, [*SETTING, "algorithm=moon", "algorithm.mu=0.1"], [0.42])
+    make_run(released, [*SETTING, "algorithm=fedprox", "algorithm.mu=1.0"], [0.5])
+    assert main(["compare", "--no-figures", str(folder)]) == 0
+    text = (folder / "comparison.md").read_text()
+    table = pd.read_csv(folder / "comparison.csv", keep_default_na=False)
+    here = {"dataset": "CIFAR-10", "partition_param": "s=2", "metric": "accuracy"}
+    own, other = (one(table, **here, method=name) for name in ("MOON", "MOON (released)"))
+    assert (float(own["mean"]), float(other["mean"])) == pytest.approx((39, 42))
+    assert (own["printed"], own["reading"]) == (other["printed"], "")
+    assert float(one(table, **here, method="FedProx (released)")["mean"]) == pytest.approx(50)
+    assert other["rho"] == other["order"] == ""  # two equal published values have no order
+    (line,) = [line for line in text.splitlines() if line.startswith("| MOON (released), acc")]
+    assert line == "| MOON (released), accuracy | 3.49 | 0.49 | 0 of 1 |"
+
+
+def test_claims_of_the_text_are_compared_with_the_published_table(tmp_path):
+    """By hand: 118/4, 490/9, 244/2 and 126/44. Ours equal the published values."""
+    sweep = load_paper_sweep("flashback_table1")
+    table = cells(tmp_path, sweep.name)
+    ran = {"mean": table["printed"], "protocol": "full", "n": 1, "reading": ""}
+    (section,) = check_claims(sweep, table.assign(**ran))
+    rows = section.table.to_dict("index").values()
+    assert [row["text"] for row in rows] == ["29.5", "54.4", "88.5", "4.6"]
+    assert [float(row["printed table"]) for row in rows] == pytest.approx(
+        [29.5, 54.44, 122, 2.86], abs=0.01
+    )
+    assert all(row["ours"] == row["printed table"] for row in rows)
+    assert len(rows) == 4
+
+
+def test_sweep_is_compared_when_it_ends(tmp_path, capsys):
+    """Of FedNTD Table 8, one run of FedAvg: 34.40 is 0.6 x 30 + 0.4 x 41."""
+    write_sweep_name(tmp_path, "fedntd_table8")
+    make_run(tmp_path, RUN8, [0.3, 0.41], forgetting=0.6)
+    finish_sweep(tmp_path, figures=True)
+    assert "comparison.md" in capsys.readouterr().out
+    text = (tmp_path / "comparison.md").read_text()
+    assert "50 published values: 48 not run, 2 within." in text
+    assert "| 34.40* (0.60*) [40.14 (0.59)] |" in text
+    assert "Rule: inferred protocol: ema(0.6), augmented test." in text

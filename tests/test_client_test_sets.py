@@ -1,0 +1,54 @@
+"""Test sets of clients, and the size of the data in a run's summary."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from fedexp.cli import main
+from fedexp.config.build import build
+from fedexp.core.errors import ConfigError
+from fedexp.data.partitioned import Partition
+from fedexp.training.prepare import prepare
+from quick_runs import FEDERATION
+from toy_federation import composed
+
+
+def test_summary_has_the_size_of_the_data(here):
+    """digits: 1,437 + 360 images of ten classes."""
+    assert main.main([*FEDERATION, "rounds=1", "hydra.run.dir=run"]) == 0
+    summary = json.loads((here / "run" / "summary.json").read_text())
+    assert summary["data"] == {"train": 1437, "test": 360, "classes": 10, "clients": 8}
+
+
+def test_clients_hold_out_the_test_set(here, capsys):
+    """digits with training and test images together: each client tests on a quarter of its own."""
+    merged = "dataset.train_splits=[train,test]"
+    given = [*FEDERATION, "rounds=1", merged]
+    assert main.main([*given, "hydra.run.dir=run"]) == 2
+    assert "clients would also train on the test images" in capsys.readouterr().err
+    given.append("test_per_client=0.25")
+    assert main.main([*given, "hydra.run.dir=run"]) == 0
+    partition = Partition.load(here / "run" / "partition.npz")
+    summary = json.loads((here / "run" / "summary.json").read_text())
+    held = len(partition.test)
+    assert summary["data"] == {"train": 1797 - held, "test": held, "classes": 10, "clients": 8}
+    assert 1797 / 4 <= held < 1797 / 4 + 8  # a quarter of each client's, rounded up
+    numbers = np.concatenate([*partition.parts, partition.test])
+    assert sorted(numbers) == list(range(1797))
+    data = build(composed(*given)).dataset.load()
+    assert torch.equal(data.x_train[-360:], data.x_test)
+    assert torch.equal(data.y_train[-360:], data.y_test)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["scenario=class_incremental"], "test_per_client=0.25: can only be used with scenario"),
+        (["schedule.partition={2:{name:iid}}"], "cannot be used with schedule.partition"),
+    ],
+)
+def test_test_set_of_clients_is_rejected(overrides, message):
+    with pytest.raises(ConfigError, match=message):
+        prepare(build(composed("tracker=none", "test_per_client=0.25", *overrides)))

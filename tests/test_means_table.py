@@ -1,0 +1,283 @@
+"""The table of means: its layout, its marks, and the runs that count."""
+
+import pandas as pd
+import pytest
+
+from fedexp.analysis.layout import all_markdown, markdown
+from fedexp.analysis.means_table import Layout, make_table
+from fedexp.analysis.measures import (
+    describe_origin,
+    format_value,
+    is_accuracy_key,
+    less_is_better,
+)
+from fedexp.analysis.naming import displayed, ordered
+from fedexp.analysis.report import write_tables
+from fedexp.cli.commands import call
+from fedexp.core.errors import ConfigError
+from fedexp.rundir.sweeps import find_jobs
+from test_sweep_figures import make_run
+
+
+def make(folder, results):
+    """Write runs of several seeds. results: overrides -> (accuracies, None for a diverged run;
+    forgetting)."""
+    for overrides, (accuracies, forgetting) in results.items():
+        for seed, accuracy in enumerate(accuracies):
+            status = "completed" if accuracy is not None else "diverged"
+            values = {"accuracy": accuracy or 0.1, "forgetting": forgetting, "status": status}
+            make_run(folder, overrides.split(), seed, **values)
+
+
+def body(folder, **layout):
+    """Return the cells of each row of the table, including the header."""
+    section = make_table(find_jobs(folder), Layout(**layout))
+    head, _, *rows = markdown(section.table, section.corner).splitlines()
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in (head, *rows)]
+
+
+METHODS = {
+    # mean 55, standard deviation 0.1 / sqrt(2) = 7.07 points
+    "algorithm=fedavg": ((0.5, 0.6), 0.3),
+    "algorithm=fedntd": ((0.70, 0.70), 0.2),
+    "algorithm=fedprox algorithm.mu=0.1": ((0.4, None), 0.1),
+    "algorithm=fedprox algorithm.mu=1.0": ((None, None), 0.1),
+}
+
+
+def test_rows_are_methods_and_columns_are_metrics(tmp_path):
+    make(tmp_path, METHODS)
+    assert body(tmp_path) == [
+        ["", "Accuracy (%)", "Forgetting"],
+        ["FedNTD", "**70.00 ± 0.00**", "**0.200 ± 0.000**"],
+        # with two seeds, the interval of the differences -20 and -10 contains 0
+        ["FedAvg", "**55.00 ± 7.07**", "0.300 ± 0.000"],
+        ["FedProx mu=0.1", "40.00†", "0.100†"],
+        ["FedProx mu=1.0", "diverged", "diverged"],
+    ]
+    text = all_markdown([make_table(find_jobs(tmp_path), Layout())])
+    assert text.endswith("\n\n`†` without the seeds that diverged.\n")
+    assert text.startswith("Mean ± standard deviation over 2 seeds; bold: the best, and ")
+
+
+def test_text_of_other_people_is_neither_html_nor_a_formula(tmp_path):
+    """The name of an algorithm may be such text."""
+    name = "=HYPERLINK(1)|<script>alert(1)</script>"
+    make_run(tmp_path, [f"algorithm={name}"], 0, algorithm=name)
+    make_run(tmp_path, ["algorithm=fedavg"], 0, forgetting=-0.5)
+    write_tables(tmp_path)
+    text, cells = (tmp_path / "table.md").read_text(), pd.read_csv(tmp_path / "table.csv")
+    assert "<" not in text
+    assert r"| =HYPERLINK(1)\|&lt;script>alert(1)&lt;/script> |" in text
+    assert f"'{name}" in cells["method"].tolist()
+    assert -0.5 in cells["forgetting"].tolist()
+
+
+def test_columns_are_settings_named_by_differing_options(tmp_path):
+    results = [
+        (10, "fedavg", 0.8),
+        (0.5, "fedavg", 0.6),
+        (10, "fedntd", 0.7),
+        (0.5, "fedntd", 0.65),
+    ]
+    for alpha, method, accuracy in results:
+        overrides = f"dataset=digits alpha={alpha} algorithm={method} participation=0.2"
+        make(tmp_path, {overrides: ((accuracy, accuracy), 0.1)})
+    assert body(tmp_path, metrics=("accuracy",)) == [
+        ["Accuracy (%)", "alpha=0.5", "alpha=10"],  # by value
+        # by the mean of a row, 70 and 67.5
+        ["FedAvg", "60.00 ± 0.00", "**80.00 ± 0.00**"],
+        ["FedNTD", "**65.00 ± 0.00**", "70.00 ± 0.00"],
+    ]
+    assert body(tmp_path, metrics=("accuracy",), transpose=True) == [
+        ["Accuracy (%)", "FedAvg", "FedNTD"],
+        # the best method of each setting still
+        ["alpha=0.5", "60.00 ± 0.00", "**65.00 ± 0.00**"],
+        ["alpha=10", "**80.00 ± 0.00**", "70.00 ± 0.00"],
+    ]
+    assert body(tmp_path)[0][1:3] == ["alpha=0.5: Accuracy (%)", "alpha=0.5: Forgetting"]
+
+
+def test_sort_flag_sorts_the_rows(tmp_path):
+    make(tmp_path, METHODS)
+
+    def first(sort):
+        return [row[0] for row in body(tmp_path, sort=sort)][1:]
+
+    assert (
+        first("") == first("accuracy") == ["FedNTD", "FedAvg", "FedProx mu=0.1", "FedProx mu=1.0"]
+    )
+    # less is better
+    assert first("forgetting") == ["FedProx mu=0.1", "FedNTD", "FedAvg", "FedProx mu=1.0"]
+    assert first("name") == ["FedAvg", "FedNTD", "FedProx mu=0.1", "FedProx mu=1.0"]
+    with pytest.raises(
+        ConfigError, match=r"--sort acuracy: no run has this value \(nearest: 'accuracy'\)"
+    ):
+        first("acuracy")
+
+
+def test_bold_values_cannot_be_told_from_the_best(tmp_path):
+    """b is lower than a by one point with every seed; the sign of c's difference is unclear."""
+    results = {"a": (0.7, 0.8, 0.9), "b": (0.69, 0.79, 0.89), "c": (0.6, 0.9, 0.85)}
+    for name, accuracies in results.items():
+        make(tmp_path / "three", {f"algorithm={name}": (accuracies, 0.1)})
+        make(tmp_path / "one", {f"algorithm={name}": (accuracies[:1], 0.1)})
+    rows = body(tmp_path / "three", metrics=("accuracy",))[1:]
+    assert [(name, "**" in value) for name, value in rows] == [
+        ("a", True),
+        ("b", False),
+        ("c", True),
+    ]
+    table = make_table(find_jobs(tmp_path / "one"), Layout())
+    assert "**" not in all_markdown([table])
+    assert table.about == "One seed, so nothing is in bold."
+
+
+def test_larger_is_better_only_for_accuracies():
+    accuracies = ("accuracy", "best_accuracy", "personal_accuracy_worst_augmented")
+    small = ("forgetting", "forgetting_augmented", "personal_forgetting_worst")
+    assert all(map(is_accuracy_key, (*accuracies, "personal_accuracy_std")))
+    assert all(map(less_is_better, (*small, "personal_accuracy_std")))
+    assert not any(map(is_accuracy_key, small))
+    assert not any(map(less_is_better, accuracies))
+    assert format_value(0.5, "accuracy_augmented") == "50.00"
+    assert format_value(0.5, "forgetting_augmented") == "0.500"
+
+
+def test_single_method_is_not_bold(tmp_path):
+    make(tmp_path, {"algorithm=fedavg": ((0.5, 0.5), 0.1)})
+    assert "**" not in str(body(tmp_path))
+
+
+def test_report_is_written_if_all_runs_diverged(tmp_path):
+    make(tmp_path, {f"algorithm={name}": ((None, None), 0.1) for name in ("fedavg", "fedntd")})
+    assert len(write_tables(tmp_path)) == 3
+    assert body(tmp_path)[1:] == [
+        ["FedAvg", "diverged", "diverged"],
+        ["FedNTD", "diverged", "diverged"],
+    ]
+
+
+def test_report_has_flags_for_the_table(tmp_path, capsys):
+    make(tmp_path, METHODS)
+    assert (
+        call(
+            "report",
+            [str(tmp_path), "--no-figures", "--metrics", "best_accuracy", "--sort", "name"],
+        )
+        == 0
+    )
+    assert "Best accuracy (%)" in (tmp_path / "table.md").read_text()
+    assert call("report", [str(tmp_path), "--no-figures", "--metrics", "acuracy"]) == 2
+    assert (
+        "--metrics acuracy: no run has this value (nearest: 'accuracy')" in capsys.readouterr().err
+    )
+    assert call("report", [str(tmp_path), "--format", "jpg"]) == 2
+    assert "figures.format=jpg: must be one of png, pdf, svg" in capsys.readouterr().err
+
+
+def test_each_setting_has_the_measures_of_its_runs(tmp_path):
+    """One setting is continual learning, the other is not."""
+    tasks = {"average_accuracy": 0.6, "task_forgetting": 0.2}
+    for name in ("fedavg", "fedntd"):
+        make_run(tmp_path, ["experiment=a", f"algorithm={name}"], accuracy=0.5)
+        make_run(tmp_path, ["experiment=b", f"algorithm={name}"], **tasks)
+    assert list(make_table(find_jobs(tmp_path), Layout()).table) == [
+        ("a", "Accuracy (%)"),
+        ("a", "Forgetting"),
+        ("b", "Average accuracy (%)"),
+        ("b", "Task forgetting"),
+    ]
+
+
+def test_numbers_in_names_are_sorted_by_value():
+    assert ordered(["mu=10", "mu=9", "", "mu=0.5"]) == ["", "mu=0.5", "mu=9", "mu=10"]
+
+
+def test_long_numbers_in_names_are_shortened_but_stay_different():
+    """Long numbers, as from a search, have three digits, or as many as keep names different."""
+    assert displayed(["fedavg", "moon mu=0.00125", "cfed_c", "mine"]) == [
+        "FedAvg",
+        "MOON mu=0.00125",
+        "CFeD(C)",
+        "mine",
+    ]
+    drawn = ["local.lr=0.001132477255572942", "local.lr=1.5273e-05", "local.lr=0.1"]
+    assert displayed(drawn) == ["local.lr=0.00113", "local.lr=1.53e-05", "local.lr=0.1"]
+    close = ["lr=0.09549316466201994", "lr=0.09552814783286914"]
+    assert displayed(close) == ["lr=0.09549", "lr=0.09553"]
+
+
+def test_origin_names_all_machines_and_commits_of_a_resumed_run():
+    gpu = {"commit": "a" * 40, "name": "H200", "device": "cuda", "precision": "tf32"}
+    cpu = {"commit": "b" * 40, "name": "Xeon", "device": "cpu", "precision": "fp32"}
+    early = {"commit": None}  # a version that did not record the machine
+    found = {"seed": 0, "commit": "b" * 40, "hardware": cpu}
+    whole = describe_origin([found])
+    assert whole == {"seeds": "0", "commits": "b" * 7, "hardware": "Xeon (cpu, fp32)"}
+    resumed = describe_origin([found | {"determinism": {"spans": [early, gpu, cpu]}}])
+    parts = [{"commit": each["commit"], "hardware": each} for each in (gpu, cpu)]
+    assert describe_origin([found | {"parts": parts}]) == resumed
+    assert resumed["commits"] == f"{'a' * 7} {'b' * 7}"
+    assert resumed["hardware"] == "H200 (cuda, tf32); Xeon (cpu, fp32)"
+
+
+def test_rounds_to_a_target_are_over_the_seeds_that_reached_it(tmp_path):
+    """5 and 9 have the mean 7 and the deviation sqrt(8) = 2.8. FedNTD is slower, but each of its
+    seeds reached 0.5. The fraction of a run's best accuracy is only shown on request."""
+    reached = {"fedavg": (5, 9, None), "fedntd": (8, 8, 8), "fedprox": (None, None, None)}
+    reached["scaffold"] = (20, 21, 22)
+    for method, rounds in reached.items():
+        for seed, number in enumerate(rounds):
+            targets = {"0.5": number, "0.9*best": 2}
+            make_run(tmp_path, [f"algorithm={method}"], seed, rounds_to_target=targets)
+    write_tables(tmp_path)
+    section = (tmp_path / "table.md").read_text().partition("## Rounds to target")[2]
+    assert [line for line in section.splitlines() if line.startswith("| Fed")][:3] == [
+        "| FedNTD | **8 ± 0** |",
+        "| FedAvg | 7 ± 2.8 (2 of 3 seeds) |",
+        "| FedProx | never (0 of 3 seeds) |",
+    ]
+    assert "in parentheses" not in section
+    wide = make_table(find_jobs(tmp_path), Layout(metrics=("rounds_to_target",))).table
+    assert list(wide.columns.get_level_values(1)) == [
+        "Rounds to target 0.5",
+        "Rounds to target 0.9*best",
+    ]
+    csv = pd.read_csv(tmp_path / "table.csv").set_index("method")
+    assert csv.loc["fedavg", "rounds_to_target_0.5"] == 7
+    assert csv.loc["fedprox", "rounds_to_target_0.5_reached"] == 0
+
+
+def test_seed_of_an_older_run_counts_once(tmp_path):
+    """The summary of the second run has no seeds of the single purposes."""
+    seeds = dict.fromkeys(("partition", "sampling", "training"), 0)
+    make_run(tmp_path, ["algorithm=fedavg"], 0, accuracy=0.4, seeds=seeds)
+    make_run(tmp_path, ["algorithm=fedavg"], 0, accuracy=0.6)
+    write_tables(tmp_path)
+    assert pd.read_csv(tmp_path / "table.csv")["n"].tolist() == [1]
+
+
+def test_seed_counts_once(tmp_path, caplog):
+    """The third run has the method and the seed of the first, and the fourth another seed of the
+    training."""
+    every = ["algorithm=fedavg"]
+    seeds = {"partition": 0, "sampling": 0, "training": 0}
+    for seed, training, accuracy in ((0, 0, 0.4), (1, 0, 0.6), (0, 0, 0.9), (0, 5, 0.5)):
+        own = seeds | {"partition": seed, "training": training}
+        make_run(tmp_path, every, seed, accuracy=accuracy, seeds=own)
+    write_tables(tmp_path)
+    table = pd.read_csv(tmp_path / "table.csv")
+    assert table["n"].tolist() == [3]
+    assert table["accuracy"].tolist() == pytest.approx([0.5])
+    line = "Not in the tables: run02 has the settings and seeds of run00"
+    assert line in (tmp_path / "table.md").read_text()
+    assert line in caplog.text
+
+
+def test_table_names_failed_jobs(tmp_path):
+    make_run(tmp_path, ["algorithm=fedavg"])
+    make_run(tmp_path, ["algorithm=fedntd"], status="failed", error="out of memory")
+    write_tables(tmp_path)
+    text = (tmp_path / "table.md").read_text()
+    assert "Not in the tables: run01 failed: out of memory\n" in text

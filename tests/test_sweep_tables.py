@@ -1,0 +1,116 @@
+"""The tables of a sweep: means over seeds, rounds to targets, and the values a search chose."""
+
+import pandas as pd
+import pytest
+
+from fedexp.analysis.aggregate import rounds_to_targets
+from fedexp.analysis.report import write_tables
+from fedexp.cli.commands import call
+from fedexp.rundir.sweeps import find_jobs, write_sweep_name
+from quick_runs import make_run
+
+
+def hardware(precision):
+    return {"name": "A", "device": "cpu", "precision": precision}
+
+
+def test_tables_show_means_and_rounds_to_target(tmp_path):
+    """Means over seeds, and rounds to parts of A = 0.95 x 0.8 = 0.76: 0.57, 0.684, 0.76."""
+    make_run(tmp_path, ["algorithm=fedavg", "seed=0"], [0.5, 0.6, 0.7, 0.78])
+    make_run(tmp_path, ["algorithm=fedavg", "seed=1"], [0.5, 0.58, 0.6, 0.76])
+    make_run(tmp_path, ["algorithm=fedntd", "seed=0"], [0.6, 0.75, 0.8, 0.8])
+    make_run(tmp_path, ["algorithm=fedntd", "seed=1"], [0.6, 0.6, 0.7, 0.7])
+    make_run(tmp_path, ["algorithm=fedntd", "seed=2", "rounds=9"], [0.1], status="failed")
+    names = {path.name for path in write_tables(tmp_path)}
+    assert names == {"table.csv", "table.md", "rounds_to_target.csv"}
+    table = pd.read_csv(tmp_path / "table.csv").set_index("method")
+    assert table["n"].tolist() == [2, 2]
+    assert table.loc["fedavg", "accuracy"] == pytest.approx(0.77)
+    assert table.loc["fedavg", "accuracy_std"] == pytest.approx(0.01 * 2**0.5)
+    targets = rounds_to_targets(find_jobs(tmp_path)).set_index("method")
+    fedavg, fedntd = (targets.loc[name] for name in ("fedavg", "fedntd"))
+    assert fedavg["A"] == pytest.approx(0.76)
+    assert fedavg[["rounds_to_0.75A", "rounds_to_0.9A", "rounds_to_1A"]].tolist() == [2, 3.5, 4]
+    assert fedntd[["rounds_to_0.75A", "rounds_to_0.9A"]].tolist() == [1, 2.5]
+    assert fedntd["rounds_to_1A"] != fedntd["rounds_to_1A"]
+    assert fedntd["speedup_0.75A"] == 2
+    assert fedntd["speedup_0.9A"] == pytest.approx(1.4)
+
+
+def test_report_without_a_finished_run_fails(tmp_path, capsys):
+    assert call("report", [str(tmp_path)]) == 2
+    assert "no finished run" in capsys.readouterr().err
+
+
+def test_all_runs_of_a_setting_have_one_target(tmp_path):
+    """The order of options and the precision do not make another setting: A is 0.95 x 0.6 for all
+    three runs. A speed-up is against FedAvg in the same precision."""
+    make_run(
+        tmp_path,
+        ["algorithm=fedavg", "rounds=3", "local.lr=0.1"],
+        [0.5, 0.5, 0.6],
+        hardware=hardware("fp32"),
+    )
+    given = ["local.lr=0.1", "hardware.precision=bf16", "rounds=3"]
+    make_run(tmp_path, ["algorithm=fedavg", *given], [0.1, 0.5, 0.5], hardware=hardware("bf16"))
+    make_run(tmp_path, ["algorithm=fedntd", *given], [0.5, 0.5, 0.5], hardware=hardware("bf16"))
+    write_tables(tmp_path)
+    table = pd.read_csv(tmp_path / "rounds_to_target.csv")
+    assert table["A"].tolist() == pytest.approx([0.57] * 3)
+    names = ["fedavg", "fedntd hardware.precision=bf16", "fedavg hardware.precision=bf16"]
+    assert sorted(table["method"]) == sorted(names)
+    rounds = table.set_index("method").loc[names]
+    assert rounds["rounds_to_0.75A"].tolist() == [1, 1, 2]
+    assert rounds["speedup_0.75A"].tolist() == [1, 2, 1]
+
+
+def test_speed_up_is_relative_to_the_fastest_fedavg(tmp_path):
+    """FedAvg with two learning rates needs 3 and 2 rounds to 0.75 A."""
+    make_run(tmp_path, ["algorithm=fedavg", "local.lr=0.1"], [0.1, 0.1, 0.5, 0.5])
+    make_run(tmp_path, ["algorithm=fedavg", "local.lr=0.2"], [0.1, 0.5, 0.5, 0.5])
+    make_run(tmp_path, ["algorithm=fedntd", "local.lr=0.2"], [0.5, 0.5, 0.5, 0.5])
+    targets = rounds_to_targets(find_jobs(tmp_path)).set_index("method")
+    assert targets["rounds_to_0.75A"].tolist() == [1, 2, 3], "the fastest first"
+    assert targets["speedup_0.75A"].tolist() == [2, 1, 2 / 3]
+
+
+def test_diverged_run_reaches_no_target(tmp_path):
+    """Its best accuracy does not count for A, and its group has no rounds. If all runs of a setting
+    diverged, there is no A."""
+    for seed, status in (("seed=0", "diverged"), ("seed=1", "completed")):
+        make_run(
+            tmp_path,
+            ["algorithm=fedavg", seed],
+            [0.4, 0.5 if status == "completed" else 0.9],
+            status=status,
+        )
+    make_run(tmp_path, ["algorithm=fedntd", "seed=0"], [0.4, 0.8])
+    make_run(tmp_path, ["algorithm=fedavg", "alpha=1e6"], [0.1, 0.1], status="diverged")
+    write_tables(tmp_path)
+    table = pd.read_csv(tmp_path / "rounds_to_target.csv").set_index(["setting", "method"])
+    assert table.loc[("cifar10 p", "fedntd"), ["A", "rounds_to_1A"]].tolist() == pytest.approx(
+        [0.95 * 0.8, 2]
+    )
+    rounds = [f"rounds_to_{factor}A" for factor in ("0.75", "0.9", "1")]
+    assert table.loc[("cifar10 p", "fedavg"), rounds].isna().all()
+    assert table.loc[("cifar10 p alpha=1e6", "fedavg"), ["A", *rounds]].isna().all()
+
+
+def test_report_names_the_best_value_of_each_method(tmp_path):
+    """FedKA has 50 and 60 % (mean 55) with beta 0.1, and 57 % with 0.01.
+
+    With 0.5, it diverged at a higher accuracy. FedProx has one value.
+    """
+    for i, (beta, accuracy) in enumerate(
+        [("0.1", 0.5), ("0.1", 0.6), ("0.01", 0.57), ("0.5", 0.9)]
+    ):
+        status = "diverged" if beta == "0.5" else "completed"
+        overrides = [f"algorithm.beta={beta}", "algorithm=fedka", f"seed={i}"]
+        make_run(tmp_path, overrides, [accuracy], status=status)
+    make_run(tmp_path, ["algorithm.mu=1", "algorithm=fedprox"], [0.4])
+    write_sweep_name(tmp_path, "fedka_search")
+    write_tables(tmp_path)
+    text = (tmp_path / "table.md").read_text()
+    assert "### Chosen values (highest accuracy in the last round, averaged over seeds)" in text
+    assert "| FedKA | beta=0.01 | 57.00 |" in text
+    assert "| FedProx | mu=1 | 40.00 |" in text
