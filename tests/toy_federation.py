@@ -363,7 +363,7 @@ def composed(*overrides: str) -> Any:
 def is_value(override: str) -> bool:
     """Whether an override sets or removes a value, not an option."""
     key = override.lstrip("+~").partition("=")[0]
-    return "@" not in key and not (CONF / key).is_dir()
+    return "@" not in key and not any((conf / key).is_dir() for conf in CONFS)
 
 
 def conf_file(name: str) -> Path:

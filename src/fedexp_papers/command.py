@@ -4,7 +4,7 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
 from pathlib import Path
 
-from fedexp.cli.arguments import Parser
+from fedexp.cli.commands import Parser
 from fedexp.cli.flags import add_picture_flags
 from fedexp.core.errors import FAILED, INTERRUPTED, ConfigError, StorageError, say
 from fedexp.core.storage import display_path

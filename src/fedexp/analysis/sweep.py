@@ -11,8 +11,8 @@ A sweep's file may also have these keys:
 - `finish`: the full name of a function to call with the sweep's directory after the report
 - `choose: best`: the sweep is a search; its report names the best value of each key
 
-All other keys, and the names below the value of an axis, are for other packages, such as
-fedexp_papers (`Sweep.content`).
+All other keys, and the names below the value of an axis, are for other packages
+(`Sweep.content`).
 """
 
 import itertools
