@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from fedexp.cli.commands import call
+from fedexp.cli.main import main
 from fedexp.trackers import dashboard
 from fedexp.trackers.names import SUMMARIES, flat_summary
 from wandb_runs import clean_home, make_fake_wandb  # noqa: F401 (fixtures)
@@ -15,7 +15,7 @@ from wandb_runs import clean_home, make_fake_wandb  # noqa: F401 (fixtures)
 @pytest.mark.filterwarnings("ignore:Pydantic V1")
 def test_print_flag_shows_the_specification(capsys):
     pytest.importorskip("wandb_workspaces")
-    assert call("dashboard", ["team/project", "--print", "--name", "mine"]) == 0
+    assert main(["dashboard", "team/project", "--print", "--name", "mine"]) == 0
     sent = json.loads(capsys.readouterr().out)
     assert (sent["entity"], sent["project"], sent["displayName"]) == ("team", "project", "mine")
     section = sent["spec"]["section"]
@@ -60,7 +60,7 @@ def test_panels_use_target_names_of_the_summary():
 
 @pytest.mark.parametrize("project", ["fedexp", "a/b/c", "/fedexp", "team/"])
 def test_invalid_project_is_rejected(project, capsys):
-    assert call("dashboard", [project, "--print"]) == 2
+    assert main(["dashboard", project, "--print"]) == 2
     assert (
         capsys.readouterr().err
         == f"fedexp: {project}: must be ENTITY/PROJECT, such as team/fedexp\n"
@@ -69,7 +69,7 @@ def test_invalid_project_is_rejected(project, capsys):
 
 def test_dashboard_needs_wandb_workspaces(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "wandb_workspaces", None)
-    assert call("dashboard", ["team/project", "--print"]) == 2
+    assert main(["dashboard", "team/project", "--print"]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert "pip install -e '.[dashboard]'" in line
 
@@ -77,6 +77,6 @@ def test_dashboard_needs_wandb_workspaces(monkeypatch, capsys):
 def test_dashboard_needs_a_key(fake_wandb, capsys):
     pytest.importorskip("wandb_workspaces")
     fake_wandb.settings.api_key = None
-    assert call("dashboard", ["team/project"]) == 2
+    assert main(["dashboard", "team/project"]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("fedexp: W&B has no API key")

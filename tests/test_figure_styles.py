@@ -11,7 +11,7 @@ from matplotlib.text import Text
 from PIL import Image
 
 from fedexp.analysis.sweep_figures import sweep_pictures
-from fedexp.cli.commands import call
+from fedexp.cli.main import main
 from fedexp.core.errors import ConfigError
 from fedexp.figures import draw, list_figures, make_figures
 from fedexp.figures.load import load_run_data
@@ -78,9 +78,9 @@ def test_figures_follow_the_configuration(tmp_path):
     assert {p.suffix for p in make_figures(tmp_path)} == {".png"}
     (tmp_path / "config.yaml").write_text(CONFIG + "figures: {format: [pdf]}\n")
     assert {p.suffix for p in make_figures(tmp_path)} == {".pdf"}
-    assert call("figures", [str(tmp_path), "--format", "svg,pdf", "--no-titles"]) == 0
+    assert main(["figures", str(tmp_path), "--format", "svg,pdf", "--no-titles"]) == 0
     assert (tmp_path / "figures" / "curves.svg").exists()
-    assert call("figures", [str(tmp_path), "--format", "jpg"]) == 2
+    assert main(["figures", str(tmp_path), "--format", "jpg"]) == 2
 
 
 def test_class_names_are_single_lines_without_mathematics(tmp_path):

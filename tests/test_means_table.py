@@ -13,7 +13,7 @@ from fedexp.analysis.measures import (
 )
 from fedexp.analysis.naming import displayed, ordered
 from fedexp.analysis.report import write_tables
-from fedexp.cli.commands import call
+from fedexp.cli.main import main
 from fedexp.core.errors import ConfigError
 from fedexp.rundir.sweeps import find_jobs
 from test_sweep_figures import make_run
@@ -161,18 +161,25 @@ def test_report_is_written_if_all_runs_diverged(tmp_path):
 def test_report_has_flags_for_the_table(tmp_path, capsys):
     make(tmp_path, METHODS)
     assert (
-        call(
-            "report",
-            [str(tmp_path), "--no-figures", "--metrics", "best_accuracy", "--sort", "name"],
+        main(
+            [
+                "report",
+                str(tmp_path),
+                "--no-figures",
+                "--metrics",
+                "best_accuracy",
+                "--sort",
+                "name",
+            ]
         )
         == 0
     )
     assert "Best accuracy (%)" in (tmp_path / "table.md").read_text()
-    assert call("report", [str(tmp_path), "--no-figures", "--metrics", "acuracy"]) == 2
+    assert main(["report", str(tmp_path), "--no-figures", "--metrics", "acuracy"]) == 2
     assert (
         "--metrics acuracy: no run has this value (nearest: 'accuracy')" in capsys.readouterr().err
     )
-    assert call("report", [str(tmp_path), "--format", "jpg"]) == 2
+    assert main(["report", str(tmp_path), "--format", "jpg"]) == 2
     assert "figures.format=jpg: must be one of png, pdf, svg" in capsys.readouterr().err
 
 

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from fedexp.cli.commands import call
+from fedexp.cli.main import main
 from fedexp.rundir import files
 
 BEFORE = (  # the columns that each table has
@@ -80,7 +80,7 @@ def stream(*averages, new=0.9):
 
 def table(folder):
     """Return (columns, rows) of the csv file, and check that the markdown file has the same."""
-    assert call("report", [str(folder), "--out", str(folder / "table")]) == 0
+    assert main(["report", str(folder), "--out", str(folder / "table")]) == 0
     with (folder / "table.csv").open(newline="") as file:
         reader = csv.DictReader(file)
         rows = list(reader)
@@ -157,7 +157,7 @@ def test_column_without_a_value_is_left_out(tmp_path):
 
 
 def test_directory_without_runs_is_an_error(tmp_path, capsys):
-    assert call("report", [str(tmp_path), "--out", str(tmp_path / "table")]) == 2
+    assert main(["report", str(tmp_path), "--out", str(tmp_path / "table")]) == 2
     assert "no finished run in" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
 
@@ -180,8 +180,8 @@ def test_unwritable_table_gives_one_message(tmp_path, capsys):
     """A file has the name of the folder, or a directory the name of the table."""
     make_run(tmp_path / "sweep" / "a")
     (tmp_path / "file").touch()
-    assert call("report", [str(tmp_path / "sweep"), "--out", str(tmp_path / "file" / "table")]) == 1
+    assert main(["report", str(tmp_path / "sweep"), "--out", str(tmp_path / "file" / "table")]) == 1
     assert "cannot be written" in capsys.readouterr().err
     (tmp_path / "sweep" / "table.md").mkdir()
-    assert call("report", [str(tmp_path / "sweep"), "--no-figures"]) == 1
+    assert main(["report", str(tmp_path / "sweep"), "--no-figures"]) == 1
     assert f"{tmp_path / 'sweep' / 'table.md'}: cannot be written" in capsys.readouterr().err

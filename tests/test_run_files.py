@@ -2,7 +2,7 @@
 
 import pytest
 
-from fedexp.cli.commands import call
+from fedexp.cli.main import main
 from fedexp.rundir.reader import RunDirectory
 from quick_runs import write_run
 
@@ -27,7 +27,7 @@ def test_report_names_the_file_that_cannot_be_read(sweep, name, damage, capsys):
     if (damage, name) == ("a number", "rounds.csv"):
         return  # a table with one column
     DAMAGES[damage](sweep / "job1" / name)
-    assert call("report", [str(sweep), "--no-figures"]) == 2
+    assert main(["report", str(sweep), "--no-figures"]) == 2
     printed = capsys.readouterr().err
     assert f"job1/{name}: " in printed
     assert "Traceback" not in printed
@@ -42,12 +42,12 @@ def test_half_a_row_is_left_out(sweep):
 
 def test_finished_run_without_its_rounds_is_named(sweep, capsys):
     (sweep / "job0" / "rounds.csv").unlink()
-    assert call("report", [str(sweep), "--no-figures"]) == 2
+    assert main(["report", str(sweep), "--no-figures"]) == 2
     assert "job0/rounds.csv: is missing" in capsys.readouterr().err
 
 
 def test_column_with_text_is_named(sweep, capsys):
     path = sweep / "job0" / "rounds.csv"
     path.write_text(path.read_text().replace("\n1,", "\n1,x", 1))
-    assert call("report", [str(sweep), "--no-figures"]) == 2
+    assert main(["report", str(sweep), "--no-figures"]) == 2
     assert "rounds.csv: cannot be read (the column" in capsys.readouterr().err

@@ -5,7 +5,7 @@ import pytest
 
 from fedexp.analysis.aggregate import rounds_to_targets
 from fedexp.analysis.report import write_tables
-from fedexp.cli.commands import call
+from fedexp.cli.main import main
 from fedexp.rundir.sweeps import find_jobs, write_sweep_name
 from quick_runs import make_run
 
@@ -38,7 +38,7 @@ def test_tables_show_means_and_rounds_to_target(tmp_path):
 
 
 def test_report_without_a_finished_run_fails(tmp_path, capsys):
-    assert call("report", [str(tmp_path)]) == 2
+    assert main(["report", str(tmp_path)]) == 2
     assert "no finished run" in capsys.readouterr().err
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from fedexp.cli.commands import call
+from fedexp.cli.main import main
 from fedexp.metrics.task_matrix import MEASURES
 from fedexp.metrics.tasks import task_forgetting
 from fedexp.rundir import files
@@ -101,7 +101,7 @@ def finished(tmp_path):
 
 
 def test_report_shows_measures_of_forgetting_between_tasks(finished, capsys):
-    assert call("report", [str(finished), "--metric", ",".join(MEASURES)]) == 0
+    assert main(["report", str(finished), "--metric", ",".join(MEASURES)]) == 0
     head, _, *rows = capsys.readouterr().out.splitlines()
     names = [cell.strip() for cell in head.strip("|").split("|")]
     cells = [
@@ -117,12 +117,12 @@ def test_report_shows_measures_of_forgetting_between_tasks(finished, capsys):
 
 def test_report_writes_measures_of_forgetting_to_a_table(finished, capsys):
     out = finished / "table"
-    assert call("report", [str(finished), "--out", str(out), "--metric", "forward_transfer"]) == 0
+    assert main(["report", str(finished), "--out", str(out), "--metric", "forward_transfer"]) == 0
     assert "forward_transfer" in (finished / "table.csv").read_text().splitlines()[0]
 
 
 def test_unknown_measure_is_rejected(finished, capsys):
-    assert call("report", [str(finished), "--metric", "forgeting_from_best"]) == 2
+    assert main(["report", str(finished), "--metric", "forgeting_from_best"]) == 2
     said = capsys.readouterr().err
     assert "forgeting_from_best" in said
     assert "forgetting_from_best" in said
