@@ -1,6 +1,7 @@
 """Every option composes and builds, and errors in a configuration are reported once and completely.
 
-`python tests/test_build.py --write` writes golden/options.txt, the list of all options.
+`python tests/test_build.py --write` writes golden/options.txt, the list of all options, and
+golden/experiments.txt, a hash of the values of each experiment.
 """
 
 import re
@@ -371,3 +372,5 @@ def test_abstract_class_is_rejected():
 if __name__ == "__main__":
     assert sys.argv[1:] == ["--write"], "usage: python tests/test_build.py --write"
     SURFACE.write_text("\n".join(sorted(known_keys(CONF, CONFS[1:]))) + "\n", encoding="utf-8")
+    hashes = [f"{name} {hash_of(name)}\n" for name in list_options("experiment", CONFS)]
+    EXPERIMENTS.write_text("".join(hashes), encoding="utf-8")

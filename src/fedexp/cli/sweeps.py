@@ -14,7 +14,6 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.plugins import Plugins
 from hydra.core.utils import JobReturn, JobStatus
-from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
@@ -53,7 +52,7 @@ class Multirun:
     task: TaskFunction
 
     @classmethod
-    def of(cls, sweeper: Sweeper) -> "Multirun":
+    def of(cls, sweeper: Any) -> "Multirun":
         """Return the sweep of a sweeper. Jobs get its absolute directory, also on other machines.
 
         Raises ConfigError if the launcher or the sweeper is not installed.

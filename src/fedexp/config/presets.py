@@ -19,7 +19,7 @@ def without_presets(config: DictConfig) -> DictConfig:
     """
     if not HydraConfig.initialized():
         return config
-    hydra = HydraConfig.get()
+    hydra: Any = HydraConfig.get()
     written: Any = OmegaConf.to_container(hydra.overrides.task, resolve=False)
     typed = [key_of(text) for text in written]
     if not hydra.runtime.choices.get("experiment") or "partition" not in typed:

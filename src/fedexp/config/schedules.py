@@ -87,7 +87,7 @@ def partition_node(number: int, change: Any) -> dict[str, Any]:
             f"{where}={change}: must be the name of a partition, or a mapping with its name"
             " and keys, such as {name: dirichlet, alpha: 1}"
         )
-    name = ALIASES.get(change["name"], change["name"])
+    name = str(ALIASES.get(change["name"], change["name"]))
     if name not in PARTITIONS:
         raise ConfigError(
             f"{where}.name={name}: must be one of"

@@ -293,7 +293,8 @@ def by_round(table: "pd.DataFrame | None") -> "dict[int, pd.DataFrame]":
     """Return the rows of each round in a table, in ascending order; {} without a table."""
     if table is None:
         return {}
-    return {int(number): rows for number, rows in table.groupby("round")}
+    groups: Any = table.groupby("round")
+    return {int(number): rows for number, rows in groups}
 
 
 def in_classes(rows: "pd.DataFrame", column: str, classes: int) -> np.ndarray:

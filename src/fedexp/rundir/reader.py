@@ -29,7 +29,7 @@ from fedexp.data.views import (
     name_in_view,
 )
 from fedexp.metrics import record
-from fedexp.metrics.record import Record
+from fedexp.metrics.record import Record, by_round
 from fedexp.rundir import contents, files
 from fedexp.rundir.lock import is_occupied
 
@@ -157,7 +157,7 @@ class RunDirectory:
         tasks = {}
         if self.tasks is not None:
             column = name_in_view("accuracy", view)
-            tasks = {n: rows.tolist() for n, rows in self.tasks.groupby("round")[column]}
+            tasks = {n: rows[column].tolist() for n, rows in by_round(self.tasks).items()}
         with contents.reading(classes):
             empty.restore(tables, accuracy, tasks)
         return empty
