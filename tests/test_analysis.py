@@ -8,12 +8,10 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from fedexp.analysis.draw_measured import before_and_after
 
 from fedexp.algorithms.fedmultihead import FedMultiHead
 from fedexp.algorithms.fedprox import FedProx
 from fedexp.algorithms.fedsam import FedSAM
-from fedexp.analysis import draw_measured
 from fedexp.cli import main
 from fedexp.config.build import build
 from fedexp.core import tree
@@ -44,6 +42,7 @@ from fedexp.trackers.base import past_rounds
 from fedexp.training.analysing import check_analyses, local_gradients
 from fedexp.training.exchange import sample
 from fedexp.training.rounds import play_round
+from fedexp_papers.draw_measured import before_and_after
 from quick_runs import SMALL
 from toy_federation import (
     ENGINES,
@@ -477,45 +476,6 @@ def test_accuracies_before_and_after_a_round_match_values_worked_by_hand():
     expected = {"in before": 0.5, "out before": 0.5, "in after": 0.45, "out after": 0.35}
     expected |= {"in local": 0.675, "out local": 0.425, "in spread": 0.075, "out spread": 0.175}
     assert found.loc[1].to_dict() == pytest.approx(expected, rel=1e-12)
-
-
-def test_sweep_figures_show_analyses_and_leave_out_runs_without_tables():
-    """Two methods with one run each; the second run has no tables, only a curve of the global
-    model."""
-    epochs = pd.DataFrame(
-        [(r, 0, e, 0.5, 0.1 * r + 0.1 * e, 0.3, 0.4) for r in (1, 2) for e in (0, 5)],
-        columns=EPOCH_COLUMNS.split(","),
-    )
-    columns = ("round", "client", "layer", "l1", "distribution_distance")
-    distances = pd.DataFrame(
-        [(r, k, "total", r + k, 0.5 * k) for r in (1, 2) for k in (0, 1)], columns=columns
-    )
-    measured = SimpleNamespace(
-        analyses={"local_epochs.csv": epochs, "weight_divergence.csv": distances},
-        record=history_of_one_round(),
-        has=lambda column: True,
-    )
-    other = SimpleNamespace(analyses={}, record=None, has=lambda column: False)
-    curve = np.array([0, 1]), np.array([[0.1, 0.6]])
-    methods = [
-        SimpleNamespace(label=label, files=[file], curve=lambda column: curve, number=number)
-        for number, (label, file) in enumerate((("one", measured), ("two", other)))
-    ]
-    setting = SimpleNamespace(title="a setting", methods=methods)
-    drawn = {name: draw(setting) for name, draw in draw_measured.pictures(setting)}
-    assert list(drawn) == ["local_epochs", "local_training", "weight_divergence", "in_out_local"]
-    inside = drawn["local_epochs"].axes[0].containers[0].lines[0]
-    # of round 2, the last one
-    np.testing.assert_allclose(inside.get_xydata(), [[0, 0.2], [5, 0.7]])
-    own = drawn["local_training"].axes[1].lines
-    np.testing.assert_allclose(own[0].get_xydata(), [[1, 0.6], [2, 0.7]])  # after training
-    assert [len(axes.lines) for axes in drawn["local_training"].axes] == [1, 1, 2]
-    _, weights, misfit = drawn["weight_divergence"].axes
-    assert weights.lines[0].get_xydata().tolist() == [[1, 1.5], [2, 2.5]]
-    assert misfit.lines[0].get_ydata().tolist() == [0.25, 0.25]
-    with styled():
-        for figure in drawn.values():
-            figure.canvas.draw()
 
 
 def test_class_reduction_figure_shows_the_forgetting_degree():

@@ -9,7 +9,7 @@ import pytest
 import yaml
 from omegaconf import OmegaConf
 
-from fedexp.config.options import list_options
+from fedexp.config.options import MULTIPLE, list_options
 from fedexp.trackers import names
 from fedexp.training.rows import TAIL
 from toy_federation import CONF, CONFS
@@ -71,9 +71,9 @@ def rows(heading: str) -> dict[str, list[str]]:
 
 def test_table_of_groups_is_complete():
     table = rows("Groups")
-    assert set(table) == {f"`{path.name}`" for path in CONF.iterdir() if path.is_dir()} - {
-        f"`{name}`" for name in ("launcher", "sweep", "sweeper", "tuned")
-    }
+    assert set(table) == {
+        f"`{path.name}`" for conf in CONFS for path in conf.iterdir() if path.is_dir()
+    } - {f"`{name}`" for name in ("launcher", "sweep", "sweeper", "tuned")}
     for group, (options, *_) in table.items():
         if group not in ("`algorithm`", "`experiment`"):  # they have separate pages
             known = set(list_options(group.strip("`"), CONFS))
@@ -104,7 +104,7 @@ def test_table_of_keys_has_all_defaults():
     known = {
         f"{key}.{k}" if isinstance(v, dict) and v else key
         for key, v in OmegaConf.to_container(config).items()
-        if key not in ("defaults", "hydra", "resume", "seeds")
+        if key not in ("defaults", "hydra", "resume", "seeds", *MULTIPLE)
         for k in (v if isinstance(v, dict) and v else [""])
     }
     assert known <= said

@@ -20,6 +20,7 @@ from fedexp.data.changes import DataSchedule, NewShares
 from fedexp.engine.base import ScheduledData, Shared
 from fedexp.engine.network import LiveNetwork
 from fedexp.testing import set_up_client
+from fedexp_continual.data.streams import ClassStream
 from toy_federation import (
     LARGER,
     LOCAL,
@@ -475,7 +476,7 @@ def test_fedfomo_average_weights_sum_to_one_if_clients_change(change):
         partition=[], classes=[NewShares(round=3, shares={0: 0.3, 1: 0.5})], clients=[1, 2]
     )
     given = (
-        dict(scenario=replace(TWO_TASKS, replay=2), rounds=2)
+        dict(scenario=ClassStream(**vars(TWO_TASKS), replay=2), rounds=2)
         if change == "tasks"
         else dict(schedule=few, rounds=4)
     )

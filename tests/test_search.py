@@ -144,8 +144,8 @@ def test_patience_counts_rounds_since_the_best_round():
 def seen(*accuracy):
     """Return a state after these evaluated rounds."""
     rounds = [(0, 0.0), *enumerate(accuracy, 1)]
-    tested = {VALIDATION: SimpleNamespace(accuracy=rounds)}
-    return SimpleNamespace(accuracy=rounds, round=len(accuracy), tested=tested)
+    records = {VALIDATION: SimpleNamespace(curve=rounds)}
+    return SimpleNamespace(round=len(accuracy), records=records)
 
 
 def test_patience_ends_a_run_without_improvement():

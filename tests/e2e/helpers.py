@@ -10,6 +10,7 @@ import pandas as pd
 import torch
 from PIL import Image
 
+from fedexp.config.options import MULTIPLE
 from fedexp.rundir import files
 from fedexp.rundir.client_states import ClientStates
 
@@ -91,5 +92,6 @@ def add_class(folder: Path, group: str, module: str, code: str, more: str = "") 
     (folder / f"{module}.py").write_text(code)
     (folder / "own" / group).mkdir(parents=True)
     name = re.findall(r"class (\w+)", code)[-1]
-    option = f"# {name}.\n_target_: {module}.{name}\n{more}"
+    package = f"# @package {group}.{module}\n" if group in MULTIPLE else ""
+    option = f"{package}# {name}.\n_target_: {module}.{name}\n{more}"
     (folder / "own" / group / f"{module}.yaml").write_text(option)

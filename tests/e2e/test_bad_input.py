@@ -184,7 +184,7 @@ def test_user_option_with_a_name_of_fedexp_is_rejected(fedexp, tmp_path, argumen
 
 
 @pytest.mark.parametrize(
-    ("overrides", "word"),
+    ("overrides", "config", "word"),
     [
         (b"\xff", b"{}", "overrides.yaml: cannot be read"),
         (b"a: 1\n", b"{}", "overrides.yaml: is not a list of strings"),

@@ -13,7 +13,7 @@ from fedexp.analysis.varying import varying_options
 from fedexp.core.console import plural
 from fedexp.core.errors import ConfigError, nearest, require_choice
 from fedexp.core.storage import display_path
-from fedexp.metrics.record import CLASSES, EXAMPLES
+from fedexp.data.views import CLASSES, EXAMPLES
 from fedexp.rundir import files
 from fedexp.rundir.identity import flatten
 from fedexp.rundir.reader import RunDirectory, require_run

@@ -16,6 +16,12 @@ from typing import Any
 from fedexp.core.errors import require, require_choice
 
 PLAIN, AUGMENTED, VALIDATION = "plain", "augmented", "validation"
+# the tables of each view, in addition to its columns of rounds.csv and tasks.csv
+CLASSES = "class_accuracy.csv"
+LOCAL = "local_class_accuracy.csv"
+PERSONAL = "personal_class_accuracy.csv"
+EXAMPLES = "example_correct.csv"
+VIEW_TABLES = (CLASSES, LOCAL, PERSONAL, EXAMPLES)
 TEST_VIEWS = (PLAIN, AUGMENTED)
 VIEWS = (*TEST_VIEWS, VALIDATION)
 TEST, BOTH = "test", "both"

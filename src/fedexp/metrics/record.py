@@ -11,15 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from fedexp.data.views import CLASSES, EXAMPLES, LOCAL, PERSONAL
+
 if TYPE_CHECKING:
     import pandas as pd
 
-# the tables of one view, in addition to its columns of rounds.csv and tasks.csv
-CLASSES = "class_accuracy.csv"
-LOCAL = "local_class_accuracy.csv"
-PERSONAL = "personal_class_accuracy.csv"
-EXAMPLES = "example_correct.csv"
-TABLES = (CLASSES, LOCAL, PERSONAL, EXAMPLES)
 BEFORE = "distributed_accuracy"  # column of LOCAL: the accuracy of the model that clients receive
 Row = dict[str, Any]
 

@@ -8,8 +8,7 @@ from pathlib import Path
 from fedexp.core import storage, yaml_files
 from fedexp.core.errors import ConfigError
 from fedexp.core.storage import storing
-from fedexp.data.views import VIEWS, file_in_view
-from fedexp.metrics import record
+from fedexp.data.views import VIEW_TABLES, VIEWS, file_in_view
 
 ROUNDS, CLIENTS, TASKS = "rounds.csv", "clients.csv", "tasks.csv"
 CONFIG, SUMMARY, PARTITION = "config.yaml", "summary.json", "partition.npz"
@@ -22,7 +21,7 @@ ERROR, OVERRIDES = "error.txt", ".hydra/overrides.yaml"
 WEIGHT_DIVERGENCE, GRADIENT_DIVERSITY = "weight_divergence.csv", "gradient_diversity.csv"
 LOCAL_EPOCHS, CKA = "local_epochs.csv", "cka.csv"
 ANALYSES = (WEIGHT_DIVERGENCE, GRADIENT_DIVERSITY, LOCAL_EPOCHS, CKA)  # of the group `analysis`
-OF_VIEWS = tuple(file_in_view(name, view) for name in record.TABLES for view in VIEWS)
+OF_VIEWS = tuple(file_in_view(name, view) for name in VIEW_TABLES for view in VIEWS)
 TABLES = (ROUNDS, CLIENTS, TASKS, *OF_VIEWS, *ANALYSES)
 MULTIRUN = "multirun.yaml"  # in a sweep, the configuration that Hydra writes before the jobs start
 SWEEP = ("sweep.json", MULTIRUN)  # files that only the directory of a sweep has

@@ -21,14 +21,15 @@ from fedexp.core.errors import ConfigError
 from fedexp.core.npz import load_npz
 from fedexp.data.partitioned import Partition, find_changed_partitions, find_task_partitions
 from fedexp.data.views import (
+    CLASSES,
     PLAIN,
     VALIDATION,
+    VIEW_TABLES,
     VIEWS,
     configured_views,
     file_in_view,
     name_in_view,
 )
-from fedexp.metrics import record
 from fedexp.metrics.record import Record, by_round
 from fedexp.rundir import contents, files
 from fedexp.rundir.lock import is_occupied
@@ -94,7 +95,7 @@ class RunDirectory:
 
         Its columns are round, class and accuracy.
         """
-        return self.read_table(file_in_view(record.CLASSES, view))
+        return self.read_table(file_in_view(CLASSES, view))
 
     @cached_property
     def class_names(self) -> list[str]:
@@ -106,7 +107,7 @@ class RunDirectory:
         """The kinds of test images of the run, such as plain and augmented. Plain comes first."""
         asked = configured_views(self.config)
         return tuple(
-            view for view in VIEWS if view in asked or self.has(file_in_view(record.CLASSES, view))
+            view for view in VIEWS if view in asked or self.has(file_in_view(CLASSES, view))
         )
 
     def has(self, name: str) -> bool:
@@ -143,11 +144,11 @@ class RunDirectory:
         """
         if last is None:
             last = self.last_round
-        classes = self.directory / file_in_view(record.CLASSES, view)
+        classes = self.directory / file_in_view(CLASSES, view)
         if not classes.exists():
             raise ConfigError(f"{classes}: is missing")
         tables = {}
-        for name in record.TABLES:
+        for name in VIEW_TABLES:
             if (table := self.read_table(file_in_view(name, view))) is not None:
                 tables[name] = table if last is None else table[table["round"] <= last]
         column = name_in_view("test_accuracy", view)

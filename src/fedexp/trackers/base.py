@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from fedexp.core.errors import ConfigError
 from fedexp.core.limits import Checked
 from fedexp.core.packages import how_to_install
-from fedexp.data.views import PLAIN, VIEWS, file_in_view
-from fedexp.metrics.record import CLASSES
+from fedexp.data.views import CLASSES, PLAIN, VIEWS, file_in_view
 from fedexp.rundir import files
 from fedexp.rundir.identity import group_name, setting
 

@@ -8,8 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from fedexp.data.views import file_in_view
-from fedexp.metrics import record
+from fedexp.data.views import VIEW_TABLES, file_in_view
 from fedexp.rundir import checkpoint, csv_files, files, kept_models
 from fedexp.rundir.analyses import round_means
 from fedexp.trackers.base import RoundRecord, Tracker
@@ -41,7 +40,7 @@ class Recorder:
         """
         self.directory, self.simulation, self.trackers = directory, simulation, trackers
         self.views = simulation.runtime.views
-        names = [file_in_view(name, view) for name in record.TABLES for view in self.views]
+        names = [file_in_view(name, view) for name in VIEW_TABLES for view in self.views]
         names += [files.ROUNDS, files.CLIENTS, files.TASKS]
         names += [part.file for part in simulation.analysis.parts]
         self.files = csv_files.RunFiles(directory, names, lengths)
