@@ -2,6 +2,7 @@
 extraction, no eval."""
 
 import ast
+import json
 import os
 import shutil
 import sys
@@ -146,6 +147,9 @@ def resumed(config: dict[str, Any], here: Path, shelf: Path, *arguments: str) ->
     """Resume a run directory from another person, with this configuration."""
     theirs = Path(shutil.copytree(shelf, here / "theirs"))
     (theirs / "config.yaml").write_text(yaml.safe_dump(config))
+    origin = json.loads((theirs / "origin.json").read_text())
+    origin["values"]["algorithm._target_"] = config["algorithm"]["_target_"]
+    (theirs / "origin.json").write_text(json.dumps(origin))
     return main.main(["resume=theirs", *arguments])
 
 

@@ -80,7 +80,7 @@ def test_failed_extension_restores_complete_run(fedexp, tmp_path, odd):
 
 def test_killed_extension_can_be_resumed(fedexp, tmp_path, monkeypatch):
     """The directory is copied before each write, as a kill would leave it. Then `resume=` runs the
-    rounds in overrides.yaml."""
+    rounds in config.yaml."""
     fedexp.done(*RUN, "rounds=1", "hydra.run.dir=run")
     write, left = storage.write_atomically, []
 
@@ -94,7 +94,7 @@ def test_killed_extension_can_be_resumed(fedexp, tmp_path, monkeypatch):
         fedexp.done("resume=run", "rounds=2")
     assert len(left) == 3
     for path in left:
-        asked = "rounds=2" in yaml.safe_load((path / ".hydra/overrides.yaml").read_text())
+        asked = yaml.safe_load((path / "config.yaml").read_text())["rounds"] == 2
         fedexp.done(f"resume={path.name}")
         assert summary_of(path)["rounds"] == (2 if asked else 1)
         if asked:
