@@ -190,6 +190,15 @@ def test_model_example_trains(workplace: Path):
     assert "model.head=fd: must be the name of the last layer" in wrong.stderr
 
 
+def test_callback_example_keeps_the_best_models(workplace: Path):
+    done = follow(workplace, "callback", "rounds=4", "hydra.run.dir=best")
+    assert done.returncode == 0, done.stderr
+    accuracy = rounds(workplace / "best")["test_accuracy"]
+    wanted = sorted(accuracy.index, key=lambda number: (accuracy[number], number))[-2:]
+    kept = {int(path.stem) for path in (workplace / "best" / "best").iterdir()}
+    assert kept == set(wanted)
+
+
 def test_tracker_example_writes_its_file(workplace: Path):
     shared = [option for option in SMALL if not option.startswith("tracker")]
     command = ["--config-dir", "conf_mine", "tracker=[lines,wandb]", "tracker.wandb.mode=offline"]

@@ -71,7 +71,7 @@ def test_resumed_run_replaces_repeated_rounds_in_tensorboard(saved, tmp_path):
     tracker = TensorBoard(logdir=None).create()
     tracker.start(make_info(tmp_path))
     for number in range(4):
-        tracker.log_round(make_record(number))
+        tracker.after_round(make_record(number))
     tracker.abort()
     info = replace(make_info(tmp_path), first_round=saved, resumed=True)
     track(TensorBoard(logdir=None).create(), info, rounds=range(saved + 1, 4))
@@ -140,7 +140,7 @@ class RecordingTracker(Tracker):
     def start(self, info: RunInfo) -> None:
         self.calls.append("start")
 
-    def log_round(self, record: RoundRecord) -> None:
+    def after_round(self, record: RoundRecord) -> None:
         self.calls.append(f"round {record.round}")
 
     def finish(self, summary, figures, tables) -> None:
@@ -160,8 +160,8 @@ def test_group_calls_each_tracker(tmp_path):
 
 
 class FailingTracker(RecordingTracker):
-    def log_round(self, record: RoundRecord) -> None:
-        super().log_round(record)
+    def after_round(self, record: RoundRecord) -> None:
+        super().after_round(record)
         raise OSError("full")
 
 

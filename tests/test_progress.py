@@ -69,7 +69,7 @@ def plain_output(total: int, first: int = 0) -> list[str]:
     progress = Progress(console)
     progress.start(make_info(total, first))
     for number in range(first + 1 if first else 0, total + 1):
-        progress.log_round(make_record(number))
+        progress.after_round(make_record(number))
     progress.finish(SUMMARY, [], {})
     return console.file.getvalue().splitlines()
 
@@ -105,10 +105,10 @@ def test_time_left_uses_recent_rounds():
     progress = Progress(Console(file=io.StringIO()))
     progress.start(make_info(100))
     assert progress.seconds_left is None
-    progress.log_round(make_record(0, seconds=50.0))  # the initial model is not a round
+    progress.after_round(make_record(0, seconds=50.0))  # the initial model is not a round
     assert progress.seconds_left is None
     for number in range(1, 31):
-        progress.log_round(make_record(number, seconds=100.0 if number <= 10 else 3.0))
+        progress.after_round(make_record(number, seconds=100.0 if number <= 10 else 3.0))
     # only the last 20 rounds count
     assert progress.seconds_left == pytest.approx(70 * 3.0)
 
@@ -118,7 +118,7 @@ def test_line_of_a_round_that_was_not_evaluated_has_no_accuracy():
     progress = Progress(console)
     progress.start(make_info(3))
     for number, accuracy in ((0, 0.9), (1, 0.8), (2, 0.6), (3, None)):
-        progress.log_round(make_record(number, accuracy))
+        progress.after_round(make_record(number, accuracy))
     lines = console.file.getvalue().splitlines()
     assert "best" not in lines[0], "the initial model does not count as a result"
     assert "accuracy -  best 0.8000" in lines[-1]
@@ -129,7 +129,7 @@ def test_continual_learning_shows_average_accuracy():
     progress = Progress(console)
     progress.start(make_info(2))
     for number, average in ((0, None), (1, 0.31934), (2, None)):
-        progress.log_round(in_stream(make_record(number), average))
+        progress.after_round(in_stream(make_record(number), average))
     initial, learned, not_evaluated = console.file.getvalue().splitlines()
     assert initial.startswith("round 0/2  accuracy 0.5000  train loss")
     assert learned.startswith(
@@ -147,7 +147,7 @@ def test_live_display_fits_and_shows_the_status(width, status):
     progress = Progress(console)
     progress.start(make_info(200))
     for number in (0, 1, 113):
-        progress.log_round(make_record(number))
+        progress.after_round(make_record(number))
     progress.finish({"status": status}, [], {})
     output = console.file.getvalue()
     frame = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", output).replace("\r", "").splitlines()[-3:]
@@ -263,8 +263,12 @@ def test_line_shows_test_loss_before_the_first_training():
     console = Console(file=io.StringIO())
     progress = Progress(console)
     progress.start(make_info(1))
-    progress.log_round(RoundRecord(0, {"test_accuracy": 0.1, "train_loss": None, "test_loss": 2.3}))
-    progress.log_round(RoundRecord(1, {"test_accuracy": 0.2, "train_loss": 1.25, "test_loss": 2.2}))
+    progress.after_round(
+        RoundRecord(0, {"test_accuracy": 0.1, "train_loss": None, "test_loss": 2.3})
+    )
+    progress.after_round(
+        RoundRecord(1, {"test_accuracy": 0.2, "train_loss": 1.25, "test_loss": 2.2})
+    )
     initial, trained = console.file.getvalue().splitlines()
     assert initial.endswith("  test loss 2.3")
     assert trained.endswith("  train loss 1.25")

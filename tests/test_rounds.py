@@ -241,7 +241,7 @@ def test_no_checkpoint_before_initial_model_is_tested(tmp_path):
 def test_trackers_do_not_see_unused_test_set(tmp_path):
     simulation = make_simulation(validation=Validation(fraction=0.25, per_client=False), sizes=(9,))
     tracker = Tracker()
-    tracker.log_round = lambda record: setattr(tracker, "record", record)
+    tracker.after_round = lambda record: setattr(tracker, "record", record)
     recorder = Recorder(tmp_path, simulation, [tracker], None)
     record_initial(simulation, simulation.initial_state(), recorder)
     recorder.close()

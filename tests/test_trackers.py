@@ -63,7 +63,7 @@ def track(tracker: Tracker, info: RunInfo, rounds=range(4)) -> None:
 
     tracker.start(info)
     for number in rounds:
-        tracker.log_round(make_record(number))
+        tracker.after_round(make_record(number))
     picture = info.directory / "curves.png"
     Image.new("RGB", (20, 10), "red").save(picture)
     summary = {
@@ -160,7 +160,7 @@ def test_resumed_run_logs_the_rounds_that_wandb_lacks(
     past = [make_record(number) for number in range(3)]
     info = make_info(tmp_path, wandb_id="abc", first_round=2, resumed=True, past=lambda: past)
     tracker.start(info)
-    tracker.log_round(make_record(3))
+    tracker.after_round(make_record(3))
     tracker.abort()
     (run,) = fake_wandb.runs
     assert [row["round"] for row in run.rows()] == logged
@@ -249,7 +249,7 @@ def test_images_are_logged_every_n_rounds(tmp_path, fake_wandb, monkeypatch):
     tracker = guarded(log_images_every=2)
     tracker.start(make_info(tmp_path, total_rounds=6))
     for number in (0, 1, 3, 4, 6):
-        tracker.log_round(replace(make_record(min(number, 4)), round=number))
+        tracker.after_round(replace(make_record(min(number, 4)), round=number))
     rows = fake_wandb.runs[0].rows()
     assert [row["round"] for row in rows if "figures/map" in row] == [4]  # not the last
 
@@ -362,7 +362,7 @@ def test_tracker_none_does_nothing(tmp_path):
 def test_log_contains_no_paths_of_the_machine(tmp_path):
     tracker = guarded(mode="offline")
     tracker.start(make_info(tmp_path / "run"))
-    tracker.log_round(make_record(1))
+    tracker.after_round(make_record(1))
     tracker.finish({}, [], {})
     (folder,) = run_folders(tmp_path / "run")
     record = next(r["run"] for r in read_run(folder)[2] if r["type"] == "run")

@@ -248,6 +248,7 @@ def make_simulation(
         "analysis": [analysis] if analysis else [],
         "hardware": Hardware(**SIMULATED | {"engine": engine, "threads": threads}),
         "tracker": [],
+        "callback": [],
     }
     seeds = seeds or Seeds(partition=0, sampling=0, training=0)
     unlabelled = replace(SURROGATE, fraction=surrogate)

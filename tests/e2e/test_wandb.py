@@ -48,12 +48,12 @@ def test_killed_offline_run_loses_no_round(fedexp):
 import os, signal, sys
 from fedexp.cli.main import main
 from fedexp.trackers.wandb_tracker import WandbTracker
-log_round = WandbTracker.log_round
+after_round = WandbTracker.after_round
 def kill(self, record):
-    log_round(self, record)
+    after_round(self, record)
     if record.round == 3:
         os.kill(os.getpid(), signal.SIGKILL)
-WandbTracker.log_round = kill
+WandbTracker.after_round = kill
 main(sys.argv[1:])
 """
     command = [sys.executable, "-c", program, *SMALL, "hydra.run.dir=run", *OFFLINE, "rounds=5"]

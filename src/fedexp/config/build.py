@@ -36,7 +36,7 @@ from fedexp.figures.pictures import Pictures
 from fedexp.metrics.analysis import Analysis
 from fedexp.metrics.forgetting_metric import ForgettingMetric
 from fedexp.models import Model
-from fedexp.trackers.base import TrackerConfig
+from fedexp.trackers.base import CallbackConfig, TrackerConfig
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -68,6 +68,7 @@ class Built:
     analysis: list[Analysis]
     hardware: Hardware
     tracker: list[TrackerConfig]
+    callback: list[CallbackConfig]
     values: dict[str, Any]  # the resolved configuration
 
 

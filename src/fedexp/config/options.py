@@ -12,7 +12,7 @@ from fedexp.core.errors import ConfigError
 # Folders of conf/ that are not config groups with keys.
 PRESETS = ("experiment", "launcher", "sweep", "sweeper", "tuned")
 # groups of which a run may have several options, each under its own name, as in tracker.wandb
-MULTIPLE = ("tracker", "analysis", "forgetting_metric")
+MULTIPLE = ("tracker", "callback", "analysis", "forgetting_metric")
 FILE = "file://"  # begins the paths of directories in Hydra's search path
 ALIASES = {"dirichlet": "lda"}  # name of a partition in the literature -> option
 PACKAGE = re.compile(r"^# @package (\S+)", re.MULTILINE)
@@ -37,6 +37,7 @@ def list_groups(directories: list[Path]) -> list[str]:
         "analysis",
         "hardware",
         "tracker",
+        "callback",
     )
     return [name for name in order if name in names] + sorted(
         names - {*order, *PRESETS, "__pycache__", "hydra"}

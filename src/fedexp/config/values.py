@@ -30,7 +30,7 @@ from fedexp.data.partition import Partitioner
 from fedexp.figures.pictures import Pictures, as_node
 from fedexp.metrics.forgetting_metric import ForgettingMetric
 from fedexp.rundir.identity import flatten
-from fedexp.trackers.base import TrackerConfig
+from fedexp.trackers.base import CallbackConfig, TrackerConfig
 
 T = TypeVar("T")
 
@@ -59,6 +59,7 @@ FIRST_GROUPS: dict[str, Any] = {
     "partition": Partitioner,
     "forgetting_metric": list[ForgettingMetric],
     "tracker": list[TrackerConfig],
+    "callback": list[CallbackConfig],
 }
 LATER = (
     *("server", "surrogate", "dataset", "scenario", "model", "algorithm", "analysis", "hardware"),

@@ -22,6 +22,7 @@ FREE = (
     "resume",
     "accept_changed_data",
     "tracker",
+    "callback",
     "checkpoint_interval",
     "figures",
     "profile",  # in older configurations, like the other keys with this comment

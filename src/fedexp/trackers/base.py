@@ -1,4 +1,4 @@
-"""Define the interface of trackers, and `tracker=none`.
+"""Define the interface of callbacks and trackers.
 
 The files in the run directory are the authoritative record. A tracker only displays the results. If
 a tracker fails, one warning is logged and the run continues (see `TrackerGroup`).
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     import numpy as np
     import pandas as pd
 
+    from fedexp.core.tree import Params
     from fedexp.metrics.record import Record
     from fedexp.rundir.reader import RunDirectory
 
@@ -79,6 +80,8 @@ class RoundRecord:
     records: "Mapping[str, Record]" = field(default_factory=dict)
     # means of the analyses (group `analysis`) measured in this round
     analysed: Mapping[str, float] = field(default_factory=dict)
+    # `params` and `buffers` of the global model, which must not be changed; {} for a past round
+    model: "Mapping[str, Params]" = field(default_factory=dict)
 
     @property
     def tested(self) -> "dict[str, np.ndarray]":
@@ -122,28 +125,48 @@ def past_rounds(
         yield RoundRecord(number, values, past, analysed)  # type: ignore[arg-type]
 
 
-class Tracker:
-    """Interface of trackers. This base class does nothing."""
+class Callback:
+    """Observes a run. It may end the run early, but must not change models or data.
 
-    name: ClassVar[str] = "the tracker"  # used in messages
+    This base class does nothing. An error in a callback ends the run.
+    """
 
     def start(self, info: RunInfo) -> None:
-        """Record that the run starts or continues from a checkpoint."""
+        """Called when the run starts or continues from a checkpoint."""
 
-    def log_round(self, record: RoundRecord) -> None:
-        """Record a finished round, after its row has been written to the files."""
+    def after_round(self, record: RoundRecord) -> str | None:
+        """Called after the rows of a round have been written, also for round 0.
+
+        Return a reason to end the run after this round, or None to continue.
+        """
+
+    def after_task(self, record: RoundRecord) -> None:
+        """Called after the last round of each task, if the scenario has tasks."""
 
     def finish(
         self, summary: dict[str, Any], figures: Sequence[Path], tables: Mapping[str, "pd.DataFrame"]
     ) -> None:
-        """Record the results and close the tracker.
+        """Called when the run has ended.
 
         summary: the content of summary.json. figures: the paths of the figures. tables: a
         dict that maps names to final tables in long format.
         """
 
     def abort(self) -> None:
-        """Close the tracker after an error or an interrupt."""
+        """Called instead of `finish` after an error or an interrupt."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a resumed run needs: plain values and tensors, saved in checkpoints."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` returned. Called before `start` if the run is resumed."""
+
+
+class Tracker(Callback):
+    """A callback that only shows the results. If it fails, the run continues without it."""
+
+    name: ClassVar[str] = "the tracker"  # used in messages
 
     @property
     def run_id(self) -> str | None:
@@ -154,14 +177,22 @@ class Tracker:
         return None
 
 
-class TrackerConfig(Checked, ABC, prefix="tracker."):
-    """Base class for the options of the group `tracker`."""
+class CallbackConfig(Checked, ABC, prefix="callback."):
+    """Base class for the options of the group `callback`."""
 
     def check(self) -> None:
-        """Raise ConfigError if a package that the tracker needs is not installed.
+        """Raise ConfigError if a package that the callback needs is not installed.
 
         This method is called before any file is written.
         """
+
+    @abstractmethod
+    def create(self) -> Callback:
+        """Create a callback for one run."""
+
+
+class TrackerConfig(CallbackConfig, prefix="tracker."):
+    """Base class for the options of the group `tracker`."""
 
     @abstractmethod
     def create(self) -> Tracker:

@@ -82,7 +82,7 @@ class Progress(Tracker):
             )
             self._live.start()
 
-    def log_round(self, record: RoundRecord) -> None:
+    def after_round(self, record: RoundRecord) -> None:
         values = record.values
         self._round = record.round
         self._values |= {k: v for k, v in values.items() if v is not None}

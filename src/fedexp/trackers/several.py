@@ -31,8 +31,8 @@ class TrackerGroup(Tracker):
         self._open = list(self.trackers)
         self._call_each("start", lambda tracker: tracker.start(info))
 
-    def log_round(self, record: RoundRecord) -> None:
-        self._call_each("log a round", lambda tracker: tracker.log_round(record))
+    def after_round(self, record: RoundRecord) -> None:
+        self._call_each("log a round", lambda tracker: tracker.after_round(record))
 
     def finish(
         self, summary: dict[str, Any], figures: Sequence[Path], tables: "Mapping[str, pd.DataFrame]"

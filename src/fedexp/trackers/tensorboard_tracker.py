@@ -49,7 +49,7 @@ class TensorBoardTracker(Tracker):
             text = yaml_files.dump(info.config)
             self.writer.add_text("config", as_code(text), 0)
 
-    def log_round(self, record: RoundRecord) -> None:
+    def after_round(self, record: RoundRecord) -> None:
         self._last_round = record.round
         for name, value in metric_values(record, self.classes).items():
             self.writer.add_scalar(name, value, record.round)

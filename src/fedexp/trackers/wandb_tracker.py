@@ -114,9 +114,9 @@ class WandbTracker(Tracker):
         first = self._run.step
         for record in info.past():
             if record.round * STEPS >= first:
-                self.log_round(record)
+                self.after_round(record)
 
-    def log_round(self, record: RoundRecord) -> None:
+    def after_round(self, record: RoundRecord) -> None:
         self._last_round = record.round
         row = {"round": record.round, **metric_values(record, self.info.classes)}
         with self._hint_if_it_fails():

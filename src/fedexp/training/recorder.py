@@ -1,4 +1,4 @@
-"""Write the results of each round to tables and checkpoints, and pass them to the trackers."""
+"""Write the results of each round to tables and checkpoints, and pass them to the callbacks."""
 
 import logging
 import signal
@@ -11,7 +11,7 @@ from pathlib import Path
 from fedexp.data.views import VIEW_TABLES, file_in_view
 from fedexp.rundir import checkpoint, csv_files, files, kept_models
 from fedexp.rundir.analyses import round_means
-from fedexp.trackers.base import RoundRecord, Tracker
+from fedexp.trackers.base import Callback, RoundRecord
 from fedexp.training import rows
 from fedexp.training.simulation import Simulation
 from fedexp.training.state import RoundResult, Scores, State
@@ -31,14 +31,15 @@ class Recorder:
         self,
         directory: Path,
         simulation: Simulation,
-        trackers: Sequence[Tracker],
+        callbacks: Sequence[Callback],
         lengths: Mapping[str, int] | None,
     ):
         """Open the files.
 
         lengths: the lengths of the files as recorded in the checkpoint. None for a new run.
         """
-        self.directory, self.simulation, self.trackers = directory, simulation, trackers
+        self.directory, self.simulation, self.callbacks = directory, simulation, callbacks
+        self.stop_reason: str | None = None  # why a callback wants to end the run
         self.views = simulation.runtime.views
         names = [file_in_view(name, view) for name in VIEW_TABLES for view in self.views]
         names += [files.ROUNDS, files.CLIENTS, files.TASKS]
@@ -54,7 +55,7 @@ class Recorder:
         scores: Mapping[str, Scores],
         result: RoundResult | None = None,
     ) -> None:
-        """Write the results of a round to the files, and pass them to the trackers.
+        """Write the results of a round to the files, and pass them to the callbacks.
 
         state: the state of the run after the round.
         scores: the scores of the global model in each view. Empty if the round is not evaluated.
@@ -69,7 +70,7 @@ class Recorder:
                 analysed |= round_means(name, measured)
         self._append_tests(state)
         self.files.append(files.ROUNDS, [row])
-        self._track(state, row, analysed)
+        self._call_back(state, row, analysed)
         if result is not None:
             self.files.append(files.CLIENTS, rows.client_rows(self.simulation, state, result))
         self._keep_models(state, result)
@@ -84,15 +85,18 @@ class Recorder:
         if self.simulation.has_tasks and state.record.rounds[-1] == state.round:
             self.files.append(files.TASKS, rows.task_rows(self.simulation, state))
 
-    def _track(self, state: State, row: rows.Row, analysed: Mapping[str, float]) -> None:
+    def _call_back(self, state: State, row: rows.Row, analysed: Mapping[str, float]) -> None:
         record = RoundRecord(
             state.round,
             {name: rows.json_value(value) for name, value in row.items() if name != "round"},
             state.records,
             analysed,
+            {part: state.server[part] for part in ("params", "buffers")},
         )
-        for tracker in self.trackers:
-            tracker.log_round(record)
+        for callback in self.callbacks:
+            self.stop_reason = callback.after_round(record) or self.stop_reason
+            if self.simulation.has_tasks and state.round and self.simulation.ends_task(state.round):
+                callback.after_task(record)
 
     def _keep_models(self, state: State, result: RoundResult | None) -> None:
         """Save the models if `keep_models` or `keep_local_models` selects this round."""
@@ -120,8 +124,10 @@ class Recorder:
         start = time.perf_counter()
         # Read the tables first. If the directory was removed, this fails, so no file is created.
         lengths = self.files.lengths()
+        kept = {class_name(callback): callback.state_dict() for callback in self.callbacks}
         versions = state.clients.save(self.directory / files.CLIENT_STATES, state.round)
-        checkpoint.save(self.directory, state.to_tree(versions) | {"lengths": lengths})
+        saved = state.to_tree(versions) | {"lengths": lengths, "callbacks": kept}
+        checkpoint.save(self.directory, saved)
         state.clients.tidy()
         self._saved_at = time.perf_counter()
         self.saving_seconds = self._saved_at - start
@@ -135,6 +141,11 @@ class Recorder:
 
     def close(self) -> None:
         self.files.close()
+
+
+def class_name(callback: Callback) -> str:
+    """Return the full name of a callback's class, under which its state is saved."""
+    return f"{type(callback).__module__}.{type(callback).__qualname__}"
 
 
 @contextmanager

@@ -45,7 +45,7 @@ from fedexp.training.exchange import (
 from fedexp.training.recorder import Recorder, defer_signals
 from fedexp.training.simulation import Simulation
 from fedexp.training.state import RoundResult, State
-from fedexp.training.stopping import Stopping
+from fedexp.training.stopping import CALLBACK, Stopping
 
 log = logging.getLogger("fedexp")
 
@@ -76,7 +76,10 @@ def run_rounds(
             result = play_round(simulation, state)
             record_round(state, result, recorder)
             recent.append(time.perf_counter() - start)
-            if state.status == "running" and (why := stopping.reason(state, max(recent))):
+            why = stopping.reason(state, max(recent))
+            if not why and recorder.stop_reason is not None:
+                why = {"by": CALLBACK, "reason": recorder.stop_reason}
+            if state.status == "running" and why:
                 stop(state, recorder, why)
     except KeyboardInterrupt:
         recorder.save_checkpoint(state)

@@ -19,14 +19,14 @@ from fedexp.engine.network import default_torch
 from fedexp.rundir import checkpoint, files, origin
 from fedexp.rundir.identity import digest
 from fedexp.rundir.reader import RunDirectory
-from fedexp.trackers.base import RoundRecord, RunInfo, Tracker, final_tables, past_rounds
+from fedexp.trackers.base import Callback, RoundRecord, RunInfo, Tracker, final_tables, past_rounds
 from fedexp.trackers.progress import Progress, result_line, result_table
 from fedexp.trackers.several import TrackerGroup
 from fedexp.training.checks import check_used
 from fedexp.training.job import Job
 from fedexp.training.prepare import Prepared, prepare
 from fedexp.training.provenance import environment, peak_memory
-from fedexp.training.recorder import Recorder
+from fedexp.training.recorder import Recorder, class_name
 from fedexp.training.results import result_files, write_results
 from fedexp.training.resuming import (
     check_start,
@@ -57,7 +57,7 @@ def train_run(job: Job) -> dict[str, Any]:
     """
     job = with_original_paths(job)
     built = build(job.config)
-    for each in built.tracker:
+    for each in (*built.tracker, *built.callback):
         each.check()
     config = built.values | {"choices": dict(job.choices)}
     with ExitStack() as held:
@@ -94,9 +94,9 @@ def train_run(job: Job) -> dict[str, Any]:
         held.enter_context(run_log(run.directory, early))
         begin(run)
         info = run_info(run)
-        recorder, trackers = held.enter_context(recording(run, info))
+        recorder, callbacks = held.enter_context(recording(run, info))
         run_rounds(run.simulation, run.state, recorder)
-        return finish(run, trackers, info)
+        return finish(run, callbacks, info)
 
 
 def open_run(
@@ -115,22 +115,26 @@ def open_run(
 
 
 @contextmanager
-def recording(run: Run, info: RunInfo) -> Iterator[tuple[Recorder, list[Tracker]]]:
-    """Open the recorder and the trackers of a run while the block runs.
+def recording(run: Run, info: RunInfo) -> Iterator[tuple[Recorder, list[Callback]]]:
+    """Open the recorder and the callbacks of a run while the block runs.
 
-    The recorder, the trackers and the engine are closed even if the block raises an exception.
+    The recorder, the callbacks and the engine are closed even if the block raises an exception.
     """
     tracker: Tracker = TrackerGroup([each.create() for each in run.built.tracker])
-    trackers = [Progress(shares_terminal=not run.job.place.alone), tracker]
-    lengths = None if run.resumed_state is None else run.resumed_state["lengths"]
-    recorder = Recorder(run.directory, run.simulation, trackers, lengths)
+    own = [each.create() for each in run.built.callback]
+    callbacks: list[Callback] = [Progress(shares_terminal=not run.job.place.alone), tracker, *own]
+    saved = run.resumed_state or {"lengths": None, "callbacks": {}}
+    for each in callbacks:
+        if (name := class_name(each)) in saved["callbacks"]:
+            each.load_state_dict(saved["callbacks"][name])
+    recorder = Recorder(run.directory, run.simulation, callbacks, saved["lengths"])
     try:
-        for each in trackers:
+        for each in callbacks:
             each.start(info)
         run.state.wandb_id = tracker.run_id
-        yield recorder, trackers
+        yield recorder, callbacks
     except BaseException:
-        for each in trackers:
+        for each in callbacks:
             each.abort()
         raise
     finally:
@@ -159,13 +163,13 @@ def past_records(run: Run, last: int) -> Iterator[RoundRecord]:
     return past_rounds(RunDirectory(run.directory), run.state.records, last)
 
 
-def finish(run: Run, trackers: list[Tracker], info: RunInfo) -> dict[str, Any]:
-    """Write and print the results of the run, pass them to the trackers, and return the summary."""
+def finish(run: Run, callbacks: list[Callback], info: RunInfo) -> dict[str, Any]:
+    """Write and print the results, pass them to the callbacks, and return the summary."""
     summary = summarise(run)
     if "hint" in summary:
         log.warning("algorithm=%s: %s", run.job.choices["algorithm"], summary["hint"])
     pictures = write_results(run.directory, summary, run.built.figures)
-    for each in trackers:
+    for each in callbacks:
         each.finish(summary, pictures, final_tables(run.directory))
     if run.job.place.alone:
         result_table(summary, result_files(run.directory, pictures))

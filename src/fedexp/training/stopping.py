@@ -1,7 +1,7 @@
 """Stop a run before its last round.
 
-A run stops early if its accuracy does not improve (`stop.patience`) or if its time is over
-(`stop.minutes`). The state and summary.json store the reason as
+A run stops early if its accuracy does not improve (`stop.patience`), if its time is over
+(`stop.minutes`), or if a callback asks for it. The state and summary.json store the reason as
 `stopped`. A stopped run counts as finished, but a command with different limits continues it.
 """
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from fedexp.training.simulation import Simulation
     from fedexp.training.state import State
 
-PATIENCE, MINUTES = "patience", "minutes"
+PATIENCE, MINUTES, CALLBACK = "patience", "minutes", "callback"
 
 
 def patience_view(stop: Stop) -> str:
@@ -86,5 +86,6 @@ def stop_reason(summary: Mapping[str, Any]) -> str:
     cause = {
         PATIENCE: f"stop.patience={why.get(PATIENCE)}",
         MINUTES: f"stop.minutes={why.get(MINUTES)}",
+        CALLBACK: f"a callback ({why.get('reason')})",
     }.get(str(why.get("by")), "its options")
     return f"stopped after round {summary.get('rounds')} by {cause}"

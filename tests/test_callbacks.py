@@ -1,0 +1,109 @@
+"""Callbacks of a run: when they are called, what they see, how they end and resume a run."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import fedexp
+from fedexp.core import storage
+from fedexp.rundir import checkpoint, files
+from fedexp.trackers.base import Callback
+from fedexp.training.recorder import Recorder, class_name
+from fedexp.training.rounds import run_rounds
+from quick_runs import SMALL
+from toy_federation import TWO_TASKS, make_simulation
+
+
+class Listening(Callback):
+    def __init__(self, ends_after=None):
+        self.calls, self.models, self.ends_after = [], [], ends_after
+
+    def after_round(self, record):
+        self.calls.append(("round", record.round, record.values["test_accuracy"]))
+        self.models.append({k: v.clone() for k, v in record.model["params"].items()})
+        return "enough" if record.round == self.ends_after else None
+
+    def after_task(self, record):
+        self.calls.append(("task", record.round))
+
+    def state_dict(self):
+        return {"count": len(self.calls)}
+
+
+def play(simulation, directory, callback):
+    recorder = Recorder(directory, simulation, [callback], None)
+    try:
+        return run_rounds(simulation, simulation.initial_state(), recorder)
+    finally:
+        recorder.close()
+
+
+def test_callback_sees_each_round_and_task_with_its_model(tmp_path):
+    callback = Listening()
+    state = play(make_simulation(scenario=TWO_TASKS), tmp_path, callback)
+    assert [call[:2] for call in callback.calls] == [
+        *(("round", number) for number in (0, 1, 2)),
+        ("task", 2),
+        *(("round", number) for number in (3, 4)),
+        ("task", 4),
+    ]
+    assert [call[2] for call in callback.calls if len(call) > 2] == state.record.accuracy
+    for name, value in state.server["params"].items():
+        assert torch.equal(callback.models[-1][name], value)
+    saved = storage.load_tree(tmp_path / files.CHECKPOINT)
+    assert saved["callbacks"] == {class_name(callback): {"count": 7}}
+
+
+def test_callback_ends_a_run_with_its_reason(tmp_path):
+    state = play(make_simulation(rounds=5), tmp_path, Listening(ends_after=2))
+    assert (state.round, state.status) == (2, "stopped")
+    assert state.stopped == {"by": "callback", "reason": "enough"}
+    assert checkpoint.load(tmp_path).state["status"] == "stopped"
+
+
+OWN = """
+from fedexp.trackers.base import Callback, CallbackConfig
+
+class Counter(Callback):
+    seen = 0
+
+    def after_round(self, record):
+        self.seen += 1
+        return "seen 3" if self.seen == 3 else None
+
+    def state_dict(self):
+        return {"seen": self.seen}
+
+    def load_state_dict(self, state):
+        self.seen = state["seen"]
+
+    def finish(self, summary, figures, tables):
+        print("seen", self.seen)
+
+class Counting(CallbackConfig):
+    def create(self):
+        return Counter()
+"""
+
+
+def test_own_callback_is_an_option_and_keeps_its_state(here: Path, monkeypatch, capsys):
+    monkeypatch.syspath_prepend(here)
+    (here / "counting.py").write_text(OWN)
+    (here / "conf_mine" / "callback").mkdir(parents=True)
+    option = "# @package callback.counting\n_target_: counting.Counting\n"
+    (here / "conf_mine" / "callback" / "counting.yaml").write_text(option)
+    options = [*SMALL, "callback=counting", "rounds=6"]
+    run = fedexp.run(options, directory=here / "run", config_dir=here / "conf_mine")
+    assert run.summary["stopped"] == {"by": "callback", "reason": "seen 3"}
+    assert run.summary["rounds"] == 2  # rounds 0, 1 and 2
+    assert "seen 3" in capsys.readouterr().out
+    again = fedexp.run([f"resume={run.directory}"], config_dir=here / "conf_mine")
+    assert again.summary["status"] == "completed"
+    assert "seen 7" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("value", ["[none,keep]", "null"])
+def test_none_is_not_combined(value):
+    with pytest.raises(fedexp.ConfigError, match="callback="):
+        fedexp.run([*SMALL, f"callback={value}"])
