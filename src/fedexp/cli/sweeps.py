@@ -94,7 +94,8 @@ class Multirun:
         """Run at most as many jobs at a time as there are, so that they use all cores."""
         at_once = self.config.hydra.launcher.get("n_jobs") or -1
         if at_once > jobs:
-            with read_write(self.config), open_dict(self.config):
+            # HydraConfig.set_config makes the node hydra read-only
+            with read_write(self.config.hydra), open_dict(self.config.hydra):
                 self.config.hydra.launcher.n_jobs = jobs
                 self.config.hydra.overrides.hydra.append(f"hydra.launcher.n_jobs={jobs}")
 
