@@ -2,7 +2,6 @@
 
 import logging
 import os
-from collections.abc import Collection
 from pathlib import Path
 
 from fedexp.core import storage
@@ -39,13 +38,11 @@ def job_directories(sweep: Path) -> list[Path]:
     return sorted(found)
 
 
-def own_jobs(sweep: Path, names: Collection[str] | None = None) -> list[RunDirectory]:
+def own_jobs(sweep: Path) -> list[RunDirectory]:
     """Return the jobs of a sweep as `find_jobs`, without runs that do not belong to it.
 
     These are runs that another sweep or no sweep made, and runs with the configuration of another
     one, such as a copy. The log names them.
-
-    names: the names of the jobs' directories, or None for all.
     """
     made_in = sweep_directory_name(sweep)
     runs: list[RunDirectory] = []
@@ -55,9 +52,7 @@ def own_jobs(sweep: Path, names: Collection[str] | None = None) -> list[RunDirec
         run = RunDirectory(path)
         is_foreign = made_in is not None and run.summary.get("sweep", made_in) != made_in
         identity = run.summary.get("identity") or path
-        if names is not None and path.name not in names:
-            left_out[path.name] = "is no job of this command"
-        elif is_foreign:
+        if is_foreign:
             left_out[path.name] = f"was not made by the sweep {made_in}"
         elif known.setdefault(identity, path.name) != path.name:
             left_out[path.name] = f"has the configuration of {known[identity]}"

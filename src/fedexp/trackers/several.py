@@ -44,7 +44,7 @@ class TrackerGroup(Tracker):
         self._call_each("finish", lambda tracker: tracker.abort())
         self._open = []
 
-    def _call_each(self, what: str, call: Callable[[Tracker], None]) -> None:
+    def _call_each(self, what: str, call: Callable[[Tracker], object]) -> None:
         for tracker in tuple(self._open):
             try:
                 call(tracker)
