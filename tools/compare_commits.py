@@ -72,7 +72,7 @@ RUNS: dict[str, list[list[str]]] = {
     ],
     "resume": [
         [*DIGITS, "algorithm=feddyn", STOPPED],
-        ["tracker=none", "resume=DIRECTORY", "stop.minutes=null"],
+        ["resume=DIRECTORY", "stop.minutes=null"],
     ],
     "texts": [
         [*SEQUENTIAL, *TEXTS, *TASKS, *SURROGATE, "algorithm=cfed", "surrogate.dataset=weibo"]
