@@ -130,7 +130,7 @@ def test_removed_job_directory_fails_the_sweep(sweep, tmp_path):
     removed = removal.result()
     assert answer.code == 1, answer.err
     assert "Traceback" not in answer.err
-    assert f"{removed.name}: " in answer.err
+    assert removed.name in answer.err
     assert "removed" in answer.err
     (left,) = tmp_path.glob("sweeps/joblib/digits_*/summary.json")
     assert json.loads(left.read_text())["status"] == "completed"
