@@ -24,7 +24,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.graph import increment_version
 from torch.optim.adam import adam
 from torch.optim.adamw import adamw
 from torch.optim.sgd import sgd
@@ -193,10 +192,6 @@ def step_in_place(
         pairs = [(params[k], moved[k]) for k in params]
         pairs += [(memory[name][k], changed[name][k]) for name in memory for k in params]
         copy_each([old for old, _ in pairs], [new for _, new in pairs])
-    # Other code detects changes by the tensors' version counters, which fused kernels do not
-    # increase.
-    for value in values:
-        increment_version(value)
 
 
 def _count(number: int | Tensor, value: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ ToTensor and Normalize, and then Cutout (DeVries and Taylor, arXiv 1708.04552).
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 import numpy as np
 import torch
@@ -27,8 +27,6 @@ Pixels = Annotated[int, Limit("at least 0 and at most 4096 pixels", lambda v: 0 
 
 class Transform(Checked, ABC, prefix="dataset.augmentation."):
     """Base class of random changes of training images (see fedexp.data.types.Draws)."""
-
-    changes_inputs: ClassVar[bool] = True
 
     @property
     @abstractmethod

@@ -44,7 +44,6 @@ class DropoutKeys:
     client, but not on the order in which the clients are trained.
     """
 
-    changes_inputs: ClassVar[bool] = False
     active: ClassVar[bool] = True
 
     def draw(self, rng: np.random.Generator, n: int, *_: object) -> np.ndarray:

@@ -41,8 +41,6 @@ class Draws(Protocol):
     A new row of numbers is drawn each time an example is used.
     """
 
-    changes_inputs: ClassVar[bool]  # whether the numbers change the inputs, even in eval mode
-
     @property
     def active(self) -> bool:
         """Return whether any random numbers are drawn."""

@@ -16,7 +16,6 @@ from fedexp.core.memory import free_memory, size_of
 from fedexp.core.private.torch_internals import outside_transforms, without_compiler
 from fedexp.core.tree import Params
 from fedexp.engine.batch_norm import has_batch_norm, has_running_statistics, ignore_padding
-from fedexp.engine.teachers import OutputCache
 from fedexp.models import Output
 
 HEAD = "classifier."  # prefix of the names of the head's parameters
@@ -217,7 +216,6 @@ class LiveNetwork(FunctionalNetwork):
         self._own: Params = trainable(self.module)
         self.params: Params = self._own
         self._moving: Params | None = None
-        self.cache: OutputCache | None = None  # set only while a client trains
 
     def __call__(self, params: Params, x: Tensor, mask: Tensor | None = None) -> Output:
         if params is self.params:
@@ -227,9 +225,7 @@ class LiveNetwork(FunctionalNetwork):
             return self._forward(
                 lambda: functional_call(self.module, weights, (x,)), weights, x, mask
             )
-        if self.cache is None or mask is not None:
-            return self.frozen(params, x, mask)
-        return self.cache.output(params, x, lambda: self.frozen(params, x))
+        return self.frozen(params, x, mask)
 
     def norm_inputs(self, params: Params, x: Tensor) -> tuple[Output, list[tuple[Tensor, ...]]]:
         return self.frozen.norm_inputs(params, x)

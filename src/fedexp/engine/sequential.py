@@ -4,7 +4,6 @@ The model is updated in place by torch's fused optimizer. Use this engine for de
 """
 
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -19,7 +18,6 @@ from fedexp.core.errors import ConfigError
 from fedexp.core.rng import torch_seed
 from fedexp.core.tree import Params, Tree
 from fedexp.engine.base import (
-    ClientRuntime,
     Cohort,
     Engine,
     Gather,
@@ -28,10 +26,8 @@ from fedexp.engine.base import (
     Trained,
     overrides_local_step,
 )
-from fedexp.engine.batch_norm import uses_batch_statistics
 from fedexp.engine.measures import ClientProbe
 from fedexp.engine.network import LiveNetwork, seeded_torch
-from fedexp.engine.teachers import OutputCache
 
 
 class ClientFailure(RuntimeError):
@@ -130,7 +126,7 @@ class ClientTraining:
         memory = optimizers.memory_of(params, ctx.local, self.kept)
         total = torch.zeros_like(ctx.steps)
         self.test_probe(0, params)
-        for batch in self.batches():
+        for batch in self.data.batches():
             if own:
                 params, memory, loss = algorithm.local_step(live, params, memory, batch, ctx)
             else:
@@ -154,17 +150,6 @@ class ClientTraining:
             grads = self.algorithm.transform_grads(grads, params, batch, ctx)
         optimizers.step_in_place(params, grads, memory, ctx.lr, ctx.local, batch.step)
         return loss
-
-    def batches(self) -> Iterator[Batch]:
-        """Yield the batches of local training, and cache the outputs of teachers for them."""
-        cache = self.live.cache = make_cache(self.runtime, self.data)
-        try:
-            for batch in self.data.batches():
-                if cache is not None:
-                    cache.set_batch(batch.x, batch.step)
-                yield batch
-        finally:
-            self.live.cache = None
 
     def test_probe(self, step: int, params: Params) -> None:
         """Test the model if a probe marks the current step.
@@ -197,16 +182,3 @@ class ClientTraining:
             correct[view] = tested.evaluate(trained, draws).class_correct[None]
         runtime.net.set_buffers(self.server["buffers"])
         return correct
-
-
-def make_cache(runtime: ClientRuntime, data: ScheduledData) -> OutputCache | None:
-    """Return a cache for the outputs of teachers on a client's examples, or None for no cache.
-
-    There is no cache if the outputs differ between epochs. There is no cache on a GPU either,
-    because looking up an output would wait for the device.
-    """
-    drawn = data.draws is not None and runtime.augmentation is not None
-    augmented = drawn and runtime.augmentation.changes_inputs  # type: ignore[union-attr]
-    if augmented or runtime.device.type != "cpu" or uses_batch_statistics(runtime.net.module):
-        return None
-    return OutputCache(data.index, sum(data.lengths))
