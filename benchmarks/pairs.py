@@ -3,7 +3,6 @@
 - views: test_views=[plain] and test_views=[plain,augmented]
 - fedreg: FedReg's two ascents one after the other, or in one batch that shares the first gradient;
   also the distance between the final models of the two variants
-- teacher: FedNTD without augmentation, with the teacher's outputs computed in every epoch or once
 - vit: ten clients of 16 images that train adapters of rank 8 in timm's ViT-Tiny for four epochs, on
   the sequential or the vectorised engine
 - head: training of this network's head, with features computed in every step, or once before the
@@ -29,9 +28,8 @@ from torch.nn import functional
 
 from benchmarks import w1
 from fedexp.algorithms.base import FedAvg
-from fedexp.algorithms.fedntd import FedNTD
 from fedexp.algorithms.fedreg import FedReg
-from fedexp.algorithms.interfaces import Batch, Context, Network
+from fedexp.algorithms.interfaces import Batch, Network
 from fedexp.config.build import build
 from fedexp.config.options import conf_directory
 from fedexp.core.tree import Params
@@ -77,19 +75,6 @@ class OneByOne(FedReg):
         return tuple(found)
 
 
-@dataclass(frozen=True, kw_only=True)
-class AskedAgain(FedNTD):
-    """FedNTD that computes the teacher's outputs in every epoch.
-
-    The engine recognises a batch by its tensor. A copy of the tensor is therefore a new batch.
-    """
-
-    def example_loss(
-        self, net: Network, params: Params, batch: Batch, ctx: Context
-    ) -> torch.Tensor:
-        return super().example_loss(net, params, batch._replace(x=batch.x.clone()), ctx)
-
-
 def simulation(*overrides: str) -> Simulation:
     with initialize_config_dir(str(conf_directory()), version_base="1.3"):
         return prepare(build(compose("config", overrides=[*HERE, *overrides]))).simulation
@@ -103,11 +88,6 @@ def views(data: Sequence[str]) -> dict[str, Simulation]:
 def fedreg(data: Sequence[str]) -> dict[str, Simulation]:
     ours = simulation(*data, "algorithm=fedreg")
     return {"one after the other": otherwise(ours, OneByOne), "in one batch": ours}
-
-
-def teacher(data: Sequence[str]) -> dict[str, Simulation]:
-    ours = simulation(*data, "algorithm=fedntd", "augment=false", "local.epochs=5")
-    return {"in every epoch": otherwise(ours, AskedAgain), "in the first alone": ours}
 
 
 def transformer(data: Sequence[str], *overrides: str) -> Simulation:
@@ -140,7 +120,6 @@ def otherwise(ours: Simulation, kind: type[FedAvg]) -> Simulation:
 PAIRS: dict[str, Callable[[Sequence[str]], dict[str, Simulation]]] = {
     "views": views,
     "fedreg": fedreg,
-    "teacher": teacher,
     "vit": vit,
     "head": head,
 }

@@ -9,9 +9,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fedexp.algorithms.base import FedAvg, masked_mean
+from fedexp.algorithms.base import FedAvg, masked_mean, overrides
 from fedexp.algorithms.ditto import Ditto
-from fedexp.algorithms.families import Personal, ServerTraining
 from fedexp.algorithms.fedala import FedALA
 from fedexp.algorithms.fedalign import FedAlign
 from fedexp.algorithms.fedavgm import FedAvgM
@@ -79,7 +78,7 @@ from toy_federation import (
 
 
 @dataclass(frozen=True, kw_only=True)
-class EveryHook(ServerTraining):
+class EveryHook(FedAvg):
     """An algorithm that uses every hook and has server and client states."""
 
     pull: float
@@ -368,7 +367,7 @@ def trajectory(simulation, rounds=3, personal=False) -> Iterator[torch.Tensor]:
     for _ in range(rounds):
         state.advance(play_round(simulation, state))
         models = [state.server["params"]]
-        if personal and isinstance(simulation.algorithm, Personal):
+        if personal:
             algorithm = simulation.algorithm
             kept = [
                 state.clients.get(c, simulation.first_client_state(algorithm, federation))
@@ -508,7 +507,7 @@ def test_hooks_do_not_modify_their_arguments(row, engine):
     server = simulation.algorithm.aggregate(state.server, trained.messages, about)
     server = server | {"buffers": state.server["buffers"]}
     kept = clone(server)
-    if isinstance(simulation.algorithm, ServerTraining):
+    if overrides(simulation.algorithm, "refine"):
         net = LiveNetwork(simulation.runtime.net)
         simulation.algorithm.refine(net, server, trained.messages, about)
     assert_equal(server, kept)

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # benchmarks/ is not part of the package
 
-from benchmarks import bare, costs, gpu, measure, pairs, scale, w1
+from benchmarks import bare, gpu, measure, pairs, scale, w1
 from benchmarks.measure import Contestant
 
 from fedexp.algorithms.base import FedAvg
@@ -265,25 +265,3 @@ def test_pairs_train_the_same_model(name, capsys):
     assert found.startswith(f"{name}: ")
     apart = float(found.partition("largest difference of a weight ")[2].split()[0])
     assert apart == 0 if name == "views" else apart < 1e-4
-
-
-@pytest.mark.parametrize(
-    ("overrides", "cost"),
-    [
-        (["algorithm=fedavg"], 1),
-        (["algorithm=fedntd"], 1.5),  # one teacher
-        (["algorithm=moon"], 2),  # two teachers
-        # ten anchors in each of 5 * 29 batches of an epoch
-        (["algorithm=fedka"], 1 + 10 * 145 / 1435),
-        # 100 // 10 + 1 batches of ten for each client, after two epochs
-        (["algorithm=fedcurv", "algorithm.samples=100"], 1 + 5 * 110 / 1435 / 2),
-        # one teacher; 258 digits per client, 143 on the server, one epoch and 5 + 1 teachers
-        (["algorithm=flashback", "public.fraction=0.1"], 1.5 + (1 + 0.5 * 6) * 143 / 1290 / 2),
-    ],
-)
-def test_expected_cost_counts_the_passes_of_a_round(overrides, cost):
-    """A teacher costs half a pass. Five clients with 287 digits, two epochs, batches of ten."""
-    federation = ("dataset=digits", "partition=iid", "num_clients=5", "participation=1.0")
-    local = ("local.epochs=2", "local.batch_size=10")
-    of = pairs.simulation(*federation, *local, *overrides)
-    assert costs.expected_cost(of, 0.5, 1) == pytest.approx(cost, abs=1e-12)

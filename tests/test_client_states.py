@@ -1,5 +1,6 @@
 """Client states in memory and in files; the traffic of algorithms."""
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -13,7 +14,6 @@ from fedexp.algorithms.fedpac import FedPAC
 from fedexp.algorithms.fedproto import FedProto
 from fedexp.algorithms.fedrep import FedRep
 from fedexp.algorithms.flashback import Flashback
-from fedexp.algorithms.interfaces import Needs
 from fedexp.algorithms.local_only import LocalOnly
 from fedexp.algorithms.scaffold import Scaffold
 from fedexp.core import tree
@@ -26,8 +26,10 @@ from fedexp.training.rounds import play_round
 from fedexp.training.state import State
 from method_rows import declared
 from test_algorithms import SHIPPED, record
+from test_golden import RUNS, golden
 from test_views import full_run
 from toy_federation import (
+    CONF,
     ENGINES,
     PLAIN,
     Normed,
@@ -164,6 +166,28 @@ def test_bytes_up_and_down_equal_hand_calculation(name):
     assert (result.bytes_up, result.bytes_down) == (8 * (up[0] + 2 * up[1]), 8 * 3 * down)
 
 
+# their golden runs have another model than FedAvg's, or fewer than the default number of models
+OTHERS = {"afcl", "fedfomo"}
+OTHERS |= {k for k, v in RUNS.items() if {"model=drawn_adapted", "model=drawn_transformer"} & {*v}}
+
+
+def test_table_of_traffic_equals_the_counted_bytes():
+    """In docs/algorithms/index.md: what each algorithm sends more than FedAvg, in models |w|."""
+    page = (CONF.parent / "docs" / "algorithms" / "index.md").read_text(encoding="utf-8")
+    page = page.replace(r"\|w\|", "w").replace(r"\|S\|", "S")
+    table = dict(re.findall(r"^\| `(\w+)` \|[^|]*\|[^|]*\| ([^|]*) \|", page, re.MULTILINE))
+    assert len(table.keys() - OTHERS) > 35
+    for name in table.keys() - OTHERS:
+        sizes, _, words = table[name].partition("; ")
+        if " / " not in sizes:
+            sizes, words = "- / -", sizes.strip("-")
+        for key, text in zip(("bytes_up", "bytes_down"), sizes.split(" / "), strict=True):
+            more = float({"-": "0", "w": "1"}.get(text, text.removesuffix(" w")))
+            sent, of_fedavg = (golden()[each]["rounds"][key][-1] for each in (name, "fedavg"))
+            assert sent / of_fedavg > 1 + more - (0.34 if words else 0.05), (name, key)
+            assert words or sent / of_fedavg < 1 + more + 0.05, (name, key)
+
+
 def test_missing_models_and_prototypes_are_not_counted_as_traffic():
     """In round 1, there are no models of other clients and no prototypes."""
     found = []
@@ -247,4 +271,3 @@ def test_fedavg_sends_one_model_each_way():
     result = play_round(simulation, simulation.initial_state())
     size = tree.num_bytes(simulation.initial) + tree.num_bytes(simulation.runtime.net.buffers())
     assert result.bytes_up == result.bytes_down == len(result.cohort.clients) * size
-    assert FedAvg().needs == Needs()

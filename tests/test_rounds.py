@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from fedexp.algorithms.base import FedAvg
-from fedexp.algorithms.families import MultiExchange, OwnTraining, ServerTraining
 from fedexp.algorithms.fedprox import FedProx
 from fedexp.data.held_out import Validation
 from fedexp.metrics.forgetting_metric import RoundDrop
@@ -85,7 +84,7 @@ def test_client_rows_have_roles():
 
 
 @dataclass(frozen=True, kw_only=True)
-class Twice(MultiExchange):
+class Twice(FedAvg):
     """FedAvg twice in a round; its clients count how often they have trained."""
 
     def exchanges(self, federation):
@@ -120,7 +119,7 @@ def test_second_exchange_continues_from_the_first():
 
 
 @dataclass(frozen=True, kw_only=True)
-class Doubled(OwnTraining):
+class Doubled(FedAvg):
     def local_lr(self, lr):
         return 2 * lr
 
@@ -144,7 +143,7 @@ def test_clients_with_non_finite_values_are_found():
 
 
 @dataclass(frozen=True, kw_only=True)
-class Looks(ServerTraining):
+class Looks(FedAvg):
     """Keeps the logits of the new model for an image of ones."""
 
     def refine(self, net, server, messages, round):

@@ -22,7 +22,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf, open_dict
 from torch import nn
 
-from fedexp.algorithms import families
+from fedexp.algorithms import mixins
 from fedexp.algorithms.base import FedAvg
 from fedexp.algorithms.fedntd import FedNTD
 from fedexp.algorithms.interfaces import Context, Federation, ServerRound, TaskStart
@@ -374,13 +374,11 @@ def conf_file(name: str) -> Path:
 
 # --- which rows of a family are for `make test`
 
-FAMILIES = [each for each in vars(families).values() if inspect.isclass(each)]
-FAMILIES = [each for each in FAMILIES if issubclass(each, FedAvg)]
-# Hook or declaration -> its defaults, in FedAvg and in the optional bases.
+# Hook or declaration -> its defaults, in FedAvg and in the mixins.
 DECLARED: dict[str, list[Any]] = {}
-for base in FAMILIES:
+for base in (FedAvg, mixins.OnePass, mixins.KeepsPart, mixins.KeepsModel):
     for name, value in vars(base).items():
-        if not name.startswith("_") and name != "needs":
+        if not name.startswith("_"):
             DECLARED.setdefault(name, [None]).append(value)
 KEPT = ("client_init", "server_init")
 DRAWN = ("host_plan", "personal_broadcast", "roles")

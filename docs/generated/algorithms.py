@@ -170,11 +170,11 @@ def algorithm_page(name: str) -> str:
 def companions(name: str) -> str:
     """Return the options that a method needs in addition to its name."""
     made, given = algorithm(name), ""
-    if made.needs.surrogate or "none" not in made.scenarios or made.paradigm == "centralized":
+    if made.needs_surrogate or "none" not in made.scenarios or made.paradigm == "centralized":
         given += " scenario=class_incremental partition=equal_shards"
-    if made.needs.public:
+    if made.needs_public:
         given += " public.fraction=0.025"
-    return given + (" surrogate.fraction=0.2" if made.needs.surrogate else "")
+    return given + (" surrogate.fraction=0.2" if made.needs_surrogate else "")
 
 
 def algorithm_index() -> str:

@@ -15,7 +15,6 @@ from typing import Any
 import torch
 
 from fedexp.algorithms.base import FedAvg
-from fedexp.algorithms.families import OwnStart
 from fedexp.algorithms.interfaces import Batch, Context, Network
 from fedexp.cli.composition import composed, without_hydra
 from fedexp.config.build import build
@@ -193,10 +192,8 @@ def gradient_of(simulation: Simulation, function: Loss) -> Params:
     client = set_up_client(simulation, play(simulation, 2))
     ctx, batch = client.ctx, next(client.data.batches())
     generator = torch.Generator().manual_seed(3)
-    params, start = {}, ctx.server["params"]
-    if isinstance(client.algorithm, OwnStart):
-        start = client.algorithm.initial_params(net, client.data, ctx)
-    for name, value in start.items():
+    params = {}
+    for name, value in client.algorithm.initial_params(net, client.data, ctx).items():
         if name not in ctx.server["buffers"]:
             noise = torch.randn(value.shape, generator=generator, dtype=value.dtype)
             params[name] = (value + 0.05 * noise).requires_grad_()

@@ -15,7 +15,7 @@ from fedexp_continual.algorithms.lorm import LoRM
 from fedexp_continual.algorithms.mfcl import MFCL
 from fedexp_continual.algorithms.pilora import PILoRA
 from fedexp_continual.algorithms.regmean import RegMean
-from fedexp_continual.algorithms.target import TARGET, DataFree
+from fedexp_continual.algorithms.target import TARGET
 from fedexp_continual.data.streams import ClassStream
 from method_rows import Row, TaskRow
 from toy_federation import TWO_TASKS
@@ -116,7 +116,7 @@ OF_MODELS = [*ADAPTED, *PROMPTED]
 STREAM = ClassStream(**{f.name: getattr(TWO_TASKS, f.name) for f in fields(TWO_TASKS)})
 
 
-# --- what test_client_states.py and test_algorithm_costs.py expect
+# --- what test_client_states.py expects
 
 CALIBRATION = CCVR(samples=2, epochs_on_server=1, batch_size=4, lr=0.1, covariance="full")
 NUMBERS = [
@@ -127,13 +127,3 @@ NUMBERS = [
     # with the model, for each of four classes a count, 8 means and 8 x 8 covariances; two models
     ("CCVR", (CALIBRATION, (582, 582), 580)),
 ]
-SQUARES = [AFCL, RegMean, CCVR]
-
-
-def count_images(algorithm, epochs):
-    """A batch of images in each step: a gradient, and the answer of a teacher."""
-    images = 3 * epochs * algorithm.batch_size
-    return images, 2 * images
-
-
-ADDITIONAL = [(DataFree, count_images)]

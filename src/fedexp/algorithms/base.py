@@ -7,17 +7,17 @@ examples n_k (FedNTD Eq. 2). With `weighting=uniform`, they are 1/|S_t|, as in F
 
 The client-side hooks, from `client_setup` to `finish`, are pure and safe under torch.func.vmap: no
 `.item()`, no `if tensor`, no indexing by boolean masks, and no in-place writes to the trees that
-they receive. Their arguments are described in interfaces.py. An algorithm that needs further hooks
-inherits from one of the optional bases in families.py.
+they receive. Their arguments are described in interfaces.py. mixins.py has bases for algorithms
+whose clients keep a part of the model or do not train.
 """
 
-from collections.abc import Iterator
-from typing import Any, ClassVar
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedexp.algorithms import optimizers
 from fedexp.algorithms.interfaces import (
@@ -25,12 +25,12 @@ from fedexp.algorithms.interfaces import (
     ClientData,
     Context,
     Federation,
-    Needs,
     Network,
+    ServerNetwork,
     ServerRound,
     TaskStart,
 )
-from fedexp.algorithms.local_training import OPTIMIZERS
+from fedexp.algorithms.local_training import OPTIMIZERS, LocalTraining
 from fedexp.core import tree
 from fedexp.core.errors import ConfigError
 from fedexp.core.limits import Checked
@@ -89,7 +89,7 @@ def first_pass(data: ClientData, ctx: Context, epochs: int) -> Iterator[tuple[Ba
 def fresh_pass(data: ClientData, ctx: Context) -> Iterator[tuple[Batch, Tensor]]:
     """Yield the batches of an extra pass over a client's data, each with its mask [B].
 
-    `OwnTraining.extra_batches` sets the number of batches. The examples are shuffled and augmented
+    `FedAvg.extra_batches` sets the number of batches. The examples are shuffled and augmented
     again.
     """
     index, masks, draws = (ctx.plan.get(f"after_{name}") for name in ("index", "mask", "draws"))
@@ -107,29 +107,6 @@ def padded_numbers(numbers: np.ndarray, size: int) -> Tree:
     padded, mask = np.full(size, numbers[0]), np.zeros(size)
     padded[: len(numbers)], mask[: len(numbers)] = numbers, 1
     return {"numbers": padded, "mask": mask}
-
-
-# Maps each optional hook to the base class that declares it. Without this base class, the hook
-# would never be called.
-OPTIONAL = {
-    "adapt": "OwnModel",
-    "fitted": "OwnModel",
-    "initial_params": "OwnStart",
-    "training_part": "OwnTraining",
-    "epochs": "OwnTraining",
-    "local_lr": "OwnTraining",
-    "extra_batches": "OwnTraining",
-    "prepare": "Prepared",
-    "refine": "ServerTraining",
-    "personal_model": "Personal",
-    "personal_broadcast": "Personal",
-    "counted": "Personal",
-    "keeps": "KeepsPart",
-    "exchanges": "MultiExchange",
-    "closing_exchanges": "MultiExchange",
-    "roles": "MultiExchange",
-    "heads": "TaskHeads",
-}
 
 
 class FedAvg(Checked, prefix="algorithm."):
@@ -155,6 +132,9 @@ class FedAvg(Checked, prefix="algorithm."):
     hint: ClassVar[str] = ""
     # names of parameters that cannot be frozen, because the algorithm trains them separately
     must_train: ClassVar[tuple[str, ...]] = ()
+    # smallest number of public examples that the server needs; 0: none
+    needs_public: ClassVar[int] = 0
+    needs_surrogate: ClassVar[bool] = False  # whether the algorithm needs unlabelled examples
     # whether the algorithm uses the model's features in addition to the logits
     needs_features: ClassVar[bool] = False
     # whether the algorithm needs the model's last layer; `must_train` implies this too
@@ -164,6 +144,9 @@ class FedAvg(Checked, prefix="algorithm."):
     # whether clients keep running statistics; if so, `client_init` receives their initial values
     # too
     keeps_buffers: ClassVar[bool] = False
+    # whether the algorithm has no global model; the clients' models are then tested instead, and
+    # the results are means over all clients
+    tests_clients: ClassVar[bool] = False
     # whether training examples are augmented, if the data set defines an augmentation
     augments: ClassVar[bool] = True
     # entries of the server's state that are sent to every client of the cohort, if they exist
@@ -172,19 +155,41 @@ class FedAvg(Checked, prefix="algorithm."):
     paradigm: str = "federated"  # or "centralized": one client holds all training data
 
     def __init_subclass__(cls, **options: Any) -> None:
-        """Raise ConfigError if a subclass defines an optional hook without its base class."""
+        """Raise ConfigError if a subclass defines `keeps` without the base class that calls it."""
         super().__init_subclass__(**options)
-        bases = {base.__name__ for base in cls.__mro__}
-        for name, base in OPTIONAL.items():
-            if name in vars(cls) and base not in bases:
-                raise ConfigError(
-                    f"algorithm: {cls.__name__} defines {name}, a hook of {base}; it must inherit"
-                    f" from fedexp.algorithms.families.{base}"
-                )
+        if "keeps" in vars(cls) and not hasattr(cls, "kept_part"):
+            raise ConfigError(
+                f"algorithm: {cls.__name__} defines keeps, a hook of KeepsPart; it must inherit"
+                " from fedexp.algorithms.mixins.KeepsPart"
+            )
+        several = {"exchanges", "closing_exchanges", "roles"} & vars(cls).keys()
+        if several and not cls.fresh_optimizer:
+            cls.fresh_optimizer = "its clients train for several purposes"
 
-    @property
-    def needs(self) -> Needs:
-        return Needs()
+    # --- the model
+
+    def adapt(self, module: nn.Module, federation: Federation) -> nn.Module:
+        """Return the model in the form that this algorithm trains and tests.
+
+        PyTorch's random number generator is seeded before the call.
+        """
+        return module
+
+    def fitted(self, module: nn.Module) -> Self:
+        """Return a copy of the algorithm that stores properties of the model, such as layer names.
+
+        Raises ConfigError if the algorithm is not defined for this model.
+        """
+        return self
+
+    def heads(self, tasks: Sequence[Sequence[int]]) -> np.ndarray | None:
+        """Return, for each task and class, the index of the output that predicts it, int [T, C].
+
+        When a task is tested, only these outputs are used. An index of -1 excludes the class from
+        the predictions for this task. If the result is None, output c predicts class c in every
+        task. tasks: the classes of each task.
+        """
+        return None
 
     # --- state and messages
 
@@ -207,7 +212,74 @@ class FedAvg(Checked, prefix="algorithm."):
         """Return what the server sends to every client of the cohort."""
         return {name: server[name] for name in self.sends if name in server}
 
+    def personal_broadcast(
+        self, server: Tree, client: int, kept: Mapping[int, Tree], rng: np.random.Generator
+    ) -> Tree:
+        """Return what the server sends only to this client.
+
+        kept: the states of all clients that have taken part so far. The server may use only what
+        clients have sent to it.
+        """
+        return {}
+
+    def counted(self, sent: Tree, up: bool) -> Tree:
+        """Return the part of the transmitted tree that counts as traffic.
+
+        The rest is not sent in the published method, but only in fedexp, for example to build a
+        generic model for testing.
+
+        sent: if `up` is true, the messages of a cohort, with leaves of shape [|S|, ...]; otherwise
+        the broadcast, with the client's personal broadcast under "personal". Both include
+        "buffers".
+        """
+        return sent
+
+    # --- the exchanges of a round
+
+    def exchanges(self, federation: Federation) -> "Sequence[FedAvg]":
+        """Return the exchanges of a round in the order in which they take place.
+
+        In each exchange, the server sends a broadcast, the same cohort trains, and the server
+        aggregates the messages.
+        """
+        return (self,)
+
+    def closing_exchanges(self, federation: Federation) -> "Sequence[FedAvg]":
+        """Return additional exchanges, in which all clients take part at the end of a task.
+
+        They are not run after the last task.
+        """
+        return ()
+
+    def roles(
+        self, federation: Federation, clients: Sequence[int], rng: np.random.Generator
+    ) -> "Sequence[FedAvg]":
+        """Return one algorithm for each client of the cohort. It provides the client-side hooks."""
+        return [self] * len(clients)
+
     # --- host side, before training
+
+    def training_part(
+        self, federation: Federation, client: int
+    ) -> np.ndarray | tuple[np.ndarray, ...]:
+        """Return the indices of the examples that this client trains on.
+
+        If the result is a tuple of several arrays, each batch contains examples from only one of
+        them.
+        """
+        return federation.parts[client]
+
+    def epochs(self, local: LocalTraining) -> int:
+        """Return the number of passes over the local data per round."""
+        return local.epochs
+
+    def local_lr(self, lr: float) -> float:
+        """Return the learning rate of local training, given the round's learning rate."""
+        return lr
+
+    def extra_batches(self, federation: Federation, local: LocalTraining) -> int:
+        """Return the maximum number of batches of the extra pass that `fresh_pass` yields."""
+        return 0
 
     def host_plan(self, federation: Federation, client: int, rng: np.random.Generator) -> Tree:
         """Return numpy arrays that a client needs in this round, such as indices of extra examples.
@@ -221,6 +293,23 @@ class FedAvg(Checked, prefix="algorithm."):
     def client_setup(self, net: Network, data: ClientData, ctx: Context) -> Tree:
         """Return values that stay constant while a client trains, such as a teacher's outputs."""
         return {}
+
+    def prepare(self, net: Network, batch: Batch, mask: Tensor, ctx: Context) -> Tree:
+        """Return the result of `client_setup` for one batch of the first pass over the data.
+
+        An algorithm that has this hook returns the stacked results of all batches of the first
+        pass in `client_setup`. Engines may then compute the results batch by batch, and skip the
+        padding of clients that have fewer batches.
+        """
+        return {}
+
+    def initial_params(self, net: Network, data: ClientData, ctx: Context) -> Params:
+        """Return the parameters from which local training starts.
+
+        If they include running statistics, these replace the global model's.
+        """
+        params: Params = ctx.server["params"]
+        return params
 
     def example_loss(self, net: Network, params: Params, batch: Batch, ctx: Context) -> Tensor:
         """Return the loss of each example, [B]; padding is excluded later, in `objective`."""
@@ -280,3 +369,28 @@ class FedAvg(Checked, prefix="algorithm."):
         messages: a tree whose leaves have shape [|S|, ...], in the order of the cohort.
         """
         return server | {"params": tree.weighted_mean(messages["params"], round.weights)}
+
+    def refine(self, net: ServerNetwork, server: Tree, messages: Tree, round: ServerRound) -> Tree:
+        """Train the aggregated model further, and return the server's new state.
+
+        server: the state after aggregation, with averaged "buffers".
+        """
+        return server
+
+    # --- the tests
+
+    def personal_model(
+        self, server: Tree, client: int, state: Tree, federation: Federation
+    ) -> Params:
+        """Return the client's personal model, which the personalised test evaluates.
+
+        If the model includes running statistics, these replace the global model's. state: the
+        client's state, or the result of `client_init` if the client has not taken part yet.
+        """
+        params: Params = server["params"]
+        return params
+
+
+def overrides(algorithm: FedAvg, hook: str) -> bool:
+    """Return whether an algorithm has its own version of a hook."""
+    return getattr(type(algorithm), hook) is not getattr(FedAvg, hook)

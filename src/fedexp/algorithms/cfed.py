@@ -47,12 +47,10 @@ from torch import Tensor
 from fedexp.algorithms import distillation, optimizers
 from fedexp.algorithms.base import FedAvg, cross_entropies
 from fedexp.algorithms.continual import Remembering, distillation_loss
-from fedexp.algorithms.families import MultiExchange, OwnTraining, ServerTraining
 from fedexp.algorithms.interfaces import (
     Batch,
     Context,
     Federation,
-    Needs,
     Network,
     ServerNetwork,
     ServerRound,
@@ -61,25 +59,15 @@ from fedexp.core.limits import Count, NonNegative, Positive, Share
 from fedexp.core.tree import Params, Tree
 
 
-class CFeD(Remembering, MultiExchange, ServerTraining):
+class CFeD(Remembering):
+    needs_surrogate = True
+
     lambda_d: NonNegative  # weight of the reviewers' loss
     temperature: Positive  # temperature T of teacher and student
     # fraction of the sampled clients that review, from the second task on (the paper's alpha)
     review_fraction: Share
     server_distillation: bool
     server_batch_size: Count
-
-    @property
-    def needs(self) -> Needs:
-        holders = "clients and server" if self.server_distillation else "clients"
-        return Needs(
-            server_state="model of the previous task",
-            down=1,
-            data=f"surrogate, unlabelled ({holders})",
-            surrogate=True,
-            work="reviewers train on surrogate examples with a teacher",
-            server_work="training on surrogate examples with a teacher" * self.server_distillation,
-        )
 
     def roles(
         self, federation: Federation, clients: Sequence[int], rng: np.random.Generator
@@ -133,7 +121,7 @@ class Learner(FedAvg):
     """
 
 
-class Reviewer(OwnTraining):
+class Reviewer(FedAvg):
     """Client that distils the model of the previous task on its surrogate examples."""
 
     lambda_d: float

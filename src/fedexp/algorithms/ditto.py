@@ -25,14 +25,14 @@ from collections.abc import Sequence
 import torch
 
 from fedexp.algorithms.base import FedAvg
-from fedexp.algorithms.families import KeepsModel, MultiExchange
-from fedexp.algorithms.interfaces import Context, Federation, Needs, Network
+from fedexp.algorithms.interfaces import Context, Federation, Network
+from fedexp.algorithms.mixins import KeepsModel
 from fedexp.core import tree
 from fedexp.core.limits import NonNegative
 from fedexp.core.tree import Params
 
 
-class Ditto(KeepsModel, MultiExchange):
+class Ditto(KeepsModel):
     """First exchange of a round: clients train personal models. The second exchange is FedAvg.
 
     Only the FedAvg exchange sends the global model.
@@ -40,8 +40,6 @@ class Ditto(KeepsModel, MultiExchange):
 
     # weight of the proximal term; with 0, the personal models are independent of w
     lambda_: NonNegative
-
-    needs = Needs(client_state="personal model", gradients=2)
 
     def exchanges(self, federation: Federation) -> Sequence[FedAvg]:
         return self, FedAvg()

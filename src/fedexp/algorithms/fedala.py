@@ -28,9 +28,8 @@ from torch import Tensor
 from torch.func import grad_and_value
 
 from fedexp.algorithms import heads
-from fedexp.algorithms.base import cross_entropies, masked_mean, padded_numbers
-from fedexp.algorithms.families import Personal
-from fedexp.algorithms.interfaces import ClientData, Context, Federation, Needs, Network
+from fedexp.algorithms.base import FedAvg, cross_entropies, masked_mean, padded_numbers
+from fedexp.algorithms.interfaces import ClientData, Context, Federation, Network
 from fedexp.core import tree
 from fedexp.core.limits import Count, NonNegative, Positive, PositiveShare
 from fedexp.core.tree import Params, Tree
@@ -38,7 +37,7 @@ from fedexp.core.tree import Params, Tree
 LAST = 10  # number of losses whose standard deviation is checked
 
 
-class FedALA(Personal):
+class FedALA(FedAvg):
     must_train = heads.HEAD
     needs_features = True
 
@@ -46,11 +45,6 @@ class FedALA(Personal):
     part: PositiveShare  # fraction of the local data used for learning W
     threshold: NonNegative  # learning W stops if the last losses' standard deviation is smaller
     max_passes: Count
-
-    @property
-    def needs(self) -> Needs:
-        work = f"a forward pass over {self.part:g} of the data per round"
-        return Needs(client_state="local classifier, mixing weights W", work=work)
 
     def client_init(self, params: Params, federation: Federation) -> Tree:
         head = heads.head(params)

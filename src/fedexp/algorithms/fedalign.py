@@ -26,9 +26,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedexp.algorithms.base import cross_entropies, masked_mean
-from fedexp.algorithms.families import OwnModel
-from fedexp.algorithms.interfaces import Batch, Context, Federation, Needs, Network
+from fedexp.algorithms.base import FedAvg, cross_entropies, masked_mean
+from fedexp.algorithms.interfaces import Batch, Context, Federation, Network
 from fedexp.algorithms.optimizers import clipped
 from fedexp.core.errors import ConfigError
 from fedexp.core.limits import NonNegative, PositiveShare
@@ -57,7 +56,7 @@ def spectral_norm(first: Tensor, second: Tensor) -> Tensor:
     return norm[:, 0, 0].sqrt()
 
 
-class FedAlign(OwnModel):
+class FedAlign(FedAvg):
     inputs = ("images",)
     hint = f"FedAlign learns less if the last stage has no batch norm; use {NORMED}"
 
@@ -75,8 +74,6 @@ class FedAlign(OwnModel):
             log.warning("FedAlign learns less if the last stage has no batch norm; use %s", NORMED)
         module.keeps_maps = True
         return module
-
-    needs = Needs(work="a pass through the narrower last stage in each step")
 
     def objective(self, net: Network, params: Params, batch: Batch, ctx: Context) -> Tensor:
         output = net(params, batch.x)

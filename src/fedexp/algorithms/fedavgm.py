@@ -10,7 +10,7 @@ code multiplies the difference by (1 - beta). This is a different algorithm and 
 """
 
 from fedexp.algorithms.base import FedAvg
-from fedexp.algorithms.interfaces import Federation, Needs, ServerRound
+from fedexp.algorithms.interfaces import Federation, ServerRound
 from fedexp.core import tree
 from fedexp.core.limits import ShareBelow1
 from fedexp.core.tree import Params, Tree
@@ -20,8 +20,6 @@ class FedAvgM(FedAvg):
     own_step = "it is equivalent to algorithm=fedavg server.optimizer=sgd server.momentum=0.7"
 
     beta: ShareBelow1  # momentum; 0 is FedAvg
-
-    needs = Needs(server_state="momentum v")
 
     def server_init(self, params: Params, federation: Federation) -> Tree:
         return {"params": params, "v": tree.zeros_like(params)}

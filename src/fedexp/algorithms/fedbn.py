@@ -22,18 +22,15 @@ from typing import ClassVar, Self
 
 from torch import nn
 
-from fedexp.algorithms.families import KeepsPart, OwnModel
-from fedexp.algorithms.interfaces import Needs
+from fedexp.algorithms.mixins import KeepsPart
 from fedexp.core.errors import ConfigError
 
 
-class FedBN(KeepsPart, OwnModel):
+class FedBN(KeepsPart):
     keeps_buffers = True
 
     # names of the batch norm layers' parameters and statistics; set by `fitted`
     local: ClassVar[frozenset[str]] = frozenset()
-
-    needs = Needs(client_state="batch norm layers", unsent="batch norm layers")
 
     def fitted(self, module: nn.Module) -> Self:
         names = {

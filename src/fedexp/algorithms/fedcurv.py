@@ -27,14 +27,12 @@ from typing import Literal
 
 import torch
 
-from fedexp.algorithms.base import fresh_pass
-from fedexp.algorithms.families import OwnTraining
+from fedexp.algorithms.base import FedAvg, fresh_pass
 from fedexp.algorithms.fisher import squared_gradients
 from fedexp.algorithms.interfaces import (
     ClientData,
     Context,
     Federation,
-    Needs,
     Network,
     ServerRound,
 )
@@ -44,18 +42,13 @@ from fedexp.core.limits import CountFrom0, NonNegative
 from fedexp.core.tree import Params, Tree
 
 
-class FedCurv(OwnTraining):
+class FedCurv(FedAvg):
     sends = ("params", "u", "v")
 
     lambda_: NonNegative  # weight of the penalty; 0 is FedAvg
     # the pass for the Fisher information stops once it has used more than this number of examples
     samples: CountFrom0
     estimator: Literal["batch", "sample"]
-
-    @property
-    def needs(self) -> Needs:
-        work = f"gradients of up to {self.samples} examples per round"
-        return Needs("u_k, v_k", "sums of u and v", up=2, down=2, work=work)
 
     def server_init(self, params: Params, federation: Federation) -> Tree:
         return {"params": params, "u": tree.zeros_like(params), "v": tree.zeros_like(params)}

@@ -32,14 +32,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedexp.algorithms import distillation
-from fedexp.algorithms.families import ServerTraining
-from fedexp.algorithms.interfaces import Needs, PublicData, ServerNetwork, ServerRound
+from fedexp.algorithms.base import FedAvg
+from fedexp.algorithms.interfaces import PublicData, ServerNetwork, ServerRound
 from fedexp.algorithms.optimizers import clipped
 from fedexp.core.limits import Count, CountFrom0, NonNegative, OpenShare, Positive
 from fedexp.core.tree import Params, Tree
 
 
-class FedDF(ServerTraining):
+class FedDF(FedAvg):
     lr: Positive  # learning rate of Adam
     batch_size: Count
     clip: NonNegative  # maximum norm of the gradient; 0: no clipping
@@ -50,16 +50,8 @@ class FedDF(ServerTraining):
     validation: OpenShare  # fraction of the public set used for validation
 
     @property
-    def needs(self) -> Needs:
-        # one example for validation, the rest for training
-        least = 1 if self.epochs_on_server else 2
-        return Needs(
-            data="public, unlabelled (server)",
-            public=least,
-            server_teachers=(1, 0),
-            server_passes=self.epochs_on_server,
-            server_work="" if self.epochs_on_server else f"up to {self.steps} steps",
-        )
+    def needs_public(self) -> int:  # type: ignore[override]
+        return 1 if self.epochs_on_server else 2  # one for validation, the rest for training
 
     def refine(self, net: ServerNetwork, server: Tree, messages: Tree, round: ServerRound) -> Tree:
         public = round.public

@@ -42,12 +42,10 @@ from torch import Tensor
 
 from fedexp.algorithms.base import FedAvg, cross_entropies
 from fedexp.algorithms.continual import Remembering, class_masks
-from fedexp.algorithms.families import MultiExchange, OwnTraining
 from fedexp.algorithms.interfaces import (
     Batch,
     Context,
     Federation,
-    Needs,
     Network,
     ServerRound,
     TaskStart,
@@ -66,10 +64,11 @@ def centre(logits: Tensor, member: Tensor) -> Tensor:
     return (logits - (logits * member).sum(-1, keepdim=True) / member.sum()) * member
 
 
-class FedDMC(Remembering, MultiExchange):
+class FedDMC(Remembering):
     own_step = "its consolidated model does not start from the server's model"
     scenarios = ("class_incremental",)
     separate_tasks = True
+    needs_surrogate = True
 
     targets: Literal["split", "added"]
     student: Literal["initial", "global"]
@@ -77,17 +76,6 @@ class FedDMC(Remembering, MultiExchange):
     epochs_factor: Count  # number of consolidation epochs, as a multiple of E
     rate_factor: Positive  # learning rate of the consolidation, as a multiple of the round's rate
     whole_set: bool  # whether each client has all surrogate examples (FedDMC_full)
-
-    @property
-    def needs(self) -> Needs:
-        return Needs(
-            server_state="models of the previous and the new task, initial model",
-            up=1,
-            down=3,
-            data=f"surrogate, unlabelled (clients{', whole' if self.whole_set else ''})",
-            surrogate=True,
-            work="a second training, on surrogate examples with two teachers",
-        )
 
     def begin_task(self, server: Tree, start: TaskStart) -> Tree:
         initial, masks = start.initial, class_masks(start.initial, start.federation)
@@ -135,7 +123,7 @@ class NewModel(FedAvg):
         return server | {"new": params | tree.average_buffers(round.buffers, round.weights)}
 
 
-class Consolidation(OwnTraining):
+class Consolidation(FedAvg):
     """Second exchange of a round: clients train the student on surrogate examples."""
 
     targets: str

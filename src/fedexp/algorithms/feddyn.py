@@ -29,7 +29,6 @@ from fedexp.algorithms.interfaces import (
     ClientData,
     Context,
     Federation,
-    Needs,
     Network,
     ServerRound,
 )
@@ -48,8 +47,6 @@ class Corrected(FedAvg):
     own_step = "its server corrects the average, and the clients' penalties rely on this correction"
 
     clip: NonNegative  # maximum norm of the gradient; 0: no clipping
-
-    needs = Needs(client_state="sum of changes h_k", server_state="mean of all h_k")
 
     def server_init(self, params: Params, federation: Federation) -> Tree:
         return {"params": params, "h": tree.zeros_like(params)}

@@ -32,23 +32,22 @@ from torch import Tensor
 
 from fedexp.algorithms.base import FedAvg, first_pass
 from fedexp.algorithms.continual import TASKS
-from fedexp.algorithms.families import MultiExchange, OnePass
 from fedexp.algorithms.fisher import squared_gradients
 from fedexp.algorithms.interfaces import (
     Batch,
     ClientData,
     Context,
     Federation,
-    Needs,
     Network,
     ServerRound,
 )
+from fedexp.algorithms.mixins import OnePass
 from fedexp.core import tree
 from fedexp.core.limits import NonNegative
 from fedexp.core.tree import Params, Tree
 
 
-class FedEWC(MultiExchange):
+class FedEWC(FedAvg):
     sends = ("params", "importance", "anchor")
     scenarios = TASKS
     # The penalty is quadratic with curvature lambda_ F_j; SGD with momentum m is stable for
@@ -60,17 +59,6 @@ class FedEWC(MultiExchange):
 
     lambda_: NonNegative  # weight of the penalty; 0 is FedAvg
     fisher: Literal["old_tasks", "released"]
-
-    @property
-    def needs(self) -> Needs:
-        if self.fisher == "released":
-            return Needs(gradient_passes=1)
-        return Needs(
-            server_state="penalty weights P, anchor a",
-            down=2,
-            small="|w| at the end of a task (upload)",
-            work="a gradient pass of all clients at the end of a task",
-        )
 
     def closing_exchanges(self, federation: Federation) -> "tuple[FedAvg, ...]":
         return (Fisher(),) if self.fisher == "old_tasks" else ()

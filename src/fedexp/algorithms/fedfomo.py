@@ -55,13 +55,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedexp.algorithms.base import cross_entropies, masked_mean, padded_numbers
-from fedexp.algorithms.families import OwnTraining, Personal, ServerTraining
+from fedexp.algorithms.base import FedAvg, cross_entropies, masked_mean, padded_numbers
 from fedexp.algorithms.interfaces import (
     ClientData,
     Context,
     Federation,
-    Needs,
     Network,
     ServerNetwork,
     ServerRound,
@@ -85,7 +83,7 @@ def validation_draws(examples: int) -> np.ndarray:
     return generator_for(0, "FedFOMO validation").random(examples)
 
 
-class FedFOMO(Personal, OwnTraining, ServerTraining):
+class FedFOMO(FedAvg):
     own_step = "it has no global model; each client has a personal model"
     keeps_buffers = True
 
@@ -96,18 +94,6 @@ class FedFOMO(Personal, OwnTraining, ServerTraining):
     distance: Literal["l1", "l2"]
     # F, number of sub-federations whose averages are candidates; 0: none
     federations: CountFrom0 = 0
-
-    @property
-    def needs(self) -> Needs:
-        kept = "models of all clients, affinities P"
-        mine = "its models before and after its last training"
-        return Needs(
-            client_state=mine,
-            server_state=kept,
-            down=self.slots - 1,
-            small="d_j (upload)",
-            work=f"{self.slots + 2} forward passes over the validation data per round",
-        )
 
     @property
     def slots(self) -> int:

@@ -20,7 +20,7 @@ import torch
 
 from fedexp.algorithms.base import FedAvg, cross_entropies
 from fedexp.algorithms.distillation import kl_divergence
-from fedexp.algorithms.interfaces import Batch, Context, Federation, Needs, Network, ServerRound
+from fedexp.algorithms.interfaces import Batch, Context, Federation, Network, ServerRound
 from fedexp.core import tree
 from fedexp.core.limits import Count, NonNegative, Positive
 from fedexp.core.tree import Params, Tree
@@ -30,16 +30,6 @@ class FedGKD(FedAvg):
     gamma: NonNegative  # weight of the distillation; 0 is FedAvg
     tau: Positive  # temperature
     models: Count  # number of global models that the teacher averages
-
-    @property
-    def needs(self) -> Needs:
-        down = int(self.models > 1)  # with one model, the teacher is the received model
-        return Needs(
-            server_state="the last global models",
-            down=down,
-            small="one number (download)",
-            teachers=1,
-        )
 
     def server_init(self, params: Params, federation: Federation) -> Tree:
         past = tree.map(lambda leaf: leaf.new_zeros(self.models - 1, *leaf.shape), params)

@@ -45,7 +45,7 @@ import torch
 from torch import Tensor
 
 from fedexp.algorithms.base import FedAvg, cross_entropies, masked_mean
-from fedexp.algorithms.interfaces import Batch, ClientData, Context, Federation, Needs, Network
+from fedexp.algorithms.interfaces import Batch, ClientData, Context, Federation, Network
 from fedexp.core.errors import require
 from fedexp.core.limits import Count, NonNegative, PositiveShare
 from fedexp.core.tree import Params, Tree
@@ -71,13 +71,6 @@ class FedKA(FedAvg):
         good = self.norm == "squared" or self.reduction == "sum"
         words = f"sum with algorithm.norm={self.norm}; mean only divides squared differences"
         require(good, "algorithm.reduction", self.reduction, words)
-
-    @property
-    def needs(self) -> Needs:
-        return Needs(
-            data="one shared example per class (clients)" if self.anchors != "non_dominant" else "",
-            work="anchors in each batch",
-        )
 
     def threshold(self, federation: Federation) -> float:
         return 0.5 / federation.num_classes if self.dominance is None else self.dominance

@@ -11,7 +11,7 @@ import torch
 
 from fedexp.algorithms.base import FedAvg, cross_entropies
 from fedexp.algorithms.distillation import kl_divergence
-from fedexp.algorithms.interfaces import Batch, Context, Needs, Network
+from fedexp.algorithms.interfaces import Batch, Context, Network
 from fedexp.core.limits import NonNegative, Positive
 from fedexp.core.tree import Params
 
@@ -19,8 +19,6 @@ from fedexp.core.tree import Params
 class FedKD(FedAvg):
     beta: NonNegative  # weight of the distillation; 0 is FedAvg
     tau: Positive  # temperature
-
-    needs = Needs(teachers=1)
 
     def example_loss(
         self, net: Network, params: Params, batch: Batch, ctx: Context

@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedexp.algorithms.base import FedAvg, cross_entropies
-from fedexp.algorithms.interfaces import Batch, Context, Federation, Needs, Network
+from fedexp.algorithms.interfaces import Batch, Context, Federation, Network
 from fedexp.core.limits import NonNegative, Positive
 from fedexp.core.tree import Params, Tree
 
@@ -31,10 +31,6 @@ class FedLMD(FedAvg):
     beta: NonNegative  # weight of the distillation loss; 0: FedAvg
     tau: Positive  # temperature
     teacher: bool  # False: uniform target instead of the global model's prediction
-
-    @property
-    def needs(self) -> Needs:
-        return Needs(teachers=int(self.teacher))
 
     def host_plan(self, federation: Federation, client: int, rng: np.random.Generator) -> Tree:
         counts = federation.counts[client]

@@ -22,7 +22,7 @@ import torch
 
 from fedexp.algorithms.base import cross_entropies
 from fedexp.algorithms.continual import Remembering, distillation_loss
-from fedexp.algorithms.interfaces import Batch, Context, Needs, Network
+from fedexp.algorithms.interfaces import Batch, Context, Network
 from fedexp.core.limits import NonNegative, Positive
 from fedexp.core.tree import Params
 
@@ -30,8 +30,6 @@ from fedexp.core.tree import Params
 class FedLwF(Remembering):
     lambda_d: NonNegative  # weight of the distillation loss; 0: FedAvg
     temperature: Positive  # temperature T of teacher and student
-
-    needs = Needs(server_state="model of the previous task", down=1, teachers=1)
 
     def example_loss(
         self, net: Network, params: Params, batch: Batch, ctx: Context

@@ -14,15 +14,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedexp.algorithms.base import cross_entropies
+from fedexp.algorithms.base import FedAvg, cross_entropies
 from fedexp.algorithms.continual import TASKS
-from fedexp.algorithms.families import OwnModel, TaskHeads
 from fedexp.algorithms.heads import HEAD, by_head
 from fedexp.algorithms.interfaces import (
     Batch,
     Context,
     Federation,
-    Needs,
     Network,
     ServerRound,
     TaskStart,
@@ -31,18 +29,12 @@ from fedexp.core.tree import Params, Tree
 from fedexp.models import classifier_of
 
 
-class FedMultiHead(OwnModel, TaskHeads):
+class FedMultiHead(FedAvg):
     sends = ("params", "rows")
     own_step = "its server restores the heads of other tasks, but momentum would change them"
     scenarios = TASKS
     separate_tasks = True
     must_train = HEAD
-
-    needs = Needs(
-        server_state="index of the current head",
-        small="C numbers (download)",
-        data="task of each test example",
-    )
 
     def adapt(self, module: nn.Module, federation: Federation) -> nn.Module:
         rows, classifier = int(self.heads(federation.tasks).max()) + 1, classifier_of(module)

@@ -33,7 +33,6 @@ from fedexp.algorithms.interfaces import (
     ClientData,
     Context,
     Federation,
-    Needs,
     Network,
     ServerRound,
 )
@@ -68,17 +67,6 @@ class FedNova(FedAvg):
     @property
     def corrects(self) -> bool:
         return self.variant != "plain"
-
-    @property
-    def needs(self) -> Needs:
-        down = 1.0 if self.variant == "ccvr" else 0.0
-        kept = "last direction d_k" if self.corrects else ""
-        return Needs(
-            client_state=kept,
-            server_state="mean direction" if down else "",
-            down=down,
-            small="a_k (upload)",
-        )
 
     def server_init(self, params: Params, federation: Federation) -> Tree:
         mean = {"d": tree.zeros_like(params)} if self.variant == "ccvr" else {}

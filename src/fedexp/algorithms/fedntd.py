@@ -28,7 +28,7 @@ from torch import Tensor
 
 from fedexp.algorithms.base import FedAvg, cross_entropies
 from fedexp.algorithms.distillation import kl_divergence
-from fedexp.algorithms.interfaces import Batch, Context, Needs, Network
+from fedexp.algorithms.interfaces import Batch, Context, Network
 from fedexp.core.errors import require
 from fedexp.core.limits import NonNegative, Positive, Share
 from fedexp.core.tree import Params
@@ -52,8 +52,6 @@ class FedNTD(FedAvg):
             self.lambda_,
             "1 if algorithm.distance=mse (FedNTD's Table 14 has no distillation over all classes)",
         )
-
-    needs = Needs(teachers=1)
 
     def example_loss(self, net: Network, params: Params, batch: Batch, ctx: Context) -> Tensor:
         student = net(params, batch.x).logits

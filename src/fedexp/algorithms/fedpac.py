@@ -37,13 +37,11 @@ from torch import Tensor
 
 from fedexp.algorithms import heads, prototypes
 from fedexp.algorithms.base import cross_entropies, first_pass
-from fedexp.algorithms.families import Personal
 from fedexp.algorithms.interfaces import (
     Batch,
     ClientData,
     Context,
     Federation,
-    Needs,
     Network,
     ServerRound,
 )
@@ -55,21 +53,12 @@ from fedexp.core.tree import Params, Tree
 SMALLEST_EIGENVALUE, SMALLEST_WEIGHT = 0.01, 1e-3
 
 
-class FedPAC(HeadThenBody, Personal):
+class FedPAC(HeadThenBody):
     sends = ("params", "prototypes")
     needs_features = True
 
     lambda_: NonNegative  # weight of the alignment
     head_lr: Positive  # learning rate of the classifier
-
-    @property
-    def needs(self) -> Needs:
-        return Needs(
-            server_state="classifiers of all clients, prototypes",
-            small="a prototype per class (both ways), class statistics (upload)",
-            gradient_passes=self.head_epochs,
-            forward_passes=2,
-        )
 
     def counted(self, sent: Tree, up: bool) -> Tree:
         """Return the values that count as traffic.

@@ -34,16 +34,15 @@ import torch
 
 from fedexp.algorithms import heads, prototypes
 from fedexp.algorithms.base import cross_entropies, first_pass
-from fedexp.algorithms.families import KeepsPart
 from fedexp.algorithms.interfaces import (
     Batch,
     ClientData,
     Context,
     Federation,
-    Needs,
     Network,
     ServerRound,
 )
+from fedexp.algorithms.mixins import KeepsPart
 from fedexp.core.limits import NonNegative
 from fedexp.core.tree import Params, Tree
 
@@ -59,15 +58,6 @@ class FedProto(KeepsPart):
     keeps_buffers = True
 
     lambda_: NonNegative  # weight of the distance to the prototypes
-
-    needs = Needs(
-        client_state="personal model",
-        server_state="prototypes",
-        up=-1,
-        down=-1,
-        small="a prototype per class (both ways), class counts (upload)",
-        forward_passes=1,
-    )
 
     def counted(self, sent: Tree, up: bool) -> Tree:
         if up:

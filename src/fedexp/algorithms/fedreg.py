@@ -36,9 +36,8 @@ from torch import Tensor
 from torch.func import grad
 
 from fedexp.algorithms import optimizers
-from fedexp.algorithms.base import first_pass, masked_mean
-from fedexp.algorithms.families import Prepared
-from fedexp.algorithms.interfaces import Batch, ClientData, Context, Needs, Network
+from fedexp.algorithms.base import FedAvg, first_pass, masked_mean
+from fedexp.algorithms.interfaces import Batch, ClientData, Context, Network
 from fedexp.core import tree
 from fedexp.core.limits import Count, NonNegative, Positive, Share
 from fedexp.core.tree import Params, Tree
@@ -46,23 +45,13 @@ from fedexp.core.tree import Params, Tree
 SMALLEST = 1e-30  # added to denominators, as in the authors' code
 
 
-class FedReg(Prepared):
+class FedReg(FedAvg):
     inputs = ("images",)  # gradients are added to the inputs
 
     gamma: Share  # weight of the local model at the point where the gradient is computed
     eta_s: Positive  # step size of the ascent steps for the pseudo data
     eta_ratio: NonNegative  # eta_p / eta_s
     ascent: Count  # number of ascent steps for the pseudo and the perturbed data
-
-    @property
-    def needs(self) -> Needs:
-        # the first ascent step needs one gradient for both kinds of data, all other steps need two
-        return Needs(
-            data="generated (clients)",
-            gradients=3,
-            gradient_passes=2 * self.ascent - 1,
-            forward_passes=1,
-        )
 
     def client_setup(self, net: Network, data: ClientData, ctx: Context) -> Tree:
         made = [

@@ -27,18 +27,11 @@ the global model's parameters, so a client that never took part has the mean cla
 cohort. In fedexp, such a client has the initial classifier, as in Algorithm 1.
 """
 
-from fedexp.algorithms.families import KeepsPart
 from fedexp.algorithms.heads import HEAD
-from fedexp.algorithms.interfaces import Needs
+from fedexp.algorithms.mixins import KeepsPart
 from fedexp.algorithms.phases import HeadThenBody
 
 
 class FedRep(HeadThenBody, KeepsPart):
-    @property
-    def needs(self) -> Needs:
-        return Needs(
-            client_state="classifier", unsent="the classifier", gradient_passes=self.head_epochs
-        )
-
     def keeps(self, name: str) -> bool:
         return name in HEAD

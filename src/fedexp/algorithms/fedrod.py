@@ -18,9 +18,8 @@ import numpy as np
 import torch
 
 from fedexp.algorithms import heads
-from fedexp.algorithms.base import cross_entropies
-from fedexp.algorithms.families import Personal
-from fedexp.algorithms.interfaces import Batch, ClientData, Context, Federation, Needs, Network
+from fedexp.algorithms.base import FedAvg, cross_entropies
+from fedexp.algorithms.interfaces import Batch, ClientData, Context, Federation, Network
 from fedexp.core import tree
 from fedexp.core.limits import NonNegative
 from fedexp.core.tree import Params, Tree
@@ -30,15 +29,13 @@ PERSONAL = "personal."  # prefix of the names of the personal classifier's param
 ABSENT = -1e30
 
 
-class FedRoD(Personal):
+class FedRoD(FedAvg):
     fresh_optimizer = "its clients also train a personal head"
     must_train = heads.HEAD
     needs_features = True
 
     # exponent of the class counts; with 0, the generic model is trained as in FedAvg
     gamma: NonNegative
-
-    needs = Needs(client_state="personal classifier")
 
     def client_init(self, params: Params, federation: Federation) -> Tree:
         return tree.zeros_like(heads.head(params))

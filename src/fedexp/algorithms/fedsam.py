@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fedexp.algorithms import optimizers
 from fedexp.algorithms.base import FedAvg
-from fedexp.algorithms.interfaces import Batch, Context, Needs, Network
+from fedexp.algorithms.interfaces import Batch, Context, Network
 from fedexp.core import tree
 from fedexp.core.limits import NonNegative
 from fedexp.core.tree import Params, Tree
@@ -34,8 +34,6 @@ def ascent(grads: Params, rho: float) -> Params:
 
 class FedSAM(FedAvg):
     rho: NonNegative  # radius of the neighbourhood; 0: FedAvg
-
-    needs = Needs(gradients=2)
 
     def local_step(
         self, net: Network, params: Params, memory: Tree, batch: Batch, ctx: Context

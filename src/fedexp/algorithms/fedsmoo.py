@@ -19,7 +19,6 @@ FedSpeed.
 from torch import Tensor
 
 from fedexp.algorithms import optimizers
-from fedexp.algorithms.families import OwnStart
 from fedexp.algorithms.fedsam import ascent
 from fedexp.algorithms.fedspeed import Proximal
 from fedexp.algorithms.interfaces import (
@@ -27,7 +26,6 @@ from fedexp.algorithms.interfaces import (
     ClientData,
     Context,
     Federation,
-    Needs,
     Network,
     ServerRound,
 )
@@ -38,19 +36,11 @@ from fedexp.core.tree import Params, Tree
 DUAL = "dual."  # prefix of the names of mu_k among the trained parameters
 
 
-class FedSMOO(Proximal, OwnStart):
+class FedSMOO(Proximal):
     sends = ("params", "s")
     fresh_optimizer = "its clients also train a dual variable"
 
     rho: NonNegative  # radius of the ascent step
-
-    needs = Needs(
-        client_state="sum of changes h_k, dual mu_k",
-        server_state="mean of all h_k, perturbation s",
-        up=1,
-        down=1,
-        gradients=2,
-    )
 
     def server_init(self, params: Params, federation: Federation) -> Tree:
         return super().server_init(params, federation) | {"s": tree.zeros_like(params)}

@@ -20,7 +20,7 @@ is part of the clipped gradient.
 
 from fedexp.algorithms.feddyn import Corrected
 from fedexp.algorithms.fedsam import FedSAM
-from fedexp.algorithms.interfaces import Batch, Context, Needs
+from fedexp.algorithms.interfaces import Batch, Context
 from fedexp.core.limits import NonNegative, Share
 from fedexp.core.tree import Params
 
@@ -38,8 +38,6 @@ class Proximal(Corrected):
 
 class FedSpeed(FedSAM, Proximal):
     alpha: Share  # weight of the gradient after the ascent step
-
-    needs = Needs(client_state="sum of changes h_k", server_state="mean of all h_k", gradients=2)
 
     def combine_gradients(self, first: Params, second: Params) -> Params:
         return {k: (1 - self.alpha) * first[k] + self.alpha * second[k] for k in first}

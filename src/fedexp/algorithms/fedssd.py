@@ -31,13 +31,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedexp.algorithms.base import cross_entropies
-from fedexp.algorithms.families import ServerTraining
+from fedexp.algorithms.base import FedAvg, cross_entropies
 from fedexp.algorithms.interfaces import (
     Batch,
     Context,
     Federation,
-    Needs,
     Network,
     ServerNetwork,
     ServerRound,
@@ -61,20 +59,12 @@ def credibility(answers: Tensor, labels: Tensor) -> Tensor:
     return rates.diagonal() * (1 - others.amax(0))
 
 
-class FedSSD(ServerTraining):
+class FedSSD(FedAvg):
     sends = ("params", "credibility")
+    needs_public = 1
 
     m_max: NonNegative  # largest weight of a logit; 0: FedAvg
     threshold: ShareBelow1  # minimum credibility for a logit to be distilled
-
-    needs = Needs(
-        server_state="credibility of classes",
-        small="C numbers (download)",
-        data="public, labelled (server)",
-        public=1,
-        teachers=1,
-        server_teachers=(0, 1),
-    )
 
     def server_init(self, params: Params, federation: Federation) -> Tree:
         return {

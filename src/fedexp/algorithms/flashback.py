@@ -35,14 +35,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedexp.algorithms import distillation, optimizers
-from fedexp.algorithms.base import cross_entropies
-from fedexp.algorithms.families import ServerTraining
+from fedexp.algorithms.base import FedAvg, cross_entropies
 from fedexp.algorithms.interfaces import (
     Batch,
     ClientData,
     Context,
     Federation,
-    Needs,
     Network,
     ServerNetwork,
     ServerRound,
@@ -81,7 +79,7 @@ def distillation_term(entropy: Tensor, weight: Tensor, student: Tensor) -> Tenso
     return (entropy - weight * F.log_softmax(student, -1)).sum(-1)
 
 
-class Flashback(ServerTraining):
+class Flashback(FedAvg):
     sends = ("params", "pi")
 
     gamma: PositiveShare  # share of a client's counts that each participation adds to pi
@@ -90,16 +88,8 @@ class Flashback(ServerTraining):
     on_server: bool
 
     @property
-    def needs(self) -> Needs:
-        return Needs(
-            server_state="label counts pi, participations r_k",
-            small="C numbers (both ways)",
-            data="public, labelled (server)" if self.on_server else "",
-            public=int(self.on_server),
-            teachers=int(self.on_clients),
-            server_teachers=(1, 1) if self.on_server else (0, 0),
-            server_passes=self.epochs_on_server if self.on_server else 0,
-        )
+    def needs_public(self) -> int:  # type: ignore[override]
+        return int(self.on_server)
 
     @property
     def counted_participations(self) -> int:

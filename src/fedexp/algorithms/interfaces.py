@@ -1,6 +1,6 @@
 """Interface between algorithms and engines.
 
-It defines the arguments of the hooks in base.py and the requirements that an algorithm declares.
+It defines the arguments of the hooks in base.py.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -94,7 +94,7 @@ class ClientData(Protocol):
         """Return the training examples with the given indices, normalised: (x [n, ...], y [n]).
 
         The examples are augmented only if `draws`, the random numbers for augmentation, is given
-        (see OwnTraining.extra_batches).
+        (see FedAvg.extra_batches).
         """
 
     @property
@@ -228,35 +228,3 @@ class TaskStart:
     # features [n, D], computed without augmentation
     features: Callable[[Params, np.ndarray], Tensor]
     rng: Callable[[str], np.random.Generator]  # a new generator for each purpose
-
-
-@dataclass(frozen=True)
-class Needs:
-    """What an algorithm needs in addition to FedAvg: state, traffic, data and computation.
-
-    The fields follow FedNTD's Table 6. Tests compare them with the data that is actually exchanged.
-    """
-
-    client_state: str = ""  # what a client keeps between rounds
-    server_state: str = ""  # what the server keeps in addition to the global model
-    # upload per client and round beyond the model, as a multiple of the model's size
-    up: float = 0.0
-    down: float = 0.0  # additional download, in the same unit
-    small: str = ""  # small values that are sent but not included in `up` and `down`
-    unsent: str = ""  # a small part of the model that is not exchanged
-    data: str = ""  # additional data, and who holds it
-    public: int = 0  # minimum number of public examples; 0: no public data required
-    surrogate: bool = False  # whether the algorithm requires unlabelled examples
-    # Computation per local step, in passes over the batch:
-    gradients: int = 1  # forward and backward passes
-    teachers: int = 0  # forward passes of teacher models
-    # computation per client and round in addition to the local steps, in passes over the client's
-    # data:
-    gradient_passes: int = 0
-    forward_passes: int = 0
-    work: str = ""  # other client work that these numbers do not include
-    # computation of the server per round, in passes over its data:
-    # forward passes of (each local model of the cohort, other models)
-    server_teachers: tuple[int, int] = (0, 0)
-    server_passes: int = 0  # forward and backward passes
-    server_work: str = ""  # other work of the server

@@ -8,12 +8,9 @@ every round. The optimizer state is reset in every round, as in FedAvg.
 No client uses a generic model, so the model that the run saves is the initial one.
 """
 
-from fedexp.algorithms.families import KeepsModel
-from fedexp.algorithms.interfaces import Needs
+from fedexp.algorithms.mixins import KeepsModel
 
 
 class LocalOnly(KeepsModel):
     own_step = "its server does nothing"
     tests_clients = True
-
-    needs = Needs(client_state="personal model", up=-1, down=-1)

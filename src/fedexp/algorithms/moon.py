@@ -21,23 +21,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedexp.algorithms.base import cross_entropies
-from fedexp.algorithms.families import OwnModel
-from fedexp.algorithms.interfaces import Batch, ClientData, Context, Federation, Needs, Network
+from fedexp.algorithms.base import FedAvg, cross_entropies
+from fedexp.algorithms.interfaces import Batch, ClientData, Context, Federation, Network
 from fedexp.core.limits import CountFrom0, NonNegative, Positive
 from fedexp.core.tree import Params, Tree
 from fedexp.models import Output, classifier_of
 
 
-class Moon(OwnModel):
+class Moon(FedAvg):
     needs_features = True
     keeps_buffers = True
 
     mu: NonNegative  # weight of the contrastive loss; 0: FedAvg
     tau: Positive  # temperature
     projection: CountFrom0  # number of outputs of the projection head; 0: no projection head
-
-    needs = Needs(client_state="previous local model", teachers=2)
 
     @property
     def needs_head(self) -> bool:  # type: ignore[override]

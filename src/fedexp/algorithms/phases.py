@@ -3,14 +3,14 @@
 import torch
 
 from fedexp.algorithms import heads, optimizers
-from fedexp.algorithms.families import OwnTraining
+from fedexp.algorithms.base import FedAvg
 from fedexp.algorithms.interfaces import Batch, Context, Network
 from fedexp.algorithms.local_training import LocalTraining
 from fedexp.core.limits import Count
 from fedexp.core.tree import Params, Tree
 
 
-class HeadThenBody(OwnTraining):
+class HeadThenBody(FedAvg):
     """Base class of methods that train first the classifier, then the body.
 
     The phases take `head_epochs` and `local.epochs` epochs.

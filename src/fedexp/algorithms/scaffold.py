@@ -35,7 +35,6 @@ from fedexp.algorithms.interfaces import (
     ClientData,
     Context,
     Federation,
-    Needs,
     Network,
     ServerRound,
 )
@@ -51,10 +50,6 @@ class Scaffold(FedAvg):
     divisor: Literal["steps", "effective"]
     # weights of the clients' variates in the server's variate
     variates: Literal["uniform", "examples"]
-
-    needs = Needs(
-        client_state="control variate c_k", server_state="control variate c", up=1, down=1
-    )
 
     @property
     def fresh_optimizer(self) -> str:  # type: ignore[override]

@@ -10,7 +10,6 @@ import pandas as pd
 import torch
 from torch import nn
 
-from fedexp.algorithms.families import heads_of
 from fedexp.algorithms.local_training import LocalTraining
 from fedexp.analysis.networks import Parts, load_network
 from fedexp.config.values import make
@@ -75,7 +74,7 @@ def make_runtime(
 ) -> ClientRuntime:
     """Return a runtime with a run's network on a device and the data to evaluate on."""
     module = module.to(device=hardware.device, memory_format=LAYOUT)  # type: ignore[call-overload]
-    heads = heads_of(parts.algorithm, parts.tasks)
+    heads = parts.algorithm.heads(parts.tasks)
     if heads is not None and data.test_tasks is None:
         data = replace(data, test_tasks=infer_tasks(data, parts))
     return ClientRuntime(
@@ -84,7 +83,7 @@ def make_runtime(
         augmentation=None,
         local=make(LocalTraining, run.config.get("local", {}), "local."),
         dtype=next(module.parameters()).dtype,
-        heads=None if heads is None else heads.to(hardware.device),
+        heads=None if heads is None else torch.from_numpy(heads).to(hardware.device),
     )
 
 

@@ -14,7 +14,6 @@ import torch
 from torch import nn
 
 from fedexp.algorithms.base import FedAvg
-from fedexp.algorithms.families import OwnModel
 from fedexp.algorithms.interfaces import Federation
 from fedexp.config.settings import Seeds
 from fedexp.config.values import make, make_target
@@ -142,9 +141,7 @@ def load_network(
 
         def build() -> nn.Module:
             module = parts.model.build(shape, parts.num_classes)
-            if isinstance(parts.algorithm, OwnModel):
-                return parts.algorithm.adapt(module, federation)
-            return module
+            return parts.algorithm.adapt(module, federation)
 
         require_memory(build)
         with seeded_torch(torch_seed(parts.seeds.training, "initial model")):

@@ -196,7 +196,7 @@ class ClientRuntime:
     augmentation: Draws | None
     local: LocalTraining
     dtype: torch.dtype
-    heads: Tensor | None = None  # int64 [T, C]: see TaskHeads.heads
+    heads: Tensor | None = None  # int64 [T, C]: see FedAvg.heads
     views: tuple[str, ...] = (PLAIN,)  # test views, see fedexp.data.views
     seed: int = 0  # for the augmented view
 
@@ -371,11 +371,6 @@ class ScheduledData:
     @property
     def steps(self) -> int:
         return len(self.lengths)
-
-
-def overrides_local_step(algorithm: FedAvg) -> bool:
-    """Return whether an algorithm overrides FedAvg's local step."""
-    return type(algorithm).local_step is not FedAvg.local_step
 
 
 @dataclass(frozen=True)

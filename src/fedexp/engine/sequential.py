@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from fedexp.algorithms import optimizers
-from fedexp.algorithms.base import Batch, Context
-from fedexp.algorithms.families import OwnStart
+from fedexp.algorithms.base import Batch, Context, overrides
 from fedexp.core import tree
 from fedexp.core.errors import ConfigError
 from fedexp.core.rng import torch_seed
@@ -24,7 +23,6 @@ from fedexp.engine.base import (
     ScheduledData,
     Shared,
     Trained,
-    overrides_local_step,
 )
 from fedexp.engine.measures import ClientProbe
 from fedexp.engine.network import LiveNetwork, seeded_torch
@@ -91,7 +89,7 @@ class ClientTraining:
                 setup = self.algorithm.client_setup(self.live, self.data, self.ctx)
                 self.ctx = replace(self.ctx, setup=setup)
                 hook = "initial_params"
-                if isinstance(self.algorithm, OwnStart):
+                if overrides(self.algorithm, hook):
                     initial = self.algorithm.initial_params(self.live, self.data, self.ctx)
                     self.live.load(initial, self.server["buffers"])
             hook = "local training"
@@ -121,7 +119,7 @@ class ClientTraining:
     def train(self) -> Tensor:
         """Run the local steps and return the mean objective, or 0 if there are no steps."""
         algorithm, live, ctx = self.algorithm, self.live, self.ctx
-        own = overrides_local_step(algorithm)
+        own = overrides(algorithm, "local_step")
         params = live.snapshot() if own else live.params
         memory = optimizers.memory_of(params, ctx.local, self.kept)
         total = torch.zeros_like(ctx.steps)

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 
 from fedexp.algorithms.base import FedAvg
-from fedexp.algorithms.families import Personal
 from fedexp.algorithms.local_training import OPTIMIZERS
 from fedexp.algorithms.server_optimizers import ServerOptimizer
 from fedexp.config.build import Built
@@ -123,7 +122,7 @@ def training_problems(built: Built, metrics: Metrics) -> Iterator[str]:
             f" hidden layers, but {type(built.model).__name__} has none; use model=cnn or"
             " model=cnn_3fc"
         )
-    if metrics.needs_examples and isinstance(algorithm, Personal) and algorithm.tests_clients:
+    if metrics.needs_examples and algorithm.tests_clients:
         yield (
             "forgetting_metric=events: this metric needs a global model, but"
             f" {type(algorithm).__name__} has none"
@@ -206,7 +205,7 @@ def surrogate_problems(built: Built) -> Iterator[str]:
     of the data set can then become test examples.
     """
     scenario, surrogate = built.scenario, built.surrogate.dataset
-    if built.algorithm.needs.surrogate and not built.surrogate.given:
+    if built.algorithm.needs_surrogate and not built.surrogate.given:
         yield (
             f"{type(built.algorithm).__name__} needs unlabelled examples: set"
             " surrogate.dataset=<data set>, such as caltech256 or weibo, or surrogate.fraction=0.1,"
@@ -247,7 +246,7 @@ def data_problems(built: Built) -> Iterator[str]:
             " validation.per_client=false"
         )
     yield from test_problems(built)
-    if built.algorithm.needs.public and not built.public.fraction:
+    if built.algorithm.needs_public and not built.public.fraction:
         yield (
             f"public.fraction=0: {type(built.algorithm).__name__} needs a public set on the server;"
             " set public.fraction, such as public.fraction=0.025 for 2.5 % of the training data"

@@ -280,7 +280,7 @@ def check_public(built: Built, found: int, examples: int) -> None:
     found: the number of examples in the public set.
     examples: the number of examples that the public set was drawn from.
     """
-    needed = max(built.algorithm.needs.public, 1)
+    needed = max(built.algorithm.needs_public, 1)
     if found < needed:
         raise ConfigError(
             f"public.fraction={built.public.fraction}: selects {found} of the {examples} training"

@@ -13,7 +13,6 @@ import numpy as np
 import torch
 
 from fedexp.algorithms import heads
-from fedexp.algorithms.families import Personal
 from fedexp.core.tree import Params, Tree
 from fedexp.engine.base import ClientRuntime
 from fedexp.engine.batch_norm import uses_batch_statistics
@@ -37,7 +36,7 @@ def evaluate(
 ) -> dict[str, Scores]:
     """Return a dict that maps each view to the scores of the global model after a round.
 
-    If the algorithm has no global model (`Personal.tests_clients`), the scores are means over the
+    If the algorithm has no global model (`FedAvg.tests_clients`), the scores are means over the
     clients' models.
 
     kept: the state of each client that has taken part. number: the number of the round.
@@ -56,7 +55,7 @@ def tested_models(
 ) -> list[Tree]:
     """Return the models to test: the global model, or the models of all clients."""
     algorithm, model = simulation.algorithm, select_model(server)
-    if not (isinstance(algorithm, Personal) and algorithm.tests_clients):
+    if not algorithm.tests_clients:
         return [model]
     federation = simulation.stage_of(number).federation
     first = simulation.first_client_state(algorithm, federation)
@@ -160,9 +159,7 @@ def evaluate_personal(
     first = simulation.first_client_state(algorithm, federation)
     for client in range(len(holds)):
         state = to(kept.get(client, first), runtime.device)
-        model = server["params"]
-        if isinstance(algorithm, Personal):
-            model = algorithm.personal_model(server, client, state, federation)
+        model = algorithm.personal_model(server, client, state, federation)
         for view, test in tests.items():
             correct[view][client] = test.count_correct(model, holds[client]).cpu().numpy()
     found = {}

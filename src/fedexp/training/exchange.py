@@ -13,13 +13,6 @@ import numpy as np
 import torch
 
 from fedexp.algorithms.base import FedAvg
-from fedexp.algorithms.families import (
-    OwnTraining,
-    Personal,
-    epochs_of,
-    roles_of,
-    training_part_of,
-)
 from fedexp.algorithms.interfaces import Federation, ServerRound
 from fedexp.algorithms.server_optimizers import ServerOptimizer
 from fedexp.core import tree
@@ -92,11 +85,10 @@ class Exchange:
         losses = trained.losses.tolist()  # waits for the device, so that the timing is correct
         clock.lap("train")
         messages = trained.messages | {"buffers": trained.buffers}
-        broadcasts = [sent | {"personal": personal} for personal in cohort.personals]
-        if isinstance(self.algorithm, Personal):
-            messages = self.algorithm.counted(messages, up=True)
-            broadcasts = [self.algorithm.counted(each, up=False) for each in broadcasts]
-        up, down = tree.num_bytes(messages), sum(map(tree.num_bytes, broadcasts))
+        up, down = tree.num_bytes(self.algorithm.counted(messages, up=True)), 0
+        for personal in cohort.personals:
+            received = sent | {"personal": personal}
+            down += tree.num_bytes(self.algorithm.counted(received, up=False))
         return CohortResult(cohort, trained, losses, self.describe(cohort, trained), up, down, sent)
 
     @cached_property
@@ -112,7 +104,7 @@ class Exchange:
     def assemble(self, clients: Sequence[int]) -> Cohort:
         """Assign a role to each client and prepare its schedule, state and plan."""
         device = self.simulation.runtime.device
-        roles = roles_of(self.algorithm, self.federation, clients, self.generator("roles"))
+        roles = self.algorithm.roles(self.federation, clients, self.generator("roles"))
         schedules, states, plans, personals = [], [], [], []
         for role, client in zip(roles, clients, strict=True):
             schedules.append(self.schedule(role, client))
@@ -122,10 +114,8 @@ class Exchange:
             states.append(to(state, device))
             plan = role.host_plan(self.federation, client, self.generator("plan", client))
             plans.append(plan | self.extra_plan(role, client))
-            personal: Tree = {}
-            if isinstance(role, Personal):
-                rng = self.generator("personal", client)
-                personal = role.personal_broadcast(self.server, client, self.states, rng)
+            rng = self.generator("personal", client)
+            personal = role.personal_broadcast(self.server, client, self.states, rng)
             personals.append(to(personal, device))
         return Cohort(self.number, clients, roles, schedules, states, plans, personals)
 
@@ -139,8 +129,8 @@ class Exchange:
         """
         runtime = self.simulation.runtime
         return make_schedule(
-            part=training_part_of(role, self.federation, client),
-            local=replace(runtime.local, epochs=epochs or epochs_of(role, runtime.local)),
+            part=role.training_part(self.federation, client),
+            local=replace(runtime.local, epochs=epochs or role.epochs(runtime.local)),
             augmentation=runtime.augmentation if role.augments else None,
             image_size=runtime.data.image_size,
             seed=self.simulation.seeds.training,
@@ -151,14 +141,12 @@ class Exchange:
         )
 
     def extra_plan(self, role: FedAvg, client: int) -> Tree:
-        """Return the part of a client's plan with the batches for `OwnTraining.extra_batches`."""
-        if not isinstance(role, OwnTraining):
-            return {}
+        """Return the part of a client's plan with the batches for `FedAvg.extra_batches`."""
         steps = role.extra_batches(self.federation, self.simulation.runtime.local)
         if not steps:
             return {}
         fresh = self.schedule(role, client, epochs=1, again=" after")
-        part = training_part_of(role, self.federation, client)
+        part = role.training_part(self.federation, client)
         example = int((part[0] if isinstance(part, tuple) else part)[0])
         arrays = padded_schedule(fresh, steps, example)
         return {f"after_{name}": array for name, array in arrays.items()}
@@ -174,7 +162,7 @@ class Exchange:
             return ()
         points = []
         for role, schedule in zip(cohort.roles, cohort.schedules, strict=True):
-            epochs = epochs_of(role, self.simulation.runtime.local)
+            epochs = role.epochs(self.simulation.runtime.local)
             points.append(probe_points(schedule.steps, epochs, due[0].between))
         room, probes = max(map(len, points)), []
         for i, client in enumerate(cohort.clients):
@@ -192,9 +180,7 @@ class Exchange:
             positions.setdefault(role, []).append(position)
         gather = Gather(cohort)
         for role, chosen in positions.items():
-            lr = self.simulation.lr_at(self.number)
-            if isinstance(role, OwnTraining):
-                lr = role.local_lr(lr)
+            lr = role.local_lr(self.simulation.lr_at(self.number))
             shared = Shared(role, runtime, sent, lr)
             if len(positions) == 1:
                 return engine.train(shared, cohort, evaluate_local)

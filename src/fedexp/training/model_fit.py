@@ -7,7 +7,6 @@ from contextlib import contextmanager
 import torch
 
 from fedexp.algorithms.base import FedAvg
-from fedexp.algorithms.families import training_part_of
 from fedexp.algorithms.interfaces import Federation
 from fedexp.algorithms.local_training import LocalTraining
 from fedexp.core.errors import ConfigError, lacks_memory
@@ -155,7 +154,7 @@ def count_left_out(
     lost = 0
     for federation in tasks:
         clients = range(federation.num_clients)
-        sizes = [len(training_part_of(algorithm, federation, client)) for client in clients]
+        sizes = [len(algorithm.training_part(federation, client)) for client in clients]
         alone = [count_skipped_examples(size, local, skip_single) for size in sizes]
         unable = {client for client in clients if sizes[client] == alone[client]}
         if len(unable) == federation.num_clients:

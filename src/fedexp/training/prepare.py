@@ -6,8 +6,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import nn
 
-from fedexp.algorithms import families
-from fedexp.algorithms.base import FedAvg
+from fedexp.algorithms.base import FedAvg, overrides
 from fedexp.algorithms.interfaces import Federation
 from fedexp.config.build import Built
 from fedexp.config.settings import PERSONAL
@@ -168,16 +167,13 @@ def make_model(built: Built, data: Data, federation: Federation) -> tuple[nn.Mod
     def build() -> nn.Module:
         return model.build(data.shape, data.num_classes)
 
-    own = algorithm if isinstance(algorithm, families.OwnModel) else None
-    require_memory(build if own is None else lambda: own.adapt(build(), federation))
+    require_memory(lambda: algorithm.adapt(build(), federation))
     with model_file_errors(model), seeded_torch(torch_seed(built.seeds.training, "initial model")):
         module = build()
         check_parts(module, algorithm)
         pass_normalisation(module, data)
-        if own is None:
-            return module, algorithm
-        module = own.adapt(module, federation)
-    return module, own.fitted(module)
+        module = algorithm.adapt(module, federation)
+    return module, algorithm.fitted(module)
 
 
 def runtime_of(
@@ -185,7 +181,7 @@ def runtime_of(
 ) -> ClientRuntime:
     """Return the runtime that trains and tests all clients."""
     settings, dataset = built.settings, built.dataset
-    heads = families.heads_of(built.algorithm, federation.tasks)
+    heads = built.algorithm.heads(federation.tasks)
     # The augmentation of text draws the keys for dropout, which are always needed.
     augments = dataset.augmentation.active and (settings.augment or dataset.kind == "text")
     return ClientRuntime(
@@ -194,7 +190,7 @@ def runtime_of(
         augmentation=dataset.augmentation if augments else None,
         local=built.local,
         dtype=hardware.dtype,
-        heads=None if heads is None else heads.to(hardware.device),
+        heads=None if heads is None else torch.from_numpy(heads).to(hardware.device),
         views=evaluation_views(
             settings.test_views, settings.evaluate_on, built.validation.fraction > 0
         ),
@@ -214,7 +210,7 @@ def metrics_of(built: Built) -> Metrics:
         *built.forgetting_metric,
     ]
     if PERSONAL in built.settings.evaluate:
-        own = isinstance(built.algorithm, families.Personal)
+        own = overrides(built.algorithm, "personal_model")
         local = any(metric.needs_local for metric in built.forgetting_metric)
         chosen.append(Personal(own=own, local=local))
     return Metrics(members=chosen)

@@ -12,11 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from fedexp.algorithms.families import (
-    MultiExchange,
-    ServerTraining,
-    exchanges_of,
-)
+from fedexp.algorithms.base import overrides
 from fedexp.algorithms.interfaces import Pixels, ServerNetwork, TaskStart
 from fedexp.algorithms.local_training import LocalTraining
 from fedexp.core import tree
@@ -137,7 +133,7 @@ def play_round(simulation: Simulation, state: State) -> RoundResult:
     done: list[CohortResult] = []
 
     # 1. Run the exchanges of the round. In each, the cohort trains and the server aggregates.
-    for each in exchanges_of(algorithm, stage.federation):
+    for each in algorithm.exchanges(stage.federation):
         local = simulation.tests_local(number) and each.trains_model
         exchange = Exchange(simulation, each, server, states, number)
         result = exchange.run(clients, clock, local)
@@ -149,7 +145,7 @@ def play_round(simulation: Simulation, state: State) -> RoundResult:
 
     # 2. Refine the model on the server. Layers that draw random numbers, such as dropout, are
     # seeded with the number of the round.
-    if isinstance(algorithm, ServerTraining):
+    if overrides(algorithm, "refine"):  # otherwise, no copy of the network is needed
         net = simulation.runtime.net
         net.set_buffers(server["buffers"])
         with seeded_torch(torch_seed(simulation.seeds.training, "server layers", number)):
@@ -158,8 +154,7 @@ def play_round(simulation: Simulation, state: State) -> RoundResult:
     clock.lap("refinement")
 
     # 3. At the end of each task except the last one, run the closing exchanges with all clients.
-    closes_task = simulation.ends_task(number) and number < simulation.rounds
-    if closes_task and isinstance(algorithm, MultiExchange):
+    if simulation.ends_task(number) and number < simulation.rounds:
         for each in algorithm.closing_exchanges(stage.federation):
             exchange = Exchange(simulation, each, server, state.clients, number)
             server, groups = aggregate_all(exchange, clock)

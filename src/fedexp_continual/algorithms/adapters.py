@@ -11,7 +11,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedexp.algorithms.families import OwnModel
 from fedexp.algorithms.interfaces import Federation, TaskStart
 from fedexp.core.errors import ConfigError
 from fedexp.core.tree import Params, Tree
@@ -31,7 +30,7 @@ def layers(params: Params) -> list[str]:
     return sorted(name.removesuffix(DOWN) for name in params if name.endswith(DOWN))
 
 
-class NewAdapters(NewClasses, OwnModel):
+class NewAdapters(NewClasses):
     """Base class for methods that start each task with new adapters.
 
     The matrices A of new adapters are initialised like the weights of torch's linear layers. The

@@ -34,35 +34,26 @@ from torch import Tensor, nn
 
 from fedexp.algorithms import prototypes
 from fedexp.algorithms.base import first_pass
-from fedexp.algorithms.families import OnePass, OwnModel
 from fedexp.algorithms.heads import BIAS, HEAD, WEIGHT
 from fedexp.algorithms.interfaces import (
     ClientData,
     Context,
     Federation,
-    Needs,
     Network,
     ServerRound,
 )
+from fedexp.algorithms.mixins import OnePass
 from fedexp.core.limits import NonNegative
 from fedexp.core.tree import Params, Tree
 from fedexp_continual.algorithms.grams import invert
 
 
-class AFCL(OnePass, OwnModel):
+class AFCL(OnePass):
     own_step = "its server computes the classifier in closed form"
     must_train = HEAD
     needs_features = True
 
     gamma: NonNegative  # weight of ||W||^2; 0: least squares, with the smallest W
-
-    needs = Needs(
-        server_state="sums G and X^T Y",
-        up=-1,
-        small="G_k and X_k^T Y_k up instead of the model",
-        gradients=0,
-        forward_passes=1,
-    )
 
     def adapt(self, module: nn.Module, federation: Federation) -> nn.Module:
         for name, parameter in module.named_parameters():

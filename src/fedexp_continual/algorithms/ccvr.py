@@ -41,16 +41,15 @@ from torch import Tensor
 from fedexp.algorithms import heads, prototypes
 from fedexp.algorithms.base import FedAvg, first_pass
 from fedexp.algorithms.distillation import minibatches
-from fedexp.algorithms.families import MultiExchange, OnePass, ServerTraining
 from fedexp.algorithms.interfaces import (
     ClientData,
     Context,
     Federation,
-    Needs,
     Network,
     ServerNetwork,
     ServerRound,
 )
+from fedexp.algorithms.mixins import OnePass
 from fedexp.core import tree
 from fedexp.core.limits import Count, Positive
 from fedexp.core.tree import Params, Tree
@@ -58,7 +57,7 @@ from fedexp.core.tree import Params, Tree
 MOMENTUM = 0.9
 
 
-class CCVR(MultiExchange, ServerTraining):
+class CCVR(FedAvg):
     own_step = "its clients receive a different classifier from the tested one"
     must_train = heads.HEAD
     needs_features = True
@@ -68,14 +67,6 @@ class CCVR(MultiExchange, ServerTraining):
     batch_size: Count
     lr: Positive  # learning rate of the calibration
     covariance: Literal["full", "diagonal"]
-
-    needs = Needs(
-        server_state="uncalibrated model, sums over features",
-        down=1,
-        small="sums over features, such as covariances, up",
-        forward_passes=1,
-        server_work="training of a classifier on virtual features",
-    )
 
     def server_init(self, params: Params, federation: Federation) -> Tree:
         weight = params[heads.WEIGHT]

@@ -45,7 +45,7 @@ import torch
 from torch import Tensor
 
 from fedexp.algorithms.base import cross_entropies, masked_mean
-from fedexp.algorithms.interfaces import Batch, Context, Federation, Needs, Network
+from fedexp.algorithms.interfaces import Batch, Context, Federation, Network
 from fedexp.core.limits import Count, NonNegative, Positive
 from fedexp.core.tree import Params
 from fedexp_continual.algorithms.exemplars import Exemplars, Features, Kept, means_of_old_and_new
@@ -74,13 +74,6 @@ class FedCBDR(Exemplars):
     omega_old: NonNegative  # weight of the old examples' loss
     omega_new: NonNegative
     selection: Literal["leverage", "random"]
-
-    needs = Needs(
-        server_state="indices of kept examples",
-        small="C numbers (download); features at the end of a task (upload)",
-        data="kept examples of old tasks (clients)",
-        work="a forward pass of all clients at the end of a task",
-    )
 
     def choose(
         self,

@@ -62,13 +62,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedexp.algorithms.base import first_pass, masked_mean
-from fedexp.algorithms.families import ServerTraining
 from fedexp.algorithms.interfaces import (
     Batch,
     ClientData,
     Context,
     Federation,
-    Needs,
     Network,
     ServerNetwork,
     ServerRound,
@@ -80,7 +78,7 @@ from fedexp.core.tree import Params, Tree
 from fedexp_continual.algorithms.exemplars import Exemplars, Features, Kept, means_of_old_and_new
 
 
-class GLFC(Exemplars, ServerTraining):
+class GLFC(Exemplars):
     inputs = ("images",)  # clients send images as prototypes
     hint = (
         "its losses are averaged over the classes: use a larger local.lr for more classes (the"
@@ -93,20 +91,6 @@ class GLFC(Exemplars, ServerTraining):
     compensation: bool  # False: w = 1
     # True: the old model is the task's best model on the prototypes; False: the task's last model
     proxy: bool
-
-    @property
-    def needs(self) -> Needs:
-        return Needs(
-            server_state="model of the previous task" + ", best model, prototypes" * self.proxy,
-            down=1.0,
-            small="C numbers (download)"
-            + ("; a prototype per class in a task's first round (upload)" if self.proxy else ""),
-            data="kept examples of old tasks (clients)",
-            teachers=1,
-            work="a forward pass of all clients at the end of a task"
-            + (", two in a task's first round" if self.proxy else ""),
-            server_work="tests of models on prototypes" if self.proxy else "",
-        )
 
     def begin_task(self, server: Tree, start: TaskStart) -> Tree:
         old = server["best"] if self.proxy else server["params"] | server["buffers"]

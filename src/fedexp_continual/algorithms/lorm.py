@@ -50,7 +50,6 @@ from fedexp.algorithms.interfaces import (
     ClientData,
     Context,
     Federation,
-    Needs,
     Network,
     ServerRound,
     TaskStart,
@@ -79,12 +78,6 @@ class LoRM(NewAdapters):
     b_rate: NonNegative = 1.0
     # weight decay of the parameters that a round trains; None: local.weight_decay
     weight_decay: NonNegativeOrNone = None
-
-    needs = Needs(
-        server_state="merged change, its sums over tasks",
-        small="Gram matrices (upload), one number (download)",
-        forward_passes=1,
-    )
 
     def adapt(self, module: nn.Module, federation: Federation) -> nn.Module:
         module = super().adapt(module, federation)

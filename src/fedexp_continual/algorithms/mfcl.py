@@ -44,7 +44,6 @@ The method requires tasks with new classes.
 """
 
 import math
-from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
@@ -69,8 +68,6 @@ class MFCL(DataFree):
 
     ft: NonNegative  # weight of the loss that trains only the classifier
     kd: NonNegative  # weight of the distillation loss
-
-    needs = replace(DataFree.needs, teachers=1)
 
     def make(self, net: ServerNetwork, server: Tree, pixels: Pixels, classes: Tensor) -> Tensor:
         """Train the generator in `steps` steps, and generate all images with it."""

@@ -48,7 +48,6 @@ from fedexp.algorithms.interfaces import (
     ClientData,
     Context,
     Federation,
-    Needs,
     Network,
     ServerRound,
     TaskStart,
@@ -70,13 +69,6 @@ class PILoRA(NewAdapters):
     l1: NonNegative  # weight of the sum of |A|
     # learning rate of the adapters, as a multiple of the learning rate of the prototypes
     adapter_rate: NonNegative
-
-    needs = Needs(
-        server_state="adapters of all tasks",
-        down=0.5,
-        small="the same for each earlier task (download); C mean features (upload)",
-        forward_passes=1,
-    )
 
     def adapt(self, module: nn.Module, federation: Federation) -> nn.Module:
         width = classifier_of(module).in_features

@@ -20,14 +20,12 @@ import torch
 from torch import Tensor, nn
 
 from fedexp.algorithms.base import cross_entropies
-from fedexp.algorithms.families import OwnModel
 from fedexp.algorithms.heads import HEAD
 from fedexp.algorithms.interfaces import (
     Batch,
     ClientData,
     Context,
     Federation,
-    Needs,
     Network,
     TaskStart,
 )
@@ -47,7 +45,7 @@ Blocks = Annotated[
 ]
 
 
-class Prompting(NewClasses, OwnModel, ABC):
+class Prompting(NewClasses, ABC):
     """Base class for methods that train prompts."""
 
     sends: ClassVar[tuple[str, ...]] = ("params", "new")
@@ -55,8 +53,6 @@ class Prompting(NewClasses, OwnModel, ABC):
     needs_features = True
     must_train = HEAD
     own_step = "its server keeps the head of earlier tasks, but momentum would change it"
-
-    needs = Needs(server_state="classes of the task", small="C numbers (download)", teachers=1)
 
     def adapt(self, module: nn.Module, federation: Federation) -> nn.Module:
         name = type(self).__name__
@@ -106,8 +102,6 @@ class TaskPrompts(Prompting, ABC):
 
     sends = ("params", "new", "current")
     divided: ClassVar[tuple[str, ...]]  # names of the parameters that are divided among the tasks
-
-    needs = Needs(server_state="rows of the task", small="C and M numbers (download)", teachers=1)
 
     def server_init(self, params: Params, federation: Federation) -> Tree:
         current = rows_of_task(params["keys"], federation)

@@ -33,12 +33,11 @@ from typing import ClassVar, Self
 
 from torch import nn
 
-from fedexp.algorithms.families import OwnModel
+from fedexp.algorithms.base import FedAvg
 from fedexp.algorithms.interfaces import (
     ClientData,
     Context,
     Federation,
-    Needs,
     Network,
     ServerRound,
 )
@@ -48,7 +47,7 @@ from fedexp.core.tree import Params, Tree
 from fedexp_continual.algorithms.grams import damp, gram_matrices, merge_down, watch_inputs
 
 
-class RegMean(OwnModel):
+class RegMean(FedAvg):
     needs_inputs = True
     own_step = "its server merges linear layers in closed form"
     hint = (
@@ -61,8 +60,6 @@ class RegMean(OwnModel):
 
     # factor for the off-diagonal entries of a Gram matrix; 1: no change, 0: only the diagonal
     off_diagonal: Share
-
-    needs = Needs(small="Gram matrices up", forward_passes=1)
 
     def adapt(self, module: nn.Module, federation: Federation) -> nn.Module:
         return watch_inputs(module, linear_layers(module))

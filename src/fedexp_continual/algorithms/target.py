@@ -42,7 +42,6 @@ from fedexp.algorithms.interfaces import (
     Batch,
     Context,
     Federation,
-    Needs,
     Network,
     Pixels,
     ServerNetwork,
@@ -81,15 +80,6 @@ class DataFree(NewClasses, Remembering, ABC):
     lr_generator: Positive
     # number of channels in the generator's last layers; earlier layers have twice as many
     width: Count
-
-    needs = Needs(
-        server_state="model of the previous task, generated images",
-        down=1,
-        small="images (download)",
-        data="generated (server)",
-        work="a batch of generated images with a teacher in each step",
-        server_work="training of a generator for each task",
-    )
 
     def host_plan(self, federation: Federation, client: int, rng: np.random.Generator) -> Tree:
         """Return the order in which a client uses the generated images."""

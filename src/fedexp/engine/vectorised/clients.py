@@ -12,12 +12,11 @@ from torch.func import grad_and_value, vmap
 from torch.nn.utils.rnn import pad_sequence
 
 from fedexp.algorithms import optimizers
-from fedexp.algorithms.base import Batch, Context, Network
-from fedexp.algorithms.families import OwnStart, Prepared
+from fedexp.algorithms.base import Batch, Context, FedAvg, Network, overrides
 from fedexp.core import tree
 from fedexp.core.private.torch_internals import copy_each
 from fedexp.core.tree import Params, Tree
-from fedexp.engine.base import ClientRuntime, Cohort, Shared, overrides_local_step
+from fedexp.engine.base import ClientRuntime, Cohort, Shared
 from fedexp.engine.network import FunctionalNetwork
 from fedexp.engine.schedule import BatchSchedule
 from fedexp.engine.vectorised.convolution import PerClientConvolutions
@@ -234,12 +233,12 @@ class Clients:
         plans = tree.map(stacked, *cohort.plans)
         steps = upload(torch.as_tensor(self.padded.steps, dtype=runtime.dtype), runtime.device)
         inputs = ClientInputs(personals, states, plans, {}, steps)
-        if isinstance(algorithm, Prepared):
+        if overrides(algorithm, "prepare"):
             setups, buffers = self._prepared(algorithm, inputs), self._copies("buffers")
         else:
             setups, buffers = self._per_client(algorithm.client_setup, inputs)
         inputs = inputs._replace(setups=setups)
-        if isinstance(algorithm, OwnStart):
+        if overrides(algorithm, "initial_params"):
             params, buffers = self._own_start(algorithm, inputs)
         else:
             params = self._copies("params")
@@ -340,7 +339,7 @@ class Clients:
             )
         return found
 
-    def _own_start(self, algorithm: OwnStart, inputs: ClientInputs) -> tuple[Params, Params]:
+    def _own_start(self, algorithm: FedAvg, inputs: ClientInputs) -> tuple[Params, Params]:
         """Return the parameters and running statistics from which each client starts."""
         start, _ = self._per_client(algorithm.initial_params, inputs)
         buffers, params = self._copies("buffers"), {}
@@ -354,7 +353,7 @@ class Clients:
                 params[name] = tree.empty_stack(like, self.count).copy_(value)
         return params, buffers
 
-    def _prepared(self, algorithm: Prepared, inputs: ClientInputs) -> Tree:
+    def _prepared(self, algorithm: FedAvg, inputs: ClientInputs) -> Tree:
         """Call the hook `prepare` for each batch of the first pass over the data.
 
         Returns the results as tensors [C, batches, ...]. If a client has fewer batches than another
@@ -398,7 +397,7 @@ def local_step(shared: Shared, frame: Frame, active: int, batch: Batch) -> None:
     )
     params, memory = head
     algorithm, runtime = shared.algorithm, shared.runtime
-    own = overrides_local_step(algorithm)
+    own = overrides(algorithm, "local_step")
 
     def step(
         params: Params, memory: Tree, buffers: Params, tensors: Tree, one: ClientInputs
