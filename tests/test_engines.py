@@ -358,17 +358,6 @@ def test_subnormal_numbers_are_zero_in_training(engine):
     assert sys.float_info.min / 2 > 0
 
 
-@pytest.mark.parametrize(
-    ("ratio", "precision", "slow"),
-    [(1.1, "bf16", False), (3.14, "bf16", True), (3.14, "fp32", False)],
-)
-def test_slow_bf16_is_reported(ratio, precision, slow, monkeypatch):
-    monkeypatch.setattr("fedexp.engine.hardware.bf16_slowdown", lambda: ratio)
-    resolved = hardware(engine="sequential", precision=precision).resolve(10)
-    reason = resolved.reason_for_slowness()
-    assert ("took 3.1 times as long as fp32" in reason) if slow else reason is None
-
-
 # --- failures
 
 

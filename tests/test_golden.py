@@ -444,14 +444,6 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.fixture(autouse=True)
-def _threads():
-    """Restore the number of threads, which a run sets."""
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
-
-
 def over(names: Any, slow: Any = ()) -> pytest.MarkDecorator:
     params = [pytest.param(n, marks=pytest.mark.slow if n in slow else ()) for n in names]
     return pytest.mark.parametrize("name", params)

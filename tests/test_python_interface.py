@@ -222,10 +222,25 @@ def changed_dtype():
         torch.set_default_dtype(torch.float32)
 
 
+@contextmanager
+def changed_process():
+    """Set what a run sets for the whole process."""
+    backends = torch.backends
+    before = torch.get_num_threads(), backends.cuda.matmul.allow_tf32, backends.cudnn.deterministic
+    torch.set_num_threads(2)
+    backends.cuda.matmul.allow_tf32 = True
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before[0])
+        backends.cuda.matmul.allow_tf32, backends.cudnn.deterministic = before[1:]
+
+
 @pytest.mark.parametrize(
     "changed",
     [
         changed_dtype,
+        changed_process,
         torch.no_grad,
         torch.inference_mode,
         partial(torch.device, "meta"),
@@ -238,7 +253,9 @@ def test_settings_of_torch_do_not_change_a_run(changed, tmp_path):
     def settings():
         ones = torch.ones(1)
         kind = (ones + ones).dtype, ones.device, (torch.eye(2) @ torch.eye(2)).dtype
-        return kind, torch.is_grad_enabled(), torch.is_inference_mode_enabled()
+        backends = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.deterministic
+        modes = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
+        return kind, modes, backends, torch.get_num_threads()
 
     short = [*quick_runs.SMALL, "rounds=1"]
     plain = fedexp.run(short, directory=tmp_path / "plain").rounds

@@ -4,10 +4,8 @@ import copy
 import ctypes
 import os
 import platform
-import time
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -23,7 +21,6 @@ from fedexp.engine.vectorised.engine import Vectorised
 
 # the defaults of the options that only the vectorised engine uses
 VECTORISED = {"chunk": None, "cuda_graphs": True}
-SLOW = 1.2  # on a CPU, bf16 is slow if it takes this many times as long as fp32
 
 
 def is_device(name: str) -> bool:
@@ -182,18 +179,6 @@ class Resolved:
         """Return whether the vectorised engine trains the clients, possibly in worker processes."""
         return isinstance(self.trainer, Vectorised)
 
-    def reason_for_slowness(self) -> str | None:
-        """Return why the precision is slow on this device, or None if it is not slow.
-
-        The speed is measured in a short trial.
-        """
-        if self.precision != "bf16" or self.device.type != "cpu":
-            return None
-        ratio = bf16_slowdown()
-        if ratio < SLOW:
-            return None
-        return f"in a short trial, bf16 took {ratio:.1f} times as long as fp32 on this CPU"
-
     def make_engine(self) -> Engine:
         """Return the engine of the run."""
         # a copy for each run, because an engine stores its chunk size and graphs
@@ -205,7 +190,8 @@ class Resolved:
     def apply(self) -> None:
         """Set the options of torch that apply to the whole process.
 
-        They are set for every job, because the jobs of a sweep may share a process.
+        They are set for every job, because the jobs of a sweep may share a process. In the
+        caller's process, `default_torch` restores them.
         """
         torch.set_num_threads(self.threads)
         if self.device.index is not None:
@@ -270,23 +256,6 @@ def cores() -> int:
 def has_bf16() -> bool:
     """Return whether the GPU computes in bf16 and tf32 without emulation."""
     return torch.cuda.is_bf16_supported(including_emulation=False)
-
-
-@lru_cache
-def bf16_slowdown() -> float:
-    """Return the time of a convolution in bf16 divided by its time in fp32 on this CPU.
-
-    CPUs without bf16 instructions emulate bf16. The time is the shortest of five trials.
-    """
-    tensors = torch.ones(4, 32, 16, 16), torch.ones(64, 32, 5, 5)
-    best = {torch.float32: float("inf"), torch.bfloat16: float("inf")}
-    for _ in range(5):
-        for dtype in best:
-            images, kernels = (each.to(dtype) for each in tensors)
-            start = time.perf_counter()
-            torch.nn.functional.conv2d(images, kernels)
-            best[dtype] = min(best[dtype], time.perf_counter() - start)
-    return best[torch.bfloat16] / best[torch.float32]
 
 
 def cpu_name() -> str:

@@ -286,10 +286,17 @@ def default_torch() -> Iterator[None]:
     """Use torch's own default dtype, device and gradient mode, and no autocast, in the block.
 
     A notebook may have changed them, which would change the results of a run. The caller's settings
-    are restored afterwards. Worker processes are started with torch's defaults.
+    are restored afterwards, and so are those that `Resolved.apply` changes. Worker processes are
+    started with torch's defaults.
     """
-    dtype = torch.get_default_dtype()
+    dtype, backends = torch.get_default_dtype(), torch.backends
     with contextlib.ExitStack() as held:
+        held.callback(torch.set_num_threads, torch.get_num_threads())
+        for part in (backends.cuda.matmul, backends.cudnn):
+            held.callback(setattr, part, "allow_tf32", part.allow_tf32)
+        held.callback(setattr, backends.cudnn, "deterministic", backends.cudnn.deterministic)
+        if torch.cuda.is_initialized():
+            held.enter_context(torch.cuda.device(torch.cuda.current_device()))
         held.enter_context(torch.inference_mode(False))
         held.enter_context(torch.enable_grad())
         if torch.get_default_device().type != "cpu":  # the mode slows down every call of torch

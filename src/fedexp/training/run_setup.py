@@ -96,8 +96,6 @@ def handle_failures(run: Run) -> Iterator[None]:
 def begin(run: Run) -> None:
     """Write the inputs of the run, and log its hardware and the round at which it starts."""
     log.info("hardware: %s", run.hardware.sentence())
-    if slow := run.hardware.reason_for_slowness():
-        log.warning("hardware.precision=bf16: %s", slow)
     if run.built.hardware.precision == "tf32" and run.hardware.precision == "fp32":
         log.warning("hardware.precision=tf32: this CPU continues the run in fp32")
     place_states(run.simulation, run.state)
