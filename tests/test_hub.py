@@ -83,7 +83,7 @@ def test_owner_column_gives_the_natural_clients(datasets, tmp_path):
     for _ in range(2):
         data = load("huggingface", tmp_path, f"dataset.path='{path}'", "dataset.owner=who")
         assert data.owners.tolist() == [1, 0, 1]
-        assert Natural().split(data.y_train.numpy(), 2, None, data.owners).parts[0].tolist() == [1]
+        assert Natural().deal(data.y_train.numpy(), 2, None, data.owners).parts[0].tolist() == [1]
     for owner, message in (
         ("whom", "nearest: 'who'"),
         ("lacking", "have no owner"),

@@ -3,17 +3,15 @@
 import json
 import random
 import re
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from hydra.errors import ConfigCompositionException
 from hypothesis import given, reject, settings
 from hypothesis import strategies as st
-from omegaconf.errors import OmegaConfBaseException
 
 import toy_federation
 from fedexp.algorithms.base import FedAvg
@@ -22,11 +20,10 @@ from fedexp.config.settings import Seeds
 from fedexp.core.errors import ConfigError
 from fedexp.core.npz import load_npz, save_npz
 from fedexp.data.held_out import NO_VALIDATION, Public, Validation
-from fedexp.data.partition import IID, Natural, Sharding, Shards, make_partition
+from fedexp.data.partition import IID, Natural, Partitioner, Sharding, Shards
 from fedexp.data.partition_file import File
 from fedexp.data.partition_lda import LDA
 from fedexp.data.partitioned import Partition, partition_hash
-from fedexp.data.surrogate import Surrogate
 from fedexp.training.division import divide, make_task_partition
 from toy_federation import composed
 
@@ -44,6 +41,39 @@ def balanced(classes=10, per_class=50, seed=0):
 
 def lda(alpha=0.5, min_size=1, balance=True, max_draws=2000):
     return LDA(alpha=alpha, min_size=min_size, balance=balance, max_draws=max_draws)
+
+
+def split(
+    partitioner: Partitioner,
+    labels: object,
+    clients: int,
+    generator: object = 0,
+    owners: np.ndarray | None = None,
+    test_fraction: float = 0.0,
+) -> Partition:
+    """Deal examples to the clients. generator: a seed, or an object in place of a generator."""
+    labels = np.asarray(labels)
+    source = rng(generator) if isinstance(generator, int) else generator
+    dealt = partitioner.deal(labels, clients, source, owners, test_fraction=test_fraction)
+    classes = int(labels.max()) + 1
+    return Partition.build(dealt.parts, labels, classes, dealt.info, test=dealt.test)
+
+
+def of_task(partitioner, labels, clients, owners=None, public=0.0, test=0.0) -> Partition:
+    """Divide the examples of one task, with a public set that is not balanced."""
+    labels = np.asarray(labels)
+    classes = int(labels.max()) + 1
+    data = SimpleNamespace(y_train=torch.from_numpy(labels), owners=owners, num_classes=classes)
+    task = SimpleNamespace(train=np.arange(len(labels)), classes=tuple(range(classes)))
+    built = SimpleNamespace(
+        seeds=SimpleNamespace(partition=3),
+        settings=SimpleNamespace(num_clients=clients, test_per_client=test),
+        algorithm=FedAvg(),
+        partition=partitioner,
+        public=Public(fraction=public, balanced=False),
+        validation=NO_VALIDATION,
+    )
+    return make_task_partition(built, data, task, ())
 
 
 def check(partition: Partition, labels: np.ndarray, clients: int, covers: bool):
@@ -68,40 +98,29 @@ def check(partition: Partition, labels: np.ndarray, clients: int, covers: bool):
 @given(st.integers(1, 30), st.integers(30, 200), SEEDS)
 def test_iid_gives_equal_disjoint_parts(clients, examples, seed):
     labels = rng(seed).integers(0, 5, examples)
-    partition = IID().split(labels, clients, rng(seed), num_classes=5)
+    partition = split(IID(), labels, clients, seed)
     check(partition, labels, clients, covers=examples % clients == 0)
     assert set(partition.sizes) == {examples // clients}
 
 
 @few
-@given(st.sampled_from([(2, 20, 10), (3, 10, 5), (1, 10, 10), (10, 7, 10), (4, 5, 2)]), SEEDS)
-def test_sharding_gives_at_most_s_classes_and_equal_sizes(setting, seed):
+@given(st.sampled_from([(2, 20, 10), (1, 32, 4), (10, 7, 10), (4, 5, 2)]), SEEDS, st.data())
+def test_sharding_deals_contiguous_blocks_of_at_most_s_classes(setting, seed, data):
     s, clients, classes = setting
     shards = s * clients // classes
-    labels = balanced(classes, per_class=3 * shards, seed=seed)
-    partition = Sharding(shards_per_client=s).split(labels, clients, rng(seed))
+    sizes = [data.draw(st.integers(shards, 4 * shards)) for _ in range(classes)]
+    labels = rng(seed).permutation(np.repeat(np.arange(classes), sizes))
+    partition = split(Sharding(shards_per_client=s), labels, clients, seed)
     check(partition, labels, clients, covers=True)
     assert ((partition.counts > 0).sum(1) <= s).all()
-    assert (partition.sizes == 3 * s).all()
-    assert (partition.counts % 3 == 0).all()  # whole shards only
-
-
-@few
-@given(st.lists(st.integers(8, 40), min_size=4, max_size=4), SEEDS)
-def test_sharding_cuts_contiguous_blocks(class_sizes, seed):
-    labels = rng(seed).permutation(np.repeat(np.arange(4), class_sizes))
-    # m = 1 * 32 / 4 = 8 blocks a class
-    partition = Sharding(shards_per_client=1).split(labels, 32, rng(seed))
-    check(partition, labels, 32, covers=True)
-    blocks = {tuple(part) for part in partition.parts}
-    for c, n in enumerate(class_sizes):
-        indices = [i for i in range(len(labels)) if labels[i] == c]
-        size, extra = divmod(n, 8)
-        for b in range(8):
-            expected = indices[b * size : (b + 1) * size] + (
-                [indices[8 * size + b]] if b < extra else []
-            )
-            assert tuple(expected) in blocks
+    owner = {i: client for client, part in enumerate(partition.parts) for i in part}
+    for c, n in enumerate(sizes):
+        indices = np.flatnonzero(labels == c)
+        size, extra = divmod(n, shards)
+        for b in range(shards):
+            block = [*indices[b * size : (b + 1) * size]]
+            block += [indices[shards * size + b]] if b < extra else []
+            assert len({owner[i] for i in block}) == 1
 
 
 PAIRS = [(0, 1), (0, 2), (0, 3), (1, 2), (1, 3), (2, 3)]  # of four examples
@@ -122,48 +141,16 @@ PAIRS = [(0, 1), (0, 2), (0, 3), (1, 2), (1, 3), (2, 3)]  # of four examples
         # floor(4 q_1) = 2 of 4 where both have two
         (lda(alpha=1e6, min_size=2, balance=False), [0, 0, 0, 0], PAIRS),
     ],
-    ids=[
-        "two_sorted",
-        "one_sorted",
-        "one_unsorted",
-        "sharding_one_class",
-        "sharding",
-        "iid",
-        "lda",
-    ],
 )
 def test_all_partitions_are_equally_likely(partitioner, labels, possible):
     """Two clients share four examples. Over 180 seeds, the first client gets each possible half
     about equally often.
     """
-    halves = [
-        tuple(partitioner.split(np.array(labels), 2, rng(seed)).parts[0].tolist())
-        for seed in range(180)
-    ]
+    halves = [tuple(split(partitioner, labels, 2, seed).parts[0].tolist()) for seed in range(180)]
     assert set(halves) == set(possible)
     # Of 180 deals 30 are expected of each of six halves, with a standard deviation of 5; of two
     # halves 90, with 6.7.
     assert all(abs(halves.count(half) - 180 / len(possible)) <= 20 for half in possible)
-
-
-def split_if_possible(partitioner, labels, clients, seed):
-    """Return the partition; hypothesis skips examples in which alpha is too small for any draw."""
-    try:
-        return partitioner.split(labels, clients, rng(seed))
-    except ConfigError:
-        reject()
-
-
-@few
-@given(st.floats(0.05, 100), st.integers(1, 5), st.integers(2, 12), st.booleans(), SEEDS)
-def test_lda_covers_everything_and_respects_min_size(alpha, min_size, clients, balance, seed):
-    labels = balanced(seed=seed)
-    partition = split_if_possible(
-        lda(alpha, min_size, balance, max_draws=300), labels, clients, seed
-    )
-    check(partition, labels, clients, covers=True)
-    assert partition.sizes.min() >= min_size
-    assert 1 <= partition.info["draws"] <= 300
 
 
 @few
@@ -172,23 +159,11 @@ def test_natural_clients_are_whole_owners(clients, seed):
     # ids need not be consecutive
     owners = rng(seed).permutation(np.repeat(np.arange(12) * 7, np.arange(1, 13)))
     labels = rng(seed + 1).integers(0, 3, len(owners))
-    partition = Natural().split(labels, clients, rng(seed), owners, num_classes=3)
+    partition = split(Natural(), labels, clients, seed, owners)
     check(partition, labels, clients, covers=clients == 12)
     for part in partition.parts:
         (owner,) = set(owners[part])
         assert len(part) == (owners == owner).sum()
-
-
-@pytest.mark.slow
-def test_natural_choice_of_owners_is_uniform():
-    owners = np.repeat(np.arange(5), 2)
-    times = np.zeros(5)
-    for seed in range(1000):
-        for part in Natural().split(np.zeros(10, dtype=int), 2, rng(seed), owners).parts:
-            times[owners[part[0]]] += 1
-    # each owner is drawn with probability 2/5: 400 of 1000, standard deviation sqrt(1000 * 0.4 *
-    # 0.6) = 15.5
-    assert (abs(times - 400) < 4 * 15.5).all()
 
 
 # ------------------------------------------------------------------ LDA
@@ -228,7 +203,11 @@ def literal_lda(labels, classes, clients, alpha, min_size, balance, generator):
 @given(st.floats(0.08, 5), st.integers(2, 8), st.integers(1, 6), st.booleans(), SEEDS)
 def test_lda_equals_the_literal_routine(alpha, clients, min_size, balance, seed):
     labels = balanced(classes=6, per_class=40, seed=seed)
-    fast = split_if_possible(lda(alpha, min_size, balance), labels, clients, seed)
+    try:
+        fast = split(lda(alpha, min_size, balance), labels, clients, seed)
+    except ConfigError:
+        reject()  # alpha is too small for any draw
+    check(fast, labels, clients, covers=True)
     slow = literal_lda(labels, 6, clients, alpha, min_size, balance, rng(seed))
     assert [part.tolist() for part in fast.parts] == slow
 
@@ -294,10 +273,10 @@ def test_numpy_seed_equals_released_code(seed):
         (partial(LDA, **options), released_lda(labels, 0.3, 20, seed)),
         (partial(Sharding, shards_per_client=3), released_sharding(labels, 3, 20, seed)),
     ):
-        partition = scheme(numpy_seed=seed).split(labels, 20, rng(0))
+        partition = split(scheme(numpy_seed=seed), labels, 20)
         assert [set(part) for part in partition.parts] == [set(part) for part in slow]
-        assert partition.hash == scheme(numpy_seed=seed).split(labels, 20, rng(1)).hash
-        assert partition.hash != scheme(numpy_seed=seed + 1).split(labels, 20, rng(0)).hash
+        assert partition.hash == split(scheme(numpy_seed=seed), labels, 20, 1).hash
+        assert partition.hash != split(scheme(numpy_seed=seed + 1), labels, 20).hash
         assert partition.info["numpy_seed"] == seed
         with pytest.raises(
             ConfigError, match=r"partition.numpy_seed=-1: must be from 0 to 4294967295, or null"
@@ -318,25 +297,17 @@ def pfllib_split(parts, share):
     return train, test
 
 
-def merged_lda(**options):
-    """The partition of FedKA: 6,000 images of each of ten classes, numpy seed 1."""
-    values = {"alpha": 0.1, "min_size": 40, "balance": True, "max_draws": 2000, "numpy_seed": 1}
-    labels = balanced(classes=10, per_class=6000, seed=4)
-    return labels, LDA(**values | options).split(labels, 10, rng(), test_fraction=0.25)
-
-
 def test_fedka_has_the_clients_of_pfllib():
     """The paper's clients 0 and 3, and the counts that its text gives: "nearly 5000" images of
-    client 0, "close to 1000" of class 3 and "only about 10" of class 1."""
-    _, partition = merged_lda()
-    assert len(partition.test) + partition.sizes.sum() == 60_000
-    assert partition.sizes.sum() == 44_997
+    client 0, "close to 1000" of class 3 and "only about 10" of class 1. 6,000 images of each of ten
+    classes, numpy seed 1."""
+    labels = balanced(classes=10, per_class=6000, seed=4)
+    scheme = LDA(alpha=0.1, min_size=40, balance=True, max_draws=2000, numpy_seed=1)
+    partition = split(scheme, labels, 10, test_fraction=0.25)
+    assert (len(partition.test), partition.sizes.sum()) == (15_003, 44_997)
     client = partition.counts[0]
     assert (client.sum(), client[3], client[1]) == (4852, 957, 16)
-    labels = balanced(classes=10, per_class=6000, seed=4)
-    # before the test images are held out
-    whole = LDA(alpha=0.1, min_size=40, balance=True, max_draws=2000, numpy_seed=1)
-    counts = whole.split(labels, 10, rng()).counts[3]
+    counts = split(scheme, labels, 10).counts[3]  # before the test images are held out
     assert {c: n for c, n in enumerate(counts) if n} == {1: 34, 2: 4146, 4: 24, 7: 1, 8: 4423}
 
 
@@ -345,29 +316,26 @@ def test_numpy_seed_also_draws_the_test_set_of_pfllib(seed):
     labels = balanced(classes=10, per_class=200, seed=1)
     train, test = pfllib_split(released_lda(labels, 0.3, 20, seed), 0.75)
     scheme = LDA(alpha=0.3, min_size=10, balance=True, max_draws=2000, numpy_seed=seed)
-    partition = scheme.split(labels, 20, rng(), test_fraction=0.25)
+    partition = split(scheme, labels, 20, test_fraction=0.25)
     assert [part.tolist() for part in partition.parts] == list(map(sorted, train))
     assert partition.test.tolist() == sorted(test)
     assert partition.counts.sum() == sum(map(len, train))
     assert partition.info["test_counts"] == np.bincount(labels[sorted(test)]).tolist()
 
 
-def test_test_examples_are_held_out_of_every_scheme(tmp_path):
+def test_test_examples_are_held_out(tmp_path):
     """Also with a public set, whose examples are removed before the partition."""
-    labels, public = balanced(4, 50), np.array([3, 4, 150])
-    partition = make_partition(IID(), labels, 4, 5, rng(), None, public, test_fraction=0.25)
+    partition = of_task(IID(), balanced(4, 50), 5, public=0.015, test=0.25)
     held = [*partition.parts, partition.test, partition.public]
     # (200 - 3) // 5 = 39 examples of each client, of which it keeps floor(0.75 * 39) = 29
     assert list(map(len, held)) == [29] * 5 + [50, 3]
     assert len(np.unique(np.concatenate(held))) == 198
+    assert partition.info["unused"] == 2
     partition.save(tmp_path / "partition.npz", "abcd")
     assert (Partition.load(tmp_path / "partition.npz").test == partition.test).all()
-
-
-def test_client_without_training_examples_is_rejected():
     message = r"test_per_client=0.25: client 0 has 1 example, so it would have no training examples"
     with pytest.raises(ConfigError, match=message):
-        IID().split(balanced(2, 2), 4, rng(), test_fraction=0.25)
+        split(IID(), balanced(2, 2), 4, test_fraction=0.25)
 
 
 class Fixed:
@@ -390,55 +358,42 @@ def test_lda_balance_equals_hand_calculation():
     # not < 15, so q = (0, 1): 0 and 10.
     q = [[0.8, 0.2], [0.75, 0.25], [0.5, 0.5]]
     labels = np.repeat([0, 1, 2], 10)
-    capped = lda(balance=True).split(labels, 2, Fixed(q))
+    capped = split(lda(balance=True), labels, 2, Fixed(q))
     assert capped.counts.tolist() == [[8, 7, 0], [2, 3, 10]]
     assert capped.parts[0].tolist() == [*range(8), *range(10, 17)]
-    assert lda(balance=False).split(labels, 2, Fixed(q)).counts.tolist() == [[8, 7, 5], [2, 3, 5]]
+    uncapped = split(lda(balance=False), labels, 2, Fixed(q))
+    assert uncapped.counts.tolist() == [[8, 7, 5], [2, 3, 5]]
 
 
 def test_lda_repeats_draws_without_mass():
     # after class 0 client 0 holds 10 >= N/K = 10; class 1 then has q = (1, 0): nothing is left to
     # share
     with pytest.raises(ConfigError, match="min_size"):
-        lda(max_draws=3).split(np.repeat([0, 1], 10), 2, Fixed([[1.0, 0.0], [1.0, 0.0]]))
+        split(lda(max_draws=3), np.repeat([0, 1], 10), 2, Fixed([[1.0, 0.0], [1.0, 0.0]]))
 
 
 @pytest.mark.parametrize("numpy_seed", [None, 3])
 def test_lda_draws_at_most_max_draws_times(numpy_seed):
     labels = balanced(4, 10)
 
-    def split(max_draws):
-        scheme = LDA(
-            alpha=0.15, min_size=8, balance=True, max_draws=max_draws, numpy_seed=numpy_seed
-        )
-        return scheme.split(labels, 4, rng())
+    def draws(most):
+        scheme = LDA(alpha=0.15, min_size=8, balance=True, max_draws=most, numpy_seed=numpy_seed)
+        return split(scheme, labels, 4).info["draws"]
 
-    needed = split(200).info["draws"]
+    needed = draws(200)
     assert needed >= 3
-    assert split(needed).info["draws"] == needed
+    assert draws(needed) == needed
     with pytest.raises(
         ConfigError, match=f"none of {needed - 1} draws gave every client at least min_size=8"
     ):
-        split(needed - 1)
+        draws(needed - 1)
 
 
 def test_lda_skips_an_absent_class():
     labels = np.repeat([0, 2, 3], 20)
-    partition = make_partition(lda(alpha=5.0), labels, 5, 3, rng(), None, np.zeros(0, int))
+    partition = split(lda(alpha=5.0), labels, 3)
     check(partition, labels, 3, covers=True)
-    assert partition.counts.sum(0).tolist() == [20, 0, 20, 20, 0]
-
-
-@pytest.mark.slow
-def test_lda_needs_the_expected_number_of_draws():
-    """In protocols 0.1, a draw on CIFAR-10's label counts with K=100 and alpha=0.1 has every n_k
-    >= 10 with probability 0.24.
-    """
-    labels = np.repeat(np.arange(10), 5000)
-    draws = [lda(0.1, 10).split(labels, 100, rng(seed)).info["draws"] for seed in range(60)]
-    # the number of draws is geometric with p = 0.24: mean 4.17, sd sqrt(0.76) / 0.24 = 3.6, of the
-    # mean of 60: 0.47
-    assert abs(np.mean(draws) - 4.17) < 4 * 0.47
+    assert partition.counts.sum(0).tolist() == [20, 0, 20, 20]
 
 
 # ------------------------------------------------------------------ hash, seeds, files
@@ -450,75 +405,39 @@ SCHEMES = {
 }
 
 
-def split(name, seed=7):
-    labels = balanced()
-    return SCHEMES[name][0].split(labels, 10, rng(seed), owners=np.arange(500) // 25)
+def scheme_split(name, seed=7):
+    return split(SCHEMES[name][0], balanced(), 10, seed, np.arange(500) // 25)
 
 
 @pytest.mark.parametrize("name", SCHEMES)
-def test_partition_is_reproducible(name):
-    assert split(name).hash == split(name).hash
-    assert split(name).hash != split(name, seed=8).hash
-    assert split(name).hash[:8] == SCHEMES[name][1]  # golden: published runs must stay reproducible
+def test_partition_has_its_golden_hash(name):
+    """Published runs must stay reproducible."""
+    assert scheme_split(name).hash[:8] == SCHEMES[name][1]
 
 
-def test_build_rejects_invalid_parts():
-    labels = np.zeros(4, dtype=int)
-    for parts in ([[0, 1], [1, 2]], [[0, 4]], [[-1, 0]], [[0], []]):
-        with pytest.raises((AssertionError, IndexError)):
-            Partition.build([np.array(part, dtype=int) for part in parts], labels, 1, {})
-
-
-@pytest.mark.parametrize("name", SCHEMES)
-def test_saved_partition_is_loaded_unchanged(name, tmp_path):
-    partition, path = replace(split(name), public=np.array([3, 5])), tmp_path / "partition.npz"
+def test_saved_partition_is_loaded_unchanged_and_damage_is_rejected(tmp_path):
+    partition, path = scheme_split("lda"), tmp_path / "partition.npz"
+    with pytest.raises(ConfigError, match=r"partition\.npz"):
+        Partition.load(path)
     partition.save(path, classes=[f"class {c}" for c in range(10)])
     loaded = Partition.load(path)
     assert [a.tolist() for a in loaded.parts] == [a.tolist() for a in partition.parts]
     assert (loaded.counts == partition.counts).all()
     assert (loaded.hash, loaded.info) == (partition.hash, partition.info)
-    assert loaded.info.items() >= asdict(SCHEMES[name][0]).items()  # the settings
-    assert loaded.public.tolist() == [3, 5]
-    assert (loaded.sizes == load_npz(path)["sizes"]).all()
-    assert load_npz(path)["classes"].tolist() == [f"class {c}" for c in range(10)]
-    assert list(tmp_path.iterdir()) == [path]  # no temporary file left
-
-
-def test_load_rejects_damaged_files(tmp_path):
-    path = tmp_path / "partition.npz"
-    with pytest.raises(ConfigError, match=r"partition\.npz"):
-        Partition.load(path)
-    split("iid").save(path, classes=())
+    assert loaded.info.items() >= asdict(SCHEMES["lda"][0]).items()  # the settings
     arrays = load_npz(path)
-    arrays["indices"][0], arrays["indices"][1] = arrays["indices"][1], arrays["indices"][0]
-    save_npz(path, **arrays)
-    with pytest.raises(ConfigError, match="damaged"):
-        Partition.load(path)
-    path.write_bytes(path.read_bytes()[:100])
-    with pytest.raises(ConfigError, match=r"partition\.npz"):
-        Partition.load(path)
-    save_npz(path, x=np.zeros(2))
-    with pytest.raises(ConfigError, match="not a partition"):
-        Partition.load(path)
-
-
-def test_failed_write_keeps_the_old_file(tmp_path):
-    path = tmp_path / "a.npz"
-    save_npz(path, x=np.arange(3))
-
-    class Broken:
-        def __array__(self, dtype=None, copy=None):
-            raise RuntimeError("broken")
-
-    with pytest.raises(RuntimeError):
-        save_npz(path, x=Broken())
-    assert load_npz(path)["x"].tolist() == [0, 1, 2]
-    assert list(tmp_path.iterdir()) == [path]
+    assert arrays["classes"].tolist() == [f"class {c}" for c in range(10)]
+    assert list(tmp_path.iterdir()) == [path]  # no temporary file left
+    arrays["indices"][:2] = arrays["indices"][:2][::-1]
+    for changed, message in ((arrays, "damaged"), ({"x": np.zeros(2)}, "not a partition")):
+        save_npz(path, **changed)
+        with pytest.raises(ConfigError, match=message):
+            Partition.load(path)
 
 
 # ------------------------------------------------------------------ partition=file
 def read(path, clients, examples=10):
-    return File(path=str(path)).split(np.arange(examples) % 2, clients, rng())
+    return split(File(path=str(path)), np.arange(examples) % 2, clients)
 
 
 def test_partition_is_read_from_every_file_format(tmp_path):
@@ -528,10 +447,10 @@ def test_partition_is_read_from_every_file_format(tmp_path):
     np.savez(tmp_path / "arrays.npz", **{"0": unsigned, "1": np.array([5, 4])})
     for path in tmp_path.iterdir():
         assert [part.tolist() for part in read(path, 2).parts] == [[0, 3, 9], [4, 5]]
-    split("lda").save(tmp_path / "run.npz", classes=())
-    again = File(path=str(tmp_path / "run.npz")).split(balanced(), 10, rng())
-    assert again.hash == split("lda").hash
-    assert (again.counts == split("lda").counts).all()
+    scheme_split("lda").save(tmp_path / "run.npz", classes=())
+    again = split(File(path=str(tmp_path / "run.npz")), balanced(), 10)
+    assert again.hash == scheme_split("lda").hash
+    assert (again.counts == scheme_split("lda").counts).all()
 
 
 @pytest.mark.parametrize(
@@ -590,24 +509,12 @@ def test_missing_partition_file_is_rejected(tmp_path):
 )
 def test_impossible_settings_are_rejected(partitioner, clients, message):
     with pytest.raises(ConfigError, match=re.escape(message)):
-        partitioner.split(balanced(), clients, rng())
+        split(partitioner, balanced(), clients)
 
 
 def test_more_clients_than_owners_are_rejected():
     with pytest.raises(ConfigError, match="num_clients=6: must be at most 5"):
-        Natural().split(balanced(), 6, rng(), np.arange(500) // 100)
-
-
-# ------------------------------------------------------------------ conf/partition
-def test_alpha_exists_only_with_lda():
-    assert composed("partition=lda", "alpha=0.3", "min_size=2").partition.alpha == 0.3
-    assert composed("partition=sharding", "shards_per_client=5").partition.shards_per_client == 5
-    for overrides in (
-        ("partition=sharding", "alpha=0.1"),
-        ("partition=lda", "shards_per_client=2"),
-    ):
-        with pytest.raises((ConfigCompositionException, OmegaConfBaseException)):
-            composed(*overrides)
+        split(Natural(), balanced(), 6, 0, np.arange(500) // 100)
 
 
 def test_partition_hash_covers_sizes_and_indices():
@@ -670,16 +577,12 @@ def test_all_public_sets_are_equally_likely(balanced, fraction, possible):
 )
 def test_clients_get_no_public_examples(partitioner):
     labels, owners = np.arange(400) % 5, np.arange(400) % 7
-    held = public(labels, 0.1, True)
-    partition = make_partition(partitioner, labels, 5, 4, rng(), owners, held)
+    partition = of_task(partitioner, labels, 4, owners, public=0.1)
     everything = np.concatenate(partition.parts)
-    assert not set(everything.tolist()) & set(held.tolist())
-    assert np.array_equal(partition.public, held)
+    assert not set(everything.tolist()) & set(partition.public.tolist())
     assert np.array_equal(partition.counts.sum(0), np.bincount(labels[everything], minlength=5))
-    if isinstance(partitioner, Natural):
-        assert all(len(set(owners[part])) == 1 for part in partition.parts)
-    else:
-        assert len(everything) == 360
+    if not isinstance(partitioner, Natural):
+        assert (len(partition.public), len(everything)) == (40, 360)
 
 
 @pytest.mark.parametrize(
@@ -689,43 +592,14 @@ def test_clients_get_no_public_examples(partitioner):
         ({}, lambda s: [s.stages[0].federation.shared]),
         ({"public": 0.15}, lambda s: [s.stages[0].public.numbers]),
         (
-            {"validation": Validation(fraction=0.2, per_client=False)},
+            {"validation": Validation(fraction=0.4, per_client=True)},
             lambda s: [s.runtime.data.validation],
         ),
-        (
-            {"validation": Validation(fraction=0.4, per_client=True), "divided": True},
-            lambda s: [s.runtime.data.validation],
-        ),
-        ({"surrogate": 0.3}, lambda s: [s.stages[0].federation.unlabelled]),
-        ({"surrogate": 0.3, "withheld": True}, lambda s: s.stages[0].federation.surrogate),
-        ({"surrogate": 0.3, "withheld": True}, lambda s: [s.stages[0].surrogate.numbers]),
-    ],
-    ids=[
-        "clients",
-        "shared",
-        "public",
-        "validation",
-        "validation_of_clients",
-        "unlabelled",
-        "shards",
-        "server",
+        ({"surrogate": 0.3}, lambda s: s.stages[0].federation.surrogate),
+        ({"surrogate": 0.3}, lambda s: [s.stages[0].surrogate.numbers]),
     ],
 )
-def test_data_draws_depend_only_on_the_partition_seed(options, drawn, monkeypatch):
-    """Each case tests one draw. withheld: the surrogate examples are fixed, and only their shards
-    are drawn. divided: the clients' examples are fixed.
-    """
-    options, assign = dict(options), toy_federation.Ragged.assign
-    if options.pop("divided", False):
-        monkeypatch.setattr(
-            toy_federation.Ragged, "assign", lambda *given: assign(*given[:4], rng(), *given[5:])
-        )
-    if options.pop("withheld", False):
-        attach = Surrogate.attach
-        monkeypatch.setattr(
-            Surrogate, "attach", lambda self, data, tasks, _: attach(self, data, tasks, rng())
-        )
-
+def test_data_draws_depend_only_on_the_partition_seed(options, drawn):
     def draw(partition, others=0):
         seeds = Seeds(partition=partition, sampling=others, training=others)
         made = toy_federation.make_simulation(
@@ -740,13 +614,13 @@ def test_data_draws_depend_only_on_the_partition_seed(options, drawn, monkeypatc
 
 
 def test_partition_file_with_public_examples_is_rejected(tmp_path):
-    labels = np.arange(20) % 2
-    path = tmp_path / "parts.json"
-    path.write_text(json.dumps([[0, 1, 2], [5, 6]]))
-    partition = make_partition(File(path=str(path)), labels, 2, 2, rng(), None, np.array([3, 4]))
-    assert [part.tolist() for part in partition.parts] == [[0, 1, 2], [5, 6]]
-    with pytest.raises(ConfigError, match="client 1 has example 5, which is in the public set"):
-        make_partition(File(path=str(path)), labels, 2, 2, rng(), None, np.array([4, 5]))
+    labels, path = np.arange(20) % 2, tmp_path / "parts.json"
+    one, other = of_task(IID(), labels, 2, public=0.1).public.tolist()
+    path.write_text(json.dumps([[k] for k in range(20) if k not in (one, other)][:2]))
+    assert of_task(File(path=str(path)), labels, 2, public=0.1).public.tolist() == [one, other]
+    path.write_text(json.dumps([[k for k in range(19) if k not in (one, other)], [other]]))
+    with pytest.raises(ConfigError, match=f"1 has example {other}, which is in the public set"):
+        of_task(File(path=str(path)), labels, 2, public=0.1)
 
 
 def test_partition_file_counts_surrogate_examples(tmp_path):
@@ -784,7 +658,7 @@ def test_partition_file_counts_surrogate_examples(tmp_path):
 
 def test_natural_clients_can_be_the_largest():
     owners = np.repeat([0, 1, 2, 3], [3, 6, 2, 6])
-    partition = Natural(choice="largest").split(np.zeros(17, dtype=int), 2, rng(), owners)
+    partition = split(Natural(choice="largest"), np.zeros(17, dtype=int), 2, 0, owners)
     assert [part.tolist() for part in partition.parts] == [list(range(3, 9)), list(range(11, 17))]
 
 
@@ -792,29 +666,13 @@ def test_natural_clients_can_be_the_largest():
 def test_public_set_comes_from_participating_writers(choice):
     owners = np.repeat(np.arange(10), 20)
     owners[:5] = 9  # the largest writer
-    data = SimpleNamespace(y_train=torch.arange(200) % 4, owners=owners, num_classes=4)
-    task = SimpleNamespace(train=np.arange(200), classes=(0, 1, 2, 3))
-    built = SimpleNamespace(
-        seeds=SimpleNamespace(partition=3),
-        settings=SimpleNamespace(num_clients=3, test_per_client=0.0),
-        algorithm=FedAvg(),
-        partition=Natural(choice=choice),
-        public=Public(fraction=0.1, balanced=False),
-        validation=NO_VALIDATION,
-    )
-    partition = make_task_partition(built, data, task, ())
+    labels = np.arange(200) % 4
+    partition = of_task(Natural(choice=choice), labels, 3, owners, public=0.1)
     writers = {int(owners[part[0]]) for part in partition.parts}
     assert len(writers) == 3
     assert set(owners[partition.public].tolist()) <= writers
     assert len(partition.public) == int(0.1 * np.isin(owners, list(writers)).sum())
     for part in partition.parts:
         assert len(set(owners[part].tolist())) == 1
-    without = make_task_partition(
-        SimpleNamespace(**vars(built) | {"public": Public(fraction=0, balanced=False)}),
-        data,
-        task,
-        (),
-    )
-    assert writers == {int(owners[part[0]]) for part in without.parts}, (
-        "the same writers without a public set"
-    )
+    without = of_task(Natural(choice=choice), labels, 3, owners)
+    assert writers == {int(owners[part[0]]) for part in without.parts}

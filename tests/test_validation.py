@@ -280,7 +280,7 @@ def test_tasks_are_evaluated_on_their_validation_examples(tmp_path):
         ),
         (
             {"validation": replace(OWN, fraction=0.05)},
-            "selects no validation examples from any client",
+            "selects none of the 40 training examples",
         ),
     ],
 )

@@ -1,24 +1,32 @@
 """Partition schemes: rules that divide the training examples among the clients.
 
 Sharding and LDA follow FedNTD (NeurIPS 2022), appendix B.5. Natural clients follow LEAF (arXiv
-1812.01097). Each partitioner is configured by a file in `conf/partition`. Its method `split`
+1812.01097). Each partitioner is configured by a file in `conf/partition`. Its method `deal`
 depends only on its arguments and on the state of the random generator.
 """
 
 import random
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 
 from fedexp.core.console import plural
 from fedexp.core.errors import ConfigError, require
 from fedexp.core.limits import Checked, Count, Seed32
-from fedexp.data.partitioned import Partition
 
 # each client's example indices, and information that is recorded with the partition
 Assigned = tuple[list[np.ndarray], dict[str, Any]]
+NO_EXAMPLES = np.zeros(0, np.int64)
+
+
+class Dealt(NamedTuple):
+    """What `Partitioner.deal` returns."""
+
+    parts: list[np.ndarray]  # each client's examples, int64 [n_k], ascending
+    test: np.ndarray  # examples that were held out for testing, int64, ascending
+    info: dict[str, Any]  # scheme, settings, and what the scheme records
 
 
 class Partitioner(Checked, prefix="partition."):
@@ -28,7 +36,7 @@ class Partitioner(Checked, prefix="partition."):
     has_global_indices: ClassVar[bool] = False
     """Whether indices refer to all training examples, including public and surrogate examples."""
 
-    def split(
+    def deal(
         self,
         labels: np.ndarray,
         num_clients: int,
@@ -37,16 +45,15 @@ class Partitioner(Checked, prefix="partition."):
         *,
         num_classes: int | None = None,
         test_fraction: float = 0.0,
-    ) -> Partition:
-        """Split the training set among `num_clients` clients.
+    ) -> Dealt:
+        """Divide examples among `num_clients` clients.
 
-        labels: int [N], from 0 to C - 1, or -1 for a surrogate example. Clients must not get
-        surrogate examples (see `has_global_indices`).
+        labels: int [N], from 0 to C - 1.
         owners: int [N], each example's natural client, or None without natural clients.
         num_classes: the number of classes C. Defaults to the largest label + 1.
-        test_fraction: the fraction of each client's examples to hold out for the partition's test
-            set. A client with n examples keeps floor((1 - test_fraction) n) of them. They are drawn
-            with the generator that drew the clients, client by client, as in PFLlib.
+        test_fraction: the fraction of each client's examples to hold out for testing. A client with
+            n examples keeps floor((1 - test_fraction) n) of them. They are drawn with the generator
+            that drew the clients, client by client, as in PFLlib.
 
         Raises ConfigError if no partition is possible with these settings.
         """
@@ -63,14 +70,11 @@ class Partitioner(Checked, prefix="partition."):
                 f"{self.source}: `assign` must return two things: a list of each client's example"
                 " indices, and a dict of information to record, which may be empty"
             )
-        parts = check_parts(given[0], len(labels), num_clients, self.source)
-        reject_examples([part[labels[part] < 0] for part in parts], "a surrogate example")
+        parts, test = check_parts(given[0], len(labels), num_clients, self.source), NO_EXAMPLES
+        if test_fraction:
+            parts, test = hold_out_test(parts, test_fraction, rng)
         info = {"scheme": type(self).__name__} | asdict(self) | dict(given[1])
-        if not test_fraction:
-            return Partition.build(parts, labels, classes, info)
-        kept, test = hold_out_test(parts, test_fraction, rng)
-        partition = Partition.build(kept, labels, classes, info)
-        return partition.with_parts(kept, labels, classes, test=test)
+        return Dealt(list(map(np.sort, parts)), test, info)
 
     @property
     def source(self) -> str:
@@ -102,7 +106,7 @@ class Partitioner(Checked, prefix="partition."):
 
         Every client must have at least one example, and no example may be given twice.
 
-        rng: the generator from `split`. If the scheme has a field `numpy_seed` that is not None, it
+        rng: the generator from `deal`. If the scheme has a field `numpy_seed` that is not None, it
             is a legacy generator of numpy with this seed instead.
         """
         raise NotImplementedError
@@ -180,52 +184,6 @@ def check_parts(
         )
         raise ConfigError(f"{source} gives example {twice} {where}; each example has one client")
     return arrays
-
-
-def reject_examples(parts: Iterable[np.ndarray], what: str) -> None:
-    """Raise ConfigError if a client has an example that clients must not have.
-
-    parts: for each client, the indices of its examples that are not allowed.
-    what: description of these examples, for messages.
-    """
-    for client, part in enumerate(parts):
-        if part.size:
-            raise ConfigError(f"partition: client {client} has example {part[0]}, which is {what}")
-
-
-def make_partition(
-    partitioner: Partitioner,
-    labels: np.ndarray,
-    num_classes: int,
-    num_clients: int,
-    rng: np.random.Generator,
-    owners: np.ndarray | None,
-    public: np.ndarray,
-    test_fraction: float = 0.0,
-) -> Partition:
-    """Divide the examples that are not public among the clients with `partitioner.split`.
-
-    In the result, indices refer to `labels`.
-
-    labels: int [N].
-    num_classes: number of classes in the data set. Some of them may not occur in `labels`.
-    public: int [M], indices of the public examples. It may be empty.
-    test_fraction: see `Partitioner.split`.
-    """
-    options: Any = {"num_classes": num_classes, "test_fraction": test_fraction}
-    if not len(public):
-        return partitioner.split(labels, num_clients, rng, owners, **options)
-    if partitioner.has_global_indices:
-        partition = partitioner.split(labels, num_clients, rng, owners, **options)
-        parts, test = list(partition.parts), partition.test
-        found = [np.intersect1d(part, public) for part in (*parts, test)]
-        reject_examples(found, "in the public set")
-    else:
-        rest = np.setdiff1d(np.arange(len(labels)), public)
-        kept = None if owners is None else owners[rest]
-        partition = partitioner.split(labels[rest], num_clients, rng, kept, **options)
-        parts, test = [rest[part] for part in partition.parts], rest[partition.test]
-    return partition.with_parts(parts, labels, num_classes, public=public, test=test)
 
 
 class IID(Partitioner):

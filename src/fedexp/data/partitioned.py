@@ -4,7 +4,7 @@ import hashlib
 import itertools
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +57,12 @@ class Partition:
 
     @classmethod
     def build(
-        cls, parts: Iterable[np.ndarray], labels: np.ndarray, num_classes: int, info: dict
+        cls,
+        parts: Iterable[np.ndarray],
+        labels: np.ndarray,
+        num_classes: int,
+        info: dict,
+        **held_out: np.ndarray,
     ) -> "Partition":
         """Sort each client's indices, count each client's labels, and return the partition.
 
@@ -65,6 +70,7 @@ class Partition:
         example may be given twice. Indices and labels must be in range.
         labels: int [N], the labels of all training examples.
         info: how the partition was made.
+        held_out: the indices of `public`, `validation` and `test`, ascending.
         """
         ordered = tuple(np.sort(np.asarray(part, dtype=np.int64)) for part in parts)
         everything = np.concatenate(ordered)
@@ -81,7 +87,11 @@ class Partition:
             "size_median": float(np.median(sizes)),
             "size_max": int(sizes.max()),
         }
-        return cls(ordered, counts, partition_hash(ordered), info)
+        for name, numbers in held_out.items():
+            if len(numbers):
+                of_class = np.bincount(labels[numbers], minlength=num_classes)
+                info[f"{name}_counts"] = of_class.tolist()
+        return cls(ordered, counts, partition_hash(ordered), info, **held_out)
 
     def sentence(self) -> str:
         """Return a sentence that describes the partition.
@@ -104,45 +114,15 @@ class Partition:
         )
 
     def with_parts(
-        self,
-        parts: Iterable[np.ndarray],
-        labels: np.ndarray,
-        num_classes: int,
-        **others: np.ndarray,
+        self, parts: Iterable[np.ndarray], labels: np.ndarray, num_classes: int
     ) -> "Partition":
         """Return a copy of the partition in which the clients have different examples.
 
         parts: each client's new example indices.
         labels: int [N], the labels of all training examples.
-        others: new indices for `public`, `validation` or `test`, ascending, if they also change.
         """
-        info = self.info | {
-            f"{name}_counts": np.bincount(labels[numbers], minlength=num_classes).tolist()
-            for name, numbers in others.items()
-            if len(numbers)
-        }
-        held_out: dict[str, Any] = {name: getattr(self, name) for name in HELD_OUT}
-        return replace(Partition.build(parts, labels, num_classes, info), **(held_out | others))
-
-    def renumber(self, numbers: np.ndarray, labels: np.ndarray, num_classes: int) -> "Partition":
-        """Return a copy of the partition in which each index i is replaced by numbers[i].
-
-        labels: int [N], the labels that the new indices refer to.
-        """
-        parts = [numbers[part] for part in self.parts]
-        held_out = {"public": numbers[self.public], "test": np.sort(numbers[self.test])}
-        return self.with_parts(parts, labels, num_classes, **held_out)
-
-    def with_validation(
-        self, validation: np.ndarray, labels: np.ndarray, num_classes: int
-    ) -> "Partition":
-        """Return a copy of the partition with a validation set. Clients lose its examples.
-
-        validation: indices of the examples in the validation set.
-        labels: int [N], the labels of all training examples.
-        """
-        parts = [np.setdiff1d(part, validation) for part in self.parts]
-        return self.with_parts(parts, labels, num_classes, validation=np.sort(validation))
+        held_out = {name: getattr(self, name) for name in HELD_OUT}
+        return Partition.build(parts, labels, num_classes, self.info, **held_out)
 
     def save(self, path: Path, classes: Sequence[str]) -> None:
         """Write the partition to an npz file.

@@ -14,8 +14,8 @@ from fedexp.core.rng import generator_for
 from fedexp.core.tree import Params
 from fedexp.data.changes import reduce_classes
 from fedexp.data.held_out import Validation
-from fedexp.data.partition import make_partition
-from fedexp.data.partitioned import HELD_OUT, Partition
+from fedexp.data.partition import NO_EXAMPLES
+from fedexp.data.partitioned import Partition
 from fedexp.data.surrogate import Shards
 from fedexp.data.tasks import Scenario
 from fedexp.data.text import DropoutKeys
@@ -207,95 +207,95 @@ def make_task_partition(
 ) -> Partition:
     """Return the partition of a task's examples.
 
-    The partitioner receives only these examples, with their classes renumbered from 0.
+    The partitioner receives only the examples that clients may have, with their classes renumbered
+    from 0.
 
     key: selects the random numbers: the number of the task, or an empty tuple for the first task.
     name: a suffix that selects different random numbers for later partitions of the same task.
     held: the task's validation examples if they have already been drawn. They are not in `task`.
     """
-    seed, clients, validation = built.seeds.partition, built.settings.num_clients, built.validation
+    seed, settings, validation = built.seeds.partition, built.settings, built.validation
     partitioner, rng = built.partition, generator_for(seed, f"partition{name}", *key)
     every_label, numbers = data.y_train.numpy(), task.train
     owners = None if data.owners is None else data.owners[numbers]
-    kept = partitioner.choose_examples(clients, rng, owners)
+    kept = partitioner.choose_examples(settings.num_clients, rng, owners)
     if kept is not None:
         numbers = numbers[kept]
-    central = np.zeros(0, np.int64) if held is None else held
+    validated = NO_EXAMPLES if held is None else held
     if validation.fraction and not validation.per_client and held is None:
         chosen = validation.choose(len(numbers), generator_for(seed, "validation", *key))
-        central, numbers = numbers[chosen], np.delete(numbers, chosen)
+        validated, numbers = numbers[chosen], np.delete(numbers, chosen)
     # If the scenario mixes the tasks, a task also has examples of other tasks' classes.
     classes = np.union1d(task.classes, np.unique(every_label[numbers]))
-    labels = np.searchsorted(classes, every_label[numbers])
-    public = built.public.split(labels, len(classes), generator_for(seed, "public", *key))
-    if built.public.fraction:
-        check_public(built, len(public), len(labels))
-    # The indices from the partitioner refer to all examples, including the surrogate examples.
-    if partitioner.has_global_indices and built.surrogate.fraction:
-        every = np.arange(len(every_label))
-        labels = np.where(np.isin(every, numbers), np.searchsorted(classes, every_label), -1)
-        public, numbers = numbers[public], every
-    owners = None if data.owners is None else data.owners[numbers]
-    partition = make_partition(
-        partitioner,
-        labels,
-        len(classes),
-        clients,
+    labels = np.searchsorted(classes, every_label)
+    public = draw_public(built, labels[numbers], len(classes), key)
+    public, allowed = numbers[public], np.delete(numbers, public)
+    dealt_from, owners = np.arange(len(labels)), data.owners
+    if not partitioner.has_global_indices:
+        dealt_from = allowed
+        owners = None if owners is None else owners[allowed]
+    parts, test, info = partitioner.deal(
+        labels[dealt_from],
+        settings.num_clients,
         rng,
         owners,
-        public,
-        built.settings.test_per_client,
+        num_classes=len(classes),
+        test_fraction=settings.test_per_client,
     )
-    partition = partition.renumber(numbers, every_label, data.num_classes)
-    if not validation.fraction:
-        return with_unused(partition, task.train)
-    given = f"validation.fraction={validation.fraction}"
-    if validation.per_client:
-        central = hold_out_per_client(validation, partition, seed, key)
-        if not len(central):
-            raise ConfigError(
-                f"{given}: selects no validation examples from any client; use a larger fraction"
-            )
-    elif not len(central):
+    parts, test = [dealt_from[part] for part in parts], dealt_from[test]
+    if partitioner.has_global_indices:
+        reject_examples([*parts, test], public, "in the public set")
+        reject_examples([*parts, test], np.flatnonzero(every_label < 0), "a surrogate example")
+    if validation.fraction and validation.per_client:
+        validated = hold_out_per_client(validation, parts, seed, key)
+        parts = [np.setdiff1d(part, validated) for part in parts]
+    if validation.fraction and not len(validated):
         raise ConfigError(
-            f"{given}: selects none of the {len(numbers)} training examples; use a larger fraction"
+            f"validation.fraction={validation.fraction}: selects none of the {len(numbers)}"
+            " training examples; use a larger fraction"
         )
-    partition = partition.with_validation(central, every_label, data.num_classes)
-    return with_unused(partition, task.train)
+    if unused := len(np.setdiff1d(task.train, np.concatenate([*parts, public, validated, test]))):
+        info["unused"] = unused
+    held_out = {"public": public, "validation": np.sort(validated), "test": test}
+    return Partition.build(parts, every_label, data.num_classes, info, **held_out)
 
 
-def with_unused(partition: Partition, examples: np.ndarray) -> Partition:
-    """Return the partition with the number of unused examples in its `info`, if there are any.
+def reject_examples(parts: Sequence[np.ndarray], forbidden: np.ndarray, what: str) -> None:
+    """Raise ConfigError if a client has an example that clients must not have.
 
-    examples: indices of the training examples that were divided.
+    parts: each client's examples. forbidden: indices. what: description of these, for messages.
     """
-    used = [*partition.parts, *(getattr(partition, name) for name in HELD_OUT)]
-    count = len(np.setdiff1d(examples, np.concatenate(used)))
-    return replace(partition, info=partition.info | {"unused": count}) if count else partition
+    for client, part in enumerate(parts):
+        if len(wrong := np.intersect1d(part, forbidden)):
+            raise ConfigError(f"partition: client {client} has example {wrong[0]}, which is {what}")
 
 
-def check_public(built: Built, found: int, examples: int) -> None:
-    """Raise ConfigError if the public set is empty or smaller than the algorithm needs.
+def draw_public(
+    built: Built, labels: np.ndarray, num_classes: int, key: tuple[int, ...]
+) -> np.ndarray:
+    """Draw the public set, and return the indices of its examples in `labels`.
 
-    found: the number of examples in the public set.
-    examples: the number of examples that the public set was drawn from.
+    Raises ConfigError if it is empty or smaller than the algorithm needs.
     """
-    needed = max(built.algorithm.needs_public, 1)
-    if found < needed:
+    fraction, needed = built.public.fraction, max(built.algorithm.needs_public, 1)
+    rng = generator_for(built.seeds.partition, "public", *key)
+    chosen = built.public.split(labels, num_classes, rng)
+    if fraction and len(chosen) < needed:
         raise ConfigError(
-            f"public.fraction={built.public.fraction}: selects {found} of the {examples} training"
+            f"public.fraction={fraction}: selects {len(chosen)} of the {len(labels)} training"
             f" examples, but {type(built.algorithm).__name__} with these options needs at least"
             f" {needed}"
         )
+    return chosen
 
 
 def hold_out_per_client(
-    validation: Validation, partition: Partition, seed: int, key: tuple[int, ...]
+    validation: Validation, parts: Sequence[np.ndarray], seed: int, key: tuple[int, ...]
 ) -> np.ndarray:
     """Return the indices of the validation examples that are held out from each client."""
     chosen = [
         part[validation.choose(len(part), generator_for(seed, "validation", *key, client))]
-        for client, part in enumerate(partition.parts)
+        for client, part in enumerate(parts)
     ]
     return np.concatenate(chosen)
 
