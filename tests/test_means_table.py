@@ -1,5 +1,8 @@
 """The table of means: its layout, its marks, and the runs that count."""
 
+import shutil
+
+import numpy as np
 import pandas as pd
 import pytest
 
@@ -13,6 +16,7 @@ from fedexp.analysis.measures import (
 )
 from fedexp.analysis.naming import displayed, ordered
 from fedexp.analysis.report import write_tables
+from fedexp.analysis.significance import holm
 from fedexp.cli.main import main
 from fedexp.core.errors import ConfigError
 from fedexp.rundir.sweeps import find_jobs
@@ -65,7 +69,7 @@ def test_text_of_other_people_is_neither_html_nor_a_formula(tmp_path):
     name = "=HYPERLINK(1)|<script>alert(1)</script>"
     make_run(tmp_path, [f"algorithm={name}"], 0, algorithm=name)
     make_run(tmp_path, ["algorithm=fedavg"], 0, forgetting=-0.5)
-    write_tables(tmp_path)
+    write_tables(tmp_path, find_jobs(tmp_path), Layout())
     text, cells = (tmp_path / "table.md").read_text(), pd.read_csv(tmp_path / "table.csv")
     assert "<" not in text
     assert r"| =HYPERLINK(1)\|&lt;script>alert(1)&lt;/script> |" in text
@@ -151,7 +155,7 @@ def test_single_method_is_not_bold(tmp_path):
 
 def test_report_is_written_if_all_runs_diverged(tmp_path):
     make(tmp_path, {f"algorithm={name}": ((None, None), 0.1) for name in ("fedavg", "fedntd")})
-    assert len(write_tables(tmp_path)) == 3
+    assert len(write_tables(tmp_path, find_jobs(tmp_path), Layout())) == 3
     assert body(tmp_path)[1:] == [
         ["FedAvg", "diverged", "diverged"],
         ["FedNTD", "diverged", "diverged"],
@@ -238,7 +242,7 @@ def test_rounds_to_a_target_are_over_the_seeds_that_reached_it(tmp_path):
         for seed, number in enumerate(rounds):
             targets = {"0.5": number, "0.9*best": 2}
             make_run(tmp_path, [f"algorithm={method}"], seed, rounds_to_target=targets)
-    write_tables(tmp_path)
+    write_tables(tmp_path, find_jobs(tmp_path), Layout())
     section = (tmp_path / "table.md").read_text().partition("## Rounds to target")[2]
     assert [line for line in section.splitlines() if line.startswith("| Fed")][:3] == [
         "| FedNTD | **8 ± 0** |",
@@ -261,7 +265,7 @@ def test_seed_of_an_older_run_counts_once(tmp_path):
     seeds = dict.fromkeys(("partition", "sampling", "training"), 0)
     make_run(tmp_path, ["algorithm=fedavg"], 0, accuracy=0.4, seeds=seeds)
     make_run(tmp_path, ["algorithm=fedavg"], 0, accuracy=0.6)
-    write_tables(tmp_path)
+    write_tables(tmp_path, find_jobs(tmp_path), Layout())
     assert pd.read_csv(tmp_path / "table.csv")["n"].tolist() == [1]
 
 
@@ -273,7 +277,7 @@ def test_seed_counts_once(tmp_path, caplog):
     for seed, training, accuracy in ((0, 0, 0.4), (1, 0, 0.6), (0, 0, 0.9), (0, 5, 0.5)):
         own = seeds | {"partition": seed, "training": training}
         make_run(tmp_path, every, seed, accuracy=accuracy, seeds=own)
-    write_tables(tmp_path)
+    write_tables(tmp_path, find_jobs(tmp_path), Layout())
     table = pd.read_csv(tmp_path / "table.csv")
     assert table["n"].tolist() == [3]
     assert table["accuracy"].tolist() == pytest.approx([0.5])
@@ -285,6 +289,41 @@ def test_seed_counts_once(tmp_path, caplog):
 def test_table_names_failed_jobs(tmp_path):
     make_run(tmp_path, ["algorithm=fedavg"])
     make_run(tmp_path, ["algorithm=fedntd"], status="failed", error="out of memory")
-    write_tables(tmp_path)
+    write_tables(tmp_path, find_jobs(tmp_path), Layout())
     text = (tmp_path / "table.md").read_text()
     assert "Not in the tables: run01 failed: out of memory\n" in text
+
+
+def test_differences_to_a_baseline_are_paired_by_setting_and_seed(tmp_path):
+    """FedNTD is 1 to 8 points better in eight pairs: mean 4.5, deviation sqrt(6), and with the
+    quantile 2.3646 of Student's t the interval 4.5 ± 2.05. All signs are equal, which 2 of 256
+    flips give; Holm doubles the smaller of two p. A diverged run is in no pair."""
+    for pair in range(8):
+        given, seed = [f"alpha={pair // 4}"], pair % 4
+        make_run(tmp_path, [*given, "algorithm=fedavg"], seed, accuracy=0.5)
+        make_run(tmp_path, [*given, "algorithm=fedntd"], seed, accuracy=0.51 + pair / 100)
+        own = 0.49 + 0.02 * (pair % 2)
+        make_run(tmp_path, [*given, "algorithm=fedprox"], seed, accuracy=own, forgetting=0.1)
+    make_run(tmp_path, [*given, "algorithm=fedntd"], 9, accuracy=0.1, status="diverged")
+    make_run(tmp_path, [*given, "algorithm=fedavg"], 9, accuracy=0.5)
+
+    def difference(*flags):
+        assert main(["report", str(tmp_path), "--no-figures", *flags]) == 0
+        return (tmp_path / "table.md").read_text().partition("### Difference to ")[2]
+
+    text = difference()
+    assert text.startswith("FedAvg\n")
+    assert "| FedNTD | +4.50 [2.45, 6.55], n=8, p=0.016 | 0.000 [0.000, 0.000], n=8, p=1 |" in text
+    assert "| FedProx | 0.00 [-0.89, 0.89], n=8, p=1 |" in text
+    first = pd.read_csv(tmp_path / "differences.csv").iloc[0]
+    assert first[["n", "p", "least_p"]].tolist() == [8, 2 * 2 / 256, 2 * 2 / 256]
+    assert "| FedAvg | -4.50 [-6.55, -2.45], n=8" in difference("--baseline", "fedntd")
+    assert main(["report", str(tmp_path), "--no-figures", "--baseline", "fednt"]) == 2
+    for run in find_jobs(tmp_path):
+        if run.summary["seed"] > 2 or "alpha=1" in run.overrides:
+            shutil.rmtree(run.directory)
+    assert "| FedNTD | +2.00 [-0.48, 4.48], cannot be significant with n=3 |" in difference()
+
+
+def test_holm_multiplies_each_p_by_the_number_of_larger_ones():
+    assert holm(np.array([0.03, 0.01, 0.02, 0.9])).tolist() == [0.06, 0.04, 0.06, 0.9]

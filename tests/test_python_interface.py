@@ -20,8 +20,7 @@ from sklearn.datasets import load_digits
 
 import fedexp
 import quick_runs
-from fedexp.analysis import means_table
-from fedexp.analysis.means_table import is_number
+from fedexp.analysis.frame import is_number, means
 from fedexp.analysis.varying import varying_options
 from fedexp.cli import main
 from fedexp.core.errors import ConfigError
@@ -773,7 +772,7 @@ def test_sweep_reports_have_personal_accuracy(sweep, capsys, tmp_path):
     assert main.main(["report", *finished, "--out", str(tmp_path / "table")]) == 0
     printed = capsys.readouterr().out
     assert all(f"{value:.4f}" in printed for value in runs["personal_accuracy"])
-    table = means_table.means([RunDirectory(Path(path)) for path in finished]).set_index("method")
+    table = means([RunDirectory(Path(path)) for path in finished]).set_index("method")
     assert len(table) == 2
     assert not any("evaluate" in name for name in table.index)
     for algorithm in ("fedavg", "fedntd"):

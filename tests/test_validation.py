@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 
 import toy_federation
-from fedexp.analysis.aggregate import rounds_to
+from fedexp.analysis.targets import rounds_to
 from fedexp.core.errors import ConfigError
 from fedexp.core.rng import generator_for
 from fedexp.data.held_out import Validation

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pandas as pd
 
+from fedexp.analysis.frame import describe_left_out, select_runs
 from fedexp.analysis.layout import all_markdown, csv, markdown_text
-from fedexp.analysis.report import describe_left_out, describe_targets, select_runs
-from fedexp.analysis.sweep_figures import read_settings_of_sweep
+from fedexp.analysis.report import draw_figures
+from fedexp.analysis.targets import describe_targets
 from fedexp.core import storage
 from fedexp.core.errors import ConfigError
-from fedexp.figures import save_all
 from fedexp.rundir.reader import RunDirectory
 from fedexp_papers import readings
 from fedexp_papers.cells import published_cells
@@ -59,9 +59,7 @@ def compare(
         if len(published_cells(sweep)):
             paths += write_comparison(directory, sweep, jobs, runs)
         if figures:
-            look = read_settings_of_sweep(runs)
-            look = look.changed(flags) if flags else look
-            paths += save_all(directory / "figures", make_pictures(sweep, runs), look)
+            paths += draw_figures(directory, runs, make_pictures(sweep, runs), flags)
     return paths
 
 

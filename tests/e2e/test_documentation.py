@@ -70,6 +70,7 @@ EXAMPLES = {
     "fedexp report <dir>": "fedexp report multirun/fedntd_table1",
     "fedexp report <directory> --metric": "fedexp report multirun/cfed --metric",
     "--metric <name>": "--metric forgetting_from_best",
+    "fedexp compare <dir> <dir>": "fedexp compare run run",
     "fedexp figures <dir>": "fedexp figures run",
     "fedexp evaluate <dir>": "fedexp evaluate run",
     "<entity>/<project>": "team/fedexp",

@@ -72,6 +72,8 @@ def test_run_directory_is_complete(fedexp, tmp_path):
     partition = np.load(directory / "partition.npz")
     assert (clients["examples"] == partition["sizes"][clients["client"]]).all()
     assert partition["counts"].sum() == 1437
+    names = pd.read_csv(directory / "classes.csv", dtype=str).to_numpy().tolist()
+    assert names == [[str(digit), str(digit)] for digit in range(10)]
     config = yaml.safe_load((directory / "config.yaml").read_text())
     assert config["algorithm"]["beta"] == 1.0
     assert config["choices"]["algorithm"] == "fedntd"

@@ -17,7 +17,10 @@ from fedexp.figures.style import GREY, legend, panels, round_axis, stroke, write
 if TYPE_CHECKING:
     from fedexp.analysis.sweep_figures import Method, Setting
 
-STYLES = ("-", "--", ":", "-.")  # the next style is used once all colours have been used
+STYLES = (  # the next style is used once all colours have been used
+    *("-", "--", ":", "-.", (0, (8, 2)), (0, (3, 1, 1, 1)), (0, (1, 3)), (0, (8, 2, 1, 2))),
+    *((0, (3, 3, 1, 3, 1, 3)), (0, (12, 4))),
+)
 SPREAD = "mean ± standard\ndeviation"
 
 

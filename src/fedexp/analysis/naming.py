@@ -1,10 +1,11 @@
 """Name runs in tables, figures and pages by the settings and methods in which the runs differ."""
 
+import itertools
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 from fedexp.config.options import conf_directories
 
@@ -37,59 +38,38 @@ NAMED_GROUPS = (
 # Keys of the data. If all runs have the same algorithm, these keys define settings, and all other
 # keys define methods.
 DATA = ("dataset", "scenario", "partition", "alpha", "shards_per_client", "num_clients")
+# These algorithms have solid lines of different colours in pictures.
+FIRST = ("fedavg", "fedntd", "fedprox", "scaffold", "moon", "flashback", "fedka", "cfed")
 LONG = re.compile(r"\d*\.\d{4,}(e[+-]?\d+)?")
 
 
-class RunLike(Protocol):
-    """The attributes of a run that its name is derived from."""
-
-    @property
-    def overrides(self) -> Sequence[str]: ...
-
-    @property
-    def summary(self) -> Mapping[str, Any]: ...
-
-
-Run = TypeVar("Run", bound=RunLike)
-
-
-def named_overrides(run: RunLike) -> list[str]:
+def named_overrides(run: Any) -> list[str]:
     """Return the overrides of a run that may appear in its name."""
     return [text.lstrip("+") for text in run.overrides if not text.startswith(UNNAMED)]
 
 
-def shared_overrides(runs: Iterable[RunLike]) -> set[str]:
+def shared_overrides(runs: Iterable[Any]) -> set[str]:
     """Return the overrides that all runs share."""
     every = [set(named_overrides(run)) for run in runs]
     return set.intersection(*every) if every else set()
 
 
-def summary_and_options(run: RunLike) -> Mapping[str, Any]:
-    """Return one mapping with the run's summary and the selected option of each group.
-
-    Options are also included for a run that has not ended.
-    """
-    return {**(getattr(run, "config", {}).get("choices") or {}), **run.summary}
-
-
-def names(
-    runs: Sequence[RunLike], without: str = "", of_data: bool = False
-) -> list[tuple[str, str]]:
+def names(runs: Sequence[Any], of_data: bool = False) -> list[tuple[str, str]]:
     """Return the (setting, method) of each run.
 
     Options of the data belong to the setting, and options of the algorithm belong to the method.
     Other options in which the runs differ belong to the setting if the runs have several
     algorithms, and to the method if all runs have the same algorithm.
 
-    without: a key to leave out of the names. of_data: whether these other options always belong to
-    the method, as in tables.
+    runs: anything with `overrides` and `summary`, and, for runs that have not ended, `config`.
+    of_data: whether these other options always belong to the method, as in tables.
     """
     shared = shared_overrides(runs)
-    of_data = of_data or len({summary_and_options(run).get("algorithm") for run in runs}) == 1
+    chosen = [(getattr(run, "config", {}).get("choices") or {}) | run.summary for run in runs]
+    of_data = of_data or len({options.get("algorithm") for options in chosen}) == 1
     found = []
-    for run in runs:
-        options = summary_and_options(run)
-        texts = [text for text in named_overrides(run) if text.partition("=")[0] != without]
+    for run, options in zip(runs, chosen, strict=True):
+        texts = named_overrides(run)
         experiments = [text.partition("=")[2] for text in texts if text.startswith("experiment=")]
         data = [f"{options.get('dataset')} {options.get('partition')}", *experiments][-1]
         setting, method = [], []
@@ -104,19 +84,6 @@ def names(
         # Sort the parts, so that names do not depend on the order of overrides in the command.
         algorithm = str(options.get("algorithm"))
         found.append((" ".join([data, *sorted(setting)]), " ".join([algorithm, *sorted(method)])))
-    return found
-
-
-def grouped(
-    runs: Sequence[Run], without: str = "", of_data: bool = False
-) -> dict[str, dict[str, list[Run]]]:
-    """Return a dict that maps each setting to a dict from methods to their runs.
-
-    See `names` for the arguments.
-    """
-    found: dict[str, dict[str, list[Run]]] = {}
-    for run, (setting, method) in zip(runs, names(runs, without, of_data), strict=True):
-        found.setdefault(setting, {}).setdefault(method, []).append(run)
     return found
 
 
@@ -156,6 +123,23 @@ def displayed(texts: Sequence[str]) -> list[str]:
         if len(set(short)) == len(set(full)):
             return short
     return full
+
+
+def number_methods(methods: Iterable[str]) -> dict[str, int]:
+    """Map methods, sorted by name, to the numbers of their colours and line styles.
+
+    The number is the place of the algorithm among all options, so that a method looks the same in
+    all pictures. Of several variants of an algorithm, the first one has this number. The other
+    variants, and algorithms that are no options, have numbers after those of all options.
+    """
+    options = [*FIRST, *sorted(display_names().keys() - {*FIRST})]
+    found: dict[str, int] = {}
+    further = itertools.count(len(options))
+    for name in ordered(set(methods)):
+        algorithm = name.split(" ")[0]
+        place = options.index(algorithm) if algorithm in options else -1
+        found[name] = next(further) if place < 0 or place in found.values() else place
+    return found
 
 
 def rounded(text: str, digits: int) -> str:

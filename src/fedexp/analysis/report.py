@@ -2,32 +2,39 @@
 
 import argparse
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pandas as pd
 from hydra.utils import get_method
 
-from fedexp.analysis import layout, means_table
-from fedexp.analysis.aggregate import (
-    WHAT_A_IS,
-    choose_values,
+from fedexp.analysis import layout
+from fedexp.analysis.frame import (
     describe_left_out,
     describe_states,
-    drop_repeats,
-    label_rows,
-    rounds_to_targets,
+    means,
+    select_runs,
+    tidy,
 )
+from fedexp.analysis.means_table import Layout, choose_values, make_table, shown_metrics
+from fedexp.analysis.measures import main_measures
+from fedexp.analysis.significance import differences, find_baseline, tabulate
 from fedexp.analysis.sweep import find_sweep
-from fedexp.analysis.sweep_figures import read_settings_of_sweep, sweep_pictures
+from fedexp.analysis.sweep_figures import sweep_pictures
+from fedexp.analysis.targets import describe_targets, rounds_to_targets
 from fedexp.core import storage
 from fedexp.core.errors import ConfigError
 from fedexp.figures import save_all
-from fedexp.figures.pictures import PNG
+from fedexp.figures.pictures import PNG, Pictures
 from fedexp.rundir.reader import RunDirectory
 from fedexp.rundir.sweeps import find_jobs
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 log = logging.getLogger("fedexp")
+DIFFERENCES = "differences.csv"
 PICTURES = ("png", "svg")  # formats that a browser shows
 
 
@@ -57,12 +64,13 @@ def write_report(
     see `fedexp.cli.flags`.
     """
     jobs = find_jobs(directory)
-    paths = write_tables(directory, jobs, means_table.Layout.of(flags) if flags else None)
+    paths = write_tables(directory, jobs, Layout.of(flags) if flags else Layout())
     if not paths:
         return []
     if figures:
         try:
-            paths += draw_figures(directory, jobs, flags)
+            runs = select_runs(jobs)
+            paths += draw_figures(directory, runs, sweep_pictures(runs), flags)
         except Exception:
             again = "the figures could not be drawn; run `fedexp report %s` to try again"
             log.exception(again, directory)
@@ -70,18 +78,18 @@ def write_report(
 
 
 def draw_figures(
-    directory: Path, jobs: Sequence[RunDirectory], flags: argparse.Namespace | None
+    directory: Path,
+    runs: Iterable[RunDirectory],
+    pictures: "Iterable[tuple[str, Callable[[], Figure]]]",
+    flags: argparse.Namespace | None,
 ) -> list[Path]:
-    """Draw a sweep's figures. Return their paths."""
-    runs = select_runs(jobs)
-    look = read_settings_of_sweep(runs)
-    look = look.changed(flags) if flags else look
-    return save_all(directory / "figures", sweep_pictures(runs), look)
+    """Draw pictures (name, function that draws it) in `figures/` of a sweep. Return the paths.
 
-
-def select_runs(jobs: Sequence[RunDirectory]) -> list[RunDirectory]:
-    """Return the finished runs of a sweep that count: once per method and seed."""
-    return drop_repeats([run for run in jobs if run.finished])
+    The settings are those of the first run whose configuration has any, changed by the flags.
+    """
+    found = (run.config["figures"] for run in runs if "figures" in run.config)
+    look = Pictures.of(next(found, None))
+    return save_all(directory / "figures", pictures, look.changed(flags) if flags else look)
 
 
 def write_page(directory: Path) -> Path:
@@ -123,27 +131,24 @@ def finish_sweep(directory: Path, figures: bool) -> None:
             print(f"  {storage.display_path(path)}")
 
 
-def write_tables(
-    directory: Path,
-    jobs: list[RunDirectory] | None = None,
-    asked: means_table.Layout | None = None,
-) -> list[Path]:
-    """Write a sweep's table.csv, table.md and rounds_to_target.csv. Return the paths.
+def write_tables(directory: Path, jobs: Sequence[RunDirectory], asked: Layout) -> list[Path]:
+    """Write a sweep's table.csv, table.md, rounds_to_target.csv and differences.csv.
 
-    Nothing is written if no run is finished. jobs: the sweep's runs. By default, they are read from
-    the sweep's run directories. asked: the layout of table.md.
+    Return the paths. Nothing is written if no run is finished. asked: the layout of table.md.
     """
-    jobs, sweep = find_jobs(directory) if jobs is None else jobs, find_sweep(directory)
+    sweep, runs = find_sweep(directory), select_runs(jobs)
     left_out = describe_left_out(jobs)
     for line in left_out:
         log.warning("%s: %s", directory, line)
-    runs = drop_repeats([run for run in jobs if run.finished])
     if not runs:
         return []
-    table = means_table.means(runs, means_table.absolute_targets(runs))
-    shown = [means_table.make_table(runs, means_table.Layout() if asked is None else asked)]
+    table, shown, every = means(runs), [make_table(runs, asked)], tidy(runs)
+    baseline = find_baseline(every["method"].unique(), asked.baseline)
+    compared = differences(every, shown_metrics(runs, asked), baseline)
+    compared_text = tabulate(compared, baseline)
+    shown += compared_text
     if sweep is not None and sweep.choose:
-        shown.append(choose_values(table))
+        shown.append(choose_values(table, main_measures(runs)[0].key))
     head = f"# {layout.markdown_text(directory.name)}\n{describe_states(jobs)}"
     head += "".join(f"\n{layout.markdown_text(line)}\n" for line in left_out)
     contents = {
@@ -151,20 +156,9 @@ def write_tables(
         "table.md": f"{head}\n{layout.all_markdown(shown)}\n{describe_targets(runs)}",
         "rounds_to_target.csv": layout.csv(rounds_to_targets(runs)),
     }
+    (directory / DIFFERENCES).unlink(missing_ok=True)  # of an earlier report
+    if compared_text:
+        contents[DIFFERENCES] = layout.csv(compared.assign(baseline=baseline))
     for name, content in contents.items():
         storage.write_atomically(directory / name, content.encode())
     return [directory / name for name in contents]
-
-
-def describe_targets(runs: Sequence[RunDirectory]) -> str:
-    """Return the section of a report with the rounds to fractions of A and to the key `targets`."""
-    every, wished = rounds_to_targets(runs), means_table.absolute_targets(runs)
-    hidden = ["setting", "method", *([] if every["diverged"].any() else ["diverged"])]
-    targets = every.drop(columns=hidden).dropna(axis=1, how="all")
-    targets = targets.set_axis(label_rows(every), axis="index").map(layout.plain_number)
-    parts = ["## Rounds to target\n"]
-    if wished:
-        parts.append(
-            layout.all_markdown([means_table.make_table(runs, means_table.Layout(wished))])
-        )
-    return "\n".join([*parts, f"{WHAT_A_IS}\n", layout.markdown(targets)])

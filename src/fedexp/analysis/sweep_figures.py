@@ -7,7 +7,7 @@ The figures of a setting are written to these files in `<sweep>/figures/`:
 """
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import TYPE_CHECKING
@@ -18,14 +18,12 @@ import pandas as pd
 from fedexp.analysis.naming import (
     NAMED_GROUPS,
     displayed,
-    grouped,
     names,
-    ordered,
+    number_methods,
     shared_overrides,
 )
 from fedexp.data.views import VALIDATION, name_in_view
 from fedexp.figures.load import RunData, load_run_data
-from fedexp.figures.pictures import Pictures
 from fedexp.rundir.reader import RunDirectory
 
 if TYPE_CHECKING:
@@ -38,7 +36,7 @@ class Method:
 
     name: str
     runs: tuple[RunDirectory, ...]
-    number: int = 0  # determines the colour and line style in all figures of the sweep
+    number: int = 0  # determines the colour and line style, see `number_methods`
 
     @cached_property
     def files(self) -> list[RunData]:
@@ -83,12 +81,6 @@ class Setting:
         return [run for method in self.methods for run in method.runs]
 
 
-def read_settings_of_sweep(runs: Sequence[RunDirectory]) -> Pictures:
-    """Return the figure settings of the first run whose configuration contains any."""
-    found = (run.config["figures"] for run in runs if "figures" in run.config)
-    return Pictures.of(next(found, None))
-
-
 def sweep_pictures(
     runs: Sequence[RunDirectory],
 ) -> "Iterator[tuple[str, Callable[[], Figure]]]":
@@ -106,34 +98,22 @@ def slug(name: str) -> str:
 
 
 def settings(runs: Sequence[RunDirectory]) -> list[Setting]:
-    """Group runs by setting and method. Methods are sorted by name."""
-    shared, groups, every = (
-        shared_overrides(runs),
-        grouped(runs),
-        ordered({name for _, name in names(runs)}),
-    )
+    """Group runs by setting and method. Methods are sorted by name, and their runs by seed."""
+    named, shared = names(runs), shared_overrides(runs)
+    numbers = number_methods(method for _, method in named)
+    shown = dict(zip(numbers, displayed(list(numbers)), strict=True))
+    groups: dict[str, dict[str, list[RunDirectory]]] = {}
+    for (setting, method), run in zip(named, runs, strict=True):
+        groups.setdefault(setting, {}).setdefault(method, []).append(run)
     of_experiment = any(text.startswith("experiment=") for text in shared)
     in_name = ("experiment=", "algorithm=") if of_experiment else NAMED_GROUPS
     common = " ".join(sorted(text for text in shared if not text.startswith(in_name)))
-    return [
-        Setting(shown, make_methods(groups[setting], every), common)
-        for setting, shown in zip(groups, displayed(list(groups)), strict=True)
-    ]
-
-
-def make_methods(
-    groups: Mapping[str, Iterable[RunDirectory]], every: Sequence[str]
-) -> tuple[Method, ...]:
-    """Return the methods in the order of `every`.
-
-    groups: name -> runs. every: the names of all methods.
-    """
-    shown = enumerate(zip(every, displayed(every), strict=True))
-    return tuple(
-        Method(label, sort_by_seed(groups[name]), number)
-        for number, (name, label) in shown
-        if name in groups
-    )
+    found = []
+    for methods, title in zip(groups.values(), displayed(list(groups)), strict=True):
+        mine = [name for name in numbers if name in methods]
+        each = (Method(shown[name], sort_by_seed(methods[name]), numbers[name]) for name in mine)
+        found.append(Setting(title, tuple(each), common))
+    return found
 
 
 def sort_by_seed(runs: Iterable[RunDirectory]) -> tuple[RunDirectory, ...]:

@@ -109,6 +109,24 @@ def report(parser: ArgumentParser, arguments: Sequence[str]) -> int:
     return 0
 
 
+def compare(parser: ArgumentParser, arguments: Sequence[str]) -> int:
+    """Compare the results of two runs, such as a run and its repetition on another machine.
+
+    The exit code is 0 if all tables are equal except for times, and 1 if not. The first line of
+    different runs is the first differing round and column. Other lines are differing options,
+    versions and machines.
+    """
+    from fedexp.analysis.compare import compare_runs
+
+    parser.add_argument("runs", nargs=2, type=Path, metavar="run", help="a run directory")
+    options = parse_arguments(parser, arguments)
+    results, facts = compare_runs(*options.runs)
+    print("different" if results else "equal", *results, sep="\n  ")
+    if facts:
+        print("options, versions and machines that differ", *facts, sep="\n  ")
+    return 1 if results else 0
+
+
 def evaluate(parser: ArgumentParser, arguments: Sequence[str]) -> int:
     """Test a run's saved model and show the accuracy of each class.
 
@@ -194,6 +212,7 @@ def dashboard(parser: ArgumentParser, arguments: Sequence[str]) -> int:
 
 SUBCOMMANDS = {
     "report": report,
+    "compare": compare,
     "evaluate": evaluate,
     "figures": figures,
     "dashboard": dashboard,

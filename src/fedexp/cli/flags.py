@@ -24,3 +24,5 @@ def add_layout_flags(parser: ArgumentParser) -> None:
     )
     parser.add_argument("--sort", help="sort rows by name, or by a metric with the best first")
     parser.add_argument("--transpose", action="store_true", help="exchange rows and columns")
+    baseline = "method that all others are compared with (default: FedAvg, else the first)"
+    parser.add_argument("--baseline", metavar="NAME", help=baseline)

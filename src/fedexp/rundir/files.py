@@ -17,6 +17,7 @@ CHECKPOINT, PREVIOUS, CLIENT_STATES = (
     "checkpoint/previous.pt",
     "checkpoint/clients",
 )
+CLASSES = "classes.csv"  # number and name of each class
 ERROR, OVERRIDES = "error.txt", ".hydra/overrides.yaml"
 WEIGHT_DIVERGENCE, GRADIENT_DIVERSITY = "weight_divergence.csv", "gradient_diversity.csv"
 LOCAL_EPOCHS, CKA = "local_epochs.csv", "cka.csv"
@@ -34,7 +35,7 @@ FIGURES = (
 # glob patterns of everything that runs and their trackers write
 WRITTEN = (
     *TABLES,
-    *(SUMMARY, ERROR, PARTITION, "partition_task*.npz", "partition_from_round*.npz"),
+    *(SUMMARY, ERROR, PARTITION, CLASSES, "partition_task*.npz", "partition_from_round*.npz"),
     *("origin.json", "fingerprint.json", "run.log", ".hydra/*.yaml", "checkpoint/*.pt"),
     *(f"{CLIENT_STATES}/*.pt", "models/round_*.pt"),
     *("profile/operations.csv", "profile/trace.json.gz", "tensorboard/events.out.tfevents.*"),

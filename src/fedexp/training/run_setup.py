@@ -1,5 +1,7 @@
 """Assemble, start and resume a run, and write and log its inputs."""
 
+import csv
+import io
 import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -172,8 +174,12 @@ def write_options(run: Run) -> None:
 
 
 def write_partitions(run: Run) -> None:
-    """Write the partitions of the data to files, and log them."""
+    """Write the partitions of the data and the names of the classes to files, and log them."""
     simulation = run.simulation
+    text = io.StringIO()
+    rows = csv.writer(text, lineterminator="\n")
+    rows.writerows([("class", "name"), *enumerate(simulation.runtime.data.classes)])
+    storage.write_atomically(run.directory / files.CLASSES, text.getvalue().encode())
     has_tasks = len(simulation.stages) > 1
     for name, stage in simulation.partition_files().items():
         partition, info, task = stage.partition, stage.partition.info, ""

@@ -1,0 +1,151 @@
+"""One table of a sweep's runs, from which all tables of its report are computed."""
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from fedexp.analysis.measures import describe_origin, less_is_better, main_measures
+from fedexp.analysis.naming import names
+from fedexp.rundir.objective import TARGETS
+from fedexp.rundir.reader import RunDirectory
+
+VALUES = (  # keys of summary.json that table.csv has if any run has them
+    *("accuracy", "best_accuracy", "forgetting", "round_forgetting"),
+    *("average_accuracy", "new_task_accuracy", "task_forgetting"),
+    *("validation_accuracy", "validation_best_accuracy", "best_round", "validation_forgetting"),
+    *("validation_average_accuracy", "personal_accuracy", "personal_accuracy_worst"),
+    *("personal_forgetting", "personal_global_accuracy"),
+)
+PURPOSES = ("partition", "sampling", "training")  # of the seeds in summary.json
+KEYS = ["setting", "method"]
+
+
+def tidy(runs: Sequence[RunDirectory]) -> pd.DataFrame:
+    """Return one row per run: setting, method, seeds, diverged, run, and numbers of summary.json.
+
+    The column `run` has the RunDirectory. A number is nan if it is undefined. The rounds to targets
+    are in the columns rounds_to_target_<target>, and inf if the run never reached the target.
+    """
+    table = pd.DataFrame(names(runs, of_data=True), columns=KEYS)
+    table["seeds"] = [seeds_of(run) or str(run.directory) for run in runs]
+    table["diverged"] = [run.diverged for run in runs]
+    table["run"] = list(runs)
+    return table.join(pd.DataFrame(map(numbers_of, runs), table.index, dtype=float))
+
+
+def numbers_of(run: RunDirectory) -> dict[str, float]:
+    """Return the numbers in summary.json, see `tidy`."""
+    found = {key: value for key, value in run.summary.items() if is_number(value)}
+    targets = run.summary.get(TARGETS) or {}
+    return found | {
+        f"{TARGETS}_{target}": math.inf if number is None else number
+        for target, number in targets.items()
+    }
+
+
+def is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def seeds_of(run: RunDirectory) -> str:
+    """Return the run's seeds of all purposes as text, or "" if they are unknown."""
+    if run.summary.get("seed") is None:
+        return ""
+    # older summaries only have the seed of all purposes
+    seeds = run.summary.get("seeds") or dict.fromkeys(PURPOSES, run.summary["seed"])
+    return " ".join(f"{purpose}={seed}" for purpose, seed in sorted(seeds.items()))
+
+
+def absolute_targets(table: pd.DataFrame) -> list[str]:
+    """Return the columns for the option `targets`, without fractions of the best accuracy."""
+    return [key for key in table if key.startswith(TARGETS) and not key.endswith("best")]
+
+
+def average(table: pd.DataFrame, values: Iterable[str]) -> pd.DataFrame:
+    """Return the mean and standard deviation over seeds for each setting and method.
+
+    Runs that diverged are left out. table: see `tidy`. values: names of columns. The columns are
+    setting, method, n, diverged, seeds, commits, hardware, <value> and <value>_std, and, for
+    targets, <value>_reached: the number of seeds that reached the target.
+    """
+    known = [value for value in dict.fromkeys(values) if value in table]
+    targets = [value for value in known if value.startswith(TARGETS)]
+    rows = []
+    for (setting, method), group in table.groupby(KEYS, sort=False):
+        row = {"setting": setting, "method": method}
+        row |= {"n": len(group), "diverged": int(group["diverged"].sum())}
+        row |= describe_origin(run.summary for run in group["run"])
+        sound = group.loc[~group["diverged"], known].replace(math.inf, math.nan)
+        for value in known:
+            row |= {value: sound[value].mean(), f"{value}_std": sound[value].std()}
+        for value in targets:
+            if group[value].notna().any():
+                row[f"{value}_reached"] = int(sound[value].count())
+        rows.append(row)
+    return pd.DataFrame(rows)
+
+
+def means(runs: Sequence[RunDirectory]) -> pd.DataFrame:
+    """Return table.csv: the averages of VALUES and targets, in each setting the best method first.
+
+    Methods are sorted by the main accuracy.
+    """
+    table = tidy(runs)
+    main = [measure.key for measure in main_measures(runs)]
+    found = average(table, [*main, *VALUES, *absolute_targets(table)])
+    found = found.dropna(axis="columns", how="all")
+    by = [name for name in ("setting", main[0]) if name in found]
+    ascending = [True, less_is_better(main[0]) is not False]
+    return found.sort_values(by, ascending=ascending[: len(by)])
+
+
+def find_repeats(runs: Sequence[RunDirectory]) -> dict[Path, RunDirectory]:
+    """Return the runs whose method and seeds another run has, each with the run that counts.
+
+    Such a run is no further seed, for example because it is a copy. Of several runs, the first one
+    with the most test views counts.
+    """
+    found: dict[Path, RunDirectory] = {}
+    counted: dict[Any, RunDirectory] = {}
+    named = zip(runs, names(runs), strict=True)
+    for run, name in sorted(named, key=lambda pair: -len(pair[0].views)):
+        seeds = seeds_of(run)
+        first = counted.setdefault((name, seeds), run)
+        if seeds and first is not run:
+            found[run.directory] = first
+    return found
+
+
+def select_runs(jobs: Sequence[RunDirectory]) -> list[RunDirectory]:
+    """Return the finished runs of a sweep that count: once per method and seed."""
+    finished = [run for run in jobs if run.finished]
+    repeated = find_repeats(finished)
+    return [run for run in finished if run.directory not in repeated]
+
+
+def describe_left_out(jobs: Sequence[RunDirectory]) -> list[str]:
+    """Return one line for each job that failed or is counted once, with the reason."""
+    repeats = find_repeats([run for run in jobs if run.finished])
+    lines = []
+    for run in jobs:
+        if run.status == "failed":
+            why = f"failed: {run.summary.get('error') or 'see error.txt'}"
+        elif run.directory in repeats:
+            why = f"has the settings and seeds of {repeats[run.directory].directory.name}"
+        else:
+            continue
+        lines.append(f"Not in the tables: {run.directory.name} {why}")
+    return lines
+
+
+def describe_states(jobs: Iterable[RunDirectory]) -> str:
+    """Return a sentence that counts the runs by status, or "" if all runs are completed."""
+    found = Counter(run.status for run in jobs)
+    if not found.keys() - {"completed"}:
+        return ""
+    counts = ", ".join(f"{number} {state}" for state, number in sorted(found.items()))
+    return f"\n{found.total()} runs: {counts}.\n"
