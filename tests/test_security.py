@@ -270,4 +270,4 @@ def test_dependencies_have_safe_versions():
     cannot."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     assert "matplotlib>=3.10.9" in project["dependencies"]
-    assert project["optional-dependencies"]["huggingface"] == ["datasets>=4.0"]
+    assert project["optional-dependencies"]["huggingface"] == ["datasets>=4.0,<6"]
