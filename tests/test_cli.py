@@ -97,14 +97,17 @@ def test_nearest_name_ignores_case():
     assert nearest("zzz", ["fedavg"]) == ""
 
 
-def test_install_command_names_the_extra(monkeypatch, tmp_path):
+def test_install_command_names_the_extra_and_its_versions(monkeypatch, tmp_path):
+    (needed,) = packages.requirements("joblib")
+    assert needed.startswith("hydra-joblib-launcher")
     monkeypatch.setattr(packages, "ROOT", tmp_path)
-    assert packages.how_to_install("joblib") == "pip install 'fedexp[joblib]'"
+    assert packages.how_to_install("joblib") == f"pip install 'fedexp[joblib]' ({needed})"
     (tmp_path / "src" / "fedexp").mkdir(parents=True)
     (tmp_path / "pyproject.toml").touch()
-    assert packages.how_to_install("joblib") == f"pip install -e '.[joblib]' (in {tmp_path})"
+    checkout = f"pip install -e '.[joblib]' (in {tmp_path}) ({needed})"
+    assert packages.how_to_install("joblib") == checkout
     monkeypatch.chdir(tmp_path)
-    assert packages.how_to_install("joblib") == "pip install -e '.[joblib]'"
+    assert packages.how_to_install("joblib") == f"pip install -e '.[joblib]' ({needed})"
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Data sets of Hugging Face; tested if the optional package is installed."""
+"""Data sets of Hugging Face; tested if the optional package is installed (fedexp[huggingface])."""
 
 import sys
 from pathlib import Path
@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from fedexp.cli import main
 from fedexp.core.errors import ConfigError
-from fedexp.data.partition import Natural
+from fedexp.data.partitioned import Partition
 from test_datasets import load
 from toy_federation import composed
 
@@ -71,25 +72,53 @@ def test_saved_hugging_face_texts_are_read(datasets, tmp_path):
         load("huggingface_text", tmp_path, f"dataset.path='{tmp_path / 'more'}'")
 
 
-def test_owner_column_gives_the_natural_clients(datasets, tmp_path):
-    """Of images (also from the cache) and texts. Owners are numbered in their order."""
+def test_owner_column_of_texts_gives_the_natural_clients(datasets, tmp_path):
     train = {"text": ["abba", "c", "d"], "label": [0, 1, 0], "writer_id": [30, 4, 30]}
+    train["lacking"] = ["b", None, "b"]
     path = save(datasets, tmp_path / "texts", train, {"text": ["x"], "label": [1]})
     texts = (f"dataset.path='{path}'", "dataset.owner=writer_id")
     assert load("huggingface_text", tmp_path, *texts).owners.tolist() == [1, 0, 1]
-    x = [Image.fromarray(np.full((2, 2), k, np.uint8)) for k in range(3)]
-    part = {"img": x, "label": [0, 1, 0], "who": ["b", "a", "b"], "lacking": ["b", None, "b"]}
-    path = save(datasets, tmp_path / "images", part, part)
-    for _ in range(2):
-        data = load("huggingface", tmp_path, f"dataset.path='{path}'", "dataset.owner=who")
-        assert data.owners.tolist() == [1, 0, 1]
-        assert Natural().deal(data.y_train.numpy(), 2, None, data.owners).parts[0].tolist() == [1]
-    for owner, message in (
-        ("whom", "nearest: 'who'"),
-        ("lacking", "have no owner"),
+    with pytest.raises(ConfigError, match="1 of the 3 training examples have no owner"):
+        load("huggingface_text", tmp_path, texts[0], "dataset.owner=lacking")
+
+
+def test_writers_of_femnist_are_clients(datasets, here, capsys):
+    """A file in the format of flwrlabs/femnist, which has no test split: each client holds out a
+    tenth. Every run on the file has the same clients, numbered by name."""
+    writers = [("b", "a", "c")[k % 3] for k in range(30)]
+    features = {"image": datasets.Image(), "writer_id": datasets.Value("string")}
+    features["hsf_id"] = datasets.Value("int64")
+    features["character"] = datasets.ClassLabel(names=["0", "A", "a"])
+    rng = np.random.default_rng(0)
+    examples = {
+        "image": [Image.fromarray(rng.integers(0, 256, (28, 28), np.uint8)) for _ in writers],
+        "writer_id": writers,
+        "hsf_id": [0] * 30,
+        "character": [k % 2 for k in range(30)],
+    }
+    (here / "femnist").mkdir()
+    saved = datasets.Dataset.from_dict(examples, features=datasets.Features(features))
+    saved.to_parquet(str(here / "femnist" / "train-0.parquet"))
+    command = ["dataset=huggingface", "dataset.path=femnist", "dataset.test_split=train"]
+    command += ["dataset.label=character", "dataset.owner=writer_id", "partition=natural"]
+    command += ["dataset.mean=[0.9637]", "dataset.std=[0.155]", "num_clients=3", "rounds=1"]
+    command += ["participation=1", "tracker=none", "figures=false", "hardware=cpu", "data_dir=."]
+    for number in (1, 2):  # decoded, then from the cache
+        assert main.main([*command, "test_per_client=0.1", f"hydra.run.dir=run{number}"]) == 0
+        partition = Partition.load(here / f"run{number}" / "partition.npz")
+        assert partition.sizes.tolist() == [9, 9, 9]
+        for part, name in zip(partition.parts, "abc", strict=True):
+            assert {writers[i] for i in part} == {name}
+        assert len(partition.test) == 3
+    capsys.readouterr()
+    for changes, message in (
+        ([], "dataset.test_split=train: clients would also train on the test examples"),
+        (["test_per_client=0.95"], "client 0 has 10 examples, so it would have no training"),
+        (["test_per_client=0.1", "dataset.owner=writer"], "nearest: 'writer_id'"),
+        (["test_per_client=0.1", "num_clients=4"], "at most 3, the number of natural clients"),
     ):
-        with pytest.raises(ConfigError, match=message):
-            load("huggingface", tmp_path, f"dataset.path='{path}'", f"dataset.owner={owner}")
+        assert main.main([*command, *changes]) == 2
+        assert message in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

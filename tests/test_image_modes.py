@@ -1,8 +1,6 @@
 """Image files in each mode of Pillow that a format can store."""
 
 import io
-import struct
-import zlib
 
 import numpy as np
 import pytest
@@ -67,27 +65,6 @@ def test_images_with_unknown_white_level_are_rejected(image, channels, tmp_path)
         _read_image(str(path), Form(channels))
 
 
-def test_signed_16_bit_images_are_rejected(tmp_path):
-    Image.fromarray(RAMP.astype(np.int32)).save(
-        path := tmp_path / "image.tif", tiffinfo={258: 16, 339: 2}
-    )
-    with pytest.raises(ConfigError, match=r"image\.tif: "):
-        _read_image(str(path), Form(1))
-
-
-def test_16_bit_pgm_images_are_scaled_to_8_bits(tmp_path):
-    """Pillow opens the file in mode I. It scales files with a lower maximum itself: here 1023 is
-    white.
-    """
-    path = tmp_path / "image.pgm"
-    path.write_bytes(b"P5 2 2 65535\n" + WIDE.astype(">u2").tobytes())
-    np.testing.assert_array_equal(_read_image(str(path), Form(1))[..., 0], RAMP)
-    path.write_bytes(b"P5 2 1 1023\n" + np.array([1023, 512], ">u2").tobytes())
-    np.testing.assert_allclose(
-        _read_image(str(path), Form(1))[0, :, 0].astype(int), [255, 128], atol=1
-    )
-
-
 def test_16_bit_tiff_images_with_white_as_zero_are_inverted(tmp_path):
     buffer = io.BytesIO()
     MODES["I;16"][0].save(buffer, "tiff", tiffinfo={262: 0})
@@ -97,27 +74,3 @@ def test_16_bit_tiff_images_with_white_as_zero_are_inverted(tmp_path):
     np.testing.assert_array_equal(
         _read_image(str(tmp_path / "image.tif"), Form(1))[..., 0], 255 - RAMP
     )
-
-
-def test_colours_of_16_bits_agree_with_greys(tmp_path):
-    """Pillow cannot write 16-bit colours, so the PNG is written chunk by chunk. Its pixels equal
-    those of the grey image.
-    """
-
-    def chunk(kind, content):
-        return (
-            struct.pack(">I", len(content))
-            + kind
-            + content
-            + struct.pack(">I", zlib.crc32(kind + content))
-        )
-
-    wide = np.repeat(WIDE.astype(">u2")[..., None], 3, -1)
-    rows = b"".join(b"\0" + row.tobytes() for row in wide)
-    header = chunk(b"IHDR", struct.pack(">IIBBBBB", 2, 2, 16, 2, 0, 0, 0))
-    path = tmp_path / "image.png"
-    path.write_bytes(
-        b"\x89PNG\r\n\x1a\n" + header + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
-    )
-    for channel in range(3):
-        np.testing.assert_array_equal(_read_image(str(path), Form(3))[..., channel], RAMP)

@@ -118,7 +118,7 @@ def test_missing_package_is_one_message(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda package: None)
     with pytest.raises(
         ConfigError,
-        match=r"^tracker=tensorboard: needs the package \w+: pip install -e '\.\[tensorboard\]'$",
+        match=r"^tracker=tensorboard: needs the package \w+: pip install -e .* \(tensorboard.*\)$",
     ):
         config.check()
 

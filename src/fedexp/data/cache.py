@@ -4,6 +4,7 @@ import hashlib
 import json
 import logging
 import math
+import os
 import zlib
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache
@@ -34,8 +35,8 @@ class SourceFile(NamedTuple):
     mtime_ns: int
 
     @classmethod
-    def of(cls, path: Path) -> "SourceFile":
-        stat = path.stat()
+    def of(cls, path: Path | str) -> "SourceFile":
+        stat = os.stat(path)
         return cls(str(path), stat.st_size, stat.st_mtime_ns)
 
     def stamp(self, data_dir: str) -> str:

@@ -12,7 +12,7 @@ import math
 import operator
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -46,7 +46,6 @@ from fedexp.data.image_files import (
 from fedexp.data.mapped import Chosen, Stored
 from fedexp.data.resized_crop import ResizedCrop, Side
 from fedexp.data.tiny_imagenet import scan_published
-from fedexp.data.torchvision_files import TorchvisionFiles
 from fedexp.data.types import DataSource, ImageData
 
 Mean = Annotated[
@@ -66,6 +65,7 @@ JoinedSplits = Annotated[
     tuple[str, ...],
     Limit("[train] or [train,test]", lambda v: tuple(v) in (("train",), ("train", "test"))),
 ]
+ARRAYS = ("x_train", "x_test", "y_train", "y_test")
 MOST_BYTES = 2**31  # larger sets of resized images are not loaded into memory
 PIECE = 1024  # number of images that are decoded at a time if they are stored on disk
 
@@ -102,14 +102,6 @@ class Dataset(DataSource):
     def crop(self) -> ResizedCrop | None:
         return self.augmentation if isinstance(self.augmentation, ResizedCrop) else None
 
-    @property
-    def files(self) -> Sequence[SourceFile]:
-        """Return `paths` as SourceFiles.
-
-        Raises ConfigError or OSError if a file is missing.
-        """
-        return [SourceFile.of(path) for path in self.paths]
-
     @abstractmethod
     def read(self) -> Arrays:
         """Return the decoded arrays `x_train`, `y_train`, `x_test`, `y_test` and `classes`.
@@ -122,24 +114,13 @@ class Dataset(DataSource):
 
     def checked(self, arrays: Arrays) -> ImageData:
         """Return the data set with the arrays of `read`. Raises ConfigError if they are invalid."""
-        names = ("x_train", "x_test", "y_train", "y_test")
-        if missing := [key for key in (*names, "classes") if key not in arrays]:
-            raise ConfigError(
-                f"dataset={self.name}: `read` must also return the arrays {', '.join(missing)}"
-            )
-        classes = tuple(str(c) for c in arrays["classes"])
-        if twice := [name for name, times in Counter(classes).items() if times > 1]:
-            raise ConfigError(
-                f"dataset={self.name}: class names must be different, but these are repeated:"
-                f" {', '.join(twice)}"
-            )
-        for split in ("train", "test"):
-            self._check(split, arrays[f"x_{split}"], arrays[f"y_{split}"], len(classes))
-        parts: dict[str, Any] = {name: to_tensor(arrays[name]) for name in names}
+        for problem in self.problems(arrays):
+            raise ConfigError(f"dataset={self.name}: {problem}")
+        parts: dict[str, Any] = {name: to_tensor(arrays[name]) for name in ARRAYS}
         return ImageData(
             name=self.name,
             **parts,
-            classes=classes,
+            classes=tuple(map(str, arrays["classes"])),
             mean=self.normalise.mean,
             std=self.normalise.std,
             max_value=self.max_value,
@@ -147,37 +128,29 @@ class Dataset(DataSource):
             owners=arrays.get("owners"),
         )
 
-    def _check(self, split: str, x: np.ndarray | Chosen, y: np.ndarray, num_classes: int) -> None:
-        for name, array, dtype, axes in (("x", x, "uint8", 4), ("y", y, "int64", 1)):
-            given = type(array).__name__
-            if isinstance(array, Chosen):
-                continue
-            if isinstance(array, np.ndarray):
-                given = f"{array.dtype} of shape {[*array.shape]}"
-                if array.dtype == dtype and array.ndim == axes:
-                    continue
-            raise ConfigError(
-                f"dataset={self.name}: {name}_{split} is {given}; x must be uint8 [N, height,"
-                " width, channels], and y must be int64 [N]"
-            )
-        problem = None
-        if len(x) == 0 or len(x) != len(y):
-            problem = f"have {len(x)} images and {len(y)} labels"
-        elif y.min() < 0 or y.max() >= num_classes:
-            problem = f"have labels outside 0..{num_classes - 1}"
-        elif x.shape[3] != self.channels:
-            problem = f"have {x.shape[3]} channels, but dataset.mean has {self.channels} values"
-        if problem is not None:
-            raise ConfigError(f"dataset={self.name}: the {split} data {problem}")
-
-    def cached(self, build: Callable[[], Arrays], **options: Any) -> Arrays:
-        """Return the result of `build`, from the cache if possible.
-
-        The cache is used if `files` and options are unchanged. options: values that affect the
-        result.
-        """
-        content = [file.stamp(self.data_dir) for file in self.files]
-        return load_cached(self.data_dir, self.name, content, options, build)
+    def problems(self, arrays: Arrays) -> Iterator[str]:
+        """Yield what is wrong with the arrays of `read`; a later problem may follow from it."""
+        if missing := [name for name in (*ARRAYS, "classes") if name not in arrays]:
+            yield f"`read` must also return the arrays {', '.join(missing)}"
+        classes = Counter(map(str, arrays["classes"]))
+        if twice := [name for name, times in classes.items() if times > 1]:
+            yield f"class names must be different, but these are repeated: {', '.join(twice)}"
+        for split in ("train", "test"):
+            x, y = arrays[f"x_{split}"], arrays[f"y_{split}"]
+            if (form_of(x), form_of(y)) != (("uint8", 4), ("int64", 1)):
+                yield (
+                    f"the {split} data are x: {form_of(x)} and y: {form_of(y)} (type, number of"
+                    " axes); x must be uint8 [N, height, width, channels], and y int64 [N]"
+                )
+            if len(x) == 0 or len(x) != len(y):
+                yield f"the {split} data have {len(x)} images and {len(y)} labels"
+            if y.min() < 0 or y.max() >= len(classes):
+                yield f"the {split} data have labels outside 0..{len(classes) - 1}"
+            if x.shape[3] != self.channels:
+                yield (
+                    f"the {split} data have {x.shape[3]} channels, but dataset.mean has"
+                    f" {self.channels} values"
+                )
 
     def read_tree(self, tree: Tree, form: Form | None = None) -> Arrays:
         """Return the decoded images of a folder tree, from the cache if possible.
@@ -214,6 +187,13 @@ class Dataset(DataSource):
         """Return `<data_dir>/<name>` if it has the folders train and test, else None."""
         root = Path(self.data_dir, self.name)
         return root if (root / "train").is_dir() and (root / "test").is_dir() else None
+
+
+def form_of(array: Any) -> tuple[str, int]:
+    """Return the type and the number of axes; images that stay on disk are uint8 with four axes."""
+    if isinstance(array, Chosen):
+        return "uint8", 4
+    return str(getattr(array, "dtype", type(array).__name__)), getattr(array, "ndim", 0)
 
 
 def to_tensor(array: np.ndarray | Chosen) -> Stored:
@@ -267,39 +247,56 @@ class TorchvisionDataset(Published, JoinsSplits):
     torchvision_class: Literal["MNIST", "FashionMNIST", "CIFAR10", "CIFAR100"]
 
     @cached_property
-    def tree(self) -> Tree | None:
-        root = self.image_tree()
-        return None if root is None else scan_tree(root)
+    def source(self) -> Any:
+        """Return torchvision's class. MNIST's files have other attributes than CIFAR's."""
+        import torchvision.datasets
 
-    @cached_property
-    def archive(self) -> TorchvisionFiles:
-        return TorchvisionFiles(self.torchvision_class, self.data_dir)
-
-    @property
-    def paths(self) -> Sequence[Path]:
-        return self.archive.paths
+        return getattr(torchvision.datasets, self.torchvision_class)
 
     @property
     def hosts(self) -> Sequence[str]:
-        return self.archive.hosts
+        source = self.source
+        if hasattr(source, "mirrors"):
+            return source.mirrors
+        return [source.url.removesuffix(source.filename)]
 
     @property
     def published(self) -> Sequence[tuple[str, str]]:
-        return self.archive.published
+        source = self.source
+        return getattr(source, "resources", None) or [(source.filename, source.tgz_md5)]
 
     @property
     def download_folder(self) -> Path:
-        return self.archive.folder
+        folder = Path(self.data_dir)
+        mnist = hasattr(self.source, "resources")
+        return folder / self.torchvision_class / "raw" if mnist else folder
 
     @property
-    def files(self) -> Sequence[SourceFile]:
-        return super().files if self.tree is None else self.tree.files
+    def is_present(self) -> bool:
+        names = [name.removesuffix(".gz") for name, _ in self.published]
+        if folder := getattr(self.source, "base_folder", None):
+            names = [folder]
+        return all((self.download_folder / name).exists() for name in names)
 
     def read(self) -> Arrays:
-        if self.tree is not None:
-            return self.joined(self.read_tree(self.tree))
+        if (root := self.image_tree()) is not None:
+            return self.joined(self.read_tree(scan_tree(root)))
         self.fetch_missing()
-        return self.joined(self.cached(self.archive.read))
+        try:
+            train, test = (self.source(self.data_dir, train=part) for part in (True, False))
+        except Exception as error:  # a damaged file can raise anything
+            raise ConfigError(
+                f"dataset={self.name}: a file in {self.download_folder} is corrupt"
+                f" ({reason_of(error)}); delete the files of this data set, and the next run will"
+                " download them again"
+            ) from error
+        # class names in MNIST look like "3 - three"
+        names = [name.partition(" - ")[0] for name in train.classes]
+        found = []
+        for part in (train, test):
+            x = np.asarray(part.data)
+            found.append((x.reshape(*x.shape[:3], -1), part.targets))
+        return self.joined(make_arrays(*found, names))
 
 
 class AnyTorchvision(Dataset):
@@ -416,39 +413,25 @@ class Femnist(Dataset):
     Each writer is a natural client (see `Data.owners`).
     """
 
-    def splits(self) -> list[list[Path]]:
-        folder = Path(self.data_dir, self.name)
-        return [leaf.find_split_files(folder / split) for split in ("train", "test")]
-
-    @property
-    def paths(self) -> Sequence[Path]:
-        train, test = self.splits()
-        return [*train, *test]
-
     def read(self) -> Arrays:
-        return self.cached(lambda: leaf.read_femnist(*self.splits()))
+        folder = Path(self.data_dir, self.name)
+        train, test = (leaf.find_split_files(folder / split) for split in ("train", "test"))
+        stamps = [SourceFile.of(path).stamp(self.data_dir) for path in (*train, *test)]
+        build = functools.partial(leaf.read_femnist, train, test)
+        return load_cached(self.data_dir, self.name, stamps, {}, build)
 
 
 class ImageFiles(Dataset):
     """Base class of data sets that store each image in a separate file."""
 
-    @cached_property
-    def tree(self) -> Tree:
-        """Return the image files. Raises ConfigError if they are missing."""
-        return self.scan()
-
     @abstractmethod
     def scan(self) -> Tree:
-        """Find the image files and their labels."""
-
-    @property
-    def files(self) -> Sequence[SourceFile]:
-        return self.tree.files
+        """Find the image files and their labels. Raises ConfigError if they are missing."""
 
     def read(self) -> Arrays:
         if isinstance(self, Published):
             self.fetch_missing()
-        return self.read_tree(self.tree, self.form)
+        return self.read_tree(self.scan(), self.form)
 
     @property
     def form(self) -> Form:
@@ -503,10 +486,8 @@ class ImageFolder(ImageFiles):
         root = self.root.removeprefix(self.data_dir)  # the directory may be moved
         return {"root": root} | {name: getattr(self, name) for name in fields}
 
-    @cached_property
-    def tree(self) -> Tree:
-        """Return the image files. Raises ConfigError if their numbers differ from `counts`."""
-        tree = super().tree
+    def read_tree(self, tree: Tree, form: Form | None = None) -> Arrays:
+        """Return the decoded images. Raises ConfigError if their numbers differ from `counts`."""
         found = (len(tree.train), len(tree.test), len(tree.classes))
         if self.counts is not None and found != tuple(self.counts):
             train, test, classes = self.counts
@@ -515,7 +496,7 @@ class ImageFolder(ImageFiles):
                 f" {found[2]} classes, but {self.name} has {train:,}, {test:,} and {classes};"
                 " download it again, or set dataset.counts=null to use these images"
             )
-        return tree
+        return super().read_tree(tree, form)
 
     def scan(self) -> Tree:
         root = Path(self.root)

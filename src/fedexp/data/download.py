@@ -4,7 +4,6 @@ If a download fails, the error message explains how to download the files manual
 """
 
 import contextlib
-import gzip
 import logging
 import os
 import shutil
@@ -56,9 +55,9 @@ class Published(DataSource):
         return Path(self.data_dir)
 
     @property
+    @abstractmethod
     def is_present(self) -> bool:
-        """Return whether all unpacked files exist."""
-        return bool(self.paths) and all(path.is_file() for path in self.paths)
+        """Return whether the unpacked files exist."""
 
     def fetch_missing(self) -> None:
         """Download and unpack the files if they are missing.
@@ -70,16 +69,17 @@ class Published(DataSource):
             return
         folder = self.download_folder
         try:
-            with _locked(folder, f".{self.name}.lock"):  # several jobs may need the same files
-                self._fetch_files(folder)
+            folder.mkdir(parents=True, exist_ok=True)
+            # several jobs may need the same files
+            with FileLock(folder / f".{self.name}.lock"), _timeout(TIMEOUT):
+                if not self.is_present:
+                    self._fetch_files(folder)
         except Exception as error:  # network, disk, md5 and archive errors have no common type
             raise ConfigError(self._instructions(folder, error)) from error
 
     def _fetch_files(self, folder: Path) -> None:
         from torchvision.datasets.utils import check_integrity
 
-        if self.is_present:
-            return  # another process has downloaded them
         for file, md5 in self.published:
             if not check_integrity(folder / file, md5):
                 self._fetch_file(folder, file, md5)
@@ -95,10 +95,7 @@ class Published(DataSource):
         for address in addresses:
             log.info("%s: downloading %s to %s", self.name, address, folder)
             try:
-                with _timeout(TIMEOUT), _temporary(folder) as temporary:
-                    download_url(address, temporary, file, md5)
-                    os.replace(temporary / file, folder / file)
-                return
+                return download_url(address, folder, file, md5)
             except Exception as error:
                 if address == addresses[-1]:
                     raise
@@ -116,34 +113,6 @@ class Published(DataSource):
 
 
 @contextlib.contextmanager
-def _locked(folder: Path, name: str) -> Iterator[None]:
-    """Create a folder, and hold the lock `name` in it.
-
-    If the block fails, the folders that were created are removed if they are empty. This is done
-    before the lock is released, so that no other job has the lock.
-    """
-    path, new = folder / name, set[Path]()
-    lock = FileLock(path)
-    while not lock.is_locked:
-        new |= {each for each in (folder, *folder.parents) if not each.exists()}
-        # another job that failed may remove the folder while this one waits for the lock
-        with contextlib.suppress(FileNotFoundError):
-            folder.mkdir(parents=True, exist_ok=True)
-            lock.acquire()
-    try:
-        yield
-    except Exception:
-        with contextlib.suppress(OSError):  # rmdir fails for a folder that is not empty
-            path.unlink()
-            for each in sorted(new, reverse=True):
-                each.rmdir()
-        raise
-    finally:
-        path.unlink(missing_ok=True)
-        lock.release()
-
-
-@contextlib.contextmanager
 def _timeout(seconds: float) -> Iterator[None]:
     before = socket.getdefaulttimeout()
     socket.setdefaulttimeout(seconds)  # torchvision has no timeout option and could wait forever
@@ -154,29 +123,17 @@ def _timeout(seconds: float) -> Iterator[None]:
 
 
 def unpack(archive: Path, folder: Path) -> None:
-    """Unpack an archive into a temporary folder, then move the files to `folder`.
+    """Unpack an archive with a correct checksum into a temporary folder, then move its files.
 
-    The data set is therefore never incomplete, even if unpacking is interrupted. No file is written
-    outside `folder`, and links that point outside `folder` are rejected.
+    The data set is therefore never incomplete, even if unpacking is interrupted.
     """
-    with _temporary(folder) as temporary:
-        if archive.suffix == ".gz" and ".tar" not in archive.name:
-            with gzip.open(archive) as source, open(temporary / archive.stem, "wb") as file:
-                shutil.copyfileobj(source, file)
-        elif archive.suffix == ".zip":
-            shutil.unpack_archive(archive, temporary)
-        else:
-            shutil.unpack_archive(archive, temporary, filter="data")
-        for item in temporary.iterdir():
+    from torchvision.datasets.utils import extract_archive
+
+    with tempfile.TemporaryDirectory(dir=folder, prefix=".unpack-") as temporary:
+        extract_archive(str(archive), temporary)
+        for item in Path(temporary).iterdir():
             target = folder / item.name
             if target.is_dir():
                 shutil.copytree(item, target, dirs_exist_ok=True)
             else:
                 os.replace(item, target)
-
-
-@contextlib.contextmanager
-def _temporary(folder: Path) -> Iterator[Path]:
-    """Yield a temporary folder inside `folder`, so that files can be moved without a copy."""
-    with tempfile.TemporaryDirectory(dir=folder, prefix=".unpack-") as temporary:
-        yield Path(temporary)

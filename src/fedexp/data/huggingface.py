@@ -35,7 +35,7 @@ class Hub:
     path: str | None  # name on the hub, such as ylecun/mnist, or a local folder
     subset: str | None  # configuration of the data set (called `name` in the library)
     train_split: str
-    test_split: str
+    test_split: str  # may equal train_split if the clients hold out the test set (test_per_client)
     column: str | None  # column of the images or texts; None: the first column with a common name
     label: str | None  # column of the labels; None: the first column with a common name
     owner: str | None = None  # column of the natural clients, such as writer_id; None: no clients
@@ -178,7 +178,8 @@ class HuggingFaceImages(Hub, Dataset):
         y_train, y_test, classes = encode_labels(train, test, label)
 
         def build() -> Arrays:
-            x_train, x_test = (self._images(split, column) for split in (train, test))
+            x_train = self._images(train, column)
+            x_test = x_train if test is train else self._images(test, column)
             arrays = make_arrays((x_train, y_train), (x_test, y_test), classes)
             owner = self.owner
             return arrays if owner is None else arrays | {"owners": number_owners(train, owner)}
@@ -190,14 +191,13 @@ class HuggingFaceImages(Hub, Dataset):
 
     def _images(self, split: Any, column: str) -> np.ndarray:
         """Return the decoded images, uint8 [n, height, width, channels]."""
-        images = list(split[column])
-        for image in images:
-            if not isinstance(image, Image.Image):
-                raise ConfigError(
-                    f"dataset.column={column}: this column must contain images, but it contains"
-                    f" {type(image).__name__}"
-                )
-        return stack_images(images, Form(self.channels, self.size), f"{self.path}, {column}")
+        if not isinstance(first := split[0][column], Image.Image):
+            raise ConfigError(
+                f"dataset.column={column}: this column must contain images, but it contains"
+                f" {type(first).__name__}"
+            )
+        form = Form(self.channels, self.size)
+        return stack_images(split[column], form, f"{self.path}, {column}")
 
 
 @dataclass(frozen=True, kw_only=True)

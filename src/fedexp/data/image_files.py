@@ -2,7 +2,6 @@
 
 import logging
 import os
-import stat
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -129,11 +128,7 @@ def require_all_used(root: Path, used: Sequence[str], advice: str) -> None:
 
     advice: how to use these folders or leave them out, with `{}` for their names.
     """
-    others = [
-        name
-        for name in subfolders(root)
-        if name not in used and list_files(root / name, suffixes=SUFFIXES)
-    ]
+    others = [name for name in subfolders(root) if name not in used and find_images(root / name)]
     if others:
         names = ",".join(others)
         raise ConfigError(
@@ -142,51 +137,33 @@ def require_all_used(root: Path, used: Sequence[str], advice: str) -> None:
 
 
 def list_images(folder: Path, recursive: bool = True) -> list[SourceFile]:
-    """Return the image files in `folder`, sorted by path."""
-    if not (found := list_files(folder, recursive, SUFFIXES)):
+    """Return the image files in `folder`, sorted by path. Raises ConfigError without any."""
+    if not (found := find_images(folder, recursive)):
         raise ConfigError(f"{folder}: contains no images (files ending in {' '.join(SUFFIXES)})")
     return found
 
 
-def list_files(
-    folder: Path, recursive: bool = True, suffixes: tuple[str, ...] = ("",)
-) -> list[SourceFile]:
-    """Return the files in `folder` whose names end in one of the suffixes, sorted by path.
+def find_images(folder: Path, recursive: bool = True) -> list[SourceFile]:
+    """Return the image files in `folder`, sorted by path. Links are followed.
 
-    Hidden files and folders are skipped.
-
-    Raises ConfigError for broken or circular links, and for files that are not regular files, such
-    as pipes.
+    Hidden files and folders are skipped. Raises ConfigError for broken links and pipes.
     """
-    found = []
-    try:
-        for place, folders, names in os.walk(folder, onerror=_raise, followlinks=True):
-            folders[:] = [name for name in folders if recursive and not name.startswith(".")]
-            for inner in (Path(place, name) for name in folders):
-                if inner.is_symlink() and Path(place).resolve().is_relative_to(inner.resolve()):
-                    raise ConfigError(
-                        f"{inner}: is a link to a folder that contains this link; remove the link"
-                    )
-            for name in names:
-                if name.startswith(".") or not name.lower().endswith(suffixes):
-                    continue
-                path = os.path.join(place, name)
-                status = os.stat(path)
-                if not stat.S_ISREG(status.st_mode):
-                    raise ConfigError(
-                        f"{path}: is not a regular file, but a named pipe, a socket or a device;"
-                        " remove it"
-                    )
-                found.append(SourceFile(path, status.st_size, status.st_mtime_ns))
-    except OSError as error:
+
+    def refuse(error: OSError) -> None:
         raise ConfigError(
             f"{error.filename}: cannot be read ({error.strerror}); repair or remove it"
         ) from error
+
+    found = []
+    for place, folders, names in os.walk(folder, onerror=refuse, followlinks=True):
+        folders[:] = [name for name in folders if recursive and not name.startswith(".")]
+        for path in (os.path.join(place, name) for name in names if is_image(name)):
+            if not os.path.isfile(path):
+                raise ConfigError(
+                    f"{path}: is a broken link, or no regular file; repair or remove it"
+                )
+            found.append(SourceFile.of(path))
     return sorted(found)
-
-
-def _raise(error: OSError) -> None:
-    raise error
 
 
 def scan_classes(folder: Path, classes: Sequence[str]) -> Labelled:

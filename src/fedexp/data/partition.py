@@ -130,7 +130,8 @@ def hold_out_test(
             raise ConfigError(
                 f"test_per_client={fraction:g}: client {client} has"
                 f" {plural(len(part), 'example')}, so it would have no training examples; use a"
-                " smaller fraction or a larger min_size"
+                " smaller fraction, a larger min_size, or partition.choice=largest with"
+                " partition=natural"
             )
         order = rng.permutation(len(part))
         test.append(part[order[: len(part) - left]])

@@ -24,31 +24,19 @@ def scan_published(root: Path) -> Tree:
     wnids = class_folders(root / "train")
     train = label_files([list_class(root / "train" / wnid / "images") for wnid in wnids])
     label = {wnid: i for i, wnid in enumerate(wnids)}
-    annotations = root / "val" / "val_annotations.txt"
+    annotations, test = root / "val" / "val_annotations.txt", []
     try:
-        lines = [
-            line.split("\t")
-            for line in annotations.read_text(encoding="utf-8").splitlines()
-            if line.strip()
-        ]
-        labelled = sorted(
-            (root / "val" / "images" / image, label[wnid]) for image, wnid, *_ in lines
-        )
-    except (ValueError, KeyError) as error:
+        for line in annotations.read_text(encoding="utf-8").splitlines():
+            image, wnid, *_ = line.split("\t")
+            test.append((SourceFile.of(root / "val" / "images" / image), label[wnid]))
+    except (OSError, ValueError, KeyError) as error:
         raise ConfigError(
-            f"{annotations}: a line is invalid or names a class without a folder in"
-            f" {root / 'train'} ({error})"
+            f"{annotations}: a line is invalid, or names an image that is missing or a class"
+            f" without a folder in {root / 'train'} ({error})"
         ) from error
-    if not labelled:
+    if not test:
         raise ConfigError(f"{annotations}: contains no images; download the data set again")
-    try:
-        files = [SourceFile.of(path) for path, _ in labelled]
-    except FileNotFoundError as error:
-        raise ConfigError(
-            f"{error.filename}: this file is missing, but {annotations} names it"
-        ) from error
-    test = list(zip(files, (k for _, k in labelled), strict=True))
-    return Tree(train, test, _read_names(root, wnids))
+    return Tree(train, sorted(test), _read_names(root, wnids))
 
 
 def _read_names(root: Path, wnids: list[str]) -> list[str]:

@@ -3,10 +3,9 @@
 import re
 import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple, Protocol, Self
 
 import numpy as np
@@ -179,14 +178,6 @@ class DataSource(Checked, ABC, prefix="dataset."):
         @property
         def augmentation(self) -> Draws:
             """Return the source of the random numbers for each training example."""
-
-    @property
-    def paths(self) -> Sequence[Path]:
-        """Return the paths of the files that `load` decodes. The result may be empty.
-
-        Raises ConfigError if files are missing.
-        """
-        return ()
 
     def conversion(self) -> str:
         """Return how inputs were converted when they were read, or an empty text."""

@@ -255,15 +255,14 @@ def data_problems(built: Built) -> Iterator[str]:
 
 def test_problems(built: Built) -> Iterator[str]:
     """Yield a message if clients would train on test examples, or if tasks have no test set."""
-    settings, splits = built.settings, getattr(built.dataset, "train_splits", ())
+    settings, shared = built.settings, shared_split(built.dataset)
     views = evaluation_views(
         settings.test_views, settings.evaluate_on, built.validation.fraction > 0
     )
-    if "test" in splits and not settings.test_per_client and views[0] in TEST_VIEWS:
+    if shared and not settings.test_per_client and views[0] in TEST_VIEWS:
         yield (
-            f"dataset.train_splits=[{','.join(splits)}]: clients would also train on the test"
-            " images; set test_per_client=0.25, which holds out the test set from the clients, or"
-            " dataset.train_splits=[train]"
+            f"{shared}: clients would also train on the test examples; set test_per_client=0.25,"
+            " which holds out the test set from the clients, or choose other splits"
         )
     given = f"test_per_client={settings.test_per_client:g}"
     if settings.test_per_client and built.scenario.name != "none":
@@ -273,6 +272,14 @@ def test_problems(built: Built) -> Iterator[str]:
             f"{given}: cannot be used with schedule.partition, because a new partition would give"
             " clients training examples that are test examples"
         )
+
+
+def shared_split(dataset: DataSource) -> str:
+    """Return the option by which training and test examples overlap, or an empty text."""
+    if "test" in (splits := getattr(dataset, "train_splits", ())):
+        return f"dataset.train_splits=[{','.join(splits)}]"
+    split = getattr(dataset, "test_split", None)
+    return f"dataset.test_split={split}" if split == getattr(dataset, "train_split", "") else ""
 
 
 def schedule_problems(built: Built) -> Iterator[str]:
