@@ -329,7 +329,7 @@ def test_invalid_partition_is_rejected(parts, message):
     """test_partition.py tests all messages, for files."""
     labels, rng = np.array([0, 1, 0, 1]), np.random.default_rng(0)
     with pytest.raises(ConfigError, match="partition: Fixed " + message):
-        Fixed(parts=parts).split(labels, 2, rng)
+        Fixed(parts=parts).deal(labels, 2, rng)
 
 
 class Returning(Partitioner):
@@ -344,7 +344,7 @@ class Returning(Partitioner):
 )
 def test_partition_must_return_parts_and_info(given):
     with pytest.raises(ConfigError, match="partition: Returning: `assign` must return two things"):
-        Returning(given=given).split(np.array([0, 1, 0, 1]), 2, np.random.default_rng(0))
+        Returning(given=given).deal(np.array([0, 1, 0, 1]), 2, np.random.default_rng(0))
 
 
 def test_keeps_without_its_base_class_is_rejected():

@@ -137,11 +137,13 @@ class Dataset(DataSource):
             yield f"class names must be different, but these are repeated: {', '.join(twice)}"
         for split in ("train", "test"):
             x, y = arrays[f"x_{split}"], arrays[f"y_{split}"]
-            if (form_of(x), form_of(y)) != (("uint8", 4), ("int64", 1)):
-                yield (
-                    f"the {split} data are x: {form_of(x)} and y: {form_of(y)} (type, number of"
-                    " axes); x must be uint8 [N, height, width, channels], and y int64 [N]"
-                )
+            for letter, array, form in (("x", x, ("uint8", 4)), ("y", y, ("int64", 1))):
+                if form_of(array) != form:
+                    shape = f" of shape {[*array.shape]}" if hasattr(array, "shape") else ""
+                    yield (
+                        f"{letter}_{split} is {form_of(array)[0]}{shape}; x must be uint8 [N,"
+                        " height, width, channels], and y must be int64 [N]"
+                    )
             if len(x) == 0 or len(x) != len(y):
                 yield f"the {split} data have {len(x)} images and {len(y)} labels"
             if y.min() < 0 or y.max() >= len(classes):
