@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fedexp.algorithms.base import FedAvg, masked_mean, overrides
+from fedexp.algorithms.base import FedAvg
 from fedexp.algorithms.ditto import Ditto
 from fedexp.algorithms.fedala import FedALA
 from fedexp.algorithms.fedalign import FedAlign
@@ -46,11 +46,10 @@ from fedexp.algorithms.moon import Moon
 from fedexp.algorithms.scaffold import Scaffold
 from fedexp.core import storage, tree
 from fedexp.core.errors import ConfigError
-from fedexp.engine.base import Cohort, Engine, ScheduledData
-from fedexp.engine.network import LiveNetwork
+from fedexp.engine.base import Engine, ScheduledData
 from fedexp.models import Output
 from fedexp.rundir import files
-from fedexp.testing import assert_engines_agree, assert_equal, gradient_of, record, train
+from fedexp.testing import assert_engines_agree, assert_equal, record
 from fedexp.training.rounds import play_round
 from fedexp.training.simulation import Simulation
 from fedexp.training.state import State
@@ -67,9 +66,7 @@ from toy_federation import (
     Normed,
     assemble,
     context,
-    describe,
     flat,
-    kind_of,
     make_simulation,
     one_of_each_kind,
     play,
@@ -351,13 +348,6 @@ def rows(chosen: Callable[[Row], bool] = lambda row: True) -> pytest.MarkDecorat
     return pytest.mark.parametrize("row", params)
 
 
-def every_engine(first: str) -> pytest.MarkDecorator:
-    """Parametrise over engines. Only `first` is not slow."""
-    marks = {name: () if name == first else pytest.mark.slow for name in ENGINES}
-    params = [pytest.param(engine, id=name, marks=marks[name]) for name, engine in ENGINES.items()]
-    return pytest.mark.parametrize("engine", params)
-
-
 def trajectory(simulation, rounds=3, personal=False) -> Iterator[torch.Tensor]:
     """Yield all parameters after each round as one vector.
 
@@ -467,75 +457,6 @@ def test_every_option_of_every_algorithm_is_varied(cls):
     assert alive == names
 
 
-def has_own_loss(row: Row) -> bool:
-    """Whether a row has another loss than FedAvg, which is the first row."""
-    return row is ROWS[0] or bool(kind_of(row) & {*LOSSES})
-
-
-@rows(lambda row: not row.stops_gradient and has_own_loss(row))
-def test_gradient_equals_finite_differences(row):
-    """In round 3, away from the initial parameters, where distillation and penalties are flat."""
-    simulation = row.simulation(sizes=LARGER)
-    gradient_of(simulation, simulation.algorithm.objective)
-    if row.cls.penalty is not FedAvg.penalty:
-        penalty = simulation.algorithm.penalty
-        found = gradient_of(simulation, lambda net, params, batch, ctx: penalty(net, params, ctx))
-        assert flat(found).abs().max() > 1e-3
-
-
-@every_engine(first="sequential")
-@one_of_each_kind("row", BY_NAME)
-def test_hooks_do_not_modify_their_arguments(row, engine):
-    """Server, client states, schedules, plans, data and the frozen network do not change."""
-    simulation, state = after_one_round(row.name)
-    cohort, data = assemble(simulation, state, 2), simulation.runtime.data
-    pixels = {k: getattr(data, k) for k in ("x_train", "y_train", "x_test", "y_test")}
-    inputs = {
-        "server": state.server,
-        "clients": dict(state.clients),
-        "states": list(cohort.states),
-        "personals": list(cohort.personals),
-        "plans": [{k: torch.as_tensor(v) for k, v in plan.items()} for plan in cohort.plans],
-        "schedules": [(s.index, s.draws, torch.from_numpy(s.lengths)) for s in cohort.schedules],
-        "data": pixels,
-        "initial": simulation.initial,
-        "network": dict(simulation.runtime.net.module.named_parameters()),
-    }
-    before = clone(inputs)
-    trained = train(engine, simulation, state, cohort)
-    messages, about = clone(trained.messages), describe(simulation, state, cohort, trained)
-    server = simulation.algorithm.aggregate(state.server, trained.messages, about)
-    server = server | {"buffers": state.server["buffers"]}
-    kept = clone(server)
-    if overrides(simulation.algorithm, "refine"):
-        net = LiveNetwork(simulation.runtime.net)
-        simulation.algorithm.refine(net, server, trained.messages, about)
-    assert_equal(server, kept)
-    assert_equal(inputs, before)
-    assert_equal(trained.messages, messages)
-
-
-@every_engine(first="vectorised")
-@one_of_each_kind("row", BY_NAME, *KEPT, *DRAWN)
-def test_aggregation_ignores_cohort_order(row, engine):
-    """Not bit for bit, because vectorised kernels may round by position."""
-    simulation, state = after_one_round(row.name)
-    cohort, order = assemble(simulation, state, 2), [2, 0, 3, 1]
-    parts = (
-        cohort.clients,
-        cohort.roles,
-        cohort.schedules,
-        cohort.states,
-        cohort.plans,
-        cohort.personals,
-    )
-    permuted = Cohort(2, *([part[i] for i in order] for part in parts))
-    straight, turned = (train(engine, simulation, state, c) for c in (cohort, permuted))
-    assert_equal(turned.messages, tree.map(lambda leaf: leaf[order], straight.messages), atol=1e-13)
-    assert_equal(turned.states, [straight.states[i] for i in order], atol=1e-13)
-    assert_equal(turned.losses, straight.losses[order], atol=1e-13)
-
-
 # --- save and resume
 
 
@@ -593,22 +514,6 @@ def test_resumed_run_equals_uninterrupted_run(row, error, interval, tmp_path):
         "completed",
     )
     assert tables(tmp_path / "parts") == tables(tmp_path / "whole")
-
-
-def test_client_state_persists_between_rounds(tmp_path):
-    """Only clients that have participated have a state."""
-    simulation = make_simulation(EveryHook(pull=0.1), rounds=6, participation=0.4)
-    state = record(simulation, tmp_path, resume=False)
-    rows = [line.split(",") for line in (tmp_path / files.CLIENTS).read_text().splitlines()[1:]]
-    clients = [int(row[1]) for row in rows]
-    expected = {client: clients.count(client) for client in set(clients)}
-    assert {client: int(kept["rounds"]) for client, kept in state.clients.items()} == expected
-    assert len(set(expected.values())) > 1
-
-
-def test_stateless_algorithms_keep_no_client_state(tmp_path):
-    assert record(make_simulation(FedProx(mu=0.1)), tmp_path, resume=False).clients == {}
-    assert not list((tmp_path / "checkpoint").glob("clients/*"))
 
 
 # --- losses against formulas
@@ -695,11 +600,6 @@ def test_fedntd_is_finite_for_extreme_logits(row, dtype):
     assert torch.autograd.grad(loss, student)[0].isfinite().all()
 
 
-def test_masked_mean_without_examples_is_zero():
-    """In the vectorised engine, finished clients have batches without examples."""
-    assert masked_mean(torch.tensor([3.0, 4.0]), torch.zeros(2)) == 0
-
-
 def test_fedprox_gradient_is_mu_times_distance():
     """w_{i+1} = w_i - lr * (grad CE(w_i) + mu * (w_i - w_0))."""
     local, mu = replace(LOCAL, epochs=3, momentum=0.0, weight_decay=0.0), 0.7
@@ -715,51 +615,3 @@ def test_fedprox_gradient_is_mu_times_distance():
         grads = torch.func.grad(loss)(w)
         w = {k: w[k] - local.lr * (grads[k] + mu * (w[k] - start[k])) for k in w}
     assert_equal(play(simulation, 1).server["params"], w, atol=1e-12)
-
-
-@pytest.mark.parametrize(
-    ("cls", "changes", "key"),
-    [
-        (FedProx, {"mu": -0.1}, "algorithm.mu"),
-        (FedProx, {"mu": float("nan")}, "algorithm.mu"),
-        (FedNTD, {"lambda_": 1.1}, "algorithm.lambda_"),
-        (FedNTD, {"distance": "l2"}, "algorithm.distance"),
-        (FedNTD, {"distance": "mse", "lambda_": 0.5}, "algorithm.lambda_"),
-    ],
-)
-def test_parameters_out_of_range_are_rejected(cls, changes, key):
-    values = (NTD if cls is FedNTD else {}) | changes
-    with pytest.raises(ConfigError, match=f"^{key}="):
-        cls(**values)
-
-
-def test_fedntd_has_no_gradient_on_the_true_class():
-    """The gradient of the label's logit is exactly 0, and the teacher's logit of the label has no
-    effect."""
-    teacher, student = logits(seed=1), logits(seed=2).requires_grad_()
-    not_true = torch.arange(6) != Y[:, None]
-    for algorithm in (ntd(tau=2.0), ntd(distance="mse")):
-        if algorithm.distance == "kl":
-            term = algorithm.distillation(teacher, student, not_true)
-            other = algorithm.distillation(teacher.where(not_true, 99.0), student, not_true)
-        else:
-            term = algorithm.squared_error(teacher, student, not_true, None)
-            other = algorithm.squared_error(teacher.where(not_true, 99.0), student, not_true, None)
-        (grad,) = torch.autograd.grad(term.sum(), student)
-        assert (grad[~not_true] == 0).all()
-        assert (grad[not_true] != 0).all()
-        assert_equal(other, term)
-
-
-def test_fedntd_of_two_classes_is_cross_entropy():
-    teacher, student, y = (
-        logits(classes=2, seed=1),
-        logits(classes=2, seed=2).requires_grad_(),
-        Y % 2,
-    )
-    loss, cross_entropy = (
-        objective(algorithm, teacher, student, y) for algorithm in (ntd(tau=3.0), FedAvg())
-    )
-    assert_equal(loss, cross_entropy)
-    expected = torch.autograd.grad(cross_entropy, student)
-    assert_equal(torch.autograd.grad(loss, student), expected)

@@ -5,35 +5,29 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
-from torch.func import grad, vmap
 
 from fedexp.algorithms.fedalign import FedAlign
 from fedexp.algorithms.fedewc import FedEWC
 from fedexp.algorithms.fedfomo import FedFOMO
 from fedexp.algorithms.fedntd import FedNTD
 from fedexp.algorithms.fedreg import FedReg
-from fedexp.algorithms.moon import Moon
-from fedexp.core import tree
 from fedexp.engine.base import EVALUATION_BATCH, EVALUATION_BATCH_CUDA, ClientRuntime
-from fedexp.engine.batch_norm import batch_norm, ignore_padding, uses_batch_statistics
+from fedexp.engine.batch_norm import batch_norm, uses_batch_statistics
 from fedexp.engine.network import FunctionalNetwork, LiveNetwork
 from fedexp.engine.sequential import Sequential
 from fedexp.engine.vectorised.clients import ClientNetwork
 from fedexp.engine.vectorised.engine import Vectorised
-from fedexp.models.resnet import BottleneckResNet, CifarResNet, TorchvisionResNet
+from fedexp.models.resnet import BottleneckResNet, CifarResNet
 from fedexp.testing import assert_equal
 from fedexp.testing import train as train_with
 from fedexp.training.rounds import play_round
 from method_rows import stream
-from test_algorithms import FIRST, NTD, SHIPPED, EveryHook
+from test_algorithms import FIRST, NTD, EveryHook
 from test_continual import ROWS as STREAMS
 from test_vectorised import Closures, Traces, assert_same_training, recording, traces
 from toy_federation import (
     LOCAL,
-    Noise,
     Normed,
-    assemble,
     make_simulation,
     play,
     random,
@@ -86,68 +80,6 @@ def test_padding_does_not_affect_statistics(shape, affine):
         for out, of in ((values, inputs), (normalise_plainly(*copies), copies))
     ]
     assert_equal(grads[0], grads[1], atol=1e-12)
-
-
-def test_stacked_clients_equal_single_clients():
-    """Each client has a mask, weights and running statistics."""
-    x, masks = (
-        random(4, 6, 3, 5, 5),
-        (torch.arange(6) < torch.tensor([[6], [2], [3], [5]])).double(),
-    )
-    weight, mean, var = random(4, 3), random(4, 3), random(3, 4).T.contiguous() ** 2
-
-    def step(x, mask, weight, mean, var):
-        def loss(x, weight):
-            running = mean.clone(), var.clone()
-            return (
-                batch_norm(mask, x, *running, weight, None, True) ** 3 * mask[:, None, None, None]
-            ).sum(), running
-
-        return grad(loss, argnums=(0, 1), has_aux=True)(x, weight)
-
-    together = vmap(step)(x, masks, weight, mean, var)
-    alone = [step(*(leaf[i] for leaf in (x, masks, weight, mean, var))) for i in range(4)]
-    assert_equal(together, tree.stack(alone), atol=1e-12)
-
-
-def test_a_batch_of_padding_only_is_finite():
-    """Results of finished clients are discarded, but must not be NaN."""
-    x, mask = random(2, 3, 4, 4).requires_grad_(), torch.zeros(2, dtype=torch.float64)
-    values = batch_norm(mask, x, None, None, None, None, True)
-    (gradient,) = torch.autograd.grad(values.sum(), x)
-    assert values.isfinite().all()
-    assert gradient.isfinite().all()
-
-
-def test_batch_statistics_of_bf16_inputs_are_summed_in_fp32():
-    """The mean of 1,000 values near 100, which bf16 rounds by up to half a unit, is exact to a
-    thousandth."""
-    x = (100 + random(10, 1, 100).float()).to(torch.bfloat16)
-    mean, var = torch.zeros(1), torch.ones(1)
-    values = batch_norm(torch.ones(10), x, mean, var, torch.ones(1), torch.zeros(1), True, 1.0)
-    assert values.dtype == torch.bfloat16
-    assert_equal(mean, x.double().mean().float()[None], atol=1e-3)
-    assert_equal(var, x.double().var().float()[None], atol=1e-2)
-
-
-def test_the_mask_applies_to_layers_in_training_only():
-    layer, x = nn.BatchNorm2d(3).double(), random(4, 3, 2, 2)
-    mask = torch.tensor([1.0, 1.0, 0.0, 1.0]).double()
-    layer(x)  # so that running statistics differ from those of the batch
-    layer.eval()
-    plain = layer(x)
-    with ignore_padding(mask):
-        assert_equal(layer(x), plain)
-        counted = layer.train()(x)
-    assert_equal(counted[mask > 0], nn.BatchNorm2d(3).double()(x[mask > 0]), atol=1e-13)
-    assert layer.num_batches_tracked == 2
-    with ignore_padding(None):
-        assert_equal(layer(x), nn.BatchNorm2d(3).double()(x), atol=0)
-
-
-def test_a_mask_of_another_length_is_an_error():
-    with pytest.raises(ValueError, match="the mask has 2 values, but the input has 3 rows"):
-        batch_norm(torch.ones(2), torch.zeros(3, 1), None, None, None, None, True)
 
 
 def test_models_that_normalise_by_the_test_batch_are_recognised():
@@ -262,55 +194,6 @@ def test_engines_agree_for_every_stream_algorithm(row):
     assert_equal(servers[1], servers[0], atol=1e-10)
 
 
-@pytest.mark.slow
-def test_engines_agree_for_fedalign_on_bottlenecks():
-    """The narrow last stage leaves padding out too."""
-    (row,) = (row for row in SHIPPED if row.cls is FedAlign)
-    simulation = row.simulation(model=BottleneckResNet(widths=(4, 8), blocks=1), local=THREES)
-    state = play(simulation, 1)
-    ours, theirs = (
-        train_with(each, simulation, state, evaluate_local=True)
-        for each in (Vectorised(), Sequential())
-    )
-    assert_same_training(ours, theirs)
-
-
-def larger(monkeypatch, times):
-    """Enlarge the 6 x 6 images."""
-    read = Noise.read
-
-    def repeated(self):
-        arrays = read(self)
-        return arrays | {
-            name: arrays[name].repeat(times, 1).repeat(times, 2) for name in ("x_train", "x_test")
-        }
-
-    monkeypatch.setattr(Noise, "read", repeated)
-
-
-@SLOW
-@pytest.mark.parametrize(
-    ("model", "times", "sizes"),
-    [
-        (TorchvisionResNet(depth=18, weights=None), 7, (3, 5, 6)),
-        (TorchvisionResNet(depth=50, weights=None), 7, (3, 5, 6)),
-        (CifarResNet(widths=(64, 128, 256, 512)), 2, (3, 5)),
-        (BottleneckResNet(widths=(16, 32, 64), blocks=6), 2, (3, 5)),
-    ],
-)
-def test_engines_agree_for_published_networks(model, times, sizes, monkeypatch):
-    """On 42 x 42 pixels the last stage of torchvision's has four. With one, a batch of two examples
-    has two values of a channel, whose variance can be so small that rounding errors grow without
-    bound. The four stages of resnet10 need 9 x 9."""
-    larger(monkeypatch, times)
-    local = replace(THREES, epochs=1, lr=0.01)
-    simulation = make_simulation(local=local, model=model, sizes=sizes, participation=1.0)
-    state = simulation.initial_state()
-    ours, theirs = (train_with(each, simulation, state) for each in (Vectorised(), Sequential()))
-    for name in ("messages", "losses", "buffers"):
-        assert_equal(getattr(ours, name), getattr(theirs, name), atol=1e-8)
-
-
 @pytest.mark.parametrize("capture", [Closures, pytest.param(Traces, marks=[SLOW, traces])])
 def test_recorded_steps_keep_running_statistics(capture):
     """Also those of clients that finish early."""
@@ -323,24 +206,3 @@ def test_recorded_steps_keep_running_statistics(capture):
         )
         state.advance(play_round(simulation, state))
     assert not engine._graphs.failed
-
-
-def test_moon_starts_from_the_initial_model_and_statistics():
-    """A new client's previous model has the initial running statistics, not the global model's."""
-    moon, servers = Moon(mu=1.0, tau=0.5, projection=0), []
-    for engine in ("sequential", "vectorised"):
-        simulation = make_simulation(moon, THREES, model=Normed(), participation=0.6, engine=engine)
-        state = play(simulation, 1)
-        cohort = assemble(simulation, state, 2)
-        late = next(
-            each
-            for client, each in zip(cohort.clients, cohort.states, strict=True)
-            if client not in state.clients
-        )
-        assert_equal(late["previous"], simulation.initial | simulation.initial_buffers)
-        assert_equal(late["previous"]["norm.running_mean"], torch.zeros(3, dtype=torch.float64))
-        assert not torch.equal(
-            state.server["buffers"]["norm.running_mean"], late["previous"]["norm.running_mean"]
-        )
-        servers.append(play(simulation, 5).server)
-    assert_equal(servers[1], servers[0], atol=1e-12)

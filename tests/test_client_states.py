@@ -1,7 +1,6 @@
 """Client states in memory and in files; the traffic of algorithms."""
 
 import re
-from dataclasses import replace
 
 import pytest
 import torch
@@ -9,31 +8,22 @@ import torch
 from fedexp.algorithms.base import FedAvg
 from fedexp.algorithms.fedfomo import FedFOMO
 from fedexp.algorithms.fedgkd import FedGKD
-from fedexp.algorithms.fedntd import FedNTD
 from fedexp.algorithms.fedpac import FedPAC
 from fedexp.algorithms.fedproto import FedProto
 from fedexp.algorithms.fedrep import FedRep
 from fedexp.algorithms.flashback import Flashback
 from fedexp.algorithms.local_only import LocalOnly
 from fedexp.algorithms.scaffold import Scaffold
-from fedexp.core import tree
 from fedexp.core.memory import free_memory, size_of
-from fedexp.models.resnet import BottleneckResNet
-from fedexp.rundir import checkpoint, client_states
+from fedexp.rundir import client_states
 from fedexp.rundir.client_states import ClientStates, choose_place
-from fedexp.training import run_setup
 from fedexp.training.rounds import play_round
-from fedexp.training.state import State
 from method_rows import declared
-from test_algorithms import SHIPPED, record
+from test_algorithms import SHIPPED
 from test_golden import RUNS, golden
-from test_views import full_run
 from toy_federation import (
     CONF,
-    ENGINES,
     PLAIN,
-    Normed,
-    first_of_each_class,
     flat,
     make_simulation,
     play,
@@ -81,16 +71,6 @@ def test_only_changed_states_are_written_and_old_files_remain_until_tidy(tmp_pat
     states.save(tmp_path, 3)
     states.tidy()
     assert names(tmp_path) == ["0.1.pt", "1.2.pt", "1.3.pt"]
-
-
-def test_states_in_files_do_not_stay_in_memory(tmp_path):
-    states = ClientStates()
-    states.place(torch.device("cpu"), resident=False)
-    states[0] = state(1)
-    states.save(tmp_path, 1)
-    assert not states._memory
-    assert states[0]["n"] == 1
-    assert not states._memory
 
 
 def test_states_in_files_do_not_change_the_run(tmp_path):
@@ -198,76 +178,4 @@ def test_missing_models_and_prototypes_are_not_counted_as_traffic():
     assert found[0].bytes_up == 5 * 8 * 290
 
 
-def test_traffic_differs_between_clients():
-    """Only the first of three clients has a model, which is sent to the other two."""
-    simulation = make_simulation(FOMO, PLAIN, (5, 6, 7), participation=1.0)
-    state = play(simulation, 1)
-    state.clients = {0: state.clients[0]}
-    assert play_round(simulation, state).bytes_down == 2 * 8 * 290
-
-
 # --- models with running statistics
-
-
-@pytest.mark.parametrize(
-    "row",
-    [
-        pytest.param(
-            row,
-            id=cls.__name__,
-            marks=() if cls in (FedNTD, Scaffold, Flashback) else pytest.mark.slow,
-        )
-        for cls, row in {row.cls: row for row in SHIPPED}.items()
-    ],
-)
-def test_batch_norm_models_run_with_every_algorithm(row, tmp_path):
-    """Sequential and workers engine give the same result, and running statistics change.
-
-    They do not change if the backbone is frozen or if there is no global model.
-    """
-    staged = row.cls.__name__ == "FedAlign"
-    model = BottleneckResNet(widths=(4, 8), blocks=1) if staged else Normed()
-    servers = []
-    for name in ("sequential", "workers"):
-        simulation = row.simulation(model=model, rounds=2)
-        simulation = replace(simulation, engine=ENGINES[name])
-        (stage,) = simulation.stages
-        if stage.public is not None:
-            stage = replace(stage, public=replace(stage.public, engine=ENGINES[name]))
-            simulation = replace(simulation, stages=(stage,))
-        start = simulation.runtime.net.buffers()
-        servers.append(record(simulation, tmp_path / name, resume=False).server)
-        for key, value in servers[-1]["buffers"].items():
-            moved = bool((value - start[key]).abs().max() > 1e-3)
-            assert moved == (row.cls.trains_model), key
-    torch.testing.assert_close(servers[0], servers[1], rtol=0, atol=0)
-    assert tree.is_finite(servers[0])
-
-
-KEEPING = {name: row for name, row in first_of_each_class(SHIPPED).items() if row.cls.keeps_buffers}
-
-
-@pytest.mark.parametrize("name", KEEPING)
-def test_kept_running_statistics_are_saved_and_counted(name, tmp_path, monkeypatch):
-    """A resumed run accepts the saved states, and the estimated size of a state includes running
-    statistics."""
-    run, sizes = KEEPING[name].simulation(model=Normed(), rounds=4), []
-    full_run(KEEPING[name].simulation(model=Normed(), rounds=2), tmp_path)
-    saved = checkpoint.load(tmp_path)
-    assert (saved.state["round"], saved.problem) == (2, None)
-    state = State.from_tree(saved.state, {}, torch.device("cpu"), tmp_path)
-    monkeypatch.setattr(
-        run_setup,
-        "choose_place",
-        lambda each, *rest: sizes.append(each) or choose_place(each, *rest),
-    )
-    run_setup.place_states(run, state)
-    assert sizes == [tree.num_bytes(next(iter(state.clients.values())))]
-
-
-def test_fedavg_sends_one_model_each_way():
-    """With running statistics."""
-    simulation = make_simulation(model=Normed())
-    result = play_round(simulation, simulation.initial_state())
-    size = tree.num_bytes(simulation.initial) + tree.num_bytes(simulation.runtime.net.buffers())
-    assert result.bytes_up == result.bytes_down == len(result.cohort.clients) * size

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 import yaml
 
-from fedexp.algorithms import continual, optimizers
+from fedexp.algorithms import continual
 from fedexp.algorithms.base import FedAvg
 from fedexp.algorithms.cfed import CFeD, Learner, Reviewer, Student
 from fedexp.algorithms.feddmc import Consolidation, FedDMC, NewModel
@@ -22,13 +22,11 @@ from fedexp.algorithms.fedmultihead import FedMultiHead
 from fedexp.algorithms.heads import HEAD
 from fedexp.config.options import conf_directories
 from fedexp.config.trust import find_class
-from fedexp.config.values import make_target, resolve
 from fedexp.core import storage, tree
-from fedexp.core.errors import ConfigError
 from fedexp.engine.base import ClientRuntime, Shared
 from fedexp.engine.network import LiveNetwork
 from fedexp.rundir import files
-from fedexp.training.rounds import begin_task, play_round
+from fedexp.training.rounds import play_round
 from method_rows import TaskRow as Row
 from method_rows import declared, stream
 from test_algorithms import SHIPPED, assert_equal, differ, record, tables
@@ -38,11 +36,9 @@ from toy_federation import (
     KEPT,
     LOCAL,
     STRUCTURE,
-    TWO_TASKS,
     SoftmaxRegression,
     assemble,
     broadcast,
-    composed,
     context,
     describe,
     detached,
@@ -50,7 +46,6 @@ from toy_federation import (
     first_of_each_class,
     flat,
     leaves,
-    make_simulation,
     one_of_each_kind,
     play,
     random,
@@ -449,45 +444,6 @@ def test_centralised_cfed_shuffles_new_and_surrogate_batches():
     assert kinds != sorted(kinds)
 
 
-def test_centralised_cfed_draws_its_surrogate_examples_at_random():
-    """Each round uses as many of the 100 surrogate examples as there are new examples. All are used
-    in the end. If there are fewer surrogate examples, they are repeated."""
-    algorithm = CFeD(**CFED, paradigm="centralized")
-    info = replace(
-        stream(algorithm, surrogate=0.3).stages[1].federation, surrogate=(np.arange(1000, 1100),)
-    )
-    rng, new, draws = np.random.default_rng(0), len(info.parts[0]), []
-    for _ in range(60):
-        (role,) = algorithm.roles(info, [0], rng)
-        part, old = role.training_part(info, 0)
-        assert part is info.parts[0]
-        assert len(set(old.tolist())) == len(old) == new
-        assert np.array_equal(role.training_part(info, 0)[1], old)
-        draws.append(set(old.tolist()))
-    assert set.union(*draws) == set(range(1000, 1100))
-    few = replace(info, surrogate=(np.arange(1000, 1003),))
-    assert set(role.training_part(few, 0)[1].tolist()) == {1000, 1001, 1002}
-    assert len(role.training_part(few, 0)[1]) == new
-
-
-@pytest.mark.parametrize(
-    ("overrides", "expected"),
-    [
-        (["local.optimizer=sgd"], 100.0),
-        (["local.optimizer=nesterov"], 100.0),
-        (["local.optimizer=adam"], 1e5),
-        (["experiment=cfed/text_class"], 1e5),
-        (["experiment=lorm/cifar100"], 1e5),
-        (["algorithm.lambda_=3"], 3),
-    ],
-)
-@pytest.mark.parametrize("algorithm", ["ewc", "fedewc"])
-def test_default_penalty_of_ewc_depends_on_the_optimizer(algorithm, overrides, expected):
-    """SGD is unstable with the papers' value, which Adam needs."""
-    config = resolve(composed(f"algorithm={algorithm}", *overrides))
-    assert config["algorithm"]["lambda_"] == expected
-
-
 def test_ewc_fisher_equals_the_formula_for_softmax_regression():
     """d(-log q_y)/dW_cd = (p_c - [c = y]) x_d, so F_cd is the mean of its square over all examples
     of the task. The four clients form groups of three and one."""
@@ -499,31 +455,6 @@ def test_ewc_fisher_equals_the_formula_for_softmax_regression():
     assert_equal(state.server["importance"][HEAD[0]], (delta**2).T @ (x**2) / len(y), atol=1e-13)
     assert_equal(state.server["importance"][HEAD[1]], (delta**2).mean(0), atol=1e-13)
     assert_equal(state.server["anchor"], w)
-
-
-def test_no_closing_exchange_after_the_last_task():
-    """The Fisher matrices of a task are used in later tasks, so with three tasks there are closing
-    exchanges after the first two."""
-    asked = []
-
-    class Noting(FedEWC):
-        def closing_exchanges(self, info):
-            asked.append(info.task)
-            return super().closing_exchanges(info)
-
-    three = replace(TWO_TASKS, num_tasks=3, classes=[[0, 1], [2], [3]])
-    simulation = stream(Noting(lambda_=1.0, fisher="old_tasks"), scenario=three, surrogate=0.0)
-    state = play(simulation, 4)
-    assert asked == [0, 1]
-    kept, result = state.server["anchor"], None
-    for _ in range(2):
-        result = play_round(simulation, state)
-        state.advance(result)
-    assert (state.round, asked) == (6, [0, 1])
-    assert_equal(state.server["anchor"], kept)
-    assert result.bytes_up == 3 * tree.num_bytes(state.server["params"]), (
-        "the cohort's models and nothing else"
-    )
 
 
 def test_ewc_quadratic_sums_over_tasks():
@@ -687,79 +618,4 @@ def test_dmc_new_model_trains_only_on_new_classes():
     assert_equal(loss, F.cross_entropy(logits[:, 2:], y - 2, reduction="none"), atol=1e-6)
 
 
-def test_dmc_keeps_new_model_and_student_separate():
-    """From round 3 on, `new` continues to train, the student with student=initial does not depend
-    on the previous student, and consolidation has separate epochs and learning rate."""
-    simulation = stream(FedDMC(**DMC))
-    state = play(simulation, 3)
-    news = [state.server["new"]]
-    state.advance(play_round(simulation, state))
-    news.append(state.server["new"])
-    assert (flat(news[1]) - flat(news[0])).abs().max() > 1e-4
-    spoiled = play(simulation, 3)
-    spoiled.server = spoiled.server | {
-        "params": tree.map(lambda leaf: leaf + 1, spoiled.server["params"])
-    }
-    spoiled.advance(play_round(simulation, spoiled))
-    assert_equal(spoiled.server["params"], state.server["params"])
-    new, student = simulation.algorithm.exchanges(simulation.stages[1].federation)
-    assert (student.epochs(LOCAL), student.local_lr(0.1)) == (4, 0.2)
-    assert (new.epochs(LOCAL), new.local_lr(0.1)) == (LOCAL.epochs, 0.1)
-    assert optimizers.memory_of(simulation.initial, LOCAL).keys() == {"momentum"}
-
-
-def test_centralised_dmc_starts_both_models_from_the_old_one():
-    """With the shipped option (as in CFeD's released code), at the beginning of task 2 with one
-    round per task."""
-    shipped = make_target(resolve(composed("algorithm=dmc"))["algorithm"], "algorithm", FedDMC)
-    simulation = stream(shipped, scenario=replace(TWO_TASKS, rounds_per_task=1), rounds=1)
-    algorithm, state = simulation.algorithm, play(simulation, 1)
-    old, info = state.server["params"], simulation.stages[1].federation
-    assert (flat(old) - flat(simulation.initial)).abs().max() > 1e-3
-    server = begin_task(simulation, state.server, 2)
-    new, student = algorithm.exchanges(info)
-    assert_equal(new.broadcast(server)["params"], old)
-    # as the new model has learned
-    changed = server | {"new": tree.map(lambda leaf: leaf + 1, server["new"])}
-    assert_equal(student.broadcast(changed)["params"], old)
-    assert (student.epochs(LOCAL), student.local_lr(0.1)) == (LOCAL.epochs, 0.1)
-
-
 # --- what makes no sense
-
-
-def test_methods_for_tasks_need_a_scenario():
-    for row in EVERY:
-        with pytest.raises(
-            ConfigError, match=r"scenario=none: .* is only defined for scenario=class_incremental"
-        ):
-            make_simulation(row.make(), surrogate=0.3)
-
-
-@pytest.mark.parametrize("algorithm", [CFeD(**CFED), FedDMC(**DMC)], ids=["CFeD", "FedDMC"])
-def test_missing_surrogate_is_rejected(algorithm):
-    with pytest.raises(ConfigError, match=r"needs unlabelled examples: set surrogate.dataset="):
-        stream(algorithm, surrogate=0.0)
-
-
-def test_server_distillation_trains_the_student_with_dropout():
-    simulation, drawn = stream(CFeD(**CFED | dict(server_distillation=True))), []
-
-    @dataclass(frozen=True)
-    class Spy:
-        inner: Any
-
-        def __len__(self):
-            return len(self.inner)
-
-        def take(self, index, dropout):
-            drawn.append(dropout)
-            return self.inner.take(index, dropout)
-
-        def logits_of_parts(self, models, parts):
-            return self.inner.logits_of_parts(models, parts)
-
-    stages = tuple(replace(stage, surrogate=Spy(stage.surrogate)) for stage in simulation.stages)
-    play(replace(simulation, stages=stages), 1)
-    assert drawn
-    assert all(isinstance(rng, np.random.Generator) for rng in drawn)

@@ -5,7 +5,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from torch import nn
 from torch.func import grad, vmap
 
 from fedexp.algorithms.base import FedAvg
@@ -14,8 +13,6 @@ from fedexp.training import prepare
 from fedexp.training.features import has_fixed_features
 from test_algorithms import assert_equal
 from test_own_models import ROWS, Net, Own
-from test_vectorised import Closures, recording
-from test_vmap_support import SmallViT
 from toy_federation import LOCAL, make_simulation, one_of_each_kind, play
 
 FROZEN = Own(head="fc", freeze=("backbone",))
@@ -64,27 +61,12 @@ def test_features_are_not_stored_if_the_algorithm_reads_inputs_of_layers():
     assert make_simulation(Reading(), **options).runtime.data.train_features is None
 
 
-def test_recorded_steps_use_the_features(plainly):
-    options = {"model": FROZEN, "augment": False}
-    fast, slow = make_simulation(**options), plainly(make_simulation, **options)
-    states = play(replace(fast, engine=recording(Closures())), 3), play(slow, 3)
-    assert_equal(states[0].server, states[1].server, atol=1e-12)
-
-
 @pytest.mark.parametrize("engine", ["sequential", "vectorised"])
 def test_backbone_does_not_run_in_rounds(engine, monkeypatch):
     simulation = make_simulation(model=FROZEN, augment=False, engine=engine)
     monkeypatch.setattr(Net, "forward", None)
     state = play(simulation, 2)
     simulation.runtime.evaluate(state.server["params"])
-
-
-def test_transformer_is_run_once_per_example(plainly):
-    """torch's attention in eval mode differs from that in train mode by rounding only."""
-    options = {"model": SmallViT(freeze=("backbone",)), "augment": False}
-    fast, slow = make_simulation(**options), plainly(make_simulation, **options)
-    assert fast.runtime.data.test_features is not None
-    assert_equal(play(fast, 2).server, play(slow, 2).server, atol=1e-12)
 
 
 def test_features_of_changed_inputs_are_computed_again():
@@ -134,13 +116,6 @@ def test_features_are_selected_with_validation_examples():
 def test_features_are_fixed_only_below_a_frozen_deterministic_backbone(model, fixed):
     module = model.build((1, 6, 6), 4)
     assert has_fixed_features(module, torch.zeros(2, 1, 6, 6)) == fixed
-
-
-def test_batch_norm_changes_features():
-    module = FROZEN.build((1, 6, 6), 4)
-    module.backbone.stem = nn.Sequential(module.backbone.stem, nn.BatchNorm2d(3))
-    module.backbone.requires_grad_(False)
-    assert not has_fixed_features(module, torch.zeros(2, 1, 6, 6))
 
 
 @pytest.mark.parametrize(("rounds", "stored"), [(1, False), (2, True)])

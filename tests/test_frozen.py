@@ -9,14 +9,12 @@ import pytest
 import torch
 from torch import nn
 
-from fedexp.algorithms.base import FedAvg
 from fedexp.algorithms.fedbn import FedBN
 from fedexp.core import tree
 from fedexp.core.errors import ConfigError
 from fedexp.models.cnn import CNN
 from fedexp.training.rounds import play_round
 from fedexp.training.summary import summary_of
-from method_rows import stream
 from test_algorithms import SHIPPED, assert_equal, record
 from test_continual import ROWS as CONTINUAL
 from toy_federation import (
@@ -154,12 +152,6 @@ def test_batch_norm_without_two_examples_at_a_time_is_rejected(sizes, batch_size
     with pytest.raises(ConfigError, match=message):
         make_simulation(model=Normed(), sizes=sizes, local=local)
     assert make_simulation(sizes=sizes, local=local).left_out == {}  # without batch norm
-
-
-def test_task_without_batches_of_two_is_rejected():
-    """Two tasks of two classes each, with 14 examples per task among 14 clients."""
-    with pytest.raises(ConfigError, match=r"no client of task 1 has a batch"):
-        stream(FedAvg(), model=Normed(), sizes=(1,) * 14, surrogate=0.0)
 
 
 def test_clients_skipped_because_of_batch_norm_are_reported(tmp_path, caplog):

@@ -13,21 +13,15 @@ from fedexp.algorithms.fedala import FedALA
 from fedexp.algorithms.fedfomo import FedFOMO, cluster_clients, validation_draws
 from fedexp.algorithms.fedpac import FedPAC, combine, simplex_minimum
 from fedexp.algorithms.fedrod import PERSONAL, FedRoD
-from fedexp.algorithms.interfaces import Batch, Context
+from fedexp.algorithms.interfaces import Context
 from fedexp.core import tree
 from fedexp.core.errors import ConfigError
-from fedexp.data.changes import DataSchedule, NewShares
-from fedexp.engine.base import ScheduledData, Shared
-from fedexp.engine.network import LiveNetwork
+from fedexp.engine.base import Shared
 from fedexp.testing import set_up_client
-from fedexp_continual.data.streams import ClassStream
 from toy_federation import (
     LARGER,
     LOCAL,
     SIZES,
-    TWO_TASKS,
-    Normed,
-    Unmoved,
     assemble,
     assert_close,
     broadcast,
@@ -35,7 +29,6 @@ from toy_federation import (
     float64,
     make_simulation,
     play,
-    play_round,
 )
 
 
@@ -47,41 +40,11 @@ def context(simulation, rounds, position):
     return client.ctx, client.data, client.client, state
 
 
-@pytest.mark.parametrize("method", ["ala", "fomo"])
-def test_padding_does_not_change_statistics(method):
-    """Plans are padded to the size of the largest client, here twenty examples beside six."""
-    simulation = make_simulation(
-        globals()[method](), model=Unmoved(), sizes=(6, 20), participation=1.0
-    )
-    ctx, data, _, _ = context(simulation, 2, 0)
-    own = int(ctx.plan["mask"].sum())
-    assert 1 < own < len(ctx.plan["mask"])
-    alone = {
-        name: value[:own] if name in ("numbers", "mask") else value
-        for name, value in ctx.plan.items()
-    }
-    setup = simulation.algorithm.client_setup(
-        simulation.runtime.net, data, replace(ctx, plan=alone)
-    )
-    assert_close(ctx.setup, setup)
-
-
 # --- FedALA
 
 
 def ala(**changes):
     return FedALA(**dict(eta=1.0, part=0.8, threshold=0.1, max_passes=3) | changes)
-
-
-def test_fedala_does_nothing_before_first_participation():
-    simulation = make_simulation(ala())
-    ctx, data, _, _ = context(simulation, 0, 0)
-    assert_close(
-        simulation.algorithm.initial_params(simulation.runtime.net, data, ctx),
-        ctx.server["params"],
-        0.0,
-    )
-    assert all((w == 1).all() for w in ctx.setup["W"].values())
 
 
 @pytest.mark.parametrize("times", [1, 2])
@@ -176,41 +139,6 @@ def test_fedrod_losses_equal_a_loop_over_examples():
     )
 
 
-def test_fedrod_personal_loss_trains_only_the_personal_classifier():
-    simulation = make_simulation(FedRoD(gamma=1.0))
-    ctx, data, _, _ = context(simulation, 1, -1)
-    net, batch = simulation.runtime.net, next(data.batches())
-    params = simulation.algorithm.initial_params(net, data, ctx)
-
-    def loss(change):
-        moved = {k: v + change if k.startswith(PERSONAL) else v for k, v in params.items()}
-        return torch.func.grad(lambda p: simulation.algorithm.objective(net, p, batch, ctx))(moved)
-
-    one, other = loss(0.0), loss(0.3)
-    for name in params:
-        assert torch.equal(one[name], other[name]) == (not name.startswith(PERSONAL))
-
-
-def test_fedrod_is_finite_if_padding_has_absent_classes():
-    algorithm, C = FedRoD(gamma=1.0), 4
-    simulation = make_simulation(algorithm)
-    ctx, data, _, _ = context(simulation, 1, 0)
-    ctx = replace(ctx, plan={"prior": float64([0.0] + [-1e30] * (C - 1))})
-    params = algorithm.initial_params(simulation.runtime.net, data, ctx)
-    x, _ = data.take(torch.tensor([0, 1]))
-    batch = Batch(x, torch.tensor([0, 3]), float64([1.0, 0.0]), 0)
-    grads, loss = torch.func.grad_and_value(
-        lambda p: algorithm.objective(simulation.runtime.net, p, batch, ctx)
-    )(params)
-    assert loss.isfinite()
-    assert flat(grads).isfinite().all()
-
-
-def test_fedrod_averages_the_generic_model_only():
-    server = play(make_simulation(FedRoD(gamma=1.0))).server
-    assert not any(k.startswith(PERSONAL) for k in server["params"])
-
-
 # --- FedFOMO
 
 
@@ -245,21 +173,6 @@ def test_fedfomo_trains_and_validates_on_different_examples():
         assert plan["numbers"][plan["mask"] > 0].tolist() == held.tolist(), (
             "the same in every round"
         )
-
-
-def test_fedfomo_never_validates_on_training_examples():
-    """If a schedule changes a client's examples, those that stay keep their use, which depends only
-    on the index of an example."""
-    numbers = np.arange(0, 40, 2)
-    info = make_simulation(fomo()).stages[0].federation
-    whole = replace(info, parts=(numbers,))
-    held, algorithm = set(fomo().held_out(whole, 0)), fomo()
-    assert 0 < len(held) < len(numbers)
-    for kept in (numbers[:12], numbers[5:], numbers[::2], np.union1d(numbers[3:], [1, 3, 5])):
-        fewer = replace(info, parts=(kept,))
-        now = set(algorithm.held_out(fewer, 0))
-        assert now & set(numbers) == held & set(kept)
-        assert set(algorithm.training_part(fewer, 0)) == set(kept) - now
 
 
 def averages_by_loops(state, federations):
@@ -346,66 +259,6 @@ def test_fedfomo_federations_are_clusters_of_affinities():
         make_simulation(fomo(federations=5)).initial_state()
 
 
-def test_fedfomo_tracks_last_participation():
-    simulation = make_simulation(fomo(federations=2), participation=0.4)
-    state, last = simulation.initial_state(), [0] * 5
-    for number in range(1, 4):
-        result = play_round(simulation, state)
-        state.advance(result)
-        for client in result.cohort.clients:
-            last[client] = number
-        assert state.server["trained"].tolist() == last
-    assert len(set(last)) > 2
-
-
-def test_fedfomo_baseline_is_the_model_before_last_training():
-    """A client without candidates starts from its trained model if that is better than the model
-    before, and otherwise from the model before."""
-    simulation = make_simulation(fomo(models=1), sizes=(10,), participation=1.0)
-    ctx, _, _, state = context(simulation, 2, 0)
-    own, before = state.clients[0]["params"], state.clients[0]["before"]
-    weight = float(ctx.setup["weights"][1])
-    assert weight in (0.0, 1.0)
-    assert_close(flat(ctx.setup["start"]), flat(own if weight else before))
-    worse = replace(ctx, client={"params": before, "before": own} if weight else ctx.client)
-    data = ScheduledData(simulation.runtime, assemble(simulation, state, 3).schedules[0])
-    assert_close(
-        simulation.algorithm.client_setup(simulation.runtime.net, data, worse)["start"],
-        worse.client["before"],
-    )
-
-
-def test_fedfomo_breaks_ties_at_random():
-    simulation = make_simulation(fomo(models=1), participation=1.0)
-    state = play(simulation, 1)
-    server = state.server | {"affinity": torch.eye(5, dtype=torch.float64)}
-    others = np.arange(1, 5)
-    drawn = {
-        simulation.algorithm.choose_models_for(server, 0, others, np.random.default_rng(i))[0]
-        for i in range(40)
-    }
-    assert drawn == {1, 2, 3, 4}
-    server["affinity"][0] = torch.tensor([1.0, -0.5, 0.0, -0.2, -3.0])
-    best = replace(simulation.algorithm, models=3).choose_models_for(
-        server, 0, others, np.random.default_rng(0)
-    )
-    assert best == [2, 3, 1], "also among values below 0"
-
-
-def test_fedfomo_draws_exploration_for_each_slot():
-    """Each of two slots is random with probability 1/2."""
-    algorithm, others = fomo(models=2, epsilon=0.5), np.arange(1, 9)
-    affinity = torch.zeros(9, 9, dtype=torch.float64)
-    affinity[0, 1:3] = float64([9.0, 8.0])
-    server = {"affinity": affinity, "round": torch.zeros(())}
-    draws = [
-        algorithm.choose_models_for(server, 0, others, np.random.default_rng(i)) for i in range(200)
-    ]
-    kinds = {tuple(j in (1, 2) for j in draw) for draw in draws}
-    assert kinds == {(True, True), (True, False), (False, True), (False, False)}
-    assert all(len(set(draw)) == 2 for draw in draws)
-
-
 @pytest.mark.parametrize(("number", "epsilon"), [(0, 1.0), (1, 0.75), (2, 0.5), (4, 0.0), (6, 0.0)])
 def test_fedfomo_exploration_decays_by_round(number, epsilon):
     """Client 1, the best of eight, is chosen with probability 1 - epsilon + epsilon / 8. In 400
@@ -419,82 +272,6 @@ def test_fedfomo_exploration_decays_by_round(number, epsilon):
         for seed in range(400)
     )
     assert abs(best - 400 * (1 - epsilon * 7 / 8)) <= (30 if epsilon else 0)
-
-
-def test_fedfomo_counts_rounds_and_keeps_batch_counts_whole():
-    """A client's model counts the batches of its last training, and the average has the largest
-    count so far."""
-    simulation = make_simulation(fomo(), model=Normed(), participation=0.4, sizes=LARGER)
-    name, state, steps, cohorts = "norm.num_batches_tracked", play(simulation, 0), {}, []
-    for number in range(1, 6):
-        assert float(state.server["round"]) == number - 1
-        result = play_round(simulation, state)
-        now = [schedule.steps for schedule in result.cohort.schedules]
-        steps |= dict(zip(result.cohort.clients, now, strict=True))
-        cohorts.append((result.cohort.clients, now))
-        state.advance(result)
-        assert_close(
-            state.server["buffers"][name], torch.tensor(max(max(each) for _, each in cohorts))
-        )
-        for client, kept in state.clients.items():
-            assert_close(kept["params"][name], torch.tensor(steps[client]))
-    assert max(cohorts[1][1]) < max(cohorts[0][1])
-    assert sum(len(clients) for clients, _ in cohorts) > len(steps) > 2, (
-        "some have trained more than once"
-    )
-
-
-def test_fedfomo_models_keep_their_running_statistics():
-    """A client's next training starts from its statistics; the tested model has the mean over all
-    clients, weighted by n_k. Clients that have not participated have the initial model."""
-    simulation = make_simulation(fomo(), model=Normed(), participation=0.4)
-    name, state = "norm.running_mean", play(simulation, 2)
-    assert len(state.clients) < 5
-    initial = simulation.initial_buffers[name]
-    sizes = [len(part) for part in simulation.stages[0].federation.parts]
-    models = [state.clients[c]["params"][name] if c in state.clients else initial for c in range(5)]
-    assert_close(
-        state.server["buffers"][name],
-        sum(n * m for n, m in zip(sizes, models, strict=True)) / sum(sizes),
-    )
-    cohort = assemble(simulation, state, 3)
-    position = next(i for i, c in enumerate(cohort.clients) if c in state.clients)
-    ctx, data, _, _ = context(simulation, 2, position)
-    start = simulation.algorithm.initial_params(simulation.runtime.net, data, ctx)
-    assert not torch.equal(start[name], state.server["buffers"][name])
-    live = LiveNetwork(simulation.runtime.net)
-    live.load(start, state.server["buffers"])
-    assert_close(live.buffers()[name], start[name], 0.0)
-    assert name not in live.params
-
-
-@pytest.mark.parametrize("change", ["tasks", "schedule"])
-def test_fedfomo_average_weights_sum_to_one_if_clients_change(change):
-    """The weights w_k / sum w are those of the first task or partition. From round 3 on, clients
-    have a replay buffer, or fewer examples of two classes."""
-    few = DataSchedule(
-        partition=[], classes=[NewShares(round=3, shares={0: 0.3, 1: 0.5})], clients=[1, 2]
-    )
-    given = (
-        dict(scenario=ClassStream(**vars(TWO_TASKS), replay=2), rounds=2)
-        if change == "tasks"
-        else dict(schedule=few, rounds=4)
-    )
-    simulation = make_simulation(
-        fomo(), sizes=(4, 6, 5, 3), model=Normed(), participation=0.5, **given
-    )
-    first, now = (simulation.stage_of(number).federation.weights for number in (1, 4))
-    assert (first / first.sum() != now / now.sum()).any()
-    state = play(simulation, 4)
-    initial = simulation.initial | simulation.initial_buffers
-    models = [state.clients[c]["params"] if c in state.clients else initial for c in range(4)]
-    for part in ("params", "buffers"):
-        for name, found in state.server[part].items():
-            if found.is_floating_point():
-                expected = (
-                    sum(w * m[name] for w, m in zip(first, models, strict=True)) / first.sum()
-                )
-                assert_close(found, expected)
 
 
 def test_fedfomo_affinity_accumulates_weights_and_selects_models():
@@ -575,11 +352,6 @@ def test_fedpac_round_equals_autograd(optimizer):
     assert_close(flat(play(simulation, 2).server["params"]), flat(w).detach(), 1e-10)
 
 
-def test_fedpac_does_not_align_in_the_first_round():
-    simulation = make_simulation(pac())
-    assert context(simulation, 0, 0)[0].setup["aligns"] == 0
-
-
 def test_fedpac_combination_minimises_the_objective():
     """V and D by loops. No random point of the simplex is better than the solution."""
     generator = np.random.default_rng(0)
@@ -619,15 +391,6 @@ def test_fedpac_solver_is_exact_for_a_diagonal_matrix():
     assert simplex_minimum(np.diag([1.0, 2.0, 4.0]), 0) == pytest.approx(
         np.array([4, 2, 1]) / 7, abs=1e-4
     )
-
-
-def test_fedpac_solver_drops_small_eigenvalues_and_weights():
-    """With one below 0 all below 0.01 go, here both: every combination is as good, and the answer
-    is where the solver begins. The minimum for 1 and 5000 is (5000, 1) / 5001, whose second weight
-    is below 0.001."""
-    assert simplex_minimum(np.diag([0.005, -1.0]), 0).tolist() == [0.75, 0.25]
-    assert simplex_minimum(np.diag([0.005, 1.0]), 1)[0] > 0.9
-    assert simplex_minimum(np.diag([1.0, 5000.0]), 0).tolist() == [1, 0]
 
 
 def test_fedpac_sends_a_client_its_combined_classifier():

@@ -1,7 +1,6 @@
 """The vectorised engine's fast paths against slow simple ones. Some tests need a GPU."""
 
 import logging
-from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from unittest.mock import Mock
@@ -11,7 +10,6 @@ import torch
 import torch.nn.functional as F
 from torch.func import grad, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedexp.algorithms.base import FedAvg
 from fedexp.core import tree
@@ -21,20 +19,18 @@ from fedexp.engine.vectorised import clients as clients_module
 from fedexp.engine.vectorised import convolution
 from fedexp.engine.vectorised import engine as engine_module
 from fedexp.engine.vectorised import graphs as graphs_module
-from fedexp.engine.vectorised.clients import ClientNetwork, Clients
 from fedexp.engine.vectorised.convolution import convolve
 from fedexp.engine.vectorised.engine import OutOfMemory, Vectorised
-from fedexp.engine.vectorised.graphs import Graphs, graph_size
+from fedexp.engine.vectorised.graphs import Graphs
 from fedexp.metrics.analysis import LocalEpochs
 from fedexp.models.cnn import CNN
-from fedexp.testing import assert_equal
+from fedexp.testing import assert_equal, train
 from fedexp.training.exchange import Exchange, sample
-from test_algorithms import EveryHook, SignDescent, train
+from test_algorithms import EveryHook, SignDescent
 from toy_federation import LARGER, LOCAL, NTD, assemble, make_simulation, play, play_round
 
 # the second convolution needs the gradient of its input
 DEEP = CNN(channels=(3, 4), kernel=3, padding=1, hidden=(8,))
-SINGLE = replace(LOCAL, batch_size=1, epochs=1)
 ALGORITHMS = [FedAvg(), NTD, EveryHook(pull=0.5), SignDescent(scale=0.5)]
 every_algorithm = pytest.mark.parametrize("algorithm", ALGORITHMS, ids=lambda a: type(a).__name__)
 TORCH = tuple(map(int, torch.__version__.split(".")[:2]))
@@ -99,21 +95,6 @@ def test_convolution_per_client_equals_vmap(channels, kernel, padding, stride, c
     torch.testing.assert_close(ours, torchs, rtol=1e-11, atol=1e-11)
 
 
-@pytest.mark.parametrize("channels", [1, 6])
-def test_gradients_per_example_and_client_equal_vmap(channels):
-    """The weights are stacked once, the examples twice."""
-    x, weight, bias = normal(3, 4, 1, channels, 6, 7), normal(3, 5, channels, 3, 3), normal(3, 5)
-
-    def gradients(function):
-        one = grad(lambda weight, bias, x: (function(x, weight, bias) ** 3).sum(), argnums=(0, 1))
-        return vmap(vmap(one, in_dims=(None, None, 0)))(weight, bias, x)
-
-    ours = gradients(lambda *inputs: convolve(*inputs, padding=1))
-    torch.testing.assert_close(
-        ours, gradients(partial(F.conv2d, padding=1)), rtol=1e-11, atol=1e-11
-    )
-
-
 @pytest.mark.parametrize(
     ("shape", "options", "taken"),
     [
@@ -143,38 +124,6 @@ def test_only_plain_convolutions_run_per_client(shape, options, taken, monkeypat
         value_and_gradients(under_the_mode, x, weight, bias), expected, rtol=1e-11, atol=1e-11
     )
     assert calls.call_count == taken
-
-
-def test_convolutions_with_shared_weights_are_cast_for_autocast(monkeypatch):
-    """Input, weight and bias: autocast itself did not cast a bias on CUDA."""
-    seen, conv2d = [], F.conv2d
-
-    def recording(x, weight, bias, *options):
-        seen.extend(each.dtype for each in (x, weight, bias))
-        return conv2d(x, weight, bias, *options)
-
-    monkeypatch.setattr(convolution.F, "conv2d", recording)
-    with torch.autocast("cpu", torch.bfloat16):
-        convolve(*(normal(*shape).float() for shape in ((2, 3, 5, 5), (4, 3, 3, 3), (4,))))
-    assert seen == [torch.bfloat16] * 3
-
-
-def test_convolutions_with_shared_weights_or_input_stay_ordinary(monkeypatch):
-    """A teacher's weights, or the test images of an evaluation, are the same for all clients."""
-    calls = Mock(wraps=convolution._Convolution.apply)
-    monkeypatch.setattr(convolution._Convolution, "apply", calls)
-    module = CNN(channels=(3,), kernel=3, padding=1, hidden=(8,)).build((1, 6, 6), 4).double()
-    frozen, shared = FunctionalNetwork(module, "fp64"), dict(module.named_parameters())
-    net = ClientNetwork(frozen, {})
-    stacked = {
-        name: value.detach().expand(3, *value.shape).clone() for name, value in shared.items()
-    }
-    x = normal(3, 2, 1, 6, 6)
-    vmap(lambda one: net(shared, one).logits)(x)
-    vmap(lambda params: net(params, x[0]).logits)(stacked)
-    assert calls.call_count == 0
-    vmap(lambda params, one: net(params, one).logits)(stacked, x)
-    assert calls.call_count == 1
 
 
 # --- chunks and memory
@@ -234,24 +183,6 @@ def test_out_of_memory_halves_the_chunk(error, evaluate_local, monkeypatch, capl
     assert limited.counts[7:] == [1] * 5
 
 
-def test_out_of_memory_in_a_later_chunk_repeats_the_whole_round(monkeypatch):
-    """The first chunk, which was trained already, is trained again too."""
-    simulation = make_simulation(NTD)
-    state = play(simulation, 1)
-    expected = train(Vectorised(1), simulation, state)
-    calls = []
-
-    def second_fails(clients, graphs):
-        calls.append(clients.count)
-        if len(calls) == 2:
-            raise torch.OutOfMemoryError("CUDA out of memory")
-        graphs_module.run_steps(clients, graphs)
-
-    monkeypatch.setattr(engine_module, "run_steps", second_fails)
-    assert_same_training(train(Vectorised(2), simulation, state), expected, atol=0)
-    assert calls == [2, 2, 1, 1, 1, 1]
-
-
 def test_one_client_that_does_not_fit_is_an_error(monkeypatch):
     simulation = make_simulation()
     monkeypatch.setattr(engine_module, "run_steps", Limited(0))
@@ -261,63 +192,11 @@ def test_one_client_that_does_not_fit_is_an_error(monkeypatch):
         train(Vectorised(), simulation, simulation.initial_state())
 
 
-def test_other_errors_are_not_taken_for_out_of_memory(monkeypatch):
-    simulation = make_simulation()
-    monkeypatch.setattr(engine_module, "run_steps", Limited(0, RuntimeError("shapes do not match")))
-    with pytest.raises(RuntimeError, match="shapes do not match"):
-        train(Vectorised(), simulation, simulation.initial_state())
-
-
 def test_cuda_graphs_need_cuda_and_float32():
     """torch's fused SGD reads a learning rate in memory as float32."""
     runtime = make_simulation().runtime
     assert not engine_module.can_be_recorded(runtime)
     assert not engine_module.can_be_recorded(replace(runtime, dtype=torch.float32))
-
-
-def test_first_chunk_fits_half_of_the_free_memory(monkeypatch):
-    """Half of 1,000 free bytes holds 4 clients of 120; if none fits, one is tried."""
-    monkeypatch.setattr(engine_module, "free_memory", lambda device: 1000)
-    simulation = make_simulation()
-    shared = Shared(FedAvg(), simulation.runtime, {}, 0.1)
-    for each, chunk in ((120, 4), (501, 1), (0, 500)):
-        monkeypatch.setattr(engine_module, "client_memory", lambda shared, cohort, each=each: each)
-        assert engine_module.chunk_that_fits(shared, None) == chunk
-    monkeypatch.setattr(
-        engine_module, "client_memory", lambda shared, cohort: Limited(0)(Clients0(), None)
-    )
-    assert engine_module.chunk_that_fits(shared, None) == 1
-
-
-class Clients0:
-    """Clients without steps."""
-
-    count = 1
-    steps = staticmethod(lambda: ())
-    watch = None
-
-
-@pytest.mark.parametrize(
-    ("load_bytes", "loads"),
-    [
-        (1, [(5, 1), (5, 1), (3, 1), (3, 1), (2, 1), (2, 1)]),
-        (2 * 5 * 4 * 6 * 6 * 8, [(5, 2), (3, 2), (2, 2)]),
-    ],
-    ids=["one step", "two steps"],
-)
-def test_images_of_several_steps_are_loaded_at_once(load_bytes, loads, monkeypatch):
-    """Images of 6 x 6 pixels in float64, batches of 4; clients of 1, 3, 7, 12, 10 examples for 2
-    epochs."""
-    simulation = make_simulation(NTD, participation=1.0, sizes=LARGER)
-    state = play(simulation, 1)
-    expected = train(Vectorised(), simulation, state)
-    monkeypatch.setattr(clients_module, "LOAD_BYTES", load_bytes)
-    cohort = assemble(simulation, state, 2)
-    cohort = cohort.take(cohort.longest_first())
-    clients = Clients(Shared(NTD, simulation.runtime, state.server, 0.1), cohort)
-    assert [s.steps for s in cohort.schedules] == [6, 6, 4, 2, 2]
-    assert [(active, len(list(batches))) for active, batches in clients.steps()] == loads
-    assert_same_training(train(Vectorised(), simulation, state), expected, atol=0)
 
 
 def test_padding_repeats_an_example_of_the_same_client():
@@ -348,78 +227,6 @@ def test_stacked_models_are_evaluated_like_single_models():
 
 
 # --- nothing waits for the device
-
-
-class NoWaiting(TorchDispatchMode):
-    """Rejects operations for which the host waits for a CUDA device."""
-
-    REJECTED = (
-        "_local_scalar_dense",
-        "nonzero",
-        "masked_select",
-        "unique",
-        "_unique2",
-        "unique_dim",
-        "bincount",
-    )
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        name = function.overloadpacket.__name__
-        assert name not in self.REJECTED, name
-        if name in ("index", "index_put", "index_put_", "_index_put_impl_"):
-            assert all(i is None or i.dtype != torch.bool for i in args[1]), name
-        return function(*args, **kwargs or {})
-
-
-@contextmanager
-def no_waiting():
-    """Also reject methods that the mode does not see, because they read a CPU tensor's memory."""
-
-    def reject(*args):
-        raise AssertionError("reads a tensor")
-
-    with pytest.MonkeyPatch.context() as patch, NoWaiting():
-        for name in ("tolist", "numpy", "cpu"):
-            patch.setattr(torch.Tensor, name, reject)
-        yield
-
-
-def test_check_for_waiting_on_the_device_finds_every_wait():
-    reads = (
-        "values[0].item()",
-        "values.tolist()",
-        "values.cpu()",
-        "int(values[0])",
-        "bool(values[0])",
-    )
-    for code in (
-        *reads,
-        "values.nonzero()",
-        "values[values > 1]",
-        "values.bincount()",
-        "values.unique()",
-    ):
-        with pytest.raises(AssertionError), no_waiting():
-            eval(code, {"values": torch.arange(3)})
-
-
-@traces
-@every_algorithm
-def test_training_does_not_wait_for_the_device(algorithm):
-    """In one chunk of four clients, and in two chunks."""
-    simulation = make_simulation(algorithm, model=DEEP)
-    state = play(simulation, 1)
-    cohort = assemble(simulation, state, 2)
-    for engine in (Vectorised(), Vectorised(2)):
-        with no_waiting():
-            train(engine, simulation, state, cohort, evaluate_local=True)
-
-
-def test_evaluation_does_not_wait_for_the_device():
-    simulation = make_simulation()
-    state = simulation.initial_state()
-    with no_waiting():
-        simulation.runtime.evaluate(state.server["params"])
 
 
 # --- recorded steps
@@ -553,21 +360,6 @@ def test_probes_test_local_models_between_recorded_steps():
         assert (plain["train"] >= 0).all()
 
 
-@traces
-def test_larger_graphs_do_not_change_finished_clients():
-    """11 clients of 1 to 3 steps: graphs of 11, 10 for the 9 that have a second step, 3."""
-    simulation = make_simulation(
-        NTD, sizes=(1, 1, 2, 2, 2, 2, 2, 2, 3, 3, 3), participation=1.0, local=SINGLE
-    )
-    state = simulation.initial_state()
-    expected = train(Vectorised(cuda_graphs=False), simulation, state)
-    engine = recording(Closures())
-    for _ in range(3):
-        assert_same_training(train(engine, simulation, state), expected, atol=1e-13)
-    (recorded,) = engine._graphs._recorded.values()
-    assert recorded.replays.keys() == {11, 10, 3}
-
-
 @pytest.mark.slow
 def test_recorded_steps_are_not_shared_with_other_algorithms_or_options():
     """The models have the same shape."""
@@ -596,96 +388,7 @@ def test_steps_that_cannot_be_recorded_run_eagerly(caplog):
     assert "(operation not permitted when stream is capturing)" in record.message
 
 
-@traces
-@pytest.mark.slow
-def test_out_of_memory_while_recording_halves_the_chunk(caplog):
-    simulation = make_simulation(NTD)
-    state = play(simulation, 1)
-    capture = Traces()
-    engine = recording(capture)
-    recorded, record = [], capture.record
-
-    def large_ones_fail(step):
-        recorded.append(1)
-        if len(recorded) == 1:
-            raise torch.OutOfMemoryError("CUDA out of memory")
-        return record(step)
-
-    capture.record = large_ones_fail
-    with caplog.at_level(logging.WARNING, "fedexp"):
-        assert_same_training(
-            train(engine, simulation, state), train(Vectorised(2), simulation, state), atol=1e-13
-        )
-    assert [r.message for r in caplog.records] == [
-        "out of memory with 4 clients at a time; repeating round 2 with 2"
-    ]
-
-
-def test_graph_sizes_waste_at_most_a_quarter():
-    sizes = [graph_size(active, 1000) for active in range(1, 1001)]
-    assert sorted(set(sizes))[:15] == [1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28]
-    assert len(set(sizes)) == 8 + 4 * 7  # 4 for each doubling from 8 to 1,024
-    assert all(active <= size <= 1.25 * active for active, size in enumerate(sizes, 1))
-    assert [graph_size(active, 9) for active in (8, 9)] == [8, 9]
-
-
 # --- kernels launched
-
-
-class Kernels(TorchDispatchMode):
-    """Counts operations that launch a kernel; views and empty tensors launch none."""
-
-    FREE = (
-        "empty",
-        "new_empty",
-        "expand",
-        "view",
-        "reshape",
-        "permute",
-        "transpose",
-        "select",
-        "slice",
-        "unfold",
-        "t",
-    )
-    FREE += (
-        "_unsafe_view",
-        "squeeze",
-        "unsqueeze",
-        "as_strided",
-        "detach",
-        "alias",
-        "movedim",
-        "empty_like",
-    )
-    FREE += ("empty_strided", "split", "unbind", "lift_fresh")
-
-    def __init__(self):
-        super().__init__()
-        self.count = 0
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        self.count += function.overloadpacket.__name__ not in self.FREE
-        return function(*args, **kwargs or {})
-
-
-@traces
-@pytest.mark.parametrize(
-    ("algorithm", "most"), [(FedAvg(), 66), (NTD, 112)], ids=["FedAvg", "FedNTD"]
-)
-def test_a_step_launches_few_kernels(algorithm, most):
-    """One kernel updates all parameters."""
-    counts = []
-    for epochs in (2, 12):
-        simulation = make_simulation(
-            algorithm, sizes=(8, 8), participation=1.0, local=replace(LOCAL, epochs=epochs)
-        )
-        state = simulation.initial_state()
-        cohort = assemble(simulation, state, 1)
-        with Kernels() as kernels:
-            train(Vectorised(), simulation, state, cohort)
-        counts.append(kernels.count)
-    assert (counts[1] - counts[0]) / 20 < most  # 2 steps an epoch
 
 
 # --- bf16
@@ -825,45 +528,3 @@ def test_gpu_streams_do_not_disturb_each_other():
             torch.testing.assert_close(
                 [t[i] for t in together], list(expected), rtol=1e-3, atol=1e-6
             )
-
-
-@pytest.mark.gpu
-@every_algorithm
-@pytest.mark.parametrize("cuda_graphs", [False, True])
-def test_gpu_rounds_do_not_wait_for_the_device(algorithm, cuda_graphs):
-    """Only the fifth round is checked, because making constants and recording wait once."""
-    simulation = make_simulation(algorithm, model=DEEP)
-    state, gpu, engine = (
-        simulation.initial_state(),
-        OnGpu(simulation, torch.float32),
-        Vectorised(cuda_graphs=cuda_graphs),
-    )
-    server, cohort = move(state.server, gpu.device, gpu.dtype), assemble(simulation, state, 1)
-    cohort = replace(cohort, states=move(list(cohort.states), gpu.device, gpu.dtype))
-    for number in range(5):
-        torch.cuda.set_sync_debug_mode("error" if number == 4 else "default")
-        try:
-            engine.train(Shared(algorithm, gpu.runtime, server, 0.1), cohort, False)
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
-
-
-@pytest.mark.gpu
-def test_gpu_out_of_memory_halves_the_chunk(monkeypatch):
-    """Each client needs a twentieth of the free memory: 64 and 32 do not fit, 16 do."""
-    simulation = make_simulation(FedAvg(), model=DEEP)
-    state, gpu, seen = simulation.initial_state(), OnGpu(simulation), []
-    cohort = assemble(simulation, state, 1)
-    many = cohort.take([i % len(cohort.clients) for i in range(64)])
-    expected = gpu.train(Vectorised(1), state.server, many)
-
-    def hungry(clients, graphs):
-        seen.append(clients.count)
-        free = engine_module.free_memory(gpu.device)
-        kept = torch.empty(free * clients.count // 20, dtype=torch.uint8, device=gpu.device)
-        graphs_module.run_steps(clients, graphs)
-        del kept
-
-    monkeypatch.setattr(engine_module, "run_steps", hungry)
-    assert_same_training(gpu.train(Vectorised(64), state.server, many), expected, atol=1e-11)
-    assert seen == [64, 32, 16, 16, 16, 16]

@@ -3,11 +3,10 @@
 import fcntl
 import logging
 import math
-import mmap
 import os
 import signal
 import socket
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -16,17 +15,13 @@ from torch import nn
 
 from fedexp.algorithms.base import FedAvg
 from fedexp.engine.base import Shared
-from fedexp.engine.processes.channel import Channel, pack
-from fedexp.engine.processes.worker import Worker, run
+from fedexp.engine.processes.channel import Channel
 from fedexp.engine.processes.workers import WorkerDied, Workers
 from fedexp.engine.sequential import ClientFailure, Sequential
 from fedexp.engine.vectorised.engine import Vectorised
 from fedexp.models.own import OwnModel
 from fedexp.testing import assert_equal
-from fedexp.training.evaluation import select_model
-from fedexp.training.recorder import Recorder
-from fedexp.training.rounds import record_initial, run_rounds
-from toy_federation import LARGER, PROCESS, assemble, make_simulation
+from toy_federation import PROCESS, assemble, make_simulation
 
 
 def pair():
@@ -95,41 +90,6 @@ def test_values_arrive_unchanged_and_in_order():
     assert theirs.receive() == "text"
 
 
-def test_shared_data_are_in_memory_once_until_a_worker_writes():
-    """`set_buffers` of a worker writes to its network; the other workers must not see that."""
-    sent, value = torch.arange(5.0) + 7, []
-    parcel = pack(sent)
-    for _ in range(2):
-        ours, theirs = pair()
-        ours.send(parcel)
-        value.append(theirs.receive())
-    with mmap.mmap(parcel.fileno(), 0) as shared:
-        place = shared.find(sent.numpy().tobytes())
-        torch.frombuffer(shared, dtype=torch.float32, count=5, offset=place)[2] = 0.0
-    parcel.close()
-    assert value[0].tolist() == value[1].tolist() == [7, 8, 0, 10, 11]
-    value[0][3] = 1.0
-    assert value[0].tolist() == [7, 8, 0, 1, 11]
-    assert value[1].tolist() == [7, 8, 0, 10, 11]
-
-
-def test_a_view_is_sent_without_the_tensor_that_it_belongs_to():
-    """For example, a client is sent one of all models that a round has sent."""
-    stacked = torch.randn(100, 1000)
-    with pack(stacked[3]) as one, pack([stacked, stacked[3]]) as both:
-        assert os.fstat(one.fileno()).st_size < 2 * 4000
-        assert os.fstat(both.fileno()).st_size < 1.1 * 400_000 + 4000
-
-
-def test_closed_connection_of_a_worker_is_noticed():
-    ours, theirs = pair()
-    theirs.close()
-    with pytest.raises(ConnectionError):
-        ours.send_value(torch.zeros(3))
-    with pytest.raises((EOFError, ConnectionError)):
-        ours.receive()
-
-
 def test_no_descriptor_is_left_open():
     before = len(os.listdir("/proc/self/fd"))
     ours, theirs = pair()
@@ -139,12 +99,6 @@ def test_no_descriptor_is_left_open():
     ours.close()
     theirs.close()
     assert len(os.listdir("/proc/self/fd")) == before
-
-
-def test_an_exception_that_may_not_be_picklable_becomes_a_runtime_error():
-    failure = run(lambda worker: 1 / 0, Worker(0))
-    assert str(failure.error) == "ZeroDivisionError: division by zero"
-    assert "1 / 0" in failure.report
 
 
 # --- engines (every algorithm on two workers: test_algorithms.py)
@@ -209,48 +163,6 @@ def test_the_number_of_workers_does_not_change_the_result(count):
     assert_no_bit_differs(Workers(Sequential(), PROCESS, count, share=False), close=True)
 
 
-def test_start_waits_for_an_answer_of_every_worker(pair_of_workers, monkeypatch):
-    """Otherwise the first round would count the import of torch as training."""
-    engine, taken = pair_of_workers[0], []
-    take = engine._take
-
-    def noted(process):
-        order, answer = take(process)
-        taken.append((process.name.split(" (")[0], answer))
-        return order, answer
-
-    monkeypatch.setattr(engine, "_take", noted)
-    simulation = make_simulation()
-    engine.start(simulation.runtime, select_model(simulation.initial_state().server))
-    assert sorted(taken) == [("worker 0", 0), ("worker 1", 1)]
-
-
-class Noting(Sequential):
-    """Notes its calls."""
-
-    def __init__(self):
-        self.calls = []
-
-    def start(self, *given):
-        self.calls.append("start")
-
-    def train(self, *given):
-        self.calls.append("train")
-        return super().train(*given)
-
-
-def test_a_resumed_run_starts_its_engine_before_its_first_round(tmp_path):
-    """In a new run, the evaluation of the initial model has started it already."""
-    engine = Noting()
-    simulation = replace(make_simulation(rounds=1), engine=engine)
-    state, recorder = simulation.initial_state(), Recorder(tmp_path, simulation, [], None)
-    # as if it were resumed after round 0
-    record_initial(simulation, state, recorder)
-    run_rounds(simulation, state, recorder)
-    recorder.close()
-    assert engine.calls == ["start", "train"]
-
-
 def test_modules_of_the_current_directory_are_not_imported(pair_of_workers):
     assert not (pair_of_workers[1] / "stolen").exists()
 
@@ -261,18 +173,6 @@ def test_workers_can_vectorise_their_shares():
     actual = train(Workers(Vectorised(None), PROCESS, 2, share=True), FedAvg())[1]
     torch.testing.assert_close(actual.messages, expected.messages, rtol=0, atol=1e-12)
     torch.testing.assert_close(actual.losses, expected.losses, rtol=0, atol=1e-12)
-
-
-def test_shares_have_similar_numbers_of_steps():
-    """Steps of 2, 2, 4, 6 (sizes 1, 3, 7, 12 or 10, batches of 4, two epochs) make 6 + 2 and 4 + 2
-    or the like."""
-    simulation = make_simulation(sizes=LARGER)
-    cohort = assemble(simulation, simulation.initial_state(), 1)
-    shares = cohort.shares(2)
-    assert sorted(shares[0] + shares[1]) == list(range(4))
-    loads = [sum(cohort.schedules[i].steps for i in share) for share in shares]
-    assert abs(loads[0] - loads[1]) <= 2
-    assert [len(share) for share in cohort.shares(9)] == [1, 1, 1, 1]
 
 
 # --- death

@@ -1,32 +1,25 @@
 """PILoRA and LoRM: losses by loops, merging against least squares, and which parameters are trained
 and tested."""
 
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from continual_rows import ADAPTED
-from torch import nn
-from toy_models import Adapted, AdaptedNormed
+from toy_models import Adapted
 
 from fedexp.algorithms import optimizers
-from fedexp.api.models import with_plain_layers
 from fedexp.core import tree
 from fedexp.core.errors import ConfigError
 from fedexp.engine.base import ScheduledData
-from fedexp.metrics.analysis import GradientDiversity, SeveralAnalyses, WeightDivergence
-from fedexp.metrics.gradient_diversity import gradient_diversity
 from fedexp.testing import train
-from fedexp.training.analysing import local_gradients
 from fedexp.training.rounds import play_round
-from fedexp_continual.algorithms.adapters import Prototypes
 from fedexp_continual.algorithms.grams import damp, merge_down
-from fedexp_continual.algorithms.lorm import Changed, LoRM, merge_up
+from fedexp_continual.algorithms.lorm import LoRM, merge_up
 from fedexp_continual.algorithms.pilora import CENTERS, PILoRA, prototype_weights
-from fedexp_continual.models.lora import LoRA, LowRank, TimmLoRA
+from fedexp_continual.models.lora import LoRA
 from method_rows import stream
 from toy_federation import (
     LOCAL,
@@ -54,13 +47,6 @@ def next_step(simulation, state, position=0):
 
 
 # --- PILoRA
-
-
-def test_prototype_logits_are_negative_distances():
-    """By hand: features (1, 2), prototypes (1, 0) and (4, 6): sqrt(4 / 2) and sqrt(25 / 2)."""
-    head = Prototypes(2, 2)
-    head.centers.data = torch.tensor([[1.0, 0.0], [4.0, 6.0]])
-    assert_close(head(torch.tensor([[1.0, 2.0]])), -torch.tensor([[2.0, 12.5]]).sqrt(), atol=1e-6)
 
 
 def test_local_loss_equals_loops():
@@ -134,18 +120,6 @@ def test_evaluation_uses_adapters_of_all_tasks():
     assert not torch.equal(second["params"][CENTERS][2:], first["params"][CENTERS][2:])
 
 
-def test_each_task_starts_with_new_adapters():
-    """Before round 3, with a learning rate near 0: B is 0, and A is drawn within 1 /
-    sqrt(inputs)."""
-    simulation = stream(PILORA, model=Adapted(), local=replace(PLAIN, lr=1e-12))
-    first, third = (play(simulation, rounds).server["local"] for rounds in (2, 3))
-    for layer, inputs in zip(LAYERS, (36, 5), strict=True):
-        a = third[f"{layer}.down.weight"]
-        assert 0.3 / inputs**0.5 < a.abs().max() <= 1 / inputs**0.5 + 1e-9
-        assert (a - first[f"{layer}.down.weight"]).abs().max() > 1e-3
-        assert third[f"{layer}.up.weight"].abs().max() < 1e-9
-
-
 # --- LoRM
 
 
@@ -191,18 +165,6 @@ def test_gram_matrices_equal_forward_hooks():
             assert_close(messages["grams"][name][position], inputs.T @ inputs, atol=1e-10)
 
 
-def test_client_without_batches_sends_zero_gram_matrices():
-    """Batch norm skips a client with one example."""
-    simulation = stream(LoRM(off_diagonal=1.0), model=AdaptedNormed(), participation=1.0)
-    state = simulation.initial_state()
-    cohort = assemble(simulation, state, 1)
-    messages = train(simulation.engine, simulation, state, cohort).messages
-    alone = [len(schedule.lengths) == 0 for schedule in cohort.schedules]
-    assert any(alone)
-    for gram in messages["grams"].values():
-        assert [not each.any() for each in gram] == alone
-
-
 def test_lorm_trains_b_and_a_in_alternate_rounds():
     """From the first round of each task, here with an odd number of rounds. The other parameters do
     not change at all, despite weight decay and momentum."""
@@ -218,18 +180,6 @@ def test_lorm_trains_b_and_a_in_alternate_rounds():
             assert torch.equal(after[up], before[up]) == (not trains_b)
             assert torch.equal(after[down], before[down]) == (trains_b and not begins)
         state.advance(result)
-
-
-def test_lorm_keeps_the_whole_product_in_the_first_task():
-    """B A = 2 [3, 5] = [6, 10]. The second input is always 0, so G = diag(1, 0). In later tasks,
-    the merged change is [6, 10] G G^+ = [6, 0]."""
-    local = {"a.up.weight": torch.tensor([[2.0]]), "a.down.weight": torch.tensor([[3.0, 5.0]])}
-    sums = {"products": {"a": torch.zeros(1, 2)}, "grams": {"a": torch.zeros(2, 2)}}
-    latest = {"a": torch.diag(torch.tensor([1.0, 0.0]))}
-    merge_tasks = LoRM(off_diagonal=1.0).merge_tasks
-    first, later = (merge_tasks(sums, local, latest, first=each) for each in (True, False))
-    assert_close(first["a.change"], torch.tensor([[6.0, 10.0]]))
-    assert_close(later["a.change"], torch.tensor([[6.0, 0.0]]))
 
 
 @pytest.mark.parametrize(
@@ -250,52 +200,6 @@ def test_matrices_a_and_b_have_separate_learning_rates(rounds, end, rate):
         factor = rate * name.endswith(end) if adapter else 1.0
         assert_close(moved[name], value - factor * 0.1 * (grads[name] + 0.3 * value))
     assert any((moved[k] != v).any() for k, v in params.items() if k.endswith(end))
-
-
-def test_head_can_have_its_own_factor_for_gram_matrices():
-    """The head is merged as if this factor applied to all layers, and the adapters are not."""
-    both, ends = [(0.0, 0.5), (0.0, None), (0.5, None)], []
-    for factor, head in both:
-        algorithm = LoRM(off_diagonal=factor, head_off_diagonal=head)
-        simulation = stream(algorithm, model=Adapted())
-        ends.append(play(simulation, 1).server["local"])
-    mixed, adapters_of, head_of = ends
-    for name, value in mixed.items():
-        expected = head_of if name.startswith("classifier.") else adapters_of
-        assert torch.equal(value, expected[name])
-    assert not torch.equal(head_of["classifier.weight"], adapters_of["classifier.weight"])
-
-
-def test_local_models_are_compared_with_the_received_model():
-    """Not with the tested model, which has the merged change instead of the adapters, and B = 0."""
-    analysis = SeveralAnalyses(
-        members=[kind(rounds=None, every=1) for kind in (WeightDivergence, GradientDiversity)]
-    )
-    simulation = stream(
-        LoRM(off_diagonal=0.5),
-        model=Adapted(),
-        analysis=analysis,
-        local=replace(LOCAL, lr_decay=1.0),
-    )
-    state = play(simulation, 3)
-    cohort = assemble(simulation, state, 4)
-    messages = train(simulation.engine, simulation, state, cohort).messages
-    found = play_round(simulation, state).analyses
-    sent = state.server["local"]
-    moved = {name: leaf - sent[name] for name, leaf in messages["params"].items()}
-    l1 = sum(leaf.abs().flatten(1).sum(1) for leaf in moved.values())
-    rows = [row for row in found["weight_divergence.csv"] if row["layer"] == "total"]
-    assert [row["client"] for row in rows] == list(cohort.clients)
-    assert [row["l1"] for row in rows] == pytest.approx(l1.tolist(), rel=1e-12)
-    assert all(np.isnan(row["distribution_distance"]) for row in rows)  # it was not tested
-    parts = simulation.stage_of(4).federation.parts
-    gradients = local_gradients(
-        simulation.runtime, {"params": sent, "buffers": {}}, [parts[c] for c in cohort.clients]
-    )
-    (row,) = (row for row in found["gradient_diversity.csv"] if row["layer"] == "total")
-    assert row["gradient_diversity"] == pytest.approx(
-        gradient_diversity(gradients)["total"].item(), rel=1e-12
-    )
 
 
 def test_lorm_server_update_in_second_task_equals_a_plain_loop():
@@ -351,18 +255,6 @@ def test_tested_model_is_backbone_plus_change():
     assert_close(simulation.runtime.net(params, x).features, value)
 
 
-def test_merge_adds_the_weight_change_to_its_layer():
-    layer = LowRank(nn.Linear(3, 4), 2, 0.5).double()
-    nn.init.normal_(layer.up.weight)
-    network = nn.Sequential(Changed(layer))
-    network[0].change.data = random(4, 3)
-    x = random(5, 3)
-    expected = network(x)
-    with_plain_layers(network)
-    assert type(network[0]) is nn.Linear
-    assert_close(network(x), expected)
-
-
 # --- both
 
 
@@ -374,35 +266,3 @@ def test_model_without_adapters_is_rejected(row):
         stream(row.make(), model=Adapted(lora=LoRA()))
     with pytest.raises(ConfigError, match=r"freeze_a=true: must be false, because .* trains A"):
         stream(row.make(), model=Adapted(lora=LoRA(rank=2, freeze_a=True)))
-
-
-@dataclass(frozen=True, kw_only=True)
-class Convolved(Adapted):
-    head: str | None = "2"
-
-    def network(self, shape: Any, num_classes: int) -> nn.Module:
-        return nn.Sequential(nn.Conv2d(shape[0], 2, 3), nn.Flatten(), nn.Linear(32, num_classes))
-
-
-def test_adapters_support_convolutions():
-    """PILoRA adds them; LoRM has no equation for them."""
-    model = Convolved(lora=LoRA(rank=2, targets=("0",)))
-    assert tree.is_finite(play(stream(PILORA, model=model), 3).server["params"])
-    with pytest.raises(ConfigError, match=r"model\.lora\.targets: LoRM requires linear layers"):
-        stream(LoRM(off_diagonal=0.5), model=model)
-
-
-@pytest.mark.parametrize("row", ADAPTED, ids=lambda row: row.name)
-def test_vision_transformer_learns_its_tasks(row):
-    pytest.importorskip("timm")
-    lora = LoRA(rank=2, targets=("blocks.0.attn.qkv",))
-    model = TimmLoRA(name="test_vit", weights=None, image_size=32, lora=lora)
-    simulation = stream(
-        row.make(), model=model, sizes=(4, 5), scenario=replace(TWO_TASKS, rounds_per_task=1)
-    )
-    named = dict(simulation.runtime.net.module.named_parameters())
-    before = {k: v.clone() for k, v in named.items() if "base" in k}
-    state = play(simulation, 2)
-    assert tree.is_finite(state.server["params"])
-    assert all(torch.equal(named[k], v) for k, v in before.items())
-    assert state.server["local"]["backbone.blocks.0.attn.qkv.up.weight"].abs().max() > 0

@@ -16,10 +16,8 @@ from toy_federation import (
     TWO_TASKS,
     Normed,
     assert_close,
-    float64,
     make_simulation,
     play,
-    random,
     trained_round,
 )
 
@@ -56,52 +54,6 @@ def test_result_after_each_task_is_joint_ridge_regression(gamma, engine):
         assert_close(params["classifier.weight"], expected, 1e-10)
         assert not params["classifier.bias"].any()
         assert expected.abs().max() > 0.1
-
-
-def test_result_does_not_depend_on_the_partition():
-    results = []
-    for sizes in ((3, 17), (5, 5, 5, 5), (20,)):
-        simulation = make_simulation(AFCL(gamma=0.1), sizes=sizes, participation=1.0)
-        results.append(play(simulation, 1).server["params"])
-    for other in results[1:]:
-        assert_close(other, results[0], 1e-10)
-
-
-def test_each_client_is_counted_once_per_task():
-    """Three of four clients take part in each of six rounds. In the end, all have been counted once
-    in each task."""
-    simulation = stream(
-        AFCL(gamma=0.1), scenario=replace(TWO_TASKS, rounds_per_task=6), rounds=6, surrogate=0.0
-    )
-    for tasks in (1, 2):
-        state = play(simulation, 6 * tasks)
-        assert state.server["counted"].tolist() == [tasks - 1] * 4
-        found = state.server["params"]["classifier.weight"]
-        assert_close(found, joint_ridge(simulation, 0.1, tasks), 1e-10)
-
-
-def test_merging_clients_equals_the_absolute_aggregation_law_of_the_paper():
-    """AFL's code: clients regularise with r, the server merges one client after the other,
-    W = (I - R C' + R C' (C + C')^-1 C') W + (the same with the two exchanged), R = C^-1,
-    and finally removes the K clients' r: W + K r (C - K r I)^-1 W."""
-    x, y, r = random(3, 9, 5).numpy(), np.eye(4)[[[0, 1, 2] * 3, [3] * 9, [1, 2, 3] * 3]], 1.0
-    eye, inverse = np.eye(5), np.linalg.inv
-    merged, total = None, None
-    for features, labels in zip(x, y, strict=True):
-        own = features.T @ features + r * eye
-        weight = inverse(own) @ features.T @ labels
-        if merged is None:
-            merged, total = weight, own
-            continue
-        both = inverse(total + own)
-        left = eye - inverse(total) @ own + inverse(total) @ own @ both @ own
-        right = eye - inverse(own) @ total + inverse(own) @ total @ both @ total
-        merged, total = left @ merged + right @ weight, total + own
-    cleaned = merged + 3 * r * inverse(total - 3 * r * eye) @ merged
-    rows, labels = torch.from_numpy(x).flatten(0, 1), torch.from_numpy(y).flatten(0, 1)
-    gram, product = rows.T @ rows, rows.T @ labels
-    assert_close(solve(gram, product, 0.0), torch.from_numpy(cleaned), 1e-10)
-    assert_close(solve(gram, product, 3 * r), torch.from_numpy(merged), 1e-10)
 
 
 def test_ridge_regression_equals_hand_calculation():
@@ -164,16 +116,6 @@ def test_merged_layers_minimise_the_distance_to_the_clients_outputs():
 
 def remember(module, seen, name):
     return module.register_forward_hook(lambda module, inputs, _: seen.update({name: inputs[0]}))
-
-
-def test_merged_layer_equals_hand_calculation():
-    """One output. Weights 1 and 5 for an input with G_1 = 3 and G_2 = 1: (3 + 5) / 4 = 2. Weights 1
-    and 2 for an input that is always 0, of clients with 1 and 3 examples: (1 + 6) / 4."""
-    parts = {"a.weight": float64([[[1.0, 1.0]], [[5.0, 2.0]]])}
-    grams = {"a": float64([[[3.0, 0.0], [0.0, 0.0]], [[1.0, 0.0], [0.0, 0.0]]])}
-    about = replace(trained_round(RegMean(off_diagonal=0.5))[3], weights=float64([1.0, 3.0]))
-    server = RegMean(off_diagonal=0.5).aggregate({}, {"params": parts, "grams": grams}, about)
-    assert_close(server["params"], {"a.weight": float64([[2.0, 1.75]])})
 
 
 def test_only_trained_layers_are_merged():

@@ -6,21 +6,15 @@ from typing import Any, ClassVar
 import pytest
 import torch
 from torch import nn
-from torch.func import functional_call, vmap
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedexp.api.models import with_plain_layers
 from fedexp.core import tree
 from fedexp.core.errors import ConfigError
-from fedexp.engine.vectorised.support import find_obstacle
-from fedexp.training.features import has_fixed_features
 from fedexp.training.rounds import play_round
 from fedexp_continual.models.lora import Adapted, LoRA, LowRank, TorchvisionLoRA
 from test_algorithms import assert_equal
 from test_own_models import ROWS, Net
-from test_vectorised import traces
-from test_vmap_support import SmallViT
-from toy_federation import ENGINES, PAIR, engines_compared, make_simulation, play
+from toy_federation import ENGINES, engines_compared, make_simulation, play
 
 HEAD = {"classifier.weight", "classifier.bias"}
 
@@ -55,37 +49,6 @@ def test_linear_layer_adds_its_low_rank_product():
     )
     assert adapted(torch.tensor([1.0, 5.0])).item() == 6
     assert adapted.plain().weight.tolist() == [[3.0, 0.0]]  # 1 + 0.5 * 4 * 1, 2 - 0.5 * 4 * 1
-
-
-class Products(TorchDispatchMode):
-    """Records the shapes of all matrix products."""
-
-    def __init__(self):
-        super().__init__()
-        self.shapes = []
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        kinds = (torch.ops.aten.mm, torch.ops.aten.addmm, torch.ops.aten.bmm)
-        if function.overloadpacket in kinds:
-            self.shapes.append(tuple(tuple(value.shape) for value in args[-2:]))
-        return function(*args, **kwargs or {})
-
-
-@traces
-def test_clients_share_one_product_with_the_frozen_weights():
-    """3 clients with 4 examples of 5 numbers, 7 outputs, rank 2: one product of 12 rows with the
-    frozen weights, and batched products for A and B."""
-    layer = LowRank(nn.Linear(5, 7), 2, 1.0)
-    names = ("down.weight", "up.weight")
-    weights = {k: torch.stack([layer.get_parameter(k).detach()] * 3) for k in names}
-
-    def output(own, x):
-        return functional_call(layer, own, (x,))
-
-    with Products() as products:
-        vmap(output)(weights, torch.randn(3, 4, 5))
-    wanted = [((12, 5), (5, 7)), ((3, 4, 5), (3, 5, 2)), ((3, 4, 2), (3, 2, 7))]
-    assert products.shapes == wanted
 
 
 @pytest.mark.parametrize(
@@ -180,23 +143,3 @@ def test_unsupported_layers_are_rejected(model, message):
         torch.device("cpu" if isinstance(model, Own) else "meta"),
     ):
         model.build(shape, 4)
-
-
-class AdaptedViT(SmallViT, Adapted):
-    pass
-
-
-def test_vectorised_transformer_with_adapters_equals_sequential_one():
-    """mlp.0 and mlp.3 are the linear layers of a block."""
-    model = AdaptedViT(lora=LoRA(rank=2, alpha=3.0, targets=("mlp.0", "mlp.3")))
-    simulations = [make_simulation(model=model, engine=name) for name in PAIR]
-    models = [play(each, 2).server["params"] for each in simulations]
-    assert_equal(*models, atol=1e-12)
-    start = simulations[0].initial
-    assert all(not torch.equal(models[0][name], start[name]) for name in start)
-
-
-def test_networks_with_adapters_have_no_fixed_features_and_are_vectorised():
-    module = Own(lora=LoRA(rank=2)).build((1, 6, 6), 4)
-    assert not has_fixed_features(module, torch.zeros(2, 1, 6, 6))
-    assert find_obstacle(module, torch.zeros(2, 1, 6, 6)) is None

@@ -1,16 +1,11 @@
 """LoRM's experiments: what they compose to, and a job of its sweep on tiny photographs."""
 
-import json
 from itertools import chain
-from pathlib import Path
 
 import numpy as np
-import pandas as pd
 import pytest
-from PIL import Image
 
 from fedexp.analysis.sweep import expand, launches, load_sweep
-from fedexp.cli import main
 from fedexp.config.build import build
 from fedexp.config.options import conf_directories
 from fedexp.data.datasets import ImageFolder
@@ -70,41 +65,8 @@ def test_jobs_of_lorm_have_the_released_values(dataset):
         assert tuple(built.dataset.counts) == counts
 
 
-def test_sweep_of_lorm_has_all_methods_for_every_beta():
-    methods = {"fedavg", "fedewc", "fedlwf", "regmean", "target", "pilora", "lorm"}
-    for dataset, (_, _, _, betas, _) in PRINTED.items():
-        for beta in betas.split():
-            wanted = {f"experiment=lorm/{dataset}", f"alpha={beta}"}
-            mine = chain(*(job for job in JOBS if wanted <= {*job}))
-            found = {text.partition("=")[2] for text in mine if text.startswith("algorithm=")}
-            assert methods <= found
-
-
 TINY = ["dataset.counts=null", "dataset.size=16", "model.name=test_vit", "model.weights=null"]
 TINY += [f"dataset.augmentation.{key}=32" for key in ("size", "base", "test_size")]
 TINY += ["model.image_size=32", "num_clients=2", "rounds=2", "scenario.num_tasks=2"]
 TINY += ["local.epochs=1", "hardware=cpu", "hardware.engine=sequential"]
 TINY += ["tracker=none", "figures=false"]
-
-
-@pytest.mark.parametrize("algorithm", ["lorm", pytest.param("fedavg", marks=pytest.mark.slow)])
-def test_a_job_runs_on_tiny_photographs(tmp_path, monkeypatch, algorithm):
-    pytest.importorskip("timm")
-    rng = np.random.default_rng(0)
-    for split in ("train", "test"):
-        for number in range(4):
-            folder = tmp_path / "eurosat" / split / f"class{number}"
-            folder.mkdir(parents=True)
-            for i in range(8):
-                pixels = rng.integers(0, 100, (20, 20, 3)) + 50 * number
-                Image.fromarray(pixels.astype(np.uint8)).save(folder / f"{i}.png")
-    monkeypatch.setattr("sys.argv", ["fedexp"])
-    monkeypatch.chdir(tmp_path)
-    rank = ["model.lora.rank=2"] if algorithm == "lorm" else []
-    job = ["experiment=lorm/eurosat", f"algorithm={algorithm}", "alpha=10", *rank, *TINY]
-    assert main.main([*job, f"data_dir={tmp_path}", "hydra.run.dir=run"]) == 0
-    summary = json.loads(Path("run/summary.json").read_text())
-    assert summary["data"]["train"] == 32
-    rounds = pd.read_csv("run/rounds.csv")
-    assert rounds["round"].tolist()[-1] == 4
-    assert np.isfinite(rounds["test_loss"]).all()

@@ -1,31 +1,23 @@
 """L2P, DualPrompt and CODA-Prompt: networks with prompts against loops over images and heads,
 hand-calculated losses, and which prompts move in which task."""
 
-from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from continual_rows import PROMPTED
-from torch import nn
-from toy_models import AdaptedTransformer, TinyTransformer, TransformerBlock, TransformerModule
+from toy_models import TinyTransformer, TransformerBlock
 
 from fedexp.core.errors import ConfigError
-from fedexp.models.pretrained import Timm
-from fedexp.testing import gradient_of, set_up_client, train
+from fedexp.testing import set_up_client
 from fedexp_continual.algorithms.codaprompt import CODAPrompt, ortho_loss
 from fedexp_continual.algorithms.dualprompt import DualPrompt
 from fedexp_continual.algorithms.l2p import L2P
-from fedexp_continual.models.lora import LoRA
-from fedexp_continual.models.prompts import PrefixAttention, Prompted
+from fedexp_continual.models.prompts import PrefixAttention
 from method_rows import stream
 from toy_federation import (
     LOCAL,
-    TWO_TASKS,
-    Noise,
     assert_close,
     float64,
     play,
@@ -138,30 +130,6 @@ def by_loops(method, network, params, image, key=None):
 # --- prefixes
 
 
-def test_prefix_attention_equals_hand_calculation():
-    """With one head of width 1 and identity projections, q = k = v = x. The only token is 0, so all
-    scores are 0 and the output is the mean of the values: 0 alone, and (3 + 0) / 2 with a prefix of
-    the key 9 and the value 3. The prefix is used once. For a token 1 and the key log 3, the scores
-    are log 3 and 1: (3 * 3 + e * 1) / (3 + e)."""
-
-    class One(nn.Module):
-        num_heads = 1
-
-        def __init__(self):
-            super().__init__()
-            self.qkv, self.proj = nn.Linear(1, 3, bias=False), nn.Identity()
-            self.qkv.weight.data.fill_(1)
-
-    attention, e = PrefixAttention(One().double()), torch.e
-    assert attention(float64([[[0.0]]])).item() == 0
-    attention.prefix = float64([[[9.0], [3.0]]])
-    assert attention(float64([[[0.0]]])).item() == 1.5
-    assert attention(float64([[[0.0]]])).item() == 0
-    attention.prefix = torch.tensor([[[3.0], [0.0]]]).double()
-    attention.prefix = torch.stack([float64([[3.0]]).log(), float64([[3.0]])], 1)
-    assert_close(attention(float64([[[1.0]]])), float64([[[(9 + e) / (3 + e)]]]))
-
-
 def test_attention_with_prefix_equals_loops():
     torch.manual_seed(0)
     block, prefix = TransformerBlock(4).double(), random(2, 6, 4, seed=1)
@@ -216,45 +184,6 @@ def test_ortho_loss_equals_hand_calculation():
     assert ortho_loss(rows).item() == 4.5
 
 
-@every_method
-def test_gradient_equals_finite_differences(method):
-    scenario = replace(TWO_TASKS, rounds_per_task=3)
-    simulation = stream(method, model=VIT, augment=False, scenario=scenario)
-    gradient = gradient_of(simulation, method.objective)
-    assert all(value.abs().max() > 1e-6 for value in gradient.values())
-
-
-@every_method
-def test_model_without_prompts_is_the_frozen_network(method):
-    torch.manual_seed(0)
-    simulation = stream(method, model=VIT)
-    module = simulation.runtime.net.module
-    params, x = play(simulation, 1).server["params"], random(3, 1, 6, 6)
-    query = simulation.runtime.net({"prompts": params["prompts"][:0]}, x).features
-    for image, found in zip(x, query, strict=True):
-        assert_close(encode(module.backbone, tokens_of(module.backbone, image), {})[0], found)
-    given = simulation.runtime.net(params | {"query": query}, x).logits
-    assert_close(given, simulation.runtime.net(params, x).logits)
-    assert set(simulation.runtime.net.trained) == params.keys()
-
-
-def test_queries_are_computed_once_per_example_and_round(monkeypatch):
-    """Two epochs of one client: its images are encoded once alone, and twice with 2 * 3 tokens of
-    prompts before the class token and 4 patches."""
-    counts: Counter[int] = Counter()
-
-    def encode(self, tokens, prefixes=None, original=Prompted.encode):
-        counts[tokens.shape[1]] += len(tokens)
-        return original(self, tokens, prefixes)
-
-    simulation = stream(POOL, model=VIT, augment=False, sizes=(7,), participation=1.0)
-    state = simulation.initial_state()
-    monkeypatch.setattr(Prompted, "encode", encode)
-    train(simulation.engine, simulation, state)
-    examples = len(simulation.stages[0].federation.parts[0])
-    assert counts == {5: examples, 11: 2 * examples}
-
-
 # --- tasks
 
 
@@ -302,78 +231,7 @@ def test_head_keeps_the_rows_of_other_tasks(method):
         assert (second[name][2:] - first[name][2:]).abs().min() > 1e-4
 
 
-def test_client_returns_unselected_prompts_unchanged():
-    """Only the prompts and keys that its images select (by loops, before training) change."""
-    simulation = stream(POOL, model=VIT, augment=False, local=replace(PLAIN, lr=1e-6))
-    state = simulation.initial_state()
-    state.server["params"] = params = spread(state.server)
-    network = simulation.runtime.net.module.backbone
-    client = set_up_client(simulation, state)
-    selected = set()
-    for batch in client.data.batches():
-        for image in batch.x:
-            query = encode(network, tokens_of(network, image), {})[0]
-            fits = [cosine(query, k) for k in params["keys"]]
-            selected |= set(sorted(range(4), key=lambda m: -fits[m])[:2])
-    message = client.run(False).messages["params"]
-    for name in ("prompts", "keys"):
-        moved = [not torch.equal(message[name][0][m], params[name][m]) for m in range(4)]
-        assert moved == [m in selected for m in range(4)]
-    assert 2 <= len(selected) < 4
-
-
-def striped(self) -> dict[str, Any]:
-    """Return noisy images with a bright row or column in each patch, which depends on the class."""
-    rng = np.random.default_rng(7)
-    images = rng.integers(0, 60, (60, 6, 6, 1), dtype=np.uint8)
-    labels = np.arange(60, dtype=np.int64) % 4
-    for image, label in zip(images, labels, strict=True):
-        lines = image if label < 2 else image.swapaxes(0, 1)
-        lines[label % 2 :: 3] += 180
-    names = np.array([f"class {c}" for c in range(4)])
-    parts = {"x_train": images[:40], "y_train": labels[:40]}
-    return parts | {"x_test": images[40:], "y_test": labels[40:], "classes": names}
-
-
-@pytest.mark.parametrize(
-    "method",
-    [*(pytest.param(each, marks=pytest.mark.slow) for each in (POOL, DUAL)), CODA],
-    ids=lambda method: type(method).__name__,
-)
-def test_methods_learn_two_tasks(method, monkeypatch):
-    """Chance is 1/4; a model that forgets task 1 has at most 1/2."""
-    monkeypatch.setattr(Noise, "read", striped)
-    adam = replace(LOCAL, epochs=5, optimizer="adam", lr=0.03, weight_decay=0.0)
-    parts = {"sizes": (10, 8), "participation": 1.0, "augment": False, "surrogate": 0.0}
-    simulation = stream(method, model=TinyTransformer(width=32), local=adam, **parts)
-    evaluation = simulation.engine.evaluate(simulation.runtime, play(simulation, 4).server)
-    assert evaluation.class_correct.sum() / evaluation.examples > 0.6
-
-
 # --- rejections
-
-
-@dataclass(frozen=True, kw_only=True)
-class Averaging(TinyTransformer):
-    """Its features are the mean of all tokens, not the class token."""
-
-    def network(self, shape: Any, num_classes: int) -> nn.Module:
-        class Mean(TransformerModule):
-            def forward(self, x):
-                tokens = torch.cat([self.cls_token.expand(len(x), -1, -1), self.patch_embed(x)], 1)
-                return self.head(self.norm(self.blocks(tokens + self.pos_embed)).mean(1))
-
-        return Mean(shape, num_classes, self.width)
-
-
-@every_method
-def test_networks_that_are_not_transformers_are_rejected(method):
-    for model in (None, Averaging()):
-        with pytest.raises(ConfigError, match="needs a vision transformer built like timm's"):
-            stream(method, model=model)
-    adapted = AdaptedTransformer(lora=LoRA(rank=2))
-    with pytest.raises(ConfigError, match=r"model\.lora\.rank: must be 0"):
-        stream(method, model=adapted)
 
 
 @pytest.mark.parametrize(
@@ -388,48 +246,4 @@ def test_model_or_tasks_that_do_not_fit_are_rejected(method, message):
         stream(method, model=VIT)
 
 
-@pytest.mark.parametrize(
-    ("method", "changes", "message"),
-    [
-        (POOL, dict(selected=5), r"selected=5: must be at most algorithm\.pool=4"),
-        (DUAL, dict(task_layers=(0, 1)), r"task_layers=\[0, 1\]: must be other blocks"),
-        (DUAL, dict(task_layers=(1, 1)), r"task_layers=\[1, 1\]: must be a non-empty list"),
-        (CODA, dict(length=3), "length=3: must be an even number"),
-    ],
-)
-def test_contradictory_options_are_rejected(method, changes, message):
-    with pytest.raises(ConfigError, match=message):
-        replace(method, **changes)
-
-
 # --- timm
-
-
-@pytest.mark.parametrize("row", PROMPTED, ids=lambda row: row.cls.__name__)
-def test_timm_transformer_learns_its_tasks(row):
-    pytest.importorskip("timm")
-    model = Timm(name="test_vit", weights=None, image_size=32)
-    simulation = stream(
-        row.make(), model=model, sizes=(4, 5), scenario=replace(TWO_TASKS, rounds_per_task=1)
-    )
-    params = simulation.initial_state().server["params"]
-    state = play(simulation, 2)
-    assert {name.partition(".")[0] for name in params} >= {"prompts", "keys", "classifier"}
-    assert all(not torch.equal(state.server["params"][k], params[k]) for k in params)
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        "resnet18",
-        "vit_small_patch16_dinov3",
-        "deit3_small_patch16_224",
-        "vit_srelpos_small_patch16_224",
-    ],
-)
-def test_timm_networks_with_another_structure_are_rejected(name):
-    timm = pytest.importorskip("timm")
-    if not timm.is_model(name):
-        pytest.skip(f"this timm has no {name}")
-    with pytest.raises(ConfigError, match="needs a vision transformer built like timm's"):
-        stream(POOL, model=Timm(name=name, weights=None, image_size=32))

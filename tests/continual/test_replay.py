@@ -40,41 +40,6 @@ def test_class_balanced_equals_hand_calculation():
     assert Counter(LABELS[third].tolist()) == {0: 3, 1: 3, 2: 3, 3: 3}
 
 
-def test_class_balanced_buffer_draws_repeated_classes_uniformly():
-    """Two classes in three tasks, with ten examples each per task, and a third class in the last
-    task; size 8. After task 2, a class has 8 // 2 = 4 places and 20 examples, so each is kept with
-    probability 1/5. After task 3, it has 8 // 3 = 2 places: for 30 examples the probability is
-    1/15, and for class 1, which is not in task 3, 1/10 for 20 examples. In 3,000 draws, a count has
-    a standard deviation of at most sqrt(3000 * 0.16) = 22."""
-    labels = np.concatenate([np.arange(40) % 2, np.zeros(10, int), np.full(10, 2)])
-    parts, draws = [np.arange(20), np.arange(20, 40), np.arange(40, 60)], 3000
-    second, third = np.zeros(60), np.zeros(60)
-    for seed in range(draws):
-        _, _, now = fill_buffers(parts, labels, 8, "class_balanced", np.random.default_rng(seed))
-        *_, last = fill_buffers(
-            [*parts, parts[0][:0]], labels, 8, "class_balanced", np.random.default_rng(seed)
-        )
-        assert (len(now), len(last)) == (8, 6)
-        second[now] += 1
-        third[last] += 1
-    assert np.abs(second[:40] - draws / 5).max() < 5 * 22
-    probability = np.select([labels == 0, labels == 1], [1 / 15, 1 / 10], 1 / 5)
-    assert np.abs(third - draws * probability).max() < 5 * 22
-    assert not second[40:].any()
-
-
-def test_class_balanced_keeps_the_first_of_a_shuffle():
-    """Without a common class, the buffer contains the first size // classes examples of each class
-    in the shuffled order of its task."""
-    rng = np.random.default_rng(5)
-    orders = [rng.permutation(part) for part in PARTS]
-    held = fill_buffers(PARTS, LABELS, 13, "class_balanced", np.random.default_rng(5))
-    for tasks, places in ((1, 6), (2, 3)):
-        shuffled = np.concatenate(orders[:tasks])
-        first = [shuffled[LABELS[shuffled] == c][:places] for c in range(2 * tasks)]
-        assert held[tasks].tolist() == sorted(np.concatenate(first).tolist())
-
-
 def test_reservoir_is_uniform():
     """One of the four examples of two tasks, 4,000 draws: each is kept 1,000 times on average, with
     a standard deviation of sqrt(4000 / 4 * 3 / 4) = 27. With an off-by-one error, an example of the
@@ -113,13 +78,3 @@ def test_clients_train_on_their_buffers():
                 after.counts[client].tolist()
                 == np.bincount(after.labels[both], minlength=10).tolist()
             )
-
-
-def test_buffer_depends_only_on_the_partition_seed():
-    first, again = (
-        federations("scenario.replay=12", "seed=3"),
-        federations("scenario.replay=12", "seed=3"),
-    )
-    other = federations("scenario.replay=12", "seed=4")
-    assert [part.tolist() for part in first[2].parts] == [part.tolist() for part in again[2].parts]
-    assert [part.tolist() for part in first[2].parts] != [part.tolist() for part in other[2].parts]

@@ -5,10 +5,8 @@ import pytest
 import torch
 
 from fedexp.config.build import build
-from fedexp.core.errors import ConfigError
 from fedexp.data.augment import rotate_images
 from fedexp.training.division import divide
-from fedexp.training.prepare import prepare
 from fedexp_continual.data.rotations import Rotations
 from test_tasks import Loads, images
 from toy_federation import composed
@@ -73,23 +71,3 @@ def test_validation_image_is_never_trained_on(withheld):
             part.federation.shared,
         ]
         assert not held & set((np.concatenate(used) % size).tolist())
-
-
-def test_rotations_reject_validation_per_client():
-    lines = "scenario=rotations", "validation.fraction=0.1", "validation.per_client=true"
-    with pytest.raises(ConfigError, match="per_client=true: with scenario=rotations"):
-        prepare(build(composed(*lines)))
-
-
-def test_equal_angles_are_rejected():
-    with pytest.raises(
-        ConfigError, match=r"scenario.angles=\[0.0, 360.0\]: must be different angles"
-    ):
-        rotations([0.0, 360.0])
-
-
-def test_rotations_reject_texts():
-    loads = Loads(images())
-    loads.data = type("Text", (), {"name": "novels"})()
-    with pytest.raises(ConfigError, match=r"scenario=rotations: .* novels contains texts"):
-        rotations([0.0]).sequence(loads, np.random.default_rng(0))

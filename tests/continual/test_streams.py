@@ -11,17 +11,14 @@ from continual_rows import STREAM
 from fedexp.algorithms.feddmc import FedDMC
 from fedexp.algorithms.fedlwf import FedLwF
 from fedexp.algorithms.fedmultihead import FedMultiHead
-from fedexp.analysis.run_table import task_measures
 from fedexp.config.build import build
 from fedexp.core.errors import ConfigError
 from fedexp.data.types import Task
 from fedexp.metrics.tasks import TaskHistory
-from fedexp.rundir.reader import RunDirectory
 from fedexp.training.division import divide
 from fedexp_continual.algorithms.glfc import GLFC
 from fedexp_continual.algorithms.target import TARGET
 from fedexp_continual.data.streams import blur_tasks, draw_orders
-from test_views import full_run
 from toy_federation import composed, make_simulation, play, play_round
 
 TASKS = [Task(f"task {t}", (t,), np.arange(20 * t, 20 * t + 20)) for t in range(3)]
@@ -40,11 +37,6 @@ def test_blur_moves_a_share_of_each_task_to_other_tasks():
         }
         assert (np.diff(task.train) > 0).all()
     assert sorted(np.concatenate([task.train for task in found])) == list(range(60))
-
-
-def test_blur_needs_several_tasks():
-    with pytest.raises(ConfigError, match=r"scenario\.blur=0\.3: must be 0 if there is only one"):
-        blur_tasks(TASKS[:1], 0.3, np.random.default_rng(0))
 
 
 def test_task_orders_are_balanced():
@@ -136,23 +128,6 @@ def test_validation_example_counts_for_its_original_task(per_client):
     assert 0.1 < (stage != of_validation).mean() < 0.3
 
 
-def test_run_with_client_task_orders_reports_metrics_in_each_order(tmp_path):
-    """Two tasks and five clients: the values follow from tasks.csv for each client, and the report
-    has the same values."""
-    scenario = replace(STREAM, order="per_client", blur=0.1)
-    simulation = make_simulation(scenario=scenario, sizes=(3, 4, 5), participation=1.0)
-    _, summary = full_run(simulation, tmp_path)
-    a = np.array([end["accuracies"] for end in summary["tasks"]])
-    orders = [[task - 1 for task in order] for order in summary["task_orders"]]
-    assert sorted(map(tuple, orders))[0] == (0, 1)
-    assert sorted(map(tuple, orders))[-1] == (1, 0)
-    forgetting = np.mean([a[0, order[0]] - a[1, order[0]] for order in orders])
-    assert summary["task_forgetting"] == pytest.approx(forgetting, abs=1e-12)
-    measured = task_measures(RunDirectory(tmp_path), ["forgetting_from_learning", "last_accuracy"])
-    assert measured["forgetting_from_learning"] == pytest.approx(forgetting, abs=1e-12)
-    assert measured["last_accuracy"] == pytest.approx(a[1].mean(), abs=1e-12)
-
-
 DMC = FedDMC(
     targets="split",
     student="initial",
@@ -186,12 +161,3 @@ def test_methods_for_separate_tasks_reject_replay_buffer():
         simulation = make_simulation(algorithm, **given)
         state = play(simulation, 3)
         assert 0 < play_round(simulation, state).train_loss < 10
-
-
-@pytest.mark.parametrize(
-    ("changed", "key"),
-    [({"blur": 1.0}, "scenario.blur"), ({"blur": -0.1}, "blur"), ({"order": "own"}, "per_client")],
-)
-def test_invalid_stream_options_are_rejected(changed, key):
-    with pytest.raises(ConfigError, match=key):
-        replace(STREAM, **changed)

@@ -76,6 +76,17 @@ model=torchvision model.freeze=[layer9] => model.freeze=layer9 | nearest: 'layer
 model=torchvision model.name=vit_b_32 => cannot process images of 1 x 8 x 8 | 224
 algorithm=feddyn server.optimizer=adam => server.optimizer=adam: cannot be used with FedDyn
 local.warmup=30 => local.warmup=30 | less than the number of rounds, 30
+local.schedule=cos local.lr_min=1 => local.schedule=cos | nearest: 'cosine'
+local.lr_min=1 => local.lr_min=1 | at most local.lr
+local.optimizer=nesterov local.momentum=0 => local.momentum=0 | nesterov
+local.optimizer=adam local.keep_optimizer=true => local.keep_optimizer=True | adam
+algorithm=scaffold local.optimizer=adam => local.optimizer=adam | Scaffold
+server.lr=0.5 => server.lr=0.5: must be omitted unless server.optimizer is set
+server.optimizer=adam server.momentum=0.5 => server.momentum=0.5: must be 0
+algorithm=lwf scenario=class_incremental server.optimizer=adam => paradigm=centralized has one
+algorithm=cfed scenario=class_incremental => CFeD needs unlabelled examples | surrogate.fraction=0.1
+algorithm=fedlwf => FedLwF
+algorithm=l2p scenario=class_incremental partition=iid => transformer
 tracker=[wandb,tensorbord] => tracker=tensorbord | nearest: 'tensorboard'
 """
 
