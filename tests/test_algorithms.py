@@ -26,6 +26,7 @@ from fedexp.algorithms.fedka import FedKA
 from fedexp.algorithms.fedkd import FedKD
 from fedexp.algorithms.fedlc import FedLC
 from fedexp.algorithms.fedlmd import FedLMD
+from fedexp.algorithms.fedlwf import FedLwF
 from fedexp.algorithms.fednova import FedNova
 from fedexp.algorithms.fedntd import FedNTD
 from fedexp.algorithms.fedpac import FedPAC
@@ -53,7 +54,7 @@ from fedexp.testing import assert_engines_agree, assert_equal, record
 from fedexp.training.rounds import play_round
 from fedexp.training.simulation import Simulation
 from fedexp.training.state import State
-from method_rows import Row, declared
+from method_rows import Row, declared, stream
 from toy_federation import (
     DRAWN,
     ENGINES,
@@ -600,18 +601,66 @@ def test_fedntd_is_finite_for_extreme_logits(row, dtype):
     assert torch.autograd.grad(loss, student)[0].isfinite().all()
 
 
-def test_fedprox_gradient_is_mu_times_distance():
-    """w_{i+1} = w_i - lr * (grad CE(w_i) + mu * (w_i - w_0))."""
-    local, mu = replace(LOCAL, epochs=3, momentum=0.0, weight_decay=0.0), 0.7
-    simulation = make_simulation(FedProx(mu=mu), local=local, sizes=(10,), participation=1.0)
-    state, runtime = simulation.initial_state(), simulation.runtime
-    (schedule,) = assemble(simulation, state, 1).schedules
-    start = w = state.server["params"]
-    for batch in ScheduledData(runtime, schedule).batches():
+# --- whole rounds against a plain loop
 
-        def loss(p, batch=batch):
-            return F.cross_entropy(runtime.net(p, batch.x).logits, batch.y)
 
-        grads = torch.func.grad(loss)(w)
-        w = {k: w[k] - local.lr * (grads[k] + mu * (w[k] - start[k])) for k in w}
-    assert_equal(play(simulation, 1).server["params"], w, atol=1e-12)
+def distilled(old, z):
+    """Return -sum_i softmax(old / 2)_i log softmax(z / 2)_i, averaged over the batch."""
+    return -(F.softmax(old / 2, 1) * F.log_softmax(z / 2, 1)).sum(1).mean()
+
+
+# name -> algorithm, what its clients add to the cross-entropy: f(logits, teacher's logits, labels)
+PLAIN_LOOPS: dict[str, tuple[FedAvg, Any]] = {
+    "FedAvg": (FedAvg(), lambda z, t, y: 0),
+    "FedProx": (FedProx(mu=0.7), lambda z, t, y: 0),
+    "Scaffold": (Scaffold(divisor="steps", variates="uniform"), lambda z, t, y: 0),
+    "FedKD": (FedKD(beta=0.5, tau=2.0), lambda z, t, y: 0.5 * 4 * kl(t, z, 2.0)),
+    "FedNTD": (
+        FedNTD(**NTD | {"tau": 2.0}),
+        lambda z, t, y: 4 * kl(without_label(t, y), without_label(z, y), 2.0),
+    ),
+    "FedLwF": (FedLwF(lambda_d=0.5, temperature=2.0), lambda z, t, y: 0.5 * distilled(t, z)),
+}
+
+
+@pytest.mark.parametrize("name", PLAIN_LOOPS)
+def test_two_rounds_equal_a_plain_loop(name):
+    """Momentum SGD with weight decay from the received model, then a mean weighted by n_k. The
+    teacher is the received model, or with FedLwF, the model after the first task."""
+    algorithm, term = PLAIN_LOOPS[name]
+    simulation = stream(algorithm) if name == "FedLwF" else make_simulation(algorithm)
+    state = play(simulation, 2)
+    old, start, net = state.server["params"], state.server["params"], simulation.runtime.net
+    clients = simulation.settings.num_clients
+    variates = {k: v["c"] for k, v in state.clients.items()} if name == "Scaffold" else {}
+    zeros = tree.zeros_like(start)
+    mean = state.server.get("c", zeros)
+    for number in (3, 4):
+        cohort, lr, models = assemble(simulation, state, number), simulation.lr_at(number), []
+        moved = mean
+        for client, schedule in zip(cohort.clients, cohort.schedules, strict=True):
+            w, memory, own = start, zeros, variates.get(client, zeros)
+            for batch in ScheduledData(simulation.runtime, schedule).batches():
+                teacher = net(old if name == "FedLwF" else start, batch.x).logits
+
+                def loss(p, batch=batch, teacher=teacher, start=start):
+                    z = net(p, batch.x).logits
+                    far = sum(((p[k] - start[k]) ** 2).sum() for k in p)
+                    pull = 0.35 * far if name == "FedProx" else 0
+                    return F.cross_entropy(z, batch.y) + term(z, teacher, batch.y) + pull
+
+                grads = torch.func.grad(loss)(w)
+                changed = {k: grads[k] - own[k] + mean[k] + 1e-3 * w[k] for k in w}
+                memory = {k: 0.9 * memory[k] + changed[k] for k in w}
+                w = {k: w[k] - lr * memory[k] for k in w}
+            models.append(w)
+            if name == "Scaffold":
+                new = {k: (start[k] - w[k]) / (lr * schedule.steps) for k in w}
+                moved = {k: moved[k] + (new[k] - mean[k]) / clients for k in w}
+                variates[client] = {k: own[k] + new[k] - mean[k] for k in w}
+        mean, parts = moved, simulation.stage_of(number).federation.parts
+        sizes = [len(parts[client]) for client in cohort.clients]
+        pairs = list(zip(sizes, models, strict=True))
+        start = {k: sum(n * w[k] for n, w in pairs) / sum(sizes) for k in start}
+        state.advance(play_round(simulation, state))
+        assert_equal(state.server["params"], start, atol=1e-12)

@@ -14,8 +14,6 @@ from fedexp.algorithms.base import FedAvg
 from fedexp.algorithms.fedalign import FedAlign, spectral_norm
 from fedexp.algorithms.feddf import FedDF
 from fedexp.algorithms.fedka import FedKA
-from fedexp.algorithms.fedkd import FedKD
-from fedexp.algorithms.fedntd import FedNTD
 from fedexp.algorithms.fedreg import FedReg
 from fedexp.algorithms.flashback import (
     Flashback,
@@ -50,14 +48,6 @@ from toy_federation import (
 )
 
 # --- FedKD
-
-
-def test_fedkd_equals_fedntd_with_lambda_zero():
-    ntd = FedNTD(
-        beta=0.7, tau=2.0, lambda_=0.0, distance="kl", tau_squared=True, mse_reduction="sum"
-    )
-    models = [play(make_simulation(a)).server["params"] for a in (FedKD(beta=0.7, tau=2.0), ntd)]
-    assert_close(*models)
 
 
 # --- Flashback
