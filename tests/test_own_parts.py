@@ -351,3 +351,9 @@ def test_keeps_without_its_base_class_is_rejected():
     """Without the base, the hook would never be called, and the run would be FedAvg."""
     with pytest.raises(ConfigError, match=r"defines keeps.*mixins\.KeepsPart"):
         type("Unrelated", (FedAvg,), {"keeps": lambda self, name: True})
+
+
+@pytest.mark.parametrize("body", [{"__annotations__": {"epochs": int}}, {"epochs": 3}])
+def test_field_with_the_name_of_a_hook_is_rejected(body):
+    with pytest.raises(ConfigError, match=r"Longer has a field epochs, but `epochs` is a hook"):
+        type("Longer", (FedAvg,), body)

@@ -11,6 +11,7 @@ they receive. Their arguments are described in interfaces.py. mixins.py has base
 whose clients keep a part of the model or do not train.
 """
 
+import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Self
 
@@ -155,8 +156,15 @@ class FedAvg(Checked, prefix="algorithm."):
     paradigm: str = "federated"  # or "centralized": one client holds all training data
 
     def __init_subclass__(cls, **options: Any) -> None:
-        """Raise ConfigError if a subclass defines `keeps` without the base class that calls it."""
+        """Raise ConfigError if a hook would not be called, or if a field hides a hook."""
         super().__init_subclass__(**options)
+        for name in (*vars(cls), *vars(cls).get("__annotations__", ())):
+            hides = inspect.isfunction(vars(FedAvg).get(name))
+            if hides and not callable(vars(cls).get(name)):
+                raise ConfigError(
+                    f"algorithm: {cls.__name__} has a field {name}, but `{name}` is a hook; rename"
+                    " the field"
+                )
         if "keeps" in vars(cls) and not hasattr(cls, "kept_part"):
             raise ConfigError(
                 f"algorithm: {cls.__name__} defines keeps, a hook of KeepsPart; it must inherit"
