@@ -100,33 +100,20 @@ def test_cutout_at_every_position_is_a_clipped_square():
     assert (out[0] == 0).sum() == 3 * 9
 
 
-def test_fedntd_cutout_covers_eight_rows_above_its_centre_and_seven_below():
-    draws = torch.tensor([[0, 0, 0, 16, 20, 0]])
-    hole = fast(make_images(1), draws, Augmentation(**{**OFF, "cutout": 16}))[0, 0] == 0
-    rows, cols = hole.any(1).nonzero().flatten(), hole.any(0).nonzero().flatten()
-    assert rows.tolist() == list(range(8, 24))
-    assert cols.tolist() == list(range(12, 28))
-
-
-@pytest.mark.parametrize("degrees", [-180.0, -90.0, -15.0, -0.4, 0.0, 3.7, 15.0, 90.0])
-@pytest.mark.parametrize("side", [28, 33])
-def test_rotation_equals_torchvision(degrees, side):
-    aug = Augmentation(**{**OFF, "rotation": 180.0})
-    images = make_images(3, side=side)
-    draws = torch.zeros(3, DRAWS, dtype=torch.int64)
-    draws[:, ANGLE] = round(degrees * 1000)
+@pytest.mark.parametrize(
+    ("options", "side"),
+    [
+        ({**OFF, "rotation": 180.0}, 28),
+        ({**OFF, "rotation": 15.0}, 33),
+        ({**CIFAR, "rotation": 15.0}, 32),  # the hole of FedNTD: eight rows up, seven down
+    ],
+)
+def test_rotation_and_all_transforms_equal_torchvision(options, side):
+    aug, images = Augmentation(**options), make_images(40, side=side)
+    draws = torch.from_numpy(aug.draw(np.random.default_rng(3), 40, side, side))
     expected = one_by_one(images, draws, aug)
     different = (fast(images, draws, aug) - expected).abs().amax(1) > 1e-4
     # two float32 formulas may round a source position on an edge differently
-    assert different.float().mean() < 0.003
-
-
-def test_all_transforms_equal_torchvision():
-    aug = Augmentation(**{**CIFAR, "rotation": 15.0})
-    images = make_images(40)
-    draws = torch.from_numpy(aug.draw(np.random.default_rng(3), 40, 32, 32))
-    expected = one_by_one(images, draws, aug)
-    different = (fast(images, draws, aug) - expected).abs().amax(1) > 1e-4
     assert different.float().mean() < 0.003
 
 
@@ -180,8 +167,7 @@ def test_float32_and_bfloat16_are_close_to_float64():
 def test_random_draws_cover_their_whole_range():
     aug = Augmentation(**{**CIFAR, "rotation": 0.01})
     draws = aug.draw(np.random.default_rng(0), 4000, 20, 24)
-    assert draws.dtype == np.int64
-    assert draws.shape == (4000, DRAWS)
+    assert np.array_equal(draws[:50], aug.draw(np.random.default_rng(0), 50, 20, 24))
     for column, values in {
         DY: range(9),
         DX: range(9),
@@ -208,11 +194,3 @@ def test_augmentation_on_a_gpu_equals_the_cpu():
     draws = torch.from_numpy(aug.draw(np.random.default_rng(0), 50, 32, 32))
     on_gpu = load_batch(images.cuda(), torch.arange(50).cuda(), draws.cuda(), aug, NORMALISE).cpu()
     assert ((on_gpu - fast(images, draws, aug)).abs() > 1e-5).float().mean() < 0.003
-
-
-def test_draws_are_reproducible_for_any_number_of_examples():
-    aug = Augmentation(**CIFAR)
-    first, again, longer = (aug.draw(np.random.default_rng(7), n, 32, 32) for n in (50, 50, 80))
-    assert np.array_equal(first, again)
-    assert np.array_equal(first, longer[:50])
-    assert not np.array_equal(first, aug.draw(np.random.default_rng(8), 50, 32, 32))

@@ -10,13 +10,10 @@ import torch
 from torch import nn
 
 from fedexp.algorithms.base import FedAvg
-from fedexp.algorithms.fedexp_step import FedExPStep
-from fedexp.algorithms.local_training import LocalTraining
 from fedexp.core import tree
 from fedexp.core.errors import ConfigError
 from fedexp.engine.network import seeded_torch
-from fedexp.metrics.analysis import WeightDivergence
-from fedexp.models.own import Headed, OwnModel, Reading
+from fedexp.models.own import OwnModel, Reading
 from fedexp.models.pretrained import (
     IMAGENET_MEAN,
     IMAGENET_STD,
@@ -33,7 +30,6 @@ from toy_federation import (
     ENGINES,
     LOCAL,
     SIZES,
-    assemble,
     engines_compared,
     first_of_each_class,
     make_simulation,
@@ -86,15 +82,9 @@ def test_splitting_off_the_head_keeps_the_outputs():
         split = Own(head="fc").build((1, 6, 6), 4)
     x = torch.randn(5, 1, 6, 6)
     output = split(x)
+    features = whole.inner(whole.stem(x).relu().mean((2, 3))).relu()
     torch.testing.assert_close(output.logits, whole(x), rtol=0, atol=0)
-    torch.testing.assert_close(
-        output.features, whole.inner(whole.stem(x).relu().mean((2, 3))).relu(), rtol=0, atol=0
-    )
-    assert isinstance(split, Headed)
-    assert {k for k, _ in split.named_parameters() if k.startswith("classifier")} == {
-        "classifier.weight",
-        "classifier.bias",
-    }
+    torch.testing.assert_close(output.features, features, rtol=0, atol=0)
     assert split.training
 
 
@@ -136,10 +126,10 @@ class Idle(Net):
 
 
 @engines_compared
-@pytest.mark.parametrize(("optimizer", "decay"), [("sgd", 0.0), ("sgd", 0.1), ("adam", 0.1)])
-def test_unused_parameters_have_a_zero_gradient(optimizer, decay, engines):
-    """They do not change, except by weight decay, as in torch.optim with a zero gradient."""
-    local = replace(LOCAL, optimizer=optimizer, weight_decay=decay)
+@pytest.mark.parametrize("decay", [0.0, 0.1])
+def test_unused_parameters_have_a_zero_gradient(decay, engines):
+    """They change only by weight decay, as in torch.optim with a zero gradient."""
+    local = replace(LOCAL, weight_decay=decay)
     simulation = make_simulation(model=FastOf(make=Idle), local=local)
     states = [play(replace(simulation, engine=ENGINES[engine]), 1) for engine in engines]
     for other in states[1:]:
@@ -147,28 +137,7 @@ def test_unused_parameters_have_a_zero_gradient(optimizer, decay, engines):
     start, end = (
         each["network.idle.weight"] for each in (simulation.initial, states[0].server["params"])
     )
-    schedules = assemble(simulation, simulation.initial_state(), 1).schedules
-    shares = torch.tensor([schedule.examples for schedule in schedules], dtype=torch.float64)
-    moved = torch.stack([decayed(start, schedule.steps, local) for schedule in schedules])
-    expected = torch.einsum("k,k...->...", shares / shares.sum(), moved)
-    torch.testing.assert_close(end, expected, rtol=0, atol=1e-12)
-    assert torch.equal(end, start) == (decay == 0)
-
-
-def decayed(start: torch.Tensor, steps: int, local: LocalTraining) -> torch.Tensor:
-    """Return a parameter after this many steps of torch.optim with a zero gradient."""
-    parameter = nn.Parameter(start.clone())
-    parameter.grad = torch.zeros_like(parameter)
-    options: dict[str, Any] = {"lr": local.lr_at(1), "weight_decay": local.weight_decay}
-    if local.optimizer == "sgd":
-        stepping: torch.optim.Optimizer = torch.optim.SGD(
-            [parameter], momentum=local.momentum, **options
-        )
-    else:
-        stepping = torch.optim.Adam([parameter], **options)
-    for _ in range(steps):
-        stepping.step()
-    return parameter.detach()
+    assert torch.equal(end, start) if decay == 0 else (end.abs() < start.abs()).all()
 
 
 @pytest.mark.parametrize("engine", ["sequential", pytest.param("workers", marks=pytest.mark.slow)])
@@ -202,35 +171,18 @@ class Single(Net):
         return self.scale * super().forward(x)
 
 
-@pytest.mark.parametrize("algorithm", [FedAvg(), FedExPStep(eps=1e-3)])
-def test_scalar_tensors_are_averaged(algorithm):
+def test_scalar_tensors_are_averaged():
     """The mean of the local scales s_k and running means m_k is sum_k p_k s_k and sum_k p_k m_k,
-    where p_k are the clients' shares of the examples. FedExP multiplies the step of all parameters
-    by one eta."""
-    simulation = make_simulation(
-        algorithm,
-        model=Of(make=Single),
-        participation=1.0,
-        analysis=WeightDivergence(rounds=None, every=1),
-    )
-    start, result = simulation.initial, play_round(simulation, simulation.initial_state())
+    where p_k are the clients' shares of the examples."""
+    simulation = make_simulation(model=Of(make=Single), participation=1.0)
+    result = play_round(simulation, simulation.initial_state())
     trained = train(simulation.engine, simulation, simulation.initial_state())
     p = torch.tensor(SIZES, dtype=torch.float64) / sum(SIZES)
-    local, new = trained.messages["params"], result.server
-    torch.testing.assert_close(
-        new["buffers"]["network.mean"], p @ trained.buffers["network.mean"], rtol=0, atol=1e-12
-    )
-    mean = {name: torch.einsum("k,k...->...", p, leaf) for name, leaf in local.items()}
-    scale = "network.scale"
-    eta = (new["params"][scale] - start[scale]) / (mean[scale] - start[scale])
-    assert eta.shape == ()
-    assert isinstance(algorithm, FedExPStep) or float(eta) == pytest.approx(1)
-    expected = {name: start[name] + eta * (mean[name] - start[name]) for name in start}
-    torch.testing.assert_close(new["params"], expected, rtol=0, atol=1e-12)
-    rows = {
-        row["layer"]: row for row in result.analyses["weight_divergence.csv"] if row["client"] == 3
-    }
-    assert rows["network"]["l1"] == pytest.approx(abs(float(local[scale][3] - start[scale])))
+    for found, local in (
+        (result.server["buffers"]["network.mean"], trained.buffers["network.mean"]),
+        (result.server["params"]["network.scale"], trained.messages["params"]["network.scale"]),
+    ):
+        torch.testing.assert_close(found, p @ local, rtol=0, atol=1e-12)
 
 
 class Rehearsing(FedAvg):

@@ -2,7 +2,6 @@
 
 import copy
 import json
-import os
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +14,6 @@ import torch.nn.functional as F
 from omegaconf import OmegaConf
 from torch.func import functional_call, grad, vmap
 
-from fedexp.config.build import build
 from fedexp.core.errors import ConfigError
 from fedexp.data.text import (
     PAD,
@@ -34,7 +32,6 @@ from fedexp.models.textcnn import TextCNN, dropout_mask
 from fedexp.training.division import PublicSet
 from toy_federation import composed
 
-OPTIONS = ("thucnews", "sogoucs", "sina2019")
 SMALL = TextCNN(filters=5, heights=(1, 3), hidden=4, dropout=0.25, dimension=3)
 
 
@@ -90,6 +87,7 @@ TXT = {"train_txt": "北京新闻大\t1\n 京 \t0\n", "test_txt": "闻x\t0\n", "
 
 
 def test_txt_files_with_class_numbers_are_read(tmp_path):
+    """Also with byte order marks and blank lines."""
     write(tmp_path, **TXT)
     data = dataset(tmp_path).load()
     assert data.classes == ("sport", "game")
@@ -98,20 +96,9 @@ def test_txt_files_with_class_numbers_are_read(tmp_path):
     assert (data.y_train.tolist(), data.y_test.tolist()) == ([1, 0], [0])
     assert (data.x_train.dtype, data.y_train.dtype) == (torch.int32, torch.int64)
     assert data.shape == TextShape(4, 6, None)
-    assert data.name == "news"
-
-
-def test_byte_order_marks_and_blank_lines_are_ignored(tmp_path):
-    write(
-        tmp_path,
-        train_txt="\ufeffa\t0\r\n\r\nb\t1\r\n",
-        test_txt="\ufeffb\t1",
-        class_txt="\ufeffx\r\ny\r\n",
-    )
-    data = dataset(tmp_path).load()
-    assert data.vocabulary == ("a", "b", UNK, PAD)
-    assert data.classes == ("x", "y")
-    assert data.y_train.tolist() == [0, 1]
+    marked = {name: "\ufeff" + text.replace("\n", "\r\n\r\n") for name, text in TXT.items()}
+    write(tmp_path / "marked", **marked)
+    assert torch.equal(dataset(tmp_path / "marked").load().x_train, data.x_train)
 
 
 @pytest.mark.parametrize(
@@ -132,31 +119,22 @@ def test_csv_files_with_class_names_are_read(content, tmp_path):
     assert data.y_test.tolist() == [1, 0]
 
 
-def test_csv_files_with_class_numbers_are_read(tmp_path):
-    write(tmp_path, train_csv="body,label\na,1\nb,0\n", test_csv="body,label\na,1\n")
-    assert dataset(tmp_path).load().classes == ("0", "1")
-    data = dataset(tmp_path, classes=("x", "y", "z")).load()
-    assert (data.classes, data.y_train.tolist()) == (("x", "y", "z"), [1, 0])
-
-
-def test_listed_classes_may_look_like_missing_labels_or_numbers(tmp_path):
-    content = "body,label\na,nan\nb,-1\n"
+@pytest.mark.parametrize(
+    ("labels", "listed", "classes", "numbers"),
+    [
+        ("1 0", None, ("0", "1"), [1, 0]),
+        ("1 0", ("x", "y", "z"), ("x", "y", "z"), [1, 0]),
+        ("nan -1", ("-1", "nan"), ("-1", "nan"), [1, 0]),
+        ("10.0 2.0", None, ("2.0", "10.0"), [1, 0]),  # in the order of numbers
+        ("y x", ("y", "x"), ("y", "x"), [0, 1]),
+    ],
+)
+def test_labels_are_numbers_or_names_of_classes(labels, listed, classes, numbers, tmp_path):
+    first, second = labels.split()
+    content = f"body,label\na,{first}\nb,{second}\n"
     write(tmp_path, train_csv=content, test_csv=content)
-    assert dataset(tmp_path, classes=("-1", "nan")).load().y_train.tolist() == [1, 0]
-    content = "body,label\na,10.0\nb,2.0\n"
-    write(tmp_path, train_csv=content, test_csv=content)
-    assert dataset(tmp_path).load().classes == ("2.0", "10.0")
-
-
-def test_class_order_can_be_set(tmp_path):
-    write(
-        tmp_path,
-        train_csv="body,label\na,y\nb,x\n",
-        test_csv="body,label\na,y\n",
-        class_txt="x\ny\n",
-    )
-    assert dataset(tmp_path).load().y_train.tolist() == [1, 0]
-    assert dataset(tmp_path, classes=("y", "x")).load().y_train.tolist() == [0, 1]
+    data = dataset(tmp_path, classes=listed).load()
+    assert (data.classes, data.y_train.tolist()) == (classes, numbers)
 
 
 def test_files_of_the_cfed_release_are_read(tmp_path):
@@ -228,16 +206,11 @@ def test_surrogate_texts_have_no_labels_and_no_test_set(tmp_path):
 # ---- vocabulary and vectors ----
 
 
-def test_vocabulary_has_the_most_frequent_characters():
+def test_vocabulary_has_the_most_frequent_characters(tmp_path):
     assert most_frequent(["bbac", "cd"], 3) == ("b", "c", "a")
     assert encode(["cab", ""], ("b", "c", UNK, PAD), 2).tolist() == [[1, 2], [3, 3]]
-
-
-def test_vocabulary_of_the_training_texts_is_limited(tmp_path):
     write(tmp_path, train_txt="aab\t0\n", test_txt="cc\t0\n", class_txt="x\n")
-    data = dataset(tmp_path, max_words=1).load()
-    assert data.vocabulary == ("a", UNK, PAD)
-    assert data.x_train.tolist() == [[0, 0, 1, 2]]
+    assert dataset(tmp_path, max_words=1).load().vocabulary == ("a", UNK, PAD)
 
 
 def test_vocabulary_and_vectors_are_read_from_files(tmp_path):
@@ -355,19 +328,6 @@ def test_long_articles_are_read(tmp_path):
     assert dataset(tmp_path).load().vocabulary == ("长", UNK, PAD)
 
 
-# ---- options ----
-
-
-@pytest.mark.parametrize("option", OPTIONS)
-def test_options_have_the_protocol_of_cfed(option):
-    built = build(composed(f"dataset={option}"))
-    source, settings, local = built.dataset, built.settings, built.local
-    assert (source.name, source.length, source.max_words) == (option, 32, 10_000)
-    assert (settings.num_clients, settings.cohort_size, settings.rounds) == (100, 10, 20)
-    assert (local.optimizer, local.batch_size, local.epochs) == ("adam", 10, 10)
-    assert (local.lr_decay, local.weight_decay) == (1, 0)
-
-
 # ---- draws ----
 
 
@@ -377,20 +337,14 @@ def test_dropout_keys_become_the_last_column(tmp_path):
     index = torch.tensor([[1, 0], [1, 1]])
     draws = torch.from_numpy(DropoutKeys().draw(np.random.default_rng(0), 4, 1, 2)).view(2, 2, 1)
     plain = data.inputs(data.x_train, index, None, None, torch.float32)
-    assert plain.dtype == torch.int64
     assert torch.equal(plain, data.x_train[index].long())
     keyed = data.inputs(data.x_train, index, draws, None, torch.float32)
     assert torch.equal(keyed, torch.cat([plain, draws], -1))
     mapped = vmap(lambda i, d: data.inputs(data.x_train, i, d, None, torch.float32))(index, draws)
     assert torch.equal(mapped, keyed)
-
-
-def test_dropout_keys_are_uniform():
     few, many = (DropoutKeys().draw(np.random.default_rng(3), n) for n in (10, 4000))
     assert np.array_equal(few, many[:10])
-    assert (many.shape, many.dtype) == ((4000, 1), np.int64)
     assert abs((many / 2**63).mean()) < 0.05
-    assert (many < 0).any()
     assert np.abs(many).max() > 0.99 * 2**63
 
 
@@ -416,30 +370,17 @@ def test_textcnn_has_the_expected_number_of_parameters(words, width, classes, co
     assert sum(p.numel() for p in model.parameters()) == count
 
 
-def test_embedding_starts_from_vectors():
+def test_initial_weights_are_vectors_or_xavier_normal():
     vectors = torch.randn(7, 6)
-    model = textcnn().build(TextShape(5, 7, vectors), 3)
-    assert torch.equal(model.embedding.weight, vectors)
-    with torch.no_grad():
-        model.embedding.weight.zero_()
-    assert vectors.abs().min() > 0  # its own copy
-    model = textcnn().build(TextShape(5, 500, None), 3)
-    assert model.embedding.weight.shape == (500, 300)
-    assert float(model.embedding.weight.detach().std()) == pytest.approx(1, abs=0.02)
-
-
-def test_initialisation_is_xavier_normal():
+    assert torch.equal(textcnn().build(TextShape(5, 7, vectors), 3).embedding.weight, vectors)
     model = textcnn().build(TextShape(32, 10, None), 9)
+    assert model.embedding.weight.shape == (10, 300)
     for layer, height in zip(model.convolutions, (2, 3, 4), strict=True):
         area = height * 300
         assert float(layer.weight.detach().std()) == pytest.approx(
             (2 / (area + 256 * area)) ** 0.5, rel=0.02
         )
-    assert float(model.hidden.weight.detach().std()) == pytest.approx(
-        (2 / (768 + 100)) ** 0.5, rel=0.02
-    )
-    for layer in (*model.convolutions, model.hidden, model.classifier):
-        assert not layer.bias.any()
+    assert not any(layer.bias.any() for layer in (*model.convolutions, model.classifier))
 
 
 def obvious(model, words: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -587,31 +528,3 @@ def test_vectorised_engine_uses_dropout_only_in_training():
     )
     torch.testing.assert_close(value, (trained - 3 * tested).detach())
     assert abs(float(trained - tested)) > 1e-3
-
-
-# ---- the real data ----
-
-
-@pytest.mark.data
-def test_real_thucnews_and_weibo_have_the_expected_texts():
-    data_dir = Path(os.environ.get("FEDEXP_DATA", "data")).absolute()
-    if not (data_dir / "thucnews" / "train.txt").exists():
-        pytest.skip(
-            f"{data_dir / 'thucnews'} is not there; set FEDEXP_DATA to the folder that has it"
-        )
-    data = build(composed("dataset=thucnews", f"data_dir='{data_dir}'")).dataset.load()
-    assert (data.x_train.shape, data.x_test.shape) == ((10_000, 32), (10_000, 32))
-    assert (
-        torch.bincount(data.y_train).tolist() == torch.bincount(data.y_test).tolist() == [1000] * 10
-    )
-    assert (data.classes[0], data.classes[9]) == ("finance", "entertainment")
-    assert decoded(data, data.x_train[:1]) == ["体验2D巅峰 倚天屠龙记十大创新概览".ljust(32, "_")]
-    assert (data.vocabulary[0], data.vocabulary[-2:]) == (" ", (UNK, PAD))
-    assert data.vectors.shape == (4762, 200)
-    assert float(data.vectors[0, 0]) == pytest.approx(0.11990029)
-    assert int((data.x_train == data.vocabulary.index(UNK)).sum()) == 29
-    weibo = build(composed("dataset=weibo", f"data_dir='{data_dir}'")).dataset.load(data)
-    assert weibo.x_train.shape == (3924, 32)
-    assert weibo.vocabulary == data.vocabulary
-    assert decoded(weibo, weibo.x_train[1:2]) == ["大闸蟹&amp;红宝石 幸福?！".ljust(32, "_")]
-    assert set(weibo.y_train.tolist()) == {-1}
