@@ -168,7 +168,10 @@ def finish(run: Run, callbacks: list[Callback], info: RunInfo) -> dict[str, Any]
     summary = summarise(run)
     if "hint" in summary:
         log.warning("algorithm=%s: %s", run.job.choices["algorithm"], summary["hint"])
-    pictures = write_results(run.directory, summary, run.built.figures)
+    look = run.built.figures
+    if run.job.sweep is not None and not run.built.tracker:
+        look = replace(look, draw=False)  # `fedexp figures <sweep>` draws them
+    pictures = write_results(run.directory, summary, look)
     for each in callbacks:
         each.finish(summary, pictures, final_tables(run.directory))
     if run.job.place.alone:
