@@ -36,8 +36,8 @@ dataset=image_folder => image_folder | dataset.root
 num_clients=${nothing} => num_clients | nothing
 algorithm=3 => group | algorithm=fedntd
 partition=[iid,lda] => must be one option of the group | algorithm=fedntd
---multrun seed=0,1 => unrecognized arguments: --multrun
---cfg nothing => argument --cfg/-c: invalid choice: 'nothing'
+--multrun seed=0,1 => fedexp: --multrun: no such flag (nearest: '--multirun'); flags: --help, --
+--cfg nothing => fedexp: argument --cfg/-c: invalid choice: 'nothing'
 alpha=[ => alpha=[
 rounds => rounds: is neither key=value nor a subcommand
 rounds=5;6 => rounds=5;6 | is not quoted, as in 'key="a;b"'
