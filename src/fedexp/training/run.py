@@ -36,7 +36,6 @@ from fedexp.training.resuming import (
     remove_failed_attempt,
     require_new,
     restore_state,
-    with_original_paths,
 )
 from fedexp.training.rounds import run_rounds
 from fedexp.training.rows import merge_values
@@ -55,7 +54,6 @@ def train_run(job: Job) -> dict[str, Any]:
     If a user error is found before the run starts, ConfigError is raised, and the run writes no
     files. If a user error is found later, RunFailed is raised.
     """
-    job = with_original_paths(job)
     built = build(job.config)
     for each in (*built.tracker, *built.callback):
         each.check()
