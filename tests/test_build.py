@@ -140,16 +140,6 @@ def test_seed_is_the_default_of_all_seeds():
     assert (seeds.partition, seeds.sampling, seeds.training) == (3, 5, 3)
 
 
-def test_overrides_set_values():
-    given = "alpha=0.3 algorithm=fedntd algorithm.tau=3 targets=[0.5,1] local.lr=0.2 dataset=mnist"
-    built = build(composed(*given.split()))
-    assert built.partition.alpha == 0.3
-    assert built.algorithm.tau == 3.0
-    assert isinstance(built.algorithm.tau, float)
-    assert built.settings.targets == [0.5, 1.0]
-    assert (built.local.lr, built.local.epochs) == (0.2, 3)  # epochs: mnist's own
-
-
 def test_dataset_sets_its_protocol():
     """`_self_` comes first in the defaults, so an option's values replace those in config.yaml."""
     digits, cifar = build(composed()), build(composed("dataset=cifar10"))

@@ -153,32 +153,6 @@ def test_empty_or_incompatible_options_are_one_message(arguments, message, here,
     assert list(here.iterdir()) == []
 
 
-def test_invalid_values_are_found_without_torch(tmp_path):
-    script = """
-import sys
-from fedexp.cli.main import main
-print(main(["rounds=0", "tracker=none", "local.lr=fast", "alpha=0.1"]), "torch" in sys.modules)
-"""
-    command = [sys.executable, "-c", script]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
-    assert done.stdout.splitlines() == ["2 False"]
-    assert done.stderr.splitlines() == [
-        "fedexp: local.lr=fast: must be a number",
-        "rounds=0: must be at least 1",
-    ]
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_values_that_need_torch_are_reported_with_the_others(here, capsys):
-    given = ["rounds=0", "tracker=none", "algorithm=fedprox", "algorithm.mu=-1"]
-    assert main.main(given) == 2
-    assert capsys.readouterr().err.splitlines() == [
-        "fedexp: rounds=0: must be at least 1",
-        "algorithm.mu=-1.0: must be finite and at least 0",
-    ]
-    assert list(here.iterdir()) == []
-
-
 def test_removed_working_directory_is_one_message(tmp_path, monkeypatch, capsys):
     (tmp_path / "gone").mkdir()
     monkeypatch.chdir(tmp_path / "gone")

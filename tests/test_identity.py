@@ -11,7 +11,6 @@ from typing import ClassVar
 import numpy as np
 import pytest
 import torch
-from omegaconf import OmegaConf
 
 from fedexp.algorithms.fedprox import FedProx
 from fedexp.algorithms.moon import Moon
@@ -188,29 +187,6 @@ def test_origin_lists_the_parts_of_a_run(tmp_path):
     assert origin.read(tmp_path)["identity"] == digest(VALUES)
     origin.write(tmp_path, VALUES, [8], part(0, "e"), resumed=False)
     assert json.loads((tmp_path / origin.NAME).read_text())["parts"] == [part(0, "e")]
-
-
-def test_resume_resolves_relative_paths_from_the_first_directory(tmp_path, monkeypatch):
-    """Paths that are given on the command line or no longer exist are not changed."""
-    for folder in ("there/photos", "there/data", "here/data"):
-        (tmp_path / folder).mkdir(parents=True)
-    run = tmp_path / "run"
-    run.mkdir()
-    monkeypatch.chdir(tmp_path / "there")
-    origin.write(run, VALUES, [8], part(), resumed=False)
-    monkeypatch.chdir(tmp_path / "here")
-    origin.write(run, VALUES, [8], part(), resumed=True)  # by a command from elsewhere
-    config = OmegaConf.create({"data_dir": "data", "dataset": {"root": "photos"}})
-
-    def paths(*typed):
-        found = origin.with_original_paths(config, run, typed)
-        return found.data_dir, found.dataset.root
-
-    there = tmp_path / "there"
-    assert paths() == (str(there / "data"), str(there / "photos"))
-    assert paths("data_dir") == ("data", str(there / "photos"))
-    (there / "photos").rmdir()
-    assert paths("data_dir") == ("data", "photos")
 
 
 # --- the commit

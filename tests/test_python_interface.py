@@ -793,40 +793,16 @@ def test_select_returns_the_runs_with_given_options(sweep):
         found.select(algoritm="fedavg")
 
 
-def test_python_sweep_equals_command_line_sweep(sweep, tmp_path, monkeypatch):
-    """The runs equal single runs, also if a job fails. Bad input raises."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["a notebook"])
-    options = [*SMALL, "algorithm=fedavg,fedntd", "seed=1", "rounds=1", "evaluate=personal"]
-    made = fedexp.sweep(options, directory="multirun/mine")
-    assert sys.argv == ["a notebook"]
-    assert made.runs["algorithm"].tolist() == ["fedavg", "fedntd"]
-    alone = fedexp.load_sweep(sweep)
-    for run in made:
-        name = f"{run.config['choices']['algorithm']}_1"
-        assert run.summary["identity"] == alone[name].summary["identity"]
-        assert run.summary["accuracy"] == alone[name].summary["accuracy"]
-    sharded = [each for each in SMALL if each != "min_size=2"] + ["partition=sharding"]
-    sharded += ["rounds=1", "shards_per_client=5,3"]  # 24 shards of ten classes are impossible
-    again = fedexp.sweep(sharded, directory="multirun/other")
-    assert sorted(again.runs["status"]) == ["completed", "failed"]
-    for wrong, words in [
-        (["local.lr=0.05,-1"], "local.lr=-1.0: must be .*\\n  .in 1 of 2 jobs: local.lr=-1"),
-        (["seed=1,2", "rounds=0"], "rounds=0: must be at least 1"),
-        (["algorithm=fedavg,fedntdd"], "algorithm=fedntdd: no such option"),
-        (["seed=1,2", "--cfg=job"], "not a flag"),
-    ]:
-        with pytest.raises(ConfigError, match=words):
-            fedexp.sweep([*SMALL, *wrong])
-
-
 def test_sweep_has_only_the_runs_of_its_jobs(here, sweep, capsys):
     """The directory also has a copy, and a run that no sweep made."""
-    fedexp.sweep([*SMALL, "rounds=1", "seed=0"], directory="mine")
+    command = ["--multirun", *SMALL, "rounds=1", "hydra.sweep.dir=mine"]
+    assert main.main([*command, "seed=0"]) == 0
     (first,) = (path for path in (here / "mine").iterdir() if path.is_dir())
     shutil.copytree(first, here / "mine" / "z_copy")
     shutil.copytree(sweep / "fedntd_1", here / "mine" / "single")
-    loaded = fedexp.sweep([*SMALL, "rounds=1", "seed=1"], directory="mine")
+    assert main.main([*command, "seed=1"]) == 0
+    capsys.readouterr()
+    loaded = fedexp.load_sweep("mine")
     assert loaded.runs["seed"].tolist() == [0, 1]
     told = capsys.readouterr().err
     assert "mine: left out: single was not made by the sweep mine" in told

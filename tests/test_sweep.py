@@ -19,6 +19,7 @@ from fedexp.cli import composition, main
 from fedexp.cli.sweeps import Planned, job_status
 from fedexp.config.build import build
 from fedexp.config.options import conf_directories, read_sweeps
+from fedexp.config.values import resolve
 from fedexp.core.errors import ConfigError
 from fedexp.rundir.lock import LOCK, Occupied, is_occupied, occupied
 from fedexp.rundir.reader import RunDirectory
@@ -106,6 +107,24 @@ def test_presets_of_a_replaced_partition_are_dropped(partition):
         composition.composed([*arguments, "alpha=0.1"]) as config,
     ):
         build(composition.without_hydra(config))
+
+
+@pytest.mark.parametrize(
+    ("given", "key", "value"),
+    [
+        ("fedka/cifar10 dataset=mnist", "mean", [0.1307]),
+        ("fedka/cifar10 dataset=mnist dataset.mean=[0.5]", "mean", [0.5]),
+        ("fedka/cifar10 dataset=mnist", "train_splits", ["train"]),
+        ("fedka/cifar10 dataset=cifar10", "mean", [0.5, 0.5, 0.5]),
+        ("fedka/cifar10_moon dataset=digits", "augmentation.crop_padding", 0),
+        ("fedka/cifar10 partition=dirichlet", "numpy_seed", 1),
+    ],
+)
+def test_presets_of_a_replaced_option_give_way_to_its_own_values(given, key, value):
+    group = "partition" if "partition" in given else "dataset"
+    with composition.composed([f"experiment={given.split()[0]}", *given.split()[1:]]) as config:
+        node = resolve(composition.without_hydra(config))[group]
+    assert OmegaConf.select(OmegaConf.create(node), key) == value
 
 
 # --- names and locks

@@ -16,7 +16,7 @@ from torch import nn
 from fedexp.algorithms.base import FedAvg
 from fedexp.engine.base import Shared
 from fedexp.engine.processes.channel import Channel
-from fedexp.engine.processes.workers import WorkerDied, Workers
+from fedexp.engine.processes.workers import WorkerDied, Workers, keeping_processes
 from fedexp.engine.sequential import ClientFailure, Sequential
 from fedexp.engine.vectorised.engine import Vectorised
 from fedexp.models.own import OwnModel
@@ -161,6 +161,22 @@ def test_workers_evaluate_like_one_process(pair_of_workers):
 @pytest.mark.parametrize("count", [1, 3])
 def test_the_number_of_workers_does_not_change_the_result(count):
     assert_no_bit_differs(Workers(Sequential(), PROCESS, count, share=False), close=True)
+
+
+def test_runs_in_a_block_use_the_same_process():
+    """The second run has other data and needs one of the two processes."""
+    used = []
+    with keeping_processes():
+        for count, sizes in ((2, None), (1, LARGER)):
+            engine = Workers(Sequential(), PROCESS, count, share=False)
+            options = {} if sizes is None else {"sizes": sizes}
+            found = train(engine, FedAvg(), close=False, **options)[1]
+            expected = train(Sequential(), FedAvg(), **options)[1]
+            torch.testing.assert_close(found.messages, expected.messages, rtol=0, atol=0)
+            used.append([process.popen for process in engine._processes])
+            engine.close()
+    assert used[1] == used[0][:1]
+    assert all(popen.poll() is not None for popen in used[0])
 
 
 def test_modules_of_the_current_directory_are_not_imported(pair_of_workers):

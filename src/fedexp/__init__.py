@@ -6,9 +6,9 @@ In Python and notebooks:
 
     run = fedexp.run(["algorithm=fedntd", "rounds=10", "tracker=none"])
     run.summary["accuracy"], run.rounds, run.class_accuracy, run.model()
-    sweep = fedexp.sweep(["algorithm=fedavg,fedntd", "seed=0,1", "tracker=none"])
+    sweep = fedexp.load_sweep("multirun/...")  # made by `fedexp --multirun`
     sweep.runs, sweep.select(algorithm="fedntd", seed=0)
-    fedexp.load_run("outputs/..."), fedexp.load_sweep("multirun/...")
+    fedexp.load_run("outputs/...")
     fedexp.evaluate(run, dataset="digits"), fedexp.export(run, "model.safetensors")
     fedexp.measure(accuracies, axes=("task", "evaluated_task"))
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from fedexp.api.directories import Run, Sweep, load_run, load_sweep
     from fedexp.api.measuring import measure
     from fedexp.api.models import evaluate, export
-    from fedexp.api.running import run, sweep
+    from fedexp.api.running import run
     from fedexp.core.errors import ConfigError
 
 __version__ = "0.2.0"
@@ -39,7 +39,6 @@ __all__ = [
     "load_sweep",
     "measure",
     "run",
-    "sweep",
 ]
 
 _HOMES = {
@@ -53,11 +52,12 @@ _HOMES = {
     "load_sweep": "fedexp.api.directories",
     "measure": "fedexp.api.measuring",
     "run": "fedexp.api.running",
-    "sweep": "fedexp.api.running",
 }
 
 
 def __getattr__(name: str) -> Any:
+    if name == "sweep":
+        raise AttributeError("fedexp.sweep: no longer exists; use `fedexp --multirun`")
     if name not in _HOMES:
         raise AttributeError(f"module 'fedexp' has no attribute {name!r}")
     value = globals()[name] = getattr(import_module(_HOMES[name]), name)

@@ -3,13 +3,15 @@
 import logging
 import os
 import signal
+import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from unittest.mock import patch
 
 import pytest
-from forks import Forked, ForkServer
+from helpers import SOURCE
 
 from fedexp.cli import main
 from fedexp.cli.commands import SUBCOMMANDS
@@ -72,21 +74,55 @@ def fedexp(monkeypatch, capfd, tmp_path) -> Iterator[CommandLine]:
     logger.handlers[:], logger.propagate = before
 
 
-@pytest.fixture(scope="session")
-def forks() -> Iterator[ForkServer]:
-    """Yield a server that starts command lines, which can be killed."""
-    server = ForkServer()
-    yield server
-    server.close()
+# The environment variable STOP_AFTER has rounds after each of which the process stops itself once.
+PROGRAM = """
+import os, signal, sys
+from fedexp.cli.main import main
+from fedexp.training import rounds
+
+def play(simulation, state, play_round=rounds.play_round):
+    if state.round in stops:
+        stops.remove(state.round)
+        os.kill(os.getpid(), signal.SIGSTOP)
+    return play_round(simulation, state)
+
+stops = {int(number) for number in os.environ.get("STOP_AFTER", "").split(",") if number}
+rounds.play_round = play
+sys.exit(main())
+"""
+
+
+class Started(subprocess.Popen):
+    """A command line in another process, whose output goes to a file in its folder."""
+
+    def __init__(self, folder: Path, output: str, arguments: Sequence[str], **changes: str):
+        self.output = folder / output
+        environment = {k: v for k, v in os.environ.items() if not k.startswith("WANDB_")}
+        environment |= {"PYTHONPATH": str(SOURCE), "OMP_NUM_THREADS": "1"} | changes
+        with open(self.output, "wb") as file:
+            super().__init__(
+                [sys.executable, "-c", PROGRAM, *arguments],
+                cwd=folder,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    def read(self) -> str:
+        """Return its output so far."""
+        return self.output.read_text()
 
 
 @pytest.fixture
-def start(forks, tmp_path) -> Iterator[Callable[..., Forked]]:
+def start(tmp_path) -> Iterator[Callable[..., Started]]:
     """Yield `start(*arguments, **environment)`, which starts the command line as a process."""
-    running: list[Forked] = []
+    running: list[Started] = []
 
-    def call(*arguments: str, **environment: str) -> Forked:
-        running.append(forks.start(*arguments, folder=tmp_path, **environment))
+    def call(*arguments: str, **environment: str) -> Started:
+        output = f".output{len(running)}"
+        running.append(Started(tmp_path, output, arguments, **environment))
         return running[-1]
 
     yield call

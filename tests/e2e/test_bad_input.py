@@ -7,7 +7,7 @@ import json
 
 import numpy as np
 import pytest
-from helpers import SMALL, assert_same_run, summary_of
+from helpers import SMALL, summary_of
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -36,8 +36,8 @@ dataset=image_folder => image_folder | dataset.root
 num_clients=${nothing} => num_clients | nothing
 algorithm=3 => group | algorithm=fedntd
 partition=[iid,lda] => must be one option of the group | algorithm=fedntd
---multrun seed=0,1 => unrecognized arguments: --multrun
---cfg nothing => argument --cfg/-c: invalid choice: 'nothing'
+--multrun seed=0,1 => fedexp: --multrun: no such flag (nearest: '--multirun'); flags: --help, --
+--cfg nothing => fedexp: argument --cfg/-c: invalid choice: 'nothing'
 alpha=[ => alpha=[
 rounds => rounds: is neither key=value nor a subcommand
 rounds=5;6 => rounds=5;6 | is not quoted, as in 'key="a;b"'
@@ -245,19 +245,3 @@ def test_any_value_of_any_key_gives_a_run_or_one_message(fedexp, tmp_path, key, 
     else:
         assert (answer.code, answer.err.count("fedexp:")) == (2, 1), answer.err
         assert sorted(tmp_path.iterdir()) == before
-
-
-@pytest.mark.slow
-def test_batch_size_may_exceed_the_data(fedexp, tmp_path):
-    """Batches are padded to their size, which must not need 16 GB here."""
-    for name, size in (("all", 1437), ("more", 2**31)):
-        fedexp.done(*SMALL, "rounds=1", f"local.batch_size={size}", f"hydra.run.dir={name}")
-    assert_same_run(tmp_path / "all", tmp_path / "more")
-
-
-def test_rejected_sweep_keeps_an_existing_directory(fedexp, tmp_path):
-    """The directory holds the same files as a new sweep."""
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "multirun.yaml").write_text("")
-    fedexp.rejected("--multirun", "local.lrr=0.1,0.2", "hydra.sweep.dir=mine")
-    assert [path.name for path in (tmp_path / "mine").iterdir()] == ["multirun.yaml"]

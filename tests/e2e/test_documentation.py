@@ -138,7 +138,7 @@ NOT_EXECUTED = {
     "fedexp .*hydra/launcher=submitit_slurm .*": "needs Slurm",
     "export RAY_AUTH_MODE=token|ray start .*|fedexp .*hydra/launcher=ray .*": "needs Ray",
     "wandb .*|fedexp dashboard .*": "needs an account",
-    r"fedexp \\\| head": "tests/e2e/test_run.py does it",
+    r"fedexp \\\| head": "tests/test_console.py closes the pipe",
     "fedexp-papers .*": "tests/papers runs the command",
     "python tools/convert_evidence.py .*": "tests/papers/test_evidence.py does it",
     "fedexp .*sweep=fedntd_table1,fedntd_table8 .*": (

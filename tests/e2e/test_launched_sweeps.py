@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from helpers import ALGORITHM, SMALL, SOURCE, add_class, assert_same_run, summary_of
+from helpers import ALGORITHM, SMALL, SOURCE, add_class, assert_same_run
 
 from fedexp.cli import launchers
 from fedexp.core.packages import how_to_install
@@ -118,28 +118,6 @@ def test_sweep_continues_after_a_killed_joblib_process(sweep, tmp_path):
         assert_same_run(directory, Path("sweeps/joblib", directory.name))
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_removed_job_directory_fails_the_sweep(sweep, tmp_path):
-    """The job counts as failed, and the others are complete. The same command runs it again."""
-    pytest.importorskip("hydra_plugins.hydra_joblib_launcher")
-    arguments = ("seed=0,1", "rounds=30", "hydra.launcher.n_jobs=2")
-    with ThreadPoolExecutor() as pool:
-        removal = pool.submit(remove_one, tmp_path / "sweeps/joblib")
-        answer = sweep("joblib", *arguments)
-    removed = removal.result()
-    assert answer.code == 1, answer.err
-    assert "Traceback" not in answer.err
-    assert removed.name in answer.err
-    assert "removed" in answer.err
-    (left,) = tmp_path.glob("sweeps/joblib/digits_*/summary.json")
-    assert json.loads(left.read_text())["status"] == "completed"
-    assert left.parent.name != removed.name
-    answer = sweep("joblib", *arguments)
-    assert answer.code == 0, answer.err
-    assert summary_of(removed)["status"] == "completed"
-
-
 def first_job(sweep: Path) -> Path:
     """Wait for a job with several rounds; return its directory."""
     while not (
@@ -155,13 +133,6 @@ def kill_one(sweep: Path) -> Path:
     """Kill the process of the first job; return the job's directory."""
     job = first_job(sweep)
     os.kill(json.loads((job / ".owner.json").read_text())["process"], signal.SIGKILL)
-    return job
-
-
-def remove_one(sweep: Path) -> Path:
-    """Remove the directory of the first job; return it."""
-    job = first_job(sweep)
-    job.rename(sweep.parent / "removed")  # at once, so that nothing is written in between
     return job
 
 

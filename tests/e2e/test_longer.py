@@ -1,19 +1,9 @@
 """Runs that stop early (`stop`), and runs that are extended."""
 
-import json
-import shutil
-from types import SimpleNamespace
-
 import pandas as pd
 import pytest
 import yaml
 from helpers import SMALL, add_class, assert_same_run, summary_of
-
-from fedexp.config.settings import Stop
-from fedexp.core import storage
-from fedexp.core.errors import ConfigError
-from fedexp.rundir import origin
-from fedexp.training import resuming, stopping
 
 RUN = ("algorithm=scaffold", *SMALL, "local.batch_size=200")  # one step a client
 
@@ -78,29 +68,6 @@ def test_failed_extension_restores_complete_run(fedexp, tmp_path, odd):
     assert "complete (2 rounds); nothing to do" in again.err
 
 
-def test_killed_extension_can_be_resumed(fedexp, tmp_path, monkeypatch):
-    """The directory is copied before each write, as a kill would leave it. Then `resume=` runs the
-    rounds in config.yaml."""
-    fedexp.done(*RUN, "rounds=1", "hydra.run.dir=run")
-    write, left = storage.write_atomically, []
-
-    def writing(path, content, *rest):
-        if path.name in ("overrides.yaml", "config.yaml", "origin.json"):
-            left.append(shutil.copytree(tmp_path / "run", tmp_path / f"before_{path.name}"))
-        write(path, content, *rest)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(storage, "write_atomically", writing)
-        fedexp.done("resume=run", "rounds=2")
-    assert len(left) == 3
-    for path in left:
-        asked = yaml.safe_load((path / "config.yaml").read_text())["rounds"] == 2
-        fedexp.done(f"resume={path.name}")
-        assert summary_of(path)["rounds"] == (2 if asked else 1)
-        if asked:
-            assert summary_of(path)["identity"] == summary_of(tmp_path / "run")["identity"]
-
-
 @pytest.mark.slow
 def test_extended_run_keeps_evaluation_of_old_last_round(fedexp, tmp_path):
     fedexp.done(*RUN, "rounds=1", "eval_interval=2", "hydra.run.dir=run")
@@ -121,17 +88,6 @@ def test_cosine_schedule_rejects_more_rounds(fedexp, tmp_path):
         in answer.err
     )
     assert (tmp_path / "run/config.yaml").read_bytes() == before
-
-
-def test_extension_needs_more_rounds_than_finished(tmp_path):
-    """A run of nine rounds is at round two, so rounds=2 is rejected."""
-    origin.write(tmp_path, {"rounds": 9}, [], {"first_round": 0}, resumed=False)
-    (tmp_path / "rounds.csv").write_text("round,test_accuracy\n0,0.1\n1,0.2\n2,0.3\n")
-    with pytest.raises(
-        ConfigError, match="rounds=2: must be greater than 2, the last completed round"
-    ):
-        resuming.check_extension(tmp_path, {"rounds": 2})
-    resuming.check_extension(tmp_path, {"rounds": 3})
 
 
 @pytest.mark.slow
@@ -188,44 +144,6 @@ def test_patience_uses_test_data_only_on_request(fedexp):
     fedexp.done(
         *RUN, "rounds=3", "stop.patience=1", "stop.metric=test_accuracy", "hydra.run.dir=run"
     )
-
-
-def test_round_that_exceeds_minutes_is_not_started(monkeypatch):
-    """The minute begins at second 100, so 10 seconds are left at second 150."""
-    clock, stop = [100.0], Stop(patience=None, metric=None, minutes=1.0)
-    monkeypatch.setattr(stopping, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
-    watch = stopping.Stopping(SimpleNamespace(stop=stop))
-    clock[0] = 150.0
-    state = SimpleNamespace(round=3, accuracy=[(3, 0.5)])
-    assert watch.reason(state, 9.5) == {}
-    assert watch.reason(state, 10.0) == {"by": "minutes", "minutes": 1.0}
-
-
-@pytest.mark.slow
-def test_run_stopped_by_minutes_resumes_bit_for_bit(fedexp, tmp_path):
-    fedexp.done(*RUN, "rounds=3", "hydra.run.dir=whole")
-    fedexp.done(*RUN, "rounds=3", "stop.minutes=1e-6", "hydra.run.dir=run")
-    found = summary_of(tmp_path / "run")
-    assert (found["status"], found["rounds"]) == ("stopped", 1)
-    fedexp.done("resume=run")  # another minute and another round
-    assert summary_of(tmp_path / "run")["rounds"] == 2
-    fedexp.done("resume=run", "stop.minutes=null")
-    assert_same_run(tmp_path / "run", tmp_path / "whole")
-
-
-@pytest.mark.slow
-def test_stopped_job_counts_and_continues_with_more_time(fedexp, tmp_path):
-    sweep = ("--multirun", *RUN, "rounds=2", "hydra.sweep.dir=sweep")
-    fedexp.done(*sweep, "stop.minutes=1e-6")
-    (path,) = (tmp_path / "sweep").glob("*/summary.json")
-    assert json.loads(path.read_text())["status"] == "stopped"
-    table = pd.read_csv(tmp_path / "sweep/table.csv")
-    assert table["n"].tolist() == [1]
-    before = path.read_bytes()
-    fedexp.done(*sweep, "stop.minutes=1e-6")
-    assert path.read_bytes() == before
-    fedexp.done(*sweep)
-    assert json.loads(path.read_text())["status"] == "completed"
 
 
 @pytest.mark.slow

@@ -1,6 +1,5 @@
 """Runs and sweeps whose data have moved or changed."""
 
-import json
 import os
 import shutil
 from pathlib import Path
@@ -75,37 +74,6 @@ def test_resume_rejects_changed_images_unless_accepted(fedexp, tmp_path):
     (tmp_path / "run/summary.json").unlink()
     fedexp.done("resume=run")  # no rounds were saved, so the data may differ
     assert "parts" not in summary_of(tmp_path / "run")
-
-
-TEXTS = (
-    *("dataset=thucnews", "model=textcnn", "dataset.vocabulary=null", "dataset.vectors=null"),
-    *("data_dir=texts", "num_clients=2", "participation=1", "dataset.length=6", *QUICK),
-)
-
-
-def test_sweep_rejects_changed_texts(fedexp, tmp_path):
-    """Also if the job is complete. A change of labels is never accepted."""
-    folder = tmp_path / "texts/thucnews"
-    folder.mkdir(parents=True)
-    (folder / "class.txt").write_text("x\ny\n")
-    for split in ("train", "test"):
-        lines = [f"text {i % 7}\t{i % 2}\n" for i in range(12)]
-        (folder / f"{split}.txt").write_text("".join(lines))
-    sweep = ("--multirun", "hydra.sweep.dir=multirun/a", *TEXTS)
-    fedexp.done(*sweep)
-    (job,) = (tmp_path / "multirun/a").glob("*/summary.json")
-    text = (folder / "train.txt").read_text()
-    (folder / "train.txt").write_text(text.replace("text", "word"))
-    answer = fedexp(*sweep)
-    assert answer.code == 2
-    assert CHANGED in answer.err
-    assert json.loads(job.read_text())["status"] == "completed"
-    assert "nothing to do" in fedexp.done(*sweep, "accept_changed_data=true").err
-    interrupt(job.parent)
-    (folder / "train.txt").write_text(text.replace("\t1", "\t0", 1))
-    answer = fedexp(f"resume={job.parent}", "accept_changed_data=true")
-    assert answer.code == 2
-    assert "their partition differs from the saved partition" in answer.err
 
 
 def test_unchanged_data_need_no_acceptance(fedexp):

@@ -35,7 +35,8 @@ def failed(tmp_path: Path) -> list[Path]:
 
 @pytest.mark.slow
 def test_job_of_a_sweep_equals_a_single_run(fedexp, tmp_path):
-    fedexp.done("--multirun", "algorithm=fedavg,fedntd", "seed=0,1", "rounds=2", *SMALL)
+    options = ("algorithm=fedavg,fedntd", "seed=0,1", "rounds=2", *SMALL, "figures=true")
+    fedexp.done("--multirun", *options)
     names = [directory.name.rpartition("_")[0] for directory in jobs(tmp_path)]
     assert names == [
         f"digits_lda_{algorithm}_seed{seed}"
@@ -47,9 +48,11 @@ def test_job_of_a_sweep_equals_a_single_run(fedexp, tmp_path):
         summary = summary_of(directory)
         assert summary["status"] == "completed"
         assert f"_{summary['algorithm']}_seed{summary['seed']}_" in directory.name
-        assert not (directory / "figures").exists()  # figures=false
+        assert not (directory / "figures").exists()
     (table,) = tmp_path.glob("multirun/*/table.csv")
-    assert not (table.parent / "figures").exists()
+    assert (table.parent / "figures/digits_lda_curves.png").exists()
+    fedexp.done("figures", str(table.parent))
+    assert all((directory / "figures/curves.png").exists() for directory in jobs(tmp_path))
     # The third job equals a single run with the same options.
     fedexp.done("algorithm=fedntd", "rounds=2", "hydra.run.dir=alone", *SMALL)
     assert_same_run(jobs(tmp_path)[2], tmp_path / "alone")

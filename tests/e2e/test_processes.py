@@ -130,20 +130,6 @@ def test_a_run_continues_after_a_worker_and_its_parent_are_killed(start, fedexp,
     assert_same_run(tmp_path / "run", tmp_path / "undisturbed")
 
 
-@pytest.mark.slow
-def test_an_interrupted_run_leaves_no_worker(start, tmp_path):
-    one = ("hardware.engine=workers", "hardware.workers=1")
-    process = start(*RUN, *one, "hydra.run.dir=run", STOP_AFTER="1")
-    wait_until_stopped(tmp_path / "run", 1, process)
-    workers = children(process.pid)
-    assert len(workers) == 1
-    send(process, signal.SIGINT)
-    assert process.wait() == 130, process.read()
-    assert "Traceback" not in process.read()
-    wait_for_end(workers)
-    assert rounds_in(tmp_path / "run") == 1
-
-
 SWEEP = (
     "--multirun",
     "hydra.sweep.dir=multirun/again",

@@ -112,20 +112,6 @@ def test_run_with_other_configuration_is_not_changed(fedexp, run, name, argument
     assert content_of(target) == before
 
 
-def test_resume_from_previous_checkpoint_if_latest_is_damaged(fedexp, run, shelf):
-    """The log says which rounds run again. tests/test_checkpoint.py has more kinds of damage."""
-    (run / "summary.json").unlink()
-    latest = bytearray((run / "checkpoint/latest.pt").read_bytes())
-    latest[latest.index(b"archive/data/0") + 400] ^= 1
-    (run / "checkpoint/latest.pt").write_bytes(latest)
-    answer = fedexp.done("resume=run")
-    assert "latest.pt: damaged (the checksum of" in answer.err
-    assert "the previous checkpoint is used" in answer.err
-    assert "resuming after round 1; the later rounds, up to round 2, are run again" in answer.err
-    assert (run / "checkpoint/damaged.pt").read_bytes() == latest
-    assert_same_run(run, shelf / "run")
-
-
 def test_resume_without_a_valid_checkpoint_is_rejected_or_starts_again(fedexp, run, shelf):
     (run / "summary.json").unlink()
     for name in ("latest.pt", "previous.pt"):
@@ -166,6 +152,8 @@ def test_resume_uses_the_stored_options(fedexp, run):
         in fedexp.rejected("resume=run", "algorithm=fedavg").err
     )
     assert "hydra.run.dir=" in fedexp.rejected("resume=run", "hydra.run.dir=b").err
+    less = fedexp.rejected("resume=run", "rounds=1").err
+    assert "rounds=1: must be greater than 2, the last completed round" in less
     fedexp.done("resume=run", "rounds=3", "hardware.threads=2")
     assert summary_of(run)["rounds"] == 3
     assert summary_of(run)["algorithm"] == "scaffold"

@@ -1,17 +1,13 @@
 """The files of a run, and that the same command gives the same run."""
 
-import json
-import os
 import shutil
-import subprocess
-import sys
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
 import yaml
-from helpers import SMALL, SOURCE, assert_same_run, summary_of, write_images
+from helpers import SMALL, assert_same_run, summary_of, write_images
 from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 
@@ -148,25 +144,3 @@ def test_diverged_run_has_results(fedexp, tmp_path):
     assert summary["not_finite"]
     assert set(summary["not_finite"]) <= set(last["client"])
     assert (tmp_path / "run/figures/curves.png").exists()
-
-
-@pytest.mark.slow
-def test_closed_pipe_does_not_stop_the_run(tmp_path):
-    """For example in `fedexp | head -1`."""
-    command = [
-        sys.executable,
-        "-m",
-        "fedexp",
-        "rounds=2",
-        "hydra.run.dir=run",
-        "tracker=none",
-        *SMALL,
-    ]
-    environment = os.environ | {"PYTHONPATH": str(SOURCE)}
-    process = subprocess.Popen(
-        command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
-    )
-    assert process.stdout.readline()
-    process.stdout.close()
-    assert process.wait(timeout=120) == 0
-    assert json.loads((tmp_path / "run/summary.json").read_text())["status"] == "completed"

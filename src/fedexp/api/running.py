@@ -1,4 +1,4 @@
-"""Start runs and sweeps from Python, for example in a notebook.
+"""Start runs from Python, for example in a notebook.
 
 Hydra composes the configuration as on the command line, but errors are raised as exceptions.
 """
@@ -7,21 +7,12 @@ import os
 import traceback
 from collections.abc import Sequence
 from contextlib import suppress
-from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedexp.api.directories import Run, Sweep, load_sweep
-from fedexp.cli.arguments import prepare
-from fedexp.cli.composition import (
-    checked_overrides,
-    composed,
-    isolated_hydra,
-    quoted,
-    without_hydra,
-)
+from fedexp.api.directories import Run
+from fedexp.cli.composition import checked_overrides, composed, quoted, without_hydra
 from fedexp.cli.job import has_run, log_to_console, make_job, record_failure
-from fedexp.cli.main import run_hydra
 from fedexp.config.overrides import key_of
 from fedexp.core.errors import FAILED, ConfigError
 from fedexp.core.storage import remove_if_empty
@@ -51,7 +42,10 @@ def run(
     Raises ConfigError for invalid input. In that case, nothing is changed on disk. Any other
     exception that stops the run is written to error.txt and raised unchanged.
     """
-    given = [*checked_overrides(overrides), *directory_override("hydra.run.dir", directory)]
+    given = checked_overrides(overrides)
+    if directory is not None:
+        place = Path(directory).expanduser().absolute()
+        given.append(f"hydra.run.dir={quoted(os.fspath(place))}")
     if overwrite and directory is None:
         raise ConfigError("overwrite=True: needs directory=<run directory>")
     if overwrite and any(key_of(text) == "resume" for text in given):
@@ -63,47 +57,6 @@ def run(
         job = make_job(without_hydra(config), config.hydra, path, sweep=None, overwrite=overwrite)
         train(job)
     return Run(job.directory, own)
-
-
-def sweep(
-    overrides: Sequence[str],
-    directory: str | os.PathLike[str] | None = None,
-    config_dir: str | os.PathLike[str] | None = None,
-) -> Sweep:
-    """Run `fedexp --multirun <overrides>` in this process, and return the runs of its jobs.
-
-    Runs that failed are included. Jobs that are already complete in the directory are not run
-    again.
-
-    overrides: as on the command line, such as ["algorithm=fedavg,fedntd", "seed=0,1"] or
-    ["sweep=fedntd_table1"]. Add "hydra/launcher=joblib" to run the jobs in several processes.
-
-    directory: the sweep directory, or None for a new directory in multirun/.
-
-    config_dir: see `run`.
-
-    Raises ConfigError for invalid input.
-    """
-    place = Path("multirun", f"{datetime.now():%Y-%m-%d_%H-%M-%S.%f}")
-    place = place if directory is None else Path(directory).expanduser()
-    own = None if config_dir is None else Path(config_dir).expanduser().absolute()
-    arguments = [
-        "--multirun",
-        *checked_overrides(overrides),
-        *directory_override("hydra.sweep.dir", place),
-        *([] if own is None else [f"--config-dir={own}"]),
-    ]
-    (prepared,) = prepare(arguments)
-    with isolated_hydra():
-        run_hydra(prepared)
-    return load_sweep(place, own)
-
-
-def directory_override(key: str, directory: str | os.PathLike[str] | None) -> list[str]:
-    """Return a list with the override that sets the output directory, or [] for None."""
-    if directory is None:
-        return []
-    return [f"{key}={quoted(os.fspath(Path(directory).expanduser().absolute()))}"]
 
 
 def train(job: "Job") -> None:

@@ -1,7 +1,11 @@
 """Prepare a command line for Hydra, which parses it."""
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NoReturn
+
+from hydra._internal.utils import get_args_parser
 
 from fedexp.config.options import (
     MULTIPLE,
@@ -11,7 +15,7 @@ from fedexp.config.options import (
     known_keys,
     list_groups,
 )
-from fedexp.core.errors import ConfigError, reject_password
+from fedexp.core.errors import ConfigError, nearest, reject_password
 
 OF_SWEEPER = ("sweep", "preview")  # short names of keys of hydra.sweeper
 MULTIRUN = {"--multirun", "-m"}
@@ -40,6 +44,7 @@ def prepare(arguments: Sequence[str]) -> list[list[str]]:
             written.append(f"hydra.sweeper.{text}")
     # Hydra's parser does not accept flags between overrides
     written.sort(key=lambda text: "=" in text and not text.startswith("-"))
+    check_flags(written)
     if not names:
         return [written]
     placed = [text for text in written if text.startswith("hydra.sweep.dir=")]
@@ -93,6 +98,24 @@ def check_same_names(folders: Sequence[Path]) -> None:
                     )
 
 
+def check_flags(arguments: Sequence[str]) -> None:
+    """Raise ConfigError for what Hydra's parser would reject with its usage text."""
+
+    def reject(message: str) -> NoReturn:
+        raise ConfigError(message)
+
+    parser = get_args_parser()
+    flags = list(dict.fromkeys(re.findall(r"--[a-z][a-z-]+", parser.format_usage())))
+    parser.error = reject  # type: ignore[method-assign]
+    for text in parser.parse_known_args(arguments)[1]:
+        flag, _, value = text.partition("=")
+        key = flag.lstrip("-").replace("-", "_")
+        if key in known_keys(conf_directory(), [*added_directories()]):
+            given = value or "<value>"
+            raise ConfigError(f"{text}: must be written without dashes: {key}={given}")
+        raise ConfigError(f"{flag}: no such flag{nearest(flag, flags)}; flags: {', '.join(flags)}")
+
+
 def check_options(overrides: Sequence[str]) -> None:
     """Raise ConfigError for empty directories, which are the working directory to Hydra, and for
     lists of options that Hydra would merge into one node or ignore.
@@ -102,10 +125,6 @@ def check_options(overrides: Sequence[str]) -> None:
         if text in ("hydra.run.dir=", "hydra.sweep.dir=", "resume="):
             raise ConfigError(f"{text}: must name a directory")
         group, equals, value = text.partition("=")
-        key = group[2:].replace("-", "_")
-        if text.startswith("--") and key in known_keys(conf_directory(), [*added_directories()]):
-            given = value or "<value>"
-            raise ConfigError(f"{text}: must be written without dashes: {key}={given}")
         if (
             not equals
             or group not in groups

@@ -163,14 +163,15 @@ def evaluate(parser: ArgumentParser, arguments: Sequence[str]) -> int:
 
 
 def figures(parser: ArgumentParser, arguments: Sequence[str]) -> int:
-    """Redraw a run's figures, even if the run was interrupted."""
+    """Draw the figures of runs, even of interrupted ones, or of all jobs of a sweep."""
     from fedexp.cli.flags import add_picture_flags
     from fedexp.figures import make_figures, read_settings
+    from fedexp.rundir.sweeps import find_runs
 
-    parser.add_argument("run_dir", nargs="+", type=Path, help="a run directory (with rounds.csv)")
+    parser.add_argument("directories", nargs="+", type=Path, help="runs or sweeps")
     add_picture_flags(parser)
     options, code = parse_arguments(parser, arguments), 0
-    for run_dir in options.run_dir:
+    for run_dir in (run for each in options.directories for run in find_runs(each) or [each]):
         try:
             paths = make_figures(run_dir, look=read_settings(run_dir).changed(options))
             if not paths:

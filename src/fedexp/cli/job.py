@@ -42,8 +42,6 @@ def run_job(config: Any) -> None:
     """
     from hydra.core.hydra_config import HydraConfig
 
-    from fedexp.config.values import check_first
-
     console.install()
     log_to_console()
     hydra_config = HydraConfig.get()
@@ -54,8 +52,6 @@ def run_job(config: Any) -> None:
         raise JobFailed(str(error), say(str(error))) from error
     is_new = not has_run(job.directory)
     try:
-        if "torch" not in sys.modules:
-            check_first(job.config, job.overrides)
         from fedexp.training.run import train_run
 
         interrupts.release()

@@ -35,7 +35,6 @@ def resumed_job(job: Job) -> Job:
         )
     stored = read_config(directory / files.CONFIG)
     choices = stored.pop("choices", {})
-    stored.pop("revisions", None)
     moved = with_absolute_paths(stored, Path(origin.read(directory).get("directory") or "."))
     for key, value in typed_values(job).items():
         if key == "data_dir":

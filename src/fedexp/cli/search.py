@@ -27,6 +27,7 @@ from fedexp.config.values import make, resolve
 from fedexp.core import storage
 from fedexp.core.errors import ConfigError
 from fedexp.core.limits import Checked, Count, CountFrom0, CountOrNone
+from fedexp.engine.processes.workers import keeping_processes
 from fedexp.rundir.identity import digest, result_values
 from fedexp.rundir.objective import direction_of, objective_name, objective_value
 from fedexp.rundir.reader import RunDirectory
@@ -50,6 +51,7 @@ def options_of(config: DictConfig) -> Options:
     return make(Options, values, Options.prefix)
 
 
+@keeping_processes()
 def search(multirun: Multirun, arguments: Sequence[str]) -> None:
     """Run the trials of a study, and write the results.
 

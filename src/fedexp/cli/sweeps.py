@@ -10,6 +10,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hydra.core.config_loader import ConfigLoader
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.plugins import Plugins
@@ -28,6 +29,7 @@ from fedexp.config.values import resolve
 from fedexp.core import interrupts
 from fedexp.core.errors import FAILED, ConfigError, JobFailed, StorageError, require, say
 from fedexp.core.storage import display_path
+from fedexp.engine.processes.workers import keeping_processes
 from fedexp.figures.pictures import as_node
 from fedexp.rundir import files
 from fedexp.rundir.lock import is_occupied
@@ -75,18 +77,25 @@ class Multirun:
         """The node `hydra.sweeper`."""
         return self.config.hydra.sweeper
 
-    def launch(self, jobs: Sequence[Sequence[str]], first: int = 0) -> Sequence[JobReturn]:
+    def launch(
+        self, jobs: Sequence[Sequence[str]], first: int = 0, planned: "Sequence[Planned]" = ()
+    ) -> Sequence[JobReturn]:
         """Run jobs and return their results. A job that failed does not stop the others.
 
-        jobs: the overrides of each job. first: the number of the first job.
+        jobs: the overrides of each job. first: the number of the first job. planned: jobs that need
+        not be composed again in this process.
         """
+        context = self.context
+        if self.config.hydra.runtime.choices["hydra/launcher"] == "basic":
+            loader: Any = ComposedJobs(context.config_loader, planned)
+            context = HydraContext(loader, context.callbacks)
         interrupts.release()
         with self.continuing():
             self.share_cores(len(jobs))
             self.directory.mkdir(parents=True, exist_ok=True)
             OmegaConf.save(self.config, self.directory / files.MULTIRUN)
             launcher = Plugins.instance().instantiate_launcher(
-                hydra_context=self.context, task_function=self.task, config=self.config
+                hydra_context=context, task_function=self.task, config=self.config
             )
             return launcher.launch(jobs, initial_job_idx=first)
 
@@ -151,6 +160,22 @@ class Multirun:
             raise JobFailed("the sweep failed", max(codes))
 
 
+class ComposedJobs:
+    """Hydra's config loader, which takes seconds to compose a job, with the jobs of a plan."""
+
+    def __init__(self, loader: ConfigLoader, jobs: "Sequence[Planned]"):
+        self.loader = loader
+        self.composed = {tuple(job.overrides): job.composed for job in jobs}
+
+    def load_sweep_config(self, master: DictConfig, overrides: list[str]) -> DictConfig:
+        found = self.composed.pop(tuple(overrides), None)
+        if found is None:
+            return self.loader.load_sweep_config(master, overrides)
+        OmegaConf.set_readonly(found.hydra, None)  # as HydraConfig.set_config made it
+        return found
+
+
+@keeping_processes()
 def run_grid(multirun: Multirun, arguments: Sequence[str]) -> None:
     """Run all combinations of values, or the blocks of a sweep of conf/sweep.
 
@@ -172,7 +197,7 @@ def run_grid(multirun: Multirun, arguments: Sequence[str]) -> None:
         return
     check_installed(multirun.config.hydra.runtime.choices)
     print(f"{display_path(multirun.directory)}: {len(jobs)} jobs", flush=True)
-    multirun.finish(multirun.launch([job.overrides for job in jobs]))
+    multirun.finish(multirun.launch([job.overrides for job in jobs], planned=jobs))
 
 
 def check_set_once(arguments: Sequence[str]) -> None:
@@ -217,7 +242,10 @@ def plan(multirun: Multirun, jobs: Sequence[Sequence[str]]) -> list[Planned]:
         values: dict[str, Any] = {}
         with suppress(ConfigError):
             values = resolve(without_hydra(config))
-        directory = multirun.directory / str(config.hydra.sweep.subdir)
+        name = str(config.hydra.sweep.subdir)
+        with read_write(config.hydra):
+            config.hydra.sweep.subdir = name  # so that it is not computed again
+        directory = multirun.directory / name
         found.setdefault(directory, Planned(directory, values, overrides, config))
     return list(found.values())
 

@@ -5,6 +5,7 @@ reported in one ConfigError.
 """
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 from omegaconf import DictConfig
@@ -14,16 +15,7 @@ from fedexp.algorithms.local_training import LocalTraining
 from fedexp.algorithms.server_optimizers import ServerOptimizer
 from fedexp.config.cohorts import Cohorts
 from fedexp.config.settings import LocalEvaluation, Seeds, Settings, Stop
-from fedexp.config.values import (
-    FIRST_NODES,
-    attempt,
-    deduplicate,
-    make,
-    make_first,
-    make_group,
-    resolve,
-    values_of,
-)
+from fedexp.config.values import attempt, deduplicate, make, make_group, resolve
 from fedexp.core.errors import ConfigError
 from fedexp.data.changes import DataSchedule
 from fedexp.data.held_out import NO_VALIDATION, Public, Validation
@@ -32,7 +24,7 @@ from fedexp.data.surrogate import Surrogate
 from fedexp.data.tasks import Scenario
 from fedexp.data.types import DataSource
 from fedexp.engine.hardware import Hardware
-from fedexp.figures.pictures import Pictures
+from fedexp.figures.pictures import Pictures, as_node
 from fedexp.metrics.analysis import Analysis
 from fedexp.metrics.forgetting_metric import ForgettingMetric
 from fedexp.models import Model
@@ -73,25 +65,39 @@ class Built:
 
 
 FIELDS: dict[str, Any] = {field.name: field.type for field in dataclasses.fields(Built)}
-NODES = ("server", "surrogate")  # nodes to build in addition to FIRST_NODES
-GROUPS = {
-    name: base
-    for name, base in FIELDS.items()
-    if name not in (*FIRST_NODES, *NODES, "settings", "values")
-}
+NODES = (
+    *("seeds", "local", "server", "public", "surrogate", "validation", "stop"),
+    *("local_evaluation", "cohorts", "schedule", "figures"),
+)
+GROUPS = {name: base for name, base in FIELDS.items() if name not in (*NODES, "settings", "values")}
 
 
 def build(config: DictConfig) -> Built:
     """Check the whole configuration and make its parts. Raises ConfigError with all errors."""
     errors: list[str] = []
     resolved = resolve(config)
-    values = values_of(resolved)
-    made = make_first(values, errors)
+    values = resolved | {"figures": as_node(resolved.get("figures", True))}
+    made: dict[str, Any] = {}
     for name in NODES:
         made[name] = attempt(errors, make, FIELDS[name], values.get(name, {}), f"{name}.")
+    others = {*FIELDS, *partition_keys(values), "expected"}
+    own = {key: value for key, value in values.items() if key not in others}
+    made["settings"] = attempt(errors, make, Settings, own, "")
     for group, base in GROUPS.items():
-        if group not in made:
-            made[group] = attempt(errors, make_group, values.get(group), group, base)
+        made[group] = attempt(errors, make_group, values.get(group), group, base)
     if errors:
         raise ConfigError("\n".join(deduplicate(errors, config)))
     return Built(**made, values=resolved)
+
+
+def partition_keys(values: Mapping[str, Any]) -> set[str]:
+    """Return the top-level keys that belong to the partition, such as alpha and min_size.
+
+    These keys are also fields of the partition's node.
+    """
+    node = values.get("partition")
+    return (
+        set(node) - {f.name for f in dataclasses.fields(Settings)}
+        if isinstance(node, dict)
+        else set()
+    )

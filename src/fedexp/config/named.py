@@ -11,7 +11,7 @@ from typing import Any
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
-from fedexp.config.options import conf_directories, list_options
+from fedexp.config.options import conf_directories, find_option, list_options
 from fedexp.config.overrides import is_path
 from fedexp.core.errors import ConfigError, nearest
 
@@ -97,8 +97,7 @@ def load_node(name: str, key: str, group: str = "dataset", resolve: bool = False
         raise ConfigError(
             f"{key}={name}: no such {kind}{nearest(name, options)}; options: {', '.join(options)}"
         )
-    paths = [folder / group / f"{name}.yaml" for folder in folders]
-    loaded = OmegaConf.load(next(path for path in paths if path.exists()))
+    loaded = OmegaConf.load(find_option(group, name, folders))
     node = OmegaConf.select(loaded, group, default=loaded)
     return OmegaConf.to_container(node, resolve=resolve)  # type: ignore[return-value]
 

@@ -96,36 +96,46 @@ def description(path: Path) -> str:
     return ""
 
 
-def known_keys(conf: Path, extra: list[Path]) -> dict[str, list[str]]:
+def find_option(group: str, name: str, folders: Sequence[Path]) -> Path:
+    """Return the first file of an option in the folders."""
+    paths = [folder / group / f"{name}.yaml" for folder in folders]
+    return next(path for path in paths if path.exists())
+
+
+def values_of_option(path: Path, group: str) -> dict[str, Any]:
+    """Return the values in an option's file, by dotted key. Mappings are also values."""
+    text = path.read_text(encoding="utf-8")
+    content, found = yaml_files.load(text), PACKAGE.search(text)
+    package = found[1] if found else group
+    prefix = "" if package == "_global_" else f"{package}."
+    values = {} if "." not in package else {package: content}
+    return values | dict(walk(content, prefix)) if isinstance(content, dict) else values
+
+
+def walk(node: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield (dotted key, value) for nested mappings, for each mapping before its entries."""
+    for name, child in node.items():
+        yield f"{prefix}{name}", child
+        if isinstance(child, dict):
+            yield from walk(child, f"{prefix}{name}.")
+
+
+def known_keys(conf: Path, extra: Sequence[Path]) -> dict[str, list[str]]:
     """Return a dict that maps each key that a user may set to the options that define the key.
 
     Options are written as `group=option`. The list is empty for keys that every run has.
     """
-
-    def walk(node: Any, prefix: str) -> Iterator[str]:
-        for name, child in node.items():
-            yield f"{prefix}{name}"
-            if isinstance(child, dict):
-                yield from walk(child, f"{prefix}{name}.")
-
     main = yaml_files.load((conf / "config.yaml").read_text(encoding="utf-8"))
     keys: dict[str, list[str]] = {
-        key: [] for key in walk(main, "") if not key.startswith(("hydra", "defaults"))
+        key: [] for key, _ in walk(main) if not key.startswith(("hydra", "defaults"))
     }
     keys |= {"sweep": [], "preview": []}
     for group in list_groups([conf, *extra]):
         keys[group] = []
         for path in sorted(
-            path for directory in (conf, *extra) for path in (directory / group).glob("*.yaml")
+            path for each in (conf, *extra) for path in (each / group).glob("*.yaml")
         ):
-            text = path.read_text(encoding="utf-8")
-            content = yaml_files.load(text)
-            option = content if isinstance(content, dict) else {}
-            found = PACKAGE.search(text)
-            package = found[1] if found else group
-            if "." in package:
-                keys[package] = [f"{group}={path.stem}"]
-            for key in walk(option, "" if package == "_global_" else f"{package}."):
+            for key in values_of_option(path, group):
                 if key.split(".")[-1] != "defaults" and not (key in keys and not keys[key]):
                     keys.setdefault(key, []).append(f"{group}={path.stem}")
     return keys

@@ -1,36 +1,26 @@
 """Resolve the values of a configuration and make checked objects from them.
 
-The dataclass named in a node's `_target_` is the node's schema. This module does not import torch,
-so `check_first` can report most invalid values before the slow import.
+The dataclass named in a node's `_target_` is the node's schema.
 """
 
 import dataclasses
 import functools
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar, get_args, get_origin
 
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from fedexp.algorithms.local_training import LocalTraining
-from fedexp.config.cohorts import Cohorts
 from fedexp.config.named import OPTIONS, with_named_datasets
-from fedexp.config.overrides import key_of
 from fedexp.config.presets import without_presets
 from fedexp.config.schedules import with_schedule
-from fedexp.config.settings import LocalEvaluation, Seeds, Settings, Stop, subjects_of
+from fedexp.config.settings import subjects_of
 from fedexp.config.trust import find_class
 from fedexp.core.errors import ConfigError, collecting, nearest, require
 from fedexp.core.limits import without_limits
-from fedexp.data.changes import DataSchedule
-from fedexp.data.held_out import Public, Validation
-from fedexp.data.partition import Partitioner
-from fedexp.figures.pictures import Pictures, as_node
-from fedexp.metrics.forgetting_metric import ForgettingMetric
 from fedexp.rundir.identity import flatten
-from fedexp.trackers.base import CallbackConfig, TrackerConfig
 
 T = TypeVar("T")
 
@@ -42,62 +32,6 @@ OmegaConf.register_new_resolver(
     replace=True,
 )
 KINDS = {int: "an integer", float: "a number", bool: "true or false", str: "a string"}
-
-# the nodes and groups whose classes do not need torch
-FIRST_NODES: dict[str, Any] = {
-    "seeds": Seeds,
-    "local": LocalTraining,
-    "public": Public,
-    "validation": Validation,
-    "stop": Stop,
-    "local_evaluation": LocalEvaluation,
-    "cohorts": Cohorts,
-    "schedule": DataSchedule,
-    "figures": Pictures,
-}
-FIRST_GROUPS: dict[str, Any] = {
-    "partition": Partitioner,
-    "forgetting_metric": list[ForgettingMetric],
-    "tracker": list[TrackerConfig],
-    "callback": list[CallbackConfig],
-}
-LATER = (
-    *("server", "surrogate", "dataset", "scenario", "model", "algorithm", "analysis", "hardware"),
-)
-
-
-def check_first(config: DictConfig, typed: Sequence[str]) -> None:
-    """Raise ConfigError for invalid values that can be found without importing torch.
-
-    typed: the overrides of the command. If only `build` can check one of their values, this
-    function raises nothing, and `build` reports all errors at once.
-    """
-    errors: list[str] = []
-    make_first(values_of(resolve(config)), errors)
-    later = any(key_of(text).partition(".")[0] in LATER and "." in key_of(text) for text in typed)
-    if errors and not later:
-        raise ConfigError("\n".join(deduplicate(errors, config)))
-
-
-def values_of(resolved: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the configuration's values in the form that `build` needs."""
-    return {**resolved, "figures": as_node(resolved.get("figures", True))}
-
-
-def make_first(values: Mapping[str, Any], errors: list[str]) -> dict[str, Any]:
-    """Return the parts of a configuration that do not need torch.
-
-    Messages about invalid values are appended to `errors`.
-    """
-    made: dict[str, Any] = {}
-    for name, schema in FIRST_NODES.items():
-        made[name] = attempt(errors, make, schema, values.get(name, {}), f"{name}.")
-    others = {*FIRST_NODES, *FIRST_GROUPS, *LATER, *partition_keys(values), "expected"}
-    own = {key: value for key, value in values.items() if key not in others}
-    made["settings"] = attempt(errors, make, Settings, own, "")
-    for group, base in FIRST_GROUPS.items():
-        made[group] = attempt(errors, make_group, values.get(group), group, base)
-    return made
 
 
 def make_group(node: object, group: str, annotation: Any) -> Any:
@@ -138,19 +72,6 @@ def deduplicate(errors: list[str], config: DictConfig) -> list[str]:
         return found is not None and found[1] in wrong
 
     return [line for line in lines if not follows_another(line)]
-
-
-def partition_keys(values: Mapping[str, Any]) -> set[str]:
-    """Return the top-level keys that belong to the partition, such as alpha and min_size.
-
-    These keys are also fields of the partition's node.
-    """
-    node = values.get("partition")
-    return (
-        set(node) - {f.name for f in dataclasses.fields(Settings)}
-        if isinstance(node, dict)
-        else set()
-    )
 
 
 def resolve(config: DictConfig) -> dict[str, Any]:

@@ -36,9 +36,9 @@ FIGURES = (
 WRITTEN = (
     *TABLES,
     *(SUMMARY, ERROR, PARTITION, CLASSES, "partition_task*.npz", "partition_from_round*.npz"),
-    *("origin.json", "fingerprint.json", "run.log", ".hydra/*.yaml", "checkpoint/*.pt"),
+    *("origin.json", "run.log", ".hydra/*.yaml", "checkpoint/*.pt"),
     *(f"{CLIENT_STATES}/*.pt", "models/round_*.pt"),
-    *("profile/operations.csv", "profile/trace.json.gz", "tensorboard/events.out.tfevents.*"),
+    "tensorboard/events.out.tfevents.*",
     *(
         f"analysis/*.{form}" for form in ("csv", "npz", "png", "pdf", "svg")
     ),  # fedexp-papers analyse

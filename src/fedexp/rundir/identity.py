@@ -25,11 +25,9 @@ FREE = (
     "callback",
     "checkpoint_interval",
     "figures",
-    "profile",  # in older configurations, like the other keys with this comment
     "data_dir",
     "choices",
     "expected",
-    "revisions",  # in older configurations
     "keep_models",
     "keep_local_models",
     "stop.minutes",
@@ -41,8 +39,6 @@ FREE = (
     "hardware.workers",
     "hardware.chunk",
     "hardware.cuda_graphs",
-    "hardware.jobs_per_gpu",  # in older configurations
-    "hardware.jobs_together",  # in older configurations
 )
 FREE_OF_DATASETS = ("data_dir", "url")  # fields of a data set
 DATASETS = ("dataset.", "surrogate.dataset.", "surrogate.options.", "scenario.domains.")

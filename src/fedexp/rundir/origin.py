@@ -14,8 +14,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf, open_dict
-
 from fedexp.core import storage
 from fedexp.core.errors import ConfigError
 from fedexp.rundir import contents
@@ -26,10 +24,6 @@ KEYS = ("identity", "directory", "shape", "parts", "values")
 # Keys that name files. They may name another place when a run is resumed, since the content of the
 # files is compared.
 PATH = re.compile(r".*\.(root|path|weights)")
-PATHS = (
-    *("data_dir", "dataset.root", "surrogate.options.data_dir", "surrogate.options.root"),
-    *("partition.path", "cohorts.path", "model.weights"),
-)
 
 
 def read(directory: Path) -> dict[str, Any]:
@@ -105,31 +99,3 @@ def check_data(directory: Path, data: Mapping[str, str], accepts: bool) -> None:
             f" {'; '.join(lines)})\naccept_changed_data=true continues with the changed data and"
             " records the change"
         )
-
-
-def with_original_paths(config: DictConfig, directory: Path, typed: Sequence[str]) -> DictConfig:
-    """Return a resumed run's configuration with absolute data paths.
-
-    A stored relative path refers to the working directory of the command that started the run. A
-    path given in the command that resumes the run is not changed.
-
-    typed: the keys given in the command that resumes the run.
-    """
-    place = read(directory)["directory"]
-    changed = config.copy()
-    with open_dict(changed):
-        for key in PATHS:
-            value = OmegaConf.select(changed, key, throw_on_resolution_failure=False)
-            if key in typed or not isinstance(value, str):
-                continue
-            if key != "data_dir" and is_interpolated(changed, key):
-                continue
-            if not Path(value).is_absolute() and Path(place, value).exists():
-                OmegaConf.update(changed, key, str(Path(place, value)))
-    return changed
-
-
-def is_interpolated(config: DictConfig, key: str) -> bool:
-    """Return whether the value of a key refers to other keys, as in ${data_dir}/photos."""
-    parent, _, name = key.rpartition(".")
-    return OmegaConf.is_interpolation(OmegaConf.select(config, parent), name)

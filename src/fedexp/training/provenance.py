@@ -30,6 +30,7 @@ def environment(hardware: Resolved) -> dict[str, Any]:
     }
 
 
+@functools.cache
 def versions(*packages: str) -> dict[str, str]:
     """Return the versions of fedexp, Python and the given packages, if they are installed."""
     found = {"fedexp": fedexp.__version__, "python": platform.python_version()}

@@ -8,7 +8,6 @@ this number, so such a run cannot be extended.
 import logging
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,6 @@ import torch
 from fedexp.algorithms.local_training import SCHEDULES_OVER_ALL_ROUNDS
 from fedexp.config.build import Built
 from fedexp.config.cohorts import check_completed_rounds
-from fedexp.config.overrides import key_of, typed_overrides
 from fedexp.core import storage
 from fedexp.core.errors import ConfigError
 from fedexp.data.partitioned import Partition, find_task_partitions
@@ -40,18 +38,6 @@ log = logging.getLogger("fedexp")
 # options that may change when a run is extended
 LENGTH = ("rounds", "scenario.rounds_per_task")
 EXTENDABLE = (*LENGTH, "stop.patience", "stop.metric")
-
-
-def with_original_paths(job: Job) -> Job:
-    """Return a resumed job whose data paths refer to the same files as when the run was started.
-
-    Relative paths are resolved from the directory in which the run was started. Other jobs are
-    returned unchanged.
-    """
-    if job.sweep is not None or job.config.get("resume") is None:
-        return job
-    typed = [key_of(override) for override in typed_overrides(job.overrides)]
-    return replace(job, config=origin.with_original_paths(job.config, job.directory, typed))
 
 
 def check_start(job: Job, built: Built) -> bool:

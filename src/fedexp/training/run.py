@@ -36,7 +36,6 @@ from fedexp.training.resuming import (
     remove_failed_attempt,
     require_new,
     restore_state,
-    with_original_paths,
 )
 from fedexp.training.rounds import run_rounds
 from fedexp.training.rows import merge_values
@@ -55,7 +54,6 @@ def train_run(job: Job) -> dict[str, Any]:
     If a user error is found before the run starts, ConfigError is raised, and the run writes no
     files. If a user error is found later, RunFailed is raised.
     """
-    job = with_original_paths(job)
     built = build(job.config)
     for each in (*built.tracker, *built.callback):
         each.check()
@@ -168,7 +166,10 @@ def finish(run: Run, callbacks: list[Callback], info: RunInfo) -> dict[str, Any]
     summary = summarise(run)
     if "hint" in summary:
         log.warning("algorithm=%s: %s", run.job.choices["algorithm"], summary["hint"])
-    pictures = write_results(run.directory, summary, run.built.figures)
+    look = run.built.figures
+    if run.job.sweep is not None and not run.built.tracker:
+        look = replace(look, draw=False)  # `fedexp figures <sweep>` draws them
+    pictures = write_results(run.directory, summary, look)
     for each in callbacks:
         each.finish(summary, pictures, final_tables(run.directory))
     if run.job.place.alone:

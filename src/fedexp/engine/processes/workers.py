@@ -14,11 +14,11 @@ import subprocess
 import sys
 from collections import deque
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing.connection import wait
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, ClassVar
 
 from torch import Tensor
 
@@ -67,6 +67,7 @@ class Process:
             process_group=0,  # Ctrl+C in a terminal reaches only the parent
         )
         theirs.close()
+        self.number, self.threads = number, threads
         self.name = f"worker {number} (process {self.popen.pid})"
         self.channel = Channel(ours)
         self.order: Order | None = None  # the current order
@@ -104,6 +105,9 @@ class Workers(Engine):
     share: whether the cohort is divided among the processes in advance, so that the vectorised
     engine can train a process's clients together. False: a process receives one client at a time.
     """
+
+    # the processes of finished runs, for the next run; None: the processes end with their run
+    idle: ClassVar[list[Process] | None] = None
 
     def __init__(self, inner: Engine, hardware: Any, count: int, share: bool):
         self.inner, self.hardware, self.count, self.share = inner, hardware, count, share
@@ -159,7 +163,10 @@ class Workers(Engine):
 
     def close(self) -> None:
         for process in self._processes:
-            process.close()
+            if Workers.idle is None or process.order is not None:
+                process.close()
+            else:
+                Workers.idle.append(process)
         for _, parcel in self._sent.values():
             parcel.close()
         self._processes, self._sent = [], {}
@@ -220,7 +227,7 @@ class Workers(Engine):
 
     def _start(self, i: int) -> Process:
         """Start process i and send it all orders that the other processes have received."""
-        process = Process(i, self.hardware.threads)
+        process = take_idle(i, self.hardware.threads) or Process(i, self.hardware.threads)
         with pack(partial(Worker.begin, hardware=self.hardware)) as begin:
             for parcel in (begin, *(parcel for _, parcel in self._sent.values())):
                 process.send(parcel)
@@ -260,3 +267,27 @@ class Workers(Engine):
         log.warning("%s; starting another worker", what)
         i = self._processes.index(process)
         self._processes[i] = self._start(i)
+
+
+@contextmanager
+def keeping_processes() -> Iterator[None]:
+    """Let the runs in the block use the same processes, which end with the block.
+
+    A new process takes seconds to import torch.
+    """
+    Workers.idle = []
+    try:
+        yield
+    finally:
+        for process in Workers.idle:
+            process.close()
+        Workers.idle = None
+
+
+def take_idle(number: int, threads: int) -> Process | None:
+    """Return a process of an earlier run that is still alive, or None."""
+    for process in Workers.idle or []:
+        if (process.number, process.threads) == (number, threads):
+            Workers.idle.remove(process)
+            return process if process.popen.poll() is None else None
+    return None
