@@ -75,7 +75,7 @@ def test_objective_must_be_a_finite_number():
 )
 def test_unknown_objective_is_rejected(name, views, words):
     with pytest.raises(ConfigError, match=words):
-        check_objective(name, views, ())
+        check_objective(name, views, ["forgetting"])
     check_objective("validation_consistency", ("validation",), ("consistency",))
 
 

@@ -8,13 +8,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from fedexp.data.views import VIEW_TABLES, file_in_view
+from fedexp.data.views import file_in_view
 from fedexp.rundir import checkpoint, csv_files, files, kept_models
 from fedexp.rundir.analyses import round_means
 from fedexp.trackers.base import Callback, RoundRecord
 from fedexp.training import rows
 from fedexp.training.simulation import Simulation
-from fedexp.training.state import RoundResult, Scores, State
+from fedexp.training.state import RoundResult, State
 
 log = logging.getLogger("fedexp")
 
@@ -40,29 +40,22 @@ class Recorder:
         """
         self.directory, self.simulation, self.callbacks = directory, simulation, callbacks
         self.stop_reason: str | None = None  # why a callback wants to end the run
-        self.views = simulation.runtime.views
-        names = [file_in_view(name, view) for name in VIEW_TABLES for view in self.views]
-        names += [files.ROUNDS, files.CLIENTS, files.TASKS]
-        names += [part.file for part in simulation.analysis.parts]
-        self.files = csv_files.RunFiles(directory, names, lengths)
+        columns = rows.table_columns(simulation)
+        columns |= {part.file: part.columns for part in simulation.analysis.parts}
+        self.round_columns = columns[files.ROUNDS]
+        self.files = csv_files.RunFiles(directory, columns, lengths)
         self.writing_seconds = 0.0  # time for the last round
         self.saving_seconds = 0.0  # time for the last checkpoint
         self._saved_at = time.perf_counter()
 
-    def write(
-        self,
-        state: State,
-        scores: Mapping[str, Scores],
-        result: RoundResult | None = None,
-    ) -> None:
+    def write(self, state: State, result: RoundResult | None = None) -> None:
         """Write the results of a round to the files, and pass them to the callbacks.
 
         state: the state of the run after the round.
-        scores: the scores of the global model in each view. Empty if the round is not evaluated.
         result: the result of the round. None for the initial model.
         """
         start = time.perf_counter()
-        row = rows.round_row(self.simulation, state, scores, result)
+        row = rows.round_row(self.simulation, state, result)
         analysed: dict[str, float] = {}
         if result is not None:
             for name, measured in result.analyses.items():
@@ -88,7 +81,7 @@ class Recorder:
     def _call_back(self, state: State, row: rows.Row, analysed: Mapping[str, float]) -> None:
         record = RoundRecord(
             state.round,
-            {name: rows.json_value(value) for name, value in row.items() if name != "round"},
+            {name: rows.json_value(row.get(name)) for name in self.round_columns[1:]},
             state.records,
             analysed,
             {part: state.server[part] for part in ("params", "buffers")},

@@ -23,10 +23,7 @@ from fedexp.data.types import ImageData
 from fedexp.engine.network import LiveNetwork, flush_subnormals, seeded_torch
 from fedexp.training.analysing import alignment_rows, analyse, trained_models
 from fedexp.training.evaluation import (
-    distributed_accuracy,
     evaluate,
-    evaluate_personal,
-    local_accuracy,
     select_model,
 )
 from fedexp.training.exchange import (
@@ -85,15 +82,10 @@ def run_rounds(
 
 def record_initial(simulation: Simulation, state: State, recorder: Recorder) -> None:
     """Test and record the initial model as round 0."""
-    scores = evaluate(simulation, state.server, {}, 0)
+    tests = evaluate(simulation, state.server, {}, 0)
     with defer_signals():
-        state.add_scores(0, scores)
-        if simulation.metrics.needs_personal:  # all personal models are the initial model
-            clients = (simulation.settings.num_clients, 1)
-            for view, each in scores.items():
-                everyone = np.tile(each.class_accuracy, clients)
-                state.records[view].add_personal(0, everyone)
-        recorder.write(state, scores)
+        state.add_tests(0, tests)
+        recorder.write(state)
 
 
 def record_round(state: State, result: RoundResult, recorder: Recorder) -> None:
@@ -104,7 +96,7 @@ def record_round(state: State, result: RoundResult, recorder: Recorder) -> None:
     with defer_signals():
         result.seconds["writing"] = recorder.writing_seconds
         state.advance(result)
-        recorder.write(state, result.scores, result)
+        recorder.write(state, result)
 
 
 def stop(state: State, recorder: Recorder, why: Mapping[str, Any]) -> None:
@@ -183,11 +175,7 @@ def collect_result(
     """
     number, first = state.round + 1, done[0]
     is_last = number == simulation.rounds
-    is_evaluated = simulation.is_evaluated(number)
-    scores = evaluate(simulation, server, states, number) if is_evaluated else {}
-    personal = {}
-    if is_evaluated and simulation.metrics.needs_personal:
-        personal = evaluate_personal(simulation, server, states, number)
+    tests = evaluate(simulation, server, states, number, state.server, done)
     alignment = measure_alignment(simulation, state.server, server, done) if is_last else []
     analyses = analyse(simulation, state, server, done)
     train_loss = mean_loss(first, simulation.runtime.local)
@@ -206,10 +194,7 @@ def collect_result(
         train_loss=train_loss,
         not_finite=diverged,
         lr=simulation.lr_at(number),
-        scores=scores,
-        local_accuracy=local_accuracy(simulation, done),
-        distributed_accuracy=distributed_accuracy(simulation, state.server, number),
-        personal=personal,
+        tests=tests,
         alignment=alignment,
         analyses=analyses,
         local_models=trained_models(done) if keeps_local else [],

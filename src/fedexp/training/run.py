@@ -39,7 +39,6 @@ from fedexp.training.resuming import (
     with_original_paths,
 )
 from fedexp.training.rounds import run_rounds
-from fedexp.training.rows import merge_values
 from fedexp.training.run_log import early_lines, run_log
 from fedexp.training.run_setup import Run, begin, handle_failures, locked_directory
 from fedexp.training.simulation import Simulation
@@ -184,18 +183,18 @@ def summarise(run: Run) -> dict[str, Any]:
     parts = origin.read(run.directory)["parts"]
     identity: dict[str, Any] = {name: run.job.choices[name] for name in groups}
     identity |= {"seed": run.built.settings.seed, "seeds": vars(run.built.seeds)}
-    return merge_values(
-        files.SUMMARY,
-        {"status": run.state.status},
-        identity,
-        {"sweep": sweep_name(run.job)},
-        {"identity": digest(run.values)},
-        summary_of(run.simulation, run.state),
-        environment(run.hardware),
-        {"checksums": run.checksums},
-        {"parts": parts} if len(parts) > 1 else {},
-        {"data": data_sizes(run.simulation), "peak_memory": peak_memory(run.hardware.device)},
-    )
+    return {
+        "status": run.state.status,
+        **identity,
+        "sweep": sweep_name(run.job),
+        "identity": digest(run.values),
+        **summary_of(run.simulation, run.state),
+        **environment(run.hardware),
+        "checksums": run.checksums,
+        **({"parts": parts} if len(parts) > 1 else {}),
+        "data": data_sizes(run.simulation),
+        "peak_memory": peak_memory(run.hardware.device),
+    }
 
 
 def data_sizes(simulation: Simulation) -> dict[str, int]:
