@@ -2,18 +2,16 @@
 
 import json
 import shutil
-from types import SimpleNamespace
 
 import pandas as pd
 import pytest
 import yaml
 from helpers import SMALL, add_class, assert_same_run, summary_of
 
-from fedexp.config.settings import Stop
 from fedexp.core import storage
 from fedexp.core.errors import ConfigError
 from fedexp.rundir import origin
-from fedexp.training import resuming, stopping
+from fedexp.training import resuming
 
 RUN = ("algorithm=scaffold", *SMALL, "local.batch_size=200")  # one step a client
 
@@ -187,17 +185,6 @@ def test_patience_uses_test_data_only_on_request(fedexp):
     fedexp.done(
         *RUN, "rounds=3", "stop.patience=1", "stop.metric=test_accuracy", "hydra.run.dir=run"
     )
-
-
-def test_round_that_exceeds_minutes_is_not_started(monkeypatch):
-    """The minute begins at second 100, so 10 seconds are left at second 150."""
-    clock, stop = [100.0], Stop(patience=None, metric=None, minutes=1.0)
-    monkeypatch.setattr(stopping, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
-    watch = stopping.Stopping(SimpleNamespace(stop=stop))
-    clock[0] = 150.0
-    state = SimpleNamespace(round=3, accuracy=[(3, 0.5)])
-    assert watch.reason(state, 9.5) == {}
-    assert watch.reason(state, 10.0) == {"by": "minutes", "minutes": 1.0}
 
 
 @pytest.mark.slow

@@ -5,8 +5,7 @@ This module contains no code for particular algorithms.
 
 import logging
 import math
-import time
-from collections import ChainMap, deque
+from collections import ChainMap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -21,7 +20,7 @@ from fedexp.core.tree import Tree
 from fedexp.data.changes import describe_change
 from fedexp.data.types import ImageData
 from fedexp.engine.network import LiveNetwork, flush_subnormals, seeded_torch
-from fedexp.training.analysing import alignment_rows, analyse, trained_models
+from fedexp.training.analysing import alignment_rows, analyse
 from fedexp.training.evaluation import (
     evaluate,
     select_model,
@@ -34,11 +33,11 @@ from fedexp.training.exchange import (
     aggregate_all,
     find_non_finite,
     sample,
+    trained_models,
 )
 from fedexp.training.recorder import Recorder, defer_signals
 from fedexp.training.simulation import Simulation
 from fedexp.training.state import RoundResult, State
-from fedexp.training.stopping import CALLBACK, Stopping
 
 log = logging.getLogger("fedexp")
 
@@ -48,32 +47,21 @@ def run_rounds(
     state: State,
     recorder: Recorder,
 ) -> State:
-    """Run the remaining rounds, until the last round or until `stop` ends the run.
+    """Run the remaining rounds, until the last round or until a callback ends the run.
 
     If the run is interrupted, the state after the last complete round is saved.
 
     state: the state from which the run continues.
     """
-    stopping = Stopping(simulation)
-    recent = deque([state.seconds / state.round if state.round else 0.0], maxlen=3)
     try:
         if not state.record.rounds:
             record_initial(simulation, state, recorder)
-        if state.status == "running" and stopping.is_out_of_patience(state):
-            # the run was interrupted after the last round, before it was stopped
-            stop(state, recorder, stopping.reason(state, 0.0))
         if state.status == "running":
             simulation.engine.start(simulation.runtime, select_model(state.server))
         while state.status == "running":
-            start = time.perf_counter()
             result = play_round(simulation, state)
             record_round(state, result, recorder)
-            recent.append(time.perf_counter() - start)
-            why = stopping.reason(state, max(recent))
-            if not why and recorder.stop_reason is not None:
-                why = {"by": CALLBACK, "reason": recorder.stop_reason}
-            if state.status == "running" and why:
-                stop(state, recorder, why)
+            del result  # before the next round, since it holds the clients' models
     except KeyboardInterrupt:
         recorder.save_checkpoint(state)
         raise
@@ -97,16 +85,6 @@ def record_round(state: State, result: RoundResult, recorder: Recorder) -> None:
         result.seconds["writing"] = recorder.writing_seconds
         state.advance(result)
         recorder.write(state, result)
-
-
-def stop(state: State, recorder: Recorder, why: Mapping[str, Any]) -> None:
-    """End the run after a round that has been recorded.
-
-    why: the reason, as stored in `State.stopped`.
-    """
-    with defer_signals():
-        state.stop(why)
-        recorder.save_checkpoint(state)
 
 
 @flush_subnormals()
@@ -182,7 +160,6 @@ def collect_result(
     diverged = diverged_clients(number, train_loss, server, done)
     clock.lap("evaluation")
     clock.move("train", "evaluation", sum(each.trained.evaluation_seconds for each in done))
-    keeps_local = simulation.settings.keeps_local_models(number)
     return RoundResult(
         round=number,
         is_last=is_last,
@@ -197,7 +174,7 @@ def collect_result(
         tests=tests,
         alignment=alignment,
         analyses=analyses,
-        local_models=trained_models(done) if keeps_local else [],
+        exchanges=done,
         examples=sum(schedule.examples for each in done for schedule in each.cohort.schedules),
         bytes_up=sum(each.bytes_up for each in done),
         bytes_down=sum(each.bytes_down for each in done),

@@ -10,7 +10,7 @@ from fedexp.algorithms.base import FedAvg
 from fedexp.algorithms.interfaces import Federation, PublicData
 from fedexp.algorithms.server_optimizers import NO_SERVER_OPTIMIZER, ServerOptimizer
 from fedexp.config.cohorts import Rounds
-from fedexp.config.settings import ALL_LOCAL, NO_STOP, LocalEvaluation, Seeds, Settings, Stop
+from fedexp.config.settings import ALL_LOCAL, LocalEvaluation, Seeds, Settings
 from fedexp.core.tree import Params, Tree
 from fedexp.data.partitioned import Partition, changed_partition_name, task_partition_name
 from fedexp.data.types import Data
@@ -58,7 +58,6 @@ class Simulation:
     # numbers of clients and examples that training leaves out because of batch norm or
     # local.drop_last
     left_out: dict[str, int] = field(default_factory=dict)
-    stop: Stop = NO_STOP
     local_evaluation: LocalEvaluation = ALL_LOCAL
     # int [K, T]: each client's task at each stage; None: the same task for all clients
     task_orders: np.ndarray | None = None

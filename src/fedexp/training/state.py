@@ -3,19 +3,22 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from fedexp.algorithms.interfaces import Federation
-from fedexp.core.tree import Params, Tree
+from fedexp.core.tree import Tree
 from fedexp.data.views import selection_view
 from fedexp.engine.base import Cohort
 from fedexp.metrics.record import Record
 from fedexp.rundir import files
 from fedexp.rundir.client_states import ClientStates, to
 from fedexp.rundir.files import CHECKPOINT_FORMAT
+
+if TYPE_CHECKING:
+    from fedexp.training.exchange import CohortResult
 
 # attributes of State that a checkpoint stores unchanged
 SAVED = (
@@ -63,8 +66,8 @@ class RoundResult:
     tests: dict[str, Scores]  # by the name of the test set; empty: this round is not evaluated
     alignment: list[dict[str, Any]]  # alignment of neurons; empty: not measured
     analyses: dict[str, list[dict[str, Any]]]  # file name -> rows of an analysis
-    # `params` and `buffers` of the clients in the cohort; empty: not kept
-    local_models: list[dict[str, Params]]
+    # the exchanges with clients, those with the cohort first
+    exchanges: "Sequence[CohortResult]"
     examples: int  # number of examples trained on
     bytes_up: int
     bytes_down: int
