@@ -315,8 +315,8 @@ def test_local_models_are_tested_after_each_epoch():
         if not result.cohort.schedules[i].steps:  # batch norm has no batch of two of its examples
             assert (client, 1) not in tested
             continue
-        assert tested[client, 1] == short.local_accuracy["plain"][i].mean()
-        assert tested[client, 2] == result.local_accuracy["plain"][i].mean()
+        assert tested[client, 1] == short.tests["plain"].local[i].mean()
+        assert tested[client, 2] == result.tests["plain"].local[i].mean()
     assert len({tested[client, 0] for client in result.cohort.clients}) == 1
     assert {row["epoch"] for row in rows} == {0, 1, 2}
     ends = probed(make_simulation(analysis=replace(EPOCHS, between=False), **settings))

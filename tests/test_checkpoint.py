@@ -211,7 +211,7 @@ def test_csv_file_appears_with_its_rows(tmp_path, monkeypatch):
         replace(source, target)
 
     monkeypatch.setattr(os, "replace", moved)
-    file = CsvFile(tmp_path / "a.csv")
+    file = CsvFile(tmp_path / "a.csv", ("round", "value"))
     assert not (tmp_path / "a.csv").exists()
     file.append([])
     assert not (tmp_path / "a.csv").exists()
@@ -223,7 +223,7 @@ def test_csv_file_appears_with_its_rows(tmp_path, monkeypatch):
 
 def test_full_disk_leaves_no_partial_row(monkeypatch, tmp_path):
     """After some bytes the disk is full. The partial row is removed, and the row fits later."""
-    file, write = CsvFile(tmp_path / "a.csv"), os.write
+    file, write = CsvFile(tmp_path / "a.csv", ("round", "value")), os.write
     file.append(rows(2))
     before = (tmp_path / "a.csv").read_bytes()
     left = [5]
@@ -248,7 +248,7 @@ def test_full_disk_leaves_no_partial_row(monkeypatch, tmp_path):
 
 @pytest.mark.parametrize("remove", [os.unlink, lambda path: path.rename(path.with_name("b.csv"))])
 def test_removed_or_moved_csv_file_raises(remove, tmp_path):
-    file = CsvFile(tmp_path / "a.csv")
+    file = CsvFile(tmp_path / "a.csv", ("round", "value"))
     file.append(rows(2))
     remove(tmp_path / "a.csv")
     for call in (lambda: file.append(rows(1)), file.sync):

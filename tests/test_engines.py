@@ -461,6 +461,6 @@ def test_eval_interval_always_includes_the_last_round():
     state, evaluated = simulation.initial_state(), []
     for _ in range(3):
         result = play_round(simulation, state)
-        evaluated.append(bool(result.scores))
+        evaluated.append(bool(result.tests))
         state.advance(result)
     assert evaluated == [False, True, True]

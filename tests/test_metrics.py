@@ -19,7 +19,6 @@ from fedexp.metrics.forgetting_metric import (
     BackwardTransfer,
     Consistency,
     ForgettingDegree,
-    ForgettingMetric,
     InOutLocal,
     Metrics,
     RoundDrop,
@@ -436,31 +435,3 @@ def test_local_values_need_local_models_of_the_last_round():
     history.add(3, np.zeros(4))  # evaluated without local models
     assert ALL.client_values(history) == {}
     assert math.isnan(ALL.round_values(history)["local_round_forgetting"])
-
-
-def test_metrics_may_share_a_key_with_equal_values():
-    history = hand_history()
-    twice = Metrics(
-        members=(
-            RoundDrop(local=False),
-            RoundDrop(local=True),
-            BackwardTransfer(),
-            BackwardTransfer(),
-        )
-    )
-    assert twice.round_values(history).keys() == {
-        "round_forgetting",
-        "local_round_forgetting",
-        "forgetting",
-    }
-    start, _ = make_history(0)
-    assert math.isnan(twice.round_values(start)["forgetting"])  # nan agrees with nan
-
-    class Other(ForgettingMetric):
-        def round_values(self, history):
-            return {"forgetting": -1.0}
-
-    with pytest.raises(
-        ConfigError, match=r"return forgetting with different values, .* and -1\.0; rename"
-    ):
-        Metrics(members=[BackwardTransfer(), Other()]).round_values(history)

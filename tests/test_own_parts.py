@@ -2,8 +2,8 @@
 
 import inspect
 import re
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -17,10 +17,10 @@ from fedexp.config.values import make
 from fedexp.core.errors import ConfigError
 from fedexp.data.datasets import Dataset
 from fedexp.data.partition import Partitioner
-from fedexp.metrics.forgetting_metric import BackwardTransfer, ForgettingMetric, Metrics
+from fedexp.metrics.forgetting_metric import ForgettingMetric, Metrics
+from fedexp.metrics.record import Record
+from fedexp.testing import record
 from fedexp.training.checks import task_problems
-from fedexp.training.recorder import Recorder
-from fedexp.training.rounds import run_rounds
 from fedexp.training.summary import check_result_names
 from toy_federation import AUGMENTATION, CONF, PAIR, assert_close, composed, make_simulation, play
 
@@ -92,157 +92,104 @@ def test_value_that_is_not_finite_is_rejected(value):
 
 
 # --- a metric
-@dataclass(frozen=True)
 class Own(ForgettingMetric):
-    """Return the given columns of rounds.csv and clients.csv and keys of summary.json."""
+    """Return the given values, and in clients.csv the given ones too."""
 
-    columns: tuple[str, ...] = ()
-    keys: tuple[str, ...] = ()
-    of_clients: tuple[str, ...] = ()
-    needs_local: bool = True
-    from_round: int = 0
+    columns: ClassVar = {"mine": "max"}
+    of_clients = ("mine",)
+    of_rounds: Any = np.nan
+    of_each: Any = (1.0, 1.0, 1.0, 1.0)
+    of_run: Any = np.nan
+    needs_local = True
 
-    def round_values(self, history):
-        return dict.fromkeys(self.columns if history.rounds[-1] >= self.from_round else (), 1.0)
+    def round_values(self, record):
+        return {"mine": self.of_rounds}
 
-    def local_values(self, history, index):
-        return {name: np.ones(len(history.sampled[index])) for name in self.of_clients}
+    def local_values(self, record, index):
+        return {"mine": self.of_each}
 
-    def summary(self, history):
-        return dict.fromkeys(self.keys, 1.0)
+    def summary(self, record):
+        return {"mine": self.of_run}
+
+
+def declares(*names, further=(), base=ForgettingMetric):
+    """Return a metric that only declares names."""
+    values = {"columns": dict.fromkeys(names, "max"), "further": dict.fromkeys(further, "max")}
+    return type("Declared", (base,), values)()
 
 
 def run(directory, metric, **options):
-    directory.mkdir(exist_ok=True)
-    simulation = make_simulation(forgetting_metric=metric, rounds=2, **options)
-    check_result_names(simulation)
-    recorder, state = Recorder(directory, simulation, [], None), simulation.initial_state()
-    try:
-        run_rounds(simulation, state, recorder)
-    finally:
-        recorder.close()
-    return state
+    return record(make_simulation(forgetting_metric=metric, rounds=2, **options), directory)
 
 
 AUGMENTED = {"test_views": ["plain", "augmented"]}
 
 
 @pytest.mark.parametrize(
-    ("given", "file", "options"),
+    ("metric", "file", "options"),
     [
-        *(({"columns": ("mine", name)}, "rounds", {}) for name in ("round", "test_accuracy", "lr")),
-        *(({"keys": (name,)}, "summary", {}) for name in ("accuracy", "seconds", "status")),
-        ({"columns": ("commit",), "keys": ("commit",)}, "summary", {}),
-        ({"of_clients": ("train_loss",)}, "clients", {}),
-        ({"columns": ("test_accuracy_augmented",)}, "rounds", AUGMENTED),
+        *((declares("mine", name), "rounds", {}) for name in ("round", "test_accuracy", "lr")),
+        *((declares(further=[name]), "summary", {}) for name in ("accuracy", "seconds", "status")),
+        (declares("commit"), "summary", {}),
+        (declares("test_accuracy_augmented"), "rounds", AUGMENTED),
+        (declares("lr"), "rounds", {"algorithm": FedRep(head_epochs=1)}),
     ],
 )
-def test_metric_cannot_use_a_reserved_name(given, file, options, tmp_path):
-    """If the names are known in advance, nothing is trained or written."""
-    name = next(reversed(given.values()))[-1]
+def test_metric_cannot_use_a_reserved_name(metric, file, options):
+    name = [*metric.columns, *metric.further][-1]
     message = rf"forgetting_metric: {file}\..* already has a value named {name}; rename"
     with pytest.raises(ConfigError, match=message):
-        run(tmp_path / "run", Own(**given), **options)
-    assert (tmp_path / "run" / "rounds.csv").exists() == (file == "clients")
+        check_result_names(make_simulation(forgetting_metric=metric, **options))
 
 
-def test_reserved_name_is_rejected_with_personal_models():
-    own, evaluate = FedRep(head_epochs=1), ["global", "personal"]
-    with pytest.raises(ConfigError, match=r"rounds\.csv already has a value named lr"):
-        check_result_names(
-            make_simulation(own, forgetting_metric=Own(columns=("lr",)), evaluate=evaluate)
-        )
+def test_metrics_of_two_classes_cannot_share_a_name():
+    message = "Declared and BackwardTransfer both declare forgetting; rename it in your metric"
+    with pytest.raises(ConfigError, match=message):
+        make_simulation(forgetting_metric=declares("forgetting"))
 
 
 def test_columns_of_a_user_metric_are_written_once(tmp_path):
-    state = run(tmp_path / "run", Own(columns=("mine",), keys=("mine",), of_clients=("mine",)))
-    assert state.status == "completed"
+    assert run(tmp_path, Own()).status == "completed"
     for name in ("rounds.csv", "clients.csv"):
-        header = (tmp_path / "run" / name).read_text().splitlines()[0].split(",")
+        header = (tmp_path / name).read_text().splitlines()[0].split(",")
         assert header.count("mine") == 1
-
-
-class Gain(Own):
-    def summary(self, history):
-        return {"gain": max(float(accuracy.mean()) for accuracy in history.class_accuracy[1:])}
-
-
-def test_summary_of_a_user_metric_is_computed_after_training(tmp_path):
-    assert (
-        run(tmp_path / "run", Gain(columns=("mine",), needs_local=False), eval_interval=2).status
-        == "completed"
-    )
-
-
-def test_metrics_with_equal_names_are_rejected(tmp_path):
-    """Both values are nan until the second round."""
-    with pytest.raises(
-        ConfigError,
-        match=r"two metrics return forgetting with different values, .* and 1\.0; rename",
-    ):
-        run(
-            tmp_path / "run",
-            Metrics(members=(BackwardTransfer(), Own(columns=("forgetting",), from_round=0))),
-        )
-
-
-@dataclass(frozen=True)
-class Wrong(ForgettingMetric):
-    """Return the given values from the second evaluated round on, and nan before."""
-
-    of_rounds: Any = np.nan
-    of_clients: Any = None
-    of_run: Any = np.nan
-    needs_local: bool = True
-
-    def round_values(self, history):
-        return {"mine": self.of_rounds if len(history.rounds) > 1 else np.nan}
-
-    def local_values(self, history, index):
-        return {} if self.of_clients is None else {"mine": self.of_clients}
-
-    def summary(self, history):
-        return {"mine": self.of_run}
 
 
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        (
-            {"of_rounds": [0.5, 0.25]},
-            r"\[0\.5, 0\.25\], but mine must be one number \(nan if undefined\)",
-        ),
+        ({"of_rounds": [0.5, 0.25]}, r"\[0\.5, 0\.25\], but mine must be one number \(nan if"),
         ({"of_rounds": None}, "None, but mine must be one number"),
         ({"of_rounds": torch.tensor(0.5)}, r"tensor\(0\.5000\), but mine must be one number"),
         ({"of_run": {"a": 1.0}}, r"\{'a': 1\.0\}, but mine must be one number"),
-        ({"of_clients": 0.5}, r"0\.5, but mine must be 4 numbers, one for each client"),
-        ({"of_clients": [[1], [1, 2], [1], [1]]}, "must be 4 numbers, one for each client"),
-        ({"of_clients": np.zeros((4, 3))}, "must be 4 numbers, one for each client"),
+        ({"of_each": 0.5}, r"0\.5, but mine must be 4 numbers, one for each client"),
+        ({"of_each": [[1], [1, 2], [1], [1]]}, "must be 4 numbers, one for each client"),
+        ({"of_each": np.zeros((4, 3))}, "must be 4 numbers, one for each client"),
     ],
 )
-def test_metric_must_return_numbers(given, message, tmp_path):
-    with pytest.raises(ConfigError, match="forgetting_metric: Wrong returns mine=.*" + message):
-        run(tmp_path / "run", Wrong(**given), eval_interval=1)
+def test_metric_must_return_numbers(given, message):
+    metrics, history = Metrics([Own(**given)]), Record(np.ones((4, 2), np.int64))
+    history.add(1, np.zeros(2))
+    history.add_local(1, np.arange(4), np.zeros((4, 2)))
+    kind = {"of_each": "client_values", "of_run": "summary"}.get(*given, "round_values")
+    with pytest.raises(ConfigError, match="forgetting_metric: Own returns mine=.*" + message):
+        getattr(metrics, kind)(history)
 
 
 @pytest.mark.parametrize("number", [1, True, np.float32(0.5), np.int64(2), np.nan, float("inf")])
 def test_metric_may_return_any_number_type(number, tmp_path):
-    state = run(
-        tmp_path / "run", Wrong(of_rounds=number, of_run=number, of_clients=np.full(4, number))
-    )
-    assert state.status == "completed"
+    given = Own(of_rounds=number, of_run=number, of_each=np.full(4, number))
+    assert run(tmp_path, given).status == "completed"
 
 
-def test_metric_must_return_a_dict(tmp_path):
-    class Scalar(Wrong):
-        def summary(self, history):
-            return 0.5
+@pytest.mark.parametrize("values", [0.5, {}, {"mine": 1.0, "late": 2.0}])
+def test_metric_must_return_the_values_that_it_declares(values):
+    class Other(Own):
+        def summary(self, record):
+            return values
 
-    with pytest.raises(
-        ConfigError,
-        match=r"Scalar returns 0\.5, but must return a dict that maps names to numbers",
-    ):
-        run(tmp_path / "run", Scalar())
+    with pytest.raises(ConfigError, match=r"Other returns .*, but .* that it declares: mine"):
+        Metrics([Other()]).summary(Record(np.ones((2, 2), np.int64)))
 
 
 # --- a data set

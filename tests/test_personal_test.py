@@ -177,13 +177,13 @@ def test_every_personal_model_is_tested(name, monkeypatch):
     )
     state = play(simulation, 2)
     counts = simulation.stages[0].partition.counts
-    found = evaluate_personal(simulation, state.server, state.clients, 2)
+    found = evaluate_personal(simulation, state.server, state.clients, "plain", 2)
     assert name == "fedpac" or 0 < len(state.clients) < 5
     models = [own_model(name, simulation, state, client) for client in range(5)]
     assert_close(tested[-5:], models)
     slow = [slow_accuracy(simulation, *pair) for pair in zip(models, counts, strict=True)]
-    assert own_mean(found["plain"], counts) == pytest.approx(slow, abs=1e-12)
-    assert np.array_equal(np.isnan(found["plain"]), counts == 0)
+    assert own_mean(found, counts) == pytest.approx(slow, abs=1e-12)
+    assert np.array_equal(np.isnan(found), counts == 0)
 
 
 @pytest.mark.parametrize("name", ["fedrod", "fedfomo"])
@@ -197,8 +197,6 @@ def test_views_test_personal_models_on_their_examples(name):
     )
     state = play(simulation, 2)
     runtime, counts = simulation.runtime, simulation.stages[0].partition.counts
-    found = evaluate_personal(simulation, state.server, state.clients, 2)
-    assert tuple(found) == ("plain", "validation")
     validation = runtime.data.validation
     sets = {
         "plain": (runtime.load_test, torch.arange(20)),
@@ -206,6 +204,7 @@ def test_views_test_personal_models_on_their_examples(name):
     }
     assert len(validation) == 11
     for view, (load, numbers) in sets.items():
+        found = evaluate_personal(simulation, state.server, state.clients, view, 2)
         x, y = load(numbers)
         for client in range(5):
             model = own_model(name, simulation, state, client)
@@ -214,7 +213,7 @@ def test_views_test_personal_models_on_their_examples(name):
                 float(right[y == c].double().mean()) if counts[client, c] else np.nan
                 for c in range(4)
             ]
-            np.testing.assert_allclose(found[view][client], slow, rtol=0, atol=1e-12)
+            np.testing.assert_allclose(found[client], slow, rtol=0, atol=1e-12)
 
 
 def test_fedproto_predicts_nearest_prototype():
@@ -227,7 +226,7 @@ def test_fedproto_predicts_nearest_prototype():
     x, y = simulation.runtime.load_test(torch.arange(20))
     federation = simulation.stages[0].federation
     counts = simulation.stages[0].partition.counts
-    found = evaluate_personal(simulation, state.server, state.clients, 1)["plain"]
+    found = evaluate_personal(simulation, state.server, state.clients, "plain", 1)
     for client in range(5):
         kept = state.clients.get(client, simulation.initial)
         model = simulation.algorithm.personal_model(state.server, client, kept, federation)
@@ -316,7 +315,7 @@ def test_local_models_have_personal_columns(tmp_path):
     from fedexp.training.rounds import play_round
 
     found = play_round(simulation, state)
-    local = found.local_accuracy["plain"]
+    local = found.tests["plain"].local
     counts = simulation.stages[0].partition.counts
     shares = (local * counts).sum(1) / counts.sum(1)
     assert float(rows[3]["personal_local_accuracy"]) == pytest.approx(shares.mean(), abs=1e-12)
@@ -357,7 +356,7 @@ def test_personal_accuracy_weights_all_tasks_so_far(tmp_path):
     assert second[:, 2:].any()
     # a client's own model is tested on the classes that it holds in any task
     own = make_simulation(PERSONAL["fedrod"], scenario=TWO_TASKS, sizes=(3, 4, 5), rounds=2)
-    found = evaluate_personal(own, own.initial_state().server, {}, 1)["plain"]
+    found = evaluate_personal(own, own.initial_state().server, {}, "plain", 1)
     assert np.array_equal(np.isnan(found), first + second == 0)
     assert (first + second == 0).any()
 

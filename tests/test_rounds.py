@@ -111,9 +111,9 @@ def test_second_exchange_continues_from_the_first():
     assert result.losses == first.losses
     assert result.examples == 2 * first.examples
     assert (result.bytes_up, result.bytes_down) == (2 * first.bytes_up, 2 * first.bytes_down)
-    found, expected = result.local_accuracy["plain"], local_accuracy(once, [second])["plain"]
+    found, expected = result.tests["plain"].local, local_accuracy(once, [second], "plain")
     np.testing.assert_array_equal(found, expected)
-    assert (found != first.local_accuracy["plain"]).any()
+    assert (found != first.tests["plain"].local).any()
     server = aggregate(once.server_optimizer, once.algorithm, first.server, second)
     assert_close(result.server["params"], server["params"], 0)
 
@@ -166,7 +166,7 @@ def state_after(simulation, *accuracies):
     """Return the state after rounds 0, 1, ... with these accuracies in each class."""
     state = simulation.initial_state()
     for number, value in enumerate(accuracies):
-        state.add_scores(number, {"plain": Scores(np.full(4, value), value, [], 1.0)})
+        state.add_tests(number, {"plain": Scores(np.full(4, value), value, [], 1.0)})
     return state
 
 

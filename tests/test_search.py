@@ -10,7 +10,7 @@ from fedexp.config.settings import NO_STOP, Stop
 from fedexp.core.errors import ConfigError
 from fedexp.data.views import VALIDATION
 from fedexp.rundir.objective import check_objective, direction_of, objective_name, objective_value
-from fedexp.training.stopping import Stopping, is_finished, rounds_without_improvement
+from fedexp.training.stopping import EarlyStop, is_finished, rounds_without_improvement
 from toy_federation import composed
 
 OPTIONS = {"n_trials": 4, "n_jobs": None, "sampler": "tpe", "seed": 0}
@@ -75,7 +75,7 @@ def test_objective_must_be_a_finite_number():
 )
 def test_unknown_objective_is_rejected(name, views, words):
     with pytest.raises(ConfigError, match=words):
-        check_objective(name, views, ())
+        check_objective(name, views, ["forgetting"])
     check_objective("validation_consistency", ("validation",), ("consistency",))
 
 
@@ -141,11 +141,14 @@ def test_patience_counts_rounds_since_the_best_round():
     assert rounds_without_improvement([(0, 0.9), (2, 0.1), (4, 0.3), (6, 0.3), (8, 0.2)]) == 2
 
 
-def seen(*accuracy):
-    """Return a state after these evaluated rounds."""
-    rounds = [(0, 0.0), *enumerate(accuracy, 1)]
-    records = {VALIDATION: SimpleNamespace(curve=rounds)}
-    return SimpleNamespace(round=len(accuracy), records=records)
+def answers(stop, *accuracy):
+    """Return the answer of EarlyStop after each of these evaluated rounds."""
+    callback, curve, found = EarlyStop(stop), [(0, 0.0)], []
+    for number, value in enumerate(accuracy, 1):
+        curve.append((number, value))
+        records = {VALIDATION: SimpleNamespace(curve=curve)}
+        found.append(callback.after_round(SimpleNamespace(round=number, records=records)))
+    return found
 
 
 def test_patience_ends_a_run_without_improvement():
@@ -153,36 +156,18 @@ def test_patience_ends_a_run_without_improvement():
 
     An equal accuracy is not an improvement.
     """
-    stop = Stop(patience=2, metric=None, minutes=None)
-    stopping = Stopping(SimpleNamespace(stop=stop))
-    ended = {"by": "patience", "patience": 2}
-    assert stopping.reason(seen(0.5), 0.0) == stopping.reason(seen(0.5, 0.4), 0.0) == {}
-    assert stopping.reason(seen(0.5, 0.4, 0.6), 0.0) == {}
-    assert (
-        stopping.reason(seen(0.5, 0.4, 0.3), 0.0)
-        == stopping.reason(seen(0.5, 0.4, 0.5), 0.0)
-        == ended
-    )
+    stop, ended = Stop(patience=2, metric=None, minutes=None), {"by": "patience", "patience": 2}
+    assert answers(stop, 0.5, 0.4, 0.6) == [None] * 3
+    assert answers(stop, 0.5, 0.4, 0.3) == answers(stop, 0.5, 0.4, 0.5) == [None, None, ended]
 
 
 def test_time_limit_ends_a_run_before_a_round_that_exceeds_it(monkeypatch):
-    """Two minutes from second 1,000 end at second 1,120.
-
-    At second 1,100, a round of 19 seconds starts, and a round of 20 seconds does not.
-    """
-    now = [1000.0]
-    monkeypatch.setattr("time.perf_counter", lambda: now[0])
-    stopping = Stopping(SimpleNamespace(stop=Stop(patience=None, metric=None, minutes=2.0)))
-    ended = {"by": "minutes", "minutes": 2.0}
-    now[0] = 1100.0
-    assert [stopping.reason(seen(0.5), seconds) for seconds in (0.0, 19.0, 20.0, 21.0)] == [
-        {},
-        {},
-        ended,
-        ended,
-    ]
-    now[0] = 1120.0
-    assert stopping.reason(seen(0.5), 0.0) == ended
+    """A minute from second 100 ends at second 160: after a round of 30 seconds, 30 are left."""
+    clock, stop = iter([100.0, 129.0, 130.0]), Stop(patience=None, metric=None, minutes=1.0)
+    monkeypatch.setattr("time.perf_counter", lambda: next(clock))
+    assert answers(stop, 0.5, 0.5) == [None, None]
+    clock = iter([100.0, 130.0])
+    assert answers(stop, 0.5) == [{"by": "minutes", "minutes": 1.0}]
 
 
 def test_stopped_run_counts_as_finished_for_the_same_options():

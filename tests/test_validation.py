@@ -20,7 +20,6 @@ from fedexp.data.views import configured_views, evaluation_views, name_in_view
 from fedexp.engine.base import Shared
 from fedexp.figures import list_figures
 from fedexp.figures.load import load_run_data
-from fedexp.figures.pictures import Pictures
 from fedexp.metrics.forgetting_metric import RoundDrop
 from fedexp.rundir import checkpoint, files
 from fedexp.rundir.reader import RunDirectory
@@ -69,7 +68,7 @@ def recorded(directory, **options):
         "algorithm": "fedavg",
         "dataset": "noise",
     } | summary_of(simulation, state)
-    write_results(directory, summary, Pictures(draw=False))
+    write_results(directory, summary)
     return simulation, state, json.loads((directory / files.SUMMARY).read_text())
 
 

@@ -14,7 +14,6 @@ from fedexp.data.views import require_views
 from fedexp.engine.base import Shared
 from fedexp.figures import list_figures
 from fedexp.figures.load import load_run_data
-from fedexp.figures.pictures import Pictures
 from fedexp.metrics.forgetting_metric import RoundDrop
 from fedexp.rundir import files
 from fedexp.rundir.reader import RunDirectory
@@ -118,7 +117,7 @@ def full_run(simulation, directory, resume=False):
     """Run to the end. Return the rows of rounds.csv without times, and the summary."""
     state = record(simulation, directory, resume)
     summary = summary_of(simulation, state)
-    write_results(directory, summary, Pictures(draw=False))
+    write_results(directory, summary)
     return rows_of(directory / files.ROUNDS), summary
 
 

@@ -21,7 +21,7 @@ from fedexp.engine.sequential import ClientFailure, Sequential
 from fedexp.engine.vectorised.engine import Vectorised
 from fedexp.models.own import OwnModel
 from fedexp.testing import assert_equal
-from toy_federation import PROCESS, assemble, make_simulation
+from toy_federation import LARGER, PROCESS, assemble, make_simulation
 
 
 def pair():

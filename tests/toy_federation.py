@@ -122,6 +122,8 @@ ALL = Metrics(
     ]
 )
 
+DROP = RoundDrop(local=False)
+
 # classes 0 and 1, then 2 and 3; two rounds each
 TWO_TASKS = ClassIncremental(
     rounds_per_task=2,
@@ -244,7 +246,7 @@ def make_simulation(
         "partition": Ragged(sizes=sizes),
         "model": model or CNN(channels=(3,), kernel=3, padding=1, hidden=(8,)),
         "algorithm": algorithm or FedAvg(),
-        "forgetting_metric": [forgetting_metric or RoundDrop(local=False)],
+        "forgetting_metric": getattr(forgetting_metric, "members", [forgetting_metric or DROP]),
         "analysis": [analysis] if analysis else [],
         "hardware": Hardware(**SIMULATED | {"engine": engine, "threads": threads}),
         "tracker": [],

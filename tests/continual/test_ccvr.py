@@ -143,7 +143,7 @@ def test_local_only_accuracy_is_the_mean_over_all_clients():
     assert len(state.clients) == 2
     x, y = runtime.load_test(torch.arange(20), None)
     right = torch.stack([runtime.net(model, x).logits.argmax(1) == y for model in models]).double()
-    scores = result.scores[PLAIN]
+    scores = result.tests[PLAIN]
     assert scores.accuracy == pytest.approx(float(right.mean()), abs=1e-12)
     classes = [float(right[:, y == c].mean()) for c in range(CLASSES)]
     assert scores.class_accuracy.tolist() == pytest.approx(classes, abs=1e-12)

@@ -76,6 +76,7 @@ class Analysis(Checked, prefix="analysis."):
 
     # name of the analysis's file in the run directory; empty: it writes no file
     file: ClassVar[str] = ""
+    columns: ClassVar[tuple[str, ...]] = ()  # of its file
 
     @property
     def parts(self) -> "Sequence[Analysis]":
@@ -132,6 +133,8 @@ class WeightDivergence(PeriodicAnalysis):
     """
 
     file = "weight_divergence.csv"
+    columns = ("round", "client", "layer", "l1", "others_l1", "l2", "others_l2")
+    columns += ("distribution_distance",)
 
     def rows(self, measured: RoundMeasurements) -> list[Row]:
         if measured.local is None:
@@ -164,6 +167,8 @@ class GradientDiversity(PeriodicAnalysis):
     """
 
     file = "gradient_diversity.csv"
+    columns = ("round", "layer", "clients", "gradient_diversity", "weighted_gradient_diversity")
+    columns += ("mean_squared_norm", "squared_norm_of_mean")
 
     def rows(self, measured: RoundMeasurements) -> list[Row]:
         gradients, count = measured.gradients(), len(measured.clients)
@@ -190,6 +195,7 @@ class CKA(PeriodicAnalysis):
     """
 
     file = "cka.csv"
+    columns = ("round", "cka")
 
     def rows(self, measured: RoundMeasurements) -> list[Row]:
         return [{"round": measured.round, "cka": linear_cka(*measured.features())}]
@@ -205,6 +211,8 @@ class LocalEpochs(PeriodicAnalysis):
     """
 
     file = "local_epochs.csv"
+    columns = ("round", "client", "epoch", "test_accuracy", "in_local_accuracy")
+    columns += ("out_local_accuracy", "train_accuracy")
     # True: test after every epoch; False: only before the first and after the last epoch
     between: bool
     clients: CountOrNone  # how many clients to test per round, in cohort order; None: all

@@ -4,9 +4,9 @@ The formulas are in `fedexp.metrics.forgetting` and `fedexp.metrics.examples`.
 """
 
 import reprlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from numbers import Real
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -20,8 +20,19 @@ from fedexp.metrics.record import Record
 class ForgettingMetric(Checked, prefix="forgetting_metric."):
     """Base class of metrics. A metric computes named values from the record of a run.
 
-    The names are the same in all rounds. A value that is not defined yet is nan.
+    It declares their names, which are the same in all rounds. A value that is not defined yet is
+    nan.
     """
+
+    # The names of the values in rounds.csv and summary.json, each with `max` if a larger value is
+    # better and `min` otherwise; `further` are only in summary.json.
+    columns: ClassVar[Mapping[str, str]] = {}
+    further: ClassVar[Mapping[str, str]] = {}
+    of_clients: ClassVar[Sequence[str]] = ()  # names of the values in clients.csv
+
+    def names(self) -> Sequence[str]:
+        """Return the columns that the metric has with its options. By default, these are all."""
+        return tuple(self.columns)
 
     @property
     def needs_local(self) -> bool:
@@ -93,6 +104,8 @@ def _mean(values: np.ndarray | Sequence[float]) -> float:
 class BackwardTransfer(ForgettingMetric):
     """`forgetting`: the forgetting F up to this round (FedNTD Eq. 5)."""
 
+    columns: ClassVar = {"forgetting": "min"}
+
     def round_values(self, record: Record) -> dict[str, float]:
         return {"forgetting": forgetting.forgetting_f(record.matrix)}
 
@@ -106,7 +119,12 @@ class RoundDrop(ForgettingMetric):
     all rounds.
     """
 
+    columns: ClassVar = {"round_forgetting": "min", "local_round_forgetting": "min"}
+    of_clients = ("local_round_forgetting",)
     local: bool
+
+    def names(self) -> Sequence[str]:
+        return tuple(self.columns)[: 1 + self.local]
 
     @property
     def needs_local(self) -> bool:
@@ -143,6 +161,8 @@ class ForgettingDegree(ForgettingMetric):
     clipping, [S, C]. The summary is the mean over rounds.
     """
 
+    columns: ClassVar = {"forgetting_degree": "min"}
+    of_clients = ("forgetting_degree",)
     xi: Positive  # small constant in the denominator
 
     @property
@@ -169,6 +189,16 @@ class InOutLocal(ForgettingMetric):
     on the joint distribution of the cohort.
     """
 
+    columns: ClassVar = {
+        "in_local_accuracy": "max",
+        "in_local_accuracy_std": "min",
+        "out_local_accuracy": "max",
+        "out_local_accuracy_std": "min",
+        "global_in_accuracy": "max",
+        "global_out_accuracy": "max",
+    }
+    of_clients = ("in_local_accuracy", "out_local_accuracy")
+
     @property
     def needs_local(self) -> bool:
         return True
@@ -176,7 +206,7 @@ class InOutLocal(ForgettingMetric):
     def round_values(self, record: Record) -> dict[str, float]:
         clients = self.client_values(record)
         values = {}
-        for key in ("in_local_accuracy", "out_local_accuracy"):
+        for key in self.of_clients:
             column = clients.get(key, np.empty(0))
             values[key] = _mean(column)
             values[f"{key}_std"] = _mean((column - values[key]) ** 2) ** 0.5
@@ -199,6 +229,8 @@ class Consistency(ForgettingMetric):
     This is FedNTD Fig. 2b. The summary contains the mean over all rounds.
     """
 
+    columns: ClassVar = {"consistency": "max"}
+
     def round_values(self, record: Record) -> dict[str, float]:
         values = forgetting.consistency(record.matrix[-2:])
         return {"consistency": float(values[-1]) if values.size else float("nan")}
@@ -216,6 +248,9 @@ class ForgettingEvents(ForgettingMetric):
     test set) and `unforgettable_examples` (share of the test set). The sources are named in
     `fedexp.metrics.examples`.
     """
+
+    columns: ClassVar = {"forgotten_examples": "min", "learned_examples": "max"}
+    further: ClassVar = {"forgetting_events": "min", "unforgettable_examples": "max"}
 
     @property
     def needs_examples(self) -> bool:
@@ -257,19 +292,19 @@ class Alignment(ForgettingMetric):
 
 
 def checked(
-    metric: ForgettingMetric, values: object, clients: int | None = None
+    metric: ForgettingMetric, values: Any, names: Sequence[str], clients: int | None = None
 ) -> Mapping[str, Any]:
-    """Return a metric's values after checking that they can be written to a table.
+    """Return a metric's values after checking that they are those that it declares.
 
-    clients: the number of clients if each value must be a sequence with one number per client, or
-    None if each value must be a single number. Raises ConfigError for any other value. Only
-    user-defined metrics return such values.
+    names: the declared names. clients: the number of clients if each value must be a sequence with
+    one number per client, or None if each value must be a single number. Raises ConfigError for
+    other values. Only user-defined metrics return them.
     """
     name = f"forgetting_metric: {type(metric).__name__}"
-    if not isinstance(values, Mapping) or not all(isinstance(key, str) for key in values):
+    if not isinstance(values, Mapping) or set(values) != set(names):
         raise ConfigError(
-            f"{name} returns {reprlib.repr(values)}, but must return a dict that maps names to"
-            " numbers"
+            f"{name} returns {reprlib.repr(values)}, but must return a dict with a number for each"
+            f" name that it declares: {', '.join(names) or 'none'}"
         )
     for key, value in values.items():
         if clients is None:
@@ -292,65 +327,82 @@ def are_numbers(values: Any, count: int) -> bool:
     return array.shape == (count,) and array.dtype.kind in "biuf"
 
 
-def merge(results: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """Merge the results of several metrics into one dict.
-
-    Raises ConfigError if a key appears twice with different values, for example if a user-defined
-    metric uses the key of a built-in metric. Two nan values are equal.
-    """
-    merged: dict[str, Any] = {}
-    for result in results:
-        for key, value in result.items():
-            if not np.array_equal(merged.setdefault(key, value), value, equal_nan=True):
-                raise ConfigError(
-                    f"forgetting_metric: two metrics return {key} with different values,"
-                    f" {merged[key]} and {value}; rename the value in your metric"
-                )
-    return merged
+def directions() -> dict[str, str]:
+    """Return `max` or `min` for each name that a loaded metric declares."""
+    found: dict[str, str] = {}
+    for metric in ForgettingMetric.__subclasses__():
+        found = {**metric.columns, **metric.further, **found}
+    return found
 
 
-class Composite(ForgettingMetric):
-    """A metric that combines several metrics.
+class Metrics:
+    """The metrics of a run. If two of one class have the same names, their values must be equal.
 
-    If two metrics return the same key, they must return the same value for it.
+    Raises ConfigError if metrics of different classes declare the same name.
     """
 
-    def parts(self) -> Sequence[ForgettingMetric]:
-        raise NotImplementedError
+    def __init__(self, members: Sequence[ForgettingMetric]):
+        self.members = members
+        owners: dict[str, type] = {}
+        for each in members:
+            for name in (*each.names(), *each.further):
+                if owners.setdefault(name, type(each)) is not type(each):
+                    raise ConfigError(
+                        f"forgetting_metric: {type(each).__name__} and {owners[name].__name__} both"
+                        f" declare {name}; rename it in your metric"
+                    )
+        self.needs_local = any(each.needs_local for each in members)
+        self.needs_personal = any(each.needs_personal for each in members)
+        self.needs_neurons = any(each.needs_neurons for each in members)
+        self.needs_examples = any(each.needs_examples for each in members)
 
-    @property
-    def needs_local(self) -> bool:
-        return any(metric.needs_local for metric in self.parts())
+    def names(self) -> list[str]:
+        """Return the names of the values in rounds.csv."""
+        return list(dict.fromkeys(name for each in self.members for name in each.names()))
 
-    @property
-    def needs_personal(self) -> bool:
-        return any(metric.needs_personal for metric in self.parts())
+    def client_names(self) -> list[str]:
+        """Return the names of the values in clients.csv."""
+        found: dict[str, None] = {}
+        for each in self.members:
+            found |= dict.fromkeys(client_names(each))
+        return list(found)
 
-    @property
-    def needs_neurons(self) -> bool:
-        return any(metric.needs_neurons for metric in self.parts())
-
-    @property
-    def needs_examples(self) -> bool:
-        return any(metric.needs_examples for metric in self.parts())
+    def summary_names(self) -> list[str]:
+        """Return the names of the values in summary.json."""
+        found: dict[str, None] = {}
+        for each in self.members:
+            found |= dict.fromkeys((*each.names(), *each.further))
+        return list(found)
 
     def round_values(self, record: Record) -> dict[str, float]:
-        return merge(checked(metric, metric.round_values(record)) for metric in self.parts())
+        """Return the values of the last recorded round."""
+        found: dict[str, float] = {}
+        for each in self.members:
+            found |= checked(each, each.round_values(record), each.names())
+        return found
 
-    def local_values(self, record: Record, index: int) -> dict[str, np.ndarray]:
-        clients = len(record.sampled[index])
-        return merge(
-            checked(metric, metric.local_values(record, index), clients) for metric in self.parts()
-        )
+    def client_values(self, record: Record) -> dict[str, np.ndarray]:
+        """Return the values of the last round's local models, [S] each.
+
+        The result is empty if the local models of this round were not evaluated.
+        """
+        found: dict[str, np.ndarray] = {}
+        if record.local_rounds[-1:] != record.rounds[-1:]:
+            return found
+        clients = len(record.sampled[-1])
+        for each in self.members:
+            found |= checked(each, each.client_values(record), client_names(each), clients)
+        return found
 
     def summary(self, record: Record) -> dict[str, float]:
-        return merge(checked(metric, metric.summary(record)) for metric in self.parts())
+        """Return the values of the run for summary.json."""
+        found: dict[str, float] = {}
+        for each in self.members:
+            names = (*each.names(), *each.further)
+            found |= checked(each, each.summary(record), names)
+        return found
 
 
-class Metrics(Composite):
-    """The metrics of a run."""
-
-    members: list[ForgettingMetric]
-
-    def parts(self) -> Sequence[ForgettingMetric]:
-        return self.members
+def client_names(metric: ForgettingMetric) -> list[str]:
+    """Return the names of a metric's values in clients.csv, with its options."""
+    return [name for name in metric.of_clients if name in metric.names()]

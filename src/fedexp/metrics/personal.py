@@ -6,6 +6,8 @@ round. The accuracy on this distribution is the mean of the class accuracies on 
 with the weights p_kc. It is exact and needs no further pass over the test set.
 """
 
+from typing import ClassVar
+
 import numpy as np
 
 from fedexp.metrics import forgetting
@@ -50,7 +52,7 @@ def spread(values: np.ndarray, low_is_bad: bool) -> tuple[float, float, float]:
     return float(known.mean()), float(known.std()), float(worst.mean())
 
 
-def columns(name: str, accuracy: np.ndarray, forgotten: np.ndarray) -> dict[str, float]:
+def spreads(name: str, accuracy: np.ndarray, forgotten: np.ndarray) -> dict[str, float]:
     """Return mean, deviation and worst tenth of the clients' accuracies [K] and forgetting [K].
 
     name: prefix of the names of the columns.
@@ -77,8 +79,20 @@ class Personal(ForgettingMetric):
     local training (Flashback's drop, weighted by p_k).
     """
 
+    columns: ClassVar = {
+        f"{model}_{key}{part}": "min" if part == "_std" or key == "forgetting" else "max"
+        for model in ("personal", "personal_global", "personal_local")
+        for key in ("accuracy", "forgetting")
+        for part in ("", "_std", "_worst")
+    }
+    of_clients = ("personal_local_accuracy", "personal_local_forgetting")
     own: bool  # whether the algorithm has personal models
     local: bool  # whether local models are evaluated
+
+    def names(self) -> list[str]:
+        left_out = {"personal_global": self.own, "personal_local": self.local}
+        hidden = tuple(f"{model}_" for model, used in left_out.items() if not used)
+        return [name for name in self.columns if not name.startswith(hidden)]
 
     @property
     def needs_personal(self) -> bool:
@@ -90,19 +104,19 @@ class Personal(ForgettingMetric):
         accuracy = record.class_accuracy[-1]
         of_global = own_mean(accuracy, counts), own_mean(drop, counts)
         if not self.own:
-            values = columns("personal", *of_global)
+            values = spreads("personal", *of_global)
         else:
             assert record.personal_accuracy is not None, "recorded in every evaluated round"
             mine = (
                 own_mean(record.personal_accuracy, counts),
                 own_mean(record.personal_drop, counts),
             )
-            values = columns("personal", *mine) | columns("personal_global", *of_global)
+            values = spreads("personal", *mine) | spreads("personal_global", *of_global)
         if self.local:
             found = self.client_values(record)
             none = np.empty(0)
-            names = ("personal_local_accuracy", "personal_local_forgetting")
-            values |= columns("personal_local", *(found.get(name, none) for name in names))
+            of_clients = [found.get(name, none) for name in self.of_clients]
+            values |= spreads("personal_local", *of_clients)
         return values
 
     def local_values(self, record: Record, index: int) -> dict[str, np.ndarray]:

@@ -1,4 +1,4 @@
-"""What a run has measured in one view of the test set: the only home of its results.
+"""What a run has measured on one test set: the only home of its results.
 
 Each evaluated round adds rows to the tables of the run directory, and a record is read from these
 tables, whether the run resumes or has ended. Metrics, figures and trackers read the record.
@@ -18,11 +18,21 @@ if TYPE_CHECKING:
 
 BEFORE = "distributed_accuracy"  # column of LOCAL: the accuracy of the model that clients receive
 Row = dict[str, Any]
+# the columns of the tables in the run directory; LOCAL has BEFORE too if it is needed
+COLUMNS = {
+    CLASSES: ("round", "class", "accuracy"),
+    LOCAL: ("round", "client", "class", "accuracy"),
+    PERSONAL: ("round", "client", "class", "accuracy"),
+    EXAMPLES: ("round", "example", "label", "correct"),
+}
+# lists with an item for each evaluated round, and for each round with tested local models
+OF_ROUNDS = ("rounds", "class_accuracy", "accuracy", "loss", "task_accuracy", "right")
+OF_LOCAL = ("local_rounds", "sampled", "local_class_accuracy", "distributed_accuracy")
 
 
 @dataclass
 class Record:
-    """The results of one run so far, in one view of the test set.
+    """The results of one run so far, on one test set.
 
     The distributed model of round r is the global model that the clients receive at the start of
     round r. Its accuracies are those of round r - 1. If round r - 1 may not have been evaluated,
@@ -42,6 +52,7 @@ class Record:
     # evaluated rounds, ascending; the first is 0, the initial model
     rounds: list[int] = field(default_factory=list)
     accuracy: list[float] = field(default_factory=list)  # on the whole test set
+    loss: list[float] = field(default_factory=list)  # mean cross-entropy on the whole test set
     # float64 [C] each; nan for a class without test examples
     class_accuracy: list[np.ndarray] = field(default_factory=list)
     # [T] each: the accuracy on each task; empty for a run without tasks
@@ -63,18 +74,20 @@ class Record:
         round: int,
         class_accuracy: np.ndarray,
         right: np.ndarray | None = None,
-        accuracy: float = float("nan"),
+        overall: tuple[float, float] = (float("nan"), float("nan")),
         tasks: Sequence[float] = (),
     ) -> None:
         """Record the class accuracies [C] of the global model after `round`.
 
         right: bool [M], whether the prediction for each test example is correct, or None.
-        accuracy: the accuracy on the whole test set. tasks: the accuracy on each task [T].
+        overall: the accuracy and the loss on the whole test set. tasks: the accuracy on each task
+        [T].
         """
         assert not self.rounds or round > self.rounds[-1], "rounds are recorded in order"
         self.rounds.append(round)
         self.class_accuracy.append(np.asarray(class_accuracy, dtype=np.float64))
-        self.accuracy.append(accuracy)
+        self.accuracy.append(overall[0])
+        self.loss.append(overall[1])
         if right is not None:
             self.right.append(np.packbits(right))
         if tasks:
@@ -126,18 +139,8 @@ class Record:
     def upto(self, round: int) -> "Record":
         """Return the record as it was after `round`."""
         evaluated, local = bisect_right(self.rounds, round), bisect_right(self.local_rounds, round)
-        return replace(
-            self,
-            rounds=self.rounds[:evaluated],
-            class_accuracy=self.class_accuracy[:evaluated],
-            accuracy=self.accuracy[:evaluated],
-            task_accuracy=self.task_accuracy[:evaluated],
-            local_rounds=self.local_rounds[:local],
-            sampled=self.sampled[:local],
-            local_class_accuracy=self.local_class_accuracy[:local],
-            distributed_accuracy=self.distributed_accuracy[:local],
-            right=self.right[:evaluated],
-        )
+        cut = {name: getattr(self, name)[:evaluated] for name in OF_ROUNDS}
+        return replace(self, **cut, **{name: getattr(self, name)[:local] for name in OF_LOCAL})
 
     @property
     def matrix(self) -> np.ndarray:
@@ -210,13 +213,13 @@ class Record:
     def restore(
         self,
         tables: "Mapping[str, pd.DataFrame]",
-        accuracy: Mapping[int, float],
+        overall: Mapping[int, tuple[float, float]],
         tasks: Mapping[int, Sequence[float]],
     ) -> None:
         """Add the results of all rounds in the tables.
 
-        tables: the tables by file name, with whole rounds. accuracy: the accuracy on the whole test
-        set by round. tasks: the accuracy on each task by round.
+        tables: the tables by file name, with whole rounds. overall: accuracy and loss on the whole
+        test set by round. tasks: the accuracy on each task by round.
         """
         classes = self.counts.shape[-1]
         changed, personal = by_round(tables.get(EXAMPLES)), by_round(tables.get(PERSONAL))
@@ -229,8 +232,8 @@ class Record:
             if right is not None and number in changed:
                 right[changed[number]["example"]] = changed[number]["correct"]
             accuracies = in_classes(rows, "accuracy", classes)[0]
-            overall = accuracy.get(number, float("nan"))
-            self.add(number, accuracies, right, overall, tasks.get(number, ()))
+            both = overall.get(number, (float("nan"), float("nan")))
+            self.add(number, accuracies, right, both, tasks.get(number, ()))
             if number in personal:
                 self.add_personal(number, self._personal_matrix(personal[number]))
         for number, rows in by_round(tables.get(LOCAL)).items():

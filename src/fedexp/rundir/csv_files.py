@@ -4,7 +4,7 @@ import csv
 import errno
 import io
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,45 +21,43 @@ class CsvFile:
     removed again.
     """
 
-    def __init__(self, path: Path, length: int | None = None):
+    def __init__(self, path: Path, columns: Sequence[str], length: int | None = None):
         """Open the file.
 
+        columns: the names of the columns, which never change.
         length: the number of bytes to keep when resuming, or None to start a new file.
         """
-        self.path, self.length = path, length or 0
-        self._columns: list[str] | None = None
+        self.path, self.columns, self.length = path, list(columns), length or 0
         self._descriptor: int | None = None
-        with storing(path):
-            if not self.length:  # remove rows written after the checkpoint
-                path.unlink(missing_ok=True)
-                return
-            check_length(path, self.length)
-            with open(path, newline="", encoding="utf-8") as file:
-                self._columns = next(csv.reader([file.readline()]))
-            os.truncate(path, self.length)
-            self._descriptor = os.open(path, os.O_WRONLY | os.O_APPEND)
+        truncate(path, self.length)  # remove rows written after the checkpoint
+        if self.length:
+            with storing(path), open(path, newline="", encoding="utf-8") as file:
+                self._require_columns(next(csv.reader([file.readline()])))
+                self._descriptor = os.open(path, os.O_WRONLY | os.O_APPEND)
 
     def append(self, rows: Iterable[Mapping[str, Any]]) -> None:
-        """Append rows. The first row determines the columns.
+        """Append rows. A column that a row leaves out becomes an empty cell.
 
-        None and NaN become empty cells, and floats are written exactly. Raises ConfigError if the
-        columns change, and StorageError if the file cannot be written.
+        None and NaN become empty cells too, and floats are written exactly. Raises ConfigError if a
+        row has another column, and StorageError if the file cannot be written.
         """
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
         for row in rows:
-            if self._columns is None:
-                self._columns = list(row)
-                writer.writerow(self._columns)
-            if list(row) != self._columns:
-                changed = ", ".join(sorted(set(row) ^ set(self._columns))) or "their order"
-                raise ConfigError(
-                    f"{self.path.name}: the columns must be the same in every round; changed:"
-                    f" {changed}"
-                )
-            writer.writerow([_cell(value) for value in row.values()])
+            if not self.length and not text.tell():
+                writer.writerow(self.columns)
+            if not row.keys() <= set(self.columns):
+                self._require_columns(list(row))
+            writer.writerow([_cell(row.get(name)) for name in self.columns])
         if text.tell():
             self._write(text.getvalue().encode())
+
+    def _require_columns(self, found: list[str]) -> None:
+        if found != self.columns:
+            changed = ", ".join(sorted(set(found) ^ set(self.columns))) or "their order"
+            raise ConfigError(
+                f"{self.path.name}: the columns must be the same in every round; changed: {changed}"
+            )
 
     def _write(self, content: bytes) -> None:
         with storing(self.path):
@@ -106,6 +104,16 @@ class CsvFile:
             self._descriptor = None
 
 
+def truncate(path: Path, length: int) -> None:
+    """Cut a table to its length in a checkpoint, or remove it if the length is 0."""
+    check_length(path, length)
+    with storing(path):
+        if length:
+            os.truncate(path, length)
+        else:
+            path.unlink(missing_ok=True)
+
+
 def check_length(path: Path, length: int) -> None:
     """Raise ConfigError if a file has fewer bytes than a checkpoint recorded."""
     if length and (not path.exists() or path.stat().st_size < length):
@@ -126,11 +134,16 @@ class RunFiles:
     """
 
     def __init__(
-        self, directory: Path, names: Iterable[str], lengths: Mapping[str, int] | None = None
+        self,
+        directory: Path,
+        columns: Mapping[str, Sequence[str]],
+        lengths: Mapping[str, int] | None = None,
     ):
-        self.directory = directory
-        kept = lengths or {}
-        self._files = {name: CsvFile(directory / name, kept.get(name)) for name in names}
+        self.directory, kept = directory, lengths or {}
+        self._files = {
+            name: CsvFile(directory / name, names, kept.get(name))
+            for name, names in columns.items()
+        }
 
     def append(self, name: str, rows: Iterable[Mapping[str, Any]]) -> None:
         self._files[name].append(rows)

@@ -8,7 +8,7 @@ code.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -46,14 +46,12 @@ def file_of_round(number: int, client: int | None = None) -> str:
     return f"{FOLDER}/round_{number}{whose}.pt"
 
 
-def save(directory: Path, number: int, server: Tree) -> None:
+def save(directory: Path, number: int, model: Mapping[str, Params]) -> None:
     """Write the global model after round `number`.
 
-    server: the server's state. Its `params` and `buffers` are saved. Raises StorageError if the
-    file cannot be written.
+    model: a dict with `params` and `buffers`. Raises StorageError if the file cannot be written.
     """
-    model = {"round": number, "params": server["params"], "buffers": server["buffers"]}
-    storage.save_tree(directory / file_of_round(number), model)
+    storage.save_tree(directory / file_of_round(number), {"round": number} | dict(model))
 
 
 def save_local(directory: Path, number: int, client: int, model: Tree) -> None:

@@ -14,33 +14,17 @@ from fedexp.data.views import (
     name_in_view,
     suffix,
 )
+from fedexp.metrics import personal as personal  # declares a metric
+from fedexp.metrics.forgetting_metric import directions as metric_directions
+from fedexp.metrics.tasks import FORMULAS
 
 DEFAULT = name_in_view("accuracy", VALIDATION)
-MEASURES = (
-    "accuracy",
-    "best_accuracy",
-    "average_accuracy",
-    "new_task_accuracy",
-    "forgetting",
-    "round_forgetting",
-    "task_forgetting",
-)
-OF_CLIENTS = [f"{kind}_local_accuracy" for kind in ("in", "out")]
-PERSONAL = ("personal", "personal_global", "personal_local")
-# The direction of each number in summary.json, with the name that it has in the plain view.
+# The direction of each number in summary.json that is not a metric's.
 DIRECTIONS = {
-    **dict.fromkeys(("accuracy", "best_accuracy", "average_accuracy", "new_task_accuracy"), "max"),
-    **dict.fromkeys(("global_in_accuracy", "global_out_accuracy", *OF_CLIENTS), "max"),
-    **dict.fromkeys(("consistency", "learned_examples", "unforgettable_examples"), "max"),
-    "train_samples_per_second": "max",
-    **dict.fromkeys((f"{name}_std" for name in OF_CLIENTS), "min"),
-    **dict.fromkeys(("forgetting", "round_forgetting", "local_round_forgetting"), "min"),
-    **dict.fromkeys(("task_forgetting", "forgetting_degree"), "min"),
-    **dict.fromkeys(("forgotten_examples", "forgetting_events"), "min"),
+    **dict.fromkeys(("accuracy", "best_accuracy", "train_samples_per_second"), "max"),
     **dict.fromkeys(("seconds", "rounds", "best_round"), "min"),
-    **{f"{name}_accuracy{part}": "max" for name in PERSONAL for part in ("", "_worst")},
-    **{f"{name}_forgetting{part}": "min" for name in PERSONAL for part in ("", "_worst")},
-    **{f"{name}_{key}_std": "min" for name in PERSONAL for key in ("accuracy", "forgetting")},
+    **dict.fromkeys(("average_accuracy", "new_task_accuracy"), "max"),
+    "task_forgetting": "min",
 }
 TARGETS = "rounds_to_target"  # mapping from targets to rounds; a table has rounds_to_target_0.5
 OTHERS = ("seconds", "train_samples_per_second", "best_round")
@@ -63,7 +47,8 @@ def declared_direction(name: str) -> str | None:
     if name.startswith(TARGETS):
         return "min"
     plain = (name, name.removesuffix(suffix(AUGMENTED)), name.removeprefix(f"{VALIDATION}_"))
-    return next((DIRECTIONS[each] for each in plain if each in DIRECTIONS), None)
+    known = metric_directions() | DIRECTIONS
+    return next((known[each] for each in plain if each in known), None)
 
 
 def direction_of(name: str, asked: str | None) -> str:
@@ -89,9 +74,9 @@ def objective_value(summary: Mapping[str, Any], name: str) -> float | None:
 def check_objective(name: str, views: Iterable[str], further: Iterable[str]) -> None:
     """Raise ConfigError unless summary.json will have the key `name`.
 
-    views: the test views of the run. further: the keys that forgetting metrics add.
+    views: the test sets of the run. further: the keys that forgetting metrics add.
     """
-    names = [*MEASURES, *further]
+    names = ["accuracy", "best_accuracy", *FORMULAS, *further]
     here = list(
         dict.fromkeys([*(name_in_view(each, view) for view in views for each in names), *OTHERS])
     )

@@ -151,16 +151,17 @@ class RunDirectory:
         for name in VIEW_TABLES:
             if (table := self.read_table(file_in_view(name, view))) is not None:
                 tables[name] = table if last is None else table[table["round"] <= last]
-        column = name_in_view("test_accuracy", view)
-        accuracy = {}
-        if self.rounds is not None and column in self.rounds:
-            accuracy = dict(zip(self.rounds["round"], self.rounds[column], strict=True))
+        names = [name_in_view(name, view) for name in ("test_accuracy", "test_loss")]
+        overall = {}
+        if self.rounds is not None and names[0] in self.rounds:
+            pairs = self.rounds.reindex(columns=names).itertuples(index=False, name=None)
+            overall = dict(zip(self.rounds["round"], pairs, strict=True))
         tasks = {}
         if self.tasks is not None:
             column = name_in_view("accuracy", view)
             tasks = {n: rows[column].tolist() for n, rows in by_round(self.tasks).items()}
         with contents.reading(classes):
-            empty.restore(tables, accuracy, tasks)
+            empty.restore(tables, overall, tasks)
         return empty
 
     # --- state

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from fedexp.core.tree import Params
     from fedexp.metrics.record import Record
     from fedexp.rundir.reader import RunDirectory
+    from fedexp.training.simulation import Simulation
+    from fedexp.training.state import RoundResult
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,7 @@ class RunInfo:
     resumed: bool = False  # whether the run starts from a checkpoint, possibly of round 0
     # the rounds up to first_round if the run is resumed, read from the files
     past: "Callable[[], Iterable[RoundRecord]]" = tuple
+    simulation: "Simulation | None" = None  # the parts of the run, which must not be changed
 
     @classmethod
     def of(
@@ -75,17 +78,19 @@ class RoundRecord:
 
     round: int
     values: Mapping[str, float | None]  # row of rounds.csv without `round`; None: undefined
-    # view -> class accuracies up to this round; later rounds append to them, so read them
-    # immediately
+    # name of a test set -> class accuracies up to this round; later rounds append to them, so read
+    # them immediately
     records: "Mapping[str, Record]" = field(default_factory=dict)
     # means of the analyses (group `analysis`) measured in this round
     analysed: Mapping[str, float] = field(default_factory=dict)
     # `params` and `buffers` of the global model, which must not be changed; {} for a past round
     model: "Mapping[str, Params]" = field(default_factory=dict)
+    # everything that the round computed, until the next round; None for a past round and round 0
+    result: "RoundResult | None" = None
 
     @property
     def tested(self) -> "dict[str, np.ndarray]":
-        """Return the class accuracies [C] in each view that was evaluated in this round.
+        """Return the class accuracies [C] on each test set that was used in this round.
 
         A class without examples has the accuracy nan.
         """
@@ -106,7 +111,7 @@ def past_rounds(
 ) -> Iterator[RoundRecord]:
     """Yield the rounds in a run's files, up to the round `last`.
 
-    records: view -> the results of the run.
+    records: name of a test set -> the results of the run.
     """
     from fedexp.rundir.analyses import round_means
 
@@ -134,14 +139,22 @@ class Callback:
     def start(self, info: RunInfo) -> None:
         """Called when the run starts or continues from a checkpoint."""
 
-    def after_round(self, record: RoundRecord) -> str | None:
+    def after_round(self, record: RoundRecord) -> "str | Mapping[str, Any] | None":
         """Called after the rows of a round have been written, also for round 0.
 
-        Return a reason to end the run after this round, or None to continue.
+        Return a reason to end the run after this round, or None to continue. A mapping is stored as
+        it is (`State.stopped`).
         """
 
     def after_task(self, record: RoundRecord) -> None:
         """Called after the last round of each task, if the scenario has tasks."""
+
+    def draw(self, summary: dict[str, Any]) -> Sequence[Path]:
+        """Write figures when the run has ended, before summary.json, and return their paths.
+
+        An error is only logged. summary: as in `finish`.
+        """
+        return ()
 
     def finish(
         self, summary: dict[str, Any], figures: Sequence[Path], tables: Mapping[str, "pd.DataFrame"]

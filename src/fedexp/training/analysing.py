@@ -225,19 +225,3 @@ def alignment_rows(
             }
         )
     return rows
-
-
-def trained_models(done: Sequence[CohortResult]) -> list[dict[str, Params]]:
-    """Return the models that the clients trained in a round, in the order of the cohort.
-
-    The models are those sent in the last exchange in which clients send whole models. If there is
-    no such exchange, the list is empty.
-    """
-    for result in reversed(done):
-        messages, buffers = result.trained.messages, result.trained.buffers
-        if "params" in messages:
-            return [
-                {"params": tree.row(messages["params"], i), "buffers": tree.row(buffers, i)}
-                for i in range(len(result.cohort.clients))
-            ]
-    return []

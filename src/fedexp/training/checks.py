@@ -4,8 +4,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
-import numpy as np
-
 from fedexp.algorithms.base import FedAvg
 from fedexp.algorithms.local_training import OPTIMIZERS
 from fedexp.algorithms.server_optimizers import ServerOptimizer
@@ -19,7 +17,6 @@ from fedexp.data.tasks import DomainIncremental, MultiTask, Scenario
 from fedexp.data.types import DataSource
 from fedexp.data.views import AUGMENTED, TEST, TEST_VIEWS, evaluation_views
 from fedexp.metrics.forgetting_metric import Metrics
-from fedexp.metrics.record import Record
 from fedexp.rundir.identity import value_of
 from fedexp.rundir.objective import check_objective, direction_of
 from fedexp.training import stopping
@@ -340,8 +337,7 @@ def measure_problems(built: Built, metrics: Metrics) -> Iterator[str]:
             )
         yield f"stop.patience={stop.patience}{needs}"
     if settings.objective is not None:
-        empty = Record(np.zeros((1, 1), np.int64), labels=np.zeros(0, np.int64))
-        check_objective(settings.objective, views, metrics.summary(empty))
+        check_objective(settings.objective, views, metrics.summary_names())
         direction_of(settings.objective, settings.objective_direction)
 
 

@@ -32,22 +32,39 @@ def select_model(server: Tree) -> Tree:
 
 
 def evaluate(
-    simulation: Simulation, server: Tree, kept: Mapping[int, Tree], number: int
+    simulation: Simulation,
+    server: Tree,
+    kept: Mapping[int, Tree],
+    number: int,
+    before: Tree | None = None,
+    done: Sequence[CohortResult] = (),
 ) -> dict[str, Scores]:
-    """Return a dict that maps each view to the scores of the global model after a round.
+    """Test the models of a round, and return the results by the name of the test set.
 
-    If the algorithm has no global model (`FedAvg.tests_clients`), the scores are means over the
+    The names are those of `ClientRuntime.views`. The dict is empty if the round is not evaluated.
+    If the algorithm has no global model (`FedAvg.tests_clients`), the results are means over the
     clients' models.
 
-    kept: the state of each client that has taken part. number: the number of the round.
+    kept: the state of each client that has taken part. number: the number of the round. before: the
+    server's state before the round. done: the results of the round's exchanges.
     """
+    if not simulation.is_evaluated(number):
+        return {}
     # Create the models only once, because an engine with several processes sends each new object.
     models = tested_models(simulation, server, kept, number)
-    scores = {}
+    found = {}
     for view in simulation.runtime.views:
-        found = [score(simulation, model, view, number) for model in models]
-        scores[view] = found[0] if len(found) == 1 else mean_scores(found)
-    return scores
+        scores = [score(simulation, model, view, number) for model in models]
+        test = scores[0] if len(scores) == 1 else mean_scores(scores)
+        test.local = local_accuracy(simulation, done, view)
+        if before is not None and simulation.tests_distributed(number):
+            test.distributed = distributed_accuracy(simulation, before, view, number)
+        if simulation.metrics.needs_personal and number:
+            test.personal = evaluate_personal(simulation, server, kept, view, number)
+        elif simulation.metrics.needs_personal:  # all personal models are the initial model
+            test.personal = np.tile(test.class_accuracy, (simulation.settings.num_clients, 1))
+        found[view] = test
+    return found
 
 
 def tested_models(
@@ -68,7 +85,7 @@ def tested_models(
 
 
 def score(simulation: Simulation, model: Tree, view: str, number: int) -> Scores:
-    """Return the scores of a model in a view."""
+    """Return the results of a model on a test set."""
     evaluation = simulation.engine.evaluate(simulation.runtime, model, view, number)
     data = simulation.runtime.tested_on(view).data
     correct, totals = evaluation.class_correct.cpu().numpy(), class_counts(data)
@@ -83,7 +100,7 @@ def score(simulation: Simulation, model: Tree, view: str, number: int) -> Scores
 
 
 def mean_scores(scores: Sequence[Scores]) -> Scores:
-    """Return the means of the scores of several models."""
+    """Return the means of the results of several models."""
     return Scores(
         np.mean([each.class_accuracy for each in scores], axis=0),
         float(np.mean([each.accuracy for each in scores])),
@@ -92,57 +109,46 @@ def mean_scores(scores: Sequence[Scores]) -> Scores:
     )
 
 
-def local_accuracy(simulation: Simulation, done: Sequence[CohortResult]) -> dict[str, np.ndarray]:
-    """Return a dict that maps each view to the class accuracies of the local models, [|S|, C].
+def local_accuracy(
+    simulation: Simulation, done: Sequence[CohortResult], view: str
+) -> np.ndarray | None:
+    """Return the class accuracies of the local models on a test set, float64 [|S|, C].
 
-    The accuracies come from the last exchange in which local models were evaluated. The dict is
-    empty if local models were not evaluated in this round.
+    The accuracies come from the last exchange in which local models were evaluated. The result is
+    None if local models were not evaluated in this round.
 
     done: the results of the round's exchanges.
     """
     tested = [each.trained.class_correct for each in done if each.trained.class_correct is not None]
     if not tested:
-        return {}
-    found = {}
-    for view, right in tested[-1].items():
-        data = simulation.runtime.tested_on(view).data
-        found[view] = class_accuracy(right.cpu().numpy(), class_counts(data))
-    return found
+        return None
+    data = simulation.runtime.tested_on(view).data
+    return class_accuracy(tested[-1][view].cpu().numpy(), class_counts(data))
 
 
 def distributed_accuracy(
-    simulation: Simulation, server: Tree, number: int
-) -> dict[str, np.ndarray]:
-    """Return a dict that maps each view to the class accuracies of the distributed model, [C].
+    simulation: Simulation, server: Tree, view: str, number: int
+) -> np.ndarray:
+    """Return the class accuracies of the distributed model on a test set, float64 [C].
 
-    The distributed model is the model that the clients receive when the round starts. The dict
-    is empty if the accuracies are not needed or are already known from the test after the previous
-    round.
+    The distributed model is the model that the clients receive when the round starts.
 
     server: the server's state before the round.
     number: the number of the round.
     """
-    if not simulation.tests_distributed(number):
-        return {}
-    runtime, found = simulation.runtime, {}
+    runtime = simulation.runtime
     runtime.net.set_buffers(server["buffers"])
-    for view in runtime.views:
-        tested, draws = runtime.tested_on(view), runtime.test_draws(view, number)
-        right = tested.evaluate(server["params"], draws).class_correct
-        found[view] = class_accuracy(right.cpu().numpy(), class_counts(tested.data))
-    return found
+    tested, draws = runtime.tested_on(view), runtime.test_draws(view, number)
+    right = tested.evaluate(server["params"], draws).class_correct
+    return class_accuracy(right.cpu().numpy(), class_counts(tested.data))
 
 
 def evaluate_personal(
-    simulation: Simulation,
-    server: Tree,
-    kept: Mapping[int, Tree],
-    number: int,
-) -> dict[str, np.ndarray]:
-    """Return a dict that maps each view to the class accuracies of the personal models.
+    simulation: Simulation, server: Tree, kept: Mapping[int, Tree], view: str, number: int
+) -> np.ndarray:
+    """Return the class accuracies of the personal models on a test set, float64 [K, C].
 
-    The accuracies are float64 [K, C]. A value is nan if the client does not hold the class, or if
-    the view has no examples of the class.
+    A value is nan if the client does not hold the class, or if the test set has no examples of it.
 
     kept: the state of each client that has taken part. Other clients have their initial state.
     number: the number of the round after which the models are tested.
@@ -150,23 +156,16 @@ def evaluate_personal(
     runtime, federation = simulation.runtime, simulation.stage_of(number).federation
     holds = np.sum([stage.partition.counts for stage in simulation.all_stages], axis=0) > 0
     runtime.net.set_buffers(server["buffers"])
-    tests = {
-        view: ModelTest(runtime.tested_on(view), server, runtime.test_draws(view, number))
-        for view in runtime.views
-    }
-    correct = {view: np.zeros(holds.shape, dtype=np.int64) for view in tests}
+    test = ModelTest(runtime.tested_on(view), server, runtime.test_draws(view, number))
+    correct = np.zeros(holds.shape, dtype=np.int64)
     algorithm = simulation.algorithm
     first = simulation.first_client_state(algorithm, federation)
     for client in range(len(holds)):
         state = to(kept.get(client, first), runtime.device)
         model = algorithm.personal_model(server, client, state, federation)
-        for view, test in tests.items():
-            correct[view][client] = test.count_correct(model, holds[client]).cpu().numpy()
-    found = {}
-    for view, right in correct.items():
-        accuracy = class_accuracy(right, class_counts(tests[view].runtime.data))
-        found[view] = np.where(holds, accuracy, np.nan)
-    return found
+        correct[client] = test.count_correct(model, holds[client]).cpu().numpy()
+    accuracy = class_accuracy(correct, class_counts(test.runtime.data))
+    return np.where(holds, accuracy, np.nan)
 
 
 class ModelTest:

@@ -17,7 +17,7 @@ from fedexp.algorithms.interfaces import Federation, ServerRound
 from fedexp.algorithms.server_optimizers import ServerOptimizer
 from fedexp.core import tree
 from fedexp.core.rng import generator_for
-from fedexp.core.tree import Tree
+from fedexp.core.tree import Params, Tree
 from fedexp.engine.base import Cohort, Gather, Probe, Shared, Trained
 from fedexp.engine.schedule import BatchSchedule, make_schedule, padded_schedule
 from fedexp.metrics.analysis import LocalEpochs
@@ -286,3 +286,19 @@ def probe_points(steps: int, epochs: int, between: bool) -> list[tuple[int, int]
         return [(0, 0)]
     chosen = range(0, epochs + 1, 1 if between else epochs)
     return [(steps // epochs * epoch, epoch) for epoch in chosen]
+
+
+def trained_models(done: Sequence[CohortResult]) -> list[dict[str, Params]]:
+    """Return the models that the clients trained in a round, in the order of the cohort.
+
+    The models are those sent in the last exchange in which clients send whole models. If there is
+    no such exchange, the list is empty.
+    """
+    for result in reversed(done):
+        messages, buffers = result.trained.messages, result.trained.buffers
+        if "params" in messages:
+            return [
+                {"params": tree.row(messages["params"], i), "buffers": tree.row(buffers, i)}
+                for i in range(len(result.cohort.clients))
+            ]
+    return []

@@ -110,7 +110,6 @@ def prepare(built: Built, share: int | None = None, before: str | None = None) -
         mixes_examples=mixes_examples,
         cohorts=cohorts,
         server_optimizer=built.server,
-        stop=built.stop,
         local_evaluation=built.local_evaluation,
         task_orders=built.scenario.orders(clients, len(divided), built.seeds.partition),
         analysis=SeveralAnalyses(members=built.analysis),

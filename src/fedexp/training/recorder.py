@@ -1,6 +1,5 @@
 """Write the results of each round to tables and checkpoints, and pass them to the callbacks."""
 
-import logging
 import signal
 import threading
 import time
@@ -8,15 +7,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from fedexp.data.views import VIEW_TABLES, file_in_view
-from fedexp.rundir import checkpoint, csv_files, files, kept_models
+from fedexp.data.views import file_in_view
+from fedexp.rundir import checkpoint, csv_files, files
 from fedexp.rundir.analyses import round_means
 from fedexp.trackers.base import Callback, RoundRecord
 from fedexp.training import rows
 from fedexp.training.simulation import Simulation
-from fedexp.training.state import RoundResult, Scores, State
-
-log = logging.getLogger("fedexp")
+from fedexp.training.state import RoundResult, State
+from fedexp.training.stopping import CALLBACK
 
 SAVING_SHARE = 0.05  # largest share of the time for checkpoints if checkpoint_interval is null
 
@@ -39,30 +37,22 @@ class Recorder:
         lengths: the lengths of the files as recorded in the checkpoint. None for a new run.
         """
         self.directory, self.simulation, self.callbacks = directory, simulation, callbacks
-        self.stop_reason: str | None = None  # why a callback wants to end the run
-        self.views = simulation.runtime.views
-        names = [file_in_view(name, view) for name in VIEW_TABLES for view in self.views]
-        names += [files.ROUNDS, files.CLIENTS, files.TASKS]
-        names += [part.file for part in simulation.analysis.parts]
-        self.files = csv_files.RunFiles(directory, names, lengths)
+        columns = rows.table_columns(simulation)
+        columns |= {part.file: part.columns for part in simulation.analysis.parts}
+        self.round_columns = columns[files.ROUNDS]
+        self.files = csv_files.RunFiles(directory, columns, lengths)
         self.writing_seconds = 0.0  # time for the last round
         self.saving_seconds = 0.0  # time for the last checkpoint
         self._saved_at = time.perf_counter()
 
-    def write(
-        self,
-        state: State,
-        scores: Mapping[str, Scores],
-        result: RoundResult | None = None,
-    ) -> None:
+    def write(self, state: State, result: RoundResult | None = None) -> None:
         """Write the results of a round to the files, and pass them to the callbacks.
 
         state: the state of the run after the round.
-        scores: the scores of the global model in each view. Empty if the round is not evaluated.
         result: the result of the round. None for the initial model.
         """
         start = time.perf_counter()
-        row = rows.round_row(self.simulation, state, scores, result)
+        row = rows.round_row(self.simulation, state, result)
         analysed: dict[str, float] = {}
         if result is not None:
             for name, measured in result.analyses.items():
@@ -70,10 +60,9 @@ class Recorder:
                 analysed |= round_means(name, measured)
         self._append_tests(state)
         self.files.append(files.ROUNDS, [row])
-        self._call_back(state, row, analysed)
+        self._call_back(state, row, analysed, result)
         if result is not None:
             self.files.append(files.CLIENTS, rows.client_rows(self.simulation, state, result))
-        self._keep_models(state, result)
         if result is None or state.status != "running" or self._is_due(state.round):
             self.save_checkpoint(state)
         self.writing_seconds = time.perf_counter() - start
@@ -85,34 +74,26 @@ class Recorder:
         if self.simulation.has_tasks and state.record.rounds[-1] == state.round:
             self.files.append(files.TASKS, rows.task_rows(self.simulation, state))
 
-    def _call_back(self, state: State, row: rows.Row, analysed: Mapping[str, float]) -> None:
+    def _call_back(
+        self, state: State, row: rows.Row, analysed: dict[str, float], result: RoundResult | None
+    ) -> None:
+        """Call the callbacks, and stop the run if one of them asks for it."""
         record = RoundRecord(
             state.round,
-            {name: rows.json_value(value) for name, value in row.items() if name != "round"},
+            {name: rows.json_value(row.get(name)) for name in self.round_columns[1:]},
             state.records,
             analysed,
             {part: state.server[part] for part in ("params", "buffers")},
+            result,
         )
         for callback in self.callbacks:
-            self.stop_reason = callback.after_round(record) or self.stop_reason
+            reason = callback.after_round(record)
+            if reason and state.status == "running":
+                state.stop(
+                    {"by": CALLBACK, "reason": reason} if isinstance(reason, str) else reason
+                )
             if self.simulation.has_tasks and state.round and self.simulation.ends_task(state.round):
                 callback.after_task(record)
-
-    def _keep_models(self, state: State, result: RoundResult | None) -> None:
-        """Save the models if `keep_models` or `keep_local_models` selects this round."""
-        settings = self.simulation.settings
-        if settings.keeps_model(state.round):
-            kept_models.save(self.directory, state.round, state.server)
-        if result is None or not settings.keeps_local_models(state.round):
-            return
-        if not result.local_models:
-            log.warning(
-                "keep_local_models: no local models are saved for round %d, because its clients did"
-                " not send whole models",
-                state.round,
-            )
-        for client, model in zip(result.cohort.clients, result.local_models, strict=False):
-            kept_models.save_local(self.directory, state.round, client, model)
 
     def save_checkpoint(self, state: State) -> None:
         """Save a checkpoint with the state and the lengths of the tables.

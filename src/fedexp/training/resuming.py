@@ -229,7 +229,8 @@ def restore_files(directory: Path, before: Mapping[str, bytes], lengths: Mapping
     lengths: the lengths of the tables of the complete run.
     """
     with suppress(OSError, ConfigError):  # if it cannot be restored, the run keeps the new options
-        csv_files.RunFiles(directory, lengths, lengths).close()
+        for name, length in lengths.items():
+            csv_files.truncate(directory / name, length)
         for name, content in before.items():
             storage.write_atomically(directory / name, content)
 

@@ -5,8 +5,7 @@ This module contains no code for particular algorithms.
 
 import logging
 import math
-import time
-from collections import ChainMap, deque
+from collections import ChainMap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -21,12 +20,9 @@ from fedexp.core.tree import Tree
 from fedexp.data.changes import describe_change
 from fedexp.data.types import ImageData
 from fedexp.engine.network import LiveNetwork, flush_subnormals, seeded_torch
-from fedexp.training.analysing import alignment_rows, analyse, trained_models
+from fedexp.training.analysing import alignment_rows, analyse
 from fedexp.training.evaluation import (
-    distributed_accuracy,
     evaluate,
-    evaluate_personal,
-    local_accuracy,
     select_model,
 )
 from fedexp.training.exchange import (
@@ -37,11 +33,11 @@ from fedexp.training.exchange import (
     aggregate_all,
     find_non_finite,
     sample,
+    trained_models,
 )
 from fedexp.training.recorder import Recorder, defer_signals
 from fedexp.training.simulation import Simulation
 from fedexp.training.state import RoundResult, State
-from fedexp.training.stopping import CALLBACK, Stopping
 
 log = logging.getLogger("fedexp")
 
@@ -51,32 +47,21 @@ def run_rounds(
     state: State,
     recorder: Recorder,
 ) -> State:
-    """Run the remaining rounds, until the last round or until `stop` ends the run.
+    """Run the remaining rounds, until the last round or until a callback ends the run.
 
     If the run is interrupted, the state after the last complete round is saved.
 
     state: the state from which the run continues.
     """
-    stopping = Stopping(simulation)
-    recent = deque([state.seconds / state.round if state.round else 0.0], maxlen=3)
     try:
         if not state.record.rounds:
             record_initial(simulation, state, recorder)
-        if state.status == "running" and stopping.is_out_of_patience(state):
-            # the run was interrupted after the last round, before it was stopped
-            stop(state, recorder, stopping.reason(state, 0.0))
         if state.status == "running":
             simulation.engine.start(simulation.runtime, select_model(state.server))
         while state.status == "running":
-            start = time.perf_counter()
             result = play_round(simulation, state)
             record_round(state, result, recorder)
-            recent.append(time.perf_counter() - start)
-            why = stopping.reason(state, max(recent))
-            if not why and recorder.stop_reason is not None:
-                why = {"by": CALLBACK, "reason": recorder.stop_reason}
-            if state.status == "running" and why:
-                stop(state, recorder, why)
+            del result  # before the next round, since it holds the clients' models
     except KeyboardInterrupt:
         recorder.save_checkpoint(state)
         raise
@@ -85,15 +70,10 @@ def run_rounds(
 
 def record_initial(simulation: Simulation, state: State, recorder: Recorder) -> None:
     """Test and record the initial model as round 0."""
-    scores = evaluate(simulation, state.server, {}, 0)
+    tests = evaluate(simulation, state.server, {}, 0)
     with defer_signals():
-        state.add_scores(0, scores)
-        if simulation.metrics.needs_personal:  # all personal models are the initial model
-            clients = (simulation.settings.num_clients, 1)
-            for view, each in scores.items():
-                everyone = np.tile(each.class_accuracy, clients)
-                state.records[view].add_personal(0, everyone)
-        recorder.write(state, scores)
+        state.add_tests(0, tests)
+        recorder.write(state)
 
 
 def record_round(state: State, result: RoundResult, recorder: Recorder) -> None:
@@ -104,17 +84,7 @@ def record_round(state: State, result: RoundResult, recorder: Recorder) -> None:
     with defer_signals():
         result.seconds["writing"] = recorder.writing_seconds
         state.advance(result)
-        recorder.write(state, result.scores, result)
-
-
-def stop(state: State, recorder: Recorder, why: Mapping[str, Any]) -> None:
-    """End the run after a round that has been recorded.
-
-    why: the reason, as stored in `State.stopped`.
-    """
-    with defer_signals():
-        state.stop(why)
-        recorder.save_checkpoint(state)
+        recorder.write(state, result)
 
 
 @flush_subnormals()
@@ -183,18 +153,13 @@ def collect_result(
     """
     number, first = state.round + 1, done[0]
     is_last = number == simulation.rounds
-    is_evaluated = simulation.is_evaluated(number)
-    scores = evaluate(simulation, server, states, number) if is_evaluated else {}
-    personal = {}
-    if is_evaluated and simulation.metrics.needs_personal:
-        personal = evaluate_personal(simulation, server, states, number)
+    tests = evaluate(simulation, server, states, number, state.server, done)
     alignment = measure_alignment(simulation, state.server, server, done) if is_last else []
     analyses = analyse(simulation, state, server, done)
     train_loss = mean_loss(first, simulation.runtime.local)
     diverged = diverged_clients(number, train_loss, server, done)
     clock.lap("evaluation")
     clock.move("train", "evaluation", sum(each.trained.evaluation_seconds for each in done))
-    keeps_local = simulation.settings.keeps_local_models(number)
     return RoundResult(
         round=number,
         is_last=is_last,
@@ -206,13 +171,10 @@ def collect_result(
         train_loss=train_loss,
         not_finite=diverged,
         lr=simulation.lr_at(number),
-        scores=scores,
-        local_accuracy=local_accuracy(simulation, done),
-        distributed_accuracy=distributed_accuracy(simulation, state.server, number),
-        personal=personal,
+        tests=tests,
         alignment=alignment,
         analyses=analyses,
-        local_models=trained_models(done) if keeps_local else [],
+        exchanges=done,
         examples=sum(schedule.examples for each in done for schedule in each.cohort.schedules),
         bytes_up=sum(each.bytes_up for each in done),
         bytes_down=sum(each.bytes_down for each in done),

@@ -1,18 +1,19 @@
 """Make the rows that each round adds to the tables of a run."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
 
 from fedexp.core.errors import ConfigError
-from fedexp.data.views import name_in_view, rename_for_view
-from fedexp.metrics.record import Record, Row
-from fedexp.metrics.tasks import TaskHistory
+from fedexp.data.views import LOCAL, file_in_view, name_in_view, rename_for_view
+from fedexp.metrics.record import BEFORE, COLUMNS, Record, Row
+from fedexp.metrics.tasks import FORMULAS, TaskHistory
 from fedexp.rundir import files
 from fedexp.training.simulation import Simulation
-from fedexp.training.state import RoundResult, Scores, State
+from fedexp.training.state import RoundResult, State
 
 # The phases of a round, in order. The row of a round contains the time that writing the previous
 # round took, because the time for writing the row itself is not yet known.
@@ -26,44 +27,64 @@ TAIL = (
 )
 
 
-def round_row(
-    simulation: Simulation,
-    state: State,
-    scores: Mapping[str, Scores],
-    result: RoundResult | None,
-) -> Row:
-    """Return the row that a round adds to rounds.csv, with None for undefined values.
+def table_columns(simulation: Simulation) -> dict[str, Sequence[str]]:
+    """Return the columns of each table of a run.
 
-    scores: the scores of the global model in each view. Empty if the round is not evaluated.
+    Raises ConfigError if a metric declares a name that the table already has.
+    """
+    views, has_tasks = simulation.runtime.views, simulation.has_tasks
+    tested = ["test_accuracy", "test_loss", *(FORMULAS if has_tasks else ())]
+    tested += simulation.metrics.names()
+    first, *others = [[name_in_view(name, view) for name in tested] for view in views]
+    rounds = ["round", *first[:2], "train_loss", "lr", *(["task"] if has_tasks else [])]
+    rounds += [*first[2:], *chain(*others), *TAIL]
+    clients = ["round", "client", *(["role"] if has_tasks else []), "examples", "steps"]
+    clients += ["train_loss"]
+    for view in views:
+        clients += [name_in_view(name, view) for name in simulation.metrics.client_names()]
+    tasks = ["round", "task", "evaluated_task", *(name_in_view("accuracy", v) for v in views)]
+    found: dict[str, Sequence[str]] = {}
+    for name, columns in COLUMNS.items():
+        before = (BEFORE,) if name == LOCAL and simulation.settings.eval_interval != 1 else ()
+        found |= {file_in_view(name, view): (*columns, *before) for view in views}
+    found |= {files.ROUNDS: rounds, files.CLIENTS: clients, files.TASKS: tasks}
+    for name, columns in found.items():
+        require_distinct(name, columns)
+    return found
+
+
+def require_distinct(file: str, names: Sequence[str]) -> None:
+    """Raise ConfigError if a name occurs twice, because a metric would overwrite another value.
+
+    file: the name of the file, for the message.
+    """
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise ConfigError(
+            f"forgetting_metric: {file} already has a value named {twice[0]}; rename the value"
+            " of the metric"
+        )
+
+
+def round_row(simulation: Simulation, state: State, result: RoundResult | None) -> Row:
+    """Return the values that a round adds to rounds.csv. Undefined values are left out.
+
     result: the result of the round. None for the initial model.
     """
-    of_views = {}
+    row: Row = {"round": state.round}
+    if simulation.has_tasks:
+        row["task"] = simulation.tasks_begun(state.round)
     for view, record in state.records.items():
-        values = test_values(simulation, record)
-        if view in scores:
-            of_views[view] = values | {"test_loss": scores[view].loss}
-        else:
-            of_views[view] = dict.fromkeys(values)
-    view, first = next(iter(of_views.items()))
-    overall = {name_in_view(name, view): first.pop(name) for name in ("test_accuracy", "test_loss")}
-    trained = {} if result is None else training_values(result)
-    return merge_values(
-        files.ROUNDS,
-        {"round": state.round},
-        overall,
-        {name: trained.get(name) for name in ("train_loss", "lr")},
-        {"task": simulation.tasks_begun(state.round)} if simulation.has_tasks else {},
-        *(rename_for_view(values, view) for view, values in of_views.items()),
-        {name: trained.get(name) for name in TAIL},
-    )
+        if record.rounds[-1] == state.round:
+            row |= rename_for_view(test_values(simulation, record), view)
+    return row if result is None else row | training_values(result)
 
 
 def test_values(simulation: Simulation, record: Record) -> Row:
-    """Return the values in rounds.csv that describe the last test of the model in one view."""
-    values: Row = {"test_accuracy": record.accuracy[-1], "test_loss": None}
+    """Return the values in rounds.csv that describe the last test on one test set."""
+    values: Row = {"test_accuracy": record.accuracy[-1], "test_loss": record.loss[-1]}
     if simulation.has_tasks:
         values |= task_history(simulation, record).values()
-    return merge_values(files.ROUNDS, values, simulation.metrics.round_values(record))
+    return values | simulation.metrics.round_values(record)
 
 
 def training_values(result: RoundResult) -> Row:
@@ -105,12 +126,8 @@ def client_rows(simulation: Simulation, state: State, result: RoundResult) -> It
     """Yield the rows of clients.csv, one per client of the cohort."""
     measured: dict[str, np.ndarray] = {}
     for view, record in state.records.items():
-        if result.local_accuracy:
-            values = simulation.metrics.client_values(record)
-        else:
-            not_tested = np.full(len(result.cohort.clients), np.nan)
-            values = dict.fromkeys(simulation.local_columns, not_tested)
-        measured = merge_values(files.CLIENTS, measured, rename_for_view(values, view))
+        if record.local_rounds[-1:] == [result.round]:
+            measured |= rename_for_view(simulation.metrics.client_values(record), view)
     cohort = result.cohort
     for i, client in enumerate(cohort.clients):
         row: Row = {"round": result.round, "client": client}
@@ -119,28 +136,7 @@ def client_rows(simulation: Simulation, state: State, result: RoundResult) -> It
         row["examples"] = len(result.federation.parts[client])
         row["steps"] = cohort.schedules[i].steps
         row["train_loss"] = result.losses[i]
-        local = {name: float(values[i]) for name, values in measured.items()}
-        yield merge_values(files.CLIENTS, row, local)
-
-
-def merge_values(file: str, *parts: Mapping[str, Any]) -> Row:
-    """Return a row with the values of all parts.
-
-    file: the name of the file, for the error message.
-
-    Raises ConfigError if two parts use the same name, because a metric would then overwrite
-    another value in the file.
-    """
-    row: Row = {}
-    for part in parts:
-        for name in part:
-            if name in row:
-                raise ConfigError(
-                    f"forgetting_metric: {file} already has a value named {name}; rename the value"
-                    " of the metric"
-                )
-        row |= part
-    return row
+        yield row | {name: float(values[i]) for name, values in measured.items()}
 
 
 def json_value(value: object) -> Any:

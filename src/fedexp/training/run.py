@@ -24,10 +24,11 @@ from fedexp.trackers.progress import Progress, result_line, result_table
 from fedexp.trackers.several import TrackerGroup
 from fedexp.training.checks import check_used
 from fedexp.training.job import Job
+from fedexp.training.keeping import KeepModels
 from fedexp.training.prepare import Prepared, prepare
 from fedexp.training.provenance import environment, peak_memory
 from fedexp.training.recorder import Recorder, class_name
-from fedexp.training.results import result_files, write_results
+from fedexp.training.results import RunFigures, result_files, write_results
 from fedexp.training.resuming import (
     check_start,
     checksums,
@@ -38,10 +39,10 @@ from fedexp.training.resuming import (
     restore_state,
 )
 from fedexp.training.rounds import run_rounds
-from fedexp.training.rows import merge_values
 from fedexp.training.run_log import early_lines, run_log
 from fedexp.training.run_setup import Run, begin, handle_failures, locked_directory
 from fedexp.training.simulation import Simulation
+from fedexp.training.stopping import EarlyStop
 from fedexp.training.summary import check_result_names, summary_of
 
 log = logging.getLogger("fedexp")
@@ -119,8 +120,9 @@ def recording(run: Run, info: RunInfo) -> Iterator[tuple[Recorder, list[Callback
     The recorder, the callbacks and the engine are closed even if the block raises an exception.
     """
     tracker: Tracker = TrackerGroup([each.create() for each in run.built.tracker])
+    progress = Progress(shares_terminal=not run.job.place.alone)
     own = [each.create() for each in run.built.callback]
-    callbacks: list[Callback] = [Progress(shares_terminal=not run.job.place.alone), tracker, *own]
+    callbacks: list[Callback] = [*callbacks_of(run), progress, tracker, *own]
     saved = run.resumed_state or {"lengths": None, "callbacks": {}}
     for each in callbacks:
         if (name := class_name(each)) in saved["callbacks"]:
@@ -140,6 +142,20 @@ def recording(run: Run, info: RunInfo) -> Iterator[tuple[Recorder, list[Callback
         run.simulation.engine.close()
 
 
+def callbacks_of(run: Run) -> list[Callback]:
+    """Return the callbacks that options on the top level ask for."""
+    built, found = run.built, list[Callback]()
+    settings = built.settings
+    if built.stop.patience is not None or built.stop.minutes is not None:
+        found.append(EarlyStop(built.stop))
+    if settings.keep_models is not None or settings.keep_local_models is not None:
+        found.append(KeepModels(settings))
+    # `fedexp figures <sweep>` draws the figures of a sweep's jobs
+    if built.figures.draw and (run.job.sweep is None or built.tracker):
+        found.append(RunFigures(built.figures))
+    return found
+
+
 def run_info(run: Run) -> RunInfo:
     state = run.state
     return RunInfo.of(
@@ -153,6 +169,7 @@ def run_info(run: Run) -> RunInfo:
         best_accuracy=None if state.best is None else state.best[1],
         resumed=run.saved is not None,
         past=partial(past_records, run, state.round) if run.saved is not None else tuple,
+        simulation=run.simulation,
     )
 
 
@@ -166,10 +183,7 @@ def finish(run: Run, callbacks: list[Callback], info: RunInfo) -> dict[str, Any]
     summary = summarise(run)
     if "hint" in summary:
         log.warning("algorithm=%s: %s", run.job.choices["algorithm"], summary["hint"])
-    look = run.built.figures
-    if run.job.sweep is not None and not run.built.tracker:
-        look = replace(look, draw=False)  # `fedexp figures <sweep>` draws them
-    pictures = write_results(run.directory, summary, look)
+    pictures = write_results(run.directory, summary, callbacks)
     for each in callbacks:
         each.finish(summary, pictures, final_tables(run.directory))
     if run.job.place.alone:
@@ -185,18 +199,18 @@ def summarise(run: Run) -> dict[str, Any]:
     parts = origin.read(run.directory)["parts"]
     identity: dict[str, Any] = {name: run.job.choices[name] for name in groups}
     identity |= {"seed": run.built.settings.seed, "seeds": vars(run.built.seeds)}
-    return merge_values(
-        files.SUMMARY,
-        {"status": run.state.status},
-        identity,
-        {"sweep": sweep_name(run.job)},
-        {"identity": digest(run.values)},
-        summary_of(run.simulation, run.state),
-        environment(run.hardware),
-        {"checksums": run.checksums},
-        {"parts": parts} if len(parts) > 1 else {},
-        {"data": data_sizes(run.simulation), "peak_memory": peak_memory(run.hardware.device)},
-    )
+    return {
+        "status": run.state.status,
+        **identity,
+        "sweep": sweep_name(run.job),
+        "identity": digest(run.values),
+        **summary_of(run.simulation, run.state),
+        **environment(run.hardware),
+        "checksums": run.checksums,
+        **({"parts": parts} if len(parts) > 1 else {}),
+        "data": data_sizes(run.simulation),
+        "peak_memory": peak_memory(run.hardware.device),
+    }
 
 
 def data_sizes(simulation: Simulation) -> dict[str, int]:

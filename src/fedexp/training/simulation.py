@@ -1,7 +1,6 @@
 """The parts of a run that stay the same in all rounds."""
 
 from dataclasses import dataclass, field
-from functools import cached_property
 
 import numpy as np
 import torch
@@ -11,7 +10,7 @@ from fedexp.algorithms.base import FedAvg
 from fedexp.algorithms.interfaces import Federation, PublicData
 from fedexp.algorithms.server_optimizers import NO_SERVER_OPTIMIZER, ServerOptimizer
 from fedexp.config.cohorts import Rounds
-from fedexp.config.settings import ALL_LOCAL, NO_STOP, LocalEvaluation, Seeds, Settings, Stop
+from fedexp.config.settings import ALL_LOCAL, LocalEvaluation, Seeds, Settings
 from fedexp.core.tree import Params, Tree
 from fedexp.data.partitioned import Partition, changed_partition_name, task_partition_name
 from fedexp.data.types import Data
@@ -59,7 +58,6 @@ class Simulation:
     # numbers of clients and examples that training leaves out because of batch norm or
     # local.drop_last
     left_out: dict[str, int] = field(default_factory=dict)
-    stop: Stop = NO_STOP
     local_evaluation: LocalEvaluation = ALL_LOCAL
     # int [K, T]: each client's task at each stage; None: the same task for all clients
     task_orders: np.ndarray | None = None
@@ -128,11 +126,6 @@ class Simulation:
         """
         return self.tests_local(round) and self.settings.eval_interval != 1
 
-    @cached_property
-    def local_columns(self) -> tuple[str, ...]:
-        """Return the names of the values that the metrics compute for each local model."""
-        return tuple(self.metrics.client_values(self.example_state().record))
-
     def lr_at(self, round: int) -> float:
         """Return a round's learning rate. The schedule restarts with every task."""
         return self.runtime.local.lr_at(self.round_in_task(round), self.rounds_per_task)
@@ -153,29 +146,8 @@ class Simulation:
         records = {view: self.new_record(view) for view in self.runtime.views}
         return State(server | {"buffers": self.initial_buffers}, records)
 
-    def example_state(self) -> State:
-        """Return an example of a state after round 1.
-
-        All models have the same accuracy on every class. The metrics are computed for this state to
-        find the names of the values that a run will have.
-        """
-        state, classes = self.initial_state(), self.runtime.data.num_classes
-        even, settings = np.full(classes, 1 / classes), self.settings
-        tasks = [1 / classes] * len(self.stages)
-        for number in (0, 1):
-            for record in state.records.values():
-                labels = record.labels
-                right = None if labels is None else np.zeros(len(labels), dtype=bool)
-                record.add(number, even, right, 1 / classes, tasks)
-                if self.metrics.needs_personal:
-                    record.add_personal(number, np.tile(even, (settings.num_clients, 1)))
-                if self.metrics.needs_local and number:
-                    cohort = np.arange(settings.cohort_size)
-                    record.add_local(number, cohort, np.tile(even, (len(cohort), 1)))
-        return state
-
     def new_record(self, view: str) -> Record:
-        """Return a record without accuracies for a view of the test set.
+        """Return a record without accuracies for a test set.
 
         The record contains the class counts of each client, the rounds in which the counts change
         and, if a metric needs single examples, the labels of the test examples.

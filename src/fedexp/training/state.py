@@ -1,21 +1,24 @@
 """The state of a run after a round, as stored in checkpoints, and the result of a round."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from fedexp.algorithms.interfaces import Federation
-from fedexp.core.tree import Params, Tree
+from fedexp.core.tree import Tree
 from fedexp.data.views import selection_view
 from fedexp.engine.base import Cohort
 from fedexp.metrics.record import Record
 from fedexp.rundir import files
 from fedexp.rundir.client_states import ClientStates, to
 from fedexp.rundir.files import CHECKPOINT_FORMAT
+
+if TYPE_CHECKING:
+    from fedexp.training.exchange import CohortResult
 
 # attributes of State that a checkpoint stores unchanged
 SAVED = (
@@ -30,15 +33,19 @@ SAVED = (
 )
 
 
-@dataclass(frozen=True)
+@dataclass
 class Scores:
-    """The results of testing the global model in one view."""
+    """The results of the models of a round on one test set."""
 
     class_accuracy: np.ndarray  # float64 [C]; nan if a class has no test examples
     accuracy: float
     task_accuracy: list[float]  # [T]; nan if a task has no test examples; empty without tasks
     loss: float  # mean cross-entropy
     right: np.ndarray | None = None  # bool [M]: correct predictions, if a metric needs them
+    local: np.ndarray | None = None  # float64 [|S|, C]: local models
+    # float64 [C]: the model before the round, if it was not tested after the previous one
+    distributed: np.ndarray | None = None
+    personal: np.ndarray | None = None  # float64 [K, C]: personal models
 
 
 @dataclass(frozen=True)
@@ -56,16 +63,11 @@ class RoundResult:
     # clients whose loss or model is not finite; None: everything is finite
     not_finite: list[int] | None
     lr: float
-    scores: dict[str, Scores]  # by view; empty: this round is not evaluated
-    local_accuracy: dict[str, np.ndarray]  # by view, float64 [|S|, C]; empty: not evaluated
-    # by view, float64 [C]: the model before the round; empty: not tested with the local models
-    distributed_accuracy: dict[str, np.ndarray]
-    # by view, float64 [K, C]: personal models; empty: not evaluated
-    personal: dict[str, np.ndarray]
+    tests: dict[str, Scores]  # by the name of the test set; empty: this round is not evaluated
     alignment: list[dict[str, Any]]  # alignment of neurons; empty: not measured
     analyses: dict[str, list[dict[str, Any]]]  # file name -> rows of an analysis
-    # `params` and `buffers` of the clients in the cohort; empty: not kept
-    local_models: list[dict[str, Params]]
+    # the exchanges with clients, those with the cohort first
+    exchanges: "Sequence[CohortResult]"
     examples: int  # number of examples trained on
     bytes_up: int
     bytes_down: int
@@ -77,7 +79,8 @@ class State:
     """The state of a run after a complete round."""
 
     server: Tree
-    records: dict[str, Record]  # view -> results, in the order of ClientRuntime.views
+    # name of a test set -> results, in the order of ClientRuntime.views
+    records: dict[str, Record]
     round: int = 0
     # states of the clients that have taken part and keep a state
     clients: ClientStates = field(default_factory=ClientStates)
@@ -106,27 +109,27 @@ class State:
         self.alignment = result.alignment
         self.train_seconds += result.seconds["train"]
         self.seconds += sum(result.seconds.values())
-        self.add_scores(self.round, result.scores)
-        for view, accuracy in result.personal.items():
-            self.records[view].add_personal(self.round, accuracy)
-        for view, accuracy in result.local_accuracy.items():
-            before = result.distributed_accuracy.get(view)
-            self.records[view].add_local(self.round, np.array(cohort), accuracy, before)
+        self.add_tests(self.round, result.tests, cohort)
         if result.not_finite is not None:
             self.status, self.not_finite = "diverged", result.not_finite
         elif result.is_last:
             self.status = "completed"
 
-    def add_scores(self, number: int, scores: Mapping[str, Scores]) -> None:
-        """Add the test results of the global model after a round.
+    def add_tests(
+        self, number: int, tests: Mapping[str, Scores], cohort: Sequence[int] = ()
+    ) -> None:
+        """Add the test results of a round to the records.
 
-        number: the number of the round.
-        scores: the scores in each view.
+        number: the number of the round. cohort: the clients whose local models were tested.
         """
-        for view, test in scores.items():
-            self.records[view].add(
-                number, test.class_accuracy, test.right, test.accuracy, test.task_accuracy
-            )
+        for name, test in tests.items():
+            record = self.records[name]
+            overall = (test.accuracy, test.loss)
+            record.add(number, test.class_accuracy, test.right, overall, test.task_accuracy)
+            if test.personal is not None:
+                record.add_personal(number, test.personal)
+            if test.local is not None:
+                record.add_local(number, np.array(cohort), test.local, test.distributed)
 
     def stop(self, why: Mapping[str, Any]) -> None:
         """Set the status to stopped.
@@ -137,14 +140,14 @@ class State:
 
     @property
     def record(self) -> Record:
-        """Return the first view's record."""
+        """Return the results on the first test set."""
         return next(iter(self.records.values()))
 
     @property
     def best(self) -> tuple[int, float] | None:
         """Return the best round and its accuracy, or None if no round has been evaluated.
 
-        The best round is the first round with the highest accuracy in the view that
+        The best round is the first round with the highest accuracy on the test set that
         `selection_view` selects. Round 0, the initial model, does not count.
         """
         curve = self.records[selection_view(tuple(self.records))].curve
@@ -166,8 +169,8 @@ class State:
     ) -> "State":
         """Rebuild a state from the result of `to_tree`.
 
-        records: the results up to the round of the state, by view. directory: the run directory. It
-        contains the files of the client states.
+        records: the results up to the round of the state, by test set. directory: the run
+        directory. It contains the files of the client states.
         """
         return cls(
             server=to(saved["server"], device),

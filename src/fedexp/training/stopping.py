@@ -7,21 +7,19 @@ A run stops early if its accuracy does not improve (`stop.patience`), if its tim
 
 import math
 import time
+from collections import deque
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fedexp.config.settings import Stop
 from fedexp.data.views import PLAIN, VALIDATION
-
-if TYPE_CHECKING:
-    from fedexp.training.simulation import Simulation
-    from fedexp.training.state import State
+from fedexp.trackers.base import Callback, RoundRecord
 
 PATIENCE, MINUTES, CALLBACK = "patience", "minutes", "callback"
 
 
 def patience_view(stop: Stop) -> str:
-    """Return the view in which the accuracy must improve for the run to continue."""
+    """Return the test set on which the accuracy must improve for the run to continue."""
     return PLAIN if stop.metric == "test_accuracy" else VALIDATION
 
 
@@ -36,33 +34,30 @@ def rounds_without_improvement(accuracy: Sequence[tuple[int, float]]) -> int:
     return len(values) - 1 - values.index(max(values)) if values else 0
 
 
-class Stopping:
-    """Decides after each round whether the run ends.
+class EarlyStop(Callback):
+    """Ends a run whose accuracy no longer improves, or whose time is over.
 
     The time limit `stop.minutes` is counted from the creation of this object.
     """
 
-    def __init__(self, simulation: "Simulation"):
-        self.stop = simulation.stop
-        self.end = time.perf_counter() + 60 * (simulation.stop.minutes or math.inf)
+    def __init__(self, stop: Stop):
+        self.stop, self._before = stop, time.perf_counter()
+        self.end = self._before + 60 * (stop.minutes or math.inf)
+        self._recent: deque[float] = deque(maxlen=3)  # seconds of the last rounds
 
-    def reason(self, state: "State", seconds: float) -> dict[str, Any]:
-        """Return why the run ends, as stored in `State.stopped`, or {} if the run continues.
-
-        state: the state after the last round.
-        seconds: the expected duration of the next round in seconds.
-        """
-        if self.is_out_of_patience(state):
-            return {"by": PATIENCE, "patience": self.stop.patience}
-        if time.perf_counter() + seconds >= self.end:
+    def after_round(self, record: RoundRecord) -> dict[str, Any] | None:
+        now = time.perf_counter()
+        self._recent.append(now - self._before)
+        self._before = now
+        if record.round == 0:
+            return None
+        if self.stop.patience is not None:
+            curve = record.records[patience_view(self.stop)].curve
+            if rounds_without_improvement(curve) >= self.stop.patience:
+                return {"by": PATIENCE, "patience": self.stop.patience}
+        if now + max(self._recent) >= self.end:
             return {"by": MINUTES, "minutes": self.stop.minutes}
-        return {}
-
-    def is_out_of_patience(self, state: "State") -> bool:
-        if self.stop.patience is None:
-            return False
-        record = state.records[patience_view(self.stop)]
-        return rounds_without_improvement(record.curve) >= self.stop.patience
+        return None
 
 
 def is_finished(summary: Mapping[str, Any], stop: Stop, resumed: bool) -> bool:

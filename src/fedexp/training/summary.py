@@ -2,34 +2,22 @@
 
 from typing import Any
 
-from fedexp.core.errors import ConfigError
-from fedexp.data.views import VALIDATION, rename_for_view, selection_view
+from fedexp.data.views import VALIDATION, name_in_view, rename_for_view, selection_view
 from fedexp.metrics.record import Record
 from fedexp.metrics.targets import rounds_to_target
+from fedexp.metrics.tasks import FORMULAS
 from fedexp.rundir import files
-from fedexp.training.rows import json_value, merge_values, round_row, task_history
+from fedexp.training.rows import json_value, require_distinct, table_columns, task_history
 from fedexp.training.simulation import Simulation
 from fedexp.training.state import State
 
-# keys of summary.json that do not contain results of rounds
+# keys of summary.json that are not values of metrics
 RESERVED = (
-    "status",
-    "algorithm",
-    "dataset",
-    "scenario",
-    "partition",
-    "model",
-    "seed",
-    "seeds",
-    "sweep",
-    "identity",
-    "versions",
-    "commit",
-    "hardware",
-    "checksums",
-    "parts",
-    "data",
-    "peak_memory",
+    *("status", "algorithm", "dataset", "scenario", "partition", "model", "seed", "seeds"),
+    *("sweep", "identity", "versions", "commit", "hardware", "checksums", "parts", "data"),
+    *("peak_memory", "accuracy", "best_accuracy", "rounds_to_target", "tasks", "task_orders"),
+    *("alignment", "local_evaluation", "left_out", "schedule", "stopped", "hint", "best_round"),
+    *("not_finite", "rounds", "seconds", "train_samples_per_second", *FORMULAS),
 )
 
 
@@ -38,15 +26,15 @@ def summary_of(simulation: Simulation, state: State) -> dict[str, Any]:
     views = tuple(state.records)
     validated = VALIDATION in views
     best = state.best[0] if validated and state.best is not None else None
-    parts = []
+    found: dict[str, Any] = {}
     for view, record in state.records.items():
-        values = view_summary(simulation, record, best)
+        values = test_summary(simulation, record, best)
         reached = values.pop("rounds_to_target")
-        parts.append(rename_for_view(values, view))
+        found |= rename_for_view(values, view)
         if view == selection_view(views):
-            parts.append({"rounds_to_target": reached})
+            found["rounds_to_target"] = reached
         elif not validated:
-            parts.append(rename_for_view({"rounds_to_target": reached}, view))
+            found |= rename_for_view({"rounds_to_target": reached}, view)
     every = simulation.local_evaluation.every
     optional = {
         "alignment": state.alignment,
@@ -56,22 +44,21 @@ def summary_of(simulation: Simulation, state: State) -> dict[str, Any]:
         "stopped": state.stopped if state.status == "stopped" else {},
         "hint": failure_hint(simulation, state),
     }
-    parts.append({name: value for name, value in optional.items() if value})
+    found |= {name: value for name, value in optional.items() if value}
     if validated:
-        parts.append({"best_round": best})
+        found["best_round"] = best
     if state.status == "diverged":
-        parts.append({"not_finite": state.not_finite})
+        found["not_finite"] = state.not_finite
     speed = state.examples / state.train_seconds if state.train_seconds else None
     last = {"rounds": state.round, "seconds": state.seconds, "train_samples_per_second": speed}
-    found = merge_values(files.SUMMARY, dict.fromkeys(RESERVED), *parts, last)
-    return {name: value for name, value in found.items() if name not in RESERVED}
+    return found | last
 
 
-def view_summary(simulation: Simulation, record: Record, best: int | None) -> dict[str, Any]:
-    """Return the results of a run in one view.
+def test_summary(simulation: Simulation, record: Record, best: int | None) -> dict[str, Any]:
+    """Return the results of a run on one test set.
 
     best: the best round on the validation set, or None to use the round with the highest accuracy
-        in this view.
+        on this test set.
     """
     settings = simulation.settings
     rounds, values = record.rounds, record.accuracy
@@ -80,13 +67,11 @@ def view_summary(simulation: Simulation, record: Record, best: int | None) -> di
         best_accuracy = values[rounds.index(best)]
     targets = settings.targets, settings.target_fractions
     metrics = simulation.metrics.summary(record)
-    return merge_values(
-        files.SUMMARY,
-        {"accuracy": values[-1], "best_accuracy": best_accuracy},
-        {name: json_value(value) for name, value in metrics.items()},
-        task_history(simulation, record).summary() if simulation.has_tasks else {},
-        {"rounds_to_target": rounds_to_target(rounds, values, *targets)},
-    )
+    found = {"accuracy": values[-1], "best_accuracy": best_accuracy}
+    found |= {name: json_value(value) for name, value in metrics.items()}
+    if simulation.has_tasks:
+        found |= task_history(simulation, record).summary()
+    return found | {"rounds_to_target": rounds_to_target(rounds, values, *targets)}
 
 
 def list_changes(simulation: Simulation) -> list[dict[str, Any]]:
@@ -114,15 +99,8 @@ def failure_hint(simulation: Simulation, state: State) -> str:
 
 
 def check_result_names(simulation: Simulation) -> None:
-    """Raise ConfigError if two results of a run have the same name.
-
-    To find the names before files are written, the metrics are computed for an example state.
-    Other errors in a metric are ignored, because they are reported during the run.
-    """
-    state = simulation.example_state()
-    try:
-        round_row(simulation, state, {}, None)
-        summary_of(simulation, state)
-    except Exception as error:
-        if isinstance(error, ConfigError):
-            raise
+    """Raise ConfigError if two results of a run have the same name."""
+    table_columns(simulation)
+    for view in simulation.runtime.views:
+        names = [name_in_view(name, view) for name in simulation.metrics.summary_names()]
+        require_distinct(files.SUMMARY, [*names, *RESERVED])
