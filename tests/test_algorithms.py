@@ -30,6 +30,7 @@ from fedexp.algorithms.fedlwf import FedLwF
 from fedexp.algorithms.fednova import FedNova
 from fedexp.algorithms.fedntd import FedNTD
 from fedexp.algorithms.fedpac import FedPAC
+from fedexp.algorithms.fedproj import FedProj
 from fedexp.algorithms.fedproto import FedProto
 from fedexp.algorithms.fedprox import FedProx
 from fedexp.algorithms.fedreg import FedReg
@@ -320,6 +321,20 @@ SHIPPED = [
         FedGKD, live=dict(gamma=1.0, tau=2.0, models=2), zero=dict(gamma=0.0), other=dict(models=1)
     ),
     Row(FedSSD, live=dict(m_max=1.0, threshold=0.02), zero=dict(m_max=0.0), public=0.2),
+    Row(
+        FedProj,
+        live=dict(
+            tau=2.0,
+            lr=0.02,
+            batch_size=4,
+            epochs_on_server=2,
+            memory=5,
+            memory_batch=4,
+            warmup=1,
+        ),
+        other=dict(batch_size=3, epochs_on_server=1, memory=6, memory_batch=3, warmup=2),
+        public=0.15,
+    ),
     Row(FedSpeed, live=dict(rho=0.3, lambda_=0.5, alpha=0.8, clip=1.0), other=dict(clip=0.0)),
     Row(FedSMOO, live=dict(rho=0.3, lambda_=0.5, clip=1.0), other=dict(clip=0.0)),
     Row(FedRep, live=dict(head_epochs=1), other=dict(head_epochs=2)),

@@ -101,6 +101,7 @@ ALGORITHMS: dict[str, list[str]] = {
     "fednova": DIGITS,
     "fedntd": [*DIGITS, "algorithm.tau=2"],
     "fedpac": PERSONAL,
+    "fedproj": [*PUBLIC, "algorithm.lr=0.001", "algorithm.memory_batch=64"],
     "fedproto": PERSONAL,
     "fedprox": [*DIGITS, "algorithm.mu=1"],
     "fedreg": [*DIGITS, "algorithm.ascent=2", "weighting=uniform"],
@@ -161,9 +162,9 @@ RUNS |= {
 
 # What no kind of hook needs in addition to the other runs is slow.
 SLOW = {"afcl", "ccvr", "cfed_c", "dmc", "dualprompt", "codaprompt", "ewc", "feddecorr", "feddf"}
-SLOW |= {"feddmc", "feddmc_full", "fedexp_step", "fedkd", "fedlc", "fedlmd", "fedproto", "fedrod"}
-SLOW |= {"fedrs", "fedsam", "fedsmoo", "fedspeed", "fedssd", "finetuning", "glfc", "lwf", "mfcl"}
-SLOW |= {"multihead", "pilora", "regmean", "fedntd mse", "fednova ccvr", "scaffold steps"}
+SLOW |= {"feddmc", "feddmc_full", "fedexp_step", "fedkd", "fedlc", "fedlmd", "fedproj", "fedproto"}
+SLOW |= {"fedrod", "fedrs", "fedsam", "fedsmoo", "fedspeed", "fedssd", "finetuning", "glfc", "lwf"}
+SLOW |= {"mfcl", "multihead", "pilora", "regmean", "fedntd mse", "fednova ccvr", "scaffold steps"}
 SLOW |= {"moon projection", "own orders", "rotations", "nesterov, steps"}
 
 # These algorithms draw weights by PyTorch, see above.

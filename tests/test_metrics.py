@@ -17,6 +17,7 @@ from fedexp.metrics import forgetting
 from fedexp.metrics.accuracy import class_accuracy, class_mean, overall_accuracy
 from fedexp.metrics.forgetting_metric import (
     BackwardTransfer,
+    ClientDrop,
     Consistency,
     ForgettingDegree,
     InOutLocal,
@@ -339,6 +340,42 @@ def test_round_drop_columns_equal_hand_calculation():
     )
     assert metric.needs_local
     assert not RoundDrop(local=False).needs_local
+
+
+def test_client_drop_equals_hand_calculation():
+    """Client 0 pauses in round 2, and client 2 trains only there. Round 3: client 0 has the peak
+    (0.9, 0.1) and loses 0.4 and nothing: 0.2. Client 1 has the peaks 0.6 of round 2 and 0.8 of
+    round 1 and loses 0.5 and nothing: 0.25."""
+    sampled = [np.array(clients) for clients in ([0, 1], [1, 2], [0, 1])]
+    local = [[[0.9, 0.1], [0.2, 0.8]], [[0.6, 0.4], [0.7, 0.7]], [[0.5, 0.3], [0.1, 0.9]]]
+    local = [np.array(each) for each in local]
+    np.testing.assert_allclose(forgetting.client_drop(sampled, local), [0.2, 0.25])
+    np.testing.assert_allclose(forgetting.client_drop(sampled[:2], local[:2]), [0.2, nan])
+    np.testing.assert_array_equal(forgetting.client_drop(sampled[:1], local[:1]), [nan, nan])
+
+
+@few
+@given(st.integers(1, 4), st.data())
+def test_client_drop_of_all_clients_is_the_published_formula(clients, data):
+    rounds = data.draw(arrays(np.float64, (4, clients, 3), elements=fraction))
+    total = 0.0
+    for c in range(3):
+        for k in range(clients):
+            total += min(0.0, rounds[-1, k, c] - max(rounds[i, k, c] for i in range(4)))
+    everyone = [np.arange(clients)] * 4
+    found = forgetting.client_drop(everyone, list(rounds))
+    np.testing.assert_allclose(-found.mean(), total / (3 * clients), atol=1e-12)
+
+
+def test_client_drop_columns_equal_hand_calculation():
+    history = hand_history()
+    # round 3: client 0 has the peaks (1, 0.4) and loses 0.2 and 0.4: 0.3; client 1 has (0.5, 0.9)
+    # and loses 0.1 and 0.6: 0.35
+    values = ClientDrop().client_values(history)["client_forgetting"]
+    np.testing.assert_allclose(values, [0.3, 0.35])
+    assert ClientDrop().round_values(history) == {"client_forgetting": pytest.approx(0.325)}
+    assert ClientDrop().summary(history) == {"client_forgetting": pytest.approx(0.325)}
+    assert np.isnan(ClientDrop().round_values(history.upto(1))["client_forgetting"])
 
 
 def test_forgetting_degree_columns_equal_hand_calculation():

@@ -174,6 +174,10 @@ class PublicData(Protocol):
 
     def __len__(self) -> int: ...
 
+    @property
+    def numbers(self) -> Tensor:
+        """Return the examples' indices among all training examples, int64 [n], on the CPU."""
+
     def take(
         self, index: np.ndarray, dropout: np.random.Generator | None = None
     ) -> tuple[Tensor, Tensor]:

@@ -6,6 +6,8 @@ the previous evaluated round. The accuracy of a class without test examples is n
 nan. A measure that needs more rounds than are available is nan.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from fedexp.metrics.accuracy import class_accuracy, class_mean
@@ -54,6 +56,27 @@ def round_drop(cw: np.ndarray) -> np.ndarray:
     Flashback, with the sign of `local_round_drop`. cw: class accuracies, [T+1, C].
     """
     return local_round_drop(cw[1:-1], cw[2:])
+
+
+def client_drop(sampled: Sequence[np.ndarray], local: Sequence[np.ndarray]) -> np.ndarray:
+    """Return each client's drop from its own best accuracies, 1/C sum_c max(0, P_kc - A_kc), [S].
+
+    A_kc [S, C] contains the class accuracies of the local models in the last round, and P_kc those
+    of the client's best earlier local model for the class. The value is nan for a client without an
+    earlier model. sampled: the clients [S] of each round. local: the class accuracies [S, C] of
+    their local models.
+
+    Where every client takes part in every round, the mean of the values is -F^r of FlexFed (arXiv
+    2505.13576), Eq. 5: F^r = 1/C sum_c 1/K sum_k min(0, A_kc^r - max_{i<=r} A_kc^i). The paper's
+    text of the formula was not available, only a review's; it leaves open which model and which
+    examples A_kc^r refers to, and what it is for a client that does not take part.
+    """
+    clients, last = sampled[-1], np.asarray(local[-1], dtype=np.float64)
+    peak = np.full_like(last, np.nan)
+    for earlier, accuracy in zip(sampled[:-1], local[:-1], strict=True):
+        _, now, then = np.intersect1d(clients, earlier, return_indices=True)
+        peak[now] = np.fmax(peak[now], np.asarray(accuracy)[then])
+    return local_round_drop(peak, last)
 
 
 def forgetting_degree(global_before: np.ndarray, local: np.ndarray, xi: float = 1e-6) -> np.ndarray:

@@ -152,6 +152,30 @@ class RoundDrop(ForgettingMetric):
         return values
 
 
+class ClientDrop(ForgettingMetric):
+    """`client_forgetting`: drop of the local models from each client's own best class accuracies.
+
+    This is FlexFed's measure with the opposite sign, averaged over classes and over those clients
+    of the cohort that have trained in an earlier evaluated round. It starts in round 2. The summary
+    contains the value of the last round.
+    """
+
+    columns: ClassVar = {"client_forgetting": "min"}
+    of_clients = ("client_forgetting",)
+
+    @property
+    def needs_local(self) -> bool:
+        return True
+
+    def round_values(self, record: Record) -> dict[str, float]:
+        return {"client_forgetting": self._client_mean(record, "client_forgetting")}
+
+    def local_values(self, record: Record, index: int) -> dict[str, np.ndarray]:
+        rounds = slice(index + 1)
+        drops = forgetting.client_drop(record.sampled[rounds], record.local_class_accuracy[rounds])
+        return {"client_forgetting": drops}
+
+
 class ForgettingDegree(ForgettingMetric):
     """`forgetting_degree`: share of a class's accuracy lost in local training (FedKA Eq. 1).
 
