@@ -12,21 +12,25 @@ from continual_rows import ADAPTED
 from torch import nn
 from toy_models import Adapted, AdaptedNormed
 
+from analysed import EVERY, measure
 from fedexp.algorithms import optimizers
 from fedexp.api.models import with_plain_layers
 from fedexp.core import tree
 from fedexp.core.errors import ConfigError
 from fedexp.engine.base import ScheduledData
-from fedexp.metrics.analysis import GradientDiversity, SeveralAnalyses, WeightDivergence
-from fedexp.metrics.gradient_diversity import gradient_diversity
 from fedexp.testing import train
-from fedexp.training.analysing import local_gradients
 from fedexp.training.rounds import play_round
 from fedexp_continual.algorithms.adapters import Prototypes
 from fedexp_continual.algorithms.grams import damp, merge_down
 from fedexp_continual.algorithms.lorm import Changed, LoRM, merge_up
 from fedexp_continual.algorithms.pilora import CENTERS, PILoRA, prototype_weights
 from fedexp_continual.models.lora import LoRA, LowRank, TimmLoRA
+from fedexp_papers.analyses.gradient_diversity import (
+    GradientDiversity,
+    gradient_diversity,
+    local_gradients,
+)
+from fedexp_papers.analyses.weight_divergence import WeightDivergence
 from method_rows import stream
 from toy_federation import (
     LOCAL,
@@ -268,23 +272,20 @@ def test_head_can_have_its_own_factor_for_gram_matrices():
 
 def test_local_models_are_compared_with_the_received_model():
     """Not with the tested model, which has the merged change instead of the adapters, and B = 0."""
-    analysis = SeveralAnalyses(
-        members=[kind(rounds=None, every=1) for kind in (WeightDivergence, GradientDiversity)]
-    )
     simulation = stream(
         LoRM(off_diagonal=0.5),
         model=Adapted(),
-        analysis=analysis,
         local=replace(LOCAL, lr_decay=1.0),
     )
     state = play(simulation, 3)
     cohort = assemble(simulation, state, 4)
     messages = train(simulation.engine, simulation, state, cohort).messages
-    found = play_round(simulation, state).analyses
+    analyses = WeightDivergence(**EVERY), GradientDiversity(**EVERY)
+    _, moves, diversities = measure(simulation, *analyses, state=state)
     sent = state.server["local"]
     moved = {name: leaf - sent[name] for name, leaf in messages["params"].items()}
     l1 = sum(leaf.abs().flatten(1).sum(1) for leaf in moved.values())
-    rows = [row for row in found["weight_divergence.csv"] if row["layer"] == "total"]
+    rows = [row for row in moves if row["layer"] == "total"]
     assert [row["client"] for row in rows] == list(cohort.clients)
     assert [row["l1"] for row in rows] == pytest.approx(l1.tolist(), rel=1e-12)
     assert all(np.isnan(row["distribution_distance"]) for row in rows)  # it was not tested
@@ -292,7 +293,7 @@ def test_local_models_are_compared_with_the_received_model():
     gradients = local_gradients(
         simulation.runtime, {"params": sent, "buffers": {}}, [parts[c] for c in cohort.clients]
     )
-    (row,) = (row for row in found["gradient_diversity.csv"] if row["layer"] == "total")
+    (row,) = (row for row in diversities if row["layer"] == "total")
     assert row["gradient_diversity"] == pytest.approx(
         gradient_diversity(gradients)["total"].item(), rel=1e-12
     )

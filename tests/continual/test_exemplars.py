@@ -7,16 +7,17 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from analysed import EVERY, measure
 from fedexp.algorithms.interfaces import Batch
 from fedexp.core import tree
 from fedexp.engine.base import ScheduledData
 from fedexp.engine.network import LiveNetwork
-from fedexp.metrics.analysis import LocalEpochs
 from fedexp.testing import train
-from fedexp.training.rounds import begin_task, play_round
+from fedexp.training.rounds import begin_task
 from fedexp_continual.algorithms.exemplars import numbers_in
 from fedexp_continual.algorithms.fedcbdr import FedCBDR, leverage
 from fedexp_continual.algorithms.glfc import GLFC, herding
+from fedexp_papers.analyses.local_epochs import LocalEpochs
 from method_rows import stream
 from test_skew_methods import Table
 from toy_federation import LOCAL, assemble, assert_close, broadcast, context, describe, play, random
@@ -264,12 +265,12 @@ def test_local_training_accuracy_includes_kept_examples(algorithm):
     """In the second task, the accuracy covers the client's examples of the task and its kept
     examples. It is computed again here with the model that the client sends.
     """
-    epochs = LocalEpochs(rounds=None, every=1, between=True, clients=None)
+    epochs = LocalEpochs(between=True, clients=None, **EVERY)
     same_rate = replace(LOCAL, lr_decay=1.0)
-    simulation = stream(algorithm, participation=1.0, analysis=epochs, local=same_rate)
+    simulation = stream(algorithm, participation=1.0, local=same_rate)
     state, federation = play(simulation, 3), simulation.stages[1].federation
     kept, own = numbers_in(state.server, federation), federation.parts
-    rows = play_round(simulation, state).analyses["local_epochs.csv"]
+    _, rows = measure(simulation, epochs, state=state)
     cohort, runtime = assemble(simulation, state, 4), simulation.runtime
     trained = train(simulation.engine, simulation, state, cohort)
     last = {row["client"]: row["train_accuracy"] for row in rows if row["epoch"] == LOCAL.epochs}
