@@ -9,7 +9,7 @@ import fedexp
 from fedexp.core import storage
 from fedexp.rundir import checkpoint, files
 from fedexp.trackers.base import Callback
-from fedexp.training.recorder import Recorder, class_name
+from fedexp.training.recorder import Recorder
 from fedexp.training.rounds import run_rounds
 from quick_runs import SMALL
 from toy_federation import TWO_TASKS, make_simulation
@@ -52,7 +52,7 @@ def test_callback_sees_each_round_and_task_with_its_model(tmp_path):
     for name, value in state.server["params"].items():
         assert torch.equal(callback.models[-1][name], value)
     saved = storage.load_tree(tmp_path / files.CHECKPOINT)
-    assert saved["callbacks"] == {class_name(callback): {"count": 7}}
+    assert saved["callbacks"] == {callback.key: {"count": 7}}
 
 
 def test_callback_ends_a_run_with_its_reason(tmp_path):

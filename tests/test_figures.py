@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -11,7 +12,9 @@ from PIL import Image
 from fedexp.core.errors import ConfigError
 from fedexp.data.partitioned import Partition, partition_hash
 from fedexp.figures import draw, make_figures, style
-from fedexp.figures.load import load_run_data, run_title
+from fedexp.figures.draw_details import class_reduction, local_series
+from fedexp.figures.load import find_reduced_classes, load_run_data, run_title
+from fedexp.metrics.record import Record
 from fedexp.rundir.reader import RunDirectory
 
 ALL = {
@@ -326,3 +329,25 @@ def test_half_a_row_is_ignored(tmp_path):
     wanted = RunDirectory(tmp_path).record().matrix
     path.write_text(f"{path.read_text()}999,0,0.12")
     assert np.array_equal(RunDirectory(tmp_path).record().matrix, wanted, equal_nan=True)
+
+
+def test_class_reduction_figure_shows_the_forgetting_degree():
+    """A client that takes part in rounds 1 and 3 of 3: the degree is (0.5 - 0.25) / 0.5, then a
+    gain, clipped."""
+    history = Record(np.array([[[4]], [[1]]]), starts=(1, 3))
+    for number, accuracy in enumerate((0.5, 0.1, 0.0, 0.2)):
+        history.add(number, np.array([accuracy]))
+    for number, accuracy in ((1, 0.25), (3, 0.9)):
+        history.add_local(number, np.array([0]), np.array([[accuracy]]))
+    rounds, degrees, accuracies = local_series(history, 0)
+    assert rounds.tolist() == [1, 3]
+    np.testing.assert_allclose(degrees, [[0.25 / 0.500001], [-1.0]])
+    assert accuracies.tolist() == [[0.25], [0.9]]
+    assert [each.shape for each in local_series(history, 1)] == [(0,), (0, 1), (0, 1)]
+    config = {"schedule": {"classes": [{"round": 3, "shares": {"0": 0.25}}], "clients": None}}
+    assert find_reduced_classes(config, history) == ((0, 0),)
+    assert find_reduced_classes({}, history) == ()
+    run = SimpleNamespace(reduced=((0, 0),), classes=("cat",), title="a run")
+    above, below = class_reduction(run, history).axes
+    assert below.lines[0].get_ydata().tolist() == [4, 4, 1]
+    assert [line.get_xdata()[0] for line in above.lines[1:]] == [2.5]

@@ -26,7 +26,7 @@ FLOORS = (
 # What neighbours may import: modules, or packages with their modules.
 # what each neighbour may import from fedexp
 METHODS = ("algorithms", "core", "data", "models")
-REPORTS = ("analysis", "cli", "config", "engine", "figures", "metrics", "rundir")
+REPORTS = ("analysis", "cli", "config", "engine", "figures", "metrics", "rundir", "trackers")
 PUBLIC = {"fedexp_continual": METHODS, "fedexp_papers": (*METHODS, *REPORTS)}
 FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
 

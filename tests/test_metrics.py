@@ -27,8 +27,8 @@ from fedexp.metrics.forgetting_metric import (
 from fedexp.metrics.personal import own_mean
 from fedexp.metrics.record import Record
 from fedexp.metrics.targets import rounds_to_target
-from fedexp.metrics.weight_divergence import distribution_distance
 from fedexp.rundir.reader import RunDirectory
+from fedexp_papers.analyses.weight_divergence import distribution_distance
 from toy_federation import ALL
 
 nan = float("nan")

@@ -12,7 +12,8 @@ from fedexp.engine.measures import class_means
 from fedexp.engine.network import FunctionalNetwork
 from fedexp.metrics.neurons import alignment, dead, preferences
 from fedexp.models.cnn import CNN
-from fedexp.training.analysing import alignment_rows, trained_models
+from fedexp.training.alignment import alignment_rows
+from fedexp.training.exchange import trained_models
 from quick_runs import SMALL
 
 # Three classes, four neurons: they prefer class 1, 0, 2 and, dead, 0.

@@ -22,7 +22,6 @@ from fedexp.engine.vectorised import graphs as graphs_module
 from fedexp.engine.vectorised.convolution import convolve
 from fedexp.engine.vectorised.engine import OutOfMemory, Vectorised
 from fedexp.engine.vectorised.graphs import Graphs
-from fedexp.metrics.analysis import LocalEpochs
 from fedexp.models.cnn import CNN
 from fedexp.testing import assert_equal, train
 from fedexp.training.exchange import Exchange, sample
@@ -341,23 +340,22 @@ def test_recorded_steps_keep_the_optimizer():
 
 
 @traces
-def test_probes_test_local_models_between_recorded_steps():
+def test_local_models_are_copied_between_recorded_steps():
     """The frames have more clients than still run."""
-    analysis = LocalEpochs(rounds=None, every=1, between=True, clients=None)
-    simulation = make_simulation(analysis=analysis)
+    simulation = make_simulation()
     state, engine = simulation.initial_state(), recording(Closures())
     for number in range(1, 4):  # run, recorded, replayed
         exchange = Exchange(simulation, simulation.algorithm, state.server, {}, number)
         cohort = exchange.assemble(sample(simulation, number))
-        cohort = replace(cohort, probes=exchange.probes(cohort))
+        cohort = replace(cohort, marks=exchange.marks(cohort))
         plain, recorded = (
             one.train(
                 Shared(simulation.algorithm, simulation.runtime, state.server, 0.1), cohort, False
-            ).probed
+            ).epochs
             for one in (Vectorised(), engine)
         )
-        assert all(torch.equal(plain[name], recorded[name]) for name in ("test", "train"))
-        assert (plain["train"] >= 0).all()
+        assert [len(models) for models in plain] == [len(marks) for marks in cohort.marks]
+        torch.testing.assert_close(recorded, plain, rtol=0, atol=0)
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from fedexp.cli.commands import Parser
@@ -30,7 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def make_parser() -> ArgumentParser:
     parser = Parser(prog="fedexp-papers", description=__doc__)
-    commands = parser.add_subparsers(metavar="compare|analyse|page", required=True)
+    commands = parser.add_subparsers(metavar="compare|analyse|figures|page", required=True)
 
     def add(name: str, text: str) -> ArgumentParser:
         return commands.add_parser(name, help=text, description=text)
@@ -44,6 +45,11 @@ def make_parser() -> ArgumentParser:
     each = add("analyse", "analyse the loss, curvature and features of a run's saved models")
     add_arguments(each)
     each.set_defaults(run_command=analyse)
+
+    each = add("figures", "draw the figures of a run's analyses again")
+    each.add_argument("directories", nargs="+", type=Path, help="run directories")
+    add_picture_flags(each)
+    each.set_defaults(run_command=figures)
 
     each = add("page", "write the measured tables of REPRODUCTION.md, and learning curves")
     each.add_argument("--check", action="store_true", help="write nothing; fail if out of date")
@@ -63,6 +69,20 @@ def analyse(options: Namespace) -> list[str]:
     from fedexp_papers.posthoc.flags import analyse
 
     return analyse(options)
+
+
+def figures(options: Namespace) -> list[str]:
+    from fedexp.figures import read_settings
+    from fedexp.rundir.files import ANALYSES
+    from fedexp.rundir.reader import require_run
+    from fedexp_papers.analyses.base import draw_tables
+
+    paths = []
+    for each in options.directories:
+        directory = require_run(each).directory
+        look = replace(read_settings(directory).changed(options), draw=True)
+        paths += draw_tables(directory, look, None, ANALYSES)
+    return [f"  {display_path(path)}" for path in paths]
 
 
 def page(options: Namespace) -> list[str]:

@@ -18,7 +18,7 @@ from fedexp.analysis.draw_sweep import curve, panels_of, shortened, style_of
 from fedexp.analysis.sweep_figures import Method, Setting
 from fedexp.core.errors import ConfigError
 from fedexp.figures import draw as draw_run
-from fedexp.figures.draw_analyses import local_series
+from fedexp.figures.draw_details import local_series
 from fedexp.figures.style import (
     class_axis,
     colour_bar,

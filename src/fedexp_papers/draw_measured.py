@@ -12,7 +12,6 @@ from fedexp.analysis.draw_sweep import look, panels_of, shortened, spread_of, st
 from fedexp.analysis.measures import less_is_better, main_measures
 from fedexp.analysis.sweep_figures import Method, Setting
 from fedexp.core.errors import ConfigError
-from fedexp.figures.draw_analyses import BARS, TOTAL, accuracy_panel, epochs
 from fedexp.figures.style import (
     fitting,
     legend,
@@ -26,8 +25,10 @@ from fedexp.figures.style import (
 )
 from fedexp.metrics.forgetting import in_out_joint, in_out_local
 from fedexp.metrics.record import Record
-from fedexp.rundir.files import LOCAL_EPOCHS, WEIGHT_DIVERGENCE
 from fedexp.rundir.reader import RunDirectory
+from fedexp_papers.analyses.draw import BARS, TOTAL, accuracy_panel, epochs
+from fedexp_papers.analyses.local_epochs import LocalEpochs
+from fedexp_papers.analyses.weight_divergence import WeightDivergence
 
 MOST = 4  # maximum number of methods that get a panel
 DISTANCE = r"weight divergence, $\ell_1$ norm"
@@ -42,8 +43,8 @@ def measured(setting: Setting, name: str) -> list[tuple[Method, pd.DataFrame]]:
     """
     found = []
     for method in setting.methods:
-        tables = [file.analyses[name] for file in method.files if name in file.analyses]
-        if tables:
+        tables = [table for run in method.runs if (table := run.read_table(name)) is not None]
+        if any(map(len, tables)):
             found.append((method, pd.concat(tables)))
     if not found:
         raise ConfigError(f"{setting.name}: no run has the table {name}")
@@ -57,7 +58,7 @@ def local_epochs(setting: Setting) -> Figure:
     clients and seeds.
     """
     series, last = [], 0
-    for method, table in measured(setting, LOCAL_EPOCHS):
+    for method, table in measured(setting, LocalEpochs.file):
         last = int(table["round"].max())
         style = look(method.number) | {"label": method.label}
         series.append((table[table["round"] == last], style))
@@ -76,7 +77,7 @@ def local_training(setting: Setting) -> Figure:
         "train_accuracy": "local training examples",
         "in_local_accuracy": "own distribution (in-local)",
     }
-    for method, table in measured(setting, LOCAL_EPOCHS):
+    for method, table in measured(setting, LocalEpochs.file):
         last = table.groupby(["round", "client"])["epoch"].transform("max")
         means = table[table["epoch"] == last].groupby("round").mean(numeric_only=True)
         for axes, column in zip(every, titles, strict=False):
@@ -99,7 +100,7 @@ def weight_divergence(setting: Setting) -> Figure:
     between distributions compares the global model's class accuracies with the client's labels.
     Points from later rounds are darker. The lower panels show both distances against the round.
     """
-    tables = measured(setting, WEIGHT_DIVERGENCE)
+    tables = measured(setting, WeightDivergence.file)
     found = [(method, table[table["layer"] == TOTAL]) for method, table in tables]
     shown = found[:MOST]
     columns = fitting(len(shown), 1.6)

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from continual_rows import ADAPTED
 from toy_models import Adapted
 
+from analysed import EVERY, measure
 from fedexp.algorithms import optimizers
 from fedexp.core import tree
 from fedexp.core.errors import ConfigError
@@ -20,6 +21,12 @@ from fedexp_continual.algorithms.grams import damp, merge_down
 from fedexp_continual.algorithms.lorm import LoRM, merge_up
 from fedexp_continual.algorithms.pilora import CENTERS, PILoRA, prototype_weights
 from fedexp_continual.models.lora import LoRA
+from fedexp_papers.analyses.gradient_diversity import (
+    GradientDiversity,
+    gradient_diversity,
+    local_gradients,
+)
+from fedexp_papers.analyses.weight_divergence import WeightDivergence
 from method_rows import stream
 from toy_federation import (
     LOCAL,
@@ -200,6 +207,35 @@ def test_matrices_a_and_b_have_separate_learning_rates(rounds, end, rate):
         factor = rate * name.endswith(end) if adapter else 1.0
         assert_close(moved[name], value - factor * 0.1 * (grads[name] + 0.3 * value))
     assert any((moved[k] != v).any() for k, v in params.items() if k.endswith(end))
+
+
+def test_local_models_are_compared_with_the_received_model():
+    """Not with the tested model, which has the merged change instead of the adapters, and B = 0."""
+    simulation = stream(
+        LoRM(off_diagonal=0.5),
+        model=Adapted(),
+        local=replace(LOCAL, lr_decay=1.0),
+    )
+    state = play(simulation, 3)
+    cohort = assemble(simulation, state, 4)
+    messages = train(simulation.engine, simulation, state, cohort).messages
+    analyses = WeightDivergence(**EVERY), GradientDiversity(**EVERY)
+    _, moves, diversities = measure(simulation, *analyses, state=state)
+    sent = state.server["local"]
+    moved = {name: leaf - sent[name] for name, leaf in messages["params"].items()}
+    l1 = sum(leaf.abs().flatten(1).sum(1) for leaf in moved.values())
+    rows = [row for row in moves if row["layer"] == "total"]
+    assert [row["client"] for row in rows] == list(cohort.clients)
+    assert [row["l1"] for row in rows] == pytest.approx(l1.tolist(), rel=1e-12)
+    assert all(np.isnan(row["distribution_distance"]) for row in rows)  # it was not tested
+    parts = simulation.stage_of(4).federation.parts
+    gradients = local_gradients(
+        simulation.runtime, {"params": sent, "buffers": {}}, [parts[c] for c in cohort.clients]
+    )
+    (row,) = (row for row in diversities if row["layer"] == "total")
+    assert row["gradient_diversity"] == pytest.approx(
+        gradient_diversity(gradients)["total"].item(), rel=1e-12
+    )
 
 
 def test_lorm_server_update_in_second_task_equals_a_plain_loop():

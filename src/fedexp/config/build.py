@@ -25,7 +25,6 @@ from fedexp.data.tasks import Scenario
 from fedexp.data.types import DataSource
 from fedexp.engine.hardware import Hardware
 from fedexp.figures.pictures import Pictures, as_node
-from fedexp.metrics.analysis import Analysis
 from fedexp.metrics.forgetting_metric import ForgettingMetric
 from fedexp.models import Model
 from fedexp.trackers.base import CallbackConfig, TrackerConfig
@@ -57,7 +56,7 @@ class Built:
     model: Model
     algorithm: FedAvg
     forgetting_metric: list[ForgettingMetric]
-    analysis: list[Analysis]
+    analysis: list[CallbackConfig]
     hardware: Hardware
     tracker: list[TrackerConfig]
     callback: list[CallbackConfig]

@@ -33,20 +33,6 @@ EVALUATION_BATCH_CUDA = 1000  # larger, because each batch costs kernel launches
 
 
 @dataclass(frozen=True)
-class Probe:
-    """A plan for testing a client's model during training: after which steps, and on what data.
-
-    The model is tested on the test set and on some training examples.
-    """
-
-    # local steps after which the model is tested, ascending; 0: before training; empty: no tests
-    marks: tuple[int, ...]
-    epochs: tuple[int, ...]  # the number of local epochs completed at each mark
-    numbers: Tensor  # int64 [n], indices of the training examples
-    max_marks: int  # the largest number of marks in the cohort
-
-
-@dataclass(frozen=True)
 class Cohort:
     """The clients that take part in a round. All sequences are in the order of `clients`."""
 
@@ -57,8 +43,8 @@ class Cohort:
     states: Sequence[Tree]
     plans: Sequence[Tree]
     personals: Sequence[Tree]  # the server's message to each client, in addition to the broadcast
-    # when each client's model is tested during training; empty: never
-    probes: Sequence[Probe] = ()
+    # the local steps after which each client's model is copied, ascending; empty: no copies
+    marks: Sequence[Sequence[int]] = ()
 
     def take(self, positions: Sequence[int]) -> "Cohort":
         """Return the clients at the given positions as a smaller cohort."""
@@ -99,17 +85,13 @@ class Trained:
 
     None if the local models were not tested.
     """
-    evaluation_seconds: float = 0.0  # time for `class_correct` and for probes
-    probed: dict[str, Tensor] | None = None
-    """The correct predictions at the M marks of the probes, or None without probes.
-
-    `test` is int64 [|S|, M, C], and `train` is int64 [|S|, M]. The value is -1 if a model was not
-    tested.
-    """
+    evaluation_seconds: float = 0.0  # time for `class_correct`
+    # for each client, its parameters and buffers at the marks of the cohort; empty without marks
+    epochs: Sequence[list[Params]] = ()
 
 
 # fields of Trained whose leaves have the clients as their first dimension
-STACKED = ("messages", "losses", "buffers", "class_correct", "probed")
+STACKED = ("messages", "losses", "buffers", "class_correct")
 
 
 class Gather:
@@ -122,6 +104,7 @@ class Gather:
     def __init__(self, cohort: Cohort):
         self.count = len(cohort.clients)
         self._states: list[Tree] = [None] * self.count
+        self._epochs: list[list[Params]] = [[] for _ in cohort.marks]
         self._stacked: dict[str, Tree] = {}  # field of Trained -> leaves [count, ...]
         self._seconds = 0.0
 
@@ -142,6 +125,8 @@ class Gather:
         tree.map(put, self._stacked, leaves)
         for position, state in zip(positions, part.states, strict=True):
             self._states[position] = state
+        for position, models in zip(positions, part.epochs, strict=False):
+            self._epochs[position] = models
         self._seconds += part.evaluation_seconds
 
     def _allocate(self, leaf: Tensor | None) -> Tensor | None:
@@ -154,7 +139,12 @@ class Gather:
             divided by this number.
         """
         seconds = self._seconds / parallel
-        return Trained(states=self._states, evaluation_seconds=seconds, **self._stacked)
+        return Trained(
+            states=self._states,
+            evaluation_seconds=seconds,
+            epochs=self._epochs,
+            **self._stacked,
+        )
 
 
 @dataclass(frozen=True)

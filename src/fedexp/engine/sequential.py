@@ -24,7 +24,6 @@ from fedexp.engine.base import (
     Shared,
     Trained,
 )
-from fedexp.engine.measures import ClientProbe
 from fedexp.engine.network import LiveNetwork, seeded_torch
 
 
@@ -64,7 +63,8 @@ class ClientTraining:
         self.algorithm, self.runtime, self.server = shared.algorithm, shared.runtime, shared.server
         self.live, runtime = live, shared.runtime
         self.client, self.round = alone.clients[0], alone.round
-        self.probe = ClientProbe(runtime, alone.probes[0]) if alone.probes else None
+        self.marks = alone.marks[0] if alone.marks else ()
+        self.copies: list[Params] = []
         self.data = ScheduledData(runtime, alone.schedules[0])
         own, self.kept = optimizers.split_state(alone.states[0])
         self.ctx = Context(
@@ -106,15 +106,14 @@ class ClientTraining:
             where = f"round {self.round}, client {self.client}, in {hook} of {name}"
             raise ClientFailure(f"{where}: {error}") from error
         buffers = self.live.buffers()
-        correct, seconds, probed = None, 0.0, None
+        correct, seconds = None, 0.0
         if evaluate_local:
             start = time.perf_counter()
             correct = self.evaluate(trained, buffers)
             seconds += time.perf_counter() - start
-        if self.probe is not None:
-            seconds, probed = seconds + self.probe.seconds, self.probe.counts
         messages, buffers = tree.map(lambda leaf: leaf[None], (message, buffers))
-        return Trained(messages, [state], loss[None], buffers, correct, seconds, probed)
+        epochs = [self.copies] if self.marks else []
+        return Trained(messages, [state], loss[None], buffers, correct, seconds, epochs)
 
     def train(self) -> Tensor:
         """Run the local steps and return the mean objective, or 0 if there are no steps."""
@@ -123,14 +122,14 @@ class ClientTraining:
         params = live.snapshot() if own else live.params
         memory = optimizers.memory_of(params, ctx.local, self.kept)
         total = torch.zeros_like(ctx.steps)
-        self.test_probe(0, params)
+        self.copy_model(0, params)
         for batch in self.data.batches():
             if own:
                 params, memory, loss = algorithm.local_step(live, params, memory, batch, ctx)
             else:
                 loss = self.step(memory, batch)
             total += loss.detach()
-            self.test_probe(batch.step + 1, params)
+            self.copy_model(batch.step + 1, params)
         if own:
             live.load(params, live.buffers())
         if self.kept is not None:
@@ -149,13 +148,14 @@ class ClientTraining:
         optimizers.step_in_place(params, grads, memory, ctx.lr, ctx.local, batch.step)
         return loss
 
-    def test_probe(self, step: int, params: Params) -> None:
-        """Test the model if a probe marks the current step.
+    def copy_model(self, step: int, params: Params) -> None:
+        """Copy the model if the cohort marks the current step.
 
         step: the number of local steps so far.
         """
-        if self.probe is not None:
-            self.probe.test_after(step, self.live, params)
+        if step in self.marks:
+            model = params | self.live.buffers()
+            self.copies.append({name: leaf.detach().cpu().clone() for name, leaf in model.items()})
 
     @torch.no_grad()
     def finish(self, trained: Params) -> tuple[Tree, Tree]:

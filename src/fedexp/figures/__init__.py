@@ -102,7 +102,7 @@ def interim_pictures(run_dir: Path, records: "Mapping[str, Record]") -> dict[str
 
 def list_figures(run: RunData) -> "Iterator[tuple[str, Callable[[], Figure]]]":
     """Yield (name, function that draws the figure) for each figure whose data the run contains."""
-    from fedexp.figures import draw, draw_analyses
+    from fedexp.figures import draw, draw_details
 
     for view, record in run.records.items():
         shown = partial(draw.class_accuracy, run, record, view)
@@ -119,21 +119,19 @@ def list_figures(run: RunData) -> "Iterator[tuple[str, Callable[[], Figure]]]":
     for view, record in run.records.items():
         yield from list_detailed_figures(run, record, view)
     if run.reduced and run.record and run.record.local_rounds:
-        yield "class_reduction", partial(draw_analyses.class_reduction, run, run.record)
-    for name, table in run.analyses.items():
-        yield Path(name).stem, partial(draw_analyses.PICTURES[name], run, table)
+        yield "class_reduction", partial(draw_details.class_reduction, run, run.record)
 
 
 def list_detailed_figures(
     run: RunData, record: "Record", view: str
 ) -> "Iterator[tuple[str, Callable[[], Figure]]]":
     """Yield the figures of a view whose data only some forgetting metrics record."""
-    from fedexp.figures import draw, draw_analyses
+    from fedexp.figures import draw, draw_details
 
     if record.local_rounds:
         yield f"local_round{suffix(view)}", partial(draw.local_round, run, record, view)
     if record.labels is not None and len(record.rounds) > 1:
-        shown = partial(draw_analyses.example_forgetting, run, record, view)
+        shown = partial(draw_details.example_forgetting, run, record, view)
         yield f"example_forgetting{suffix(view)}", shown
 
 

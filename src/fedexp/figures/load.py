@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -50,8 +50,6 @@ class RunData:
     # view of the test set -> class accuracies; view -> tasks.csv
     records: dict[str, Record]
     tasks_of: dict[str, TaskFile]
-    # file name -> table of the group `analysis`
-    analyses: "dict[str, pd.DataFrame]" = field(default_factory=dict)
     # (client, class) pairs whose examples `schedule.classes` reduces
     reduced: tuple[tuple[int, int], ...] = ()
 
@@ -103,7 +101,6 @@ def load_run_data(
         there = [view for view in VIEWS if arrays and run.class_accuracy(view) is not None]
         records = {view: run.record(view) for view in there}
     tasks = {view: read_tasks(run, view, last) for view in VIEWS}
-    tables = [(name, run.read_table(name)) for name in files.ANALYSES]
     title = run_title(run.config, run.summary if summary is None else summary)
     return RunData(
         title=title,
@@ -113,7 +110,6 @@ def load_run_data(
         classes=tuple(map(str, arrays["classes"])) if arrays else (),
         records={view: each for view, each in records.items() if each.rounds},
         tasks_of={view: file for view, file in tasks.items() if file is not None},
-        analyses={name: table for name, table in tables if table is not None and len(table)},
         reduced=find_reduced_classes(run.config, records.get(PLAIN)),
     )
 

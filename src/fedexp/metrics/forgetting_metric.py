@@ -304,7 +304,7 @@ class Alignment(ForgettingMetric):
 
     A neuron's class is the class that it prefers (FedNTD Table 2). The metric compares models
     before and after local training, and the global models before and after the round
-    (`fedexp.training.analysing`).
+    (`fedexp.training.alignment`).
     """
 
     @property

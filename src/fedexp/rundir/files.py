@@ -19,9 +19,8 @@ CHECKPOINT, PREVIOUS, CLIENT_STATES = (
 )
 CLASSES = "classes.csv"  # number and name of each class
 ERROR, OVERRIDES = "error.txt", ".hydra/overrides.yaml"
-WEIGHT_DIVERGENCE, GRADIENT_DIVERSITY = "weight_divergence.csv", "gradient_diversity.csv"
-LOCAL_EPOCHS, CKA = "local_epochs.csv", "cka.csv"
-ANALYSES = (WEIGHT_DIVERGENCE, GRADIENT_DIVERSITY, LOCAL_EPOCHS, CKA)  # of the group `analysis`
+# tables that analyses write, which are callbacks
+ANALYSES = ("weight_divergence.csv", "gradient_diversity.csv", "local_epochs.csv", "cka.csv")
 OF_VIEWS = tuple(file_in_view(name, view) for name in VIEW_TABLES for view in VIEWS)
 TABLES = (ROUNDS, CLIENTS, TASKS, *OF_VIEWS, *ANALYSES)
 MULTIRUN = "multirun.yaml"  # in a sweep, the configuration that Hydra writes before the jobs start

@@ -81,8 +81,8 @@ class RoundRecord:
     # name of a test set -> class accuracies up to this round; later rounds append to them, so read
     # them immediately
     records: "Mapping[str, Record]" = field(default_factory=dict)
-    # means of the analyses (group `analysis`) measured in this round
-    analysed: Mapping[str, float] = field(default_factory=dict)
+    # values that callbacks add for the trackers, which are called later
+    analysed: dict[str, float] = field(default_factory=dict)
     # `params` and `buffers` of the global model, which must not be changed; {} for a past round
     model: "Mapping[str, Params]" = field(default_factory=dict)
     # everything that the round computed, until the next round; None for a past round and round 0
@@ -113,21 +113,13 @@ def past_rounds(
 
     records: name of a test set -> the results of the run.
     """
-    from fedexp.rundir.analyses import round_means
-
-    tables = {name: run.read_table(name) for name in files.ANALYSES}
     rounds = [] if run.rounds is None else run.rounds.to_dict("records")
     for values in rounds:
         number = int(values.pop("round"))
         if number > last:
             return
-        analysed: dict[str, float] = {}
-        for name, table in tables.items():
-            if table is not None:
-                rows = table[table["round"] == number].to_dict("records")
-                analysed |= round_means(name, rows)  # type: ignore[arg-type]
-        past = {view: record.upto(number) for view, record in records.items()}
-        yield RoundRecord(number, values, past, analysed)  # type: ignore[arg-type]
+        past = {name: record.upto(number) for name, record in records.items()}
+        yield RoundRecord(number, values, past)  # type: ignore[arg-type]
 
 
 class Callback:
@@ -138,6 +130,24 @@ class Callback:
 
     def start(self, info: RunInfo) -> None:
         """Called when the run starts or continues from a checkpoint."""
+
+    @property
+    def key(self) -> str:
+        """Return the name of the callback's state in checkpoints, which no other one has."""
+        return f"{type(self).__module__}.{type(self).__qualname__}"
+
+    def wants_epochs(self, round: int) -> bool:
+        """Return whether `after_round` reads the local models after each local epoch of a round.
+
+        These are `record.result.exchanges[...].trained.epochs`, and are copied only on request.
+        """
+        return False
+
+    def recall(self, record: RoundRecord) -> None:
+        """Called for a past round of a resumed run before a tracker shows it again.
+
+        The callback may add to `record.analysed` what it added in this round.
+        """
 
     def after_round(self, record: RoundRecord) -> "str | Mapping[str, Any] | None":
         """Called after the rows of a round have been written, also for round 0.
@@ -198,6 +208,9 @@ class CallbackConfig(Checked, ABC, prefix="callback."):
 
         This method is called before any file is written.
         """
+
+    def check_run(self, simulation: "Simulation") -> None:
+        """Raise ConfigError if the callback cannot observe this run, before it starts."""
 
     @abstractmethod
     def create(self) -> Callback:

@@ -18,9 +18,8 @@ from fedexp.algorithms.server_optimizers import ServerOptimizer
 from fedexp.core import tree
 from fedexp.core.rng import generator_for
 from fedexp.core.tree import Params, Tree
-from fedexp.engine.base import Cohort, Gather, Probe, Shared, Trained
+from fedexp.engine.base import Cohort, Gather, Shared, Trained
 from fedexp.engine.schedule import BatchSchedule, make_schedule, padded_schedule
-from fedexp.metrics.analysis import LocalEpochs
 from fedexp.rundir.client_states import to
 from fedexp.training.simulation import Simulation
 
@@ -71,14 +70,15 @@ class Exchange:
     server: Tree  # the server's state before the exchange
     states: Mapping[int, Tree]  # states of the clients that have taken part before
     number: int  # the round
+    copies_epochs: bool = False  # whether to copy the models after each local epoch
 
     def run(
         self, clients: Sequence[int], clock: Clock, evaluate_local: bool = False
     ) -> CohortResult:
         """Send the broadcast to the clients, train them and collect their messages."""
         cohort = self.assemble(clients)
-        if self.algorithm.trains_model:
-            cohort = replace(cohort, probes=self.probes(cohort))
+        if self.copies_epochs and self.algorithm.trains_model:
+            cohort = replace(cohort, marks=self.marks(cohort))
         clock.lap("sampling")
         sent = broadcast(self.algorithm, self.server)
         trained = self.train(sent, cohort, evaluate_local)
@@ -151,26 +151,16 @@ class Exchange:
         arrays = padded_schedule(fresh, steps, example)
         return {f"after_{name}": array for name, array in arrays.items()}
 
-    def probes(self, cohort: Cohort) -> Sequence[Probe]:
-        """Return a probe for each client, or an empty sequence if no analysis needs probes.
+    def marks(self, cohort: Cohort) -> list[list[int]]:
+        """Return the local steps of each client before training and after each local epoch.
 
-        The models are tested before training and after each local epoch.
+        All epochs have the same number of steps.
         """
-        last, parts = self.simulation.rounds, self.simulation.analysis.parts
-        due = [p for p in parts if isinstance(p, LocalEpochs) and p.is_due(self.number, last)]
-        if not due:
-            return ()
-        points = []
+        found = []
         for role, schedule in zip(cohort.roles, cohort.schedules, strict=True):
-            epochs = role.epochs(self.simulation.runtime.local)
-            points.append(probe_points(schedule.steps, epochs, due[0].between))
-        room, probes = max(map(len, points)), []
-        for i, client in enumerate(cohort.clients):
-            is_chosen = due[0].clients is None or i < due[0].clients
-            marks, numbers = zip(*points[i], strict=True) if is_chosen else ((), ())
-            examples = torch.from_numpy(self.federation.parts[client])
-            probes.append(Probe(marks, numbers, examples, room))
-        return probes
+            epochs = role.epochs(self.simulation.runtime.local) if schedule.steps else 0
+            found.append([0, *(schedule.steps // epochs * (n + 1) for n in range(epochs))])
+        return found
 
     def train(self, sent: Tree, cohort: Cohort, evaluate_local: bool) -> Trained:
         """Train a cohort. Clients with the same role are trained together."""
@@ -271,21 +261,6 @@ def find_non_finite(done: Sequence[CohortResult]) -> list[int]:
             finite &= leaf.isfinite().reshape(len(finite), -1).all(1).cpu()
         found.update(np.array(each.cohort.clients)[~finite.numpy()].tolist())
     return sorted(found)
-
-
-def probe_points(steps: int, epochs: int, between: bool) -> list[tuple[int, int]]:
-    """Return the points at which a model is tested, as pairs (local steps, epochs).
-
-    The model is tested before training and after each epoch. All epochs have the same number of
-    steps.
-
-    steps: the number of local steps in all epochs.
-    between: whether to include the points between the first and the last one.
-    """
-    if not steps:
-        return [(0, 0)]
-    chosen = range(0, epochs + 1, 1 if between else epochs)
-    return [(steps // epochs * epoch, epoch) for epoch in chosen]
 
 
 def trained_models(done: Sequence[CohortResult]) -> list[dict[str, Params]]:

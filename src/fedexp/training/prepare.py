@@ -20,11 +20,9 @@ from fedexp.engine.batch_norm import has_batch_norm
 from fedexp.engine.hardware import Hardware, Resolved
 from fedexp.engine.network import LAYOUT, FunctionalNetwork, require_memory, seeded_torch, trainable
 from fedexp.engine.vectorised.support import find_obstacle
-from fedexp.metrics.analysis import SeveralAnalyses
 from fedexp.metrics.forgetting_metric import BackwardTransfer, ForgettingMetric, Metrics, RoundDrop
 from fedexp.metrics.personal import Personal
 from fedexp.models import Model
-from fedexp.training.analysing import check_analyses
 from fedexp.training.checks import check, check_kept
 from fedexp.training.division import divide
 from fedexp.training.features import has_fixed_features, with_features
@@ -112,11 +110,11 @@ def prepare(built: Built, share: int | None = None, before: str | None = None) -
         server_optimizer=built.server,
         local_evaluation=built.local_evaluation,
         task_orders=built.scenario.orders(clients, len(divided), built.seeds.partition),
-        analysis=SeveralAnalyses(members=built.analysis),
         changes=tuple((number, part.stage(runtime, engine)) for number, part in changes),
         left_out=left_out,
     )
-    check_analyses(simulation)
+    for each in (*built.analysis, *built.callback):
+        each.check_run(simulation)
     return Prepared(simulation, hardware)
 
 

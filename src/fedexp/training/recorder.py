@@ -9,7 +9,6 @@ from pathlib import Path
 
 from fedexp.data.views import file_in_view
 from fedexp.rundir import checkpoint, csv_files, files
-from fedexp.rundir.analyses import round_means
 from fedexp.trackers.base import Callback, RoundRecord
 from fedexp.training import rows
 from fedexp.training.simulation import Simulation
@@ -38,7 +37,6 @@ class Recorder:
         """
         self.directory, self.simulation, self.callbacks = directory, simulation, callbacks
         columns = rows.table_columns(simulation)
-        columns |= {part.file: part.columns for part in simulation.analysis.parts}
         self.round_columns = columns[files.ROUNDS]
         self.files = csv_files.RunFiles(directory, columns, lengths)
         self.writing_seconds = 0.0  # time for the last round
@@ -53,19 +51,18 @@ class Recorder:
         """
         start = time.perf_counter()
         row = rows.round_row(self.simulation, state, result)
-        analysed: dict[str, float] = {}
-        if result is not None:
-            for name, measured in result.analyses.items():
-                self.files.append(name, measured)
-                analysed |= round_means(name, measured)
         self._append_tests(state)
         self.files.append(files.ROUNDS, [row])
-        self._call_back(state, row, analysed, result)
+        self._call_back(state, row, result)
         if result is not None:
             self.files.append(files.CLIENTS, rows.client_rows(self.simulation, state, result))
         if result is None or state.status != "running" or self._is_due(state.round):
             self.save_checkpoint(state)
         self.writing_seconds = time.perf_counter() - start
+
+    def wants_epochs(self, number: int) -> bool:
+        """Return whether a callback reads the models after each local epoch of a round."""
+        return any(callback.wants_epochs(number) for callback in self.callbacks)
 
     def _append_tests(self, state: State) -> None:
         for view, each in state.records.items():
@@ -74,17 +71,14 @@ class Recorder:
         if self.simulation.has_tasks and state.record.rounds[-1] == state.round:
             self.files.append(files.TASKS, rows.task_rows(self.simulation, state))
 
-    def _call_back(
-        self, state: State, row: rows.Row, analysed: dict[str, float], result: RoundResult | None
-    ) -> None:
+    def _call_back(self, state: State, row: rows.Row, result: RoundResult | None) -> None:
         """Call the callbacks, and stop the run if one of them asks for it."""
         record = RoundRecord(
             state.round,
             {name: rows.json_value(row.get(name)) for name in self.round_columns[1:]},
             state.records,
-            analysed,
-            {part: state.server[part] for part in ("params", "buffers")},
-            result,
+            model={part: state.server[part] for part in ("params", "buffers")},
+            result=result,
         )
         for callback in self.callbacks:
             reason = callback.after_round(record)
@@ -105,7 +99,7 @@ class Recorder:
         start = time.perf_counter()
         # Read the tables first. If the directory was removed, this fails, so no file is created.
         lengths = self.files.lengths()
-        kept = {class_name(callback): callback.state_dict() for callback in self.callbacks}
+        kept = {callback.key: callback.state_dict() for callback in self.callbacks}
         versions = state.clients.save(self.directory / files.CLIENT_STATES, state.round)
         saved = state.to_tree(versions) | {"lengths": lengths, "callbacks": kept}
         checkpoint.save(self.directory, saved)
@@ -122,11 +116,6 @@ class Recorder:
 
     def close(self) -> None:
         self.files.close()
-
-
-def class_name(callback: Callback) -> str:
-    """Return the full name of a callback's class, under which its state is saved."""
-    return f"{type(callback).__module__}.{type(callback).__qualname__}"
 
 
 @contextmanager

@@ -7,7 +7,6 @@ import logging
 import math
 from collections import ChainMap
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -20,7 +19,7 @@ from fedexp.core.tree import Tree
 from fedexp.data.changes import describe_change
 from fedexp.data.types import ImageData
 from fedexp.engine.network import LiveNetwork, flush_subnormals, seeded_torch
-from fedexp.training.analysing import alignment_rows, analyse
+from fedexp.training.alignment import measure_alignment
 from fedexp.training.evaluation import (
     evaluate,
     select_model,
@@ -33,7 +32,6 @@ from fedexp.training.exchange import (
     aggregate_all,
     find_non_finite,
     sample,
-    trained_models,
 )
 from fedexp.training.recorder import Recorder, defer_signals
 from fedexp.training.simulation import Simulation
@@ -59,7 +57,7 @@ def run_rounds(
         if state.status == "running":
             simulation.engine.start(simulation.runtime, select_model(state.server))
         while state.status == "running":
-            result = play_round(simulation, state)
+            result = play_round(simulation, state, recorder.wants_epochs(state.round + 1))
             record_round(state, result, recorder)
             del result  # before the next round, since it holds the clients' models
     except KeyboardInterrupt:
@@ -88,8 +86,11 @@ def record_round(state: State, result: RoundResult, recorder: Recorder) -> None:
 
 
 @flush_subnormals()
-def play_round(simulation: Simulation, state: State) -> RoundResult:
-    """Run the next round and return its result. The state is not changed."""
+def play_round(simulation: Simulation, state: State, copies_epochs: bool = False) -> RoundResult:
+    """Run the next round and return its result. The state is not changed.
+
+    copies_epochs: whether to copy the local models before training and after each local epoch.
+    """
     clock, number = Clock(), state.round + 1
     algorithm, stage = simulation.algorithm, simulation.stage_of(number)
     if number in dict(simulation.changes):
@@ -105,7 +106,7 @@ def play_round(simulation: Simulation, state: State) -> RoundResult:
     # 1. Run the exchanges of the round. In each, the cohort trains and the server aggregates.
     for each in algorithm.exchanges(stage.federation):
         local = simulation.tests_local(number) and each.trains_model
-        exchange = Exchange(simulation, each, server, states, number)
+        exchange = Exchange(simulation, each, server, states, number, copies_epochs)
         result = exchange.run(clients, clock, local)
         done.append(result)
         new_states = dict(zip(clients, result.trained.states, strict=True))
@@ -142,7 +143,7 @@ def collect_result(
     done: Sequence[CohortResult],
     clock: Clock,
 ) -> RoundResult:
-    """Test the models, compute the analyses that are due, and return the result of the round.
+    """Test the models, and return the result of the round.
 
     state: the state of the run before the round.
     server: the server's state after the round.
@@ -155,7 +156,6 @@ def collect_result(
     is_last = number == simulation.rounds
     tests = evaluate(simulation, server, states, number, state.server, done)
     alignment = measure_alignment(simulation, state.server, server, done) if is_last else []
-    analyses = analyse(simulation, state, server, done)
     train_loss = mean_loss(first, simulation.runtime.local)
     diverged = diverged_clients(number, train_loss, server, done)
     clock.lap("evaluation")
@@ -173,7 +173,7 @@ def collect_result(
         lr=simulation.lr_at(number),
         tests=tests,
         alignment=alignment,
-        analyses=analyses,
+        before=state.server,
         exchanges=done,
         examples=sum(schedule.examples for each in done for schedule in each.cohort.schedules),
         bytes_up=sum(each.bytes_up for each in done),
@@ -234,17 +234,3 @@ def begin_task(simulation: Simulation, server: Tree, number: int) -> Tree:
     )
     with seeded_torch(torch_seed(seed, "rehearsal layers", number)):
         return simulation.algorithm.begin_task(server, start)
-
-
-def measure_alignment(
-    simulation: Simulation, before: Tree, after: Tree, done: Sequence[CohortResult]
-) -> list[dict[str, Any]]:
-    """Return the rows of `alignment_rows` for this round, or an empty list if no metric needs them.
-
-    before: the server's state before the round.
-    after: the server's state after the round.
-    """
-    if not simulation.metrics.needs_neurons:
-        return []
-    runtime = simulation.runtime.tested_on(simulation.runtime.views[0])
-    return alignment_rows(runtime, select_model(before), select_model(after), trained_models(done))

@@ -4,7 +4,7 @@ This module is imported late, because importing torch is slow.
 """
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
@@ -27,7 +27,7 @@ from fedexp.training.job import Job
 from fedexp.training.keeping import KeepModels
 from fedexp.training.prepare import Prepared, prepare
 from fedexp.training.provenance import environment, peak_memory
-from fedexp.training.recorder import Recorder, class_name
+from fedexp.training.recorder import Recorder
 from fedexp.training.results import RunFigures, result_files, write_results
 from fedexp.training.resuming import (
     check_start,
@@ -56,7 +56,7 @@ def train_run(job: Job) -> dict[str, Any]:
     files. If a user error is found later, RunFailed is raised.
     """
     built = build(job.config)
-    for each in (*built.tracker, *built.callback):
+    for each in (*built.analysis, *built.tracker, *built.callback):
         each.check()
     config = built.values | {"choices": dict(job.choices)}
     with ExitStack() as held:
@@ -123,10 +123,12 @@ def recording(run: Run, info: RunInfo) -> Iterator[tuple[Recorder, list[Callback
     progress = Progress(shares_terminal=not run.job.place.alone)
     own = [each.create() for each in run.built.callback]
     callbacks: list[Callback] = [*callbacks_of(run), progress, tracker, *own]
+    if run.saved is not None:
+        info = replace(info, past=partial(past_records, run, run.state.round, callbacks))
     saved = run.resumed_state or {"lengths": None, "callbacks": {}}
     for each in callbacks:
-        if (name := class_name(each)) in saved["callbacks"]:
-            each.load_state_dict(saved["callbacks"][name])
+        if each.key in saved["callbacks"]:
+            each.load_state_dict(saved["callbacks"][each.key])
     recorder = Recorder(run.directory, run.simulation, callbacks, saved["lengths"])
     try:
         for each in callbacks:
@@ -143,9 +145,9 @@ def recording(run: Run, info: RunInfo) -> Iterator[tuple[Recorder, list[Callback
 
 
 def callbacks_of(run: Run) -> list[Callback]:
-    """Return the callbacks that options on the top level ask for."""
-    built, found = run.built, list[Callback]()
-    settings = built.settings
+    """Return the analyses, and the callbacks that options on the top level ask for."""
+    built, settings = run.built, run.built.settings
+    found: list[Callback] = [each.create() for each in built.analysis]
     if built.stop.patience is not None or built.stop.minutes is not None:
         found.append(EarlyStop(built.stop))
     if settings.keep_models is not None or settings.keep_local_models is not None:
@@ -168,14 +170,16 @@ def run_info(run: Run) -> RunInfo:
         wandb_id=state.wandb_id,
         best_accuracy=None if state.best is None else state.best[1],
         resumed=run.saved is not None,
-        past=partial(past_records, run, state.round) if run.saved is not None else tuple,
         simulation=run.simulation,
     )
 
 
-def past_records(run: Run, last: int) -> Iterator[RoundRecord]:
+def past_records(run: Run, last: int, callbacks: Sequence[Callback]) -> Iterator[RoundRecord]:
     """Yield the records of a resumed run's rounds up to its checkpoint, that of round `last`."""
-    return past_rounds(RunDirectory(run.directory), run.state.records, last)
+    for record in past_rounds(RunDirectory(run.directory), run.state.records, last):
+        for each in callbacks:
+            each.recall(record)
+        yield record
 
 
 def finish(run: Run, callbacks: list[Callback], info: RunInfo) -> dict[str, Any]:

@@ -15,7 +15,6 @@ from fedexp.core.tree import Params, Tree
 from fedexp.data.partitioned import Partition, changed_partition_name, task_partition_name
 from fedexp.data.types import Data
 from fedexp.engine.base import ClientRuntime, Engine
-from fedexp.metrics.analysis import NO_ANALYSIS, Analysis
 from fedexp.metrics.forgetting_metric import Metrics
 from fedexp.metrics.record import Record
 from fedexp.rundir import files
@@ -61,7 +60,6 @@ class Simulation:
     local_evaluation: LocalEvaluation = ALL_LOCAL
     # int [K, T]: each client's task at each stage; None: the same task for all clients
     task_orders: np.ndarray | None = None
-    analysis: Analysis = NO_ANALYSIS
     # (round, the stage from this round on), for runs without tasks
     changes: tuple[tuple[int, Stage], ...] = ()
 

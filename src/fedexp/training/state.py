@@ -65,7 +65,7 @@ class RoundResult:
     lr: float
     tests: dict[str, Scores]  # by the name of the test set; empty: this round is not evaluated
     alignment: list[dict[str, Any]]  # alignment of neurons; empty: not measured
-    analyses: dict[str, list[dict[str, Any]]]  # file name -> rows of an analysis
+    before: Tree  # the server's state before the round
     # the exchanges with clients, those with the cohort first
     exchanges: "Sequence[CohortResult]"
     examples: int  # number of examples trained on

@@ -21,11 +21,11 @@ from fedexp.core.tree import Params
 from fedexp.data.partitioned import Partition, find_task_partitions
 from fedexp.data.types import Data
 from fedexp.engine.base import ClientRuntime
-from fedexp.engine.measures import collect_features
 from fedexp.figures.load import run_title
 from fedexp.rundir import files, kept_models
 from fedexp.rundir.kept_models import KeptModel
 from fedexp.rundir.reader import RunDirectory
+from fedexp_papers.analyses.cka import collect_features
 from fedexp_papers.posthoc.defaults import COMMON, OF_KIND
 
 SOURCES = {"test": "test", "train": "training"}  # values of --data -> names in titles

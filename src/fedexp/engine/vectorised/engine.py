@@ -7,7 +7,6 @@ waits for the device, so that the CPU can launch work ahead of the device.
 
 import logging
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -17,9 +16,8 @@ from torch.func import vmap
 
 from fedexp.core import tree
 from fedexp.core.tree import Params
-from fedexp.engine.base import ClientRuntime, Cohort, Engine, Gather, Probe, Shared, Trained
+from fedexp.engine.base import ClientRuntime, Cohort, Engine, Gather, Shared, Trained
 from fedexp.engine.batch_norm import uses_batch_statistics
-from fedexp.engine.measures import count_correct, empty_counts
 from fedexp.engine.vectorised.clients import Clients, Frame
 from fedexp.engine.vectorised.graphs import CudaCapture, Graphs, is_out_of_memory, run_steps
 
@@ -101,10 +99,18 @@ class Vectorised(Engine):
         cohort: the clients. Clients with more steps come first.
         testing: the stopwatch that measures the time for tests.
         """
-        clients, probed, correct = Clients(shared, cohort), None, None
-        if cohort.probes:
-            clients.watch = watch = FrameProbes(shared.runtime, cohort.probes, testing)
-            probed = watch.counts
+        clients, correct = Clients(shared, cohort), None
+        epochs: list[list[Params]] = [[] for _ in cohort.marks]
+
+        def copy_models(step: int, frame: Frame) -> None:
+            models = frame.params | frame.buffers
+            for position, marks in enumerate(cohort.marks):
+                if step in marks:
+                    one = {name: leaf[position].cpu().clone() for name, leaf in models.items()}
+                    epochs[position].append(one)
+
+        if cohort.marks:
+            clients.watch = copy_models
         run_steps(clients, self._graphs)
         messages, states, buffers = clients.finish()
         if evaluate_local:
@@ -113,7 +119,7 @@ class Vectorised(Engine):
                 correct = class_correct(shared.runtime, cohort.round, models)
         losses = clients.frame.losses / clients.frame.inputs.steps.clamp(min=1)
         each = tree.unstack(states, len(cohort.clients))
-        return Trained(messages, each, losses, buffers, correct, probed=probed)
+        return Trained(messages, each, losses, buffers, correct, epochs=epochs)
 
 
 def can_be_recorded(runtime: ClientRuntime) -> bool:
@@ -163,35 +169,6 @@ def evaluate_together(
 
         correct.index_add_(1, y, (vmap(answer)(params) == y).to(torch.int64))
     return correct
-
-
-class FrameProbes:
-    """Tests the models of several clients during training, at the steps that their probes mark.
-
-    Models that are marked at the same step are tested together.
-    """
-
-    def __init__(self, runtime: ClientRuntime, probes: Sequence[Probe], testing: "Stopwatch"):
-        self.runtime, self.probes, self.testing = runtime, probes, testing
-        # leaves [C, max_marks, ...]
-        self.counts = empty_counts(runtime, len(probes), probes[0].max_marks)
-
-    def __call__(self, step: int, frame: Frame) -> None:
-        """Test the models of the clients whose probes mark the current step.
-
-        step: the number of local steps so far.
-        """
-        rows = [i for i, probe in enumerate(self.probes) if step in probe.marks]
-        if not rows:
-            return
-        with self.testing:
-            models = {name: leaf[rows] for name, leaf in (frame.params | frame.buffers).items()}
-            correct = evaluate_together(self.runtime.tested_on(self.runtime.views[0]), models)
-            for i, row in enumerate(rows):
-                probe, one = self.probes[row], tree.row(models, i)
-                place = probe.marks.index(step)
-                self.counts["test"][row, place] = correct[i]
-                self.counts["train"][row, place] = count_correct(self.runtime, one, probe.numbers)
 
 
 class Stopwatch:

@@ -1,8 +1,4 @@
-"""Draw the figures of the group `analysis`, and those of forgetting in detail.
-
-Each function takes a run and one of its analysis tables or its record, and returns a matplotlib
-Figure.
-"""
+"""Draw the figures of the analyses. Each function takes a run and one of its tables."""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -12,20 +8,13 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from fedexp.data.views import PLAIN
-from fedexp.figures.draw import name_view
 from fedexp.figures.load import RunData
 from fedexp.figures.style import (
-    ABSENT,
     BLUE,
     GREEN,
-    GREY,
     NAMED_CLASSES,
     ORANGE,
-    class_axis,
-    class_names,
     colour_bar,
-    colour_map,
     integers,
     legend,
     legend_above,
@@ -37,9 +26,6 @@ from fedexp.figures.style import (
     stroke,
     tiles,
 )
-from fedexp.metrics.examples import forgetting_events
-from fedexp.metrics.forgetting import forgetting_degree
-from fedexp.metrics.record import Record
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -145,82 +131,6 @@ def epochs(series: Epochs, title: str) -> Figure:
         axes.set_ylabel("accuracy")
         axes.label_outer(remove_inner_ticks=False)
     legend(figure, every[0])
-    return figure
-
-
-def class_reduction(run: RunData, record: Record) -> Figure:
-    """Draw the forgetting degree of classes that the schedule reduces (FedKA Eq. 1, Fig. 3).
-
-    Values are clipped at -1. The lower panel shows how many training examples of the class the
-    client has. At most six pairs of client and class are drawn.
-    """
-    title = f"Forgetting degree of a class whose examples are reduced\n{run.title}"
-    figure, ((above,), (below,)) = panels(title, 5.2, rows=2, sharex=True, height_ratios=(2, 1))
-    every = np.arange(1, max(record.local_rounds) + 1)
-    for number, (client, label) in enumerate(run.reduced[:6]):
-        look: dict[str, Any] = {"color": f"C{number}", "linewidth": stroke(0.8)}
-        name = class_names(run.classes)[label] if label < len(run.classes) else label
-        look_above = look | {"label": f"class {name}, client {client}"}
-        rounds, degrees, _ = local_series(record, client)
-        above.plot(rounds, degrees[:, label], **look_above)
-        held = [record.counts_in(int(n))[client, label] for n in every]
-        below.step(every, held, where="mid", **look)
-    for axes in (above, below):
-        for start in record.starts[1:]:
-            axes.axvline(start - 0.5, color=GREY, linewidth=0.8, linestyle=":")
-    above.set_ylabel("forgetting degree\n(clipped at -1)")
-    legend_above(above, 3)
-    below.set_ylabel("training examples")
-    below.set_ylim(bottom=0)
-    round_axis(below)
-    return figure
-
-
-def local_series(record: Record, client: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return (rounds [T], forgetting degrees [T, C], class accuracies [T, C]) for one client.
-
-    The values describe the client's local model after each round in which the client took part.
-    Degrees are clipped at -1.
-    """
-    rounds, values = [], []
-    for index, number in enumerate(record.local_rounds):
-        for local in record.local_class_accuracy[index][record.sampled[index] == client]:
-            degree = forgetting_degree(record.distributed(number), local)
-            rounds.append(number)
-            values.append((np.maximum(degree, -1.0), local))
-    shape = (len(rounds), 2, record.counts.shape[-1])
-    degrees, accuracies = np.array(values).reshape(shape).swapaxes(0, 1)
-    return np.array(rounds), degrees, accuracies
-
-
-def example_forgetting(run: RunData, record: Record, view: str = PLAIN) -> Figure:
-    """Draw how often the test examples of each class are forgotten (Toneva et al., ICLR 2019)."""
-    right, labels = record.correct(), record.labels
-    assert labels is not None
-    events, learned = forgetting_events(right), right.any(0)
-    kinds = {
-        "never forgotten": learned & (events == 0),
-        "once": events == 1,
-        "2 to 4 times": (events >= 2) & (events <= 4),
-        "5 times or more": events >= 5,
-        "never learned": ~learned,
-    }
-    classes = record.counts.shape[-1]
-    totals = np.bincount(labels, minlength=classes).clip(min=1)
-    subject = f"How often test examples are forgotten{name_view(view)}"
-    height = 1.6 + map_height(classes)
-    figure, ((axes,),) = panels(f"{subject}\n{run.title}", height)
-    start = np.zeros(classes)
-    shades = [*colour_map()(np.linspace(0.9, 0.2, len(kinds) - 1)), ABSENT]
-    for (name, members), colour in zip(kinds.items(), shades, strict=True):
-        shares = np.bincount(labels[members], minlength=classes) / totals
-        axes.barh(np.arange(classes), shares, left=start, color=colour, height=0.8, label=name)
-        start += shares
-    axes.set_xlim(0, 1)
-    axes.set_ylim(classes - 0.5, -0.5)
-    axes.set_xlabel("share of the test examples of the class")
-    legend_above(axes, 3)
-    class_axis(axes, run.classes)
     return figure
 
 

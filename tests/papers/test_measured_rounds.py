@@ -1,14 +1,14 @@
-"""The group `analysis`: measures worked by hand, and the tables and figures of a run."""
+"""Analyses in a run: measures worked by hand, and the tables and figures of a run."""
 
 import math
 from dataclasses import replace
-from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
 
+from analysed import EVERY, measure
 from fedexp.algorithms.fedmultihead import FedMultiHead
 from fedexp.algorithms.fedprox import FedProx
 from fedexp.algorithms.fedsam import FedSAM
@@ -16,32 +16,26 @@ from fedexp.cli import main
 from fedexp.config.build import build
 from fedexp.core import tree
 from fedexp.core.errors import ConfigError
-from fedexp.figures import list_figures
-from fedexp.figures.draw_analyses import class_reduction, local_series
-from fedexp.figures.load import find_reduced_classes, load_run_data
+from fedexp.figures.load import load_run_data
 from fedexp.figures.style import styled
-from fedexp.metrics import weight_divergence as divergence
-from fedexp.metrics.analysis import (
-    CKA,
-    Epochs,
-    GradientDiversity,
-    LocalEpochs,
-    SeveralAnalyses,
-    WeightDivergence,
-)
-from fedexp.metrics.cka import linear_cka
 from fedexp.metrics.forgetting_metric import RoundDrop
-from fedexp.metrics.gradient_diversity import gradient_diversity
 from fedexp.metrics.record import Record
 from fedexp.models.own import LogitsOnly
 from fedexp.rundir import files
-from fedexp.rundir.analyses import TABLES, round_means
 from fedexp.rundir.reader import RunDirectory
-from fedexp.testing import train
 from fedexp.trackers.base import past_rounds
-from fedexp.training.analysing import check_analyses, local_gradients
-from fedexp.training.exchange import sample
 from fedexp.training.rounds import play_round
+from fedexp_papers.analyses import weight_divergence as divergence
+from fedexp_papers.analyses.cka import CKA, linear_cka
+from fedexp_papers.analyses.draw import PICTURES
+from fedexp_papers.analyses.gradient_diversity import (
+    GradientDiversity,
+    gradient_diversity,
+    local_gradients,
+)
+from fedexp_papers.analyses.local_epochs import LocalEpochs
+from fedexp_papers.analyses.weight_divergence import WeightDivergence
+from fedexp_papers.command import main as papers
 from fedexp_papers.draw_measured import before_and_after
 from quick_runs import SMALL
 from toy_federation import (
@@ -56,7 +50,6 @@ from toy_federation import (
     random,
 )
 
-IN_ALL = {"rounds": None, "every": 1}
 OTHERS = [name for name in ENGINES if name not in PAIR]
 # of those beside the sequential one, two start processes
 other_engines = pytest.mark.parametrize(
@@ -165,25 +158,37 @@ def test_client_gradient_uses_all_examples_of_the_client():
         torch.testing.assert_close(found["classifier.bias"][client], error.mean(0))
 
 
-BOTH = SeveralAnalyses(members=[WeightDivergence(**IN_ALL), GradientDiversity(**IN_ALL)])
+def with_engine(engine, *arguments, **options):
+    simulation = make_simulation(*arguments, **options)
+    object.__setattr__(simulation, "engine", ENGINES[engine])
+    return simulation
+
+
+DIVERGENCE, DIVERSITY = WeightDivergence(**EVERY), GradientDiversity(**EVERY)
+EPOCHS = LocalEpochs(between=True, clients=None, **EVERY)
 
 
 @other_engines
-def test_analyses_agree_on_all_engines(engine):
-    """All engines give the rows of the sequential engine."""
-    simulation = make_simulation(FedProx(mu=0.1), analysis=BOTH)
-    state = simulation.initial_state()
-    expected = play_round(simulation, state).analyses
-    object.__setattr__(simulation, "engine", ENGINES[engine])
-    found = play_round(simulation, state).analyses
-    for name in expected:
-        assert TABLES[name].keys[0] == "round"
-        rows, others = (pd.DataFrame(each[name]) for each in (found, expected))
-        pd.testing.assert_frame_equal(rows, others, rtol=1e-9, atol=1e-12)
-    clients = sample(simulation, 1)
-    assert [
-        row["client"] for row in found["weight_divergence.csv"] if row["layer"] == "total"
-    ] == clients
+@pytest.mark.parametrize(
+    "algorithm", [FedProx(mu=0.1), FedSAM(rho=0.1)], ids=["fused", "own local step"]
+)
+def test_analyses_agree_on_all_engines_and_do_not_change_training(algorithm, engine):
+    analyses = (DIVERGENCE, DIVERSITY, replace(EPOCHS, clients=3))
+    _, *expected = measure(make_simulation(algorithm), *analyses)
+    result, *found = measure(with_engine(engine, algorithm), *analyses)
+    for rows, others, analysis in zip(found, expected, analyses, strict=True):
+        assert set(rows[0]) == set(analysis.columns)
+        pd.testing.assert_frame_equal(
+            pd.DataFrame(rows), pd.DataFrame(others), rtol=1e-9, atol=1e-12
+        )
+    total = [row["client"] for row in found[0] if row["layer"] == "total"]
+    assert total == list(result.cohort.clients)
+    assert list(dict.fromkeys(row["client"] for row in found[2])) == total[:3]
+    simulation = with_engine(engine, algorithm)
+    without = play_round(simulation, simulation.initial_state())
+    assert result.losses == without.losses
+    for one, other in zip(tree.leaves(result.server), tree.leaves(without.server), strict=True):
+        assert torch.equal(one, other)
 
 
 def test_tracker_values_are_means_over_clients():
@@ -193,7 +198,7 @@ def test_tracker_values_are_means_over_clients():
         dict(zip(keys, (layer, l1, math.nan, 1.0, math.inf, 0.5), strict=True))
         for layer, l1 in (("total", 2.0), ("conv", 100.0), ("total", 4.0))
     ]
-    found = round_means("weight_divergence.csv", rows)
+    found = DIVERGENCE.round_means(rows)
     assert found["weight_divergence_l1"] == 3.0
     assert found.keys() == {
         *("weight_divergence_l1", "weight_divergence_others_l1", "distribution_distance")
@@ -226,19 +231,24 @@ def test_message_names_the_option_with_the_invalid_value():
         built_from("analysis=cka", "analysis.cka.rounds=[0]")
 
 
-def test_rounds_after_the_last_one_are_rejected():
-    message = r"^analysis.weight_divergence.rounds: round 4 is after the last round \(rounds=3\)"
-    with pytest.raises(ConfigError, match=message):
-        make_simulation(analysis=WeightDivergence(rounds=[1, 4], every=1))
-
-
-def test_gradient_diversity_rejects_task_heads():
-    measured = {"scenario": TWO_TASKS, "sizes": (2, 3), "analysis": GradientDiversity(**IN_ALL)}
-    with pytest.raises(
-        ConfigError,
-        match="analysis=gradient_diversity: is not defined for FedMultiHead",
-    ):
-        make_simulation(FedMultiHead(), **measured)
+@pytest.mark.parametrize(
+    ("analysis", "simulation", "message"),
+    [
+        (
+            WeightDivergence(rounds=[1, 4], every=1),
+            {},
+            r"analysis.weight_divergence.rounds: round 4 is after the last round \(rounds=3\)",
+        ),
+        (
+            DIVERSITY,
+            {"algorithm": FedMultiHead(), "scenario": TWO_TASKS, "sizes": (2, 3)},
+            "analysis=gradient_diversity: is not defined for FedMultiHead",
+        ),
+    ],
+)
+def test_analysis_that_a_run_cannot_have_is_rejected(analysis, simulation, message):
+    with pytest.raises(ConfigError, match=f"^{message}"):
+        analysis.check_run(make_simulation(**simulation))
 
 
 # --- CKA
@@ -271,109 +281,54 @@ def test_cka_equals_hand_calculation():
 
 def test_cka_compares_the_models_before_and_after_a_round():
     """Each model uses its running statistics."""
-    simulation = make_simulation(model=Normed(), analysis=CKA(**IN_ALL))
+    simulation = make_simulation(model=Normed())
     state, runtime = simulation.initial_state(), simulation.runtime
     state.advance(play_round(simulation, state))
-    result = play_round(simulation, state)
+    result, rows = measure(simulation, CKA(**EVERY), state=state)
     x, found = runtime.load_test(torch.arange(len(runtime.data.y_test)))[0], []
     for server in (state.server, result.server):
         runtime.net.set_buffers(server["buffers"])
         found.append(runtime.net(server["params"], x).features)
-    assert result.analyses["cka.csv"] == [
-        {"round": 2, "cka": pytest.approx(linear_cka(*found), rel=1e-9)}
-    ]
+    assert rows == [{"round": 2, "cka": pytest.approx(linear_cka(*found), rel=1e-9)}]
     assert 0 < linear_cka(*found) < 1 - 1e-6
 
 
 def test_cka_rejects_a_model_without_features():
-    simulation = make_simulation(analysis=CKA(**IN_ALL))
+    simulation = make_simulation()
     simulation.runtime.net.module = LogitsOnly(torch.nn.Sequential(torch.nn.Linear(36, 4)))
     with pytest.raises(ConfigError, match=r"analysis=cka: needs the model's features.* layers: 0"):
-        check_analyses(simulation)
+        CKA(**EVERY).check_run(simulation)
 
 
 # --- local epochs
 
-EPOCHS = LocalEpochs(between=True, clients=None, **IN_ALL)
-
-
-def probed(simulation, engine="sequential"):
-    object.__setattr__(simulation, "engine", ENGINES[engine])
-    return play_round(simulation, simulation.initial_state())
-
 
 def test_local_models_are_tested_after_each_epoch():
     """Epoch 0 is the distributed model; the model after epoch 1 of 2 equals that of a run with one
-    epoch; the last one is the local model. Batch norm: each model has separate running
-    statistics."""
+    epoch; the last one is the local model, whose predictions are counted again. Batch norm: each
+    model has separate running statistics."""
     settings = {"model": Normed(), "forgetting_metric": RoundDrop(local=True), "augment": False}
-    result = probed(make_simulation(analysis=EPOCHS, **settings))
-    short = probed(make_simulation(local=replace(LOCAL, epochs=1), analysis=EPOCHS, **settings))
-    rows = result.analyses["local_epochs.csv"]
+    simulation = make_simulation(**settings)
+    result, rows = measure(simulation, EPOCHS)
+    short = make_simulation(local=replace(LOCAL, epochs=1), **settings)
+    short = play_round(short, short.initial_state())
     tested = {(row["client"], row["epoch"]): row["test_accuracy"] for row in rows}
+    own = {row["client"]: row["train_accuracy"] for row in rows}
+    runtime, trained = simulation.runtime, result.exchanges[0].trained
     for i, client in enumerate(result.cohort.clients):
         if not result.cohort.schedules[i].steps:  # batch norm has no batch of two of its examples
             assert (client, 1) not in tested
             continue
         assert tested[client, 1] == short.tests["plain"].local[i].mean()
         assert tested[client, 2] == result.tests["plain"].local[i].mean()
-    assert len({tested[client, 0] for client in result.cohort.clients}) == 1
-    assert {row["epoch"] for row in rows} == {0, 1, 2}
-    ends = probed(make_simulation(analysis=replace(EPOCHS, between=False), **settings))
-    assert ends.analyses["local_epochs.csv"] == [row for row in rows if row["epoch"] != 1]
-
-
-def test_in_and_out_local_accuracy_of_epochs_equals_hand_calculation():
-    """Two clients, two classes: accuracies 0.9 and 0.3 with labels 3:1 are 0.75 in-local and 0.45
-    out-local. The second client was not tested."""
-    accuracy = np.array([[[0.5, 0.5], [0.9, 0.3]], [[np.nan] * 2] * 2])
-    half = np.full((2, 2), 0.5)
-    epochs = Epochs(
-        numbers=[(0, 1), ()], accuracy=accuracy, test_accuracy=half, train_accuracy=half
-    )
-    found = SimpleNamespace(
-        round=7, clients=[4, 9], counts=np.array([[3, 1], [1, 1]]), epochs=epochs
-    )
-    before, after = EPOCHS.rows(found)
-    assert (before["round"], before["client"], before["epoch"], after["epoch"]) == (7, 4, 0, 1)
-    assert (before["in_local_accuracy"], before["out_local_accuracy"]) == (0.5, 0.5)
-    assert after["in_local_accuracy"] == pytest.approx(0.75, rel=1e-15)
-    assert after["out_local_accuracy"] == pytest.approx(0.45, rel=1e-15)
-
-
-@other_engines
-@pytest.mark.parametrize(
-    "algorithm", [FedProx(mu=0.1), FedSAM(rho=0.1)], ids=["fused", "own local step"]
-)
-def test_local_epochs_agree_on_all_engines_and_do_not_change_training(algorithm, engine):
-    simulation = make_simulation(algorithm, analysis=replace(EPOCHS, clients=3))
-    expected, found = probed(simulation), probed(simulation, engine)
-    assert found.analyses == expected.analyses
-    assert {row["client"] for row in found.analyses["local_epochs.csv"]} == set(
-        found.cohort.clients[:3]
-    )
-    without = probed(make_simulation(algorithm), engine)
-    assert found.losses == without.losses
-    for one, other in zip(tree.leaves(found.server), tree.leaves(without.server), strict=True):
-        assert torch.equal(one, other)
-
-
-def test_train_accuracy_of_local_models_equals_counted_predictions():
-    """Counted again for the models that clients send."""
-    simulation = make_simulation(analysis=EPOCHS, engine="sequential")
-    result = probed(simulation)
-    state, runtime = simulation.initial_state(), simulation.runtime
-    messages = train(ENGINES["sequential"], simulation, state, result.cohort).messages
-    last = {
-        row["client"]: row["train_accuracy"]
-        for row in result.analyses["local_epochs.csv"]
-        if row["epoch"] == 2
-    }
-    for i, client in enumerate(result.cohort.clients):
         numbers = torch.from_numpy(simulation.stages[0].federation.parts[client])
         x, y = runtime.load_train(numbers, None)
-        right = runtime.net(tree.row(messages["params"], i), x).logits.argmax(-1) == y
-        assert last[client] == right.double().mean()
+        model = tree.row(trained.messages["params"], i) | tree.row(trained.buffers, i)
+        assert own[client] == (runtime.net(model, x).logits.argmax(-1) == y).double().mean()
+    assert len({tested[client, 0] for client in result.cohort.clients}) == 1
+    assert {row["epoch"] for row in rows} == {0, 1, 2}
+    _, ends = measure(simulation, replace(EPOCHS, between=False))
+    assert ends == [row for row in rows if row["epoch"] != 1]
 
 
 # --- in a run
@@ -394,10 +349,19 @@ def test_resumed_run_has_the_same_analysis_tables(here):
             table.write("2,0,total\n")
     assert main.main(["resume=part", "rounds=3"]) == 0
     whole = RunDirectory(here / "whole")
+    assert papers(["figures", "whole"]) == 0
+    assert {path.stem for path in (here / "whole" / "figures").iterdir()} == set(names)
     for name in files.ANALYSES:
         assert (here / "part" / name).read_bytes() == (here / "whole" / name).read_bytes()
         assert sorted(set(whole.read_table(name)["round"])) == [2, 3]
-    told = [record.analysed for record in past_rounds(whole, {})]
+    config = composed(*measured)
+    told = []
+    for record in past_rounds(whole, {}):
+        for each in build(config).analysis:
+            callback = each.create()
+            callback.run = whole
+            callback.recall(record)
+        told.append(record.analysed)
     assert [bool(values) for values in told] == [False, False, True, True]
     assert told[3]["gradient_diversity"] >= 1
     assert 0 < told[3]["cka"] < 1
@@ -409,8 +373,7 @@ def test_resumed_run_has_the_same_analysis_tables(here):
 
 def draw_of(tmp_path, name):
     """Return the panels of a table's figure; the run directory contains nothing else."""
-    assert RunDirectory(tmp_path).read_table(name) is not None
-    figure = dict(list_figures(load_run_data(tmp_path)))[name.removesuffix(".csv")]()
+    figure = PICTURES[name](load_run_data(tmp_path), RunDirectory(tmp_path).read_table(name))
     with styled():
         figure.canvas.draw()
     return figure.axes
@@ -476,25 +439,3 @@ def test_accuracies_before_and_after_a_round_match_values_worked_by_hand():
     expected = {"in before": 0.5, "out before": 0.5, "in after": 0.45, "out after": 0.35}
     expected |= {"in local": 0.675, "out local": 0.425, "in spread": 0.075, "out spread": 0.175}
     assert found.loc[1].to_dict() == pytest.approx(expected, rel=1e-12)
-
-
-def test_class_reduction_figure_shows_the_forgetting_degree():
-    """A client that takes part in rounds 1 and 3 of 3: the degree is (0.5 - 0.25) / 0.5, then a
-    gain, clipped."""
-    history = Record(np.array([[[4]], [[1]]]), starts=(1, 3))
-    for number, accuracy in enumerate((0.5, 0.1, 0.0, 0.2)):
-        history.add(number, np.array([accuracy]))
-    for number, accuracy in ((1, 0.25), (3, 0.9)):
-        history.add_local(number, np.array([0]), np.array([[accuracy]]))
-    rounds, degrees, accuracies = local_series(history, 0)
-    assert rounds.tolist() == [1, 3]
-    np.testing.assert_allclose(degrees, [[0.25 / 0.500001], [-1.0]])
-    assert accuracies.tolist() == [[0.25], [0.9]]
-    assert [each.shape for each in local_series(history, 1)] == [(0,), (0, 1), (0, 1)]
-    config = {"schedule": {"classes": [{"round": 3, "shares": {"0": 0.25}}], "clients": None}}
-    assert find_reduced_classes(config, history) == ((0, 0),)
-    assert find_reduced_classes({}, history) == ()
-    run = SimpleNamespace(reduced=((0, 0),), classes=("cat",), title="a run")
-    above, below = class_reduction(run, history).axes
-    assert below.lines[0].get_ydata().tolist() == [4, 4, 1]
-    assert [line.get_xdata()[0] for line in above.lines[1:]] == [2.5]
