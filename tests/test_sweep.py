@@ -142,7 +142,7 @@ def test_preview_shows_the_states_of_jobs(here, capsys):
     assert [line.split()[1] for line in lines[:3]] == ["completed", "new", "new"]
     (job,) = (here / "multirun/s").glob("digits_*")
     (job / "summary.json").unlink()
-    assert job_status(Planned(job, {}, [], OmegaConf.create())) == "interrupted at 2"
+    assert job_status(Planned(job, [], OmegaConf.create())) == "interrupted at 2"
 
 
 def test_preview_names_jobs_by_options(here, capsys):
@@ -160,7 +160,7 @@ def test_stopped_run_is_done_only_for_the_same_stopping_options(tmp_path):
     states = []
     for minutes in (1.0, None, 2.0):
         config = composed("tracker=none", f"stop.minutes={json.dumps(minutes)}")
-        states.append(job_status(Planned(run, config, [], config)))
+        states.append(job_status(Planned(run, [], config)))
     assert RunDirectory(run).status == "stopped"
     assert states == ["stopped", "interrupted at 3", "interrupted at 3"]
 

@@ -18,30 +18,11 @@ ALIASES = {"dirichlet": "lda"}  # name of a partition in the literature -> optio
 PACKAGE = re.compile(r"^# @package (\S+)", re.MULTILINE)
 
 
-def list_groups(directories: list[Path]) -> list[str]:
-    """Return the config groups in the order of the defaults list, then the others by name."""
-    names = {
-        p.name
-        for directory in directories
-        if directory.is_dir()
-        for p in directory.iterdir()
-        if p.is_dir()
-    }
-    order = (
-        "dataset",
-        "scenario",
-        "partition",
-        "model",
-        "algorithm",
-        "forgetting_metric",
-        "analysis",
-        "hardware",
-        "tracker",
-        "callback",
-    )
-    return [name for name in order if name in names] + sorted(
-        names - {*order, *PRESETS, "__pycache__", "hydra"}
-    )
+def list_groups(directories: Sequence[Path]) -> list[str]:
+    """Return the names of the config groups."""
+    folders = [path for each in directories if each.is_dir() for path in each.iterdir()]
+    names = {path.name for path in folders if path.is_dir()}
+    return sorted(names - {*PRESETS, "__pycache__", "hydra"})
 
 
 def list_options(group: str, directories: list[Path]) -> list[str]:
@@ -86,14 +67,6 @@ def parse_sweeps(text: str) -> Any:
     A command that compares several sweeps would otherwise parse the same files for each of them.
     """
     return yaml_files.load(text)
-
-
-def description(path: Path) -> str:
-    """Return the first comment line of an option's file, ignoring Hydra's `@package` line."""
-    for line in path.read_text(encoding="utf-8").splitlines():
-        if line.startswith("#") and "@package" not in line:
-            return line.lstrip("# ").strip()
-    return ""
 
 
 def find_option(group: str, name: str, folders: Sequence[Path]) -> Path:
