@@ -201,27 +201,6 @@ def test_only_one_process_uses_a_run_directory(tmp_path):
     assert not is_occupied(tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["sweep=fedntd_table1"], "sweep=fedntd_table1: needs --multirun"),
-        (["preview=true"], "preview=true: needs --multirun"),
-        (
-            ["--multirun", "sweep=cfed_table1,cfed_table2", "hydra.sweep.dir=x"],
-            "hydra.sweep.dir=x: cannot be used with several sweeps",
-        ),
-        (["--multirun", "sweep=nothing"], "sweep=nothing: no such sweep"),
-        (["--multirun", "preview=maybe"], "preview=maybe: must be true or false"),
-        (["-m", "seed=0,1", "seed=2,3"], "seed=0,1 and seed=2,3: both set seed; give all"),
-        (["-m", "alpha=1", "partition.alpha=1,2"], "alpha=1 and partition.alpha=1,2: both set"),
-        (["-m", "sweep=cfed_table1", "seed=0,1", "seed=2"], "seed=0,1 and seed=2: both set"),
-    ],
-)
-def test_invalid_sweep_options_are_rejected(arguments, message, capsys):
-    assert main.main(arguments) == 2
-    assert message in capsys.readouterr().err
-
-
 def test_config_dir_may_contain_commas_and_brackets(here):
     folder = here / "my conf, (x) [y]"
     (folder / "algorithm").mkdir(parents=True)
