@@ -70,8 +70,7 @@ def train_run(job: Job) -> dict[str, Any]:
         # Options without effect are allowed in a search and if a sweep continues a job.
         if not job.in_search and (not continues or job.sweep is None):
             check_used(config, typed_overrides(job.overrides))
-        if job.place.number is not None:
-            built = replace(built, hardware=built.hardware.for_job(job.place.number))
+        built = at_place(built, job)
         if job.sweep is not None:
             log.info("job %s", job.directory.name)
         before = recorded_precision(job.directory) if continues else None
@@ -95,6 +94,18 @@ def train_run(job: Job) -> dict[str, Any]:
         recorder, callbacks = held.enter_context(recording(run, info))
         run_rounds(run.simulation, run.state, recorder)
         return finish(run, callbacks, info)
+
+
+def at_place(built: Built, job: Job) -> Built:
+    """Return the configuration with the GPU of a sweep's job, and without figures if none is shown.
+
+    `fedexp figures <sweep>` draws them later.
+    """
+    if job.place.number is not None:
+        built = replace(built, hardware=built.hardware.for_job(job.place.number))
+    if job.sweep is not None and not built.tracker:
+        built = replace(built, figures=replace(built.figures, draw=False))
+    return built
 
 
 def open_run(
@@ -166,10 +177,7 @@ def finish(run: Run, callbacks: list[Callback], info: RunInfo) -> dict[str, Any]
     summary = summarise(run)
     if "hint" in summary:
         log.warning("algorithm=%s: %s", run.job.choices["algorithm"], summary["hint"])
-    look = run.built.figures
-    if run.job.sweep is not None and not run.built.tracker:
-        look = replace(look, draw=False)  # `fedexp figures <sweep>` draws them
-    pictures = write_results(run.directory, summary, look)
+    pictures = write_results(run.directory, summary, run.built.figures)
     for each in callbacks:
         each.finish(summary, pictures, final_tables(run.directory))
     if run.job.place.alone:
