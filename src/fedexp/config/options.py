@@ -69,14 +69,16 @@ def parse_sweeps(text: str) -> Any:
     return yaml_files.load(text)
 
 
-def find_option(group: str, name: str, folders: Sequence[Path]) -> Path:
-    """Return the first file of an option in the folders."""
+def find_option(group: str, name: str, folders: Sequence[Path]) -> Path | None:
+    """Return the first file of an option in the folders, or None."""
     paths = [folder / group / f"{name}.yaml" for folder in folders]
-    return next(path for path in paths if path.exists())
+    return next((path for path in paths if path.exists()), None)
 
 
-def values_of_option(path: Path, group: str) -> dict[str, Any]:
-    """Return the values in an option's file, by dotted key. Mappings are also values."""
+def values_of_option(path: Path | None, group: str) -> dict[str, Any]:
+    """Return the values in an option's file, if any, by dotted key. Mappings are also values."""
+    if path is None:
+        return {}
     text = path.read_text(encoding="utf-8")
     content, found = yaml_files.load(text), PACKAGE.search(text)
     package = found[1] if found else group
