@@ -12,8 +12,8 @@ from hydra.types import RunMode
 from omegaconf import OmegaConf
 
 from fedexp.cli import launchers
-from fedexp.cli.composition import quoted, register
-from fedexp.cli.launchers import jobs_at_once, read_place
+from fedexp.cli.composition import quoted
+from fedexp.cli.launchers import jobs_at_once, read_place, register
 from fedexp.config.options import list_options
 from fedexp.engine import hardware
 from fedexp.engine.processes.worker import Worker

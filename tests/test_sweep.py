@@ -142,7 +142,7 @@ def test_preview_shows_the_states_of_jobs(here, capsys):
     assert [line.split()[1] for line in lines[:3]] == ["completed", "new", "new"]
     (job,) = (here / "multirun/s").glob("digits_*")
     (job / "summary.json").unlink()
-    assert job_status(Planned(job, {}, [], OmegaConf.create())) == "interrupted at 2"
+    assert job_status(Planned(job, [], OmegaConf.create())) == "interrupted at 2"
 
 
 def test_preview_names_jobs_by_options(here, capsys):
@@ -160,7 +160,7 @@ def test_stopped_run_is_done_only_for_the_same_stopping_options(tmp_path):
     states = []
     for minutes in (1.0, None, 2.0):
         config = composed("tracker=none", f"stop.minutes={json.dumps(minutes)}")
-        states.append(job_status(Planned(run, config, [], config)))
+        states.append(job_status(Planned(run, [], config)))
     assert RunDirectory(run).status == "stopped"
     assert states == ["stopped", "interrupted at 3", "interrupted at 3"]
 
@@ -199,27 +199,6 @@ def test_only_one_process_uses_a_run_directory(tmp_path):
         with pytest.raises(Occupied, match=message), occupied(tmp_path):
             pass
     assert not is_occupied(tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["sweep=fedntd_table1"], "sweep=fedntd_table1: needs --multirun"),
-        (["preview=true"], "preview=true: needs --multirun"),
-        (
-            ["--multirun", "sweep=cfed_table1,cfed_table2", "hydra.sweep.dir=x"],
-            "hydra.sweep.dir=x: cannot be used with several sweeps",
-        ),
-        (["--multirun", "sweep=nothing"], "sweep=nothing: no such sweep"),
-        (["--multirun", "preview=maybe"], "preview=maybe: must be true or false"),
-        (["-m", "seed=0,1", "seed=2,3"], "seed=0,1 and seed=2,3: both set seed; give all"),
-        (["-m", "alpha=1", "partition.alpha=1,2"], "alpha=1 and partition.alpha=1,2: both set"),
-        (["-m", "sweep=cfed_table1", "seed=0,1", "seed=2"], "seed=0,1 and seed=2: both set"),
-    ],
-)
-def test_invalid_sweep_options_are_rejected(arguments, message, capsys):
-    assert main.main(arguments) == 2
-    assert message in capsys.readouterr().err
 
 
 def test_config_dir_may_contain_commas_and_brackets(here):

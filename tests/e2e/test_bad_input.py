@@ -48,6 +48,28 @@ resume=nowhere => resume=nowhere | not a run directory
 --multirun seed=0,1 algorithm=fedavg,fedxx => algorithm=fedxx
 rounds=0 algorithm=fedntd algorithm.beta=-1 algorithm.tau=0 alpha=0 => rounds | beta | tau | alpha=0
 rounds=0 hydra.run.dir=run => rounds=0
+algorithm= => fedexp: algorithm=: must be one option of the group
+tracker=[] => fedexp: tracker=[]: must name options; use tracker=none or leave it out
+tracker=null => fedexp: tracker=null: must name options; use tracker=none or leave it out
+tracker=[wandb,none] => fedexp: tracker=[wandb,none]: none cannot be combined with other
+tracker=wandb tracker.project=x => is now written with the name of the option: tracker.wandb.project
+forgetting_metric=all forgetting_metric.xi=1 => the name of the option: forgetting_metric.degree.xi
+tracker=wandb tracker.tensorboard.logdir=x => tracker.tensorboard.logdir: only exists with tracker=t
+hydra.run.dir= => fedexp: hydra.run.dir=: must name a directory
+resume= => fedexp: resume=: must name a directory
+seeds=3 => fedexp: seeds=3: must be a node with the keys seeds.partition, seeds.sampling,
+clients=10 => fedexp: clients: no such option or key (nearest: 'num_clients');
+hydra/job_logging=foo => fedexp: hydra/job_logging=foo: no such option; options: default,
+objective=nothing => fedexp: objective=nothing: summary.json has no such number
+figures=false figures.titles=false => fedexp: figures.titles: cannot be combined with
+preview=true => fedexp: preview=true: needs --multirun
+sweep=fedntd_table1 => fedexp: sweep=fedntd_table1: needs --multirun
+--multirun sweep=nothing => sweep=nothing: no such sweep
+--multirun preview=maybe => preview=maybe: must be true or false
+--multirun sweep=cfed_table1,cfed_table2 hydra.sweep.dir=x => x: cannot be used with several sweeps
+-m seed=0,1 seed=2,3 => fedexp: seed=0,1 and seed=2,3: both set seed; give all of
+-m alpha=1 partition.alpha=1,2 => alpha=1 and partition.alpha=1,2: both set
+-m sweep=cfed_table1 seed=0,1 seed=2 => seed=0,1 and seed=2: both set
 --multirun seed=0,1 dataset=mnist dataset.url=http://me:secret@host/ => dataset.url: an address must
 """
 MORE = """
@@ -107,28 +129,6 @@ def test_bad_input_is_one_message_and_writes_nothing(fedexp, tmp_path, arguments
         assert word in answer.err
     assert tmp_path.exists()
     assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize(
-    ("parts", "word"),
-    [
-        ({"0": [0, 1], "1": [2, 5000]}, "5000"),
-        ({"0": [0, 10**400], "1": [1]}, "client 0 an array of object"),
-    ],
-)
-def test_invalid_partition_files_are_rejected(fedexp, tmp_path, parts, word):
-    """tests/test_partition.py has more kinds."""
-    (tmp_path / "parts.json").write_text(json.dumps(parts))
-    answer = fedexp.rejected("partition=file", "partition.path=parts.json", "num_clients=2")
-    assert "parts.json" in answer.err
-    assert word in answer.err
-    assert [path.name for path in tmp_path.iterdir()] == ["parts.json"]
-
-
-def test_impossible_partition_is_rejected(fedexp):
-    answer = fedexp.rejected("alpha=0.01", "num_clients=100", "partition.max_draws=50")
-    assert "min_size=" in answer.err
-    assert "larger alpha" in answer.err
 
 
 def test_unwritable_output_is_rejected(fedexp, tmp_path):

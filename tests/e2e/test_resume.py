@@ -1,17 +1,11 @@
 """Resume a run, or repeat its command. tests/e2e/test_processes.py kills runs."""
 
-import errno
-import os
 import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 from helpers import SMALL, assert_same_run, content_of, summary_of
-
-from fedexp.cli.composition import path_override
-from fedexp.core import storage
-from fedexp.core.errors import StorageError
 
 RUN = ("algorithm=scaffold", "rounds=2", *SMALL, "local.batch_size=200")  # one step a client
 
@@ -54,36 +48,6 @@ def test_run_interrupted_while_drawing_is_not_complete(fedexp, tmp_path, monkeyp
     fedexp.done("resume=run")
     assert len(list((tmp_path / "run/figures").glob("*.png"))) == 5
     assert (tmp_path / "run/summary.json").exists()
-
-
-@pytest.mark.parametrize(
-    ("saved", "words"),
-    [
-        (0, "No state was saved. Continue with:  fedexp resume=full"),
-        (2, "after round 1 was saved"),  # the initial state is saved too
-    ],
-)
-def test_full_disk_is_one_message_and_the_run_continues(
-    fedexp, run, tmp_path, monkeypatch, saved, words
-):
-    done, save = [], storage.save_tree
-
-    def save_or_fail(path, *arguments, **options):
-        if path.name == "latest.pt":
-            if len(done) == saved:
-                raise StorageError(path, OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
-            done.append(path)
-        save(path, *arguments, **options)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(storage, "save_tree", save_or_fail)
-        answer = fedexp(*RUN, "hydra.run.dir=full")
-    assert answer.code == 1
-    assert answer.err.count("fedexp: ") == 1
-    assert "No space left on device" in answer.err
-    assert words in answer.err
-    fedexp.done("resume=full")
-    assert_same_run(tmp_path / "full", run)
 
 
 OTHER = (*RUN, "algorithm=fedavg", "local.lr=0.01", "hydra.run.dir=run")
@@ -136,16 +100,6 @@ def test_changed_partition_is_rejected(fedexp, run):
     assert "partition" in answer.err
 
 
-def test_printed_command_resumes_a_directory_with_special_characters(fedexp, run, tmp_path):
-    (run / "summary.json").unlink()
-    odd = run.rename(tmp_path / "it's ü")
-    override = path_override("resume", odd)
-    assert override == r"resume='it\'s ü'"
-    fedexp.done(override)
-    assert (odd / "summary.json").exists()
-    assert [path.name for path in tmp_path.iterdir()] == ["it's ü"]
-
-
 def test_resume_uses_the_stored_options(fedexp, run):
     assert (
         "algorithm: cannot be given with resume="
@@ -168,22 +122,6 @@ def test_resumed_job_keeps_sweep_name(fedexp, tmp_path):
     fedexp.done(f"resume={job}")
     after = summary_of(job)
     assert before["sweep"] == after["sweep"] == "many"
-
-
-def test_summary_lists_the_parts_of_a_resumed_run(fedexp, tmp_path, monkeypatch):
-    """A run that is resumed with another engine does not equal a run with either engine."""
-    with monkeypatch.context() as patched:
-        patched.setattr("fedexp.training.run.write_results", lambda *arguments: 1 / 0)
-        assert fedexp("rounds=2", *SMALL, "hydra.run.dir=run").code == 1
-    before = tmp_path / "run/checkpoint/previous.pt"  # as if killed after round 1
-    assert storage.load_tree(before)["round"] == 1
-    shutil.copy(before, tmp_path / "run/checkpoint/latest.pt")
-    fedexp.done("resume=run", "hardware.engine=vectorised")
-    parts = summary_of(tmp_path / "run")["parts"]
-    assert [(part["first_round"], part["hardware"]["engine"]) for part in parts] == [
-        (0, "sequential"),
-        (2, "vectorised"),
-    ]
 
 
 @pytest.mark.parametrize(

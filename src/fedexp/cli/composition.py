@@ -17,7 +17,6 @@ from omegaconf.errors import OmegaConfBaseException
 from fedexp.cli import launchers
 from fedexp.cli.arguments import check_same_names, prepare
 from fedexp.cli.messages import explain
-from fedexp.config import run_names
 from fedexp.config.options import conf_directory
 from fedexp.core.errors import ConfigError
 from fedexp.core.storage import display_path
@@ -47,7 +46,7 @@ def composed(overrides: Sequence[str], config_dir: Path | None = None) -> Iterat
     if folders:
         written.append(f"hydra.searchpath=[{quoted(f'file://{folders[0]}')}]")
     with isolated_hydra():
-        register()
+        launchers.register()
         try:
             with initialize_config_dir(str(conf_directory().resolve()), version_base="1.3"):
                 config = compose("config", written, return_hydra_config=True)
@@ -71,12 +70,6 @@ def checked_overrides(overrides: Sequence[str]) -> list[str]:
     if flags := [each for each in overrides if each.startswith("-")]:
         raise ConfigError(f"{flags[0]}: must be an override (key=value), not a flag")
     return list(overrides)
-
-
-def register() -> None:
-    """Register fedexp's resolvers, launchers and sweepers with Hydra."""
-    run_names.register()
-    launchers.register()
 
 
 def quoted(text: str) -> str:

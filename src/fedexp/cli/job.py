@@ -245,15 +245,8 @@ def record_failure(job: "Job", report: str, code: int, ours: bool = True) -> str
 
 def has_run(directory: Path) -> bool:
     """Return whether a directory contains a run. If so, a rejected job must not change it."""
-    return (directory / files.CONFIG).exists() or has_started(directory) or has_result(directory)
-
-
-def has_started(directory: Path) -> bool:
-    """Return whether a run has written its first table to a directory.
-
-    If so, a new run in this directory is rejected, but `resume=` continues the existing run.
-    """
-    return (directory / files.ROUNDS).exists()
+    begun = any((directory / name).exists() for name in (files.CONFIG, files.ROUNDS))
+    return begun or has_result(directory)
 
 
 def has_result(directory: Path) -> bool:

@@ -11,6 +11,7 @@ from hydra.core.plugins import Plugins
 from hydra.plugins.config_source import ConfigLoadError
 from omegaconf import OmegaConf
 
+from fedexp.config import run_names
 from fedexp.config.options import conf_directory, list_options
 from fedexp.core.errors import ConfigError
 from fedexp.core.packages import how_to_install
@@ -28,7 +29,7 @@ NEEDED = {
 
 @cache
 def register() -> None:
-    """Register the launchers and sweepers of conf/ with Hydra, once.
+    """Register the launchers and sweepers of conf/, and all resolvers, with Hydra, once.
 
     Files in conf/hydra/launcher/ would be read with the plugin's config of the same name as their
     schema, which Hydra deprecates.
@@ -42,6 +43,7 @@ def register() -> None:
             with suppress(ConfigLoadError):
                 ours = OmegaConf.merge(store.load(f"hydra/{group}/{name}.yaml").node, ours)
             store.store(group=f"hydra/{group}", name=name, node=ours, provider="fedexp")
+    run_names.register()
     OmegaConf.register_new_resolver("fedexp.gpus", lambda: count_gpus(), replace=True)
     OmegaConf.register_new_resolver("fedexp.jobs_at_once", jobs_at_once, replace=True)
 

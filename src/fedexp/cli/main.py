@@ -90,8 +90,8 @@ def run_hydra(arguments: Sequence[str]) -> int:
     from hydra.core.utils import env_override
     from hydra.types import RunMode
 
-    from fedexp.cli.composition import register
     from fedexp.cli.job import run_job
+    from fedexp.cli.launchers import register
     from fedexp.config.options import conf_directory
 
     if not working_directory():

@@ -5,8 +5,8 @@ import shlex
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, fields
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +25,7 @@ from fedexp.cli.launchers import check_installed
 from fedexp.config.build import build
 from fedexp.config.named import search_path
 from fedexp.config.settings import Stop
-from fedexp.config.values import resolve
+from fedexp.config.values import make_target
 from fedexp.core import interrupts
 from fedexp.core.errors import FAILED, ConfigError, JobFailed, StorageError, require, say
 from fedexp.core.storage import display_path
@@ -222,8 +222,6 @@ class Planned:
     """A job whose configuration has been composed, but which has not been started."""
 
     directory: Path
-    # resolved; empty if the configuration has an error, which the job will report
-    values: Mapping[str, Any]
     overrides: Sequence[str]
     composed: DictConfig  # not resolved, including the node hydra
 
@@ -239,14 +237,11 @@ def plan(multirun: Multirun, jobs: Sequence[Sequence[str]]) -> list[Planned]:
         with open_dict(config):
             config.hydra.job.num = number
         HydraConfig.instance().set_config(config)
-        values: dict[str, Any] = {}
-        with suppress(ConfigError):
-            values = resolve(without_hydra(config))
         name = str(config.hydra.sweep.subdir)
         with read_write(config.hydra):
             config.hydra.sweep.subdir = name  # so that it is not computed again
         directory = multirun.directory / name
-        found.setdefault(directory, Planned(directory, values, overrides, config))
+        found.setdefault(directory, Planned(directory, overrides, config))
     return list(found.values())
 
 
@@ -319,9 +314,8 @@ def job_status(job: Planned) -> str:
     run = RunDirectory(job.directory)
     if run.has(files.SUMMARY):
         # a run that was ended by `stop` continues if the job has different limits
-        stop = Stop(**(job.values.get("stop") or {}))
-        same = not job.values or is_finished(run.summary, stop, resumed=False)
-        if run.status != "stopped" or same:
+        stop = Stop(**job.composed.stop)
+        if run.status != "stopped" or is_finished(run.summary, stop, resumed=False):
             return run.status
     return f"interrupted at {run.last_round or 0}" if run.has(files.ROUNDS) else "new"
 
@@ -388,11 +382,9 @@ def tracker_of(config: Mapping[str, Any]) -> "Wandb | None":
     from fedexp.trackers.wandb_tracker import Wandb
 
     node = (config.get("tracker") or {}).get("wandb")
-    names = {field.name for field in fields(Wandb)}
-    if not isinstance(node, Mapping) or node.get("mode") == "disabled" or not names <= node.keys():
+    if node is None or node.get("mode") == "disabled":
         return None
-    known = {name: node[name] for name in names}
-    return Wandb(**known | {"tags": tuple(known["tags"]), "name": None})
+    return replace(make_target(node, "tracker.wandb", Wandb), name=None)
 
 
 def last_wandb_id(directory: Path) -> str | None:

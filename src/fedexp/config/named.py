@@ -97,7 +97,7 @@ def load_node(name: str, key: str, group: str = "dataset", resolve: bool = False
         raise ConfigError(
             f"{key}={name}: no such {kind}{nearest(name, options)}; options: {', '.join(options)}"
         )
-    loaded = OmegaConf.load(find_option(group, name, folders))
+    loaded = OmegaConf.load(str(find_option(group, name, folders)))
     node = OmegaConf.select(loaded, group, default=loaded)
     return OmegaConf.to_container(node, resolve=resolve)  # type: ignore[return-value]
 

@@ -18,30 +18,11 @@ ALIASES = {"dirichlet": "lda"}  # name of a partition in the literature -> optio
 PACKAGE = re.compile(r"^# @package (\S+)", re.MULTILINE)
 
 
-def list_groups(directories: list[Path]) -> list[str]:
-    """Return the config groups in the order of the defaults list, then the others by name."""
-    names = {
-        p.name
-        for directory in directories
-        if directory.is_dir()
-        for p in directory.iterdir()
-        if p.is_dir()
-    }
-    order = (
-        "dataset",
-        "scenario",
-        "partition",
-        "model",
-        "algorithm",
-        "forgetting_metric",
-        "analysis",
-        "hardware",
-        "tracker",
-        "callback",
-    )
-    return [name for name in order if name in names] + sorted(
-        names - {*order, *PRESETS, "__pycache__", "hydra"}
-    )
+def list_groups(directories: Sequence[Path]) -> list[str]:
+    """Return the names of the config groups."""
+    folders = [path for each in directories if each.is_dir() for path in each.iterdir()]
+    names = {path.name for path in folders if path.is_dir()}
+    return sorted(names - {*PRESETS, "__pycache__", "hydra"})
 
 
 def list_options(group: str, directories: list[Path]) -> list[str]:
@@ -88,22 +69,16 @@ def parse_sweeps(text: str) -> Any:
     return yaml_files.load(text)
 
 
-def description(path: Path) -> str:
-    """Return the first comment line of an option's file, ignoring Hydra's `@package` line."""
-    for line in path.read_text(encoding="utf-8").splitlines():
-        if line.startswith("#") and "@package" not in line:
-            return line.lstrip("# ").strip()
-    return ""
-
-
-def find_option(group: str, name: str, folders: Sequence[Path]) -> Path:
-    """Return the first file of an option in the folders."""
+def find_option(group: str, name: str, folders: Sequence[Path]) -> Path | None:
+    """Return the first file of an option in the folders, or None."""
     paths = [folder / group / f"{name}.yaml" for folder in folders]
-    return next(path for path in paths if path.exists())
+    return next((path for path in paths if path.exists()), None)
 
 
-def values_of_option(path: Path, group: str) -> dict[str, Any]:
-    """Return the values in an option's file, by dotted key. Mappings are also values."""
+def values_of_option(path: Path | None, group: str) -> dict[str, Any]:
+    """Return the values in an option's file, if any, by dotted key. Mappings are also values."""
+    if path is None:
+        return {}
     text = path.read_text(encoding="utf-8")
     content, found = yaml_files.load(text), PACKAGE.search(text)
     package = found[1] if found else group

@@ -7,7 +7,14 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from fedexp.config.named import search_path
-from fedexp.config.options import ALIASES, conf_directory, find_option, known_keys, values_of_option
+from fedexp.config.options import (
+    ALIASES,
+    MULTIPLE,
+    conf_directory,
+    find_option,
+    known_keys,
+    values_of_option,
+)
 from fedexp.config.overrides import key_of
 from fedexp.core.errors import ConfigError
 
@@ -30,7 +37,7 @@ def without_presets(config: DictConfig) -> DictConfig:
     for group, first in chosen.items():
         name = str(hydra.runtime.choices.get(group))
         selected = ALIASES.get(name, name)
-        if group in typed and selected != first:
+        if group in typed and group not in MULTIPLE and selected != first:
             own = values_of_option(find_option(group, selected, folders), group)
             known = known_keys(conf, [path for path in folders if path != conf])
             of_group = {

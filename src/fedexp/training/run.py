@@ -71,8 +71,7 @@ def train_run(job: Job) -> dict[str, Any]:
         # Options without effect are allowed in a search and if a sweep continues a job.
         if not job.in_search and (not continues or job.sweep is None):
             check_used(config, typed_overrides(job.overrides))
-        if job.place.number is not None:
-            built = replace(built, hardware=built.hardware.for_job(job.place.number))
+        built = at_place(built, job)
         if job.sweep is not None:
             log.info("job %s", job.directory.name)
         before = recorded_precision(job.directory) if continues else None
@@ -96,6 +95,18 @@ def train_run(job: Job) -> dict[str, Any]:
         recorder, callbacks = held.enter_context(recording(run, info))
         run_rounds(run.simulation, run.state, recorder)
         return finish(run, callbacks, info)
+
+
+def at_place(built: Built, job: Job) -> Built:
+    """Return the configuration with the GPU of a sweep's job, and without figures if none is shown.
+
+    `fedexp figures <sweep>` draws them later.
+    """
+    if job.place.number is not None:
+        built = replace(built, hardware=built.hardware.for_job(job.place.number))
+    if job.sweep is not None and not built.tracker:
+        built = replace(built, figures=replace(built.figures, draw=False))
+    return built
 
 
 def open_run(
@@ -152,8 +163,7 @@ def callbacks_of(run: Run) -> list[Callback]:
         found.append(EarlyStop(built.stop))
     if settings.keep_models is not None or settings.keep_local_models is not None:
         found.append(KeepModels(settings))
-    # `fedexp figures <sweep>` draws the figures of a sweep's jobs
-    if built.figures.draw and (run.job.sweep is None or built.tracker):
+    if built.figures.draw:
         found.append(RunFigures(built.figures))
     return found
 
