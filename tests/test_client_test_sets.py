@@ -27,7 +27,7 @@ def test_clients_hold_out_the_test_set(here, capsys):
     merged = "dataset.train_splits=[train,test]"
     given = [*FEDERATION, "rounds=1", merged]
     assert main.main([*given, "hydra.run.dir=run"]) == 2
-    assert "clients would also train on the test images" in capsys.readouterr().err
+    assert "clients would also train on the test examples" in capsys.readouterr().err
     given.append("test_per_client=0.25")
     assert main.main([*given, "hydra.run.dir=run"]) == 0
     partition = Partition.load(here / "run" / "partition.npz")

@@ -28,7 +28,8 @@ from fedexp.algorithms.fedntd import FedNTD
 from fedexp.algorithms.interfaces import Context, Federation, ServerRound, TaskStart
 from fedexp.algorithms.local_training import LocalTraining
 from fedexp.algorithms.server_optimizers import NO_SERVER_OPTIMIZER
-from fedexp.cli.composition import isolated_hydra, register
+from fedexp.cli import launchers
+from fedexp.cli.composition import isolated_hydra
 from fedexp.config.build import Built
 from fedexp.config.cohorts import SAMPLED, Cohorts
 from fedexp.config.options import conf_directories
@@ -434,7 +435,7 @@ def one_of_each_kind(argument: str, rows: Mapping[str, Any], *matters: str) -> p
 def _composed(overrides: tuple[str, ...]) -> bytes:
     """Return a pickled configuration."""
     with isolated_hydra():
-        register()
+        launchers.register()
         with initialize_config_dir(str(CONF), version_base="1.3"):
             config = hydra_compose("config", list(overrides))
     OmegaConf.set_struct(config, True)

@@ -5,8 +5,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from hydra._internal.utils import get_args_parser
-
 from fedexp.config.options import (
     MULTIPLE,
     added_directories,
@@ -16,6 +14,7 @@ from fedexp.config.options import (
     list_groups,
 )
 from fedexp.core.errors import ConfigError, nearest, reject_password
+from fedexp.core.private.hydra_internals import get_args_parser
 
 OF_SWEEPER = ("sweep", "preview")  # short names of keys of hydra.sweeper
 MULTIRUN = {"--multirun", "-m"}
