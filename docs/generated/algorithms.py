@@ -12,12 +12,23 @@ import yaml
 from omegaconf import OmegaConf
 
 from fedexp.algorithms.base import FedAvg
-from fedexp.config.options import description, list_options
+from fedexp.config.options import list_options
 from fedexp.config.values import make_target
 from fedexp.core.limits import without_none
 
 from .names import algorithm_file, methods, sweeps, title
-from .text import CONF, CONFS, ROOT, cell, comments, from_docstring, prose, table, yaml_comments
+from .text import (
+    CONF,
+    CONFS,
+    ROOT,
+    cell,
+    comments,
+    description,
+    from_docstring,
+    prose,
+    table,
+    yaml_comments,
+)
 
 
 def algorithms() -> list[str]:

@@ -5,10 +5,10 @@ import inspect
 
 import yaml
 
-from fedexp.config.options import description, list_options
+from fedexp.config.options import list_options
 from fedexp.config.trust import find_class
 
-from .text import CONF, comments, from_docstring, prose, yaml_comments
+from .text import CONF, comments, description, from_docstring, prose, yaml_comments
 
 
 def functions(module_name: str) -> str:

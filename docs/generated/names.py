@@ -4,9 +4,9 @@ from functools import cache
 from pathlib import Path
 
 from fedexp.analysis.sweep import Sweep, load_sweep
-from fedexp.config.options import description, list_options
+from fedexp.config.options import list_options
 
-from .text import CONFS, conf_file
+from .text import CONFS, conf_file, description
 
 
 def algorithm_file(name: str) -> Path:

@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from fedexp.config.options import conf_directories, description, list_options
+from fedexp.config.options import conf_directories, list_options
 from fedexp_papers.cells import TABLES, published_cells
 from fedexp_papers.sweeps import PaperSweep, all_paper_sweeps
 
 from .names import methods, title
-from .text import ROOT, comments, prose, table
+from .text import ROOT, comments, description, prose, table
 
 MEASURED = "[Reproduction](../../REPRODUCTION.md) has the results, some at a reduced budget."
 

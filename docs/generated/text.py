@@ -94,3 +94,11 @@ def yaml_comments(path: Path) -> dict[str, str]:
     for base in bases:
         found |= {} if base == "_self_" else yaml_comments(path.with_name(f"{base}.yaml"))
     return found | dict(re.findall(r"^(\w+): [^#\n]*#\s*(.+)$", text, re.MULTILINE))
+
+
+def description(path: Path) -> str:
+    """Return the first comment line of an option's file, ignoring Hydra's `@package` line."""
+    for line in path.read_text(encoding="utf-8").splitlines():
+        if line.startswith("#") and "@package" not in line:
+            return line.lstrip("# ").strip()
+    return ""

@@ -84,7 +84,7 @@ def differences(table: pd.DataFrame, metrics: Iterable[str], baseline: str) -> p
     sound = table[~table["diverged"]].set_index(["setting", "seeds", "method"])
     rows = []
     for metric in metrics:
-        if metric.startswith(TARGETS):
+        if metric.startswith(TARGETS) or metric not in sound:
             continue
         wide = sound[metric].unstack("method").reindex(columns=table["method"].unique())
         compared = []
