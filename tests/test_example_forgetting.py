@@ -15,8 +15,7 @@ from fedexp.data.image_files import stratified_split
 from fedexp.engine.base import Evaluation
 from fedexp.figures import make_figures
 from fedexp.metrics import examples
-from fedexp.metrics.forgetting import round_drop
-from fedexp.metrics.forgetting_metric import BackwardTransfer, ForgettingEvents, Metrics
+from fedexp.metrics.forgetting_metric import ForgettingEvents
 from fedexp.metrics.record import Record
 from fedexp.rundir.reader import RunDirectory
 from quick_runs import SMALL
@@ -35,10 +34,6 @@ RIGHT = np.array(
 EVENTS = [*SMALL, "forgetting_metric=events", "hardware.precision=fp64"]
 
 
-def random_predictions(rounds=7, count=21):
-    return np.random.default_rng(0).random((rounds, count)) < 0.6
-
-
 def test_events_equal_hand_calculation():
     # Example 3 goes right, wrong, right, wrong: two events. Example 4 is wrong only in round 2.
     assert examples.forgetting_events(RIGHT).tolist() == [0, 0, 0, 2, 1]
@@ -47,30 +42,6 @@ def test_events_equal_hand_calculation():
     # Round 2 loses examples 3 and 4 and gains 2; round 3 gains 3 and 4; round 4 loses 3.
     assert examples.forgotten_share(RIGHT).tolist() == [0.4, 0.0, 0.2]
     assert examples.learned_share(RIGHT).tolist() == [0.2, 0.4, 0.0]
-
-
-def test_events_equal_the_transitions_of_each_example():
-    right = random_predictions()
-    for example, events in enumerate(examples.forgetting_events(right)):
-        values = right[:, example].astype(int)
-        assert events == sum(values[t] - values[t - 1] == -1 for t in range(1, len(values)))
-
-
-def test_learned_minus_forgotten_is_the_change_of_accuracy():
-    right = random_predictions()
-    change = examples.learned_share(right) - examples.forgotten_share(right)
-    np.testing.assert_allclose(change, np.diff(right.mean(1)), rtol=0, atol=1e-15)
-
-
-def test_round_forgetting_is_at_most_the_forgotten_share_of_a_class():
-    """Within a class, learned examples offset forgotten ones."""
-    right, labels = random_predictions(), np.arange(21) % 3
-    accuracy = np.stack([right[:, labels == c].mean(1) for c in range(3)], axis=1)
-    shares = [examples.forgotten_share(right[:, labels == c]) for c in range(3)]
-    bound = np.mean(shares, axis=0)
-    drops = round_drop(np.vstack([np.zeros(3), accuracy]))
-    assert (drops <= bound).all()
-    assert (drops < bound).any()
 
 
 def recorded(right, labels):
@@ -102,13 +73,6 @@ def test_shares_are_undefined_before_the_second_round():
         history = recorded(RIGHT[:rounds], [0, 1, 2, 0, 1])
         for values in (ForgettingEvents().round_values, ForgettingEvents().summary):
             assert all(np.isnan(value) for value in values(history).values())
-
-
-def test_only_metrics_that_need_examples_record_them():
-    chosen = Metrics(members=[BackwardTransfer(), ForgettingEvents()])
-    assert chosen.needs_examples
-    assert not BackwardTransfer().needs_examples
-    assert make_simulation().initial_state().record.labels is None
 
 
 def test_a_run_may_have_several_metrics(tmp_path):

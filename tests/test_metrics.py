@@ -79,17 +79,6 @@ def test_forgetting_f_equals_hand_calculation():
 
 
 @few
-@given(matrices())
-def test_accuracy_plus_forgetting_equals_the_mean_peak(cw):
-    maxima = []
-    for c in range(cw.shape[1]):
-        maxima.append(max(cw[t, c] for t in range(1, len(cw) - 1)))
-    identity = np.mean(cw[-1]) + forgetting.forgetting_f(cw)
-    assert identity == pytest.approx(np.mean(maxima))
-    assert identity <= 1 + 1e-12
-
-
-@few
 @given(matrices(with_nan=True))
 def test_absent_classes_are_ignored(cw):
     present = cw[:, ~np.isnan(cw[0])]
@@ -117,18 +106,6 @@ def test_local_round_drop_equals_hand_calculation():
     # client 0 loses 0.5 of class 0 and gains class 1: 0.25; client 1 loses nothing
     local = np.array([[0.0, 0.9], [0.5, 0.2]])
     np.testing.assert_allclose(forgetting.local_round_drop(CW[1], local), [0.25, 0.0])
-
-
-@few
-@given(matrices())
-def test_round_drop_ignores_gains(cw):
-    drops = forgetting.round_drop(cw)
-    for t in range(2, len(cw)):
-        lost = sum(cw[t - 1, c] - cw[t, c] for c in range(cw.shape[1]) if cw[t, c] < cw[t - 1, c])
-        assert drops[t - 2] == pytest.approx(lost / cw.shape[1])
-    assert ((drops >= 0) & (drops <= 1)).all()
-    rising = np.sort(cw, axis=0)
-    assert (forgetting.round_drop(rising) == 0).all()
 
 
 # ------------------------------------------------------------------ forgetting degree
@@ -163,24 +140,6 @@ def test_client_without_examples_gives_nan():
     np.testing.assert_allclose(own_mean(accuracy, counts), [0.7, nan])
     np.testing.assert_allclose(distribution_distance(accuracy, counts), [1 / 6, nan])
     assert np.isnan(forgetting.in_out_joint(accuracy, counts[1:])).all()
-
-
-@few
-@given(
-    arrays(np.float64, 4, elements=fraction), arrays(np.int64, (5, 4), elements=st.integers(0, 30))
-)
-def test_joint_distribution_weights_clients_by_size(accuracy, counts):
-    counts[:, 0] += 1  # no client without examples
-    joint_in = joint_out = 0.0
-    for row in counts:  # sum_k n_k <A, p^k> / sum_k n_k, written out
-        for c in range(4):
-            p = row[c] / row.sum()
-            joint_in += row.sum() * accuracy[c] * p / counts.sum()
-            joint_out += row.sum() * accuracy[c] * (1 - p) / 3 / counts.sum()
-    assert forgetting.in_out_joint(accuracy, counts) == (
-        pytest.approx(joint_in),
-        pytest.approx(joint_out),
-    )
 
 
 def test_in_out_local_ignores_absent_classes():
@@ -427,32 +386,6 @@ def test_consistency_columns_equal_hand_calculation():
         "consistency": pytest.approx(sum(cosines) / 3, abs=1e-15)
     }
     assert not Consistency().needs_local
-
-
-def test_metric_all_has_the_columns_of_its_members():
-    history, _ = make_history(4, absent=True)
-    members = (
-        BackwardTransfer(),
-        RoundDrop(local=True),
-        ForgettingDegree(xi=1e-3),
-        InOutLocal(),
-        Consistency(),
-    )
-    everything = Metrics(members=members)
-    assert everything.needs_local
-    assert not BackwardTransfer().needs_local
-    for method in ("round_values", "client_values", "summary"):
-        expected = {}
-        for metric in members:
-            expected |= getattr(metric, method)(history)
-        np.testing.assert_equal(getattr(everything, method)(history), expected)
-    start, _ = make_history(0)
-    assert everything.round_values(start).keys() == everything.round_values(history).keys()
-    assert all(math.isnan(value) for value in everything.round_values(start).values())
-    assert everything.client_values(start) == {}
-    assert all(math.isfinite(value) for value in everything.summary(history).values())
-    with pytest.raises(ConfigError, match="xi"):
-        ForgettingDegree(xi=-1.0)
 
 
 def test_previous_round_is_the_previous_evaluated_round():

@@ -15,7 +15,6 @@ from fedexp.algorithms.fedproto import FedProto
 from fedexp.algorithms.fedrep import FedRep
 from fedexp.algorithms.fedrod import FedRoD
 from fedexp.config.build import build
-from fedexp.config.settings import require_subjects
 from fedexp.config.values import resolve
 from fedexp.core import tree
 from fedexp.core.errors import ConfigError
@@ -27,7 +26,7 @@ from fedexp.metrics.record import Record
 from fedexp.models.resnet import CifarResNet
 from fedexp.rundir import checkpoint
 from fedexp.trackers.names import metric_name
-from fedexp.training.evaluation import ModelTest, evaluate_personal, has_shared_body
+from fedexp.training.evaluation import ModelTest, evaluate_personal
 from test_views import full_run, measured
 from toy_federation import TWO_TASKS, Normed, assert_close, composed, make_simulation, play
 
@@ -241,18 +240,6 @@ def test_fedproto_predicts_nearest_prototype():
         assert np.array_equal(found[client], np.where(counts[client] > 0, right, np.nan), True)
 
 
-def test_shared_features_give_same_predictions():
-    simulation = make_simulation(PERSONAL["fedrod"], participation=1.0, evaluate=BOTH)
-    state = play(simulation, 2)
-    test = ModelTest(simulation.runtime, state.server, None)
-    model = own_model("fedrod", simulation, state, 3)
-    apart = {name: value.clone() for name, value in model.items()}
-    assert has_shared_body(model, state.server["params"])
-    assert not has_shared_body(apart, state.server["params"])
-    everything = np.ones(4, dtype=bool)
-    assert torch.equal(test.count_correct(model, everything), test.count_correct(apart, everything))
-
-
 def test_batch_statistics_use_batches_of_global_test():
     """Predictions depend on the other images of a batch. A copy of the global model has its correct
     predictions for the client's classes. Batches of 7 split the 20 test images unevenly. Testing
@@ -362,21 +349,6 @@ def test_personal_accuracy_weights_all_tasks_so_far(tmp_path):
 
 
 # --- the option
-
-
-@pytest.mark.parametrize(
-    ("subjects", "words"),
-    [
-        (["global", "personel"], ["evaluate=personel", "nearest: 'personal'"]),
-        (["personal"], ["evaluate=[personal]", "starts with global"]),
-        ([], ["evaluate=[]"]),
-        (["global", "global"], ["no repetitions"]),
-    ],
-)
-def test_invalid_evaluate_list_is_rejected(subjects, words):
-    with pytest.raises(ConfigError) as error:
-        require_subjects(subjects)
-    assert all(word in str(error.value) for word in words), error.value
 
 
 @pytest.mark.parametrize(("word", "listed"), [("personal", BOTH), ("global", ["global"])])

@@ -16,7 +16,7 @@ from fedexp.core.errors import ConfigError
 from fedexp.core.rng import generator_for
 from fedexp.data.held_out import Validation
 from fedexp.data.partitioned import Partition
-from fedexp.data.views import configured_views, evaluation_views, name_in_view
+from fedexp.data.views import configured_views, evaluation_views
 from fedexp.engine.base import Shared
 from fedexp.figures import list_figures
 from fedexp.figures.load import load_run_data
@@ -24,7 +24,6 @@ from fedexp.metrics.forgetting_metric import RoundDrop
 from fedexp.rundir import checkpoint, files
 from fedexp.rundir.reader import RunDirectory
 from fedexp.testing import record
-from fedexp.trackers.names import metric_name
 from fedexp.training.results import write_results
 from fedexp.training.resuming import read_state
 from fedexp.training.summary import summary_of
@@ -169,36 +168,6 @@ def test_validation_set_replaces_test_set_by_default():
     assert evaluation_views(["plain"], "test", True) == ("plain",)
     assert configured_views({"validation": {"fraction": 0.1}}) == ("validation",)
     assert configured_views({"validation": "damaged"}) == ("plain",)
-
-
-def test_columns_of_views_have_distinct_names():
-    names = ("test_accuracy", "test_loss", "forgetting", "best_accuracy")
-    expected = [
-        "validation_accuracy",
-        "validation_loss",
-        "validation_forgetting",
-        "validation_best_accuracy",
-    ]
-    assert [name_in_view(name, "validation") for name in names] == expected
-    assert name_in_view("test_accuracy", "augmented") == "test_accuracy_augmented"
-    shown = [metric_name(name) for name in expected[:3]]
-    assert shown == ["validation/accuracy", "validation/loss", "forgetting/F_validation"]
-
-
-def test_views_do_not_change_each_other(tmp_path):
-    tables, summaries = {}, {}
-    for on in ("test", "validation", "both"):
-        _, _, summaries[on] = recorded(tmp_path / on, evaluate_on=on)
-        tables[on] = pd.read_csv(tmp_path / on / "rounds.csv")
-    both, alone, tests = tables["both"], tables["validation"], tables["test"]
-    assert not {"test_accuracy", "test_loss"} & set(alone)
-    assert not any(name.startswith("validation") for name in tests)
-    for table in (alone, tests):
-        shared = [name for name in table if not name.endswith(("seconds", "_per_second"))]
-        pd.testing.assert_frame_equal(table[shared], both[shared])
-    assert not (tmp_path / "validation" / "class_accuracy.csv").exists()
-    assert "accuracy" not in summaries["validation"]
-    assert "validation_accuracy" not in summaries["test"]
 
 
 def test_validation_accuracy_decides_best_round_and_targets(tmp_path):

@@ -20,9 +20,8 @@ from fedexp.rundir.reader import RunDirectory
 from fedexp.testing import record
 from fedexp.trackers.names import class_metric, flat_summary, metric_name
 from fedexp.training.results import write_results
-from fedexp.training.rounds import play_round
 from fedexp.training.summary import summary_of
-from toy_federation import AUGMENTATION, ENGINES, TWO_TASKS, assemble, make_simulation, play
+from toy_federation import AUGMENTATION, ENGINES, assemble, make_simulation, play
 
 BOTH = ["plain", "augmented"]
 
@@ -105,14 +104,6 @@ def test_local_models_use_random_numbers_of_their_round(engine):
         )
 
 
-def test_augmented_test_changes_every_round():
-    runtime = make_simulation(test_views=BOTH).runtime
-    assert runtime.test_draws("plain", 1) is None
-    first, again, second = (runtime.test_draws("augmented", round) for round in (1, 1, 2))
-    assert torch.equal(first, again)
-    assert not torch.equal(first, second)
-
-
 def full_run(simulation, directory, resume=False):
     """Run to the end. Return the rows of rounds.csv without times, and the summary."""
     state = record(simulation, directory, resume)
@@ -182,17 +173,6 @@ def test_augmented_view_has_separate_history(tmp_path):
     assert len(history.local_class_accuracy) == 4
 
 
-@pytest.mark.slow
-def test_resumed_run_has_the_same_augmented_results(tmp_path):
-    whole, summary = full_run(with_local(test_views=BOTH), tmp_path / "whole")
-    full_run(with_local(test_views=BOTH, rounds=2), tmp_path / "parts")
-    again, resumed = full_run(with_local(test_views=BOTH), tmp_path / "parts", resume=True)
-    assert again == whole
-    assert measured(resumed) == measured(summary)
-    for name in ("class_accuracy_augmented.csv", "local_class_accuracy_augmented.csv"):
-        assert (tmp_path / "whole" / name).read_bytes() == (tmp_path / "parts" / name).read_bytes()
-
-
 @pytest.mark.parametrize(
     ("views", "words"),
     [
@@ -223,49 +203,6 @@ def test_augmented_view_has_wandb_names():
     assert class_metric("cat", "augmented") == "class_augmented/cat"
     summary = {"rounds_to_target": {"0.5": 7}, "rounds_to_target_augmented": {"0.5": None}}
     assert flat_summary(summary) == {"rounds_to_50pct": 7, "rounds_to_50pct_augmented": None}
-
-
-def test_tasks_are_tested_in_the_augmented_view(tmp_path):
-    """Two tasks of two classes with two rounds each. The accuracies in tasks.csv equal those of a
-    model that is tested one image at a time; the task columns follow from them by hand."""
-    settings = {"scenario": TWO_TASKS, "sizes": (3, 4, 5), "rounds": 2, "participation": 1.0}
-    rows, summary = full_run(make_simulation(test_views=BOTH, **settings), tmp_path / "two")
-    plain, _ = full_run(make_simulation(**settings), tmp_path / "one")
-    assert [{name: row[name] for name in plain[0]} for row in rows] == plain
-    found = rows_of(tmp_path / "two" / files.TASKS)
-    one = rows_of(tmp_path / "one" / files.TASKS)
-    assert [{name: row[name] for name in one[0]} for row in found] == one
-    assert list(found[0])[-2:] == ["accuracy", "accuracy_augmented"]
-    seen = {
-        (int(r["round"]), int(r["evaluated_task"])): float(r["accuracy_augmented"]) for r in found
-    }
-    simulation = make_simulation(test_views=BOTH, **settings)
-    state = simulation.initial_state()
-    for number in range(1, 5):
-        result = play_round(simulation, state)
-        state.server, state.round = result.server, number
-        model = {name: value.double() for name, value in result.server["params"].items()}
-        correct, _ = slow_test(simulation, model, number)  # 5 test images a class, so 10 a task
-        assert seen[number, 1] == pytest.approx(correct[:2].sum() / 10, abs=1e-12)
-        assert seen[number, 2] == pytest.approx(correct[2:].sum() / 10, abs=1e-12)
-    # After the first task only it counts, and nothing can have been forgotten; after the second the
-    # mean of both.
-    last, before = rows[4], rows[2]
-    assert (
-        float(before["average_accuracy_augmented"])
-        == seen[2, 1]
-        == float(before["new_task_accuracy_augmented"])
-    )
-    assert before["task_forgetting_augmented"] == ""
-    assert float(last["average_accuracy_augmented"]) == pytest.approx(
-        (seen[4, 1] + seen[4, 2]) / 2, abs=1e-12
-    )
-    assert float(last["new_task_accuracy_augmented"]) == seen[4, 2]
-    assert float(last["task_forgetting_augmented"]) == pytest.approx(
-        seen[2, 1] - seen[4, 1], abs=1e-12
-    )
-    assert summary["tasks_augmented"][1]["accuracies"] == [seen[4, 1], seen[4, 2]]
-    assert summary["tasks"][1]["accuracies"] == [float(row["accuracy"]) for row in found[-2:]]
 
 
 def test_figures_are_drawn_for_both_views(tmp_path):

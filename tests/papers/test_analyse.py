@@ -13,14 +13,13 @@ import torch
 import fedexp
 from fedexp.analysis.sweep_figures import Method, Setting
 from fedexp.core.errors import ConfigError
-from fedexp.models.cnn import CNN
 from fedexp.rundir import kept_models
 from fedexp.rundir.kept_models import KeptModel
 from fedexp.rundir.reader import RunDirectory
 from fedexp_papers.command import main
 from fedexp_papers.figures import draw_picture
 from fedexp_papers.posthoc import features, loss_plane, vectors
-from fedexp_papers.posthoc.hessian import lanczos, largest_eigenvalues, loss_hessian
+from fedexp_papers.posthoc.hessian import largest_eigenvalues, loss_hessian
 from fedexp_papers.posthoc.noise import measure_noise
 from fedexp_papers.posthoc.subject import Subject, load_subject, with_defaults
 from quick_runs import FEDERATION
@@ -43,15 +42,6 @@ def test_filter_normalisation_equals_hand_calculation():
         {"w": torch.tensor([[6.0, 8.0], [0.0, -1.0]]), "b": d["b"]}, HAND
     )
     assert again["w"].tolist() == [[3.0, 4.0], [0.0, -2.0]]
-
-
-def test_each_output_of_a_convolution_is_one_filter():
-    w = {"c": torch.randn(3, 2, 5, 5, dtype=torch.float64)}
-    first, again, second = (vectors.gaussian(w, seed=1, number=number) for number in (0, 0, 1))
-    found = vectors.filter_normalised(first, w)["c"]
-    torch.testing.assert_close(found.flatten(1).norm(dim=1), w["c"].flatten(1).norm(dim=1))
-    assert torch.equal(first["c"], again["c"])
-    assert not torch.equal(first["c"], second["c"])
 
 
 def test_plane_through_three_models_equals_hand_calculation():
@@ -118,18 +108,6 @@ def test_eigenvalues_equal_those_of_the_dense_hessian(toy):
     overlaps = abs(np.sum(found.vectors * directions[:, ::-1][:, :4], 0))
     np.testing.assert_allclose(overlaps, 1, atol=1e-6)
     assert found.residuals.max() < 1e-7
-
-
-def test_largest_eigenvalues_of_a_diagonal_matrix_are_found():
-    """diag(-90, 1, 2, ..., 30): the algebraically largest are 30 and 29, although -90 has the
-    largest absolute value."""
-    diagonal = torch.tensor([-90.0, *range(1, 31)], dtype=torch.float64)
-    found = lanczos(lambda v: diagonal * v, diagonal, 2, tolerance=1e-8)
-    np.testing.assert_allclose(found.values, [30, 29], rtol=1e-7)
-    with pytest.raises(ConfigError, match="--eigenvalues 31: must be at least 1 and less than 31"):
-        lanczos(lambda v: diagonal * v, diagonal, 31)
-    with pytest.raises(ConfigError, match="not finite"):
-        lanczos(lambda v: v * torch.nan, diagonal, 2)
 
 
 def test_surface_equals_the_loss_at_each_point(toy):
@@ -245,19 +223,6 @@ def test_models_are_embedded_together():
     np.testing.assert_array_equal(np.concatenate(found), np.concatenate(again))
     with pytest.raises(ConfigError, match=r"--perplexity 30: must be .* less than 10, the number"):
         features.embed(groups, seed=0, perplexity=30.0)
-
-
-def test_unit_features_have_length_1():
-    model = CNN(channels=(3,), kernel=3, padding=1, hidden=(8,), unit_features=2)
-    subject = toy_subject(model)
-    found = subject.features(subject.model)
-    assert found.shape == (20, 2)
-    np.testing.assert_allclose(np.linalg.norm(found, axis=1), 1, rtol=1e-12)
-    turned = {k: -v if k.startswith("unit.") else v for k, v in subject.model.params.items()}
-    # without a ReLU
-    np.testing.assert_allclose(subject.features(replace(subject.model, params=turned)), -found)
-    with pytest.raises(ConfigError, match=r"model\.unit_features=1: must be at least 2, or null"):
-        replace(model, unit_features=1)
 
 
 # --- the command
