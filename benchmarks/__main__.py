@@ -10,7 +10,14 @@ from pathlib import Path
 from benchmarks import measure
 from benchmarks.measure import Contestant, fedexp
 from benchmarks.w1 import EPOCHS, OVERRIDES, data_overrides, data_sentence, prepare_workload
-from fedexp.engine.hardware import bf16_slowdown, cores
+from fedexp.engine.hardware import cores
+
+
+def has_bf16() -> bool:
+    """Return whether this CPU has instructions for bf16; Linux lists them in /proc/cpuinfo."""
+    listed = Path("/proc/cpuinfo")
+    flags = set(listed.read_text(encoding="utf-8").split()) if listed.exists() else set()
+    return bool(flags & {"avx512_bf16", "amx_bf16", "bf16"})
 
 
 def contestants(options: argparse.Namespace, workload: Path, data: list[str]) -> list[Contestant]:
@@ -120,7 +127,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     options = parser.parse_args(arguments)
     if options.precisions is None:
         options.precisions = ["fp32", "bf16"]
-        if bf16_slowdown() > 3:
+        if not has_bf16():
             options.precisions = ["fp32"]
             print(
                 "bf16 is left out because this CPU emulates it; use --precisions=fp32,bf16 to"

@@ -302,15 +302,6 @@ class FedAvg(Checked, prefix="algorithm."):
         """Return values that stay constant while a client trains, such as a teacher's outputs."""
         return {}
 
-    def prepare(self, net: Network, batch: Batch, mask: Tensor, ctx: Context) -> Tree:
-        """Return the result of `client_setup` for one batch of the first pass over the data.
-
-        An algorithm that has this hook returns the stacked results of all batches of the first
-        pass in `client_setup`. Engines may then compute the results batch by batch, and skip the
-        padding of clients that have fewer batches.
-        """
-        return {}
-
     def initial_params(self, net: Network, data: ClientData, ctx: Context) -> Params:
         """Return the parameters from which local training starts.
 

@@ -233,10 +233,7 @@ class Clients:
         plans = tree.map(stacked, *cohort.plans)
         steps = upload(torch.as_tensor(self.padded.steps, dtype=runtime.dtype), runtime.device)
         inputs = ClientInputs(personals, states, plans, {}, steps)
-        if overrides(algorithm, "prepare"):
-            setups, buffers = self._prepared(algorithm, inputs), self._copies("buffers")
-        else:
-            setups, buffers = self._per_client(algorithm.client_setup, inputs)
+        setups, buffers = self._per_client(algorithm.client_setup, inputs)
         inputs = inputs._replace(setups=setups)
         if overrides(algorithm, "initial_params"):
             params, buffers = self._own_start(algorithm, inputs)
@@ -352,33 +349,6 @@ class Clients:
                 like = self.shared.server["params"].get(name, value[0])
                 params[name] = tree.empty_stack(like, self.count).copy_(value)
         return params, buffers
-
-    def _prepared(self, algorithm: FedAvg, inputs: ClientInputs) -> Tree:
-        """Call the hook `prepare` for each batch of the first pass over the data.
-
-        Returns the results as tensors [C, batches, ...]. If a client has fewer batches than another
-        one, the results for the missing batches are 0.
-        """
-        shared, runtime = self.shared, self.shared.runtime
-
-        def call(x: Tensor, y: Tensor, mask: Tensor, one: ClientInputs) -> Tree:
-            net = ClientNetwork(runtime.net, shared.server["buffers"])
-            batch = net.set_batch(Batch(x, y, mask, 0))
-            ctx = context(shared, shared.server, shared.lr, one)
-            return algorithm.prepare(net, batch, mask, ctx)
-
-        own = -(-self.padded.steps // runtime.local.epochs)
-        rooms: Tree = None
-        for step in range(own.max()):
-            active = int((own > step).sum())
-            index, mask, draws = self.padded.part(step, active)
-            here = tree.map(lambda leaf, a=active: leaf[:a], inputs)
-            made = vmap(call)(*runtime.load_train(index, draws), mask, here)
-            if rooms is None:
-                shape = (self.count, own.max())
-                rooms = tree.map(lambda leaf, s=shape: leaf.new_zeros(*s, *leaf.shape[1:]), made)
-            tree.map(lambda room, some, s=step, a=active: room[:a, s].copy_(some), rooms, made)
-        return {} if rooms is None else rooms
 
 
 def tensors_of(batch: Batch) -> dict[str, Any]:
