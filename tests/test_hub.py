@@ -66,9 +66,7 @@ def test_saved_hugging_face_texts_are_read(datasets, tmp_path):
     ]
     assert [data.classes[c] for c in (*data.y_train, *data.y_test)] == ["good", "bad", "bad"]
     save(datasets, tmp_path / "more", train, {"text": ["ax"], "label": ["new"]})
-    with pytest.raises(
-        ConfigError, match="contains the label 'new', which is not one of the 2 class"
-    ):
+    with pytest.raises(ConfigError, match="label: the label 'new' is not one of the 2 class"):
         load("huggingface_text", tmp_path, f"dataset.path='{tmp_path / 'more'}'")
 
 
