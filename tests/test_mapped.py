@@ -291,10 +291,6 @@ def test_missing_image_of_a_list_is_reported(domains):
             "scenario.domains=domaynet: no such data set (nearest: 'domainnet')",
         ),
         ("{domainnet:real}", "must be the name of a data set, or a mapping of one name"),
-        (
-            "{domainnet:{domain:real},cub200:{}}",
-            "must be the name of a data set, or a mapping of one name",
-        ),
     ],
 )
 def test_invalid_domains_are_rejected(domain, words):
