@@ -138,17 +138,12 @@ def test_vmap_equals_a_loop_and_a_leading_dimension(options):
 
 @pytest.mark.parametrize("channels", [1, 3])
 def test_images_without_augmentation_equal_torchvision(channels):
-    normalise = Normalise(
-        mean=NORMALISE.mean[:channels], std=NORMALISE.std[:channels], max_value=16
-    )
+    normalise = Normalise(NORMALISE.mean[:channels], NORMALISE.std[:channels], max_value=16)
     images = make_images(6, side=8, channels=channels) % 17
-    idx = torch.tensor([4, 0, 4])
+    idx, draws = torch.tensor([4, 0, 4]), torch.zeros(3, DRAWS, dtype=torch.int64)
     expected = tv.normalize(images[idx].permute(0, 3, 1, 2) / 16, normalise.mean, normalise.std)
-    for draws, aug in [
-        (None, None),
-        (torch.zeros(3, DRAWS, dtype=torch.int64), Augmentation(**OFF)),
-    ]:
-        torch.testing.assert_close(load_batch(images, idx, draws, aug, normalise), expected)
+    for given in ((None, None), (draws, Augmentation(**OFF))):
+        torch.testing.assert_close(load_batch(images, idx, *given, normalise), expected)
 
 
 def test_float32_and_bfloat16_are_close_to_float64():

@@ -214,6 +214,7 @@ def test_vocabulary_has_the_most_frequent_characters(tmp_path):
 
 
 def test_vocabulary_and_vectors_are_read_from_files(tmp_path):
+    """<UNK> and <PAD> are added if they are missing: the mean of the vectors, and zeros."""
     folder = write(tmp_path, **TXT)
     vectors = np.arange(8.0).reshape(4, 2)
     write_vocabulary(folder, ["新", UNK, PAD, "京"], other=np.eye(3), embeddings=vectors)
@@ -222,31 +223,10 @@ def test_vocabulary_and_vectors_are_read_from_files(tmp_path):
     assert data.x_train.tolist() == [[1, 3, 0, 1], [3, 2, 2, 2]]
     assert data.vectors.dtype == torch.float32
     assert data.vectors.tolist() == vectors.tolist()
-    assert dataset(tmp_path, vocabulary="vocab.json").load().vectors is None
-
-
-def test_unk_and_pad_are_added_to_vectors(tmp_path):
-    folder = write(tmp_path, **TXT)
-    write_vocabulary(
-        folder, ["新", "京"], anything=np.array([[1.0, 2.0], [3.0, 6.0]]), label=np.zeros(3)
-    )
+    write_vocabulary(folder, ["新", "京"], anything=np.array([[1.0, 2.0], [3.0, 6.0]]))
     data = dataset(tmp_path, vocabulary="vocab.json", vectors="vectors.npz").load()
     assert data.vocabulary == ("新", "京", UNK, PAD)
     assert data.vectors.tolist() == [[1, 2], [3, 6], [2, 4], [0, 0]]
-    write_vocabulary(folder, ["新", PAD, "京"], embeddings=np.ones((3, 2)))
-    assert dataset(tmp_path, vocabulary="vocab.json").load().vocabulary == ("新", PAD, "京", UNK)
-
-
-def test_another_set_shares_vocabulary_length_and_vectors(tmp_path):
-    folder = write(tmp_path / "a", **TXT)
-    write_vocabulary(folder, ["新", "京"], embeddings=np.ones((2, 3)))
-    like = dataset(tmp_path / "a", vocabulary="vocab.json", vectors="vectors.npz", length=3).load()
-    write(tmp_path / "b", train_txt="新x京京\t0\n", test_txt="z\t0\n", class_txt="only\n")
-    data = dataset(tmp_path / "b", vocabulary="none.json", length=7).load(like)
-    assert (data.vocabulary, data.vectors is like.vectors) == (like.vocabulary, True)
-    assert decoded(data, data.x_train) == ["新?京"]
-    assert data.classes == ("only",)
-    assert data.shape.length == like.shape.length
 
 
 # ---- bad input ----

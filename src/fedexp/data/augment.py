@@ -25,8 +25,11 @@ UNITS_PER_DEGREE = 1000  # angles are drawn as integers
 Pixels = Annotated[int, Limit("at least 0 and at most 4096 pixels", lambda v: 0 <= v <= 4096)]
 
 
-class Transform(Checked, ABC, prefix="dataset.augmentation."):
-    """Base class of random changes of training images (see fedexp.data.types.Draws)."""
+class Draws(ABC):
+    """Source of random numbers for training examples: Augmentation, ResizedCrop or DropoutKeys.
+
+    A new row of numbers is drawn each time an example is used.
+    """
 
     @property
     @abstractmethod
@@ -35,7 +38,14 @@ class Transform(Checked, ABC, prefix="dataset.augmentation."):
 
     @abstractmethod
     def draw(self, rng: np.random.Generator, n: int, height: int, width: int) -> np.ndarray:
-        """Return the random numbers for `n` stored images of the given size, int64 [n, ...]."""
+        """Return the random numbers for `n` stored images of the given size, int64 [n, ...].
+
+        The first rows do not depend on `n`.
+        """
+
+
+class Transform(Checked, Draws, prefix="dataset.augmentation."):
+    """Base class of random changes of training images."""
 
 
 class Augmentation(Transform):

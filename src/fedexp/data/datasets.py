@@ -46,7 +46,7 @@ from fedexp.data.image_files import (
 from fedexp.data.mapped import Chosen, Stored
 from fedexp.data.resized_crop import ResizedCrop, Side
 from fedexp.data.tiny_imagenet import scan_published
-from fedexp.data.types import DataSource, ImageData
+from fedexp.data.types import DataSource, ImageData, number_labels, sort_classes
 
 Mean = Annotated[
     tuple[float, ...],
@@ -211,12 +211,13 @@ class JoinsSplits(Dataset):
 
     train_splits: JoinedSplits = ("train",)
 
-    def joined(self, arrays: Arrays) -> Arrays:
-        """Return the arrays, with the test images in the training data if `train_splits` asks."""
-        if "test" not in self.train_splits:
-            return arrays
-        both = {k: np.concatenate([arrays[f"{k}_train"], arrays[f"{k}_test"]]) for k in "xy"}
-        return arrays | {f"{k}_train": values for k, values in both.items()}
+    def load(self) -> ImageData:
+        arrays = self.read()
+        if "test" in self.train_splits:
+            for k in "xy":
+                both = np.concatenate([arrays[f"{k}_train"], arrays[f"{k}_test"]])
+                arrays = arrays | {f"{k}_train": both}
+        return self.checked(arrays)
 
 
 class Digits(JoinsSplits):
@@ -231,9 +232,7 @@ class Digits(JoinsSplits):
         digits = parse_digits()
         x, y = digits.images.astype(np.uint8)[..., None], digits.target.astype(np.int64)
         train, test = stratified_split(y, self.test_fraction, self.split_seed)
-        return self.joined(
-            make_arrays((x[train], y[train]), (x[test], y[test]), digits.target_names)
-        )
+        return make_arrays((x[train], y[train]), (x[test], y[test]), digits.target_names)
 
 
 @functools.cache  # scikit-learn parses text files, which is slow, and a process may run many jobs
@@ -282,7 +281,7 @@ class TorchvisionDataset(Published, JoinsSplits):
 
     def read(self) -> Arrays:
         if (root := self.image_tree()) is not None:
-            return self.joined(self.read_tree(scan_tree(root)))
+            return self.read_tree(scan_tree(root))
         self.fetch_missing()
         try:
             train, test = (self.source(self.data_dir, train=part) for part in (True, False))
@@ -298,7 +297,7 @@ class TorchvisionDataset(Published, JoinsSplits):
         for part in (train, test):
             x = np.asarray(part.data)
             found.append((x.reshape(*x.shape[:3], -1), part.targets))
-        return self.joined(make_arrays(*found, names))
+        return make_arrays(*found, names)
 
 
 class AnyTorchvision(Dataset):
@@ -324,11 +323,9 @@ class AnyTorchvision(Dataset):
     def read(self) -> Arrays:
         train, test = self.open("train"), self.open("test")
         (x_train, raw), (x_test, raw_test) = self.decode(train), self.decode(test)
-        known = {label: number for number, label in enumerate(sorted(set(raw)))}
-        if unknown := set(raw_test) - known.keys():
-            raise ConfigError(f"{self.source}: no training example has the label {min(unknown)}")
-        names = getattr(train, "classes", None) or range(max(known) + 1)
-        y_train, y_test = ([known[label] for label in labels] for labels in (raw, raw_test))
+        known = sort_classes(set(raw))
+        names = getattr(train, "classes", None) or range(known[-1] + 1)
+        y_train, y_test = (number_labels(labels, known, self.source) for labels in (raw, raw_test))
         return make_arrays((x_train, y_train), (x_test, y_test), [str(names[k]) for k in known])
 
     def conversion(self) -> str:
@@ -563,9 +560,6 @@ class TinyImageNet(Published, ImageFiles, JoinsSplits):
         if self.published_folder is not None:
             return scan_published(self.published_folder)
         return scan_tree(Path(self.data_dir, self.name))
-
-    def read(self) -> Arrays:
-        return self.joined(super().read())
 
     @property
     def is_present(self) -> bool:

@@ -20,7 +20,7 @@ from fedexp.data.cache import Arrays, load_cached, make_arrays
 from fedexp.data.datasets import Dataset, Side, stack_images
 from fedexp.data.image_files import Form
 from fedexp.data.text import LabelledTexts, TextSource
-from fedexp.data.types import MISSING, TextData, sort_classes
+from fedexp.data.types import MISSING, TextData, number_labels, sort_classes
 
 ON_THE_HUB = re.compile(r"[\w.-]+/[\w.-]+")
 # common column names, which are tried in this order if `dataset.label` or `dataset.column` is null
@@ -136,13 +136,8 @@ def encode_labels(
         absent = [number for number, label in enumerate(labels) if is_missing(label)]
         require_none(absent, len(labels), f"dataset.label={column}", f"{split} examples", lacking)
     known = list(range(len(names))) if names else sort_classes(set(raw[0]))
-    numbers = {label: number for number, label in enumerate(known)}
-    if unknown := set(raw[0] + raw[1]) - numbers.keys():
-        raise ConfigError(
-            f"dataset.label={column}: this column contains the label {unknown.pop()!r}, which is"
-            f" not one of the {len(known)} classes"
-        )
-    y_train, y_test = (list(map(numbers.__getitem__, labels)) for labels in raw)
+    source = f"dataset.label={column}"
+    y_train, y_test = (number_labels(labels, known, source) for labels in raw)
     return y_train, y_test, tuple(map(str, names or known))
 
 

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 log = logging.getLogger("fedexp")
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".pgm", ".ppm")
 BITS_PER_SAMPLE, PHOTOMETRIC, WHITE_IS_ZERO = 258, 262, 0  # TIFF tags, and a value of PHOTOMETRIC
-CHUNK = 256  # number of images that a thread decodes at a time
 MODES = {1: "L", 3: "RGB"}  # PIL's names by number of channels
 # names of the folders of a split, in lower case; two of them are hardly names of classes
 SPLIT_NAMES = ("train", "training", "test", "testing", "val", "valid", "validation", "dev", "eval")
@@ -327,24 +326,21 @@ def decode(files: Sequence[SourceFile], form: Form) -> np.ndarray:
     x = np.empty((len(files), *first.shape), np.uint8)
     log.info("decoding %s images; this is done only once", f"{len(files):,}")
 
-    def fill(start: int) -> None:
-        for i in range(start, min(start + CHUNK, len(files))):
-            fill_one(i)
-
-    def fill_one(i: int) -> None:
-        pixels = _read_image(files[i].path, form)
+    def read(file: SourceFile) -> np.ndarray:
+        pixels = _read_image(file.path, form)
         if pixels.shape != first.shape:
             (h, w), (h0, w0) = pixels.shape[:2], first.shape[:2]
             raise ConfigError(
-                f"{files[i].path}: has {w}x{h} pixels, but {files[0].path} has {w0}x{h0}; all"
-                " images must have the same size (with dataset=image_folder, dataset.size=<pixels>"
-                " resizes them)"
+                f"{file.path}: has {w}x{h} pixels, but {files[0].path} has {w0}x{h0}; all images"
+                " must have the same size (with dataset=image_folder, dataset.size=<pixels> resizes"
+                " them)"
             )
-        x[i] = pixels
+        return pixels
 
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
         # PIL releases the interpreter lock while it decodes
-        list(pool.map(fill, range(0, len(files), CHUNK)))
+        for i, pixels in enumerate(pool.map(read, files)):
+            x[i] = pixels
     return x
 
 

@@ -127,26 +127,34 @@ class MultiTask(Scenario):
             require(held > 0, "scenario.split", self.split, f"greater than 0 for the {name} part")
 
     def divide(
-        self, labels: np.ndarray, own_test: np.ndarray, rng: np.random.Generator
-    ) -> tuple[np.ndarray, ...]:
-        """Return the indices of the (training, evaluation) examples, ascending.
+        self,
+        members: Sequence[np.ndarray],
+        labels: np.ndarray,
+        own_test: np.ndarray,
+        rng: np.random.Generator,
+    ) -> list[tuple[np.ndarray, np.ndarray]]:
+        """Return the indices of the (training, evaluation) examples of each task, ascending.
 
         All classes are split by the same fractions. The sizes of the validation and test parts are
         rounded, and all remaining examples are used for training.
 
-        labels: int [n].
+        members: the indices of each task's examples. labels: int [n].
         own_test: bool [n], whether an example belongs to the data set's test set.
         """
         if self.split is None:
-            return np.flatnonzero(~own_test), np.flatnonzero(own_test)
-        train, held = [], []
-        for c in np.unique(labels):
-            numbers = rng.permutation(np.flatnonzero(labels == c))
-            validation, test = (round(part * len(numbers)) for part in self.split[1:])
-            train.append(numbers[validation + test :])
-            on_test = self.evaluate_on == "test"
-            held.append(numbers[validation:][:test] if on_test else numbers[:validation])
-        return np.sort(np.concatenate(train)), np.sort(np.concatenate(held))
+            return [(part[~own_test[part]], part[own_test[part]]) for part in members]
+        found = []
+        for part in members:
+            train, held = [], []
+            for c in np.unique(labels[part]):
+                numbers = rng.permutation(np.flatnonzero(labels[part] == c))
+                validation, test = (round(share * len(numbers)) for share in self.split[1:])
+                train.append(numbers[validation + test :])
+                on_test = self.evaluate_on == "test"
+                held.append(numbers[validation:][:test] if on_test else numbers[:validation])
+            both = (part[np.sort(np.concatenate(each))] for each in (train, held))
+            found.append(tuple(both))
+        return found
 
 
 class ClassIncremental(MultiTask):
@@ -190,11 +198,8 @@ class ClassIncremental(MultiTask):
         data = dataset.load()
         classes = self.task_classes(data.num_classes, rng)
         x, y, own_test = pool_examples([data], data)
-        numbers, parts = np.arange(len(y)), []
-        for labels in classes:
-            member = numbers[np.isin(y, labels)]
-            train, held = self.divide(y[member], own_test[member], rng)
-            parts.append((member[train], member[held]))
+        members = [np.flatnonzero(np.isin(y, labels)) for labels in classes]
+        parts = self.divide(members, y, own_test, rng)
         names = [f"classes {', '.join(map(str, labels))}" for labels in classes]
         return assemble(data, x, y, parts, names, classes)
 
@@ -232,12 +237,12 @@ class DomainIncremental(MultiTask):
         for data in every[1:]:
             require_same_names(first, data, chosen)
         x, y, own_test = pool_examples(every, first)
-        sizes = [len(data.y_train) + len(data.y_test) for data in every]
-        parts = []
-        for start, stop in pairwise([0, *np.cumsum(sizes).tolist()]):
-            member = start + np.flatnonzero(np.isin(y[start:stop], chosen))
-            train, held = self.divide(y[member], own_test[member], rng)
-            parts.append((member[train], member[held]))
+        domain = np.repeat(
+            np.arange(len(every)), [len(data.y_train) + len(data.y_test) for data in every]
+        )
+        wanted = np.isin(y, chosen)
+        members = [np.flatnonzero(wanted & (domain == number)) for number in range(len(every))]
+        parts = self.divide(members, y, own_test, rng)
         renumber = np.full(max(int(y.max()), *chosen) + 1, -1, dtype=np.int64)
         renumber[chosen] = np.arange(len(chosen))
         sums = " ".join(data.checksum for data in every)

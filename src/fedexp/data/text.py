@@ -22,6 +22,7 @@ import torch
 from fedexp.core.errors import ConfigError, require
 from fedexp.core.limits import Count, Limit
 from fedexp.core.npz import load_npz
+from fedexp.data.augment import Draws
 from fedexp.data.text_files import (
     find_files,
     label_numbers,
@@ -36,7 +37,7 @@ UNK, PAD = "<UNK>", "<PAD>"
 Names = Annotated[tuple[str, ...], Limit("different names", lambda v: len(v) == len(set(v)) > 0)]
 
 
-class DropoutKeys:
+class DropoutKeys(Draws):
     """Random keys from which a model computes its dropout masks (fedexp.models.textcnn).
 
     A new key is drawn each time an example is used. Data sets of texts have this class in place of
@@ -44,12 +45,12 @@ class DropoutKeys:
     client, but not on the order in which the clients are trained.
     """
 
-    active: ClassVar[bool] = True
+    active = True
 
-    def draw(self, rng: np.random.Generator, n: int, *_: object) -> np.ndarray:
+    def draw(self, rng: np.random.Generator, n: int, height: int = 0, width: int = 0) -> np.ndarray:
         """Return uniform random keys, int64 [n, 1].
 
-        The first keys do not depend on `n`. Further arguments, the image size, are ignored.
+        The first keys do not depend on `n`. The image size is ignored.
         """
         low, high = np.iinfo(np.int64).min, np.iinfo(np.int64).max
         return rng.integers(low, high, size=(n, 1), dtype=np.int64, endpoint=True)

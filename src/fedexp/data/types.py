@@ -3,17 +3,18 @@
 import re
 import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple, Protocol, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 import torch
 
 from fedexp.core.console import plural
+from fedexp.core.errors import ConfigError
 from fedexp.core.limits import Checked, Limit
-from fedexp.data.augment import Augmentation, Normalise, load_batch
+from fedexp.data.augment import Augmentation, Draws, Normalise, load_batch
 from fedexp.data.mapped import Chosen, Stored, crc_of_inputs
 from fedexp.data.resized_crop import ResizedCrop
 
@@ -34,21 +35,19 @@ def sort_classes(names: Iterable[Any]) -> list[Any]:
     return found
 
 
-class Draws(Protocol):
-    """Source of random numbers for training examples: Augmentation, ResizedCrop or DropoutKeys.
+def number_labels(labels: Iterable[Any], classes: Sequence[Any], source: str) -> list[int]:
+    """Return the position of each label in `classes`.
 
-    A new row of numbers is drawn each time an example is used.
+    source: what gives the labels, for messages. Raises ConfigError for a label without a class.
     """
-
-    @property
-    def active(self) -> bool:
-        """Return whether any random numbers are drawn."""
-
-    def draw(self, rng: np.random.Generator, n: int, height: int, width: int, /) -> np.ndarray:
-        """Return the random numbers for `n` examples, [n, ...].
-
-        The first rows do not depend on `n`.
-        """
+    numbers = {label: number for number, label in enumerate(classes)}
+    found = list(labels)
+    if unknown := sorted(set(found) - numbers.keys(), key=str):
+        raise ConfigError(
+            f"{source}: the label {unknown[0]!r} is not one of the {len(classes)} classes of the"
+            " training examples"
+        )
+    return [numbers[label] for label in found]
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,8 @@ from fedexp.algorithms.local_training import LocalTraining
 from fedexp.core import tree
 from fedexp.core.rng import generator_for
 from fedexp.core.tree import Params, Tree
-from fedexp.data.types import Data, Draws
+from fedexp.data.augment import Draws
+from fedexp.data.types import Data
 from fedexp.data.views import AUGMENTED, PLAIN, VALIDATION
 from fedexp.engine.batch_norm import uses_batch_statistics
 from fedexp.engine.network import FunctionalNetwork

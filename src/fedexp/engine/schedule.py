@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedexp.algorithms.local_training import LocalTraining
 from fedexp.core.rng import generator_for
-from fedexp.data.types import Draws
+from fedexp.data.augment import Draws
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,10 @@ from fedexp.core.private.torch_internals import in_transform
 from fedexp.data.types import TextShape
 from fedexp.models import Model, Output
 
+# constants of SplitMix64 as signed 64-bit numbers
+GOLDEN = 0x9E3779B97F4A7C15 - 2**64
+MIX = 0xBF58476D1CE4E5B9 - 2**64, 0x94D049BB133111EB - 2**64
+
 
 class TextCNN(Model):
     """A network of character embeddings, parallel convolutions, a linear layer and a classifier.
@@ -53,28 +57,17 @@ class TextCNN(Model):
         return TextCNNModule(self, shape, num_classes)
 
 
-def make_embedding(shape: TextShape, dimension: int) -> nn.Embedding:
-    """Return the first layer of a text network.
-
-    It starts from the data set's pre-trained embeddings or, if there are none, has random vectors
-    of the given dimension.
-    """
-    if shape.vectors is None:
-        return nn.Embedding(shape.words, dimension)
-    layer = nn.Embedding(shape.words, shape.vectors.shape[1])
-    with torch.no_grad():
-        layer.weight.copy_(shape.vectors)
-    return layer
-
-
 class TextCNNModule(nn.Module):
     """The network that `TextCNN.build` returns."""
 
     def __init__(self, spec: TextCNN, shape: TextShape, num_classes: int) -> None:
         super().__init__()
         self.length, self.dropout = shape.length, spec.dropout
-        self.embedding = make_embedding(shape, spec.dimension)
-        width = self.embedding.embedding_dim
+        width = spec.dimension if shape.vectors is None else shape.vectors.shape[1]
+        self.embedding = nn.Embedding(shape.words, width)
+        if shape.vectors is not None:
+            with torch.no_grad():
+                self.embedding.weight.copy_(shape.vectors)
         self.convolutions = nn.ModuleList(
             nn.Conv2d(1, spec.filters, (height, width)) for height in spec.heights
         )
@@ -195,22 +188,17 @@ def dropout_mask(keys: Tensor, units: int, dropout: float) -> Tensor:
     dropout: probability that a unit is set to zero.
     """
     numbers = torch.arange(1, units + 1, device=keys.device)
-    hashed = _mix(_mix(keys) + numbers * _to_signed(0x9E3779B97F4A7C15))
+    hashed = _mix(_mix(keys) + numbers * GOLDEN)
     return hashed >= round(dropout * 2**64) - 2**63
 
 
 def _mix(z: Tensor) -> Tensor:
     """Apply the hash function of SplitMix64 to 64-bit integers (products overflow as intended)."""
-    z = (z ^ _shift_right(z, 30)) * _to_signed(0xBF58476D1CE4E5B9)
-    z = (z ^ _shift_right(z, 27)) * _to_signed(0x94D049BB133111EB)
+    z = (z ^ _shift_right(z, 30)) * MIX[0]
+    z = (z ^ _shift_right(z, 27)) * MIX[1]
     return z ^ _shift_right(z, 31)
 
 
 def _shift_right(z: Tensor, bits: int) -> Tensor:
     """Shift signed integers to the right and fill with zeros (a logical shift)."""
     return (z >> bits) & ((1 << (64 - bits)) - 1)
-
-
-def _to_signed(number: int) -> int:
-    """Return the signed 64-bit number that has the same bits as an unsigned number."""
-    return number - (number >> 63 << 64)

@@ -50,7 +50,7 @@ class Rotations(Stream):
                 f"scenario=rotations: needs images that fit into memory, but {data.name} has"
                 f" {size_of(math.prod(x.shape))} of them; use a smaller dataset.size"
             )
-        train, held = self.divide(y, own_test, rng)
+        ((train, held),) = self.divide([np.arange(len(y))], y, own_test, rng)
         rotated, parts, names = [], [], []
         for number, angle in enumerate(self.angles):
             start = number * len(y)
