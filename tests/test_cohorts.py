@@ -1,11 +1,12 @@
-"""Cohorts from a file: its clients take part, and every error in the file gives one message."""
+"""Who takes part: cohorts from a file with a message for every error in it, and the other laws."""
 
 import json
 
 import numpy as np
 import pytest
 
-from fedexp.config.cohorts import Cohorts, check_completed_rounds
+from fedexp.config.cohorts import Clients, Uniform, check_completed_rounds
+from fedexp.config.participation import Cyclic, Markov, PowerLaw, RoundRobin, Windows
 from fedexp.config.settings import Seeds
 from fedexp.core.errors import ConfigError
 from fedexp.training.exchange import sample
@@ -13,8 +14,14 @@ from fedexp.training.rounds import play_round
 from toy_federation import make_simulation
 
 
+def clients(rounds, number, size, seed=0, labels=None):
+    """Clients that each have one class. labels: the class of each client."""
+    labels = np.zeros(number, dtype=int) if labels is None else np.array(labels)
+    return Clients(rounds, size, np.eye(labels.max() + 1, dtype=int)[labels], seed)
+
+
 def read(path, rounds=3):
-    return Cohorts(path=str(path)).read(rounds, 5, 4)
+    return Uniform(path=str(path)).plan(clients(rounds, 5, 4))
 
 
 def write(path, content):
@@ -34,7 +41,7 @@ def test_cohort_file_formats_agree(tmp_path):
     forms = {"a.json": GOOD, "b.json": list(GOOD.values()), "c.csv": "\n".join(rows)}
     for name, content in forms.items():
         assert read(write(tmp_path / name, content)) == ASCENDING
-    assert Cohorts(path=None).read(3, 5, 4) is None
+    assert Uniform().plan(clients(3, 5, 4)) is None
 
 
 def test_draw_by_round_number_equals_numpy():
@@ -44,24 +51,26 @@ def test_draw_by_round_number_equals_numpy():
     for number in (1, 2, 3):
         np.random.seed(number - 1)  # noqa: NPY002
         expected[number] = sorted(np.random.choice(100, 10, replace=False).tolist())  # noqa: NPY002
-    cohorts = Cohorts(path=None, draw="round")
-    assert cohorts.read(3, 100, 10) == expected
+    cohorts = Uniform(draw="round")
+    assert cohorts.plan(clients(3, 100, 10)) == expected
     assert expected[1] == [2, 16, 26, 54, 55, 73, 75, 86, 93, 95]
     for other in (5, 6):
         simulation = make_simulation(
             cohorts=cohorts, seeds=Seeds(partition=0, sampling=other, training=0)
         )
-        assert sample(simulation, 1) == cohorts.read(1, simulation.settings.num_clients, 4)[1]
+        assert (
+            sample(simulation, 1) == cohorts.plan(clients(1, simulation.settings.num_clients, 4))[1]
+        )
     with pytest.raises(
         ConfigError, match=r"cohorts.draw=round: must be seed if cohorts.path is set"
     ):
-        Cohorts(path="a.json", draw="round")
+        Uniform(path="a.json", draw="round")
     with pytest.raises(ConfigError, match=r"cohorts.draw='?dice"):
-        Cohorts(path=None, draw="dice")
+        Uniform(draw="dice")
 
 
 def test_clients_listed_in_the_file_are_trained(tmp_path):
-    simulation = make_simulation(cohorts=Cohorts(path=str(write(tmp_path / "cohorts.json", GOOD))))
+    simulation = make_simulation(cohorts=Uniform(path=str(write(tmp_path / "cohorts.json", GOOD))))
     state = simulation.initial_state()
     for number in (1, 2, 3):
         result = play_round(simulation, state)
@@ -124,3 +133,97 @@ def test_resumed_run_keeps_cohorts(tmp_path):
     check_completed_rounds(tmp_path, None, 2)
     with pytest.raises(ConfigError, match="the clients of round 2"):
         check_completed_rounds(tmp_path, ASCENDING | {2: [0, 2, 3, 4]}, 2)
+
+
+# --- laws of participation
+
+
+def times(plan, number):
+    """How often each client takes part."""
+    return np.bincount(np.concatenate([*plan.values()]), minlength=number)
+
+
+def test_round_robin_gives_everyone_the_same_number_of_turns():
+    plan = RoundRobin().plan(clients(5, 10, 4))
+    assert [len(set(cohort)) for cohort in plan.values()] == [4] * 5
+    assert times(plan, 10).tolist() == [2] * 10  # 5 rounds of 4 clients are 2 turns of all 10
+    first_turn = plan[1] + plan[2] + plan[3]
+    assert set(first_turn) == set(range(10))
+    assert RoundRobin().plan(clients(5, 10, 4, seed=1)) != plan
+
+
+def test_cyclic_groups_have_similar_labels_and_alternate():
+    """Sorted by class, the clients are 1 3 5 | 0 2 4: classes 0 0 1 | 1 2 2."""
+    who = clients(6, 6, 2, labels=[1, 0, 2, 0, 2, 1])
+    plan = Cyclic(groups=2, period=2).plan(who)
+    for number, group in enumerate([{1, 3, 0}, {1, 3, 0}, {5, 2, 4}, {5, 2, 4}, {1, 3, 0}], 1):
+        assert set(plan[number]) <= group
+    assert len(set(np.concatenate([*plan.values()]))) > 4
+    with pytest.raises(ConfigError, match=r"cohorts.groups=4: must be at most 3.*2 clients"):
+        Cyclic(groups=4).plan(who)
+
+
+def test_markov_clients_change_state_as_often_as_stated():
+    """All available clients take part. Of 400 x 200 transitions, 0.9 and 0.7 keep their state, with
+    a standard error below 0.003."""
+    rounds, number = 401, 200
+    who = clients(rounds, number, number)
+    plan = Markov(stay_available=0.9, stay_away=0.7).plan(who)
+    there = np.zeros((rounds, number), dtype=bool)
+    for t, cohort in plan.items():
+        there[t - 1, cohort] = True
+    before, after = there[:-1], there[1:]
+    assert after[before].mean() == pytest.approx(0.9, abs=0.01)
+    assert 1 - after[~before].mean() == pytest.approx(0.7, abs=0.01)
+    assert there[1:].mean() == pytest.approx(0.3 / (0.1 + 0.3), abs=0.02)  # stationary
+
+
+def test_markov_round_without_available_clients_has_one_client():
+    plan = Markov(stay_available=0.0, stay_away=1.0).plan(clients(5, 8, 4))
+    assert [len(plan[number]) for number in (2, 3, 4, 5)] == [1] * 4
+
+
+def test_windows_clients_come_once_and_do_not_come_back():
+    rounds, number = 60, 40
+    plan = Windows(late=0.5, early=0.25).plan(clients(rounds, number, number))
+    first = [min(t for t in plan if k in plan[t]) for k in range(number)]
+    last = [max(t for t in plan if k in plan[t]) for k in range(number)]
+    assert times(plan, number).tolist() == [b - a + 1 for a, b in zip(first, last, strict=True)]
+    assert 18 <= sum(each > 1 for each in first) <= 20  # half of 40; a late one may come in round 1
+    assert 8 <= sum(each < rounds for each in last) <= 10  # a quarter of 40
+    everyone = Windows(late=0.0, early=0.0).plan(clients(3, 6, 6))
+    assert everyone == {key: list(range(6)) for key in (1, 2, 3)}
+
+
+def test_power_law_first_client_of_a_cohort():
+    """With cohorts of one client and exponent 1, three clients have the shares 6/11, 3/11, 2/11."""
+    rounds = 11000
+    found = np.sort(times(PowerLaw(exponent=1.0).plan(clients(rounds, 3, 1)), 3) / rounds)
+    assert found == pytest.approx([2 / 11, 3 / 11, 6 / 11], abs=0.015)  # 3 standard errors
+
+
+@pytest.mark.parametrize("law", [Uniform, PowerLaw, Cyclic, Markov, Windows])
+def test_binomial_sizes(law):
+    """The size of a cohort has the mean 0.2 x 50 = 10 and the variance 50 x 0.2 x 0.8 = 8, unless
+    fewer clients are available; it is the same for all laws."""
+    who = clients(300, 50, 10)
+    sizes = np.array([len(cohort) for cohort in law(size="binomial").plan(who).values()])
+    free = np.array([len(cohort) for cohort in Uniform(size="binomial").plan(who).values()])
+    assert (sizes <= free).all()
+    assert (sizes == free).mean() > 0.7
+    assert free.mean() == pytest.approx(10, abs=0.5)
+    assert free.var() == pytest.approx(8, abs=2)
+    alone = Uniform(size="binomial").plan(clients(50, 5, 1))
+    assert min(map(len, alone.values())) == 1  # an empty cohort is drawn again
+
+
+def test_cohorts_of_changing_size_are_trained():
+    law = Markov(stay_available=0.5, stay_away=0.5)
+    assert [len(cohort) for cohort in law.plan(clients(3, 5, 4)).values()] == [1, 2, 3]
+    for engine in ("sequential", "vectorised"):
+        simulation = make_simulation(cohorts=law, participation=0.8, engine=engine)
+        state = simulation.initial_state()
+        for number in (1, 2, 3):
+            result = play_round(simulation, state)
+            assert list(result.cohort.clients) == simulation.cohorts[number]
+            state.advance(result)

@@ -26,7 +26,7 @@ BASE += ["model.channels=[4]", "model.hidden=[8]", "local.batch_size=60", "track
 BASE += ["hardware=cpu", "hardware.engine=sequential", "hardware.threads=1", "figures.draw=false"]
 CHOICES = {"dataset": "digits", "scenario": "none", "partition": "lda", "model": "cnn"}
 CHOICES |= {"algorithm": "fedavg", "forgetting_metric": "forgetting", "analysis": "none"}
-CHOICES |= {"hardware": "cpu", "tracker": "none"}
+CHOICES |= {"hardware": "cpu", "tracker": "none", "cohorts": "uniform"}
 KEYS = known_keys(CONF, CONFS[1:])
 
 # key -> another value that changes what the run writes
@@ -40,6 +40,7 @@ CHANGED = {
     "participation": "0.25",
     "cohorts.draw": "round",
     "cohorts.path": "cohorts.json",
+    "cohorts.size": "binomial",
     "weighting": "uniform",
     "schedule.partition": "{2: {name: iid}}",
     "schedule.classes": "{2: {3: 0.1}}",

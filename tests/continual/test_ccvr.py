@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from fedexp.algorithms.local_only import LocalOnly
-from fedexp.config.cohorts import Cohorts
+from fedexp.config.cohorts import Uniform
 from fedexp.core import tree
 from fedexp.data.views import PLAIN
 from fedexp.training.rounds import play_round
@@ -126,7 +126,7 @@ def test_local_only_clients_train_as_if_they_were_alone(model, tmp_path):
     for client in range(3):
         path = tmp_path / f"{client}.json"
         path.write_text(json.dumps({str(number): [client] for number in (1, 2, 3)}))
-        chosen = Cohorts(draw="seed", path=str(path))
+        chosen = Uniform(draw="seed", path=str(path))
         server = play(make_simulation(participation=0.34, cohorts=chosen, **settings), 3).server
         assert_close(state.clients[client], server["params"] | server["buffers"])
     assert_close(state.server["params"], alone.initial, 0.0)

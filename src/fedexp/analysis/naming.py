@@ -37,7 +37,10 @@ NAMED_GROUPS = (
 )  # groups that appear in every name
 # Keys of the data. If all runs have the same algorithm, these keys define settings, and all other
 # keys define methods.
-DATA = ("dataset", "scenario", "partition", "alpha", "shards_per_client", "num_clients")
+DATA = (
+    *("dataset", "scenario", "partition", "alpha", "shards_per_client", "num_clients"),
+    *("cohorts", "participation"),
+)
 # These algorithms have solid lines of different colours in pictures.
 FIRST = ("fedavg", "fedntd", "fedprox", "scaffold", "moon", "flashback", "fedka", "cfed")
 LONG = re.compile(r"\d*\.\d{4,}(e[+-]?\d+)?")

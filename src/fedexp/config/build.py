@@ -66,7 +66,7 @@ class Built:
 FIELDS: dict[str, Any] = {field.name: field.type for field in dataclasses.fields(Built)}
 NODES = (
     *("seeds", "local", "server", "public", "surrogate", "validation", "stop"),
-    *("local_evaluation", "cohorts", "schedule", "figures"),
+    *("local_evaluation", "schedule", "figures"),
 )
 GROUPS = {name: base for name, base in FIELDS.items() if name not in (*NODES, "settings", "values")}
 

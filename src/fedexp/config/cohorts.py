@@ -1,10 +1,13 @@
-"""Choose the clients that take part in each round (config node `cohorts`).
+"""Choose the clients that take part in each round (config group `cohorts`).
 
-Reading the clients from a file makes it possible to repeat the cohorts of another program.
+Reading the clients from a file makes it possible to repeat the cohorts of another program. The
+other laws of participation are in participation.py.
 """
 
 import csv
 import json
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,55 +15,108 @@ import numpy as np
 
 from fedexp.core.errors import ConfigError, require
 from fedexp.core.limits import Checked
+from fedexp.core.rng import generator_for
 from fedexp.rundir import files
 
 Rounds = dict[int, list[int]]  # round (from 1) -> its clients in ascending order
 
 
-class Cohorts(Checked, prefix="cohorts."):
-    """The cohorts of a run. They are read from the file `path`, or drawn at random if it is None.
+@dataclass(frozen=True)
+class Clients:
+    """What a law of participation knows about a run."""
 
+    rounds: int
+    size: int  # the cohort size that `participation` gives
+    counts: np.ndarray  # int [K, C]: training labels per client and class in the first round
+    seed: int  # seeds.sampling
+
+    @property
+    def number(self) -> int:
+        return len(self.counts)
+
+
+class Cohorts(Checked, ABC, prefix="cohorts."):
+    """Base class of the options of the config group `cohorts`."""
+
+    @abstractmethod
+    def plan(self, clients: Clients) -> Rounds | None:
+        """Return the cohorts of all rounds, with clients in ascending order.
+
+        If the result is None, `fedexp.training.exchange.sample` draws them.
+        """
+
+
+Size = Literal["fixed", "binomial"]
+
+
+def draw_size(size: Size, clients: Clients, number: int) -> int:
+    """Return the size of a round's cohort.
+
+    With `binomial`, each client takes part independently with the same probability, so the size
+    has a binomial distribution. Empty cohorts are drawn again.
+    """
+    if size == "fixed":
+        return clients.size
+    rng, drawn = generator_for(clients.seed, "cohort size", number), 0
+    while not drawn:
+        drawn = int(rng.binomial(clients.number, clients.size / clients.number))
+    return drawn
+
+
+class Uniform(Cohorts):
+    """All clients are equally likely to take part. The cohorts can also be read from a file.
+
+    path: a .json file contains `{"1": [clients], ...}`, or a list of lists that begins with round
+    1. A .csv file has the columns `round` and `client`, as in the clients.csv of an earlier run.
+    Rounds in the file after the run's last round are ignored.
     draw: how random cohorts are drawn. `seed` uses the seed seeds.sampling. `round` seeds numpy's
     legacy generator (RandomState) with the number of the round, counted from 0, as FedNTD's
     released code and FedML do. The cohorts are then the same in all runs that have the same number
     of clients and the same cohort size.
-
-    A .json file contains `{"1": [clients], ...}`, or a list of lists that begins with round 1. A
-    .csv file has the columns `round` and `client`, as in the clients.csv of an earlier run. Rounds
-    in the file after the run's last round are ignored.
     """
 
-    path: str | None
+    path: str | None = None
     draw: Literal["seed", "round"] = "seed"
+    size: Size = "fixed"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         good = self.path is None or self.draw == "seed"
         require(good, "cohorts.draw", self.draw, "seed if cohorts.path is set")
+        good = self.size == "fixed" or (self.path is None and self.draw == "seed")
+        wanted = "fixed if cohorts.path is set or cohorts.draw=round"
+        require(good, "cohorts.size", self.size, wanted)
 
-    def read(self, rounds: int, num_clients: int, size: int) -> Rounds | None:
-        """Return the cohorts of rounds 1 to `rounds`, or None if seeds.sampling draws them.
+    def plan(self, clients: Clients) -> Rounds | None:
+        """Return the cohorts of all rounds, or None if seeds.sampling draws them in each round.
 
-        size: the number of clients that each cohort must have.
-
-        Raises ConfigError if a round is missing, a cohort has a different size, or a client is out
-        of range or appears twice. The message names the file, the round and the client.
+        Raises ConfigError if a round is missing in the file, a cohort has a different size, or a
+        client is out of range or appears twice. The message names the file, the round and the
+        client.
         """
+        numbers = range(1, clients.rounds + 1)
         if self.draw == "round":
-            return {
-                number: draw_round(number, num_clients, size) for number in range(1, rounds + 1)
-            }
-        if self.path is None:
+            return {number: draw_round(number, clients.number, clients.size) for number in numbers}
+        if self.path is not None:
+            return self.read(Path(self.path), clients)
+        if self.size == "fixed":
             return None
-        path = Path(self.path)
+        return {number: self.draw_binomial(number, clients) for number in numbers}
+
+    def draw_binomial(self, number: int, clients: Clients) -> list[int]:
+        rng = generator_for(clients.seed, "cohort", number)
+        size = draw_size(self.size, clients, number)
+        return sorted(rng.choice(clients.number, size, replace=False).tolist())
+
+    def read(self, path: Path, clients: Clients) -> Rounds:
         table = read_rounds(path)
-        for number in range(1, rounds + 1):
+        for number in range(1, clients.rounds + 1):
             if number not in table:
                 raise ConfigError(
-                    f"{path}: round {number} is missing, but the run has {rounds} rounds"
+                    f"{path}: round {number} is missing, but the run has {clients.rounds} rounds"
                 )
-            check_clients(path, number, table[number], num_clients, size)
-        return {number: sorted(table[number]) for number in range(1, rounds + 1)}
+            check_clients(path, number, table[number], clients.number, clients.size)
+        return {number: sorted(table[number]) for number in range(1, clients.rounds + 1)}
 
 
 def draw_round(number: int, num_clients: int, size: int) -> list[int]:
@@ -68,7 +124,7 @@ def draw_round(number: int, num_clients: int, size: int) -> list[int]:
     return sorted(drawn.tolist())
 
 
-SAMPLED = Cohorts(path=None)
+SAMPLED = Uniform()
 
 
 def check_clients(path: Path, number: int, clients: list[Any], num_clients: int, size: int) -> None:
@@ -99,8 +155,8 @@ def check_completed_rounds(directory: Path, cohorts: Rounds | None, rounds: int)
     for number in range(1, rounds + 1):
         if before.get(number) != cohorts[number]:
             raise ConfigError(
-                f"resume={directory}: the clients of round {number} in cohorts.path have changed;"
-                " restore the file or start a new run"
+                f"resume={directory}: the clients of round {number} have changed; restore the file"
+                " cohorts.path, or start a new run"
             )
 
 

@@ -238,7 +238,8 @@ def broadcast(algorithm: FedAvg, server: Tree) -> Tree:
 def sample(simulation: Simulation, number: int) -> list[int]:
     """Return the clients that take part in a round, in ascending order.
 
-    The clients are drawn uniformly without replacement, or read from the file `cohorts.path`.
+    The clients are drawn uniformly without replacement, unless the config group `cohorts` has
+    planned the cohorts.
     """
     if simulation.cohorts is not None:
         return simulation.cohorts[number]

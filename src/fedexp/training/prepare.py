@@ -3,12 +3,14 @@
 import logging
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 from torch import nn
 
 from fedexp.algorithms.base import FedAvg, overrides
 from fedexp.algorithms.interfaces import Federation
 from fedexp.config.build import Built
+from fedexp.config.cohorts import SAMPLED, Clients, Rounds
 from fedexp.config.settings import PERSONAL
 from fedexp.core.errors import ConfigError
 from fedexp.core.rng import torch_seed
@@ -67,9 +69,10 @@ def prepare(built: Built, share: int | None = None, before: str | None = None) -
     hardware = resolve(built, share)
     data, divided = divide(built)
     first, changes = divided[0].federation, divided[0].changes
-    rounds, clients = built.scenario.rounds_per_task * len(divided), built.settings.num_clients
+    clients = built.settings.num_clients
+    rounds = built.scenario.rounds_per_task * len(divided)
     check_kept(built.settings, rounds)
-    cohorts = built.cohorts.read(rounds, clients, built.settings.cohort_size)
+    cohorts = plan_cohorts(built, rounds, first)
     module, algorithm = make_model(built, data, first)
     fixed = not algorithm.needs_inputs and has_fixed_features(
         module, first_inputs(data, torch.float32)
@@ -116,6 +119,22 @@ def prepare(built: Built, share: int | None = None, before: str | None = None) -
     for each in (*built.analysis, *built.callback):
         each.check_run(simulation)
     return Prepared(simulation, hardware)
+
+
+def plan_cohorts(built: Built, rounds: int, federation: Federation) -> Rounds | None:
+    """Return the cohorts of all rounds, or None if they are drawn in each round."""
+    size, seed = built.settings.cohort_size, built.seeds.sampling
+    cohorts = built.cohorts.plan(Clients(rounds, size, federation.counts, seed))
+    if cohorts is not None:
+        sizes = [len(cohort) for cohort in cohorts.values()]
+        times = np.bincount(np.concatenate([*cohorts.values()]), minlength=federation.num_clients)
+        log.info(
+            "cohorts: %d to %d (median %g) clients in a round; a client takes part in %d to %d"
+            " (median %g) of the %d rounds",
+            *(min(sizes), max(sizes), np.median(sizes)),
+            *(times.min(), times.max(), np.median(times), rounds),
+        )
+    return cohorts
 
 
 def resolve(built: Built, share: int | None) -> Resolved:
@@ -220,9 +239,9 @@ def centralized_config(built: Built) -> Built:
     """
     if built.algorithm.paradigm != "centralized":
         return built
-    if built.cohorts.path is not None:
+    if built.cohorts != replace(SAMPLED, draw=getattr(built.cohorts, "draw", "seed")):
         raise ConfigError(
-            f"cohorts.path={built.cohorts.path}: must be null with algorithm.paradigm=centralized,"
+            "cohorts: must be uniform, without cohorts.path, with algorithm.paradigm=centralized,"
             " which has only one client"
         )
     settings = replace(built.settings, num_clients=1, participation=1.0)

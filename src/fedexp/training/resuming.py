@@ -92,7 +92,7 @@ def checksums(built: Built, arrays: str) -> dict[str, str]:
     found = {"arrays": arrays}
     named = {
         "partition.path": getattr(built.partition, "path", None),
-        "cohorts.path": built.cohorts.path,
+        "cohorts.path": getattr(built.cohorts, "path", None),
         "model.weights": getattr(built.model, "weights", None),
     }
     for key, name in named.items():
