@@ -151,3 +151,10 @@ def test_memory_updates_running_statistics():
 def test_memory_larger_than_the_public_set_is_rejected():
     with pytest.raises(ConfigError, match=r"selects 6 .* needs at least 7"):
         make_simulation(fedproj(memory=7), **PUBLIC)
+
+
+@pytest.mark.parametrize("name", ["memory", "memory_batch"])
+def test_single_example_is_rejected(name):
+    """Batch norm cannot normalise it."""
+    with pytest.raises(ConfigError, match=rf"algorithm\.{name}=1: must be at least 2"):
+        fedproj(**{name: 1})

@@ -42,6 +42,7 @@ position; in the code, each client shuffles it again for each pass.
 
 from dataclasses import replace
 from itertools import count
+from typing import Annotated
 
 import numpy as np
 import torch
@@ -60,11 +61,12 @@ from fedexp.algorithms.interfaces import (
     ServerRound,
 )
 from fedexp.core import tree
-from fedexp.core.limits import Count, CountOrNone, Positive
+from fedexp.core.limits import Count, Limit, Positive
 from fedexp.core.tree import Params, Tree
 
 SMALLEST = 1e-30  # added to the denominator of the projection
-LEAST = 2  # smallest public set: batch norm needs two examples
+LEAST = 2  # smallest number of examples that batch norm can normalise
+Examples = Annotated[int, Limit(f"at least {LEAST}", lambda value: value >= LEAST)]
 
 
 def project(grads: Params, past: Params) -> Params:
@@ -85,13 +87,13 @@ class FedProj(FedAvg):
     lr: Positive  # learning rate of Adam on the server
     batch_size: Count  # examples of the public set per step on the server
     epochs_on_server: Count  # passes over the public set
-    memory: CountOrNone  # public examples in the memory, drawn in each round; None: all
-    memory_batch: Count  # examples of the memory per local step
+    memory: Examples | None  # public examples in the memory, drawn in each round; None: all
+    memory_batch: Examples  # examples of the memory per local step
     warmup: Count  # rounds without projection
 
     @property
     def needs_public(self) -> int:  # type: ignore[override]
-        return max(self.memory or LEAST, LEAST)
+        return self.memory or LEAST
 
     def server_init(self, params: Params, federation: Federation) -> Tree:
         return {"params": params, "rounds": next(iter(params.values())).new_zeros(())}
