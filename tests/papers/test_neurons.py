@@ -138,5 +138,5 @@ def test_alignment_is_written_for_the_last_round(tmp_path):
     for row in layers:
         assert (row["local"], row["local_std"]) == (row["aggregated"], 0)
     rejected = ["model=resnet10", "forgetting_metric=alignment"]
-    with pytest.raises(ConfigError, match="fully connected hidden layers, but .* has none"):
+    with pytest.raises(ConfigError, match=r"fully connected hidden layers, but .* has none"):
         fedexp.run(rejected, directory=tmp_path / "other")
