@@ -43,15 +43,6 @@ def test_state_accumulates_rounds():
     assert (state.examples, state.train_seconds, state.seconds) == (17, 1.5, 7.5)
 
 
-def test_alignment_is_discarded_if_a_further_round_runs():
-    """If a run is extended and stops before its new last round, it has no alignment of neurons."""
-    simulation = make_simulation(rounds=3)
-    state = simulation.initial_state()
-    state.alignment = [{"layer": 1}]
-    state.advance(play_round(simulation, state))
-    assert state.alignment == []
-
-
 def test_seconds_and_speed_of_a_round_equal_hand_calculation():
     """12 examples in 2 seconds of training; the 4 seconds of evaluation count only in the total."""
     simulation = make_simulation()

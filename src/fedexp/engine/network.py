@@ -116,7 +116,7 @@ class FunctionalNetwork:
     def hidden_activations(self, params: Params, x: Tensor) -> tuple[Tensor, ...]:
         """Return the activations after the ReLU of each fully connected hidden layer, [B, d] each.
 
-        The model must have such layers (`Model.has_neurons`).
+        The network must have the method `hidden_activations`.
         """
         weights = {f"module.{name}": value for name, value in self.own(params).items()}
         with torch.autocast(x.device.type, torch.bfloat16, enabled=self.precision == "bf16"):

@@ -45,14 +45,16 @@ class ForgettingMetric(Checked, prefix="forgetting_metric."):
         return False
 
     @property
-    def needs_neurons(self) -> bool:
-        """Return whether the metric compares neurons of models before and after the last round."""
-        return False
-
-    @property
     def needs_examples(self) -> bool:
         """Return whether the metric uses the predictions for single test examples."""
         return False
+
+    def check_run(self, simulation: Any) -> None:
+        """Raise ConfigError if the metric is not defined for a run, before it starts."""
+
+    def callback(self) -> Any:
+        """Return a callback (`fedexp.trackers.base.Callback`) that sees the models, or None."""
+        return None
 
     def round_values(self, record: Record) -> dict[str, float]:
         """Return the values of the last recorded round, as columns of rounds.csv."""
@@ -299,22 +301,6 @@ class ForgettingEvents(ForgettingMetric):
         }
 
 
-class Alignment(ForgettingMetric):
-    """`alignment` in summary.json: share of neurons that keep their class in the last round.
-
-    A neuron's class is the class that it prefers (FedNTD Table 2). The metric compares models
-    before and after local training, and the global models before and after the round
-    (`fedexp.training.alignment`).
-    """
-
-    @property
-    def needs_neurons(self) -> bool:
-        return True
-
-    def round_values(self, record: Record) -> dict[str, float]:
-        return {}
-
-
 def checked(
     metric: ForgettingMetric, values: Any, names: Sequence[str], clients: int | None = None
 ) -> Mapping[str, Any]:
@@ -377,7 +363,6 @@ class Metrics:
                     )
         self.needs_local = any(each.needs_local for each in members)
         self.needs_personal = any(each.needs_personal for each in members)
-        self.needs_neurons = any(each.needs_neurons for each in members)
         self.needs_examples = any(each.needs_examples for each in members)
 
     def names(self) -> list[str]:

@@ -30,7 +30,6 @@ class Model(Checked, ABC, prefix="model."):
     """
 
     reads: ClassVar[str] = "images"  # type of the inputs, "images" or "text"
-    has_neurons: ClassVar[bool] = False  # whether the network has the method `hidden_activations`
 
     @property
     @abstractmethod

@@ -20,7 +20,6 @@ class CNN(Model):
     """
 
     vectorises = True  # torch.func.vmap supports all layers
-    has_neurons = True
 
     channels: Counts  # number of output channels of each convolution
     kernel: Count  # side length of the convolution kernels, pixels

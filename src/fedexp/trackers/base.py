@@ -159,6 +159,10 @@ class Callback:
     def after_task(self, record: RoundRecord) -> None:
         """Called after the last round of each task, if the scenario has tasks."""
 
+    def summary(self) -> dict[str, Any]:
+        """Return what the callback adds to summary.json when the run has ended."""
+        return {}
+
     def draw(self, summary: dict[str, Any]) -> Sequence[Path]:
         """Write figures when the run has ended, before summary.json, and return their paths.
 

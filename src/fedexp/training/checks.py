@@ -113,12 +113,6 @@ def training_problems(built: Built, metrics: Metrics) -> Iterator[str]:
         )
     if every is not None and every % interval:
         yield f"local_evaluation.every={every}: must be a multiple of eval_interval={interval}"
-    if metrics.needs_neurons and not built.model.has_neurons:
-        yield (
-            "forgetting_metric=alignment: this metric compares the neurons of fully connected"
-            f" hidden layers, but {type(built.model).__name__} has none; use model=cnn or"
-            " model=cnn_3fc"
-        )
     if metrics.needs_examples and algorithm.tests_clients:
         yield (
             "forgetting_metric=events: this metric needs a global model, but"

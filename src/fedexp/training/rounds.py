@@ -19,7 +19,6 @@ from fedexp.core.tree import Tree
 from fedexp.data.changes import describe_change
 from fedexp.data.types import ImageData
 from fedexp.engine.network import LiveNetwork, flush_subnormals, seeded_torch
-from fedexp.training.alignment import measure_alignment
 from fedexp.training.evaluation import (
     evaluate,
     select_model,
@@ -155,7 +154,6 @@ def collect_result(
     number, first = state.round + 1, done[0]
     is_last = number == simulation.rounds
     tests = evaluate(simulation, server, states, number, state.server, done)
-    alignment = measure_alignment(simulation, state.server, server, done) if is_last else []
     train_loss = mean_loss(first, simulation.runtime.local)
     diverged = diverged_clients(number, train_loss, server, done)
     clock.lap("evaluation")
@@ -172,7 +170,6 @@ def collect_result(
         not_finite=diverged,
         lr=simulation.lr_at(number),
         tests=tests,
-        alignment=alignment,
         before=state.server,
         exchanges=done,
         examples=sum(schedule.examples for each in done for schedule in each.cohort.schedules),

@@ -4,6 +4,7 @@ This module is imported late, because importing torch is slow.
 """
 
 import logging
+from collections import ChainMap
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -194,7 +195,7 @@ def past_records(run: Run, last: int, callbacks: Sequence[Callback]) -> Iterator
 
 def finish(run: Run, callbacks: list[Callback], info: RunInfo) -> dict[str, Any]:
     """Write and print the results, pass them to the callbacks, and return the summary."""
-    summary = summarise(run)
+    summary = summarise(run, callbacks)
     if "hint" in summary:
         log.warning("algorithm=%s: %s", run.job.choices["algorithm"], summary["hint"])
     pictures = write_results(run.directory, summary, callbacks)
@@ -207,8 +208,9 @@ def finish(run: Run, callbacks: list[Callback], info: RunInfo) -> dict[str, Any]
     return summary
 
 
-def summarise(run: Run) -> dict[str, Any]:
+def summarise(run: Run, callbacks: Sequence[Callback]) -> dict[str, Any]:
     """Return the contents of summary.json."""
+    added = [each.summary() for each in callbacks]
     groups = ("algorithm", "dataset", "scenario", "partition", "model")
     parts = origin.read(run.directory)["parts"]
     identity: dict[str, Any] = {name: run.job.choices[name] for name in groups}
@@ -219,6 +221,7 @@ def summarise(run: Run) -> dict[str, Any]:
         "sweep": sweep_name(run.job),
         "identity": digest(run.values),
         **summary_of(run.simulation, run.state),
+        **dict(ChainMap(*added)),
         **environment(run.hardware),
         "checksums": run.checksums,
         **({"parts": parts} if len(parts) > 1 else {}),

@@ -29,7 +29,6 @@ SAVED = (
     "status",
     "not_finite",
     "wandb_id",
-    "alignment",
 )
 
 
@@ -64,7 +63,6 @@ class RoundResult:
     not_finite: list[int] | None
     lr: float
     tests: dict[str, Scores]  # by the name of the test set; empty: this round is not evaluated
-    alignment: list[dict[str, Any]]  # alignment of neurons; empty: not measured
     before: Tree  # the server's state before the round
     # the exchanges with clients, those with the cohort first
     exchanges: "Sequence[CohortResult]"
@@ -93,8 +91,6 @@ class State:
     # clients whose loss or model was not finite when the run diverged
     not_finite: list[int] = field(default_factory=list)
     wandb_id: str | None = None
-    # alignment of neurons in the last round, if measured
-    alignment: list[dict[str, Any]] = field(default_factory=list)
 
     def advance(self, result: RoundResult) -> None:
         """Update the state with the result of a round.
@@ -106,7 +102,6 @@ class State:
         kept = zip(cohort, result.client_states, strict=True)
         self.clients.update({client: state for client, state in kept if state})
         self.examples += result.examples
-        self.alignment = result.alignment
         self.train_seconds += result.seconds["train"]
         self.seconds += sum(result.seconds.values())
         self.add_tests(self.round, result.tests, cohort)

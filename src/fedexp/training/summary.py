@@ -16,7 +16,7 @@ RESERVED = (
     *("status", "algorithm", "dataset", "scenario", "partition", "model", "seed", "seeds"),
     *("sweep", "identity", "versions", "commit", "hardware", "checksums", "parts", "data"),
     *("peak_memory", "accuracy", "best_accuracy", "rounds_to_target", "tasks", "task_orders"),
-    *("alignment", "local_evaluation", "left_out", "schedule", "stopped", "hint", "best_round"),
+    *("local_evaluation", "left_out", "schedule", "stopped", "hint", "best_round"),
     *("not_finite", "rounds", "seconds", "train_samples_per_second", *FORMULAS),
 )
 
@@ -37,7 +37,6 @@ def summary_of(simulation: Simulation, state: State) -> dict[str, Any]:
             found |= rename_for_view({"rounds_to_target": reached}, view)
     every = simulation.local_evaluation.every
     optional = {
-        "alignment": state.alignment,
         "local_evaluation": {"every": every} if every else {},
         "left_out": simulation.left_out,
         "schedule": list_changes(simulation),

@@ -12,6 +12,7 @@ from typing import Annotated, Any, ClassVar
 
 import numpy as np
 
+from fedexp.core import tree
 from fedexp.core.errors import ConfigError
 from fedexp.core.limits import Count, Limit
 from fedexp.core.tree import Params
@@ -80,6 +81,15 @@ class Measured:
         if models is None:
             return None
         return {name: leaf for name, leaf in models.items() if name in self.start}
+
+    @property
+    def models(self) -> list[dict[str, Params]]:
+        """The trained models with `params` and `buffers`, or [] if clients send no whole models."""
+        trained = self.exchange.trained
+        if "params" not in trained.messages:
+            return []
+        parts = {"params": trained.messages["params"], "buffers": trained.buffers}
+        return [tree.row(parts, i) for i in range(len(self.clients))]
 
 
 class Analysis(CallbackConfig, prefix="analysis."):

@@ -5,9 +5,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedexp.core.errors import ConfigError
-from fedexp.engine.measures import class_means
-from fedexp.metrics.neurons import preferences
 from fedexp.rundir.kept_models import LOCAL_HINT
+from fedexp_papers.analyses.neurons import class_means, preferences
 from fedexp_papers.posthoc.subject import Subject, model_name, models_of_round
 
 MOST_CLIENTS = 20  # maximum number of clients whose models are shown

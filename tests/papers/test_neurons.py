@@ -8,12 +8,17 @@ import torch
 
 import fedexp
 from fedexp.core.errors import ConfigError
-from fedexp.engine.measures import class_means
 from fedexp.engine.network import FunctionalNetwork
-from fedexp.metrics.neurons import alignment, dead, preferences
 from fedexp.models.cnn import CNN
-from fedexp.training.alignment import alignment_rows
-from fedexp.training.exchange import trained_models
+from fedexp_papers.analyses.base import Measured
+from fedexp_papers.analyses.neurons import (
+    Aligning,
+    alignment,
+    alignment_rows,
+    class_means,
+    dead,
+    preferences,
+)
 from quick_runs import SMALL
 
 # Three classes, four neurons: they prefer class 1, 0, 2 and, dead, 0.
@@ -91,10 +96,23 @@ def test_local_models_come_from_the_last_exchange_that_sends_models():
         SimpleNamespace(trained=SimpleNamespace(messages=sent, buffers=buffers), cohort=cohort)
         for sent in (messages, {"change": torch.zeros(2)})
     )
-    first, second = trained_models([models, changes])
+
+    def measured(*exchanges):
+        return Measured(None, SimpleNamespace(result=SimpleNamespace(exchanges=exchanges)))
+
+    first, second = measured(models, changes).models
     assert second["params"]["w"].tolist() == [3, 4, 5]
     assert first["buffers"]["b"] == 4
-    assert trained_models([changes]) == []
+    assert measured(changes).models == []
+
+
+def test_alignment_is_discarded_if_a_further_round_runs():
+    """If a run is extended and stops before its new last round, it has no alignment of neurons."""
+    callback = Aligning()
+    callback.load_state_dict({"rows": [{"layer": 1}]})
+    assert callback.summary() == {"alignment": [{"layer": 1}]}
+    callback.after_round(SimpleNamespace(result=SimpleNamespace(is_last=False)))
+    assert callback.summary() == {}
 
 
 @pytest.mark.parametrize("precision", ["fp64", "bf16"])
@@ -120,7 +138,5 @@ def test_alignment_is_written_for_the_last_round(tmp_path):
     for row in layers:
         assert (row["local"], row["local_std"]) == (row["aggregated"], 0)
     rejected = ["model=resnet10", "forgetting_metric=alignment"]
-    with pytest.raises(
-        ConfigError, match="fully connected hidden layers, but CifarResNet has none"
-    ):
+    with pytest.raises(ConfigError, match=r"fully connected hidden layers, but .* has none"):
         fedexp.run(rejected, directory=tmp_path / "other")
