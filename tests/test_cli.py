@@ -83,7 +83,7 @@ heavy = {"torch", "torchvision", "pandas", "sklearn", "matplotlib", "wandb", "nu
 print(heavy & sys.modules.keys())
 """
     command = [sys.executable, "-c", code]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
     assert done.stdout.endswith("set()\n"), done.stdout + done.stderr
     assert all(f"\n  fedexp {name} " in done.stdout for name in SUBCOMMANDS)
     assert (

@@ -26,7 +26,7 @@ NAMES = list_options("launcher", [CONF])
 def launching(*overrides: str):
     """Return the configuration of the process that launches the jobs."""
     register()
-    with warnings.catch_warnings(), initialize_config_dir(str(CONF), version_base="1.3"):
+    with warnings.catch_warnings(), initialize_config_dir(str(CONF), **launchers.DEFAULTS):
         warnings.simplefilter("error")
         loader = GlobalHydra.instance().config_loader()
         return loader.load_configuration("config", list(overrides), run_mode=RunMode.MULTIRUN)

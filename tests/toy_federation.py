@@ -436,7 +436,7 @@ def _composed(overrides: tuple[str, ...]) -> bytes:
     """Return a pickled configuration."""
     with isolated_hydra():
         launchers.register()
-        with initialize_config_dir(str(CONF), version_base="1.3"):
+        with initialize_config_dir(str(CONF), **launchers.DEFAULTS):
             config = hydra_compose("config", list(overrides))
     OmegaConf.set_struct(config, True)
     return pickle.dumps(config)

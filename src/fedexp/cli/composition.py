@@ -48,7 +48,7 @@ def composed(overrides: Sequence[str], config_dir: Path | None = None) -> Iterat
     with isolated_hydra():
         launchers.register()
         try:
-            with initialize_config_dir(str(conf_directory().resolve()), version_base="1.3"):
+            with initialize_config_dir(str(conf_directory().resolve()), **launchers.DEFAULTS):
                 config = compose("config", written, return_hydra_config=True)
         except COMPOSITION_ERRORS as error:
             raise ConfigError(explain(error, folders)) from error

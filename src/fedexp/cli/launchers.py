@@ -6,6 +6,7 @@ from functools import cache
 from importlib.util import find_spec
 from typing import Any
 
+import hydra
 from hydra.core.config_store import ConfigStore
 from hydra.core.plugins import Plugins
 from hydra.plugins.config_source import ConfigLoadError
@@ -17,6 +18,8 @@ from fedexp.core.errors import ConfigError
 from fedexp.core.packages import how_to_install
 from fedexp.training.job import Place
 
+# Hydra 1.4 has a single set of defaults, and warns if they are chosen.
+DEFAULTS: dict[str, Any] = {"version_base": "1.3"} if hydra.__version__.startswith("1.3.") else {}
 # option of hydra/launcher or hydra/sweeper -> (needed modules, extra that installs them)
 NEEDED = {
     "joblib": (("joblib", "hydra_plugins.hydra_joblib_launcher"), "joblib"),

@@ -91,7 +91,7 @@ def run_hydra(arguments: Sequence[str]) -> int:
     from hydra.types import RunMode
 
     from fedexp.cli.job import run_job
-    from fedexp.cli.launchers import register
+    from fedexp.cli.launchers import DEFAULTS, register
     from fedexp.config.options import conf_directory
 
     if not working_directory():
@@ -107,9 +107,7 @@ def run_hydra(arguments: Sequence[str]) -> int:
                 raise  # to the sweeper
             codes.append(failure.code)
 
-    application = hydra.main(
-        config_path=str(conf_directory()), config_name="config", version_base="1.3"
-    )(job)
+    application = hydra.main(str(conf_directory()), "config", **DEFAULTS)(job)
     before, sys.argv = sys.argv, ["fedexp", *arguments]
     try:
         # Hydra then raises instead of printing and exiting

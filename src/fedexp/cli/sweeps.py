@@ -63,7 +63,7 @@ class Multirun:
         assert config is not None
         assert context is not None
         directory = str(Path(str(config.hydra.sweep.dir)).absolute())
-        with read_write(config), open_dict(config):
+        with read_write(config.hydra), open_dict(config.hydra):
             config.hydra.sweep.dir = directory
             config.hydra.overrides.hydra.append(f"hydra.sweep.dir={quoted(directory)}")
         return cls(config, context, sweeper.task_function)
@@ -234,7 +234,7 @@ def plan(multirun: Multirun, jobs: Sequence[Sequence[str]]) -> list[Planned]:
     found: dict[Path, Planned] = {}
     for number, overrides in enumerate(jobs):
         config = multirun.context.config_loader.load_sweep_config(multirun.config, list(overrides))
-        with open_dict(config):
+        with read_write(config.hydra), open_dict(config.hydra):
             config.hydra.job.num = number
         HydraConfig.instance().set_config(config)
         name = str(config.hydra.sweep.subdir)

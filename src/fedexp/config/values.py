@@ -220,7 +220,7 @@ def convert_part(annotation: Any, base: type, value: object, key: str) -> Any:
 
 def converted_by_omegaconf(annotation: Any, value: object) -> Any:
     node = OmegaConf.structured(holder_of(annotation))
-    node.value = value
+    OmegaConf.update(node, "value", value, merge=False)
     return OmegaConf.to_container(node)["value"]  # type: ignore[index,call-overload]
 
 
