@@ -118,25 +118,24 @@ def test_legend_gives_the_number_of_seeds(tmp_path):
     assert shown() == ("mean ± standard\ndeviation", ["FedAvg, n=1", "FedNTD, n=2"])
 
 
-def test_method_has_the_same_colour_in_all_figures(tmp_path):
-    """FedAvg comes second in one setting and is a baseline of FedNTD's parameter."""
-    for alpha in (0.1, 1):
-        if alpha == 1:
-            make_run(tmp_path, [f"alpha={alpha}", "algorithm=ditto"])
-        for beta in (0.3, 3):
-            make_run(tmp_path, [f"alpha={alpha}", "algorithm=fedntd", f"algorithm.beta={beta}"])
-        make_run(tmp_path, [f"alpha={alpha}", "algorithm=fedavg"])
-    runs = find_jobs(tmp_path)
-    colours = {}
-    for name, draw in sweep_figures.sweep_pictures(runs):
-        if "class_accuracy" not in name:
-            for axes in draw().axes:
-                for line in axes.lines:
-                    if "Fed" in str(line.get_label()):
-                        colours.setdefault(line.get_label(), set()).add(line.get_color())
-    assert set(colours) == {"FedAvg", "FedNTD beta=0.3", "FedNTD beta=3"}
-    assert all(len(each) == 1 for each in colours.values())
-    assert len(set.union(*colours.values())) == 3
+def test_method_has_the_same_colour_in_the_pictures_of_all_sweeps(tmp_path):
+    """The second sweep has more methods, two variants of FedNTD, and one that is no option."""
+
+    def looks(folder, *methods):
+        for method in methods:
+            make_run(tmp_path / folder, [f"algorithm={method}"])
+        (setting,) = settings(tmp_path / folder).values()
+        return {method.name: str(draw_sweep.look(method.number)) for method in setting.methods}
+
+    small = looks("small", "fedavg", "fedntd", "lwf")
+    large = looks("large", "cfed", "ditto", "fedavg", "fedntd", "mine", "moon", "lwf")
+    assert small.items() <= large.items()
+    assert len(set(large.values())) == 7
+    for beta in (0.3, 3):
+        make_run(tmp_path / "large", ["algorithm=fedntd", f"algorithm.beta={beta}"])
+    variants = looks("large", "l2p")
+    assert large.items() - variants.items() <= {("mine", large["mine"])}
+    assert len(set(variants.values())) == 10
 
 
 @pytest.mark.slow
