@@ -20,7 +20,7 @@ from sklearn.datasets import load_digits
 import fedexp
 import quick_runs
 from fedexp.analysis.evaluation import evaluate_run
-from fedexp.analysis.frame import is_number, means
+from fedexp.analysis.frame import is_number
 from fedexp.analysis.varying import varying_options
 from fedexp.cli import main
 from fedexp.cli.evaluate import read_dataset
@@ -197,19 +197,6 @@ def test_directory_without_a_run_is_rejected(tmp_path):
         fedexp.load_run(tmp_path)
 
 
-def test_missing_or_damaged_file_is_named(run, tmp_path):
-    (tmp_path / files.CONFIG).write_text((run.directory / files.CONFIG).read_text())
-    (tmp_path / files.ROUNDS).write_text("no table")
-    other = fedexp.load_run(tmp_path)
-    with pytest.raises(ConfigError, match=r"rounds\.csv: "):
-        _ = other.rounds
-    with pytest.raises(ConfigError, match=r"clients\.csv: is missing"):
-        _ = other.clients
-    with pytest.raises(ConfigError, match=r"the global model was not saved; .*keep_models"):
-        other.model()
-    assert other.summary == {}
-
-
 # --- run
 
 
@@ -317,14 +304,6 @@ def test_bad_input_is_one_error_and_leaves_no_files(overrides, words, tmp_path, 
         fedexp.run(given)
     assert all(word in str(error.value) for word in words), error.value
     assert os.listdir(tmp_path) == []
-
-
-def test_directory_of_another_run_is_not_overwritten(run, tmp_path):
-    before = (run.directory / "rounds.csv").read_bytes()
-    with pytest.raises(ConfigError, match="already contains a run"):
-        train(run.directory, "rounds=4")
-    assert (run.directory / "rounds.csv").read_bytes() == before
-    assert run.status == "completed"
 
 
 EVERYTHING = (
@@ -690,24 +669,6 @@ def test_sweep_has_tables_of_runs_and_rounds(sweep):
     assert found["fedntd_1"].summary["seed"] == 1
     with pytest.raises(ConfigError, match=r"no run fedntd_9 \(nearest: 'fedntd_"):
         found["fedntd_9"]
-
-
-@pytest.mark.slow
-def test_sweep_reports_have_personal_accuracy(sweep, capsys, tmp_path):
-    runs = fedexp.load_sweep(sweep).runs.dropna(subset=["personal_accuracy"])
-    finished = [str(sweep / f"{name}_{seed}") for name in ("fedavg", "fedntd") for seed in (0, 1)]
-    assert main.main(["report", *finished, "--out", str(tmp_path / "table")]) == 0
-    printed = capsys.readouterr().out
-    assert all(f"{value:.4f}" in printed for value in runs["personal_accuracy"])
-    table = means([RunDirectory(Path(path)) for path in finished]).set_index("method")
-    assert len(table) == 2
-    assert not any("evaluate" in name for name in table.index)
-    for algorithm in ("fedavg", "fedntd"):
-        own = table[table.index.str.contains(algorithm)].iloc[0]
-        for name in ("personal_accuracy", "personal_accuracy_worst"):
-            assert own[name] == pytest.approx(
-                runs.query(f"algorithm == '{algorithm}'")[name].mean()
-            )
 
 
 def test_select_returns_the_runs_with_given_options(sweep):

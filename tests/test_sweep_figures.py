@@ -5,7 +5,6 @@ import re
 
 import numpy as np
 import pandas as pd
-import pytest
 import yaml
 
 from fedexp.analysis import draw_sweep, sweep_figures
@@ -138,26 +137,6 @@ def test_method_has_the_same_colour_in_the_pictures_of_all_sweeps(tmp_path):
     assert len(set(variants.values())) == 10
 
 
-@pytest.mark.slow
-def test_heat_maps_show_the_lowest_seed_of_each_method_on_one_scale(tmp_path):
-    runs = {
-        name: [make_run(tmp_path, [f"algorithm={name}"], seed) for seed in (0, 1)]
-        for name in ("fedavg", "fedntd", "fedprox", "moon", "scaffold")
-    }
-    (setting,) = settings(tmp_path).values()
-    figure = draw_sweep.class_accuracy(setting, normalised=False)
-    maps = [axes for axes in figure.axes if axes.get_title()]
-    shown = ["FedAvg", "FedNTD", "FedProx", "MOON", "SCAFFOLD"]
-    assert [axes.get_title() for axes in maps] == [f"{name}, seed 0" for name in shown]
-    for axes, accuracies in zip(maps, runs.values(), strict=True):
-        image = axes.collections[0]
-        np.testing.assert_array_equal(image.get_array(), accuracies[0].T)
-        assert image.get_clim() == (0, 1)
-        assert axes.get_ylim() == (2.5, -0.5)  # class 0 on top
-    shares = draw_sweep.class_accuracy(setting, normalised=True).axes[0].collections[0].get_array()
-    np.testing.assert_allclose(shares.sum(0), 1, rtol=1e-12)
-
-
 def make_stream(folder, overrides, average, forgetting):
     """Write a run of two tasks of two rounds each, whose accuracy and F rank methods inversely."""
     make_run(
@@ -225,15 +204,6 @@ def test_tables_of_a_search_show_validation_measures(tmp_path):
         "| local.lr=0.0953 | 70.00 | 0.300 |",
         "| local.lr=0.01 | 60.00 | 0.400 |",
         "| local.lr=0.00113 | 50.00 | 0.500 |",
-    ]
-
-
-def test_figures_of_a_search_show_validation_measures(tmp_path):
-    make_search(tmp_path)
-    (setting,) = settings(tmp_path).values()
-    assert [axes.get_ylabel() for axes in draw_sweep.curves(setting).axes] == [
-        "validation accuracy",
-        "validation forgetting F",
     ]
 
 

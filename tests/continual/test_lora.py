@@ -49,8 +49,6 @@ def test_linear_layer_adds_its_low_rank_product():
     assert adapted(torch.tensor([1.0, 5.0])).item() == 6
 
 
-
-
 def test_only_adapters_and_head_are_trained_and_sent():
     """inner (3 -> 6) with rank 2: A has 6 numbers and B 12; the head (6 -> C) has 7 C. Eight bytes
     each."""
