@@ -143,7 +143,9 @@ def number_methods(methods: Iterable[str]) -> dict[str, int]:
     further = itertools.count(len(options))
     for name in ordered(set(methods)):
         place = places.get(name.split(" ")[0].rstrip(","))
-        found[name] = next(further) if place in (None, *found.values()) else place
+        if place is None or place in found.values():
+            place = next(further)
+        found[name] = place
     return found
 
 
