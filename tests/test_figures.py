@@ -9,13 +9,11 @@ import pandas as pd
 import pytest
 from PIL import Image
 
-from fedexp.core.errors import ConfigError
 from fedexp.data.partitioned import Partition, partition_hash
 from fedexp.figures import draw, make_figures, style
 from fedexp.figures.draw_details import class_reduction, local_series
 from fedexp.figures.load import find_reduced_classes, load_run_data, run_title
 from fedexp.metrics.record import Record
-from fedexp.rundir.reader import RunDirectory
 
 ALL = {
     "class_accuracy",
@@ -94,12 +92,6 @@ def make_stream(folder, tasks=3, rounds_per_task=2, interval=1, clients=4):
     return accuracy, counts
 
 
-def dotted_lines(axes):
-    """Return the rounds at which axes have a vertical dotted line."""
-    lines = [np.unique(line.get_xdata()) for line in axes.lines if line.get_linestyle() == ":"]
-    return [x.item() for x in lines]
-
-
 def map_array(figure):
     """Return the values of the first heat map of a figure."""
     axes = next(a for a in figure.axes if a.collections or a.images)
@@ -156,21 +148,6 @@ def test_figures_of_missing_files_are_omitted(tmp_path, unrendered, missing, lef
         (tmp_path / name).unlink()
     assert {p.stem for p in make_figures(tmp_path)} == left
     assert left or not (tmp_path / "figures").exists()
-
-
-def test_failed_write_keeps_the_old_figure(tmp_path, unrendered, monkeypatch):
-    make_run(tmp_path)
-    old = make_figures(tmp_path)[0].read_bytes()
-
-    def fail(self, path, **options):
-        Path(path).write_bytes(b"half a picture")
-        raise OSError("disk full")
-
-    monkeypatch.setattr("matplotlib.figure.Figure.savefig", fail)
-    with pytest.raises(OSError, match="disk full"):
-        make_figures(tmp_path)
-    assert (tmp_path / "figures" / "class_accuracy.png").read_bytes() == old
-    assert not list((tmp_path / "figures").glob(".*"))
 
 
 def test_heat_map_shows_the_csv(tmp_path):
@@ -290,19 +267,6 @@ def test_tasks_figure_shows_the_csv(tmp_path, shape):
     np.testing.assert_allclose(new.get_xydata(), np.transpose([rounds, latest]))
 
 
-@pytest.mark.parametrize(
-    ("shape", "borders"), [((2, 1), [1.5]), ((3, 6), [6.5, 12.5]), ((3, 20, 5), [20.5, 40.5])]
-)
-def test_dotted_lines_mark_where_tasks_begin(tmp_path, shape, borders):
-    make_stream(tmp_path, *shape)
-    run = load_run_data(tmp_path)
-    figures = [draw.curves(run), draw.loss(run), draw.class_accuracy(run, run.record)]
-    for axes in (*figures[0].axes, *figures[1].axes, figures[2].axes[0]):
-        assert dotted_lines(axes) == borders
-    for axes in draw.tasks(run, run.tasks).axes[:2]:
-        assert dotted_lines(axes) == borders
-
-
 def test_titles_describe_the_run():
     choices = {"algorithm": "mine", "dataset": "cifar10", "partition": "sharding"}
     config = {"choices": choices, "shards_per_client": 2, "num_clients": 100, "seed": 3}
@@ -310,25 +274,6 @@ def test_titles_describe_the_run():
     assert run_title(config, {"status": "completed"}) == title
     assert run_title(config, {"status": "failed"}) == f"{title}, failed"
     assert run_title({}, {"algorithm": "fedavg", "dataset": "mnist"}) == "fedavg on mnist"
-
-
-@pytest.mark.parametrize(
-    "name", ["config.yaml", "summary.json", "partition.npz", "class_accuracy.csv", "tasks.csv"]
-)
-def test_damaged_file_is_named(tmp_path, name):
-    make_run(tmp_path, local=False)
-    (tmp_path / name).write_text("[{\n1")
-    with pytest.raises(ConfigError, match=name):
-        make_figures(tmp_path)
-
-
-def test_half_a_row_is_ignored(tmp_path):
-    """The row may be incomplete because the run is writing it, or was killed."""
-    make_run(tmp_path, local=False)
-    path = tmp_path / "class_accuracy.csv"
-    wanted = RunDirectory(tmp_path).record().matrix
-    path.write_text(f"{path.read_text()}999,0,0.12")
-    assert np.array_equal(RunDirectory(tmp_path).record().matrix, wanted, equal_nan=True)
 
 
 def test_class_reduction_figure_shows_the_forgetting_degree():

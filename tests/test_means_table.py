@@ -8,12 +8,6 @@ import pytest
 
 from fedexp.analysis.layout import all_markdown, markdown
 from fedexp.analysis.means_table import Layout, make_table
-from fedexp.analysis.measures import (
-    describe_origin,
-    format_value,
-    is_accuracy_key,
-    less_is_better,
-)
 from fedexp.analysis.naming import displayed, ordered
 from fedexp.analysis.report import write_tables
 from fedexp.analysis.significance import holm
@@ -137,22 +131,6 @@ def test_bold_values_cannot_be_told_from_the_best(tmp_path):
     assert table.about == "One seed, so nothing is in bold."
 
 
-def test_larger_is_better_only_for_accuracies():
-    accuracies = ("accuracy", "best_accuracy", "personal_accuracy_worst_augmented")
-    small = ("forgetting", "forgetting_augmented", "personal_forgetting_worst")
-    assert all(map(is_accuracy_key, (*accuracies, "personal_accuracy_std")))
-    assert all(map(less_is_better, (*small, "personal_accuracy_std")))
-    assert not any(map(is_accuracy_key, small))
-    assert not any(map(less_is_better, accuracies))
-    assert format_value(0.5, "accuracy_augmented") == "50.00"
-    assert format_value(0.5, "forgetting_augmented") == "0.500"
-
-
-def test_single_method_is_not_bold(tmp_path):
-    make(tmp_path, {"algorithm=fedavg": ((0.5, 0.5), 0.1)})
-    assert "**" not in str(body(tmp_path))
-
-
 def test_report_is_written_if_all_runs_diverged(tmp_path):
     make(tmp_path, {f"algorithm={name}": ((None, None), 0.1) for name in ("fedavg", "fedntd")})
     assert len(write_tables(tmp_path, find_jobs(tmp_path), Layout())) == 3
@@ -219,20 +197,6 @@ def test_long_numbers_in_names_are_shortened_but_stay_different():
     assert displayed(close) == ["lr=0.09549", "lr=0.09553"]
 
 
-def test_origin_names_all_machines_and_commits_of_a_resumed_run():
-    gpu = {"commit": "a" * 40, "name": "H200", "device": "cuda", "precision": "tf32"}
-    cpu = {"commit": "b" * 40, "name": "Xeon", "device": "cpu", "precision": "fp32"}
-    early = {"commit": None}  # a version that did not record the machine
-    found = {"seed": 0, "commit": "b" * 40, "hardware": cpu}
-    whole = describe_origin([found])
-    assert whole == {"seeds": "0", "commits": "b" * 7, "hardware": "Xeon (cpu, fp32)"}
-    resumed = describe_origin([found | {"determinism": {"spans": [early, gpu, cpu]}}])
-    parts = [{"commit": each["commit"], "hardware": each} for each in (gpu, cpu)]
-    assert describe_origin([found | {"parts": parts}]) == resumed
-    assert resumed["commits"] == f"{'a' * 7} {'b' * 7}"
-    assert resumed["hardware"] == "H200 (cuda, tf32); Xeon (cpu, fp32)"
-
-
 def test_rounds_to_a_target_are_over_the_seeds_that_reached_it(tmp_path):
     """5 and 9 have the mean 7 and the deviation sqrt(8) = 2.8. FedNTD is slower, but each of its
     seeds reached 0.5. The fraction of a run's best accuracy is only shown on request."""
@@ -258,15 +222,6 @@ def test_rounds_to_a_target_are_over_the_seeds_that_reached_it(tmp_path):
     csv = pd.read_csv(tmp_path / "table.csv").set_index("method")
     assert csv.loc["fedavg", "rounds_to_target_0.5"] == 7
     assert csv.loc["fedprox", "rounds_to_target_0.5_reached"] == 0
-
-
-def test_seed_of_an_older_run_counts_once(tmp_path):
-    """The summary of the second run has no seeds of the single purposes."""
-    seeds = dict.fromkeys(("partition", "sampling", "training"), 0)
-    make_run(tmp_path, ["algorithm=fedavg"], 0, accuracy=0.4, seeds=seeds)
-    make_run(tmp_path, ["algorithm=fedavg"], 0, accuracy=0.6)
-    write_tables(tmp_path, find_jobs(tmp_path), Layout())
-    assert pd.read_csv(tmp_path / "table.csv")["n"].tolist() == [1]
 
 
 def test_seed_counts_once(tmp_path, caplog):

@@ -8,8 +8,6 @@ import numpy as np
 import pytest
 from omegaconf import OmegaConf
 
-from e2e.helpers import SMALL
-from fedexp.cli import main
 from fedexp.cli.sweeps import tracker_of
 from fedexp.config.build import build
 from fedexp.config.values import resolve
@@ -78,29 +76,6 @@ def test_resumed_run_replaces_repeated_rounds_in_tensorboard(saved, tmp_path):
     found = events(tmp_path / "tensorboard")
     assert [event.step for event in found.Scalars("test/accuracy")] == [0, 1, 2, 3]
     assert len(found.Tensors("config/text_summary")) == 1
-
-
-def test_run_resumed_from_round_0_continues_its_tensorboard_log(here, monkeypatch):
-    """The run was interrupted in its first round. Its configuration is logged once."""
-    pytest.importorskip("tensorboard")
-    short = [
-        *SMALL,
-        "tracker=tensorboard",
-        "rounds=1",
-        "hydra.run.dir=run",
-        "hardware.engine=sequential",
-    ]
-    with monkeypatch.context() as patched:
-        patched.setattr("fedexp.training.rounds.play_round", interrupted)
-        assert main.main(short) == 130
-    assert main.main(["resume=run"]) == 0
-    found = events(here / "run" / "tensorboard")
-    assert [event.step for event in found.Scalars("test/accuracy")] == [0, 1]
-    assert len(found.Tensors("config/text_summary")) == 1
-
-
-def interrupted(simulation, state):
-    raise KeyboardInterrupt
 
 
 def test_tensorboard_logdir_collects_all_runs(tmp_path):
@@ -172,15 +147,6 @@ def test_group_stops_calling_a_failed_tracker(tmp_path, caplog):
     assert first.calls == ["start", "round 0"]
     assert second.calls == ["start", "round 0", "round 1", "finish"]
     assert len(warnings(caplog)) == 1
-
-
-def test_finish_is_not_called_after_abort(tmp_path):
-    tracker = RecordingTracker()
-    both = TrackerGroup([tracker])
-    both.start(make_info(tmp_path))
-    both.abort()
-    both.finish({}, [], {})
-    assert tracker.calls == ["start", "abort"]
 
 
 def test_unevaluated_round_has_no_class_accuracy():

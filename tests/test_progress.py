@@ -171,20 +171,6 @@ def test_abort_restores_the_terminal():
     assert "\x1b[?25h" in console.file.getvalue()
 
 
-def test_abort_before_start_or_after_finish_prints_nothing():
-    console = terminal()
-    progress = Progress(console)
-    progress.abort()
-    assert console.file.getvalue() == ""
-    progress.start(make_info(1))
-    progress.finish(SUMMARY, [], {})
-    shown = console.file.getvalue()
-    progress.abort()
-    assert console.file.getvalue() == shown
-    assert "completed" in shown
-    assert "interrupted" not in shown
-
-
 def test_result_is_printed_as_plain_text(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     console = Console(file=io.StringIO(), width=20)
@@ -228,22 +214,6 @@ def test_result_shows_personal_and_task_metrics():
     ]
 
 
-@pytest.mark.parametrize("width", [80, 120])
-def test_result_fits_the_terminal(width):
-    console = terminal(width)
-    targets = {f"0.{n}": n for n in range(1, 40)}  # more than fits into a line
-    result_table(SUMMARY | {"rounds_to_target": targets}, [], console)
-    lines = re.sub(r"\x1b\[[0-9;]*m", "", console.file.getvalue()).splitlines()
-    assert max(map(len, lines)) <= width
-    assert "0.39: 39" in "".join(lines)
-
-
-def test_result_of_a_failed_run_shows_its_status():
-    console = Console(file=io.StringIO(), width=80)
-    result_table({"status": "failed"}, [], console)
-    assert "status            failed" in console.file.getvalue()
-
-
 @pytest.mark.parametrize(
     ("seconds", "text"),
     [
@@ -256,19 +226,3 @@ def test_result_of_a_failed_run_shows_its_status():
 )
 def test_duration_is_formatted_with_its_unit(seconds, text):
     assert duration(seconds) == text
-
-
-def test_line_shows_test_loss_before_the_first_training():
-    """There is no training loss before round 1."""
-    console = Console(file=io.StringIO())
-    progress = Progress(console)
-    progress.start(make_info(1))
-    progress.after_round(
-        RoundRecord(0, {"test_accuracy": 0.1, "train_loss": None, "test_loss": 2.3})
-    )
-    progress.after_round(
-        RoundRecord(1, {"test_accuracy": 0.2, "train_loss": 1.25, "test_loss": 2.2})
-    )
-    initial, trained = console.file.getvalue().splitlines()
-    assert initial.endswith("  test loss 2.3")
-    assert trained.endswith("  train loss 1.25")

@@ -3,8 +3,6 @@
 import csv
 import json
 
-import pytest
-
 from fedexp.cli.main import main
 from fedexp.rundir import files
 
@@ -117,43 +115,6 @@ def test_table_has_the_accuracies_after_each_task(tmp_path):
         .read_text()
         .endswith("| 0.6250 | 0.9000 | 0.5000 | 0.9000 | 0.2500 |\n")
     )
-
-
-def test_missing_tasks_leave_cells_empty(tmp_path):
-    make_run(tmp_path / "long", algorithm="cfed", **stream(0.9, 0.6, 0.5))
-    # interrupted in its second task
-    make_run(tmp_path / "broken", algorithm="fedewc", **stream(0.9))
-    make_run(tmp_path / "old")  # a run from before there were streams
-    columns, rows = table(tmp_path)
-    assert columns[-1] == "task_forgetting"
-    by_name = {row["algorithm"]: row for row in rows}
-    assert [by_name[name]["average_task2"] for name in ("cfed", "fedewc", "fedavg")] == [
-        "0.6",
-        "",
-        "",
-    ]
-    assert [by_name[name]["task_forgetting"] for name in ("cfed", "fedewc", "fedavg")] == [
-        "0.25",
-        "",
-        "",
-    ]
-    assert by_name["fedavg"]["scenario"] == ""
-
-
-@pytest.mark.parametrize("key", ["seed", "forgetting"])
-def test_a_summary_without_a_key_leaves_its_cell_empty(tmp_path, key):
-    make_run(tmp_path / "whole")
-    make_run(tmp_path / "run")
-    path = tmp_path / "run" / files.SUMMARY
-    path.write_text(json.dumps({k: v for k, v in PLAIN.items() if k != key}))
-    _, rows = table(tmp_path)
-    assert sorted(row[key] == "" for row in rows) == [False, True]
-
-
-def test_column_without_a_value_is_left_out(tmp_path):
-    make_run(tmp_path / "run")
-    columns, _ = table(tmp_path)
-    assert columns == list(BEFORE)
 
 
 def test_directory_without_runs_is_an_error(tmp_path, capsys):

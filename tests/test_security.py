@@ -20,7 +20,6 @@ from fedexp.cli import main
 from fedexp.core import yaml_files
 from fedexp.core.errors import ConfigError
 from fedexp.data.huggingface import load
-from fedexp.figures.pictures import Pictures
 from fedexp.models.pretrained import Timm, Torchvision
 from quick_runs import SMALL
 
@@ -242,27 +241,6 @@ def test_folder_named_like_a_loader_is_read_as_a_folder(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", library)
     load("pandas", None)
     assert asked == [str(tmp_path / "pandas")]
-
-
-@pytest.mark.parametrize(
-    ("style", "said"),
-    [
-        (b"text.usetex: True\n", "does not run LaTeX"),
-        (b"font.size: 9\n  text.usetex : on # x\n", "does not run LaTeX"),
-        (b"\xff\xfe", "must be an existing matplotlib style file"),
-    ],
-)
-def test_style_file_that_runs_latex_is_rejected(tmp_path, style, said):
-    (tmp_path / "evil.mplstyle").write_bytes(style)
-    with pytest.raises(ConfigError, match=said):
-        Pictures(style=str(tmp_path / "evil.mplstyle"))
-    named = {"draw": True, "style": str(tmp_path / "evil.mplstyle")}
-    assert Pictures.of(named) == Pictures()  # of the configuration of a run
-
-
-def test_style_file_without_latex_is_accepted(tmp_path):
-    (tmp_path / "fine.mplstyle").write_text("text.usetex: False\n#text.usetex: True\n")
-    assert Pictures(style=str(tmp_path / "fine.mplstyle")).style
 
 
 def test_dependencies_have_safe_versions():

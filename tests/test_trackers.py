@@ -3,7 +3,6 @@
 import io
 import logging
 import os
-import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -123,15 +122,6 @@ def test_a_run_is_logged_with_its_configuration_metrics_and_results(
     assert run.code == 0
     assert caplog.messages == [f"W&B is offline; upload with: wandb sync {Path(run.dir).parent}"]
     assert capfd.readouterr() == ("", "")
-
-
-def test_final_results_are_not_logged_at_the_step_of_the_next_round(tmp_path, fake_wandb):
-    """W&B drops rows whose step is not greater than the last one.
-
-    Results take the step after the last round's, so the next round needs a greater step.
-    """
-    track(guarded(), make_info(tmp_path), range(3))
-    assert [step for step, _ in fake_wandb.runs[0].logged] == [0, 10, 20, None, None]
 
 
 def test_an_aborted_run_is_resumed_under_its_id(tmp_path, fake_wandb):
@@ -370,40 +360,3 @@ def test_log_contains_no_paths_of_the_machine(tmp_path):
     content = next(folder.glob("*.wandb")).read_bytes()
     for secret in (str(tmp_path), sys.prefix):
         assert secret.encode() not in content
-
-
-@pytest.mark.slow
-def test_wandb_never_prompts_for_a_key(tmp_path):
-    """Run in a separate process with a terminal. Only `mode=online` logs a warning."""
-    pty = pytest.importorskip("pty")
-    program = """
-import logging, sys
-from pathlib import Path
-sys.path.insert(0, sys.argv[1])
-logging.basicConfig(format="%(message)s")
-from fedexp.trackers.several import TrackerGroup
-from wandb_runs import make_config, make_info
-for mode in ("auto", "online"):
-    group = TrackerGroup([make_config(mode=mode).create()])
-    group.start(make_info(Path(sys.argv[2]) / mode))
-    group.finish({}, [], {})
-    print("end of", mode)
-"""
-    master, slave = pty.openpty()
-    command = [sys.executable, "-c", program, str(Path(__file__).parent), str(tmp_path / "run")]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "TERM": "xterm"}
-    process = subprocess.Popen(
-        command, stdin=slave, stdout=slave, stderr=slave, close_fds=True, env=environment
-    )
-    os.close(slave)
-    assert process.wait(timeout=100) == 0
-    first, *others, last = [
-        line for line in os.read(master, 100_000).decode().split("\r\n") if line
-    ]
-    os.close(master)
-    assert (first, last) == ("end of auto", "end of online")
-    (warning,) = others
-    assert "W&B has no API key" in warning
-    for mode in ("auto", "online"):
-        (folder,) = run_folders(tmp_path / "run" / mode)
-        assert folder.name.startswith("offline-run-")

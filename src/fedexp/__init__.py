@@ -6,10 +6,9 @@ In Python and notebooks:
 
     run = fedexp.run(["algorithm=fedntd", "rounds=10", "tracker=none"])
     run.summary["accuracy"], run.rounds, run.class_accuracy, run.model()
-    sweep = fedexp.load_sweep("multirun/...")  # made by `fedexp --multirun`
-    sweep.runs, sweep.select(algorithm="fedntd", seed=0)
     fedexp.load_run("outputs/...")
-    fedexp.evaluate(run, dataset="digits"), fedexp.export(run, "model.safetensors")
+    sweep = fedexp.load_sweep("multirun/...")
+    sweep.runs, sweep.select(algorithm="fedntd", seed=0)
     fedexp.measure(accuracies, axes=("task", "evaluated_task"))
 
 The names in `__all__` are stable. They are imported when they are first used, since importing torch
@@ -20,34 +19,32 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fedexp.analysis.evaluation import Evaluation
     from fedexp.api.directories import Run, Sweep, load_run, load_sweep
     from fedexp.api.measuring import measure
-    from fedexp.api.models import evaluate, export
     from fedexp.api.running import run
     from fedexp.core.errors import ConfigError
 
 __version__ = "0.2.0"
 __all__ = [
     "ConfigError",
-    "Evaluation",
     "Run",
     "Sweep",
-    "evaluate",
-    "export",
     "load_run",
     "load_sweep",
     "measure",
     "run",
 ]
+# names of fedexp 0.1, with what replaces them
+_REMOVED = {
+    "evaluate": "`fedexp evaluate <run> --out classes.csv`",
+    "export": "torch.save(run.model().network.state_dict(), path)",
+    "sweep": "`fedexp --multirun`, then fedexp.load_sweep(directory)",
+}
 
 _HOMES = {
     "ConfigError": "fedexp.core.errors",
-    "Evaluation": "fedexp.analysis.evaluation",
     "Run": "fedexp.api.directories",
     "Sweep": "fedexp.api.directories",
-    "evaluate": "fedexp.api.models",
-    "export": "fedexp.api.models",
     "load_run": "fedexp.api.directories",
     "load_sweep": "fedexp.api.directories",
     "measure": "fedexp.api.measuring",
@@ -56,10 +53,9 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    if name == "sweep":
-        raise AttributeError("fedexp.sweep: no longer exists; use `fedexp --multirun`")
     if name not in _HOMES:
-        raise AttributeError(f"module 'fedexp' has no attribute {name!r}")
+        hint = f"; use {_REMOVED[name]}" if name in _REMOVED else ""
+        raise AttributeError(f"module 'fedexp' has no attribute {name!r}{hint}")
     value = globals()[name] = getattr(import_module(_HOMES[name]), name)
     return value
 

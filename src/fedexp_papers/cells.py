@@ -20,7 +20,7 @@ from fedexp.analysis.measures import describe_origin
 from fedexp.data.views import PLAIN, VALIDATION
 from fedexp.rundir.identity import value_of
 from fedexp.rundir.reader import OVER
-from fedexp_papers.judge import COLUMN, add_order, compute_tolerance, judge
+from fedexp_papers.judge import compute_tolerance, judge
 from fedexp_papers.rules import Rule
 from fedexp_papers.runs import select_curve
 from fedexp_papers.sweeps import PaperSweep, find_cell, find_protocol_changes
@@ -28,11 +28,14 @@ from fedexp_papers.sweeps import PaperSweep, find_cell, find_protocol_changes
 TABLES = Path(__file__).parent / "published" / "tables.csv"
 # results that the papers' released code is known to give with the published protocol
 RELEASED = TABLES.with_name("released.csv")
-CELL = (*COLUMN[:-1], "method")
+CELL = (
+    *("dataset", "partition", "partition_param", "clients", "participation", "local_epochs"),
+    *("setting", "method"),
+)
 EMPTY = ("not_applicable", "not_run")  # prefixes of notes on cells without a value
 OF_RULE, OF_TASKS = ("accuracy", "forgetting"), ("average_accuracy", "new_task_accuracy")
 AGAINST_FEDAVG = ("rounds_to_fedavg", "speedup_to_fedavg")
-NUMBERS = ["value", "error", "plain_last", "plain_last10", "plain_error"]
+NUMBERS = ["value", "error", "plain_last", "plain_last10"]
 LAST, LAST_TEN = Rule("last"), Rule("mean_of_last(10)")
 EXPECTED = {  # number in the key `expected` of an experiment -> its noun
     "train": "training examples",
@@ -85,7 +88,7 @@ def cells(sweep: PaperSweep, runs: pd.DataFrame) -> pd.DataFrame:
         else {**blank, **published_fields(row), "tolerance": compute_tolerance(row)}
         for cell, row in every.items()
     ]
-    return add_order(pd.DataFrame(rows, index=printed.index))
+    return pd.DataFrame(rows, index=printed.index)
 
 
 def published_fields(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -140,7 +143,6 @@ def measure_run(
         found["error"] = sweep.rule.standard_error(values.tolist())
         found["plain_last"] = LAST.reported(plain.tolist(), kind)
         found["plain_last10"] = LAST_TEN.reported(plain.tolist(), kind)
-        found["plain_error"] = LAST_TEN.standard_error(plain.tolist())
     elif kind in OF_TASKS:
         task = int(measure["task"])
         ends = {end["task"]: end[kind] for end in run["summary"].get("tasks") or ()}
@@ -324,7 +326,6 @@ def compare_to_published(
         "error": error,
         "plain_last": numbers["plain_last"].mean(),
         "plain_last10": numbers["plain_last10"].mean(),
-        "plain_error": standard_error(numbers["plain_last10"].dropna(), numbers["plain_error"]),
         "printed": printed,
         "printed_std": float(row["std"] or "nan"),
         "difference": known.mean() - printed,

@@ -90,20 +90,12 @@ def write_comparison(
 def make_heading(sweep: PaperSweep, tidy: pd.DataFrame) -> str:
     """Return the heading of comparison.md.
 
-    The heading contains the title, the rule, the tolerances, the numbers of verdicts and any
-    departures from the protocol.
+    The heading contains the title, the rule, the tolerances and any departures from the protocol.
     """
-    lines = [f"# {sweep.title}", f"Rule: {sweep.rule}. {TOLERANCES}", describe_verdicts(tidy)]
+    lines = [f"# {sweep.title}", f"Rule: {sweep.rule}. {TOLERANCES}"]
     if sources := sorted({name for text in tidy["from"] for name in text.split()}):
         names = ", ".join(f"`{name}`" for name in sources)
         lines.append(f"The table includes runs of other sweeps: {names}.")
     if changes := [text for text in tidy["changes"].unique() if text]:
         lines.append(f"Other protocols (`~`): {'; '.join(f'`{text}`' for text in changes)}.")
     return "\n\n".join(lines) + "\n"
-
-
-def describe_verdicts(tidy: pd.DataFrame) -> str:
-    """Return a sentence with the number of published values and how many have each verdict."""
-    counts = readings.first_reading(tidy)["verdict"].value_counts()
-    texts = ", ".join(f"{number} {kind}" for kind, number in counts.items())
-    return f"{counts.sum()} published values: {texts}."

@@ -17,7 +17,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from fedexp.analysis.draw_sweep import curve, look
-from fedexp.analysis.naming import names
+from fedexp.analysis.naming import names, number_methods
 from fedexp.data.views import PLAIN, VIEWS
 from fedexp.rundir.reader import OVER
 from fedexp_papers.runs import MEASURES, select_curve
@@ -58,7 +58,7 @@ def draw_learning_curves(sweep: PaperSweep, known: pd.DataFrame) -> Figure:
     known = known.merge(places, on="run")
     columns = {("accuracy", PLAIN): None, ("accuracy", sweep.rule.view): None}
     columns[("forgetting", sweep.rule.view)] = None
-    settings, numbers = sorted(known["setting"].unique()), number_methods(known)
+    settings, numbers = sorted(known["setting"].unique()), number_methods(known["method"])
     figure = Figure(figsize=(4.2 * len(columns), 2.6 * len(settings)), layout="constrained")
     grid = figure.subplots(len(settings), len(columns), squeeze=False)
     for row, setting in zip(grid, settings, strict=True):
@@ -79,11 +79,6 @@ def name_runs(facts: pd.DataFrame) -> pd.DataFrame:
         fact.overrides = [o for o in fact.overrides if not o.startswith(NOT_OF_A_SETTING)]
     found = pd.DataFrame(names(told), columns=["setting", "method"])
     return found.assign(run=facts["run"].to_numpy())
-
-
-def number_methods(known: pd.DataFrame) -> dict[str, int]:
-    """Map each method to a number, which determines its colour in all panels."""
-    return {name: number for number, name in enumerate(sorted(known["method"].unique()))}
 
 
 def draw_curves(axes: Axes, runs: pd.DataFrame, numbers: Mapping[str, int]) -> None:

@@ -10,11 +10,12 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
+from matplotlib import rcParams
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from fedexp.analysis import draw_sweep
-from fedexp.analysis.draw_sweep import curve, panels_of, shortened, style_of
+from fedexp.analysis.draw_sweep import curve, look, panels_of, shortened, style_of
 from fedexp.analysis.sweep_figures import Method, Setting
 from fedexp.core.errors import ConfigError
 from fedexp.figures import draw as draw_run
@@ -53,15 +54,19 @@ LINE = 90  # maximum number of characters in a line of a title
 def list_methods(settings: Sequence[Setting]) -> list[Method]:
     """Return the methods of all settings, with labels that name the setting and the method.
 
-    If all settings have the same single method, the label names only the setting.
+    If all settings have the same single method, the label names only the setting. Otherwise, the
+    methods keep their colours, and each setting has its own line style.
     """
     if len(settings) == 1:
         return list(settings[0].methods)
     pairs = [(setting.name, method) for setting in settings for method in setting.methods]
-    several = len({method.name for _, method in pairs}) > 1
+    if len({method.name for _, method in pairs}) == 1:
+        return [Method(setting, method.runs, i) for i, (setting, method) in enumerate(pairs)]
+    colours = len(rcParams["axes.prop_cycle"])
     return [
-        Method(f"{setting}, {method.name}" if several else setting, method.runs, number)
-        for number, (setting, method) in enumerate(pairs)
+        Method(f"{setting.name}, {method.name}", method.runs, method.number + i * colours)
+        for i, setting in enumerate(settings)
+        for method in setting.methods
     ]
 
 
@@ -156,16 +161,16 @@ def levels(settings: Sequence[Setting], title: str) -> Figure:
     level of heterogeneity, and the colours are data sets instead of methods.
     """
     figure, (axes,) = panels_of(f"Forgetting by heterogeneity\n{title}")
-    names = list(dict.fromkeys(method.name for setting in settings for method in setting.methods))
+    methods = [method for setting in settings for method in setting.methods]
+    names = {method.name: look(method.number)["color"] for method in methods}
     wide = 0.8 / len(names)
-    for number, name in enumerate(names):
+    for number, (name, colour) in enumerate(names.items()):
         points = {}
         for i, setting in enumerate(settings):
             runs = [run for method in setting.methods if method.name == name for run in method.runs]
             place = i + (number - (len(names) - 1) / 2) * wide
             points[place] = mean_and_spread(runs, "forgetting")
         mean, spread = np.array(list(points.values())).T
-        colour = f"C{number}"
         axes.bar(list(points), mean, 0.94 * wide, yerr=spread, color=colour, label=name)
     axes.set_xticks(range(len(settings)), [setting.name for setting in settings])
     axes.set_ylabel("forgetting")

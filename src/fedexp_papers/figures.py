@@ -18,7 +18,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from fedexp.analysis.naming import displayed, named_overrides, names, shared_overrides
+from fedexp.analysis.naming import (
+    displayed,
+    named_overrides,
+    names,
+    number_methods,
+    shared_overrides,
+)
 from fedexp.analysis.sweep import normalise
 from fedexp.analysis.sweep_figures import Method, Setting, slug, sort_by_seed
 from fedexp.core.errors import ConfigError
@@ -118,7 +124,8 @@ def label_runs(sweep: PaperSweep, runs: Sequence[RunDirectory]) -> list[Setting]
             label = AND.join([fields["method"], *added_overrides(sweep, own)])
         groups.setdefault((fields.get("setting", setting), label), []).append(run)
     settings, methods = map(set, zip(*groups, strict=True))
-    numbers = {name: i for i, name in enumerate(sort_labels(sweep, "method", methods))}
+    places = number_methods(methods)
+    numbers = {name: places[name] for name in sort_labels(sweep, "method", methods)}
     common = " ".join(added_overrides(sweep, sorted(shared)))
     found = []
     for setting in sort_labels(sweep, "setting", settings):

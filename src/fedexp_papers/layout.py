@@ -7,7 +7,7 @@ from typing import Any
 
 import pandas as pd
 
-from fedexp.analysis.layout import SOME_DIVERGED, Section, plain_number
+from fedexp.analysis.layout import SOME_DIVERGED, Section
 
 NO_VIEW = "not judged: no augmented view"
 MARKS = {
@@ -151,8 +151,8 @@ def with_column_names(table: pd.DataFrame) -> pd.DataFrame:
 def all_sections(table: pd.DataFrame) -> list[Section]:
     """Return all sections of a reproduced table.
 
-    The sections are the paper's table under the paper's rule, the plain view of the finished runs,
-    and the order of the methods in each column.
+    The sections are the paper's table under the paper's rule, and the plain view of the finished
+    runs.
     """
     table = with_column_names(table)
     parts = sections(table)
@@ -161,23 +161,7 @@ def all_sections(table: pd.DataFrame) -> list[Section]:
         title = f"{part.title}: {PLAIN}".removeprefix(": ")
         title = f"{title}, last round and mean of the last ten"
         parts.append(Section(title, part.table, legend=part.legend))
-    if len(ordered := tabulate_orders(table)):
-        title = "Order of the methods in each column: Spearman's rho, and swaps beyond noise"
-        parts.append(Section(title, ordered))
     return parts
-
-
-def tabulate_orders(table: pd.DataFrame) -> pd.DataFrame:
-    """Return one row for each column of the paper's table that has enough methods.
-
-    The columns are Spearman's rho, the verdict, and the values that the verdict is based on.
-    """
-    keys = ["partition", "column", "metric"]
-    named = with_column_names(table).assign(rho=table["rho"].map(plain_number))
-    rows = named[named["order_by"].fillna("") != ""].drop_duplicates(keys)
-    names = rows["partition"] + " " + rows["column"] + " " + rows["metric"]
-    shown = rows[["rho", "order", "order_by"]].rename(columns={"order_by": "judged by"})
-    return shown.set_axis(names.str.split().str.join(" "), axis="index")
 
 
 def sections(table: pd.DataFrame, text_of: Callable[[Rows], str] = format_cell) -> list[Section]:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from fedexp.analysis.layout import Section, all_markdown
+from fedexp.analysis.layout import all_markdown
 from fedexp.core.errors import ConfigError
 from fedexp_papers import layout, readings
 from fedexp_papers.curves import draw_learning_curves, list_curves, render_svg
@@ -81,16 +81,11 @@ def make_sections(
 def make_section(sweep: PaperSweep, table: pd.DataFrame) -> str:
     """Return the section of a sweep: the origin of its runs, and the measured values."""
     named = layout.with_column_names(table)
-    parts = [part for part in layout.all_sections(named[named["n"] > 0]) if not is_order(part)]
+    parts = layout.all_sections(named[named["n"] > 0])
     parts += readings.summarise_readings(table) + readings.check_claims(sweep, table)
     origin = f"`sweep={sweep.name}`: {describe_origin(table)}"
     origin += f" [All numbers](multirun/{sweep.name}/comparison.csv)."
     return f"### {sweep.title}\n\n{origin}\n\n{all_markdown(parts, level=4)}"
-
-
-def is_order(part: Section) -> bool:
-    """Return whether a section shows the order of methods, which comparison.md has."""
-    return part.title.startswith("Order of the methods")
 
 
 def describe_origin(table: pd.DataFrame) -> str:

@@ -65,7 +65,7 @@ def join_readings(sweep: PaperSweep, runs: pd.DataFrame, name: str) -> pd.DataFr
         if len(run):
             known = label or other.removeprefix(f"{sweep.name}_")
             names = run["method"] + f" ({known})"
-            parts.append(run.assign(reading=known, method=names, order="", order_by="", rho=np.nan))
+            parts.append(run.assign(reading=known, method=names))
     return pd.concat(parts).sort_index(kind="stable").reset_index(drop=True)
 
 

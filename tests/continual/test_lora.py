@@ -7,7 +7,6 @@ import pytest
 import torch
 from torch import nn
 
-from fedexp.api.models import with_plain_layers
 from fedexp.core import tree
 from fedexp.core.errors import ConfigError
 from fedexp.training.rounds import play_round
@@ -48,30 +47,6 @@ def test_linear_layer_adds_its_low_rank_product():
         torch.tensor([[4.0]]),
     )
     assert adapted(torch.tensor([1.0, 5.0])).item() == 6
-    assert adapted.plain().weight.tolist() == [[3.0, 0.0]]  # 1 + 0.5 * 4 * 1, 2 - 0.5 * 4 * 1
-
-
-@pytest.mark.parametrize(
-    "places", [{}, {"stride": 2, "padding": 1}, {"dilation": 2, "padding": (2, 0)}]
-)
-def test_merged_convolution_equals_adapted_one(places):
-    torch.manual_seed(0)
-    adapted = randomised(LowRank(nn.Conv2d(3, 5, (3, 2), **places), 2, 0.7).double())
-    x = torch.randn(2, 3, 9, 8, dtype=torch.float64)
-    expected = adapted(x)
-    assert not torch.allclose(expected, adapted.base(x))
-    torch.testing.assert_close(adapted.plain()(x), expected)
-
-
-def test_merged_network_has_plain_names_and_equal_outputs():
-    torch.manual_seed(0)
-    lora = LoRA(rank=2, alpha=3.0, targets=("stem", "inner"))
-    network = randomised(Own(lora=lora).build((1, 6, 6), 4).double())
-    x = torch.randn(3, 1, 6, 6, dtype=torch.float64)
-    expected = network(x).logits
-    merged = with_plain_layers(network)
-    torch.testing.assert_close(merged(x).logits, expected)
-    assert merged.state_dict().keys() == Own().build((1, 6, 6), 4).state_dict().keys()
 
 
 def test_only_adapters_and_head_are_trained_and_sent():

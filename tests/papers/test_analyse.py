@@ -204,27 +204,6 @@ def test_angles_and_densities_equal_hand_calculation():
     assert np.isnan(features.circle_density(np.empty(0), grid)).all()
 
 
-def test_density_in_the_plane_equals_hand_calculation():
-    """Two points: at the first one the density is (1 + exp(-|d|^2 / 2 h^2)) / (2 * 2 pi h^2) with
-    |d| = 1, h = 0.5: exp(-2)."""
-    points = np.array([[0.0, 0.0], [1.0, 0.0]])
-    found = features.plane_density(points, np.array([0.0, 5.0]), np.array([0.0]), bandwidth=0.5)
-    assert found.shape == (1, 2)
-    assert found[0, 0] == pytest.approx((1 + np.exp(-2)) / (np.pi), rel=1e-12)
-    assert found[0, 1] == pytest.approx(np.exp(-32) / np.pi, rel=1e-9)  # exp(-50) more
-
-
-def test_models_are_embedded_together():
-    rng = np.random.default_rng(0)
-    groups = [rng.normal(10 * i, 0.1, (n, 4)) for i, n in ((0, 6), (1, 4))]
-    found = features.embed(groups, seed=0, perplexity=3)
-    assert [each.shape for each in found] == [(6, 2), (4, 2)]
-    again = features.embed(groups, seed=0, perplexity=3)
-    np.testing.assert_array_equal(np.concatenate(found), np.concatenate(again))
-    with pytest.raises(ConfigError, match=r"--perplexity 30: must be .* less than 10, the number"):
-        features.embed(groups, seed=0, perplexity=30.0)
-
-
 # --- the command
 
 OPTIONS = [*FEDERATION, "local.batch_size=60", "hardware.precision=fp64"]
@@ -299,21 +278,6 @@ def test_tsne_shows_the_models_of_two_runs(run, others, capsys, monkeypatch):
         )
     with pytest.raises(ConfigError, match="no setting has runs of at least two methods"):
         draw_picture({"kind": "joint_tsne"}, settings_of(run.directory), "FedNTD Fig. 21")
-
-
-def test_tsne_rejects_runs_that_do_not_match(run, others, capsys):
-    copy, wide = map(str, others)
-    for arguments, words in (
-        (["--with", str(run.directory)], "the same run is given twice"),
-        (["--with", str(run.directory.parent)], "is not a run directory"),
-        (
-            ["--with", wide, "--examples", "12"],
-            "fedavg and fedntd: the features of these runs have 2 and 16 dimensions",
-        ),
-        (["--with", copy, "--with", wide, "--data", "3"], "the runs use different examples"),
-    ):
-        assert main(["analyse", str(run.directory), "tsne", *arguments]) == 2
-        assert words in capsys.readouterr().err
 
 
 def subject_of(run, examples):

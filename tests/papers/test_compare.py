@@ -327,7 +327,6 @@ def test_readings_have_separate_rows(tmp_path):
     assert (float(own["mean"]), float(other["mean"])) == pytest.approx((39, 42))
     assert (own["printed"], own["reading"]) == (other["printed"], "")
     assert float(one(table, **here, method="FedProx (released)")["mean"]) == pytest.approx(50)
-    assert other["rho"] == other["order"] == ""  # two equal published values have no order
     (line,) = [line for line in text.splitlines() if line.startswith("| MOON (released), acc")]
     assert line == "| MOON (released), accuracy | 3.49 | 0.49 | 0 of 1 |"
 
@@ -354,6 +353,5 @@ def test_sweep_is_compared_when_it_ends(tmp_path, capsys):
     finish_sweep(tmp_path, figures=True)
     assert "comparison.md" in capsys.readouterr().out
     text = (tmp_path / "comparison.md").read_text()
-    assert "50 published values: 48 not run, 2 within." in text
     assert "| 34.40* (0.60*) [40.14 (0.59)] |" in text
     assert "Rule: inferred protocol: ema(0.6), augmented test." in text

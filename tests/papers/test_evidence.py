@@ -99,20 +99,6 @@ def test_reasons_not_to_judge_are_read_from_the_line(tmp_path):
     )
 
 
-def test_run_of_another_sweep_is_copied_into_the_table(tmp_path):
-    make_run(tmp_path / "a", ["algorithm=fedavg"], [0.25])
-    for job, run in (("job", "../../a/run0"), ("gone", "../../a/run1")):
-        (tmp_path / "b" / job / ".hydra").mkdir(parents=True)
-        (tmp_path / "b" / job / ".hydra" / "overrides.yaml").write_text("[algorithm=other]")
-        (tmp_path / "b" / job / "elsewhere.json").write_text(json.dumps({"run": run}))
-    assert convert(tmp_path / "b", tmp_path / "b") == 1
-    remove_runs(tmp_path / "a")
-    remove_runs(tmp_path / "b")
-    (run,) = read_runs([tmp_path / "b"]).to_dict("records")
-    assert (run["run"], run["made_by"], run["overrides"]) == ("job", "a", ["algorithm=other"])
-    assert run["table"]["test_accuracy"].tolist() == [0.25]
-
-
 def test_curve_of_a_task_has_the_rounds_of_the_task(tmp_path):
     """The run directory is finished, so it is preferred to its line."""
     make_run(tmp_path / "a", ["algorithm=cfed"], [0.25, 0.5, 0.75])

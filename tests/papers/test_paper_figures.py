@@ -8,7 +8,6 @@ import pandas as pd
 import pytest
 
 from fedexp.core.errors import ConfigError
-from fedexp.figures.load import load_run_data
 from fedexp.metrics import forgetting
 from fedexp.rundir.sweeps import find_jobs
 from fedexp_papers import draw, draw_measured
@@ -97,20 +96,6 @@ def test_changed_fixed_override_keeps_the_labels(tmp_path):
         "flashback_fig1_a",
         "flashback_fig1_b",
     ]
-
-
-def test_class_curves_have_the_colours_of_the_legend(tmp_path):
-    """The colours do not depend on the number of rounds."""
-    sweep = load_paper_sweep("fedka_fig1")
-    make_run(tmp_path, ["experiment=fedka/cifar10", "algorithm=fedavg"], rounds=25, classes=5)
-    figure = draw.class_curves(label_runs(sweep, find_jobs(tmp_path)), sweep.title)
-    history = load_run_data(next(tmp_path.glob("run*"))).record
-    for c, (line, key) in enumerate(
-        zip(figure.axes[0].lines, figure.legends[0].get_lines(), strict=False)
-    ):
-        if c < 5:
-            np.testing.assert_allclose(line.get_ydata(), history.matrix[:, c])
-            assert line.get_color() == key.get_color() == f"C{c}"
 
 
 def test_consistency_is_the_cosine_of_consecutive_rounds(tmp_path):

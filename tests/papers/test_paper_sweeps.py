@@ -2,19 +2,15 @@
 
 import functools
 import itertools
-import re
 from collections import Counter
 
 import pandas as pd
 import pytest
 
 from fedexp.analysis.sweep import expand, launches, normalise
-from fedexp.cli import main
 from fedexp.config.build import build
-from fedexp.config.options import conf_directories, list_options
 from fedexp.core.errors import ConfigError
 from fedexp_papers.cells import TABLES
-from fedexp_papers.rules import Rule
 from fedexp_papers.sweeps import (
     all_paper_sweeps,
     find_cell,
@@ -25,7 +21,6 @@ from toy_federation import composed, is_value
 
 SWEEPS = [sweep.name for sweep in all_paper_sweeps()]
 every_sweep = pytest.mark.parametrize("name", SWEEPS)
-CONF = next(path for path in conf_directories() if (path / "sweep" / "fedntd.yaml").exists())
 
 
 def jobs(name, *overrides):
@@ -213,110 +208,3 @@ def test_other_overrides_change_the_protocol():
         "rounds=5",
         "+local.lr=1",
     ]
-
-
-@every_sweep
-def test_every_sweep_states_its_rule(name):
-    """All sweeps of FedNTD have the same rule and test both views, except the table made with
-    FedAlign's code and its figure. A run without these views is still at the sweep's protocol."""
-    sweep = load(name)
-    own_code = sweep.paper == "FedNTD" and name not in ("fedntd_table13", "fedntd_fig14")
-    # The spread was measured on Table 1, so it is known for its runs alone.
-    spread = {"accuracy": 0.0157, "forgetting": 0.016} if sweep.table == "1" else {}
-    inferred = Rule("ema(0.6)", "augmented", "inferred protocol", spread)
-    assert sweep.rule == (inferred if own_code else Rule("last", "plain"))
-    views = ["test_views=[plain,augmented]"] if own_code else []
-    asked = ["test_views=[plain]"]
-    for given, wanted in (([], views), (asked, asked)):
-        for job in jobs(name, *given):
-            assert [text for text in job if text.startswith("test_views")] == wanted
-    assert find_protocol_changes(sweep, views) == []
-
-
-@every_sweep
-def test_readings_belong_to_the_same_table(name):
-    sweep = load(name)
-    for other in map(load, sweep.readings):
-        assert (other.paper, other.table, other.rule) == (sweep.paper, sweep.table, sweep.rule)
-
-
-def whole_text(path):
-    """Return the text of an experiment's file and of the files that it includes."""
-    text = path.read_text(encoding="utf-8")
-    bases = re.findall(r"^  - (\w+/_\w+)$", text, re.MULTILINE)
-    return "\n".join(
-        [
-            text,
-            *((CONF / "experiment" / f"{base}.yaml").read_text(encoding="utf-8") for base in bases),
-        ]
-    )
-
-
-@pytest.mark.slow  # composes 35 configurations
-def test_experiments_set_all_options_of_their_protocol():
-    """The defaults may change. Adam has no momentum."""
-    for name in list_options("experiment", [CONF]):
-        text = whole_text(CONF / "experiment" / f"{name}.yaml")
-        keys = (
-            "num_clients participation rounds weighting epochs batch_size optimizer lr lr_decay"
-            " momentum weight_decay"
-        )
-        if re.search(r"optimizer: adamw?$", text, re.MULTILINE):
-            keys = keys.replace(" momentum", "")
-        for key in [*keys.split(), "override /model", "override /partition"]:
-            assert f"{key}:" in text, f"{name} does not set {key}"
-        build(composed(f"experiment={name}"))
-
-
-# --- every sweep runs
-
-
-def text_files(folder):
-    """Write tiny data sets in the formats of thucnews, sina2019, sogoucs and weibo."""
-    names = [f"class{c}" for c in range(9)]
-    lines = [f"{'abcdefghi'[c] * 5} title {i}\t{c}" for i in range(12) for c in range(9)]
-    for name in ("thucnews", "sina2019", "sogoucs"):
-        (folder / name).mkdir(parents=True)
-        for split in ("train", "test"):
-            (folder / name / f"{split}.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
-        (folder / name / "class.txt").write_text("\n".join(names), encoding="utf-8")
-    rows = [f"post {i} of somebody,,0" for i in range(40)]
-    (folder / "thucnews" / "weibo_surrogate.csv").write_text(
-        "article,content,target\n" + "\n".join(rows) + "\n"
-    )
-
-
-SMOKE = ["rounds=1", "local.epochs=1", "num_clients=10", "participation=0.2", "local.lr=0.01"]
-SMOKE += ["tracker=none", "figures=false", "hardware.engine=sequential", "hardware.threads=1"]
-IMAGES = ["dataset=digits", "model=cnn", "dataset.mean=[0.3]", "dataset.std=[0.4]"]
-TEXTS = [
-    *("dataset.vocabulary=null", "dataset.vectors=null"),
-    *("model.dimension=8", "model.filters=4", "model.heights=[1,2]"),
-]
-
-
-@pytest.mark.slow
-@every_sweep
-def test_first_job_of_each_sweep_runs(name, here):
-    """On digits, or on tiny texts."""
-    if name == "lorm_table1":
-        pytest.skip("needs timm and photographs; test_lorm_protocol.py runs a job")
-    text_files(here / "data")
-    job = jobs(name)[0]
-    texts = any("text" in override for override in job)
-    changes = [*SMOKE, *(TEXTS if texts else IMAGES)]
-    late = ("schedule.", "keep_local_models")  # need more than one round
-    job = [text for text in job if not text.startswith(late)]
-    config = composed(*job)
-    if "lda" in str(config.partition._target_).lower():
-        changes += ["alpha=10", "min_size=1"]
-    if not texts:
-        changes += ["test_views=[plain]"]  # digits have no augmentation
-    if config.surrogate.dataset or config.surrogate.fraction:
-        changes += ["surrogate.total_shards=20"]
-    if "train_splits" in config.dataset:
-        changes += ["~dataset.train_splits"]  # of CINIC-10 only
-    keys = {override.partition("=")[0] for override in changes}
-    kept = [override for override in job if override.partition("=")[0] not in keys]
-    assert main.main([*kept, *changes, f"data_dir={here / 'data'}", "hydra.run.dir=run"]) == 0
-    assert (here / "run" / "summary.json").exists()

@@ -1,12 +1,11 @@
-"""Reporting rules, tolerances and the order of methods, with numbers worked by hand."""
+"""Reporting rules and tolerances, with numbers worked by hand."""
 
 import math
 
 import numpy as np
-import pandas as pd
 import pytest
 
-from fedexp_papers.judge import compute_tolerance, find_swaps, judge, judge_order
+from fedexp_papers.judge import compute_tolerance, judge
 from fedexp_papers.rules import Rule, ema, read_rule
 
 
@@ -86,32 +85,6 @@ def test_tolerance_includes_noise():
     assert [compute_tolerance(rounds, error) for error in (None, 10.0, 20.0)] == [25.0, 25.0, 40.0]
 
 
-APART, NEAR = [50.0, 40.0, 38.0], [50.0, 45.0, 38.0]  # published values of A, B, C
-ONE, NONE = [1.0, 1.0, 1.0], [None, None, None]
-
-
-@pytest.mark.parametrize(
-    ("ours", "errors", "printed", "stds", "swaps", "unknown"),
-    [
-        # B 46 > A 42: 4 apart, noise 2 sqrt(1 + 1) = 2.83; with errors of 1.5 it is 4.24
-        ([42.0, 46.0, 30.0], ONE, APART, NONE, ["B above A"], []),
-        ([42.0, 46.0, 30.0], [1.5, 1.5, 1.5], APART, NONE, [], []),
-        # published standard deviations of 1: B and C are 2 apart, less than 2 sqrt(2)
-        ([60.0, 46.0, 50.0], ONE, APART, ONE, [], []),
-        # the error of A is unknown; pairs in the published order need no error
-        ([42.0, 46.0, 30.0], [None, 1.0, 1.0], APART, NONE, [], ["A"]),
-        ([60.0, 46.0, 30.0], [None, None, 1.0], APART, NONE, [], []),
-        # errors of 1.5 and 2: noise 2 sqrt(2.25 + 4) = 5, which is not exceeded by 5
-        ([41.0, 46.0, 30.0], [1.5, 2.0, 1.0], NEAR, NONE, [], []),
-        ([40.5, 46.0, 30.0], [1.5, 2.0, 1.0], NEAR, NONE, ["B above A"], []),
-    ],
-)
-def test_swapped_methods_are_found_only_beyond_noise(ours, errors, printed, stds, swaps, unknown):
-    columns = {"method": ["A", "B", "C"], "ours": ours, "ours_error": errors}
-    table = pd.DataFrame(columns | {"printed": printed, "printed_std": stds})
-    assert find_swaps(table) == (swaps, unknown)
-
-
 def test_cell_is_judged_by_the_runs_that_did_not_diverge():
     """If half of the runs diverged, the others are judged. A published failure needs all runs to
     diverge, or an accuracy at chance."""
@@ -133,35 +106,3 @@ def test_cell_is_judged_by_the_runs_that_did_not_diverge():
     lost = printed | {"metric": "forgetting"}
     assert judge(lost, half) == "not judged: no printed number"
     assert judge(lost, [True, True]) == "failed as printed"
-
-
-def tidy(mean, last10):
-    table = {
-        "method": list("ABCD"),
-        "error": 0.1,
-        "plain_error": 0.1,
-        "printed": [3.0, 2.0, 1.0, 0.0],
-    }
-    table |= {"printed_std": None, "rule": "the rule", "n": 1, "diverged": 0}
-    return pd.DataFrame(table).head(len(mean)).assign(mean=mean, plain_last10=last10)
-
-
-def test_order_of_a_column_uses_the_rule_or_else_the_plain_test():
-    """The paper's rule is used if all methods that did not diverge have a value; otherwise the
-    plain test. Two methods are too few."""
-    ruled = judge_order(tidy([9.0, 8.0, 7.0], [1.0, 2.0, 3.0]))
-    assert ruled == {
-        "rho": pytest.approx(1),
-        "order": "no swap beyond noise",
-        "order_by": "the rule",
-    }
-    plain = judge_order(tidy([9.0, None, 7.0], [1.0, 2.0, 3.0]))
-    assert (plain["rho"], plain["order_by"]) == (pytest.approx(-1), "mean_of_last(10), plain test")
-    assert plain["order"] == "swapped: B above A; C above A; C above B"
-    lost = tidy([9.0, 8.0, 7.0, None], [1.0, 2.0, 3.0, None]).assign(diverged=[0, 0, 0, 1])
-    assert judge_order(lost) == ruled
-    # one of two runs diverged, so the method takes part, and has no number under the rule
-    half = lost.assign(n=2)
-    assert judge_order(half)["order_by"] == "mean_of_last(10), plain test"
-    assert judge_order(half.assign(mean=[9.0, 8.0, 7.0, 6.0]))["order_by"] == "the rule"
-    assert judge_order(tidy([None] * 3, [1.0, 2.0, None]))["order"] == "not judged: 2 of 3 methods"

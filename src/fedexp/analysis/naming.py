@@ -133,15 +133,19 @@ def number_methods(methods: Iterable[str]) -> dict[str, int]:
 
     The number is the place of the algorithm among all options, so that a method looks the same in
     all pictures. Of several variants of an algorithm, the first one has this number. The other
-    variants, and algorithms that are no options, have numbers after those of all options.
+    variants, and algorithms that are no options, have numbers after those of all options. methods:
+    names that begin with an option or its display name.
     """
-    options = [*FIRST, *sorted(display_names().keys() - {*FIRST})]
+    known = display_names()
+    options = [*FIRST, *sorted(known.keys() - {*FIRST})]
+    places = {word: i for i, option in enumerate(options) for word in (option, known.get(option))}
     found: dict[str, int] = {}
     further = itertools.count(len(options))
     for name in ordered(set(methods)):
-        algorithm = name.split(" ")[0]
-        place = options.index(algorithm) if algorithm in options else -1
-        found[name] = next(further) if place < 0 or place in found.values() else place
+        place = places.get(name.split(" ")[0].rstrip(","))
+        if place is None or place in found.values():
+            place = next(further)
+        found[name] = place
     return found
 
 

@@ -6,7 +6,6 @@ are used as written, without interpolation.
 """
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,7 +22,7 @@ from fedexp.data.tasks import Scenario
 from fedexp.data.types import DataSource, TextShape
 from fedexp.engine.network import default_torch, require_memory, seeded_torch, trainable
 from fedexp.models import Model
-from fedexp.rundir import files, kept_models, origin
+from fedexp.rundir import kept_models, origin
 from fedexp.rundir.kept_models import KeptModel
 from fedexp.rundir.reader import RunDirectory
 
@@ -132,7 +131,6 @@ def load_network(
     client: the client whose local model is returned, or None for the global model. Raises
     ConfigError if the run did not save the model, or if the model does not match the configuration.
     """
-    require_files(run.directory)
     kept = kept_models.load(run.directory, number, client)
     parts = read_parts(run, data_dir)
     shape = input_shape(run, parts, kept)
@@ -150,16 +148,6 @@ def load_network(
         raise ConfigError(f"{run.directory}: {error}") from error
     load_weights(module, kept, run)
     return module.eval(), kept, parts
-
-
-def require_files(directory: Path) -> None:
-    """Raise ConfigError if a path that should be a file is anything else.
-
-    Reading a pipe, for example, would block.
-    """
-    for name in (files.CONFIG, files.PARTITION, files.CHECKPOINT, files.PREVIOUS, origin.NAME):
-        if (directory / name).exists() and not (directory / name).is_file():
-            raise ConfigError(f"{directory / name}: is not a file")
 
 
 def make_federation(parts: Parts) -> Federation:

@@ -6,7 +6,6 @@ matplotlib is used through its object interface, without pyplot or global state,
 job may draw figures.
 """
 
-import errno
 import io
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -15,7 +14,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedexp.core import storage
-from fedexp.core.errors import StorageError
 from fedexp.data.views import suffix
 from fedexp.figures.load import RunData, load_run_data
 from fedexp.figures.pictures import Pictures
@@ -136,17 +134,7 @@ def list_detailed_figures(
 
 
 def save(figure: "Figure", path: Path) -> None:
-    """Write a figure atomically, so that readers never see an incomplete file.
-
-    Raises StorageError if the folder is a symbolic link, since the link could lead anywhere.
-    """
-    if path.parent.is_symlink():
-        raise StorageError(
-            path.parent,
-            OSError(
-                errno.ELOOP, "is a symbolic link; figures are only written to a real directory"
-            ),
-        )
+    """Write a figure atomically, so that readers never see an incomplete file."""
     form = path.suffix.removeprefix(".")
     with storage.temporary_path(path) as temporary:
         figure.savefig(temporary, format=form, metadata=METADATA[form])

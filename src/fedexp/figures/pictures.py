@@ -1,7 +1,6 @@
 """The figure settings. The config node `figures` or flags of subcommands set them."""
 
 import argparse
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -10,7 +9,6 @@ from typing import Any, Self
 from fedexp.core.errors import ConfigError, require, require_choice
 
 FORMATS = ("png", "pdf", "svg")
-LATEX = re.compile(r"^\s*text\.usetex\s*:\s*(1|t|y|on|true|yes)\b", re.MULTILINE | re.IGNORECASE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +27,8 @@ class Pictures:
         for each in self.format:
             require_choice("figures.format", each, FORMATS)
         if self.style is not None:
-            require_style(self.style)
+            wanted = "an existing matplotlib style file, or null"
+            require(Path(self.style).is_file(), "figures.style", self.style, wanted)
 
     @classmethod
     def of(cls, node: object) -> Self:
@@ -62,21 +61,6 @@ class Pictures:
         """Raise ConfigError unless there is a name for each class. number: of classes."""
         fits = len(self.classes) in (0, number)
         require(fits, "figures.classes", list(self.classes), f"a list of {number} names, or []")
-
-
-def require_style(style: str) -> None:
-    """Raise ConfigError if a style file does not exist, is not text, or enables LaTeX.
-
-    LaTeX would execute the file's preamble, and would read names of runs as commands.
-    """
-    try:
-        text = Path(style).read_text(encoding="utf-8") if Path(style).is_file() else None
-    except (OSError, ValueError):
-        text = None
-    wanted = "an existing matplotlib style file, or null"
-    require(text is not None, "figures.style", style, wanted)
-    wanted = "a style file that does not run LaTeX (text.usetex: True)"
-    require(text is None or not LATEX.search(text), "figures.style", style, wanted)
 
 
 PNG = Pictures()  # the default settings

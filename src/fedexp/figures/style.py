@@ -171,8 +171,10 @@ def panels(
     """Return a figure and its panels as an array [rows, columns].
 
     height, wide: the size in inches. The figure is as wide as the style's, or `wide` if this is
-    more. options: keyword arguments of `Figure.subplots`.
+    more. If the style is narrower than 8 inches, a height above 3 inches is reduced. options:
+    keyword arguments of `Figure.subplots`.
     """
+    height = min(height, max(3.0, height * (width() / 8) ** 0.5))
     figure = Figure(figsize=(max(width(), wide), height), layout="constrained")
     if title:
         set_title(figure, title)

@@ -221,8 +221,3 @@ class Changed(LowRank):
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x) + self.scale * F.linear(x, self.change)
-
-    @torch.no_grad()
-    def plain(self) -> nn.Module:
-        self.base.weight += self.scale * self.change
-        return super().plain()

@@ -15,7 +15,6 @@ from collections.abc import Sequence
 from dataclasses import field
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from fedexp.core.errors import ConfigError, nearest, require
@@ -159,10 +158,3 @@ class LowRank(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.base(x) + self.up(self.scale * self.down(x))
-
-    @torch.no_grad()
-    def plain(self) -> nn.Module:
-        """Return a layer that has no adapter and the weights W + scale B A."""
-        change = torch.einsum("or,r...->o...", self.up.weight.flatten(1), self.down.weight)
-        self.base.weight += self.scale * change
-        return self.base

@@ -11,6 +11,7 @@ from matplotlib.colors import LogNorm, Normalize
 from matplotlib.figure import Figure
 
 from fedexp.analysis import draw_sweep
+from fedexp.analysis.naming import number_methods
 from fedexp.figures.style import (
     NAMED_CLASSES,
     colour_map,
@@ -81,9 +82,12 @@ def noise(curves: Sequence[tuple[str, NoiseCurve]], title: str) -> Figure:
     first = curves[0][1]
     text = f"Gaussian noise on the parameters: mean ± standard deviation, {len(first.loss)} draws"
     figure, ((left, right),) = panels(f"{text}\n{title}", 3.6, columns=2)
-    for number, (label, each) in enumerate(curves):
+    numbers = number_methods(label for label, _ in curves)
+    for label, each in curves:
         for axes, values in ((left, each.loss), (right, each.accuracy)):
-            draw_sweep.curve(axes, each.strengths, np.ma.masked_invalid(values), number, label)
+            draw_sweep.curve(
+                axes, each.strengths, np.ma.masked_invalid(values), numbers[label], label
+            )
     if is_wide(np.concatenate([each.loss.ravel() for _, each in curves])):
         left.set_yscale("log")
     right.set_ylim(0, 1.02)
@@ -238,12 +242,17 @@ def draw_models(axes: Axes, clouds: Sequence[Cloud]) -> None:
 def draw_runs(axes: Axes, clouds: Sequence[Cloud]) -> None:
     """Draw the points of each run in one colour, with global models in a darker shade."""
     runs = list(dict.fromkeys(each.run for each in clouds))
+    numbers = number_methods(runs)
     for is_global, noun in ((False, "local model"), (True, "global model")):
         for index, run in enumerate(runs):
             found = [c.places for c in clouds if c.run == run and c.is_global == is_global]
             if not found:
                 continue
-            colour = ("black", "0.45")[index % 2] if is_global else f"C{index}"
+            colour = (
+                ("black", "0.45")[index % 2]
+                if is_global
+                else draw_sweep.look(numbers[run])["color"]
+            )
             label = f"{run}: {len(found)} {noun}{'s' if len(found) > 1 else ''}"
             marker = MARKERS[index % len(MARKERS)]
             points = np.concatenate(found)
