@@ -286,8 +286,9 @@ def keeping_processes() -> Iterator[None]:
 
 def take_idle(number: int, threads: int) -> Process | None:
     """Return a process of an earlier run that is still alive, or None."""
-    for process in Workers.idle or []:
+    idle = Workers.idle or []
+    for process in idle:
         if (process.number, process.threads) == (number, threads):
-            Workers.idle.remove(process)
+            idle.remove(process)
             return process if process.popen.poll() is None else None
     return None
