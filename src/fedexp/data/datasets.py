@@ -297,7 +297,7 @@ class TorchvisionDataset(Published, JoinsSplits):
         for part in (train, test):
             x = np.asarray(part.data)
             found.append((x.reshape(*x.shape[:3], -1), part.targets))
-        return make_arrays(*found, names)
+        return make_arrays(found[0], found[1], names)
 
 
 class AnyTorchvision(Dataset):
