@@ -13,6 +13,7 @@ from fedexp.models.cnn import CNN
 from fedexp_papers.analyses.base import Measured
 from fedexp_papers.analyses.neurons import (
     Aligning,
+    Alignment,
     alignment,
     alignment_rows,
     class_means,
@@ -20,6 +21,7 @@ from fedexp_papers.analyses.neurons import (
     preferences,
 )
 from quick_runs import SMALL
+from toy_federation import Normed, make_simulation
 
 # Three classes, four neurons: they prefer class 1, 0, 2 and, dead, 0.
 H = np.array([[0.1, 2.0, 0.0, 0.0], [0.5, 1.0, 0.3, 0.0], [0.2, 0.0, 0.4, 0.0]])
@@ -137,6 +139,8 @@ def test_alignment_is_written_for_the_last_round(tmp_path):
     assert [(row["layer"], row["neurons"]) for row in layers] == [(1, 8), (2, 6)]
     for row in layers:
         assert (row["local"], row["local_std"]) == (row["aggregated"], 0)
-    rejected = ["model=resnet10", "forgetting_metric=alignment"]
-    with pytest.raises(ConfigError, match=r"fully connected hidden layers, but .* has none"):
-        fedexp.run(rejected, directory=tmp_path / "other")
+
+
+def test_model_without_hidden_layers_is_rejected():
+    with pytest.raises(ConfigError, match="hidden layers, but NormedModule has none"):
+        Alignment().check_run(make_simulation(model=Normed()))

@@ -160,6 +160,7 @@ def callbacks_of(run: Run) -> list[Callback]:
     """Return the analyses, and the callbacks that options on the top level ask for."""
     built, settings = run.built, run.built.settings
     found: list[Callback] = [each.create() for each in built.analysis]
+    found += filter(None, (each.callback() for each in built.forgetting_metric))
     if built.stop.patience is not None or built.stop.minutes is not None:
         found.append(EarlyStop(built.stop))
     if settings.keep_models is not None or settings.keep_local_models is not None:
