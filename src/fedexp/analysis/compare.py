@@ -52,9 +52,9 @@ def first_difference(
     if one is None or other is None:
         missing = "first" if one is None else "second"
         return [] if one is other else [(0, f"{name}: is missing in the {missing} run")]
-    if only := sorted(set(one) ^ set(other)):
+    if only := sorted(map(str, set(one) ^ set(other))):
         return [(0, f"{name}: only one of the runs has the column {only[0]}")]
-    columns = [column for column in one if not column.endswith(TIMES)]
+    columns = [column for column in map(str, one) if not column.endswith(TIMES)]
     rows = min(len(one), len(other))
     left, right = (table.loc[: rows - 1, columns].reset_index(drop=True) for table in (one, other))
     unequal = left.ne(right) & ~(left.isna() & right.isna())

@@ -33,7 +33,7 @@ def tidy(runs: Sequence[RunDirectory]) -> pd.DataFrame:
     table = pd.DataFrame(names(runs, of_data=True), columns=KEYS)
     table["seeds"] = [seeds_of(run) or str(run.directory) for run in runs]
     table["diverged"] = [run.diverged for run in runs]
-    table["run"] = list(runs)
+    table["run"] = pd.Series(list(runs), dtype=object)
     return table.join(pd.DataFrame(map(numbers_of, runs), table.index, dtype=float))
 
 
@@ -62,7 +62,8 @@ def seeds_of(run: RunDirectory) -> str:
 
 def absolute_targets(table: pd.DataFrame) -> list[str]:
     """Return the columns for the option `targets`, without fractions of the best accuracy."""
-    return [key for key in table if key.startswith(TARGETS) and not key.endswith("best")]
+    keys = [str(key) for key in table]
+    return [key for key in keys if key.startswith(TARGETS) and not key.endswith("best")]
 
 
 def average(table: pd.DataFrame, values: Iterable[str]) -> pd.DataFrame:

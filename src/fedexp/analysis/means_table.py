@@ -46,7 +46,7 @@ def make_table(runs: Sequence[RunDirectory], layout: Layout) -> Section:
     table = tidy(runs)
     asked, metrics = find_metrics(table, layout.metrics), shown_metrics(runs, layout)
     metrics_of = {
-        setting: asked or [measure.key for measure in main_measures(group["run"])]
+        str(setting): asked or [measure.key for measure in main_measures(group["run"])]
         for setting, group in table.groupby("setting")
     }
     require_known([layout.sort or "name"], ("name", *metrics), "--sort")
@@ -55,7 +55,7 @@ def make_table(runs: Sequence[RunDirectory], layout: Layout) -> Section:
     best = {
         (setting, metric): find_best(group, metric)
         for setting, group in table.groupby("setting")
-        for metric in metrics_of[setting]
+        for metric in metrics_of[str(setting)]
     }
     cells: dict[tuple[str, str, str], str] = {}
     for row in found.to_dict("records"):
@@ -89,7 +89,7 @@ def find_metrics(table: pd.DataFrame, metrics: Iterable[str]) -> list[str]:
 
     Raises ConfigError if no run has a requested metric.
     """
-    found = list(table.select_dtypes("number").dropna(axis="columns", how="all"))
+    found = list(map(str, table.select_dtypes("number").dropna(axis="columns", how="all")))
     targets = [key for key in found if key.startswith(TARGETS)]
     require_known(metrics, sorted({*found, *([TARGETS] if targets else [])}), "--metrics")
     keys = [targets if metric == TARGETS else [metric] for metric in metrics]

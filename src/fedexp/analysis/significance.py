@@ -1,7 +1,8 @@
 """Compare methods by runs with the same setting and seeds."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -82,18 +83,18 @@ def differences(table: pd.DataFrame, metrics: Iterable[str], baseline: str) -> p
     from scipy.stats import permutation_test
 
     sound = table[~table["diverged"]].set_index(["setting", "seeds", "method"])
-    rows = []
+    rows: list[dict[str, Any]] = []
     for metric in metrics:
         if metric.startswith(TARGETS) or metric not in sound:
             continue
         wide = sound[metric].unstack("method").reindex(columns=table["method"].unique())
-        compared = []
+        compared: list[dict[str, Any]] = []
         for method in ordered(wide.columns.drop(baseline)):
             values = (wide[method] - wide[baseline]).dropna().to_numpy()
             if not len(values):
                 continue
             low, high = interval(values)
-            row = {"metric": metric, "method": method, "n": len(values)}
+            row: dict[str, Any] = {"metric": metric, "method": method, "n": len(values)}
             row |= {"difference": values.mean(), "low": low, "high": high, "p": 1.0}
             if len(values) > 1:
                 flips = permutation_test(
@@ -123,7 +124,7 @@ def tabulate(found: pd.DataFrame, baseline: str) -> list[Section]:
     if found.empty or found["n"].max() < 2:
         return []
     texts = pd.Series(
-        map(format_difference, found.to_dict("records")),
+        [format_difference(row) for row in found.to_dict("records")],
         pd.MultiIndex.from_frame(found[["method", "metric"]]),
     )
     wide = texts.unstack().fillna("-")[found["metric"].unique()]
@@ -131,7 +132,7 @@ def tabulate(found: pd.DataFrame, baseline: str) -> list[Section]:
     return [Section(f"Difference to {displayed([baseline])[0]}", wide, about=ABOUT)]
 
 
-def format_difference(row: dict[str, float]) -> str:
+def format_difference(row: Mapping[Any, Any]) -> str:
     """Return a text such as `+1.20 [0.40, 2.00], n=10, p=0.012`, in points for accuracies."""
     metric, size = str(row["metric"]), row["n"]
     shown = [format_value(row[key], metric) for key in ("difference", "low", "high")]
