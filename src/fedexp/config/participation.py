@@ -44,7 +44,7 @@ class Law(Cohorts):
             if not weights.any():
                 found[number] = [int(rng.integers(clients.number))]
                 continue
-            size = min(draw_size(self.size, clients, number), np.count_nonzero(weights))
+            size = min(draw_size(self.size, clients, number), int(np.count_nonzero(weights)))
             shares = weights / weights.sum()
             drawn = rng.choice(clients.number, size, replace=False, p=shares)
             found[number] = sorted(drawn.tolist())

@@ -116,8 +116,9 @@ def prepare(built: Built, share: int | None = None, before: str | None = None) -
         changes=tuple((number, part.stage(runtime, engine)) for number, part in changes),
         left_out=left_out,
     )
-    for each in (*built.forgetting_metric, *built.analysis, *built.callback):
-        each.check_run(simulation)
+    for observer in (built.forgetting_metric, built.analysis, built.callback):
+        for each in observer:
+            each.check_run(simulation)
     return Prepared(simulation, hardware)
 
 

@@ -48,8 +48,8 @@ def table_columns(simulation: Simulation) -> dict[str, Sequence[str]]:
         before = (BEFORE,) if name == LOCAL and simulation.settings.eval_interval != 1 else ()
         found |= {file_in_view(name, view): (*columns, *before) for view in views}
     found |= {files.ROUNDS: rounds, files.CLIENTS: clients, files.TASKS: tasks}
-    for name, columns in found.items():
-        require_distinct(name, columns)
+    for name, names in found.items():
+        require_distinct(name, names)
     return found
 
 

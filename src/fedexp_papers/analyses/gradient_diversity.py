@@ -64,8 +64,10 @@ class GradientDiversity(Analysis):
     """
 
     file = "gradient_diversity.csv"
-    columns = ("round", "layer", "clients", "gradient_diversity", "weighted_gradient_diversity")
-    columns += ("mean_squared_norm", "squared_norm_of_mean")
+    columns = (
+        *("round", "layer", "clients", "gradient_diversity", "weighted_gradient_diversity"),
+        *("mean_squared_norm", "squared_norm_of_mean"),
+    )
     means: ClassVar = {name: name for name in ("gradient_diversity", "weighted_gradient_diversity")}
 
     def check_run(self, simulation: Any) -> None:

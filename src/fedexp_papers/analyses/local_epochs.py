@@ -24,8 +24,10 @@ class LocalEpochs(Analysis):
     """
 
     file = "local_epochs.csv"
-    columns = ("round", "client", "epoch", "test_accuracy", "in_local_accuracy")
-    columns += ("out_local_accuracy", "train_accuracy")
+    columns = (
+        *("round", "client", "epoch", "test_accuracy", "in_local_accuracy"),
+        *("out_local_accuracy", "train_accuracy"),
+    )
     # True: test after every epoch; False: only before the first and after the last epoch
     between: bool
     clients: CountOrNone  # how many clients to test per round, in cohort order; None: all

@@ -72,8 +72,10 @@ class WeightDivergence(Analysis):
     """
 
     file = "weight_divergence.csv"
-    columns = ("round", "client", "layer", "l1", "others_l1", "l2", "others_l2")
-    columns += ("distribution_distance",)
+    columns = (
+        *("round", "client", "layer", "l1", "others_l1", "l2", "others_l2"),
+        "distribution_distance",
+    )
     means: ClassVar = {
         "l1": "weight_divergence_l1",
         "l2": "weight_divergence_l2",
