@@ -63,6 +63,7 @@ def test_every_group_and_option_is_documented():
     table = table_of_groups()
     pages = {"dataset": "docs/guide/data.md", "partition": "docs/guide/data.md"}
     pages |= {"algorithm": "docs/algorithms/index.md"}
+    pages |= dict.fromkeys(("forgetting_metric", "analysis"), "docs/metrics.md")
     groups = {path.name for conf in CONFS for path in conf.iterdir() if path.is_dir()}
     assert set(table) == groups - {"launcher", "sweep", "sweeper", "tuned"}
     for group, options in table.items():

@@ -132,7 +132,7 @@ NOT_EXECUTED = {
     r"fedexp ('?tracker=\[wandb,tensorboard\]|tracker=tensorboard).*": (
         "an extra; tests/test_more_trackers.py runs it"
     ),
-    "fedexp hardware=gpu .*": "needs GPUs",
+    "fedexp .*hardware=gpu.*": "needs GPUs",
     "fedexp .*hydra/launcher=submitit_slurm .*": "needs Slurm",
     "export RAY_AUTH_MODE=token|ray start .*|fedexp .*hydra/launcher=ray .*": "needs Ray",
     "wandb .*|fedexp dashboard .*": "needs an account",
