@@ -45,7 +45,7 @@ test-data: $(STAMP) ## tests on real data sets below FEDEXP_DATA
 test-gpu: $(STAMP) ## tests that need a CUDA device
 	$(TEST) -m pytest -m gpu $(ARGS)
 
-test-slow: $(STAMP) ## variants, Chromium; the wheel in a clean environment (needs a package index)
+test-slow: $(STAMP) ## variants; the wheel in a clean environment (needs a package index)
 	$(TEST) -m pytest -m slow $(ARGS)
 
 bench: $(STAMP) ## speed against plain PyTorch (an hour; idle machine); make bench ARGS=--quick

@@ -1,9 +1,7 @@
 """The pages of the site: the markdown files of the repository at their own paths, and one page per
 algorithm.
 
-mkdocs runs this file (plugin gen-files), so links work in the repository and on the site alike. In
-a page, a line `::: name argument` is replaced by what a function of generated/ makes from yaml
-files, docstrings and tables.
+mkdocs runs this file (plugin gen-files), so links work in the repository and on the site alike.
 """
 
 import re
@@ -11,12 +9,15 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))  # mkdocs runs this file from elsewhere
-from generated import DIRECTIVES, ROOT, algorithm_page, algorithms
+from generated import ROOT, algorithm_page, algorithms
 
 PAGES = ("*.md", "benchmarks/*.md", "docs/*.md", "docs/*/*.md")
 ASSETS = (
     "LICENSE",
     "CITATION.cff",
+    "conf/**/*.yaml",
+    "src/*/conf/**/*.yaml",
+    "src/fedexp/algorithms/*.py",
     "docs/**/*.png",
     "docs/**/*.ipynb",
     "docs/**/*.svg",
@@ -24,9 +25,7 @@ ASSETS = (
     "multirun/*/table.csv",
     "multirun/*/comparison.csv",
 )
-CODE = r"^```.*?^```$"
-OPTION = re.compile(r"\.\./\.\./conf/algorithm/(\w+)\.yaml")  # on the site, it has a page
-DIRECTIVE = re.compile(rf"({CODE})|^::: ([\w-]+) ?([^\n]*)$", re.MULTILINE | re.DOTALL)
+OPTION = re.compile(r"\.\./\.\./(?:src/\w+/)?conf/algorithm/(\w+)\.yaml")  # on the site, a page
 
 
 def committed(*patterns: str) -> list[Path]:
@@ -34,16 +33,12 @@ def committed(*patterns: str) -> list[Path]:
     return sorted({path for pattern in patterns for path in ROOT.glob(pattern)})
 
 
-def render(text: str) -> str:
-    """Replace the directives of a page outside code blocks."""
-    text = OPTION.sub(r"../algorithms/\1.md", text)
-    return DIRECTIVE.sub(lambda m: m[1] or DIRECTIVES[m[2]](*m[3].split()), text)
-
-
 def pages() -> dict[str, str]:
     """Return the markdown of every page by its path on the site."""
     found = {
-        p.relative_to(ROOT).as_posix(): render(p.read_text(encoding="utf-8"))
+        p.relative_to(ROOT).as_posix(): OPTION.sub(
+            r"../algorithms/\1.md", p.read_text(encoding="utf-8")
+        )
         for p in committed(*PAGES)
     }
     return found | {f"docs/algorithms/{name}.md": algorithm_page(name) for name in algorithms()}

@@ -1,4 +1,4 @@
-"""A page for each algorithm, and the list of all."""
+"""A page for each algorithm."""
 
 import dataclasses
 import importlib
@@ -116,22 +116,6 @@ def restrictions(made: FedAvg) -> str:
     return only.strip()
 
 
-@cache
-def requirements() -> str:
-    text = (ROOT / "docs" / "algorithms" / "index.md").read_text(encoding="utf-8")
-    return text.split("<!-- requirements -->\n")[1].split("\n<!-- /requirements -->")[0]
-
-
-def needs_table(name: str) -> str:
-    """Return the rows of an algorithm and its variants in the table of needs.
-
-    Centralised counterparts have no row, because they exchange nothing.
-    """
-    head, rule, *lines = requirements().splitlines()
-    mine = [line for line in lines if line.startswith(f"| `{name}` ")]
-    return "\n".join([head, rule, *mine]) if mine else ""
-
-
 def used_in(name: str) -> list[str]:
     """Return the sweeps in conf/sweep that run an algorithm."""
     return [sweep.name for sweep in sweeps() if name in methods(sweep)]
@@ -159,8 +143,6 @@ def algorithm_page(name: str) -> str:
         restrictions(algorithm(name)),
         prose(" ".join(comments(algorithm_file(name)))),
     ]
-    if needs := needs_table(name):
-        parts += ["## Needs in addition to FedAvg", needs]
     if tuned := sorted((CONF / "tuned").glob(f"*_{name}.yaml")):
         parts += [
             "## Values of the papers for a data set",
@@ -186,12 +168,3 @@ def companions(name: str) -> str:
     if made.needs_public:
         given += " public.fraction=0.025"
     return given + (" surrogate.fraction=0.2" if made.needs_surrogate else "")
-
-
-def algorithm_index() -> str:
-    """Return the table of all algorithms, one line each."""
-    lines = []
-    for name in algorithms():
-        says = description(algorithm_file(name)).partition(":")[2].strip()
-        lines.append((f"[{title(name)}]({name}.md)", f"`algorithm={name}`", prose(says)))
-    return table(("method", "option", "description"), lines)

@@ -3,14 +3,13 @@
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
 import pytest
 
 from fedexp.analysis.layout import csv
 from fedexp_papers import evidence, readings
 from fedexp_papers.command import main
 from fedexp_papers.curves import draw_learning_curves, list_curves
-from fedexp_papers.page import CURVES, END, PAGE, START, describe_origin
+from fedexp_papers.page import CURVES, END, PAGE, START
 from fedexp_papers.runs import read_runs
 from fedexp_papers.sweeps import all_paper_sweeps, load_paper_sweep
 from quick_runs import make_run
@@ -32,24 +31,6 @@ LONG = ("cfed_table1", "fedntd_table1")
 def test_committed_tables_are_current(sweep):
     current = csv(readings.compare_sweep(load_paper_sweep(sweep), MULTIRUN / sweep))
     assert current == (MULTIRUN / sweep / "comparison.csv").read_text(encoding="utf-8")
-
-
-def test_origin_of_a_table_names_seeds_commits_and_hardware():
-    """Two values at the full protocol, one at another with two departures, one not run."""
-    table = pd.DataFrame(
-        {
-            "protocol": ["full", "full", "reduced", ""],
-            "reading": "",
-            "changes": ["", "", "rounds=5; data: 9 classes, not 10", ""],
-            "seeds": ["0", "0 1", "1", ""],
-            "commits": ["a", "b", "a", ""],
-            "hardware": ["X (cpu, fp32); Y (cpu, bf16)", "X (cpu, fp32)", "", ""],
-        }
-    )
-    assert describe_origin(table) == (
-        "2 published values at the full protocol; 1 at another protocol, not judged (data: 9"
-        " classes, not 10; rounds=5); seeds 0, 1; commits a, b; on X (cpu, fp32), Y (cpu, bf16)."
-    )
 
 
 @pytest.fixture

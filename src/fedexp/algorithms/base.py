@@ -348,7 +348,7 @@ class FedAvg(Checked, prefix="algorithm."):
     # --- on the server
 
     def begin_task(self, server: Tree, start: TaskStart) -> Tree:
-        """Return the server's state with which the second or a later task starts.
+        """Return the server's state at the start of the second or a later task.
 
         server: the state at the end of the previous task. PyTorch's random number generator is
         seeded before the call.

@@ -11,7 +11,7 @@ from fedexp.core.errors import ConfigError
 
 # Folders of conf/ that are not config groups with keys.
 PRESETS = ("experiment", "launcher", "sweep", "sweeper", "tuned")
-# groups of which a run may have several options, each under its own name, as in tracker.wandb
+# groups that may have several options in a run, each under its own name, as in tracker.wandb
 MULTIPLE = ("tracker", "callback", "analysis", "forgetting_metric")
 FILE = "file://"  # begins the paths of directories in Hydra's search path
 ALIASES = {"dirichlet": "lda"}  # name of a partition in the literature -> option

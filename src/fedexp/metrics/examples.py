@@ -1,4 +1,4 @@
-"""Forgetting of single test examples: pure functions of which examples the model got right.
+"""Forgetting of single test examples: pure functions of right and wrong predictions.
 
 The argument `right` bool [T, M] says whether the global model predicts each of the M test examples
 correctly in the evaluated rounds t = 1..T; the initial model is not included. Within a class,

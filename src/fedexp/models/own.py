@@ -200,7 +200,7 @@ class Reading(nn.Module):
         self.shift: list[float] = []
 
     def set_data_normalisation(self, mean: Sequence[float], std: Sequence[float]) -> None:
-        """Store the mean and standard deviation with which the data set was normalised.
+        """Store the mean and standard deviation that normalised the data set.
 
         mean, std: one value per channel, for one or three channels.
         """

@@ -26,7 +26,7 @@ the task's classes.
 
 The source of the formulas is the authors' code (SaraBabakN/MFCL-NeurIPS23, commit 40d1681,
 clients/MFCL.py and clients/helper.py). The text of the paper was not available. The code's main.py
-never adds outputs for new classes and does not run as it is. conf/algorithm/mfcl.yaml contains the
+never adds outputs for new classes and does not run unchanged. conf/algorithm/mfcl.yaml contains the
 authors' values for CIFAR-100; `batches` has no counterpart in the code. Because CONTENT_T is 1000,
 the first term of the generator's loss hardly depends on the images.
 
