@@ -13,13 +13,15 @@ from hydra.plugins.config_source import ConfigLoadError
 from omegaconf import OmegaConf
 
 from fedexp.config import run_names
-from fedexp.config.options import conf_directory, list_options
+from fedexp.config.options import add_resolver, conf_directory, list_options
 from fedexp.core.errors import ConfigError
 from fedexp.core.packages import how_to_install
 from fedexp.training.job import Place
 
 # Hydra 1.4 has a single set of defaults, and warns if they are chosen.
-DEFAULTS: dict[str, Any] = {"version_base": "1.3"} if hydra.__version__.startswith("1.3.") else {}
+IS_OLD = hydra.__version__.startswith("1.3.")
+DEFAULTS: dict[str, Any] = {"version_base": "1.3"} if IS_OLD else {}
+REPLACE: dict[str, Any] = {} if IS_OLD else {"replace": True}  # a config of a plugin
 # option of hydra/launcher or hydra/sweeper -> (needed modules, extra that installs them)
 NEEDED = {
     "joblib": (("joblib", "hydra_plugins.hydra_joblib_launcher"), "joblib"),
@@ -45,10 +47,10 @@ def register() -> None:
             # without the plugin, the defaults are enough to compose and preview a sweep
             with suppress(ConfigLoadError):
                 ours = OmegaConf.merge(store.load(f"hydra/{group}/{name}.yaml").node, ours)
-            store.store(group=f"hydra/{group}", name=name, node=ours, provider="fedexp")
+            store.store(name, ours, f"hydra/{group}", provider="fedexp", **REPLACE)
     run_names.register()
-    OmegaConf.register_new_resolver("fedexp.gpus", lambda: count_gpus(), replace=True)
-    OmegaConf.register_new_resolver("fedexp.jobs_at_once", jobs_at_once, replace=True)
+    add_resolver("fedexp.gpus", lambda: count_gpus())
+    add_resolver("fedexp.jobs_at_once", jobs_at_once)
 
 
 def check_installed(choices: Mapping[str, Any]) -> None:

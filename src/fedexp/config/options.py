@@ -1,10 +1,13 @@
 """Find the groups, options and keys in conf/ and in the users' config directories."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
+
+import omegaconf
+from omegaconf import OmegaConf
 
 from fedexp.core import yaml_files
 from fedexp.core.errors import ConfigError
@@ -16,6 +19,13 @@ MULTIPLE = ("tracker", "callback", "analysis", "forgetting_metric")
 FILE = "file://"  # begins the paths of directories in Hydra's search path
 ALIASES = {"dirichlet": "lda"}  # name of a partition in the literature -> option
 PACKAGE = re.compile(r"^# @package (\S+)", re.MULTILINE)
+
+
+def add_resolver(name: str, resolver: Callable[..., Any]) -> None:
+    """Register a resolver with OmegaConf, which renamed its function for this in version 2.4."""
+    is_old = omegaconf.__version__.startswith("2.3.")
+    register: Any = OmegaConf.register_new_resolver if is_old else OmegaConf.register_resolver
+    register(name, resolver, replace=True)
 
 
 def list_groups(directories: Sequence[Path]) -> list[str]:

@@ -4,7 +4,7 @@ import hashlib
 
 from omegaconf import DictConfig, OmegaConf
 
-from fedexp.config.options import ALIASES
+from fedexp.config.options import ALIASES, add_resolver
 from fedexp.rundir.identity import digest, essential
 
 
@@ -32,9 +32,5 @@ def run_name(root: DictConfig) -> str:
 
 def register() -> None:
     """Register the resolvers of runs' directories. Hydra copies them to launched processes."""
-    OmegaConf.register_new_resolver(
-        "fedexp.run_name", lambda _root_: run_name(_root_), replace=True
-    )
-    OmegaConf.register_new_resolver(
-        "fedexp.run_dir", lambda resume, new: new if resume is None else resume, replace=True
-    )
+    add_resolver("fedexp.run_name", lambda _root_: run_name(_root_))
+    add_resolver("fedexp.run_dir", lambda resume, new: new if resume is None else resume)

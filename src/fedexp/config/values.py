@@ -14,6 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from fedexp.config.named import OPTIONS, with_named_datasets
+from fedexp.config.options import add_resolver
 from fedexp.config.presets import without_presets
 from fedexp.config.schedules import with_schedule
 from fedexp.config.settings import subjects_of
@@ -26,10 +27,9 @@ T = TypeVar("T")
 
 REFERENCE = re.compile(r"\$\{([\w.]+)\}")
 # `${fedexp.for_sgd:optimizer,value,others}` is a default that depends on the local optimizer.
-OmegaConf.register_new_resolver(
+add_resolver(
     "fedexp.for_sgd",
     lambda optimizer, value, others: value if optimizer in ("sgd", "nesterov") else others,
-    replace=True,
 )
 KINDS = {int: "an integer", float: "a number", bool: "true or false", str: "a string"}
 
