@@ -129,7 +129,7 @@ AUGMENTED = {"test_views": ["plain", "augmented"]}
     ("metric", "file", "options"),
     [
         *((declares("mine", name), "rounds", {}) for name in ("round", "test_accuracy", "lr")),
-        *((declares(further=[name]), "summary", {}) for name in ("accuracy", "seconds", "status")),
+        *((declares(further=[name]), "summary", {}) for name in ("accuracy", "status", "run")),
         (declares("commit"), "summary", {}),
         (declares("test_accuracy_augmented"), "rounds", AUGMENTED),
         (declares("lr"), "rounds", {"algorithm": FedRep(head_epochs=1)}),

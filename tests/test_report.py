@@ -117,6 +117,12 @@ def test_table_has_the_accuracies_after_each_task(tmp_path):
     )
 
 
+def test_report_of_a_single_run_names_the_command_for_runs(tmp_path, capsys):
+    make_run(tmp_path / "a")
+    assert main(["report", str(tmp_path / "a")]) == 2
+    assert "is a run, not a sweep; `fedexp figures" in capsys.readouterr().err
+
+
 def test_directory_without_runs_is_an_error(tmp_path, capsys):
     assert main(["report", str(tmp_path), "--out", str(tmp_path / "table")]) == 2
     assert "no finished run in" in capsys.readouterr().err

@@ -27,6 +27,7 @@ from fedexp.core import storage
 from fedexp.core.errors import ConfigError
 from fedexp.figures import save_all
 from fedexp.figures.pictures import PNG, Pictures
+from fedexp.rundir import files
 from fedexp.rundir.reader import RunDirectory
 from fedexp.rundir.sweeps import find_jobs
 
@@ -49,6 +50,11 @@ def write_sweep_reports(options: argparse.Namespace) -> None:
     for directory in options.directories:
         if not directory.is_dir():
             raise ConfigError(f"{directory}: is not a directory")
+        if (directory / files.SUMMARY).exists():
+            raise ConfigError(
+                f"{directory}: is a run, not a sweep; `fedexp figures {directory}` draws its"
+                " figures"
+            )
         paths = write_report(directory, not options.no_figures, options)
         if not paths:
             raise ConfigError(f"no finished run in {directory}")

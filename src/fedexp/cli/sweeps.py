@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from fedexp.trackers.wandb_tracker import Wandb
 
 log = logging.getLogger("fedexp")
-TABLES = ("table.csv", "rounds_to_target.csv")  # of a report
+TABLES = ("table.csv", "rounds_to_target.csv", "differences.csv")  # of a report
 
 
 @dataclass

@@ -18,6 +18,7 @@ RESERVED = (
     *("peak_memory", "accuracy", "best_accuracy", "rounds_to_target", "tasks", "task_orders"),
     *("local_evaluation", "left_out", "schedule", "stopped", "hint", "best_round"),
     *("not_finite", "rounds", "seconds", "train_samples_per_second", *FORMULAS),
+    *("setting", "method", "run", "diverged", "n", "commits"),  # columns of a sweep's tables
 )
 
 
