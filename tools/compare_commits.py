@@ -32,8 +32,11 @@ from PIL import Image
 HOME = Path(__file__).resolve().parents[1]
 # what differs between two equal runs, or says only how a run is stored
 IGNORED = {"seconds", "train_seconds", "lengths", "checksums", "spans", "wandb_id", "format"}
-# tables that earlier commits wrote in other formats
-OTHER_TABLES = ("local_class_accuracy", "personal_class_accuracy", "example_correct")
+# tables that earlier commits wrote in other formats, or not at all
+OTHER_TABLES = (
+    *("local_class_accuracy", "personal_class_accuracy", "example_correct"),
+    "classes",  # the names of the classes
+)
 
 COMMON = ["tracker=none", "hardware=cpu", "hardware.threads=1", "figures.draw=false", "rounds=3"]
 COMMON += ["num_clients=6", "participation=0.5", "local.epochs=1", "local.batch_size=40"]
