@@ -189,10 +189,14 @@ def test_unused_key_is_rejected(key, tmp_path):
 
 def test_every_key_is_tested_or_has_a_reason():
     main = yaml.safe_load((CONF / "config.yaml").read_text(encoding="utf-8"))
-    hardware = yaml.safe_load((CONF / "hardware/auto.yaml").read_text(encoding="utf-8"))
+    given = ("hardware/auto", "cohorts/uniform")
+    nodes = {
+        name.partition("/")[0]: yaml.safe_load((CONF / f"{name}.yaml").read_text(encoding="utf-8"))
+        for name in given
+    }
     for key in ("defaults", "hydra", *MULTIPLE):
         del main[key]
-    known = {*keys_of(main), *keys_of({"hardware": hardware})}
+    known = {*keys_of(main), *keys_of(nodes)}
     for group in list_groups(CONFS):  # and keys that all options of a group have
         options = {f"{group}={option}" for option in list_options(group, CONFS)}
         known |= {key for key, brought in KEYS.items() if {*brought} >= options}
