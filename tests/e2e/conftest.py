@@ -80,11 +80,11 @@ import os, signal, sys
 from fedexp.cli.main import main
 from fedexp.training import rounds
 
-def play(simulation, state, play_round=rounds.play_round):
+def play(simulation, state, *others, play_round=rounds.play_round):
     if state.round in stops:
         stops.remove(state.round)
         os.kill(os.getpid(), signal.SIGSTOP)
-    return play_round(simulation, state)
+    return play_round(simulation, state, *others)
 
 stops = {int(number) for number in os.environ.get("STOP_AFTER", "").split(",") if number}
 rounds.play_round = play
