@@ -481,7 +481,11 @@ def test_random_streams_equal_golden_numbers():
 
 
 def test_every_option_has_a_golden_run():
-    assert [*ALGORITHMS] == list_options("algorithm", conf_directories())
+    options = list_options("algorithm", conf_directories())
+    remedy = (
+        "add it to ALGORITHMS in this order, and run `python tests/test_golden.py --write NAME`"
+    )
+    assert [*ALGORITHMS] == options, remedy
     assert sorted({*MODELS, *UNDRAWN_MODELS}) == list_options("model", conf_directories())
 
 

@@ -72,5 +72,5 @@ def train(job: "Job") -> None:
                 remove_if_empty(job.directory, Path.cwd())
         raise
     except Exception as error:
-        record_failure(job, "".join(traceback.format_exception(error)), FAILED, ours=True)
+        record_failure(job, error, "".join(traceback.format_exception(error)), FAILED)
         raise

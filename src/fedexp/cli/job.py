@@ -62,7 +62,7 @@ def run_job(config: Any) -> None:
         raise
     except Exception as error:
         if code := report_failure(error, job, hydra_config, is_new):
-            raise JobFailed(last_line(error), code) from error
+            raise JobFailed(first_line(error), code) from error
         return
     if summary.get("status") == "stopped" and job.sweep is None:
         from fedexp.training.stopping import stop_reason
@@ -71,8 +71,12 @@ def run_job(config: Any) -> None:
         print(f"\nThe run {stop_reason(summary)}. Continue with:  {command}", file=sys.stderr)
 
 
-def last_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[-1]
+def first_line(error: Exception) -> str:
+    """Return the first line of an error's message, after the error's class if it is unexpected."""
+    line = str(error).strip().partition("\n")[0]
+    if isinstance(error, ConfigError | RunFailed | StorageError):
+        return line
+    return f"{type(error).__name__}: {line}".removesuffix(": ")
 
 
 def read_job(config: Any, hydra_config: Any) -> "Job":
@@ -148,8 +152,10 @@ def say_how_to_continue(job: "Job") -> None:
         print("There is nothing to resume.", file=sys.stderr)
         return
     after = saved_round(job.directory)
-    kept = "No state" if after is None else f"The state after round {after}"
-    print(f"{kept} was saved. Continue with:  {resume_command(job)}", file=sys.stderr)
+    kept = "No state was saved. Start again with"
+    if after is not None:
+        kept = f"The state after round {after} was saved. Continue with"
+    print(f"{kept}:  {resume_command(job)}", file=sys.stderr)
 
 
 def resume_command(job: "Job") -> str:
@@ -196,18 +202,18 @@ def report_failure(error: Exception, job: "Job", hydra_config: Any, is_new: bool
         return say(f"skipped: {error}", 0)
     if isinstance(error, ConfigError):
         if job.sweep is not None:
-            record_failure(job, str(error), BAD_INPUT, is_new)
+            record_failure(job, error, str(error), BAD_INPUT, is_new)
         elif not isinstance(error, Occupied):
             remove_output(job.directory, hydra_config)
         return say(str(error))
     if isinstance(error, StorageError):
-        record_failure(job, str(error), FAILED)
+        record_failure(job, error, str(error), FAILED)
         say(f"the run failed: {error}")
         say_how_to_continue(job)
         return FAILED
     if "fedexp.training.run" not in sys.modules and lacks_memory(error):
         return say_no_memory(error)  # torch could not be imported
-    where = record_failure(job, "".join(traceback.format_exception(error)), FAILED)
+    where = record_failure(job, error, "".join(traceback.format_exception(error)), FAILED)
     kind = "" if isinstance(error, RunFailed) else f"{type(error).__name__}: "
     print(f"\nfedexp: the run failed: {kind}{error}\n{where}", file=sys.stderr)
     return FAILED
@@ -221,7 +227,7 @@ def remove_output(directory: Path, hydra_config: Any) -> None:
     remove_if_empty(directory, Path(to_plain(hydra_config.runtime)["cwd"]))
 
 
-def record_failure(job: "Job", report: str, code: int, ours: bool = True) -> str:
+def record_failure(job: "Job", error: Exception, report: str, code: int, ours: bool = True) -> str:
     """Write error.txt and a summary with the status `failed` to the job's directory.
 
     Return a message that says where to find the report. A finished run is never overwritten.
@@ -229,12 +235,11 @@ def record_failure(job: "Job", report: str, code: int, ours: bool = True) -> str
     ours: whether the directory belongs to this job. False if it contains a different run.
     """
     directory, where = job.directory, ""
-    error = report.strip().splitlines()[-1]
     if not ours or not directory.is_dir() or has_result(directory):
         where = f"No report was written to {directory}. The report is:\n{report}"
     else:
         chosen = {key: job.choices[key] for key in ("algorithm", "dataset") if key in job.choices}
-        summary = {"status": "failed", "error": error, "exit_code": code, **chosen}
+        summary = {"status": "failed", "error": first_line(error), "exit_code": code, **chosen}
         try:
             write_json(directory / files.SUMMARY, summary)
             write_atomically(directory / files.ERROR, report.encode())

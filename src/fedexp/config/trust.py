@@ -35,7 +35,10 @@ def find_class(name: str, key: str) -> type:
     try:
         found = getattr(importlib.import_module(module_name), class_name)
     except (ImportError, AttributeError, ValueError) as error:
-        raise ConfigError(f"{key}={name}: cannot be imported ({error})") from error
+        raise ConfigError(
+            f"{key}={name}: cannot be imported ({error}); PYTHONPATH=. finds packages in the"
+            " current directory"
+        ) from error
     if not (isinstance(found, type) and dataclasses.is_dataclass(found)):
         raise ConfigError(f"{key}={name}: must be a dataclass")
     return found
