@@ -125,11 +125,26 @@ def hydra_node(directory, **options):
     return OmegaConf.create({"sweep": {"dir": str(directory)}, "sweeper": OPTIONS | options})
 
 
-def opened(directory, *overrides, space=("local.lr",), objective="accuracy"):
+def opened(directory, *overrides, space=("local.lr",), objective="accuracy", **options):
     config = composed("tracker=none", *overrides)
     with open_dict(config):
-        config.hydra = hydra_node(directory)
+        config.hydra = hydra_node(directory, **options)
     return open_study(config, objective, dict.fromkeys(space))
+
+
+@pytest.mark.parametrize("sampler", ["random", "tpe"])
+def test_seed_and_number_of_trials_decide_the_values(tmp_path, sampler):
+    """A continued study must not draw the values of its first trials again."""
+    space, _ = space_of(["local.lr=interval(0.1,1.0)"])
+
+    def first(name, seed):
+        study = opened(tmp_path / name, sampler=sampler, seed=seed)
+        return study.ask(space).params["local.lr"]
+
+    drawn = first("a", 0)
+    assert first("b", 0) == drawn
+    assert first("c", 1) != drawn
+    assert first("a", 0) != drawn
 
 
 # --- early stopping
