@@ -48,11 +48,11 @@ def test_interrupted_trial_resumes(fedexp, tmp_path, monkeypatch):
 
     played, play = [], rounds.play_round
 
-    def interrupt(experiment, state):
+    def interrupt(experiment, state, *others):
         played.append(state.round + 1)
         if played == [1, 2]:
             raise KeyboardInterrupt
-        return play(experiment, state)
+        return play(experiment, state, *others)
 
     monkeypatch.setattr(rounds, "play_round", interrupt)
     assert fedexp(*VALIDATED, "hydra.sweeper.n_trials=1").code == 130
