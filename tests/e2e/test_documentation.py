@@ -108,7 +108,7 @@ NOT_EXECUTED = {
     "make (constraints|reproduction)|python tests/test_(build|golden).py --write": (
         "writes a committed file"
     ),
-    "python tests/test_golden.py --write NAME": "writes a committed file",
+    "python tests/test_golden.py --write (NAME|smoothed)": "writes a committed file",
     "python tools/compare_commits.py.*": "trains with two checkouts; takes minutes",
     r"make (PYTHON=\S+ )?run( .*)?": "needs a new environment; it is `fedexp`, which is run",
     "(uv )?pip install .*": "needs a package index; tests/test_packaging.py installs the wheel",
