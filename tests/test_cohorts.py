@@ -5,13 +5,15 @@ import json
 import numpy as np
 import pytest
 
+from fedexp.config.build import build
 from fedexp.config.cohorts import Clients, Uniform, check_completed_rounds
 from fedexp.config.participation import Cyclic, Markov, PowerLaw, RoundRobin, Windows
 from fedexp.config.settings import Seeds
 from fedexp.core.errors import ConfigError
 from fedexp.training.exchange import sample
+from fedexp.training.prepare import centralized_config
 from fedexp.training.rounds import play_round
-from toy_federation import make_simulation
+from toy_federation import composed, make_simulation
 
 
 def clients(rounds, number, size, seed=0, labels=None):
@@ -227,3 +229,14 @@ def test_cohorts_of_changing_size_are_trained():
             result = play_round(simulation, state)
             assert list(result.cohort.clients) == simulation.cohorts[number]
             state.advance(result)
+
+
+@pytest.mark.parametrize(
+    "given", ["cohorts=markov", "cohorts.size=binomial", "cohorts.path=a.json"]
+)
+def test_centralized_run_has_no_law_of_participation(given):
+    run = ("algorithm=cfed_c",)
+    with pytest.raises(ConfigError, match=r"cohorts: must be uniform.*only one client"):
+        centralized_config(build(composed(*run, given)))
+    drawn = centralized_config(build(composed(*run, "cohorts.draw=round")))
+    assert drawn.settings.num_clients == 1

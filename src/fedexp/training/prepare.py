@@ -242,8 +242,8 @@ def centralized_config(built: Built) -> Built:
         return built
     if built.cohorts != replace(SAMPLED, draw=getattr(built.cohorts, "draw", "seed")):
         raise ConfigError(
-            "cohorts: must be uniform, without cohorts.path, with algorithm.paradigm=centralized,"
-            " which has only one client"
+            "cohorts: must be uniform, with cohorts.path=null and cohorts.size=fixed, if"
+            " algorithm.paradigm=centralized, which has only one client"
         )
     settings = replace(built.settings, num_clients=1, participation=1.0)
     surrogate = replace(built.surrogate, shards=1, server_shards=1, total_shards=1)
