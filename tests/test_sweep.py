@@ -1,6 +1,7 @@
 """Test named sweeps, previews of jobs, names of runs, and locks."""
 
 import json
+import signal
 import subprocess
 import sys
 import threading
@@ -15,12 +16,13 @@ from fedexp.analysis.sweep import (
     Block,
     load_sweep,
 )
-from fedexp.cli import composition, main
+from fedexp.cli import composition, main, sweeps
 from fedexp.cli.sweeps import Planned, job_status
 from fedexp.config.build import build
 from fedexp.config.options import conf_directories, read_sweeps
 from fedexp.config.values import resolve
-from fedexp.core.errors import ConfigError
+from fedexp.core import interrupts
+from fedexp.core.errors import INTERRUPTED, ConfigError
 from fedexp.rundir.lock import LOCK, Occupied, is_occupied, occupied
 from fedexp.rundir.reader import RunDirectory
 from fedexp.training import provenance
@@ -152,6 +154,14 @@ def test_preview_names_jobs_by_options(here, capsys):
     pairs = [("0.1", "fedavg"), ("0.1", "fedntd"), ("1", "fedavg"), ("1", "fedntd")]
     assert shown == [f"alpha={alpha} algorithm={algorithm}" for alpha, algorithm in pairs]
     assert not list(here.iterdir())
+
+
+def test_signal_ends_the_checks_of_jobs(here, capsys, monkeypatch):
+    """It is only recorded until all modules are imported, see `fedexp.core.interrupts`."""
+    monkeypatch.setattr(sweeps, "check_job", lambda job: interrupts._note(signal.SIGTERM, None))
+    options = ["--multirun", "seed=0,1,2", "tracker=none", "preview=true"]
+    assert main.main(options) == INTERRUPTED
+    assert capsys.readouterr().out.splitlines() == ["seed=0  new"]
 
 
 def test_stopped_run_is_done_only_for_the_same_stopping_options(tmp_path):

@@ -189,10 +189,7 @@ def run_grid(multirun: Multirun, arguments: Sequence[str]) -> None:
     grids = [list(arguments)]
     if (name := multirun.options.sweep) is not None:
         grids = launches(load_sweep(name, search_path()), arguments)
-    jobs = plan(multirun, [job for grid in grids for job in expand(grid)])
-    if preview:
-        show_jobs(jobs)
-    check_jobs(jobs)
+    jobs = check_jobs(multirun, [job for grid in grids for job in expand(grid)], shows=preview)
     if preview:
         return
     check_installed(multirun.config.hydra.runtime.choices)
@@ -226,12 +223,12 @@ class Planned:
     composed: DictConfig  # not resolved, including the node hydra
 
 
-def plan(multirun: Multirun, jobs: Sequence[Sequence[str]]) -> list[Planned]:
-    """Compose the jobs, and return one job per run directory.
+def compose(multirun: Multirun, jobs: Sequence[Sequence[str]]) -> Iterator[Planned]:
+    """Yield a job for each new run directory.
 
     jobs: the overrides of each job.
     """
-    found: dict[Path, Planned] = {}
+    known: set[Path] = set()
     for number, overrides in enumerate(jobs):
         config = multirun.context.config_loader.load_sweep_config(multirun.config, list(overrides))
         with read_write(config.hydra), open_dict(config.hydra):
@@ -241,30 +238,49 @@ def plan(multirun: Multirun, jobs: Sequence[Sequence[str]]) -> list[Planned]:
         with read_write(config.hydra):
             config.hydra.sweep.subdir = name  # so that it is not computed again
         directory = multirun.directory / name
-        found.setdefault(directory, Planned(directory, overrides, config))
-    return list(found.values())
+        if directory not in known:
+            known.add(directory)
+            yield Planned(directory, overrides, config)
 
 
-def check_jobs(jobs: Sequence[Planned]) -> None:
-    """Check the configuration of every job, without data.
+def check_jobs(multirun: Multirun, jobs: Sequence[Sequence[str]], shows: bool) -> list[Planned]:
+    """Compose and check every job without data, which takes a second or so for each.
 
-    Raises ConfigError with all messages, and the jobs that each of them is about.
+    jobs: the overrides of each job. shows: whether to print the jobs and their states.
+
+    Raises ConfigError with all messages, and the jobs that each of them is about. Raises
+    KeyboardInterrupt after the job at which a signal came.
     """
+    names = name_jobs(jobs)
+    width = max(map(len, names.values()), default=0)
+    planned = []
     wrong: dict[str, list[str]] = {}
-    for job, name in zip(jobs, name_jobs(jobs), strict=True):
+    counts: Counter[str] = Counter()
+    for job in compose(multirun, jobs):
+        planned.append(job)
+        name = names[tuple(job.overrides)] or job.directory.name
+        if shows:
+            state = job_status(job)
+            counts["done" if state in OVER else state.split()[0]] += 1
+            print(f"{name:<{width}}  {state}", flush=True)
         try:
             check_job(job)
         except ConfigError as error:
             wrong.setdefault(str(error), []).append(name)
         except Exception:
             log.debug("%s: cannot be checked", name, exc_info=True)  # the job reports the error
+        interrupts.raise_received()
+    if shows:
+        others = [f", {number} {kind}" for kind, number in sorted(counts.items()) if kind != "done"]
+        print(f"{len(planned)} jobs: {counts['done']} done{''.join(others)}")
     if wrong:
         texts = [
-            f"{message}\n  (in {len(names)} of {len(jobs)} jobs: {names[0]}"
-            f"{', ...' if len(names) > 1 else ''})"
-            for message, names in wrong.items()
+            f"{message}\n  (in {len(jobs_of)} of {len(planned)} jobs: {jobs_of[0]}"
+            f"{', ...' if len(jobs_of) > 1 else ''})"
+            for message, jobs_of in wrong.items()
         ]
         raise ConfigError("\n".join([*texts, "no job has been started"]))
+    return planned
 
 
 def check_job(job: Planned) -> None:
@@ -280,27 +296,10 @@ def check_job(job: Planned) -> None:
         check_used(built.values, job.overrides)
 
 
-def show_jobs(jobs: Sequence[Planned]) -> None:
-    """Print a line for each job, and a line `N jobs: D done, ...`."""
-    names = name_jobs(jobs)
-    width = max(map(len, names), default=0)
-    counts: Counter[str] = Counter()
-    for name, job in zip(names, jobs, strict=True):
-        state = job_status(job)
-        counts["done" if state in OVER else state.split()[0]] += 1
-        print(f"{name:<{width}}  {state}")
-    others = [f", {number} {kind}" for kind, number in sorted(counts.items()) if kind != "done"]
-    print(f"{len(jobs)} jobs: {counts['done']} done{''.join(others)}")
-
-
-def name_jobs(jobs: Sequence[Planned]) -> list[str]:
-    """Name each job by the overrides that differ between the jobs, or by its directory."""
-    shared = set.intersection(*(set(job.overrides) for job in jobs)) if jobs else set()
-    names = []
-    for job in jobs:
-        own = [text for text in job.overrides if text not in shared]
-        names.append(" ".join(own) or job.directory.name)
-    return names
+def name_jobs(jobs: Sequence[Sequence[str]]) -> dict[tuple[str, ...], str]:
+    """Name each job by its overrides that not all jobs have. jobs: the overrides of each job."""
+    shared = set.intersection(*map(set, jobs)) if jobs else set()
+    return {tuple(job): " ".join(text for text in job if text not in shared) for job in jobs}
 
 
 def job_status(job: Planned) -> str:

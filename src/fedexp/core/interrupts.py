@@ -27,6 +27,11 @@ def release() -> None:
     for number, handler in RAISING.items():
         if signal.getsignal(number) is _note:
             signal.signal(number, handler)
+    raise_received()
+
+
+def raise_received() -> None:
+    """Raise KeyboardInterrupt if a signal was recorded. Later signals are handled as before."""
     if _noted:
         _noted.clear()
         raise KeyboardInterrupt
