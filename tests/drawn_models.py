@@ -19,7 +19,8 @@ class Drawn:
     """A mixin before the class of a model: it draws the weights after they have been built."""
 
     def build(self, shape: Any, num_classes: int) -> nn.Module:
-        module, rng = super().build(shape, num_classes), np.random.default_rng(0)  # type: ignore[misc]
+        module: nn.Module = super().build(shape, num_classes)  # type: ignore[misc]
+        rng = np.random.default_rng(0)
         for values in module.parameters():
             # 1 / sqrt(inputs) for weights as for biases, like PyTorch's default
             bound = max(values[0].numel(), 4) ** -0.5

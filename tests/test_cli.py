@@ -10,7 +10,7 @@ import fedexp
 from fedexp.cli import main
 from fedexp.cli.commands import SUBCOMMANDS, is_subcommand
 from fedexp.cli.removed import REMOVED
-from fedexp.config.options import list_groups, list_options
+from fedexp.config.options import conf_directories, list_groups, list_options
 from fedexp.core import packages
 from fedexp.core.errors import nearest
 from toy_federation import CONF
@@ -89,6 +89,8 @@ print(heavy & sys.modules.keys())
     assert (
         "\npartition: dirichlet, equal_shards, file, iid, lda, natural, sharding\n" in done.stdout
     )
+    sweeps = ", ".join(list_options("sweep", conf_directories()))
+    assert f"\nsweep: {sweeps}\n" in done.stdout, "the sweeps, not their files"
     assert "_target_: fedexp.algorithms.fedntd.FedNTD" in done.stdout
     assert f"\nfedexp {fedexp.__version__}\ntorch " in done.stdout, "its own, installed or not"
     assert not list(tmp_path.iterdir()), "no command leaves anything behind"

@@ -72,8 +72,21 @@ def test_public_names_exist_and_are_documented():
     assert all(getattr(fedexp, name).__doc__ for name in fedexp.__all__)
     with pytest.raises(AttributeError, match="no attribute 'load_runs'"):
         _ = fedexp.load_runs
-    with pytest.raises(AttributeError, match=r"'export'; use torch.save"):
-        _ = fedexp.export
+
+
+@pytest.mark.parametrize(
+    ("name", "use"),
+    [
+        ("Evaluation", "`fedexp evaluate <run> --out classes.csv`"),
+        ("evaluate", "`fedexp evaluate <run> --out classes.csv`"),
+        ("export", "torch.save(run.model().network.state_dict(), path)"),
+        ("sweep", "`fedexp --multirun`, then fedexp.load_sweep(directory)"),
+    ],
+)
+def test_removed_names_are_refused_with_what_replaces_them(name: str, use: str):
+    with pytest.raises(AttributeError) as error:
+        getattr(fedexp, name)
+    assert str(error.value) == f"module 'fedexp' has no attribute {name!r}; use {use}"
 
 
 # --- a run

@@ -36,6 +36,7 @@ __all__ = [
 ]
 # names of fedexp 0.1, with what replaces them
 _REMOVED = {
+    "Evaluation": "`fedexp evaluate <run> --out classes.csv`",
     "evaluate": "`fedexp evaluate <run> --out classes.csv`",
     "export": "torch.save(run.model().network.state_dict(), path)",
     "sweep": "`fedexp --multirun`, then fedexp.load_sweep(directory)",

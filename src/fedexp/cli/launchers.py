@@ -13,6 +13,7 @@ from hydra.plugins.config_source import ConfigLoadError
 from omegaconf import OmegaConf
 
 from fedexp.config import run_names
+from fedexp.config.named import describe_groups
 from fedexp.config.options import add_resolver, conf_directory, list_options
 from fedexp.core.errors import ConfigError
 from fedexp.core.packages import how_to_install
@@ -49,6 +50,7 @@ def register() -> None:
                 ours = OmegaConf.merge(store.load(f"hydra/{group}/{name}.yaml").node, ours)
             store.store(name, ours, f"hydra/{group}", provider="fedexp", **REPLACE)
     run_names.register()
+    add_resolver("fedexp.groups", describe_groups)
     add_resolver("fedexp.gpus", lambda: count_gpus())
     add_resolver("fedexp.jobs_at_once", jobs_at_once)
 

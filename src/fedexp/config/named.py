@@ -11,7 +11,7 @@ from typing import Any
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
-from fedexp.config.options import conf_directories, find_option, list_options
+from fedexp.config.options import conf_directories, find_option, list_groups, list_options
 from fedexp.config.overrides import is_path
 from fedexp.core.errors import ConfigError, nearest
 
@@ -100,6 +100,15 @@ def load_node(name: str, key: str, group: str = "dataset", resolve: bool = False
     loaded = OmegaConf.load(str(find_option(group, name, folders)))
     node = OmegaConf.select(loaded, group, default=loaded)
     return OmegaConf.to_container(node, resolve=resolve)  # type: ignore[return-value]
+
+
+def describe_groups() -> str:
+    """Return a line `group: option, ...` for each group, for experiments and for named sweeps."""
+    folders = search_path()
+    groups = {name: name for name in [*list_groups(folders), "experiment", "sweep"]}
+    groups |= {f"hydra/{name}": name for name in ("launcher", "sweeper")}
+    lines = (f"{shown}: {', '.join(list_options(name, folders))}" for shown, name in groups.items())
+    return "\n".join(lines)
 
 
 def search_path() -> list[Path]:
