@@ -111,8 +111,19 @@ def test_metric_example_adds_a_column(workplace: Path, reference: pd.DataFrame):
         "algorithm=smoothed",
         "algorithm.smoothing=0",
         "hydra.run.dir=measured",
+        "figures=true",
     )
     assert done.returncode == 0, done.stderr
+    (workplace / "measured" / "figures" / "drops.png").unlink()
+    (workplace / "measured" / "figures" / "curves.png").unlink()
+    done = fedexp(workplace, "figures", "measured")
+    assert (
+        "without the figures of its metrics: forgetting_metric.worst_class._target" in done.stderr
+    )
+    assert "curves.png" in done.stdout
+    done = fedexp(workplace, "figures", "measured", "--config-dir", "conf_mine")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "measured/figures/drops.png" in done.stdout
     table = rounds(workplace / "measured")
     pd.testing.assert_frame_equal(
         table.drop(columns="worst_class_forgetting"), reference, check_exact=True

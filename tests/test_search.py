@@ -1,5 +1,7 @@
 """Searches: objective, search space, and early stopping."""
 
+import subprocess
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -45,6 +47,15 @@ def test_default_objective_never_uses_test_data():
 def test_direction_of_an_objective(name, expected):
     assert direction_of(name, None) == expected
     assert direction_of(name, "min") == "min"
+
+
+def test_direction_is_known_before_the_module_of_the_metric_is_imported():
+    code = (
+        "from fedexp.rundir.objective import declared_direction as of;"
+        " print(of('personal_accuracy_std'))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "min\n"
 
 
 def test_objective_of_an_own_metric_needs_a_direction():

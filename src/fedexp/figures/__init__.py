@@ -7,8 +7,9 @@ job may draw figures.
 """
 
 import io
+import itertools
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,6 +23,7 @@ from fedexp.rundir.reader import RunDirectory
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+    from fedexp.metrics.forgetting_metric import ForgettingMetric
     from fedexp.metrics.record import Record
 
 # Leave out the time of writing, so that equal runs give equal files.
@@ -34,21 +36,30 @@ INTERIM = ("class_accuracy", "local_round")  # prefixes of the figures that are 
 
 
 def make_figures(
-    run_dir: Path, summary: dict[str, Any] | None = None, look: Pictures | None = None
+    run_dir: Path,
+    summary: dict[str, Any] | None = None,
+    look: Pictures | None = None,
+    metrics: "Sequence[ForgettingMetric]" = (),
 ) -> list[Path]:
     """Write the figures of a run to `figures/` in the run directory, and return their paths.
 
     summary: the content of summary.json, if this file has not been written yet. look: formats,
-    titles and style, or None for the settings in the run's configuration.
+    titles and style, or None for the settings in the run's configuration. metrics: the run's
+    metrics, whose own figures are drawn, too.
 
     A figure is left out if its source file is missing or empty, so an interrupted run has only some
     of the figures. Raises ConfigError if a file is damaged, and OSError if the directory cannot be
     written to.
     """
     look = look or read_settings(run_dir)
-    return save_all(
-        run_dir / "figures", list_figures(load_run_data(run_dir, summary=summary)), look
+    run = load_run_data(run_dir, summary=summary)
+    own = (
+        (f"{name}{suffix(view)}", draw)
+        for view, record in run.records.items()
+        for metric in metrics
+        for name, draw in metric.figures(record).items()
     )
+    return save_all(run_dir / "figures", itertools.chain(list_figures(run), own), look)
 
 
 def read_settings(run_dir: Path) -> Pictures:

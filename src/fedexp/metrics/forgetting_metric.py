@@ -3,9 +3,12 @@
 The formulas are in `fedexp.metrics.forgetting` and `fedexp.metrics.examples`.
 """
 
+import importlib
+import pkgutil
 import reprlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from numbers import Real
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -55,6 +58,10 @@ class ForgettingMetric(Checked, prefix="forgetting_metric."):
     def callback(self) -> Any:
         """Return a callback (`fedexp.trackers.base.Callback`) that sees the models, or None."""
         return None
+
+    def figures(self, record: Record) -> Mapping[str, Callable[[], Any]]:
+        """Return functions that draw the metric's own figures (matplotlib), by file name."""
+        return {}
 
     def round_values(self, record: Record) -> dict[str, float]:
         """Return the values of the last recorded round, as columns of rounds.csv."""
@@ -338,10 +345,15 @@ def are_numbers(values: Any, count: int) -> bool:
 
 
 def directions() -> dict[str, str]:
-    """Return `max` or `min` for each name that a loaded metric declares."""
+    """Return `max` or `min` for each name that fedexp's metrics and loaded ones declare."""
+    for module in pkgutil.iter_modules([str(Path(__file__).parent)]):
+        importlib.import_module(f"{__package__}.{module.name}")
     found: dict[str, str] = {}
-    for metric in ForgettingMetric.__subclasses__():
-        found = {**metric.columns, **metric.further, **found}
+    kinds = ForgettingMetric.__subclasses__()
+    while kinds:
+        metric = kinds.pop()
+        kinds += metric.__subclasses__()
+        found |= {**metric.columns, **metric.further}
     return found
 
 

@@ -14,7 +14,6 @@ from fedexp.data.views import (
     name_in_view,
     suffix,
 )
-from fedexp.metrics import personal as personal  # declares a metric
 from fedexp.metrics.forgetting_metric import directions as metric_directions
 from fedexp.metrics.tasks import FORMULAS
 

@@ -8,6 +8,7 @@ from typing import Any
 from fedexp.core import storage
 from fedexp.figures import make_figures
 from fedexp.figures.pictures import Pictures
+from fedexp.metrics.forgetting_metric import ForgettingMetric
 from fedexp.rundir import files
 from fedexp.trackers.base import Callback, RunInfo
 
@@ -17,14 +18,14 @@ log = logging.getLogger("fedexp")
 class RunFigures(Callback):
     """Draws the figures of a run at its end."""
 
-    def __init__(self, look: Pictures):
-        self.look = look
+    def __init__(self, look: Pictures, metrics: Sequence[ForgettingMetric]):
+        self.look, self.metrics = look, metrics
 
     def start(self, info: RunInfo) -> None:
         self.directory = info.directory
 
     def draw(self, summary: dict[str, Any]) -> list[Path]:
-        return make_figures(self.directory, summary, self.look)
+        return make_figures(self.directory, summary, self.look, self.metrics)
 
 
 def write_results(

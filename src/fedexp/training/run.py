@@ -166,7 +166,7 @@ def callbacks_of(run: Run) -> list[Callback]:
     if settings.keep_models is not None or settings.keep_local_models is not None:
         found.append(KeepModels(settings))
     if built.figures.draw:
-        found.append(RunFigures(built.figures))
+        found.append(RunFigures(built.figures, built.forgetting_metric))
     return found
 
 
