@@ -139,6 +139,17 @@ def test_an_aborted_run_is_resumed_under_its_id(tmp_path, fake_wandb):
     assert other.run_id != first.run_id
 
 
+def test_run_without_a_saved_state_starts_again_under_its_id(tmp_path, fake_wandb):
+    first, second = guarded(), guarded()
+    first.start(make_info(tmp_path))
+    first.abort()
+    (folder,) = run_folders(tmp_path)
+    folder.rename(folder.with_name(f"run-20260101_120000-{first.run_id}"))  # of an earlier day
+    track(second, make_info(tmp_path))
+    assert second.run_id == first.run_id
+    assert fake_wandb.runs[1].asked["resume"] == "allow"
+
+
 @pytest.mark.parametrize(("mode", "logged"), [("online", [2, 3]), ("offline", [0, 1, 2, 3])])
 def test_resumed_run_logs_the_rounds_that_wandb_lacks(
     tmp_path, fake_wandb, monkeypatch, mode, logged

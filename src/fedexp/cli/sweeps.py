@@ -365,7 +365,7 @@ def log_tables(directory: Path, paths: Sequence[Path]) -> None:
         total_rounds=0,
         first_round=0,
         classes=(),
-        wandb_id=last_wandb_id(directory),
+        wandb_id=None,
     )
     guarded = TrackerGroup([tracker.create()])
     guarded.start(info)
@@ -384,14 +384,3 @@ def tracker_of(config: Mapping[str, Any]) -> "Wandb | None":
     if node is None or node.get("mode") == "disabled":
         return None
     return replace(make_target(node, "tracker.wandb", Wandb), name=None)
-
-
-def last_wandb_id(directory: Path) -> str | None:
-    """Return the id of the newest W&B run in a directory, or None if there is none.
-
-    The id is read from the folder's name, `run-<time>-<id>` or `offline-run-<time>-<id>`.
-    """
-    folders = (directory / "wandb").glob("*run-*-*")
-    parts = [path.name.removeprefix("offline-").split("-") for path in folders]
-    newest = max(parts, default=None, key=lambda each: each[1])
-    return "-".join(newest[2:]) if newest else None

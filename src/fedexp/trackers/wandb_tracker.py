@@ -98,6 +98,7 @@ class WandbTracker(Tracker):
         self.config = config
         self._run: Any = None
         self._id: str | None = None
+        self._known: str | None = None  # the id of an earlier part of this run
 
     @property
     def run_id(self) -> str | None:
@@ -105,7 +106,9 @@ class WandbTracker(Tracker):
 
     def start(self, info: RunInfo) -> None:
         self.info, self._last_round = info, info.first_round
-        self._id = info.wandb_id or secrets.token_hex(4)
+        # a run without a saved state starts again, under the same id
+        self._known = info.wandb_id or last_wandb_id(info.directory)
+        self._id = self._known or secrets.token_hex(4)
         self._run = self._open()
         if not info.resumed:
             return
@@ -173,7 +176,7 @@ class WandbTracker(Tracker):
             tags=[tag[:TAG_LENGTH] for tag in tags if tag],
             id=self._id,
             # Offline, W&B cannot know what the server has, so each part is a whole run.
-            resume="allow" if info.wandb_id and mode == "online" else None,
+            resume="allow" if self._known and mode == "online" else None,
             mode=mode,  # type: ignore[arg-type]
             reinit="create_new",  # even if an earlier failure has left a run open
             settings=wandb.Settings(
@@ -264,3 +267,14 @@ def is_logged_in(settings: Any) -> bool:
     from requests.utils import get_netrc_auth  # requests is a dependency of wandb
 
     return bool(settings.api_key or get_netrc_auth(settings.base_url))
+
+
+def last_wandb_id(directory: Path) -> str | None:
+    """Return the id of the newest W&B run in a directory, or None if there is none.
+
+    The id is read from the folder's name, `run-<time>-<id>` or `offline-run-<time>-<id>`.
+    """
+    folders = (directory / "wandb").glob("*run-*-*")
+    parts = [path.name.removeprefix("offline-").split("-") for path in folders]
+    newest = max(parts, default=None, key=lambda each: each[1])
+    return "-".join(newest[2:]) if newest else None
