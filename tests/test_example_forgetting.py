@@ -115,14 +115,6 @@ def test_predictions_equal_those_of_the_kept_models(run):
     np.testing.assert_array_equal(table["learned"], first)
 
 
-def test_difference_of_the_columns_is_the_change_of_accuracy(run):
-    rounds = run.rounds.iloc[2:]
-    change = rounds["learned_examples"] - rounds["forgotten_examples"]
-    wanted = run.rounds["test_accuracy"].diff().iloc[2:]
-    np.testing.assert_allclose(change, wanted, rtol=0, atol=1e-12)
-    assert run.rounds["forgotten_examples"].iloc[:2].isna().all()
-
-
 def test_resumed_run_records_the_same_predictions(run, tmp_path):
     options = ["rounds=2", "algorithm=fedntd", "local.lr=0.5"]
     begun = fedexp.run([*EVENTS, *options], directory=tmp_path / "run")

@@ -15,14 +15,14 @@ from fedexp.core.errors import ConfigError
 from fedexp.models.cnn import CNN
 from fedexp.training.rounds import play_round
 from fedexp.training.summary import summary_of
-from test_algorithms import SHIPPED, assert_equal, record
+from test_algorithms import SHIPPED, record
 from test_continual import ROWS as CONTINUAL
 from toy_federation import (
-    ENGINES,
     KEPT,
     LOCAL,
     STRUCTURE,
     Normed,
+    assert_engines_play,
     engines_compared,
     first_of_each_class,
     make_simulation,
@@ -74,55 +74,13 @@ def test_frozen_parameters_are_neither_trained_nor_sent(name):
     assert any(not torch.equal(start[k], end[k]) for k in start)
 
 
-def test_training_with_frozen_parameters_equals_pytorch():
-    """The reference is a loop in plain PyTorch with an optimizer over the other parameters."""
-    local = replace(LOCAL, epochs=1)
-    simulation = make_simulation(
-        model=frozen("convolutions"), sizes=(8,), participation=1.0, local=local, augment=False
-    )
-    state = simulation.initial_state()
-    result = play_round(simulation, state)
-    module = (
-        frozen("convolutions")
-        .build(simulation.runtime.data.shape, simulation.runtime.data.num_classes)
-        .double()
-    )
-    values = {k: v.detach().clone() for k, v in simulation.runtime.net.module.named_parameters()}
-    module.load_state_dict(values | state.server["params"])
-    trained = [p for p in module.parameters() if p.requires_grad]
-    optimizer = torch.optim.SGD(
-        trained, lr=local.lr, momentum=local.momentum, weight_decay=local.weight_decay
-    )
-    (schedule,) = result.cohort.schedules
-    for index, length in zip(schedule.index, schedule.lengths, strict=True):
-        x, y = simulation.runtime.load_train(index[:length], None)
-        optimizer.zero_grad()
-        nn.functional.cross_entropy(module(x).logits, y).backward()
-        optimizer.step()
-    expected = {k: p.detach() for k, p in module.named_parameters() if p.requires_grad}
-    assert_equal(result.server["params"], expected, atol=1e-12)
-
-
 @pytest.mark.parametrize(
     "name", ["FedAvg", "FedNTD", "FedCurv", "Scaffold", "FedAlign", "FedEWC", "CFeD"]
 )
 @engines_compared
 def test_engines_agree_on_frozen_parameters(name, engines):
-    states = []
-    for engine in engines:
-        simulation = replace(
-            ROWS[name].simulation(model=frozen("convolutions", "hidden")), engine=ENGINES[engine]
-        )
-        states.append(play(simulation, ROWS[name].rounds).server)
-    for other in states[1:]:
-        assert_equal(other, states[0], atol=1e-12)
-
-
-def test_freezing_all_parameters_is_rejected():
-    with pytest.raises(
-        ConfigError, match=r"model: all parameters are frozen .* at least one must be trainable"
-    ):
-        make_simulation(model=frozen(""))
+    simulation = ROWS[name].simulation(model=frozen("convolutions", "hidden"))
+    assert_engines_play(simulation, engines, ROWS[name].rounds)
 
 
 @one_of_each_kind("name", ROWS, *PER_PARAMETER, "heads", "initial_params")

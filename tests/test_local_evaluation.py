@@ -1,7 +1,5 @@
 """Local models tested in fewer rounds."""
 
-import dataclasses
-
 import numpy as np
 import pandas as pd
 import pytest
@@ -14,8 +12,6 @@ from fedexp.rundir import files
 from fedexp.testing import record
 from fedexp.training.summary import summary_of
 from toy_federation import ALL, make_simulation
-
-BOTH = ["plain", "augmented"]
 
 
 def make(every=None, **options):
@@ -60,23 +56,6 @@ def test_distributed_model_is_tested_if_previous_round_was_not(tmp_path):
         assert found[name].iloc[[2, 4, 5]].equals(expected[name].iloc[[2, 4, 5]])
     picture = round_picture(history.upto(4))
     np.testing.assert_array_equal(picture[[0, -1]], whole.class_accuracy[3:5])
-
-
-def test_resume_keeps_local_evaluation(tmp_path):
-    """A run that resumes after round 2 equals an uninterrupted run."""
-    options = {"every": 2, "eval_interval": 2, "test_views": BOTH}
-    whole = record(make(rounds=4, **options), tmp_path / "whole")
-    record(make(rounds=2, **options), tmp_path / "parts")
-    resumed = record(make(rounds=4, **options), tmp_path / "parts", resume=True)
-    for view in BOTH:
-        saved, expected = (each.records[view] for each in (resumed, whole))
-        np.testing.assert_equal(dataclasses.asdict(saved), dataclasses.asdict(expected))
-        assert len(saved.distributed_accuracy) == 2
-    assert columns(tmp_path / "parts").equals(columns(tmp_path / "whole"))
-    table = pd.read_csv(tmp_path / "parts" / "local_class_accuracy.csv")
-    of_round = table[table["round"] == 4]
-    before = np.tile(whole.record.distributed_accuracy[-1], len(of_round) // 4)
-    np.testing.assert_array_equal(of_round["distributed_accuracy"], before)
 
 
 @pytest.mark.parametrize(

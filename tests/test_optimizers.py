@@ -15,7 +15,6 @@ import torch.nn.functional as F
 from fedexp.algorithms import optimizers
 from fedexp.algorithms.base import FedAvg
 from fedexp.algorithms.fedavgm import FedAvgM
-from fedexp.algorithms.fedprox import FedProx
 from fedexp.algorithms.local_training import OPTIMIZERS, LocalTraining
 from fedexp.algorithms.server_optimizers import STATE, ServerOptimizer
 from fedexp.core import tree
@@ -25,17 +24,17 @@ from fedexp.testing import assert_engines_agree
 from fedexp.training.checks import server_problems
 from fedexp.training.rounds import play_round
 from method_rows import stream
-from test_algorithms import SHIPPED, Stopping, assert_equal, record
+from test_algorithms import SHIPPED, assert_equal
 from test_continual import ROWS as CONTINUAL
 from toy_federation import (
     DRAWN,
-    ENGINES,
     KEPT,
     LARGER,
     LOCAL,
     ON_THE_SERVER,
     STRUCTURE,
     assemble,
+    assert_engines_play,
     engines_compared,
     first_of_each_class,
     leaves,
@@ -107,10 +106,7 @@ def test_bias_correction_is_exact_if_the_step_is_a_tensor(name):
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_engines_agree_on_every_optimizer(name, engines):
     """Two rounds are played, since the optimizer state is new in each round."""
-    simulation = make_simulation(local=local_of(name))
-    states = [play(replace(simulation, engine=ENGINES[engine]), 2) for engine in engines]
-    for other in states[1:]:
-        assert_equal(other.server, states[0].server, atol=1e-12)
+    assert_engines_play(make_simulation(local=local_of(name)), engines)
 
 
 # --- schedules
@@ -204,34 +200,6 @@ def test_sgd_with_momentum_is_fedavgm():
     assert_equal(ours, theirs, atol=1e-12)
 
 
-@pytest.mark.parametrize("name", ["adam", "yogi", "adagrad"])
-@pytest.mark.parametrize("algorithm", [FedAvg(), FedProx(mu=0.1)], ids=lambda a: type(a).__name__)
-def test_adaptive_rounds_equal_reference_loop(name, algorithm):
-    """The loop is Algorithm 2 on one flat vector, applied to rounds of the plain algorithm."""
-    beta1 = {"adagrad": 0.0}.get(name, 0.9)
-    plain = make_simulation(algorithm)
-    simulation = with_server(plain, optimizer=name)
-    state, theirs = simulation.initial_state(), plain.initial_state()
-    names = list(simulation.initial)
-    x = torch.cat([simulation.initial[k].flatten() for k in names])
-    m, v = torch.zeros_like(x), torch.full_like(x, 1e-6)
-    for _ in range(3):
-        theirs.advance(play_round(plain, theirs))
-        delta = torch.cat([theirs.server["params"][k].flatten() for k in names]) - x
-        m = beta1 * m + (1 - beta1) * delta
-        v = {
-            "adam": 0.99 * v + 0.01 * delta**2,
-            "adagrad": v + delta**2,
-            "yogi": v - 0.01 * delta**2 * torch.sign(v - delta**2),
-        }[name]
-        x = x + 0.1 * m / (v.sqrt() + 1e-3)
-        parts = x.split([simulation.initial[k].numel() for k in names])
-        shaped = [part.view_as(simulation.initial[k]) for k, part in zip(names, parts, strict=True)]
-        theirs.server = theirs.server | {"params": dict(zip(names, shaped, strict=True))}
-        state.advance(play_round(simulation, state))
-        assert_equal(state.server["params"], theirs.server["params"], atol=1e-12)
-
-
 ROWS = first_of_each_class(SHIPPED, CONTINUAL)
 
 
@@ -253,17 +221,6 @@ def test_algorithms_support_or_reject_server_optimizers(name):
     assert not any(
         torch.equal(same[k], v) for k, v in state.server["params"].items() if v.is_floating_point()
     )
-
-
-def test_resume_restores_server_optimizer_state(tmp_path):
-    simulation = with_server(make_simulation(rounds=5), optimizer="adam")
-    whole = record(simulation, tmp_path / "whole", resume=False)
-    stopping = Stopping(simulation.engine, LOCAL.lr_at(3), KeyboardInterrupt)
-    with pytest.raises(KeyboardInterrupt):
-        record(replace(simulation, engine=stopping), tmp_path / "parts", resume=False)
-    resumed = record(simulation, tmp_path / "parts", resume=True)
-    assert resumed.round == 5
-    assert_equal(resumed.server, whole.server, atol=0)
 
 
 KEEPING = replace(LOCAL, keep_optimizer=True)
@@ -328,16 +285,6 @@ def test_engines_agree_on_kept_optimizers(algorithm, engines):
     simulation = make_simulation(algorithm, local=local, sizes=LARGER)
     for rounds in range(3):
         assert_engines_agree(simulation, play(simulation, rounds), engines)
-
-
-def test_resumed_run_keeps_the_optimizer(tmp_path):
-    options = {"local": KEEPING, "rounds": 4}
-    whole = record(make_simulation(**options), tmp_path / "whole")
-    record(make_simulation(**options | {"rounds": 2}), tmp_path / "part")
-    resumed = record(make_simulation(**options), tmp_path / "part", resume=True)
-    assert resumed.round == 4
-    assert_equal(resumed.server, whole.server)
-    assert_equal(dict(resumed.clients), dict(whole.clients))
 
 
 @one_of_each_kind("row", first_of_each_class(SHIPPED))

@@ -8,27 +8,22 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-import torch.nn.functional as F
 
 import toy_federation
 from fedexp.analysis.targets import rounds_to
 from fedexp.core.errors import ConfigError
 from fedexp.core.rng import generator_for
 from fedexp.data.held_out import Validation
-from fedexp.data.partitioned import Partition
 from fedexp.data.views import configured_views, evaluation_views
-from fedexp.engine.base import Shared
 from fedexp.figures import list_figures
 from fedexp.figures.load import load_run_data
 from fedexp.metrics.forgetting_metric import RoundDrop
-from fedexp.rundir import checkpoint, files
+from fedexp.rundir import files
 from fedexp.rundir.reader import RunDirectory
 from fedexp.testing import record
 from fedexp.training.results import write_results
-from fedexp.training.resuming import read_state
 from fedexp.training.summary import summary_of
-from test_views import every_engine
-from toy_federation import assemble, make_simulation, play
+from toy_federation import make_simulation
 
 CENTRAL, OWN = (
     Validation(fraction=0.25, per_client=False),
@@ -40,19 +35,6 @@ TWO_TASKS = replace(toy_federation.TWO_TASKS, rounds_per_task=1)
 
 def make(validation=CENTRAL, **options):
     return make_simulation(**{"sizes": SIZES, "validation": validation} | options)
-
-
-def slow_test(simulation, model):
-    """Return (correct predictions per class [C], mean loss) of a model on the validation set, one
-    example at a time."""
-    data = simulation.runtime.data
-    correct, total = np.zeros(data.num_classes, dtype=np.int64), 0.0
-    for number in data.validation.tolist():
-        x = (data.x_train[number].permute(2, 0, 1).double()[None] / 255 - 0.4) / 0.3
-        logits, label = simulation.runtime.net(model, x).logits.detach(), data.y_train[number]
-        correct[int(label)] += int(logits.argmax()) == int(label)
-        total += F.cross_entropy(logits, label[None]).item()
-    return correct, total / len(data.validation)
 
 
 def recorded(directory, **options):
@@ -102,20 +84,6 @@ def test_each_client_holds_out_a_quarter():
     np.testing.assert_array_equal(partition.counts, counts)
 
 
-@pytest.mark.parametrize("validation", [CENTRAL, OWN])
-def test_partition_file_has_validation_set(validation, tmp_path):
-    simulation = make(validation)
-    partition = simulation.stages[0].partition
-    partition.save(tmp_path / "partition.npz", simulation.runtime.data.classes)
-    loaded = Partition.load(tmp_path / "partition.npz")
-    assert loaded.validation.tolist() == partition.validation.tolist()
-    assert loaded.hash == partition.hash
-    make_simulation().stages[0].partition.save(
-        tmp_path / "without.npz", simulation.runtime.data.classes
-    )
-    assert "validation" not in np.load(tmp_path / "without.npz").files
-
-
 def test_validation_set_has_examples_of_each_task():
     simulation = make(
         Validation(fraction=0.5, per_client=False), scenario=TWO_TASKS, sizes=(2, 3, 5), rounds=1
@@ -132,29 +100,6 @@ def test_validation_set_has_examples_of_each_task():
 
 
 # --- what is evaluated
-
-
-@every_engine
-def test_engines_evaluate_validation_set(engine):
-    simulation = make(evaluate_on="both")
-    state = play(simulation, 2)
-    server = {name: state.server[name] for name in ("params", "buffers")}
-    correct, loss = slow_test(simulation, state.server["params"])
-    found = engine.evaluate(simulation.runtime, server, "validation", 2)
-    assert found.class_correct.tolist() == correct.tolist()
-    assert float(found.loss) == pytest.approx(loss, abs=1e-12)
-    trained = engine.train(
-        Shared(simulation.algorithm, simulation.runtime, state.server, 0.1),
-        assemble(simulation, state, 3),
-        True,
-    )
-    assert list(trained.class_correct) == ["plain", "validation"]
-    for i in range(4):
-        local = {name: value[i] for name, value in trained.messages["params"].items()}
-        assert (
-            trained.class_correct["validation"][i].tolist()
-            == slow_test(simulation, local)[0].tolist()
-        )
 
 
 def test_validation_set_replaces_test_set_by_default():
@@ -197,16 +142,6 @@ def test_run_without_test_set_is_read_and_drawn(tmp_path):
     names = {name for name, draw in list_figures(load_run_data(tmp_path / "run")) if draw()}
     assert {"curves", "loss", "class_accuracy_validation", "local_round_validation"} <= names
     assert "class_accuracy" not in names
-
-
-def test_resume_restores_validation_history(tmp_path):
-    simulation, state, _ = recorded(tmp_path / "run", rounds=3)
-    saved = checkpoint.load(tmp_path / "run").state
-    loaded = read_state(tmp_path / "run", saved, simulation, torch.device("cpu"))
-    assert list(loaded.records) == ["validation"]
-    assert loaded.record.curve == state.record.curve
-    assert loaded.best == state.best
-    np.testing.assert_array_equal(loaded.record.matrix, state.record.matrix)
 
 
 def test_tasks_are_evaluated_on_their_validation_examples(tmp_path):
@@ -255,13 +190,6 @@ def test_tasks_are_evaluated_on_their_validation_examples(tmp_path):
 def test_impossible_validation_set_is_rejected(options, words):
     with pytest.raises(ConfigError, match=words):
         make(**options)
-
-
-def test_values_out_of_range_are_rejected():
-    with pytest.raises(ConfigError, match=r"validation\.fraction=1"):
-        Validation(fraction=1.0, per_client=False)
-    with pytest.raises(ConfigError, match="evaluate_on=tset"):
-        make(evaluate_on="tset")
 
 
 # --- what stays

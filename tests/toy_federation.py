@@ -301,6 +301,14 @@ def assert_close(actual: Any, expected: Any, atol: float = 1e-12) -> None:
     torch.testing.assert_close(actual, expected, rtol=0, atol=atol)
 
 
+def assert_engines_play(simulation: Simulation, engines: Sequence[str], rounds: int = 2) -> State:
+    """Check that the server is equal after some rounds on each engine, and return the state."""
+    first, *others = [play(replace(simulation, engine=ENGINES[name]), rounds) for name in engines]
+    for other in others:
+        assert_close(other.server, first.server)
+    return first
+
+
 def float64(values: Any) -> torch.Tensor:
     return torch.tensor(values, dtype=torch.float64)
 

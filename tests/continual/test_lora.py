@@ -1,6 +1,6 @@
 """Low-rank adapters: the equation, and which parameters are trained, sent and exported."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import pytest
@@ -11,9 +11,8 @@ from fedexp.core import tree
 from fedexp.core.errors import ConfigError
 from fedexp.training.rounds import play_round
 from fedexp_continual.models.lora import Adapted, LoRA, LowRank, TorchvisionLoRA
-from test_algorithms import assert_equal
 from test_own_models import ROWS, Net
-from toy_federation import ENGINES, engines_compared, make_simulation, play
+from toy_federation import assert_engines_play, engines_compared, make_simulation
 
 HEAD = {"classifier.weight", "classifier.bias"}
 
@@ -79,13 +78,8 @@ def test_only_adapters_and_head_are_trained_and_sent():
 )
 def test_engines_agree_on_adapters(name, engines):
     model = Own(lora=LoRA(rank=2, targets=("stem", "inner")))
-    states = [
-        play(replace(ROWS[name].simulation(model=model), engine=ENGINES[engine]), 2).server
-        for engine in engines
-    ]
-    assert tree.is_finite(states[0]["params"])
-    for other in states[1:]:
-        assert_equal(other, states[0], atol=1e-12)
+    trained = assert_engines_play(ROWS[name].simulation(model=model), engines)
+    assert tree.is_finite(trained.server["params"])
 
 
 @pytest.mark.parametrize(

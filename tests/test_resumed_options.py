@@ -1,0 +1,67 @@
+"""Options whose history is restored: a resumed run equals an uninterrupted one."""
+
+import csv
+import dataclasses
+
+import numpy as np
+import pytest
+
+from fedexp.algorithms.fedrod import FedRoD
+from fedexp.algorithms.server_optimizers import ServerOptimizer
+from fedexp.config.settings import LocalEvaluation
+from fedexp.data.held_out import Validation
+from fedexp.data.partition import IID
+from fedexp.metrics.forgetting_metric import ForgettingEvents, InOutLocal
+from fedexp.rundir import checkpoint
+from fedexp.testing import assert_equal, record
+from test_schedule import schedule
+from toy_federation import ALL, LOCAL, make_simulation
+
+OPTIONS = {
+    "optimizers": {"local": dataclasses.replace(LOCAL, keep_optimizer=True)},
+    "local models in some rounds": {
+        "local_evaluation": LocalEvaluation(every=2),
+        "eval_interval": 2,
+        "forgetting_metric": ALL,
+        "test_views": ["plain", "augmented"],
+    },
+    "personal models": {
+        "algorithm": FedRoD(gamma=1.0),
+        "evaluate": ["global", "personal"],
+        "test_views": ["plain", "augmented"],
+        "validation": Validation(fraction=0.25, per_client=True),
+        "evaluate_on": "both",
+    },
+    "schedule": {
+        "schedule": schedule([(2, IID())], [(3, {0: 0.5})]),
+        "forgetting_metric": InOutLocal(),
+    },
+    "single examples": {"forgetting_metric": ForgettingEvents()},
+}
+
+
+def content(path):
+    """Return the rows of a table without times."""
+    with path.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    return [{k: v for k, v in row.items() if "second" not in k} for row in rows]
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_resumed_run_equals_uninterrupted_run(name, tmp_path):
+    def make(rounds):
+        simulation = make_simulation(rounds=rounds, **OPTIONS[name])
+        adam = ServerOptimizer(optimizer="adam", lr=0.01)
+        return dataclasses.replace(simulation, server_optimizer=adam)
+
+    whole = record(make(4), tmp_path / "whole")
+    record(make(2), tmp_path / "parts")
+    assert checkpoint.load(tmp_path / "parts").state["round"] == 2
+    resumed = record(make(4), tmp_path / "parts", resume=True)
+    assert_equal(resumed.server, whole.server)
+    assert_equal(dict(resumed.clients), dict(whole.clients))
+    assert resumed.records.keys() == whole.records.keys()
+    for found, expected in zip(resumed.records.values(), whole.records.values(), strict=True):
+        np.testing.assert_equal(dataclasses.asdict(found), dataclasses.asdict(expected))
+    for path in (tmp_path / "whole").glob("*.csv"):
+        assert content(tmp_path / "parts" / path.name) == content(path)
