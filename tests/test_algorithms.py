@@ -65,6 +65,7 @@ from toy_federation import (
     LOSSES,
     ON_THE_SERVER,
     PAIR,
+    SIZES,
     Normed,
     assemble,
     context,
@@ -629,6 +630,7 @@ PLAIN_LOOPS: dict[str, tuple[FedAvg, Any]] = {
     "FedAvg": (FedAvg(), lambda z, t, y: 0),
     "FedProx": (FedProx(mu=0.7), lambda z, t, y: 0),
     "Scaffold": (Scaffold(divisor="steps", variates="uniform"), lambda z, t, y: 0),
+    "Scaffold by examples": (Scaffold(divisor="steps", variates="examples"), lambda z, t, y: 0),
     "FedKD": (FedKD(beta=0.5, tau=2.0), lambda z, t, y: 0.5 * 4 * kl(t, z, 2.0)),
     "FedNTD": (
         FedNTD(**NTD | {"tau": 2.0}),
@@ -646,8 +648,11 @@ def test_two_rounds_equal_a_plain_loop(name):
     simulation = stream(algorithm) if name == "FedLwF" else make_simulation(algorithm)
     state = play(simulation, 2)
     old, start, net = state.server["params"], state.server["params"], simulation.runtime.net
-    clients = simulation.settings.num_clients
-    variates = {k: v["c"] for k, v in state.clients.items()} if name == "Scaffold" else {}
+    share = [1 / simulation.settings.num_clients] * simulation.settings.num_clients
+    if name == "Scaffold by examples":
+        share = simulation.stages[0].federation.weights / sum(SIZES)
+    corrects = isinstance(algorithm, Scaffold)
+    variates = {k: v["c"] for k, v in state.clients.items()} if corrects else {}
     zeros = tree.zeros_like(start)
     mean = state.server.get("c", zeros)
     for number in (3, 4):
@@ -669,9 +674,9 @@ def test_two_rounds_equal_a_plain_loop(name):
                 memory = {k: 0.9 * memory[k] + changed[k] for k in w}
                 w = {k: w[k] - lr * memory[k] for k in w}
             models.append(w)
-            if name == "Scaffold":
+            if corrects:
                 new = {k: (start[k] - w[k]) / (lr * schedule.steps) for k in w}
-                moved = {k: moved[k] + (new[k] - mean[k]) / clients for k in w}
+                moved = {k: moved[k] + share[client] * (new[k] - mean[k]) for k in w}
                 variates[client] = {k: own[k] + new[k] - mean[k] for k in w}
         mean, parts = moved, simulation.stage_of(number).federation.parts
         sizes = [len(parts[client]) for client in cohort.clients]

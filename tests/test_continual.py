@@ -12,7 +12,6 @@ import torch
 import torch.nn.functional as F
 import yaml
 
-from fedexp.algorithms import continual
 from fedexp.algorithms.base import FedAvg
 from fedexp.algorithms.cfed import CFeD, Learner, Reviewer, Student
 from fedexp.algorithms.feddmc import Consolidation, FedDMC, NewModel
@@ -48,7 +47,6 @@ from toy_federation import (
     leaves,
     one_of_each_kind,
     play,
-    random,
     stepped,
     task_start,
 )
@@ -315,16 +313,6 @@ def test_other_tasks_examples_are_never_read(row):
 # --- the losses and roles
 
 
-def test_cfed_equation_4_equals_softmax_with_temperature():
-    """(p_i^(1/T)) / sum_j p_j^(1/T) = softmax(z / T)_i, and L_d is the cross-entropy between
-    these."""
-    student, teacher = random(6, 5, seed=1), random(6, 5, seed=2)
-    roots = [logits.softmax(-1) ** (1 / 2) for logits in (student, teacher)]
-    q, p = (root / root.sum(-1, keepdim=True) for root in roots)
-    found = continual.distillation_loss(student, teacher, 2.0)
-    assert_equal(found, -(p * q.log()).sum(-1), atol=1e-12)
-
-
 @pytest.mark.parametrize(
     ("fraction", "expected"), [(0.0, 0), (0.4, 4), (0.41, 5), (0.05, 1), (1.0, 10)]
 )
@@ -580,16 +568,6 @@ def consolidation_loss(targets, server, **logits):
     ctx = context(server=server | {"old": "old", "new": "new"})
     net = lambda params, x: SimpleNamespace(logits=logits[params])  # noqa: E731
     return exchange.example_loss(net, "student", SimpleNamespace(x=None), ctx).item()
-
-
-def test_dmc_double_targets_equal_hand_calculation():
-    """Old classes 0, 1 from (4, 2): mean 3 -> (1, -1); new classes 2, 3 from (10, 0): mean 5 -> (5,
-    -5). Added: old minus 6 = (-2, -4, 3, 3), new minus 6 = (1, 1, 4, -6), so (-1, -3, 7, -3)."""
-    classes = [[1.0, 1.0, 0.0, 0.0], [0.0, 0.0, 1.0, 1.0]]
-    server = dict(zip(("old_classes", "new_classes"), map(torch.tensor, classes), strict=True))
-    answers = {"old": [4, 2, 9, 9], "new": [7, 7, 10, 0], "student": [0, 0, 0, 0]}
-    assert consolidation_loss("split", server, **answers) == (1 + 1 + 25 + 25) / 4
-    assert consolidation_loss("added", server, **answers) == (1 + 9 + 49 + 9) / 4
 
 
 def test_dmc_ignores_future_classes():

@@ -13,7 +13,6 @@ import torch
 import toy_federation
 from fedexp.core import storage, tree
 from fedexp.data.partition import Partitioner
-from fedexp.data.types import ImageData
 from fedexp.engine.base import Engine
 from fedexp.rundir import files
 from test_algorithms import SHIPPED, record
@@ -148,33 +147,3 @@ def test_run_completes_with_one_client(name, tmp_path):
     state = record(ROWS[name].simulation(sizes=(12,), participation=1.0), tmp_path, resume=False)
     assert state.status == "completed"
     assert set(pd.read_csv(tmp_path / files.CLIENTS)["client"]) == {0}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ROWS)
-def test_client_with_huge_weights_completes_or_diverges(name, tmp_path):
-    """The weights are finite, so the round counts. The run completes or diverges later, with whole
-    files."""
-    whole = ROWS[name].simulation(participation=1.0)
-    state = record(replace(whole, engine=Breaking(whole.engine, 2, 1e200)), tmp_path, resume=False)
-    assert state.status in ("completed", "diverged")
-    assert pd.read_csv(tmp_path / files.ROUNDS)["round"].tolist() == list(range(state.round + 1))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ROWS)
-def test_client_with_nan_in_its_data_ends_the_run_as_diverged(name, tmp_path, monkeypatch):
-    """Pixels and words are integers, but a user's data set may return NaN."""
-    whole = ROWS[name].simulation(participation=1.0)
-    own = torch.from_numpy(whole.stages[0].federation.parts[2])
-    inputs = ImageData.inputs
-
-    def poisoned(self, stored, index, *rest):
-        x = inputs(self, stored, index, *rest)
-        bad = torch.isin(index, own) & (stored is self.x_train)
-        return torch.where(bad[..., None, None, None], torch.nan, x)
-
-    monkeypatch.setattr(ImageData, "inputs", poisoned)
-    state = record(whole, tmp_path, resume=False)
-    assert (state.status, state.round) == ("diverged", 1)
-    assert 2 in state.not_finite  # and those with whom it shares examples

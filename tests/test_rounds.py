@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from fedexp.algorithms.base import FedAvg
-from fedexp.algorithms.fedprox import FedProx
 from fedexp.data.held_out import Validation
 from fedexp.metrics.forgetting_metric import RoundDrop
 from fedexp.rundir import files
@@ -22,25 +21,7 @@ from fedexp.training.rounds import play_round, record_initial, run_rounds
 from fedexp.training.rows import client_rows, json_value, training_values
 from fedexp.training.state import Scores
 from fedexp.training.summary import summary_of
-from toy_federation import LOCAL, SIZES, TWO_TASKS, Normed, assert_close, make_simulation, play
-
-
-def test_state_accumulates_rounds():
-    """Rounds of 10 and 7 examples, 1 + 2 and 0.5 + 4 seconds: 17 examples, 1.5 seconds of training
-    and 7.5 in all."""
-    simulation = make_simulation(rounds=3)
-    state = simulation.initial_state()
-    first = replace(
-        play_round(simulation, state), examples=10, seconds={"train": 1.0, "evaluation": 2.0}
-    )
-    state.advance(first)
-    assert (state.examples, state.train_seconds, state.seconds) == (10, 1.0, 3.0)
-    second = replace(
-        play_round(simulation, state), examples=7, seconds={"train": 0.5, "evaluation": 4.0}
-    )
-    state.advance(second)
-    assert (state.round, state.status) == (2, "running")
-    assert (state.examples, state.train_seconds, state.seconds) == (17, 1.5, 7.5)
+from toy_federation import SIZES, Normed, assert_close, make_simulation
 
 
 def test_seconds_and_speed_of_a_round_equal_hand_calculation():
@@ -61,17 +42,6 @@ def test_client_rows_have_examples_and_steps():
     rows = list(client_rows(simulation, state, result))
     assert [(row["client"], row["examples"]) for row in rows] == list(enumerate(SIZES))
     assert [row["steps"] for row in rows] == [2, 2, 4, 4, 4]
-
-
-def test_client_rows_have_roles():
-    simulation = make_simulation(scenario=TWO_TASKS)
-    state = simulation.initial_state()
-    result = play_round(simulation, state)
-    state.advance(result)
-    roles = [FedAvg(), FedProx(mu=1.0), FedAvg(), FedAvg()]
-    result = replace(result, cohort=replace(result.cohort, roles=roles))
-    rows = client_rows(simulation, state, result)
-    assert [row["role"] for row in rows] == ["fedavg", "fedprox", "fedavg", "fedavg"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,18 +77,6 @@ def test_second_exchange_continues_from_the_first():
     assert (found != first.tests["plain"].local).any()
     server = aggregate(once.server_optimizer, once.algorithm, first.server, second)
     assert_close(result.server["params"], server["params"], 0)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Doubled(FedAvg):
-    def local_lr(self, lr):
-        return 2 * lr
-
-
-def test_role_changes_learning_rate():
-    found = play(make_simulation(Doubled())).server["params"]
-    expected = play(make_simulation(local=replace(LOCAL, lr=2 * LOCAL.lr))).server["params"]
-    assert_close(found, expected, 0)
 
 
 def test_clients_with_non_finite_values_are_found():
@@ -218,14 +176,6 @@ def test_interrupt_waits_until_round_is_written():
     finally:
         signal.signal(signal.SIGINT, before)
     assert written == [1]
-
-
-def test_no_checkpoint_before_initial_model_is_tested(tmp_path):
-    simulation = make_simulation()
-    recorder = Recorder(tmp_path, simulation, [], None)
-    recorder.save_checkpoint(simulation.initial_state())
-    recorder.close()
-    assert not (tmp_path / files.CHECKPOINT).exists()
 
 
 def test_trackers_do_not_see_unused_test_set(tmp_path):

@@ -8,8 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fedexp.algorithms.base import FedAvg, fresh_pass
-from fedexp.algorithms.fedavgm import FedAvgM
+from fedexp.algorithms.base import fresh_pass
 from fedexp.algorithms.fedcurv import FedCurv
 from fedexp.algorithms.feddyn import FedDyn
 from fedexp.algorithms.fednova import FedNova, effective_steps
@@ -19,7 +18,6 @@ from fedexp.core import tree
 from fedexp.engine.base import ScheduledData, Shared
 from toy_federation import (
     LOCAL,
-    PLAIN,
     SoftmaxRegression,
     assemble,
     assert_close,
@@ -30,8 +28,6 @@ from toy_federation import (
     play,
     play_round,
 )
-
-EQUAL = (8, 8, 8, 8)
 
 
 def one_round(algorithm, rounds=2, **changes):
@@ -48,26 +44,6 @@ def one_round(algorithm, rounds=2, **changes):
 
 
 # --- FedAvgM
-
-
-def test_fedavgm_is_momentum_on_the_server():
-    """v_1 = w_0 - mean_1; v_2 = beta v_1 + (w_1 - mean_2); w_2 = w_1 - v_2, with the means of the
-    messages."""
-    algorithm, w, v = FedAvgM(beta=0.6), None, 0.0
-    simulation = make_simulation(algorithm)
-    state = simulation.initial_state()
-    for number in (1, 2, 3):
-        w = flat(state.server["params"])
-        cohort, lr = assemble(simulation, state, number), LOCAL.lr_at(number)
-        trained = simulation.engine.train(
-            Shared(algorithm, simulation.runtime, broadcast(simulation, state), lr), cohort, False
-        )
-        sizes = [len(simulation.stages[0].federation.parts[c]) for c in cohort.clients]
-        models = [flat(tree.row(trained.messages["params"], i)) for i in range(len(sizes))]
-        mean = sum(n * m for n, m in zip(sizes, models, strict=True)) / sum(sizes)
-        v = 0.6 * v + (w - mean)
-        state.advance(play_round(simulation, state))
-        assert_close(flat(state.server["params"]), w - v)
 
 
 # --- FedNova
@@ -167,86 +143,6 @@ def test_client_without_steps_keeps_its_variate(divisor):
 
 # --- a strongly convex problem: softmax regression with weight decay, full batches, every client in
 # every round
-
-# Each step contracts by at least 1 - lr * weight_decay = 0.9, each round of five steps by 0.59: 45
-# rounds by 5e-11.
-CONVEX = replace(PLAIN, epochs=5, batch_size=50, lr=0.1, weight_decay=1.0)
-
-
-def optimum(simulation, weights):
-    """Return the minimiser of the weighted mean of the clients' objectives, by Newton's method."""
-    runtime, parts = simulation.runtime, simulation.stages[0].federation.parts
-    shares = torch.tensor(weights, dtype=torch.float64) / sum(weights)
-    params = simulation.initial
-    batches = [runtime.load_train(torch.from_numpy(part), None) for part in parts]
-
-    def objective(p):
-        losses = [F.cross_entropy(runtime.net(p, x).logits, y) for x, y in batches]
-        return (shares * torch.stack(losses)).sum() + 0.5 * CONVEX.weight_decay * sum(
-            (w**2).sum() for w in p.values()
-        )
-
-    names, sizes = sorted(params), [params[name].numel() for name in sorted(params)]
-
-    def unflat(vector):
-        parts = zip(names, vector.split(sizes), strict=True)
-        return {name: part.reshape(params[name].shape) for name, part in parts}
-
-    point = flat(params)
-    for _ in range(8):
-        slope, curve = (
-            d(lambda v: objective(unflat(v)))(point) for d in (torch.func.grad, torch.func.hessian)
-        )
-        point = point - torch.linalg.solve(curve, slope)
-    assert torch.func.grad(lambda v: objective(unflat(v)))(point).abs().max() < 1e-12
-    return point
-
-
-def distances(algorithm, sizes, *weights, rounds=45):
-    """Return the distances of a run's final model from the optimum for each of the weights."""
-    simulation = make_simulation(
-        algorithm,
-        CONVEX,
-        sizes,
-        SoftmaxRegression(),
-        participation=1.0,
-        rounds=rounds,
-        augment=False,
-    )
-    found = flat(play(simulation, rounds).server["params"])
-    return [(found - optimum(simulation, each)).abs().max() for each in weights]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("algorithm", "reaches", "rounds"),
-    [
-        pytest.param(FedAvg(), False, 45, marks=pytest.mark.slow),
-        (Scaffold(divisor="steps", variates="uniform"), True, 45),
-        # slower
-        pytest.param(
-            FedDyn(alpha=0.5, clip=0.0, per_client_alpha=False), True, 150, marks=pytest.mark.slow
-        ),
-    ],
-    ids=lambda value: type(value).__name__,
-)
-def test_only_corrected_methods_reach_the_optimum(algorithm, reaches, rounds):
-    (found,) = distances(algorithm, EQUAL, [1] * 4, rounds=rounds)
-    assert found < 1e-7 if reaches else found > 1e-4
-
-
-@pytest.mark.slow
-def test_scaffold_fixed_point_depends_on_variate_weights():
-    """Models are averaged with n_k in both cases, so only the weights of the variates decide the
-    fixed point."""
-    sizes = (3, 7, 10, 12)
-    to_mean, to_weighted = distances(
-        Scaffold(divisor="steps", variates="uniform"), sizes, [1] * 4, sizes
-    )
-    assert to_mean < 1e-7
-    assert to_weighted > 1e-4
-    (to_weighted,) = distances(Scaffold(divisor="steps", variates="examples"), sizes, sizes)
-    assert to_weighted < 1e-7
 
 
 # --- FedDyn

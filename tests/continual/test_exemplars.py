@@ -65,29 +65,6 @@ def test_glfc_loss_equals_released_code(compensation):
     assert_close(loss, expected)
 
 
-def test_glfc_gradients_of_known_classes_equal_released_code():
-    """Compare with _compute_loss and efficient_old_class_weight for three outputs."""
-    z, before = random(6, 4).requires_grad_(), random(6, 4, seed=1)
-    algorithm = replace(GLFC_, lambda_gc=0.5, lambda_rd=0.5)
-    loss = objective(algorithm, {"z": z}, old={"z": before}, known=OLD, new=NEW)
-    (found,) = torch.autograd.grad(loss, z)
-    output = z.detach()[:5, :3].requires_grad_()
-    target = F.one_hot(LABELS[:5], 3).double()
-    g = ((output.detach().sigmoid() - target).abs() * target).sum(1).view(-1, 1)
-    index1 = (OLD[LABELS[:5]] > 0).double().view(-1, 1)
-    index2 = 1 - index1
-    w = g * index1 / ((g * index1).sum() / index1.sum())
-    w = w + g * index2 / ((g * index2).sum() / index2.sum())
-    bce = F.binary_cross_entropy_with_logits
-    loss_cur = torch.mean(w * bce(output, target, reduction="none"))
-    distill_target = target.clone()
-    distill_target[:, [0, 2]] = before[:5, [0, 2]].sigmoid()  # the old classes
-    released = 0.5 * loss_cur + 0.5 * bce(output, distill_target)
-    (expected,) = torch.autograd.grad(released, output)
-    assert_close(found[:5, :3], expected)
-    assert found[:5, 3].min() > 0, "the class to come is a negative"
-
-
 def test_herding_equals_hand_calculation():
     """Features are at 0, 20, 40 and 100 degrees. Their mean points to 38.9 degrees and has length
     0.82, so the closest single feature is at 40. The closest mean of two includes the one at 20:

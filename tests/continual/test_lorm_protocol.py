@@ -63,10 +63,3 @@ def test_jobs_of_lorm_have_the_released_values(dataset):
         expected = composed(f"experiment=lorm/{dataset}").expected
         counts = (expected.train, expected.test, expected.classes)
         assert tuple(built.dataset.counts) == counts
-
-
-TINY = ["dataset.counts=null", "dataset.size=16", "model.name=test_vit", "model.weights=null"]
-TINY += [f"dataset.augmentation.{key}=32" for key in ("size", "base", "test_size")]
-TINY += ["model.image_size=32", "num_clients=2", "rounds=2", "scenario.num_tasks=2"]
-TINY += ["local.epochs=1", "hardware=cpu", "hardware.engine=sequential"]
-TINY += ["tracker=none", "figures=false"]

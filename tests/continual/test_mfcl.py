@@ -5,7 +5,6 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from torch.distributions import Normal, kl_divergence
 
 from fedexp.algorithms import heads
 from fedexp.algorithms.interfaces import Batch, Context, Pixels
@@ -33,19 +32,6 @@ def test_imbalance_is_0_for_equal_shares_and_1_for_one_class():
     shares = torch.tensor([0.5, 0.25, 0.25]).double()
     assert float(mfcl.imbalance(shares)) == pytest.approx(1 - 1.5 * math.log(2) / math.log(3))
     assert float(mfcl.imbalance(torch.ones(1))) == 1  # one old class
-
-
-def test_divergence_equals_kl_of_normal_distributions():
-    """The first distribution is that of the running statistics; the released code calls it x, y."""
-    torch.manual_seed(0)
-    mean, running_mean = torch.randn(2, 5).double()
-    var, running_var = torch.rand(2, 5).double() + 0.1
-    here, running = (
-        Normal(m, (v + 1e-8).sqrt()) for m, v in ((mean, var), (running_mean, running_var))
-    )
-    found = mfcl.divergence(mean, var, running_mean, running_var)
-    assert_close(found, kl_divergence(running, here).mean())
-    assert float(mfcl.divergence(mean, var, mean, var)) == pytest.approx(0, abs=1e-12)
 
 
 def test_blurred_images_equal_convolution_of_reflected_images():

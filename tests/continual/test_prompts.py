@@ -7,19 +7,17 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from toy_models import TinyTransformer, TransformerBlock
+from toy_models import TinyTransformer
 
 from fedexp.core.errors import ConfigError
 from fedexp.testing import set_up_client
-from fedexp_continual.algorithms.codaprompt import CODAPrompt, ortho_loss
+from fedexp_continual.algorithms.codaprompt import CODAPrompt
 from fedexp_continual.algorithms.dualprompt import DualPrompt
 from fedexp_continual.algorithms.l2p import L2P
-from fedexp_continual.models.prompts import PrefixAttention
 from method_rows import stream
 from toy_federation import (
     LOCAL,
     assert_close,
-    float64,
     play,
     play_round,
     random,
@@ -130,16 +128,6 @@ def by_loops(method, network, params, image, key=None):
 # --- prefixes
 
 
-def test_attention_with_prefix_equals_loops():
-    torch.manual_seed(0)
-    block, prefix = TransformerBlock(4).double(), random(2, 6, 4, seed=1)
-    tokens = random(2, 5, 4, seed=2)
-    attention = PrefixAttention(block.attn)
-    attention.prefix = prefix
-    expected = torch.stack([attend(block.attn, tokens[i], prefix[i]) for i in range(2)])
-    assert_close(attention(tokens), expected)
-
-
 # --- models and losses
 
 
@@ -175,13 +163,6 @@ def test_model_and_loss_equal_loops(method, rounds):
                 expected += 0.5 * sum(apart) / len(apart)
     found = method.objective(net, params, batch, client.ctx)
     assert_close(found, torch.tensor(expected, dtype=torch.float64), atol=1e-10)
-
-
-def test_ortho_loss_equals_hand_calculation():
-    """B = (1 1; 0 2): B B^T - I = (1 2; 2 3), whose squares have the mean (1 + 4 + 4 + 9) / 4. A
-    row of zeros does not count. The second block is orthonormal."""
-    rows = float64([[[1, 1], [1, 0]], [[0, 2], [0, 1]], [[0, 0], [0, 0]]])
-    assert ortho_loss(rows).item() == 4.5
 
 
 # --- tasks

@@ -94,18 +94,6 @@ def test_clients_train_on_the_same_examples_in_different_orders():
     assert [part.partition.hash for part in other] != [part.partition.hash for part in own]
 
 
-def test_blurred_task_has_classes_of_other_tasks():
-    plain, mixed = stages(), stages("scenario.blur=0.2")
-    for part, (low, high) in zip(mixed, ((0, 3), (3, 6), (6, 10)), strict=True):
-        counts = part.federation.counts.sum(0)
-        assert 0.15 < 1 - counts[low:high].sum() / counts.sum() < 0.25
-    everything = [
-        np.sort(np.concatenate([e for part in parts for e in part.partition.parts])).tolist()
-        for parts in (plain, mixed)
-    ]
-    assert everything[0] == everything[1]
-
-
 @pytest.mark.parametrize("per_client", ["true", "false"])
 def test_validation_example_counts_for_its_original_task(per_client):
     """The test examples of a task have only its classes, and so must the validation examples; a
