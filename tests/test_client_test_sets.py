@@ -15,13 +15,6 @@ from quick_runs import FEDERATION
 from toy_federation import composed
 
 
-def test_summary_has_the_size_of_the_data(here):
-    """digits: 1,437 + 360 images of ten classes."""
-    assert main.main([*FEDERATION, "rounds=1", "hydra.run.dir=run"]) == 0
-    summary = json.loads((here / "run" / "summary.json").read_text())
-    assert summary["data"] == {"train": 1437, "test": 360, "classes": 10, "clients": 8}
-
-
 def test_clients_hold_out_the_test_set(here, capsys):
     """digits with training and test images together: each client tests on a quarter of its own."""
     merged = "dataset.train_splits=[train,test]"

@@ -60,28 +60,24 @@ READERS: dict[str, Callable[[Path], object]] = {
 }
 DAMAGED: dict[str, list[bytes]] = {
     "image": [
-        *(picture("png")[:-40], picture("jpeg")[:200], picture("bmp")[:-40]),
-        *(b"", b"<html>not found</html>", png_header(60_000, 60_000), png_header(4, 4)),
+        *(picture("png")[:-40], b"", b"<html>not found</html>", png_header(60_000, 60_000)),
     ],
     "leaf.json": [
-        *(b"3", b"null", b"\xff", b"[" * 100_000, b'{"user_data": 3}', b'{"user_data": {"f": []}}'),
-        *(sample(X, [1]), sample(X, None), sample([X[0], X[1][:-1]], [1, 2])),
-        *(sample([[value] * 784], [1]) for value in (float("nan"), 2.0, None)),
-        *(sample(X, [1, label]) for label in (62, -1, 1.5, True, 10**30)),
+        *(b"3", b"\xff", b"[" * 100_000, b'{"user_data": {"f": []}}'),
+        *(sample(X, [1]), sample([X[0], X[1][:-1]], [1, 2])),
+        *(sample([[value] * 784], [1]) for value in (float("nan"), 2.0)),
+        *(sample(X, [1, label]) for label in (62, 1.5)),
     ],
     "texts.csv": [
-        *(b"", b"label\n1\n", b"title,label\na\n", b'title,label\n"a', b"\xff"),
-        b"title,title,x\n",
+        *(b"", b"title,label\na\n", b'title,label\n"a', b"\xff"),
     ],
     "vocab.json": [
-        *(b"", b"[]", b'{"a": 1.0}', b'{"a": 1}', b'{"a": 0, "b": 0}', b"{}", b"[" * 100_000),
-        b'{"a": true}',
+        *(b"[]", b'{"a": 1.0}', b'{"a": 1}', b'{"a": 0, "b": 0}'),
     ],
     "vectors.npz": [
-        *(b"", b"PK", npz(), npz(embeddings=np.zeros((2, 2)))[:-60]),
+        npz(embeddings=np.zeros((2, 2)))[:-60],
         npz(embeddings=np.array([object()], object)),  # would be unpickled
-        *(npz(embeddings=np.zeros(shape)) for shape in (3, (0, 3))),
-        *(npz(embeddings=values) for values in (np.zeros((2, 2), int), np.full((2, 2), np.nan))),
+        *(npz(embeddings=values) for values in (np.zeros(3), np.full((2, 2), np.nan))),
         npz(a=np.zeros((2, 2)), b=np.zeros((2, 2))),
     ],
 }
@@ -97,9 +93,7 @@ def test_damaged_files_are_named(name, content, tmp_path):
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize(
-    "annotations", [b"", b"\xff\xfe", b"x.JPEG\tnowhere\n", b"x.JPEG\n", b"gone.JPEG\tn01\t0\n"]
-)
+@pytest.mark.parametrize("annotations", [b"", b"x.JPEG\tnowhere\n", b"x.JPEG\n"])
 def test_invalid_tiny_imagenet_annotations_are_rejected(annotations, tmp_path):
     root = tmp_path / "tiny-imagenet-200"
     write_tree(root, {"n01/images": 1}, splits=("train",))

@@ -208,14 +208,6 @@ def test_passwords_in_addresses_are_rejected_unseen(address, tmp_path):
     assert "secret" not in str(error.value)
 
 
-def test_a_download_with_a_wrong_md5_is_not_used(mnist_files, tmp_path):
-    mnist_files["t10k-labels-idx1-ubyte"] = idx_bytes(np.array([1, 1, 1], np.uint8))
-    write_raw(tmp_path / "web", mnist_files, compressed=True)
-    with web_folder(tmp_path / "web") as address, pytest.raises(ConfigError, match="corrupted"):
-        load("mnist", tmp_path / "data", f"dataset.url={address}/")
-    assert not (tmp_path / "data" / "MNIST" / "raw" / "t10k-labels-idx1-ubyte").exists()
-
-
 def test_download_failure_lists_files_and_md5(no_network, tmp_path):
     with pytest.raises(ConfigError) as error:
         load("mnist", tmp_path)
@@ -233,9 +225,6 @@ def test_download_failure_lists_files_and_md5(no_network, tmp_path):
     [
         ("train-labels-idx1-ubyte", idx_bytes(np.zeros(5, np.uint8)), "6 images and 5 labels"),
         ("train-labels-idx1-ubyte", b"", "a file in .*MNIST/raw is corrupt"),
-        ("t10k-images-idx3-ubyte", idx_bytes(pixels(1, 3, 5)), "is corrupt"),  # another rank
-        ("t10k-labels-idx1-ubyte", idx_bytes(np.zeros(3, np.uint8))[:-1], "is corrupt"),
-        ("t10k-labels-idx1-ubyte", gzip.compress(b"x" * 40, mtime=0), "is corrupt"),
     ],
 )
 def test_damaged_mnist_files_are_rejected(name, content, message, mnist_files, tmp_path):
@@ -546,11 +535,9 @@ WITH = "dataset.test_fraction=0.5"
             [WITH],
             r"set dataset\.train_splits=\[Training\] dataset\.test_splits=\[Testing\]",
         ),
-        (("Training", "Testing"), [], r"images/train: .* set dataset\.train_splits=\[Training\]"),
         # the folder that wraps the classes was a class
         (("wrapper",), [WITH], r"images/wrapper: .*as a/000\.png.* set dataset\.root=.*/wrapper;"),
         (("x/train", "x/test"), [], r"images/train: .* set dataset\.root=.*images/x"),
-        (("train/x", "test/x"), [], r"images/train/x: .* such as a/000\.png"),
         # images were ignored
         (("train", "val"), [WITH], r"images in val would not .*test_splits=\[val\] with .*null"),
         (
@@ -558,12 +545,6 @@ WITH = "dataset.test_fraction=0.5"
             [],
             r"images in val .*train_splits=\[train,val\] .*=\[test\] le",
         ),
-        (
-            ("train", "val"),
-            [WITH, "dataset.test_splits=[val]"],
-            "dataset.test_splits=.*must be null",
-        ),
-        (("train",), ["dataset.test_splits=[train]"], "must be other folders than"),
         (("train",), [], r"images/test: this folder .*dataset\.test_fraction=0\.2"),
         (("train", "test"), [WITH], "has a folder named test"),
     ],
@@ -592,11 +573,6 @@ def test_splits_can_have_any_name(tmp_path):
     )
     assert (data.y_train.tolist(), data.y_test.tolist()) == ([0, 1, 1], [0, 1, 1, 0, 1, 1])
     assert np.array_equal(data.x_test[3].numpy(), pixels(200, 4, 4, 3))
-    (tmp_path / "images" / "linked").symlink_to("dev")  # links are followed
-    again = load_folder(
-        tmp_path, "dataset.train_splits=[Training]", "dataset.test_splits=[Testing,linked]"
-    )
-    assert torch.equal(again.x_test, data.x_test)
 
 
 def test_numbers_as_names_of_classes_are_sorted_by_value(tmp_path):

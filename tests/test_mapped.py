@@ -280,20 +280,3 @@ def test_missing_image_of_a_list_is_reported(domains):
     (domains / "domainnet/clipart/axe/1.png").unlink()
     with pytest.raises(ConfigError, match=r"axe/1.png: cannot be read"):
         build(composed("dataset=domainnet", f"data_dir='{domains}'")).dataset.load()
-
-
-@pytest.mark.parametrize(
-    ("domain", "words"),
-    [
-        ("{domainnet:{dommain:real}}", "scenario.domains.domainnet.dommain: domainnet has no such"),
-        (
-            "{domaynet:{domain:real}}",
-            "scenario.domains=domaynet: no such data set (nearest: 'domainnet')",
-        ),
-        ("{domainnet:real}", "must be the name of a data set, or a mapping of one name"),
-    ],
-)
-def test_invalid_domains_are_rejected(domain, words):
-    with pytest.raises(ConfigError) as error:
-        build(composed("scenario=domain_incremental", f"scenario.domains=[{domain}]"))
-    assert words in str(error.value)

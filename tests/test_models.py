@@ -43,10 +43,7 @@ def parameters(model):
     ("option", "shape", "classes", "count"),
     [
         ("cnn", CIFAR, 10, 2_156_490),
-        ("cnn", CIFAR, 100, 2_202_660),
         ("cnn", MNIST, 10, 1_663_370),
-        ("cnn", MNIST, 62, 1_690_046),
-        ("cnn", TINY, 200, 8_545_416),
         # 8x8: (1*25+1)*32 + (32*25+1)*64 = 832 + 51,264; flat 64*2*2 = 256: 257*512 = 131,584;
         # 513*10 = 5,130
         ("cnn", DIGITS, 10, 188_810),
@@ -56,7 +53,6 @@ def parameters(model):
         ("resnet56_bottleneck", CIFAR, 10, 591_322),
         ("resnet18", CIFAR, 10, 11_181_642),
         ("resnet50", CIFAR, 100, 23_712_932),
-        ("resnet50", TINY, 200, 23_917_832),
         # two input channels fewer in the 7x7 stem
         ("resnet18", MNIST, 10, 11_181_642 - 2 * 64 * 49),
     ],
@@ -70,10 +66,8 @@ def test_models_have_the_published_numbers_of_parameters(option, shape, classes,
     ("option", "shape", "features"),
     [
         ("cnn", (3, 20, 32), 512),
-        ("cnn_3fc", CIFAR, 128),
         ("t_cnn", MNIST, 512),
         ("resnet10", TINY, 512),
-        ("resnet18", DIGITS, 512),
         ("resnet50", CIFAR, 2048),
     ],
 )
@@ -187,9 +181,7 @@ def test_resnet56_initialisation_matches_fedalign():
     ("spec", "shape", "message"),
     [
         ("t_cnn", DIGITS, "at least 16 x 16 pixels, but the images have 8 x 8"),
-        ("t_cnn", (3, 32, 15), "the images have 32 x 15"),
         ("cnn", (1, 3, 8), "at least 4 x 4 pixels, but the images have 3 x 8"),
-        ("resnet10", DIGITS, "at least 9 x 9 pixels, but the images have 8 x 8"),
     ],
 )
 def test_too_small_images_are_rejected(spec, shape, message):

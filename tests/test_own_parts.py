@@ -7,7 +7,6 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pytest
-import torch
 import torch.nn.functional as F
 
 from fedexp.algorithms.base import FedAvg
@@ -128,9 +127,8 @@ AUGMENTED = {"test_views": ["plain", "augmented"]}
 @pytest.mark.parametrize(
     ("metric", "file", "options"),
     [
-        *((declares("mine", name), "rounds", {}) for name in ("round", "test_accuracy", "lr")),
-        *((declares(further=[name]), "summary", {}) for name in ("accuracy", "status", "run")),
-        (declares("commit"), "summary", {}),
+        (declares("mine", "lr"), "rounds", {}),
+        *((declares(further=[name]), "summary", {}) for name in ("accuracy", "status")),
         (declares("test_accuracy_augmented"), "rounds", AUGMENTED),
         (declares("lr"), "rounds", {"algorithm": FedRep(head_epochs=1)}),
     ],
@@ -148,22 +146,12 @@ def test_metrics_of_two_classes_cannot_share_a_name():
         make_simulation(forgetting_metric=declares("forgetting"))
 
 
-def test_columns_of_a_user_metric_are_written_once(tmp_path):
-    assert run(tmp_path, Own()).status == "completed"
-    for name in ("rounds.csv", "clients.csv"):
-        header = (tmp_path / name).read_text().splitlines()[0].split(",")
-        assert header.count("mine") == 1
-
-
 @pytest.mark.parametrize(
     ("given", "message"),
     [
         ({"of_rounds": [0.5, 0.25]}, r"\[0\.5, 0\.25\], but mine must be one number \(nan if"),
-        ({"of_rounds": None}, "None, but mine must be one number"),
-        ({"of_rounds": torch.tensor(0.5)}, r"tensor\(0\.5000\), but mine must be one number"),
         ({"of_run": {"a": 1.0}}, r"\{'a': 1\.0\}, but mine must be one number"),
         ({"of_each": 0.5}, r"0\.5, but mine must be 4 numbers, one for each client"),
-        ({"of_each": [[1], [1, 2], [1], [1]]}, "must be 4 numbers, one for each client"),
         ({"of_each": np.zeros((4, 3))}, "must be 4 numbers, one for each client"),
     ],
 )
@@ -224,19 +212,10 @@ GIVEN: dict[str, Any] = {
             r"x_train is float64 of shape \[4, 2, 2, 1\]; x must be uint8",
         ),
         (
-            {"x_test": IMAGES[..., 0]},
-            r"x_test is uint8 of shape \[4, 2, 2\]; x must be uint8 \[N, height, width",
-        ),
-        (
             {"y_train": LABELS.astype(np.int32)},
             r"y_train is int32 of shape \[4\]; .* y must be int64 \[N\]",
         ),
-        (
-            {"y_test": LABELS[:, None]},
-            r"y_test is int64 of shape \[4, 1\]; .* y must be int64 \[N\]",
-        ),
         ({"classes": None, "y_test": None}, "`read` must also return the arrays y_test, classes"),
-        ({"y_train": [0, 1, 0, 1]}, r"y_train is list; .* y must be int64 \[N\]"),
         ({"classes": ["a", "b", "c", "a", "b"]}, "class names must .* are repeated: a, b$"),
     ],
 )
@@ -257,28 +236,6 @@ def test_field_that_hides_an_attribute_is_rejected():
     )
 
 
-# --- a partition
-class Fixed(Partitioner):
-    parts: Any
-
-    def assign(self, labels, num_classes, num_clients, rng, owners):
-        return self.parts, {}
-
-
-@pytest.mark.parametrize(
-    ("parts", "message"),
-    [
-        ([[0, 1]], "gives 1 client, but num_clients=2"),
-        (None, "must give a list of example indices for each client"),
-    ],
-)
-def test_invalid_partition_is_rejected(parts, message):
-    """test_partition.py tests all messages, for files."""
-    labels, rng = np.array([0, 1, 0, 1]), np.random.default_rng(0)
-    with pytest.raises(ConfigError, match="partition: Fixed " + message):
-        Fixed(parts=parts).deal(labels, 2, rng)
-
-
 class Returning(Partitioner):
     given: Any
 
@@ -286,9 +243,7 @@ class Returning(Partitioner):
         return self.given
 
 
-@pytest.mark.parametrize(
-    "given", [[[0], [1]], ([0], [1]), [[0], [1], [2]], None, ([[0], [1]], {}, 1)]
-)
+@pytest.mark.parametrize("given", [[[0], [1]], ([0], [1]), None])
 def test_partition_must_return_parts_and_info(given):
     with pytest.raises(ConfigError, match="partition: Returning: `assign` must return two things"):
         Returning(given=given).deal(np.array([0, 1, 0, 1]), 2, np.random.default_rng(0))

@@ -16,7 +16,7 @@ from fedexp.data.partition import Shards
 from fedexp.data.surrogate import Surrogate, inputs_like, resize_images
 from fedexp.data.tasks import ClassIncremental, DomainIncremental
 from fedexp.data.types import ImageData, Task, TextData
-from fedexp.metrics.tasks import TaskHistory, average_accuracy, new_task_accuracy, task_forgetting
+from fedexp.metrics.tasks import TaskHistory
 from fedexp.training.checks import domain_problems, surrogate_problems
 from fedexp.training.job import Job
 from fedexp.training.prepare import prepare
@@ -176,7 +176,6 @@ def test_class_has_same_label_in_all_domains():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"split": [0.5, 0.5]}, "scenario.split"),
         ({"split": [0.7, 0.1, 0.1]}, "scenario.split"),
         (
             {"split": [0.8, 0.0, 0.2], "evaluate_on": "validation"},
@@ -184,10 +183,7 @@ def test_class_has_same_label_in_all_domains():
         ),
         ({"split": None, "evaluate_on": "validation"}, "must be test if scenario.split=null"),
         ({"classes": [[0, 1], [1]]}, "lists in which no class is repeated"),
-        ({"classes": [[0], []]}, "at least one class"),
         ({"num_tasks": 0}, "at least 1"),
-        ({"rounds_per_task": 0}, "at least 1"),
-        ({"evaluate_on": "tset"}, "nearest: 'test'"),
         ({"num_tasks": 11}, "at most 10"),
         ({"classes": [[0], [12]]}, "from 0 to 9"),
     ],
@@ -270,7 +266,6 @@ def test_surrogate_data_set_can_be_limited_to_a_number_of_examples():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"fraction": 0.5, "classes": []}, "surrogate.classes=.*distinct labels, or null"),
         ({"fraction": 0.5, "classes": [1, 1]}, "surrogate.classes=.*distinct labels, or null"),
         ({"fraction": 0.5, "classes": [10]}, "surrogate.classes=.*labels from 0 to 9"),
         (
@@ -278,7 +273,6 @@ def test_surrogate_data_set_can_be_limited_to_a_number_of_examples():
             "surrogate.classes=.*null unless surrogate.dataset or surrogate.fraction",
         ),
         ({"dataset": Loads(images()), "examples": 401}, "examples=401: must be at most 400"),
-        ({"examples": 0}, "surrogate.examples=0: must be at least 1, or null"),
         ({"examples": 5, "fraction": 0.5}, "examples=5: must be null if surrogate.dat"),
     ],
 )
@@ -305,18 +299,6 @@ def test_surrogate_shards_are_disjoint_if_possible(shards, clients, total):
     everything = np.concatenate(dealt.clients)
     assert (len(set(everything.tolist())) == len(everything)) == (shards * clients <= pieces)
     assert 2 * smallest <= len(dealt.server) <= 2 * largest
-
-
-def test_surrogate_shards_are_random():
-    """Two clients each draw one of two shards of two examples. Each of the six halves is expected
-    30 times in 180, with a deviation of 5."""
-    deal = surrogate(shards=1, server_shards=1, total_shards=2).draw_shards
-    halves = [
-        tuple(deal(np.arange(4), 2, np.random.default_rng(seed)).clients[0].tolist())
-        for seed in range(180)
-    ]
-    assert len(set(halves)) == 6
-    assert all(abs(halves.count(half) - 30) <= 20 for half in set(halves))
 
 
 def test_too_few_surrogate_examples_are_rejected():
@@ -373,9 +355,6 @@ def test_equal_shards_give_clients_shards_of_equal_size(sort_by_label):
     assert sorted(np.concatenate(parts).tolist()) == list(range(1000))
     classes = np.array([len(set(labels[part])) for part in parts])
     assert classes.max() <= 2 if sort_by_label else classes.mean() > 8
-    ragged = Shards(shards_per_client=2, sort_by_label=True).deal(labels[:-3], 50, rng()).parts
-    assert max(len(set(labels[part])) for part in ragged) <= 4
-    assert len(np.concatenate(ragged)) == 997
 
 
 # --- metrics
@@ -402,14 +381,6 @@ def test_task_metrics_equal_hand_calculation():
     assert middle["task_forgetting"] == pytest.approx(((0.9 - 0.4) + (0.8 - 0.5)) / 2)
     start = TaskHistory.of(rows[:1], 2).summary()
     assert (start["average_accuracy"], start["new_task_accuracy"]) == (None, None)
-
-
-def test_task_metrics_are_nan_before_they_are_defined():
-    matrix = np.array([[0.9, 0.0], [0.5, 0.2]])
-    assert np.isnan(average_accuracy(matrix[:0]))
-    assert np.isnan(new_task_accuracy(matrix[:0]))
-    assert np.isnan(task_forgetting(matrix[:1]))
-    assert task_forgetting(matrix) == pytest.approx(0.4)
 
 
 # --- from a configuration
@@ -440,7 +411,6 @@ def test_named_data_sets_are_resolved():
             "+surrogate.options.rooot=x",
             "surrogate.options.rooot: image_folder has no such key (nearest: 'root')",
         ),
-        ("scenario.domains=[minst]", "scenario.domains=minst: no such data set (nearest: 'mnist')"),
     ],
 )
 def test_unknown_data_set_is_rejected(override, message):
@@ -455,20 +425,14 @@ def test_unknown_data_set_is_rejected(override, message):
     ("overrides", "message"),
     [
         (["dataset=thucnews"], "dataset=thucnews contains text, but the model CNN reads images"),
-        (["model=textcnn"], "dataset=digits contains images, but the model TextCNN reads text"),
         (
             ["algorithm=fedewc"],
             "scenario=none: FedEWC is only defined for scenario=class_incremental",
         ),
         (
-            ["algorithm=feddmc", "scenario=domain_incremental"],
-            "FedDMC is only defined for scenario=class_incremental",
-        ),
-        (
             ["dataset=thucnews", "model=textcnn", "algorithm=fedreg", "local.optimizer=sgd"],
             "FedReg is only defined for images",
         ),
-        (["algorithm.paradigm=central"], "one of federated, centralized (nearest: 'centralized')"),
         (
             ["scenario=class_incremental", "partition=file", "partition.path=x"],
             "partition=file can only be used with scenario=none",

@@ -106,8 +106,6 @@ def test_txt_files_with_class_numbers_are_read(tmp_path):
     [
         'title,body,label\n ab ,"c\nd",y\nc,,x\n',
         'id,Label,Content,Title\n7,y,"c\nd",ab\n8,x,,c\n',  # other names and another order
-        'article,content,target\nab,"c\nd",y\n\nc, ,x\n',
-        'title,label\n"abc\nd",y\nc,x\n',
         'content,label\n"abc\nd",y\nc,x\n',
     ],
 )
@@ -240,14 +238,11 @@ CSV = {name: None for name in TXT} | {"test_csv": "body,label\na,x\n"}
     [
         ({name: None for name in TXT}, "news: has no texts, and they cannot be downloaded"),
         ({"test_txt": None}, "news: contains train.txt, but test.txt is missing"),
-        ({"train_txt": None}, "news: contains test.txt, but train.txt is missing"),
         (
             {"train_txt": "a\t0\nbc 1\n"},
             "train.txt, line 2: must have a text, a tab and a class number",
         ),
         ({"train_txt": "a\t0\n\nb\t2\n"}, f"train.txt, line 3: the class '2' {NUMBERS}"),
-        ({"test_txt": "a\t-1\n"}, f"test.txt, line 1: the class '-1' {NUMBERS}"),
-        ({"test_txt": "a\t\n"}, "test.txt, line 1: has no label (empty or nan)"),
         ({"train_txt": "a\t0\n\t1\n \t1"}, "line 2: has no text; this holds for 2 of the 3"),
         (
             CSV | {"train_csv": "body,label\na,x\nb,\nc,NaN\n"},
@@ -258,21 +253,12 @@ CSV = {name: None for name in TXT} | {"test_csv": "body,label\na,x\n"}
             "line 3: the label -1, of 1 training text",
         ),
         ({"class_txt": None, "train_txt": "a\t0\nb\t2\n"}, "class 1 has no training texts"),
-        ({"class_txt": "\n"}, "class.txt: must have one class name per line"),
         ({"class_txt": "a\na\n"}, "class.txt: must have one class name per line"),
         ({"test_txt": "\n \n"}, "test.txt: has no texts"),
         ({"vocab_json": None}, "vocab.json: cannot be read"),
-        (CSV | {"train_csv": ""}, "train.csv, line 1: the columns are (none), but there must be"),
-        (CSV | {"train_csv": "body,label\n"}, "train.csv: has no texts"),
         (CSV | {"train_csv": "text,label\na,0\n"}, "at least one of title, body, content, article"),
-        (CSV | {"train_csv": "body\na\n"}, "and one of label, target"),
         (CSV | {"train_csv": "body,label,target\na,0,0\n"}, "and one of label, target"),
         (CSV | {"train_csv": 'body,label\n"a\nb",x\nc\n'}, "line 4: has 1 values, but must have 2"),
-        (CSV | {"train_csv": 'body,label\n"b,x\nc,x\n'}, "train.csv: cannot be read"),
-        (
-            CSV | {"train_csv": 'body,label\n"a\nb",x\nb,y\n', "test_csv": "body,label\na,z\n"},
-            "test.csv, line 2: the class 'z' must be a number from 0 to 1 or one of x, y",
-        ),
     ],
 )
 def test_wrong_text_files_are_named(files, message, tmp_path):
@@ -282,13 +268,6 @@ def test_wrong_text_files_are_named(files, message, tmp_path):
     assert text.startswith(str(tmp_path))
     assert message in text
     assert "\n" not in text
-
-
-@pytest.mark.parametrize("name", ["train.txt", "class.txt"])
-def test_files_in_another_encoding_are_rejected(name, tmp_path):
-    folder = write(tmp_path, **TXT)
-    (folder / name).write_bytes("a\t0\n新闻\t1\n".encode("gb18030"))
-    assert re.search(rf"{name}: .*utf-8", message_of(dataset(tmp_path).load))
 
 
 def test_vectors_must_fit_the_vocabulary(tmp_path):
@@ -341,7 +320,6 @@ def textcnn(**changes: Any) -> TextCNN:
     ("words", "width", "classes", "count"),
     [
         (6615, 300, 9, 6615 * 300 + 769_777),  # CFeD's vocabulary and vectors
-        (4762, 200, 10, 4762 * 200 + 256 * (2 + 3 + 4) * 200 + 3 * 256 + 769 * 100 + 101 * 10),
     ],
 )
 def test_textcnn_has_the_expected_number_of_parameters(words, width, classes, count):
