@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedexp.core import storage
-from fedexp.data.views import suffix
+from fedexp.data.views import name_in_view, suffix
 from fedexp.figures.load import RunData, load_run_data
 from fedexp.figures.pictures import Pictures
 from fedexp.rundir.reader import RunDirectory
@@ -142,6 +142,9 @@ def list_detailed_figures(
     if record.labels is not None and len(record.rounds) > 1:
         shown = partial(draw_details.example_forgetting, run, record, view)
         yield f"example_forgetting{suffix(view)}", shown
+    for name, column in (("phases", "lost_accuracy"), ("absence", "present_forgetting")):
+        if run.has(name_in_view(column, view)):
+            yield f"{name}{suffix(view)}", partial(getattr(draw_details, name), run, record, view)
 
 
 def save(figure: "Figure", path: Path) -> None:

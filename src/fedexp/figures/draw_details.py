@@ -8,11 +8,15 @@ from fedexp.figures.draw import name_view
 from fedexp.figures.load import RunData
 from fedexp.figures.style import (
     ABSENT,
+    BLUE,
     GREY,
+    ORANGE,
     class_axis,
     class_names,
     colour_map,
+    integers,
     legend_above,
+    line,
     map_height,
     panels,
     round_axis,
@@ -21,6 +25,7 @@ from fedexp.figures.style import (
 from fedexp.metrics.examples import forgetting_events
 from fedexp.metrics.forgetting import forgetting_degree
 from fedexp.metrics.record import Record
+from fedexp.metrics.timing import curve_of_absence, lost, phase_ends
 
 
 def class_reduction(run: RunData, record: Record) -> Figure:
@@ -96,4 +101,46 @@ def example_forgetting(run: RunData, record: Record, view: str = PLAIN) -> Figur
     axes.set_xlabel("share of the test examples of the class")
     legend_above(axes, 3)
     class_axis(axes, run.classes)
+    return figure
+
+
+def phases(run: RunData, record: Record, view: str = PLAIN) -> Figure:
+    """Draw the accuracy lost since round 1, and how much of it each third of the rounds lost."""
+    subject = f"Accuracy lost in each third of the rounds{name_view(view)}"
+    figure, ((axes,),) = panels(f"{subject}\n{run.title}", 3.6)
+    rounds, values = np.array(record.rounds[1:]), lost(record.matrix)
+    line(axes, rounds, values, ORANGE, "")
+    ends = phase_ends(rounds)
+    if ends is not None:
+        edges = [rounds[0], *rounds[ends]]
+        shares = np.diff(values[ends], prepend=0.0)
+        for start, end, share in zip(edges, edges[1:], shares, strict=False):
+            axes.axvline(end, color=GREY, linewidth=0.8, linestyle=":")
+            axes.text(
+                (start + end) / 2,
+                1.0,
+                f"{share:+.3f}",
+                ha="center",
+                va="bottom",
+                transform=axes.get_xaxis_transform(),
+            )
+    axes.set_ylabel("best class accuracy so far\nminus now, mean over classes")
+    axes.set_ylim(bottom=0)
+    round_axis(axes)
+    return figure
+
+
+def absence(run: RunData, record: Record, view: str = PLAIN) -> Figure:
+    """Draw forgetting against the rounds since the cohort last held a class, and how often each."""
+    subject = f"Forgetting of a class by its absence from the cohorts{name_view(view)}"
+    title = f"{subject}\n{run.title}"
+    figure, ((above,), (below,)) = panels(title, 5.2, rows=2, sharex=True, height_ratios=(2, 1))
+    steps, means, pairs = curve_of_absence(record)
+    line(above, steps, means, ORANGE, "")
+    above.set_ylabel("forgetting of the class,\nmean over rounds")
+    below.bar(steps, pairs, color=BLUE)
+    below.set_yscale("log")
+    below.set_ylabel("classes, summed\nover rounds")
+    below.set_xlabel("rounds since a client of the cohort held the class")
+    below.xaxis.set_major_locator(integers(12))
     return figure

@@ -57,6 +57,8 @@ class Record:
     class_accuracy: list[np.ndarray] = field(default_factory=list)
     # [T] each: the accuracy on each task; empty for a run without tasks
     task_accuracy: list[list[float]] = field(default_factory=list)
+    # int [S] for each round: the clients that took part, also in rounds without a test
+    cohorts: dict[int, Sequence[int]] = field(default_factory=dict)
     local_rounds: list[int] = field(default_factory=list)
     # int64 [S] each: the clients in each of `local_rounds`
     sampled: list[np.ndarray] = field(default_factory=list)
@@ -140,7 +142,9 @@ class Record:
         """Return the record as it was after `round`."""
         evaluated, local = bisect_right(self.rounds, round), bisect_right(self.local_rounds, round)
         cut = {name: getattr(self, name)[:evaluated] for name in OF_ROUNDS}
-        return replace(self, **cut, **{name: getattr(self, name)[:local] for name in OF_LOCAL})
+        cut |= {name: getattr(self, name)[:local] for name in OF_LOCAL}
+        cut["cohorts"] = {n: clients for n, clients in self.cohorts.items() if n <= round}
+        return replace(self, **cut)
 
     @property
     def matrix(self) -> np.ndarray:

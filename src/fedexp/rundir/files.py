@@ -26,8 +26,9 @@ TABLES = (ROUNDS, CLIENTS, TASKS, *OF_VIEWS, *ANALYSES)
 MULTIRUN = "multirun.yaml"  # in a sweep, the configuration that Hydra writes before the jobs start
 SWEEP = ("sweep.json", MULTIRUN)  # files that only the directory of a sweep has
 IN_VIEWS = ("class_accuracy", "class_accuracy_normalised", "tasks", "local_round")
+OF_METRICS = ("example_forgetting", "phases", "absence")
 FIGURES = (
-    *(file_in_view(name, view) for name in (*IN_VIEWS, "example_forgetting") for view in VIEWS),
+    *(file_in_view(name, view) for name in (*IN_VIEWS, *OF_METRICS) for view in VIEWS),
     *("curves", "loss", "data_distribution", "class_reduction"),
     *(Path(name).stem for name in ANALYSES),
 )

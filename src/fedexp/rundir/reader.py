@@ -162,6 +162,9 @@ class RunDirectory:
             tasks = {n: rows[column].tolist() for n, rows in by_round(self.tasks).items()}
         with contents.reading(classes):
             empty.restore(tables, overall, tasks)
+        for number, rows in by_round(self.clients).items():
+            if last is None or number <= last:
+                empty.cohorts[number] = rows["client"].tolist()
         return empty
 
     # --- state
