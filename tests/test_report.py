@@ -1,7 +1,11 @@
-"""`fedexp report --out`: one table of many runs, with and without tasks."""
+"""`fedexp report --out`: one table of many runs; `fedexp report RUN`: the tables of one run."""
 
 import csv
 import json
+
+import numpy as np
+import pandas as pd
+import pytest
 
 from fedexp.cli.main import main
 from fedexp.rundir import files
@@ -117,10 +121,42 @@ def test_table_has_the_accuracies_after_each_task(tmp_path):
     )
 
 
-def test_report_of_a_single_run_names_the_command_for_runs(tmp_path, capsys):
+TASKS = """round,task,evaluated_task,accuracy
+0,0,1,0.25
+0,0,2,0.5
+2,1,1,0.75
+2,1,2,0.125
+4,2,1,0.25
+4,2,2,1.0
+"""
+
+
+@pytest.mark.parametrize(("order", "above"), [("shared", ""), ("per_client", "12.50")])
+def test_report_of_a_run_has_the_accuracy_after_each_task(order, above, tmp_path, capsys):
+    """Two tasks of two rounds: after task 1, the mean is 0.75, or (0.75 + 0.125) / 2 if some
+    clients have begun with task 2; after task 2, it is (0.25 + 1) / 2."""
+    run = tmp_path / "a"
+    make_run(run, **stream(0.75, 0.625))
+    (run / files.TASKS).write_text(TASKS)
+    (run / files.CONFIG).write_text(f"scenario: {{order: {order}}}\n")
+    assert main(["report", str(run)]) == 0
+    told, mean = capsys.readouterr().out, "43.75" if above else "75.00"
+    assert f"| 1 | 75.00 | {above} | {mean} |\n| 2 | 25.00 | 100.00 | 62.50 |" in told
+    values = pd.read_csv(run / "task_matrix.csv")
+    wanted = [[1, 0.75, 0.125 if above else np.nan, float(mean) / 100], [2, 0.25, 1.0, 0.625]]
+    np.testing.assert_array_equal(values, wanted)
+    assert f"1 & 75.00 & {above} & {mean} " in (run / "task_matrix.tex").read_text()
+    assert (run / "figures/task_matrix.png").exists()
+
+
+def test_report_of_a_run_without_tables_names_what_they_need(tmp_path, capsys):
     make_run(tmp_path / "a")
     assert main(["report", str(tmp_path / "a")]) == 2
-    assert "is a run, not a sweep; `fedexp figures" in capsys.readouterr().err
+    assert "a table needs two learned tasks); `fedexp figures" in capsys.readouterr().err
+    # the second task has begun, but only the first is complete
+    (tmp_path / "a" / files.TASKS).write_text(TASKS.replace("4,2", "3,2"))
+    assert main(["report", str(tmp_path / "a"), "--no-figures"]) == 0
+    assert len(pd.read_csv(tmp_path / "a/task_matrix.csv")) == 1
 
 
 def test_directory_without_runs_is_an_error(tmp_path, capsys):

@@ -19,6 +19,7 @@ from fedexp.analysis.frame import (
 )
 from fedexp.analysis.means_table import Layout, choose_values, make_table, shown_metrics
 from fedexp.analysis.measures import main_measures
+from fedexp.analysis.run_report import report_run
 from fedexp.analysis.significance import differences, find_baseline, tabulate
 from fedexp.analysis.sweep import find_sweep
 from fedexp.analysis.sweep_figures import sweep_pictures
@@ -40,7 +41,7 @@ PICTURES = ("png", "svg")  # formats that a browser shows
 
 
 def write_sweep_reports(options: argparse.Namespace) -> None:
-    """Write the report of each sweep and print its table.
+    """Write the report of each sweep or run, and print its tables.
 
     options: the flags of `fedexp report`.
 
@@ -50,11 +51,9 @@ def write_sweep_reports(options: argparse.Namespace) -> None:
     for directory in options.directories:
         if not directory.is_dir():
             raise ConfigError(f"{directory}: is not a directory")
-        if (directory / files.SUMMARY).exists():
-            raise ConfigError(
-                f"{directory}: is a run, not a sweep; `fedexp figures {directory}` draws its"
-                " figures"
-            )
+        if (directory / files.CONFIG).exists():
+            report_run(directory, options)
+            continue
         paths = write_report(directory, not options.no_figures, options)
         if not paths:
             raise ConfigError(f"no finished run in {directory}")

@@ -71,8 +71,9 @@ def parse_arguments(parser: ArgumentParser, arguments: Sequence[str]) -> Namespa
 
 
 def report(parser: ArgumentParser, arguments: Sequence[str]) -> int:
-    """Write a sweep's tables, figures and index.html.
+    """Write a sweep's tables, figures and index.html, or the tables of a run.
 
+    The table of a run in continual learning has the accuracy on each task after each task.
     `--out TABLE` writes all runs in the directories to one table (TABLE.csv and TABLE.md) with
     one row per run. `--metric NAME,...` computes measures of forgetting between tasks from the
     files of the runs, and adds a column for each.
@@ -83,7 +84,12 @@ def report(parser: ArgumentParser, arguments: Sequence[str]) -> int:
     from fedexp.metrics.task_matrix import MEASURES
 
     add = parser.add_argument
-    add("directories", nargs="+", type=Path, help="sweeps or, for one table, directories with runs")
+    add(
+        "directories",
+        nargs="+",
+        type=Path,
+        help="sweeps, runs or, for one table, directories with runs",
+    )
     add("--out", type=Path, help="path of the files TABLE.csv and TABLE.md, without a suffix")
     add("--no-figures", action="store_true", help="write no figures")
     known = ", ".join(MEASURES)

@@ -119,6 +119,9 @@ def list_figures(run: RunData) -> "Iterator[tuple[str, Callable[[], Figure]]]":
         yield f"class_accuracy_normalised{suffix(view)}", partial(shown, normalised=True)
     for view, tasks in run.tasks_of.items():
         yield f"tasks{suffix(view)}", partial(draw.tasks, run, tasks, view)
+        if len(tasks.matrix):
+            shown = partial(draw_details.task_matrix, run, tasks, view)
+            yield f"task_matrix{suffix(view)}", shown
     if run.has("test_accuracy") or run.has("validation_accuracy"):
         yield "curves", partial(draw.curves, run)
     if run.has("train_loss") or run.has("test_loss"):

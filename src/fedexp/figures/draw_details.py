@@ -4,8 +4,8 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from fedexp.data.views import PLAIN
-from fedexp.figures.draw import name_view
-from fedexp.figures.load import RunData
+from fedexp.figures.draw import draw_cells, name_view
+from fedexp.figures.load import RunData, TaskFile
 from fedexp.figures.style import (
     ABSENT,
     BLUE,
@@ -13,6 +13,7 @@ from fedexp.figures.style import (
     ORANGE,
     class_axis,
     class_names,
+    colour_bar,
     colour_map,
     integers,
     legend_above,
@@ -143,4 +144,27 @@ def absence(run: RunData, record: Record, view: str = PLAIN) -> Figure:
     below.set_ylabel("classes, summed\nover rounds")
     below.set_xlabel("rounds since a client of the cohort held the class")
     below.xaxis.set_major_locator(integers(12))
+    return figure
+
+
+def task_matrix(run: RunData, file: TaskFile, view: str = PLAIN) -> Figure:
+    """Draw the accuracy on each learned task after each task as a heat map with numbers.
+
+    Numbers, in per cent, are left out if there are more than 12 tasks.
+    """
+    cells = file.matrix
+    title = f"Test accuracy on the tasks after each task{name_view(view)}\n{run.title}"
+    figure, ((axes,),) = panels(title, 1.6 + 1.4 * map_height(len(cells)))
+    image = draw_cells(axes, cells, colour_map().with_extremes(bad="white"), vmin=0, vmax=1)
+    tasks = [np.arange(count) for count in cells.shape]
+    for after, task in np.argwhere(~np.isnan(cells)) if cells.shape[1] <= 12 else ():
+        value = cells[after, task]
+        colour = "white" if value < 0.6 else "black"
+        look = {"color": colour, "ha": "center", "va": "center", "fontsize": "small"}
+        axes.text(task, after, f"{100 * value:.1f}", **look)
+    axes.set_xticks(tasks[1], tasks[1] + 1)
+    axes.set_yticks(tasks[0], tasks[0] + 1)
+    axes.set_xlabel("accuracy on task")
+    axes.set_ylabel("after task")
+    colour_bar(figure, axes, image, "test accuracy", cells[~np.isnan(cells)])
     return figure

@@ -26,6 +26,7 @@ class TaskFile:
     rounds: np.ndarray  # int [E]: evaluated rounds, ascending
     learning: np.ndarray  # int [E]: the task being learned, from 1; 0 before the first round
     accuracy: np.ndarray  # float [E, T], nan where undefined
+    shared_order: bool = True  # whether all clients learn the tasks in the order of the columns
 
     @property
     def last_rounds(self) -> np.ndarray:
@@ -35,6 +36,20 @@ class TaskFile:
         """
         before, after = self.learning[:-1], self.learning[1:]
         return self.rounds[:-1][(before > 0) & (after > before)]
+
+    @property
+    def matrix(self) -> np.ndarray:
+        """Return the accuracies a[t, s] on task s after each completed task t, float [t, T].
+
+        The matrix has no rows before a second task has begun. In a shared order, the values of
+        tasks that have not been learned yet are nan.
+        """
+        ends = list(self.last_rounds)
+        if ends and self.rounds[-1] == self.learning[-1] * ends[0]:
+            ends.append(self.rounds[-1])
+        found = self.accuracy[np.isin(self.rounds, ends)]
+        learned = np.tri(*found.shape, dtype=bool) if self.shared_order else True
+        return np.where(learned, found, np.nan)
 
 
 @dataclass(frozen=True)
@@ -157,7 +172,8 @@ def read_tasks(run: RunDirectory, view: str, last: float) -> TaskFile | None:
     rounds, first, row = np.unique(number, return_index=True, return_inverse=True)
     table = np.full((len(rounds), evaluated.max(initial=0)), np.nan)
     table[row, evaluated - 1] = known[name].to_numpy()
-    return TaskFile(rounds, learning[first], table) if len(rounds) else None
+    shared = (run.config.get("scenario") or {}).get("order") != "per_client"
+    return TaskFile(rounds, learning[first], table, shared) if len(rounds) else None
 
 
 def run_title(config: Mapping[str, Any], summary: Mapping[str, Any]) -> str:

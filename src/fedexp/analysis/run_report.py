@@ -1,0 +1,74 @@
+"""Write the tables of one run (`fedexp report RUN`) as csv and LaTeX, and print them."""
+
+from argparse import Namespace
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from fedexp.analysis.layout import Section, all_markdown, csv
+from fedexp.core.errors import ConfigError
+from fedexp.core.storage import display_path, write_atomically
+from fedexp.data.views import suffix
+from fedexp.figures import make_figures, read_settings
+from fedexp.figures.load import RunData, TaskFile, load_run_data
+
+
+def report_run(directory: Path, options: Namespace) -> None:
+    """Write the tables and figures of a run, and print them.
+
+    options: the flags of `fedexp report`. Raises ConfigError if the run has no table.
+    """
+    run = load_run_data(directory)
+    written: list[Path] = []
+    for name, table, shown in run_tables(run):
+        written += [directory / f"{name}.csv", directory / f"{name}.tex"]
+        write_atomically(written[-2], csv(table.reset_index()).encode())
+        write_atomically(written[-1], latex(shown).encode())
+        print(all_markdown([shown]))
+    if not written:
+        raise ConfigError(
+            f"{directory}: this run has no table (a table needs two learned tasks);"
+            f" `fedexp figures {directory}` draws its figures"
+        )
+    if not options.no_figures:
+        look = replace(read_settings(directory).changed(options), draw=True)
+        written += make_figures(directory, look=look)
+    print("\n".join(f"  {display_path(path)}" for path in written))
+
+
+def run_tables(run: RunData) -> Iterator[tuple[str, pd.DataFrame, Section]]:
+    """Yield each table of a run: file name, values for csv, and the table that is shown."""
+    for view, file in run.tasks_of.items():
+        if len(file.matrix):
+            values = task_table(file)
+            title = f"Test accuracy after each task (%){suffix(view).replace('_', ', ')}"
+            yield f"task_matrix{suffix(view)}", values, Section(title, formatted(values), "after")
+
+
+def task_table(file: TaskFile) -> pd.DataFrame:
+    """Return the accuracy on each task after each task t, and their mean `average`.
+
+    The mean is over the tasks 1 to t, or over all tasks if clients learn them in different orders.
+    """
+    matrix = file.matrix
+    names = [f"task {s}" for s in range(1, matrix.shape[1] + 1)]
+    index = pd.Index(np.arange(1, len(matrix) + 1), name="after_task")
+    return pd.DataFrame(matrix, index, names).assign(average=np.nanmean(matrix, 1))
+
+
+def formatted(values: pd.DataFrame) -> pd.DataFrame:
+    """Return a table of fractions as text in per cent; undefined values are empty."""
+    return values.map(lambda value: "" if np.isnan(value) else f"{100 * value:.2f}")
+
+
+def latex(part: Section) -> str:
+    """Format a table for LaTeX with the package booktabs. The caption is its title."""
+    shown = part.table.rename_axis(columns=part.corner).rename_axis(index=None)
+    return shown.style.format(escape="latex").to_latex(
+        hrules=True,
+        caption=part.title.replace("%", r"\%"),
+        column_format="r" * (1 + shown.shape[1]),
+    )
