@@ -9,8 +9,8 @@ import pytest
 import fedexp
 from fedexp.cli import main
 from fedexp.cli.commands import SUBCOMMANDS, is_subcommand
-from fedexp.cli.removed import REMOVED
 from fedexp.config.options import conf_directories, list_groups, list_options
+from fedexp.config.removed import REMOVED
 from fedexp.core import packages
 from fedexp.core.errors import nearest
 from toy_federation import CONF

@@ -11,9 +11,10 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.types import RunMode
 from omegaconf import OmegaConf
 
-from fedexp.cli import launchers
-from fedexp.cli.composition import quoted
-from fedexp.cli.launchers import jobs_at_once, read_place, register
+from fedexp.cli.job import read_place
+from fedexp.config import launchers
+from fedexp.config.composition import quoted
+from fedexp.config.launchers import jobs_at_once, register
 from fedexp.config.options import list_options
 from fedexp.engine import hardware
 from fedexp.engine.processes.worker import Worker

@@ -15,18 +15,16 @@ FLOORS = (
     ("core",),
     ("data",),
     ("metrics", "models"),
-    ("rundir",),
-    ("algorithms", "figures"),
-    ("engine", "trackers"),
+    ("rundir", "algorithms"),
+    ("engine", "figures", "trackers"),
     ("config",),
     ("training", "analysis"),
     ("cli",),
-    ("api",),
 )
 # What neighbours may import: modules, or packages with their modules.
 # what each neighbour may import from fedexp
 METHODS = ("algorithms", "core", "data", "models")
-REPORTS = ("analysis", "cli", "config", "engine", "figures", "metrics", "rundir", "trackers")
+REPORTS = ("analysis", "config", "engine", "figures", "metrics", "rundir", "trackers")
 PUBLIC = {"fedexp_continual": METHODS, "fedexp_papers": (*METHODS, *REPORTS)}
 FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
 

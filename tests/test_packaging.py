@@ -93,7 +93,7 @@ def test_wheel_and_sdist_contain_the_configuration(built: Path):
 
 
 def test_wheel_runs_from_another_directory(environment: Path, tmp_path: Path):
-    where = "import fedexp.cli.arguments as c; print(c.__file__, c.conf_directory(), sep='\\n')"
+    where = "import fedexp.config.arguments as c; print(c.__file__, c.conf_directory(), sep='\\n')"
     for line in call(environment / "python", "-c", where, cwd=tmp_path).splitlines():
         assert Path(line).is_relative_to(environment.parent.resolve()), (
             "code and conf/ come from the wheel"

@@ -16,8 +16,9 @@ from fedexp.analysis.sweep import (
     Block,
     load_sweep,
 )
-from fedexp.cli import composition, main, sweeps
+from fedexp.cli import main, sweeps
 from fedexp.cli.sweeps import Planned, job_status
+from fedexp.config import composition
 from fedexp.config.build import build
 from fedexp.config.options import conf_directories, read_sweeps
 from fedexp.config.values import resolve

@@ -238,17 +238,14 @@ def test_online_without_a_key_logs_a_warning(tmp_path, fake_wandb, caplog):
     assert "W&B has no API key" in warning
 
 
-def test_images_are_logged_every_n_rounds(tmp_path, fake_wandb, monkeypatch):
+def test_images_are_logged_every_n_rounds(tmp_path, fake_wandb):
     from PIL import Image
 
     picture = io.BytesIO()
     Image.new("RGB", (8, 8)).save(picture, format="png")
-    monkeypatch.setattr(
-        "fedexp.figures.interim_pictures",
-        lambda directory, histories: {"map": picture.getvalue()},
-    )
+    drawn = {"map": picture.getvalue()}
     tracker = guarded(log_images_every=2)
-    tracker.start(make_info(tmp_path, total_rounds=6))
+    tracker.start(make_info(tmp_path, total_rounds=6, pictures=lambda records: drawn))
     for number in (0, 1, 3, 4, 6):
         tracker.after_round(replace(make_record(min(number, 4)), round=number))
     rows = fake_wandb.runs[0].rows()

@@ -28,10 +28,10 @@ from fedexp.algorithms.fedntd import FedNTD
 from fedexp.algorithms.interfaces import Context, Federation, ServerRound, TaskStart
 from fedexp.algorithms.local_training import LocalTraining
 from fedexp.algorithms.server_optimizers import NO_SERVER_OPTIMIZER
-from fedexp.cli import launchers
-from fedexp.cli.composition import isolated_hydra
+from fedexp.config import launchers
 from fedexp.config.build import Built
 from fedexp.config.cohorts import SAMPLED, Cohorts
+from fedexp.config.composition import isolated_hydra
 from fedexp.config.options import conf_directories
 from fedexp.config.settings import ALL_LOCAL, NO_STOP, LocalEvaluation, Seeds, Settings
 from fedexp.core.tree import Params, Tree

@@ -19,10 +19,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fedexp.api.directories import Run, Sweep, load_run, load_sweep
-    from fedexp.api.measuring import measure
-    from fedexp.api.running import run
+    from fedexp.analysis.runs import Run, Sweep, load_run, load_sweep
+    from fedexp.cli.running import run
     from fedexp.core.errors import ConfigError
+    from fedexp.metrics.measure import measure
 
 __version__ = "0.2.0"
 __all__ = [
@@ -44,12 +44,12 @@ _REMOVED = {
 
 _HOMES = {
     "ConfigError": "fedexp.core.errors",
-    "Run": "fedexp.api.directories",
-    "Sweep": "fedexp.api.directories",
-    "load_run": "fedexp.api.directories",
-    "load_sweep": "fedexp.api.directories",
-    "measure": "fedexp.api.measuring",
-    "run": "fedexp.api.running",
+    "Run": "fedexp.analysis.runs",
+    "Sweep": "fedexp.analysis.runs",
+    "load_run": "fedexp.analysis.runs",
+    "load_sweep": "fedexp.analysis.runs",
+    "measure": "fedexp.metrics.measure",
+    "run": "fedexp.cli.running",
 }
 
 

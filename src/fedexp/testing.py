@@ -16,8 +16,8 @@ import torch
 
 from fedexp.algorithms.base import FedAvg
 from fedexp.algorithms.interfaces import Batch, Context, Network
-from fedexp.cli.composition import composed, without_hydra
 from fedexp.config.build import build
+from fedexp.config.composition import composed, without_hydra
 from fedexp.core.tree import Params
 from fedexp.engine.base import Cohort, Engine, Shared, Trained
 from fedexp.engine.hardware import Resolved

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from fedexp.cli.commands import Parser
-from fedexp.cli.flags import add_picture_flags
+from fedexp.core.console import Parser
 from fedexp.core.errors import FAILED, INTERRUPTED, ConfigError, StorageError, say
 from fedexp.core.storage import display_path
+from fedexp.figures.pictures import add_picture_flags
 from fedexp_papers.posthoc.flags import add_arguments
 
 

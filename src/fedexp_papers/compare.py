@@ -49,7 +49,7 @@ def compare(
 ) -> list[Path]:
     """Compare a sweep with its paper. Return the paths of the files; none without finished runs.
 
-    flags: the command line's flags for figures, see `fedexp.cli.flags`.
+    flags: the command line's flags for figures, see `fedexp.figures.pictures`.
     """
     with all_jobs(directory) as jobs:
         runs = select_runs(jobs)

@@ -23,12 +23,12 @@ import pytest
 from PIL import Image
 
 from fedexp.analysis.sweep import expand, launches, load_sweep
-from fedexp.cli.arguments import prepare
 from fedexp.cli.commands import SUBCOMMANDS, call
-from fedexp.cli.composition import composed, without_hydra
-from fedexp.cli.removed import REMOVED
+from fedexp.config.arguments import prepare
 from fedexp.config.build import build
+from fedexp.config.composition import composed, without_hydra
 from fedexp.config.options import conf_directories, known_keys, list_options
+from fedexp.config.removed import REMOVED
 from fedexp.core.errors import ConfigError
 from fedexp.metrics.forgetting_metric import Metrics
 from fedexp.training.checks import check

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from helpers import ALGORITHM, SMALL, SOURCE, add_class, assert_same_run
 
-from fedexp.cli import launchers
+from fedexp.config import launchers
 from fedexp.core.packages import how_to_install
 
 

@@ -181,3 +181,14 @@ def choose_values(means: pd.DataFrame, accuracy: str) -> Section:
     shown = {"chosen": best["chosen"], "accuracy (%)": (100 * best[accuracy]).map("{:.2f}".format)}
     table = pd.DataFrame(shown)
     return Section(CHOSEN, table.set_axis(label_rows(best), axis="index"))
+
+
+def add_layout_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the flags that set the layout of a sweep's table."""
+    parser.add_argument(
+        "--metrics", help="comma-separated keys of summary.json, such as best_accuracy"
+    )
+    parser.add_argument("--sort", help="sort rows by name, or by a metric with the best first")
+    parser.add_argument("--transpose", action="store_true", help="exchange rows and columns")
+    baseline = "method that all others are compared with (default: FedAvg, else the first)"
+    parser.add_argument("--baseline", metavar="NAME", help=baseline)

@@ -66,7 +66,7 @@ def write_report(
     """Write a sweep's tables and page, and its figures if `figures` is true. Return all paths.
 
     If a figure cannot be drawn, the report is written without it. flags: the command line's flags,
-    see `fedexp.cli.flags`.
+    see `add_picture_flags` and `add_layout_flags`.
     """
     jobs = find_jobs(directory)
     paths = write_tables(directory, jobs, Layout.of(flags) if flags else Layout())

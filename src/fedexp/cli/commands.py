@@ -9,26 +9,18 @@ import platform
 import re
 from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
 from collections.abc import Sequence
-from contextlib import nullcontext
 from importlib.metadata import PackageNotFoundError, version
 from inspect import getdoc
 from pathlib import Path
-from typing import NoReturn
 
 import fedexp
-from fedexp.cli.removed import explain_removed
+from fedexp.config.removed import explain_removed
 from fedexp.core import interrupts
+from fedexp.core.console import Parser
 from fedexp.core.errors import FAILED, ConfigError, StorageError, nearest, require_choice, say
 
 WORD = re.compile(r"[A-Za-z][\w-]*")
 PACKAGES = ("torch", "torchvision", "numpy", "hydra-core", "omegaconf", "wandb")
-
-
-class Parser(ArgumentParser):
-    """A parser that raises ConfigError for invalid arguments."""
-
-    def error(self, message: str) -> NoReturn:
-        raise ConfigError(message)
 
 
 def is_subcommand(arguments: Sequence[str]) -> bool:
@@ -78,9 +70,10 @@ def report(parser: ArgumentParser, arguments: Sequence[str]) -> int:
     one row per run. `--metric NAME,...` computes measures of forgetting between tasks from the
     files of the runs, and adds a column for each.
     """
+    from fedexp.analysis.means_table import add_layout_flags
     from fedexp.analysis.report import write_sweep_reports
     from fedexp.analysis.run_table import write_run_table
-    from fedexp.cli.flags import add_layout_flags, add_picture_flags
+    from fedexp.figures.pictures import add_picture_flags
     from fedexp.metrics.task_matrix import MEASURES
 
     add = parser.add_argument
@@ -139,9 +132,9 @@ def evaluate(parser: ArgumentParser, arguments: Sequence[str]) -> int:
     By default, the model is tested on the run's test set. `dataset=` selects the test set of
     another data set with the same classes.
     """
-    from fedexp.cli.composition import composed
     from fedexp.cli.evaluate import format_table, read_dataset
-    from fedexp.cli.job import log_to_console
+    from fedexp.config.composition import trusted_classes
+    from fedexp.core.console import log_to_console
     from fedexp.core.storage import display_path, write_atomically
     from fedexp.rundir.reader import require_run
 
@@ -159,7 +152,7 @@ def evaluate(parser: ArgumentParser, arguments: Sequence[str]) -> int:
     log_to_console()
     from fedexp.analysis.evaluation import evaluate_run
 
-    with composed([], options.config_dir) if options.config_dir else nullcontext():
+    with trusted_classes(options.config_dir):
         found = evaluate_run(run, source, options.round, options.device, data_dir)
     print(format_table(found))
     if options.out is not None:
@@ -173,15 +166,15 @@ def figures(parser: ArgumentParser, arguments: Sequence[str]) -> int:
 
     `--config-dir` also draws the figures of your own metrics.
     """
-    from fedexp.cli.composition import composed
-    from fedexp.cli.flags import add_picture_flags
+    from fedexp.config.composition import trusted_classes
+    from fedexp.figures.pictures import add_picture_flags
     from fedexp.rundir.sweeps import find_runs
 
     parser.add_argument("directories", nargs="+", type=Path, help="runs or sweeps")
     parser.add_argument("--config-dir", type=Path, help="a directory with your own config groups")
     add_picture_flags(parser)
     options, code = parse_arguments(parser, arguments), 0
-    with composed([], options.config_dir) if options.config_dir else nullcontext():
+    with trusted_classes(options.config_dir):
         for run_dir in (run for each in options.directories for run in find_runs(each) or [each]):
             try:
                 print(*redraw(run_dir, options), sep="\n")

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedexp.cli.composition import composed, without_hydra
+from fedexp.config.composition import composed, without_hydra
 from fedexp.core.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -1,16 +1,17 @@
 """Run one job that Hydra starts: set its directory, record failures, return its exit code."""
 
-import logging
 import os
 import platform
 import shlex
 import sys
 import traceback
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedexp.config.options import ALIASES
 from fedexp.core import console, interrupts
+from fedexp.core.console import log_to_console
 from fedexp.core.errors import (
     BAD_INPUT,
     FAILED,
@@ -32,7 +33,7 @@ from fedexp.core.storage import (
 from fedexp.rundir import files
 
 if TYPE_CHECKING:
-    from fedexp.training.job import Job
+    from fedexp.training.job import Job, Place
 
 
 def run_job(config: Any) -> None:
@@ -83,7 +84,6 @@ def read_job(config: Any, hydra_config: Any) -> "Job":
     """Return the job that Hydra starts, and change to the command's working directory."""
     from hydra.types import RunMode
 
-    from fedexp.cli.launchers import read_place
     from fedexp.training.job import Place
 
     runtime = to_plain(hydra_config.runtime)
@@ -97,6 +97,30 @@ def read_job(config: Any, hydra_config: Any) -> "Job":
         place=read_place(hydra_config.launcher, hydra_config.job.num) if in_sweep else Place(),
         in_search=in_sweep and "n_trials" in hydra_config.sweeper,
     )
+
+
+def read_place(launcher: Mapping[str, Any], number: int) -> "Place":
+    """Return the resources for one job of a sweep.
+
+    launcher: the job's node `hydra.launcher`. number: the job's number.
+    """
+    from fedexp.engine.hardware import cores
+    from fedexp.training.job import Place
+
+    match str(launcher["_target_"]).rpartition(".")[2]:
+        case "BasicLauncher":
+            return Place(number=number)
+        case "JoblibLauncher":
+            at_once = launcher["n_jobs"] if launcher["n_jobs"] > 0 else cores()
+            return Place(max(cores() // at_once, 1), number, alone=at_once == 1)
+        case "LocalLauncher":
+            return Place(launcher["cpus_per_task"], number)
+        case "SlurmLauncher":
+            return Place(launcher["cpus_per_task"])
+        case "RayLauncher":
+            return Place(max(int(launcher["ray"]["remote"].get("num_cpus") or 1), 1), alone=False)
+        case _:  # an unknown plugin
+            return Place(alone=False)
 
 
 def make_job(config: Any, hydra_config: Any, directory: Path, **options: Any) -> "Job":
@@ -160,32 +184,11 @@ def say_how_to_continue(job: "Job") -> None:
 
 def resume_command(job: "Job") -> str:
     """Return the command that resumes a run, with the directories of the user's config groups."""
-    from fedexp.cli.composition import path_override
+    from fedexp.config.composition import path_override
     from fedexp.config.trust import user_folders
 
     folders = [f"--config-dir={display_path(folder)}" for folder in user_folders()]
     return shlex.join(["fedexp", *folders, path_override("resume", job.directory)])
-
-
-class ToStderr(logging.Handler):
-    """Write each line to the current sys.stderr. The live display may have redirected it."""
-
-    def emit(self, record: logging.LogRecord) -> None:
-        try:
-            print(self.format(record), file=sys.stderr, flush=True)
-        except Exception:
-            self.handleError(record)
-
-
-def log_to_console() -> None:
-    """Set up console logging for this process."""
-    logger = logging.getLogger("fedexp")
-    logger.setLevel(logging.INFO)
-    logger.propagate = False
-    if not logger.handlers:
-        handler = ToStderr(logging.INFO)
-        handler.setFormatter(logging.Formatter("%(message)s"))
-        logger.addHandler(handler)
 
 
 # --- failures

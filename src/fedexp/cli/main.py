@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from fedexp.cli.arguments import config_folders, prepare
 from fedexp.cli.commands import call, is_subcommand, version_text
+from fedexp.config.arguments import config_folders, prepare
 from fedexp.core import console, interrupts
 from fedexp.core.errors import (
     INTERRUPTED,
@@ -91,7 +91,7 @@ def run_hydra(arguments: Sequence[str]) -> int:
     from hydra.types import RunMode
 
     from fedexp.cli.job import run_job
-    from fedexp.cli.launchers import DEFAULTS, register
+    from fedexp.config.launchers import DEFAULTS, register
     from fedexp.config.options import conf_directory
 
     if not working_directory():
@@ -128,8 +128,8 @@ def report(error: Exception, folders: Sequence[Path]) -> int:
 
     Any other error is re-raised. Jobs report their own errors. folders: the user's config groups.
     """
-    from fedexp.cli.composition import COMPOSITION_ERRORS
-    from fedexp.cli.messages import explain
+    from fedexp.config.composition import COMPOSITION_ERRORS
+    from fedexp.config.messages import explain
 
     if isinstance(error, ConfigError):
         raise error

@@ -20,9 +20,9 @@ from optuna import distributions, samplers
 from optuna.trial import TrialState
 
 from fedexp.analysis.layout import csv
-from fedexp.cli.composition import without_hydra
-from fedexp.cli.launchers import check_installed
 from fedexp.cli.sweeps import Multirun
+from fedexp.config.composition import without_hydra
+from fedexp.config.launchers import check_installed
 from fedexp.config.values import make, resolve
 from fedexp.core import storage
 from fedexp.core.errors import ConfigError

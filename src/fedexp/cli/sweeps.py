@@ -19,10 +19,10 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from fedexp.analysis.sweep import expand, launches, load_sweep
-from fedexp.cli.arguments import as_typed
-from fedexp.cli.composition import path_override, quoted, without_hydra
-from fedexp.cli.launchers import check_installed
+from fedexp.config.arguments import as_typed
 from fedexp.config.build import build
+from fedexp.config.composition import path_override, quoted, without_hydra
+from fedexp.config.launchers import check_installed
 from fedexp.config.named import search_path
 from fedexp.config.settings import Stop
 from fedexp.config.values import make_target

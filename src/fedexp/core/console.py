@@ -1,14 +1,19 @@
-"""Keep a run alive if standard output or standard error cannot be written to.
+"""Lines, errors and flags of the console.
 
-This happens when the terminal is closed, the disk is full, or the encoding cannot represent a
-character in a path. The output is then lost or escaped, but the run continues.
+A run goes on if standard output or standard error cannot be written to, because the terminal is
+closed, the disk is full, or the encoding cannot represent a character in a path. The output is then
+lost or escaped.
 """
 
+import logging
 import os
 import sys
+from argparse import ArgumentParser
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import Any
+from typing import Any, NoReturn
+
+from fedexp.core.errors import ConfigError
 
 # logger that writes one line per round to run.log; the console displays rounds differently
 ROUNDS_LOG = "fedexp.rounds"
@@ -104,3 +109,31 @@ def plural(count: int, noun: str) -> str:
     if count == 1:
         return f"1 {noun}"
     return f"{count:,} {noun}{'es' if noun.endswith('s') else 's'}"
+
+
+class ToStderr(logging.Handler):
+    """Write each line to the current sys.stderr. The live display may have redirected it."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            print(self.format(record), file=sys.stderr, flush=True)
+        except Exception:
+            self.handleError(record)
+
+
+def log_to_console() -> None:
+    """Set up console logging for this process."""
+    logger = logging.getLogger("fedexp")
+    logger.setLevel(logging.INFO)
+    logger.propagate = False
+    if not logger.handlers:
+        handler = ToStderr(logging.INFO)
+        handler.setFormatter(logging.Formatter("%(message)s"))
+        logger.addHandler(handler)
+
+
+class Parser(ArgumentParser):
+    """A parser that raises ConfigError for invalid arguments."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(message)

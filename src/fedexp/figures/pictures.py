@@ -74,3 +74,15 @@ def as_node(value: object) -> Any:
 def picture_files(folder: Path) -> list[Path]:
     """Return the figures in a folder, sorted by path."""
     return sorted(path for form in FORMATS for path in folder.glob(f"*.{form}"))
+
+
+def add_picture_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the flags that set the style of figures and override the run's configuration."""
+    parser.add_argument(
+        "--format", help=f"comma-separated formats of the figures: {','.join(FORMATS)}"
+    )
+    parser.add_argument("--classes", help="names of all classes, separated by commas")
+    parser.add_argument("--no-titles", action="store_true", help="draw figures without titles")
+    parser.add_argument(
+        "--style", help="matplotlib style file (.mplstyle), applied after fedexp's style"
+    )

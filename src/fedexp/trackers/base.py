@@ -48,6 +48,8 @@ class RunInfo:
     resumed: bool = False  # whether the run starts from a checkpoint, possibly of round 0
     # the rounds up to first_round if the run is resumed, read from the files
     past: "Callable[[], Iterable[RoundRecord]]" = tuple
+    # draws figures of the run so far: its records -> name and PNG content of each figure
+    pictures: "Callable[[Mapping[str, Record]], Mapping[str, bytes]]" = lambda records: {}
     simulation: "Simulation | None" = None  # the parts of the run, which must not be changed
 
     @classmethod

@@ -220,9 +220,7 @@ class WandbTracker(Tracker):
             return {}
         from PIL import Image
 
-        from fedexp.figures import interim_pictures
-
-        pictures = interim_pictures(self.info.directory, record.records)
+        pictures = self.info.pictures(record.records)
         return as_images({k: Image.open(io.BytesIO(content)) for k, content in pictures.items()})
 
 

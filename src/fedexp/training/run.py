@@ -17,6 +17,7 @@ from fedexp.config.build import Built, build
 from fedexp.config.overrides import typed_overrides
 from fedexp.core import storage
 from fedexp.engine.network import default_torch
+from fedexp.figures import interim_pictures
 from fedexp.rundir import checkpoint, files, origin
 from fedexp.rundir.identity import digest
 from fedexp.rundir.reader import RunDirectory
@@ -182,6 +183,7 @@ def run_info(run: Run) -> RunInfo:
         wandb_id=state.wandb_id,
         best_accuracy=None if state.best is None else state.best[1],
         resumed=run.saved is not None,
+        pictures=partial(interim_pictures, run.directory),
         simulation=run.simulation,
     )
 

@@ -3,12 +3,11 @@
 import math
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from collections.abc import Callable
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-from fedexp.cli.flags import add_picture_flags
 from fedexp.core.errors import ConfigError
+from fedexp.figures.pictures import add_picture_flags
 from fedexp_papers.posthoc.defaults import COMMON, OF_KIND
 
 KINDS = {
@@ -147,8 +146,8 @@ def check(options: Namespace) -> None:
 
 def analyse(options: Namespace) -> list[str]:
     """Run the analysis, write its files, and return the lines to print."""
-    from fedexp.cli.composition import composed
-    from fedexp.cli.job import log_to_console
+    from fedexp.config.composition import trusted_classes
+    from fedexp.core.console import log_to_console
     from fedexp.figures import read_settings
     from fedexp.rundir.reader import RunDirectory
     from fedexp_papers.posthoc import kinds
@@ -156,7 +155,7 @@ def analyse(options: Namespace) -> list[str]:
     check(options)
     look = read_settings(options.run).changed(options)
     log_to_console()
-    with composed([], options.config_dir) if options.config_dir else nullcontext():
+    with trusted_classes(options.config_dir):
         run = RunDirectory(options.run)
         results = kinds.KINDS[options.kind](run, options)
         return [line for result in results for line in result.write(run, look)]

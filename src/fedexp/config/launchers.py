@@ -1,4 +1,4 @@
-"""Register the launchers and sweepers of conf/, and place the jobs of a launcher."""
+"""Register the launchers and sweepers of conf/, and all resolvers, with Hydra."""
 
 from collections.abc import Mapping
 from contextlib import suppress
@@ -17,7 +17,6 @@ from fedexp.config.named import describe_groups
 from fedexp.config.options import add_resolver, conf_directory, list_options
 from fedexp.core.errors import ConfigError
 from fedexp.core.packages import how_to_install
-from fedexp.training.job import Place
 
 # Hydra 1.4 has a single set of defaults, and warns if they are chosen.
 IS_OLD = hydra.__version__.startswith("1.3.")
@@ -87,26 +86,3 @@ def count_gpus() -> int:
     import torch
 
     return torch.cuda.device_count()
-
-
-def read_place(launcher: Mapping[str, Any], number: int) -> Place:
-    """Return the resources for one job of a sweep.
-
-    launcher: the job's node `hydra.launcher`. number: the job's number.
-    """
-    match str(launcher["_target_"]).rpartition(".")[2]:
-        case "BasicLauncher":
-            return Place(number=number)
-        case "JoblibLauncher":
-            from fedexp.engine.hardware import cores
-
-            at_once = launcher["n_jobs"] if launcher["n_jobs"] > 0 else cores()
-            return Place(max(cores() // at_once, 1), number, alone=at_once == 1)
-        case "LocalLauncher":
-            return Place(launcher["cpus_per_task"], number)
-        case "SlurmLauncher":
-            return Place(launcher["cpus_per_task"])
-        case "RayLauncher":
-            return Place(max(int(launcher["ray"]["remote"].get("num_cpus") or 1), 1), alone=False)
-        case _:  # an unknown plugin
-            return Place(alone=False)

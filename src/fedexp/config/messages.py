@@ -7,7 +7,6 @@ from pathlib import Path
 import yaml
 from hydra.errors import OverrideParseException
 
-from fedexp.cli.removed import explain_removed
 from fedexp.config.options import (
     MULTIPLE,
     added_directories,
@@ -16,6 +15,7 @@ from fedexp.config.options import (
     known_keys,
     list_options,
 )
+from fedexp.config.removed import explain_removed
 from fedexp.core.errors import nearest
 
 OPTION = re.compile(r"Could not find '((?:hydra/)?[^'/]+)/([^']*)'")

@@ -10,10 +10,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedexp.api.directories import Run
-from fedexp.cli.composition import checked_overrides, composed, quoted, without_hydra
-from fedexp.cli.job import has_run, log_to_console, make_job, record_failure
+from fedexp.analysis.runs import Run
+from fedexp.cli.job import has_run, make_job, record_failure
+from fedexp.config.composition import checked_overrides, composed, quoted, without_hydra
 from fedexp.config.overrides import key_of
+from fedexp.core.console import log_to_console
 from fedexp.core.errors import FAILED, ConfigError
 from fedexp.core.storage import remove_if_empty
 

@@ -198,6 +198,7 @@ class Run:
         contains `features` and whose parameters have the same names as in the run.
         """
         from fedexp.analysis.networks import Classifier, load_network
+        from fedexp.config.composition import trusted_classes
 
         with trusted_classes(self.config_dir):
             return Classifier(load_network(self._reader, round, client=client)[0]).eval()
@@ -345,17 +346,3 @@ def load_sweep(
         raise ConfigError(f"{path}: {reason}")
     own = None if config_dir is None else Path(config_dir)
     return Sweep(path, tuple(Run(job, own) for job in jobs))
-
-
-def trusted_classes(config_dir: Path | None) -> Any:
-    """Return a context manager that trusts the classes named in a user's config directory.
-
-    Only trusted classes can be instantiated.
-    """
-    from contextlib import nullcontext
-
-    if config_dir is None:
-        return nullcontext()
-    from fedexp.cli.composition import composed
-
-    return composed([], config_dir)

@@ -2,8 +2,9 @@
 
 import re
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
+from typing import Any
 
 import yaml
 from hydra import compose, initialize_config_dir
@@ -14,9 +15,9 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
-from fedexp.cli import launchers
-from fedexp.cli.arguments import check_same_names, prepare
-from fedexp.cli.messages import explain
+from fedexp.config import launchers
+from fedexp.config.arguments import check_same_names, prepare
+from fedexp.config.messages import explain
 from fedexp.config.options import conf_directory
 from fedexp.core.errors import ConfigError
 from fedexp.core.storage import display_path
@@ -54,6 +55,11 @@ def composed(overrides: Sequence[str], config_dir: Path | None = None) -> Iterat
             raise ConfigError(explain(error, folders)) from error
         HydraConfig.instance().set_config(config)
         yield config
+
+
+def trusted_classes(config_dir: Path | None) -> AbstractContextManager[Any]:
+    """Return a context manager that trusts the classes named in a user's config directory."""
+    return composed([], config_dir) if config_dir else nullcontext()
 
 
 def checked_overrides(overrides: Sequence[str]) -> list[str]:
