@@ -8,26 +8,12 @@ from functools import cache
 from typing import Any
 
 from fedexp.config.options import conf_directories
+from fedexp.rundir.identity import FREE
 
-# Prefixes of overrides that only say where a run is computed. They do not include
-# hardware.precision, which changes results.
-HARDWARE = tuple(
-    f"hardware{rest}"
-    for rest in ("=", ".device", ".engine", ".threads", ".workers", ".chunk", ".jobs")
-)
-# Prefixes of overrides that do not appear in names.
+# Prefixes of overrides that do not appear in names. hardware.precision changes results.
 UNNAMED = (
-    *(
-        "seed",
-        "resume",
-        "tracker",
-        "hydra",
-        "data_dir",
-        "checkpoint_interval",
-        *HARDWARE,
-    ),
-    *("figures", "objective", "test_views", "evaluate", "forgetting_metric", "analysis"),
-    *("keep_models", "keep_local_models"),
+    *(*FREE, "seed", "hydra", "hardware="),
+    *("test_views", "evaluate", "forgetting_metric", "analysis"),
 )
 NAMED_GROUPS = (
     "experiment=",

@@ -14,6 +14,7 @@ from torch import nn
 
 from fedexp.algorithms.base import FedAvg
 from fedexp.algorithms.interfaces import Federation
+from fedexp.config.overrides import with_new_folder
 from fedexp.config.settings import Seeds
 from fedexp.config.values import make, make_target
 from fedexp.core.errors import ConfigError
@@ -68,7 +69,7 @@ def read_parts(run: RunDirectory, data_dir: str | None = None) -> Parts:
     if not config:
         raise ConfigError(f"{where}: is missing")
     if data_dir is not None:
-        config = move_data_dir(config, str(config.get("data_dir", "")), data_dir)
+        config = with_new_folder(config, config.get("data_dir", data_dir), data_dir)
     try:
         model = make_target(config.get("model"), "model", Model)
         algorithm = make_target(config.get("algorithm"), "algorithm", FedAvg)
@@ -81,20 +82,6 @@ def read_parts(run: RunDirectory, data_dir: str | None = None) -> Parts:
     drawn = scenario.task_classes(classes, generator_for(seeds.partition, "tasks"))
     tasks = tuple(map(tuple, drawn))
     return Parts(model, algorithm, scenario, dataset, tasks, classes, seeds)
-
-
-def move_data_dir(node: Any, before: str, now: str) -> Any:
-    """Return the configuration with another directory of the data sets."""
-    if isinstance(node, list):
-        return [move_data_dir(item, before, now) for item in node]
-    if not isinstance(node, dict):
-        return node
-    found = {key: move_data_dir(value, before, now) for key, value in node.items()}
-    for key in ("data_dir", "root"):
-        value = found.get(key)
-        if before and isinstance(value, str) and f"{value}/".startswith(f"{before}/"):
-            found[key] = now + value.removeprefix(before)
-    return found
 
 
 def number_of_classes(run: RunDirectory) -> int:

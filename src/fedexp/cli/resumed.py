@@ -11,12 +11,17 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from fedexp.config.overrides import OF_COMMAND, assigned_values, key_of, leaves
+from fedexp.config.overrides import (
+    FILES,
+    OF_COMMAND,
+    assigned_values,
+    key_of,
+    leaves,
+    with_new_folder,
+)
 from fedexp.core.errors import ConfigError
 from fedexp.rundir import contents, files, origin
 from fedexp.training.job import Job
-
-FILES = ("data_dir", "root", "path", "weights", "vectors")  # keys of paths to data
 
 
 def resumed_job(job: Job) -> Job:
@@ -120,14 +125,3 @@ def with_absolute_paths(node: Any, place: Path) -> Any:
         is_path = key in FILES and isinstance(value, str) and (place / value).exists()
         found[key] = str(place / value) if is_path else with_absolute_paths(value, place)
     return found
-
-
-def with_new_folder(node: Any, old: str, new: str) -> Any:
-    """Return a node in which paths in the folder `old` are in the folder `new`."""
-    if isinstance(node, list):
-        return [with_new_folder(each, old, new) for each in node]
-    if isinstance(node, Mapping):
-        return {key: with_new_folder(value, old, new) for key, value in node.items()}
-    if isinstance(node, str) and Path(node).is_relative_to(old):
-        return str(Path(new) / Path(node).relative_to(old))
-    return node

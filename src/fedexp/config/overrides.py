@@ -2,11 +2,13 @@
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 
+FILES = ("data_dir", "root", "path", "weights", "vectors")  # keys of paths to data
 OF_COMMAND = ("resume", "accept_changed_data")  # keys that apply to one command only
 
 
@@ -62,3 +64,14 @@ def is_path(name: str) -> bool:
         or "@" in name
         or "://" in name
     )
+
+
+def with_new_folder(node: Any, old: str, new: str, key: str = "") -> Any:
+    """Return a node in which paths to data in the folder `old` are in the folder `new`."""
+    if isinstance(node, list):
+        return [with_new_folder(each, old, new, key) for each in node]
+    if isinstance(node, Mapping):
+        return {name: with_new_folder(value, old, new, name) for name, value in node.items()}
+    if key in FILES and isinstance(node, str) and Path(node).is_relative_to(old):
+        return str(Path(new) / Path(node).relative_to(old))
+    return node
