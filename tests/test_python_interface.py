@@ -301,10 +301,7 @@ def test_python_run_equals_command_line_run(run, tmp_path, monkeypatch):
     ("overrides", "words"),
     [
         (["algorithm=fedntdd"], ["algorithm=fedntdd: no such option (nearest: 'fedntd')"]),
-        (["local.lrr=1"], ["local.lrr"]),
-        (["rounds=0"], ["rounds=0: must be at least 1"]),
         (["--multirun"], ["--multirun: must be an override (key=value), not a flag"]),
-        (["seed=0,1"], ["seed"]),
         (["dataset._target_=os.system"], ["dataset._target_=os.system"]),
         ("rounds=1", ["must be a list of overrides"]),
         ([5], ["must be a string"]),
@@ -476,31 +473,6 @@ def image_folder(root: Path, images: np.ndarray, labels: np.ndarray, names: list
     return [f"dataset.root={root}", "dataset.mean=[0.9]", "dataset.std=[0.5]"]
 
 
-def test_evaluate_on_another_test_set(run, tmp_path):
-    """Digits are enlarged eight times, scaled to 255, and written to folders of two classes.
-    Classes are matched by name; images are converted to 8 x 8 with the run's normalisation."""
-    digits = load_digits()
-    chosen = np.flatnonzero(np.isin(digits.target, [3, 7]))[:60]
-    large = np.kron(digits.images[chosen], np.ones((8, 8))) * 15  # 0..240: 15 a grey level
-    names = [str(c) for c in range(10)]
-    overrides = image_folder(
-        tmp_path / "photos", large.astype(np.uint8), digits.target[chosen], names
-    )
-    found = evaluate(run, "dataset=image_folder", *overrides, f"data_dir={tmp_path}")
-    assert found.examples == 60
-    assert found.classes["examples"][[3, 7]].sum() == 60
-    assert found.classes["accuracy"].drop([3, 7]).isna().all()
-    # Averaging 8 x 8 equal pixels (antialiased, so neighbours weigh in) is close to the original,
-    # not equal to it.
-    reference = (digits.images[chosen] * 15 / 255 - 0.3054) / 0.3761
-    with torch.no_grad():
-        right = (
-            run.model()(torch.from_numpy(reference)[:, None]).argmax(1).numpy()
-            == digits.target[chosen]
-        )
-    assert found.accuracy == pytest.approx(right.mean(), abs=0.15)
-
-
 def test_evaluate_matches_classes_by_name(run, tmp_path):
     """The order of the folders differs from that of the labels. Unknown class names are rejected if
     their number differs."""
@@ -513,6 +485,7 @@ def test_evaluate_matches_classes_by_name(run, tmp_path):
     found = evaluate(run, "dataset=image_folder", *overrides, f"data_dir={tmp_path}")
     assert found.classes["examples"][7] == (digits.target[chosen] == 7).sum()
     assert found.classes["examples"][9] == (digits.target[chosen] == 9).sum()
+    assert found.classes["accuracy"].drop([7, 9]).isna().all()
     overrides = image_folder(
         tmp_path / "b", images, (digits.target[chosen] == 9).astype(int), ["cat", "dog"]
     )

@@ -125,24 +125,6 @@ def test_gradient_diversity_equals_hand_calculation():
     assert gradient_diversity({"a": torch.tensor([[1.0], [-1.0]])})["a"] == math.inf
 
 
-def test_gradient_diversity_matches_proposition_1():
-    """FedNTD's Proposition 1: orthonormal class gradients, and clients with gradients p + beta p~.
-
-    With sum_k p^k_c = K/C, Lambda = 1 + C^2/(1+beta)^2 (1 - beta/(C-1))^2 mean_k Var_c[p^k].
-    Derivation: p and p~ sum to 1, the mean gradient is (1+beta)/C in each class, and p^k + beta
-    p~^k deviates from it by (1 - beta/(C-1)) (p^k_c - 1/C).
-    """
-    p = np.array([[0.7, 0.2, 0.1], [0.1, 0.7, 0.2], [0.2, 0.1, 0.7]])
-    classes = p.shape[1]
-    for beta in (0.0, 0.3, 1.0):
-        gradients = torch.from_numpy(p + beta * (1 - p) / (classes - 1))
-        scale = classes / (1 + beta) * (1 - beta / (classes - 1))
-        expected = 1 + scale**2 * p.var(1).mean()
-        assert float(gradient_diversity({"g": gradients})["total"]) == pytest.approx(
-            expected, rel=1e-12
-        )
-
-
 def test_client_gradient_uses_all_examples_of_the_client():
     """Softmax regression by its formula: dL/dW = mean_i (softmax(W x_i + b) - onehot(y_i))
     x_i^T."""
@@ -268,15 +250,7 @@ def test_cka_equals_the_formula_with_kernels_in_numpy():
     expected = hsic(x, y) / np.sqrt(hsic(x, x) * hsic(y, y))
     assert 0.1 < expected < 0.9
     assert linear_cka(one, other) == pytest.approx(expected, rel=1e-12)
-
-
-def test_cka_equals_hand_calculation():
-    """For one feature each, CKA is the squared correlation: 0.25 for (1, 2, 3) and (1, 3,
-    2), and 0 for uncorrelated features."""
-    x, y = torch.tensor([[1.0], [2], [3]]), torch.tensor([[1.0], [3], [2]])
-    assert linear_cka(x, y) == pytest.approx(0.25, rel=1e-12)
-    assert linear_cka(torch.tensor([[1.0], [1], [-1], [-1]]), torch.tensor([[1.0], [-1]] * 2)) == 0
-    assert math.isnan(linear_cka(x, torch.ones(3, 2)))
+    assert math.isnan(linear_cka(one, torch.ones(20, 2)))
 
 
 def test_cka_compares_the_models_before_and_after_a_round():
