@@ -48,7 +48,7 @@ class TaskFile:
         if ends and self.rounds[-1] == self.learning[-1] * ends[0]:
             ends.append(self.rounds[-1])
         found = self.accuracy[np.isin(self.rounds, ends)]
-        learned = np.tri(*found.shape, dtype=bool) if self.shared_order else True
+        learned = np.tril(np.ones(found.shape, bool)) if self.shared_order else True
         return np.where(learned, found, np.nan)
 
 

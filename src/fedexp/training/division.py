@@ -230,22 +230,7 @@ def make_task_partition(
     labels = np.searchsorted(classes, every_label)
     public = draw_public(built, labels[numbers], len(classes), key)
     public, allowed = numbers[public], np.delete(numbers, public)
-    dealt_from, owners = np.arange(len(labels)), data.owners
-    if not partitioner.has_global_indices:
-        dealt_from = allowed
-        owners = None if owners is None else owners[allowed]
-    parts, test, info = partitioner.deal(
-        labels[dealt_from],
-        settings.num_clients,
-        rng,
-        owners,
-        num_classes=len(classes),
-        test_fraction=settings.test_per_client,
-    )
-    parts, test = [dealt_from[part] for part in parts], dealt_from[test]
-    if partitioner.has_global_indices:
-        reject_examples([*parts, test], public, "in the public set")
-        reject_examples([*parts, test], np.flatnonzero(every_label < 0), "a surrogate example")
+    parts, test, info = deal(built, data, allowed, public, labels, len(classes), rng)
     if validation.fraction and validation.per_client:
         validated = hold_out_per_client(validation, parts, seed, key)
         parts = [np.setdiff1d(part, validated) for part in parts]
@@ -258,6 +243,42 @@ def make_task_partition(
         info["unused"] = unused
     held_out = {"public": public, "validation": np.sort(validated), "test": test}
     return Partition.build(parts, every_label, data.num_classes, info, **held_out)
+
+
+def deal(
+    built: Built,
+    data: Data,
+    allowed: np.ndarray,
+    public: np.ndarray,
+    labels: np.ndarray,
+    num_classes: int,
+    rng: np.random.Generator,
+) -> tuple[list[np.ndarray], np.ndarray, dict[str, Any]]:
+    """Return each client's training examples, the clients' test examples, and facts about both.
+
+    allowed: the examples that clients may have. A partition with global indices is checked instead:
+    none of its examples may be public or a surrogate example. labels: of all training examples,
+    from 0 to num_classes - 1.
+    """
+    partitioner, settings = built.partition, built.settings
+    dealt_from, owners = np.arange(len(labels)), data.owners
+    if not partitioner.has_global_indices:
+        dealt_from = allowed
+        owners = None if owners is None else owners[allowed]
+    parts, test, info = partitioner.deal(
+        labels[dealt_from],
+        settings.num_clients,
+        rng,
+        owners,
+        num_classes=num_classes,
+        test_fraction=settings.test_per_client,
+    )
+    parts, test = [dealt_from[part] for part in parts], dealt_from[test]
+    if partitioner.has_global_indices:
+        surrogate = np.flatnonzero(data.y_train.numpy() < 0)
+        reject_examples([*parts, test], public, "in the public set")
+        reject_examples([*parts, test], surrogate, "a surrogate example")
+    return parts, test, info
 
 
 def reject_examples(parts: Sequence[np.ndarray], forbidden: np.ndarray, what: str) -> None:

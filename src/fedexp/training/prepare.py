@@ -74,9 +74,8 @@ def prepare(built: Built, share: int | None = None, before: str | None = None) -
     check_kept(built.settings, rounds)
     cohorts = plan_cohorts(built, rounds, first)
     module, algorithm = make_model(built, data, first)
-    fixed = not algorithm.needs_inputs and has_fixed_features(
-        module, first_inputs(data, torch.float32)
-    )
+    inputs = first_inputs(data, torch.float32)
+    fixed = not algorithm.needs_inputs and has_fixed_features(module, inputs)
     hardware = fit_engine(built.model, built.hardware, hardware, module, data)
     module = module.to(hardware.device, hardware.dtype)
     module = module.to(memory_format=LAYOUT)  # type: ignore[call-overload]
@@ -85,12 +84,7 @@ def prepare(built: Built, share: int | None = None, before: str | None = None) -
     built = replace(built, algorithm=algorithm, local=local)
     check_frozen(module)
     initial = {name: parameter.detach().clone() for name, parameter in trainable(module).items()}
-    runtime = runtime_of(built, module, data, first, hardware)
-    check_reads(built.model, runtime)
-    # passes over the examples of a task; with less than one, storing the features costs more time
-    passes = built.scenario.rounds_per_task * built.settings.participation * local.epochs
-    if fixed and runtime.augmentation is None and passes >= 1:
-        runtime = with_features(runtime)
+    runtime = runtime_of(built, module, data, first, hardware, fixed)
     engine = hardware.make_engine()
     mixes_examples = built.model.mixes_examples and has_batch_norm(module)
     federations = [part.federation for part in (*divided, *dict(changes).values())]
@@ -194,14 +188,22 @@ def make_model(built: Built, data: Data, federation: Federation) -> tuple[nn.Mod
 
 
 def runtime_of(
-    built: Built, module: nn.Module, data: Data, federation: Federation, hardware: Resolved
+    built: Built,
+    module: nn.Module,
+    data: Data,
+    federation: Federation,
+    hardware: Resolved,
+    fixed: bool,
 ) -> ClientRuntime:
-    """Return the runtime that trains and tests all clients."""
+    """Return the runtime that trains and tests all clients.
+
+    fixed: whether the features of an input never change, so that they may be stored.
+    """
     settings, dataset = built.settings, built.dataset
     heads = built.algorithm.heads(federation.tasks)
     # The augmentation of text draws the keys for dropout, which are always needed.
     augments = dataset.augmentation.active and (settings.augment or dataset.kind == "text")
-    return ClientRuntime(
+    runtime = ClientRuntime(
         net=FunctionalNetwork(module, hardware.precision),
         data=data.to(hardware.device),
         augmentation=dataset.augmentation if augments else None,
@@ -213,6 +215,11 @@ def runtime_of(
         ),
         seed=built.seeds.training,
     )
+    check_reads(built.model, runtime)
+    # passes over the examples of a task; with less than one, storing the features costs more time
+    passes = built.scenario.rounds_per_task * settings.participation * built.local.epochs
+    stores = fixed and not augments and passes >= 1
+    return with_features(runtime) if stores else runtime
 
 
 def metrics_of(built: Built) -> Metrics:
