@@ -44,7 +44,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedexp.algorithms import distillation, optimizers
+from fedexp.algorithms import distillation
 from fedexp.algorithms.base import FedAvg, cross_entropies
 from fedexp.algorithms.continual import Remembering, distillation_loss
 from fedexp.algorithms.interfaces import (
@@ -101,17 +101,12 @@ class CFeD(Remembering):
             teacher = targets[torch.as_tensor(numbers, device=targets.device)]
             return distillation_loss(student, teacher, self.temperature).mean()
 
-        net.load(server["params"], server["buffers"])
-        memory, steps = optimizers.memory_of(net.snapshot(), local), iter(range(2**62))
-
-        def update(params: Params, grads: Params) -> None:
-            optimizers.step_in_place(params, grads, memory, round.lr, local, next(steps))
-
         batches = distillation.minibatches(
             round.rng, len(examples), self.server_batch_size, local.epochs
         )
-        distillation.fit(net, examples, batches, loss, update, dropout=round.rng)
-        return distillation.with_trained_model(net, server)
+        return distillation.distil(
+            net, server, examples, batches, loss, local, round.lr, dropout=round.rng
+        )
 
 
 class Learner(FedAvg):

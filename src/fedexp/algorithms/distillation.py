@@ -1,13 +1,16 @@
 """Code shared by distillation methods: a divergence, and training on the server's public data."""
 
 from collections.abc import Callable, Iterator
+from itertools import count
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fedexp.algorithms import optimizers
 from fedexp.algorithms.interfaces import PublicData, ServerNetwork
+from fedexp.algorithms.local_training import LocalTraining
 from fedexp.core import tree
 from fedexp.core.tree import Params, Tree
 
@@ -71,6 +74,31 @@ def fit(
             value = loss(net(net.params, x).logits, y, numbers)
             grads = torch.autograd.grad(value, list(net.params.values()), materialize_grads=True)
             update(net.params, dict(zip(net.params, grads, strict=True)))
+
+
+def distil(
+    net: ServerNetwork,
+    server: Tree,
+    public: PublicData,
+    batches: Iterator[np.ndarray],
+    loss: Loss,
+    local: LocalTraining,
+    lr: float,
+    dropout: np.random.Generator | None = None,
+) -> Tree:
+    """Train the server's model on public examples, and return the server's state with the result.
+
+    local: the settings of the optimizer. lr: its learning rate. For the other parameters, see
+    `fit`.
+    """
+    net.load(server["params"], server["buffers"])
+    memory, steps = optimizers.memory_of(net.snapshot(), local), count()
+
+    def update(params: Params, grads: Params) -> None:
+        optimizers.step_in_place(params, grads, memory, lr, local, next(steps))
+
+    fit(net, public, batches, loss, update, dropout)
+    return with_trained_model(net, server)
 
 
 def with_trained_model(net: ServerNetwork, server: Tree) -> Tree:

@@ -41,7 +41,6 @@ position; in the code, each client shuffles it again for each pass.
 """
 
 from dataclasses import replace
-from itertools import count
 from typing import Annotated
 
 import numpy as np
@@ -143,18 +142,11 @@ class FedProj(FedAvg):
             teacher = ensemble[torch.as_tensor(numbers, device=ensemble.device)]
             return self.tau**2 * kl_divergence(teacher, student, self.tau, None).mean()
 
-        net.load(server["params"], server["buffers"])
-        adam, steps = replace(round.local, optimizer="adam", weight_decay=0.0), count()
-        moments = optimizers.memory_of(net.snapshot(), adam)
-
-        def update(params: Params, grads: Params) -> None:
-            optimizers.step_in_place(params, grads, moments, self.lr, adam, next(steps))
-
+        adam = replace(round.local, optimizer="adam", weight_decay=0.0)
         batches = distillation.minibatches(
             round.rng, len(public), self.batch_size, self.epochs_on_server
         )
-        distillation.fit(net, public, batches, loss, update)
-        trained = distillation.with_trained_model(net, server)
+        trained = distillation.distil(net, server, public, batches, loss, adam, self.lr)
         trained["rounds"] = server["rounds"] + 1
         if trained["rounds"] < self.warmup:
             return trained

@@ -34,7 +34,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedexp.algorithms import distillation, optimizers
+from fedexp.algorithms import distillation
 from fedexp.algorithms.base import FedAvg, cross_entropies
 from fedexp.algorithms.interfaces import (
     Batch,
@@ -154,15 +154,8 @@ class Flashback(FedAvg):
                 + distillation_term(entropy[chosen], weight[chosen], student).mean()
             )
 
-        net.load(server["params"], server["buffers"])
         sgd = replace(local, optimizer="sgd")
-        memory = optimizers.memory_of(net.snapshot(), sgd)
-
-        def update(params: Params, grads: Params) -> None:
-            optimizers.step_in_place(params, grads, memory, round.lr, sgd, 0)
-
         batches = distillation.minibatches(
             round.rng, len(public), local.batch_size, self.epochs_on_server
         )
-        distillation.fit(net, public, batches, loss, update)
-        return distillation.with_trained_model(net, server)
+        return distillation.distil(net, server, public, batches, loss, sgd, round.lr)

@@ -106,7 +106,8 @@ def load_mapped(
     """
     path, size = _entry(data_dir, name, content, options, ".u8"), math.prod(shape)
     if not (path.is_file() and _is_intact(path, size, path.stat().st_mtime_ns)):
-        _name_outdated(path)
+        for old in _outdated(path):
+            log.info("%s has earlier images; remove this file if no run uses it", old)
         log.info("storing %s of decoded images in %s; this is done only once", size_of(size), path)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -157,12 +158,6 @@ def _is_intact(path: Path, size: int, mtime_ns: int) -> bool:
                 return True
     log.warning("the cache file %s is damaged; decoding the images again", path)
     return False
-
-
-def _name_outdated(path: Path) -> None:
-    """Log which files of decoded images are probably no longer needed."""
-    for old in _outdated(path):
-        log.info("%s has earlier images; remove this file if no run uses it", old)
 
 
 def _read(path: Path) -> Arrays | None:

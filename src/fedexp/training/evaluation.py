@@ -6,7 +6,7 @@ are computed once for all clients.
 """
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 
 import numpy as np
@@ -58,7 +58,9 @@ def evaluate(
         test = scores[0] if len(scores) == 1 else mean_scores(scores)
         test.local = local_accuracy(simulation, done, view)
         if before is not None and simulation.tests_distributed(number):
-            test.distributed = distributed_accuracy(simulation, before, view, number)
+            # the model that the clients received when the round started
+            received = score(simulation, select_model(before), view, number)
+            test.distributed = received.class_accuracy
         if simulation.metrics.needs_personal and number:
             test.personal = evaluate_personal(simulation, server, kept, view, number)
         elif simulation.metrics.needs_personal:  # all personal models are the initial model
@@ -71,17 +73,27 @@ def tested_models(
     simulation: Simulation, server: Tree, kept: Mapping[int, Tree], number: int
 ) -> list[Tree]:
     """Return the models to test: the global model, or the models of all clients."""
-    algorithm, model = simulation.algorithm, select_model(server)
-    if not algorithm.tests_clients:
+    model = select_model(server)
+    if not simulation.algorithm.tests_clients:
         return [model]
-    federation = simulation.stage_of(number).federation
+    return [
+        {part: {k: own.get(k, v) for k, v in model[part].items()} for part in model}
+        for own in personal_models(simulation, server, kept, number)
+    ]
+
+
+def personal_models(
+    simulation: Simulation, server: Tree, kept: Mapping[int, Tree], number: int
+) -> Iterator[Params]:
+    """Yield the personal model of each client after round `number`.
+
+    kept: the state of each client that has taken part. Other clients have their initial state.
+    """
+    algorithm, federation = simulation.algorithm, simulation.stage_of(number).federation
     first = simulation.first_client_state(algorithm, federation)
-    models = []
     for client in range(federation.num_clients):
         state = to(kept.get(client, first), simulation.runtime.device)
-        own = algorithm.personal_model(server, client, state, federation)
-        models.append({part: {k: own.get(k, v) for k, v in model[part].items()} for part in model})
-    return models
+        yield algorithm.personal_model(server, client, state, federation)
 
 
 def score(simulation: Simulation, model: Tree, view: str, number: int) -> Scores:
@@ -126,23 +138,6 @@ def local_accuracy(
     return class_accuracy(tested[-1][view].cpu().numpy(), class_counts(data))
 
 
-def distributed_accuracy(
-    simulation: Simulation, server: Tree, view: str, number: int
-) -> np.ndarray:
-    """Return the class accuracies of the distributed model on a test set, float64 [C].
-
-    The distributed model is the model that the clients receive when the round starts.
-
-    server: the server's state before the round.
-    number: the number of the round.
-    """
-    runtime = simulation.runtime
-    runtime.net.set_buffers(server["buffers"])
-    tested, draws = runtime.tested_on(view), runtime.test_draws(view, number)
-    right = tested.evaluate(server["params"], draws).class_correct
-    return class_accuracy(right.cpu().numpy(), class_counts(tested.data))
-
-
 def evaluate_personal(
     simulation: Simulation, server: Tree, kept: Mapping[int, Tree], view: str, number: int
 ) -> np.ndarray:
@@ -150,19 +145,15 @@ def evaluate_personal(
 
     A value is nan if the client does not hold the class, or if the test set has no examples of it.
 
-    kept: the state of each client that has taken part. Other clients have their initial state.
-    number: the number of the round after which the models are tested.
+    kept: as in `personal_models`. number: the number of the round after which the models are
+    tested.
     """
-    runtime, federation = simulation.runtime, simulation.stage_of(number).federation
+    runtime = simulation.runtime
     holds = np.sum([stage.partition.counts for stage in simulation.all_stages], axis=0) > 0
     runtime.net.set_buffers(server["buffers"])
     test = ModelTest(runtime.tested_on(view), server, runtime.test_draws(view, number))
     correct = np.zeros(holds.shape, dtype=np.int64)
-    algorithm = simulation.algorithm
-    first = simulation.first_client_state(algorithm, federation)
-    for client in range(len(holds)):
-        state = to(kept.get(client, first), runtime.device)
-        model = algorithm.personal_model(server, client, state, federation)
+    for client, model in enumerate(personal_models(simulation, server, kept, number)):
         correct[client] = test.count_correct(model, holds[client]).cpu().numpy()
     accuracy = class_accuracy(correct, class_counts(test.runtime.data))
     return np.where(holds, accuracy, np.nan)
