@@ -67,8 +67,6 @@ def test_draw_by_round_number_equals_numpy():
         ConfigError, match=r"cohorts.draw=round: must be seed if cohorts.path is set"
     ):
         Uniform(path="a.json", draw="round")
-    with pytest.raises(ConfigError, match=r"cohorts.draw='?dice"):
-        Uniform(draw="dice")
 
 
 def test_clients_listed_in_the_file_are_trained(tmp_path):

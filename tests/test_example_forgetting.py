@@ -115,13 +115,6 @@ def test_predictions_equal_those_of_the_kept_models(run):
     np.testing.assert_array_equal(table["learned"], first)
 
 
-def test_resumed_run_records_the_same_predictions(run, tmp_path):
-    options = ["rounds=2", "algorithm=fedntd", "local.lr=0.5"]
-    begun = fedexp.run([*EVENTS, *options], directory=tmp_path / "run")
-    ended = fedexp.run([f"resume={begun.directory}", "rounds=4"])
-    pd.testing.assert_frame_equal(ended.examples, run.examples)
-
-
 def test_figure_is_drawn(run):
     names = [path.name for path in make_figures(run.directory)]
     assert "example_forgetting.png" in names

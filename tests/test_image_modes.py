@@ -22,12 +22,9 @@ MODES = {
     "1": (Image.fromarray(RAMP > 100), ("png", "tif", "bmp")),
     "L": (GREY, ("png", "tif", "bmp", "pgm")),
     "P": (COLOUR.quantize(4), ("png", "tif", "gif", "bmp")),
-    "LA": (GREY.convert("LA"), ("png", "tif")),
     "RGB": (COLOUR, ("png", "tif", "bmp", "ppm", "webp")),
     "RGBA": (COLOUR.convert("RGBA"), ("png", "tif", "webp")),
-    "RGBX": (COLOUR.convert("RGBX"), ("tif",)),
     "CMYK": (COLOUR.convert("CMYK"), ("tif", "jpg")),
-    "YCbCr": (COLOUR.convert("YCbCr"), ("tif",)),
     "I;16": (Image.frombytes("I;16", (2, 2), WIDE.astype("<u2").tobytes()), ("png", "tif")),
     "I;16B": (Image.frombytes("I;16B", (2, 2), WIDE.astype(">u2").tobytes()), ("tif",)),
 }
@@ -46,7 +43,7 @@ def test_image_modes_are_converted(mode, suffix, channels, tmp_path):
     MODES[mode][0].save(path, **BEST.get(suffix, {}))
     pixels = _read_image(str(path), Form(channels))
     assert (pixels.dtype, pixels.shape) == (np.uint8, (2, 2, channels))
-    tolerance = {"YCbCr": 2, "jpg": 4}.get(suffix if suffix == "jpg" else mode, 1)
+    tolerance = 4 if suffix == "jpg" else 1
     for channel in range(channels):
         np.testing.assert_allclose(pixels[..., channel].astype(int), expected(mode), atol=tolerance)
 

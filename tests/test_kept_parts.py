@@ -18,9 +18,7 @@ from fedexp.algorithms.prototypes import average_prototypes
 from fedexp.algorithms.server_optimizers import ServerOptimizer
 from fedexp.engine.base import ScheduledData
 from fedexp.training.rounds import play_round
-from test_client_states import FOMO
 from toy_federation import (
-    LARGER,
     LOCAL,
     PLAIN,
     Normed,
@@ -227,22 +225,3 @@ def test_prototype_of_an_absent_class_is_kept():
     new = average_prototypes(old, means, weights)
     assert new["mean"].tolist() == [[5], [7], [0]]
     assert new["known"].tolist() == [1, 1, 0]
-
-
-@pytest.mark.parametrize(
-    "algorithm", [FedRep(head_epochs=1), FedBN(), Ditto(lambda_=0.5), PROTO, FOMO], ids=str
-)
-def test_engines_agree_on_running_statistics_of_clients(algorithm):
-    """Known and new clients in one cohort: three of five take part in each of four rounds."""
-    states = [
-        play(
-            make_simulation(
-                algorithm, model=Normed(), participation=0.6, engine=engine, sizes=LARGER
-            ),
-            4,
-        )
-        for engine in ("sequential", "vectorised")
-    ]
-    assert_close(states[0].server, states[1].server, atol=1e-11)
-    assert_close(dict(states[0].clients), dict(states[1].clients), atol=1e-11)
-    assert 3 < len(states[0].clients) <= 5

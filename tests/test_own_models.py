@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedexp.algorithms.base import FedAvg
+from fedexp.algorithms.fedmultihead import FedMultiHead
 from fedexp.core import tree
 from fedexp.core.errors import ConfigError
 from fedexp.engine.network import seeded_torch
@@ -22,14 +22,15 @@ from fedexp.models.pretrained import (
     Torchvision,
 )
 from fedexp.testing import train
+from fedexp.training.model_fit import model_file_errors
 from fedexp.training.rounds import play_round
-from method_rows import stream
 from test_algorithms import SHIPPED, assert_equal
 from test_continual import ROWS as CONTINUAL
 from toy_federation import (
     ENGINES,
     LOCAL,
     SIZES,
+    TWO_TASKS,
     assert_engines_play,
     engines_compared,
     first_of_each_class,
@@ -179,33 +180,18 @@ def test_scalar_tensors_are_averaged():
         torch.testing.assert_close(found, p @ local, rtol=0, atol=1e-12)
 
 
-class Rehearsing(FedAvg):
-    """At the start of a task, the server stores the logits of the model in training mode for one
-    grey image."""
-
-    def begin_task(self, server, start):
-        net = start.network(server)
-        net.load(server["params"], server["buffers"])
-        grey = torch.ones(1, *start.pixels.shape, dtype=torch.float64)
-        return server | {"said": net(net.params, grey).logits.detach()}
-
-
-@pytest.mark.parametrize("name", ["FedDF", "Flashback", "begin_task"])
+@pytest.mark.parametrize("name", ["FedDF", "Flashback"])
 def test_server_dropout_depends_only_on_the_round(name):
     """The server seeds dropout from the run's seed and the round. Two runs with one seed therefore
     agree, whatever the state of torch's global generator."""
     model, states = Own(head="fc", dropout=0.5), []
     for noise in (1, 2):
-        asked = name == "begin_task"
-        simulation = (
-            stream(Rehearsing(), model=model) if asked else ROWS[name].simulation(model=model)
-        )
+        simulation = ROWS[name].simulation(model=model)
         states.append(simulation.initial_state())
         for _ in range(3):
             torch.manual_seed(noise)
             states[-1].advance(play_round(simulation, states[-1]))
     assert_equal(states[1].server, states[0].server, atol=0)
-    assert ("said" in states[0].server) == asked
 
 
 class Scaled(Net):
@@ -216,6 +202,17 @@ class Scaled(Net):
 class Tuple(Net):
     def forward(self, x: torch.Tensor) -> Any:
         return super().forward(x), x
+
+
+class Few(Net):
+    def __init__(self, shape: Any, num_classes: int):
+        super().__init__(shape, 1)
+
+
+class Missing(Net):
+    def __init__(self, shape: Any, num_classes: int):
+        super().__init__(shape, num_classes)
+        torch.load("nowhere.pt")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -255,12 +252,26 @@ class FastOf(Of):
             r"model.freeze=stemm: .* no module or.*nearest: 'stem'.*names are: stem, inner, fc",
         ),
         (Own(freeze=("stem", "inner", "fc")), r"all parameters are frozen"),
+        (Of(make=Few), r"have shape \[2, 1\], but must have shape \[2, "),
+        (Of(make=Missing), r"model: Of cannot read nowhere\.pt \(No such file"),
     ],
 )
 def test_invalid_networks_are_rejected(model, message):
     with pytest.raises(ConfigError, match=message) as error:
         make_simulation(model=model)
     assert len(str(error.value).splitlines()) == 1
+
+
+def test_other_errors_of_a_model_are_not_hidden():
+    with pytest.raises(OSError, match="no file name"), model_file_errors(Own()):
+        raise OSError("no file name")
+
+
+def test_model_with_one_head_per_task_is_accepted():
+    """Two tasks of one class each, of four classes: the model may have two outputs."""
+    tasks = replace(TWO_TASKS, rounds_per_task=1, classes=[[0], [1]])
+    simulation = make_simulation(FedMultiHead(), scenario=tasks, sizes=(2, 3))
+    assert simulation.stages[0].federation.tasks == ((0,), (1,))
 
 
 def test_freeze_names_parts_or_the_backbone():

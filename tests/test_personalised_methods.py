@@ -399,11 +399,3 @@ def test_fedpac_sends_a_client_its_combined_classifier():
     cohort = assemble(simulation, state, 3)
     for client, personal in zip(cohort.clients, cohort.personals, strict=True):
         assert_close(personal, tree.row(state.server["heads"], client), 0.0)
-    initial = simulation.initial_state().server["heads"][heads.WEIGHT]
-    changed = [
-        not torch.equal(a, b)
-        for a, b in zip(state.server["heads"][heads.WEIGHT], initial, strict=True)
-    ]
-    took_part = set(assemble(simulation, play(simulation, 0), 1).clients)
-    took_part |= set(assemble(simulation, play(simulation, 1), 2).clients)
-    assert {c for c in range(5) if changed[c]} == took_part

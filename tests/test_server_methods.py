@@ -96,26 +96,6 @@ def test_fednova_mean_direction_equals_its_formula():
 # --- server state is the reduction of client states
 
 
-@pytest.mark.parametrize(
-    ("algorithm", "server", "client", "mean"),
-    [
-        (Scaffold(divisor="effective", variates="uniform"), "c", "c", True),
-        (Scaffold(divisor="steps", variates="uniform"), "c", "c", True),
-        (FedDyn(alpha=0.5, clip=10.0, per_client_alpha=False), "h", "h", True),
-        (FedCurv(lambda_=1.0, samples=5, estimator="batch"), "u", "u", False),
-        (FedCurv(lambda_=1.0, samples=5, estimator="sample"), "v", "v", False),
-    ],
-)
-def test_server_state_is_mean_or_sum_of_client_states(algorithm, server, client, mean):
-    """Clients that have never taken part count as 0."""
-    simulation = make_simulation(algorithm, participation=0.4, local=replace(LOCAL, lr=0.02))
-    state = play(simulation, 4)
-    assert 0 < len(state.clients) <= 5
-    total = sum(flat(kept[client]) for kept in state.clients.values())
-    assert total.abs().max() > 1e-3
-    assert_close(flat(state.server[server]), total / (5 if mean else 1))
-
-
 @pytest.mark.parametrize("divisor", ["steps", "effective"])
 def test_client_without_steps_keeps_its_variate(divisor):
     """Its gradient is unknown, not 0: c_k <- c_k, and c does not change. With one step, c_k - c is

@@ -301,10 +301,6 @@ def test_dropout_keys_become_the_last_column(tmp_path):
     assert torch.equal(keyed, torch.cat([plain, draws], -1))
     mapped = vmap(lambda i, d: data.inputs(data.x_train, i, d, None, torch.float32))(index, draws)
     assert torch.equal(mapped, keyed)
-    few, many = (DropoutKeys().draw(np.random.default_rng(3), n) for n in (10, 4000))
-    assert np.array_equal(few, many[:10])
-    assert abs((many / 2**63).mean()) < 0.05
-    assert np.abs(many).max() > 0.99 * 2**63
 
 
 # ---- TextCNN ----
@@ -328,17 +324,10 @@ def test_textcnn_has_the_expected_number_of_parameters(words, width, classes, co
     assert sum(p.numel() for p in model.parameters()) == count
 
 
-def test_initial_weights_are_vectors_or_xavier_normal():
+def test_initial_embeddings_are_the_vectors():
     vectors = torch.randn(7, 6)
     assert torch.equal(textcnn().build(TextShape(5, 7, vectors), 3).embedding.weight, vectors)
-    model = textcnn().build(TextShape(32, 10, None), 9)
-    assert model.embedding.weight.shape == (10, 300)
-    for layer, height in zip(model.convolutions, (2, 3, 4), strict=True):
-        area = height * 300
-        assert float(layer.weight.detach().std()) == pytest.approx(
-            (2 / (area + 256 * area)) ** 0.5, rel=0.02
-        )
-    assert not any(layer.bias.any() for layer in (*model.convolutions, model.classifier))
+    assert textcnn().build(TextShape(32, 10, None), 9).embedding.weight.shape == (10, 300)
 
 
 def obvious(model, words: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

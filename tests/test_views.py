@@ -127,19 +127,13 @@ def with_local(**changes):
     return make_simulation(**given | changes)
 
 
-def test_second_view_does_not_change_plain_results(tmp_path):
+def test_further_tests_do_not_change_plain_results(tmp_path):
     one, one_summary = full_run(with_local(), tmp_path / "one")
-    two, two_summary = full_run(with_local(test_views=BOTH), tmp_path / "two")
+    further = {"test_views": BOTH, "evaluate": ["global", "personal"]}
+    two, two_summary = full_run(with_local(**further), tmp_path / "two")
     assert [{name: row[name] for name in one[0]} for row in two] == one
-    added = [name for name in two[0] if name not in one[0]]
-    names = (
-        "test_accuracy",
-        "test_loss",
-        "forgetting",
-        "round_forgetting",
-        "local_round_forgetting",
-    )
-    assert added == [f"{name}_augmented" for name in names]
+    assert {f"{name}_augmented" for name in one[0] if "test_" in name} < {*two[0]} - {*one[0]}
+    assert {"personal_accuracy", "personal_local_forgetting_worst_augmented"} < {*two[0]}
     for name in ("class_accuracy.csv", "local_class_accuracy.csv"):
         assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes()
     assert measured(one_summary).items() <= measured(two_summary).items()

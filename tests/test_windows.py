@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch.func import grad, vmap
 
 from fedexp.models import textcnn as module
@@ -81,25 +80,3 @@ def test_pooling_under_transforms_uses_torch_operations(tensors, monkeypatch):
             expected_maxima, [scale * t.requires_grad_() for t in detached], upstream
         )[1]
         torch.testing.assert_close(found, expected, rtol=1e-13, atol=1e-13)
-
-
-def test_bf16_rounds_products_but_not_gradients(tensors):
-    """Numbers of few bits, whose products bfloat16 rounds by up to 2^-8, choose the windows; the
-    gradient of a filter is the sum of these windows, in fp32."""
-    windows, weight, bias = (
-        (16 * t.detach()).round().float().div(16).requires_grad_() for t in tensors
-    )
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        values = max_over_windows(windows, weight, bias)
-    exact = expected_maxima(windows, weight, bias)
-    assert values.dtype == torch.float32
-    assert not torch.equal(values, exact)
-    torch.testing.assert_close(values, exact, rtol=2**-8, atol=2**-8)
-    of_weight, of_bias = torch.autograd.grad(values.sum(), (weight, bias))
-    assert of_bias.tolist() == [SHAPE[0]] * SHAPE[3]
-    # [B, F]
-    places = (
-        F.linear(*(t.detach().bfloat16() for t in (windows, weight, bias))).float().max(1).indices
-    )
-    chosen = torch.stack([windows[b, places[b]] for b in range(SHAPE[0])]).sum(0)
-    torch.testing.assert_close(of_weight, chosen, rtol=1e-6, atol=1e-6)

@@ -53,25 +53,12 @@ class AdaptedTransformer(TinyTransformer, lora.Adapted):
     pass
 
 
-class DrawnAdapted(Drawn, lora.Adapted):
-    """Two hidden linear layers with low-rank adapters, and a head."""
-
-    vectorises: ClassVar[bool] = True
-
-    def network(self, shape: tuple[int, int, int], num_classes: int) -> nn.Module:
-        first = nn.Sequential(nn.Flatten(), nn.Linear(int(np.prod(shape)), 5), nn.Tanh())
-        return nn.Sequential(
-            first, nn.Sequential(nn.Linear(5, 6), nn.Tanh()), nn.Linear(6, num_classes)
-        )
+class DrawnAdapted(Drawn, Adapted):
+    pass
 
 
-class DrawnTransformer(Drawn, OwnModel):
-    """A vision transformer with three blocks, and patches of 3 x 3 pixels."""
-
-    vectorises: ClassVar[bool] = True
-
-    def network(self, shape: tuple[int, int, int], num_classes: int) -> nn.Module:
-        return TransformerModule(shape, num_classes, 4)
+class DrawnTransformer(Drawn, TinyTransformer):
+    pass
 
 
 class TransformerModule(nn.Module):
