@@ -146,38 +146,6 @@ def test_table_takes_ratios_within_a_repetition(tmp_path: Path):
     assert "| ours | 2 | 38 (25 to 50) | 6.00 (4.00 to 8.00) |  |  |" in without
 
 
-def test_contestants_take_turns_and_failures_do_not_stop_others(tmp_path: Path, monkeypatch):
-    good = "import sys, shutil; shutil.copytree(sys.argv[1], sys.argv[2])"
-    write(tmp_path / "given", [9.0, 1.0])
-    command = (sys.executable, "-c", good, str(tmp_path / "given"), "OUT")
-    wrong = (sys.executable, "-c", "raise SystemExit('no such thing')")
-    rejected = (
-        sys.executable,
-        "-c",
-        "print('hardware.engine=x: must be one of'); raise SystemExit(2)",
-        "fedexp",
-    )
-    contestants = [
-        Contestant("a", command),
-        Contestant("b", wrong),
-        Contestant("c", command),
-        Contestant("d", rejected),
-    ]
-    order: list[str] = []
-    once = measure.run_once
-    monkeypatch.setattr(
-        measure, "run_once", lambda c, *rest: order.append(c.name) or once(c, *rest)
-    )
-    reps, left_out = measure.measure(contestants, 2, tmp_path / "work")
-    assert order == ["a", "b", "c", "d", "a", "c"]
-    assert {name: len(own) for name, own in reps.items()} == {"a": 2, "c": 2}
-    assert [line.split(":")[:2] for line in left_out] == [
-        ["b", " failed"],
-        ["d", " skipped, fedexp rejects it"],
-    ]
-    assert "no such thing" in left_out[0]
-
-
 SMALL_SCALE = ["--clients=200", "--partitions=iid", "--client-rounds=3", "--rounds=4"]
 SMALL_SCALE += ["--images=300"]
 

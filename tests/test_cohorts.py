@@ -69,17 +69,6 @@ def test_draw_by_round_number_equals_numpy():
         Uniform(path="a.json", draw="round")
 
 
-def test_clients_listed_in_the_file_are_trained(tmp_path):
-    simulation = make_simulation(cohorts=Uniform(path=str(write(tmp_path / "cohorts.json", GOOD))))
-    state = simulation.initial_state()
-    for number in (1, 2, 3):
-        result = play_round(simulation, state)
-        assert list(result.cohort.clients) == ASCENDING[number]
-        state.advance(result)
-    drawn = make_simulation()
-    assert [sample(drawn, number) for number in (1, 2, 3)] != list(ASCENDING.values())
-
-
 FOUR = [0, 1, 2, 3]
 
 

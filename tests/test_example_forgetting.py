@@ -4,7 +4,6 @@ import shutil
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
 import pytest
 import torch
 from sklearn.datasets import load_digits
@@ -73,18 +72,6 @@ def test_shares_are_undefined_before_the_second_round():
         history = recorded(RIGHT[:rounds], [0, 1, 2, 0, 1])
         for values in (ForgettingEvents().round_values, ForgettingEvents().summary):
             assert all(np.isnan(value) for value in values(history).values())
-
-
-def test_a_run_may_have_several_metrics(tmp_path):
-    options = [*SMALL, "rounds=1", "forgetting_metric=[all,events]"]
-    options.append("forgetting_metric.degree.xi=0.5")
-    several = fedexp.run(options, directory=tmp_path / "several")
-    options[-2] = "forgetting_metric=all"
-    whole = fedexp.run(options)
-    shared = [name for name in whole.rounds if not name.endswith("second")]
-    shared = [name for name in shared if not name.endswith("seconds")]
-    pd.testing.assert_frame_equal(several.rounds[shared], whole.rounds[shared])
-    assert {"forgotten_examples", "learned_examples"} < set(several.rounds)
 
 
 @pytest.fixture(scope="module")

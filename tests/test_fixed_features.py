@@ -52,15 +52,6 @@ def test_training_on_stored_features_equals_training_on_images(name, engine, pla
     assert_equal(*[vars(one) for one in tested], atol=1e-12)
 
 
-def test_features_are_not_stored_if_the_algorithm_reads_inputs_of_layers():
-    class Reading(FedAvg):
-        needs_inputs = True
-
-    options = {"model": FROZEN, "augment": False}
-    assert make_simulation(**options).runtime.data.train_features is not None
-    assert make_simulation(Reading(), **options).runtime.data.train_features is None
-
-
 @pytest.mark.parametrize("engine", ["sequential", "vectorised"])
 def test_backbone_does_not_run_in_rounds(engine, monkeypatch):
     simulation = make_simulation(model=FROZEN, augment=False, engine=engine)
@@ -118,17 +109,26 @@ def test_features_are_fixed_only_below_a_frozen_deterministic_backbone(model, fi
     assert has_fixed_features(module, torch.zeros(2, 1, 6, 6)) == fixed
 
 
-@pytest.mark.parametrize(("rounds", "stored"), [(1, False), (2, True)])
-def test_short_runs_do_not_store_features(rounds, stored):
-    """Each round passes over four fifths of the examples."""
-    local = replace(LOCAL, epochs=1)
-    simulation = make_simulation(model=FROZEN, augment=False, local=local, rounds=rounds)
-    assert simulation.settings.participation == 0.8
-    assert (simulation.runtime.data.train_features is not None) == stored
+class Reading(FedAvg):
+    needs_inputs = True
 
 
-def test_features_of_augmented_images_are_not_stored():
-    assert make_simulation(model=FROZEN, augment=True).runtime.data.train_features is None
+SHORT = {"local": replace(LOCAL, epochs=1)}  # a round passes over four fifths of the examples
+
+
+@pytest.mark.parametrize(
+    ("options", "stored"),
+    [
+        ({}, True),
+        ({"algorithm": Reading()}, False),
+        ({"augment": True}, False),
+        (SHORT | {"rounds": 1}, False),
+        (SHORT | {"rounds": 2}, True),
+    ],
+)
+def test_features_are_stored_only_for_runs_that_use_them_again(options, stored):
+    data = make_simulation(**{"model": FROZEN, "augment": False} | options).runtime.data
+    assert (data.train_features is not None) == stored
 
 
 def test_features_that_need_too_much_memory_are_not_stored(monkeypatch, caplog):

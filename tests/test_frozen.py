@@ -1,7 +1,6 @@
 """Parameters with requires_grad=False on every engine, and batch norm for clients without two
 examples per batch."""
 
-import logging
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -100,37 +99,41 @@ def test_a_frozen_classifier_works_or_is_rejected(name):
 # --- batch norm
 
 
-@pytest.mark.parametrize(("sizes", "batch_size"), [((4, 5, 3), 1), ((1, 1, 1), 4)])
-def test_batch_norm_without_two_examples_at_a_time_is_rejected(sizes, batch_size):
-    local = replace(LOCAL, batch_size=batch_size)
-    message = (
-        rf"local.batch_size={batch_size}: no client has a batch of at least two .*; use a larger"
-        r" local.batch_size"
-    )
-    with pytest.raises(ConfigError, match=message):
-        make_simulation(model=Normed(), sizes=sizes, local=local)
-    assert make_simulation(sizes=sizes, local=local).left_out == {}  # without batch norm
-
-
-def test_clients_skipped_because_of_batch_norm_are_reported(tmp_path, caplog):
-    """Batches of 4: clients with 1 example never train; of 5 examples the last is skipped; of 3 and
-    8, none."""
-    with caplog.at_level(logging.WARNING, logger="fedexp"):
-        simulation = make_simulation(model=Normed(), sizes=(1, 5, 1, 3, 8), participation=1.0)
-    assert (
-        "each pass over the data leaves out 3 examples, and 2 of 5 clients never train"
-        in caplog.text
-    )
-    assert simulation.left_out == {"clients": 2, "examples": 3}
+@pytest.mark.parametrize(
+    ("given", "sizes", "left_out", "steps", "refused", "message"),
+    [
+        # batches of 4: the last of 5 examples is skipped, because it would be alone in its batch
+        (
+            {"model": Normed()},
+            (1, 5, 1, 3, 8),
+            {"clients": 2, "examples": 3},
+            [0, 2, 0, 2, 4],
+            (1, 1, 1),
+            r"local.batch_size=4: no client has a batch of at least two .*; use a larger",
+        ),
+        # of 7 and 6 examples, 3 and 2 are left out
+        (
+            {"local": replace(LOCAL, drop_last=True)},
+            (1, 3, 7, 8, 6),
+            {"clients": 2, "examples": 9},
+            [0, 0, 2, 4, 2],
+            (1, 3),
+            "no client has a complete batch; use a smaller",
+        ),
+    ],
+    ids=["batch norm", "drop_last"],
+)
+def test_clients_without_a_batch_are_reported_and_refused(
+    given, sizes, left_out, steps, refused, message, tmp_path, caplog
+):
+    simulation = make_simulation(sizes=sizes, participation=1.0, **given)
+    assert "2 of 5 clients never train" in caplog.text
+    assert simulation.left_out == left_out
     result = play_round(simulation, simulation.initial_state())
-    assert [schedule.steps for schedule in result.cohort.schedules] == [0, 2, 0, 2, 4]
-    assert sum(s.examples for s in result.cohort.schedules) == LOCAL.epochs * (
-        5 + 1 + 1 + 3 + 8 - 3
-    )
-    summary_of = recorder_summary(simulation, tmp_path)
-    assert summary_of["left_out"] == {"clients": 2, "examples": 3}
-    assert "left_out" not in recorder_summary(make_simulation(sizes=(4, 8)), tmp_path / "all")
-
-
-def recorder_summary(simulation, directory):
-    return summary_of(simulation, record(simulation, directory, resume=False))
+    assert [schedule.steps for schedule in result.cohort.schedules] == steps
+    # clients without a step return the model that they received
+    assert [loss for loss, many in zip(result.losses, steps, strict=True) if not many] == [0, 0]
+    assert summary_of(simulation, record(simulation, tmp_path))["left_out"] == left_out
+    with pytest.raises(ConfigError, match=message):
+        make_simulation(sizes=refused, **given)
+    assert make_simulation(sizes=refused).left_out == {}

@@ -110,7 +110,6 @@ def test_writers_of_femnist_are_clients(datasets, here, capsys):
     capsys.readouterr()
     for changes, message in (
         ([], "dataset.test_split=train: clients would also train on the test examples"),
-        (["test_per_client=0.95"], "client 0 has 10 examples, so it would have no training"),
         (["test_per_client=0.1", "dataset.owner=writer"], "nearest: 'writer_id'"),
         (["test_per_client=0.1", "num_clients=4"], "at most 3, the number of natural clients"),
     ):

@@ -94,20 +94,6 @@ def test_absent_classes_are_ignored(cw):
     assert np.isnan(forgetting.normalised_heat_map(cw)[:, width:]).all()
 
 
-# ------------------------------------------------------------------ round forgetting
-def test_round_drop_equals_hand_calculation():
-    # t=2: class 0 gains 0.3, class 1 loses 0.1: 0.05. t=3: class 0 loses 0.2, class 1 stays: 0.1.
-    # t=1 is left out.
-    np.testing.assert_allclose(forgetting.round_drop(CW), [0.05, 0.1])
-    assert forgetting.round_drop(CW[:2]).shape == forgetting.round_drop(CW[:1]).shape == (0,)
-
-
-def test_local_round_drop_equals_hand_calculation():
-    # client 0 loses 0.5 of class 0 and gains class 1: 0.25; client 1 loses nothing
-    local = np.array([[0.0, 0.9], [0.5, 0.2]])
-    np.testing.assert_allclose(forgetting.local_round_drop(CW[1], local), [0.25, 0.0])
-
-
 # ------------------------------------------------------------------ forgetting degree
 def test_forgetting_degree_equals_hand_calculation():
     before = np.array([0.5, 0.0, 0.8])
@@ -118,15 +104,6 @@ def test_forgetting_degree_equals_hand_calculation():
     assert degree.max() <= 1
     # a larger xi damps: 0.25 / (0.5 + 0.5)
     assert forgetting.forgetting_degree(before, local, xi=0.5)[0, 0] == pytest.approx(0.25)
-
-
-# ------------------------------------------------------------------ in- and out-local accuracy
-def test_in_out_local_equals_hand_calculation():
-    # p = (3/4, 1/4, 0), out = (1 - p) / 2 = (1/8, 3/8, 1/2);
-    # in: 0.8 * 3/4 + 0.4 / 4 = 0.7; out: 0.8 / 8 + 0.4 * 3/8 + 0.2 / 2 = 0.1 + 0.15 + 0.1 = 0.35
-    inside, outside = forgetting.in_out_local(np.array([0.8, 0.4, 0.2]), np.array([3, 1, 0]))
-    assert inside == pytest.approx(0.7)
-    assert outside == pytest.approx(0.35)
 
 
 @pytest.mark.filterwarnings("error")

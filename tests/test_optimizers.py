@@ -298,17 +298,3 @@ def test_each_algorithm_keeps_the_optimizer_or_refuses(row):
     state = play(simulation, 2)
     assert tree.is_finite(state.server["params"])
     assert all(optimizers.KEPT in each for each in state.clients.values())
-
-
-def test_clients_without_a_complete_batch_are_reported_and_refused(caplog):
-    """Batches of 4: clients with 1 and 3 examples never train; of 7 and 6, 3 and 2 are left out."""
-    local = replace(LOCAL, drop_last=True)
-    simulation = make_simulation(local=local, sizes=(1, 3, 7, 8, 6), participation=1.0)
-    assert simulation.left_out == {"clients": 2, "examples": 9}
-    assert "2 of 5 clients never train" in caplog.text
-    result = play_round(simulation, simulation.initial_state())
-    assert [schedule.steps for schedule in result.cohort.schedules] == [0, 0, 2, 4, 2]
-    for client in (0, 1):  # they return the model that they received
-        assert result.losses[client] == 0
-    with pytest.raises(ConfigError, match="no client has a complete batch; use a smaller"):
-        make_simulation(local=local, sizes=(1, 3))

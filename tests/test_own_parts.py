@@ -164,12 +164,6 @@ def test_metric_must_return_numbers(given, message):
         getattr(metrics, kind)(history)
 
 
-@pytest.mark.parametrize("number", [1, True, np.float32(0.5), np.int64(2), np.nan, float("inf")])
-def test_metric_may_return_any_number_type(number, tmp_path):
-    given = Own(of_rounds=number, of_run=number, of_each=np.full(4, number))
-    assert run(tmp_path, given).status == "completed"
-
-
 @pytest.mark.parametrize("values", [0.5, {}, {"mine": 1.0, "late": 2.0}])
 def test_metric_must_return_the_values_that_it_declares(values):
     class Other(Own):

@@ -47,6 +47,21 @@ def ala(**changes):
     return FedALA(**dict(eta=1.0, part=0.8, threshold=0.1, max_passes=3) | changes)
 
 
+def descend(features, y, W, old, new, eta, number):
+    """Return W and the loss of the last batch, after each of `number` passes."""
+    found = []
+    for _ in range(number):
+        for start in range(0, len(y), LOCAL.batch_size):
+            rows = slice(start, start + LOCAL.batch_size)
+            theta = {k: (old[k] + (new[k] - old[k]) * W[k]).requires_grad_() for k in W}
+            logits = features[rows] @ theta[heads.WEIGHT].T + theta[heads.BIAS]
+            loss = F.cross_entropy(logits, y[rows])
+            loss.backward()
+            W = {k: (W[k] - eta * theta[k].grad * (new[k] - old[k])).clamp(0, 1) for k in W}
+        found.append((W, loss.item()))
+    return found
+
+
 @pytest.mark.parametrize("times", [1, 2])
 def test_fedala_learns_its_weights_by_projected_descent(times):
     """The second participation has `max_passes` passes, later ones have one."""
@@ -58,12 +73,7 @@ def test_fedala_learns_its_weights_by_projected_descent(times):
     x, y = data.take(numbers)
     features = simulation.runtime.net(ctx.server["params"], x).features
     old, new, W = ctx.client["head"], heads.head(ctx.server["params"]), ctx.client["W"]
-    for _ in range(3 if times == 1 else 1):
-        for start in range(0, len(y), LOCAL.batch_size):
-            rows = slice(start, start + LOCAL.batch_size)
-            theta = {k: (old[k] + (new[k] - old[k]) * W[k]).requires_grad_() for k in W}
-            F.cross_entropy(heads.logits(features[rows], theta), y[rows]).backward()
-            W = {k: (W[k] - 0.5 * theta[k].grad * (new[k] - old[k])).clamp(0, 1) for k in W}
+    W, _ = descend(features, y, W, old, new, 0.5, 3 if times == 1 else 1)[-1]
     assert_close(ctx.setup["W"], W)
     assert (flat(W) < 1).any()
     begun = simulation.algorithm.initial_params(simulation.runtime.net, data, ctx)
@@ -88,29 +98,15 @@ def test_fedala_stops_by_population_standard_deviation(share):
         {k: torch.randn(v, generator=generator, dtype=torch.float64) for k, v in shapes.items()}
         for _ in "12"
     )
-    W, losses, deviations, weights = {k: torch.ones_like(v) for k, v in old.items()}, [], [], []
-    for _ in range(30):
-        theta = {k: (old[k] + (new[k] - old[k]) * W[k]).requires_grad_() for k in W}
-        loss = F.cross_entropy(features @ theta[heads.WEIGHT].T + theta[heads.BIAS], y)
-        loss.backward()
-        W = {k: (W[k] - 0.05 * theta[k].grad * (new[k] - old[k])).clamp(0, 1) for k in W}
-        losses.append(loss.item())
-        weights.append(W)
-        last = losses[-10:]
-        deviations.append(math.sqrt(sum((each - sum(last) / 10) ** 2 for each in last) / 10))
-    threshold = share * deviations[10]
-    passes = next(number for number in range(11, 30) if deviations[number - 1] < threshold)
+    ones = {k: torch.ones_like(v) for k, v in old.items()}
+    weights, losses = zip(*descend(features, y, ones, old, new, 0.05, 30), strict=True)
+    deviations = {n: np.std(losses[n - 10 : n], ddof=0) for n in range(11, 31)}
+    threshold = share * deviations[11]
+    passes = next(n for n, deviation in deviations.items() if deviation < threshold)
     assert (passes == 11) == (share > 1)
-    client = {
-        "head": old,
-        "W": {k: torch.ones_like(v) for k, v in old.items()},
-        "rounds": torch.tensor(1.0),
-    }
+    client = {"head": old, "W": ones, "rounds": torch.tensor(1.0)}
     ctx = Context({"params": new}, {}, client, {}, {}, 0.1, torch.tensor(1.0), LOCAL)
-    algorithm, mask = (
-        ala(eta=0.05, threshold=threshold, max_passes=30),
-        torch.ones(4, dtype=torch.float64),
-    )
+    algorithm, mask = ala(eta=0.05, threshold=threshold, max_passes=30), torch.ones(4).double()
     assert_close(algorithm.learn(features, y, mask, ctx), weights[passes - 1])
 
 

@@ -115,12 +115,6 @@ def test_report_shows_measures_of_forgetting_between_tasks(finished, capsys):
     assert not any(path.name.startswith("table") for path in finished.iterdir())
 
 
-def test_report_writes_measures_of_forgetting_to_a_table(finished, capsys):
-    out = finished / "table"
-    assert main(["report", str(finished), "--out", str(out), "--metric", "forward_transfer"]) == 0
-    assert "forward_transfer" in (finished / "table.csv").read_text().splitlines()[0]
-
-
 def test_unknown_measure_is_rejected(finished, capsys):
     assert main(["report", str(finished), "--metric", "forgeting_from_best"]) == 2
     said = capsys.readouterr().err

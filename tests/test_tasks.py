@@ -105,7 +105,6 @@ def test_class_incremental_tasks_have_disjoint_classes_and_splits():
     ("changes", "expected"),
     [
         ({"num_tasks": 5}, [(0, 1), (2, 3), (4, 5), (6, 7), (8, 9)]),
-        ({"num_tasks": 1}, [tuple(range(10))]),
         ({"classes": [[9, 0], [4]]}, [(0, 9), (4,)]),
         ({"num_tasks": 5, "shuffle_classes": True}, None),
     ],

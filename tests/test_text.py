@@ -28,9 +28,9 @@ from fedexp.data.types import TextShape
 from fedexp.engine.base import ClientRuntime
 from fedexp.engine.network import FunctionalNetwork
 from fedexp.engine.vectorised.clients import ClientNetwork
-from fedexp.models.textcnn import TextCNN, dropout_mask
+from fedexp.models.textcnn import TextCNN, dropout_mask, max_over_windows
 from fedexp.training.division import PublicSet
-from toy_federation import composed
+from toy_federation import composed, random
 
 SMALL = TextCNN(filters=5, heights=(1, 3), hidden=4, dropout=0.25, dimension=3)
 
@@ -369,6 +369,12 @@ def test_textcnn_equals_loops():
         torch.autograd.grad(loss, parameters), torch.autograd.grad(same, parameters), strict=True
     ):
         torch.testing.assert_close(got, want, rtol=1e-12, atol=1e-12)
+
+
+def test_second_derivatives_of_maxima_equal_finite_differences():
+    windows, weight, bias = random(5, 7, 6), random(11, 6, seed=1), random(11, seed=2)
+    tensors = [each.requires_grad_() for each in (windows, weight, bias)]
+    assert torch.autograd.gradgradcheck(max_over_windows, tensors)
 
 
 def test_texts_shorter_than_a_filter_are_rejected():

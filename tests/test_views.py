@@ -1,7 +1,6 @@
 """Test views: the augmented view equals an obvious loop and does not change other results."""
 
 import csv
-from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -141,19 +140,15 @@ def test_further_tests_do_not_change_plain_results(tmp_path):
 
 
 def test_augmented_view_has_separate_history(tmp_path):
-    """Its metrics follow from its class accuracies: round forgetting by hand, F and accuracy from
-    the file."""
+    """Its metrics follow from its class accuracies."""
     simulation = with_local(test_views=BOTH)
     rows, summary = full_run(simulation, tmp_path)
     simulation.stages[0].partition.save(tmp_path / files.PARTITION, simulation.runtime.data.classes)
     history = RunDirectory(tmp_path).record("augmented")
     assert history.rounds == [0, 1, 2, 3, 4]
-    for (before, after), row in zip(pairwise(history.class_accuracy), rows[1:], strict=True):
+    for after, row in zip(history.class_accuracy, rows, strict=True):
         # 5 test images a class
         assert float(row["test_accuracy_augmented"]) == pytest.approx(after.mean(), abs=1e-12)
-        if row["round"] != "1":  # the initial model does not count
-            drop = np.mean([max(b - a, 0.0) for b, a in zip(before, after, strict=True)])
-            assert float(row["round_forgetting_augmented"]) == pytest.approx(drop, abs=1e-12)
     matrix = np.array(history.class_accuracy[1:])
     forgetting = np.mean([max(column[:-1]) - column[-1] for column in matrix.T])
     assert summary["forgetting_augmented"] == pytest.approx(forgetting, abs=1e-12)

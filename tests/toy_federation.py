@@ -183,15 +183,6 @@ class NormedModule(nn.Module):
         return Output(features, self.classifier(features))
 
 
-class Unmoved(Normed):
-    """A model whose batch norm uses batch statistics also in evaluation, like resnet10."""
-
-    def build(self, shape: tuple[int, int, int], num_classes: int) -> nn.Module:
-        module = super().build(shape, num_classes)
-        module.norm = nn.BatchNorm2d(3, track_running_stats=False)
-        return module
-
-
 class SoftmaxRegression(Model):
     """A convex model: one linear layer on the pixels."""
 

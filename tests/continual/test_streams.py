@@ -16,7 +16,6 @@ from fedexp.core.errors import ConfigError
 from fedexp.data.types import Task
 from fedexp.metrics.tasks import TaskHistory
 from fedexp.training.division import divide
-from fedexp_continual.algorithms.glfc import GLFC
 from fedexp_continual.algorithms.target import TARGET
 from fedexp_continual.data.streams import blur_tasks, draw_orders
 from toy_federation import composed, make_simulation, play, play_round
@@ -136,16 +135,13 @@ def test_methods_for_separate_tasks_reject_mixed_tasks(algorithm, changed):
 
 def test_methods_for_separate_tasks_reject_replay_buffer():
     """The loss of an old example is infinite under FedMultiHead's current head and 1e30 under
-    TARGET's, which is finite, so that a run would continue. GLFC, which keeps exemplars itself, and
-    FedLwF train on a buffer."""
+    TARGET's, which is finite, so that a run would continue. FedLwF
+    trains on a buffer."""
     made = dict(batches=2, batch_size=4, steps=3, width=3, lr_generator=0.05, temperature=2.0)
     target = TARGET(kd=5.0, **made)
-    glfc = GLFC(memory=4, lambda_gc=0.5, lambda_rd=0.5, compensation=True, proxy=False)
     given = dict(scenario=replace(STREAM, replay=3), participation=1.0, rounds=2)
     for algorithm in (DMC, FedMultiHead(), target):
         with pytest.raises(ConfigError, match=r"scenario\.replay=3: .*one task at a time"):
             make_simulation(algorithm, surrogate=0.2, **given)
-    for algorithm in (glfc, FedLwF(lambda_d=0.1, temperature=2.0)):
-        simulation = make_simulation(algorithm, **given)
-        state = play(simulation, 3)
-        assert 0 < play_round(simulation, state).train_loss < 10
+    simulation = make_simulation(FedLwF(lambda_d=0.1, temperature=2.0), **given)
+    assert 0 < play_round(simulation, play(simulation, 3)).train_loss < 10

@@ -121,9 +121,7 @@ NOT_EXECUTED = {
     ),
     "fedexp dataset=torchvision .*": "a download",
     f"fedexp ({'|'.join(REMOVED)})": "the changelog names subcommands that were removed",
-    "fedexp .*experiment=lorm/.*": (
-        "needs pretrained weights; tests/test_lorm_protocol.py runs a job without them"
-    ),
+    "fedexp .*experiment=lorm/.*": "needs pretrained weights",
     r"fedexp ('?tracker=\[wandb,tensorboard\]|tracker=tensorboard).*": (
         "an extra; tests/test_more_trackers.py runs it"
     ),
