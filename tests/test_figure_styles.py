@@ -69,6 +69,37 @@ def test_figures_have_the_chosen_formats_titles_and_style(tmp_path, pictures):
     assert matplotlib.rcParams["figure.figsize"][0] != 4, "the process keeps its style"
 
 
+def test_size_and_colours_are_those_of_the_flags(tmp_path):
+    """The accuracies 0 and 1 of two classes get the two ends of the colour map."""
+    accuracy = np.array([[0.0, 1.0]] * 3)
+    make_run(tmp_path, rounds=2, classes=2, accuracy=accuracy, local=False)
+    style = tmp_path / "paper.mplstyle"
+    style.write_text("savefig.dpi: 100\nfigure.figsize: 9, 9\nimage.cmap: jet\n")
+    flags = ["--style", str(style), "--size", "3.4,2.0", "--colour-map", "gray", "--no-titles"]
+    assert main(["figures", str(tmp_path), *flags]) == 0
+    for path in (tmp_path / "figures").glob("*.png"):
+        with Image.open(path) as image:
+            assert image.size == (340, 200)
+    with Image.open(tmp_path / "figures/class_accuracy.png") as image:
+        counted = dict((colour, number) for number, colour in image.convert("RGB").getcolors(9999))
+    assert counted[0, 0, 0] > 5000 < counted[255, 255, 255]
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--size", "3.4"], "figures.size=[3.4]: must be a width and a height"),
+        (["--size", "0,2"], "figures.size=[0.0, 2.0]: must be a width and a height"),
+        (["--size", "a,2"], "--size=a,2: must be two numbers, such as 3.4,2.0"),
+        (["--colour-map", "greyy"], "figures.colour_map=greyy: must be a colour map of matplotlib"),
+    ],
+)
+def test_wrong_size_or_colours_are_refused(tmp_path, capsys, flags, message):
+    make_small(tmp_path)
+    assert main(["figures", str(tmp_path), *flags]) == 2
+    assert message in capsys.readouterr().err
+
+
 def test_figures_follow_the_configuration(tmp_path):
     make_small(tmp_path)
     (tmp_path / "config.yaml").write_text(

@@ -114,6 +114,8 @@ REASONS = {
     "figures.format": "also of pictures that are drawn later (test_figure_styles.py)",
     "figures.titles": "also of pictures that are drawn later (test_figure_styles.py)",
     "figures.classes": "also of pictures that are drawn later (test_figure_styles.py)",
+    "figures.size": "also of pictures that are drawn later (test_figure_styles.py)",
+    "figures.colour_map": "also of pictures that are drawn later (test_figure_styles.py)",
     "figures.style": "also of pictures that are drawn later (test_figure_styles.py)",
     "hardware.device": "how fast, not what (test_engines.py)",
     "hardware.engine": "how fast, not what (test_engines.py)",

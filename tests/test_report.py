@@ -7,8 +7,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
+import fedexp
 from fedexp.cli.main import main
 from fedexp.rundir import files
+from quick_runs import SMALL
 
 BEFORE = (  # the columns that each table has
     *(
@@ -152,7 +154,7 @@ def test_report_of_a_run_has_the_accuracy_after_each_task(order, above, tmp_path
 def test_report_of_a_run_without_tables_names_what_they_need(tmp_path, capsys):
     make_run(tmp_path / "a")
     assert main(["report", str(tmp_path / "a")]) == 2
-    assert "a table needs two learned tasks); `fedexp figures" in capsys.readouterr().err
+    assert "tables need two learned tasks, or the results of clients" in capsys.readouterr().err
     # the second task has begun, but only the first is complete
     (tmp_path / "a" / files.TASKS).write_text(TASKS.replace("4,2", "3,2"))
     assert main(["report", str(tmp_path / "a"), "--no-figures"]) == 0
@@ -188,3 +190,29 @@ def test_unwritable_table_gives_one_message(tmp_path, capsys):
     (tmp_path / "sweep" / "table.md").mkdir()
     assert main(["report", str(tmp_path / "sweep"), "--no-figures"]) == 1
     assert f"{tmp_path / 'sweep' / 'table.md'}: cannot be written" in capsys.readouterr().err
+
+
+def test_report_of_a_run_has_the_results_of_every_client(tmp_path, capsys):
+    """The personal model is the global one. A client's accuracy is the mean of the class accuracies
+    with the shares of its classes."""
+    options = [*SMALL, "rounds=3", "evaluate=[global,personal]", "figures=false"]
+    run = fedexp.run(options, directory=tmp_path / "run")
+    assert main(["report", str(run.directory), "--size", "3,2", "--no-titles"]) == 0
+    table = pd.read_csv(run.directory / "client_results.csv")
+    counts = np.load(run.directory / "partition.npz")["counts"]
+    classes = pd.read_csv(run.directory / "class_accuracy.csv").pivot(
+        index="round", columns="class", values="accuracy"
+    )
+    shares = counts / counts.sum(1, keepdims=True)
+    np.testing.assert_allclose(table["personal_accuracy"], shares @ classes.loc[3], rtol=1e-12)
+    drops = classes.loc[1:2].max() - classes.loc[3]
+    np.testing.assert_allclose(table["personal_forgetting"], shares @ drops, atol=1e-12)
+    assert table["examples"].tolist() == counts.sum(1).tolist()
+    assert table["classes"].tolist() == (counts > 0).sum(1).tolist()
+    rounds = run.clients["client"].value_counts().reindex(range(8), fill_value=0)
+    assert table["rounds"].tolist() == rounds.tolist()
+    told = capsys.readouterr().out
+    names = ["personal_accuracy_worst", "personal_forgetting_worst"]
+    worst = " | ".join(f"{100 * run.summary[name]:.2f}" for name in names)
+    assert f"| worst tenth |  |  |  | {worst} |" in told
+    assert (run.directory / "figures/clients.png").exists()

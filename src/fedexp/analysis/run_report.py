@@ -11,9 +11,14 @@ import pandas as pd
 from fedexp.analysis.layout import Section, all_markdown, csv
 from fedexp.core.errors import ConfigError
 from fedexp.core.storage import display_path, write_atomically
-from fedexp.data.views import suffix
+from fedexp.data.views import name_in_view, suffix
 from fedexp.figures import make_figures, read_settings
 from fedexp.figures.load import RunData, TaskFile, load_run_data
+from fedexp.metrics.personal import client_results, spread
+from fedexp.metrics.record import Record
+
+# the file's name, its values, and the table that is shown
+Table = tuple[str, pd.DataFrame, Section]
 
 
 def report_run(directory: Path, options: Namespace) -> None:
@@ -23,15 +28,15 @@ def report_run(directory: Path, options: Namespace) -> None:
     """
     run = load_run_data(directory)
     written: list[Path] = []
-    for name, table, shown in run_tables(run):
+    for name, table, shown in [*task_tables(run), *client_tables(run)]:
         written += [directory / f"{name}.csv", directory / f"{name}.tex"]
         write_atomically(written[-2], csv(table.reset_index()).encode())
         write_atomically(written[-1], latex(shown).encode())
         print(all_markdown([shown]))
     if not written:
         raise ConfigError(
-            f"{directory}: this run has no table (a table needs two learned tasks);"
-            f" `fedexp figures {directory}` draws its figures"
+            f"{directory}: this run has no table; tables need two learned tasks, or the results of"
+            f" clients (evaluate=[global,personal]). `fedexp figures {directory}` draws its figures"
         )
     if not options.no_figures:
         look = replace(read_settings(directory).changed(options), draw=True)
@@ -39,13 +44,52 @@ def report_run(directory: Path, options: Namespace) -> None:
     print("\n".join(f"  {display_path(path)}" for path in written))
 
 
-def run_tables(run: RunData) -> Iterator[tuple[str, pd.DataFrame, Section]]:
-    """Yield each table of a run: file name, values for csv, and the table that is shown."""
+def task_tables(run: RunData) -> Iterator[Table]:
+    """Yield the table of accuracies after each task on each test set."""
     for view, file in run.tasks_of.items():
         if len(file.matrix):
             values = task_table(file)
             title = f"Test accuracy after each task (%){suffix(view).replace('_', ', ')}"
             yield f"task_matrix{suffix(view)}", values, Section(title, formatted(values), "after")
+
+
+def client_tables(run: RunData) -> Iterator[Table]:
+    """Yield the table of clients on each test set, if the run has tested their models."""
+    for view, record in run.records.items():
+        if run.has(name_in_view("personal_accuracy", view)):
+            values = client_table(record)
+            title = f"Results of the clients (%){suffix(view).replace('_', ', ')}"
+            shown = with_spreads(values)
+            yield f"client_results{suffix(view)}", values, Section(title, shown, "client")
+
+
+def client_table(record: Record) -> pd.DataFrame:
+    """Return a row for each client: its data, its rounds, and its results in the last round.
+
+    The columns are examples, classes (how many it has), rounds (in which it took part), and
+    accuracy and forgetting of the models in `client_results`.
+    """
+    counts = record.counts_until(record.rounds[-1])
+    table = pd.DataFrame({"examples": counts.sum(1), "classes": (counts > 0).sum(1)})
+    taken = [client for cohort in record.cohorts.values() for client in cohort]
+    table["rounds"] = np.bincount(np.array(taken, dtype=np.int64), minlength=len(counts))
+    for model, both in client_results(record).items():
+        for key, values in zip(("accuracy", "forgetting"), both, strict=True):
+            table[f"{model.removeprefix('personal_')}_{key}"] = values
+    return table.rename_axis("client")
+
+
+def with_spreads(values: pd.DataFrame) -> pd.DataFrame:
+    """Return the table of clients as text, with mean, deviation and worst tenth below."""
+    data, results = values.iloc[:, :3], values.iloc[:, 3:]
+    spreads = {name: spread(results[name], name.endswith("accuracy")) for name in results}
+    below = pd.DataFrame(spreads, ["mean", "deviation", "worst tenth"])
+    joined = data.astype(str).join(formatted(results))
+    return (
+        pd.concat([joined, formatted(below)])
+        .fillna("")
+        .rename(columns=lambda name: name.replace("_", " "))
+    )
 
 
 def task_table(file: TaskFile) -> pd.DataFrame:

@@ -65,7 +65,8 @@ def parse_arguments(parser: ArgumentParser, arguments: Sequence[str]) -> Namespa
 def report(parser: ArgumentParser, arguments: Sequence[str]) -> int:
     """Write a sweep's tables, figures and index.html, or the tables of a run.
 
-    The table of a run in continual learning has the accuracy on each task after each task.
+    A run in continual learning has a table of the accuracy on each task after each task. A run
+    with evaluate=[global,personal] has a table of the results of every client.
     `--out TABLE` writes all runs in the directories to one table (TABLE.csv and TABLE.md) with
     one row per run. `--metric NAME,...` computes measures of forgetting between tasks from the
     files of the runs, and adds a column for each.

@@ -32,6 +32,12 @@ METADATA: dict[str, dict[str, None]] = {
     "pdf": {"CreationDate": None},
     "svg": {"Date": None},
 }
+# a figure -> the column of rounds.csv that a run with this figure has
+OF_COLUMNS = {
+    "phases": "lost_accuracy",
+    "absence": "present_forgetting",
+    "clients": "personal_accuracy",
+}
 INTERIM = ("class_accuracy", "local_round")  # prefixes of the figures that are drawn during a run
 
 
@@ -84,6 +90,8 @@ def save_all(
             figure = draw()
             if not look.titles:
                 figure.suptitle("").set_in_layout(False)
+            if look.size:
+                figure.set_size_inches(*look.size)
             for form in look.format:
                 paths.append(folder / f"{name}.{form}")
                 save(figure, paths[-1])
@@ -145,7 +153,7 @@ def list_detailed_figures(
     if record.labels is not None and len(record.rounds) > 1:
         shown = partial(draw_details.example_forgetting, run, record, view)
         yield f"example_forgetting{suffix(view)}", shown
-    for name, column in (("phases", "lost_accuracy"), ("absence", "present_forgetting")):
+    for name, column in OF_COLUMNS.items():
         if run.has(name_in_view(column, view)):
             yield f"{name}{suffix(view)}", partial(getattr(draw_details, name), run, record, view)
 

@@ -9,6 +9,7 @@ from fedexp.figures.load import RunData, TaskFile
 from fedexp.figures.style import (
     ABSENT,
     BLUE,
+    GREEN,
     GREY,
     ORANGE,
     class_axis,
@@ -17,6 +18,7 @@ from fedexp.figures.style import (
     colour_map,
     integers,
     legend_above,
+    legend_beside,
     line,
     map_height,
     panels,
@@ -25,8 +27,12 @@ from fedexp.figures.style import (
 )
 from fedexp.metrics.examples import forgetting_events
 from fedexp.metrics.forgetting import forgetting_degree
+from fedexp.metrics.personal import client_results, spread
 from fedexp.metrics.record import Record
 from fedexp.metrics.timing import curve_of_absence, lost, phase_ends
+
+# key of `client_results` -> label and colour
+MODELS = {"personal": ("personal model", GREEN), "personal_global": ("global model", BLUE)}
 
 
 def class_reduction(run: RunData, record: Record) -> Figure:
@@ -159,7 +165,7 @@ def task_matrix(run: RunData, file: TaskFile, view: str = PLAIN) -> Figure:
     tasks = [np.arange(count) for count in cells.shape]
     for after, task in np.argwhere(~np.isnan(cells)) if cells.shape[1] <= 12 else ():
         value = cells[after, task]
-        colour = "white" if value < 0.6 else "black"
+        colour = "white" if sum(image.to_rgba(value)[:3]) < 1.5 else "black"
         look = {"color": colour, "ha": "center", "va": "center", "fontsize": "small"}
         axes.text(task, after, f"{100 * value:.1f}", **look)
     axes.set_xticks(tasks[1], tasks[1] + 1)
@@ -167,4 +173,30 @@ def task_matrix(run: RunData, file: TaskFile, view: str = PLAIN) -> Figure:
     axes.set_xlabel("accuracy on task")
     axes.set_ylabel("after task")
     colour_bar(figure, axes, image, "test accuracy", cells[~np.isnan(cells)])
+    return figure
+
+
+def clients(run: RunData, record: Record, view: str = PLAIN) -> Figure:
+    """Draw the accuracy and forgetting of every client, each sorted from the worst to the best.
+
+    Thin lines show the mean over the clients and, dotted, that of the worst tenth, which is shaded.
+    """
+    title = f"Results of the clients on their own classes{name_view(view)}\n{run.title}"
+    figure, grid = panels(title, 5.6, rows=2)
+    found = client_results(record)
+    for (axes,), which, measure in zip(grid, (0, 1), ("accuracy", "forgetting"), strict=True):
+        for name, values in found.items():
+            text, colour = MODELS[name] if len(found) > 1 else MODELS["personal_global"]
+            shown = np.sort(values[which][~np.isnan(values[which])])
+            shown = shown if which == 0 else shown[::-1]
+            mean, deviation, worst = spread(shown, low_is_bad=which == 0)
+            label = f"{text}: {mean:.3f} ± {deviation:.3f},\nworst tenth {worst:.3f}"
+            axes.plot(np.arange(1, len(shown) + 1), shown, color=colour, label=label)
+            axes.axhline(mean, color=colour, linewidth=stroke(0.5))
+            axes.axhline(worst, color=colour, linestyle=":", linewidth=stroke(0.5))
+            axes.axvspan(0.5, np.ceil(len(shown) / 10) + 0.5, color=ABSENT, zorder=0)
+        axes.set_ylabel(measure)
+        axes.xaxis.set_major_locator(integers(12))
+        legend_beside(axes)
+    grid[-1, 0].set_xlabel("clients, from the worst to the best")
     return figure

@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Self
 
-from fedexp.core.errors import ConfigError, require, require_choice
+from fedexp.core.errors import ConfigError, nearest, require, require_choice
 
 FORMATS = ("png", "pdf", "svg")
 
@@ -20,6 +20,9 @@ class Pictures:
     titles: bool = True
     style: str | None = None  # a matplotlib style file (.mplstyle), applied after fedexp's style
     classes: tuple[str, ...] = ()  # names of all classes; empty: the names in the data
+    # width and height in inches; empty: the style's width, and a height that suits the content
+    size: tuple[float, ...] = ()
+    colour_map: str | None = None  # of heat maps, by matplotlib's name; None: the style's
 
     def __post_init__(self) -> None:
         allowed = f"at least one of {', '.join(FORMATS)}"
@@ -29,6 +32,15 @@ class Pictures:
         if self.style is not None:
             wanted = "an existing matplotlib style file, or null"
             require(Path(self.style).is_file(), "figures.style", self.style, wanted)
+        wanted = "a width and a height of 1 to 100 inches, such as [3.4,2.0], or []"
+        fits = len(self.size) in (0, 2) and all(1 <= length <= 100 for length in self.size)
+        require(fits, "figures.size", list(self.size), wanted)
+        if self.colour_map is not None:
+            from matplotlib import colormaps  # slow to import
+
+            wanted = f"a colour map of matplotlib{nearest(self.colour_map, colormaps)}"
+            known = self.colour_map in colormaps
+            require(known, "figures.colour_map", self.colour_map, wanted)
 
     @classmethod
     def of(cls, node: object) -> Self:
@@ -42,7 +54,7 @@ class Pictures:
         given = node if isinstance(node, Mapping) else {}
         known = {field.name: given.get(field.name, field.default) for field in fields(cls)}
         try:
-            lists = {name: tuple(known[name]) for name in ("format", "classes")}
+            lists = {name: tuple(known[name]) for name in ("format", "classes", "size")}
             return cls(**known | lists)
         except (ConfigError, TypeError):
             return cls(draw=given.get("draw") is not False)
@@ -55,6 +67,8 @@ class Pictures:
             titles=self.titles and not options.no_titles,
             style=options.style or self.style,
             classes=tuple(options.classes.split(",")) if options.classes else self.classes,
+            size=parse_size(options.size) if options.size else self.size,
+            colour_map=options.colour_map or self.colour_map,
         )
 
     def check_classes(self, number: int) -> None:
@@ -64,6 +78,14 @@ class Pictures:
 
 
 PNG = Pictures()  # the default settings
+
+
+def parse_size(text: str) -> tuple[float, ...]:
+    """Return a flag such as 3.4,2.0 as numbers."""
+    try:
+        return tuple(map(float, text.strip("[]").split(",")))
+    except ValueError as error:
+        raise ConfigError(f"--size={text}: must be two numbers, such as 3.4,2.0") from error
 
 
 def as_node(value: object) -> Any:
@@ -82,6 +104,8 @@ def add_picture_flags(parser: argparse.ArgumentParser) -> None:
         "--format", help=f"comma-separated formats of the figures: {','.join(FORMATS)}"
     )
     parser.add_argument("--classes", help="names of all classes, separated by commas")
+    parser.add_argument("--size", help="width and height in inches, such as 3.4,2.0")
+    parser.add_argument("--colour-map", help="matplotlib's name of the colours of heat maps")
     parser.add_argument("--no-titles", action="store_true", help="draw figures without titles")
     parser.add_argument(
         "--style", help="matplotlib style file (.mplstyle), applied after fedexp's style"

@@ -40,10 +40,19 @@ def styled(pictures: Pictures = PNG) -> Iterator[None]:
     """Use fedexp's style for the figures that are drawn and written in the `with` block.
 
     pictures: the settings of the figures. A style file of the user is applied after fedexp's
-    style. matplotlib's warnings about missing letters and about the space for a legend are
+    style, and the size and the colour map after it. With a size, text shrinks with the square root
+    of the width. matplotlib's warnings about missing letters and about the space for a legend are
     suppressed.
     """
-    styles: list[str | Path] = [OURS, *([pictures.style] if pictures.style else [])]
+    styles: list[str | Path | dict[str, Any]] = [OURS]
+    last: dict[str, Any] = {}
+    if pictures.size:
+        styles.append({"font.size": 10 * min(1.0, pictures.size[0] / 8) ** 0.5})
+        last["figure.figsize"] = pictures.size
+    if pictures.colour_map:
+        last["image.cmap"] = pictures.colour_map
+    styles += [pictures.style] if pictures.style else []
+    styles.append(last)
     with _one_at_a_time, context(styles), warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         _named.append(pictures)

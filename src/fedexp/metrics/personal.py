@@ -69,6 +69,21 @@ def spreads(name: str, accuracy: np.ndarray, forgotten: np.ndarray) -> dict[str,
     return found
 
 
+def client_results(record: Record) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """Return each client's accuracy and forgetting, [K] each, in the last evaluated round.
+
+    The keys are `personal` for the models that clients use, which is the global model if they have
+    no others, and otherwise also `personal_global` for the global model.
+    """
+    counts = record.counts_until(record.rounds[-1])
+    drop = forgetting.forgetting_per_class(record.matrix)
+    of_global = own_mean(record.class_accuracy[-1], counts), own_mean(drop, counts)
+    if record.personal_accuracy is None:
+        return {"personal": of_global}
+    mine = own_mean(record.personal_accuracy, counts), own_mean(record.personal_drop, counts)
+    return {"personal": mine, "personal_global": of_global}
+
+
 class Personal(ForgettingMetric):
     """`personal_*`: accuracy and forgetting of the personal models, over all clients.
 
@@ -99,19 +114,9 @@ class Personal(ForgettingMetric):
         return self.own
 
     def round_values(self, record: Record) -> dict[str, float]:
-        counts = record.counts_until(record.rounds[-1])
-        drop = forgetting.forgetting_per_class(record.matrix)
-        accuracy = record.class_accuracy[-1]
-        of_global = own_mean(accuracy, counts), own_mean(drop, counts)
-        if not self.own:
-            values = spreads("personal", *of_global)
-        else:
-            assert record.personal_accuracy is not None, "recorded in every evaluated round"
-            mine = (
-                own_mean(record.personal_accuracy, counts),
-                own_mean(record.personal_drop, counts),
-            )
-            values = spreads("personal", *mine) | spreads("personal_global", *of_global)
+        values: dict[str, float] = {}
+        for model, (accuracy, forgotten) in client_results(record).items():
+            values |= spreads(model, accuracy, forgotten)
         if self.local:
             found = self.client_values(record)
             none = np.empty(0)

@@ -26,7 +26,8 @@ TABLES = (ROUNDS, CLIENTS, TASKS, *OF_VIEWS, *ANALYSES)
 MULTIRUN = "multirun.yaml"  # in a sweep, the configuration that Hydra writes before the jobs start
 SWEEP = ("sweep.json", MULTIRUN)  # files that only the directory of a sweep has
 IN_VIEWS = ("class_accuracy", "class_accuracy_normalised", "tasks", "task_matrix", "local_round")
-OF_METRICS = ("example_forgetting", "phases", "absence")
+REPORTED = ("task_matrix", "client_results")  # tables of `fedexp report`
+OF_METRICS = ("example_forgetting", "phases", "absence", "clients")
 FIGURES = (
     *(file_in_view(name, view) for name in (*IN_VIEWS, *OF_METRICS) for view in VIEWS),
     *("curves", "loss", "data_distribution", "class_reduction"),
@@ -35,7 +36,7 @@ FIGURES = (
 # glob patterns of everything that runs and their trackers write
 WRITTEN = (
     *TABLES,
-    *("task_matrix*.csv", "task_matrix*.tex"),  # fedexp report
+    *(f"{name}*.{form}" for name in REPORTED for form in ("csv", "tex")),
     *(SUMMARY, ERROR, PARTITION, CLASSES, "partition_task*.npz", "partition_from_round*.npz"),
     *("origin.json", "run.log", ".hydra/*.yaml", "checkpoint/*.pt"),
     *(f"{CLIENT_STATES}/*.pt", "models/round_*.pt"),
