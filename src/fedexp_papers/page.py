@@ -11,7 +11,7 @@ import pandas as pd
 
 from fedexp.analysis.layout import all_markdown
 from fedexp.core.errors import ConfigError
-from fedexp_papers import layout, readings
+from fedexp_papers import checks, layout, readings
 from fedexp_papers.curves import draw_learning_curves, list_curves, render_svg
 from fedexp_papers.sweeps import PaperSweep
 
@@ -22,7 +22,7 @@ END = "<!-- End of the text that `make reproduction` writes. -->\n"
 
 
 def update(root: Path, check: bool) -> None:
-    """Write or check the page and the curves of a checkout.
+    """Write or check the page, the page of checks and the curves of a checkout.
 
     Raises ConfigError if the page has no marks, if a table of runs is damaged, or, for a check, if
     the page is out of date.
@@ -42,11 +42,16 @@ def update(root: Path, check: bool) -> None:
         if len(known):
             curves[str(name)] = known
     new = f"{before}{START}\n{make_sections(sweeps, tables, curves)}\n{END}{after}"
-    if check:
-        if new != text:
+    pages = {path: new}
+    if (root / checks.PAGE).is_file():
+        pages[root / checks.PAGE] = checks.checks_page(root)
+    for path, new in pages.items():
+        if check and new != path.read_text(encoding="utf-8"):
             raise ConfigError(f"{path} is out of date; run `make reproduction`")
+        if not check:
+            path.write_text(new, encoding="utf-8")
+    if check:
         return
-    path.write_text(new, encoding="utf-8")
     for name, known in curves.items():
         path = root / CURVES / f"{name}.svg"
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -3,10 +3,11 @@
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from fedexp.analysis.layout import csv
-from fedexp_papers import evidence, readings
+from fedexp_papers import checks, evidence, readings
 from fedexp_papers.command import main
 from fedexp_papers.curves import draw_learning_curves, list_curves
 from fedexp_papers.page import CURVES, END, PAGE, START
@@ -111,3 +112,38 @@ def test_figure_shows_the_mean_curve_of_each_method_and_setting(tmp_path):
     assert np.asarray(fedavg.get_xdata()).tolist() == [1, 2]
     assert np.asarray(fedavg.get_ydata()).tolist() == pytest.approx([0.3, 0.6])
     assert lines["fedntd"].get_color() == axes[3].lines[0].get_color()
+
+
+def test_page_of_checks_is_current():
+    page = (ROOT / checks.PAGE).read_text(encoding="utf-8")
+    assert page == checks.checks_page(ROOT), "run `make reproduction`"
+    rows = {row.split(" | ")[0].strip("| "): row for row in page.splitlines() if "|" in row}
+    assert "`test_moon_loss_equals_formula`" in rows["moon"]
+    assert "test_two_rounds_equal_a_plain_loop" in rows["scaffold"]  # by a constant of the file
+    assert "SaraBabakN/MFCL-NeurIPS23 at 40d1681" in rows["mfcl"]
+
+
+def test_values_are_counted_once_for_each_printed_value():
+    """FedCurv has runs only in FedNTD's Table 1: four values, all within the tolerance."""
+    table = pd.read_csv(MULTIRUN / "fedntd_table1/comparison.csv", na_filter=False)
+    mine = table[(table["method"] == "FedCurv") & (table["verdict"] != "not run")]
+    assert mine["verdict"].value_counts()["within"] == 4
+    assert checks.count_judged(ROOT)["fedcurv"] == (4, 4)
+
+
+@pytest.mark.parametrize(
+    ("header", "equations", "code"),
+    [
+        (
+            "See section 4.2, Eq.\n(3)-(4) and (Algorithm 1).",
+            "section 4.2, Eq. (3)-(4), Algorithm 1",
+            "-",
+        ),
+        ("As\n    L = x\nin the authors' code.", "header", "header"),
+        ("Their code (me/repo, commit 0123abc) adds 1/2.", "-", "me/repo at 0123abc"),
+        ("No code by the authors was found; a/b has one.", "-", "none found"),
+    ],
+)
+def test_equations_and_code_are_read_from_the_header(header, equations, code):
+    assert checks.describe_equations(header) == equations
+    assert checks.describe_code(header) == code
