@@ -27,7 +27,7 @@ from fedexp.engine.network import LiveNetwork
 from fedexp.models import Output
 from fedexp.models.cnn import CNN
 from fedexp.models.resnet import BottleneckResNet, CifarResNet
-from fedexp.testing import assert_engines_agree
+from fedexp.testing import assert_engines_agree, set_up_client
 from toy_federation import (
     LOCAL,
     PLAIN,
@@ -264,16 +264,12 @@ def test_fedka_chooses_anchors_by_loss(selection):
     algorithm = ka(selection=selection, dominance=0.6)
     simulation = make_simulation(algorithm, sizes=(20, 10))
     info, net = simulation.stages[0].federation, simulation.runtime.net
-    state = simulation.initial_state()
-    cohort = assemble(simulation, state, 1)
-    client, plan = cohort.clients[0], {k: torch.as_tensor(v) for k, v in cohort.plans[0].items()}
-    data = ScheduledData(simulation.runtime, cohort.schedules[0])
-    ctx = context(server=state.server, plan=plan)
-    begun, part = algorithm.client_setup(net, data, ctx), info.parts[client]
-    best = {}
+    one = set_up_client(simulation, simulation.initial_state(), 0)
+    client, data, begun, plan = one.client, one.data, one.ctx.setup, one.ctx.plan
+    part, best = info.parts[client], {}
     for c in np.flatnonzero(algorithm.classes(info, client)[1]):
         x, y = data.take(torch.from_numpy(part[info.labels[part] == c]))
-        losses = F.cross_entropy(net(state.server["params"], x).logits, y, reduction="none")
+        losses = F.cross_entropy(net(simulation.initial, x).logits, y, reduction="none")
         best[c] = x[losses.argmax() if selection == "hard" else losses.argmin()]
     assert best
     for x in begun["x"][plan["valid"] > 0]:

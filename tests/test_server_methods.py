@@ -16,6 +16,7 @@ from fedexp.algorithms.interfaces import Batch, Context
 from fedexp.algorithms.scaffold import Scaffold
 from fedexp.core import tree
 from fedexp.engine.base import ScheduledData, Shared
+from fedexp.testing import set_up_client
 from toy_federation import (
     LOCAL,
     SoftmaxRegression,
@@ -184,15 +185,9 @@ def fisher_context(estimator, samples, local):
     simulation = make_simulation(
         algorithm, local, (10,), SoftmaxRegression(), participation=1.0, augment=False
     )
-    state = simulation.initial_state()
-    cohort = assemble(simulation, state, 1)
-    data = ScheduledData(simulation.runtime, cohort.schedules[0])
-    plan = {name: torch.as_tensor(values) for name, values in cohort.plans[0].items()}
-    ctx = Context(
-        {}, {}, {}, plan, {}, 0.1, torch.tensor(float(data.steps), dtype=torch.float64), local
-    )
+    client = set_up_client(simulation, simulation.initial_state())
+    data, ctx, params = client.data, client.ctx, simulation.initial
     fresh = [Batch(b.x[mask > 0], b.y[mask > 0], None, b.step) for b, mask in fresh_pass(data, ctx)]
-    params = state.server["params"]
     return algorithm.fisher(simulation.runtime.net, params, data, ctx), params, fresh
 
 

@@ -14,8 +14,7 @@ from analysed import EVERY, measure
 from fedexp.algorithms import optimizers
 from fedexp.core import tree
 from fedexp.core.errors import ConfigError
-from fedexp.engine.base import ScheduledData
-from fedexp.testing import train
+from fedexp.testing import set_up_client, train
 from fedexp.training.rounds import play_round
 from fedexp_continual.algorithms.grams import damp, merge_down
 from fedexp_continual.algorithms.lorm import LoRM, merge_up
@@ -28,8 +27,6 @@ from toy_federation import (
     TWO_TASKS,
     assemble,
     assert_close,
-    broadcast,
-    context,
     play,
     random,
 )
@@ -37,15 +34,6 @@ from toy_federation import (
 LAYERS = ("backbone.0.1", "backbone.1.0")
 PILORA = PILoRA(temperature=0.5, lambda_pl=0.5, gamma=0.5, l1=0.1, adapter_rate=0.25)
 PLAIN = replace(LOCAL, momentum=0.0, weight_decay=0.0, epochs=1)
-
-
-def next_step(simulation, state, position=0):
-    """Return a client's context and batches in the next round."""
-    cohort = assemble(simulation, state, state.round + 1)
-    data = ScheduledData(simulation.runtime, cohort.schedules[position])
-    steps = torch.tensor(float(data.steps), dtype=torch.float64)
-    local = simulation.runtime.local
-    return context(server=broadcast(simulation, state), steps=steps, local=local), data
 
 
 # --- PILoRA
@@ -57,8 +45,9 @@ def test_local_loss_equals_loops():
     three = replace(TWO_TASKS, num_tasks=3, classes=[[0, 1], [2], [3]])
     simulation = stream(PILORA, model=Adapted(), scenario=three, surrogate=0.0)
     state = play(simulation, 5)
-    ctx, data = next_step(simulation, state)
-    batch, params, net = next(data.batches()), ctx.server["params"], simulation.runtime.net
+    client, net = set_up_client(simulation, state), simulation.runtime.net
+    ctx, batch = client.ctx, next(client.data.batches())
+    params = ctx.server["params"]
     features, centers = net(params, batch.x).features, params[CENTERS]
     expected = 0.0
     for f, y in zip(features, batch.y, strict=True):
@@ -91,15 +80,16 @@ def test_prototype_weights_equal_hand_calculation():
 
 
 def test_adapters_have_their_own_rate_and_old_prototypes_are_frozen():
-    """SGD without momentum: params - 0.1 * grad, with a factor of 0.25 for adapters; task 2 has the
+    """SGD without momentum: params - lr * grad, with a factor of 0.25 for adapters; task 2 has the
     classes 2 and 3."""
     simulation = stream(PILORA, model=Adapted(), local=PLAIN)
-    ctx, data = next_step(simulation, play(simulation, 3))
-    batch, params, net = next(data.batches()), ctx.server["params"], simulation.runtime.net
+    client, net = set_up_client(simulation, play(simulation, 3)), simulation.runtime.net
+    ctx, batch = client.ctx, next(client.data.batches())
+    params = ctx.server["params"]
     grads = torch.func.grad(lambda p: PILORA.objective(net, p, batch, ctx))(params)
     moved, _, _ = PILORA.local_step(net, params, optimizers.memory_of(params, PLAIN), batch, ctx)
     for name, value in params.items():
-        rate = 0.1 if name == CENTERS else 0.025
+        rate = ctx.lr if name == CENTERS else 0.25 * ctx.lr
         step = rate * grads[name]
         if name == CENTERS:
             step[:2] = 0
@@ -188,19 +178,20 @@ def test_lorm_trains_b_and_a_in_alternate_rounds():
     ("rounds", "end", "rate"), [(0, "up.weight", 2.0), (1, "down.weight", 0.5)]
 )
 def test_matrices_a_and_b_have_separate_learning_rates(rounds, end, rate):
-    """SGD without momentum and weight decay 0.3: in round 1, B moves by 2 * 0.1 times (gradient +
-    0.3 B); in round 2, A by 0.5 * 0.1 times that; the head by 0.1 times that."""
+    """SGD without momentum and weight decay 0.3: in round 1, B moves by 2 lr times (gradient + 0.3
+    B); in round 2, A by lr / 2 times that; the head by lr times that."""
     algorithm = LoRM(off_diagonal=0.5, a_rate=0.5, b_rate=2.0, weight_decay=0.3)
     simulation = stream(algorithm, model=Adapted(), local=PLAIN)
-    ctx, data = next_step(simulation, play(simulation, rounds))
-    batch, params, net = next(data.batches()), ctx.server["params"], simulation.runtime.net
+    client, net = set_up_client(simulation, play(simulation, rounds)), simulation.runtime.net
+    ctx, batch = client.ctx, next(client.data.batches())
+    params = ctx.server["params"]
     grads = torch.func.grad(lambda p: algorithm.objective(net, p, batch, ctx))(params)
     memory = optimizers.memory_of(params, PLAIN)
     moved, _, _ = algorithm.local_step(net, params, memory, batch, ctx)
     for name, value in params.items():
         adapter = name.endswith((".up.weight", ".down.weight"))
         factor = rate * name.endswith(end) if adapter else 1.0
-        assert_close(moved[name], value - factor * 0.1 * (grads[name] + 0.3 * value))
+        assert_close(moved[name], value - factor * ctx.lr * (grads[name] + 0.3 * value))
     assert any((moved[k] != v).any() for k, v in params.items() if k.endswith(end))
 
 

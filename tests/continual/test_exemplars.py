@@ -8,9 +8,8 @@ import torch
 import torch.nn.functional as F
 
 from fedexp.algorithms.interfaces import Batch
-from fedexp.engine.base import ScheduledData
 from fedexp.engine.network import LiveNetwork
-from fedexp.testing import train
+from fedexp.testing import set_up_client, train
 from fedexp.training.rounds import begin_task
 from fedexp_continual.algorithms.exemplars import numbers_in
 from fedexp_continual.algorithms.fedcbdr import FedCBDR, leverage
@@ -82,16 +81,12 @@ def test_prototypes_are_the_images_closest_to_the_class_mean():
     first is chosen.
     """
     simulation = stream(GLFC_, augment=False, sizes=(1, 3, 5, 2))
-    cohort = assemble(simulation, simulation.initial_state(), 1)
-    algorithm, net = simulation.algorithm, simulation.runtime.net
-    federation = simulation.stages[0].federation
-    position = int(np.argmax([len(federation.parts[c]) for c in cohort.clients]))
-    data = ScheduledData(simulation.runtime, cohort.schedules[position])
-    plan = {k: torch.as_tensor(v) for k, v in cohort.plans[position].items()}
-    sent = broadcast(simulation, simulation.initial_state())
-    ctx = context(server=sent, plan=plan, steps=torch.tensor(float(data.steps)))
-    found = algorithm.prototypes(net, sent["params"], data, ctx)
-    part = federation.parts[cohort.clients[position]]
+    state, net = simulation.initial_state(), simulation.runtime.net
+    cohort, parts = assemble(simulation, state, 1), simulation.stages[0].federation.parts
+    position = int(np.argmax([len(parts[c]) for c in cohort.clients]))
+    client = set_up_client(simulation, state, position)
+    sent, data, part = client.ctx.server, client.data, parts[client.client]
+    found = simulation.algorithm.prototypes(net, sent["params"], data, client.ctx)
     passed = cohort.schedules[position].index.flatten().tolist()
     part = sorted(part, key=passed.index)
     x, y = data.take(torch.as_tensor(part))
