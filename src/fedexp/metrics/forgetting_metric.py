@@ -32,25 +32,16 @@ class ForgettingMetric(Checked, prefix="forgetting_metric."):
     columns: ClassVar[Mapping[str, str]] = {}
     further: ClassVar[Mapping[str, str]] = {}
     of_clients: ClassVar[Sequence[str]] = ()  # names of the values in clients.csv
+    # whether local models must be evaluated (`local_evaluation`)
+    needs_local: ClassVar[bool] = False
+    # whether the clients' personal models must be tested in every evaluated round
+    needs_personal: ClassVar[bool] = False
+    # whether the metric uses the predictions for single test examples
+    needs_examples: ClassVar[bool] = False
 
     def names(self) -> Sequence[str]:
         """Return the columns that the metric has with its options. By default, these are all."""
         return tuple(self.columns)
-
-    @property
-    def needs_local(self) -> bool:
-        """Return whether local models must be evaluated (`local_evaluation`)."""
-        return False
-
-    @property
-    def needs_personal(self) -> bool:
-        """Return whether the clients' personal models must be tested in every evaluated round."""
-        return False
-
-    @property
-    def needs_examples(self) -> bool:
-        """Return whether the metric uses the predictions for single test examples."""
-        return False
 
     def check_run(self, simulation: Any) -> None:
         """Raise ConfigError if the metric is not defined for a run, before it starts."""
@@ -136,7 +127,7 @@ class RoundDrop(ForgettingMetric):
         return tuple(self.columns)[: 1 + self.local]
 
     @property
-    def needs_local(self) -> bool:
+    def needs_local(self) -> bool:  # type: ignore[override]
         return self.local
 
     def round_values(self, record: Record) -> dict[str, float]:
@@ -171,10 +162,7 @@ class ClientDrop(ForgettingMetric):
 
     columns: ClassVar = {"client_forgetting": "min"}
     of_clients = ("client_forgetting",)
-
-    @property
-    def needs_local(self) -> bool:
-        return True
+    needs_local = True
 
     def round_values(self, record: Record) -> dict[str, float]:
         return {"client_forgetting": self._client_mean(record, "client_forgetting")}
@@ -197,10 +185,7 @@ class ForgettingDegree(ForgettingMetric):
     columns: ClassVar = {"forgetting_degree": "min"}
     of_clients = ("forgetting_degree",)
     xi: Positive  # small constant in the denominator
-
-    @property
-    def needs_local(self) -> bool:
-        return True
+    needs_local = True
 
     def round_values(self, record: Record) -> dict[str, float]:
         return {"forgetting_degree": self._client_mean(record, "forgetting_degree")}
@@ -231,10 +216,7 @@ class InOutLocal(ForgettingMetric):
         "global_out_accuracy": "max",
     }
     of_clients = ("in_local_accuracy", "out_local_accuracy")
-
-    @property
-    def needs_local(self) -> bool:
-        return True
+    needs_local = True
 
     def round_values(self, record: Record) -> dict[str, float]:
         clients = self.client_values(record)
@@ -284,10 +266,7 @@ class ForgettingEvents(ForgettingMetric):
 
     columns: ClassVar = {"forgotten_examples": "min", "learned_examples": "max"}
     further: ClassVar = {"forgetting_events": "min", "unforgettable_examples": "max"}
-
-    @property
-    def needs_examples(self) -> bool:
-        return True
+    needs_examples = True
 
     def round_values(self, record: Record) -> dict[str, float]:
         return self._shares(record.correct(last=2))

@@ -110,7 +110,7 @@ class Personal(ForgettingMetric):
         return [name for name in self.columns if not name.startswith(hidden)]
 
     @property
-    def needs_personal(self) -> bool:
+    def needs_personal(self) -> bool:  # type: ignore[override]
         return self.own
 
     def round_values(self, record: Record) -> dict[str, float]:
