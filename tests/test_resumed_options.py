@@ -33,7 +33,7 @@ OPTIONS = {
         "evaluate_on": "both",
     },
     "schedule": {
-        "schedule": schedule([(2, IID())], [(3, {0: 0.5})]),
+        "schedule": schedule([(2, IID())], [(2, {0: 0.5})]),
         "forgetting_metric": InOutLocal(),
     },
     "single examples": {"forgetting_metric": ForgettingEvents()},
