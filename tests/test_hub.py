@@ -145,11 +145,6 @@ def test_invalid_options_are_rejected(override, message, datasets, tmp_path):
         load("huggingface", tmp_path, f"dataset.path='{path}'", override)
 
 
-def test_folder_without_a_data_set_is_rejected(datasets, tmp_path):
-    with pytest.raises(ConfigError, match="the package datasets cannot load this data set"):
-        load("huggingface", tmp_path, f"dataset.path='{tmp_path}'")
-
-
 def test_missing_package_is_reported_with_its_command(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(

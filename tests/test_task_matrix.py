@@ -113,10 +113,3 @@ def test_report_shows_measures_of_forgetting_between_tasks(finished, capsys):
     assert {name: float(run[name]) for name in MEASURES} == pytest.approx(BY_HAND, abs=5e-5)
     # files are only written with --out
     assert not any(path.name.startswith("table") for path in finished.iterdir())
-
-
-def test_unknown_measure_is_rejected(finished, capsys):
-    assert main(["report", str(finished), "--metric", "forgeting_from_best"]) == 2
-    said = capsys.readouterr().err
-    assert "forgeting_from_best" in said
-    assert "forgetting_from_best" in said
