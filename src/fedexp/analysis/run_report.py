@@ -2,20 +2,22 @@
 
 from argparse import Namespace
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
 from fedexp.analysis.layout import Section, all_markdown, csv
-from fedexp.core.errors import ConfigError
+from fedexp.config.values import make_group
+from fedexp.core.errors import ConfigError, say
 from fedexp.core.storage import display_path, write_atomically
 from fedexp.data.views import name_in_view, suffix
 from fedexp.figures import make_figures, read_settings
 from fedexp.figures.load import RunData, TaskFile, load_run_data
+from fedexp.metrics.forgetting_metric import ForgettingMetric
 from fedexp.metrics.personal import client_results, spread
 from fedexp.metrics.record import Record
+from fedexp.rundir.reader import RunDirectory
 
 # the file's name, its values, and the table that is shown
 Table = tuple[str, pd.DataFrame, Section]
@@ -39,9 +41,23 @@ def report_run(directory: Path, options: Namespace) -> None:
             f" clients (evaluate=[global,personal]). `fedexp figures {directory}` draws its figures"
         )
     if not options.no_figures:
-        look = replace(read_settings(directory).changed(options), draw=True)
-        written += make_figures(directory, look=look)
+        written += draw_run(directory, options)
     print("\n".join(f"  {display_path(path)}" for path in written))
+
+
+def draw_run(directory: Path, options: Namespace) -> list[Path]:
+    """Draw the figures of a run and of its metrics, and return their paths.
+
+    options: the flags of the figures. A metric of the user is left out with a message, unless its
+    class is trusted.
+    """
+    node = RunDirectory(directory).config.get("forgetting_metric", {})
+    try:
+        metrics = make_group(node, "forgetting_metric", list[ForgettingMetric])
+    except ConfigError as error:
+        metrics = []
+        say(f"{directory}: without the figures of its metrics: {error}")
+    return make_figures(directory, None, read_settings(directory).changed(options), metrics)
 
 
 def task_tables(run: RunData) -> Iterator[Table]:

@@ -167,6 +167,7 @@ def figures(parser: ArgumentParser, arguments: Sequence[str]) -> int:
 
     `--config-dir` also draws the figures of your own metrics.
     """
+    from fedexp.analysis.run_report import draw_run
     from fedexp.config.composition import trusted_classes
     from fedexp.figures.pictures import add_picture_flags
     from fedexp.rundir.sweeps import find_runs
@@ -178,33 +179,16 @@ def figures(parser: ArgumentParser, arguments: Sequence[str]) -> int:
     with trusted_classes(options.config_dir):
         for run_dir in (run for each in options.directories for run in find_runs(each) or [each]):
             try:
-                print(*redraw(run_dir, options), sep="\n")
+                if not (paths := draw_run(run_dir, options)):
+                    needed = "rounds.csv, class_accuracy.csv or partition.npz"
+                    raise ConfigError(f"{run_dir}: contains no run to draw ({needed} is missing)")
+                print(*paths, sep="\n")
             except ConfigError as error:
                 code = say(str(error))
             except OSError as error:
                 place = error.filename or run_dir
                 code = say(f"{place}: cannot be read or written ({error.strerror})", FAILED)
     return code
-
-
-def redraw(run_dir: Path, options: Namespace) -> list[Path]:
-    """Draw the figures of a run, and return their paths."""
-    from fedexp.config.values import make_group
-    from fedexp.figures import make_figures, read_settings
-    from fedexp.metrics.forgetting_metric import ForgettingMetric
-    from fedexp.rundir.reader import RunDirectory
-
-    node = RunDirectory(run_dir).config.get("forgetting_metric", {})
-    try:
-        metrics = make_group(node, "forgetting_metric", list[ForgettingMetric])
-    except ConfigError as error:
-        metrics = []
-        say(f"{run_dir}: without the figures of its metrics: {error}")
-    paths = make_figures(run_dir, None, read_settings(run_dir).changed(options), metrics)
-    if not paths:
-        needed = "rounds.csv, class_accuracy.csv or partition.npz"
-        raise ConfigError(f"{run_dir}: contains no run to draw ({needed} is missing)")
-    return paths
 
 
 def dashboard(parser: ArgumentParser, arguments: Sequence[str]) -> int:
