@@ -31,6 +31,7 @@ from fedexp.algorithms.base import FedAvg
 from fedexp.algorithms.fedreg import FedReg
 from fedexp.algorithms.interfaces import Batch, Network
 from fedexp.config.build import build
+from fedexp.config.launchers import register
 from fedexp.config.options import conf_directory
 from fedexp.core.tree import Params
 from fedexp.training.prepare import prepare
@@ -76,6 +77,7 @@ class OneByOne(FedReg):
 
 
 def simulation(*overrides: str) -> Simulation:
+    register()  # the sweepers of conf/
     with initialize_config_dir(str(conf_directory()), version_base="1.3"):
         return prepare(build(compose("config", overrides=[*HERE, *overrides]))).simulation
 

@@ -140,9 +140,11 @@ def make_simulation(overrides: list[str]) -> Simulation:
     from omegaconf import open_dict
 
     from fedexp.config.build import build
+    from fedexp.config.launchers import register
     from fedexp.config.options import conf_directory
     from fedexp.training.prepare import prepare
 
+    register()  # the sweepers of conf/
     with initialize_config_dir(version_base="1.3", config_dir=str(conf_directory())):
         search = f"hydra.searchpath=[file://{CONF}]"
         other = any(each.startswith("partition=") for each in overrides)  # without alpha
