@@ -1,6 +1,6 @@
 """Variants of McMahan et al.'s (2017) convolutional network that papers on forgetting use."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -9,7 +9,7 @@ from fedexp.core.errors import ConfigError, require
 from fedexp.core.limits import Count, Counts, Limit
 from fedexp.core.tree import Params
 from fedexp.models import Model, Output, slim_convolution
-from fedexp.models.pooling import pool
+from fedexp.models.pooling import convolve_and_pool, pool
 
 
 class CNN(Model):
@@ -108,12 +108,16 @@ class CNNModule(nn.Module):
         """
         return self._connected(self._convolved(x)[-1])
 
-    def _convolved(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the input of the last convolution, and the convolution's output after `pool`."""
-        before = x
-        for convolution, norm in zip(self.convolutions, self.norms, strict=True):
-            before, x = x, pool(norm(convolution(x)))
-        return before, x
+    def _convolved(self, x: Tensor) -> tuple[Tensor, ...]:
+        """Return the output of the last convolution after `pool`.
+
+        With `keeps_maps`, return the input of the last convolution before it.
+        """
+        stages: list[Any] = list(zip(self.convolutions, self.norms, strict=True))
+        if not self.keeps_maps:
+            return (convolve_and_pool(x, stages),)
+        before = convolve_and_pool(x, stages[:-1])
+        return before, convolve_and_pool(before, stages[-1:])
 
     def _connected(self, x: Tensor) -> tuple[Tensor, ...]:
         x = x.flatten(1)

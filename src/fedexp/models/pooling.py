@@ -1,13 +1,36 @@
-"""2x2 max-pooling with ReLU, in the fastest way for the device."""
+"""Convolutions followed by 2x2 max-pooling with ReLU, in the fastest way for the device."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd import Function
+from torch.overrides import handle_torch_function, has_torch_function
 
 from fedexp.core.private.torch_internals import in_transform
+
+# a convolution, and the layer between it and pooling, such as batch norm or nn.Identity
+Stage = tuple[nn.Conv2d, nn.Module]
+
+
+def convolve_and_pool(x: Tensor, stages: Sequence[Stage]) -> Tensor:
+    """Apply convolutions to x [N, C, H, W], each followed by a layer and `pool`.
+
+    The convolutions have the same padding, and no stride, dilation or groups. A mode
+    (torch.overrides.TorchFunctionMode) may replace this function by a faster one.
+    """
+    if has_torch_function((x,)):
+        return handle_torch_function(convolve_and_pool, (x,), x, stages)
+    return in_layers(x, stages)
+
+
+def in_layers(x: Tensor, stages: Sequence[Stage]) -> Tensor:
+    """Do the same as `convolve_and_pool`, one layer after the other."""
+    for convolution, norm in stages:
+        x = pool(norm(convolution(x)))
+    return x
 
 
 def pool(x: Tensor) -> Tensor:

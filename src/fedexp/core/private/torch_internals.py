@@ -11,6 +11,7 @@ from types import ModuleType
 from typing import Any
 
 import torch
+from torch._functorch import pyfunctorch as interpreters
 
 COMPILER = "torch._dynamo"
 
@@ -21,6 +22,16 @@ def in_transform() -> bool:
     Inside a transform, existing tensors cannot be modified in place.
     """
     return torch._C._are_functorch_transforms_active()
+
+
+def size_of_vmap() -> int:
+    """Return the number of slices of the active vmap.
+
+    The result is 0 if other transforms are active, except a single `grad` inside the vmap.
+    """
+    active: list[Any] = interpreters.retrieve_all_functorch_interpreters()
+    kinds = [each.key().name for each in active]
+    return active[0].batch_size() if kinds in (["Vmap"], ["Vmap", "Grad"]) else 0
 
 
 def is_wrapped(tensor: torch.Tensor) -> bool:

@@ -19,6 +19,8 @@ from torch.overrides import TorchFunctionMode
 
 from fedexp.core import tree
 from fedexp.core.private.torch_internals import is_wrapped
+from fedexp.engine.vectorised import pooled_convolutions
+from fedexp.models import pooling
 
 FEW_CHANNELS = 4  # maximum number of input channels for which `gradient_of_weights` is used
 STREAMS = 16  # with more streams, a device rarely runs all of them at the same time
@@ -30,7 +32,7 @@ Dims = tuple[Any, ...]
 
 
 class PerClientConvolutions(TorchFunctionMode):
-    """Mode that replaces F.conv2d by `convolve`."""
+    """Mode that replaces F.conv2d by `convolve`, and pooled convolutions by kernels for them."""
 
     def __torch_function__(
         self,
@@ -39,6 +41,11 @@ class PerClientConvolutions(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
+        if function is pooling.convolve_and_pool:
+            if pooled_convolutions.applies(*args):
+                return pooled_convolutions.convolve_and_pool(*args)
+            with self:  # for the convolutions of the layers
+                return pooling.in_layers(*args)
         return (convolve if function is F.conv2d else function)(*args, **(kwargs or {}))
 
 
