@@ -86,8 +86,8 @@ def nothing_left() -> Iterator[Watch]:
     """
     watch = Watch()
     yield watch
-    if (testing := sys.modules.get("fedexp.testing")) is not None:
-        watch.keep_workers(testing.ENGINES["workers"])  # shared by all tests of this process
+    if (world := sys.modules.get("fedexp.engine.ranks.world")) is not None:
+        watch.keep_ranks(world)  # shared by all tests of this process
     left = watch.clear()
     assert not left, "\n".join(["this test leaves", *left])
 

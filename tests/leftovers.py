@@ -59,9 +59,13 @@ class Watch:
         self._children, self._threads = set(children()), set(threading.enumerate())
         self._variables = dict(os.environ)
 
-    def keep_workers(self, engine: Any) -> None:
-        """Allow the processes of an engine that several tests share."""
-        self._children |= {process.popen.pid for process in engine._processes}
+    def keep_ranks(self, world: Any) -> None:
+        """Allow the ranks of an engine that several tests share.
+
+        world: the module fedexp.engine.ranks.world.
+        """
+        if world._world is not None:
+            self._children |= {process.pid for process in world._world.processes}
 
     def clear(self, seconds: float = 10.0) -> list[str]:
         """Return one line for each thing that is new, and restore the variables.

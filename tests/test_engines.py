@@ -18,7 +18,7 @@ from fedexp.core.errors import ConfigError
 from fedexp.data.augment import load_batch
 from fedexp.engine.base import ScheduledData
 from fedexp.engine.hardware import Hardware
-from fedexp.engine.processes.workers import Workers
+from fedexp.engine.ranks.workers import Workers
 from fedexp.engine.schedule import make_schedule
 from fedexp.engine.sequential import ClientFailure, Sequential
 from fedexp.engine.vectorised.engine import Vectorised

@@ -2,6 +2,7 @@
 
 import warnings
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -17,7 +18,8 @@ from fedexp.config.composition import quoted
 from fedexp.config.launchers import jobs_at_once, register
 from fedexp.config.options import list_options
 from fedexp.engine import hardware
-from fedexp.engine.processes.worker import Worker
+from fedexp.engine.ranks.rank import Rank
+from fedexp.engine.sequential import Sequential
 from fedexp.training.job import Place
 from toy_federation import CONF, HARDWARE
 
@@ -120,19 +122,19 @@ def test_jobs_use_the_gpus_in_turn(monkeypatch):
         ("cpu", 3, ["cpu", "cpu", "cpu"]),
     ],
 )
-def test_each_worker_uses_another_gpu_unless_one_is_named(monkeypatch, device, processes, devices):
+def test_each_rank_uses_another_gpu_unless_one_is_named(monkeypatch, device, processes, devices):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(hardware, "cores", lambda: 8)
     monkeypatch.setattr(
         hardware.Resolved, "apply", lambda resolved: applied.append(str(resolved.device))
     )
-    applied = []
+    applied, runtime = [], SimpleNamespace(to=str)
     asked = hardware.Hardware(**HARDWARE | {"device": device, "engine": "workers"})
     resolved = asked.resolve(cohort_size=3)
     assert resolved.workers == processes
     for number in range(processes):
-        Worker(number).begin(resolved)
+        Rank().begin(resolved, number, Sequential(), runtime)
     assert applied == devices
 
 

@@ -35,9 +35,9 @@ def test_a_process_a_thread_and_variables_that_are_left_are_named(monkeypatch):
 
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/task"), reason="needs /proc")
-def test_workers_of_a_shared_engine_are_not_named():
+def test_ranks_of_a_shared_engine_are_not_named():
     watch = Watch()
     with subprocess.Popen(["sleep", "100"]) as process:
-        watch.keep_workers(SimpleNamespace(_processes=[SimpleNamespace(popen=process)]))
+        watch.keep_ranks(SimpleNamespace(_world=SimpleNamespace(processes=[process])))
         assert watch.clear(seconds=0.1) == []
         process.kill()

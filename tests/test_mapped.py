@@ -167,17 +167,17 @@ def test_missing_file_is_reported(tmp_path):
 
 
 def test_a_run_needs_less_memory_than_its_images(tmp_path):
-    """128 MiB of images are divided into tasks, sent to a worker and read in batches.
+    """128 MiB of images are divided into tasks, sent to a rank and read in batches.
 
     The memory of the process may grow by 60 MiB; a batch has 8 MiB in float32.
     """
     program = f"""
-import io, pickle, resource
+import resource
 import numpy as np, torch
 from fedexp.data.mapped import Chosen, ImageFile
 from fedexp.data.tasks import assemble, pool_examples
 from fedexp.data.types import ImageData
-from fedexp.engine.processes.channel import pack
+from fedexp.engine.ranks.objects import pack
 
 n, labels = {2**27 // (512 * 512)}, ("a", "b")
 path = {str(tmp_path / "images")!r}
@@ -193,8 +193,8 @@ data = ImageData("x", x[:half], y[:half], x[half:], y[half:], labels, (0.5,), (0
 x, y, test = pool_examples([data], data)
 parts = [(np.flatnonzero((y == c) & ~test), np.flatnonzero((y == c) & test)) for c in (0, 1)]
 data = assemble(data, x, y, parts, labels, [[0], [1]]).data
-with pack(data) as parcel:
-    sent = parcel.seek(0, io.SEEK_END)
+packed = pack(data)
+sent = len(packed.text) + sum(tensor.nbytes for tensor in packed.tensors)
 for index in torch.randperm(half).split(8):
     batch = data.inputs(data.x_train, index, None, None, torch.float32)
 print(sent, peak() - start, tuple(batch.shape[1:]))

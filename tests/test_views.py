@@ -64,7 +64,7 @@ def slow_test(simulation, view, model, round):
     return correct, np.mean(losses)
 
 
-# Worker processes take seconds to start. test_workers.py compares their results in `make test`.
+# Ranks take seconds to start. test_ranks.py compares their results in `make test`.
 every_engine = pytest.mark.parametrize(
     "engine",
     [

@@ -22,7 +22,7 @@ from fedexp.core.tree import Params
 from fedexp.engine.base import Cohort, Engine, Shared, Trained
 from fedexp.engine.hardware import Resolved
 from fedexp.engine.network import LiveNetwork
-from fedexp.engine.processes.workers import Workers
+from fedexp.engine.ranks.workers import Workers
 from fedexp.engine.sequential import ClientTraining, Sequential
 from fedexp.engine.vectorised.engine import Vectorised
 from fedexp.rundir import checkpoint
@@ -46,7 +46,7 @@ FEDERATION = (
 PROCESS = Resolved(torch.device("cpu"), "workers", "fp64", 1, 2, Sequential(), "a test")
 ENGINES = {
     "sequential": Sequential(),
-    # the processes start when the engine is first used
+    # its second rank starts when the engine is first used
     "workers": Workers(Sequential(), PROCESS, 2, share=False),
     "vectorised": Vectorised(None),
     "vectorised, 2 at a time": Vectorised(2),
@@ -64,7 +64,7 @@ def check(
 
     The checks are:
 
-    - All engines (sequential, vectorised, two worker processes) give the same result in rounds 1
+    - All engines (sequential, vectorised, two ranks) give the same result in rounds 1
       and 2, within 1e-12.
     - `zero` and FedAvg give the same model, within 1e-12. `zero` is the algorithm with parameter
         values for which it is equivalent to FedAvg. If `zero` is None, this check is skipped.

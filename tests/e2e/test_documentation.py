@@ -120,6 +120,8 @@ NOT_EXECUTED = {
         "needs images that are not downloaded; tests/test_mapped.py uses small ones"
     ),
     "fedexp dataset=torchvision .*": "a download",
+    "(torchrun|srun) .* fedexp .*": "several machines; tests/e2e/test_processes.py uses torchrun",
+    "fedexp hardware=gpu .*": "needs a GPU",
     f"fedexp ({'|'.join(REMOVED)})": "the changelog names subcommands that were removed",
     "fedexp .*experiment=lorm/.*": "needs pretrained weights",
     r"fedexp ('?tracker=\[wandb,tensorboard\]|tracker=tensorboard).*": (

@@ -1,15 +1,19 @@
-"""Commands that are killed or interrupted, with workers, and two at a time."""
+"""Commands that are killed or interrupted, with several ranks, and two at a time."""
 
 import json
 import os
+import re
 import signal
+import socket
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
 import torch
-from helpers import FEDERATION, SMALL, assert_same_run
+from helpers import FEDERATION, SMALL, SOURCE, assert_same_run
 
 from leftovers import children, state_of
 
@@ -23,6 +27,7 @@ RUN = (
     "tracker=none",
 )
 WORKERS = ("hardware.engine=workers", "hardware.workers=2")
+AUTO = ("hardware.engine=auto", "hydra.run.dir=run")
 
 
 def wait_for(condition: Callable[[], bool], process, seconds: float = 120.0) -> None:
@@ -67,7 +72,7 @@ def rounds_in(directory: Path) -> int:
 
 @pytest.mark.parametrize("engine", ["sequential", "vectorised"])
 def test_a_killed_run_continues_bit_for_bit(start, fedexp, tmp_path, engine):
-    """The workers are killed below."""
+    """Ranks are killed below."""
     command = ("algorithm=scaffold", "rounds=4", *SMALL, f"hardware.engine={engine}")
     command = (*command, "forgetting_metric=all", "tracker=none")
     process = start(*command, "hydra.run.dir=run", STOP_AFTER="2")
@@ -110,23 +115,55 @@ def test_a_run_continues_after_a_signal_and_a_kill(start, fedexp, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_run_continues_after_a_worker_and_its_parent_are_killed(start, fedexp, tmp_path):
-    """The sequential engine continues, bit for bit as without kills."""
-    process = start(*RUN, *WORKERS, "hydra.run.dir=run", STOP_AFTER="1,2")
-    wait_until_stopped(tmp_path / "run", 1, process)
-    first, second = sorted(children(process.pid))
-    os.kill(first, signal.SIGKILL)
+def test_a_run_continues_after_a_rank_and_then_rank_0_are_killed(start, fedexp, tmp_path):
+    """Bit for bit as without kills, with other numbers of ranks. No rank outlives rank 0."""
+    run = tmp_path / "run"
+    process = start(*RUN, *WORKERS, "hydra.run.dir=run", "checkpoint_interval=100", STOP_AFTER="1")
+    wait_until_stopped(run, 1, process)
+    (rank,) = children(process.pid)
+    os.kill(rank, signal.SIGKILL)
     process.send_signal(signal.SIGCONT)
-    wait_until_stopped(tmp_path / "run", 2, process)
-    later = children(process.pid)
-    assert len(later) == 2
-    assert second in later
+    assert process.wait() == 1, process.read()
+    said = process.read()
+    assert re.search(rf"round 2, .*: rank 1 \(process {rank} on .*\) ended by signal 9 ", said)
+    assert "Traceback" not in said
+    assert "The state after round 1 was saved. Continue with:  fedexp resume=run" in said
+    assert rounds_in(run) == 1
+
+    process = start("resume=run", "hardware.workers=3", STOP_AFTER="2")
+    wait_until_stopped(run, 2, process)
+    ranks = children(process.pid)
+    assert len(ranks) == 2
     process.kill()
     process.wait()
-    wait_for_end(later)
-    assert f"(process {first}) ended by signal 9 (SIGKILL" in (tmp_path / "run/run.log").read_text()
+    wait_for_end(ranks)
     fedexp.done("resume=run", "hardware.engine=sequential", "hardware.workers=null")
     fedexp.done(*RUN, "hydra.run.dir=undisturbed")
+    assert_same_run(run, tmp_path / "undisturbed")
+
+
+@pytest.mark.slow
+def test_two_agents_of_torchrun_train_one_run(fedexp, tmp_path):
+    """Two nodes with two ranks each, on the loopback interface. Only rank 0 writes files."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    torchrun = (sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=2")
+    torchrun = (*torchrun, "--master-addr=127.0.0.1", f"--master-port={port}")
+    variables = {"PYTHONPATH": str(SOURCE), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    agents = [
+        subprocess.Popen(
+            (*torchrun, f"--node-rank={node}", "-m", "fedexp", *RUN, *AUTO),
+            cwd=tmp_path,
+            env=os.environ | variables,
+        )
+        for node in range(2)
+    ]
+    assert [agent.wait() for agent in agents] == [0, 0]
+    summary = json.loads((tmp_path / "run/summary.json").read_text())
+    assert summary["hardware"]["workers"] == 4
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+    fedexp.done(*RUN, "hydra.run.dir=undisturbed", "hardware.engine=sequential")
     assert_same_run(tmp_path / "run", tmp_path / "undisturbed")
 
 

@@ -17,6 +17,7 @@ from fedexp.core.errors import (
     FAILED,
     ConfigError,
     JobFailed,
+    RankDied,
     RunFailed,
     StorageError,
     lacks_memory,
@@ -219,6 +220,8 @@ def report_failure(error: Exception, job: "Job", hydra_config: Any, is_new: bool
     where = record_failure(job, error, "".join(traceback.format_exception(error)), FAILED)
     kind = "" if isinstance(error, RunFailed) else f"{type(error).__name__}: "
     print(f"\nfedexp: the run failed: {kind}{error}\n{where}", file=sys.stderr)
+    if isinstance(error, RankDied):
+        say_how_to_continue(job)
     return FAILED
 
 

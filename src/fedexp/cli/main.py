@@ -21,6 +21,7 @@ from fedexp.core.errors import (
     say,
     say_no_memory,
 )
+from fedexp.core.launch import is_launched
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -31,16 +32,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     if arguments is None:
         set_up_process()
+        if is_launched(os.environ) and not joins():
+            return 0
         arguments = sys.argv[1:]
     with console.safe_streams():
         try:
-            check_readable(arguments)
-            if is_subcommand(arguments):
-                return call(arguments[0], arguments[1:])
-            if list(arguments) == ["--version"]:
-                print(version_text())
-                return 0
-            return max(run_hydra(each) for each in prepare(arguments))
+            return run_command(arguments)
         except ConfigError as error:
             return say(str(error))
         except KeyboardInterrupt:
@@ -48,6 +45,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
         except BrokenPipeError:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return 0
+
+
+def run_command(arguments: Sequence[str]) -> int:
+    check_readable(arguments)
+    if is_subcommand(arguments):
+        return call(arguments[0], arguments[1:])
+    if list(arguments) == ["--version"]:
+        print(version_text())
+        return 0
+    return max(run_hydra(each) for each in prepare(arguments))
+
+
+def joins() -> bool:
+    """Join the ranks of this command (see fedexp.engine.ranks).
+
+    On rank 0, return True. Other ranks serve rank 0 until it ends, and return False.
+    """
+    from fedexp.engine.ranks.world import join
+
+    return join()
 
 
 def set_up_process() -> None:

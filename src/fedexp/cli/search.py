@@ -27,7 +27,7 @@ from fedexp.config.values import make, resolve
 from fedexp.core import storage
 from fedexp.core.errors import ConfigError
 from fedexp.core.limits import Checked, Count, CountFrom0, CountOrNone
-from fedexp.engine.processes.workers import keeping_processes
+from fedexp.engine.ranks.world import keeping_ranks
 from fedexp.rundir.identity import digest, result_values
 from fedexp.rundir.objective import direction_of, objective_name, objective_value
 from fedexp.rundir.reader import RunDirectory
@@ -51,7 +51,7 @@ def options_of(config: DictConfig) -> Options:
     return make(Options, values, Options.prefix)
 
 
-@keeping_processes()
+@keeping_ranks()
 def search(multirun: Multirun, arguments: Sequence[str]) -> None:
     """Run the trials of a study, and write the results.
 

@@ -29,7 +29,7 @@ from fedexp.config.values import make_target
 from fedexp.core import interrupts
 from fedexp.core.errors import FAILED, ConfigError, JobFailed, StorageError, require, say
 from fedexp.core.storage import display_path
-from fedexp.engine.processes.workers import keeping_processes
+from fedexp.engine.ranks.world import keeping_ranks
 from fedexp.figures.pictures import as_node
 from fedexp.rundir import files
 from fedexp.rundir.lock import is_occupied
@@ -175,7 +175,7 @@ class ComposedJobs:
         return found
 
 
-@keeping_processes()
+@keeping_ranks()
 def run_grid(multirun: Multirun, arguments: Sequence[str]) -> None:
     """Run all combinations of values, or the blocks of a sweep of conf/sweep.
 

@@ -18,7 +18,11 @@ class ConfigError(ValueError):
 
 
 class RunFailed(RuntimeError):
-    """A ConfigError raised after the run has started. The run is recorded as failed."""
+    """A user error after the run has started. The run is recorded as failed."""
+
+
+class RankDied(RunFailed):
+    """Another process of the run has ended. The state after the last complete round is saved."""
 
 
 class JobFailed(RuntimeError):

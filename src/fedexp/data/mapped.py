@@ -3,7 +3,7 @@
 A data set that is too large for memory is decoded once into a file (see fedexp.data.cache). In
 `ImageData`, a `Chosen` then replaces the tensor of images. Indexing a `Chosen` selects images
 without reading them; `fetch` reads the pixels of a batch. Only the path of the file is sent to
-worker processes.
+other ranks.
 """
 
 import math

@@ -15,7 +15,8 @@ from fedexp.core.console import plural
 from fedexp.core.errors import require
 from fedexp.core.limits import Checked, CountOrNone, Limit
 from fedexp.engine.base import Engine
-from fedexp.engine.processes.workers import Workers
+from fedexp.engine.ranks.workers import Workers
+from fedexp.engine.ranks.world import launched_ranks
 from fedexp.engine.sequential import Sequential
 from fedexp.engine.vectorised.engine import Vectorised
 
@@ -40,10 +41,10 @@ class Hardware(Checked, prefix="hardware."):
 
     device: Annotated[str, Limit("one of auto, cpu, cuda, cuda:<number>", is_device)]
     engine: Literal["auto", "sequential", "workers", "vectorised"]
-    # processes of the workers engine; None: one per core or GPU, at most one per sampled client
+    # ranks of the workers engine; None: one per core or GPU, at most one per sampled client
     workers: CountOrNone
     precision: Literal["auto", "fp32", "tf32", "bf16", "fp64"]
-    # CPU threads of a process; None: one with workers, else OMP_NUM_THREADS or one per core
+    # CPU threads of a rank; None: one with workers, else OMP_NUM_THREADS or one per core
     threads: Annotated[int | None, Limit("at least 1 and at most 1024, or null", is_thread_count)]
     # clients that the vectorised engine trains at the same time; None: as many as fit into memory
     chunk: CountOrNone
@@ -61,7 +62,8 @@ class Hardware(Checked, prefix="hardware."):
         The jobs use this machine's GPUs in turn, unless `device` names a GPU or a job uses all.
         """
         gpus = torch.cuda.device_count()
-        if not gpus or self.device not in ("auto", "cuda") or self.engine == "workers":
+        in_workers = self.engine == "workers" or launched_ranks()
+        if not gpus or self.device not in ("auto", "cuda") or in_workers:
             return self
         return replace(self, device=f"cuda:{number % gpus}")
 
@@ -89,13 +91,16 @@ class Hardware(Checked, prefix="hardware."):
         device, reason = self._device()
         share = cores() if share is None else min(share, cores())
         workers = self._workers(device, cohort_size, share)
-        engine = self.engine
-        if engine == "auto" and device.type == "cuda":
+        engine: str = self.engine
+        if launched_ranks():
+            self._check_launched()
+            engine = "workers"
+        elif engine == "auto" and device.type == "cuda":
             engine = "vectorised"
         elif engine == "auto":
             engine = "workers" if workers > 1 or self.workers else "sequential"
         in_workers = engine == "workers"
-        # Each worker uses one thread, so that the number of cores does not affect rounding.
+        # Each rank uses one thread, so that the number of cores does not affect rounding.
         threads = self.threads or (1 if in_workers else default_threads(share))
         precision: str = self.precision
         if precision == "auto":
@@ -134,8 +139,17 @@ class Hardware(Checked, prefix="hardware."):
             fits = value == default or resolved.vectorises
             require(fits, f"hardware.{name}", value, allowed)
 
+    def _check_launched(self) -> None:
+        """Raise ConfigError if an option does not fit the ranks that torchrun or srun started."""
+        why = f"because {launched_ranks()} ranks were started"
+        fits = self.engine in ("auto", "workers")
+        require(fits, "hardware.engine", self.engine, f"auto or workers, {why}")
+        require(self.workers is None, "hardware.workers", self.workers, f"null, {why}")
+
     def _workers(self, device: torch.device, cohort_size: int, share: int) -> int:
-        """Return the number of worker processes to use, at most one per sampled client."""
+        """Return the number of ranks to use, at most one per sampled client."""
+        if launched_ranks():
+            return min(launched_ranks(), cohort_size)
         places = share // (self.threads or 1)
         if device.type == "cuda":
             places = torch.cuda.device_count() if device.index is None else 1
@@ -162,8 +176,8 @@ class Resolved:
     engine: str
     precision: str
     threads: int  # of each process
-    workers: int  # number of processes that train
-    trainer: Engine  # trains the clients, in this process or in each worker
+    workers: int  # number of ranks that train
+    trainer: Engine  # trains the clients, in this process or in each rank
     reason: str
 
     @property
@@ -176,7 +190,7 @@ class Resolved:
 
     @property
     def vectorises(self) -> bool:
-        """Return whether the vectorised engine trains the clients, possibly in worker processes."""
+        """Return whether the vectorised engine trains the clients, possibly in several ranks."""
         return isinstance(self.trainer, Vectorised)
 
     def make_engine(self) -> Engine:

@@ -286,7 +286,7 @@ def default_torch() -> Iterator[None]:
     """Use torch's own default dtype, device and gradient mode, and no autocast, in the block.
 
     A notebook may have changed them, which would change the results of a run. The caller's settings
-    are restored afterwards, and so are those that `Resolved.apply` changes. Worker processes are
+    are restored afterwards, and so are those that `Resolved.apply` changes. Other ranks are
     started with torch's defaults.
     """
     dtype, backends = torch.get_default_dtype(), torch.backends

@@ -14,6 +14,7 @@ from fedexp.algorithms.base import overrides
 from fedexp.algorithms.interfaces import Pixels, ServerNetwork, TaskStart
 from fedexp.algorithms.local_training import LocalTraining
 from fedexp.core import tree
+from fedexp.core.errors import RankDied
 from fedexp.core.rng import generator_for, torch_seed
 from fedexp.core.tree import Tree
 from fedexp.data.changes import describe_change
@@ -46,7 +47,7 @@ def run_rounds(
 ) -> State:
     """Run the remaining rounds, until the last round or until a callback ends the run.
 
-    If the run is interrupted, the state after the last complete round is saved.
+    If the run is interrupted or a rank dies, the state after the last complete round is saved.
 
     state: the state from which the run continues.
     """
@@ -59,7 +60,7 @@ def run_rounds(
             result = play_round(simulation, state, recorder.wants_epochs(state.round + 1))
             record_round(state, result, recorder)
             del result  # before the next round, since it holds the clients' models
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, RankDied):
         recorder.save_checkpoint(state)
         raise
     return state

@@ -1,0 +1,143 @@
+"""A rank trains clients and evaluates models for rank 0, the server.
+
+It receives orders from rank 0 and runs one order at a time.
+"""
+
+import ctypes
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedexp.algorithms.base import FedAvg
+from fedexp.core import tree
+from fedexp.core.tree import Params, Tree
+from fedexp.engine.base import ClientRuntime, Cohort, Engine, Evaluation, Shared, Trained
+from fedexp.engine.network import flush_subnormals
+from fedexp.engine.ranks.objects import receive, send
+
+CPU = torch.device("cpu")
+
+
+class Failure(NamedTuple):
+    """An exception that was raised in a rank."""
+
+    error: Exception
+    report: str  # the traceback
+
+
+class Rank:
+    """The state of a rank, and the methods for the orders that it receives.
+
+    An order is a function with the rank as its only argument, such as `partial(Rank.evaluate,
+    batches=...)`.
+    """
+
+    def begin(self, hardware: Any, number: int, engine: Engine, runtime: ClientRuntime) -> None:
+        """Set up the process for a run.
+
+        hardware: fedexp.engine.hardware.Resolved. If it does not name a particular GPU, the ranks
+            of a machine are distributed among its GPUs.
+        number: the number of the rank on its machine.
+        """
+        device = hardware.device
+        if device.type == "cuda" and device.index is None:
+            device = torch.device("cuda", number % torch.cuda.device_count())
+        replace(hardware, device=device).apply()
+        self.use(engine, runtime.to(device))
+
+    def use(self, engine: Engine, runtime: ClientRuntime, server: Tree = None) -> None:
+        self.engine, self.runtime, self.server = engine, runtime, server
+
+    def publish(self, server: Tree) -> None:
+        """Store the server's state for later orders."""
+        self.server = move(server, self.runtime.device)
+
+    def train(self, algorithm: FedAvg, cohort: Cohort, lr: float, evaluate_local: bool) -> Trained:
+        states, personals = move((cohort.states, cohort.personals), self.runtime.device)
+        cohort = replace(cohort, states=states, personals=personals)
+        shared = Shared(algorithm, self.runtime, self.server, lr)
+        return self.engine.train(shared, cohort, evaluate_local)
+
+    def evaluate(self, batches: range, view: str, round: int) -> Evaluation:
+        self.runtime.net.set_buffers(self.server["buffers"])
+        draws = self.runtime.test_draws(view, round)
+        return self.runtime.tested_on(view).evaluate(self.server["params"], draws, batches)
+
+    def logits(self, model: Params, numbers: Tensor) -> Tensor:
+        return self.runtime.logits(move(model, self.runtime.device), numbers)
+
+
+Call = Callable[[Rank], Any]  # an order
+
+
+def cut_evenly(total: int, most: int) -> list[range]:
+    """Split the numbers from 0 to `total` - 1 into at most `most` ranges of about equal size."""
+    count = min(most, total)
+    edges = [total * i // count for i in range(count + 1)]
+    return [range(*edge) for edge in pairwise(edges)]
+
+
+def move(values: Tree, device: torch.device) -> Tree:
+    """Return a copy of a tree whose tensors are on the device."""
+    return tree.map(lambda leaf: leaf.to(device) if isinstance(leaf, Tensor) else leaf, values)
+
+
+def serve(key: bytes) -> None:
+    """Run the orders of rank 0 until it ends or closes the connection."""
+    # Ignore signals, because rank 0 decides when to stop. Slurm sends USR2 to a submitit job when
+    # its time is up.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2):
+        signal.signal(number, signal.SIG_IGN)
+    rank = Rank()
+    with suppress(RuntimeError):
+        while True:
+            packed = receive(0, key)
+            send(answer(packed.unpack, rank), 0, key)
+
+
+@flush_subnormals()
+def answer(orders: Callable[[], Sequence[Call]], rank: Rank) -> Any:
+    """Run orders, and return the last result, or a Failure if an exception is raised.
+
+    orders: a function that returns the orders. It fails, for example, if a module is missing.
+    """
+    result = None
+    try:
+        for order in orders():
+            result = order(rank)
+    except Exception as error:
+        return failure(error)
+    return result
+
+
+def failure(error: Exception) -> Failure:
+    """Return an exception and its traceback in a form that can be pickled.
+
+    An exception from another package may not be picklable, so it is replaced by a RuntimeError that
+    contains its type and message.
+    """
+    report = traceback.format_exc()
+    if type(error).__module__.startswith("fedexp.") and len(error.args) == 1:
+        return Failure(error, report)
+    return Failure(RuntimeError(f"{type(error).__name__}: {error}"), report)
+
+
+def die_with(parent: int) -> None:
+    """Let the Linux kernel end this process when its parent process ends.
+
+    This also works if the parent is ended by kill -9, and if this process is busy.
+    """
+    if sys.platform == "linux":
+        set_parent_death_signal = 1
+        ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGKILL)
+        if os.getppid() != parent:  # the parent ended before prctl
+            os._exit(1)

@@ -1,0 +1,220 @@
+"""The ranks of a command: processes that torch.distributed connects.
+
+Rank 0 is the server. The other ranks run its orders (see fedexp.engine.ranks.rank). `torchrun` and
+`srun` start all ranks of a command, also on several machines. Otherwise, rank 0 starts the others
+on its own machine. The ranks stay for the next run of a sweep.
+"""
+
+import os
+import platform
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import timedelta
+from threading import Thread
+from typing import Any
+
+import torch.distributed as dist
+from hydra.core.utils import env_override
+
+from fedexp.core.errors import RankDied
+from fedexp.engine.ranks.objects import receive, send
+from fedexp.engine.ranks.rank import Call, Failure, die_with, serve
+
+JOINING = timedelta(minutes=10)  # how long a rank waits for the others at the start
+KEY = "FEDEXP_KEY"  # environment variable: the secret with which the ranks sign what they send
+HOST = "127.0.0.1"
+LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo0" if sys.platform == "darwin" else "lo"}
+Processes = Sequence[subprocess.Popen[bytes]]
+
+
+@dataclass
+class World:
+    """The ranks of a command, as rank 0 sees them."""
+
+    places: Sequence[str]  # of each rank: its process and its host
+    key: bytes
+    launched: bool = False  # by torchrun or srun; otherwise by rank 0
+    processes: Processes = ()  # that rank 0 has started: ranks 1, 2, ...
+    # what the ranks have received last: a runtime with its engine, and rank -> the server's state
+    known: tuple[Any, Any] = (None, None)
+    servers: dict[int, Any] = field(default_factory=dict)
+
+    @property
+    def hosts(self) -> list[str]:
+        return [place.partition(" on ")[2] for place in self.places]
+
+    def ask(self, rank: int, what: str, *orders: Call) -> Any:
+        """Let a rank run orders, and return the result of the last one.
+
+        what: the orders in words, for messages.
+
+        Raises RankDied if the rank has ended, or the exception that was raised in the rank.
+        """
+        name = f"rank {rank} ({self.places[rank]})"
+        try:
+            send(orders, rank, self.key)
+            packed = receive(rank, self.key)
+        except RuntimeError as error:
+            reason = "ended, or its connection was lost"
+            if self.processes:
+                reason = how_it_ended(self.processes[rank - 1])
+            raise RankDied(f"{what}: {name} {reason}") from error
+        result = packed.unpack()
+        if isinstance(result, Failure):
+            result.error.add_note(f"in {name}:\n{result.report}")
+            raise result.error
+        return result
+
+
+_world: World | None = None
+_keeps = False  # whether the ranks stay when a run ends
+
+
+def launched_ranks() -> int:
+    """Return the number of ranks that torchrun or srun has started, or 0."""
+    return len(_world.places) if _world is not None and _world.launched else 0
+
+
+def join() -> bool:
+    """Join the ranks that torchrun or srun has started.
+
+    On rank 0, return True. Other ranks run the orders of rank 0 until it ends, and return False.
+    """
+    global _world
+    key = os.environ.get(KEY, "").encode()
+    store, rank, size = next(dist.rendezvous("env://", timeout=JOINING))
+    places = connect(store, rank, size)
+    if rank:
+        serve(key)
+        return False
+    _world = World(places, key, launched=True)
+    return True
+
+
+def connect(store: dist.Store, rank: int, size: int) -> list[str]:
+    """Connect this rank with the others, and return where they run."""
+    store.set(str(rank), f"process {os.getpid()} on {platform.node()}")
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=JOINING)
+    return [store.get(str(each)).decode() for each in range(size)]
+
+
+def start(count: int, threads: int) -> World:
+    """Return at least `count` ranks. They are started if this is necessary.
+
+    threads: the number of CPU threads of each rank.
+    """
+    global _world
+    if _world is None or (len(_world.places) < count and not _world.launched):
+        stop()
+        _world = start_processes(count, threads) if count > 1 else World([""], b"")
+    return _world
+
+
+def start_processes(count: int, threads: int) -> World:
+    listener = socket.create_server((HOST, 0))
+    port, key = listener.getsockname()[1], secrets.token_hex()
+    store = dist.TCPStore(
+        *(HOST, port, count, True, JOINING),
+        wait_for_workers=False,
+        master_listen_fd=listener.detach(),
+    )
+    # The ranks must be able to import the same modules as the current process.
+    paths = os.pathsep.join(path or os.getcwd() for path in sys.path)
+    environment = {"PYTHONPATH": paths, "OMP_NUM_THREADS": str(threads), KEY: key, **LOOPBACK}
+    processes: list[subprocess.Popen[bytes]] = []
+    try:
+        for rank in range(1, count):
+            arguments = f"{rank}, {count}, {port}, {os.getpid()}"
+            program = f"from fedexp.engine.ranks.world import main; main({arguments})"
+            process = subprocess.Popen(
+                [sys.executable, "-P", "-c", program],  # -P: no imports from the current directory
+                env=os.environ | environment,
+                stdin=subprocess.DEVNULL,
+                process_group=0,  # Ctrl+C in a terminal reaches only rank 0
+            )
+            processes.append(process)
+        # Unlike torch.distributed, this can be interrupted, and notices a rank that ends.
+        while not store.check([str(rank) for rank in range(1, count)]):
+            for rank, process in enumerate(processes, start=1):
+                if process.poll() is not None:
+                    raise RankDied(f"starting: rank {rank} {how_it_ended(process)}")
+            time.sleep(0.01)
+        with env_override(LOOPBACK):
+            return World(connect(store, 0, count), key.encode(), processes=processes)
+    except BaseException:
+        end(processes)
+        raise
+
+
+def main(rank: int, size: int, port: int, parent: int) -> None:
+    """Run a rank. This is the main function of the processes that rank 0 starts.
+
+    port: the port of rank 0's store.
+    parent: the process id of rank 0.
+    """
+    die_with(parent)
+    connect(dist.TCPStore(HOST, port, size, False, JOINING), rank, size)
+    serve(os.environ[KEY].encode())
+
+
+def how_it_ended(process: subprocess.Popen[bytes]) -> str:
+    """Make sure that a process has ended, and return how it ended."""
+    try:
+        code = process.wait(timeout=1)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        code = process.wait()
+    if code >= 0:
+        return f"ended by exit code {code}"
+    oom = ", perhaps because the system ran out of memory" if code == -signal.SIGKILL else ""
+    return f"ended by signal {-code} ({signal.Signals(-code).name}{oom})"
+
+
+def end(processes: Processes) -> None:
+    for process in processes:
+        process.kill()
+        process.wait()
+
+
+def stop(threads: Sequence[Thread] = ()) -> None:
+    """End the ranks that rank 0 has started.
+
+    threads: threads that wait for an answer of a rank.
+    """
+    global _world
+    if _world is None or _world.launched:
+        return
+    end(_world.processes)
+    for thread in threads:
+        thread.join()
+    if _world.processes:
+        dist.destroy_process_group()
+    _world = None
+
+
+def run_ended() -> None:
+    """End the ranks that rank 0 has started, unless they are kept for the next run."""
+    if not _keeps:
+        stop()
+
+
+@contextmanager
+def keeping_ranks() -> Iterator[None]:
+    """Let the runs in the block use the same ranks, which end with the block.
+
+    A new rank takes seconds to import torch.
+    """
+    global _keeps
+    _keeps = True
+    try:
+        yield
+    finally:
+        _keeps = False
+        stop()

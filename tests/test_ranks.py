@@ -1,0 +1,301 @@
+"""Ranks: what they send each other, that their number changes no bit, and ranks that die."""
+
+import math
+import os
+import signal
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from fedexp.algorithms.base import FedAvg
+from fedexp.algorithms.ditto import Ditto
+from fedexp.algorithms.flashback import Flashback
+from fedexp.algorithms.moon import Moon
+from fedexp.algorithms.scaffold import Scaffold
+from fedexp.core.errors import RankDied
+from fedexp.core.launch import first_host, is_launched
+from fedexp.engine.base import Shared
+from fedexp.engine.ranks import world
+from fedexp.engine.ranks.objects import pack, share
+from fedexp.engine.ranks.workers import Workers
+from fedexp.engine.sequential import ClientFailure, Sequential
+from fedexp.engine.vectorised.engine import Vectorised
+from fedexp.models.cnn import CNN
+from fedexp.models.own import OwnModel
+from fedexp.testing import assert_equal, record
+from toy_federation import LARGER, NTD, PROCESS, assemble, make_simulation, play
+
+
+def engine_of(count, inner=None, share=False):
+    return Workers(inner or Sequential(), PROCESS, count, share)
+
+
+def train(engine, algorithm, **options):
+    simulation = make_simulation(algorithm, test_views=["plain", "augmented"], **options)
+    state = simulation.initial_state()
+    cohort = assemble(simulation, state, 1)
+    shared = Shared(algorithm, simulation.runtime, state.server, 0.1)
+    return engine.train(shared, cohort, True)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def folder(tmp_path_factory):
+    """Three ranks for this file. Those that a test ends are started again when needed.
+
+    They start in a directory with modules of the same names as those that they import.
+    """
+    folder, before = tmp_path_factory.mktemp("modules"), os.getcwd()
+    for name in ("fedexp", "random", "torch"):
+        (folder / f"{name}.py").write_text("import os; os.mkdir('stolen'); raise SystemExit(1)")
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    with world.keeping_ranks():
+        os.chdir(folder)
+        try:
+            world.start(3, threads=1)
+        finally:
+            os.chdir(before)
+        yield folder
+    torch.set_num_threads(threads)
+
+
+# --- objects
+
+BLOCK = torch.arange(120.0, dtype=torch.float64).reshape(2, 3, 4, 5)
+TENSORS = {
+    "plain": BLOCK,
+    "channels last": BLOCK.to(memory_format=torch.channels_last),
+    "transposed": BLOCK.permute(3, 1, 0, 2),
+    "with gaps": BLOCK[:, ::2, :, 1:4],
+    "broadcast": torch.ones(1).expand(3, 4),
+    "scalar": torch.tensor(7),
+    "empty": torch.empty(0, 3),
+    "bool": BLOCK > 50,
+    "bf16": BLOCK.to(torch.bfloat16),
+    "bytes": BLOCK.to(torch.uint8),
+    "with gradient": BLOCK.clone().requires_grad_(),
+}
+
+
+def echo(rank, value):
+    return value
+
+
+@pytest.mark.parametrize("way", ["file", "rank"])
+def test_values_arrive_unchanged(way):
+    network = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4))
+    network.to(memory_format=torch.channels_last)
+    value = {"tensors": TENSORS, "network": network, "text": "text", "again": BLOCK}
+    stored, file = share(value)
+    with file:
+        sent = stored if way == "file" else value
+        received = world.start(3, 1).ask(2, "a test", partial(echo, value=sent))
+    assert received["text"] == "text"
+    assert received["again"] is received["tensors"]["plain"]
+    for name, sent in TENSORS.items():
+        found = received["tensors"][name]
+        torch.testing.assert_close(found, sent.detach(), rtol=0, atol=0)
+        assert not found.requires_grad
+        if name in ("plain", "channels last", "transposed"):
+            assert found.stride() == sent.stride()
+    copy = received["network"]
+    assert all(isinstance(p, nn.Parameter) for p in copy.parameters())
+    assert copy[0].weight.stride() == network[0].weight.stride()
+    x = torch.randn(2, 3, 5, 5)
+    assert torch.equal(copy(x), network(x))
+
+
+def test_tensors_are_not_pickled():
+    packed = pack({"model": torch.zeros(1000), "part": torch.zeros(1000)[:10]})
+    assert [len(tensor) for tensor in packed.tensors] == [1000, 10]
+    assert len(packed.text) < 200
+
+
+def test_modules_of_the_current_directory_are_not_imported(folder):
+    assert not (folder / "stolen").exists()
+
+
+# --- engines (every algorithm on two ranks: test_algorithms.py)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dropping(OwnModel):
+    freeze: tuple[str, ...] = ("1.bias",)
+
+    def network(self, shape, num_classes):
+        layers = nn.Linear(math.prod(shape), 6), nn.Dropout(0.5), nn.Linear(6, num_classes)
+        return nn.Sequential(nn.Flatten(), *layers)
+
+
+RUNS = {
+    "dropout and a frozen parameter": {"model": Dropping()},
+    "scaffold": {"algorithm": Scaffold(divisor="effective", variates="uniform")},
+    "fedntd": {"algorithm": NTD},
+    "moon": {"algorithm": Moon(mu=1.0, tau=0.5, projection=0)},
+    "flashback": {
+        "algorithm": Flashback(gamma=0.5, epochs_on_server=2, on_clients=True, on_server=True),
+        "public": 0.15,
+    },
+    "two exchanges": {"algorithm": Ditto(lambda_=0.1)},
+    "batch norm": {
+        "model": CNN(channels=(3,), kernel=3, padding=1, hidden=(8,), batch_norm=True),
+        "sizes": LARGER,
+    },
+}
+
+
+@pytest.mark.parametrize("options", RUNS.values(), ids=RUNS)
+def test_the_number_of_ranks_changes_no_bit(options):
+    simulation = make_simulation(**options)
+    expected = play(simulation, 2)
+    for count in (1, 2, 3):
+        found = play(replace(simulation, engine=engine_of(count)), 2)
+        assert_equal(found.server, expected.server)
+        assert_equal(dict(found.clients), dict(expected.clients))
+
+
+def test_a_run_is_resumed_with_another_number_of_ranks(tmp_path):
+    scaffold = Scaffold(divisor="effective", variates="uniform")
+
+    def run(folder, count, rounds, resume=False):
+        simulation = make_simulation(scaffold, rounds=rounds)
+        engine = engine_of(count) if count else Sequential()
+        return record(replace(simulation, engine=engine), tmp_path / folder, resume)
+
+    expected = run("whole", 0, 3)
+    run("parts", 3, 1)
+    run("parts", 2, 2, resume=True)
+    found = run("parts", 1, 3, resume=True)
+    assert_equal(found.server, expected.server)
+    assert_equal(dict(found.clients), dict(expected.clients))
+
+
+def test_ranks_evaluate_like_one_process():
+    simulation = make_simulation(test_views=["plain", "augmented"])
+    server = simulation.initial_state().server
+    for view in ("plain", "augmented"):
+        engines = engine_of(3), Sequential()
+        found, expected = (
+            engine.evaluate(simulation.runtime, server, view, 1) for engine in engines
+        )
+        assert_equal(found.class_correct, expected.class_correct)
+        assert float(found.loss) == pytest.approx(float(expected.loss), abs=1e-12)
+
+
+def test_local_models_are_tested_on_ranks():
+    found, expected = train(engine_of(2), FedAvg()), train(Sequential(), FedAvg())
+    assert_equal(found.class_correct, expected.class_correct)
+
+
+def test_runs_in_a_block_use_the_same_ranks():
+    """The second run has other data and needs one of the two ranks."""
+    before = world.start(3, 1)
+    for count, options in ((3, {}), (2, {"sizes": LARGER})):
+        engine = engine_of(count)
+        found, expected = (
+            train(each, FedAvg(), **options).messages for each in (engine, Sequential())
+        )
+        assert_equal(found, expected)
+        engine.close()
+    assert world.start(2, 1) is before
+
+
+@pytest.mark.slow
+def test_ranks_can_vectorise_their_shares():
+    expected = train(Sequential(), FedAvg())
+    actual = train(engine_of(2, Vectorised(None), share=True), FedAvg())
+    torch.testing.assert_close(actual.messages, expected.messages, rtol=0, atol=1e-12)
+    torch.testing.assert_close(actual.losses, expected.losses, rtol=0, atol=1e-12)
+
+
+# --- failures
+
+
+@dataclass(frozen=True, kw_only=True)
+class Failing(FedAvg):
+    server: int  # the process that does not fail
+
+    def finish(self, net, params, data, ctx):
+        if os.getpid() != self.server:
+            raise ArithmeticError("the sum is wrong")
+        return super().finish(net, params, data, ctx)
+
+
+def test_an_exception_names_client_hook_line_and_rank():
+    with pytest.raises(
+        ClientFailure, match=r"round 1, client \d+, in finish of Failing: the sum is wrong"
+    ) as caught:
+        train(engine_of(2), Failing(server=os.getpid()))
+    (note,) = caught.value.__notes__
+    assert note.startswith("in rank 1 (process ")
+    assert 'raise ArithmeticError("the sum is wrong")' in note
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dying(FedAvg):
+    server: int  # the process that does not die
+
+    def client_setup(self, net, data, ctx):
+        if os.getpid() != self.server:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return {}
+
+
+@pytest.mark.slow
+def test_a_rank_that_dies_ends_the_run_and_its_other_ranks():
+    processes = [process.pid for process in world.start(2, 1).processes]
+    words = r"^round 1, training client \d+: rank 1 \(process \d+ on .*\) ended by signal 9 \(SIGKI"
+    with pytest.raises(RankDied, match=words):
+        train(engine_of(2), Dying(server=os.getpid()))
+    assert not any(Path("/proc", str(pid)).exists() for pid in processes)
+    assert_equal(train(engine_of(2), FedAvg()).messages, train(Sequential(), FedAvg()).messages)
+
+
+@pytest.mark.slow
+def test_a_rank_refuses_objects_with_another_signature(capfd):
+    forged = replace(world.start(2, 1), key=b"guessed")
+    try:
+        with pytest.raises(RankDied, match=r"rank 1 .* ended by exit code 0"):
+            forged.ask(1, "a test", partial(echo, value=1))
+    finally:
+        world.stop()
+
+
+# --- ranks of torchrun and Slurm
+
+STEP = {
+    "SLURM_JOB_ID": "1234567",
+    "SLURM_STEP_ID": "2",
+    "SLURM_STEP_NUM_TASKS": "4",
+    "SLURM_PROCID": "3",
+    "SLURM_STEP_NODELIST": "gpu[07-09],cpu1",
+}
+TORCHRUN = {"RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "a", "MASTER_PORT": "1"}
+
+
+@pytest.mark.parametrize(
+    ("variables", "expected"),
+    [
+        (TORCHRUN, TORCHRUN),
+        (STEP | TORCHRUN, TORCHRUN),  # torchrun in a job of Slurm
+        (STEP, {"RANK": "3", "WORLD_SIZE": "4", "MASTER_ADDR": "gpu07", "MASTER_PORT": "26702"}),
+        (STEP | {"SLURM_STEP_NUM_TASKS": "1"}, None),
+        ({"SLURM_JOB_ID": "1", "SLURM_NTASKS": "4", "SLURM_PROCID": "0"}, None),  # sbatch
+        ({}, None),
+    ],
+)
+def test_torchrun_and_srun_are_recognised(variables, expected):
+    assert is_launched(variables := dict(variables)) == (expected is not None)
+    assert variables.items() >= (expected or {}).items()
+
+
+@pytest.mark.parametrize(
+    ("nodes", "host"),
+    [("a", "a"), ("a1,b2", "a1"), ("gpu[007,9-12]", "gpu007"), ("r[1-2]n[03-04],c", "r1n03")],
+)
+def test_the_first_host_of_slurm_has_rank_0(nodes, host):
+    assert first_host(nodes) == host
