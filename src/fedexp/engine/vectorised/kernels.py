@@ -23,20 +23,6 @@ DEAD = tl.constexpr(4)
 
 
 @triton.jit
-def converted(value, TYPE: tl.constexpr, PRODUCTS: tl.constexpr):
-    """Return values that are factors of later products, in TYPE.
-
-    If the products are in tf32, fp32 values are rounded to it. Tensor cores would cut off their
-    last bits, so that all sums would become too small.
-    """
-    if PRODUCTS == "tf32" and tl.float32 == TYPE:
-        bits = value.to(tl.int32, bitcast=True) + 0x1000 & -0x2000
-        # the bits of NaN may overflow
-        return tl.where(value == value, bits.to(tl.float32, bitcast=True), value)
-    return value.to(TYPE)
-
-
-@triton.jit
 def larger(v1, place1, v2, place2):
     """Return the larger value and its place; NaN is larger than any number, as in torch."""
     first = (v1 > v2) | (v1 != v1) | ((v1 == v2) & (place1 < place2))
@@ -46,7 +32,7 @@ def larger(v1, place1, v2, place2):
 @triton.jit
 def store_pooled(
     best, place, bias, out, places, m, valid, h: tl.constexpr, w: tl.constexpr,
-    D: tl.constexpr, HALO: tl.constexpr, PRODUCTS: tl.constexpr,
+    D: tl.constexpr, HALO: tl.constexpr,
 ):  # fmt: skip
     """Add the bias [D], apply ReLU, and store the windows `m` of all clients.
 
@@ -61,7 +47,7 @@ def store_pooled(
     row = (m // (h * w)) * (h + 2 * HALO) + m % (h * w) // w + HALO
     pixel = row * (w + 2 * HALO) + m % w + HALO
     valid = valid[:, None] & (o < D)[None, :]
-    value = converted(tl.where(dead, 0.0, value), out.dtype.element_ty, PRODUCTS)
+    value = tl.where(dead, 0.0, value).to(out.dtype.element_ty)
     tl.store(out + pixel[:, None] * D + o[None, :], value, mask=valid)
     place = tl.where(dead, DEAD, place).to(tl.uint8)
     tl.store(places + m[:, None] * D + o[None, :], place, mask=valid)
@@ -115,15 +101,15 @@ def first_convolution(
     valid = m < windows
     m = s * windows + tl.minimum(m, windows - 1)
     patches = load_patches(x, m, height, width, C, K, P, h, w, KP)
-    patches = converted(patches, out.dtype.element_ty, PRODUCTS)
-    spread = converted(spread, out.dtype.element_ty, PRODUCTS)
+    patches = patches.to(out.dtype.element_ty)
+    spread = spread.to(out.dtype.element_ty)
     values = tl.dot(patches, spread, input_precision=PRODUCTS)
     place = tl.broadcast_to((n // D)[None, :], (BM, 4 * D))
     best, place = tl.reduce(
         (tl.reshape(values, (BM, 4, D)), tl.reshape(place, (BM, 4, D))), 1, larger
     )
     own = tl.load(bias + s * D + tl.arange(0, D))
-    store_pooled(best, place, own, out, places, m, valid, h, w, D, HALO, PRODUCTS)
+    store_pooled(best, place, own, out, places, m, valid, h, w, D, HALO)
 
 
 @triton.jit
@@ -203,9 +189,7 @@ def convolution(
     best, place = tl.reshape(best, (BM // 4, D)), tl.reshape(place, (BM // 4, D))
     m = tl.program_id(0) * (BM // 4) + tl.arange(0, BM // 4)
     own = tl.load(bias + s * D + tl.arange(0, D))
-    store_pooled(
-        best, place, own, out, places, s * windows + m, m < windows, h, w, D, HALO, PRODUCTS
-    )
+    store_pooled(best, place, own, out, places, s * windows + m, m < windows, h, w, D, HALO)
 
 
 @triton.jit
@@ -213,7 +197,7 @@ def unpool(
     grad, places, out, part,
     height: tl.constexpr, width: tl.constexpr, C: tl.constexpr, K: tl.constexpr,
     P: tl.constexpr, D: tl.constexpr, h: tl.constexpr, w: tl.constexpr,
-    BM: tl.constexpr, PRODUCTS: tl.constexpr,
+    BM: tl.constexpr,
 ):  # fmt: skip
     """Put the gradient of pooled images [., h, w, D] to its places.
 
@@ -233,8 +217,7 @@ def unpool(
     value = tl.where(place == (i % 2 * 2 + j % 2)[:, None], value, 0.0)
     pixels: tl.constexpr = (height + K - 1) * (width + K - 1)
     fits = (r < pixels)[:, None] & (o < D)[None, :]
-    factor = converted(value, out.dtype.element_ty, PRODUCTS)
-    tl.store(out + (image * pixels + r)[:, None] * D + o[None, :], factor, mask=fits)
+    tl.store(out + (image * pixels + r)[:, None] * D + o[None, :], value, mask=fits)
     total = tl.sum(value.to(tl.float32), 0)
     tl.store(part + (image * tl.num_programs(1) + block) * D + o, total)
 
@@ -263,7 +246,7 @@ def gradient_of_input(
     n = tl.arange(0, C)
     at = (s * pixels + p)[:, None] * C + n[None, :]
     valid = (p < pixels)[:, None] & (n < C)[None, :]
-    tl.store(out + at, converted(values, out.dtype.element_ty, PRODUCTS), mask=valid)
+    tl.store(out + at, values.to(out.dtype.element_ty), mask=valid)
 
 
 @triton.jit(do_not_specialize=["pixels", "steps"])
@@ -343,8 +326,7 @@ def gradient_of_first_weight(
         here = (tl.load(places + at) == (n // D)[None, :]) & valid[:, None]
         g = tl.where(here, g, 0.0)
         sums += g.to(tl.float32)
-        g = converted(g, g.dtype, PRODUCTS)
-        patches = tl.trans(converted(patches, g.dtype, PRODUCTS))
+        patches = tl.trans(patches.to(g.dtype))
         acc = tl.dot(patches, g, acc, input_precision=PRODUCTS)
     part_of = s * tl.num_programs(0) + split
     tl.store(part + (part_of * KP + k[:, None]) * (4 * D) + n[None, :], acc)
@@ -356,7 +338,7 @@ def add_first_parts(
     part, out, parts,
     height: tl.constexpr, width: tl.constexpr, C: tl.constexpr, K: tl.constexpr,
     P: tl.constexpr, D: tl.constexpr, h: tl.constexpr, w: tl.constexpr,
-    KP: tl.constexpr, BM: tl.constexpr, PRODUCTS: tl.constexpr,
+    KP: tl.constexpr, BM: tl.constexpr,
 ):  # fmt: skip
     """Add the results of `gradient_of_first_weight` to gradients out [S, D, K, K, C]."""
     s = tl.program_id(1)

@@ -431,8 +431,8 @@ def launch(
     """Launch the kernel with this name. It ignores constants that it does not use."""
     from fedexp.engine.vectorised import kernels
 
-    options: dict[str, Any] = {"PRODUCTS": PRODUCTS[precision]}
-    options |= SMALL.get(name) or CONFIGURATIONS[precision][name]
+    products = {"PRODUCTS": PRODUCTS[precision]}
+    options: dict[str, Any] = dict(SMALL.get(name) or CONFIGURATIONS[precision][name] | products)
     if "first" in name:
         options["KP"] = power_of_two(layer.patch)
     with torch.cuda.device_of(arguments[0]):
