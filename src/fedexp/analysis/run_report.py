@@ -98,7 +98,9 @@ def client_table(record: Record) -> pd.DataFrame:
 def with_spreads(values: pd.DataFrame) -> pd.DataFrame:
     """Return the table of clients as text, with mean, deviation and worst tenth below."""
     data, results = values.iloc[:, :3], values.iloc[:, 3:]
-    spreads = {name: spread(results[name], name.endswith("accuracy")) for name in results}
+    spreads = {
+        name: spread(results[name].to_numpy(), str(name).endswith("accuracy")) for name in results
+    }
     below = pd.DataFrame(spreads, ["mean", "deviation", "worst tenth"])
     joined = data.astype(str).join(formatted(results))
     return (

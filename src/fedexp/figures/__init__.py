@@ -91,7 +91,8 @@ def save_all(
             if not look.titles:
                 figure.suptitle("").set_in_layout(False)
             if look.size:
-                figure.set_size_inches(*look.size)
+                width, height = look.size
+                figure.set_size_inches(width, height)
             for form in look.format:
                 paths.append(folder / f"{name}.{form}")
                 save(figure, paths[-1])

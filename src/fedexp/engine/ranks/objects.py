@@ -78,7 +78,9 @@ def send(value: Any, to: int, key: bytes) -> None:
     head = torch.tensor([len(signed)])
     for part in (head, torch.frombuffer(signed, dtype=torch.uint8), *tensors):
         if part.numel():
-            dist.isend(flat(part), to).wait(FOREVER)
+            work = dist.isend(flat(part), to)
+            assert work is not None
+            work.wait(FOREVER)
 
 
 def receive(source: int, key: bytes) -> Packed:
