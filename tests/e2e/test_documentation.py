@@ -96,6 +96,7 @@ REDUCED |= {"hardware.engine": "sequential"}
 PART = {
     "fedntd_table1": {"experiment": "fedntd/mnist_s2", "algorithm": "fedavg"},
     "fedntd_table12": {"algorithm.lambda_": "0,1"},
+    "benchmark_search": {"algorithm": "fedavg", "alpha": "0.1", "local.lr": "0.05"},
     "flashback_table1": {"algorithm": "fedavg,flashback"},
     "fedka_table1": {"experiment": "fedka/cifar10"},
     "cfed_table1": {"experiment": "cfed/text_class", "algorithm": "fedavg,cfed"},
@@ -115,6 +116,9 @@ NOT_EXECUTED = {
     r"PYTHONPATH=\. fedexp --config-dir conf_mine .*": "tests/test_contributing.py runs it",
     r"fedexp model=timm(_lora)? .*|fedexp dataset=huggingface dataset.path=\w+/.*": (
         "needs a network; tests/test_own_models.py, test_lora.py and test_hub.py use smaller ones"
+    ),
+    r"(sh|fedexp report) multirun/benchmark.*": (
+        "needs the runs of a night; tests/papers/test_benchmark_sweep.py checks the commands"
     ),
     "fedexp dataset=(imagenet_r|domainnet) .*": (
         "needs images that are not downloaded; tests/test_mapped.py uses small ones"
