@@ -19,7 +19,7 @@ ASSETS = (
     "src/*/conf/**/*.yaml",
     "src/fedexp/algorithms/*.py",
     "docs/**/*.png",
-    "docs/**/*.ipynb",
+    "examples/*.ipynb",
     "docs/**/*.svg",
     "docs/reproduction/*.csv",
     "multirun/*/table.csv",

@@ -1,23 +1,24 @@
-"""The code of docs/guide/python.md and of its notebook runs."""
+"""The code of docs/guide/python.md and of examples/first_look.ipynb runs."""
 
 import json
 import re
-import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-GUIDE = Path(__file__).parents[1] / "docs" / "guide"
+ROOT = Path(__file__).parents[1]
+NOTEBOOK = ROOT / "examples" / "first_look.ipynb"
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
 def blocks_of_the_page() -> list[str]:
-    return BLOCK.findall((GUIDE / "python.md").read_text(encoding="utf-8"))
+    return BLOCK.findall((ROOT / "docs/guide/python.md").read_text(encoding="utf-8"))
 
 
-def cells_of_the_notebook() -> list[str]:
-    cells = json.loads((GUIDE / "python.ipynb").read_text(encoding="utf-8"))["cells"]
-    return ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
+def cells_of_the_notebook() -> list[dict[str, Any]]:
+    cells = json.loads(NOTEBOOK.read_text(encoding="utf-8"))["cells"]
+    return [cell for cell in cells if cell["cell_type"] == "code"]
 
 
 @pytest.fixture
@@ -33,7 +34,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     small = [
         "hardware.engine=sequential",
         "hardware.threads=1",
-        "figures=false",
+        "local.epochs=1",
         "participation=0.03",
     ]
     monkeypatch.setattr(
@@ -42,16 +43,39 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "blocks", [blocks_of_the_page(), cells_of_the_notebook()], ids=["page", "notebook"]
-)
-def test_code_of_the_page_runs(
-    blocks: list[str], here: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    names: dict[str, object] = {}
+def execute(blocks: list[str]) -> dict[str, Any]:
+    """Execute the blocks one after the other with the same names, and return the names."""
+    names: dict[str, Any] = {}
     for block in blocks:
-        exec(compile(block, f"{here.name}: {block.splitlines()[0]}", "exec"), names)
+        exec(compile(block, block.splitlines()[0], "exec"), names)
+    return names
+
+
+@pytest.mark.slow
+def test_code_of_the_page_runs(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    execute(blocks_of_the_page())
     assert "algorithm=fedntdd: no such option (nearest: 'fedntd')" in capsys.readouterr().out
     assert (here / "model.pt").stat().st_size > 100_000
-    assert "fedexp" in sys.modules
+
+
+@pytest.mark.slow
+def test_notebook_runs(here: Path) -> None:
+    cells = ["".join(cell["source"]) for cell in cells_of_the_notebook()]
+    names = execute([cell.replace("rounds=20", "rounds=3") for cell in cells])
+    table, runs = names["table"], names["runs"]
+    assert list(table.index) == ["fedavg", "fedntd"]
+    for name, mine in runs.groupby("algorithm"):
+        assert len(mine) == 2
+        assert table.loc[name].item().startswith(f"{100 * mine['accuracy'].mean():.2f} ± ")
+
+
+def test_notebook_has_the_outputs_that_readers_see() -> None:
+    cells = cells_of_the_notebook()
+    assert len(cells) == 12
+    assert NOTEBOOK.stat().st_size < 400_000
+    kinds = [kind for cell in cells for each in cell["outputs"] for kind in each.get("data", ())]
+    assert kinds.count("image/png") == 5
+    assert kinds.count("text/html") == 3
+    assert not [
+        each for cell in cells for each in cell["outputs"] if each["output_type"] == "error"
+    ]
