@@ -78,9 +78,7 @@ def send(value: Any, to: int, key: bytes) -> None:
     head = torch.tensor([len(signed)])
     for part in (head, torch.frombuffer(signed, dtype=torch.uint8), *tensors):
         if part.numel():
-            work = dist.isend(flat(part), to)
-            assert work is not None
-            work.wait(FOREVER)
+            _wait(dist.isend(flat(part), to))
 
 
 def receive(source: int, key: bytes) -> Packed:
@@ -106,8 +104,11 @@ def receive(source: int, key: bytes) -> Packed:
 
 
 def _fill(tensor: Tensor, source: int) -> None:
-    work = dist.irecv(flat(tensor), source)
-    assert work is not None
+    _wait(dist.irecv(flat(tensor), source))
+
+
+def _wait(work: dist.Work | None) -> None:
+    assert work is not None, "this process belongs to the group"
     work.wait(FOREVER)
 
 
