@@ -27,6 +27,7 @@ from fedexp.algorithms.fedkd import FedKD
 from fedexp.algorithms.fedlc import FedLC
 from fedexp.algorithms.fedlmd import FedLMD
 from fedexp.algorithms.fedlwf import FedLwF
+from fedexp.algorithms.fedmultihead import FedMultiHead
 from fedexp.algorithms.fednova import FedNova
 from fedexp.algorithms.fedntd import FedNTD
 from fedexp.algorithms.fedpac import FedPAC
@@ -42,6 +43,7 @@ from fedexp.algorithms.fedsmoo import FedSMOO
 from fedexp.algorithms.fedspeed import FedSpeed
 from fedexp.algorithms.fedssd import FedSSD
 from fedexp.algorithms.flashback import Flashback
+from fedexp.algorithms.heads import HEAD
 from fedexp.algorithms.interfaces import Batch
 from fedexp.algorithms.local_only import LocalOnly
 from fedexp.algorithms.moon import Moon
@@ -636,16 +638,25 @@ PLAIN_LOOPS: dict[str, tuple[FedAvg, Any]] = {
         FedNTD(**NTD | {"tau": 2.0}),
         lambda z, t, y: 4 * kl(without_label(t, y), without_label(z, y), 2.0),
     ),
+    "FedAvgM": (FedAvgM(beta=0.6), lambda z, t, y: 0),
     "FedLwF": (FedLwF(lambda_d=0.5, temperature=2.0), lambda z, t, y: 0.5 * distilled(t, z)),
+    # the loss of the second task's head instead
+    "FedMultiHead": (
+        FedMultiHead(),
+        lambda z, t, y: F.cross_entropy(z[:, 2:], y - 2) - F.cross_entropy(z, y),
+    ),
 }
 
 
 @pytest.mark.parametrize("name", PLAIN_LOOPS)
 def test_two_rounds_equal_a_plain_loop(name):
     """Momentum SGD with weight decay from the received model, then a mean weighted by n_k. The
-    teacher is the received model, or with FedLwF, the model after the first task."""
+    teacher is the received model, or with FedLwF, the model after the first task. The server's step
+    is v <- beta v + (w - mean), w <- w - v, with beta = 0 except in FedAvgM. FedMultiHead's server
+    restores the other task's head."""
     algorithm, term = PLAIN_LOOPS[name]
-    simulation = stream(algorithm) if name == "FedLwF" else make_simulation(algorithm)
+    in_tasks = name in ("FedLwF", "FedMultiHead")
+    simulation = stream(algorithm) if in_tasks else make_simulation(algorithm)
     state = play(simulation, 2)
     old, start, net = state.server["params"], state.server["params"], simulation.runtime.net
     share = [1 / simulation.settings.num_clients] * simulation.settings.num_clients
@@ -654,7 +665,8 @@ def test_two_rounds_equal_a_plain_loop(name):
     corrects = isinstance(algorithm, Scaffold)
     variates = {k: v["c"] for k, v in state.clients.items()} if corrects else {}
     zeros = tree.zeros_like(start)
-    mean = state.server.get("c", zeros)
+    mean, v = state.server.get("c", zeros), state.server.get("v", zeros)
+    beta = 0.6 if name == "FedAvgM" else 0.0
     for number in (3, 4):
         cohort, lr, models = assemble(simulation, state, number), simulation.lr_at(number), []
         moved = mean
@@ -681,6 +693,10 @@ def test_two_rounds_equal_a_plain_loop(name):
         mean, parts = moved, simulation.stage_of(number).federation.parts
         sizes = [len(parts[client]) for client in cohort.clients]
         pairs = list(zip(sizes, models, strict=True))
-        start = {k: sum(n * w[k] for n, w in pairs) / sum(sizes) for k in start}
+        average = {k: sum(n * w[k] for n, w in pairs) / sum(sizes) for k in start}
+        if name == "FedMultiHead":
+            average |= {k: torch.cat([start[k][:2], average[k][2:]]) for k in HEAD}
+        v = {k: beta * v[k] + start[k] - average[k] for k in start}
+        start = {k: start[k] - v[k] for k in start}
         state.advance(play_round(simulation, state))
         assert_equal(state.server["params"], start, atol=1e-12)

@@ -65,7 +65,7 @@ def take_step(optimizer, loss):
     optimizer.step()
 
 
-def test_fedrep_trains_the_classifier_before_the_body():
+def test_fedrep_round_equals_released_code():
     """Two rounds of three clients: one epoch of the classifier and two of the body, with separate
     optimizers."""
     simulation = make_simulation(FedRep(head_epochs=1), sizes=SIZES, participation=1.0)
@@ -97,7 +97,7 @@ def test_fedrep_trains_the_classifier_before_the_body():
     assert result.bytes_up == result.bytes_down == 3 * 8 * numbers
 
 
-def test_fedbn_does_not_average_batch_norm():
+def test_fedbn_round_equals_released_code():
     """Two rounds with state dicts, averaged as in the released code: all keys except those of batch
     norm."""
     local = replace(LOCAL, epochs=1)
@@ -125,7 +125,7 @@ def test_fedbn_does_not_average_batch_norm():
     assert not torch.equal(state.clients[0]["norm.weight"], state.clients[1]["norm.weight"])
 
 
-def test_ditto_trains_two_models_per_batch():
+def test_ditto_round_equals_released_code():
     """Two rounds as in the released code: v <- v - lr (grad F(v) + lambda (v - w_t)), then w <- w -
     lr grad F(w)."""
     simulation = make_simulation(Ditto(lambda_=0.7), sizes=SIZES, participation=1.0, local=PLAIN)
