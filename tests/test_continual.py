@@ -14,7 +14,7 @@ import yaml
 
 from fedexp.algorithms.base import FedAvg
 from fedexp.algorithms.cfed import CFeD, Learner, Reviewer, Student
-from fedexp.algorithms.feddmc import Consolidation, FedDMC, NewModel
+from fedexp.algorithms.feddmc import Consolidation, FedDMC
 from fedexp.algorithms.fedewc import FedEWC
 from fedexp.algorithms.fedlwf import FedLwF
 from fedexp.algorithms.fedmultihead import FedMultiHead
@@ -570,7 +570,7 @@ def consolidation_loss(targets, server, **logits):
     return exchange.example_loss(net, "student", SimpleNamespace(x=None), ctx).item()
 
 
-def test_dmc_ignores_future_classes():
+def test_dmc_targets_equal_hand_calculation():
     """Task 2 of {0}, {1, 2}, {3}: from (4, 9, 9, 9) and (9, 10, 4, 9) the targets are 0 and (3,
     -3). The student's (2, 0, 0, 100) is off by 2, 3 and 3: (4 + 9 + 9) / 3. With `added` class 3
     counts: the models minus 31/4 and 8 are (-3.75, 1.25, 1.25, 1.25) and (1, 2, -4, 1), together
@@ -587,13 +587,40 @@ def test_dmc_ignores_future_classes():
     assert consolidation_loss("added", server, **answers) == pytest.approx(added)
 
 
-def test_dmc_new_model_trains_only_on_new_classes():
-    """With targets=split, the loss is the cross-entropy over classes 2 and 3."""
-    logits, y = torch.tensor([[50.0, 40.0, 1.0, 3.0]]), torch.tensor([2])
-    ctx = context(server={"new_classes": torch.tensor([0.0, 0.0, 1.0, 1.0])})
-    net = lambda params, x: SimpleNamespace(logits=logits)  # noqa: E731
-    loss = NewModel(targets="split").example_loss(net, None, SimpleNamespace(x=None, y=y), ctx)
-    assert_equal(loss, F.cross_entropy(logits[:, 2:], y - 2, reduction="none"), atol=1e-6)
+def test_dmc_round_equals_a_plain_training_loop():
+    """Round 3. First, the initial model learns classes 2 and 3. Then, for twice the epochs at twice
+    the rate, it learns the logits of the old model for classes 0 and 1 and of the new model for 2
+    and 3, minus their means, on unlabelled examples."""
+    simulation = stream(
+        FedDMC(**DMC), local=replace(LOCAL, momentum=0.0, weight_decay=0.0), augment=False
+    )
+    state, net, info = play(simulation, 2), simulation.runtime.net, simulation.stages[1].federation
+    old, result = state.server["params"], play_round(simulation, state)
+
+    def learn(w, x, y):
+        return F.cross_entropy(net(w, x).logits[:, 2:], y - 2)
+
+    def consolidate(w, x, y):
+        targets = [net(old, x).logits[:, :2], net(new, x).logits[:, 2:]]
+        targets = [each - each.mean(1, keepdim=True) for each in targets]
+        return F.mse_loss(net(w, x).logits, torch.cat(targets, 1))
+
+    new = simulation.initial
+    pairs = zip((learn, consolidate), (info.parts, info.surrogate), result.exchanges, strict=True)
+    for factor, (loss, parts, done) in enumerate(pairs, 1):
+        models, sizes = [], []
+        for client, schedule in zip(done.cohort.clients, done.cohort.schedules, strict=True):
+            assert schedule.steps == factor * LOCAL.epochs * -(-len(parts[client]) // 4)
+            w = leaves(simulation.initial)
+            for index, length in zip(schedule.index, schedule.lengths, strict=True):
+                assert set(index[:length].tolist()) <= set(parts[client].tolist())
+                x, y = simulation.runtime.load_train(index[:length], None)
+                w = stepped(w, loss(w, x, y), 0.1 * factor)
+            models.append(detached(w))
+            sizes.append(len(info.parts[client]))
+        weighted = list(zip(sizes, models, strict=True))
+        new = {k: sum(n * w[k] for n, w in weighted) / sum(sizes) for k in old}
+    assert_equal(result.server["params"], new, atol=1e-12)
 
 
 # --- what makes no sense

@@ -68,6 +68,24 @@ def test_flashback_sends_label_counts(on_server):
     )
 
 
+def test_flashback_client_loss_equals_loops():
+    """CE + sum_c alpha_c P_c log(P_c / Q_c) with pi = (3, 1, 0) and mu = (1, 0, 0), so that alpha =
+    pi / (pi + mu) = (3/4, 1, 0). The sum may be negative."""
+    teacher, y = random(5, 3, seed=1), torch.tensor([0, 1, 1, 0, 2])
+    student = random(5, 3, seed=2) + float64([2.0, 2, 0])
+    term, expected = torch.zeros(5).double(), torch.zeros(5).double()
+    for n in range(5):
+        p, q = teacher[n].softmax(0), student[n].softmax(0)
+        term[n] = sum(a * p[c] * math.log(p[c] / q[c]) for c, a in enumerate((0.75, 1.0)))
+        expected[n] = term[n] - math.log(q[y[n]])
+    server = {"params": teacher, "pi": float64([3.0, 1, 0])}
+    ctx = context(server=server, plan={"counts": torch.tensor([1, 0, 0])})
+    algorithm = Flashback(gamma=0.5, epochs_on_server=1, on_clients=True, on_server=False)
+    batch = Batch(torch.zeros(5), y, None, 0)
+    assert_close(algorithm.example_loss(lambda w, x: Output(x, w), student, batch, ctx), expected)
+    assert term.min() < 0
+
+
 def test_flashback_server_step_equals_autograd():
     """E_s epochs of SGD with momentum start from the average, on CE plus distillation with pi from
     before the round."""

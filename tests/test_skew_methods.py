@@ -1,6 +1,7 @@
 """Methods for label skew against their formulas, in float64."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -133,7 +134,8 @@ def test_fedlc_equals_hand_calculation():
 def test_fedrs_equals_hand_calculation():
     """alpha = 0.5, class 1 is absent. z = (0, 2 log 3), y = 0: -log(1 / (1 + 3)) = log 4."""
     z = float64([[0.0, 2 * np.log(3)]])
-    plan = {"factor": float64([1.0, 0.5])}
+    counts = SimpleNamespace(counts=np.array([[7, 0]]))
+    plan = {"factor": float64(FedRS(alpha=0.5).host_plan(counts, 0, None)["factor"])}
     loss = FedRS(alpha=0.5).example_loss(Table(), {"z": z}, batch_of([0]), context(plan=plan))
     assert_close(loss, float64([np.log(4)]))
 

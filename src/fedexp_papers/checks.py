@@ -86,7 +86,7 @@ def read_option(name: str) -> str:
 
 def describe_equations(header: str) -> str:
     found = list(dict.fromkeys(EQUATION.findall(" ".join(header.split()))))
-    has_formula = re.search(r"^ {4}.*[=<]", header, re.MULTILINE)
+    has_formula = re.search(r"^ {4}\S", header, re.MULTILINE)
     return ", ".join(found[:4]) or ("header" if has_formula else "-")
 
 

@@ -40,13 +40,14 @@ def objective(algorithm, params, **server):
 
 @pytest.mark.parametrize("compensation", [True, False])
 def test_glfc_loss_equals_released_code(compensation):
-    """The released code sums over three outputs. Here the future class 3 adds one more negative."""
-    z, before = random(6, 4), random(6, 4, seed=1)
+    """The released code sums over three outputs. Here the future class 3 adds one more negative.
+    The weights have no gradient."""
+    z, before = random(6, 4).requires_grad_(), random(6, 4, seed=1)
     loss = objective(
         replace(GLFC_, compensation=compensation), {"z": z}, old={"z": before}, known=OLD, new=NEW
     )
     examples, sigmoid = range(5), lambda v: 1 / (1 + (-v).exp())
-    g = [1 - sigmoid(z[i, LABELS[i]]) for i in examples]
+    g = [1 - sigmoid(z[i, LABELS[i]]).detach() for i in examples]
     kinds = {kind: [i for i in examples if bool(OLD[LABELS[i]]) is kind] for kind in (True, False)}
     assert {kind: len(of) for kind, of in kinds.items()} == {True: 2, False: 3}
     expected = 0.0
@@ -62,6 +63,7 @@ def test_glfc_loss_equals_released_code(compensation):
             )
             expected = expected + (0.7 * weight * learning + 0.4 * distilling) / 5
     assert_close(loss, expected)
+    assert_close(torch.autograd.grad(loss, z), torch.autograd.grad(expected, z))
 
 
 def test_herding_equals_hand_calculation():

@@ -121,6 +121,7 @@ def test_page_of_checks_is_current():
     assert "`test_moon_loss_equals_formula`" in rows["moon"]
     assert "test_two_rounds_equal_a_plain_loop" in rows["scaffold"]  # by a constant of the file
     assert "SaraBabakN/MFCL-NeurIPS23 at 40d1681" in rows["mfcl"]
+    assert not [name for name, row in rows.items() if row.split(" | ")[3] == "-"], "without a test"
 
 
 def test_values_are_counted_once_for_each_printed_value():

@@ -4,10 +4,11 @@ Training then changes the classifier's weights for these classes less. The serve
 FedAvg.
 
 X.-C. Li and D.-C. Zhan, "FedRS: Federated Learning with Restricted Softmax for Label Distribution
-Non-IID Data", KDD 2021. The scores of classes without examples on the client are multiplied by
-alpha (0.5) before the softmax; alpha = 1 is FedAvg. Differs from the paper: The paper's scores
-w_c^T h have no bias. Here, the logit, including its bias, is multiplied by alpha, as in FedDecorr's
-implementation of FedRS.
+Non-IID Data", KDD 2021. The scores z_c of classes without examples on the client are multiplied by
+alpha (0.5) before the softmax:
+    L = -log softmax(a z)_y,   a_c = 1 if n_kc > 0, and alpha otherwise;
+alpha = 1 is FedAvg. Differs from the paper: The paper's scores w_c^T h have no bias. Here, the
+logit, including its bias, is multiplied by alpha, as in FedDecorr's code of FedRS.
 """
 
 import numpy as np
