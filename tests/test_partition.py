@@ -1,6 +1,7 @@
 """Partitions: properties, the LDA routine against a literal transcription, files, messages."""
 
 import json
+import math
 import operator
 import random
 import re
@@ -104,6 +105,34 @@ def test_iid_gives_equal_disjoint_parts(clients, examples, seed):
     assert set(partition.sizes) == {examples // clients}
 
 
+PAIRS = [(0, 1), (0, 2), (0, 3), (1, 2), (1, 3), (2, 3)]  # of four examples
+
+
+@pytest.mark.parametrize(
+    ("partitioner", "labels", "possible"),
+    [
+        # a shard is a class
+        (Shards(shards_per_client=1, sort_by_label=True), [0, 0, 1, 1], [(0, 1), (2, 3)]),
+        # cut from a random order in a class
+        (Shards(shards_per_client=1, sort_by_label=True), [0, 0, 0, 0], PAIRS),
+        (Shards(shards_per_client=1, sort_by_label=False), [0, 1, 2, 3], PAIRS),
+        # one of two contiguous blocks of a class
+        (Sharding(shards_per_client=1), [0, 0, 0, 0], [(0, 1), (2, 3)]),
+        (Sharding(shards_per_client=1), [0, 0, 1, 1], [(0, 1), (2, 3)]),  # one of two classes
+        (IID(), [0, 1, 2, 3], PAIRS),
+    ],
+)
+def test_all_partitions_are_equally_likely(partitioner, labels, possible):
+    """Two clients share four examples. Over 180 seeds, the first client gets each possible half
+    about equally often.
+    """
+    halves = [tuple(split(partitioner, labels, 2, seed).parts[0].tolist()) for seed in range(180)]
+    assert set(halves) == set(possible)
+    # Of 180 deals 30 are expected of each of six halves, with a standard deviation of 5; of two
+    # halves 90, with 6.7.
+    assert all(abs(halves.count(half) - 180 / len(possible)) <= 20 for half in possible)
+
+
 @few
 @given(st.integers(1, 12), SEEDS)
 def test_natural_clients_are_whole_owners(clients, seed):
@@ -115,6 +144,36 @@ def test_natural_clients_are_whole_owners(clients, seed):
     for part in partition.parts:
         (owner,) = set(owners[part])
         assert len(part) == (owners == owner).sum()
+
+
+def literal_lda(labels, clients, scheme, generator):
+    """Compute LDA one number at a time. Examples are shuffled only for the accepted draw."""
+    members = [np.flatnonzero(labels == c) for c in range(labels.max() + 1)]
+    parts = [[]] * clients
+    while min(map(len, parts)) < scheme.min_size:
+        parts, cuts = [[] for _ in range(clients)], []
+        for own in members:
+            q = generator.dirichlet([scheme.alpha] * clients)
+            for k in range(clients):
+                q[k] *= not scheme.balance or len(parts[k]) < len(labels) / clients
+            shares, cut = q / q.sum(), [0]
+            for k in range(clients - 1):
+                cut.append(math.floor(len(own) * sum(shares[: k + 1])))
+            cuts.append([*cut, len(own)])
+            for k, part in enumerate(parts):
+                part.extend(own[cuts[-1][k] : cuts[-1][k + 1]])
+    orders = [generator.permutation(own) for own in members]
+    pairs = list(zip(orders, cuts, strict=True))
+    return [sorted(i for o, cut in pairs for i in o[cut[k] : cut[k + 1]]) for k in range(clients)]
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("balance", [True, False])
+def test_lda_equals_the_literal_routine(balance, seed):
+    """Of 24 examples of each of six classes, the smallest client needs at least 12."""
+    labels, scheme = balanced(classes=6, per_class=24, seed=seed), lda(0.6, 12, balance)
+    parts = split(scheme, labels, 5, seed).parts
+    assert [part.tolist() for part in parts] == literal_lda(labels, 5, scheme, rng(seed))
 
 
 def released_lda(labels, alpha, clients, seed):
@@ -260,7 +319,7 @@ def test_lda_balance_equals_hand_calculation():
     # not < 15, so q = (0, 1): 0 and 10.
     q = [[0.8, 0.2], [0.75, 0.25], [0.5, 0.5]]
     labels = np.repeat([0, 1, 2], 10)
-    capped = split(lda(balance=True), labels, 2, Fixed(q))
+    capped = split(lda(balance=True, min_size=15), labels, 2, Fixed(q))
     assert capped.counts.tolist() == [[8, 7, 0], [2, 3, 10]]
     assert capped.parts[0].tolist() == [*range(8), *range(10, 17)]
     uncapped = split(lda(balance=False), labels, 2, Fixed(q))

@@ -143,6 +143,20 @@ def test_a_run_continues_after_a_rank_and_then_rank_0_are_killed(start, fedexp, 
 
 
 @pytest.mark.slow
+def test_no_rank_outlives_an_interrupt(start, tmp_path):
+    """A terminal sends Ctrl-C to all ranks."""
+    process = start(*RUN, *WORKERS, "hydra.run.dir=run", "checkpoint_interval=100", STOP_AFTER="1")
+    wait_until_stopped(tmp_path / "run", 1, process)
+    (rank,) = children(process.pid)
+    os.kill(rank, signal.SIGINT)
+    send(process, signal.SIGINT)
+    assert process.wait() == 130, process.read()
+    wait_for_end([rank])
+    assert "Traceback" not in process.read()
+    assert rounds_in(tmp_path / "run") == 1
+
+
+@pytest.mark.slow
 def test_two_agents_of_torchrun_train_one_run(fedexp, tmp_path):
     """Two nodes with two ranks each, on the loopback interface. Only rank 0 writes files."""
     with socket.socket() as free:
