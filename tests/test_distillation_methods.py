@@ -24,7 +24,7 @@ from fedexp.core import tree
 from fedexp.core.errors import ConfigError
 from fedexp.engine.base import ScheduledData
 from fedexp.engine.network import LiveNetwork
-from fedexp.models import Output
+from fedexp.models import Output, slim_channels
 from fedexp.models.cnn import CNN
 from fedexp.models.resnet import BottleneckResNet, CifarResNet
 from fedexp.testing import assert_engines_agree, set_up_client
@@ -513,6 +513,17 @@ def test_fedalign_penalty_equals_released_code():
     assert_close(found, expected, 1e-10)
     reached = {k for k, v in zip(params, expected, strict=True) if v.abs().max() > 0}
     assert reached == {k for k in params if k.startswith("stages.2")}
+
+
+def test_fedalign_stage_of_a_cnn_has_all_or_the_nearest_eighth_channels():
+    """The nearest multiple of 8, and of few channels the nearest number, at least 1: 0.7 * 20 = 14,
+    0.4 * 4 = 1.6 and 0.1 * 4 = 0.4."""
+    assert [slim_channels(*pair) for pair in ((20, 0.7), (4, 0.4), (4, 0.1))] == [16, 2, 1]
+    net = CNN(channels=(3, 5), kernel=3, padding=1, hidden=(8,), batch_norm=True)
+    net = net.build((1, 8, 8), 4).double().train()
+    net.keeps_maps = True
+    before, after = net(random(5, 1, 8, 8)).maps
+    assert_close(net.slim(dict(net.named_parameters()), before, 1.0), after, 1e-10)
 
 
 def test_fedalign_warns_if_it_has_no_effect(caplog):

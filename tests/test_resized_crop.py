@@ -140,6 +140,16 @@ def test_crops_under_vmap_equal_crops_without_vmap():
     torch.testing.assert_close(batched, plain, rtol=0, atol=1e-5)
 
 
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 2e-5), (torch.bfloat16, 0.02)])
+def test_crops_in_other_dtypes_are_close_to_float64(dtype, tolerance):
+    aug, images = crop(), make_images(10)
+    draws = torch.from_numpy(aug.draw(GENERATOR(0), 10, 24, 24))
+    found = aug.load(images, torch.arange(10), draws, NORMALISE, dtype)
+    assert found.dtype == dtype
+    expected = loaded(images, draws, aug)
+    torch.testing.assert_close(found.double(), expected, rtol=0, atol=tolerance)
+
+
 def test_data_have_the_size_of_the_crops():
     x, y = make_images(4), torch.zeros(4, dtype=torch.int64)
     data = ImageData("x", x, y, x, y, ("a",), NORMALISE.mean, NORMALISE.std, crop=crop())
