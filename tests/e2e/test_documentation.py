@@ -126,6 +126,7 @@ NOT_EXECUTED = {
     "fedexp dataset=torchvision .*": "a download",
     "(torchrun|srun) .* fedexp .*": "several machines; tests/e2e/test_processes.py uses torchrun",
     "fedexp hardware=gpu .*": "needs a GPU",
+    "fedexp hardware.engine=workers .*": "other processes; tests/e2e/test_processes.py uses ranks",
     f"fedexp ({'|'.join(REMOVED)})": "the changelog names subcommands that were removed",
     "fedexp .*experiment=lorm/.*": "needs pretrained weights",
     r"fedexp ('?tracker=\[wandb,tensorboard\]|tracker=tensorboard).*": (
