@@ -13,7 +13,7 @@ from fedexp.testing import ENGINES, check
 
 @pytest.fixture(autouse=True)
 def workers_in_this_process(request, monkeypatch):
-    """Start no worker processes, except in the slow test."""
+    """Start no ranks, except in the slow test."""
     if request.node.get_closest_marker("slow") is None:
         monkeypatch.setitem(ENGINES, "workers", Sequential())
 
