@@ -4,11 +4,13 @@ import math
 import os
 import signal
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from fedexp.algorithms.base import FedAvg
@@ -16,18 +18,18 @@ from fedexp.algorithms.ditto import Ditto
 from fedexp.algorithms.flashback import Flashback
 from fedexp.algorithms.moon import Moon
 from fedexp.algorithms.scaffold import Scaffold
-from fedexp.core.errors import RankDied
+from fedexp.core.errors import ConfigError, RankDied
 from fedexp.core.launch import first_host, is_launched
 from fedexp.engine.base import Shared
 from fedexp.engine.ranks import world
-from fedexp.engine.ranks.objects import pack, share
+from fedexp.engine.ranks.objects import pack, share, signature
 from fedexp.engine.ranks.workers import Workers
 from fedexp.engine.sequential import ClientFailure, Sequential
 from fedexp.engine.vectorised.engine import Vectorised
 from fedexp.models.cnn import CNN
 from fedexp.models.own import OwnModel
 from fedexp.testing import assert_equal, record
-from toy_federation import LARGER, NTD, PROCESS, assemble, make_simulation, play
+from toy_federation import LARGER, NOISE, NTD, PROCESS, Noise, assemble, make_simulation, play
 
 
 def engine_of(count, inner=None, share=False):
@@ -204,6 +206,49 @@ def test_runs_in_a_block_use_the_same_ranks():
     assert world.start(2, 1) is before
 
 
+class Elsewhere(Noise):
+    """Other images than in the process `server`. They are no images if `breaks`."""
+
+    server: int
+    breaks: bool
+
+    def read(self):
+        arrays = super().read()
+        if os.getpid() == self.server:
+            return arrays
+        if self.breaks:
+            raise ConfigError("data_dir=here: has no images")
+        return arrays | {"x_train": arrays["x_train"][::-1].copy()}
+
+
+@pytest.fixture
+def another_node(monkeypatch):
+    """The last of three ranks seems to run on another node."""
+    ranks = world.start(3, 1)
+    monkeypatch.setattr(ranks, "places", [*ranks.places[:2], ranks.places[2]._replace(node="b")])
+
+
+def test_a_node_loads_the_data_of_its_ranks(another_node):
+    expected = train(Sequential(), FedAvg())
+    assert_equal(train(engine_of(3), FedAvg()).messages, expected.messages)
+
+
+@pytest.mark.parametrize(
+    ("breaks", "words"),
+    [
+        (
+            False,
+            r"rank 2 on .*: the loaded data differ from those of rank 0 \(checksum \w+, not \w+\)",
+        ),
+        (True, r"rank 2 on .*: data_dir=here: has no images"),
+    ],
+)
+def test_a_node_with_other_data_is_named(another_node, breaks, words):
+    data = Elsewhere(**NOISE, server=os.getpid(), breaks=breaks)
+    with pytest.raises(ConfigError, match=words):
+        train(engine_of(3), FedAvg(), dataset=data)
+
+
 @pytest.mark.slow
 def test_ranks_can_vectorise_their_shares():
     expected = train(Sequential(), FedAvg())
@@ -267,13 +312,38 @@ def test_a_rank_refuses_objects_with_another_signature(capfd):
 
 # --- ranks of torchrun and Slurm
 
+
+def test_a_rank_names_what_keeps_it_from_the_others(monkeypatch):
+    def interrupted():
+        raise KeyboardInterrupt
+
+    def connect(key, check=lambda: None):
+        store.set("1", signature(b"a secret", b"process 7 on b\n1").hex() + "\nprocess 7 on b\n1")
+        return world.connect(store, 0, size, key, check)
+
+    store, size = dist.HashStore(), 2
+    with pytest.raises(
+        ConfigError, match=r"^FEDEXP_KEY: differs between rank 0 and rank 1 \(process 7 on b"
+    ):
+        connect(b"another")
+    size = 3
+    with pytest.raises(KeyboardInterrupt):
+        connect(b"a secret", interrupted)
+    monkeypatch.setattr(world, "JOINING", timedelta(0))
+    with pytest.raises(ConfigError, match=r"^rank 2 has not started within 0:00:00"):
+        connect(b"a secret")
+
+
 STEP = {
     "SLURM_JOB_ID": "1234567",
     "SLURM_STEP_ID": "2",
     "SLURM_STEP_NUM_TASKS": "4",
     "SLURM_PROCID": "3",
+    "SLURM_NODEID": "1",
     "SLURM_STEP_NODELIST": "gpu[07-09],cpu1",
 }
+SRUN = {"RANK": "3", "GROUP_RANK": "1", "WORLD_SIZE": "4"}
+SRUN |= {"MASTER_ADDR": "gpu07", "MASTER_PORT": "26702"}
 TORCHRUN = {"RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "a", "MASTER_PORT": "1"}
 
 
@@ -282,7 +352,7 @@ TORCHRUN = {"RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "a", "MASTER_PORT": "
     [
         (TORCHRUN, TORCHRUN),
         (STEP | TORCHRUN, TORCHRUN),  # torchrun in a job of Slurm
-        (STEP, {"RANK": "3", "WORLD_SIZE": "4", "MASTER_ADDR": "gpu07", "MASTER_PORT": "26702"}),
+        (STEP, STEP | SRUN),
         (STEP | {"SLURM_STEP_NUM_TASKS": "1"}, None),
         ({"SLURM_JOB_ID": "1", "SLURM_NTASKS": "4", "SLURM_PROCID": "0"}, None),  # sbatch
         ({}, None),

@@ -101,6 +101,8 @@ SETTINGS = Settings(
 )
 
 
+NOISE = {"name": "noise", "data_dir": "unused", "mean": (0.4,), "std": (0.3,)}
+NOISE |= {"augmentation": AUGMENTATION}
 SURROGATE = Surrogate(
     dataset=None,
     options={},
@@ -215,6 +217,7 @@ def make_simulation(
     scenario: Scenario | None = None,
     surrogate: float = 0.0,
     forgetting_metric: Any = None,
+    dataset: Any = None,
     schedule: DataSchedule = NO_SCHEDULE,
     cohorts: Cohorts = SAMPLED,
     validation: Validation = NO_VALIDATION,
@@ -222,17 +225,10 @@ def make_simulation(
     **settings: Any,
 ) -> Simulation:
     """Return a simulation of the small federation. `settings` are changes of SETTINGS."""
-    data = {
-        "name": "noise",
-        "data_dir": "unused",
-        "mean": (0.4,),
-        "std": (0.3,),
-        "augmentation": AUGMENTATION,
-    }
     changed = replace(SETTINGS, num_clients=len(sizes), **settings)
     threads = torch.get_num_threads()  # as it is: tests must not change the process that they share
     groups: dict[str, Any] = {
-        "dataset": Noise(**data),
+        "dataset": dataset or Noise(**NOISE),
         "scenario": scenario or OneTask(rounds_per_task=changed.rounds),
         "partition": Ragged(sizes=sizes),
         "model": model or CNN(channels=(3,), kernel=3, padding=1, hidden=(8,)),

@@ -158,7 +158,8 @@ def test_no_rank_outlives_an_interrupt(start, tmp_path):
 
 @pytest.mark.slow
 def test_two_agents_of_torchrun_train_one_run(fedexp, tmp_path):
-    """Two nodes with two ranks each, on the loopback interface. Only rank 0 writes files."""
+    """Two nodes with two ranks each, on the loopback interface. Only rank 0 writes files, and each
+    node loads the data."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -173,7 +174,11 @@ def test_two_agents_of_torchrun_train_one_run(fedexp, tmp_path):
         )
         for node in range(2)
     ]
-    assert [agent.wait() for agent in agents] == [0, 0]
+    try:
+        assert [agent.wait(250) for agent in agents] == [0, 0]
+    finally:
+        for agent in agents:
+            agent.terminate()  # it then ends its ranks
     summary = json.loads((tmp_path / "run/summary.json").read_text())
     assert summary["hardware"]["workers"] == 4
     assert [path.name for path in tmp_path.iterdir()] == ["run"]

@@ -32,12 +32,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     if arguments is None:
         set_up_process()
-        if is_launched(os.environ) and not joins():
-            return 0
-        arguments = sys.argv[1:]
     with console.safe_streams():
         try:
-            return run_command(arguments)
+            if arguments is None and is_launched(os.environ) and not joins():
+                return 0
+            return run_command(sys.argv[1:] if arguments is None else arguments)
         except ConfigError as error:
             return say(str(error))
         except KeyboardInterrupt:

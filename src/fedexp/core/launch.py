@@ -17,6 +17,7 @@ def is_launched(variables: MutableMapping[str, str]) -> bool:
     if "RANK" not in variables and int(variables.get("SLURM_STEP_NUM_TASKS", 1)) > 1:
         step = 100 * int(variables["SLURM_JOB_ID"]) + int(variables["SLURM_STEP_ID"])
         variables["RANK"] = variables["SLURM_PROCID"]
+        variables["GROUP_RANK"] = variables["SLURM_NODEID"]  # number of the node, as torchrun's
         variables["WORLD_SIZE"] = variables["SLURM_STEP_NUM_TASKS"]
         variables.setdefault("MASTER_ADDR", first_host(variables["SLURM_STEP_NODELIST"]))
         variables.setdefault("MASTER_PORT", str(FIRST_PORT + step % PORTS))

@@ -80,13 +80,17 @@ class Data(ABC):
     def __post_init__(self) -> None:
         # A copy with other arrays keeps the checksum of the data that were loaded.
         if not self.checksum:
-            crc = zlib.crc32("\n".join(self.classes).encode())
-            for part in vars(self).values():
-                if isinstance(part, np.ndarray):
-                    part = torch.from_numpy(part)
-                if isinstance(part, torch.Tensor | Chosen):
-                    crc = crc_of_inputs(part, crc)
-            object.__setattr__(self, "checksum", f"{crc:08x}")
+            object.__setattr__(self, "checksum", self.crc())
+
+    def crc(self) -> str:
+        """Return the checksum of the arrays, without computed features."""
+        crc = zlib.crc32("\n".join(self.classes).encode())
+        for name, part in vars(self).items():
+            if isinstance(part, np.ndarray):
+                part = torch.from_numpy(part)
+            if isinstance(part, torch.Tensor | Chosen) and not name.endswith("_features"):
+                crc = crc_of_inputs(part, crc)
+        return f"{crc:08x}"
 
     @property
     def num_classes(self) -> int:

@@ -4,7 +4,7 @@ An engine trains the clients of a round and returns their messages and new state
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -188,6 +188,7 @@ class ClientRuntime:
     local: LocalTraining
     dtype: torch.dtype
     heads: Tensor | None = None  # int64 [T, C]: see FedAvg.heads
+    load: Callable[[], Data] | None = None  # loads `data` on another machine, without features
     views: tuple[str, ...] = (PLAIN,)  # test views, see fedexp.data.views
     seed: int = 0  # for the augmented view
 

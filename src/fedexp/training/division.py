@@ -98,6 +98,10 @@ def divide(built: Built) -> tuple[Data, list[Division]]:
     return add_validation_set(data, held_out, origin), parts
 
 
+def load_data(built: Built) -> Data:
+    return divide(built)[0]
+
+
 def load_checksum(built: Built) -> str:
     """Load the data, and return the checksum that `divide(built)` gives them."""
     seed = built.seeds.partition

@@ -2,6 +2,7 @@
 
 import logging
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -26,7 +27,7 @@ from fedexp.metrics.forgetting_metric import BackwardTransfer, ForgettingMetric,
 from fedexp.metrics.personal import Personal
 from fedexp.models import Model
 from fedexp.training.checks import check, check_kept
-from fedexp.training.division import divide
+from fedexp.training.division import divide, load_data
 from fedexp.training.features import has_fixed_features, with_features
 from fedexp.training.model_fit import (
     check_frozen,
@@ -210,6 +211,7 @@ def runtime_of(
         local=built.local,
         dtype=hardware.dtype,
         heads=None if heads is None else torch.from_numpy(heads).to(hardware.device),
+        load=partial(load_data, built),
         views=evaluation_views(
             settings.test_views, settings.evaluate_on, built.validation.fraction > 0
         ),

@@ -9,6 +9,7 @@ import io
 import os
 import pickle
 import tempfile
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, BinaryIO, NamedTuple
 
@@ -17,7 +18,6 @@ import torch.distributed as dist
 from torch import Tensor
 
 FOREVER = timedelta(days=3650)  # gloo's own timeout would end a rank during another's long order
-DIGEST = "sha256"
 
 
 class Packed(NamedTuple):
@@ -69,47 +69,55 @@ def without_gaps(value: Tensor) -> Tensor:
     return value if strides == value.stride() else value.clone()
 
 
+def signature(key: bytes, content: bytes) -> bytes:
+    return hmac.digest(key, content, "sha256")
+
+
 def send(value: Any, to: int, key: bytes) -> None:
-    """Send a value to a rank. It is signed with `key`, which the receiver must know."""
+    """Send a value to a rank. It is signed with `key`, which the receiver must know.
+
+    Raises ConnectionError if the rank has ended.
+    """
     text, tensors = pack(value)
     forms = [(tensor.dtype, tensor.shape, tensor.stride()) for tensor in tensors]
     body = pickle.dumps((forms, text))
-    signed = bytearray(hmac.digest(key, body, DIGEST) + body)
+    signed = bytearray(signature(key, body) + body)
     head = torch.tensor([len(signed)])
     for part in (head, torch.frombuffer(signed, dtype=torch.uint8), *tensors):
-        if part.numel():
-            _wait(dist.isend(flat(part), to))
+        _transfer(dist.isend, part, to)
 
 
 def receive(source: int, key: bytes) -> Packed:
     """Return the next value from a rank, before it is unpickled.
 
-    Raises RuntimeError if the connection is closed, or if the value was not signed with `key`.
+    Raises ConnectionError if the rank has ended, or if the value was not signed with `key`.
     """
     head = torch.empty(1, dtype=torch.int64)
-    _fill(head, source)
+    _transfer(dist.irecv, head, source)
     signed = torch.empty(int(head), dtype=torch.uint8)
-    _fill(signed, source)
+    _transfer(dist.irecv, signed, source)
     content = signed.numpy().tobytes()
-    size = len(hmac.digest(key, b"", DIGEST))
-    digest, body = content[:size], content[size:]
-    if not hmac.compare_digest(digest, hmac.digest(key, body, DIGEST)):
-        raise RuntimeError(f"an object from rank {source} has a wrong signature")
+    size = len(signature(key, b""))
+    body = content[size:]
+    if not hmac.compare_digest(content[:size], signature(key, body)):
+        raise ConnectionError(f"an object from rank {source} has a wrong signature")
     forms, text = pickle.loads(body)
     tensors = [torch.empty_strided(shape, stride, dtype=dtype) for dtype, shape, stride in forms]
     for tensor in tensors:
-        if tensor.numel():
-            _fill(tensor, source)
+        _transfer(dist.irecv, tensor, source)
     return Packed(text, tensors)
 
 
-def _fill(tensor: Tensor, source: int) -> None:
-    _wait(dist.irecv(flat(tensor), source))
-
-
-def _wait(work: dist.Work | None) -> None:
-    assert work is not None, "this process belongs to the group"
-    work.wait(FOREVER)
+def _transfer(operation: Callable[..., dist.Work | None], tensor: Tensor, rank: int) -> None:
+    """Send a tensor to a rank or receive it, and wait until this is done."""
+    if not tensor.numel():
+        return
+    try:
+        work = operation(flat(tensor), rank)
+        assert work is not None, "this process belongs to the group"
+        work.wait(FOREVER)
+    except RuntimeError as error:
+        raise ConnectionError(f"rank {rank}: {error}") from error
 
 
 def flat(tensor: Tensor) -> Tensor:

@@ -5,6 +5,7 @@ It receives orders from rank 0 and runs one order at a time.
 
 import ctypes
 import os
+import platform
 import signal
 import sys
 import traceback
@@ -15,14 +16,16 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from fedexp.algorithms.base import FedAvg
 from fedexp.core import tree
+from fedexp.core.errors import ConfigError
 from fedexp.core.tree import Params, Tree
 from fedexp.engine.base import ClientRuntime, Cohort, Engine, Evaluation, Shared, Trained
 from fedexp.engine.network import flush_subnormals
-from fedexp.engine.ranks.objects import receive, send
+from fedexp.engine.ranks.objects import Mapped, receive, send, share
 
 CPU = torch.device("cpu")
 
@@ -41,12 +44,35 @@ class Rank:
     batches=...)`.
     """
 
+    def load(self, runtime: ClientRuntime, features: dict[str, Any], checksum: str) -> Mapped:
+        """Load the data of a run, and return the runtime for the ranks of this node.
+
+        runtime: without data. features: of the examples, if rank 0 has computed them.
+        checksum: of rank 0's data.
+
+        Raises ConfigError if the data differ from rank 0's.
+        """
+        where = f"rank {dist.get_rank()} on {platform.node()}"
+        assert runtime.load is not None, "set when the run was prepared"
+        try:
+            data = runtime.load()
+        except ConfigError as error:
+            raise ConfigError(f"{where}: {error}") from error
+        if data.crc() != checksum:
+            raise ConfigError(
+                f"{where}: the loaded data differ from those of rank 0 (checksum {data.crc()}, not"
+                f" {checksum}); data_dir must have the same files on all machines"
+            )
+        whole = replace(runtime, data=replace(data, **features), load=None)
+        mapped, self.file = share(whole)  # it stays open for the other ranks
+        return mapped
+
     def begin(self, hardware: Any, number: int, engine: Engine, runtime: ClientRuntime) -> None:
         """Set up the process for a run.
 
         hardware: fedexp.engine.hardware.Resolved. If it does not name a particular GPU, the ranks
-            of a machine are distributed among its GPUs.
-        number: the number of the rank on its machine.
+            of a node are distributed among its GPUs.
+        number: the number of the rank on its node.
         """
         device = hardware.device
         if device.type == "cuda" and device.index is None:
@@ -98,7 +124,7 @@ def serve(key: bytes) -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)
     rank = Rank()
-    with suppress(RuntimeError):
+    with suppress(ConnectionError):
         while True:
             packed = receive(0, key)
             send(answer(packed.unpack, rank), 0, key)

@@ -134,39 +134,54 @@ class Workers(Engine):
             # Otherwise, a late answer would be mistaken for the answer to the next order.
             waiting.clear()
             world.stop(threads)
-            if isinstance(error, Exception):
+            if not isinstance(error, KeyboardInterrupt):
                 for thread in threads:
                     thread.join()
             raise
 
     def _ranks(self, runtime: ClientRuntime) -> World:
-        """Return the ranks. The model and the data are sent to them once.
+        """Return the ranks. They receive the model once.
 
-        The ranks on this machine share their memory.
+        The ranks of a node share the data, which the first of them loads.
         """
         ranks = world.start(self.count, self.hardware.threads)
         others = range(1, self.count)
         known, engine = ranks.known
         if (known is runtime and engine is self) or not others:
             return ranks
-        content = runtime.to(CPU)
-        mapped, file = share(content)
+        here = replace(runtime.to(CPU), load=None)
+        mapped, file = share(here)
+        nodes = [place.node for place in ranks.places]
+        runtimes = {nodes[0]: mapped}
+        first = [rank for rank in others if nodes.index(nodes[rank]) == rank]
+
+        def load(rank: int) -> None:
+            order = loading(replace(here, load=runtime.load))
+            runtimes[nodes[rank]] = ranks.ask(rank, "loading the data", order)
 
         def begin(rank: int) -> None:
-            host = ranks.hosts[rank]
-            number = ranks.hosts[:rank].count(host)
-            data: Any = mapped if host == ranks.hosts[0] else content
+            number = nodes[:rank].count(nodes[rank])
             call = partial(Rank.begin, hardware=self.hardware, number=number, engine=self.inner)
-            ranks.ask(rank, "starting", partial(call, runtime=data))
+            ranks.ask(rank, "starting", partial(call, runtime=runtimes[nodes[rank]]))
 
         try:
             with file, ThreadPoolExecutor(len(others)) as pool:
+                list(pool.map(load, first))
                 list(pool.map(begin, others))
         except BaseException:
             world.stop()
             raise
         ranks.known, ranks.servers = (runtime, self), {}
         return ranks
+
+
+def loading(runtime: ClientRuntime) -> Call:
+    """Return the order for the first rank of another node, which loads the data itself."""
+    data = runtime.data
+    features = {"train_features": data.train_features, "test_features": data.test_features}
+    return partial(
+        Rank.load, runtime=replace(runtime, data=None), features=features, checksum=data.crc()
+    )
 
 
 class Dealing:
@@ -183,11 +198,14 @@ class Dealing:
         servers = self.ranks.servers
         while (order := take(self.waiting)) is not None:
             calls = [order.call]
-            if self.server is not None and servers.get(rank) is not self.server:
+            publishes = self.server is not None and servers.get(rank) is not self.server
+            if publishes:
                 calls.insert(0, self._publish)
-                servers[rank] = self.server
             try:
-                self.answers.put((order, self.ranks.ask(rank, order.name, *calls)))
+                answer = self.ranks.ask(rank, order.name, *calls)
+                if publishes:
+                    servers[rank] = self.server
+                self.answers.put((order, answer))
             except BaseException as error:
                 self.answers.put((order, error))
                 return

@@ -13,42 +13,47 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
 from threading import Thread
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch.distributed as dist
 from hydra.core.utils import env_override
 
-from fedexp.core.errors import RankDied
-from fedexp.engine.ranks.objects import receive, send
+from fedexp.core.errors import ConfigError, RankDied
+from fedexp.core.interrupts import raise_received
+from fedexp.engine.ranks.objects import receive, send, signature
 from fedexp.engine.ranks.rank import Call, Failure, die_with, serve
 
-JOINING = timedelta(minutes=10)  # how long a rank waits for the others at the start
+JOINING = timedelta(minutes=10)  # how long a rank waits for the others to start
+CONNECTING = timedelta(minutes=2)  # and then for their connections
 KEY = "FEDEXP_KEY"  # environment variable: the secret with which the ranks sign what they send
 HOST = "127.0.0.1"
 LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo0" if sys.platform == "darwin" else "lo"}
 Processes = Sequence[subprocess.Popen[bytes]]
 
 
+class Place(NamedTuple):
+    """Where a rank runs. Ranks of the same node can share memory."""
+
+    name: str  # process and host
+    node: str
+
+
 @dataclass
 class World:
     """The ranks of a command, as rank 0 sees them."""
 
-    places: Sequence[str]  # of each rank: its process and its host
+    places: list[Place]
     key: bytes
     launched: bool = False  # by torchrun or srun; otherwise by rank 0
     processes: Processes = ()  # that rank 0 has started: ranks 1, 2, ...
     # what the ranks have received last: a runtime with its engine, and rank -> the server's state
     known: tuple[Any, Any] = (None, None)
     servers: dict[int, Any] = field(default_factory=dict)
-
-    @property
-    def hosts(self) -> list[str]:
-        return [place.partition(" on ")[2] for place in self.places]
 
     def ask(self, rank: int, what: str, *orders: Call) -> Any:
         """Let a rank run orders, and return the result of the last one.
@@ -57,11 +62,11 @@ class World:
 
         Raises RankDied if the rank has ended, or the exception that was raised in the rank.
         """
-        name = f"rank {rank} ({self.places[rank]})"
+        name = f"rank {rank} ({self.places[rank].name})"
         try:
             send(orders, rank, self.key)
             packed = receive(rank, self.key)
-        except RuntimeError as error:
+        except ConnectionError as error:
             reason = "ended, or its connection was lost"
             if self.processes:
                 reason = how_it_ended(self.processes[rank - 1])
@@ -86,11 +91,16 @@ def join() -> bool:
     """Join the ranks that torchrun or srun has started.
 
     On rank 0, return True. Other ranks run the orders of rank 0 until it ends, and return False.
+
+    Raises ConfigError if the ranks cannot connect.
     """
     global _world
     key = os.environ.get(KEY, "").encode()
-    store, rank, size = next(dist.rendezvous("env://", timeout=JOINING))
-    places = connect(store, rank, size)
+    try:
+        store, rank, size = next(dist.rendezvous("env://", timeout=JOINING))
+        places = connect(store, rank, size, key, raise_received)
+    except (RuntimeError, ValueError) as error:
+        raise ConfigError(f"the ranks cannot connect: {error}") from error
     if rank:
         serve(key)
         return False
@@ -98,11 +108,41 @@ def join() -> bool:
     return True
 
 
-def connect(store: dist.Store, rank: int, size: int) -> list[str]:
-    """Connect this rank with the others, and return where they run."""
-    store.set(str(rank), f"process {os.getpid()} on {platform.node()}")
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=JOINING)
-    return [store.get(str(each)).decode() for each in range(size)]
+def connect(
+    store: dist.Store,
+    rank: int,
+    size: int,
+    key: bytes,
+    check: Callable[[], None] = lambda: None,
+) -> list[Place]:
+    """Connect this rank with the others, and return where they run.
+
+    check: called again and again while this rank waits for the others.
+
+    Raises ConfigError if a rank does not join, or if it has another key.
+    """
+    host = platform.node()
+    # torchrun numbers the nodes, and two of them may have the same host name.
+    place = f"process {os.getpid()} on {host}\n{os.environ.get('GROUP_RANK', host)}".encode()
+    store.set(str(rank), signature(key, place).hex().encode() + b"\n" + place)
+    keys = [str(each) for each in range(size)]
+    latest = time.monotonic() + JOINING.total_seconds()
+    # Unlike torch.distributed, this can be interrupted, and notices a rank that ends.
+    while not store.check(keys):
+        check()
+        if time.monotonic() > latest:
+            missing = [each for each in keys if not store.check([each])]
+            raise ConfigError(f"rank {missing[0]} has not started within {JOINING}")
+        time.sleep(0.01)
+    places = []
+    for each in keys:
+        signed, _, place = store.get(each).partition(b"\n")
+        found = Place(*place.decode().split("\n"))
+        if signed.decode() != signature(key, place).hex():
+            raise ConfigError(f"{KEY}: differs between rank {rank} and rank {each} ({found.name})")
+        places.append(found)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=CONNECTING)
+    return places
 
 
 def start(count: int, threads: int) -> World:
@@ -113,13 +153,15 @@ def start(count: int, threads: int) -> World:
     global _world
     if _world is None or (len(_world.places) < count and not _world.launched):
         stop()
-        _world = start_processes(count, threads) if count > 1 else World([""], b"")
+        _world = World([Place("", "")], b"")
+        if count > 1:
+            _world = start_processes(count, threads)
     return _world
 
 
 def start_processes(count: int, threads: int) -> World:
     listener = socket.create_server((HOST, 0))
-    port, key = listener.getsockname()[1], secrets.token_hex()
+    port, secret = listener.getsockname()[1], secrets.token_hex()
     store = dist.TCPStore(
         *(HOST, port, count, True, JOINING),
         wait_for_workers=False,
@@ -127,8 +169,14 @@ def start_processes(count: int, threads: int) -> World:
     )
     # The ranks must be able to import the same modules as the current process.
     paths = os.pathsep.join(path or os.getcwd() for path in sys.path)
-    environment = {"PYTHONPATH": paths, "OMP_NUM_THREADS": str(threads), KEY: key, **LOOPBACK}
+    environment = {"PYTHONPATH": paths, "OMP_NUM_THREADS": str(threads), KEY: secret, **LOOPBACK}
     processes: list[subprocess.Popen[bytes]] = []
+
+    def check() -> None:
+        for rank, process in enumerate(processes, start=1):
+            if process.poll() is not None:
+                raise RankDied(f"starting: rank {rank} {how_it_ended(process)}")
+
     try:
         for rank in range(1, count):
             arguments = f"{rank}, {count}, {port}, {os.getpid()}"
@@ -140,14 +188,10 @@ def start_processes(count: int, threads: int) -> World:
                 process_group=0,  # Ctrl+C in a terminal reaches only rank 0
             )
             processes.append(process)
-        # Unlike torch.distributed, this can be interrupted, and notices a rank that ends.
-        while not store.check([str(rank) for rank in range(1, count)]):
-            for rank, process in enumerate(processes, start=1):
-                if process.poll() is not None:
-                    raise RankDied(f"starting: rank {rank} {how_it_ended(process)}")
-            time.sleep(0.01)
+        key = secret.encode()
         with env_override(LOOPBACK):
-            return World(connect(store, 0, count), key.encode(), processes=processes)
+            places = connect(store, 0, count, key, check)
+        return World(places, key, processes=processes)
     except BaseException:
         end(processes)
         raise
@@ -160,8 +204,9 @@ def main(rank: int, size: int, port: int, parent: int) -> None:
     parent: the process id of rank 0.
     """
     die_with(parent)
-    connect(dist.TCPStore(HOST, port, size, False, JOINING), rank, size)
-    serve(os.environ[KEY].encode())
+    key = os.environ[KEY].encode()
+    connect(dist.TCPStore(HOST, port, size, False, JOINING), rank, size, key)
+    serve(key)
 
 
 def how_it_ended(process: subprocess.Popen[bytes]) -> str:
