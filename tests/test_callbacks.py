@@ -33,10 +33,7 @@ class Listening(Callback):
 
 def play(simulation, directory, callback):
     recorder = Recorder(directory, simulation, [callback], None)
-    try:
-        return run_rounds(simulation, simulation.initial_state(), recorder)
-    finally:
-        recorder.close()
+    return run_rounds(simulation, simulation.initial_state(), recorder)
 
 
 def test_callback_sees_each_round_and_task_with_its_model(tmp_path):

@@ -218,7 +218,6 @@ def test_csv_file_appears_with_its_rows(tmp_path, monkeypatch):
     file.append(rows(1))
     assert (tmp_path / "a.csv").read_text() == "round,value\n0,0.0\n"
     assert file.length == 18
-    file.close()
 
 
 def test_full_disk_leaves_no_partial_row(monkeypatch, tmp_path):
@@ -243,7 +242,6 @@ def test_full_disk_leaves_no_partial_row(monkeypatch, tmp_path):
     assert (tmp_path / "a.csv").read_bytes() == before
     file.append(rows(1))
     assert (tmp_path / "a.csv").read_bytes() == before + b"0,0.0\n"
-    file.close()
 
 
 @pytest.mark.parametrize("remove", [os.unlink, lambda path: path.rename(path.with_name("b.csv"))])
@@ -255,7 +253,6 @@ def test_removed_or_moved_csv_file_raises(remove, tmp_path):
         with pytest.raises(StorageError, match="removed or moved"):
             call()
     assert not (tmp_path / "a.csv").exists()
-    file.close()
 
 
 def test_last_round_ignores_partial_row(tmp_path):

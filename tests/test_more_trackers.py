@@ -13,9 +13,8 @@ from fedexp.config.build import build
 from fedexp.config.values import resolve
 from fedexp.core.errors import ConfigError
 from fedexp.metrics.record import Record
-from fedexp.trackers.base import RoundRecord, RunInfo, Tracker
+from fedexp.trackers.base import Callbacks, RoundRecord, RunInfo, Tracker
 from fedexp.trackers.names import metric_values
-from fedexp.trackers.several import TrackerGroup
 from fedexp.trackers.tensorboard_tracker import TensorBoard
 from fedexp.trackers.wandb_tracker import Wandb
 from test_trackers import make_record, track, warnings
@@ -101,22 +100,19 @@ def test_missing_package_is_one_message(monkeypatch):
 # --- several
 
 
-class RecordingTracker(Tracker):
-    """A tracker that records its calls."""
+class FailingTracker(Tracker):
+    """A tracker that records its calls and fails in round 0."""
 
-    def __init__(self, own: str | None = None):
-        self.calls: list[str] = []
-        self.identity = own
-
-    @property
-    def run_id(self) -> str | None:
-        return self.identity
+    def __init__(self):
+        self.calls: list[object] = []
 
     def start(self, info: RunInfo) -> None:
         self.calls.append("start")
 
     def after_round(self, record: RoundRecord) -> None:
-        self.calls.append(f"round {record.round}")
+        self.calls.append(record.round)
+        if type(self) is FailingTracker:
+            raise OSError("full")
 
     def finish(self, summary, figures, tables) -> None:
         self.calls.append("finish")
@@ -125,27 +121,20 @@ class RecordingTracker(Tracker):
         self.calls.append("abort")
 
 
-def test_group_calls_each_tracker(tmp_path):
-    first, second = RecordingTracker(), RecordingTracker("id")
-    both = TrackerGroup([first, second])
-    track(both, make_info(tmp_path), rounds=range(2))
-    both.abort()
-    assert first.calls == second.calls == ["start", "round 0", "round 1", "finish"]
-    assert both.run_id == "id"
+class WorkingTracker(FailingTracker):
+    """The same without the failure."""
 
 
-class FailingTracker(RecordingTracker):
-    def after_round(self, record: RoundRecord) -> None:
-        super().after_round(record)
-        raise OSError("full")
-
-
-def test_group_stops_calling_a_failed_tracker(tmp_path, caplog):
-    first, second = FailingTracker(), RecordingTracker()
-    both = TrackerGroup([first, second])
-    track(both, make_info(tmp_path), rounds=range(2))
-    assert first.calls == ["start", "round 0"]
-    assert second.calls == ["start", "round 0", "round 1", "finish"]
+def test_failed_tracker_and_finished_trackers_are_not_called_again(tmp_path, caplog):
+    failing, working = FailingTracker(), WorkingTracker()
+    callbacks = Callbacks([failing, working])
+    callbacks.call("start", make_info(tmp_path))
+    for number in range(2):
+        callbacks.call("after_round", make_record(number))
+    callbacks.call("finish", {}, [], {})
+    callbacks.call("abort")
+    assert failing.calls == ["start", 0]
+    assert working.calls == ["start", 0, 1, "finish"]
     assert len(warnings(caplog)) == 1
 
 

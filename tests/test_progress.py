@@ -70,8 +70,11 @@ def plain_output(total: int, first: int = 0) -> list[str]:
     progress.start(make_info(total, first))
     for number in range(first + 1 if first else 0, total + 1):
         progress.after_round(make_record(number))
+    lines = console.file.getvalue().splitlines()
     progress.finish(SUMMARY, [], {})
-    return console.file.getvalue().splitlines()
+    result = console.file.getvalue().splitlines()[len(lines) :]
+    assert result[2].split() == ["status", "completed"]
+    return lines
 
 
 def test_plain_line_shows_metrics_and_time():
@@ -142,7 +145,8 @@ def test_continual_learning_shows_average_accuracy():
 
 @pytest.mark.parametrize("width", [80, 120])
 @pytest.mark.parametrize("status", ["completed", "diverged"])
-def test_live_display_fits_and_shows_the_status(width, status):
+def test_live_display_fits_and_shows_the_status(width, status, monkeypatch):
+    monkeypatch.setattr("fedexp.trackers.progress.result_table", lambda *_: None)
     console = terminal(width)
     progress = Progress(console)
     progress.start(make_info(200))
@@ -174,8 +178,11 @@ def test_abort_restores_the_terminal():
 def test_result_is_printed_as_plain_text(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     console = Console(file=io.StringIO(), width=20)
-    elsewhere = tmp_path.parent / "elsewhere" / "rounds.csv"
-    result_table(SUMMARY, [tmp_path / "run" / "summary.json", elsewhere], console)
+    elsewhere = tmp_path.parent / "elsewhere" / "curves.png"
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "summary.json").touch()
+    result_table(SUMMARY, run, [elsewhere], console)
     output = console.file.getvalue()
     rows = {name.strip(): value for name, value in re.findall(r"(?m)^(\S.*?)  +(\S.*)$", output)}
     assert rows == {
@@ -196,12 +203,12 @@ def test_result_is_printed_as_plain_text(tmp_path, monkeypatch):
     assert output.splitlines()[-2:] == ["  run/summary.json", f"  {elsewhere}"]
 
 
-def test_result_shows_personal_and_task_metrics():
+def test_result_shows_personal_and_task_metrics(tmp_path):
     console = Console(file=io.StringIO(), width=80)
     # after its first task
     tasks = {"average_accuracy": 0.31935, "new_task_accuracy": 0.958, "task_forgetting": None}
     own = {"personal_accuracy": 0.75, "personal_accuracy_std": 0.1, "personal_forgetting": 0.0625}
-    result_table(SUMMARY | tasks | own, [], console)
+    result_table(SUMMARY | tasks | own, tmp_path, [], console)
     lines = console.file.getvalue().splitlines()
     first = next(i for i, line in enumerate(lines) if line.startswith("personal accuracy"))
     assert lines[first - 1 : first + 5] == [

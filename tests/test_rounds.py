@@ -184,7 +184,6 @@ def test_trackers_do_not_see_unused_test_set(tmp_path):
     tracker.after_round = lambda record: setattr(tracker, "record", record)
     recorder = Recorder(tmp_path, simulation, [tracker], None)
     record_initial(simulation, simulation.initial_state(), recorder)
-    recorder.close()
     assert tracker.record.class_accuracy is None
     assert tracker.record.records.keys() == {"validation"}
     assert tracker.record.records["validation"].rounds == [0]
@@ -194,7 +193,6 @@ def test_round_without_evaluation_has_no_test_values(tmp_path):
     simulation = make_simulation(rounds=4, eval_interval=2)
     recorder = Recorder(tmp_path, simulation, [], None)
     run_rounds(simulation, simulation.initial_state(), recorder)
-    recorder.close()
     with open(tmp_path / files.ROUNDS, newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     for name in ("test_accuracy", "test_loss"):

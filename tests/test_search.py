@@ -12,7 +12,7 @@ from fedexp.config.settings import NO_STOP, Stop
 from fedexp.core.errors import ConfigError
 from fedexp.data.views import VALIDATION
 from fedexp.rundir.objective import check_objective, direction_of, objective_name, objective_value
-from fedexp.training.stopping import EarlyStop, is_finished, rounds_without_improvement
+from fedexp.training.callbacks import EarlyStop, is_finished, rounds_without_improvement
 from toy_federation import composed
 
 OPTIONS = {"n_trials": 4, "n_jobs": None, "sampler": "tpe", "seed": 0}

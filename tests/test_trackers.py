@@ -15,9 +15,8 @@ import wandb
 from fedexp.core.errors import ConfigError
 from fedexp.metrics.record import Record
 from fedexp.metrics.tasks import FORMULAS
-from fedexp.trackers.base import RoundRecord, RunInfo, Tracker
+from fedexp.trackers.base import Callbacks, RoundRecord, RunInfo, Tracker
 from fedexp.trackers.names import NAMES, SUMMARIES, class_metric, flat_summary, metric_name
-from fedexp.trackers.several import TrackerGroup
 from fedexp.trackers.wandb_tracker import WandbTracker, is_logged_in
 from fedexp.training.rows import TAIL as RECORD_TAIL
 from toy_federation import ALL
@@ -60,9 +59,10 @@ def make_record(number: int) -> RoundRecord:
 def track(tracker: Tracker, info: RunInfo, rounds=range(4)) -> None:
     from PIL import Image
 
-    tracker.start(info)
+    callbacks = Callbacks([tracker])
+    callbacks.call("start", info)
     for number in rounds:
-        tracker.after_round(make_record(number))
+        callbacks.call("after_round", make_record(number))
     picture = info.directory / "curves.png"
     Image.new("RGB", (20, 10), "red").save(picture)
     summary = {
@@ -71,7 +71,7 @@ def track(tracker: Tracker, info: RunInfo, rounds=range(4)) -> None:
         "rounds_to_target": {"0.5": 3, "0.9": None},
         "commit": None,
     }
-    tracker.finish(summary, [picture], {"class_accuracy": TABLE})
+    callbacks.call("finish", summary, [picture], {"class_accuracy": TABLE})
 
 
 def warnings(caplog) -> list[str]:
@@ -82,15 +82,15 @@ def warnings(caplog) -> list[str]:
     ]
 
 
-def guarded(**changes) -> TrackerGroup:
-    return TrackerGroup([make_config(**changes).create()])
+def make_tracker(**changes) -> Tracker:
+    return make_config(**changes).create()
 
 
 def test_a_run_is_logged_with_its_configuration_metrics_and_results(
     tmp_path, fake_wandb, caplog, capfd
 ):
     caplog.set_level(logging.INFO, logger="fedexp")
-    tracker = guarded(mode="offline", tags=("mine",))
+    tracker = make_tracker(mode="offline", tags=("mine",))
     track(tracker, make_info(tmp_path))
     (run,) = fake_wandb.runs
     assert run.asked["config"] == make_info(tmp_path).config
@@ -125,22 +125,21 @@ def test_a_run_is_logged_with_its_configuration_metrics_and_results(
 
 
 def test_an_aborted_run_is_resumed_under_its_id(tmp_path, fake_wandb):
-    first, second = guarded(), guarded()
+    first, second = make_tracker(), make_tracker()
     first.start(make_info(tmp_path / "a"))
     first.abort()
-    first.abort()  # may be called twice
     track(second, make_info(tmp_path, wandb_id=first.run_id, first_round=1), range(2, 4))
     before, after = fake_wandb.runs
     assert before.asked["id"] == after.asked["id"] == first.run_id == second.run_id
     assert (before.asked["resume"], after.asked["resume"]) == (None, "allow")
     assert (before.code, after.code) == (1, 0)
-    other = guarded()
+    other = make_tracker()
     other.start(make_info(tmp_path / "b"))
     assert other.run_id != first.run_id
 
 
 def test_run_without_a_saved_state_starts_again_under_its_id(tmp_path, fake_wandb):
-    first, second = guarded(), guarded()
+    first, second = make_tracker(), make_tracker()
     first.start(make_info(tmp_path))
     first.abort()
     (folder,) = run_folders(tmp_path)
@@ -157,7 +156,7 @@ def test_resumed_run_logs_the_rounds_that_wandb_lacks(
     """The server has the rounds 0 and 1; the files have 0 to 2. An offline run is written anew."""
     if mode == "online":
         fake_wandb.step = 11
-    tracker = guarded(mode=mode)
+    tracker = make_tracker(mode=mode)
     past = [make_record(number) for number in range(3)]
     info = make_info(tmp_path, wandb_id="abc", first_round=2, resumed=True, past=lambda: past)
     tracker.start(info)
@@ -190,7 +189,7 @@ def test_a_failing_call_logs_one_warning(
         monkeypatch.setattr("wandb.init", raising(error))
     else:
         monkeypatch.setattr(FakeRun, call, raising(error))
-    track(guarded(mode="offline"), make_info(tmp_path))
+    track(make_tracker(mode="offline"), make_info(tmp_path))
     (warning,) = warnings(caplog)
     assert warning.startswith(message)
     assert ("wandb sync" in warning) == (call != "init")
@@ -205,7 +204,7 @@ def test_run_is_logged_offline_without_an_answer_from_the_server(
         return begin(**asked) if asked["mode"] == "offline" else raising(OSError("refused"))()
 
     monkeypatch.setattr("wandb.init", init)
-    tracker = guarded(mode="online")
+    tracker = make_tracker(mode="online")
     track(tracker, make_info(tmp_path))
     (run,) = fake_wandb.runs
     assert run.asked["id"] == tracker.run_id
@@ -232,7 +231,7 @@ def test_modes_follow_settings_and_login(fake_wandb, mode, of_wandb, key, tried)
 
 def test_online_without_a_key_logs_a_warning(tmp_path, fake_wandb, caplog):
     fake_wandb.settings.api_key = None
-    track(guarded(mode="online"), make_info(tmp_path))
+    track(make_tracker(mode="online"), make_info(tmp_path))
     assert fake_wandb.runs[0].offline
     (warning,) = warnings(caplog)
     assert "W&B has no API key" in warning
@@ -244,7 +243,7 @@ def test_images_are_logged_every_n_rounds(tmp_path, fake_wandb):
     picture = io.BytesIO()
     Image.new("RGB", (8, 8)).save(picture, format="png")
     drawn = {"map": picture.getvalue()}
-    tracker = guarded(log_images_every=2)
+    tracker = make_tracker(log_images_every=2)
     tracker.start(make_info(tmp_path, total_rounds=6, pictures=lambda records: drawn))
     for number in (0, 1, 3, 4, 6):
         tracker.after_round(replace(make_record(min(number, 4)), round=number))
@@ -358,7 +357,7 @@ def test_tracker_none_does_nothing(tmp_path):
 
 @pytest.mark.slow
 def test_log_contains_no_paths_of_the_machine(tmp_path):
-    tracker = guarded(mode="offline")
+    tracker = make_tracker(mode="offline")
     tracker.start(make_info(tmp_path / "run"))
     tracker.after_round(make_record(1))
     tracker.finish({}, [], {})

@@ -13,6 +13,7 @@ import toy_federation
 from fedexp.analysis.targets import rounds_to
 from fedexp.core.errors import ConfigError
 from fedexp.core.rng import generator_for
+from fedexp.core.storage import write_json
 from fedexp.data.held_out import Validation
 from fedexp.data.views import configured_views, evaluation_views
 from fedexp.figures import list_figures
@@ -21,7 +22,6 @@ from fedexp.metrics.forgetting_metric import RoundDrop
 from fedexp.rundir import files
 from fedexp.rundir.reader import RunDirectory
 from fedexp.testing import record
-from fedexp.training.results import write_results
 from fedexp.training.summary import summary_of
 from toy_federation import make_simulation
 
@@ -49,7 +49,7 @@ def recorded(directory, **options):
         "algorithm": "fedavg",
         "dataset": "noise",
     } | summary_of(simulation, state)
-    write_results(directory, summary)
+    write_json(directory / files.SUMMARY, summary)
     return simulation, state, json.loads((directory / files.SUMMARY).read_text())
 
 

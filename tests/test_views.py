@@ -9,6 +9,7 @@ import torch.nn.functional as F
 
 from fedexp.core.errors import ConfigError
 from fedexp.core.rng import generator_for
+from fedexp.core.storage import write_json
 from fedexp.data.held_out import Validation
 from fedexp.data.views import require_views
 from fedexp.engine.base import Shared
@@ -16,7 +17,6 @@ from fedexp.metrics.forgetting_metric import RoundDrop
 from fedexp.rundir import files
 from fedexp.rundir.reader import RunDirectory
 from fedexp.testing import record
-from fedexp.training.results import write_results
 from fedexp.training.summary import summary_of
 from toy_federation import AUGMENTATION, ENGINES, assemble, make_simulation, play
 
@@ -104,7 +104,7 @@ def full_run(simulation, directory, resume=False):
     """Run to the end. Return the rows of rounds.csv without times, and the summary."""
     state = record(simulation, directory, resume)
     summary = summary_of(simulation, state)
-    write_results(directory, summary)
+    write_json(directory / files.SUMMARY, summary)
     return rows_of(directory / files.ROUNDS), summary
 
 

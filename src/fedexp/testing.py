@@ -222,8 +222,4 @@ def record(simulation: Simulation, directory: Path, resume: bool = False) -> Sta
     if found is not None:
         state = read_state(directory, found.state, simulation, torch.device("cpu"))
         state.status, lengths = "running", found.state["lengths"]
-    recorder = Recorder(directory, simulation, [], lengths)
-    try:
-        return run_rounds(simulation, state, recorder)
-    finally:
-        recorder.close()
+    return run_rounds(simulation, state, Recorder(directory, simulation, [], lengths))

@@ -42,7 +42,7 @@ def test_run_interrupted_while_drawing_is_not_complete(fedexp, tmp_path, monkeyp
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr("fedexp.training.results.make_figures", die)
+        patched.setattr("fedexp.training.callbacks.make_figures", die)
         assert fedexp(*figures).code == 130
     assert not (tmp_path / "run/summary.json").exists()
     fedexp.done("resume=run")

@@ -67,7 +67,7 @@ def run_job(config: Any) -> None:
             raise JobFailed(first_line(error), code) from error
         return
     if summary.get("status") == "stopped" and job.sweep is None:
-        from fedexp.training.stopping import stop_reason
+        from fedexp.training.callbacks import stop_reason
 
         command = resume_command(job)
         print(f"\nThe run {stop_reason(summary)}. Continue with:  {command}", file=sys.stderr)

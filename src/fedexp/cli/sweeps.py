@@ -34,9 +34,9 @@ from fedexp.figures.pictures import as_node
 from fedexp.rundir import files
 from fedexp.rundir.lock import is_occupied
 from fedexp.rundir.reader import OVER, RunDirectory
+from fedexp.training.callbacks import is_finished
 from fedexp.training.checks import check, check_used
 from fedexp.training.prepare import centralized_config, metrics_of
-from fedexp.training.stopping import is_finished
 
 if TYPE_CHECKING:
     from fedexp.trackers.wandb_tracker import Wandb
@@ -347,8 +347,7 @@ def log_tables(directory: Path, paths: Sequence[Path]) -> None:
     """
     import pandas as pd
 
-    from fedexp.trackers.base import RunInfo
-    from fedexp.trackers.several import TrackerGroup
+    from fedexp.trackers.base import Callbacks, RunInfo
 
     jobs = (RunDirectory(path.parent) for path in sorted(directory.glob(f"*/{files.CONFIG}")))
     tracker = tracker_of(next((job.config for job in jobs if job.config), {}))
@@ -367,10 +366,10 @@ def log_tables(directory: Path, paths: Sequence[Path]) -> None:
         classes=(),
         wandb_id=None,
     )
-    guarded = TrackerGroup([tracker.create()])
-    guarded.start(info)
+    guarded = Callbacks([tracker.create()])
+    guarded.call("start", info)
     tables = {path.stem: pd.read_csv(path) for path in paths if path.name in TABLES}
-    guarded.finish({}, [], tables)
+    guarded.call("finish", {}, [], tables)
 
 
 def tracker_of(config: Mapping[str, Any]) -> "Wandb | None":

@@ -4,11 +4,12 @@ import csv
 import errno
 import io
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from fedexp.core.errors import ConfigError, StorageError
+from fedexp.core.errors import ConfigError
 from fedexp.core.storage import storing, write_atomically
 from fedexp.rundir.files import ROUNDS
 
@@ -28,12 +29,10 @@ class CsvFile:
         length: the number of bytes to keep when resuming, or None to start a new file.
         """
         self.path, self.columns, self.length = path, list(columns), length or 0
-        self._descriptor: int | None = None
         truncate(path, self.length)  # remove rows written after the checkpoint
         if self.length:
             with storing(path), open(path, newline="", encoding="utf-8") as file:
                 self._require_columns(next(csv.reader([file.readline()])))
-                self._descriptor = os.open(path, os.O_WRONLY | os.O_APPEND)
 
     def append(self, rows: Iterable[Mapping[str, Any]]) -> None:
         """Append rows. A column that a row leaves out becomes an empty cell.
@@ -49,8 +48,25 @@ class CsvFile:
             if not row.keys() <= set(self.columns):
                 self._require_columns(list(row))
             writer.writerow([_cell(row.get(name)) for name in self.columns])
-        if text.tell():
-            self._write(text.getvalue().encode())
+        content = text.getvalue().encode()
+        if content and not self.length:
+            write_atomically(self.path, content)
+        elif content:
+            with self._opened() as file:
+                left = memoryview(content)
+                try:
+                    while left:
+                        left = left[os.write(file.fileno(), left) :]
+                except OSError:
+                    file.truncate(self.length)
+                    raise
+        self.length += len(content)
+
+    def sync(self) -> None:
+        """Sync the rows to the disk."""
+        if self.length:
+            with self._opened() as file:
+                os.fsync(file.fileno())
 
     def _require_columns(self, found: list[str]) -> None:
         if found != self.columns:
@@ -59,49 +75,16 @@ class CsvFile:
                 f"{self.path.name}: the columns must be the same in every round; changed: {changed}"
             )
 
-    def _write(self, content: bytes) -> None:
+    @contextmanager
+    def _opened(self) -> Iterator[io.FileIO]:
+        """Open the file at its end. Raises StorageError if it no longer has all rows."""
         with storing(self.path):
-            if self._descriptor is None:
-                write_atomically(self.path, content)
-                self._descriptor = os.open(self.path, os.O_WRONLY | os.O_APPEND)
-            else:
-                self._extend(self._descriptor, content)
-        self.length += len(content)
-
-    def _extend(self, descriptor: int, content: bytes) -> None:
-        self.check_in_place()
-        left = memoryview(content)
-        try:
-            while left:
-                left = left[os.write(descriptor, left) :]
-        except OSError:
-            os.ftruncate(descriptor, self.length)
-            raise
-
-    def check_in_place(self) -> None:
-        """Raise StorageError if the file was removed or moved, since written rows would be lost."""
-        if self._descriptor is None:
-            return
-        try:
-            there = os.path.samestat(os.stat(self.path), os.fstat(self._descriptor))
-        except FileNotFoundError:
-            there = False
-        if not there:
-            raise StorageError(
-                self.path, OSError(errno.ENOENT, "it was removed or moved during the run")
-            )
-
-    def sync(self) -> None:
-        """Sync the appended rows to the disk. Raises StorageError if the file was removed."""
-        self.check_in_place()
-        if self._descriptor is not None:
-            with storing(self.path):
-                os.fsync(self._descriptor)
-
-    def close(self) -> None:
-        if self._descriptor is not None:
-            os.close(self._descriptor)
-            self._descriptor = None
+            if not self.path.exists() or self.path.stat().st_size != self.length:
+                reason = "it was removed or moved during the run, or another program changed it"
+                raise OSError(errno.ENOENT, reason)
+            with open(self.path, "r+b", buffering=0) as file:
+                file.seek(self.length)
+                yield file
 
 
 def truncate(path: Path, length: int) -> None:
@@ -124,42 +107,6 @@ def _cell(value: object) -> Any:
     if value is None or value != value:
         return ""
     return repr(float(value)) if isinstance(value, float) else value
-
-
-class RunFiles:
-    """The csv files of a run.
-
-    Checkpoints store `lengths`, so that a resumed run can remove rows that were written after the
-    checkpoint.
-    """
-
-    def __init__(
-        self,
-        directory: Path,
-        columns: Mapping[str, Sequence[str]],
-        lengths: Mapping[str, int] | None = None,
-    ):
-        self.directory, kept = directory, lengths or {}
-        self._files = {
-            name: CsvFile(directory / name, names, kept.get(name))
-            for name, names in columns.items()
-        }
-
-    def append(self, name: str, rows: Iterable[Mapping[str, Any]]) -> None:
-        self._files[name].append(rows)
-
-    def lengths(self) -> dict[str, int]:
-        """Sync all files and return their lengths in bytes.
-
-        Because of the sync, a checkpoint never records rows that are not yet on the disk.
-        """
-        for file in self._files.values():
-            file.sync()
-        return {name: file.length for name, file in self._files.items()}
-
-    def close(self) -> None:
-        for file in self._files.values():
-            file.close()
 
 
 def last_round(directory: Path) -> int | None:

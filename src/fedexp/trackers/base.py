@@ -1,10 +1,11 @@
 """Define the interface of callbacks and trackers.
 
 The files in the run directory are the authoritative record. A tracker only displays the results. If
-a tracker fails, one warning is logged and the run continues (see `TrackerGroup`).
+a tracker fails, one warning is logged and the run continues (see `Callbacks`).
 """
 
 import importlib.util
+import logging
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -28,6 +29,11 @@ if TYPE_CHECKING:
     from fedexp.rundir.reader import RunDirectory
     from fedexp.training.simulation import Simulation
     from fedexp.training.state import RoundResult
+
+log = logging.getLogger("fedexp")
+# what a tracker could not do, by the method that failed
+DOES = {"start": "start", "after_round": "log a round"}
+LAST = ("finish", "abort")
 
 
 @dataclass(frozen=True)
@@ -204,6 +210,45 @@ class Tracker(Callback):
         Return None if the tracker has no ids.
         """
         return None
+
+
+class Callbacks:
+    """Calls the callbacks of a run, in their order.
+
+    If a tracker raises an error, a warning is logged and that tracker is not called again. No
+    callback is called after its `finish` or `abort`.
+    """
+
+    def __init__(self, members: Iterable[Callback]):
+        self.members = list(members)
+
+    def call(self, method: str, *arguments: Any) -> list[Any]:
+        """Call a method of each callback, and return the results."""
+        found = []
+        for each in tuple(self.members):
+            if method in LAST:
+                self.members.remove(each)
+            try:
+                found.append(getattr(each, method)(*arguments))
+            except Exception as error:
+                if not isinstance(each, Tracker):
+                    raise
+                self.members = [other for other in self.members if other is not each]
+                log.warning(
+                    "%s could not %s; the run continues without it (%s)%s",
+                    each.name,
+                    DOES.get(method, "finish"),
+                    reason(error),
+                    "".join(getattr(error, "__notes__", ())),
+                )
+        return found
+
+
+def reason(error: Exception) -> str:
+    """Return the reason for a failure: an error's type and the first line of its message."""
+    if isinstance(error, TimeoutError) and not str(error):
+        return "no answer in time"
+    return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
 
 
 class CallbackConfig(Checked, ABC, prefix="callback."):

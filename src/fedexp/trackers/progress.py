@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from rich import box
 from rich.console import Console, Group, RenderableType
@@ -22,6 +22,7 @@ from rich.text import Text
 
 from fedexp.core.console import ROUNDS_LOG
 from fedexp.core.storage import display_path
+from fedexp.rundir import files
 from fedexp.trackers.base import RoundRecord, RunInfo, Tracker
 
 if TYPE_CHECKING:
@@ -58,11 +59,13 @@ SOME = (
 
 
 class Progress(Tracker):
-    """Show the progress of one run.
+    """Show the progress of one run, and then its result.
 
     shares_terminal: whether other runs write to the same terminal. If so, the output is plain lines
     that start with the run's name.
     """
+
+    name: ClassVar[str] = "the console"
 
     def __init__(self, console: Console | None = None, shares_terminal: bool = False) -> None:
         self.console = console or Console(highlight=False)
@@ -70,7 +73,8 @@ class Progress(Tracker):
         self._live: Live | None = None
 
     def start(self, info: RunInfo) -> None:
-        self._name, self._total, self._round = info.name, info.total_rounds, info.first_round
+        self._name, self._directory = info.name, info.directory
+        self._total, self._round = info.total_rounds, info.first_round
         self._every = math.ceil(info.total_rounds / MOST_LINES) or 1
         self._status, self._started, self._first_line = "running", time.monotonic(), True
         self._values: dict[str, float] = {}  # latest known value of each metric
@@ -105,6 +109,10 @@ class Progress(Tracker):
     ) -> None:
         self._status = str(summary.get("status", "completed"))
         self._stop()
+        if self.shares_terminal:
+            result_line(self._name, summary, self._directory, self.console)
+        else:
+            result_table(summary, self._directory, figures, self.console)
 
     def abort(self) -> None:
         if self._live is not None:
@@ -184,20 +192,21 @@ def write_line(text: str, console: Console) -> None:
     console.file.flush()
 
 
-def result_line(
-    name: str, summary: Mapping[str, Any], directory: Path, console: Console | None = None
-) -> None:
+def result_line(name: str, summary: Mapping[str, Any], directory: Path, console: Console) -> None:
     """Print a run's result in one line, for runs that share a terminal."""
     rows = _result_rows(summary)
     prefix = "" if "accuracy" in summary else "validation "
     shown = [f"{prefix}accuracy", f"{prefix}forgetting", "time"]
     values = [f"{key} {rows[key]}" for key in shown if key in rows]
     line = "  ".join([name, rows["status"], *values, str(display_path(directory))])
-    write_line(line, console or Console(highlight=False))
+    write_line(line, console)
 
 
 def result_table(
-    summary: Mapping[str, Any], files: Sequence[Path], console: Console | None = None
+    summary: Mapping[str, Any],
+    directory: Path,
+    figures: Sequence[Path],
+    console: Console | None = None,
 ) -> None:
     """Print a run's result and the paths of its files.
 
@@ -215,7 +224,9 @@ def result_table(
         width = max(map(len, rows))
         for name, value in rows.items():
             print(f"{name:<{width}}  {value}", file=console.file)
-    for path in files:  # the console would wrap a long path, so print it directly
+    names = (files.SUMMARY, *files.TABLES, files.PARTITION, files.CONFIG)
+    paths = [directory / name for name in names if (directory / name).exists()]
+    for path in (*paths, *figures):  # the console would wrap a long path, so print it directly
         print(f"  {display_path(path)}", file=console.file)
     console.file.flush()
 

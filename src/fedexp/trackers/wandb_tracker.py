@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from fedexp.core.limits import Limit, Name, Positive
 from fedexp.core.storage import display_path
-from fedexp.trackers.base import RoundRecord, RunInfo, Tracker, TrackerConfig
+from fedexp.trackers.base import RoundRecord, RunInfo, Tracker, TrackerConfig, reason
 from fedexp.trackers.names import SUMMARIES, flat_summary, metric_values
-from fedexp.trackers.several import reason
 
 if TYPE_CHECKING:
     import pandas as pd

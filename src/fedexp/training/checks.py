@@ -19,7 +19,7 @@ from fedexp.data.views import AUGMENTED, TEST, TEST_VIEWS, evaluation_views
 from fedexp.metrics.forgetting_metric import Metrics
 from fedexp.rundir.identity import value_of
 from fedexp.rundir.objective import check_objective, direction_of
-from fedexp.training import stopping
+from fedexp.training.callbacks import patience_view
 
 ADAPTIVE = ("server.optimizer=adam", "server.optimizer=yogi")
 SET = ("surrogate.dataset", "surrogate.fraction")
@@ -319,7 +319,7 @@ def measure_problems(built: Built, metrics: Metrics) -> Iterator[str]:
     views = evaluation_views(
         settings.test_views, settings.evaluate_on, built.validation.fraction > 0
     )
-    if stop.patience is not None and stopping.patience_view(stop) not in views:
+    if stop.patience is not None and patience_view(stop) not in views:
         needs = (
             ": needs a validation set; set validation.fraction, such as 0.1, or use the test set"
             " with stop.metric=test_accuracy"

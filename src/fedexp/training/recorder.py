@@ -8,12 +8,13 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from fedexp.data.views import file_in_view
-from fedexp.rundir import checkpoint, csv_files, files
-from fedexp.trackers.base import Callback, RoundRecord
+from fedexp.rundir import checkpoint, files
+from fedexp.rundir.csv_files import CsvFile
+from fedexp.trackers.base import Callback, Callbacks, RoundRecord
 from fedexp.training import rows
+from fedexp.training.callbacks import CALLBACK
 from fedexp.training.simulation import Simulation
 from fedexp.training.state import RoundResult, State
-from fedexp.training.stopping import CALLBACK
 
 SAVING_SHARE = 0.05  # largest share of the time for checkpoints if checkpoint_interval is null
 
@@ -33,12 +34,15 @@ class Recorder:
     ):
         """Open the files.
 
-        lengths: the lengths of the files as recorded in the checkpoint. None for a new run.
+        lengths: the lengths of the files as recorded in the checkpoint, so that rows written after
+            it are removed. None for a new run.
         """
-        self.directory, self.simulation, self.callbacks = directory, simulation, callbacks
-        columns = rows.table_columns(simulation)
-        self.round_columns = columns[files.ROUNDS]
-        self.files = csv_files.RunFiles(directory, columns, lengths)
+        self.directory, self.simulation = directory, simulation
+        self.callbacks, known = Callbacks(callbacks), lengths or {}
+        self.files = {
+            name: CsvFile(directory / name, columns, known.get(name))
+            for name, columns in rows.table_columns(simulation).items()
+        }
         self.writing_seconds = 0.0  # time for the last round
         self.saving_seconds = 0.0  # time for the last checkpoint
         self._saved_at = time.perf_counter()
@@ -52,42 +56,41 @@ class Recorder:
         start = time.perf_counter()
         row = rows.round_row(self.simulation, state, result)
         self._append_tests(state)
-        self.files.append(files.ROUNDS, [row])
+        self.files[files.ROUNDS].append([row])
         self._call_back(state, row, result)
         if result is not None:
-            self.files.append(files.CLIENTS, rows.client_rows(self.simulation, state, result))
+            self.files[files.CLIENTS].append(rows.client_rows(self.simulation, state, result))
         if result is None or state.status != "running" or self._is_due(state.round):
             self.save_checkpoint(state)
         self.writing_seconds = time.perf_counter() - start
 
     def wants_epochs(self, number: int) -> bool:
         """Return whether a callback reads the models after each local epoch of a round."""
-        return any(callback.wants_epochs(number) for callback in self.callbacks)
+        return any(self.callbacks.call("wants_epochs", number))
 
     def _append_tests(self, state: State) -> None:
         for view, each in state.records.items():
             for name, new in each.new_rows(state.round).items():
-                self.files.append(file_in_view(name, view), new)
+                self.files[file_in_view(name, view)].append(new)
         if self.simulation.has_tasks and state.record.rounds[-1] == state.round:
-            self.files.append(files.TASKS, rows.task_rows(self.simulation, state))
+            self.files[files.TASKS].append(rows.task_rows(self.simulation, state))
 
     def _call_back(self, state: State, row: rows.Row, result: RoundResult | None) -> None:
         """Call the callbacks, and stop the run if one of them asks for it."""
         record = RoundRecord(
             state.round,
-            {name: rows.json_value(row.get(name)) for name in self.round_columns[1:]},
+            {name: rows.json_value(row.get(name)) for name in self.files[files.ROUNDS].columns[1:]},
             state.records,
             model={part: state.server[part] for part in ("params", "buffers")},
             result=result,
         )
-        for callback in self.callbacks:
-            reason = callback.after_round(record)
-            if reason and state.status == "running":
+        for reason in filter(None, self.callbacks.call("after_round", record)):
+            if state.status == "running":
                 state.stop(
                     {"by": CALLBACK, "reason": reason} if isinstance(reason, str) else reason
                 )
-            if self.simulation.has_tasks and state.round and self.simulation.ends_task(state.round):
-                callback.after_task(record)
+        if self.simulation.has_tasks and state.round and self.simulation.ends_task(state.round):
+            self.callbacks.call("after_task", record)
 
     def save_checkpoint(self, state: State) -> None:
         """Save a checkpoint with the state and the lengths of the tables.
@@ -97,9 +100,12 @@ class Recorder:
         if not state.record.rounds:
             return
         start = time.perf_counter()
-        # Read the tables first. If the directory was removed, this fails, so no file is created.
-        lengths = self.files.lengths()
-        kept = {callback.key: callback.state_dict() for callback in self.callbacks}
+        # Sync the tables first, so that the checkpoint never records rows that are not yet on the
+        # disk. If the directory was removed, this fails, so no file is created.
+        for table in self.files.values():
+            table.sync()
+        lengths = {name: table.length for name, table in self.files.items()}
+        kept = {each.key: each.state_dict() for each in self.callbacks.members}
         versions = state.clients.save(self.directory / files.CLIENT_STATES, state.round)
         saved = state.to_tree(versions) | {"lengths": lengths, "callbacks": kept}
         checkpoint.save(self.directory, saved)
@@ -113,9 +119,6 @@ class Recorder:
         if interval is not None:
             return number % interval == 0
         return self.saving_seconds <= SAVING_SHARE * (time.perf_counter() - self._saved_at)
-
-    def close(self) -> None:
-        self.files.close()
 
 
 @contextmanager

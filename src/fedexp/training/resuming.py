@@ -26,12 +26,11 @@ from fedexp.rundir.files import require_replaceable
 from fedexp.rundir.identity import essential
 from fedexp.rundir.reader import RunDirectory, finished_summary
 from fedexp.trackers.progress import result_table
+from fedexp.training.callbacks import is_finished, stop_reason
 from fedexp.training.division import load_checksum
 from fedexp.training.job import Job
-from fedexp.training.results import result_files
 from fedexp.training.simulation import Simulation
 from fedexp.training.state import State
-from fedexp.training.stopping import is_finished, stop_reason
 
 log = logging.getLogger("fedexp")
 
@@ -80,7 +79,7 @@ def find_finished(job: Job, built: Built, continues: bool) -> dict[str, Any] | N
         reason = stop_reason(summary)
     log.info("%s %s; nothing to do", job.directory, reason)
     if job.sweep is None:
-        result_table(summary, result_files(job.directory, picture_files(job.directory / "figures")))
+        result_table(summary, job.directory, picture_files(job.directory / "figures"))
     return summary
 
 

@@ -21,16 +21,21 @@ from fedexp.figures import interim_pictures
 from fedexp.rundir import checkpoint, files, origin
 from fedexp.rundir.identity import digest
 from fedexp.rundir.reader import RunDirectory
-from fedexp.trackers.base import Callback, RoundRecord, RunInfo, Tracker, final_tables, past_rounds
-from fedexp.trackers.progress import Progress, result_line, result_table
-from fedexp.trackers.several import TrackerGroup
+from fedexp.trackers.base import (
+    Callback,
+    Callbacks,
+    RoundRecord,
+    RunInfo,
+    final_tables,
+    past_rounds,
+)
+from fedexp.trackers.progress import Progress
+from fedexp.training.callbacks import callbacks_of, draw_all
 from fedexp.training.checks import check_used
 from fedexp.training.job import Job
-from fedexp.training.keeping import KeepModels
 from fedexp.training.prepare import Prepared, prepare
 from fedexp.training.provenance import environment, peak_memory
 from fedexp.training.recorder import Recorder
-from fedexp.training.results import RunFigures, result_files, write_results
 from fedexp.training.resuming import (
     check_start,
     checksums,
@@ -44,7 +49,6 @@ from fedexp.training.rounds import run_rounds
 from fedexp.training.run_log import early_lines, run_log
 from fedexp.training.run_setup import Run, begin, handle_failures, locked_directory
 from fedexp.training.simulation import Simulation
-from fedexp.training.stopping import EarlyStop
 from fedexp.training.summary import check_result_names, summary_of
 
 log = logging.getLogger("fedexp")
@@ -94,9 +98,9 @@ def train_run(job: Job) -> dict[str, Any]:
         held.enter_context(run_log(run.directory, early))
         begin(run)
         info = run_info(run)
-        recorder, callbacks = held.enter_context(recording(run, info))
+        recorder = held.enter_context(recording(run, info))
         run_rounds(run.simulation, run.state, recorder)
-        return finish(run, callbacks, info)
+        return finish(run, recorder.callbacks)
 
 
 def at_place(built: Built, job: Job) -> Built:
@@ -127,15 +131,15 @@ def open_run(
 
 
 @contextmanager
-def recording(run: Run, info: RunInfo) -> Iterator[tuple[Recorder, list[Callback]]]:
+def recording(run: Run, info: RunInfo) -> Iterator[Recorder]:
     """Open the recorder and the callbacks of a run while the block runs.
 
-    The recorder, the callbacks and the engine are closed even if the block raises an exception.
+    The callbacks and the engine are closed even if the block raises an exception.
     """
-    tracker: Tracker = TrackerGroup([each.create() for each in run.built.tracker])
-    progress = Progress(shares_terminal=not run.job.place.alone)
+    trackers = [each.create() for each in run.built.tracker]
     own = [each.create() for each in run.built.callback]
-    callbacks: list[Callback] = [*callbacks_of(run), progress, tracker, *own]
+    progress = Progress(shares_terminal=not run.job.place.alone)
+    callbacks: list[Callback] = [*callbacks_of(run.built), *trackers, *own, progress]
     if run.saved is not None:
         info = replace(info, past=partial(past_records, run, run.state.round, callbacks))
     saved = run.resumed_state or {"lengths": None, "callbacks": {}}
@@ -144,31 +148,14 @@ def recording(run: Run, info: RunInfo) -> Iterator[tuple[Recorder, list[Callback
             each.load_state_dict(saved["callbacks"][each.key])
     recorder = Recorder(run.directory, run.simulation, callbacks, saved["lengths"])
     try:
-        for each in callbacks:
-            each.start(info)
-        run.state.wandb_id = tracker.run_id
-        yield recorder, callbacks
+        recorder.callbacks.call("start", info)
+        run.state.wandb_id = next((each.run_id for each in trackers if each.run_id), None)
+        yield recorder
     except BaseException:
-        for each in callbacks:
-            each.abort()
+        recorder.callbacks.call("abort")
         raise
     finally:
-        recorder.close()
         run.simulation.engine.close()
-
-
-def callbacks_of(run: Run) -> list[Callback]:
-    """Return the analyses, and the callbacks that options on the top level ask for."""
-    built, settings = run.built, run.built.settings
-    found: list[Callback] = [each.create() for each in built.analysis]
-    found += filter(None, (each.callback() for each in built.forgetting_metric))
-    if built.stop.patience is not None or built.stop.minutes is not None:
-        found.append(EarlyStop(built.stop))
-    if settings.keep_models is not None or settings.keep_local_models is not None:
-        found.append(KeepModels(settings))
-    if built.figures.draw:
-        found.append(RunFigures(built.figures, built.forgetting_metric))
-    return found
 
 
 def run_info(run: Run) -> RunInfo:
@@ -196,24 +183,24 @@ def past_records(run: Run, last: int, callbacks: Sequence[Callback]) -> Iterator
         yield record
 
 
-def finish(run: Run, callbacks: list[Callback], info: RunInfo) -> dict[str, Any]:
-    """Write and print the results, pass them to the callbacks, and return the summary."""
+def finish(run: Run, callbacks: Callbacks) -> dict[str, Any]:
+    """Write the results, pass them to the callbacks, and return the summary.
+
+    The file summary.json is written after the figures, so a run directory that contains it is
+    complete.
+    """
     summary = summarise(run, callbacks)
     if "hint" in summary:
         log.warning("algorithm=%s: %s", run.job.choices["algorithm"], summary["hint"])
-    pictures = write_results(run.directory, summary, callbacks)
-    for each in callbacks:
-        each.finish(summary, pictures, final_tables(run.directory))
-    if run.job.place.alone:
-        result_table(summary, result_files(run.directory, pictures))
-    else:
-        result_line(info.name, summary, run.directory)
+    pictures = draw_all(run.directory, callbacks, summary)
+    storage.write_json(run.directory / files.SUMMARY, summary)
+    callbacks.call("finish", summary, pictures, final_tables(run.directory))
     return summary
 
 
-def summarise(run: Run, callbacks: Sequence[Callback]) -> dict[str, Any]:
+def summarise(run: Run, callbacks: Callbacks) -> dict[str, Any]:
     """Return the contents of summary.json."""
-    added = [each.summary() for each in callbacks]
+    added = callbacks.call("summary")
     groups = ("algorithm", "dataset", "scenario", "partition", "model")
     parts = origin.read(run.directory)["parts"]
     identity: dict[str, Any] = {name: run.job.choices[name] for name in groups}

@@ -149,7 +149,6 @@ class Measuring(Callback):
 
     def __init__(self, analysis: Analysis):
         self.analysis, self._length = analysis, 0
-        self._files: list[CsvFile] = []  # the table while it is open
 
     @property
     def key(self) -> str:
@@ -159,7 +158,6 @@ class Measuring(Callback):
         path = info.directory / self.analysis.file
         self.info, self.run = info, RunDirectory(info.directory)
         self.table = CsvFile(path, self.analysis.columns, self._length)
-        self._files = [self.table]
 
     def is_due(self, round: int) -> bool:
         return self.analysis.is_due(round, self.info.total_rounds)
@@ -183,13 +181,6 @@ class Measuring(Callback):
     def draw(self, summary: dict[str, Any]) -> list[Path]:
         look = Pictures.of(self.info.config.get("figures"))
         return draw_tables(self.info.directory, look, summary, (self.analysis.file,))
-
-    def finish(self, summary: Any, figures: Any, tables: Any) -> None:
-        self.abort()
-
-    def abort(self) -> None:
-        for file in self._files:
-            file.close()
 
     def state_dict(self) -> dict[str, Any]:
         self.table.sync()

@@ -1,0 +1,162 @@
+"""The callbacks that options on the top level ask for.
+
+A run stops early if its accuracy does not improve (`stop.patience`), if its time is over
+(`stop.minutes`), or if a callback asks for it. The state and summary.json store the reason as
+`stopped`. A stopped run counts as finished, but a command with different limits continues it.
+"""
+
+import logging
+import math
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fedexp.config.build import Built
+from fedexp.config.settings import Settings, Stop
+from fedexp.data.views import PLAIN, VALIDATION
+from fedexp.figures import make_figures
+from fedexp.figures.pictures import Pictures
+from fedexp.metrics.forgetting_metric import ForgettingMetric
+from fedexp.rundir import kept_models
+from fedexp.trackers.base import Callback, Callbacks, RoundRecord, RunInfo
+from fedexp.training.exchange import trained_models
+
+log = logging.getLogger("fedexp")
+PATIENCE, MINUTES, CALLBACK = "patience", "minutes", "callback"
+
+
+def patience_view(stop: Stop) -> str:
+    """Return the test set on which the accuracy must improve for the run to continue."""
+    return PLAIN if stop.metric == "test_accuracy" else VALIDATION
+
+
+def rounds_without_improvement(accuracy: Sequence[tuple[int, float]]) -> int:
+    """Return how many evaluated rounds have passed since the first round with the best accuracy.
+
+    Round 0, the initial model, does not count.
+
+    accuracy: (round, accuracy) of each evaluated round.
+    """
+    values = [value for number, value in accuracy if number >= 1]
+    return len(values) - 1 - values.index(max(values)) if values else 0
+
+
+class EarlyStop(Callback):
+    """Ends a run whose accuracy no longer improves, or whose time is over.
+
+    The time limit `stop.minutes` is counted from the creation of this object.
+    """
+
+    def __init__(self, stop: Stop):
+        self.stop, self._before = stop, time.perf_counter()
+        self.end = self._before + 60 * (stop.minutes or math.inf)
+        self._recent: deque[float] = deque(maxlen=3)  # seconds of the last rounds
+
+    def after_round(self, record: RoundRecord) -> dict[str, Any] | None:
+        now = time.perf_counter()
+        self._recent.append(now - self._before)
+        self._before = now
+        if record.round == 0:
+            return None
+        if self.stop.patience is not None:
+            curve = record.records[patience_view(self.stop)].curve
+            if rounds_without_improvement(curve) >= self.stop.patience:
+                return {"by": PATIENCE, "patience": self.stop.patience}
+        if now + max(self._recent) >= self.end:
+            return {"by": MINUTES, "minutes": self.stop.minutes}
+        return None
+
+
+def is_finished(summary: Mapping[str, Any], stop: Stop, resumed: bool) -> bool:
+    """Return whether a command has nothing left to do for a run.
+
+    summary: the summary of the run.
+    stop: the `stop` options of the command.
+    resumed: whether the command resumes the run by name, not as a job of a sweep.
+    """
+    if summary.get("status") != "stopped":
+        return True
+    why = summary.get("stopped") or {}
+    if why.get("by") == PATIENCE:
+        return stop.patience is not None and stop.patience <= why.get(PATIENCE, 0)
+    return not resumed and stop.minutes == why.get(MINUTES)
+
+
+def stop_reason(summary: Mapping[str, Any]) -> str:
+    """Return a phrase that says in which round and why a run stopped."""
+    why = summary.get("stopped") or {}
+    cause = {
+        PATIENCE: f"stop.patience={why.get(PATIENCE)}",
+        MINUTES: f"stop.minutes={why.get(MINUTES)}",
+        CALLBACK: f"a callback ({why.get('reason')})",
+    }.get(str(why.get("by")), "its options")
+    return f"stopped after round {summary.get('rounds')} by {cause}"
+
+
+class KeepModels(Callback):
+    """Saves the global model and the local models in the folder `models` of the run."""
+
+    def __init__(self, settings: Settings):
+        self.settings = settings
+
+    def start(self, info: RunInfo) -> None:
+        self.directory = info.directory
+
+    def after_round(self, record: RoundRecord) -> None:
+        number = record.round
+        if self.settings.keeps_model(number):
+            kept_models.save(self.directory, number, record.model)
+        if record.result is None or not self.settings.keeps_local_models(number):
+            return
+        models = trained_models(record.result.exchanges)
+        if not models:
+            log.warning(
+                "keep_local_models: no local models are saved for round %d, because its clients did"
+                " not send whole models",
+                number,
+            )
+        for client, model in zip(record.result.cohort.clients, models, strict=False):
+            kept_models.save_local(self.directory, number, client, model)
+
+
+class RunFigures(Callback):
+    """Draws the figures of a run at its end."""
+
+    def __init__(self, look: Pictures, metrics: Sequence[ForgettingMetric]):
+        self.look, self.metrics = look, metrics
+
+    def start(self, info: RunInfo) -> None:
+        self.directory = info.directory
+
+    def draw(self, summary: dict[str, Any]) -> list[Path]:
+        return make_figures(self.directory, summary, self.look, self.metrics)
+
+
+def draw_all(directory: Path, callbacks: Callbacks, summary: dict[str, Any]) -> list[Path]:
+    """Draw the figures of all callbacks. An error is only logged, so it does not end the run."""
+    again = f"run `fedexp figures {directory}` to try again"
+    pictures: list[Path] = []
+    for each in callbacks.members:
+        try:
+            pictures += each.draw(summary)
+        except OSError as error:
+            log.warning("the figures could not be written (%s); %s", error.strerror, again)
+        except Exception:
+            log.exception("the figures could not be drawn; %s", again)
+    return pictures
+
+
+def callbacks_of(built: Built) -> list[Callback]:
+    """Return the analyses, and the callbacks that options on the top level ask for."""
+    settings = built.settings
+    found: list[Callback] = [each.create() for each in built.analysis]
+    found += filter(None, (each.callback() for each in built.forgetting_metric))
+    if built.stop.patience is not None or built.stop.minutes is not None:
+        found.append(EarlyStop(built.stop))
+    if settings.keep_models is not None or settings.keep_local_models is not None:
+        found.append(KeepModels(settings))
+    if built.figures.draw:
+        found.append(RunFigures(built.figures, built.forgetting_metric))
+    return found
