@@ -51,7 +51,7 @@ def make_parser() -> ArgumentParser:
     add_picture_flags(each)
     each.set_defaults(run_command=figures)
 
-    each = add("page", "write the measured tables of REPRODUCTION.md, and learning curves")
+    each = add("page", "write the measured tables of REPRODUCTION.md")
     each.add_argument("--check", action="store_true", help="write nothing; fail if out of date")
     root = "path of the git checkout (default: the working directory)"
     each.add_argument("--root", type=Path, default=Path(), help=root)

@@ -1,4 +1,4 @@
-"""Write the measured tables of REPRODUCTION.md, and learning curves, from the committed runs.
+"""Write the measured tables of REPRODUCTION.md from the committed runs.
 
 The tables are between two marks in the page. The rest of the page is written by hand.
 """
@@ -11,18 +11,16 @@ import pandas as pd
 
 from fedexp.analysis.layout import all_markdown
 from fedexp.core.errors import ConfigError
-from fedexp_papers import checks, layout, readings
-from fedexp_papers.curves import draw_learning_curves, list_curves, render_svg
+from fedexp_papers import layout, readings
 from fedexp_papers.sweeps import PaperSweep
 
 PAGE = Path("REPRODUCTION.md")
-CURVES = Path("docs", "reproduction", "curves")
 START = "<!-- `make reproduction` writes the text from here to the next mark. -->\n"
 END = "<!-- End of the text that `make reproduction` writes. -->\n"
 
 
 def update(root: Path, check: bool) -> None:
-    """Write or check the page, the page of checks and the curves of a checkout.
+    """Write or check the page of a checkout.
 
     Raises ConfigError if the page has no marks, if a table of runs is damaged, or, for a check, if
     the page is out of date.
@@ -35,52 +33,26 @@ def update(root: Path, check: bool) -> None:
     _, end, after = rest.partition(END)
     if not start or not end:
         raise ConfigError(f"{path}: has no lines {START.strip()} and {END.strip()}")
-    sweeps, runs, tables = readings.compare_everything(root)
-    curves = {}
-    for name, mine in runs.groupby("sweep", sort=False):
-        known = list_curves(mine)
-        if len(known):
-            curves[str(name)] = known
-    new = f"{before}{START}\n{make_sections(sweeps, tables, curves)}\n{END}{after}"
-    pages = {path: new}
-    if (root / checks.PAGE).is_file():
-        pages[root / checks.PAGE] = checks.checks_page(root)
-    for path, new in pages.items():
-        if check and new != path.read_text(encoding="utf-8"):
-            raise ConfigError(f"{path} is out of date; run `make reproduction`")
-        if not check:
-            path.write_text(new, encoding="utf-8")
-    if check:
-        return
-    for name, known in curves.items():
-        path = root / CURVES / f"{name}.svg"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(render_svg(draw_learning_curves(sweeps[name], known)))
+    new = f"{before}{START}\n{make_sections(*readings.compare_everything(root))}\n{END}{after}"
+    if check and new != text:
+        raise ConfigError(f"{path} is out of date; run `make reproduction`")
+    if not check:
+        path.write_text(new, encoding="utf-8")
 
 
-def make_sections(
-    sweeps: Mapping[str, PaperSweep],
-    tables: Mapping[str, pd.DataFrame],
-    curves: Mapping[str, object],
-) -> str:
+def make_sections(sweeps: Mapping[str, PaperSweep], tables: Mapping[str, pd.DataFrame]) -> str:
     """Return a section for each table of a paper that has runs.
 
-    tables, curves: by sweep name, for the sweeps that have runs
+    tables: by sweep name, for the sweeps that have runs
     """
     others = {name for sweep in sweeps.values() for name in sweep.readings}
-    texts = []
-    for name, sweep in sweeps.items():
-        if name in tables and name not in others:
-            texts.append(make_section(sweep, tables[name]))
-            drawn = [each for each in (name, *sweep.readings) if each in curves]
-            links = [f"[{each}]({(CURVES / each).as_posix()}.svg)" for each in drawn]
-            if links:
-                texts.append(f"Learning curves: {', '.join(links)}.")
+    own = [sweep for name, sweep in sweeps.items() if name in tables and name not in others]
+    texts = [make_section(sweep, tables[sweep.name]).strip() for sweep in own]
     texts.append(
         f"{len(sweeps) - len(tables)} of {len(sweeps)} tables and figures have no run here."
         " `fedexp --multirun sweep=<name>` runs one."
     )
-    return "\n\n".join(part.strip() for part in texts) + "\n"
+    return "\n\n".join(texts) + "\n"
 
 
 def make_section(sweep: PaperSweep, table: pd.DataFrame) -> str:

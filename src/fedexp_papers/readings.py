@@ -23,23 +23,18 @@ SETTING = ["dataset", "partition_param", "metric"]  # identifies a row of Flashb
 TARGET = "rounds_to_"
 
 
-def compare_everything(
-    root: Path,
-) -> tuple[dict[str, PaperSweep], pd.DataFrame, dict[str, pd.DataFrame]]:
-    """Return (sweeps, runs, tables) for the directory `root/multirun`.
+def compare_everything(root: Path) -> tuple[dict[str, PaperSweep], dict[str, pd.DataFrame]]:
+    """Return (sweeps, tables) for the directory `root/multirun`.
 
-    sweeps: name -> sweep, for all sweeps that reproduce a table or figure of a paper. runs: all
-    runs of these sweeps, see `runs.read_runs`. tables: name -> comparison.csv, for the sweeps that
-    have published values and runs. Raises ConfigError if the file of any run is damaged.
+    sweeps: name -> sweep, for all sweeps that reproduce a table or figure of a paper. tables: name
+    -> comparison.csv, for the sweeps that have published values and runs. Raises ConfigError if the
+    file of any run is damaged.
     """
     sweeps = {sweep.name: sweep for sweep in all_paper_sweeps()}
     runs = read_runs(root / "multirun" / name for name in sweeps)
-    tables = {}
-    for name in runs["sweep"].unique():
-        table = join_readings(sweeps[name], runs, name)
-        if len(table) and (table["n"] > 0).any():
-            tables[name] = table
-    return sweeps, runs, tables
+    every = {name: join_readings(sweeps[name], runs, name) for name in runs["sweep"].unique()}
+    tables = {name: table for name, table in every.items() if len(table) and table["n"].any()}
+    return sweeps, tables
 
 
 def compare_sweep(sweep: PaperSweep, directory: Path) -> pd.DataFrame:
