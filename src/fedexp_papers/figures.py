@@ -2,8 +2,7 @@
 
 The key `pictures` in the sweep's file lists the figures. Each one is a mapping with these keys:
 
-- kind: a figure of `draw.DRAWN`, of `draw_measured.OF_SETTING` (one per setting), or a kind of
-    `fedexp-papers analyse` (one per run)
+- kind: a figure of `pictures.PICTURES`, or a kind of `fedexp-papers analyse` (one per run)
 - name: distinguishes figures of the same sweep; the file is named <sweep>_<name>
 - only: the methods to show; all by default
 - settings: the settings to show; all by default
@@ -29,8 +28,7 @@ from fedexp.analysis.sweep import normalise
 from fedexp.analysis.sweep_figures import Method, Setting, slug, sort_by_seed
 from fedexp.core.errors import ConfigError
 from fedexp.rundir.reader import RunDirectory
-from fedexp_papers import draw
-from fedexp_papers.draw_measured import OF_SETTING
+from fedexp_papers.pictures import FOR_EACH_SETTING, PICTURES
 from fedexp_papers.posthoc.kinds import KINDS
 from fedexp_papers.posthoc.subject import require_local_models, with_defaults
 from fedexp_papers.sweeps import PaperSweep, find_cell
@@ -45,27 +43,27 @@ FILTERS = ("kind", "name", "only", "settings")  # keys that are not options of t
 
 def make_pictures(
     sweep: PaperSweep, runs: Sequence[RunDirectory]
-) -> "Iterator[tuple[str, Callable[[], Figure]]]":
+) -> Iterator[tuple[str, Callable[[], "Figure"]]]:
     """Yield (name, function that draws the figure) for each figure of a paper.
 
     If the runs lack the data for a figure, it is left out with a warning.
     """
-    settings = label_runs(sweep, runs)
+    settings, title = label_runs(sweep, runs), sweep.title.partition(": ")[0]
     for node in sweep.pictures:
         name = "_".join(filter(None, [sweep.name, str(node.get("name", ""))]))
         kind = str(node["kind"])
         drawn: dict[str, Callable[[], Any]] = {}
-        if kind in draw.DRAWN:
-            title = sweep.title.partition(": ")[0]
+        if kind in PICTURES and not (kind in FOR_EACH_SETTING and len(settings) > 1):
             drawn[name] = partial(draw_picture, node, settings, title)
-        for setting in () if kind in draw.DRAWN else settings:
-            if kind in OF_SETTING:
-                each = slug(f"{name}_{setting.name}") if len(settings) > 1 else name
-                drawn[each] = partial(OF_SETTING[kind], setting, **select_options(node))
-                continue
-            for method in setting.methods:
-                each = slug("_".join([name, setting.name, method.name]))
-                drawn[each] = partial(draw_run, node, method.runs[0])
+        elif kind in PICTURES:
+            for setting in settings:
+                each = slug(f"{name}_{setting.name}")
+                drawn[each] = partial(draw_picture, node, [setting], f"{title}, {setting.name}")
+        else:
+            for setting in settings:
+                for method in setting.methods:
+                    each = slug("_".join([name, setting.name, method.name]))
+                    drawn[each] = partial(draw_run, node, method.runs[0])
         for each, make in drawn.items():
             try:
                 figure = make()
@@ -100,7 +98,7 @@ def draw_picture(node: Mapping[str, Any], settings: Sequence[Setting], title: st
         raise ConfigError(f"no finished run of {', '.join([*(within or ()), *(only or ())])}")
     if settings[0].common:
         title = f"{title} ({settings[0].common})"
-    return draw.DRAWN[str(node["kind"])](shown, title, **select_options(node))
+    return PICTURES[str(node["kind"])](shown, title, **select_options(node))
 
 
 def select_options(node: Mapping[str, Any]) -> dict[str, Any]:

@@ -299,13 +299,13 @@ def test_noise_figure_of_a_sweep_shows_global_and_local_models(run, others):
     small = {"kind": "noise", "examples": 20, "device": "cpu", "draws": 2, "strengths": [0.0, 0.2]}
     subject = subject_of(run, 20)
     settings, clients = settings_of(run.directory, others[0]), run.kept_clients(2)
-    same = draw_picture(small, settings, "FedNTD Fig. 14").axes[0].lines
+    same = draw_picture(small, settings, "FedNTD Fig. 14").axes[0].containers
     assert same[0].get_label() == "A"
     wanted = measure_noise(subject, [0.0, 0.2], 2, "absolute", 0).loss.mean(0)
-    for line in same:
+    for line, *_ in (each.lines for each in same):
         np.testing.assert_allclose(line.get_xydata().T, [[0, 0.2], wanted], rtol=1e-12)
-    local = draw_picture(small | {"client": "first"}, settings, "FedNTD Fig. 14").axes[0].lines
-    for line, client in zip(local, clients[:2], strict=True):
+    local = draw_picture(small | {"client": "first"}, settings, "FedNTD Fig. 14").axes[0].containers
+    for (line, *_), client in zip((each.lines for each in local), clients[:2], strict=True):
         params = subject.load(kept_models.load(run.directory, 2, client))
         assert line.get_ydata()[0] == pytest.approx(
             float(subject.runtime.evaluate(params).loss), rel=1e-12

@@ -36,7 +36,7 @@ from fedexp_papers.analyses.gradient_diversity import (
 from fedexp_papers.analyses.local_epochs import LocalEpochs
 from fedexp_papers.analyses.weight_divergence import WeightDivergence
 from fedexp_papers.command import main as papers
-from fedexp_papers.draw_measured import before_and_after
+from fedexp_papers.pictures import before_local_after
 from quick_runs import SMALL
 from toy_federation import (
     ENGINES,
@@ -369,7 +369,7 @@ def test_local_epochs_figure_shows_means_and_deviations(tmp_path):
     (tmp_path / "local_epochs.csv").write_text(
         "\n".join([EPOCH_COLUMNS, *(",".join(map(str, row)) for row in rows)]) + "\n"
     )
-    inside, outside, own = draw_of(tmp_path, "local_epochs.csv")
+    inside, outside, own = draw_of(tmp_path, "local_epochs.csv")[:3]
     assert len(inside.containers) == len(outside.containers) == 8
     line, _, (bars,) = inside.containers[0].lines
     np.testing.assert_allclose(line.get_xydata(), [[0, 0.4], [1, 0.9]])
@@ -377,20 +377,6 @@ def test_local_epochs_figure_shows_means_and_deviations(tmp_path):
         [segment[:, 1] for segment in bars.get_segments()], [[0.2, 0.6], [0.8, 1.0]]
     )
     assert not own.containers  # the training accuracy is undefined
-
-
-def test_weight_divergence_figure_shows_layers(tmp_path):
-    """Squared distances 9 and 16 of 25 in layers a and b."""
-    rows = ["round,client,layer,l1,l2,others_l1,others_l2,distribution_distance"]
-    rows += [
-        f"4,7,{layer},{l1},{l2},1,1,"
-        for layer, l1, l2 in (("a", 3, 3), ("b", 5, 4), ("total", 8, 5))
-    ]
-    (tmp_path / "weight_divergence.csv").write_text("\n".join(rows) + "\n")
-    above, below = draw_of(tmp_path, "weight_divergence.csv")[:2]
-    assert above.containers[0].lines[0].get_xydata().tolist() == [[4, 8]]
-    np.testing.assert_allclose(below.collections[0].get_array().ravel(), [9 / 25, 16 / 25])
-    assert [text.get_text() for text in below.get_yticklabels()] == ["a", "b"]
 
 
 # --- pictures of a sweep
@@ -409,7 +395,8 @@ def history_of_one_round():
 def test_accuracies_before_and_after_a_round_match_values_worked_by_hand():
     """The joint distribution is (5/8, 3/8): after the round 0.6 * 5/8 + 0.2 * 3/8 = 0.45 in and
     0.35 out. The clients' in-local accuracies are 0.75 and 0.6, the out-local ones 0.25 and 0.6."""
-    found = before_and_after(history_of_one_round())
-    expected = {"in before": 0.5, "out before": 0.5, "in after": 0.45, "out after": 0.35}
-    expected |= {"in local": 0.675, "out local": 0.425, "in spread": 0.075, "out spread": 0.175}
-    assert found.loc[1].to_dict() == pytest.approx(expected, rel=1e-12)
+    before, local, after = before_local_after(history_of_one_round())
+    assert before.loc[1].to_dict() == pytest.approx({"in": 0.5, "out": 0.5}, rel=1e-12)
+    assert local["in"].tolist() == pytest.approx([0.75, 0.6], rel=1e-12)
+    assert local["out"].tolist() == pytest.approx([0.25, 0.6], rel=1e-12)
+    assert after.loc[1].to_dict() == pytest.approx({"in": 0.45, "out": 0.35}, rel=1e-12)

@@ -8,7 +8,6 @@ from typing import Any
 
 from fedexp.core.errors import ConfigError
 from fedexp.figures.pictures import add_picture_flags
-from fedexp_papers.posthoc.defaults import COMMON, OF_KIND
 
 KINDS = {
     "loss_plane": "loss and accuracy on a plane spanned by two directions (FedNTD Fig. 14)",
@@ -51,36 +50,41 @@ def tolerance(text: str) -> float:
     return float(text)
 
 
-# (kinds of analysis, flag, its choices or the function that parses its value, help text)
-FLAGS: tuple[tuple[tuple[str, ...], str, Any, str], ...] = (
-    (LOSS, "--round", int, "round of the model (default: the last saved model)"),
-    (LOSS, "--client", int, "use the local model of this client"),
+ANY = tuple(KINDS)
+# (kinds of analysis, flag, its choices or the function that parses its value, default, help text)
+FLAGS: tuple[tuple[tuple[str, ...], str, Any, Any, str], ...] = (
+    (LOSS, "--round", int, None, "round of the model (default: the last saved model)"),
+    (LOSS, "--client", int, None, "use the local model of this client"),
     (
         FEATURES,
         "--round",
         listed(int),
+        [],
         "rounds of the models (default: the last round with local models)",
     ),
-    (("hypersphere",), "--clients", at_least(0), "maximum number of local models (default: 3)"),
-    (("tsne",), "--clients", at_least(0), "maximum number of local models (default: 10)"),
+    (("hypersphere",), "--clients", at_least(0), 3, "maximum number of local models"),
+    (("tsne",), "--clients", at_least(0), 10, "maximum number of local models"),
     (
         ("loss_plane",),
         "--directions",
         ("random", "eigenvectors", "models"),
+        "random",
         "directions that span the plane; random directions are filter-normalised",
     ),
     (
         ("loss_plane",),
         "--models",
         str,
+        None,
         "for --directions models: three different models, each given as global, before (the global"
         " model before the round) or a client's number (default: global and the first two clients)",
     ),
-    (("loss_plane",), "--points", at_least(2), "grid points on each side (default: 21)"),
+    (("loss_plane",), "--points", at_least(2), 21, "grid points on each side"),
     (
         ("loss_plane",),
         "--span",
         at_least(1e-12, float),
+        None,
         "how far the grid extends to each side, in units of its directions (default: 1 for random,"
         " 0.5 for eigenvectors)",
     ),
@@ -88,25 +92,27 @@ FLAGS: tuple[tuple[tuple[str, ...], str, Any, str], ...] = (
         ("noise",),
         "--strengths",
         listed(at_least(0, float)),
+        None,
         "noise strengths (default: 11 values from 0 to 0.05, or to 0.5 with --scale relative)",
     ),
-    (("noise",), "--draws", at_least(1), "number of noise draws for each strength (default: 5)"),
+    (("noise",), "--draws", at_least(1), 5, "number of noise draws for each strength"),
     (
         ("noise",),
         "--scale",
         ("absolute", "relative"),
-        "unit of the strengths: absolute for a standard deviation (the default), or relative to"
-        " the root mean square of each tensor",
+        "absolute",
+        "unit of the strengths: absolute for a standard deviation, or relative to the root mean"
+        " square of each tensor",
     ),
-    (("hessian",), "--eigenvalues", int, "number of eigenvalues (default: 5)"),
-    (("hessian",), "--tolerance", tolerance, "allowed relative error (default: 0.001)"),
-    (("tsne",), "--perplexity", float, "perplexity of t-SNE (default: 30)"),
-    (tuple(KINDS), "--data", str, "examples: test (default), train, or a client's number"),
-    (tuple(KINDS), "--examples", at_least(1), "maximum number of examples, drawn at random"),
-    (tuple(KINDS), "--seed", at_least(0), "random seed (default: 0)"),
-    (tuple(KINDS), "--device", str, "device: auto, cpu, cuda or cuda:<number>"),
-    (tuple(KINDS), "--data-dir", str, "directory of the data sets (default: the run's)"),
-    (tuple(KINDS), "--config-dir", Path, "a directory with your own config groups"),
+    (("hessian",), "--eigenvalues", int, 5, "number of eigenvalues"),
+    (("hessian",), "--tolerance", tolerance, 1e-3, "allowed relative error"),
+    (("tsne",), "--perplexity", float, 30.0, "perplexity of t-SNE"),
+    (ANY, "--data", str, "test", "examples: test, train, or a client's number"),
+    (ANY, "--examples", at_least(1), 1000, "maximum number of examples, drawn at random"),
+    (ANY, "--seed", at_least(0), 0, "random seed"),
+    (ANY, "--device", str, "auto", "device: auto, cpu, cuda or cuda:<number>"),
+    (ANY, "--data-dir", str, None, "directory of the data sets (default: the run's)"),
+    (ANY, "--config-dir", Path, None, "a directory with your own config groups"),
 )
 
 
@@ -114,20 +120,30 @@ def add_arguments(parser: ArgumentParser) -> None:
     """Add a subparser for each kind of analysis."""
     parser.add_argument("run", type=Path, help="a run directory")
     kinds = parser.add_subparsers(dest="kind", required=True, metavar="|".join(KINDS))
-    of = {name: kinds.add_parser(name, help=text, description=text) for name, text in KINDS.items()}
-    others = (
-        "another run whose models are shown in the same plane; may be repeated (FedNTD Fig. 21)"
-    )
-    of["tsne"].add_argument(
-        "--with", dest="others", metavar="RUN", action="append", type=Path, help=others
-    )
-    for names, flag, values, text in FLAGS:
-        allowed = {"choices": values} if isinstance(values, tuple) else {"type": values}
-        for name in names:
-            of[name].add_argument(flag, help=text, **allowed)
-    for name, each in of.items():
+    for name, text in KINDS.items():
+        each = kinds.add_parser(name, help=text, description=text)
+        add_flags(each, name)
         add_picture_flags(each)
-        each.set_defaults(**COMMON | OF_KIND[name])
+
+
+def add_flags(parser: ArgumentParser, kind: str) -> None:
+    for names, flag, values, default, text in FLAGS:
+        if kind in names:
+            allowed = {"choices": values} if isinstance(values, tuple) else {"type": values}
+            shown = text if default in (None, []) else f"{text} (default: %(default)s)"
+            parser.add_argument(flag, default=default, help=shown, **allowed)
+    if kind == "tsne":
+        parser.set_defaults(examples=200)
+        others = "another run whose models are shown in the same plane; may be repeated"
+        look: dict[str, Any] = {"metavar": "RUN", "action": "append", "type": Path, "default": []}
+        parser.add_argument("--with", dest="others", help=f"{others} (FedNTD Fig. 21)", **look)
+
+
+def default_flags(kind: str) -> dict[str, Any]:
+    """Return the default value of each flag of a kind."""
+    parser = ArgumentParser()
+    add_flags(parser, kind)
+    return vars(parser.parse_args([]))
 
 
 def check(options: Namespace) -> None:

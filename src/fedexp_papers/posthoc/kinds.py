@@ -19,8 +19,16 @@ from fedexp.figures.pictures import Pictures
 from fedexp.rundir import kept_models
 from fedexp.rundir.kept_models import KeptModel
 from fedexp.rundir.reader import RunDirectory
-from fedexp_papers.posthoc import draw, features
+from fedexp_papers.posthoc import features
 from fedexp_papers.posthoc import loss_plane as planes
+from fedexp_papers.posthoc.draw import (
+    draw_circle,
+    draw_embedding,
+    draw_neurons,
+    draw_noise,
+    draw_plane,
+    draw_spectrum,
+)
 from fedexp_papers.posthoc.hessian import largest_eigenvalues
 from fedexp_papers.posthoc.neurons import preferred_classes
 from fedexp_papers.posthoc.noise import measure_noise
@@ -101,7 +109,7 @@ def loss_plane(run: RunDirectory, options: Namespace) -> Iterator[Result]:
     yield Result(
         file_name("loss_plane", subject, options.directions),
         table,
-        partial(draw.loss_plane, surface, title_of(subject)),
+        partial(draw_plane, surface, title_of(subject)),
         columns | {"models": np.array(plane.names), "positions": plane.positions},
         (lowest,),
     )
@@ -159,7 +167,7 @@ def noise(run: RunDirectory, options: Namespace) -> Iterator[Result]:
     yield Result(
         file_name("noise", subject, found.scale),
         table,
-        partial(draw.noise, [("", found)], title_of(subject)),
+        partial(draw_noise, [("", found)], title_of(subject)),
         lines=tuple(lines),
     )
 
@@ -179,7 +187,7 @@ def hessian(run: RunDirectory, options: Namespace) -> Iterator[Result]:
     yield Result(
         file_name("hessian", subject),
         table,
-        partial(draw.spectrum, found, title_of(subject)),
+        partial(draw_spectrum, found, title_of(subject)),
         lines=(f"largest eigenvalues of the Hessian: {values} ({subject.examples})",),
     )
 
@@ -205,7 +213,7 @@ def hypersphere(run: RunDirectory, options: Namespace) -> Iterator[Result]:
         yield Result(
             f"hypersphere_round{number}",
             pd.concat(frames),
-            partial(draw.circle, names, angles, labels, classes, title_of(subject)),
+            partial(draw_circle, names, angles, labels, classes, title_of(subject)),
             {"models": np.array(names), "angles": angles, "labels": labels},
         )
 
@@ -237,7 +245,7 @@ def tsne(run: RunDirectory, options: Namespace) -> Iterator[Result]:
     yield Result(
         "_with_".join([name, *(each.directory.resolve().name for each in others)]),
         pd.concat(frames),
-        partial(draw.embedding, rows, first.labels, first.runtime.data.classes, title),
+        partial(draw_embedding, rows, first.labels, first.runtime.data.classes, title),
     )
 
 
@@ -271,7 +279,7 @@ def neurons(run: RunDirectory, options: Namespace) -> Iterator[Result]:
         yield Result(
             f"neurons_round{number}",
             pd.concat(frames),
-            partial(draw.neurons, [f"round {number}"], [found], classes, title_of(subject)),
+            partial(draw_neurons, [f"round {number}"], [found], classes, title_of(subject)),
             lines=(f"round {number}: {line}",),
         )
 

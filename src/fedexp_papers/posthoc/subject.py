@@ -26,7 +26,7 @@ from fedexp.rundir import files, kept_models
 from fedexp.rundir.kept_models import KeptModel
 from fedexp.rundir.reader import RunDirectory
 from fedexp_papers.analyses.cka import collect_features
-from fedexp_papers.posthoc.defaults import COMMON, OF_KIND
+from fedexp_papers.posthoc.flags import default_flags
 
 SOURCES = {"test": "test", "train": "training"}  # values of --data -> names in titles
 
@@ -185,7 +185,7 @@ def with_defaults(run: RunDirectory, kind: str, options: Mapping[str, Any]) -> N
         files = kept_models.model_files(run.directory)
         clients = [client for number, client in files if number == given["round"]]
         given["client"] = min(client for client in clients if client is not None)
-    return Namespace(**COMMON | OF_KIND[kind] | given)
+    return Namespace(**default_flags(kind) | given)
 
 
 def rounds_to_show(run: RunDirectory, requested: Sequence[int]) -> list[int]:
