@@ -13,11 +13,9 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
-from fedexp.config import trust
 from fedexp.config.build import GROUPS, build
 from fedexp.config.options import MULTIPLE, known_keys, list_groups, list_options
-from fedexp.config.trust import find_class
-from fedexp.config.values import convert
+from fedexp.config.values import convert, find_class
 from fedexp.core.errors import ConfigError
 from fedexp.data.types import TextShape
 from fedexp.rundir.identity import digest, result_values
@@ -312,7 +310,7 @@ def test_user_class_must_be_named_in_the_users_yaml(tmp_path, monkeypatch):
     option = tmp_path / "conf_mine" / "algorithm" / "theirs.yaml"
     option.parent.mkdir(parents=True)
     option.write_text("_target_: their_package.Theirs\nparadigm: federated\n")
-    monkeypatch.setattr(trust, "search_path", lambda: [CONF, tmp_path / "conf_mine"])
+    monkeypatch.setattr("fedexp.config.values.search_path", lambda: [CONF, tmp_path / "conf_mine"])
     config = composed(target, "+algorithm.rho=2")
     algorithm = build(config).algorithm
     assert (type(algorithm).__name__, algorithm.rho) == ("Theirs", 2.0)

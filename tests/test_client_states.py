@@ -15,8 +15,8 @@ from fedexp.algorithms.flashback import Flashback
 from fedexp.algorithms.local_only import LocalOnly
 from fedexp.algorithms.scaffold import Scaffold
 from fedexp.core.memory import free_memory, size_of
-from fedexp.rundir import client_states
-from fedexp.rundir.client_states import ClientStates, choose_place
+from fedexp.rundir import checkpoint
+from fedexp.rundir.checkpoint import ClientStates, choose_place
 from fedexp.training.rounds import play_round
 from method_rows import declared
 from test_algorithms import SHIPPED
@@ -92,7 +92,7 @@ def test_states_in_files_do_not_change_the_run(tmp_path):
 
 
 def test_large_states_are_kept_in_files(monkeypatch):
-    monkeypatch.setattr(client_states, "free_memory", lambda: 4_000_000_000)
+    monkeypatch.setattr(checkpoint, "free_memory", lambda: 4_000_000_000)
     cpu = torch.device("cpu")
     assert choose_place(9_000_000, 100, cpu)[1:] == (
         True,

@@ -20,7 +20,7 @@ from fedexp.algorithms.fedlwf import FedLwF
 from fedexp.algorithms.fedmultihead import FedMultiHead
 from fedexp.algorithms.heads import HEAD
 from fedexp.config.options import conf_directories
-from fedexp.config.trust import find_class
+from fedexp.config.values import find_class
 from fedexp.core import storage, tree
 from fedexp.engine.base import ClientRuntime, Shared
 from fedexp.engine.network import LiveNetwork

@@ -15,7 +15,7 @@ import pandas as pd
 import pytest
 from sklearn.datasets import load_digits
 
-from fedexp.config import trust
+from fedexp.config import values
 
 PAGE = Path(__file__).parents[1] / "docs" / "guide" / "your_own_parts.md"
 FILES = re.compile(r"^`([^`\n]+)`\n```\w+\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -99,7 +99,7 @@ def test_algorithm_examples_that_keep_state_can_be_run(
 def test_check_example_of_the_page_can_be_run(workplace: Path):
     page = PAGE.read_text(encoding="utf-8")
     code = page.partition("### Check it\n\n```python\n")[2].partition("```\n")[0]
-    environment = os.environ | {"PYTHONPATH": f".{os.pathsep}{Path(trust.__file__).parents[2]}"}
+    environment = os.environ | {"PYTHONPATH": f".{os.pathsep}{Path(values.__file__).parents[2]}"}
     subprocess.run([sys.executable, "-c", code], cwd=workplace, env=environment, check=True)
 
 

@@ -1,4 +1,4 @@
-"""Features of a frozen backbone, which are computed once per run (training/features.py)."""
+"""Features of a frozen backbone, which are computed once per run (training/model_fit.py)."""
 
 import logging
 from dataclasses import replace
@@ -10,7 +10,7 @@ from torch.func import grad, vmap
 from fedexp.algorithms.base import FedAvg
 from fedexp.core import memory
 from fedexp.training import prepare
-from fedexp.training.features import has_fixed_features
+from fedexp.training.model_fit import has_fixed_features
 from test_algorithms import assert_equal
 from test_own_models import ROWS, Net, Own
 from toy_federation import LOCAL, make_simulation, one_of_each_kind, play

@@ -21,7 +21,7 @@ from fedexp.data.cache import load_mapped
 from fedexp.data.mapped import Chosen
 from fedexp.rundir import origin
 from fedexp.rundir.identity import digest, essential, group_name
-from fedexp.training import provenance
+from fedexp.training import summary
 from toy_federation import composed, make_simulation
 
 CHOICES = dict.fromkeys(("algorithm", "dataset", "partition"), "x")
@@ -203,20 +203,20 @@ def test_commit_of_the_checkout_is_recorded(tmp_path, monkeypatch):
             ["git", *who, *words], cwd=at, capture_output=True, text=True, check=True
         ).stdout.strip()
 
-    assert Path(__file__).parents[1] == provenance.ROOT
-    if (provenance.ROOT / ".git").exists():
-        assert provenance.commit.__wrapped__().removesuffix("+") == git(
-            "rev-parse", "HEAD", at=provenance.ROOT
+    assert Path(__file__).parents[1] == summary.ROOT
+    if (summary.ROOT / ".git").exists():
+        assert summary.commit.__wrapped__().removesuffix("+") == git(
+            "rev-parse", "HEAD", at=summary.ROOT
         )
     git("init")
     (tmp_path / "file").write_text("first")
     git("add", "file")
     git("commit", "-m", "one")
     head = git("rev-parse", "HEAD")
-    monkeypatch.setattr(provenance, "ROOT", tmp_path)
-    assert provenance.commit.__wrapped__() == head
+    monkeypatch.setattr(summary, "ROOT", tmp_path)
+    assert summary.commit.__wrapped__() == head
     (tmp_path / "file").write_text("changed")
-    assert provenance.commit.__wrapped__() == f"{head}+"
+    assert summary.commit.__wrapped__() == f"{head}+"
     (tmp_path / "site-packages").mkdir()
-    monkeypatch.setattr(provenance, "ROOT", tmp_path / "site-packages")
-    assert provenance.commit.__wrapped__() is None
+    monkeypatch.setattr(summary, "ROOT", tmp_path / "site-packages")
+    assert summary.commit.__wrapped__() is None

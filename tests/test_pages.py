@@ -8,7 +8,7 @@ import pytest
 
 from fedexp.config.options import MULTIPLE, list_options
 from fedexp.trackers import names
-from fedexp.training.rows import TAIL
+from fedexp.training.recorder import TAIL
 from toy_federation import CONF, CONFS
 
 ROOT = Path(__file__).parents[1]

@@ -20,7 +20,7 @@ from fedexp.algorithms.base import FedAvg
 from fedexp.config.build import build
 from fedexp.config.settings import Seeds
 from fedexp.core.errors import ConfigError
-from fedexp.core.npz import load_npz, save_npz
+from fedexp.core.storage import load_npz, save_npz
 from fedexp.data.held_out import NO_VALIDATION, Public, Validation
 from fedexp.data.partition import IID, Natural, Partitioner, Sharding, Shards
 from fedexp.data.partition_file import File

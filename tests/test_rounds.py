@@ -16,9 +16,14 @@ from fedexp.rundir import files
 from fedexp.trackers.base import Tracker
 from fedexp.training.evaluation import local_accuracy
 from fedexp.training.exchange import Clock, Exchange, aggregate, find_non_finite
-from fedexp.training.recorder import Recorder, defer_signals
+from fedexp.training.recorder import (
+    Recorder,
+    client_rows,
+    defer_signals,
+    json_value,
+    training_values,
+)
 from fedexp.training.rounds import play_round, record_initial, run_rounds
-from fedexp.training.rows import client_rows, json_value, training_values
 from fedexp.training.state import Scores
 from fedexp.training.summary import summary_of
 from toy_federation import SIZES, Normed, assert_close, make_simulation

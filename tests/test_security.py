@@ -17,7 +17,7 @@ import yaml
 
 import fedexp
 from fedexp.cli import main
-from fedexp.core import yaml_files
+from fedexp.core import storage
 from fedexp.core.errors import ConfigError
 from fedexp.data.huggingface import load
 from fedexp.models.pretrained import Timm, Torchvision
@@ -86,9 +86,9 @@ def test_source_code_calls_no_unsafe_reader():
 
 
 def test_yaml_loader_makes_plain_values_only():
-    assert issubclass(yaml_files.LOADER, yaml.constructor.SafeConstructor)
+    assert issubclass(storage.LOADER, yaml.constructor.SafeConstructor)
     with pytest.raises(ValueError, match="could not determine a constructor"):
-        yaml_files.load("!!python/object/apply:os.getcwd []")
+        storage.load_yaml("!!python/object/apply:os.getcwd []")
 
 
 UNSAFE = """

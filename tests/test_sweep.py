@@ -26,8 +26,8 @@ from fedexp.core import interrupts
 from fedexp.core.errors import INTERRUPTED, ConfigError
 from fedexp.rundir.lock import LOCK, Occupied, is_occupied, occupied
 from fedexp.rundir.reader import RunDirectory
-from fedexp.training import provenance
-from fedexp.training.provenance import peak_memory
+from fedexp.training import summary
+from fedexp.training.summary import peak_memory
 from quick_runs import FEDERATION, change_summary, write_run
 from toy_federation import composed
 
@@ -187,9 +187,9 @@ def test_peak_memory_includes_child_processes():
         during = peak_memory(torch.device("cpu"))
         child.stdin.close()
     assert before["device"] is None
-    if provenance.PROCESSES.is_dir():
+    if summary.PROCESSES.is_dir():
         assert 64e6 < during["host"] - before["host"] < 200e6
-    assert provenance.own_peak() > 50e6
+    assert summary.own_peak() > 50e6
 
 
 def test_run_waits_for_a_lock_that_is_soon_released(tmp_path):

@@ -18,7 +18,7 @@ from fedexp.metrics.tasks import FORMULAS
 from fedexp.trackers.base import Callbacks, RoundRecord, RunInfo, Tracker
 from fedexp.trackers.names import NAMES, SUMMARIES, class_metric, flat_summary, metric_name
 from fedexp.trackers.wandb_tracker import WandbTracker, is_logged_in
-from fedexp.training.rows import TAIL as RECORD_TAIL
+from fedexp.training.recorder import TAIL as RECORD_TAIL
 from toy_federation import ALL
 from wandb_runs import (  # noqa: F401 (fixtures)
     CONF,

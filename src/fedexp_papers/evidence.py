@@ -24,9 +24,9 @@ from typing import Any
 
 import numpy as np
 
-from fedexp.core import yaml_files
+from fedexp.core import storage
 from fedexp.core.errors import ConfigError
-from fedexp.core.npz import save_npz
+from fedexp.core.storage import save_npz
 from fedexp.data.partitioned import partition_hash
 from fedexp.rundir import files
 from fedexp.rundir.reader import RunDirectory
@@ -83,8 +83,8 @@ def write_files(line: Mapping[str, Any], directory: Path) -> None:
     A line has no partition indices, so the numbers 0, 1, ... replace them.
     """
     (directory / files.OVERRIDES).parent.mkdir(parents=True)
-    (directory / files.OVERRIDES).write_text(yaml_files.dump(line["overrides"]), encoding="utf-8")
-    (directory / files.CONFIG).write_text(yaml_files.dump(line["config"]), encoding="utf-8")
+    (directory / files.OVERRIDES).write_text(storage.dump_yaml(line["overrides"]), encoding="utf-8")
+    (directory / files.CONFIG).write_text(storage.dump_yaml(line["config"]), encoding="utf-8")
     (directory / files.SUMMARY).write_text(json.dumps(line["summary"]), encoding="utf-8")
     for name, columns in line["tables"].items():
         cells = [text.split(",") for text in columns.values()]

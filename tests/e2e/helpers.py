@@ -12,7 +12,7 @@ from PIL import Image
 
 from fedexp.config.options import MULTIPLE
 from fedexp.rundir import files
-from fedexp.rundir.client_states import ClientStates
+from fedexp.rundir.checkpoint import ClientStates
 
 SOURCE = Path(__file__).resolve().parents[2] / "src"
 # A federation that trains a round in a tenth of a second; and with a small model, in less.

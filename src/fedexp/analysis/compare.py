@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from fedexp.core.npz import load_npz
+from fedexp.core.storage import load_npz
 from fedexp.rundir import files, origin
 from fedexp.rundir.identity import flatten
 from fedexp.rundir.reader import RunDirectory, require_run

@@ -1,8 +1,8 @@
 """Rebuild a run's network from its configuration, the shape of its data and a saved model.
 
 A run directory may come from someone else. Therefore, its configuration may only instantiate
-classes that belong to fedexp or are in the user's own directory (`fedexp.config.trust`). Its values
-are used as written, without interpolation.
+classes that belong to fedexp or are in the user's own directory (`fedexp.config.values`). Its
+values are used as written, without interpolation.
 """
 
 from dataclasses import dataclass

@@ -186,7 +186,7 @@ def say_how_to_continue(job: "Job") -> None:
 def resume_command(job: "Job") -> str:
     """Return the command that resumes a run, with the directories of the user's config groups."""
     from fedexp.config.composition import path_override
-    from fedexp.config.trust import user_folders
+    from fedexp.config.values import user_folders
 
     folders = [f"--config-dir={display_path(folder)}" for folder in user_folders()]
     return shlex.join(["fedexp", *folders, path_override("resume", job.directory)])

@@ -1,7 +1,7 @@
 """Continue a run with its stored configuration: `fedexp resume=<directory> rounds=300`.
 
 The configuration is read from the run directory, which may come from another person. So it contains
-only values: it cannot call resolvers, and `fedexp.config.trust` decides which classes it may name.
+only values: it cannot call resolvers, and `fedexp.config.values` decides which classes it may name.
 """
 
 from collections.abc import Mapping
@@ -19,8 +19,9 @@ from fedexp.config.overrides import (
     leaves,
     with_new_folder,
 )
+from fedexp.core import storage
 from fedexp.core.errors import ConfigError
-from fedexp.rundir import contents, files, origin
+from fedexp.rundir import files, origin
 from fedexp.training.job import Job
 
 
@@ -56,7 +57,7 @@ def resumed_job(job: Job) -> Job:
         moved = OmegaConf.to_container(node)
     typed = [text for text in job.overrides if key_of(text) != "resume"]
     keys = {*map(key_of, typed), *OF_COMMAND}
-    before = contents.read_overrides(directory / files.OVERRIDES)
+    before = storage.read_overrides(directory / files.OVERRIDES)
     kept = [text for text in before if key_of(text) not in keys]
     return replace(
         job,
@@ -80,7 +81,7 @@ def find_run(given: str) -> Path:
 
 def read_config(path: Path) -> dict[str, Any]:
     """Read the stored configuration. Raises ConfigError unless it contains only values."""
-    found = contents.read_mapping(path)
+    found = storage.read_mapping(path)
     for key, value in leaves(found):
         if "${" in f"{key}{value}":
             raise ConfigError(f"{path}: {key or 'a value'} contains ${{...}}, which is not allowed")

@@ -1,5 +1,6 @@
 """Register the launchers and sweepers of conf/, and all resolvers, with Hydra."""
 
+import hashlib
 from collections.abc import Mapping
 from contextlib import suppress
 from functools import cache
@@ -10,13 +11,13 @@ import hydra
 from hydra.core.config_store import ConfigStore
 from hydra.core.plugins import Plugins
 from hydra.plugins.config_source import ConfigLoadError
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
-from fedexp.config import run_names
 from fedexp.config.named import describe_groups
-from fedexp.config.options import add_resolver, conf_directory, list_options
+from fedexp.config.options import ALIASES, add_resolver, conf_directory, list_options
 from fedexp.core.errors import ConfigError
 from fedexp.core.packages import how_to_install
+from fedexp.rundir.identity import digest, essential
 
 # Hydra 1.4 has a single set of defaults, and warns if they are chosen.
 IS_OLD = hydra.__version__.startswith("1.3.")
@@ -48,7 +49,9 @@ def register() -> None:
             with suppress(ConfigLoadError):
                 ours = OmegaConf.merge(store.load(f"hydra/{group}/{name}.yaml").node, ours)
             store.store(name, ours, f"hydra/{group}", provider="fedexp", **REPLACE)
-    run_names.register()
+    # Hydra copies the resolvers to launched processes
+    add_resolver("fedexp.run_name", lambda _root_: run_name(_root_))
+    add_resolver("fedexp.run_dir", lambda resume, new: new if resume is None else resume)
     add_resolver("fedexp.groups", describe_groups)
     add_resolver("fedexp.gpus", lambda: count_gpus())
     add_resolver("fedexp.jobs_at_once", jobs_at_once)
@@ -86,3 +89,25 @@ def count_gpus() -> int:
     import torch
 
     return torch.cuda.device_count()
+
+
+def run_name(root: DictConfig) -> str:
+    """Return the name of a job's directory, <dataset>_<partition>_<algorithm>_seed<seed>_<hash>.
+
+    The name does not depend on the other jobs of the sweep.
+
+    root: the composed configuration, including the node `hydra`.
+    """
+    from fedexp.config.build import build  # imports torch
+    from fedexp.core.errors import ConfigError
+
+    choices, overrides = root.hydra.runtime.choices, root.hydra.overrides.task
+    partition = ALIASES.get(choices.partition, choices.partition)
+    own = OmegaConf.masked_copy(root, [str(key) for key in root if key != "hydra"])
+    seed = OmegaConf.select(root, "seed", default="", throw_on_resolution_failure=False)
+    try:
+        identity = digest(essential(build(own)))
+    except ConfigError:  # the job reports the error
+        identity = hashlib.sha256("\n".join(map(str, overrides)).encode()).hexdigest()
+    start = f"{choices.dataset}_{partition}_{choices.algorithm}_seed{seed}"
+    return f"{start}_{identity[:8]}"

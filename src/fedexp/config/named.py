@@ -1,7 +1,9 @@
-"""Replace option names in a configuration with the nodes that the options define.
+"""Prepare a composed configuration, before its values are read.
 
-Such names occur in `scenario.domains` and `surrogate.dataset`. Only the option's node `dataset` is
-used. Its other keys set the protocol for runs on the data set and are ignored.
+An experiment's values for an option give way if the user selects another option of the group. Names
+of data sets in `scenario.domains` and `surrogate.dataset` are replaced with the nodes of these
+options, of which only the node `dataset` is used. The changes in `schedule`, which users list by
+round, become nodes with `_target_`.
 """
 
 from collections.abc import Mapping
@@ -9,10 +11,20 @@ from pathlib import Path
 from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf, open_dict
 
-from fedexp.config.options import conf_directories, find_option, list_groups, list_options
-from fedexp.config.overrides import is_path
+from fedexp.config.options import (
+    ALIASES,
+    MULTIPLE,
+    conf_directories,
+    conf_directory,
+    find_option,
+    known_keys,
+    list_groups,
+    list_options,
+    values_of_option,
+)
+from fedexp.config.overrides import is_path, key_of
 from fedexp.core.errors import ConfigError, nearest
 
 OPTIONS = "a mapping, such as {root: photos}"
@@ -118,3 +130,159 @@ def search_path() -> list[Path]:
         sources = HydraConfig.get().runtime.config_sources
         found = [Path(source.path) for source in sources if source.schema == "file"]
     return list(dict.fromkeys([*found, *conf_directories()]))
+
+
+def without_presets(config: DictConfig) -> DictConfig:
+    """Return the configuration without an experiment's values for options that the user replaces.
+
+    For example, an experiment with dataset=cifar10 sets dataset.mean, and `dataset=mnist` has its
+    own mean. Raises ConfigError if the command line sets a key that only the replaced option has.
+    """
+    if not HydraConfig.initialized():
+        return config
+    hydra: Any = HydraConfig.get()
+    written: Any = OmegaConf.to_container(hydra.overrides.task, resolve=False)
+    typed = [key_of(text) for text in written]
+    if not (experiment := hydra.runtime.choices.get("experiment")):
+        return config
+    chosen, preset = read_experiment(experiment)
+    kept, conf, folders = config.copy(), conf_directory(), search_path()
+    for group, first in chosen.items():
+        name = str(hydra.runtime.choices.get(group))
+        selected = ALIASES.get(name, name)
+        if group in typed and group not in MULTIPLE and selected != first:
+            own = values_of_option(find_option(group, selected, folders), group)
+            known = known_keys(conf, [path for path in folders if path != conf])
+            of_group = {
+                key: known[key]
+                for key in preset
+                if known.get(key) and all(each.startswith(f"{group}=") for each in known[key])
+            }
+            for key, owners in of_group.items():
+                if key not in own and key in typed:
+                    raise ConfigError(f"{key}: only exists with {' or '.join(owners)}")
+                if key not in typed:
+                    give_way(kept, key, own)
+    return kept
+
+
+def give_way(config: DictConfig, key: str, own: Mapping[str, Any]) -> None:
+    """Replace an experiment's value by the value in `own`, or remove it."""
+    node, _, last = key.rpartition(".")
+    parent = OmegaConf.select(config, node) if node else config
+    if parent is None or isinstance(own.get(key), dict):
+        return  # it was removed with an earlier key, or its entries follow
+    with open_dict(parent):
+        if key in own:
+            parent[last] = own[key]
+        else:
+            parent.pop(last, None)
+
+
+def read_experiment(name: str) -> tuple[dict[str, str], dict[str, Any]]:
+    """Return the options that an experiment chooses (group -> option), and the values it sets.
+
+    The values are those of the experiment's file and of the files that its defaults list names.
+    """
+    chosen: dict[str, str] = {}
+    found: dict[str, Any] = {}
+    values = values_of_option(find_option("experiment", name, search_path()), "experiment")
+    for entry in values.pop("defaults", []):
+        if isinstance(entry, dict):
+            chosen |= {key.removeprefix("override /"): each for key, each in entry.items()}
+        elif entry != "_self_":
+            others, more = read_experiment(entry)
+            chosen, found = others | chosen, more | found
+    return chosen, found | values
+
+
+KINDS = {
+    "partition": "a map from rounds to partitions, such as {101: {name: dirichlet, alpha: 0.1}}",
+    "classes": "a map from rounds to class shares, such as {50: {3: 0.1}}",
+}
+PARTITIONS = ("iid", "lda", "sharding", "equal_shards")  # partitions allowed in a schedule
+TARGETS = {name: f"fedexp.data.changes.{name}" for name in ("NewPartition", "NewShares")}
+
+
+def with_schedule(values: dict[str, Any]) -> dict[str, Any]:
+    """Return the resolved configuration with a schedule that consists of lists of nodes.
+
+    The lists replace `schedule.partition` and `schedule.classes`.
+    """
+    schedule = values.get("schedule")
+    if not isinstance(schedule, dict):
+        return values
+    made = {}
+    for key in KINDS:
+        written = schedule.get(key)
+        # already a list of nodes
+        if isinstance(written, list) and all(isinstance(each, dict) for each in written):
+            continue
+        changes = by_round(key, written)
+        make = partition_node if key == "partition" else shares_node
+        made[key] = [make(number, value) for number, value in sorted(changes.items())]
+    return values | {"schedule": schedule | made}
+
+
+def by_round(key: str, written: Any) -> dict[int, Any]:
+    """Return a dict that maps each round to its change, as the user wrote it.
+
+    Raises ConfigError unless the value is a mapping from rounds (2, 3, ...) to changes.
+    """
+    if written is None:
+        return {}
+    if not isinstance(written, dict):
+        raise ConfigError(f"schedule.{key}={written}: must be {KINDS[key]}")
+    found = {}
+    for number, change in written.items():
+        text = str(number)
+        if not text.isdecimal() or int(text) < 2:
+            raise ConfigError(f"schedule.{key}: {text} must be a round number of at least 2")
+        found[int(text)] = change
+    return found
+
+
+def shares_node(number: int, change: Any) -> dict[str, Any]:
+    """Return the node for a change of class shares, such as {3: 0.1}.
+
+    Raises ConfigError for a label that is not a number or a share outside [0, 1].
+    """
+    where = f"schedule.classes.{number}"
+    if not isinstance(change, dict) or not change:
+        raise ConfigError(
+            f"{where}={change}: must give a fraction for each class, such as {{3: 0.1}}, which"
+            " keeps 10 % of class 3"
+        )
+    shares = {}
+    for label, share in change.items():
+        if not str(label).isdecimal():
+            raise ConfigError(f"{where}: {label} is not a class; classes are numbered 0, 1, ...")
+        if isinstance(share, bool) or not isinstance(share, int | float) or not 0 <= share <= 1:
+            raise ConfigError(f"{where}.{label}={share}: must be a fraction between 0 and 1")
+        shares[int(label)] = float(share)
+    return {"_target_": TARGETS["NewShares"], "round": number, "shares": shares}
+
+
+def partition_node(number: int, change: Any) -> dict[str, Any]:
+    """Return the node for a change of the partition, such as {name: dirichlet, alpha: 0.1}.
+
+    Missing keys get their values from the option's file. Raises ConfigError for an unknown
+    partition or key.
+    """
+    where = f"schedule.partition.{number}"
+    if isinstance(change, str):
+        change = {"name": change}
+    if not isinstance(change, dict) or not isinstance(change.get("name"), str):
+        raise ConfigError(
+            f"{where}={change}: must be the name of a partition, or a mapping with its name"
+            " and keys, such as {name: dirichlet, alpha: 1}"
+        )
+    name = str(ALIASES.get(change["name"], change["name"]))
+    if name not in PARTITIONS:
+        raise ConfigError(
+            f"{where}.name={name}: must be one of"
+            f" {', '.join(PARTITIONS)}{nearest(name, PARTITIONS)}"
+        )
+    given = {str(key): value for key, value in change.items() if key != "name"}
+    node = with_changes(load_node(name, where, "partition", resolve=True), given, where, name)
+    return {"_target_": TARGETS["NewPartition"], "round": number, "partition": node}

@@ -9,7 +9,7 @@ from typing import Any
 import omegaconf
 from omegaconf import OmegaConf
 
-from fedexp.core import yaml_files
+from fedexp.core import storage
 from fedexp.core.errors import ConfigError
 
 # Folders of conf/ that are not config groups with keys.
@@ -76,7 +76,7 @@ def parse_sweeps(text: str) -> Any:
 
     A command that compares several sweeps would otherwise parse the same files for each of them.
     """
-    return yaml_files.load(text)
+    return storage.load_yaml(text)
 
 
 def find_option(group: str, name: str, folders: Sequence[Path]) -> Path | None:
@@ -90,7 +90,7 @@ def values_of_option(path: Path | None, group: str) -> dict[str, Any]:
     if path is None:
         return {}
     text = path.read_text(encoding="utf-8")
-    content, found = yaml_files.load(text), PACKAGE.search(text)
+    content, found = storage.load_yaml(text), PACKAGE.search(text)
     package = found[1] if found else group
     prefix = "" if package == "_global_" else f"{package}."
     values = {} if "." not in package else {package: content}
@@ -110,7 +110,7 @@ def known_keys(conf: Path, extra: Sequence[Path]) -> dict[str, list[str]]:
 
     Options are written as `group=option`. The list is empty for keys that every run has.
     """
-    main = yaml_files.load((conf / "config.yaml").read_text(encoding="utf-8"))
+    main = storage.load_yaml((conf / "config.yaml").read_text(encoding="utf-8"))
     keys: dict[str, list[str]] = {
         key: [] for key, _ in walk(main) if not key.startswith(("hydra", "defaults"))
     }

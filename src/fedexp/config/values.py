@@ -1,24 +1,35 @@
 """Resolve the values of a configuration and make checked objects from them.
 
-The dataclass named in a node's `_target_` is the node's schema.
+The dataclass named in a node's `_target_` is the node's schema. It is imported and called, so a run
+directory from another person could run any code. Classes of fedexp and its neighbours are always
+allowed. The package of any other class must be named by a `_target_` in a yaml file of a directory
+that the command line gives with --config-dir.
 """
 
 import dataclasses
 import functools
+import importlib
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
 from typing import Any, TypeVar, get_args, get_origin
 
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from fedexp.config.named import OPTIONS, with_named_datasets
-from fedexp.config.options import add_resolver
-from fedexp.config.presets import without_presets
-from fedexp.config.schedules import with_schedule
+from fedexp.config.named import (
+    OPTIONS,
+    search_path,
+    with_named_datasets,
+    with_schedule,
+    without_presets,
+)
+from fedexp.config.options import add_resolver, conf_directories
+from fedexp.config.overrides import leaves
 from fedexp.config.settings import subjects_of
-from fedexp.config.trust import find_class
+from fedexp.core import storage
 from fedexp.core.errors import ConfigError, collecting, nearest, require
 from fedexp.core.limits import without_limits
 from fedexp.rundir.identity import flatten
@@ -255,3 +266,53 @@ def describe_type(annotation: Any) -> str:
         return f"a list of values, each {names[0]}"
     text = " or ".join(names) or str(annotation)
     return f"{text}, or null" if optional else text
+
+
+TARGET = "_target_"
+
+
+def find_class(name: str, key: str) -> type:
+    """Return the dataclass at a dotted path.
+
+    Raises ConfigError if the class is not trusted, cannot be imported, or is not a dataclass.
+    """
+    if not is_trusted(name):
+        raise ConfigError(
+            f"{key}={name}: is not a fedexp class; name your own class in a yaml file, and pass"
+            " the file's directory with --config-dir (in Python config_dir=), as in"
+            " docs/guide/your_own_parts.md"
+        )
+    module_name, _, class_name = name.rpartition(".")
+    try:
+        found = getattr(importlib.import_module(module_name), class_name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigError(
+            f"{key}={name}: cannot be imported ({error}); PYTHONPATH=. finds packages in the"
+            " current directory"
+        ) from error
+    if not (isinstance(found, type) and dataclasses.is_dataclass(found)):
+        raise ConfigError(f"{key}={name}: must be a dataclass")
+    return found
+
+
+def is_trusted(name: str) -> bool:
+    """Return whether a class may be instantiated, which runs code of its package."""
+    package = name.partition(".")[0]
+    if package == "fedexp" or package.startswith("fedexp_"):
+        return True
+    files = (path for own in user_folders() for path in sorted(own.rglob("*.yaml")))
+    return any(package == named.partition(".")[0] for path in files for named in targets_in(path))
+
+
+def user_folders() -> list[Path]:
+    """Return the directories that the user gave with --config-dir."""
+    own = {each.resolve() for each in conf_directories()}
+    return [each for each in search_path() if each.resolve() not in own]
+
+
+def targets_in(path: Path) -> Iterator[str]:
+    """Yield every `_target_` in a yaml file. Hydra reports a file that cannot be read."""
+    with suppress(OSError, ValueError):
+        for key, text in leaves(storage.load_yaml(path.read_text(encoding="utf-8"))):
+            if key.rpartition(".")[2] == TARGET:
+                yield str(text)

@@ -1,7 +1,8 @@
-"""Write files atomically: write a temporary file, sync it, and rename it.
+"""Read files with one error each, and write them atomically.
 
-A new file is therefore either complete or missing. torch is imported inside functions, since
-figures and tables do not need it.
+A failure to read a file is one ConfigError that names the file. A new file is written under a
+temporary name, synced, and renamed, so it is either complete or missing. torch, numpy and pandas
+are imported inside functions, since not every command needs them.
 """
 
 import io
@@ -14,9 +15,14 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
+import yaml
+
 from fedexp.core.errors import ConfigError, StorageError
 
 if TYPE_CHECKING:
+    import numpy as np
+    import pandas as pd
+
     from fedexp.core.tree import Tree
 
 
@@ -81,30 +87,11 @@ def write_atomically(path: Path, content: bytes, sync_folder: bool = True) -> No
     before returning. Raises StorageError if the file cannot be written.
     """
     with storing(path):
-        make_folder(path.parent)
+        path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path) as file:
             file.write(content)
         if sync_folder:
             sync(path.parent)
-
-
-def make_folder(folder: Path) -> None:
-    """Create a folder and its parents, and sync their directory entries to the disk."""
-    if not folder.is_dir():
-        make_folder(folder.parent)
-        folder.mkdir(exist_ok=True)
-        sync_parents(folder, 1)
-
-
-def sync_parents(folder: Path, levels: int) -> None:
-    """Sync the directory entries of up to `levels` parents of a folder.
-
-    If new parents are not synced, a power failure can lose the folder and everything in it.
-    A parent that cannot be opened is skipped.
-    """
-    for above in list(folder.absolute().parents)[:levels]:
-        with suppress(OSError):
-            sync(above)
 
 
 def sync(folder: Path) -> None:
@@ -179,3 +166,107 @@ def remove_if_empty(directory: Path, here: Path) -> None:
             candidate.rmdir()
         except OSError:
             return
+
+
+TEXTS = ("role", "layer")  # the columns of tables that contain text
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Raise ConfigError with the name of the file if the block cannot read it."""
+    try:
+        yield
+    except ConfigError:
+        raise
+    except FileNotFoundError:
+        raise ConfigError(f"{path}: is missing") from None
+    except Exception as error:
+        reason = getattr(error, "strerror", None) or " ".join(str(error).split()) or repr(error)
+        raise ConfigError(f"{path}: cannot be read ({reason[:150]})") from error
+
+
+def read_values(path: Path) -> Any:
+    """Return the plain values in a .json or .yaml file."""
+    with reading(path):
+        text = path.read_text(encoding="utf-8")
+        return json.loads(text) if path.suffix == ".json" else load_yaml(text)
+
+
+def read_mapping(path: Path) -> dict[str, Any]:
+    """Return the mapping in a .json or .yaml file."""
+    content = read_values(path)
+    if not isinstance(content, dict):
+        raise ConfigError(f"{path}: is not a mapping")
+    return content
+
+
+def read_overrides(path: Path) -> list[str]:
+    """Return the list of overrides in .hydra/overrides.yaml."""
+    content = read_values(path)
+    if not isinstance(content, list) or not all(isinstance(text, str) for text in content):
+        raise ConfigError(f"{path}: is not a list of strings")
+    return content
+
+
+def read_table(path: Path) -> "pd.DataFrame":
+    """Return a .csv file as a table of numbers, in which empty cells are nan.
+
+    Half a row at the end, which a killed run may leave, is left out.
+    """
+    import pandas as pd
+
+    with reading(path):
+        text = path.read_text(encoding="utf-8")
+        whole = text[: text.rfind("\n") + 1]
+        # pandas 3.1 and later always read floats exactly, and warn about the option
+        exact = tuple(map(int, pd.__version__.split(".")[:2])) >= (3, 1)
+        options: dict[str, Any] = {} if exact else {"float_precision": "round_trip"}
+        table = pd.read_csv(io.StringIO(whole), index_col=False, **options)
+        for name in table.columns.difference(list(TEXTS)):
+            if not pd.api.types.is_numeric_dtype(table[name]):
+                raise ValueError(f"the column {name} has cells that are not numbers")
+        return table
+
+
+def save_npz(path: Path, **arrays: Any) -> None:
+    """Write an .npz file atomically, so that readers see the old or the complete new file."""
+    import numpy as np
+
+    buffer = io.BytesIO()
+    np.savez(buffer, **arrays)
+    write_atomically(Path(path), buffer.getvalue())
+
+
+def load_npz(path: Path) -> "dict[str, np.ndarray]":
+    """Return all arrays of an .npz file without unpickling.
+
+    Raises ConfigError if the file is missing or cannot be read.
+    """
+    import numpy as np
+
+    try:
+        with open(path, "rb") as file:
+            archive = np.load(file, allow_pickle=False)
+            if not isinstance(archive, np.lib.npyio.NpzFile):
+                raise ValueError("a single array, not an .npz archive")
+            return dict(archive)
+    except Exception as error:  # numpy, zipfile and zlib raise many exception types
+        raise ConfigError(
+            f"{path}: cannot be read as an .npz file ({getattr(error, 'strerror', None) or error})"
+        ) from None
+
+
+LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+def load_yaml(text: str) -> Any:
+    """Parse a yaml text and return its plain values. Raises ValueError if it is not valid yaml."""
+    try:
+        return yaml.load(text, Loader=LOADER)
+    except (yaml.YAMLError, RecursionError) as error:
+        raise ValueError(str(error)) from error
+
+
+def dump_yaml(value: Any) -> str:
+    """Return a value as a yaml text, with keys in their order."""
+    return yaml.safe_dump(value, sort_keys=False, allow_unicode=True)

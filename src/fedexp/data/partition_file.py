@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from fedexp.core.errors import ConfigError
-from fedexp.core.npz import load_npz
+from fedexp.core.storage import load_npz
 from fedexp.data.partition import Assigned, Partitioner
 from fedexp.data.partitioned import Partition
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from fedexp.core.console import plural
 from fedexp.core.errors import ConfigError
-from fedexp.core.npz import load_npz, save_npz
+from fedexp.core.storage import load_npz, save_npz
 
 HELD_OUT = ("public", "validation", "test")  # fields with examples that no client trains on
 CHANGED = "partition_from_round"  # prefix of the files of partitions that start during a run

@@ -21,7 +21,7 @@ import torch
 
 from fedexp.core.errors import ConfigError, require
 from fedexp.core.limits import Count, Limit
-from fedexp.core.npz import load_npz
+from fedexp.core.storage import load_npz
 from fedexp.data.augment import Draws
 from fedexp.data.text_files import (
     find_files,

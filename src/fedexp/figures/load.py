@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedexp.core.npz import load_npz
+from fedexp.core.storage import load_npz
 from fedexp.data.partitioned import Partition, find_task_partitions
 from fedexp.data.views import PLAIN, VIEWS, name_in_view
 from fedexp.metrics.record import Record

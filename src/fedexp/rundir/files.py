@@ -5,7 +5,7 @@ import shutil
 from collections.abc import Iterable
 from pathlib import Path
 
-from fedexp.core import storage, yaml_files
+from fedexp.core import storage
 from fedexp.core.errors import ConfigError
 from fedexp.core.storage import storing
 from fedexp.data.views import VIEW_TABLES, VIEWS, file_in_view
@@ -107,7 +107,7 @@ def remove_temporaries(directory: Path) -> None:
 
 def write_overrides(directory: Path, overrides: Iterable[str]) -> None:
     """Write the overrides of a job to .hydra/overrides.yaml."""
-    storage.write_atomically(directory / OVERRIDES, yaml_files.dump(list(overrides)).encode())
+    storage.write_atomically(directory / OVERRIDES, storage.dump_yaml(list(overrides)).encode())
 
 
 CHECKPOINT_FORMAT = 3

@@ -16,7 +16,6 @@ from typing import Any
 
 from fedexp.core import storage
 from fedexp.core.errors import ConfigError
-from fedexp.rundir import contents
 from fedexp.rundir.identity import digest
 
 NAME, FORMAT = "origin.json", 2
@@ -31,8 +30,8 @@ def read(directory: Path) -> dict[str, Any]:
     path = directory / NAME
     if not path.exists():
         raise ConfigError(f"{directory}: made by fedexp 0.1; read or continue it with that version")
-    found = contents.read_mapping(path)
-    with contents.reading(path):
+    found = storage.read_mapping(path)
+    with storage.reading(path):
         if found["format"] != FORMAT:
             raise ValueError(f"has format {found['format']}, not {FORMAT}")
         return {key: found[key] for key in KEYS}

@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from fedexp.core import storage
 from fedexp.core.errors import ConfigError
-from fedexp.core.npz import load_npz
+from fedexp.core.storage import load_npz
 from fedexp.data.partitioned import Partition, find_changed_partitions, find_task_partitions
 from fedexp.data.views import (
     CLASSES,
@@ -31,7 +32,7 @@ from fedexp.data.views import (
     name_in_view,
 )
 from fedexp.metrics.record import Record, by_round
-from fedexp.rundir import contents, files
+from fedexp.rundir import files
 from fedexp.rundir.lock import is_occupied
 
 if TYPE_CHECKING:
@@ -57,17 +58,17 @@ class RunDirectory:
     @cached_property
     def summary(self) -> dict[str, Any]:
         """The content of summary.json, which is empty until the run has ended."""
-        return self._read(files.SUMMARY, contents.read_mapping) or {}
+        return self._read(files.SUMMARY, storage.read_mapping) or {}
 
     @cached_property
     def config(self) -> dict[str, Any]:
         """The run's configuration (config.yaml) as nested dicts."""
-        return self._read(files.CONFIG, contents.read_mapping) or {}
+        return self._read(files.CONFIG, storage.read_mapping) or {}
 
     @cached_property
     def overrides(self) -> list[str]:
         """The overrides that the run was started with."""
-        return self._read(files.OVERRIDES, contents.read_overrides) or []
+        return self._read(files.OVERRIDES, storage.read_overrides) or []
 
     @property
     def rounds(self) -> pd.DataFrame | None:
@@ -116,7 +117,7 @@ class RunDirectory:
     def read_table(self, name: str) -> pd.DataFrame | None:
         """Return a table, or None if the file does not exist. name: the name of the .csv file."""
         if name not in self._tables:
-            self._tables[name] = self._read(name, contents.read_table)
+            self._tables[name] = self._read(name, storage.read_table)
         return self._tables[name]
 
     def _read(self, name: str, read: Callable[[Path], Any]) -> Any:
@@ -160,7 +161,7 @@ class RunDirectory:
         if self.tasks is not None:
             column = name_in_view("accuracy", view)
             tasks = {n: rows[column].tolist() for n, rows in by_round(self.tasks).items()}
-        with contents.reading(classes):
+        with storage.reading(classes):
             empty.restore(tables, overall, tasks)
         for number, rows in by_round(self.clients).items():
             if last is None or number <= last:
@@ -242,5 +243,6 @@ def require_run(directory: Path) -> RunDirectory:
 
 def finished_summary(directory: Path) -> dict[str, Any] | None:
     """Return the summary of a finished run, or None if the run is unfinished or damaged."""
-    run = RunDirectory(directory)
-    return run.summary if run.finished else None
+    path = directory / files.SUMMARY
+    found = storage.read_mapping(path) if path.exists() else {}
+    return found if found.get("status") in OVER else None

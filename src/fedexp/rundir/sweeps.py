@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 
 from fedexp.core import storage
-from fedexp.rundir import contents, files
+from fedexp.rundir import files
 from fedexp.rundir.reader import MARKS, RunDirectory
 
 log = logging.getLogger("fedexp")
@@ -68,14 +68,14 @@ def sweep_directory_name(sweep: Path) -> str | None:
     path = sweep / files.MULTIRUN
     if not path.exists():
         return None
-    with contents.reading(path):
-        return Path(contents.read_mapping(path)["hydra"]["sweep"]["dir"]).name
+    with storage.reading(path):
+        return Path(storage.read_mapping(path)["hydra"]["sweep"]["dir"]).name
 
 
 def sweep_name(directory: Path) -> str:
     """Return a sweep's name from sweep.json, or the directory's name if this file is missing."""
     path = directory / MARKER
-    return str(contents.read_mapping(path)["sweep"]) if path.exists() else directory.name
+    return str(storage.read_mapping(path)["sweep"]) if path.exists() else directory.name
 
 
 def write_sweep_name(directory: Path, name: str) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from fedexp.core import yaml_files
+from fedexp.core import storage
 from fedexp.trackers.base import RoundRecord, RunInfo, Tracker, TrackerConfig, require_package
 from fedexp.trackers.names import metric_values
 
@@ -46,7 +46,7 @@ class TensorBoardTracker(Tracker):
         again = info.first_round + 1 if info.resumed else None
         self.writer = SummaryWriter(str(folder), purge_step=again)
         if again is None:
-            text = yaml_files.dump(info.config)
+            text = storage.dump_yaml(info.config)
             self.writer.add_text("config", as_code(text), 0)
 
     def after_round(self, record: RoundRecord) -> None:

@@ -18,7 +18,7 @@ from fedexp.engine.base import ClientRuntime
 from fedexp.engine.batch_norm import uses_batch_statistics
 from fedexp.metrics.accuracy import class_accuracy, overall_accuracy
 from fedexp.models import Output
-from fedexp.rundir.client_states import to
+from fedexp.rundir.checkpoint import to
 from fedexp.training.exchange import CohortResult
 from fedexp.training.simulation import Simulation, class_counts
 from fedexp.training.state import Scores

@@ -20,7 +20,7 @@ from fedexp.core.rng import generator_for
 from fedexp.core.tree import Params, Tree
 from fedexp.engine.base import Cohort, Gather, Shared, Trained
 from fedexp.engine.schedule import BatchSchedule, make_schedule, padded_schedule
-from fedexp.rundir.client_states import to
+from fedexp.rundir.checkpoint import to
 from fedexp.training.simulation import Simulation
 
 

@@ -28,15 +28,16 @@ from fedexp.metrics.personal import Personal
 from fedexp.models import Model
 from fedexp.training.checks import check, check_kept
 from fedexp.training.division import divide, load_data
-from fedexp.training.features import has_fixed_features, with_features
 from fedexp.training.model_fit import (
     check_frozen,
     check_parts,
     check_reads,
     count_left_out,
     first_inputs,
+    has_fixed_features,
     model_file_errors,
     pass_normalisation,
+    with_features,
 )
 from fedexp.training.simulation import Simulation
 

@@ -1,17 +1,24 @@
 """Write the results of each round to tables and checkpoints, and pass them to the callbacks."""
 
+import math
 import signal
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
+from typing import Any
 
-from fedexp.data.views import file_in_view
+import numpy as np
+
+from fedexp.core.errors import ConfigError
+from fedexp.data.views import LOCAL, file_in_view, name_in_view, rename_for_view
+from fedexp.metrics.record import BEFORE, COLUMNS, Record, Row
+from fedexp.metrics.tasks import FORMULAS, TaskHistory
 from fedexp.rundir import checkpoint, files
 from fedexp.rundir.csv_files import CsvFile
 from fedexp.trackers.base import Callback, Callbacks, RoundRecord
-from fedexp.training import rows
 from fedexp.training.callbacks import CALLBACK
 from fedexp.training.simulation import Simulation
 from fedexp.training.state import RoundResult, State
@@ -41,7 +48,7 @@ class Recorder:
         self.callbacks, known = Callbacks(callbacks), lengths or {}
         self.files = {
             name: CsvFile(directory / name, columns, known.get(name))
-            for name, columns in rows.table_columns(simulation).items()
+            for name, columns in table_columns(simulation).items()
         }
         self.writing_seconds = 0.0  # time for the last round
         self.saving_seconds = 0.0  # time for the last checkpoint
@@ -54,12 +61,12 @@ class Recorder:
         result: the result of the round. None for the initial model.
         """
         start = time.perf_counter()
-        row = rows.round_row(self.simulation, state, result)
+        row = round_row(self.simulation, state, result)
         self._append_tests(state)
         self.files[files.ROUNDS].append([row])
         self._call_back(state, row, result)
         if result is not None:
-            self.files[files.CLIENTS].append(rows.client_rows(self.simulation, state, result))
+            self.files[files.CLIENTS].append(client_rows(self.simulation, state, result))
         if result is None or state.status != "running" or self._is_due(state.round):
             self.save_checkpoint(state)
         self.writing_seconds = time.perf_counter() - start
@@ -73,13 +80,13 @@ class Recorder:
             for name, new in each.new_rows(state.round).items():
                 self.files[file_in_view(name, view)].append(new)
         if self.simulation.has_tasks and state.record.rounds[-1] == state.round:
-            self.files[files.TASKS].append(rows.task_rows(self.simulation, state))
+            self.files[files.TASKS].append(task_rows(self.simulation, state))
 
-    def _call_back(self, state: State, row: rows.Row, result: RoundResult | None) -> None:
+    def _call_back(self, state: State, row: Row, result: RoundResult | None) -> None:
         """Call the callbacks, and stop the run if one of them asks for it."""
         record = RoundRecord(
             state.round,
-            {name: rows.json_value(row.get(name)) for name in self.files[files.ROUNDS].columns[1:]},
+            {name: json_value(row.get(name)) for name in self.files[files.ROUNDS].columns[1:]},
             state.records,
             model={part: state.server[part] for part in ("params", "buffers")},
             result=result,
@@ -137,3 +144,137 @@ def defer_signals() -> Iterator[None]:
             signal.signal(number, handler)
         if held:
             signal.raise_signal(held[0])
+
+
+# The phases of a round, in order. The row of a round contains the time that writing the previous
+# round took, because the time for writing the row itself is not yet known.
+PHASES = ("sampling", "train", "aggregation", "refinement", "evaluation", "writing")
+TAIL = (
+    "bytes_up",
+    "bytes_down",
+    "train_samples_per_second",
+    *(f"{phase}_seconds" for phase in PHASES),
+    "seconds",
+)
+
+
+def table_columns(simulation: Simulation) -> dict[str, Sequence[str]]:
+    """Return the columns of each table of a run.
+
+    Raises ConfigError if a metric declares a name that the table already has.
+    """
+    views, has_tasks = simulation.runtime.views, simulation.has_tasks
+    tested = ["test_accuracy", "test_loss", *(FORMULAS if has_tasks else ())]
+    tested += simulation.metrics.names()
+    first, *others = [[name_in_view(name, view) for name in tested] for view in views]
+    rounds = ["round", *first[:2], "train_loss", "lr", *(["task"] if has_tasks else [])]
+    rounds += [*first[2:], *chain(*others), *TAIL]
+    clients = ["round", "client", *(["role"] if has_tasks else []), "examples", "steps"]
+    clients += ["train_loss"]
+    for view in views:
+        clients += [name_in_view(name, view) for name in simulation.metrics.client_names()]
+    tasks = ["round", "task", "evaluated_task", *(name_in_view("accuracy", v) for v in views)]
+    found: dict[str, Sequence[str]] = {}
+    for name, columns in COLUMNS.items():
+        before = (BEFORE,) if name == LOCAL and simulation.settings.eval_interval != 1 else ()
+        found |= {file_in_view(name, view): (*columns, *before) for view in views}
+    found |= {files.ROUNDS: rounds, files.CLIENTS: clients, files.TASKS: tasks}
+    for name, names in found.items():
+        require_distinct(name, names)
+    return found
+
+
+def require_distinct(file: str, names: Sequence[str]) -> None:
+    """Raise ConfigError if a name occurs twice, because a metric would overwrite another value.
+
+    file: the name of the file, for the message.
+    """
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise ConfigError(
+            f"forgetting_metric: {file} already has a value named {twice[0]}; rename the value"
+            " of the metric"
+        )
+
+
+def round_row(simulation: Simulation, state: State, result: RoundResult | None) -> Row:
+    """Return the values that a round adds to rounds.csv. Undefined values are left out.
+
+    result: the result of the round. None for the initial model.
+    """
+    row: Row = {"round": state.round}
+    if simulation.has_tasks:
+        row["task"] = simulation.tasks_begun(state.round)
+    for view, record in state.records.items():
+        if record.rounds[-1] == state.round:
+            row |= rename_for_view(test_values(simulation, record), view)
+    return row if result is None else row | training_values(result)
+
+
+def test_values(simulation: Simulation, record: Record) -> Row:
+    """Return the values in rounds.csv that describe the last test on one test set."""
+    values: Row = {"test_accuracy": record.accuracy[-1], "test_loss": record.loss[-1]}
+    if simulation.has_tasks:
+        values |= task_history(simulation, record).values()
+    return values | simulation.metrics.round_values(record)
+
+
+def training_values(result: RoundResult) -> Row:
+    """Return the values in rounds.csv that describe the training in a round."""
+    return {
+        "train_loss": result.train_loss,
+        "lr": result.lr,
+        "bytes_up": result.bytes_up,
+        "bytes_down": result.bytes_down,
+        "train_samples_per_second": result.examples / result.seconds["train"],
+        **{f"{phase}_seconds": result.seconds.get(phase, 0.0) for phase in PHASES},
+        "seconds": sum(result.seconds.values()),
+    }
+
+
+def task_history(simulation: Simulation, record: Record) -> TaskHistory:
+    """Return the history from which all task metrics are computed.
+
+    The history contains the accuracies after the last round of each earlier task and after the last
+    evaluated round.
+    """
+    length = simulation.rounds_per_task
+    known = list(zip(record.rounds, record.task_accuracy, strict=True))
+    ends = [each for each in known[:-1] if each[0] % length == 0]
+    return TaskHistory.of([*ends, *known[-1:]], length, simulation.task_orders)
+
+
+def task_rows(simulation: Simulation, state: State) -> Iterator[Row]:
+    """Yield the rows of tasks.csv."""
+    task = simulation.tasks_begun(state.round)
+    for evaluated in range(len(simulation.stages)):
+        row: Row = {"round": state.round, "task": task, "evaluated_task": evaluated + 1}
+        for view, record in state.records.items():
+            row[name_in_view("accuracy", view)] = record.task_accuracy[-1][evaluated]
+        yield row
+
+
+def client_rows(simulation: Simulation, state: State, result: RoundResult) -> Iterator[Row]:
+    """Yield the rows of clients.csv, one per client of the cohort."""
+    measured: dict[str, np.ndarray] = {}
+    for view, record in state.records.items():
+        if record.local_rounds[-1:] == [result.round]:
+            measured |= rename_for_view(simulation.metrics.client_values(record), view)
+    cohort = result.cohort
+    for i, client in enumerate(cohort.clients):
+        row: Row = {"round": result.round, "client": client}
+        if simulation.has_tasks:
+            row["role"] = type(cohort.roles[i]).__name__.lower()
+        row["examples"] = len(result.federation.parts[client])
+        row["steps"] = cohort.schedules[i].steps
+        row["train_loss"] = result.losses[i]
+        yield row | {name: float(values[i]) for name, values in measured.items()}
+
+
+def json_value(value: object) -> Any:
+    """Convert a value for JSON and W&B.
+
+    NaN and infinity become None, and NumPy scalars become Python numbers.
+    """
+    if isinstance(value, np.generic):
+        value = value.item()
+    return None if isinstance(value, float) and not math.isfinite(value) else value

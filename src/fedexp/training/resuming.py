@@ -21,7 +21,7 @@ from fedexp.core import storage
 from fedexp.core.errors import ConfigError
 from fedexp.data.partitioned import Partition, find_task_partitions
 from fedexp.figures.pictures import picture_files
-from fedexp.rundir import checkpoint, contents, csv_files, files, origin
+from fedexp.rundir import checkpoint, csv_files, files, origin
 from fedexp.rundir.files import require_replaceable
 from fedexp.rundir.identity import essential
 from fedexp.rundir.reader import RunDirectory, finished_summary
@@ -96,7 +96,7 @@ def checksums(built: Built, arrays: str) -> dict[str, str]:
     }
     for key, name in named.items():
         if isinstance(name, str) and Path(name).is_file():
-            with contents.reading(Path(name)):
+            with storage.reading(Path(name)):
                 found[key] = f"{storage.crc_of(Path(name), Path(name).stat().st_size):08x}"
     return found
 

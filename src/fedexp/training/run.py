@@ -34,7 +34,6 @@ from fedexp.training.callbacks import callbacks_of, draw_all
 from fedexp.training.checks import check_used
 from fedexp.training.job import Job
 from fedexp.training.prepare import Prepared, prepare
-from fedexp.training.provenance import environment, peak_memory
 from fedexp.training.recorder import Recorder
 from fedexp.training.resuming import (
     check_start,
@@ -49,7 +48,7 @@ from fedexp.training.rounds import run_rounds
 from fedexp.training.run_log import early_lines, run_log
 from fedexp.training.run_setup import Run, begin, handle_failures, locked_directory
 from fedexp.training.simulation import Simulation
-from fedexp.training.summary import check_result_names, summary_of
+from fedexp.training.summary import check_result_names, environment, peak_memory, summary_of
 
 log = logging.getLogger("fedexp")
 

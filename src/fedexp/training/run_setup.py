@@ -11,25 +11,22 @@ from typing import Any
 
 from fedexp.config.build import Built
 from fedexp.config.overrides import OF_COMMAND, key_of
-from fedexp.core import storage, tree, yaml_files
+from fedexp.core import storage, tree
 from fedexp.core.errors import ConfigError, RunFailed, StorageError
 from fedexp.data.changes import describe_change
 from fedexp.data.partitioned import HELD_OUT
 from fedexp.engine.hardware import Resolved
 from fedexp.rundir import checkpoint, csv_files, files, origin
-from fedexp.rundir.client_states import choose_place
+from fedexp.rundir.checkpoint import choose_place
 from fedexp.rundir.identity import essential
 from fedexp.rundir.lock import occupied
 from fedexp.training import resuming
 from fedexp.training.job import Job
-from fedexp.training.provenance import environment
 from fedexp.training.simulation import Simulation
 from fedexp.training.state import State
+from fedexp.training.summary import environment
 
 log = logging.getLogger("fedexp")
-# number of nested directories that a command may create: outputs/<date>/<time>,
-# multirun/<sweep>/<job>
-NEW_LEVELS = 3
 
 
 @dataclass(frozen=True)
@@ -66,8 +63,6 @@ def locked_directory(directory: Path) -> Iterator[None]:
     try:
         directory.mkdir(parents=True, exist_ok=True)
         (directory / ".hydra").mkdir(exist_ok=True)
-        storage.sync(directory)
-        storage.sync_parents(directory, NEW_LEVELS)
     except OSError as error:
         raise ConfigError(f"{directory}: cannot be written ({error.strerror})") from error
     with occupied(directory):
@@ -170,7 +165,7 @@ def write_options(run: Run) -> None:
     """
     typed = [override for override in run.job.overrides if key_of(override) not in OF_COMMAND]
     files.write_overrides(run.directory, typed)
-    storage.write_atomically(run.directory / files.CONFIG, yaml_files.dump(run.config).encode())
+    storage.write_atomically(run.directory / files.CONFIG, storage.dump_yaml(run.config).encode())
 
 
 def write_partitions(run: Run) -> None:

@@ -14,7 +14,7 @@ from fedexp.data.views import selection_view
 from fedexp.engine.base import Cohort
 from fedexp.metrics.record import Record
 from fedexp.rundir import files
-from fedexp.rundir.client_states import ClientStates, to
+from fedexp.rundir.checkpoint import ClientStates, to
 from fedexp.rundir.files import CHECKPOINT_FORMAT
 
 if TYPE_CHECKING:

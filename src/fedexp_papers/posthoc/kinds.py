@@ -12,8 +12,7 @@ from matplotlib.figure import Figure
 
 from fedexp.core import storage
 from fedexp.core.errors import ConfigError
-from fedexp.core.npz import save_npz
-from fedexp.core.storage import display_path
+from fedexp.core.storage import display_path, save_npz
 from fedexp.figures import save_all
 from fedexp.figures.pictures import Pictures
 from fedexp.rundir import kept_models
