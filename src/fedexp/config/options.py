@@ -4,6 +4,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache, lru_cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import omegaconf
@@ -149,26 +150,18 @@ def added_directories() -> tuple[Path, ...]:
     A package adds its own conf/ with a `SearchPathPlugin`. Plugins that add something else, such as
     `pkg://...`, are left out.
     """
-    from hydra.core.config_search_path import ConfigSearchPath, SearchPathElement
     from hydra.core.plugins import Plugins
     from hydra.plugins.search_path_plugin import SearchPathPlugin
 
-    class Added(ConfigSearchPath):
-        def __init__(self) -> None:
-            self.elements: list[SearchPathElement] = []
+    paths: list[str] = []
 
-        def get_path(self) -> list[SearchPathElement]:
-            return self.elements
+    def add(provider: str, path: str, anchor: Any = None) -> None:
+        paths.append(path)
 
-        def append(self, provider: str, path: str, anchor: Any = None) -> None:
-            self.elements.append(SearchPathElement(provider, path))
-
-        prepend = append
-
-    added = Added()
+    # what a plugin may call of Hydra's abstract ConfigSearchPath
+    added: Any = SimpleNamespace(append=add, prepend=add, get_path=list)
     for plugin in Plugins.instance().discover(SearchPathPlugin):
         made = plugin()
         assert isinstance(made, SearchPathPlugin)
         made.manipulate_search_path(added)
-    paths = [each.path for each in added.elements]
     return tuple(Path(path[len(FILE) :]) for path in paths if path.startswith(FILE))
