@@ -236,6 +236,14 @@ def changed_process():
         backends.cuda.matmul.allow_tf32, backends.cudnn.deterministic = before[1:]
 
 
+SHORT = [*quick_runs.SMALL, "rounds=1"]
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> pd.DataFrame:
+    return fedexp.run(SHORT, directory=tmp_path_factory.mktemp("plain") / "run").rounds
+
+
 @pytest.mark.parametrize(
     "changed",
     [
@@ -247,7 +255,7 @@ def changed_process():
         partial(torch.autocast, "cpu", torch.bfloat16),
     ],
 )
-def test_settings_of_torch_do_not_change_a_run(changed, tmp_path):
+def test_settings_of_torch_do_not_change_a_run(changed, plain, tmp_path):
     """In a notebook, torch may have another default dtype, for example. It has it afterwards."""
 
     def settings():
@@ -257,11 +265,9 @@ def test_settings_of_torch_do_not_change_a_run(changed, tmp_path):
         modes = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
         return kind, modes, backends, torch.get_num_threads()
 
-    short = [*quick_runs.SMALL, "rounds=1"]
-    plain = fedexp.run(short, directory=tmp_path / "plain").rounds
     with changed():
         before = settings()
-        other = fedexp.run(short, directory=tmp_path / "other")
+        other = fedexp.run(SHORT, directory=tmp_path / "other")
         assert settings() == before
         assert next(other.model().parameters()).dtype == torch.float32
     columns = ["train_loss", "test_loss", "test_accuracy"]

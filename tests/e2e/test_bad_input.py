@@ -44,16 +44,12 @@ rounds=5;6 => rounds=5;6 | is not quoted, as in 'key="a;b"'
 seed=0,1,2 => seed=0,1,2: several values | needs --multirun | a list is written in brackets
 resume=nowhere => resume=nowhere | not a run directory
 --multirun resume=nowhere => resume | single run
---multirun local.lrr=0.1,0.2 => local.lrr: no such option
 --multirun seed=0,1 algorithm=fedavg,fedxx => algorithm=fedxx
-rounds=0 algorithm=fedntd algorithm.beta=-1 algorithm.tau=0 alpha=0 => rounds | beta | tau | alpha=0
-rounds=0 hydra.run.dir=run => rounds=0
+rounds=0 algorithm.beta=-1 algorithm=fedntd alpha=0 hydra.run.dir=run => rounds | beta | alpha=0
 algorithm= => fedexp: algorithm=: must be one option of the group
 tracker=[] => fedexp: tracker=[]: must name options; use tracker=none or leave it out
-tracker=null => fedexp: tracker=null: must name options; use tracker=none or leave it out
 tracker=[wandb,none] => fedexp: tracker=[wandb,none]: none cannot be combined with other
 tracker=wandb tracker.project=x => is now written with the name of the option: tracker.wandb.project
-forgetting_metric=all forgetting_metric.xi=1 => the name of the option: forgetting_metric.degree.xi
 tracker=wandb tracker.tensorboard.logdir=x => tracker.tensorboard.logdir: only exists with tracker=t
 hydra.run.dir= => fedexp: hydra.run.dir=: must name a directory
 resume= => fedexp: resume=: must name a directory
@@ -67,8 +63,7 @@ sweep=fedntd_table1 => fedexp: sweep=fedntd_table1: needs --multirun
 --multirun sweep=nothing => sweep=nothing: no such sweep
 --multirun preview=maybe => preview=maybe: must be true or false
 --multirun sweep=cfed_table1,cfed_table2 hydra.sweep.dir=x => x: cannot be used with several sweeps
--m seed=0,1 seed=2,3 => fedexp: seed=0,1 and seed=2,3: both set seed; give all of
--m alpha=1 partition.alpha=1,2 => alpha=1 and partition.alpha=1,2: both set
+-m alpha=1,2 partition.alpha=1,3 => alpha=1,2 and partition.alpha=1,3: both set alpha; give all of
 -m sweep=cfed_table1 seed=0,1 seed=2 => seed=0,1 and seed=2: both set
 --multirun seed=0,1 dataset=mnist dataset.url=http://me:secret@host/ => dataset.url: an address must
 """
@@ -228,7 +223,7 @@ VALUES = st.one_of(
 
 
 @settings(
-    max_examples=20,
+    max_examples=12,
     deadline=None,
     database=None,
     derandomize=True,

@@ -16,12 +16,7 @@ from fedexp.core.packages import how_to_install
 
 def test_missing_launcher_names_its_extra(fedexp, monkeypatch, tmp_path):
     monkeypatch.setattr(launchers, "is_installed", lambda module: False)
-    for name, extra in (
-        ("joblib", "joblib"),
-        ("submitit_slurm", "slurm"),
-        ("submitit_local", "slurm"),
-        ("ray", "ray"),
-    ):
+    for name, extra in (("joblib", "joblib"), ("submitit_local", "slurm")):
         answer = fedexp("--multirun", f"hydra/launcher={name}", "seed=0,1")
         advice = f"is not installed; install it with {how_to_install(extra)}"
         assert (answer.code, answer.err) == (2, f"fedexp: hydra/launcher={name}: {advice}\n")
