@@ -329,8 +329,6 @@ EVERYTHING = (
     "keep_models=1",
     "keep_local_models=[1]",
     "algorithm=scaffold",  # has client states
-    "tracker=wandb",
-    "tracker.wandb.mode=offline",
     "figures=true",
 )
 
@@ -343,10 +341,10 @@ def contents_of(directory: Path) -> set[str]:
 def test_overwrite_deletes_only_files_of_the_old_run(tmp_path):
     there = tmp_path / "run"
     first = train(there, *EVERYTHING)
-    before, own = (
-        contents_of(there),
-        {"notes.md", "figures/mine.png", "models/old", "other/config.yaml"},
-    )
+    (there / "wandb").mkdir()
+    (there / "wandb/debug.log").touch()  # as of tracker=wandb
+    before = contents_of(there)
+    own = {"notes.md", "figures/mine.png", "models/old", "other/config.yaml"}
     for name in own:
         (there / name).parent.mkdir(exist_ok=True)
         (there / name).write_text("mine")

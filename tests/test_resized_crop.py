@@ -92,7 +92,7 @@ def draw_like_torchvision(n: int, height: int, width: int, aug: ResizedCrop) -> 
 
 def test_crops_have_the_distribution_of_torchvision():
     height, width = 16, 60
-    aug, n = crop(), 20_000
+    aug, n = crop(), 5_000
     ours = aug.draw(GENERATOR(0), n, height, width)
     theirs = draw_like_torchvision(n, height, width, aug)
     for column in range(4):
