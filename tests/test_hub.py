@@ -70,7 +70,7 @@ def test_saved_hugging_face_texts_are_read(datasets, tmp_path):
 
 
 def test_owner_column_of_texts_gives_the_natural_clients(datasets, tmp_path):
-    train = {"text": ["abba", "c", "d"], "label": [0, 1, 0], "writer_id": [30, 4, 30]}
+    train = {"text": ["abba", "c", "d"], "label": [0, 1, 0], "writer_id": ["30", "4", "30"]}
     train["lacking"] = ["b", None, "b"]
     path = save(datasets, tmp_path / "texts", train, {"text": ["x"], "label": [1]})
     texts = (f"dataset.path='{path}'", "dataset.owner=writer_id")

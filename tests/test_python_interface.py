@@ -344,7 +344,14 @@ def test_overwrite_deletes_only_files_of_the_old_run(tmp_path):
     (there / "wandb").mkdir()
     (there / "wandb/debug.log").touch()  # as of tracker=wandb
     before = contents_of(there)
-    own = {"notes.md", "figures/mine.png", "models/old", "other/config.yaml"}
+    own = {
+        "notes.md",
+        "client_results_notes.csv",
+        "analysis/mine.png",
+        "figures/mine.png",
+        "models/round_best.pt",
+        "other/config.yaml",
+    }
     for name in own:
         (there / name).parent.mkdir(exist_ok=True)
         (there / name).write_text("mine")

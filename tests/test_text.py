@@ -252,6 +252,10 @@ CSV = {name: None for name in TXT} | {"test_csv": "body,label\na,x\n"}
             CSV | {"train_csv": "body,label\na,1\nb,-1\n"},
             "line 3: the label -1, of 1 training text",
         ),
+        (
+            CSV | {"train_csv": "body,label\na,x\nb,None\n"},
+            "line 3: the label None, of 1 training texts, may be a class or mean that there is no",
+        ),
         ({"class_txt": None, "train_txt": "a\t0\nb\t2\n"}, "class 1 has no training texts"),
         ({"class_txt": "a\na\n"}, "class.txt: must have one class name per line"),
         ({"test_txt": "\n \n"}, "test.txt: has no texts"),

@@ -472,6 +472,9 @@ class ImageFolder(ImageFiles):
         alone = self.test_splits is None or self.test_fraction is None
         words = "null with dataset.test_fraction, which draws the test set"
         require(alone, "dataset.test_splits", self.test_splits, words)
+        for key in ("train_splits", "test_splits"):
+            folders = getattr(self, key) or ()
+            require(len({*folders}) == len(folders), f"dataset.{key}", folders, "different folders")
         both = sorted({*self.train_splits} & {*(self.test_splits or ())})
         words = "other folders than those in dataset.train_splits"
         require(not both, "dataset.test_splits", both, words)

@@ -87,7 +87,7 @@ def load(path: str | None, subset: str | None) -> Mapping[str, Any]:
 
 
 def number_owners(train: Any, column: str) -> np.ndarray:
-    """Return each training example's natural client, int [N], numbered in sorted order.
+    """Return each training example's natural client, int [N], in the order of `sort_classes`.
 
     Raises ConfigError if the column does not exist or lacks values.
     """
@@ -102,7 +102,7 @@ def number_owners(train: Any, column: str) -> np.ndarray:
         raise ConfigError(
             f"{key}: all values must be texts, or all must be integers, but they are {names}"
         )
-    return np.unique(np.array(values), return_inverse=True)[1].astype(np.int64)
+    return np.array(number_labels(values, sort_classes(set(values)), key), np.int64)
 
 
 def choose_column(split: Any, wanted: str | None, key: str, usual: Sequence[str]) -> str:

@@ -114,7 +114,9 @@ def list_class(folder: Path) -> list[SourceFile]:
     deeper = next((f.path for f in files if os.path.dirname(f.path) != str(folder)), None)
     if deeper is None:
         return files
-    hint = " ".join([f"dataset.root={folder}", suggest_splits(folder)]).strip()
+    hint = suggest_splits(folder)
+    if not hint.startswith("dataset.root="):
+        hint = f"dataset.root={folder} {hint}".strip()
     raise ConfigError(
         f"{folder}: the images of a class must be directly in its folder, but here are images in"
         f" folders below it, such as {os.path.relpath(deeper, folder)}. If {folder.name} is not a"

@@ -12,6 +12,7 @@ from fedexp.data.types import MISSING, sort_classes
 TITLES, BODIES, LABELS = ("title",), ("body", "content", "article"), ("label", "target")
 # names of the last three columns in the files that are released with CFeD's code
 UNNAMED = {"0": "title", "1": "body", "2": "label"}
+UNCLEAR = ("-1", "-1.0", "none", "null", "na", "n/a")  # labels in lower case, maybe for no label
 
 
 class Example(NamedTuple):
@@ -141,13 +142,14 @@ def name_classes(train: Sequence[Example]) -> tuple[str, ...]:
     """Return the class names that the labels of the training texts define.
 
     If the labels are numbers, the class names are the numbers 0 to C - 1; otherwise, they are the
-    sorted labels. Raises ConfigError if a number is missing, or if there is a label -1, which may
-    mean that the label is missing.
+    sorted labels. Raises ConfigError if a number is missing, or if there is a label such as -1 or
+    None, which may mean that the label is missing.
     """
     found = {example.label for example in train}
-    if unclear := [example.place for example in train if example.label in ("-1", "-1.0")]:
+    if unclear := [example for example in train if example.label.lower() in UNCLEAR]:
         raise ConfigError(
-            f"{unclear[0]}: the label -1, of {len(unclear):,} training texts, may be a class or"
+            f"{unclear[0].place}: the label {unclear[0].label}, of {len(unclear):,} training texts,"
+            " may be a class or"
             " mean that there is no label; list all classes in class.txt, one per line, or remove"
             " these texts"
         )

@@ -36,13 +36,18 @@ FIGURES = (
 # glob patterns of everything that runs and their trackers write
 WRITTEN = (
     *TABLES,
-    *(f"{name}*.{form}" for name in REPORTED for form in ("csv", "tex")),
+    *(
+        file_in_view(f"{name}.{form}", view)
+        for name in REPORTED
+        for view in VIEWS
+        for form in ("csv", "tex")
+    ),
     *(SUMMARY, ERROR, PARTITION, CLASSES, "partition_task*.npz", "partition_from_round*.npz"),
     *("origin.json", "run.log", ".hydra/*.yaml", "checkpoint/*.pt"),
-    *(f"{CLIENT_STATES}/*.pt", "models/round_*.pt"),
+    *(f"{CLIENT_STATES}/*.pt", "models/round_[0-9]*.pt"),
     "tensorboard/events.out.tfevents.*",
     *(
-        f"analysis/*.{form}" for form in ("csv", "npz", "png", "pdf", "svg")
+        f"analysis/*_round*.{form}" for form in ("csv", "npz", "png", "pdf", "svg")
     ),  # fedexp-papers analyse
     *("wandb/*run-*", "wandb/debug*.log", "wandb/data", "wandb/cache"),
     *(f"figures/{name}.{form}" for name in FIGURES for form in ("png", "pdf", "svg")),
