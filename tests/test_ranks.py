@@ -16,7 +16,6 @@ from torch import nn
 from fedexp.algorithms.base import FedAvg
 from fedexp.algorithms.ditto import Ditto
 from fedexp.algorithms.flashback import Flashback
-from fedexp.algorithms.moon import Moon
 from fedexp.algorithms.scaffold import Scaffold
 from fedexp.core.errors import ConfigError, RankDied
 from fedexp.core.launch import first_host, is_launched
@@ -29,7 +28,7 @@ from fedexp.engine.vectorised.engine import Vectorised
 from fedexp.models.cnn import CNN
 from fedexp.models.own import OwnModel
 from fedexp.testing import assert_equal, record
-from toy_federation import LARGER, NOISE, NTD, PROCESS, Noise, assemble, make_simulation, play
+from toy_federation import LARGER, NOISE, PROCESS, Noise, assemble, make_simulation, play
 
 
 def engine_of(count, inner=None, share=False):
@@ -136,8 +135,6 @@ class Dropping(OwnModel):
 RUNS = {
     "dropout and a frozen parameter": {"model": Dropping()},
     "scaffold": {"algorithm": Scaffold(divisor="effective", variates="uniform")},
-    "fedntd": {"algorithm": NTD},
-    "moon": {"algorithm": Moon(mu=1.0, tau=0.5, projection=0)},
     "flashback": {
         "algorithm": Flashback(gamma=0.5, epochs_on_server=2, on_clients=True, on_server=True),
         "public": 0.15,
