@@ -1,7 +1,8 @@
 """Run contestants in turn, each in its own process, and make a table from their rounds.csv.
 
 Every contestant writes this file with the columns `round, train_samples_per_second, train_seconds,
-seconds, test_accuracy`. Other columns are ignored. Round 1 is a warm-up and is not counted.
+evaluation_seconds, seconds, test_accuracy`. Other columns are ignored. Round 1 is a warm-up and is
+not counted.
 """
 
 import csv
@@ -23,7 +24,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 CONF = ROOT / "benchmarks" / "conf"  # our data sets, for machines without CIFAR-10
 RESULTS = Path(__file__).resolve().parent / "RESULTS.md"
-COLUMNS = ("round", "train_samples_per_second", "train_seconds", "seconds", "test_accuracy")
+COLUMNS = ("round", "train_samples_per_second", "train_seconds", "evaluation_seconds", "seconds")
+COLUMNS = (*COLUMNS, "test_accuracy")
 MARK = "FEDEXP_BENCHMARK"  # environment variable that marks the processes of a contestant
 BAD_INPUT = 2  # fedexp's exit code for bad input
 
@@ -52,6 +54,12 @@ class Rep:
     rss: float  # GiB: peak, with shared pages counted in each process
     examples: tuple[int, ...]  # examples of each counted round
     total: float  # seconds of all rounds, including the warm-up
+    tests: float = 0.0  # mean duration of the tests of a round
+
+    @property
+    def untested(self) -> float:
+        """Return the mean duration of a round without its tests."""
+        return self.seconds - self.tests
 
 
 class Rejected(Exception):
@@ -79,7 +87,9 @@ def read_rounds(folder: Path, pss: float = 0.0, rss: float = 0.0, last: int | No
     accuracy = float(rows[-1]["test_accuracy"] or "nan")
     rates = sum(examples) / train, sum(examples) / seconds
     everything = sum(float(r["seconds"] or 0) for r in rows)
-    return Rep(*rates, seconds / len(counted), accuracy, pss, rss, tuple(examples), everything)
+    tests = sum(float(row.get("evaluation_seconds") or 0) for row in counted) / len(counted)
+    mean = seconds / len(counted)
+    return Rep(*rates, mean, accuracy, pss, rss, tuple(examples), everything, tests)
 
 
 @dataclass

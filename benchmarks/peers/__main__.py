@@ -2,15 +2,14 @@
 
 import sys
 import tempfile
-from dataclasses import replace
+from collections.abc import Sequence
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
-from statistics import median
 
 from benchmarks import __main__ as bench
 from benchmarks import measure
-from benchmarks.measure import Contestant
+from benchmarks.measure import Contestant, Rep, ratios, spread
 from benchmarks.w1 import EPOCHS, data_overrides, prepare_workload
 
 
@@ -38,6 +37,26 @@ def peers(workload: Path, rounds: int, workers: int) -> list[Contestant]:
     return found
 
 
+def table(contestants: Sequence[Contestant], reps: dict[str, list[Rep]], limit: str) -> str:
+    """Return a Markdown table. In each cell, the share of torch.mm's speed follows the figure."""
+    head = ("", "n", "training, examples/s", "test, s")
+    head = (*head, "a round without the test, s", "a round, s", "peak PSS, GiB")
+    rows = []
+    for own in (c for c in contestants if c.name in reps):
+        found, cells = reps[own.name], [own.name, str(len(reps[own.name]))]
+        fastest = reps.get(limit)
+        for quantity in ("rate", "tests", "untested", "seconds"):
+            form = ",.0f" if quantity == "rate" else ".2f"
+            cell = spread([getattr(rep, quantity) for rep in found], form)
+            if fastest and quantity == "rate":
+                cell += f"; {ratios(found, fastest, quantity)}"
+            elif fastest:
+                cell += f"; {ratios(fastest, found, quantity)}"
+            cells.append(cell)
+        rows.append([*cells, f"{max(rep.pss for rep in found):.2f}"])
+    return measure.markdown(head, rows)
+
+
 def main() -> int:
     options, data = bench.parse(), data_overrides()
     data += [] if options.epochs == EPOCHS else [f"local.epochs={options.epochs}"]
@@ -52,21 +71,18 @@ def main() -> int:
             )
             return 2
         prepare_workload(options.rounds + 1, data).save(work / "w1")
+        product = (sys.executable, "-m", "benchmarks.peers.product", str(work / "w1"), "OUT")
+        product = (*product, f"--rounds={options.rounds + 1}", f"--workers={options.workers}")
+        limit = Contestant(f"torch.mm, {options.workers} processes, fp32", product)
         own = [
             c for c in bench.contestants(options, work / "w1", data) if c.name.startswith("fedexp")
         ]
         reps, left_out = measure.measure(
-            [*rivals, *own], options.repeats, work, {"OMP_NUM_THREADS": "1"}
+            [limit, *rivals, *own], options.repeats, work, {"OMP_NUM_THREADS": "1"}
         )
-    there = [c.name for c in rivals if c.name in reps]
-    fastest = max(there, key=lambda name: median(r.rate for r in reps[name]), default="")
-    chosen = [*rivals, *(replace(c, reference=fastest) for c in own)]
-    settings = (
-        "FedAvg, as each has it: fedexp tests the global model in every round, the peers test"
-        " nothing"
-    )
+    settings = "FedAvg; each tests the global model on all test images in every round"
     heading = bench.heading(options, data, settings)
-    text = [heading, measure.table(chosen, reps), *left_out]
+    text = [heading, table([limit, *rivals, *own], reps, limit.name), *left_out]
     print("\n\n".join(text))
     if not options.no_results:
         measure.write_section("Against other simulators", "\n\n".join(text))

@@ -6,7 +6,7 @@ Clients with more examples are trained first, and are spread over the processes
 (`user_id_to_weight`). pfl does not shuffle tensors, so the data set shuffles them once per epoch.
 The augmentation is that of the bare loop, which augments each example of a batch separately.
 torchvision's transforms would transform all examples of a batch in the same way. The memory layout
-is the default, and SGD is not fused. No model is evaluated.
+is the default, and SGD is not fused. pfl's processes share the test of the global model.
 """
 
 import argparse
@@ -23,6 +23,7 @@ from pfl.aggregate.weighting import WeightByDatapoints
 from pfl.algorithm.base import NNAlgorithmParams
 from pfl.algorithm.federated_averaging import FederatedAveraging
 from pfl.callback.base import TrainingProcessCallback
+from pfl.callback.central_evaluation import CentralEvaluationCallback
 from pfl.data.dataset import Dataset
 from pfl.data.federated_dataset import FederatedDataset
 from pfl.hyperparam import NNEvalHyperParams, NNTrainHyperParams
@@ -77,21 +78,19 @@ class Users:
 
 
 class Clock(TrainingProcessCallback):
-    """Measures the seconds of each round: sampling, training, aggregation and update."""
+    """Notes the time at the start, and when it is called in each round."""
 
     def __init__(self) -> None:
-        self.seconds: list[float] = []
+        self.times: list[float] = []
 
     def on_train_begin(self, *, model: PyTorchModel) -> Metrics:
-        self.last = time.perf_counter()
+        self.times.append(time.perf_counter())
         return Metrics()
 
     def after_central_iteration(
         self, aggregate_metrics: Metrics, model: PyTorchModel, *, central_iteration: int
     ) -> tuple[bool, Metrics]:
-        now = time.perf_counter()
-        self.seconds.append(now - self.last)
-        self.last = now
+        self.times.append(time.perf_counter())
         return False, Metrics()
 
 
@@ -125,7 +124,10 @@ def main() -> None:
     )
     sizes = {user: len(part) for user, part in enumerate(parts)}
     data = FederatedDataset(user_data, Users(len(parts)), user_id_to_weight=sizes)
-    clock, cohort = Clock(), workload.sizes.shape[1]
+    cohort = workload.sizes.shape[1]
+    images = torch.from_numpy(workload.x_test), torch.from_numpy(workload.y_test)
+    test, settings = Dataset(images), NNEvalHyperParams(local_batch_size=500)
+    trained, tested = Clock(), Clock()  # called before and after the test
     FederatedAveraging().run(
         algorithm_params=NNAlgorithmParams(
             central_num_iterations=options.rounds,
@@ -141,25 +143,18 @@ def main() -> None:
         model_train_params=NNTrainHyperParams(
             local_num_epochs=int(workload.epochs), local_learning_rate=LR, local_batch_size=BATCH
         ),
-        model_eval_params=NNEvalHyperParams(local_batch_size=500),
-        callbacks=[clock],
+        model_eval_params=settings,
+        callbacks=[trained, CentralEvaluationCallback(test, settings), tested],
     )
     if get_framework_module().distributed.global_rank:
         return
-    test = Dataset((torch.from_numpy(workload.x_test), torch.from_numpy(workload.y_test)))
-    rows = [
-        {
-            "round": n,
-            "train_samples_per_second": workload.examples(n) / s,
-            "train_seconds": s,
-            "seconds": s,
-        }
-        for n, s in enumerate(clock.seconds, start=1)
-    ]
-    metrics = dict(
-        (str(name), value)
-        for name, value in model.evaluate(test, eval_params=NNEvalHyperParams(500))
-    )
+    rows = []
+    for n in range(1, options.rounds + 1):
+        start, middle, end = tested.times[n - 1], trained.times[n], tested.times[n]
+        row = {"round": n, "train_samples_per_second": workload.examples(n) / (middle - start)}
+        row |= {"train_seconds": middle - start, "evaluation_seconds": end - middle}
+        rows.append(row | {"seconds": end - start})
+    metrics = dict((str(name), value) for name, value in model.evaluate(test, eval_params=settings))
     rows[-1]["test_accuracy"] = next(iter(metrics.values())).overall_value
     write_rounds(options.out, rows)
 
