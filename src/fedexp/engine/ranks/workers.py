@@ -25,6 +25,8 @@ from fedexp.engine.ranks.objects import share
 from fedexp.engine.ranks.rank import CPU, Call, Rank, cut_evenly, move
 from fedexp.engine.ranks.world import World
 
+NOT_SENT: Any = None
+
 
 @dataclass
 class Order:
@@ -177,11 +179,9 @@ class Workers(Engine):
 
 def loading(runtime: ClientRuntime) -> Call:
     """Return the order for the first rank of another node, which loads the data itself."""
-    data = runtime.data
+    data, unsent = runtime.data, replace(runtime, data=NOT_SENT)
     features = {"train_features": data.train_features, "test_features": data.test_features}
-    return partial(
-        Rank.load, runtime=replace(runtime, data=None), features=features, checksum=data.crc()
-    )
+    return partial(Rank.load, runtime=unsent, features=features, checksum=data.crc())
 
 
 class Dealing:
