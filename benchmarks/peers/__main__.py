@@ -39,8 +39,8 @@ def peers(workload: Path, rounds: int, workers: int) -> list[Contestant]:
 
 def table(contestants: Sequence[Contestant], reps: dict[str, list[Rep]], limit: str) -> str:
     """Return a Markdown table. In each cell, the share of torch.mm's speed follows the figure."""
-    head = ("", "n", "training, examples/s", "test, s")
-    head = (*head, "a round without the test, s", "a round, s", "peak PSS, GiB")
+    rounds = ("a round without the test, s", "a round, s")
+    head = ("", "n", "training, examples/s", "test, s", *rounds, "peak PSS, GiB")
     rows = []
     for own in (c for c in contestants if c.name in reps):
         found, cells = reps[own.name], [own.name, str(len(reps[own.name]))]
@@ -72,8 +72,8 @@ def main() -> int:
             return 2
         prepare_workload(options.rounds + 1, data).save(work / "w1")
         product = (sys.executable, "-m", "benchmarks.peers.product", str(work / "w1"), "OUT")
-        product = (*product, f"--rounds={options.rounds + 1}", f"--workers={options.workers}")
-        limit = Contestant(f"torch.mm, {options.workers} processes, fp32", product)
+        sizes = (f"--rounds={options.rounds + 1}", f"--workers={options.workers}")
+        limit = Contestant(f"torch.mm, {options.workers} processes, fp32", (*product, *sizes))
         own = [
             c for c in bench.contestants(options, work / "w1", data) if c.name.startswith("fedexp")
         ]

@@ -53,7 +53,7 @@ def draw_lines(
     for axes, name in zip(grid, names, strict=True):
         for label, table in series.items():
             if name in table:
-                draw_line(axes, table[name].dropna(), {"label": label} | styles[label], ddof)
+                draw_line(axes, table[name].dropna(), {"label": label, **styles[label]}, ddof)
         axes.set(xlabel=x, ylabel=name, **options)
         if x in WHOLE:
             axes.xaxis.set_major_locator(integers(8))

@@ -148,7 +148,8 @@ def levels(settings: Sequence[Setting], title: str) -> Figure:
     In FedNTD's figure, a setting is a level of heterogeneity, and the colours are data sets instead
     of methods.
     """
-    series, styles = {}, {}
+    series: dict[str, list[pd.DataFrame]] = {}
+    styles = {}
     for place, setting in enumerate(settings):
         for method in setting.methods:
             values = summaries(method.runs, {"forgetting": "forgetting"}, place)
@@ -157,7 +158,7 @@ def levels(settings: Sequence[Setting], title: str) -> Figure:
     tables = {name: pd.concat(found) for name, found in series.items()}
     names = [setting.name for setting in settings]
     text = f"Forgetting by heterogeneity\n{title}"
-    ticks = {"xticks": range(len(names)), "xticklabels": names}
+    ticks: dict[str, Any] = {"xticks": range(len(names)), "xticklabels": names}
     return draw_lines(text, tables, styles, x="", **ticks)
 
 
@@ -254,7 +255,7 @@ def choose_non_dominant(counts: np.ndarray) -> int:
     """
     held = pd.Series(counts)[counts > 0]
     few = held[np.array(classify_classes(counts))[counts > 0] == "non-dominant"]
-    return int(few.idxmax() if len(few) else held.idxmin())
+    return int(str(few.idxmax() if len(few) else held.idxmin()))
 
 
 def mean_of(table: pd.DataFrame) -> pd.DataFrame:
@@ -435,7 +436,7 @@ def parameter(settings: Sequence[Setting], title: str, key: str) -> Figure:
             series[method.label] = mean_of(pd.concat(ends))
             styles[method.label] = look(method.number) | {"linestyle": ":", "marker": ""}
     is_log = min(points) > 0 and max(points) >= 10 * min(points)
-    scale = {"xscale": "log"} if is_log else {}
+    scale: dict[str, Any] = {"xscale": "log"} if is_log else {}
     return draw_lines(f"{key}, {title}", series, styles, key, **scale)
 
 
