@@ -8,6 +8,7 @@ import pytest
 
 from fedexp.algorithms.fedrod import FedRoD
 from fedexp.algorithms.server_optimizers import ServerOptimizer
+from fedexp.config.overrides import with_new_folder
 from fedexp.config.settings import LocalEvaluation
 from fedexp.data.held_out import Validation
 from fedexp.data.partition import IID
@@ -65,3 +66,12 @@ def test_resumed_run_equals_uninterrupted_run(name, tmp_path):
         np.testing.assert_equal(dataclasses.asdict(found), dataclasses.asdict(expected))
     for path in (tmp_path / "whole").glob("*.csv"):
         assert content(tmp_path / "parts" / path.name) == content(path)
+
+
+def test_only_paths_in_the_data_directory_move_with_it():
+    node = {"data_dir": ".", "root": "./x", "weights": "DEFAULT", "path": "ylecun/mnist"}
+    moved = {"data_dir": "/new", "root": "/new/x"}
+    assert with_new_folder(node, ".", "/new") == node | moved
+    paths = {"data_dir": "data", "parts": [{"root": "data/x"}, {"root": "data2/x"}]}
+    moved = {"data_dir": "new", "parts": [{"root": "new/x"}, {"root": "data2/x"}]}
+    assert with_new_folder(paths, "data/", "new") == moved

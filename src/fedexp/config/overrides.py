@@ -67,11 +67,15 @@ def is_path(name: str) -> bool:
 
 
 def with_new_folder(node: Any, old: str, new: str, key: str = "") -> Any:
-    """Return a node in which paths to data in the folder `old` are in the folder `new`."""
+    """Return a node in which paths to data that begin with `old` begin with `new`.
+
+    With old=".", other relative names, such as weights=DEFAULT, stay as they are.
+    """
+    old = old.rstrip("/")
     if isinstance(node, list):
         return [with_new_folder(each, old, new, key) for each in node]
     if isinstance(node, Mapping):
         return {name: with_new_folder(value, old, new, name) for name, value in node.items()}
-    if key in FILES and isinstance(node, str) and Path(node).is_relative_to(old):
-        return str(Path(new) / Path(node).relative_to(old))
+    if key in FILES and isinstance(node, str) and f"{node}/".startswith(f"{old}/"):
+        return str(Path(new) / node[len(old) :].lstrip("/"))
     return node
