@@ -69,7 +69,8 @@ def draw_line(axes: Axes, values: pd.Series, style: Style, ddof: int = 1) -> Non
     groups = values.groupby(level=0)
     mean, spread = groups.mean(), groups.std(ddof=ddof)
     is_few = len(mean) <= FEW
-    style = {"marker": "o" if is_few else "", "markersize": 3, "linewidth": stroke(0.8)} | style
+    base = {"marker": "o" if is_few else "", "markersize": 3, "linewidth": stroke(0.8)}
+    style = {**base, **style}
     if mean.empty:
         return
     if style.get("linestyle") == "":

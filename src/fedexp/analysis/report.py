@@ -30,7 +30,7 @@ from fedexp.figures import save_all
 from fedexp.figures.pictures import PNG, Pictures
 from fedexp.rundir import files
 from fedexp.rundir.reader import RunDirectory
-from fedexp.rundir.sweeps import find_jobs
+from fedexp.rundir.sweeps import own_jobs
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -68,7 +68,7 @@ def write_report(
     If a figure cannot be drawn, the report is written without it. flags: the command line's flags,
     see `add_picture_flags` and `add_layout_flags`.
     """
-    jobs = find_jobs(directory)
+    jobs = own_jobs(directory)
     paths = write_tables(directory, jobs, Layout.of(flags) if flags else Layout())
     if not paths:
         return []

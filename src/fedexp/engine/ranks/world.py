@@ -123,8 +123,8 @@ def connect(
     """
     host = platform.node()
     # torchrun numbers the nodes, and two of them may have the same host name.
-    place = f"process {os.getpid()} on {host}\n{os.environ.get('GROUP_RANK', host)}".encode()
-    store.set(str(rank), signature(key, place).hex().encode() + b"\n" + place)
+    own = f"process {os.getpid()} on {host}\n{os.environ.get('GROUP_RANK', host)}"
+    store.set(str(rank), f"{signature(key, own.encode()).hex()}\n{own}")
     keys = [str(each) for each in range(size)]
     latest = time.monotonic() + JOINING.total_seconds()
     # Unlike torch.distributed, this can be interrupted, and notices a rank that ends.
