@@ -13,14 +13,11 @@ from typing import IO, Any
 
 import pytest
 import yaml
-from hydra._internal import defaults_list
-from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.singleton import Singleton
-from omegaconf import DictConfig, OmegaConf, base
+from omegaconf import OmegaConf, base
 
 from leftovers import Watch
 
-ROOT = Path(__file__).parents[1]
 gc.disable()  # until all modules are imported and all tests are collected
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -58,36 +55,6 @@ def load_quickly(file_: str | Path | IO[Any]) -> Any:
         raise
 
 
-interpolation_map = defaults_list._create_interpolation_map
-
-
-def map_if_needed(overrides: Any, defaults: list[Any], self_added: bool) -> DictConfig | None:
-    """Hydra makes a map for each file, though only the names of options with ${...} need it."""
-    if any(default.is_interpolation() for default in defaults):
-        return interpolation_map(overrides, defaults, self_added)
-    return None
-
-
-merge = ConfigLoaderImpl._compose_config_from_defaults_list
-merged: dict[str, bytes] = {}
-
-
-def merge_once(self: Any, defaults: list[Any], repo: Any) -> DictConfig:
-    """Merge equal lists of files once. A command merges them twice, and most commands the same."""
-    names = [default.config_path for default in defaults]
-    places = [repo.load_config(config_path=name).path for name in names]
-    # a test may change its own files
-    own = [
-        Path(place.removeprefix("file://"), f"{name}.yaml").read_bytes()
-        for name, place in zip(names, places, strict=True)
-        if place.startswith("file://") and not place.startswith(f"file://{ROOT}")
-    ]
-    key = f"{defaults} {places} {own}"
-    if key not in merged:
-        merged[key] = pickle.dumps(merge(self, defaults, repo))
-    return pickle.loads(merged[key])
-
-
 @pytest.fixture(autouse=True, scope="session")
 def quick_libraries() -> Iterator[None]:
     """Avoid repeated work of Hydra, and draw figures with fewer pixels."""
@@ -99,10 +66,6 @@ def quick_libraries() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(OmegaConf, "load", staticmethod(load_quickly))
         patch.setattr(base, "parse", functools.lru_cache(base.parse))  # "${...}"
-        patch.setattr(defaults_list, "_create_interpolation_map", map_if_needed, raising=False)
-        patch.setattr(
-            ConfigLoaderImpl, "_compose_config_from_defaults_list", merge_once, raising=False
-        )
         gc.freeze()  # the millions of objects of torch are never garbage
         gc.set_threshold(20_000, 20, 20)
         gc.enable()
