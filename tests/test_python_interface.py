@@ -692,6 +692,9 @@ def test_sweep_has_only_the_runs_of_its_jobs(here, sweep, capsys):
     told = capsys.readouterr().err
     assert "mine: left out: single was not made by the sweep mine" in told
     assert f"mine: left out: z_copy has the configuration of {first.name}" in told
+    assert main.main(["report", "mine", "--no-figures"]) == 0
+    table = pd.read_csv("mine/table.csv")
+    assert table["seeds"].tolist() == ["0 1"]
 
 
 def test_varying_options_are_those_that_differ_between_runs():
