@@ -149,9 +149,8 @@ def name_classes(train: Sequence[Example]) -> tuple[str, ...]:
     if unclear := [example for example in train if example.label.lower() in UNCLEAR]:
         raise ConfigError(
             f"{unclear[0].place}: the label {unclear[0].label}, of {len(unclear):,} training texts,"
-            " may be a class or"
-            " mean that there is no label; list all classes in class.txt, one per line, or remove"
-            " these texts"
+            " may be a class or mean that there is no label; list all classes in class.txt, one per"
+            " line, or remove these texts"
         )
     numbers = tuple(str(number) for number in range(len(found)))
     if found == set(numbers):
