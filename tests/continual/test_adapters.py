@@ -257,6 +257,19 @@ def test_lorm_server_update_in_second_task_equals_a_plain_loop():
         assert torch.equal(server["params"][name], server["local"][name])
 
 
+def test_change_of_the_first_task_is_b_a_also_where_an_input_is_always_0():
+    """Formula for t = 1: B_1 A_1. With G_1 G_1^+, the column of the unused input would be lost."""
+    algorithm, layer = LoRM(off_diagonal=1.0), LAYERS[0]
+    local = {f"{layer}.up.weight": random(4, 2), f"{layer}.down.weight": random(2, 5)}
+    inputs = random(20, 5)
+    inputs[:, 3] = 0
+    none = {"products": {layer: torch.zeros(4, 5)}, "grams": {layer: torch.zeros(5, 5)}}
+    tested = algorithm.merge_tasks(none, local, {layer: inputs.T @ inputs}, first=True)
+    expected = local[f"{layer}.up.weight"] @ local[f"{layer}.down.weight"]
+    assert expected[:, 3].all()
+    assert_close(tested[f"{layer}.change"], expected)
+
+
 def test_tested_model_is_backbone_plus_change():
     simulation = stream(LoRM(off_diagonal=0.5), model=Adapted(lora=LoRA(rank=2, alpha=3.0)))
     params, module = play(simulation, 4).server["params"], simulation.runtime.net.module
