@@ -79,7 +79,7 @@ class OneByOne(FedReg):
 def simulation(*overrides: str) -> Simulation:
     register()  # the sweepers of conf/
     with initialize_config_dir(str(conf_directory()), version_base="1.3"):
-        return prepare(build(compose("config", overrides=[*HERE, *overrides]))).simulation
+        return prepare(build(compose("config", overrides=[*HERE, *overrides])))
 
 
 def views(data: Sequence[str]) -> dict[str, Simulation]:

@@ -155,7 +155,7 @@ def make_simulation(overrides: list[str]) -> Simulation:
     HydraConfig.instance().set_config(config)
     with open_dict(config):
         del config.hydra
-    return prepare(build(config)).simulation
+    return prepare(build(config))
 
 
 def prepare_workload(rounds: int, extra: list[str]) -> Workload:

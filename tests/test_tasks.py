@@ -447,7 +447,7 @@ def test_incompatible_options_are_rejected(overrides, message):
 def test_centralized_run_has_one_client():
     """It has all examples of a task, whatever the partition."""
     built = build(composed("algorithm=lwf", "scenario=class_incremental", "surrogate.fraction=0.1"))
-    simulation = prepare(built).simulation
+    simulation = prepare(built)
     sizes = [stage.federation.parts[0].size for stage in simulation.stages]
     assert simulation.settings.cohort_size == simulation.stages[0].federation.num_clients == 1
     assert sum(sizes) + len(simulation.stages[0].federation.unlabelled) == len(

@@ -254,7 +254,7 @@ def make_simulation(
         values={},
         **{"server": NO_SERVER_OPTIMIZER, "stop": NO_STOP, "figures": PNG, **groups},
     )
-    return prepare(built).simulation
+    return prepare(built)
 
 
 def broadcast(simulation: Simulation, state: State) -> Tree:

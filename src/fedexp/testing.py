@@ -84,7 +84,7 @@ def check(
         config.rounds = rounds
         built = build(config)
         # Copy the algorithm, since a resumed run does not restore attributes that training has set.
-        return prepare(replace(built, algorithm=copy.deepcopy(of))).simulation
+        return prepare(replace(built, algorithm=copy.deepcopy(of)))
 
     whole = simulation(rounds=2)
     state = whole.initial_state()
@@ -220,6 +220,6 @@ def record(simulation: Simulation, directory: Path, resume: bool = False) -> Sta
     state, lengths = simulation.initial_state(), None
     found = checkpoint.load(directory) if resume else None
     if found is not None:
-        state = read_state(directory, found.state, simulation, torch.device("cpu"))
+        state = read_state(directory, found.state, simulation)
         state.status, lengths = "running", found.state["lengths"]
     return run_rounds(simulation, state, Recorder(directory, simulation, [], lengths))

@@ -2,10 +2,8 @@
 
 import os
 import shutil
-from collections.abc import Iterable
 from pathlib import Path
 
-from fedexp.core import storage
 from fedexp.core.errors import ConfigError
 from fedexp.core.storage import storing
 from fedexp.data.views import VIEW_TABLES, VIEWS, file_in_view
@@ -108,11 +106,6 @@ def remove_temporaries(directory: Path) -> None:
         for path in (directory / folder).glob(".*.tmp"):
             if not path.is_dir():
                 path.unlink(missing_ok=True)
-
-
-def write_overrides(directory: Path, overrides: Iterable[str]) -> None:
-    """Write the overrides of a job to .hydra/overrides.yaml."""
-    storage.write_atomically(directory / OVERRIDES, storage.dump_yaml(list(overrides)).encode())
 
 
 CHECKPOINT_FORMAT = 3

@@ -28,12 +28,13 @@ class Occupied(ConfigError):
 
 @contextmanager
 def occupied(directory: Path) -> Iterator[None]:
-    """Hold the lock of an existing directory inside the block.
+    """Hold the lock of a directory, which is created if necessary, inside the block.
 
     Raises Occupied if another process holds the lock. The message names this process.
     """
     lock = FileLock(directory / LOCK, timeout=PATIENCE)
     try:
+        directory.mkdir(parents=True, exist_ok=True)
         lock.acquire(poll_interval=0.02)
     except Timeout:
         raise Occupied(f"{directory}: {owner_of(directory)} is using this directory") from None

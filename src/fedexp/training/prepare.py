@@ -1,7 +1,7 @@
 """Prepare a run from its configuration: load and partition the data, and build the model."""
 
 import logging
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -44,13 +44,7 @@ from fedexp.training.simulation import Simulation
 log = logging.getLogger("fedexp")
 
 
-@dataclass(frozen=True)
-class Prepared:
-    simulation: Simulation
-    hardware: Resolved
-
-
-def prepare(built: Built, share: int | None = None, before: str | None = None) -> Prepared:
+def prepare(built: Built, share: int | None = None, before: str | None = None) -> Simulation:
     """Load and assemble all parts of a run.
 
     share: the number of cores that the run may use. None: all cores.
@@ -68,7 +62,9 @@ def prepare(built: Built, share: int | None = None, before: str | None = None) -
         built = replace(built, hardware=built.hardware.resumed(before))
     metrics = metrics_of(built)
     check(built, metrics)
-    hardware = resolve(built, share)
+    # chosen as if the model could be vectorised; for other models, `fit_engine` replaces the engine
+    hardware = built.hardware.resolve(built.settings.cohort_size, share)
+    hardware.apply()
     data, divided = divide(built)
     first, changes = divided[0].federation, divided[0].changes
     clients = built.settings.num_clients
@@ -99,6 +95,7 @@ def prepare(built: Built, share: int | None = None, before: str | None = None) -
         algorithm=algorithm,
         stages=tuple(part.stage(runtime, engine) for part in divided),
         rounds_per_task=built.scenario.rounds_per_task,
+        hardware=hardware,
         runtime=runtime,
         engine=engine,
         metrics=metrics,
@@ -115,7 +112,7 @@ def prepare(built: Built, share: int | None = None, before: str | None = None) -
     for observer in (built.forgetting_metric, built.analysis, built.callback):
         for each in observer:
             each.check_run(simulation)
-    return Prepared(simulation, hardware)
+    return simulation
 
 
 def plan_cohorts(built: Built, rounds: int, federation: Federation) -> Rounds | None:
@@ -132,17 +129,6 @@ def plan_cohorts(built: Built, rounds: int, federation: Federation) -> Rounds | 
             *(times.min(), times.max(), np.median(times), rounds),
         )
     return cohorts
-
-
-def resolve(built: Built, share: int | None) -> Resolved:
-    """Resolve the hardware options, and set up the process for them.
-
-    The engine is chosen as if the model could be vectorised. For other models, `fit_engine`
-    replaces the engine.
-    """
-    hardware = built.hardware.resolve(built.settings.cohort_size, share)
-    hardware.apply()
-    return hardware
 
 
 def fit_engine(

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from fedexp.algorithms.local_training import SCHEDULES_OVER_ALL_ROUNDS
 from fedexp.config.build import Built
@@ -23,7 +22,6 @@ from fedexp.data.partitioned import Partition, find_task_partitions
 from fedexp.figures.pictures import picture_files
 from fedexp.rundir import checkpoint, csv_files, files, origin
 from fedexp.rundir.files import require_replaceable
-from fedexp.rundir.identity import essential
 from fedexp.rundir.reader import RunDirectory, finished_summary
 from fedexp.trackers.progress import result_table
 from fedexp.training.callbacks import is_finished, stop_reason
@@ -39,8 +37,8 @@ LENGTH = ("rounds", "scenario.rounds_per_task")
 EXTENDABLE = (*LENGTH, "stop.patience", "stop.metric")
 
 
-def check_start(job: Job, built: Built) -> bool:
-    """Return whether the job must continue a run in its directory.
+def check_start(job: Job, built: Built, values: Mapping[str, Any]) -> bool:
+    """Return whether the job must continue a run in its directory. values: see `essential`.
 
     Raises ConfigError if the directory contains a run that the job may neither continue nor
     replace.
@@ -56,23 +54,23 @@ def check_start(job: Job, built: Built) -> bool:
         return False
     if not is_resumed and not checkpoint.exists(job.directory):
         return False  # a new run, or no checkpoint was saved
-    check_resume(job.directory, essential(built), alone=job.sweep is None)
+    check_resume(job.directory, values, alone=job.sweep is None)
     return True
 
 
-def find_finished(job: Job, built: Built, continues: bool) -> dict[str, Any] | None:
-    """Return the summary if the run of this job has already finished, or None.
+def find_finished(job: Job, built: Built, values: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the summary if the run that this job continues has already finished, or None.
 
-    continues: the result of `check_start`.
+    values: see `essential`.
 
     Raises ConfigError if the data have changed since.
     """
-    summary = finished_summary(job.directory) if continues else None
+    summary = finished_summary(job.directory)
     if summary is None or not is_finished(summary, built.stop, built.settings.resume is not None):
         return None
-    if job.sweep is None and is_extended(job.directory, essential(built)):
+    if job.sweep is None and is_extended(job.directory, values):
         return None
-    data = checksums(built, load_checksum(built))
+    data = data_checksums(built, load_checksum(built))
     origin.check_data(job.directory, data, built.settings.accept_changed_data)
     reason = f"is complete ({summary['rounds']} rounds)"
     if summary["status"] == "stopped":
@@ -83,7 +81,7 @@ def find_finished(job: Job, built: Built, continues: bool) -> dict[str, Any] | N
     return summary
 
 
-def checksums(built: Built, arrays: str) -> dict[str, str]:
+def data_checksums(built: Built, arrays: str) -> dict[str, str]:
     """Return the checksums of the data that determine a run's results, by name.
 
     arrays: the checksum of the loaded data sets.
@@ -106,26 +104,25 @@ def recorded_precision(directory: Path) -> str:
     return str(origin.read(directory)["parts"][0]["hardware"]["precision"])
 
 
-def read_state(
-    directory: Path, saved: Mapping[str, Any], simulation: Simulation, device: torch.device
-) -> State:
+def read_state(directory: Path, saved: Mapping[str, Any], simulation: Simulation) -> State:
     """Return the state in a checkpoint, with the results up to its round from the tables."""
     run, records = RunDirectory(directory), simulation.initial_state().records
     for view, empty in records.items():
         run.restore(empty, view, saved["round"])
-    return State.from_tree(saved, records, device, directory)
+    return State.from_tree(saved, records, simulation.runtime.device, directory)
 
 
 def restore_state(
-    directory: Path, saved: Mapping[str, Any], simulation: Simulation, device: torch.device
+    directory: Path, saved: Mapping[str, Any], simulation: Simulation, checksums: Mapping[str, str]
 ) -> State:
     """Return the state from which a run resumes.
 
-    saved: the state in the checkpoint.
+    saved: the state in the checkpoint. checksums: of the data.
 
-    Raises ConfigError if the partitions or the cohorts of completed rounds have changed.
+    Raises ConfigError if the data, the partitions or the cohorts of completed rounds have changed.
     """
-    state = read_state(directory, saved, simulation, device)
+    origin.check_data(directory, checksums, simulation.settings.accept_changed_data)
+    state = read_state(directory, saved, simulation)
     for name, stage in simulation.partition_files().items():
         before, now = Partition.load(directory / name), stage.partition
         if before.hash != now.hash or not np.array_equal(before.counts, now.counts):
@@ -235,6 +232,8 @@ def restore_files(directory: Path, before: Mapping[str, bytes], lengths: Mapping
 
 
 def remove_failed_attempt(directory: Path) -> None:
-    """Remove the report and the summary of a failed attempt."""
-    for left in (files.ERROR, files.SUMMARY):
-        (directory / left).unlink(missing_ok=True)
+    """Remove the report, the summary and the temporary files of an earlier attempt."""
+    with storage.storing(directory):
+        for left in (files.ERROR, files.SUMMARY):
+            (directory / left).unlink(missing_ok=True)
+        files.remove_temporaries(directory)

@@ -19,7 +19,8 @@ from fedexp.core import storage
 from fedexp.engine.network import default_torch
 from fedexp.figures import interim_pictures
 from fedexp.rundir import checkpoint, files, origin
-from fedexp.rundir.identity import digest
+from fedexp.rundir.identity import digest, essential
+from fedexp.rundir.lock import occupied
 from fedexp.rundir.reader import RunDirectory
 from fedexp.trackers.base import (
     Callback,
@@ -33,11 +34,11 @@ from fedexp.trackers.progress import Progress
 from fedexp.training.callbacks import callbacks_of, draw_all
 from fedexp.training.checks import check_used
 from fedexp.training.job import Job
-from fedexp.training.prepare import Prepared, prepare
+from fedexp.training.prepare import prepare
 from fedexp.training.recorder import Recorder
 from fedexp.training.resuming import (
     check_start,
-    checksums,
+    data_checksums,
     find_finished,
     recorded_precision,
     remove_failed_attempt,
@@ -46,7 +47,7 @@ from fedexp.training.resuming import (
 )
 from fedexp.training.rounds import run_rounds
 from fedexp.training.run_log import early_lines, run_log
-from fedexp.training.run_setup import Run, begin, handle_failures, locked_directory
+from fedexp.training.run_setup import Run, begin, handle_failures
 from fedexp.training.simulation import Simulation
 from fedexp.training.summary import check_result_names, environment, peak_memory, summary_of
 
@@ -63,15 +64,14 @@ def train_run(job: Job) -> dict[str, Any]:
     built = build(job.config)
     for each in (*built.analysis, *built.tracker, *built.callback):
         each.check()
-    config = built.values | {"choices": dict(job.choices)}
+    config, values = built.values | {"choices": dict(job.choices)}, essential(built)
     with ExitStack() as held:
         early = held.enter_context(early_lines())
         is_locked = job.sweep is not None or (job.directory / files.CONFIG).exists()
         if is_locked:
-            held.enter_context(locked_directory(job.directory))
-        continues = check_start(job, built)
-        summary = find_finished(job, built, continues)
-        if summary is not None:
+            held.enter_context(occupied(job.directory))
+        continues = check_start(job, built, values)
+        if continues and (summary := find_finished(job, built, values)) is not None:
             return summary
         # Options without effect are allowed in a search and if a sweep continues a job.
         if not job.in_search and (not continues or job.sweep is None):
@@ -80,24 +80,26 @@ def train_run(job: Job) -> dict[str, Any]:
         if job.sweep is not None:
             log.info("job %s", job.directory.name)
         before = recorded_precision(job.directory) if continues else None
-        prepared = prepare(built, job.place.cores, before)
-        built.figures.check_classes(len(prepared.simulation.runtime.data.classes))
+        simulation = prepare(built, job.place.cores, before)
+        built.figures.check_classes(len(simulation.runtime.data.classes))
         if not continues:
-            check_result_names(prepared.simulation)
+            check_result_names(simulation)
         if not is_locked:
-            held.enter_context(locked_directory(job.directory))
+            held.enter_context(occupied(job.directory))
             require_new(job)  # another process may have started a run there
         if job.overwrite:
             files.remove_run(job.directory)
-        run = open_run(job, built, config, prepared, continues)
+        checksums = data_checksums(built, simulation.runtime.data.checksum)
+        saved = checkpoint.load(job.directory) if continues else None
+        state = simulation.initial_state()
+        if saved is not None:
+            state = restore_state(job.directory, saved.state, simulation, checksums)
+        run = Run(job, built, config, values, simulation, checksums, saved, state)
         held.enter_context(handle_failures(run))
-        with storage.storing(run.directory):
-            remove_failed_attempt(run.directory)
-            files.remove_temporaries(run.directory)
+        remove_failed_attempt(run.directory)
         held.enter_context(run_log(run.directory, early))
         begin(run)
-        info = run_info(run)
-        recorder = held.enter_context(recording(run, info))
+        recorder = held.enter_context(recording(run))
         run_rounds(run.simulation, run.state, recorder)
         return finish(run, recorder.callbacks)
 
@@ -114,23 +116,8 @@ def at_place(built: Built, job: Job) -> Built:
     return built
 
 
-def open_run(
-    job: Job, built: Built, config: dict[str, Any], prepared: Prepared, continues: bool
-) -> Run:
-    """Return the run. It has the saved state if it is resumed, and the initial state otherwise."""
-    simulation, hardware = prepared.simulation, prepared.hardware
-    data = checksums(built, simulation.runtime.data.checksum)
-    saved = checkpoint.load(job.directory) if continues else None
-    if saved is None:
-        state = simulation.initial_state()
-    else:
-        origin.check_data(job.directory, data, built.settings.accept_changed_data)
-        state = restore_state(job.directory, saved.state, simulation, hardware.device)
-    return Run(job, built, config, simulation, hardware, data, saved, state)
-
-
 @contextmanager
-def recording(run: Run, info: RunInfo) -> Iterator[Recorder]:
+def recording(run: Run) -> Iterator[Recorder]:
     """Open the recorder and the callbacks of a run while the block runs.
 
     The callbacks and the engine are closed even if the block raises an exception.
@@ -139,6 +126,7 @@ def recording(run: Run, info: RunInfo) -> Iterator[Recorder]:
     own = [each.create() for each in run.built.callback]
     progress = Progress(shares_terminal=not run.job.place.alone)
     callbacks: list[Callback] = [*callbacks_of(run.built), *trackers, *own, progress]
+    info = run_info(run)
     if run.saved is not None:
         info = replace(info, past=partial(past_records, run, run.state.round, callbacks))
     saved = run.resumed_state or {"lengths": None, "callbacks": {}}
@@ -211,11 +199,11 @@ def summarise(run: Run, callbacks: Callbacks) -> dict[str, Any]:
         "identity": digest(run.values),
         **summary_of(run.simulation, run.state),
         **dict(ChainMap(*added)),
-        **environment(run.hardware),
+        **environment(run.simulation.hardware),
         "checksums": run.checksums,
         **({"parts": parts} if len(parts) > 1 else {}),
         "data": data_sizes(run.simulation),
-        "peak_memory": peak_memory(run.hardware.device),
+        "peak_memory": peak_memory(run.simulation.hardware.device),
     }
 
 

@@ -15,11 +15,8 @@ from fedexp.core import storage, tree
 from fedexp.core.errors import ConfigError, RunFailed, StorageError
 from fedexp.data.changes import describe_change
 from fedexp.data.partitioned import HELD_OUT
-from fedexp.engine.hardware import Resolved
 from fedexp.rundir import checkpoint, csv_files, files, origin
 from fedexp.rundir.checkpoint import choose_place
-from fedexp.rundir.identity import essential
-from fedexp.rundir.lock import occupied
 from fedexp.training import resuming
 from fedexp.training.job import Job
 from fedexp.training.simulation import Simulation
@@ -36,9 +33,9 @@ class Run:
     job: Job
     built: Built
     config: dict[str, Any]  # the resolved configuration and, as `choices`, the chosen options
+    values: dict[str, Any]  # all values that determine the results
     simulation: Simulation
-    hardware: Resolved
-    checksums: Mapping[str, str]  # of the data, see `resuming.checksums`
+    checksums: Mapping[str, str]  # of the data, see `data_checksums`
     saved: checkpoint.Saved | None
     state: State
 
@@ -50,23 +47,6 @@ class Run:
     def resumed_state(self) -> Mapping[str, Any] | None:
         """Return the state from which the run resumes, or None if it starts with round 0."""
         return None if self.saved is None else self.saved.state
-
-    @property
-    def values(self) -> dict[str, Any]:
-        """Return all values that determine the results."""
-        return essential(self.built)
-
-
-@contextmanager
-def locked_directory(directory: Path) -> Iterator[None]:
-    """Create the directory of a run and lock it against other processes while the block runs."""
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        (directory / ".hydra").mkdir(exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"{directory}: cannot be written ({error.strerror})") from error
-    with occupied(directory):
-        yield
 
 
 @contextmanager
@@ -92,8 +72,9 @@ def handle_failures(run: Run) -> Iterator[None]:
 
 def begin(run: Run) -> None:
     """Write the inputs of the run, and log its hardware and the round at which it starts."""
-    log.info("hardware: %s", run.hardware.sentence())
-    if run.built.hardware.precision == "tf32" and run.hardware.precision == "fp32":
+    hardware = run.simulation.hardware
+    log.info("hardware: %s", hardware.sentence())
+    if run.built.hardware.precision == "tf32" and hardware.precision == "fp32":
         log.warning("hardware.precision=tf32: this CPU continues the run in fp32")
     place_states(run.simulation, run.state)
     if run.resumed_state is None:
@@ -105,7 +86,8 @@ def begin(run: Run) -> None:
 def write_origin(run: Run) -> None:
     """Write what the next rounds are computed with to origin.json."""
     first = 0 if run.saved is None else run.state.round + 1
-    part = {"first_round": first, **environment(run.hardware), "data": dict(run.checksums)}
+    made_with = environment(run.simulation.hardware)
+    part = {"first_round": first, **made_with, "data": dict(run.checksums)}
     shape = run.simulation.runtime.data.x_train.shape[1:]
     origin.write(run.directory, run.values, shape, part, run.saved is not None)
 
@@ -164,8 +146,8 @@ def write_options(run: Run) -> None:
     The file config.yaml is written last, because it makes the directory that of a run.
     """
     typed = [override for override in run.job.overrides if key_of(override) not in OF_COMMAND]
-    files.write_overrides(run.directory, typed)
-    storage.write_atomically(run.directory / files.CONFIG, storage.dump_yaml(run.config).encode())
+    for name, content in ((files.OVERRIDES, typed), (files.CONFIG, run.config)):
+        storage.write_atomically(run.directory / name, storage.dump_yaml(content).encode())
 
 
 def write_partitions(run: Run) -> None:

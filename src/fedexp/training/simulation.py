@@ -15,6 +15,7 @@ from fedexp.core.tree import Params, Tree
 from fedexp.data.partitioned import Partition, changed_partition_name, task_partition_name
 from fedexp.data.types import Data
 from fedexp.engine.base import ClientRuntime, Engine
+from fedexp.engine.hardware import Resolved
 from fedexp.metrics.forgetting_metric import Metrics
 from fedexp.metrics.record import Record
 from fedexp.rundir import files
@@ -45,6 +46,7 @@ class Simulation:
     algorithm: FedAvg
     stages: tuple[Stage, ...]  # one for each task
     rounds_per_task: int
+    hardware: Resolved
     runtime: ClientRuntime
     engine: Engine
     metrics: Metrics
