@@ -12,10 +12,7 @@ import torch
 from filelock import FileLock
 from omegaconf import OmegaConf
 
-from fedexp.analysis.sweep import (
-    Block,
-    load_sweep,
-)
+from fedexp.analysis.sweep import load_sweep
 from fedexp.cli import main, sweeps
 from fedexp.cli.sweeps import Planned, job_status
 from fedexp.config import composition
@@ -30,17 +27,6 @@ from fedexp.training import summary
 from fedexp.training.summary import peak_memory
 from quick_runs import FEDERATION, change_summary, write_run
 from toy_federation import composed
-
-
-def test_single_value_of_a_scenario_is_written_as_a_choice():
-    """Hydra first composes single values without the experiments, where scenario.num_tasks does not
-    exist."""
-    settings = {"cfed/image_class": {}, "cfed/text_class": {}}
-    both = Block({"experiment": settings, "scenario.num_tasks": {"50": {}}}, ("algorithm=fedavg",))
-    known = ["experiment=" + ",".join(settings), "algorithm=fedavg"]
-    assert both.arguments() == [*known, "scenario.num_tasks=choice(50)"]
-    one = both.restricted({"experiment": list(settings)[:1]})
-    assert one.arguments()[-1] == "scenario.num_tasks=50"
 
 
 def test_unknown_sweep_is_rejected():

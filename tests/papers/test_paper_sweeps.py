@@ -181,19 +181,6 @@ def test_shared_overrides_may_replace_what_a_block_fixes():
         assert find_cell(fig3, changed, ["rounds=9"])[0] == block
 
 
-def test_values_for_the_models_of_several_experiments_are_written_as_choices():
-    """Hydra first composes single values without the experiments, where model.weights does not
-    exist."""
-    sweep = load("fedntd_table1")
-    given = ["model.weights=vit.pth", "seed=0,1", "model.hidden=[8,8]", "hydra.sweep.dir=x"]
-    written = launches(sweep, given)[0]
-    assert {"model.weights=choice(vit.pth)", "model.hidden=choice([8,8])"} < set(written)
-    assert {"seed=0,1", "hydra.sweep.dir=x"} < set(written)
-    assert {"model.weights=vit.pth", "seed=0"} < set(next(expand(written)))
-    (only, *_) = launches(sweep, [*given, "experiment=fedntd/mnist_s2"])
-    assert {"model.weights=vit.pth", "experiment=fedntd/mnist_s2"} < set(only)
-
-
 def test_other_overrides_change_the_protocol():
     sweep = load("fedntd_table8")
     same = [

@@ -31,8 +31,6 @@ from fedexp.rundir.sweeps import sweep_name
 
 Fields = Mapping[str, str]  # name -> value, such as {method: FedAvg}
 NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
-# beginnings of the keys of groups that an experiment selects
-OF_EXPERIMENTS = ("dataset.", "model.", "partition.", "scenario.")
 
 
 @dataclass(frozen=True)
@@ -83,40 +81,15 @@ class Block:
         """
         keys = set(map(key_of, others))
         kept = [text for text in self.fixed if not (is_mapping(text) and key_of(text) in keys)]
-        several = any(len(values) > 1 for key, values in self.axes.items() if "." not in key)
-        every = [make_grid(key, values, several) for key, values in self.axes.items()] + kept
+        every = [f"{key}={','.join(values)}" for key, values in self.axes.items()] + kept
         # Put groups first, since a key such as algorithm.beta belongs to the selected option.
-        every = [*sorted(every, key=lambda text: "." in split_override(text)[0]), *others]
-        if len(self.axes.get("experiment", ())) > 1:
-            return [make_choice(text) for text in every]
-        return every
+        return [*sorted(every, key=lambda text: "." in split_override(text)[0]), *others]
 
 
 def split_override(override: str) -> tuple[str, str]:
     """Return (key, value) of an override."""
     key, _, value = override.partition("=")
     return key, value
-
-
-def make_grid(key: str, values: Collection[str], several: bool) -> str:
-    """Return the override that sweeps a key over the given values.
-
-    several: whether any group takes several options. In this case, a single value is also written
-        as a choice. Hydra composes a plain override once for all jobs, before each job's options
-        are known. The key might not exist in that composition.
-    """
-    text = ",".join(values)
-    single = several and "." in key and len(values) == 1
-    return f"{key}=choice({text})" if single else f"{key}={text}"
-
-
-def make_choice(override: str) -> str:
-    """Return a plain override of an experiment's group, written as a choice (see `make_grid`)."""
-    key, value = split_override(override)
-    is_plain = "(" not in value and ("," not in value or value.startswith(("[", "{")))
-    if key.startswith(OF_EXPERIMENTS) and is_plain:
-        return f"{key}=choice({value})"
-    return override
 
 
 def is_mapping(override: str) -> bool:
