@@ -12,8 +12,9 @@ from fedexp.algorithms.base import FedAvg
 from fedexp.algorithms.scaffold import Scaffold
 from fedexp.core import storage
 from fedexp.core.errors import ConfigError, StorageError
-from fedexp.rundir import checkpoint, csv_files, files
+from fedexp.rundir import checkpoint, files
 from fedexp.rundir.csv_files import CsvFile
+from fedexp.rundir.reader import RunDirectory
 from fedexp.training.rounds import play_round
 from test_algorithms import record, tables
 from toy_federation import make_simulation
@@ -46,11 +47,11 @@ def turn_a_bit(path):
 
 
 DAMAGES = {  # what happens, to which file of the latest state, and the message
-    "cut short": (cut, "checkpoint/latest.pt", "damaged"),
+    "cut short": (cut, "checkpoint/latest.pt", "cannot be read"),
     "one bit turned": (turn_a_bit, "checkpoint/latest.pt", "the checksum of archive/data/"),
-    "empty": (lambda path: path.write_bytes(b""), "checkpoint/latest.pt", "damaged"),
+    "empty": (lambda path: path.write_bytes(b""), "checkpoint/latest.pt", "cannot be read"),
     "removed": (os.unlink, "checkpoint/latest.pt", "is missing"),
-    "a client's state cut short": (cut, "checkpoint/clients/*.4.pt", "damaged"),
+    "a client's state cut short": (cut, "checkpoint/clients/*.4.pt", "cannot be read"),
     "a client's state removed": (os.unlink, "checkpoint/clients/*.4.pt", "is missing"),
     "rows lost": (
         lambda path: os.truncate(path, path.stat().st_size - 1),
@@ -88,7 +89,7 @@ def test_two_damaged_checkpoints_are_both_named(undisturbed, tmp_path):
         cut(directory / name)
     with pytest.raises(
         ConfigError,
-        match=r"(?s)latest\.pt: damaged.*previous\.pt: damaged.*remove .*to start again",
+        match=r"(?s)latest\.pt: cannot be.*previous\.pt: cannot be.*remove .*to start again",
     ):
         checkpoint.load(directory)
     shutil.rmtree(directory / "checkpoint")
@@ -256,7 +257,7 @@ def test_removed_or_moved_csv_file_raises(remove, tmp_path):
 
 
 def test_last_round_ignores_partial_row(tmp_path):
-    assert csv_files.last_round(tmp_path) is None
-    for text, last in (("round,x\n", None), ("round,x\n0,1\n1,2\n", 1), ("round,x\n0,1\n1,", 0)):
+    assert RunDirectory(tmp_path).last_round is None
+    for text, last in (("round,x\n0,1\n1,2\n", 1), ("round,x\n0,1\n1,", 0)):
         (tmp_path / files.ROUNDS).write_text(text)
-        assert csv_files.last_round(tmp_path) == last
+        assert RunDirectory(tmp_path).last_round == last

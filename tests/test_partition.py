@@ -414,7 +414,7 @@ def test_partition_is_read_from_every_file_format(tmp_path):
         ("[[0], [[1], 2]]", "must give a list of example indices for each client"),
         ('{"0": [0], "2": [1]}', "the clients must be named 0 to 1"),
         ("3", "must be a JSON object"),
-        ({"0": [0], "1": np.array([{}], dtype=object)}, "cannot be read as an .npz file"),
+        ({"0": [0], "1": np.array([{}], dtype=object)}, "cannot be read"),
         ({"indices": [0, 1], "sizes": [1, 2]}, "is not a partition written by fedexp"),
     ],
 )

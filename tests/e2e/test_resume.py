@@ -80,7 +80,7 @@ def test_resume_without_a_valid_checkpoint_is_rejected_or_starts_again(fedexp, r
         (run / "checkpoint" / name).write_bytes(b"no checkpoint")
     before = content_of(run)
     answer = fedexp.rejected("resume=run")
-    for word in ("latest.pt: damaged", "previous.pt: damaged", "to start again"):
+    for word in ("latest.pt: cannot be read", "previous.pt: cannot be read", "to start again"):
         assert word in answer.err
     assert content_of(run) == before
     shutil.rmtree(run / "checkpoint")  # as if killed before it was written for the first time

@@ -236,7 +236,7 @@ def others(run, tmp_path_factory):
     clients = run.kept_clients(2)
     for client, other in zip(clients, [*clients[1:], clients[0]], strict=True):
         model = kept_models.load(run.directory, 2, other)
-        kept_models.save_local(copy, 2, client, {"params": model.params, "buffers": model.buffers})
+        kept_models.save(copy, 2, {"params": model.params, "buffers": model.buffers}, client)
     changes = ["algorithm=fedntd", "model=cnn", "seeds.partition=5"]
     wide = fedexp.run(
         [*OPTIONS, *changes, "model.channels=[4,4]", "model.hidden=[16]"], directory=folder / "wide"

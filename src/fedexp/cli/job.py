@@ -26,7 +26,7 @@ from fedexp.core.errors import (
 )
 from fedexp.core.storage import (
     display_path,
-    read_json,
+    read_mapping,
     remove_if_empty,
     write_atomically,
     write_json,
@@ -262,10 +262,8 @@ def has_run(directory: Path) -> bool:
 
 def has_result(directory: Path) -> bool:
     """Return whether a directory has a summary that does not record a failure."""
+    path = directory / files.SUMMARY
     try:
-        summary = read_json(directory / files.SUMMARY)
-    except FileNotFoundError:
-        return False
-    except (OSError, ValueError):
+        return path.exists() and read_mapping(path).get("status") != "failed"
+    except ConfigError:
         return True  # an unreadable file; do not replace it
-    return not isinstance(summary, dict) or summary.get("status") != "failed"

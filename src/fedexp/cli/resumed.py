@@ -4,7 +4,6 @@ The configuration is read from the run directory, which may come from another pe
 only values: it cannot call resolvers, and `fedexp.config.values` decides which classes it may name.
 """
 
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,16 +11,17 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from fedexp.config.overrides import (
-    FILES,
     OF_COMMAND,
     assigned_values,
     key_of,
     leaves,
     with_new_folder,
+    with_new_paths,
 )
 from fedexp.core import storage
 from fedexp.core.errors import ConfigError
 from fedexp.rundir import files, origin
+from fedexp.rundir.identity import flatten
 from fedexp.training.job import Job
 
 
@@ -41,11 +41,14 @@ def resumed_job(job: Job) -> Job:
         )
     stored = read_config(directory / files.CONFIG)
     choices = stored.pop("choices", {})
-    moved = with_absolute_paths(stored, Path(origin.read(directory).get("directory") or "."))
+    place = Path(origin.read(directory)["directory"])  # which relative paths refer to
+    moved = with_new_paths(
+        stored, lambda path: str(place / path) if (place / path).exists() else path
+    )
     for key, value in typed_values(job).items():
         if key == "data_dir":
             moved = with_new_folder(moved, moved[key], value)
-        elif not is_value(moved, key):
+        elif key not in flatten(moved):
             raise ConfigError(
                 f"{key}: cannot be given with resume=, which uses the configuration of the run;"
                 " only values of its keys, such as rounds=300, can be changed"
@@ -99,30 +102,3 @@ def typed_values(job: Job) -> dict[str, Any]:
         key: OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
         for key, value in found.items()
     }
-
-
-def is_value(stored: Mapping[str, Any], key: str) -> bool:
-    """Return whether a key is a value of the stored configuration, not a group with an option."""
-    node: Any = stored
-    for name in key.split("."):
-        if not isinstance(node, Mapping) or name not in node:
-            return False
-        node = node[name]
-    return not isinstance(node, Mapping)
-
-
-def with_absolute_paths(node: Any, place: Path) -> Any:
-    """Return a node in which paths to data are absolute.
-
-    place: the directory in which the run was started, which relative paths refer to. A path that
-    does not exist there is not changed.
-    """
-    if isinstance(node, list):
-        return [with_absolute_paths(each, place) for each in node]
-    if not isinstance(node, Mapping):
-        return node
-    found = {}
-    for key, value in node.items():
-        is_path = key in FILES and isinstance(value, str) and (place / value).exists()
-        found[key] = str(place / value) if is_path else with_absolute_paths(value, place)
-    return found

@@ -1,7 +1,7 @@
 """Read the keys and values of overrides, which have the form `key=value`."""
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -66,16 +66,24 @@ def is_path(name: str) -> bool:
     )
 
 
-def with_new_folder(node: Any, old: str, new: str, key: str = "") -> Any:
+def with_new_paths(node: Any, change: Callable[[str], str], key: str = "") -> Any:
+    """Return a node in which paths to data are replaced by the results of `change`."""
+    if isinstance(node, list):
+        return [with_new_paths(each, change, key) for each in node]
+    if isinstance(node, Mapping):
+        return {name: with_new_paths(value, change, name) for name, value in node.items()}
+    return change(node) if key in FILES and isinstance(node, str) else node
+
+
+def with_new_folder(node: Any, old: str, new: str) -> Any:
     """Return a node in which paths to data that begin with `old` begin with `new`.
 
     With old=".", other relative names, such as weights=DEFAULT, stay as they are.
     """
     old = old.rstrip("/")
-    if isinstance(node, list):
-        return [with_new_folder(each, old, new, key) for each in node]
-    if isinstance(node, Mapping):
-        return {name: with_new_folder(value, old, new, name) for name, value in node.items()}
-    if key in FILES and isinstance(node, str) and f"{node}/".startswith(f"{old}/"):
-        return str(Path(new) / node[len(old) :].lstrip("/"))
-    return node
+
+    def move(path: str) -> str:
+        inside = f"{path}/".startswith(f"{old}/")
+        return str(Path(new) / path[len(old) :].lstrip("/")) if inside else path
+
+    return with_new_paths(node, move)

@@ -105,11 +105,6 @@ def sync(folder: Path) -> None:
         os.close(descriptor)
 
 
-def read_json(path: Path) -> Any:
-    """Return the content of a JSON file; OSError or ValueError if it cannot be read."""
-    return json.loads(path.read_text(encoding="utf-8"))
-
-
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
     write_atomically(path, (json.dumps(value, indent=2, allow_nan=False) + "\n").encode())
 
@@ -132,26 +127,15 @@ def load_tree(path: Path, mapped: bool = False) -> "Tree":
 
     if not mapped:
         check_tree(path)
-    try:
-        found: Tree = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
-    except Exception as error:
-        raise ConfigError(
-            f"{path}: cannot be read as a checkpoint ({type(error).__name__})"
-        ) from error
-    return found
+    with reading(path):
+        return torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
 
 
 def check_tree(path: Path) -> None:
     """Raise ConfigError unless the file exists and the CRC-32 checksums of its records match."""
-    try:
-        with zipfile.ZipFile(path) as archive:
-            wrong = archive.testzip()
-    except FileNotFoundError:
-        raise ConfigError(f"{path}: is missing") from None
-    except Exception as error:  # zipfile raises many exception types for a damaged file
-        raise ConfigError(f"{path}: damaged ({error or type(error).__name__})") from error
-    if wrong is not None:
-        raise ConfigError(f"{path}: damaged (the checksum of {wrong} does not match)")
+    with reading(path), zipfile.ZipFile(path) as archive:
+        if (wrong := archive.testzip()) is not None:
+            raise ValueError(f"the checksum of {wrong} does not match")
 
 
 def remove_if_empty(directory: Path, here: Path) -> None:
@@ -244,16 +228,11 @@ def load_npz(path: Path) -> "dict[str, np.ndarray]":
     """
     import numpy as np
 
-    try:
-        with open(path, "rb") as file:
-            archive = np.load(file, allow_pickle=False)
-            if not isinstance(archive, np.lib.npyio.NpzFile):
-                raise ValueError("a single array, not an .npz archive")
-            return dict(archive)
-    except Exception as error:  # numpy, zipfile and zlib raise many exception types
-        raise ConfigError(
-            f"{path}: cannot be read as an .npz file ({getattr(error, 'strerror', None) or error})"
-        ) from None
+    with reading(path), open(path, "rb") as file:
+        archive = np.load(file, allow_pickle=False)
+        if not isinstance(archive, np.lib.npyio.NpzFile):
+            raise ValueError("a single array, not an .npz archive")
+        return dict(archive)
 
 
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)

@@ -11,7 +11,6 @@ from typing import Any
 
 from fedexp.core.errors import ConfigError
 from fedexp.core.storage import storing, write_atomically
-from fedexp.rundir.files import ROUNDS
 
 
 class CsvFile:
@@ -107,12 +106,3 @@ def _cell(value: object) -> Any:
     if value is None or value != value:
         return ""
     return repr(float(value)) if isinstance(value, float) else value
-
-
-def last_round(directory: Path) -> int | None:
-    """Return the round in the last complete row of rounds.csv, or None if no row is complete."""
-    path = directory / ROUNDS
-    text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
-    rows = text[: text.rfind("\n") + 1].splitlines()[1:]
-    number = rows[-1].partition(",")[0] if rows else ""
-    return int(number) if number.isdecimal() and len(number) < 10 else None

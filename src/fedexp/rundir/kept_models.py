@@ -46,26 +46,18 @@ def file_of_round(number: int, client: int | None = None) -> str:
     return f"{FOLDER}/round_{number}{whose}.pt"
 
 
-def save(directory: Path, number: int, model: Mapping[str, Params]) -> None:
-    """Write the global model after round `number`.
-
-    model: a dict with `params` and `buffers`. Raises StorageError if the file cannot be written.
-    """
-    storage.save_tree(directory / file_of_round(number), {"round": number} | dict(model))
-
-
-def save_local(directory: Path, number: int, client: int, model: Tree) -> None:
-    """Write the model that a client trained in round `number`.
+def save(
+    directory: Path, number: int, model: Mapping[str, Params], client: int | None = None
+) -> None:
+    """Write the global model after round `number`, or the model that a client trained in it.
 
     model: a dict with `params` and `buffers`. The tensors are copied first, since saving a view of
     stacked tensors would save the whole stack. Raises StorageError if the file cannot be written.
     """
-    copied = {
-        part: {k: v.clone() for k, v in model[part].items()} for part in ("params", "buffers")
-    }
-    storage.save_tree(
-        directory / file_of_round(number, client), {"round": number, "client": client} | copied
-    )
+    content: Tree = {"round": number} if client is None else {"round": number, "client": client}
+    for part in ("params", "buffers"):
+        content[part] = {name: value.clone() for name, value in model[part].items()}
+    storage.save_tree(directory / file_of_round(number, client), content)
 
 
 def model_files(directory: Path) -> dict[tuple[int, int | None], Path]:

@@ -15,7 +15,6 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from fedexp.core.errors import ConfigError
-from fedexp.core.storage import read_json
 
 LOCK, OWNER = ".lock", ".owner.json"
 # seconds to wait for the lock, since `is_occupied` holds it briefly
@@ -60,7 +59,7 @@ def occupied(directory: Path) -> Iterator[None]:
 def owner_of(directory: Path) -> str:
     """Describe the process that holds the lock of a directory."""
     try:
-        owner = read_json(directory / OWNER)
+        owner = json.loads((directory / OWNER).read_text(encoding="utf-8"))
         return f"process {owner['process']} on {owner['host']} (since {owner['since']})"
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return "another process"

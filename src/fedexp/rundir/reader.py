@@ -239,10 +239,3 @@ def require_run(directory: Path) -> RunDirectory:
             f"{directory}: is not a run directory (it contains none of {', '.join(MARKS)})"
         )
     return RunDirectory(directory)
-
-
-def finished_summary(directory: Path) -> dict[str, Any] | None:
-    """Return the summary of a finished run, or None if the run is unfinished or damaged."""
-    path = directory / files.SUMMARY
-    found = storage.read_mapping(path) if path.exists() else {}
-    return found if found.get("status") in OVER else None

@@ -118,7 +118,7 @@ class KeepModels(Callback):
                 number,
             )
         for client, model in zip(record.result.cohort.clients, models, strict=False):
-            kept_models.save_local(self.directory, number, client, model)
+            kept_models.save(self.directory, number, model, client)
 
 
 class RunFigures(Callback):

@@ -22,7 +22,7 @@ from fedexp.data.partitioned import Partition, find_task_partitions
 from fedexp.figures.pictures import picture_files
 from fedexp.rundir import checkpoint, csv_files, files, origin
 from fedexp.rundir.files import require_replaceable
-from fedexp.rundir.reader import RunDirectory, finished_summary
+from fedexp.rundir.reader import RunDirectory
 from fedexp.trackers.progress import result_table
 from fedexp.training.callbacks import is_finished, stop_reason
 from fedexp.training.division import load_checksum
@@ -65,8 +65,10 @@ def find_finished(job: Job, built: Built, values: Mapping[str, Any]) -> dict[str
 
     Raises ConfigError if the data have changed since.
     """
-    summary = finished_summary(job.directory)
-    if summary is None or not is_finished(summary, built.stop, built.settings.resume is not None):
+    run = RunDirectory(job.directory)
+    summary = run.summary
+    is_resumed = built.settings.resume is not None
+    if not run.finished or not is_finished(summary, built.stop, is_resumed):
         return None
     if job.sweep is None and is_extended(job.directory, values):
         return None
@@ -162,7 +164,7 @@ def check_resume(directory: Path, values: Mapping[str, Any], alone: bool) -> Non
     extends = differing.keys() <= set(EXTENDABLE)
     if differing and alone and extends:
         check_extension(directory, values)
-    elif extends and finished_summary(directory) is not None:
+    elif extends and RunDirectory(directory).finished:
         for line in differing.values():
             log.warning(
                 "%s: the run was extended, but still counts as a job of this sweep: %s",
@@ -212,7 +214,7 @@ def files_to_restore(directory: Path, values: Mapping[str, Any]) -> dict[str, by
 
     The summary comes last. The dict is empty if the run is not complete or is not extended.
     """
-    if finished_summary(directory) is None or not is_extended(directory, values):
+    if not RunDirectory(directory).finished or not is_extended(directory, values):
         return {}
     names = (files.CONFIG, files.OVERRIDES, origin.NAME, files.SUMMARY)
     return {name: (directory / name).read_bytes() for name in names if (directory / name).is_file()}

@@ -15,8 +15,9 @@ from fedexp.core import storage, tree
 from fedexp.core.errors import ConfigError, RunFailed, StorageError
 from fedexp.data.changes import describe_change
 from fedexp.data.partitioned import HELD_OUT
-from fedexp.rundir import checkpoint, csv_files, files, origin
+from fedexp.rundir import checkpoint, files, origin
 from fedexp.rundir.checkpoint import choose_place
+from fedexp.rundir.reader import RunDirectory
 from fedexp.training import resuming
 from fedexp.training.job import Job
 from fedexp.training.simulation import Simulation
@@ -116,7 +117,7 @@ def begin_resumed(run: Run, after: int) -> None:
     if run.saved.problem is not None:
         log.warning("%s; the previous checkpoint is used", run.saved.problem)
         checkpoint.set_aside(run.directory)
-    last = csv_files.last_round(run.directory) or 0
+    last = RunDirectory(run.directory).last_round or 0
     lost = f"; the later rounds, up to round {last}, are run again" if last > after else ""
     log.info("resuming after round %d%s", after, lost)
     before = origin.read(run.directory)["parts"][-1]["data"]
