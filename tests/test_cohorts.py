@@ -1,17 +1,19 @@
 """Who takes part: cohorts from a file with a message for every error in it, and the other laws."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from fedexp.config.build import build
-from fedexp.config.cohorts import Clients, Uniform, check_completed_rounds
+from fedexp.config.cohorts import Clients, Uniform
 from fedexp.config.participation import Cyclic, Markov, PowerLaw, RoundRobin, Windows
 from fedexp.config.settings import Seeds
 from fedexp.core.errors import ConfigError
 from fedexp.training.exchange import sample
 from fedexp.training.prepare import centralized_config
+from fedexp.training.resuming import check_cohorts
 from fedexp.training.rounds import play_round
 from toy_federation import composed, make_simulation
 
@@ -104,15 +106,12 @@ def test_invalid_cohort_file_is_rejected(tmp_path, name, content, words):
     assert "\n" not in str(error.value)
 
 
-def test_resumed_run_keeps_cohorts(tmp_path):
-    table = "round,client,examples\n" + "".join(
-        f"{r},{c},7\n" for r in (1, 2) for c in ASCENDING[r]
-    )
-    write(tmp_path / "clients.csv", table)
-    check_completed_rounds(tmp_path, ASCENDING, 2)
-    check_completed_rounds(tmp_path, None, 2)
+def test_resumed_run_keeps_cohorts():
+    before = {round: ASCENDING[round] for round in (1, 2)}
+    check_cohorts(Path("run"), ASCENDING, before)
+    check_cohorts(Path("run"), {}, before)
     with pytest.raises(ConfigError, match="the clients of round 2"):
-        check_completed_rounds(tmp_path, ASCENDING | {2: [0, 2, 3, 4]}, 2)
+        check_cohorts(Path("run"), ASCENDING | {2: [0, 2, 3, 4]}, before)
 
 
 # --- laws of participation

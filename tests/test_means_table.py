@@ -6,6 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from fedexp.analysis.frame import tidy
 from fedexp.analysis.layout import all_markdown, markdown
 from fedexp.analysis.means_table import Layout, make_table
 from fedexp.analysis.naming import displayed, ordered
@@ -29,7 +30,7 @@ def make(folder, results):
 
 def body(folder, **layout):
     """Return the cells of each row of the table, including the header."""
-    section = make_table(find_jobs(folder), Layout(**layout))
+    section = make_table(tidy(find_jobs(folder)), Layout(**layout))
     head, _, *rows = markdown(section.table, section.corner).splitlines()
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in (head, *rows)]
 
@@ -53,7 +54,7 @@ def test_rows_are_methods_and_columns_are_metrics(tmp_path):
         ["FedProx mu=0.1", "40.00†", "0.100†"],
         ["FedProx mu=1.0", "diverged", "diverged"],
     ]
-    text = all_markdown([make_table(find_jobs(tmp_path), Layout())])
+    text = all_markdown([make_table(tidy(find_jobs(tmp_path)), Layout())])
     assert text.endswith("\n\n`†` without the seeds that diverged.\n")
     assert text.startswith("Mean ± standard deviation over 2 seeds; bold: the best, and ")
 
@@ -126,7 +127,7 @@ def test_bold_values_cannot_be_told_from_the_best(tmp_path):
         ("b", False),
         ("c", True),
     ]
-    table = make_table(find_jobs(tmp_path / "one"), Layout())
+    table = make_table(tidy(find_jobs(tmp_path / "one")), Layout())
     assert "**" not in all_markdown([table])
     assert table.about == "One seed, so nothing is in bold."
 
@@ -171,7 +172,7 @@ def test_each_setting_has_the_measures_of_its_runs(tmp_path):
     for name in ("fedavg", "fedntd"):
         make_run(tmp_path, ["experiment=a", f"algorithm={name}"], accuracy=0.5)
         make_run(tmp_path, ["experiment=b", f"algorithm={name}"], **tasks)
-    assert list(make_table(find_jobs(tmp_path), Layout()).table) == [
+    assert list(make_table(tidy(find_jobs(tmp_path)), Layout()).table) == [
         ("a", "Accuracy (%)"),
         ("a", "Forgetting"),
         ("b", "Average accuracy (%)"),
@@ -214,7 +215,7 @@ def test_rounds_to_a_target_are_over_the_seeds_that_reached_it(tmp_path):
         "| FedProx | never (0 of 3 seeds) |",
     ]
     assert "in parentheses" not in section
-    wide = make_table(find_jobs(tmp_path), Layout(metrics=("rounds_to_target",))).table
+    wide = make_table(tidy(find_jobs(tmp_path)), Layout(metrics=("rounds_to_target",))).table
     assert list(wide.columns.get_level_values(1)) == [
         "Rounds to target 0.5",
         "Rounds to target 0.9*best",

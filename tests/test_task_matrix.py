@@ -5,7 +5,6 @@ import pytest
 
 from fedexp.cli.main import main
 from fedexp.metrics.task_matrix import MEASURES
-from fedexp.metrics.tasks import task_forgetting
 from fedexp.rundir import files
 from test_report import make_run
 
@@ -62,10 +61,6 @@ def test_forgetting_from_any_equals_the_code_of_mammoth():
             results[i] += [0.0] * (3 - len(results[i]))
         best = np.max(np.array(results), axis=0)
         assert np.mean([best[i] - results[-1][i] for i in range(2)]) == pytest.approx(expected)
-
-
-def test_runs_log_forgetting_from_learning():
-    assert task_forgetting(A) == pytest.approx(BY_HAND["forgetting_from_learning"])
 
 
 # --- fedexp report --metric

@@ -11,7 +11,7 @@ from fedexp.core.errors import ConfigError
 from fedexp.core.rng import generator_for
 from fedexp.core.storage import write_json
 from fedexp.data.held_out import Validation
-from fedexp.data.views import require_views
+from fedexp.data.views import TEST_VIEWS, require_list
 from fedexp.engine.base import Shared
 from fedexp.metrics.forgetting_metric import RoundDrop
 from fedexp.rundir import files
@@ -172,7 +172,7 @@ def test_augmented_view_has_separate_history(tmp_path):
 )
 def test_invalid_views_are_rejected(views, words):
     with pytest.raises(ConfigError) as error:
-        require_views(views)
+        require_list("test_views", views, TEST_VIEWS)
     assert all(word in str(error.value) for word in words), error.value
 
 

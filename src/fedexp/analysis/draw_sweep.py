@@ -15,7 +15,7 @@ from fedexp.figures.draw import class_maps, task_lines
 from fedexp.figures.style import GREY, legend, panels, round_axis, stroke, write_note
 
 if TYPE_CHECKING:
-    from fedexp.analysis.sweep_figures import Method, Setting
+    from fedexp.analysis.sweep_figures import Setting
 
 STYLES = (  # the next style is used once all colours have been used
     *("-", "--", ":", "-.", (0, (8, 2)), (0, (3, 1, 1, 1)), (0, (1, 3)), (0, (8, 2, 1, 2))),
@@ -30,11 +30,6 @@ def pictures(setting: "Setting") -> "Iterator[tuple[str, Callable[[Setting], Fig
     if any(method.files[0].record for method in setting.methods):
         yield "class_accuracy", partial(class_accuracy, normalised=False)
         yield "class_accuracy_normalised", partial(class_accuracy, normalised=True)
-
-
-def style_of(method: "Method", width: float = 0.8) -> dict[str, Any]:
-    """Return a method's colour, line style and label. width: a fraction of the usual line width."""
-    return look(method.number) | {"linewidth": stroke(width), "label": method.label}
 
 
 def look(number: int) -> dict[str, Any]:

@@ -90,13 +90,12 @@ def average(table: pd.DataFrame, values: Iterable[str]) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def means(runs: Sequence[RunDirectory]) -> pd.DataFrame:
+def means(table: pd.DataFrame) -> pd.DataFrame:
     """Return table.csv: the averages of VALUES and targets, in each setting the best method first.
 
-    Methods are sorted by the main accuracy.
+    Methods are sorted by the main accuracy. table: see `tidy`.
     """
-    table = tidy(runs)
-    main = [measure.key for measure in main_measures(runs)]
+    main = [measure.key for measure in main_measures(table["run"])]
     found = average(table, [*main, *VALUES, *absolute_targets(table)])
     found = found.dropna(axis="columns", how="all")
     by = [name for name in ("setting", main[0]) if name in found]

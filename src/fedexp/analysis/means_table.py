@@ -13,14 +13,13 @@ from typing import Any, Self
 
 import pandas as pd
 
-from fedexp.analysis.frame import average, tidy
+from fedexp.analysis.frame import average
 from fedexp.analysis.layout import SOME_DIVERGED, Section
 from fedexp.analysis.measures import format_value, less_is_better, main_measures, title_of
 from fedexp.analysis.naming import differing, displayed, ordered
 from fedexp.analysis.significance import find_best
 from fedexp.core.errors import ConfigError, nearest
 from fedexp.rundir.objective import TARGETS
-from fedexp.rundir.reader import RunDirectory
 
 CHOSEN = "Chosen values (highest accuracy in the last round, averaged over seeds)"
 
@@ -41,10 +40,12 @@ class Layout:
         return cls(metrics, options.sort or "", options.transpose, options.baseline or "")
 
 
-def make_table(runs: Sequence[RunDirectory], layout: Layout) -> Section:
-    """Return the table of means. Raises ConfigError if no run has a requested metric."""
-    table = tidy(runs)
-    asked, metrics = find_metrics(table, layout.metrics), shown_metrics(runs, layout)
+def make_table(table: pd.DataFrame, layout: Layout) -> Section:
+    """Return the table of means. Raises ConfigError if no run has a requested metric.
+
+    table: the runs, see `frame.tidy`.
+    """
+    asked, metrics = find_metrics(table, layout.metrics), shown_metrics(table, layout)
     metrics_of = {
         str(setting): asked or [measure.key for measure in main_measures(group["run"])]
         for setting, group in table.groupby("setting")
@@ -78,10 +79,10 @@ def make_table(runs: Sequence[RunDirectory], layout: Layout) -> Section:
     return make_section(shown, about)
 
 
-def shown_metrics(runs: Sequence[RunDirectory], layout: Layout) -> list[str]:
-    """Return the keys of all metrics in the table, in order."""
-    asked = find_metrics(tidy(runs), layout.metrics)
-    return asked or [measure.key for measure in main_measures(runs)]
+def shown_metrics(table: pd.DataFrame, layout: Layout) -> list[str]:
+    """Return the keys of all metrics in the table of means, in order."""
+    asked = find_metrics(table, layout.metrics)
+    return asked or [measure.key for measure in main_measures(table["run"])]
 
 
 def find_metrics(table: pd.DataFrame, metrics: Iterable[str]) -> list[str]:

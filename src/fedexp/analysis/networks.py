@@ -78,15 +78,10 @@ def read_parts(run: RunDirectory, data_dir: str | None = None) -> Parts:
         seeds = make(Seeds, config.get("seeds", {}), "seeds.")
     except ConfigError as error:
         raise ConfigError(f"{where}: {error}") from error
-    classes = number_of_classes(run)
+    classes = len(run.class_names)
     drawn = scenario.task_classes(classes, generator_for(seeds.partition, "tasks"))
     tasks = tuple(map(tuple, drawn))
     return Parts(model, algorithm, scenario, dataset, tasks, classes, seeds)
-
-
-def number_of_classes(run: RunDirectory) -> int:
-    """Read the number of classes C from partition.npz."""
-    return len(run.class_names)
 
 
 def input_shape(run: RunDirectory, parts: Parts, kept: KeptModel) -> Any:

@@ -147,9 +147,10 @@ def write_tables(directory: Path, jobs: Sequence[RunDirectory], asked: Layout) -
         log.warning("%s: %s", directory, line)
     if not runs:
         return []
-    table, shown, every = means(runs), [make_table(runs, asked)], tidy(runs)
+    every = tidy(runs)
+    table, shown = means(every), [make_table(every, asked)]
     baseline = find_baseline(every["method"].unique(), asked.baseline)
-    compared = differences(every, shown_metrics(runs, asked), baseline)
+    compared = differences(every, shown_metrics(every, asked), baseline)
     compared_text = tabulate(compared, baseline)
     shown += compared_text
     if sweep is not None and sweep.choose:

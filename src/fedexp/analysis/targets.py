@@ -89,6 +89,7 @@ def describe_targets(runs: Sequence[RunDirectory]) -> str:
     targets = every.drop(columns=hidden).dropna(axis=1, how="all")
     targets = targets.set_axis(label_rows(every), axis="index").map(layout.plain_number)
     parts = ["## Rounds to target\n"]
-    if wished := absolute_targets(tidy(runs)):
-        parts.append(layout.all_markdown([make_table(runs, Layout(tuple(wished)))]))
+    table = tidy(runs)
+    if wished := absolute_targets(table):
+        parts.append(layout.all_markdown([make_table(table, Layout(tuple(wished)))]))
     return "\n".join([*parts, f"{WHAT_A_IS}\n", layout.markdown(targets)])

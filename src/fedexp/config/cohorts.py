@@ -16,7 +16,6 @@ import numpy as np
 from fedexp.core.errors import ConfigError, require
 from fedexp.core.limits import Checked
 from fedexp.core.rng import generator_for
-from fedexp.rundir import files
 
 Rounds = dict[int, list[int]]  # round (from 1) -> its clients in ascending order
 
@@ -145,19 +144,6 @@ def check_clients(path: Path, number: int, clients: list[Any], num_clients: int,
             f" num_clients={num_clients})"
             + (f"; use participation={len(clients) / num_clients:g}" if clients else "")
         )
-
-
-def check_completed_rounds(directory: Path, cohorts: Rounds | None, rounds: int) -> None:
-    """Raise ConfigError if `cohorts` names other clients for a round that is complete."""
-    if cohorts is None or not rounds:
-        return
-    before = read_rounds(directory / files.CLIENTS)
-    for number in range(1, rounds + 1):
-        if before.get(number) != cohorts[number]:
-            raise ConfigError(
-                f"resume={directory}: the clients of round {number} have changed; restore the file"
-                " cohorts.path, or start a new run"
-            )
 
 
 def read_rounds(path: Path) -> Rounds:

@@ -4,7 +4,6 @@ conf/config.yaml explains these values and sets their defaults.
 """
 
 import math
-from collections.abc import Sequence
 from dataclasses import field
 from typing import Any, Literal
 
@@ -19,7 +18,7 @@ from fedexp.core.limits import (
     PositiveShares,
     ShareBelow1,
 )
-from fedexp.data.views import require_list, require_views
+from fedexp.data.views import TEST_VIEWS, require_list
 
 GLOBAL, PERSONAL = "global", "personal"  # the kinds of models to test (`evaluate`)
 
@@ -91,8 +90,8 @@ class Settings(Checked):
         super().__post_init__()
         require_rounds("keep_models", self.keep_models, first=0)
         require_rounds("keep_local_models", self.keep_local_models, first=1)
-        require_views(self.test_views)
-        require_subjects(self.evaluate)
+        require_list("test_views", self.test_views, TEST_VIEWS)
+        require_list("evaluate", self.evaluate, (GLOBAL, PERSONAL))
 
     def keeps_local_models(self, round: int) -> bool:
         """Return whether the clients' local models from a round are saved."""
@@ -149,8 +148,3 @@ def is_chosen(round: int, chosen: Any) -> bool:
     if chosen is None:
         return False
     return round in chosen if isinstance(chosen, list) else round >= 1 and round % chosen == 0
-
-
-def require_subjects(subjects: Sequence[str]) -> None:
-    """Raise ConfigError unless `evaluate` lists distinct known values, with `global` first."""
-    require_list("evaluate", subjects, (GLOBAL, PERSONAL))

@@ -58,11 +58,6 @@ def file_in_view(name: str, view: str) -> str:
     return str(path.with_name(f"{path.stem}{suffix(view)}{path.suffix}"))
 
 
-def require_views(views: Sequence[str]) -> None:
-    """Raise ConfigError unless all test views exist, none is repeated and the first is plain."""
-    require_list("test_views", views, TEST_VIEWS)
-
-
 def require_list(key: str, values: Sequence[str], choices: Sequence[str]) -> None:
     """Raise ConfigError unless all values are choices, none is repeated and choices[0] is first.
 

@@ -167,13 +167,10 @@ def read_tasks(run: RunDirectory, view: str, last: float) -> TaskFile | None:
     if run.tasks is None or name not in run.tasks:
         return None
     known = run.tasks[run.tasks["round"] <= last]
-    keys = ("round", "task", "evaluated_task")
-    number, learning, evaluated = (known[key].to_numpy().astype(int) for key in keys)
-    rounds, first, row = np.unique(number, return_index=True, return_inverse=True)
-    table = np.full((len(rounds), evaluated.max(initial=0)), np.nan)
-    table[row, evaluated - 1] = known[name].to_numpy()
+    table = known.pivot(index=["round", "task"], columns="evaluated_task", values=name)
+    rounds, learning = (table.index.get_level_values(i).to_numpy() for i in (0, 1))
     shared = (run.config.get("scenario") or {}).get("order") != "per_client"
-    return TaskFile(rounds, learning[first], table, shared) if len(rounds) else None
+    return TaskFile(rounds, learning, table.to_numpy(), shared) if len(rounds) else None
 
 
 def run_title(config: Mapping[str, Any], summary: Mapping[str, Any]) -> str:

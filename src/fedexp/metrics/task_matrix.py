@@ -45,13 +45,14 @@ def forgetting_from_any(matrix: np.ndarray, initial: np.ndarray) -> float:
     return _mean([np.fmax.reduce(a[:, s]) - a[-1, s] for s in range(len(a) - 1)])
 
 
-def forgetting_from_learning(matrix: np.ndarray, initial: np.ndarray) -> float:
+def forgetting_from_learning(matrix: np.ndarray, initial: np.ndarray | None = None) -> float:
     """Return the mean drop since a task was learned, a[s, s] - a[T, s], over the tasks s < T.
 
     The value is the negative of backward transfer. A run logs it as `task_forgetting` (CFeD, IJCAI
     2022, section 5.2).
     """
-    return -backward_transfer(matrix, initial)
+    a = _learned(matrix)
+    return _mean([a[s, s] - a[-1, s] for s in range(len(a) - 1)])
 
 
 def forgetting_over_tasks(matrix: np.ndarray, initial: np.ndarray) -> float:
@@ -97,7 +98,7 @@ def average_incremental_accuracy(matrix: np.ndarray, initial: np.ndarray) -> flo
     return _mean([row[: t + 1].mean() for t, row in enumerate(_learned(matrix))])
 
 
-def last_accuracy(matrix: np.ndarray, initial: np.ndarray) -> float:
+def last_accuracy(matrix: np.ndarray, initial: np.ndarray | None = None) -> float:
     """Return A_T = 1/T sum_s a[T, s], the average accuracy after the last task, as in CFeD."""
     return _mean(_learned(matrix)[-1:].ravel())
 

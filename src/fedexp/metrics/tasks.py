@@ -12,15 +12,7 @@ from typing import Any
 
 import numpy as np
 
-
-def average_accuracy(matrix: np.ndarray) -> float:
-    """Return the mean accuracy on the learned tasks, 1/t sum_{s <= t} a_{t,s}.
-
-    matrix: accuracies a, [t, T]. The value is nan before the first task.
-
-    """
-    learned = len(matrix)
-    return float(np.mean(matrix[-1, :learned])) if learned else float("nan")
+from fedexp.metrics.task_matrix import forgetting_from_learning, last_accuracy
 
 
 def new_task_accuracy(matrix: np.ndarray) -> float:
@@ -33,21 +25,10 @@ def new_task_accuracy(matrix: np.ndarray) -> float:
     return float(matrix[-1, learned - 1]) if learned else float("nan")
 
 
-def task_forgetting(matrix: np.ndarray) -> float:
-    """Return the accuracy lost on the earlier tasks, the mean over s < t of a_{s,s} - a_{t,s}.
-
-    matrix: accuracies a, [t, T]. The value is the negative of backward transfer (Lopez-Paz and
-    Ranzato, NeurIPS 2017). It is nan before the second task.
-    """
-    earlier = len(matrix) - 1
-    if earlier < 1:
-        return float("nan")
-    return float(np.mean(np.diag(matrix[:-1, :earlier]) - matrix[-1, :earlier]))
-
-
-FORMULAS = {
-    function.__name__: function
-    for function in (average_accuracy, new_task_accuracy, task_forgetting)
+FORMULAS: dict[str, Callable[[np.ndarray], float]] = {
+    "average_accuracy": last_accuracy,
+    "new_task_accuracy": new_task_accuracy,
+    "task_forgetting": forgetting_from_learning,
 }
 
 

@@ -6,7 +6,7 @@ this number, so such a run cannot be extended.
 """
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ import numpy as np
 
 from fedexp.algorithms.local_training import SCHEDULES_OVER_ALL_ROUNDS
 from fedexp.config.build import Built
-from fedexp.config.cohorts import check_completed_rounds
+from fedexp.config.cohorts import Rounds
 from fedexp.core import storage
 from fedexp.core.errors import ConfigError
 from fedexp.data.partitioned import Partition, find_task_partitions
@@ -132,10 +132,20 @@ def restore_state(
                 f"resume={directory}: the data have changed: their partition differs from"
                 f" the saved partition ({name}); restore the original data or start a new run"
             )
-    check_completed_rounds(directory, simulation.cohorts, state.round)
+    check_cohorts(directory, simulation.cohorts or {}, state.record.cohorts)
     if state.status in ("completed", "stopped") and state.round < simulation.rounds:
         state.status, state.stopped = "running", {}
     return state
+
+
+def check_cohorts(directory: Path, planned: Rounds, before: Mapping[int, Sequence[int]]) -> None:
+    """Raise ConfigError if other clients are planned for a round than took part in it before."""
+    for number, clients in before.items():
+        if planned.get(number, clients) != clients:
+            raise ConfigError(
+                f"resume={directory}: the clients of round {number} have changed; restore the file"
+                " cohorts.path, or start a new run"
+            )
 
 
 def require_new(job: Job) -> None:
