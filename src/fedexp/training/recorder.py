@@ -4,7 +4,7 @@ import math
 import signal
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
@@ -46,6 +46,7 @@ class Recorder:
         """
         self.directory, self.simulation = directory, simulation
         self.callbacks, known = Callbacks(callbacks), lengths or {}
+        self.begin: Callable[[], None] | None = None  # called before anything is written
         self.files = {
             name: CsvFile(directory / name, columns, known.get(name))
             for name, columns in table_columns(simulation).items()
@@ -62,14 +63,21 @@ class Recorder:
         """
         start = time.perf_counter()
         row = round_row(self.simulation, state, result)
+        clients = [] if result is None else list(client_rows(self.simulation, state, result))
+        self.begin_once()
         self._append_tests(state)
         self.files[files.ROUNDS].append([row])
         self._call_back(state, row, result)
-        if result is not None:
-            self.files[files.CLIENTS].append(client_rows(self.simulation, state, result))
+        self.files[files.CLIENTS].append(clients)
         if result is None or state.status != "running" or self._is_due(state.round):
             self.save_checkpoint(state)
         self.writing_seconds = time.perf_counter() - start
+
+    def begin_once(self) -> None:
+        """Call `begin`, if this has not happened yet."""
+        if self.begin is not None:
+            self.begin()
+            self.begin = None
 
     def wants_epochs(self, number: int) -> bool:
         """Return whether a callback reads the models after each local epoch of a round."""
@@ -106,6 +114,7 @@ class Recorder:
         """
         if not state.record.rounds:
             return
+        self.begin_once()
         start = time.perf_counter()
         # Sync the tables first, so that the checkpoint never records rows that are not yet on the
         # disk. If the directory was removed, this fails, so no file is created.

@@ -7,7 +7,6 @@ this number, so such a run cannot be extended.
 
 import logging
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from fedexp.core import storage
 from fedexp.core.errors import ConfigError
 from fedexp.data.partitioned import Partition, find_task_partitions
 from fedexp.figures.pictures import picture_files
-from fedexp.rundir import checkpoint, csv_files, files, origin
+from fedexp.rundir import checkpoint, files, origin
 from fedexp.rundir.files import require_replaceable
 from fedexp.rundir.reader import RunDirectory
 from fedexp.trackers.progress import result_table
@@ -219,31 +218,7 @@ def check_extension(directory: Path, values: Mapping[str, Any]) -> None:
         raise ConfigError(f"resume={directory}: rounds={rounds}: {problem}")
 
 
-def files_to_restore(directory: Path, values: Mapping[str, Any]) -> dict[str, bytes]:
-    """Return the contents of the files that are rewritten when a complete run is extended.
-
-    The summary comes last. The dict is empty if the run is not complete or is not extended.
-    """
-    if not RunDirectory(directory).finished or not is_extended(directory, values):
-        return {}
-    names = (files.CONFIG, files.OVERRIDES, origin.NAME, files.SUMMARY)
-    return {name: (directory / name).read_bytes() for name in names if (directory / name).is_file()}
-
-
-def restore_files(directory: Path, before: Mapping[str, bytes], lengths: Mapping[str, int]) -> None:
-    """Restore a complete run after its extension failed.
-
-    before: the result of `files_to_restore`.
-    lengths: the lengths of the tables of the complete run.
-    """
-    with suppress(OSError, ConfigError):  # if it cannot be restored, the run keeps the new options
-        for name, length in lengths.items():
-            csv_files.truncate(directory / name, length)
-        for name, content in before.items():
-            storage.write_atomically(directory / name, content)
-
-
-def remove_failed_attempt(directory: Path) -> None:
+def remove_attempt(directory: Path) -> None:
     """Remove the report, the summary and the temporary files of an earlier attempt."""
     with storage.storing(directory):
         for left in (files.ERROR, files.SUMMARY):

@@ -3,22 +3,29 @@
 This module is imported late, because importing torch is slow.
 """
 
+import csv
+import io
 import logging
 from collections import ChainMap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from fedexp.config.build import Built, build
-from fedexp.config.overrides import typed_overrides
-from fedexp.core import storage
+from fedexp.config.overrides import OF_COMMAND, key_of, typed_overrides
+from fedexp.core import storage, tree
+from fedexp.core.errors import ConfigError, RunFailed
+from fedexp.data.changes import describe_change
+from fedexp.data.partitioned import HELD_OUT
 from fedexp.engine.network import default_torch
 from fedexp.figures import interim_pictures
 from fedexp.rundir import checkpoint, files, origin
+from fedexp.rundir.checkpoint import choose_place
 from fedexp.rundir.identity import digest, essential
 from fedexp.rundir.lock import occupied
 from fedexp.rundir.reader import RunDirectory
@@ -40,15 +47,16 @@ from fedexp.training.resuming import (
     check_start,
     data_checksums,
     find_finished,
+    is_extended,
     recorded_precision,
-    remove_failed_attempt,
+    remove_attempt,
     require_new,
     restore_state,
 )
 from fedexp.training.rounds import run_rounds
 from fedexp.training.run_log import early_lines, run_log
-from fedexp.training.run_setup import Run, begin, handle_failures
 from fedexp.training.simulation import Simulation
+from fedexp.training.state import State
 from fedexp.training.summary import check_result_names, environment, peak_memory, summary_of
 
 log = logging.getLogger("fedexp")
@@ -95,10 +103,9 @@ def train_run(job: Job) -> dict[str, Any]:
         if saved is not None:
             state = restore_state(job.directory, saved.state, simulation, checksums)
         run = Run(job, built, config, values, simulation, checksums, saved, state)
-        held.enter_context(handle_failures(run))
-        remove_failed_attempt(run.directory)
+        held.enter_context(as_failure())
         held.enter_context(run_log(run.directory, early))
-        begin(run)
+        log_start(run)
         recorder = held.enter_context(recording(run))
         run_rounds(run.simulation, run.state, recorder)
         return finish(run, recorder.callbacks)
@@ -116,11 +123,149 @@ def at_place(built: Built, job: Job) -> Built:
     return built
 
 
+@dataclass(frozen=True)
+class Run:
+    """A run that is ready to start or to resume."""
+
+    job: Job
+    built: Built
+    config: dict[str, Any]  # the resolved configuration and, as `choices`, the chosen options
+    values: dict[str, Any]  # all values that determine the results
+    simulation: Simulation
+    checksums: Mapping[str, str]  # of the data, see `data_checksums`
+    saved: checkpoint.Saved | None
+    state: State
+
+    @property
+    def directory(self) -> Path:
+        return self.job.directory
+
+    @property
+    def resumed_state(self) -> Mapping[str, Any] | None:
+        """Return the state from which the run resumes, or None if it starts with round 0."""
+        return None if self.saved is None else self.saved.state
+
+
+@contextmanager
+def as_failure() -> Iterator[None]:
+    """Convert a ConfigError raised in the block to RunFailed, because the run has started."""
+    try:
+        yield
+    except ConfigError as error:
+        raise RunFailed(str(error)) from error
+
+
+def log_start(run: Run) -> None:
+    """Log the hardware, the place of the client states, and what a run resumes from."""
+    hardware, saved = run.simulation.hardware, run.saved
+    log.info("hardware: %s", hardware.sentence())
+    if run.built.hardware.precision == "tf32" and hardware.precision == "fp32":
+        log.warning("hardware.precision=tf32: this CPU continues the run in fp32")
+    place_states(run.simulation, run.state)
+    if saved is None:
+        return
+    if saved.problem is not None:
+        log.warning("%s; the previous checkpoint is used", saved.problem)
+    last, after = RunDirectory(run.directory).last_round or 0, run.state.round
+    lost = f"; the later rounds, up to round {last}, are run again" if last > after else ""
+    log.info("resuming after round %d%s", after, lost)
+    if origin.read(run.directory)["parts"][-1]["data"] != run.checksums:
+        log.warning("the data have changed since the previous rounds: %s", run.checksums)
+    if is_extended(run.directory, run.values):
+        log.info("the run now has rounds=%s", run.config["rounds"])
+
+
+def begin(run: Run) -> None:
+    """Write the inputs of the run, after removing what an earlier attempt or the end has left."""
+    remove_attempt(run.directory)
+    if run.saved is None:
+        begin_new(run)
+        return
+    if run.saved.problem is not None:
+        checkpoint.set_aside(run.directory)
+    if is_extended(run.directory, run.values):
+        write_options(run)
+    write_origin(run)  # last, because it says whether the run was extended
+
+
+def write_origin(run: Run) -> None:
+    """Write what the next rounds are computed with to origin.json."""
+    first = 0 if run.saved is None else run.state.round + 1
+    made_with = environment(run.simulation.hardware)
+    part = {"first_round": first, **made_with, "data": dict(run.checksums)}
+    shape = run.simulation.runtime.data.x_train.shape[1:]
+    origin.write(run.directory, run.values, shape, part, run.saved is not None)
+
+
+def begin_new(run: Run) -> None:
+    """Write the inputs of a run that starts with round 0."""
+    if run.built.settings.resume is not None:
+        log.info("no checkpoint was saved; the run starts again from round 0")
+    write_origin(run)
+    write_options(run)
+    data, converted = run.simulation.runtime.data, run.built.dataset.conversion()
+    told = f"{data.sentence()}{'; ' * bool(converted)}{converted}"
+    log.info("dataset=%s: %s", run.job.choices["dataset"], told)
+    write_partitions(run)
+    remark = run.built.partition.remark()
+    if remark and run.built.algorithm.paradigm != "centralized":
+        log.warning("partition=%s: %s", run.job.choices["partition"], remark)
+
+
+def place_states(simulation: Simulation, state: State) -> None:
+    """Choose where the client states are stored, and log this place and their size."""
+    federation = simulation.stages[0].federation
+    example = simulation.first_client_state(simulation.algorithm, federation)
+    if each := tree.num_bytes(example):
+        clients, device = federation.num_clients, simulation.runtime.device
+        home, resident, sentence = choose_place(each, clients, device)
+        state.clients.place(home, resident)
+        log.info("%s", sentence)
+
+
+def write_options(run: Run) -> None:
+    """Write the overrides and the configuration of the run.
+
+    The file config.yaml is written last, because it makes the directory that of a run.
+    """
+    typed = [override for override in run.job.overrides if key_of(override) not in OF_COMMAND]
+    for name, content in ((files.OVERRIDES, typed), (files.CONFIG, run.config)):
+        storage.write_atomically(run.directory / name, storage.dump_yaml(content).encode())
+
+
+def write_partitions(run: Run) -> None:
+    """Write the partitions of the data and the names of the classes to files, and log them."""
+    simulation = run.simulation
+    text = io.StringIO()
+    rows = csv.writer(text, lineterminator="\n")
+    rows.writerows([("class", "name"), *enumerate(simulation.runtime.data.classes)])
+    storage.write_atomically(run.directory / files.CLASSES, text.getvalue().encode())
+    has_tasks = len(simulation.stages) > 1
+    for name, stage in simulation.partition_files().items():
+        partition, info, task = stage.partition, stage.partition.info, ""
+        if has_tasks:
+            info = info | {"rounds_per_task": simulation.rounds_per_task}
+            task = f" of task {stage.federation.task + 1}"
+        classes = simulation.runtime.data.classes
+        replace(partition, info=info).save(run.directory / name, classes)
+        if "from_round" in info:
+            log.info(
+                "schedule: from round %d on: %s", info["from_round"], describe_change(partition)
+            )
+        else:
+            log.info("partition=%s%s: %s", run.job.choices["partition"], task, partition.sentence())
+        if unused := info.get("unused"):
+            used = partition.sizes.sum() + sum(len(getattr(partition, k)) for k in HELD_OUT)
+            told = f"{unused:,} of {unused + used:,} training examples are unused"
+            log.warning("partition=%s%s: %s", run.job.choices["partition"], task, told)
+
+
 @contextmanager
 def recording(run: Run) -> Iterator[Recorder]:
     """Open the recorder and the callbacks of a run while the block runs.
 
-    The callbacks and the engine are closed even if the block raises an exception.
+    The callbacks and the engine are closed even if the block raises an exception. The files of a
+    finished run that is extended do not change before the first of the new rounds is recorded.
     """
     trackers = [each.create() for each in run.built.tracker]
     own = [each.create() for each in run.built.callback]
@@ -134,6 +279,9 @@ def recording(run: Run) -> Iterator[Recorder]:
         if each.key in saved["callbacks"]:
             each.load_state_dict(saved["callbacks"][each.key])
     recorder = Recorder(run.directory, run.simulation, callbacks, saved["lengths"])
+    recorder.begin = partial(begin, run)
+    if not RunDirectory(run.directory).finished:
+        recorder.begin_once()
     try:
         recorder.callbacks.call("start", info)
         run.state.wandb_id = next((each.run_id for each in trackers if each.run_id), None)
