@@ -20,7 +20,9 @@ from fedexp.core.errors import (
     RankDied,
     RunFailed,
     StorageError,
+    describe,
     lacks_memory,
+    reason_of,
     say,
     say_no_memory,
 )
@@ -75,10 +77,8 @@ def run_job(config: Any) -> None:
 
 def first_line(error: Exception) -> str:
     """Return the first line of an error's message, after the error's class if it is unexpected."""
-    line = str(error).strip().partition("\n")[0]
-    if isinstance(error, ConfigError | RunFailed | StorageError):
-        return line
-    return f"{type(error).__name__}: {line}".removesuffix(": ")
+    is_expected = isinstance(error, ConfigError | RunFailed | StorageError)
+    return reason_of(error) if is_expected else describe(error)
 
 
 def read_job(config: Any, hydra_config: Any) -> "Job":

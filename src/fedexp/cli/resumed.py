@@ -78,7 +78,9 @@ def find_run(given: str) -> Path:
     # a cycle of links, or an unknown user after ~
     except (OSError, RuntimeError, ValueError) as error:
         raise ConfigError(f"resume={given}: not a run directory ({error})") from error
-    files.require_run_directory(directory, given)
+    for name in (files.OVERRIDES, files.CONFIG):
+        if not (directory / name).is_file():
+            raise ConfigError(f"resume={given}: not a run directory ({name} is missing)")
     return directory
 
 

@@ -27,7 +27,16 @@ from fedexp.config.named import search_path
 from fedexp.config.settings import Stop
 from fedexp.config.values import make_target
 from fedexp.core import interrupts
-from fedexp.core.errors import FAILED, ConfigError, JobFailed, StorageError, require, say
+from fedexp.core.errors import (
+    FAILED,
+    ConfigError,
+    JobFailed,
+    StorageError,
+    describe,
+    reason_of,
+    require,
+    say,
+)
 from fedexp.core.storage import display_path
 from fedexp.engine.ranks.world import keeping_ranks
 from fedexp.figures.pictures import as_node
@@ -120,14 +129,13 @@ class Multirun:
             raise
         except Exception as error:
             launcher = self.config.hydra.runtime.choices["hydra/launcher"]
-            reason = (str(error).strip() or "no reason was given").splitlines()[0]
             code = say(
-                f"hydra/launcher={launcher}: {type(error).__name__}: {reason}\nThe launcher does"
-                " not work, or a job's process was killed (for example, out of memory).",
+                f"hydra/launcher={launcher}: {describe(error)}\nThe launcher does not work, or a"
+                " job's process was killed (for example, out of memory).",
                 FAILED,
             )
             self.say_how_to_continue()
-            raise JobFailed(reason, code) from error
+            raise JobFailed(reason_of(error), code) from error
 
     def say_how_to_continue(self) -> None:
         """Print the command that continues the sweep."""

@@ -24,25 +24,20 @@ problem: str | None = None  # the first output error in this process, for run.lo
 class SafeStream:
     """A text stream whose `write` and `flush` never raise OSError or UnicodeError.
 
-    If the underlying stream is None, everything written is discarded.
+    If the underlying stream is None, everything written is discarded. Letters that its encoding
+    does not have are escaped.
     """
 
     def __init__(self, stream: Any):
         self.stream = stream  # None if the stream was closed before the process started
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
 
     def write(self, text: str) -> int:
         if self.stream is not None:
             with self._ignore_errors():
-                self._write(text)
+                self.stream.write(text)
         return len(text)
-
-    def _write(self, text: str) -> None:
-        try:
-            self.stream.write(text)
-        except UnicodeError as error:
-            note_problem(error)
-            encoding = self.stream.encoding or "ascii"
-            self.stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
 
     def flush(self) -> None:
         if self.stream is not None:

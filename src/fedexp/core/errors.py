@@ -54,6 +54,12 @@ def reason_of(error: Exception) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
+def describe(error: BaseException) -> str:
+    """Return the type of an error and the first line of its text, if it has any."""
+    line = str(error).strip().partition("\n")[0]
+    return f"{type(error).__name__}: {line}".removesuffix(": ")
+
+
 def lacks_memory(error: BaseException) -> bool:
     """Return whether an error means that the system could not provide memory or a thread.
 

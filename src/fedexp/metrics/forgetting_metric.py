@@ -4,9 +4,10 @@ The formulas are in `fedexp.metrics.forgetting` and `fedexp.metrics.examples`.
 """
 
 import importlib
+import itertools
 import pkgutil
 import reprlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from numbers import Real
 from pathlib import Path
 from typing import Any, ClassVar
@@ -358,21 +359,15 @@ class Metrics:
 
     def names(self) -> list[str]:
         """Return the names of the values in rounds.csv."""
-        return list(dict.fromkeys(name for each in self.members for name in each.names()))
+        return distinct(each.names() for each in self.members)
 
     def client_names(self) -> list[str]:
         """Return the names of the values in clients.csv."""
-        found: dict[str, None] = {}
-        for each in self.members:
-            found |= dict.fromkeys(client_names(each))
-        return list(found)
+        return distinct(map(client_names, self.members))
 
     def summary_names(self) -> list[str]:
         """Return the names of the values in summary.json."""
-        found: dict[str, None] = {}
-        for each in self.members:
-            found |= dict.fromkeys((*each.names(), *each.further))
-        return list(found)
+        return distinct((*each.names(), *each.further) for each in self.members)
 
     def round_values(self, record: Record) -> dict[str, float]:
         """Return the values of the last recorded round."""
@@ -401,6 +396,11 @@ class Metrics:
             names = (*each.names(), *each.further)
             found |= checked(each, each.summary(record), names)
         return found
+
+
+def distinct(names: Iterable[Iterable[str]]) -> list[str]:
+    """Return all names once, in the order in which they first appear."""
+    return list(dict.fromkeys(itertools.chain.from_iterable(names)))
 
 
 def client_names(metric: ForgettingMetric) -> list[str]:

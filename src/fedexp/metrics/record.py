@@ -5,7 +5,7 @@ tables, whether the run resumes or has ended. Metrics, figures and trackers read
 """
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -250,23 +250,19 @@ class Record:
             yield {"round": self.rounds[-1], "class": number, "accuracy": accuracy}
 
     def _local_rows(self) -> Iterator[Row]:
-        for client, accuracies in zip(
-            self.sampled[-1].tolist(), self.local_class_accuracy[-1].tolist(), strict=True
-        ):
-            for number, accuracy in enumerate(accuracies):
-                row = {"round": self.local_rounds[-1], "client": client, "class": number}
-                row["accuracy"] = accuracy
-                if self.distributed_accuracy:
-                    row[BEFORE] = self.distributed_accuracy[-1][number]
-                yield row
+        clients = self.sampled[-1].tolist()
+        for row in client_rows(self.local_rounds[-1], clients, self.local_class_accuracy[-1]):
+            if self.distributed_accuracy:
+                row[BEFORE] = self.distributed_accuracy[-1][row["class"]]
+            yield row
 
     def _personal_rows(self) -> Iterator[Row]:
         """Yield a row for each class that was tested on a client's personal model."""
         assert self.personal_accuracy is not None
-        for client, number in np.argwhere(~np.isnan(self.personal_accuracy)).tolist():
-            accuracy = self.personal_accuracy[client, number]
-            row = {"round": self.personal_round, "client": client, "class": number}
-            yield row | {"accuracy": accuracy}
+        clients = range(len(self.personal_accuracy))
+        for row in client_rows(self.personal_round, clients, self.personal_accuracy):
+            if not np.isnan(row["accuracy"]):
+                yield row
 
     def _personal_matrix(self, rows: "pd.DataFrame") -> np.ndarray:
         matrix = np.full(self.counts.shape[-2:], np.nan)
@@ -290,6 +286,13 @@ class Record:
         assert self.labels is not None, "recorded if a metric needs single examples"
         packed = np.array(rows, dtype=np.uint8).reshape(len(rows), -(-len(self.labels) // 8))
         return np.unpackbits(packed, axis=1, count=len(self.labels)).astype(bool)
+
+
+def client_rows(round: int, clients: Iterable[int], accuracies: np.ndarray) -> Iterator[Row]:
+    """Yield a row for each client and class. accuracies: [S, C]."""
+    for client, of_client in zip(clients, accuracies.tolist(), strict=True):
+        for number, accuracy in enumerate(of_client):
+            yield {"round": round, "client": client, "class": number, "accuracy": accuracy}
 
 
 def by_round(table: "pd.DataFrame | None") -> "dict[int, pd.DataFrame]":

@@ -67,16 +67,6 @@ def remove_run(directory: Path) -> None:
                 path.unlink()
 
 
-def require_run_directory(directory: Path, given: str) -> None:
-    """Raise ConfigError unless the directory contains a run.
-
-    given: the directory as the user wrote it, for messages.
-    """
-    for name in (OVERRIDES, CONFIG):
-        if not (directory / name).is_file():
-            raise ConfigError(f"resume={given}: not a run directory ({name} is missing)")
-
-
 def require_replaceable(directory: Path) -> None:
     """Raise ConfigError unless the run in a directory may be replaced.
 

@@ -13,9 +13,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from fedexp.core.errors import ConfigError
+from fedexp.core.errors import ConfigError, describe
 from fedexp.core.limits import Checked
 from fedexp.core.packages import how_to_install
+from fedexp.core.storage import read_table
 from fedexp.data.views import CLASSES, PLAIN, VIEWS, file_in_view
 from fedexp.rundir import files
 from fedexp.rundir.identity import group_name, setting
@@ -238,17 +239,10 @@ class Callbacks:
                     "%s could not %s; the run continues without it (%s)%s",
                     each.name,
                     DOES.get(method, "finish"),
-                    reason(error),
+                    describe(error),
                     "".join(getattr(error, "__notes__", ())),
                 )
         return found
-
-
-def reason(error: Exception) -> str:
-    """Return the reason for a failure: an error's type and the first line of its message."""
-    if isinstance(error, TimeoutError) and not str(error):
-        return "no answer in time"
-    return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
 
 
 class CallbackConfig(Checked, ABC, prefix="callback."):
@@ -286,8 +280,6 @@ def require_package(package: str, tracker: str) -> None:
 
 def final_tables(directory: Path) -> "dict[str, pd.DataFrame]":
     """Return a dict that maps names to a finished run's tables in long format."""
-    import pandas as pd
-
     names = [file_in_view(CLASSES, view) for view in VIEWS]
     paths = [directory / name for name in (*names, files.TASKS)]
-    return {path.stem: pd.read_csv(path) for path in paths if path.exists()}
+    return {path.stem: read_table(path) for path in paths if path.exists()}

@@ -11,9 +11,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
+from fedexp.core.errors import describe
 from fedexp.core.limits import Limit, Name, Positive
 from fedexp.core.storage import display_path
-from fedexp.trackers.base import RoundRecord, RunInfo, Tracker, TrackerConfig, reason
+from fedexp.trackers.base import RoundRecord, RunInfo, Tracker, TrackerConfig
 from fedexp.trackers.names import SUMMARIES, flat_summary, metric_values
 
 if TYPE_CHECKING:
@@ -157,7 +158,9 @@ class WandbTracker(Tracker):
                 end_service()
                 if mode == modes[-1]:
                     raise
-                log.warning("W&B cannot be reached; the run continues offline (%s)", reason(error))
+                log.warning(
+                    "W&B cannot be reached; the run continues offline (%s)", describe(error)
+                )
 
     def _init(self, mode: str) -> Any:
         import wandb

@@ -167,8 +167,6 @@ def check_resume(directory: Path, values: Mapping[str, Any], alone: bool) -> Non
 
     Raises ConfigError if a value differs.
     """
-    if not (directory / files.CONFIG).exists():
-        raise ConfigError(f"resume={directory}: not a run directory ({files.CONFIG} is missing)")
     differing = origin.differences(directory, values)
     extends = differing.keys() <= set(EXTENDABLE)
     if differing and alone and extends:
