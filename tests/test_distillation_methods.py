@@ -28,6 +28,7 @@ from fedexp.models import Output, slim_channels
 from fedexp.models.cnn import CNN
 from fedexp.models.resnet import BottleneckResNet, CifarResNet
 from fedexp.testing import assert_engines_agree, set_up_client
+from fedexp.training.exchange import public_set
 from toy_federation import (
     LOCAL,
     PLAIN,
@@ -91,7 +92,7 @@ def test_flashback_server_step_equals_autograd():
     before the round."""
     algorithm = Flashback(gamma=0.5, epochs_on_server=2, on_clients=True, on_server=True)
     simulation, state, trained, about = trained_round(algorithm, 3, public=0.15)
-    net, public, messages = simulation.runtime.net, simulation.stages[0].public, trained.messages
+    net, public, messages = simulation.runtime.net, about.public, trained.messages
     average = algorithm.aggregate(state.server, messages, about)["params"]
     models = [tree.row(messages["params"], i) for i in range(len(about.clients))]
     models.append(state.server["params"])
@@ -151,7 +152,7 @@ class Mislabelled:
 def test_feddf_distils_mean_logits_without_labels():
     algorithm = df(clip=0.0)
     simulation, state, trained, about = trained_round(algorithm, public=0.15)
-    net, public = simulation.runtime.net, simulation.stages[0].public
+    net, public = simulation.runtime.net, about.public
     average = algorithm.aggregate(state.server, trained.messages, about)["params"]
     models = [tree.row(trained.messages["params"], i) for i in range(len(about.clients))]
     w = leaves(average)
@@ -206,7 +207,10 @@ def test_feddf_stops_early_and_returns_the_best_model(monkeypatch, steps, patien
     algorithm, students, held = df(steps=steps, patience=patience, interval=2), [], []
     algorithm = replace(algorithm, validation=0.3)
     simulation = make_simulation(algorithm, public=0.3, sizes=(3, 7, 8, 10))
-    public, teacher = Watched(simulation.stages[0].public), random(12, 4)
+    public, teacher = (
+        Watched(public_set(simulation, simulation.stages[0].partition.public)),
+        random(12, 4),
+    )
     later = iter([*seen, *[0.0] * 20])
 
     def accuracy(net, examples, numbers):

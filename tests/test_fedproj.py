@@ -97,7 +97,7 @@ def test_clients_project_their_gradients():
 def test_server_distils_the_ensemble_and_stores_its_logits():
     algorithm = fedproj(memory=None)
     simulation, state, trained, about = trained_round(algorithm, **PUBLIC)
-    net, public = simulation.runtime.net, simulation.stages[0].public
+    net, public = simulation.runtime.net, about.public
     average = algorithm.aggregate(state.server, trained.messages, about)["params"]
     models = [tree.row(trained.messages["params"], i) for i in range(len(about.clients))]
     w = leaves(average)

@@ -498,7 +498,7 @@ def test_data_draws_depend_only_on_the_partition_seed():
         )
         stage, validation = made.stages[0], made.runtime.data.validation
         own = stage.federation
-        every = [*own.parts, own.shared, stage.public.numbers, validation, *own.surrogate]
+        every = [*own.parts, own.shared, stage.partition.public, validation, *own.surrogate]
         return [np.asarray(numbers).tolist() for numbers in every]
 
     first = draw(0)

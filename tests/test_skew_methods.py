@@ -23,6 +23,7 @@ from fedexp.algorithms.fedssd import FedSSD, credibility
 from fedexp.algorithms.interfaces import Batch, Context
 from fedexp.algorithms.local_training import LocalTraining
 from fedexp.models import Output
+from fedexp.training.exchange import public_set
 from toy_federation import (
     LARGER,
     flat,
@@ -167,7 +168,8 @@ def test_fedssd_measures_credibility_of_the_received_model():
     """It is 0 in round 1, and then comes from predictions on the public examples."""
     simulation = make_simulation(FedSSD(m_max=1.0, threshold=0.0), public=0.2, sizes=LARGER)
     assert simulation.initial_state().server["credibility"].tolist() == [0, 0, 0, 0]
-    server, public = play(simulation, 2).server, simulation.stages[0].public
+    server = play(simulation, 2).server
+    public = public_set(simulation, simulation.stages[0].partition.public)
     x, y = public.take(np.arange(len(public)))
     answers = simulation.runtime.net(server["params"], x).logits.argmax(-1)
     pairs, labels = list(zip(y.tolist(), answers.tolist(), strict=True)), y.tolist()

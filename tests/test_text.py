@@ -29,7 +29,7 @@ from fedexp.engine.base import ClientRuntime
 from fedexp.engine.network import FunctionalNetwork
 from fedexp.engine.vectorised.clients import ClientNetwork
 from fedexp.models.textcnn import TextCNN, dropout_mask, max_over_windows
-from fedexp.training.division import PublicSet
+from fedexp.training.exchange import PublicSet
 from toy_federation import composed, random
 
 SMALL = TextCNN(filters=5, heights=(1, 3), hidden=4, dropout=0.25, dimension=3)

@@ -1,7 +1,7 @@
 """Load the data and divide the examples among the server and the clients for each task."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,48 +11,18 @@ from fedexp.algorithms.interfaces import Federation
 from fedexp.config.build import Built
 from fedexp.core.errors import ConfigError
 from fedexp.core.rng import generator_for
-from fedexp.core.tree import Params
 from fedexp.data.changes import reduce_classes
 from fedexp.data.held_out import Validation
 from fedexp.data.partition import NO_EXAMPLES
 from fedexp.data.partitioned import Partition
 from fedexp.data.surrogate import Shards
 from fedexp.data.tasks import Scenario
-from fedexp.data.text import DropoutKeys
-from fedexp.data.types import Data, Task, TextData
-from fedexp.engine.base import ClientRuntime, Engine
+from fedexp.data.types import Data, Task
 from fedexp.training.simulation import Stage
 
 
-@dataclass(frozen=True)
-class Division:
-    """The examples that each client and the server hold in one task."""
-
-    partition: Partition
-    federation: Federation
-    server_unlabelled: np.ndarray  # indices of the server's surrogate examples
-    # pairs (first round, division) for each change of the data
-    changes: "tuple[tuple[int, Division], ...]" = ()
-
-    def with_federation(self, **changed: Any) -> "Division":
-        """Return a copy of the division in which some fields of the federation are replaced."""
-        return replace(self, federation=replace(self.federation, **changed))
-
-    def with_partition(self, partition: Partition) -> "Division":
-        """Return a copy of the division with the given partition."""
-        part = replace(self, partition=partition)
-        return part.with_federation(parts=partition.parts, counts=partition.counts)
-
-    def stage(self, runtime: ClientRuntime, engine: Engine) -> Stage:
-        sets = []
-        for numbers in (self.partition.public, self.server_unlabelled):
-            some = PublicSet(runtime, torch.from_numpy(numbers), engine) if len(numbers) else None
-            sets.append(some)
-        return Stage(self.partition, self.federation, *sets)
-
-
-def divide(built: Built) -> tuple[Data, list[Division]]:
-    """Load the data, and return them with the division of each task's training examples."""
+def divide(built: Built) -> tuple[Data, list[Stage]]:
+    """Load the data, and return them with the stage of each task."""
     seed, scenario = built.seeds.partition, built.scenario
     sequence = scenario.sequence(built.dataset, generator_for(seed, "tasks"))
     require_classes(sequence.data)
@@ -89,8 +59,8 @@ def divide(built: Built) -> tuple[Data, list[Division]]:
             surrogate=shards.clients,
             unlabelled=unlabelled,
         )
-        division = Division(partition, federation, shards.server)
-        parts.append(replace(division, changes=scheduled_changes(built, data, task, division)))
+        stage = Stage(partition, federation, shards.server)
+        parts.append(replace(stage, changes=scheduled_changes(built, data, task, stage)))
     held_out = [part.partition.validation for part in parts]
     parts = add_replayed_examples(scenario, apply_task_orders(built, parts), seed)
     if built.settings.test_per_client:
@@ -140,12 +110,12 @@ def hold_out_from_all_tasks(
     return rest, [task.train[chosen] for task in tasks]
 
 
-def apply_task_orders(built: Built, parts: list[Division]) -> list[Division]:
-    """Return the division at each stage if each client learns the tasks in a different order.
+def apply_task_orders(built: Built, parts: list[Stage]) -> list[Stage]:
+    """Return the stages if each client learns the tasks in a different order.
 
-    If all clients learn the tasks in the same order, return the divisions unchanged.
+    If all clients learn the tasks in the same order, return the stages unchanged.
 
-    parts: the division of each task.
+    parts: the stage of each task.
     """
     clients, seed = built.settings.num_clients, built.seeds.partition
     orders = built.scenario.orders(clients, len(parts), seed)
@@ -162,10 +132,10 @@ def apply_task_orders(built: Built, parts: list[Division]) -> list[Division]:
     return made
 
 
-def add_replayed_examples(scenario: Scenario, parts: list[Division], seed: int) -> list[Division]:
+def add_replayed_examples(scenario: Scenario, parts: list[Stage], seed: int) -> list[Stage]:
     """Add the examples of earlier tasks that clients replay to their training examples.
 
-    Only the federation of each division changes: the partition still contains only the examples of
+    Only the federation of each stage changes: the partition still contains only the examples of
     the new task.
     """
     labels, classes = parts[0].federation.labels, parts[0].federation.num_classes
@@ -325,39 +295,6 @@ def hold_out_per_client(
     return np.concatenate(chosen)
 
 
-@dataclass(frozen=True)
-class PublicSet:
-    """The server's public or surrogate examples, as an algorithm's hooks receive them.
-
-    This class implements the protocol `PublicData`. The examples are never augmented.
-    """
-
-    runtime: ClientRuntime
-    numbers: torch.Tensor  # int64 [n], indices of training examples
-    engine: Engine  # computes the models' logits
-
-    def __len__(self) -> int:
-        return len(self.numbers)
-
-    def take(
-        self, index: np.ndarray, dropout: np.random.Generator | None = None
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        chosen, keys = self.numbers[torch.as_tensor(index)].to(self.runtime.device), None
-        if dropout is not None and isinstance(self.runtime.data, TextData):
-            keys = torch.from_numpy(DropoutKeys().draw(dropout, len(index))).to(self.runtime.device)
-        return self.runtime.load_train(chosen, keys)
-
-    def logits(self, models: Sequence[Params]) -> torch.Tensor:
-        return torch.stack(self.engine.logits(self.runtime, models, [self.numbers] * len(models)))
-
-    def logits_of_parts(
-        self, models: Sequence[Params], parts: Sequence[np.ndarray]
-    ) -> list[torch.Tensor]:
-        return self.engine.logits(
-            self.runtime, models, [self.numbers[torch.as_tensor(part)] for part in parts]
-        )
-
-
 def draw_shared_examples(numbers: np.ndarray, data: Data, rng: np.random.Generator) -> np.ndarray:
     """Draw FedKA's shared set: one random training example of each class.
 
@@ -376,13 +313,13 @@ def draw_shared_examples(numbers: np.ndarray, data: Data, rng: np.random.Generat
 
 
 def scheduled_changes(
-    built: Built, data: Data, task: Task, first: Division
-) -> tuple[tuple[int, Division], ...]:
-    """Return pairs (round, division) for the rounds in which the data change.
+    built: Built, data: Data, task: Task, first: Stage
+) -> tuple[tuple[int, Stage], ...]:
+    """Return pairs (round, stage) for the rounds in which the data change.
 
-    Each division applies from its round on.
+    Each stage applies from its round on.
 
-    first: the division at the start of the run.
+    first: the stage at the start of the run.
     """
     schedule, labels, seed = built.schedule, first.federation.labels, built.seeds.partition
     found = []

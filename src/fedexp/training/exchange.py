@@ -18,7 +18,9 @@ from fedexp.algorithms.server_optimizers import ServerOptimizer
 from fedexp.core import tree
 from fedexp.core.rng import generator_for
 from fedexp.core.tree import Params, Tree
-from fedexp.engine.base import Cohort, Gather, Shared, Trained
+from fedexp.data.text import DropoutKeys
+from fedexp.data.types import TextData
+from fedexp.engine.base import ClientRuntime, Cohort, Engine, Gather, Shared, Trained
 from fedexp.engine.schedule import BatchSchedule, make_schedule, padded_schedule
 from fedexp.rundir.checkpoint import to
 from fedexp.training.simulation import Simulation
@@ -190,10 +192,50 @@ class Exchange:
             buffers=trained.buffers,
             lr=simulation.lr_at(self.number),
             local=runtime.local,
-            public=stage.public,
-            surrogate=stage.surrogate,
+            public=public_set(simulation, stage.partition.public),
+            surrogate=public_set(simulation, stage.server_unlabelled),
             rng=self.generator("server"),
         )
+
+
+@dataclass(frozen=True)
+class PublicSet:
+    """The server's public or surrogate examples, as an algorithm's hooks receive them.
+
+    This class implements the protocol `PublicData`. The examples are never augmented.
+    """
+
+    runtime: ClientRuntime
+    numbers: torch.Tensor  # int64 [n], indices of training examples
+    engine: Engine  # computes the models' logits
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def take(
+        self, index: np.ndarray, dropout: np.random.Generator | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        chosen, keys = self.numbers[torch.as_tensor(index)].to(self.runtime.device), None
+        if dropout is not None and isinstance(self.runtime.data, TextData):
+            keys = torch.from_numpy(DropoutKeys().draw(dropout, len(index))).to(self.runtime.device)
+        return self.runtime.load_train(chosen, keys)
+
+    def logits(self, models: Sequence[Params]) -> torch.Tensor:
+        return torch.stack(self.engine.logits(self.runtime, models, [self.numbers] * len(models)))
+
+    def logits_of_parts(
+        self, models: Sequence[Params], parts: Sequence[np.ndarray]
+    ) -> list[torch.Tensor]:
+        return self.engine.logits(
+            self.runtime, models, [self.numbers[torch.as_tensor(part)] for part in parts]
+        )
+
+
+def public_set(simulation: Simulation, numbers: np.ndarray) -> PublicSet | None:
+    """Return the training examples with these indices as a set of the server, or None without."""
+    if not len(numbers):
+        return None
+    return PublicSet(simulation.runtime, torch.from_numpy(numbers), simulation.engine)
 
 
 def aggregate(

@@ -65,10 +65,9 @@ def prepare(built: Built, share: int | None = None, before: str | None = None) -
     # chosen as if the model could be vectorised; for other models, `fit_engine` replaces the engine
     hardware = built.hardware.resolve(built.settings.cohort_size, share)
     hardware.apply()
-    data, divided = divide(built)
-    first, changes = divided[0].federation, divided[0].changes
-    clients = built.settings.num_clients
-    rounds = built.scenario.rounds_per_task * len(divided)
+    data, stages = divide(built)
+    first, clients = stages[0].federation, built.settings.num_clients
+    rounds = built.scenario.rounds_per_task * len(stages)
     check_kept(built.settings, rounds)
     cohorts = plan_cohorts(built, rounds, first)
     module, algorithm = make_model(built, data, first)
@@ -83,9 +82,8 @@ def prepare(built: Built, share: int | None = None, before: str | None = None) -
     check_frozen(module)
     initial = {name: parameter.detach().clone() for name, parameter in trainable(module).items()}
     runtime = runtime_of(built, module, data, first, hardware, fixed)
-    engine = hardware.make_engine()
     mixes_examples = built.model.mixes_examples and has_batch_norm(module)
-    federations = [part.federation for part in (*divided, *dict(changes).values())]
+    federations = [each.federation for each in (*stages, *dict(stages[0].changes).values())]
     left_out: dict[str, int] = {}
     if mixes_examples or local.drop_last:
         left_out = count_left_out(algorithm, federations, local, mixes_examples)
@@ -93,11 +91,11 @@ def prepare(built: Built, share: int | None = None, before: str | None = None) -
         settings=built.settings,
         seeds=built.seeds,
         algorithm=algorithm,
-        stages=tuple(part.stage(runtime, engine) for part in divided),
+        stages=tuple(stages),
         rounds_per_task=built.scenario.rounds_per_task,
         hardware=hardware,
         runtime=runtime,
-        engine=engine,
+        engine=hardware.make_engine(),
         metrics=metrics,
         initial=algorithm.server_init(initial, first)["params"],
         initial_buffers=runtime.net.buffers(),
@@ -105,8 +103,7 @@ def prepare(built: Built, share: int | None = None, before: str | None = None) -
         cohorts=cohorts,
         server_optimizer=built.server,
         local_evaluation=built.local_evaluation,
-        task_orders=built.scenario.orders(clients, len(divided), built.seeds.partition),
-        changes=tuple((number, part.stage(runtime, engine)) for number, part in changes),
+        task_orders=built.scenario.orders(clients, len(stages), built.seeds.partition),
         left_out=left_out,
     )
     for observer in (built.forgetting_metric, built.analysis, built.callback):

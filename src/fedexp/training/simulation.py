@@ -1,13 +1,14 @@
 """The parts of a run that stay the same in all rounds."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import torch
 
 from fedexp.algorithms import optimizers
 from fedexp.algorithms.base import FedAvg
-from fedexp.algorithms.interfaces import Federation, PublicData
+from fedexp.algorithms.interfaces import Federation
 from fedexp.algorithms.server_optimizers import NO_SERVER_OPTIMIZER, ServerOptimizer
 from fedexp.config.cohorts import Rounds
 from fedexp.config.settings import ALL_LOCAL, LocalEvaluation, Seeds, Settings
@@ -24,12 +25,25 @@ from fedexp.training.state import State
 
 @dataclass(frozen=True)
 class Stage:
-    """The data of one task of a run. A run without a scenario has only one stage."""
+    """The examples that each client and the server hold in one task.
+
+    A run without a scenario has only one stage.
+    """
 
     partition: Partition
     federation: Federation
-    public: PublicData | None
-    surrogate: PublicData | None  # the server's unlabelled examples
+    server_unlabelled: np.ndarray  # indices of the server's surrogate examples
+    # (first round, stage) for each change of the data, in runs without tasks
+    changes: "tuple[tuple[int, Stage], ...]" = ()
+
+    def with_federation(self, **changed: Any) -> "Stage":
+        """Return a copy of the stage in which some fields of the federation are replaced."""
+        return replace(self, federation=replace(self.federation, **changed))
+
+    def with_partition(self, partition: Partition) -> "Stage":
+        """Return a copy of the stage with the given partition."""
+        part = replace(self, partition=partition)
+        return part.with_federation(parts=partition.parts, counts=partition.counts)
 
 
 def class_counts(data: Data) -> np.ndarray:
@@ -62,8 +76,11 @@ class Simulation:
     local_evaluation: LocalEvaluation = ALL_LOCAL
     # int [K, T]: each client's task at each stage; None: the same task for all clients
     task_orders: np.ndarray | None = None
-    # (round, the stage from this round on), for runs without tasks
-    changes: tuple[tuple[int, Stage], ...] = ()
+
+    @property
+    def changes(self) -> tuple[tuple[int, Stage], ...]:
+        """Return (round, the stage from this round on) for each change of the clients' data."""
+        return self.stages[0].changes
 
     @property
     def rounds(self) -> int:
