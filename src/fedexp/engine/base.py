@@ -31,6 +31,7 @@ from fedexp.models import Output
 # small enough that the output of a layer is still in the CPU cache when the next layer reads it
 EVALUATION_BATCH = 100
 EVALUATION_BATCH_CUDA = 1000  # larger, because each batch costs kernel launches
+Load = Callable[[Tensor, Tensor | None], tuple[Tensor, Tensor]] | None
 
 
 @dataclass(frozen=True)
@@ -322,21 +323,20 @@ class ClientRuntime:
         """
         return torch.cat([output.logits for output in self._outputs(model, numbers)])
 
-    def features(self, model: Params, numbers: np.ndarray) -> Tensor:
-        """Return the features that a model computes for training examples, [n, D].
-
-        The examples are not augmented.
+    def features(self, model: Params, numbers: np.ndarray | Tensor, load: Load = None) -> Tensor:
+        """Return the features that a model computes for examples without augmentation, [n, D].
 
         model: the parameters and buffers of the model.
-        numbers: the indices of the training examples.
+        numbers: the indices of the examples.
+        load: `load_test` for test examples. None: `load_train`.
         """
-        found = self._outputs(model, torch.as_tensor(numbers))
+        found = self._outputs(model, torch.as_tensor(numbers), load)
         return torch.cat([output.features for output in found])
 
     @torch.no_grad()
-    def _outputs(self, model: Params, numbers: Tensor) -> list[Output]:
-        chunks = numbers.to(self.device).split(self.evaluation_batch)
-        return [self.net(model, self.load_train(chunk, None)[0]) for chunk in chunks]
+    def _outputs(self, model: Params, numbers: Tensor, load: Load = None) -> list[Output]:
+        load, chunks = load or self.load_train, numbers.to(self.device).split(self.evaluation_batch)
+        return [self.net(model, load(chunk, None)[0]) for chunk in chunks]
 
 
 class ScheduledData:

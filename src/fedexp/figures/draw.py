@@ -107,7 +107,7 @@ def tasks(run: RunData, file: TaskFile, view: str = PLAIN) -> Figure:
     """Draw test accuracy as a heat map (tasks x rounds) above the curves of CFeD Fig. 3."""
     height = map_height(file.accuracy.shape[1])
     subject = f"Test accuracy on the tasks{name_view(view)}"
-    figure, (above, below) = _figure(run, subject, 3.7 + height, (height, 2.2))
+    figure, (above, below) = figure_of(run, subject, 3.7 + height, (height, 2.2))
     image = map_cells(above, file.rounds, file.accuracy, 1.0, first=1)
     colour_bar(figure, above, image, "test accuracy\non the task", file.accuracy)
     above.tick_params(labelbottom=False)
@@ -139,7 +139,7 @@ def curves(run: RunData) -> Figure:
     The accuracy panel marks the best round and the targets. If the run has a validation set, the
     best round and the rounds that reach a target are determined from the validation accuracy.
     """
-    figure, (above, below) = _figure(
+    figure, (above, below) = figure_of(
         run, "Accuracy and forgetting of the global model", 5.6, (1, 1)
     )
     for column, colour, label in ACCURACIES:
@@ -178,7 +178,7 @@ def curves(run: RunData) -> Figure:
 
 def loss(run: RunData) -> Figure:
     """Draw the clients' training loss and the global model's test and validation loss."""
-    figure, (axes,) = _figure(run, "Loss", 3.6)
+    figure, (axes,) = figure_of(run, "Loss", 3.6)
     for column, colour, label in LOSSES:
         line(axes, *run.points(column), colour, label)
     low, high = axes.dataLim.intervaly
@@ -199,7 +199,7 @@ def data_distribution(run: RunData, counts: np.ndarray) -> Figure:
     height = 1.6 + map_height(classes)
     more = ", all tasks together" if run.tasks is not None else ""
     subject = f"Training data of the clients{more}"
-    figure, (sizes, axes) = _figure(run, subject, height, (1, height - 1))
+    figure, (sizes, axes) = figure_of(run, subject, height, (1, height - 1))
     sizes.stairs(counts.sum(1), np.arange(clients + 1) - 0.5, fill=True, color=GREY)
     sizes.set_ylabel("examples")
     sizes.set_ylim(bottom=0)
@@ -227,7 +227,7 @@ def local_round(run: RunData, record: Record, view: str = PLAIN) -> Figure:
     clients = [f"client {k}" for k in record.sampled[-1]]
     names = [f"global, round {last - 1}", *clients, f"global, round {last}"]
     subject = f"Class-wise test accuracy{name_view(view)} before, within and after round {last}"
-    figure, (axes,) = _figure(run, subject, 1.9 + map_height(len(names)))
+    figure, (axes,) = figure_of(run, subject, 1.9 + map_height(len(names)))
     image = round_map(axes, rows)
     colour_bar(figure, axes, image, "test accuracy of the class", rows)
     # Label at most 30 rows. If some rows have no label, leave a gap next to the two global models.
@@ -271,12 +271,15 @@ def name_view(view: str) -> str:
     return {PLAIN: "", VALIDATION: ", validation set"}.get(view, f", {view} test images")
 
 
-def _figure(
-    run: RunData, subject: str, height: float, ratio: Sequence[float] = (1,)
+def figure_of(
+    run: RunData, subject: str, height: float, ratio: Sequence[float] = (1,), **options: Any
 ) -> tuple[Figure, list[Axes]]:
-    """Return a figure with one column of panels. ratio: the relative heights of the panels."""
+    """Return a figure of a run with one column of panels.
+
+    ratio: the relative heights of the panels. options: see `panels`.
+    """
     title = f"{subject}\n{run.title}"
-    figure, grid = panels(title, height, rows=len(ratio), height_ratios=ratio)
+    figure, grid = panels(title, height, rows=len(ratio), height_ratios=ratio, **options)
     return figure, list(grid[:, 0])
 
 

@@ -4,7 +4,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from fedexp.data.views import PLAIN
-from fedexp.figures.draw import draw_cells, name_view
+from fedexp.figures.draw import draw_cells, figure_of, name_view
 from fedexp.figures.load import RunData, TaskFile
 from fedexp.figures.style import (
     ABSENT,
@@ -21,7 +21,6 @@ from fedexp.figures.style import (
     legend_beside,
     line,
     map_height,
-    panels,
     round_axis,
     stroke,
 )
@@ -41,8 +40,8 @@ def class_reduction(run: RunData, record: Record) -> Figure:
     Values are clipped at -1. The lower panel shows how many training examples of the class the
     client has. At most six pairs of client and class are drawn.
     """
-    title = f"Forgetting degree of a class whose examples are reduced\n{run.title}"
-    figure, ((above,), (below,)) = panels(title, 5.2, rows=2, sharex=True, height_ratios=(2, 1))
+    subject = "Forgetting degree of a class whose examples are reduced"
+    figure, (above, below) = figure_of(run, subject, 5.2, (2, 1), sharex=True)
     every = np.arange(1, max(record.local_rounds) + 1)
     for number, (client, label) in enumerate(run.reduced[:6]):
         look = {"color": f"C{number}", "linewidth": stroke(0.8)}
@@ -95,8 +94,7 @@ def example_forgetting(run: RunData, record: Record, view: str = PLAIN) -> Figur
     classes = record.counts.shape[-1]
     totals = np.bincount(labels, minlength=classes).clip(min=1)
     subject = f"How often test examples are forgotten{name_view(view)}"
-    height = 1.6 + map_height(classes)
-    figure, ((axes,),) = panels(f"{subject}\n{run.title}", height)
+    figure, (axes,) = figure_of(run, subject, 1.6 + map_height(classes))
     start = np.zeros(classes)
     shades = [*colour_map()(np.linspace(0.9, 0.2, len(kinds) - 1)), ABSENT]
     for (name, members), colour in zip(kinds.items(), shades, strict=True):
@@ -114,7 +112,7 @@ def example_forgetting(run: RunData, record: Record, view: str = PLAIN) -> Figur
 def phases(run: RunData, record: Record, view: str = PLAIN) -> Figure:
     """Draw the accuracy lost since round 1, and how much of it each third of the rounds lost."""
     subject = f"Accuracy lost in each third of the rounds{name_view(view)}"
-    figure, ((axes,),) = panels(f"{subject}\n{run.title}", 3.6)
+    figure, (axes,) = figure_of(run, subject, 3.6)
     rounds, values = np.array(record.rounds[1:]), lost(record.matrix)
     line(axes, rounds, values, ORANGE, "")
     ends = phase_ends(rounds)
@@ -140,8 +138,7 @@ def phases(run: RunData, record: Record, view: str = PLAIN) -> Figure:
 def absence(run: RunData, record: Record, view: str = PLAIN) -> Figure:
     """Draw forgetting against the rounds since the cohort last held a class, and how often each."""
     subject = f"Forgetting of a class by its absence from the cohorts{name_view(view)}"
-    title = f"{subject}\n{run.title}"
-    figure, ((above,), (below,)) = panels(title, 5.2, rows=2, sharex=True, height_ratios=(2, 1))
+    figure, (above, below) = figure_of(run, subject, 5.2, (2, 1), sharex=True)
     steps, means, pairs = curve_of_absence(record)
     line(above, steps, means, ORANGE, "")
     above.set_ylabel("forgetting of the class,\nmean over rounds")
@@ -159,8 +156,8 @@ def task_matrix(run: RunData, file: TaskFile, view: str = PLAIN) -> Figure:
     Numbers, in per cent, are left out if there are more than 12 tasks.
     """
     cells = file.matrix
-    title = f"Test accuracy on the tasks after each task{name_view(view)}\n{run.title}"
-    figure, ((axes,),) = panels(title, 1.6 + 1.4 * map_height(len(cells)))
+    subject = f"Test accuracy on the tasks after each task{name_view(view)}"
+    figure, (axes,) = figure_of(run, subject, 1.6 + 1.4 * map_height(len(cells)))
     image = draw_cells(axes, cells, colour_map().with_extremes(bad="white"), vmin=0, vmax=1)
     tasks = [np.arange(count) for count in cells.shape]
     for after, task in np.argwhere(~np.isnan(cells)) if cells.shape[1] <= 12 else ():
@@ -181,10 +178,10 @@ def clients(run: RunData, record: Record, view: str = PLAIN) -> Figure:
 
     Thin lines show the mean over the clients and, dotted, that of the worst tenth, which is shaded.
     """
-    title = f"Results of the clients on their own classes{name_view(view)}\n{run.title}"
-    figure, grid = panels(title, 5.6, rows=2)
+    subject = f"Results of the clients on their own classes{name_view(view)}"
+    figure, both = figure_of(run, subject, 5.6, (1, 1))
     found = client_results(record)
-    for (axes,), which, measure in zip(grid, (0, 1), ("accuracy", "forgetting"), strict=True):
+    for axes, which, measure in zip(both, (0, 1), ("accuracy", "forgetting"), strict=True):
         for name, values in found.items():
             text, colour = MODELS[name] if len(found) > 1 else MODELS["personal_global"]
             shown = np.sort(values[which][~np.isnan(values[which])])
@@ -198,5 +195,5 @@ def clients(run: RunData, record: Record, view: str = PLAIN) -> Figure:
         axes.set_ylabel(measure)
         axes.xaxis.set_major_locator(integers(12))
         legend_beside(axes)
-    grid[-1, 0].set_xlabel("clients, from the worst to the best")
+    axes.set_xlabel("clients, from the worst to the best")
     return figure

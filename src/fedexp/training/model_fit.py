@@ -8,10 +8,9 @@ batch.
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -223,22 +222,11 @@ def with_features(runtime: ClientRuntime) -> ClientRuntime:
         )
         return runtime
     start = time.perf_counter()
-    train = compute(runtime, runtime.load_train, len(data.y_train))
-    test = compute(runtime, runtime.load_test, len(data.y_test))
+    train = runtime.features({}, torch.arange(len(data.y_train)))
+    test = runtime.features({}, torch.arange(len(data.y_test)), runtime.load_test)
     log.info(
         "the features of the frozen backbone are computed once for all examples: %s, %.1f s",
         size_of(size),
         time.perf_counter() - start,
     )
     return replace(runtime, data=replace(data, train_features=train, test_features=test))
-
-
-@torch.no_grad()
-def compute(runtime: ClientRuntime, load: Callable[..., Any], count: int) -> Tensor:
-    """Return the features of the first `count` examples, [count, D].
-
-    load: `runtime.load_train` or `runtime.load_test`.
-    """
-    index = torch.arange(count, device=runtime.device)
-    chunks = index.split(runtime.evaluation_batch)
-    return torch.cat([runtime.net({}, load(chunk, None)[0]).features for chunk in chunks])
