@@ -17,7 +17,7 @@ from fedexp.data.surrogate import Surrogate, inputs_like, resize_images
 from fedexp.data.tasks import ClassIncremental, DomainIncremental
 from fedexp.data.types import ImageData, Task, TextData
 from fedexp.metrics.tasks import TaskHistory
-from fedexp.training.checks import domain_problems, surrogate_problems
+from fedexp.training.checks import surrogate_problems, task_problems
 from fedexp.training.job import Job
 from fedexp.training.prepare import prepare
 from fedexp.training.run import train_run
@@ -331,7 +331,7 @@ def test_images_are_converted_to_other_size_and_channels():
 def test_texts_and_images_cannot_be_combined():
     """sina2019 and sogoucs are the default domains."""
     built = build(composed("scenario=domain_incremental"))
-    (problem,) = domain_problems(built.dataset, built.scenario)
+    problem = next(task_problems(built))
     assert problem.startswith(
         "scenario.domains=[sina2019,sogoucs]: all domains must contain images"
     )

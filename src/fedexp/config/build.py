@@ -5,7 +5,6 @@ reported in one ConfigError.
 """
 
 import dataclasses
-from collections.abc import Mapping
 from typing import Any
 
 from omegaconf import DictConfig
@@ -64,6 +63,7 @@ class Built:
 
 
 FIELDS: dict[str, Any] = {field.name: field.type for field in dataclasses.fields(Built)}
+SCALARS = {field.name for field in dataclasses.fields(Settings)}
 NODES = (
     *("seeds", "local", "server", "public", "surrogate", "validation", "stop"),
     *("local_evaluation", "schedule", "figures"),
@@ -79,7 +79,10 @@ def build(config: DictConfig) -> Built:
     made: dict[str, Any] = {}
     for name in NODES:
         made[name] = attempt(errors, make, FIELDS[name], values.get(name, {}), f"{name}.")
-    others = {*FIELDS, *partition_keys(values), "expected"}
+    # keys such as alpha and min_size are also fields of the partition's node
+    partition = values.get("partition")
+    of_partition = {*partition} - SCALARS if isinstance(partition, dict) else set()
+    others = {*FIELDS, *of_partition, "expected"}
     own = {key: value for key, value in values.items() if key not in others}
     made["settings"] = attempt(errors, make, Settings, own, "")
     for group, base in GROUPS.items():
@@ -87,16 +90,3 @@ def build(config: DictConfig) -> Built:
     if errors:
         raise ConfigError("\n".join(deduplicate(errors, config)))
     return Built(**made, values=resolved)
-
-
-def partition_keys(values: Mapping[str, Any]) -> set[str]:
-    """Return the top-level keys that belong to the partition, such as alpha and min_size.
-
-    These keys are also fields of the partition's node.
-    """
-    node = values.get("partition")
-    return (
-        set(node) - {f.name for f in dataclasses.fields(Settings)}
-        if isinstance(node, dict)
-        else set()
-    )

@@ -24,28 +24,27 @@ from fedexp.engine.vectorised.engine import Vectorised
 VECTORISED = {"chunk": None, "cuda_graphs": True}
 
 
-def is_device(name: str) -> bool:
-    return name in ("auto", "cpu", "cuda") or name.removeprefix("cuda:").isdigit()
-
-
-def is_thread_count(number: int | None) -> bool:
-    """Return whether a number of threads is allowed.
-
-    With more than 1024 threads, OpenMP may end the process.
-    """
-    return number is None or 1 <= number <= 1024
+Device = Annotated[
+    str,
+    Limit(
+        "one of auto, cpu, cuda, cuda:<number>",
+        lambda v: v in ("auto", "cpu", "cuda") or v.removeprefix("cuda:").isdigit(),
+    ),
+]
+# with more than 1024 threads, OpenMP may end the process
+Threads = Annotated[int, Limit("at least 1 and at most 1024", lambda v: 1 <= v <= 1024)]
 
 
 class Hardware(Checked, prefix="hardware."):
     """The hardware that the user requests. `resolve` replaces each `auto`."""
 
-    device: Annotated[str, Limit("one of auto, cpu, cuda, cuda:<number>", is_device)]
+    device: Device
     engine: Literal["auto", "sequential", "workers", "vectorised"]
     # ranks of the workers engine; None: one per core or GPU, at most one per sampled client
     workers: CountOrNone
     precision: Literal["auto", "fp32", "tf32", "bf16", "fp64"]
     # CPU threads of a rank; None: one with workers, else OMP_NUM_THREADS or one per core
-    threads: Annotated[int | None, Limit("at least 1 and at most 1024, or null", is_thread_count)]
+    threads: Threads | None
     # clients that the vectorised engine trains at the same time; None: as many as fit into memory
     chunk: CountOrNone
     cuda_graphs: bool  # whether the vectorised engine records its steps as CUDA graphs

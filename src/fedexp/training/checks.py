@@ -105,6 +105,7 @@ def training_problems(built: Built, metrics: Metrics) -> Iterator[str]:
     Training options are the algorithm, the model, the client optimizer and the metrics.
     """
     algorithm, local, rounds = built.algorithm, built.local, built.scenario.rounds_per_task
+    name = type(algorithm).__name__
     every, interval = built.local_evaluation.every, built.settings.eval_interval
     if every is not None and not metrics.needs_local:
         yield (
@@ -114,18 +115,13 @@ def training_problems(built: Built, metrics: Metrics) -> Iterator[str]:
     if every is not None and every % interval:
         yield f"local_evaluation.every={every}: must be a multiple of eval_interval={interval}"
     if metrics.needs_examples and algorithm.tests_clients:
-        yield (
-            "forgetting_metric=events: this metric needs a global model, but"
-            f" {type(algorithm).__name__} has none"
-        )
+        yield (f"forgetting_metric=events: this metric needs a global model, but {name} has none")
     if local.optimizer not in algorithm.optimizers:
         defined = ", ".join(algorithm.optimizers)
-        name = type(algorithm).__name__
         yield f"local.optimizer={local.optimizer}: {name} is only defined for {defined}"
     if local.keep_optimizer and algorithm.fresh_optimizer:
         yield (
-            f"local.keep_optimizer=true: cannot be used with {type(algorithm).__name__}:"
-            f" {algorithm.fresh_optimizer}"
+            f"local.keep_optimizer=true: cannot be used with {name}: {algorithm.fresh_optimizer}"
         )
     if local.warmup and local.warmup >= rounds:
         yield f"local.warmup={local.warmup}: must be less than the number of rounds, {rounds}"
@@ -133,14 +129,11 @@ def training_problems(built: Built, metrics: Metrics) -> Iterator[str]:
 
 def server_problems(algorithm: FedAvg, server: ServerOptimizer) -> Iterator[str]:
     """Yield a message if a server optimizer cannot replace the algorithm's server step."""
-    why = algorithm.own_step
+    why, name = algorithm.own_step, type(algorithm).__name__
     if algorithm.paradigm == "centralized":
         why = "algorithm.paradigm=centralized has one client and nothing to average"
     if server.optimizer is not None and why:
-        yield (
-            f"server.optimizer={server.optimizer}: cannot be used with"
-            f" {type(algorithm).__name__}: {why}"
-        )
+        yield f"server.optimizer={server.optimizer}: cannot be used with {name}: {why}"
 
 
 def task_problems(built: Built) -> Iterator[str]:
@@ -162,7 +155,13 @@ def task_problems(built: Built) -> Iterator[str]:
             f"dataset={dataset.name} contains {dataset.kind}, but the model"
             f" {type(model).__name__} reads {model.reads}; {other}"
         )
-    yield from domain_problems(dataset, scenario)
+    domains = domains_of(scenario)
+    if any(domain.kind != dataset.kind for domain in domains):
+        names = ",".join(domain.name for domain in domains)
+        yield (
+            f"scenario.domains=[{names}]: all domains must contain {dataset.kind} and have the"
+            f" same classes as dataset={dataset.name}"
+        )
     if dataset.kind not in algorithm.inputs:
         defined = algorithm.inputs[0]
         yield (
@@ -176,17 +175,6 @@ def task_problems(built: Built) -> Iterator[str]:
 
 def domains_of(scenario: Scenario) -> Sequence[DataSource]:
     return scenario.domains if isinstance(scenario, DomainIncremental) else []
-
-
-def domain_problems(dataset: DataSource, scenario: Scenario) -> Iterator[str]:
-    """Yield a message if the domains of the scenario mix images and text."""
-    domains = domains_of(scenario)
-    if any(domain.kind != dataset.kind for domain in domains):
-        names = ",".join(domain.name for domain in domains)
-        yield (
-            f"scenario.domains=[{names}]: all domains must contain {dataset.kind} and have the"
-            f" same classes as dataset={dataset.name}"
-        )
 
 
 def surrogate_problems(built: Built) -> Iterator[str]:

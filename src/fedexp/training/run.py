@@ -140,11 +140,6 @@ class Run:
     def directory(self) -> Path:
         return self.job.directory
 
-    @property
-    def resumed_state(self) -> Mapping[str, Any] | None:
-        """Return the state from which the run resumes, or None if it starts with round 0."""
-        return None if self.saved is None else self.saved.state
-
 
 @contextmanager
 def as_failure() -> Iterator[None]:
@@ -274,7 +269,7 @@ def recording(run: Run) -> Iterator[Recorder]:
     info = run_info(run)
     if run.saved is not None:
         info = replace(info, past=partial(past_records, run, run.state.round, callbacks))
-    saved = run.resumed_state or {"lengths": None, "callbacks": {}}
+    saved = run.saved.state if run.saved else {"lengths": None, "callbacks": {}}
     for each in callbacks:
         if each.key in saved["callbacks"]:
             each.load_state_dict(saved["callbacks"][each.key])
