@@ -36,31 +36,29 @@ Style = Mapping[str, Any]  # matplotlib's options of a line
 
 def draw_lines(
     title: str,
-    series: Mapping[str, pd.DataFrame],
-    styles: Mapping[str, Style],
+    lines: Sequence[tuple[pd.DataFrame, Style]],
     x: str = "round",
     ddof: int = 1,
     **options: Any,
 ) -> Figure:
     """Draw a panel for each column of the tables, with one line per table.
 
-    series: label -> table. The index is the position on the axis x. Values at the same position are
-    shown by their mean and standard deviation. styles: label -> matplotlib's options. ddof: 1 for a
-    sample such as seeds, 0 for all members of a group. options: of `Axes.set`.
+    lines: tables and their styles. The index is the position on the axis x. Values at the same
+    position are shown by their mean and standard deviation. ddof: 1 for a sample such as seeds, 0
+    for all members of a group. options: of `Axes.set`.
     """
-    names = list(dict.fromkeys(name for table in series.values() for name in table))
+    names = list(dict.fromkeys(name for table, _ in lines for name in table))
     figure, grid = tiles(shortened(title), 3.4, len(names), 2.4)
     for axes, name in zip(grid, names, strict=True):
-        for label, table in series.items():
-            if name in table:
-                draw_line(axes, table[name].dropna(), {"label": label, **styles[label]}, ddof)
+        shown = [(table[name].dropna(), style) for table, style in lines if name in table]
+        for values, style in shown:
+            draw_line(axes, values, style, ddof)
         axes.set(xlabel=x, ylabel=name, **options)
         if x in WHOLE:
             axes.xaxis.set_major_locator(integers(8))
-        if name == "cross-entropy" and is_wide(np.concatenate([t[name] for t in series.values()])):
+        if name == "cross-entropy" and is_wide(np.concatenate([values for values, _ in shown])):
             axes.set_yscale("log")
-    if any(series):
-        legend(figure, max(grid, key=lambda axes: len(axes.get_legend_handles_labels()[1])))
+    legend(figure, max(grid, key=lambda axes: len(axes.get_legend_handles_labels()[1])))
     return figure
 
 

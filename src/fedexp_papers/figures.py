@@ -2,11 +2,12 @@
 
 The key `pictures` in the sweep's file lists the figures. Each one is a mapping with these keys:
 
-- kind: a figure of `pictures.PICTURES`, or a kind of `fedexp-papers analyse` (one per run)
+- kind: a function of `fedexp_papers.pictures`, or a kind of `fedexp-papers analyse`
 - name: distinguishes figures of the same sweep; the file is named <sweep>_<name>
+- per: `setting` or `run` for separate figures; by default, one figure shows all settings
 - only: the methods to show; all by default
 - settings: the settings to show; all by default
-- any other key: an option of the kind
+- any other key: an option of the function or a flag of the kind
 
 The labels are the fields `method` and `setting` of the sweep's axes. If there are several seeds,
 figures of single runs show the lowest seed.
@@ -14,6 +15,7 @@ figures of single runs show the lowest seed.
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -28,9 +30,9 @@ from fedexp.analysis.sweep import normalise
 from fedexp.analysis.sweep_figures import Method, Setting, slug, sort_by_seed
 from fedexp.core.errors import ConfigError
 from fedexp.rundir.reader import RunDirectory
-from fedexp_papers.pictures import FOR_EACH_SETTING, PICTURES
-from fedexp_papers.posthoc.kinds import KINDS
-from fedexp_papers.posthoc.subject import require_local_models, with_defaults
+from fedexp_papers import pictures
+from fedexp_papers.command import make_parser
+from fedexp_papers.posthoc.flags import KINDS, make_results
 from fedexp_papers.sweeps import PaperSweep, find_cell
 
 if TYPE_CHECKING:
@@ -38,7 +40,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("fedexp")
 AND = ", "  # separates a method's name from the overrides that the user added
-FILTERS = ("kind", "name", "only", "settings")  # keys that are not options of the kind
+FILTERS = ("kind", "name", "only", "per", "settings")  # keys that are not options of the kind
 
 
 def make_pictures(
@@ -48,39 +50,43 @@ def make_pictures(
 
     If the runs lack the data for a figure, it is left out with a warning.
     """
-    settings, title = label_runs(sweep, runs), sweep.title.partition(": ")[0]
+    settings, paper = label_runs(sweep, runs), sweep.title.partition(": ")[0]
     for node in sweep.pictures:
-        name = "_".join(filter(None, [sweep.name, str(node.get("name", ""))]))
-        kind = str(node["kind"])
-        drawn: dict[str, Callable[[], Any]] = {}
-        if kind in PICTURES and not (kind in FOR_EACH_SETTING and len(settings) > 1):
-            drawn[name] = partial(draw_picture, node, settings, title)
-        elif kind in PICTURES:
-            for setting in settings:
-                each = slug(f"{name}_{setting.name}")
-                drawn[each] = partial(draw_picture, node, [setting], f"{title}, {setting.name}")
-        else:
-            for setting in settings:
-                for method in setting.methods:
-                    each = slug("_".join([name, setting.name, method.name]))
-                    drawn[each] = partial(draw_run, node, method.runs[0])
-        for each, make in drawn.items():
+        for words, shown in split_settings(select_settings(settings, node), node.get("per")):
+            name = "_".join(filter(None, [sweep.name, node.get("name"), *words]))
+            name = slug(name) if words else name
             try:
-                figure = make()
+                figure = draw_picture(node, shown, ", ".join([paper, *words]))
             except ConfigError as error:
-                log.warning("the figure %s was not drawn: %s", each, error)
+                log.warning("the figure %s was not drawn: %s", name, error)
             else:
-                yield each, partial(lambda figure: figure, figure)
+                yield name, partial(lambda figure: figure, figure)
 
 
-def draw_run(node: Mapping[str, Any], run: RunDirectory) -> "Figure":
-    """Draw a figure of `fedexp-papers analyse` for one run.
+def select_settings(settings: Sequence[Setting], node: Mapping[str, Any]) -> list[Setting]:
+    """Return the settings that a figure shows, with the methods that it shows."""
+    only, within = node.get("only"), node.get("settings")
+    found = []
+    for setting in settings:
+        methods = [m for m in setting.methods if not only or m.name.partition(AND)[0] in only]
+        if methods and (not within or setting.name in within):
+            found.append(replace(setting, methods=tuple(methods)))
+    return found
 
-    node: see `draw_picture`. Raises ConfigError if the run saved no local models.
-    """
-    require_local_models(run)
-    kind = str(node["kind"])
-    return next(KINDS[kind](run, with_defaults(run, kind, select_options(node)))).draw()
+
+def split_settings(
+    settings: list[Setting], per: str | None
+) -> list[tuple[list[str], list[Setting]]]:
+    """Return what each figure shows, and the words that are added to its name and title."""
+    if per == "run" and settings:
+        return [
+            ([setting.name, method.name], [replace(setting, methods=(method,))])
+            for setting in settings
+            for method in setting.methods
+        ]
+    if per == "setting" and len(settings) > 1:
+        return [([setting.name], [setting]) for setting in settings]
+    return [([], settings)]
 
 
 def draw_picture(node: Mapping[str, Any], settings: Sequence[Setting], title: str) -> "Figure":
@@ -88,21 +94,20 @@ def draw_picture(node: Mapping[str, Any], settings: Sequence[Setting], title: st
 
     node: the figure's mapping in the sweep's file. Raises ConfigError if the runs lack its data.
     """
-    only, within = node.get("only"), node.get("settings")
-    shown = []
-    for setting in settings:
-        methods = [m for m in setting.methods if not only or m.name.partition(AND)[0] in only]
-        if methods and (not within or setting.name in within):
-            shown.append(Setting(setting.name, tuple(methods), setting.common))
-    if not shown:
-        raise ConfigError(f"no finished run of {', '.join([*(within or ()), *(only or ())])}")
+    if not settings:
+        raise ConfigError("no finished run has the settings and the methods of the figure")
     if settings[0].common:
         title = f"{title} ({settings[0].common})"
-    return PICTURES[str(node["kind"])](shown, title, **select_options(node))
-
-
-def select_options(node: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in node.items() if key not in FILTERS}
+    kind = str(node["kind"])
+    options = {key: value for key, value in node.items() if key not in FILTERS}
+    if kind not in KINDS:
+        return getattr(pictures, kind)(settings, title, **options)
+    methods = pictures.list_methods(settings)
+    runs = {method.name if methods[1:] else "": method.runs[0] for method in methods}
+    flags = [f"--{key}={value}" for key, value in options.items()]
+    first = str(methods[0].runs[0].directory)
+    given = make_parser().parse_args(["analyse", first, kind, *flags])
+    return next(make_results(runs, given, title if methods[1:] else "")).draw()
 
 
 def label_runs(sweep: PaperSweep, runs: Sequence[RunDirectory]) -> list[Setting]:

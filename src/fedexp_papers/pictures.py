@@ -4,8 +4,7 @@ A function takes the settings of a sweep (`sweep_figures.Setting`), a title and 
 kind. It raises ConfigError if the runs do not contain the data for the figure.
 """
 
-import textwrap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,7 @@ from matplotlib import rcParams
 from matplotlib.figure import Figure
 
 from fedexp.analysis import draw_sweep
-from fedexp.analysis.draw_sweep import look
+from fedexp.analysis.draw_sweep import look, style_of
 from fedexp.analysis.measures import main_measures
 from fedexp.analysis.sweep_figures import Method, Setting
 from fedexp.core.errors import ConfigError
@@ -27,22 +26,9 @@ from fedexp.metrics.record import Record
 from fedexp.rundir.reader import RunDirectory
 from fedexp_papers.analyses.layers import TOTAL
 from fedexp_papers.draw import class_styles, draw_lines, draw_maps
-from fedexp_papers.posthoc.draw import draw_embedding, draw_neurons, draw_noise
-from fedexp_papers.posthoc.features import embed_models
-from fedexp_papers.posthoc.kinds import comparable_subjects
-from fedexp_papers.posthoc.neurons import preferred_classes
-from fedexp_papers.posthoc.noise import measure_noise
-from fedexp_papers.posthoc.subject import (
-    last_local_round,
-    load_subject,
-    model_name,
-    require_local_models,
-    with_defaults,
-)
 
 COLOURS = {"dominant": "C1", "non-dominant": "C0", "missing": "C3"}  # colour of each class type
 DOMINANCE = 0.5  # a share of at least DOMINANCE/C is dominant (docs/papers/fedka.md)
-LINE = 90  # maximum number of characters in a line of a title
 DEGREE = "forgetting degree\n(gains clipped at -1)"
 AXES = {"round": "round", "epoch": "local epoch"}  # axes of means, and their labels
 MODELS = {"global model before": ":", "local models": "-", "global model after": "--"}
@@ -65,15 +51,6 @@ def list_methods(settings: Sequence[Setting]) -> list[Method]:
         for i, setting in enumerate(settings)
         for method in setting.methods
     ]
-
-
-def draw_methods(
-    title: str, methods: Sequence[Method], make: Callable[[Method], pd.DataFrame], **options: Any
-) -> Figure:
-    """Draw a line for each method (see `draw_lines`). make: returns the table of a method."""
-    series = {method.label: make(method) for method in methods}
-    styles = {method.label: look(method.number) for method in methods}
-    return draw_lines(title, series, styles, **options)
 
 
 def require_record(method: Method, local: bool = False) -> Record:
@@ -100,46 +77,45 @@ def class_curves(settings: Sequence[Setting], title: str) -> Figure:
     """Draw the accuracy of each class and the mean over classes (FedKA Fig. 1)."""
     methods = list_methods(settings)
     records = {f"test accuracy, {m.name}": require_record(m) for m in methods}
-    styles = class_styles(methods[0].files[0].classes)
-    series = {}
-    for c in range(len(styles)):
-        values = [pd.DataFrame({k: r.matrix[:, c]}, r.rounds) for k, r in records.items()]
-        series[str(c)] = pd.concat(values)
-    means = [pd.DataFrame({k: np.nanmean(r.matrix, 1)}, r.rounds) for k, r in records.items()]
-    series["mean of the classes"] = pd.concat(means)
+    tables = {name: pd.DataFrame(r.matrix, r.rounds) for name, r in records.items()}
+    every = pd.concat(tables, axis="columns")
     faint = {"linewidth": stroke(0.5), "marker": ""}
-    looks = {str(c): style | faint for c, style in enumerate(styles)}
-    looks["mean of the classes"] = {"color": "black", "linewidth": stroke(1.6)}
+    lines = [
+        (every.xs(label, axis="columns", level=1), style | faint)
+        for label, style in enumerate(class_styles(methods[0].files[0].classes))
+    ]
+    means = pd.DataFrame({name: table.mean(axis="columns") for name, table in tables.items()})
+    bold = {"label": "mean of the classes", "color": "black", "linewidth": stroke(1.6)}
     text = f"Class-wise test accuracy of the global model\n{title}"
-    return draw_lines(text, series, looks, ylim=(0, 1.03))
+    return draw_lines(text, [*lines, (means, bold)], ylim=(0, 1.03))
 
 
 def consistency(settings: Sequence[Setting], title: str) -> Figure:
     """Draw the cosine of the class accuracies in consecutive rounds (FedNTD Fig. 2b)."""
-
-    def table(method: Method) -> pd.DataFrame:
+    lines = []
+    for method in list_methods(settings):
         require_record(method)
         records = [file.record for file in method.files if file.record]
-        size = min(len(record.rounds) for record in records)
-        values = [forgetting.consistency(record.matrix[:size]) for record in records]
-        return stacked("cosine similarity", np.array(records[0].rounds[1:size]), np.stack(values))
-
+        values = (pd.Series(forgetting.consistency(r.matrix), r.rounds[1:]) for r in records)
+        lines.append((stacked("cosine similarity", values), style_of(method)))
     text = f"Cosine similarity of class accuracies in consecutive rounds\n{title}"
-    return draw_methods(text, list_methods(settings), table)
+    return draw_lines(text, lines)
 
 
 def curves(settings: Sequence[Setting], title: str) -> Figure:
     """Draw test accuracy by round (Flashback Fig. 1a)."""
+    lines = []
+    for method in list_methods(settings):
+        rounds, values = method.curve("test_accuracy")
+        series = (pd.Series(row, rounds) for row in values)
+        lines.append((stacked("test accuracy", series), style_of(method)))
+    return draw_lines(title, lines)
 
-    def table(method: Method) -> pd.DataFrame:
-        return stacked("test accuracy", *method.curve("test_accuracy"))
 
-    return draw_methods(title, list_methods(settings), table)
-
-
-def stacked(name: str, rounds: np.ndarray, values: np.ndarray) -> pd.DataFrame:
-    """Return the column of the values [runs, R] of all runs."""
-    return pd.DataFrame({name: values.ravel()}, np.tile(rounds, len(values)))
+def stacked(name: str, runs: Iterable[pd.Series]) -> pd.DataFrame:
+    """Return a column with the values of all runs at the positions that all runs have."""
+    table = pd.concat(list(runs), axis="columns", join="inner")
+    return table.stack().droplevel(1).to_frame(name)
 
 
 def levels(settings: Sequence[Setting], title: str) -> Figure:
@@ -148,18 +124,15 @@ def levels(settings: Sequence[Setting], title: str) -> Figure:
     In FedNTD's figure, a setting is a level of heterogeneity, and the colours are data sets instead
     of methods.
     """
-    series: dict[str, list[pd.DataFrame]] = {}
-    styles = {}
+    found: dict[tuple[str, int], list[pd.DataFrame]] = {}
     for place, setting in enumerate(settings):
         for method in setting.methods:
             values = summaries(method.runs, {"forgetting": "forgetting"}, place)
-            series.setdefault(method.name, []).append(values)
-            styles[method.name] = look(method.number)
-    tables = {name: pd.concat(found) for name, found in series.items()}
+            found.setdefault((method.name, method.number), []).append(values)
+    lines = [(pd.concat(t), look(number) | {"label": n}) for (n, number), t in found.items()]
     names = [setting.name for setting in settings]
-    text = f"Forgetting by heterogeneity\n{title}"
     ticks: dict[str, Any] = {"xticks": range(len(names)), "xticklabels": names}
-    return draw_lines(text, tables, styles, x="", **ticks)
+    return draw_lines(f"Forgetting by heterogeneity\n{title}", lines, x="", **ticks)
 
 
 def summaries(runs: Sequence[RunDirectory], columns: dict[str, str], place: float) -> pd.DataFrame:
@@ -183,17 +156,18 @@ def client_classes(settings: Sequence[Setting], title: str, client: int = 3) -> 
     """
     method = settings[0].methods[0]
     rounds, degree, _ = select_local_series(method, client)
-    types = classify_classes(require_counts(method, client))
-    series, styles = {}, {}
-    for values, of_class, name in zip(
-        degree.T, class_styles(method.files[0].classes), types, strict=True
+    lines = []
+    for values, style, name in zip(
+        degree.T,
+        class_styles(method.files[0].classes),
+        classify_classes(require_counts(method, client)),
+        strict=True,
     ):
-        label = f"{of_class['label']} ({name})"
-        series[label] = pd.DataFrame({DEGREE: values}, rounds)
-        width = stroke(1.3 if name == "dominant" else 0.6)
-        styles[label] = of_class | {"color": COLOURS[name], "linewidth": width, "label": label}
+        own = {"label": f"{style['label']} ({name})", "color": COLOURS[name]}
+        own["linewidth"] = stroke(1.3 if name == "dominant" else 0.6)
+        lines.append((pd.DataFrame({DEGREE: values}, rounds), style | own))
     text = f"Forgetting degree of each class, client {client}\n{title}: {method.label}"
-    return draw_lines(text, series, styles)
+    return draw_lines(text, lines)
 
 
 def client_class(settings: Sequence[Setting], title: str, client: int = 0) -> Figure:
@@ -205,14 +179,13 @@ def client_class(settings: Sequence[Setting], title: str, client: int = 0) -> Fi
     counts = require_counts(methods[0], client)
     chosen = choose_non_dominant(counts)
     name = methods[0].files[0].classes[chosen]
-
-    def table(method: Method) -> pd.DataFrame:
+    accuracy, lines = "test accuracy of the\nlocal model on the class", []
+    for method in methods:
         rounds, degree, local = select_local_series(method, client)
-        accuracy = "test accuracy of the\nlocal model on the class"
-        return pd.DataFrame({DEGREE: degree[:, chosen], accuracy: local[:, chosen]}, rounds)
-
+        columns = {DEGREE: degree[:, chosen], accuracy: local[:, chosen]}
+        lines.append((pd.DataFrame(columns, rounds), style_of(method)))
     text = f"Class {name} of client {client} ({counts[chosen]} of {counts.sum()} examples)\n{title}"
-    return draw_methods(text, methods, table)
+    return draw_lines(text, lines)
 
 
 def select_local_series(method: Method, client: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -258,10 +231,6 @@ def choose_non_dominant(counts: np.ndarray) -> int:
     return int(str(few.idxmax() if len(few) else held.idxmin()))
 
 
-def mean_of(table: pd.DataFrame) -> pd.DataFrame:
-    return table.groupby(level=0).mean()
-
-
 def round_models(settings: Sequence[Setting], title: str, round: int | None = None) -> Figure:
     """Draw class accuracies before, within and after a round, by run (Flashback Fig. 2, 10).
 
@@ -292,20 +261,19 @@ def round_forgetting(settings: Sequence[Setting], title: str) -> Figure:
     less forgetting.
     """
 
-    def table(method: Method) -> pd.DataFrame:
+    lines = []
+    for method in list_methods(settings):
         parts = {
             "global model:\nshare of rounds": global_drops(method),
             "local models:\nshare of rounds and clients": local_drops(method),
         }
-        found = []
-        for name, values in parts.items():
-            known = np.sort(values[np.isfinite(values)])
-            shares = pd.Series(np.arange(1, len(known) + 1) / max(len(known), 1), known)
-            found.append(shares.groupby(level=0).max().to_frame(name))
-        return pd.concat([each for each in found if len(each)] or found)
-
+        shares = {
+            name: pd.Series(values).value_counts(normalize=True).sort_index().cumsum()
+            for name, values in parts.items()
+        }
+        lines.append((pd.DataFrame(shares).dropna(axis="columns", how="all"), style_of(method)))
     text = f"Round forgetting\n{title}"
-    return draw_methods(text, list_methods(settings), table, x="round forgetting", ylim=(0, 1.02))
+    return draw_lines(text, lines, x="round forgetting", ylim=(0, 1.02))
 
 
 def global_drops(method: Method) -> np.ndarray:
@@ -343,31 +311,28 @@ def analysed(
     round, `epoch` to draw only each client's last local epoch. Raises ConfigError if no run has the
     table.
     """
-    series, styles = {}, {}
+    lines = []
     for method in list_methods(settings):
-        found = [
-            each for run in method.runs if (each := run.read_table(f"{table}.csv")) is not None
-        ]
-        if not any(map(len, found)):
+        found = [run.read_table(f"{table}.csv") for run in method.runs]
+        known = [each for each in found if each is not None and len(each)]
+        if not known:
             continue
-        rows, label, style = pd.concat(found), method.label, look(method.number)
+        rows, style = pd.concat(known), style_of(method)
         if "layer" in rows:
             rows = rows[rows["layer"] == TOTAL]
         if "round" in last:
             rows = rows[rows["round"] == rows["round"].max()]
         if "epoch" in last:
-            rows = rows[
-                rows["epoch"] == rows.groupby(["round", "client"])["epoch"].transform("max")
-            ]
+            ends = rows.groupby(["round", "client"])["epoch"].transform("max")
+            rows = rows[rows["epoch"] == ends]
         if x not in AXES:
-            label += f": correlation {rows[x].corr(rows[next(iter(columns))]):.2f}"
-            style |= {"linestyle": "", "alpha": 0.4}
-        series[label] = rows.set_index(x)[list(columns)].rename(columns=columns)
-        styles[label] = style
-    if not series:
+            correlation = rows[x].corr(rows[next(iter(columns))])
+            label = f"{method.label}: correlation {correlation:.2f}"
+            style |= {"label": label, "linestyle": "", "alpha": 0.4}
+        lines.append((rows.set_index(x)[list(columns)].rename(columns=columns), style))
+    if not lines:
         raise ConfigError(f"no run has the table {table}.csv")
-    name = AXES.get(x, x.replace("_", " "))
-    return draw_lines(title, series, styles, name, ddof=0)
+    return draw_lines(title, lines, AXES.get(x, x.replace("_", " ")), ddof=0)
 
 
 def in_out_local(settings: Sequence[Setting], title: str) -> Figure:
@@ -376,20 +341,19 @@ def in_out_local(settings: Sequence[Setting], title: str) -> Figure:
     The global model from before and after each round is evaluated on the joint distribution of the
     round's clients. Local models are shown by their mean and standard deviation.
     """
-    series, styles = {}, {}
+    lines = []
     for method in list_methods(settings):
         record = method.files[0].record
         if record is not None and record.local_rounds:
-            for (model, dashes), table in zip(
-                MODELS.items(), before_local_after(record), strict=True
-            ):
-                label = f"{method.label}: {model}"
-                series[label] = table.rename(columns=lambda side: f"{side}-local accuracy")
-                styles[label] = look(method.number) | {"linestyle": dashes, "marker": ""}
-    if not series:
+            tables = before_local_after(record)
+            for (model, dashes), table in zip(MODELS.items(), tables, strict=True):
+                own = {"label": f"{method.label}: {model}", "linestyle": dashes, "marker": ""}
+                shown = table.rename(columns=lambda side: f"{side}-local accuracy")
+                lines.append((shown, style_of(method) | own))
+    if not lines:
         raise ConfigError("no run has accuracies of local models")
     text = f"Accuracy before and after local training\n{title}"
-    return draw_lines(text, series, styles, ddof=0, ylim=(0, 1.03))
+    return draw_lines(text, lines, ddof=0, ylim=(0, 1.03))
 
 
 def before_local_after(record: Record) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]:
@@ -427,85 +391,13 @@ def parameter(settings: Sequence[Setting], title: str, key: str) -> Figure:
         raise ConfigError(f"{title}: {key} has fewer than two values")
     columns = {measure.key: measure.label for measure in main_measures(runs)}
     algorithms = {run.summary["algorithm"] for each in points.values() for run in each}
-    label = " and ".join(sorted(algorithms))
-    series = {label: pd.concat([summaries(points[x], columns, x) for x in sorted(points)])}
-    styles: dict[str, Any] = {label: {"color": "C0"}}
+    table = pd.concat([summaries(points[x], columns, x) for x in sorted(points)])
+    lines = [(table, {"label": " and ".join(sorted(algorithms)), "color": "C0"})]
     for method in list_methods(settings):
         if method.runs[0].summary["algorithm"] not in algorithms:
             ends = [summaries(method.runs, columns, x) for x in (min(points), max(points))]
-            series[method.label] = mean_of(pd.concat(ends))
-            styles[method.label] = look(method.number) | {"linestyle": ":", "marker": ""}
+            dotted = style_of(method) | {"linestyle": ":", "marker": ""}
+            lines.append((pd.concat(ends).groupby(level=0).mean(), dotted))
     is_log = min(points) > 0 and max(points) >= 10 * min(points)
     scale: dict[str, Any] = {"xscale": "log"} if is_log else {}
-    return draw_lines(f"{key}, {title}", series, styles, key, **scale)
-
-
-def neurons(settings: Sequence[Setting], title: str) -> Figure:
-    """Draw the class that each neuron of the last hidden layer prefers (FedNTD Fig. 17).
-
-    The models of a run are the global models before and after the last round with saved local
-    models, and the local models of this round.
-    """
-    shown = {method.name: method.runs[0] for method in list_methods(settings)}
-    subjects = [
-        load_subject(run, with_defaults(run, "neurons", {}), last_local_round(run))
-        for run in shown.values()
-    ]
-    classes = len(subjects[0].runtime.data.classes)
-    found = [preferred_classes(subject) for subject in subjects]
-    return draw_neurons(list(shown), found, classes, title)
-
-
-def noise(settings: Sequence[Setting], title: str, **options: Any) -> Figure:
-    """Draw loss and accuracy of one model per run under Gaussian noise on its parameters.
-
-    See FedNTD Fig. 14. options: flags of `fedexp-papers analyse <run> noise`.
-    """
-    found, names = [], set()
-    for method in list_methods(settings):
-        run = method.runs[0]
-        given = with_defaults(run, "noise", options)
-        subject = load_subject(run, given, given.round, given.client)
-        curve = measure_noise(subject, given.strengths, given.draws, given.scale, given.seed)
-        found.append((method.name, curve))
-        names.add(model_name(subject.model))
-    shown = "a local model of each" if "client" in options else "the global models"
-    if len(names) == 1:
-        (shown,) = names
-    text = f"{title}; {shown}, {subject.examples}"
-    return draw_noise(found, textwrap.fill(text, LINE))
-
-
-def joint_tsne(settings: Sequence[Setting], title: str, **options: Any) -> Figure:
-    """Draw one t-SNE of the models of all methods, with one row per setting (FedNTD Fig. 21).
-
-    The models are those of the last round with saved local models. Settings with a single method
-    are left out. options: flags of `fedexp-papers analyse <run> tsne`.
-    """
-    rows, subjects = [], []
-    for setting in settings:
-        if len(setting.methods) > 1:
-            runs = {method.name: method.runs[0] for method in setting.methods}
-            number, *_ = map(require_local_models, runs.values())
-            given = with_defaults(setting.methods[0].runs[0], "tsne", options)
-            found = comparable_subjects(runs, given, number)
-            rows.append((setting.name, embed_models(found, number, given)))
-            subjects += list(found.values())[:1]
-    if not rows:
-        raise ConfigError("no setting has runs of at least two methods")
-    labels, classes = subjects[0].labels, subjects[0].runtime.data.classes
-    if not all(np.array_equal(each.labels, labels) for each in subjects):
-        raise ConfigError("the settings have different test examples, so they cannot be compared")
-    text = textwrap.fill(f"{title}; {len(labels):,} test examples", LINE)
-    return draw_embedding(rows, labels, classes, text)
-
-
-PICTURES: dict[str, Callable[..., Figure]] = {
-    each.__name__: each
-    for each in (
-        *(class_maps, class_curves, consistency, curves, levels, client_classes, client_class),
-        *(round_models, round_forgetting, analysed, in_out_local, parameter, neurons, noise),
-        joint_tsne,
-    )
-}
-FOR_EACH_SETTING = ("in_out_local", "parameter", "round_forgetting")
+    return draw_lines(f"{key}, {title}", lines, key, **scale)

@@ -16,12 +16,12 @@ from fedexp.core.errors import ConfigError
 from fedexp.rundir import kept_models
 from fedexp.rundir.kept_models import KeptModel
 from fedexp.rundir.reader import RunDirectory
-from fedexp_papers.command import main
+from fedexp_papers.command import main, make_parser
 from fedexp_papers.figures import draw_picture
-from fedexp_papers.posthoc import features, loss_plane, vectors
+from fedexp_papers.posthoc import features, vectors
+from fedexp_papers.posthoc.base import Subject
 from fedexp_papers.posthoc.hessian import largest_eigenvalues, loss_hessian
-from fedexp_papers.posthoc.noise import measure_noise
-from fedexp_papers.posthoc.subject import Subject, load_subject, with_defaults
+from fedexp_papers.posthoc.loss import measure_noise, measure_surface, model_plane, plane_around
 from quick_runs import FEDERATION
 from toy_federation import PLAIN, make_simulation, play
 
@@ -75,7 +75,7 @@ def toy_subject(model=None, rounds=2):
     simulation = make_simulation(model=model, local=PLAIN)
     state = play(simulation, rounds)
     kept = KeptModel(rounds, state.server["params"], state.server["buffers"])
-    return Subject(SimpleNamespace(directory=Path("toy")), simulation.runtime, kept, "toy")
+    return Subject(SimpleNamespace(directory=Path("toy")), simulation.runtime, kept)
 
 
 @pytest.fixture(scope="module")
@@ -102,24 +102,25 @@ def test_eigenvalues_equal_those_of_the_dense_hessian(toy):
     torch.testing.assert_close(
         loss_hessian(toy, params)(vector), dense @ vector, rtol=1e-9, atol=1e-12
     )
-    found = largest_eigenvalues(toy, 4, tolerance=1e-10)
+    values, vectors, residuals = largest_eigenvalues(toy, 4, tolerance=1e-10)
     wanted, directions = np.linalg.eigh(dense.numpy())
-    np.testing.assert_allclose(found.values, wanted[::-1][:4], rtol=1e-8)
-    overlaps = abs(np.sum(found.vectors * directions[:, ::-1][:, :4], 0))
+    np.testing.assert_allclose(values, wanted[::-1][:4], rtol=1e-8)
+    overlaps = abs(np.sum(vectors * directions[:, ::-1][:, :4], 0))
     np.testing.assert_allclose(overlaps, 1, atol=1e-6)
-    assert found.residuals.max() < 1e-7
+    assert residuals.max() < 1e-7
 
 
 def test_surface_equals_the_loss_at_each_point(toy):
     """The middle is the model itself; a corner is the model moved along both directions."""
-    plane = loss_plane.plane_around(toy, "random", points=3, span=0.5, seed=3)
-    surface = loss_plane.measure_surface(toy, plane)
+    plane = plane_around(toy, "random", points=3, span=0.5, seed=3)
+    surface = measure_surface(toy, plane).set_index(["x", "y"])
     params = toy.load(toy.model)
     middle = toy.runtime.evaluate(params)
-    assert surface.loss[1, 1] == pytest.approx(float(middle.loss), rel=1e-12)
-    assert surface.accuracy[1, 1] == int(middle.class_correct.sum()) / 20
+    assert surface.loc[0, 0]["loss"] == pytest.approx(float(middle.loss), rel=1e-12)
+    assert surface.loc[0, 0]["accuracy"] == int(middle.class_correct.sum()) / 20
     corner = {k: v + 0.5 * plane.u[k] - 0.5 * plane.v[k] for k, v in params.items()}
-    assert surface.loss[0, 2] == pytest.approx(float(toy.runtime.evaluate(corner).loss), rel=1e-9)
+    wanted = float(toy.runtime.evaluate(corner).loss)
+    assert surface.loc[0.5, -0.5]["loss"] == pytest.approx(wanted, rel=1e-9)
 
 
 def test_model_plane_contains_the_models(toy):
@@ -128,7 +129,7 @@ def test_model_plane_contains_the_models(toy):
     for i in range(3):
         params = {k: v + i * torch.sin(v * 9 * i) for k, v in toy.model.params.items()}
         models.append(replace(toy.model, params=params))
-    plane = loss_plane.model_plane(toy, models, points=4)
+    plane = model_plane(toy, models, points=4)
     for model, (x, y) in zip(models, plane.positions.tolist(), strict=True):
         at = toy.runtime.evaluate(vectors.move(plane.origin, [(x, plane.u), (y, plane.v)]))
         assert float(at.loss) == pytest.approx(
@@ -139,27 +140,28 @@ def test_model_plane_contains_the_models(toy):
     assert plane.y[0] < low[1] < high[1] < plane.y[-1]
 
 
+def losses(subject, *arguments):
+    """The losses under noise, [draws, strengths]."""
+    return measure_noise(subject, *arguments).pivot(index="draw", columns="strength")["loss"]
+
+
 def test_noise_is_added_to_all_parameters(toy):
     """w + s e: without noise, exactly the model's loss; otherwise the loss at the sum. A draw has
     the same e at all strengths."""
     params = toy.load(toy.model)
     own = toy.runtime.evaluate(params)
-    found = measure_noise(toy, [0.0, 0.1, 0.3], draws=2, scale="absolute", seed=3)
-    assert found.loss.shape == found.accuracy.shape == (2, 3)
-    assert (found.loss[:, 0] == float(own.loss)).all()
-    assert (found.accuracy[:, 0] == int(own.class_correct.sum()) / 20).all()
+    found = losses(toy, [0.0, 0.1, 0.3], 2, "absolute", 3)
+    assert found.shape == (2, 3)
+    assert (found[0.0] == float(own.loss)).all()
     for number in (0, 1):
         e = vectors.gaussian(params, 3, number)
-        for i, strength in ((1, 0.1), (2, 0.3)):
+        for strength in (0.1, 0.3):
             at = {name: value + strength * e[name] for name, value in params.items()}
-            assert found.loss[number, i] == pytest.approx(
-                float(toy.runtime.evaluate(at).loss), rel=1e-12
-            )
-    assert len(np.unique(found.loss)) == 5
-    np.testing.assert_array_equal(
-        measure_noise(toy, [0.3], 2, "absolute", seed=3).loss, found.loss[:, 2:]
-    )
-    assert not np.isin(measure_noise(toy, [0.3], 2, "absolute", seed=4).loss, found.loss).any()
+            wanted = float(toy.runtime.evaluate(at).loss)
+            assert found.loc[number, strength] == pytest.approx(wanted, rel=1e-12)
+    assert len(np.unique(found)) == 5
+    np.testing.assert_array_equal(losses(toy, [0.3], 2, "absolute", 3), found[[0.3]])
+    assert not np.isin(losses(toy, [0.3], 2, "absolute", 4), found).any()
 
 
 def test_scale_of_noise_equals_hand_calculation(toy):
@@ -175,10 +177,10 @@ def test_scale_of_noise_equals_hand_calculation(toy):
     params = toy.load(toy.model)
     e = vectors.relative_to(params, vectors.gaussian(params, 0, 0))
     at = {name: value + 0.2 * e[name] for name, value in params.items()}
-    found = measure_noise(toy, [0.2], draws=1, scale="relative", seed=0).loss[0, 0]
-    assert found == pytest.approx(float(toy.runtime.evaluate(at).loss), rel=1e-12)
-    default = measure_noise(toy, None, 1, "relative", seed=0).strengths
-    np.testing.assert_allclose(default, np.arange(11) / 20)
+    found = losses(toy, [0.2], 1, "relative", 0)
+    assert found.loc[0, 0.2] == pytest.approx(float(toy.runtime.evaluate(at).loss), rel=1e-12)
+    default = losses(toy, None, 1, "relative", 0)
+    np.testing.assert_allclose(default.columns, np.arange(11) / 20)
 
 
 # --- features
@@ -190,16 +192,12 @@ def test_angles_and_densities_equal_hand_calculation():
     -pi."""
     found = features.angles(np.array([[1.0, 0.0], [0.0, 2.0], [-3.0, 0.0], [0.0, 0.0]]))
     np.testing.assert_allclose(found, [0, np.pi / 2, np.pi, np.nan])
-    at = features.circle_density(np.array([0.0, np.nan]), np.array([0.0, 0.1]), bandwidth=0.1)
+    at = features.circle_density(np.array([0.0, np.nan]), np.array([0.0, 0.1]))
     np.testing.assert_allclose(at, [3.9894228, 3.9894228 * np.exp(-0.5)], rtol=1e-7)
-    wrapped = features.circle_density(
-        np.array([np.pi - 0.05]), np.array([-np.pi + 0.05]), bandwidth=0.1
-    )
+    wrapped = features.circle_density(np.array([np.pi - 0.05]), np.array([-np.pi + 0.05]))
     np.testing.assert_allclose(wrapped, 3.9894228 * np.exp(-0.5), rtol=1e-7)
     grid = np.linspace(-np.pi, np.pi, 2001)
-    spread = features.circle_density(
-        np.random.default_rng(0).uniform(-3, 3, 40), grid, bandwidth=2.0
-    )
+    spread = features.circle_density(np.random.default_rng(0).uniform(-3, 3, 40), grid)
     assert np.trapezoid(spread, grid) == pytest.approx(1, abs=1e-9)
     assert np.isnan(features.circle_density(np.empty(0), grid)).all()
 
@@ -263,27 +261,20 @@ def test_tsne_shows_the_models_of_two_runs(run, others, capsys, monkeypatch):
         mine = subject.features(kept_models.load(run.directory, 2, client))
         np.testing.assert_allclose(places[f"run: client {client}"], mine, rtol=1e-9)
         np.testing.assert_allclose(places[f"copy: client {clients[i - 1]}"], mine, rtol=1e-9)
-    settings = settings_of(run.directory, others[0])
-    figure = draw_picture(
-        {"name": "x", "kind": "joint_tsne", "clients": 1, "examples": 12},
-        settings,
-        "FedNTD Fig. 21",
-    )
+    node = {"kind": "tsne", "per": "setting", "clients": 1, "examples": 12}
+    figure = draw_picture(node, settings_of(run.directory, others[0]), "FedNTD Fig. 21")
     lines = {line.get_label(): line.get_xydata() for line in figure.axes[1].lines}
     np.testing.assert_allclose(lines["B: 1 local model"], places[f"copy: client {clients[0]}"])
     np.testing.assert_allclose(lines["A: 2 global models"][12:], places["run: global, round 2"])
-    with pytest.raises(ConfigError, match="no finished run of homogeneous"):
-        draw_picture(
-            {"kind": "joint_tsne", "settings": ["homogeneous"]}, settings, "FedNTD Fig. 21"
-        )
-    with pytest.raises(ConfigError, match="no setting has runs of at least two methods"):
-        draw_picture({"kind": "joint_tsne"}, settings_of(run.directory), "FedNTD Fig. 21")
+    with pytest.raises(ConfigError, match="no finished run has the settings and the methods"):
+        draw_picture(node, [], "FedNTD Fig. 21")
 
 
 def subject_of(run, examples):
     """Return the subject of an analysis of round 2 with this number of test examples."""
-    directory = RunDirectory(run.directory)
-    return load_subject(directory, with_defaults(directory, "tsne", {"examples": examples}), 2)
+    flags = ["analyse", str(run.directory), "tsne", "--examples", str(examples)]
+    runs = {"": RunDirectory(run.directory)}
+    return features.load_subjects(runs, None, make_parser().parse_args(flags))[""]
 
 
 def settings_of(*directories):
@@ -296,20 +287,19 @@ def settings_of(*directories):
 
 def test_noise_figure_of_a_sweep_shows_global_and_local_models(run, others):
     """For the global model and for the first client's model, which differs in the copy."""
-    small = {"kind": "noise", "examples": 20, "device": "cpu", "draws": 2, "strengths": [0.0, 0.2]}
+    small = {"kind": "noise", "examples": 20, "device": "cpu", "draws": 2, "strengths": "0,0.2"}
     subject = subject_of(run, 20)
     settings, clients = settings_of(run.directory, others[0]), run.kept_clients(2)
     same = draw_picture(small, settings, "FedNTD Fig. 14").axes[0].containers
-    assert same[0].get_label() == "A"
-    wanted = measure_noise(subject, [0.0, 0.2], 2, "absolute", 0).loss.mean(0)
+    assert same[0].get_label() == "A, global, round 2"
+    wanted = losses(subject, [0.0, 0.2], 2, "absolute", 0).mean()
     for line, *_ in (each.lines for each in same):
         np.testing.assert_allclose(line.get_xydata().T, [[0, 0.2], wanted], rtol=1e-12)
     local = draw_picture(small | {"client": "first"}, settings, "FedNTD Fig. 14").axes[0].containers
     for (line, *_), client in zip((each.lines for each in local), clients[:2], strict=True):
         params = subject.load(kept_models.load(run.directory, 2, client))
-        assert line.get_ydata()[0] == pytest.approx(
-            float(subject.runtime.evaluate(params).loss), rel=1e-12
-        )
+        wanted = float(subject.runtime.evaluate(params).loss)
+        assert line.get_ydata()[0] == pytest.approx(wanted, rel=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -370,7 +360,7 @@ def test_analyses_agree_with_the_results_of_the_run(run, capsys):
             "the global model from round 9 was not saved; saved rounds: 1, 2",
         ),
         (["hessian", "--data", "8"], "--data 8: must be test, train or the number of a client"),
-        (["loss_plane", "--points", "1"], "--points: 1: must be a finite number, at least 2"),
+        (["loss_plane", "--points", "1"], "--points: 1: must be at least 2 and less than"),
         (
             ["loss_plane", "--directions", "models", "--models", "global,1"],
             "three different names, each of them global",

@@ -25,9 +25,9 @@ from fedexp.rundir import files
 from fedexp.rundir.reader import RunDirectory
 from fedexp.trackers.base import past_rounds
 from fedexp.training.rounds import play_round
+from fedexp_papers.analyses import draw
 from fedexp_papers.analyses import weight_divergence as divergence
 from fedexp_papers.analyses.cka import CKA, linear_cka
-from fedexp_papers.analyses.draw import PICTURES
 from fedexp_papers.analyses.gradient_diversity import (
     GradientDiversity,
     gradient_diversity,
@@ -347,7 +347,8 @@ def test_resumed_run_has_the_same_analysis_tables(here):
 
 def draw_of(tmp_path, name):
     """Return the panels of a table's figure; the run directory contains nothing else."""
-    figure = PICTURES[name](load_run_data(tmp_path), RunDirectory(tmp_path).read_table(name))
+    table = RunDirectory(tmp_path).read_table(f"{name}.csv")
+    figure = getattr(draw, name)(load_run_data(tmp_path), table)
     with styled():
         figure.canvas.draw()
     return figure.axes
@@ -369,7 +370,7 @@ def test_local_epochs_figure_shows_means_and_deviations(tmp_path):
     (tmp_path / "local_epochs.csv").write_text(
         "\n".join([EPOCH_COLUMNS, *(",".join(map(str, row)) for row in rows)]) + "\n"
     )
-    inside, outside, own = draw_of(tmp_path, "local_epochs.csv")[:3]
+    inside, outside, own = draw_of(tmp_path, "local_epochs")[:3]
     assert len(inside.containers) == len(outside.containers) == 8
     line, _, (bars,) = inside.containers[0].lines
     np.testing.assert_allclose(line.get_xydata(), [[0, 0.4], [1, 0.9]])

@@ -16,10 +16,10 @@ from fedexp_papers.analyses.neurons import (
     Alignment,
     alignment,
     alignment_rows,
-    class_means,
     dead,
     preferences,
 )
+from fedexp_papers.analyses.test_set import class_means
 from quick_runs import SMALL
 from toy_federation import Normed, make_simulation
 
@@ -47,6 +47,9 @@ class Table:
     def set_buffers(self, buffers):
         self.buffers = buffers
 
+    def own(self, params):
+        return params
+
     def hidden_activations(self, params, x):
         return (params["h"][x],)
 
@@ -69,7 +72,8 @@ def model(rows):
 
 def test_class_means_equal_hand_calculation():
     """Labels 0, 0, 2: class 0 has the mean of two rows, class 1 has no example."""
-    (means,) = class_means(runtime([0, 0, 2]), model([[1.0, 0.0], [3.0, 5.0], [7.0, 2.0]]))
+    params = {"h": torch.tensor([[1.0, 0.0], [3.0, 5.0], [7.0, 2.0]])}
+    (means,) = class_means(runtime([0, 0, 2]), params)
     np.testing.assert_array_equal(means, [[2.0, 2.5], [np.nan, np.nan], [7.0, 2.0]])
 
 

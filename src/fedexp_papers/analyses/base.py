@@ -198,12 +198,13 @@ def draw_tables(
     summary: the content of summary.json, if this file has not been written yet. names: the tables'
     files. A table that is missing or empty has no figure.
     """
-    from fedexp_papers.analyses.draw import PICTURES
+    from fedexp_papers.analyses import draw
 
     run, tables = load_run_data(directory, summary), RunDirectory(directory)
     figures = []
     for name in names if look.draw else ():
         table = tables.read_table(name)
         if table is not None and len(table):
-            figures.append((Path(name).stem, partial(PICTURES[name], run, table)))
+            kind = Path(name).stem
+            figures.append((kind, partial(getattr(draw, kind), run, table)))
     return save_all(directory / "figures", figures, look)

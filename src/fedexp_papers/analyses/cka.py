@@ -5,11 +5,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from fedexp.core.errors import ConfigError
-from fedexp.core.tree import Params
-from fedexp.engine.base import ClientRuntime
-from fedexp.models.own import LogitsOnly, describe_head
 from fedexp_papers.analyses.base import Analysis, Measured
+from fedexp_papers.analyses.test_set import collect_features, load_model, require_features
 
 
 def linear_cka(one: Tensor, other: Tensor) -> float:
@@ -40,31 +37,9 @@ class CKA(Analysis):
 
     def check_run(self, simulation: Any) -> None:
         super().check_run(simulation)
-        module = simulation.runtime.net.module
-        if isinstance(module, LogitsOnly):
-            raise ConfigError(
-                "analysis=cka: needs the model's features, the input of its last layer. To name"
-                f" this layer, set model.head, which {describe_head(module.network, None)}"
-            )
+        require_features(simulation.runtime.net.module, "analysis=cka")
 
     def rows(self, measured: Measured) -> list[dict[str, Any]]:
-        runtime, features = measured.runtime, []
-        for model in (measured.result.before, measured.result.server):
-            runtime.net.set_buffers(model["buffers"])
-            found = collect_features(runtime, runtime.net.own(model["params"]))
-            assert found is not None, "`check_run` rejects models without features"
-            features.append(found)
+        runtime, models = measured.runtime, (measured.result.before, measured.result.server)
+        features = [collect_features(runtime, load_model(runtime, model)) for model in models]
         return [{"round": measured.record.round, "cka": linear_cka(*features)}]
-
-
-@torch.no_grad()
-def collect_features(runtime: ClientRuntime, params: Params) -> Tensor | None:
-    """Return the features of the test examples, [n, D], or None if the model has no features."""
-    numbers = torch.arange(len(runtime.data.y_test), device=runtime.device)
-    batches = []
-    for index in numbers.split(runtime.evaluation_batch):
-        features: Tensor | None = runtime.net(params, runtime.load_test(index)[0]).features
-        if features is None:
-            return None
-        batches.append(features.flatten(1))
-    return torch.cat(batches)

@@ -4,8 +4,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from fedexp.core.errors import ConfigError
 from fedexp.core.tree import Params
@@ -15,6 +13,7 @@ from fedexp.metrics.forgetting_metric import ForgettingMetric
 from fedexp.metrics.record import Record
 from fedexp.trackers.base import Callback, RoundRecord, RunInfo
 from fedexp_papers.analyses.base import Measured
+from fedexp_papers.analyses.test_set import class_means, load_model
 
 
 def preferences(activations: np.ndarray) -> np.ndarray:
@@ -117,8 +116,9 @@ def alignment_rows(
     after: the global model after the round.
     local: the local models.
     """
-    start, end = class_means(runtime, before), class_means(runtime, after)
-    trained = [class_means(runtime, model) for model in local]
+    start, end, *trained = [
+        class_means(runtime, load_model(runtime, model)) for model in (before, after, *local)
+    ]
     rows = []
     for i, layer in enumerate(start):
         found = [alignment(layer, each[i]) for each in trained]
@@ -133,27 +133,3 @@ def alignment_rows(
             }
         )
     return rows
-
-
-@torch.no_grad()
-def class_means(runtime: ClientRuntime, model: Mapping[str, Params]) -> list[np.ndarray]:
-    """Return the mean activations of the neurons in each fully connected hidden layer.
-
-    The activations are averaged over the test examples of each class. For a layer with d neurons,
-    the array is float64 [C, d], with nan for classes without test examples.
-
-    model: a dict with `params` and `buffers`.
-    """
-    labels, classes = runtime.data.y_test, runtime.data.num_classes
-    runtime.net.set_buffers(model["buffers"])
-    sums: list[Tensor] = []
-    for index in torch.arange(len(labels), device=runtime.device).split(runtime.evaluation_batch):
-        x, y = runtime.load_test(index)
-        layers = [
-            layer.to(torch.float64) for layer in runtime.net.hidden_activations(model["params"], x)
-        ]
-        sums = sums or [layer.new_zeros(classes, layer.shape[1]) for layer in layers]
-        for total, layer in zip(sums, layers, strict=True):
-            total.index_add_(0, y, layer)
-    counts = torch.bincount(labels, minlength=classes).to(torch.float64)[:, None]
-    return [(total / counts).cpu().numpy() for total in sums]

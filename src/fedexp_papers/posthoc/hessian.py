@@ -4,7 +4,6 @@ The method is Lanczos iteration with Hessian-vector products.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -16,7 +15,7 @@ from torch.func import grad, vjp
 from fedexp.core.errors import ConfigError
 from fedexp.core.rng import generator_for
 from fedexp.core.tree import Params
-from fedexp_papers.posthoc.subject import Subject
+from fedexp_papers.posthoc.base import Subject
 from fedexp_papers.posthoc.vectors import flatten, unflatten
 
 BATCH = 250  # examples per batch; a product keeps the whole graph of the gradient in memory
@@ -24,13 +23,9 @@ BATCH = 250  # examples per batch; a product keeps the whole graph of the gradie
 Product = Callable[[Tensor], Tensor]  # v [P] -> H v [P]
 
 
-@dataclass(frozen=True)
-class Spectrum:
-    """The k algebraically largest eigenvalues of a symmetric matrix, in descending order."""
-
-    values: np.ndarray  # float64 [k]
-    vectors: np.ndarray  # float64 [P, k], unit length
-    residuals: np.ndarray  # float64 [k]: ||H v - lambda v||
+# the k algebraically largest eigenvalues of a matrix in descending order, float64 [k], the
+# eigenvectors of unit length, float64 [P, k], and the residuals ||H v - lambda v||, float64 [k]
+Spectrum = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
 def loss_hessian(subject: Subject, params: Params) -> Product:
@@ -96,7 +91,7 @@ def lanczos(
     order = np.argsort(-values)
     values, vectors = values[order], vectors[:, order]
     products = np.stack([times(vector) for vector in vectors.T], 1)
-    return Spectrum(values, vectors, np.linalg.norm(products - values * vectors, axis=0))
+    return values, vectors, np.linalg.norm(products - values * vectors, axis=0)
 
 
 def largest_eigenvalues(

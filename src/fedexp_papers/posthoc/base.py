@@ -1,12 +1,15 @@
-"""The subject of an analysis: the saved models of a run, and the examples to evaluate."""
+"""What an analysis of saved models reads, the models of a run and examples, and what it gives."""
 
+import textwrap
 from argparse import Namespace
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import torch
+from matplotlib.figure import Figure
 
 from fedexp.analysis.evaluation import (
     choose_hardware,
@@ -15,20 +18,51 @@ from fedexp.analysis.evaluation import (
     make_runtime,
 )
 from fedexp.analysis.networks import Parts, load_network
+from fedexp.core import storage, tree
 from fedexp.core.errors import ConfigError
 from fedexp.core.rng import generator_for
 from fedexp.core.tree import Params
 from fedexp.data.partitioned import Partition, find_task_partitions
 from fedexp.data.types import Data
 from fedexp.engine.base import ClientRuntime
+from fedexp.figures import save_all
 from fedexp.figures.load import run_title
+from fedexp.figures.pictures import Pictures
 from fedexp.rundir import files, kept_models
 from fedexp.rundir.kept_models import KeptModel
 from fedexp.rundir.reader import RunDirectory
-from fedexp_papers.analyses.cka import collect_features
-from fedexp_papers.posthoc.flags import default_flags
+from fedexp_papers.analyses.test_set import collect_features, load_model, require_features
 
+FOLDER = "analysis"  # name of the folder in the run directory
+LINE = 90  # maximum number of characters in a line of a title
+FIRST = "first"  # value of --client
 SOURCES = {"test": "test", "train": "training"}  # values of --data -> names in titles
+Runs = Mapping[str, RunDirectory]  # by label; the label of a single run is empty
+
+
+@dataclass(frozen=True)
+class Result:
+    """The results of one analysis."""
+
+    name: str  # base name of the result's files
+    table: pd.DataFrame
+    draw: Callable[[], Figure]
+    arrays: Mapping[str, Any] = field(default_factory=dict)
+    lines: Sequence[str] = ()  # sentences that state the results
+
+    def write(self, run: RunDirectory, look: Pictures) -> list[str]:
+        """Write <name>.csv, the figure and, if the result has arrays, <name>.npz.
+
+        Return lines of text that state the results and list the files.
+        """
+        folder = run.directory / FOLDER
+        paths = [folder / f"{self.name}.csv"]
+        storage.write_atomically(paths[0], self.table.to_csv(index=False).encode())
+        if self.arrays:
+            paths.append(folder / f"{self.name}.npz")
+            storage.save_npz(paths[1], **self.arrays)
+        paths += save_all(folder, [(self.name, self.draw)], look)
+        return [*self.lines, *(f"  {storage.display_path(path)}" for path in paths)]
 
 
 @dataclass(frozen=True)
@@ -38,7 +72,6 @@ class Subject:
     run: RunDirectory
     runtime: ClientRuntime
     model: KeptModel  # the requested model
-    title: str  # one-line description of the run
     examples: str = ""  # description of the examples, such as "1,000 test examples"
 
     @property
@@ -46,25 +79,37 @@ class Subject:
         """Return the labels [n] of the examples."""
         return self.runtime.data.y_test.cpu().numpy()
 
+    @property
+    def classes(self) -> Sequence[str]:
+        return self.runtime.data.classes
+
+    def title(self, title: str) -> str:
+        """Return the title of a figure, or the run's description if it is empty; the examples."""
+        text = f"{title or run_title(self.run.config, self.run.summary)}; {self.examples}"
+        return textwrap.fill(text, LINE)
+
+    def file_name(self, kind: str, *more: str) -> str:
+        """Return the base name of the files for an analysis of the model."""
+        client = [] if self.model.client is None else [f"client{self.model.client}"]
+        return "_".join([kind, f"round{self.model.round}", *client, *more])
+
     def load(self, model: KeptModel) -> Params:
         """Return a saved model's parameters on the device, and load its running statistics.
 
         Raises ConfigError if the model does not match the run's configuration.
         """
-        for own, given in (
-            (self.model.params, model.params),
-            (self.model.buffers, model.buffers),
-        ):
-            shapes = {name: value.shape for name, value in own.items()}
-            if {name: value.shape for name, value in given.items()} != shapes:
-                raise ConfigError(
-                    f"{self.run.directory}: the models from rounds {model.round} and"
-                    f" {self.model.round} have different parameters"
-                )
+        own, given = (
+            tree.map(lambda leaf: leaf.shape, [each.params, each.buffers])
+            for each in (self.model, model)
+        )
+        if own != given:
+            raise ConfigError(
+                f"{self.run.directory}: the models from rounds {model.round} and"
+                f" {self.model.round} have different parameters"
+            )
         runtime = self.runtime
-        runtime.net.set_buffers(model.buffers)
         params = {name: v.to(runtime.device, runtime.dtype) for name, v in model.params.items()}
-        return runtime.net.own(params)
+        return load_model(runtime, {"params": params, "buffers": model.buffers})
 
     def measure(self, params: Params) -> tuple[float, float]:
         """Return the mean cross-entropy and the accuracy of `params` on the examples."""
@@ -76,34 +121,36 @@ class Subject:
 
         Raises ConfigError if the model does not provide features.
         """
-        features = collect_features(self.runtime, self.load(model))
-        if features is None:
-            raise ConfigError(
-                f"{self.run.directory}: the model does not provide features; set model.head to the"
-                " name of its last layer"
-            )
-        return features.double().cpu().numpy()
+        require_features(self.runtime.net.module, str(self.run.directory))
+        return collect_features(self.runtime, self.load(model)).double().cpu().numpy()
 
 
 def load_subject(
-    run: RunDirectory, options: Namespace, number: int | None, client: int | None = None
+    run: RunDirectory, options: Namespace, number: int | None, client: int | str | None = None
 ) -> Subject:
     """Return a saved model of a run, with the examples to analyse.
 
     options: the flags of `fedexp-papers analyse`. `data` is `test`, `train` (the training examples
     of all clients, without augmentation) or the number of a client (its training examples). If
     there are more than `examples` examples, a random subset is drawn with `seed`. number: the
-    round, or None for the last saved round. client: the client whose local model is analysed, or
-    None for the global model. Raises ConfigError if the model or the data are missing.
+    round, or None for the last saved round. client: the client whose local model is analysed, None
+    for the global model, or FIRST for the first saved one, by default of the last round that has
+    any. Raises ConfigError if the model or the data are missing.
     """
+    if client == FIRST:
+        number = number or last_local_round(run)
+        client = min(kept_models.kept_clients(run.directory, number or 0), default=None)
+        if client is None:
+            raise ConfigError(
+                f"{run.directory}: no local models were saved; {kept_models.LOCAL_HINT}"
+            )
     module, model, parts = load_network(run, number, options.data_dir, client)
     data = select_examples(run, parts, options)
     hardware = choose_hardware(run, options.device, exact=True)
     runtime = make_runtime(run, module, parts, data, hardware)
     kind = SOURCES.get(options.data)
     examples = f"{kind} examples" if kind else f"training examples of client {options.data}"
-    title = run_title(run.config, run.summary)
-    return Subject(run, runtime, model, title, f"{len(data.y_test):,} {examples}")
+    return Subject(run, runtime, model, f"{len(data.y_test):,} {examples}")
 
 
 def select_examples(run: RunDirectory, parts: Parts, options: Namespace) -> Data:
@@ -132,14 +179,15 @@ def training_examples(run: RunDirectory, source: str) -> np.ndarray:
     """
     paths = [run.directory / files.PARTITION, *find_task_partitions(run.directory)]
     tasks = [Partition.load(path).parts for path in paths]
-    if source == "train":
-        return np.unique(np.concatenate([part for parts in tasks for part in parts]))
-    if not source.isdecimal() or int(source) >= len(tasks[0]):
-        raise ConfigError(
-            f"--data {source}: must be test, train or the number of a client from 0 to"
-            f" {len(tasks[0]) - 1}"
-        )
-    return np.unique(np.concatenate([parts[int(source)] for parts in tasks]))
+    clients = range(len(tasks[0]))
+    if source != "train":
+        if not source.isdecimal() or int(source) not in clients:
+            raise ConfigError(
+                f"--data {source}: must be test, train or the number of a client from 0 to"
+                f" {clients[-1]}"
+            )
+        clients = range(int(source), int(source) + 1)
+    return np.unique(np.concatenate([parts[client] for parts in tasks for client in clients]))
 
 
 def model_name(model: KeptModel) -> str:
@@ -164,36 +212,3 @@ def models_of_round(run: RunDirectory, number: int, limit: int) -> list[KeptMode
 def last_local_round(run: RunDirectory) -> int | None:
     """Return the last round with saved local models, or None if no local model was saved."""
     return max(kept_models.local_rounds(run.directory), default=None)
-
-
-def require_local_models(run: RunDirectory) -> int:
-    """Return the last round with saved local models. Raises ConfigError if no round has any."""
-    number = last_local_round(run)
-    if number is None:
-        raise ConfigError(f"{run.directory}: no local models were saved; {kept_models.LOCAL_HINT}")
-    return number
-
-
-def with_defaults(run: RunDirectory, kind: str, options: Mapping[str, Any]) -> Namespace:
-    """Return the given flags of `fedexp-papers analyse`, and the default values of all other flags.
-
-    `client: first` selects the first local model from the last round with saved local models.
-    """
-    given = dict(options)
-    if given.get("client") == "first":
-        given["round"] = require_local_models(run)
-        files = kept_models.model_files(run.directory)
-        clients = [client for number, client in files if number == given["round"]]
-        given["client"] = min(client for client in clients if client is not None)
-    return Namespace(**default_flags(kind) | given)
-
-
-def rounds_to_show(run: RunDirectory, requested: Sequence[int]) -> list[int]:
-    """Return the requested rounds, or by default the last round with saved local models.
-
-    If the run has no local models, return the last saved round.
-    """
-    if requested:
-        return list(requested)
-    number = last_local_round(run)
-    return [kept_models.load(run.directory).round if number is None else number]
