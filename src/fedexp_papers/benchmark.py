@@ -6,7 +6,7 @@ from pathlib import Path
 from fedexp.analysis.frame import select_runs, tidy
 from fedexp.core.errors import ConfigError
 from fedexp.core.storage import write_atomically
-from fedexp.rundir.sweeps import find_jobs
+from fedexp.rundir.sweeps import own_jobs
 
 SCORE = "validation_accuracy"
 
@@ -18,7 +18,7 @@ def write_commands(directory: Path, figures: bool) -> list[Path]:
     over all settings of the search. A diverged run counts as 0. Raises ConfigError if a
     configuration was not run in all settings. directory: of the search. figures: not used.
     """
-    table = tidy(select_runs(find_jobs(directory)))
+    table = tidy(select_runs(own_jobs(directory)))
     if SCORE not in table:
         raise ConfigError(f"{directory}: the runs have no {SCORE}; search with validation.fraction")
     table = table.assign(score=table[SCORE].where(~table["diverged"], 0.0).fillna(0.0))

@@ -30,7 +30,7 @@ from fedexp.core.storage import save_npz
 from fedexp.data.partitioned import partition_hash
 from fedexp.rundir import files
 from fedexp.rundir.reader import RunDirectory
-from fedexp.rundir.sweeps import find_jobs
+from fedexp.rundir.sweeps import own_jobs
 
 TABLE = "runs.jsonl.xz"
 # exceptions that reading an invalid table may raise
@@ -55,7 +55,7 @@ def read_table(sweep: Path) -> dict[str, dict[str, Any]]:
 
 @contextmanager
 def all_jobs(sweep: Path) -> Iterator[list[RunDirectory]]:
-    """Yield all jobs of a sweep, from run directories and from its table of runs.
+    """Yield the jobs of a sweep itself (`own_jobs`) and the runs of its table of runs.
 
     If a run has both a finished run directory and a line in the table, the directory is used. The
     directories of other runs are temporary. Raises ConfigError if the table is damaged.
@@ -66,7 +66,7 @@ def all_jobs(sweep: Path) -> Iterator[list[RunDirectory]]:
         if not RunDirectory(sweep / name).finished
     }
     with TemporaryDirectory(prefix="fedexp-") as temporary:
-        jobs = [run for run in find_jobs(sweep) if run.directory.name not in lines]
+        jobs = [run for run in own_jobs(sweep) if run.directory.name not in lines]
         for name, line in lines.items():
             directory = Path(temporary) / name
             try:

@@ -1,5 +1,6 @@
 """The benchmark of nine methods: equal budgets, and the commands with the chosen values."""
 
+import json
 from collections import Counter
 
 import pytest
@@ -59,6 +60,20 @@ def test_best_mean_over_the_settings_is_chosen(tmp_path):
         'fedexp --multirun sweep=benchmark algorithm=fedavg "$@"  # 0.4500',
         'fedexp --multirun sweep=benchmark algorithm=fedprox algorithm.mu=0.1 "$@"  # 0.6000',
     ]
+
+
+def test_foreign_runs_are_left_out(tmp_path):
+    """A better run of another sweep in the directory does not change the choice."""
+    write_search(tmp_path, [*FEDPROX, *FEDAVG])
+    content = {"hydra": {"sweep": {"dir": str(tmp_path)}}}
+    (tmp_path / "multirun.yaml").write_text(json.dumps(content))
+    (path,) = write_commands(tmp_path, figures=False)
+    before = path.read_text()
+    for alpha in ("0.1", "0.3"):
+        run = write_run(tmp_path / f"other{alpha}", {"algorithm": "fedavg", "alpha": alpha})
+        change_summary(run, validation_accuracy=1.0, status="completed", sweep="another")
+    write_commands(tmp_path, figures=False)
+    assert path.read_text() == before
 
 
 def test_incomplete_search_is_refused(tmp_path):
