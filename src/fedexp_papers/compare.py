@@ -24,33 +24,29 @@ from fedexp_papers.sweeps import PaperSweep, find_paper_sweep
 log = logging.getLogger("fedexp")
 
 
-def compare_finished(directory: Path, figures: bool) -> list[Path]:
-    """Compare a sweep with its paper when it ends. The sweep's file names this function."""
-    return compare(directory, find_paper_sweep(directory), figures)
-
-
-def compare_sweeps(options: Namespace) -> list[Path]:
-    """Compare each sweep with its paper. Return the paths of the files.
+def compare(options: Namespace) -> list[str]:
+    """Compare each sweep with its paper. Return lines with the paths of the files.
 
     options: the flags of `fedexp-papers compare`. Raises ConfigError for a directory without a
     finished run of a paper's sweep.
     """
     paths = []
     for directory in options.directories:
-        found = compare(directory, find_paper_sweep(directory), not options.no_figures, options)
+        found = compare_sweep(directory, not options.no_figures, options)
         if not found:
             raise ConfigError(f"no finished run in {directory}")
         paths += found
-    return paths
+    return [f"  {storage.display_path(path)}" for path in paths]
 
 
-def compare(
-    directory: Path, sweep: PaperSweep, figures: bool, flags: Namespace | None = None
-) -> list[Path]:
+def compare_sweep(directory: Path, figures: bool, flags: Namespace | None = None) -> list[Path]:
     """Compare a sweep with its paper. Return the paths of the files; none without finished runs.
 
-    flags: the command line's flags for figures, see `fedexp.figures.pictures`.
+    The sweep's file names this function, so it is also called when the sweep ends. A sweep without
+    published values only has figures. flags: the command line's flags for figures, see
+    `fedexp.figures.pictures`.
     """
+    sweep = find_paper_sweep(directory)
     with all_jobs(directory) as jobs:
         runs = select_runs(jobs)
         if not runs:

@@ -3,6 +3,7 @@
 The tables are between two marks in the page. The rest of the page is written by hand.
 """
 
+from argparse import Namespace
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,13 +20,13 @@ START = "<!-- `make reproduction` writes the text from here to the next mark. --
 END = "<!-- End of the text that `make reproduction` writes. -->\n"
 
 
-def update(root: Path, check: bool) -> None:
-    """Write or check the page of a checkout.
+def page(options: Namespace) -> list[str]:
+    """Write or check the page of a checkout. Return no lines to print.
 
-    Raises ConfigError if the page has no marks, if a table of runs is damaged, or, for a check, if
-    the page is out of date.
+    options: the flags of `fedexp-papers page`. Raises ConfigError if the page has no marks, if a
+    table of runs is damaged, or, for a check, if the page is out of date.
     """
-    path = root / PAGE
+    path = options.root / PAGE
     if not path.is_file():
         raise ConfigError(f"{path}: does not exist; run this command in a checkout of fedexp")
     text = path.read_text(encoding="utf-8")
@@ -33,11 +34,13 @@ def update(root: Path, check: bool) -> None:
     _, end, after = rest.partition(END)
     if not start or not end:
         raise ConfigError(f"{path}: has no lines {START.strip()} and {END.strip()}")
-    new = f"{before}{START}\n{make_sections(*readings.compare_everything(root))}\n{END}{after}"
-    if check and new != text:
+    sections = make_sections(*readings.compare_everything(options.root))
+    new = f"{before}{START}\n{sections}\n{END}{after}"
+    if options.check and new != text:
         raise ConfigError(f"{path} is out of date; run `make reproduction`")
-    if not check:
+    if not options.check:
         path.write_text(new, encoding="utf-8")
+    return []
 
 
 def make_sections(sweeps: Mapping[str, PaperSweep], tables: Mapping[str, pd.DataFrame]) -> str:

@@ -16,7 +16,6 @@ from fedexp.cli import main
 from fedexp.config.build import build
 from fedexp.core import tree
 from fedexp.core.errors import ConfigError
-from fedexp.figures.load import load_run_data
 from fedexp.figures.style import styled
 from fedexp.metrics.forgetting_metric import RoundDrop
 from fedexp.metrics.record import Record
@@ -25,13 +24,13 @@ from fedexp.rundir import files
 from fedexp.rundir.reader import RunDirectory
 from fedexp.trackers.base import past_rounds
 from fedexp.training.rounds import play_round
-from fedexp_papers.analyses import draw
 from fedexp_papers.analyses import weight_divergence as divergence
 from fedexp_papers.analyses.cka import CKA, linear_cka
+from fedexp_papers.analyses.draw import draw_analysis
 from fedexp_papers.analyses.gradient_diversity import (
     GradientDiversity,
-    gradient_diversity,
     local_gradients,
+    squared_means,
 )
 from fedexp_papers.analyses.local_epochs import LocalEpochs
 from fedexp_papers.analyses.weight_divergence import WeightDivergence
@@ -117,12 +116,12 @@ def test_gradient_diversity_equals_hand_calculation():
         "a.weight": torch.tensor([[3.0, 0.0], [0.0, 4.0]]),
         "b": torch.tensor([[2.0], [2.0]]),
     }
-    found = plain(gradient_diversity(gradients))
-    assert found == {"a": 2.0, "b": 1.0, "total": (25 / 2 + 4) / (25 / 4 + 4)}
+    above, below = map(plain, squared_means(gradients))
+    assert above == {"a": 25 / 2, "b": 4, "total": 25 / 2 + 4}
+    assert below == {"a": 25 / 4, "b": 4, "total": 25 / 4 + 4}
     # Weights 3 and 1: mean square 3/4 * 9 + 1/4 * 16, mean (9/4, 1).
-    weighted = plain(gradient_diversity(gradients, torch.tensor([3, 1])))
-    assert weighted["a"] == pytest.approx((27 / 4 + 4) / (81 / 16 + 1), rel=1e-15)
-    assert gradient_diversity({"a": torch.tensor([[1.0], [-1.0]])})["a"] == math.inf
+    above, below = map(plain, squared_means(gradients, torch.tensor([3, 1])))
+    assert (above["a"], below["a"]) == pytest.approx((27 / 4 + 4, 81 / 16 + 1), rel=1e-15)
 
 
 def test_client_gradient_uses_all_examples_of_the_client():
@@ -347,8 +346,7 @@ def test_resumed_run_has_the_same_analysis_tables(here):
 
 def draw_of(tmp_path, name):
     """Return the panels of a table's figure; the run directory contains nothing else."""
-    table = RunDirectory(tmp_path).read_table(f"{name}.csv")
-    figure = getattr(draw, name)(load_run_data(tmp_path), table)
+    figure = draw_analysis(name, "title", RunDirectory(tmp_path).read_table(f"{name}.csv"))
     with styled():
         figure.canvas.draw()
     return figure.axes

@@ -4,8 +4,9 @@ An analysis does not change the run: it draws no random numbers and does not mod
 one writes a table and a figure, and adds means over its rows to what trackers show.
 """
 
+from argparse import Namespace
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
@@ -15,14 +16,16 @@ import numpy as np
 from fedexp.core import tree
 from fedexp.core.errors import ConfigError
 from fedexp.core.limits import Count, Limit
+from fedexp.core.storage import display_path
 from fedexp.core.tree import Params
 from fedexp.engine.base import ClientRuntime
 from fedexp.engine.network import flush_subnormals
-from fedexp.figures import save_all
+from fedexp.figures import read_settings, save_all
 from fedexp.figures.load import load_run_data
 from fedexp.figures.pictures import Pictures
 from fedexp.rundir.csv_files import CsvFile
-from fedexp.rundir.reader import RunDirectory
+from fedexp.rundir.files import ANALYSES
+from fedexp.rundir.reader import RunDirectory, require_run
 from fedexp.trackers.base import Callback, CallbackConfig, RoundRecord, RunInfo
 
 Row = Mapping[str, Any]
@@ -198,7 +201,7 @@ def draw_tables(
     summary: the content of summary.json, if this file has not been written yet. names: the tables'
     files. A table that is missing or empty has no figure.
     """
-    from fedexp_papers.analyses import draw
+    from fedexp_papers.analyses.draw import draw_analysis
 
     run, tables = load_run_data(directory, summary), RunDirectory(directory)
     figures = []
@@ -206,5 +209,18 @@ def draw_tables(
         table = tables.read_table(name)
         if table is not None and len(table):
             kind = Path(name).stem
-            figures.append((kind, partial(getattr(draw, kind), run, table)))
+            figures.append((kind, partial(draw_analysis, kind, run.title, table)))
     return save_all(directory / "figures", figures, look)
+
+
+def figures(options: Namespace) -> list[str]:
+    """Draw the figures of runs' analyses again. Return lines with the paths of the files.
+
+    options: the flags of `fedexp-papers figures`.
+    """
+    paths = []
+    for each in options.directories:
+        directory = require_run(each).directory
+        look = replace(read_settings(directory).changed(options), draw=True)
+        paths += draw_tables(directory, look, None, ANALYSES)
+    return [f"  {display_path(path)}" for path in paths]

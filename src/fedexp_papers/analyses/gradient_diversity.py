@@ -13,44 +13,29 @@ from fedexp.core.tree import Params, Tree
 from fedexp.engine.base import ClientRuntime
 from fedexp_papers.analyses.base import Analysis, Measured
 from fedexp_papers.analyses.layers import squared_norms
+from fedexp_papers.analyses.test_set import load_model
+
+Norms = dict[str, Tensor]  # layer -> value
 
 
-def mean_squared_norm(gradients: Params, weights: Tensor) -> dict[str, Tensor]:
-    """Return the mean squared norm sum_k w_k ||g_k||^2 per layer and in total, as float64 scalars.
+def squared_means(gradients: Params, weights: Tensor | None = None) -> tuple[Norms, Norms]:
+    """Return the mean squared norm and the squared norm of the mean, per layer and in total.
 
-    gradients: leaves [S, ...]; weights: [S], with sum 1.
-    """
-    return {
-        layer: (weights.to(norms) * norms).sum()
-        for layer, norms in squared_norms(gradients).items()
-    }
-
-
-def squared_norm_of_mean(gradients: Params, weights: Tensor) -> dict[str, Tensor]:
-    """Return the squared norm of the mean, ||sum_k w_k g_k||^2, per layer and in total.
-
-    The values are float64 scalars. gradients: leaves [S, ...]; weights: [S], with sum 1.
-    """
-    mean = {
-        name: torch.tensordot(weights.to(leaf), leaf, 1)[None] for name, leaf in gradients.items()
-    }
-    return {layer: norm[0] for layer, norm in squared_norms(mean).items()}
-
-
-def gradient_diversity(gradients: Params, weights: Tensor | None = None) -> dict[str, Tensor]:
-    """Return the gradient diversity Lambda >= 1 for each layer and in total.
-
-    Lambda = (1/K sum_k ||g_k||^2) / ||1/K sum_k g_k||^2 for K clients with equal weights; see
-    FedNTD (NeurIPS 2022), Definition 2, Eq. 8. `gradients`, with leaves [K, ...], contains the
-    gradient g_k of each client's loss at the same model. Each value is a float64 scalar. It is 1 if
-    all gradients are equal, and nan or inf if their mean is zero. If `weights` [K] is given, the
-    weights divided by their sum replace 1/K.
+    These are sum_k w_k ||g_k||^2 and ||sum_k w_k g_k||^2, as float64 scalars. Their ratio is the
+    gradient diversity Lambda >= 1 of FedNTD (NeurIPS 2022), Definition 2, Eq. 8: 1 if all gradients
+    are equal, and nan or inf if their mean is zero. `gradients`, with leaves [K, ...], contains the
+    gradient g_k of each client's loss at the same model. The weights w_k are `weights` [K], divided
+    by their sum, or 1/K as in Eq. 8.
     """
     first = next(iter(gradients.values()))
     given = first.new_ones(len(first)) if weights is None else weights
     share = given.to(torch.float64) / given.to(torch.float64).sum()
-    above, below = mean_squared_norm(gradients, share), squared_norm_of_mean(gradients, share)
-    return {layer: above[layer] / below[layer] for layer in above}
+    mean = {
+        name: torch.tensordot(share.to(leaf), leaf, 1)[None] for name, leaf in gradients.items()
+    }
+    norms = squared_norms(gradients)
+    above = {layer: (share.to(values) * values).sum() for layer, values in norms.items()}
+    return above, {layer: values[0] for layer, values in squared_norms(mean).items()}
 
 
 class GradientDiversity(Analysis):
@@ -83,19 +68,20 @@ class GradientDiversity(Analysis):
         clients, given = measured.clients, measured.exchange.round.federation
         parts = [given.parts[client] for client in clients]
         gradients = local_gradients(measured.simulation.runtime, measured.exchange.sent, parts)
-        uniform = torch.full((len(clients),), 1 / len(clients), dtype=torch.float64)
-        weights = torch.as_tensor(given.weights[clients])
-        columns = {
-            "gradient_diversity": gradient_diversity(gradients),
-            "weighted_gradient_diversity": gradient_diversity(gradients, weights),
-            "mean_squared_norm": mean_squared_norm(gradients, uniform),
-            "squared_norm_of_mean": squared_norm_of_mean(gradients, uniform),
-        }
-        rows = []
-        for layer in columns["gradient_diversity"]:
-            row = {"round": measured.record.round, "layer": layer, "clients": len(clients)}
-            rows.append(row | {name: float(values[layer]) for name, values in columns.items()})
-        return rows
+        above, below = squared_means(gradients)
+        weighted, of_mean = squared_means(gradients, torch.as_tensor(given.weights[clients]))
+        return [
+            {
+                "round": measured.record.round,
+                "layer": layer,
+                "clients": len(clients),
+                "gradient_diversity": float(above[layer] / below[layer]),
+                "weighted_gradient_diversity": float(weighted[layer] / of_mean[layer]),
+                "mean_squared_norm": float(above[layer]),
+                "squared_norm_of_mean": float(below[layer]),
+            }
+            for layer in above
+        ]
 
 
 def local_gradients(runtime: ClientRuntime, model: Tree, parts: Sequence[Any]) -> Params:
@@ -107,17 +93,12 @@ def local_gradients(runtime: ClientRuntime, model: Tree, parts: Sequence[Any]) -
     model: a dict with `params` and `buffers`.
     parts: the indices of each client's training examples.
     """
-    runtime.net.set_buffers(model["buffers"])
-    params = runtime.net.own(model["params"])
-    return tree.stack(
-        [
-            local_gradient(runtime, params, torch.from_numpy(part).to(runtime.device))
-            for part in parts
-        ]
-    )
+    params = load_model(runtime, model)
+    numbers = [torch.from_numpy(part).to(runtime.device) for part in parts]
+    return tree.stack([local_gradient(runtime, params, each) for each in numbers])
 
 
-def local_gradient(runtime: ClientRuntime, params: Params, numbers: torch.Tensor) -> Params:
+def local_gradient(runtime: ClientRuntime, params: Params, numbers: Tensor) -> Params:
     """Return the gradient of the mean cross-entropy over a set of training examples.
 
     numbers: int64 [n], the indices of the training examples. They are processed in batches.
@@ -126,7 +107,7 @@ def local_gradient(runtime: ClientRuntime, params: Params, numbers: torch.Tensor
     for index in numbers.split(runtime.evaluation_batch) if len(numbers) else ():
         x, y = runtime.load_train(index, None)
 
-        def loss(p: Params, x: torch.Tensor = x, y: torch.Tensor = y) -> torch.Tensor:
+        def loss(p: Params, x: Tensor = x, y: Tensor = y) -> Tensor:
             return F.cross_entropy(runtime.net(p, x).logits, y, reduction="sum") / len(numbers)
 
         gradient, _ = runtime.net.gradient(loss, params)

@@ -23,16 +23,6 @@ def layer_sums(stacked: Params) -> dict[str, Tensor]:
     return found | {TOTAL: torch.stack(list(found.values())).sum(0)}
 
 
-def l1_norms(stacked: Params) -> dict[str, Tensor]:
-    """Return the L1 norm sum_i |w_i| of each layer and of the model (see `layer_sums`)."""
-    return layer_sums({name: leaf.abs() for name, leaf in stacked.items()})
-
-
 def squared_norms(stacked: Params) -> dict[str, Tensor]:
     """Return the squared L2 norm of each layer and of the model (see `layer_sums`)."""
     return layer_sums({name: leaf**2 for name, leaf in stacked.items()})
-
-
-def l2_norms(stacked: Params) -> dict[str, Tensor]:
-    """Return the L2 norm of each layer and of the model (see `layer_sums`)."""
-    return {layer: value.sqrt() for layer, value in squared_norms(stacked).items()}

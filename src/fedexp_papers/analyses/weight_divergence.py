@@ -11,13 +11,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedexp.core import tree
 from fedexp.core.tree import Params
 from fedexp.metrics import accuracy
 from fedexp.metrics.forgetting import normalised_heat_map
 from fedexp_papers.analyses.base import Analysis, Measured
-from fedexp_papers.analyses.layers import TOTAL, l1_norms, l2_norms
+from fedexp_papers.analyses.layers import TOTAL, layer_sums, squared_norms
 
-NORMS = {"l1": l1_norms, "l2": l2_norms}
+NORMS = ("l1", "l2")
 
 
 def from_global(local: Params, reference: Params, norm: str = "l1") -> dict[str, Tensor]:
@@ -27,7 +28,10 @@ def from_global(local: Params, reference: Params, norm: str = "l1") -> dict[str,
     [...]), and w_k is client k's model after local training (`local`, leaves [S, ...]). norm: `l1`,
     as in Table 3 of the paper's appendix, or `l2`; section 5.2 does not specify the norm.
     """
-    return NORMS[norm]({name: leaf - reference[name] for name, leaf in local.items()})
+    gaps = {name: leaf - reference[name] for name, leaf in local.items()}
+    if norm == "l1":
+        return layer_sums({name: gap.abs() for name, gap in gaps.items()})
+    return {layer: value.sqrt() for layer, value in squared_norms(gaps).items()}
 
 
 def from_others(local: Params, norm: str = "l1") -> dict[str, Tensor]:
@@ -37,13 +41,12 @@ def from_others(local: Params, norm: str = "l1") -> dict[str, Tensor]:
     1. local: the local models, leaves [S, ...]. norm: `l1` or `l2`.
     """
     count = len(next(iter(local.values())))
-    sums: dict[str, list[Tensor]] = {}
-    for k in range(count):
-        model = {name: leaf[k] for name, leaf in local.items()}
-        for layer, norms in from_global(local, model, norm).items():
-            sums.setdefault(layer, []).append(norms.sum())
+    distances = [from_global(local, tree.row(local, k), norm) for k in range(count)]
     others = count - 1 or float("nan")
-    return {layer: torch.stack(distances) / others for layer, distances in sums.items()}
+    return {
+        layer: torch.stack([each[layer].sum() for each in distances]) / others
+        for layer in distances[0]
+    }
 
 
 def distribution_distance(class_accuracy: np.ndarray, counts: np.ndarray) -> np.ndarray:
@@ -94,15 +97,17 @@ class WeightDivergence(Analysis):
         distance = np.full(len(measured.clients), np.nan)
         if (accuracy := start_accuracy(measured)) is not None:
             distance = distribution_distance(accuracy, measured.counts)
-        rows = []
-        for i, client in enumerate(measured.clients):
-            for layer in values["l1"]:
-                row: dict[str, Any] = {"round": measured.record.round, "client": client}
-                row |= {"layer": layer}
-                row |= {name: float(norms[layer][i]) for name, norms in values.items()}
-                row["distribution_distance"] = float(distance[i]) if layer == TOTAL else math.nan
-                rows.append(row)
-        return rows
+        return [
+            {
+                "round": measured.record.round,
+                "client": client,
+                "layer": layer,
+                **{name: float(norms[layer][i]) for name, norms in values.items()},
+                "distribution_distance": float(distance[i]) if layer == TOTAL else math.nan,
+            }
+            for i, client in enumerate(measured.clients)
+            for layer in values["l1"]
+        ]
 
 
 def start_accuracy(measured: Measured) -> np.ndarray | None:
