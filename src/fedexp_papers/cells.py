@@ -17,12 +17,12 @@ import pandas as pd
 
 from fedexp.algorithms.local_training import SCHEDULES_OVER_ALL_ROUNDS
 from fedexp.analysis.measures import describe_origin
-from fedexp.data.views import PLAIN, VALIDATION
+from fedexp.data.views import PLAIN, VALIDATION, name_in_view
 from fedexp.rundir.identity import value_of
-from fedexp.rundir.reader import OVER
+from fedexp.rundir.reader import OVER, RunDirectory
+from fedexp_papers.evidence import all_jobs
 from fedexp_papers.judge import compute_tolerance, judge
 from fedexp_papers.rules import Rule
-from fedexp_papers.runs import select_curve
 from fedexp_papers.sweeps import PaperSweep, find_cell, find_protocol_changes
 
 TABLES = Path(__file__).parent / "published" / "tables.csv"
@@ -36,6 +36,17 @@ EMPTY = ("not_applicable", "not_run")  # prefixes of notes on cells without a va
 OF_RULE, OF_TASKS = ("accuracy", "forgetting"), ("average_accuracy", "new_task_accuracy")
 AGAINST_FEDAVG = ("rounds_to_fedavg", "speedup_to_fedavg")
 NUMBERS = ["value", "error", "plain_last", "plain_last10"]
+MEASURED = [
+    *("cell", "kind", "run", "status", "summary", "table", "seed", "precision", "made_by"),
+    *("changes", "diverged", *NUMBERS),
+]
+# measure -> column of rounds.csv in the plain view
+MEASURES = {
+    "accuracy": "test_accuracy",
+    "forgetting": "forgetting",
+    "average_accuracy": "average_accuracy",
+    "new_task_accuracy": "new_task_accuracy",
+}
 LAST, LAST_TEN = Rule("last"), Rule("mean_of_last(10)")
 EXPECTED = {  # number in the key `expected` of an experiment -> its noun
     "train": "training examples",
@@ -69,13 +80,14 @@ def published_cells(sweep: PaperSweep, table: str = "") -> pd.DataFrame:
     return known[mine & (known["method"] != "(all)")]
 
 
-def cells(sweep: PaperSweep, runs: pd.DataFrame) -> pd.DataFrame:
+def cells(sweep: PaperSweep, directory: Path) -> pd.DataFrame:
     """Return one row for each published value of a sweep, including values that have not been run.
 
-    runs: the sweep's runs, see `runs.read_runs`.
+    directory: of the sweep. If it does not exist, the sweep has no runs. Raises ConfigError if its
+    table of runs is damaged.
     """
     printed = published_cells(sweep)
-    found = measure_runs(sweep, printed, runs)
+    found = measure_runs(sweep, printed, directory)
     every: dict[Any, dict[Any, Any]] = printed.to_dict("index")
     if not every:
         return pd.DataFrame()
@@ -98,44 +110,59 @@ def published_fields(row: Mapping[str, Any]) -> dict[str, Any]:
     return {name: row[name] for name in names} | numbers
 
 
-def measure_runs(sweep: PaperSweep, printed: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
+def measure_runs(sweep: PaperSweep, printed: pd.DataFrame, directory: Path) -> pd.DataFrame:
     """Return one row for each pair of a run and a published value (`cell`) to compare with it.
 
     kind: the type of the measured value, from `measures` in the sweep's file
+    run, status, summary, table: the run's name, status, summary.json, and rounds from round 1 on
+    seed, precision: the run's seed and precision, or None if unknown
+    made_by: name of the sweep that made the run, if it was another one
     value: the measured value, which is a fraction or a number of rounds (inf if never reached)
     error: the standard error of the value within the run
     changes: how the run departs from the protocol of the paper's table
     """
-    rows: list[dict[Any, Any]] = []
-    for run in runs.to_dict("records"):
-        found = find_cell(sweep, run["overrides"])
-        if found is None:
-            continue
-        for measure in found[0].measures:
-            wanted = found[1] | {k: str(measure[k]) for k in ("metric", "setting") if k in measure}
-            mine = printed[(printed[list(wanted)] == pd.Series(wanted)).all(axis=1)]
-            for cell, row in mine.iterrows():
-                numbers = measure_run(sweep, row, run, measure)
-                rows.append({**run, "cell": cell, "kind": measure["value"], **numbers})
-    names = [*runs.columns, "cell", "kind", "changes", "diverged", *NUMBERS]
-    table = pd.DataFrame(rows, columns=names)
-    return (
-        add_rounds_to_fedavg(table, printed) if table["kind"].isin(AGAINST_FEDAVG).any() else table
-    )
+    rows: list[dict[str, Any]] = []
+    with all_jobs(directory) as jobs:
+        for run, line in jobs.items():
+            block, fields = find_cell(sweep, run.overrides) or (None, {})
+            for measure in block.measures if block else ():
+                named = {k: str(measure[k]) for k in ("metric", "setting") if k in measure}
+                wanted = pd.Series(fields | named)
+                mine = printed[(printed[wanted.index] == wanted).all(axis=1)]
+                known = {
+                    "kind": measure["value"],
+                    "run": run.directory.name,
+                    "status": run.status,
+                    "summary": run.summary,
+                    "table": run.table,
+                    "seed": run.summary.get("seed"),
+                    "precision": (run.summary.get("hardware") or {}).get("precision"),
+                    "made_by": line.get("made_by", ""),
+                }
+                for cell, row in mine.iterrows():
+                    numbers = measure_run(sweep, row, run, line, measure)
+                    rows.append({"cell": cell, **known, **numbers})
+    table = pd.DataFrame(rows, columns=MEASURED)
+    is_relative = table["kind"].isin(AGAINST_FEDAVG).any()
+    return add_rounds_to_fedavg(table, printed) if is_relative else table
 
 
 def measure_run(
-    sweep: PaperSweep, row: Any, run: Mapping[Any, Any], measure: Mapping[str, Any]
+    sweep: PaperSweep,
+    row: Any,
+    run: RunDirectory,
+    line: Mapping[str, Any],
+    measure: Mapping[str, Any],
 ) -> dict[str, Any]:
     """Return the numbers that are measured in one run for a published value.
 
-    row: the row of the published value. run: the run's row from `read_runs`. measure: an entry of
-    `measures` in the sweep's file.
+    row: the row of the published value. line: the run's line in the table of runs. measure: an
+    entry of `measures` in the sweep's file.
     """
-    kind, table = str(measure["value"]), run["table"]
+    kind, table = str(measure["value"]), run.table
     found: dict[str, Any] = {
-        "diverged": run["status"] == "diverged",
-        "changes": find_departures(sweep, run),
+        "diverged": run.diverged,
+        "changes": find_departures(sweep, run, line),
     }
     if kind in OF_RULE:
         values, plain = select_curve(table, kind, sweep.rule.view), select_curve(table, kind)
@@ -145,7 +172,7 @@ def measure_run(
         found["plain_last10"] = LAST_TEN.reported(plain.tolist(), kind)
     elif kind in OF_TASKS:
         task = int(measure["task"])
-        ends = {end["task"]: end[kind] for end in run["summary"].get("tasks") or ()}
+        ends = {end["task"]: end[kind] for end in run.summary.get("tasks") or ()}
         found["value"] = ends.get(task)
         found["error"] = LAST.standard_error(select_curve(table, kind, task=task).tolist())
     elif kind == "accuracy_at":
@@ -154,14 +181,29 @@ def measure_run(
         curve = select_curve(table, view=VALIDATION)
         curve = curve if len(curve) else select_curve(table)
         found["value"] = count_rounds_to(curve, float(measure["factor"]) * look_up_target(row))
-        schedule = (run["config"].get("local") or {}).get("schedule")
+        schedule = (run.config.get("local") or {}).get("schedule")
         # A smaller number of rounds does not change when a target is reached.
         if np.isfinite(found["value"]) and schedule not in SCHEDULES_OVER_ALL_ROUNDS:
-            found["changes"] = find_departures(sweep, run, but="rounds=")
+            found["changes"] = find_departures(sweep, run, line, but="rounds=")
     elif kind == "alignment":
-        layers = dict(enumerate(run["summary"].get("alignment") or (), 1))
+        layers = dict(enumerate(run.summary.get("alignment") or (), 1))
         found["value"] = layers.get(int(measure["layer"]), {}).get(measure["pair"])
     return found
+
+
+def select_curve(
+    table: pd.DataFrame, measure: str = "accuracy", view: str = PLAIN, task: int = 0
+) -> pd.Series:
+    """Return the known values of a measure as fractions, indexed by round.
+
+    table: a table of rounds. measure: a key of MEASURES. task: the number of a task. 0 selects all
+    rounds.
+    """
+    name = name_in_view(MEASURES[measure], view)
+    if name not in table:
+        return pd.Series(dtype=float)
+    mine = table[table["task"] == task] if task else table
+    return mine.set_index("round")[name].dropna()
 
 
 def count_rounds_to(curve: pd.Series, accuracy: float) -> float:
@@ -206,17 +248,19 @@ def add_rounds_to_fedavg(table: pd.DataFrame, printed: pd.DataFrame) -> pd.DataF
     return table
 
 
-def find_departures(sweep: PaperSweep, run: Any, but: str | tuple[str, ...] = ()) -> str:
+def find_departures(
+    sweep: PaperSweep, run: RunDirectory, line: Mapping[str, Any], but: str | tuple[str, ...] = ()
+) -> str:
     """Return how a run departs from the protocol of the paper's table, or "" if it does not.
 
-    The departures are changed options and the reasons of `reasons_not_to_judge`. run: a row from
-    `runs.read_runs`. but: prefixes of options to ignore.
+    The departures are changed options and the reasons of `reasons_not_to_judge`, which a line of
+    the table of runs contains. but: prefixes of options to ignore.
     """
-    options = find_protocol_changes(sweep, run["overrides"])
+    options = find_protocol_changes(sweep, run.overrides)
     kept = " ".join(text for text in options if not text.startswith(but))
-    reasons = run["not_judged"]
+    reasons = line.get("not_judged")
     if reasons is None:
-        reasons = reasons_not_to_judge(sweep, run["config"], run["summary"])
+        reasons = reasons_not_to_judge(sweep, run.config, run.summary)
     return "; ".join(filter(None, [kept, *reasons]))
 
 
@@ -298,7 +342,7 @@ def make_row(sweep: PaperSweep, row: Mapping[str, Any], jobs: pd.DataFrame) -> d
         "changes": changes,
         "not_shown": len(over) - len(used),
         **describe_origin(used["summary"]),
-        "from": " ".join(sorted(set(used["made_by"]) - set(used["sweep"]))),
+        "from": " ".join(sorted(set(used["made_by"]) - {""})),
         "note": row["note"],
         "released": row["released"],
     }

@@ -47,7 +47,8 @@ def compare_sweep(directory: Path, figures: bool, flags: Namespace | None = None
     `fedexp.figures.pictures`.
     """
     sweep = find_paper_sweep(directory)
-    with all_jobs(directory) as jobs:
+    with all_jobs(directory) as found:
+        jobs = list(found)
         runs = select_runs(jobs)
         if not runs:
             return []
@@ -69,7 +70,7 @@ def write_comparison(
 
     jobs: all jobs of the sweep. runs: the finished runs that count.
     """
-    table = readings.compare_sweep(sweep, directory)
+    table = readings.join_readings(sweep, directory)
     left_out = describe_left_out(jobs)
     head = make_heading(sweep, table)
     head += "".join(f"\n{markdown_text(line)}\n" for line in left_out)

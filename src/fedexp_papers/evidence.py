@@ -54,11 +54,12 @@ def read_table(sweep: Path) -> dict[str, dict[str, Any]]:
 
 
 @contextmanager
-def all_jobs(sweep: Path) -> Iterator[list[RunDirectory]]:
+def all_jobs(sweep: Path) -> Iterator[dict[RunDirectory, Mapping[str, Any]]]:
     """Yield the jobs of a sweep itself (`own_jobs`) and the runs of its table of runs.
 
     If a run has both a finished run directory and a line in the table, the directory is used. The
-    directories of other runs are temporary. Raises ConfigError if the table is damaged.
+    directories of other runs are temporary. The result maps each job to its line, which is empty
+    for a run directory, and is sorted by name. Raises ConfigError if the table is damaged.
     """
     lines = {
         name: line
@@ -66,15 +67,15 @@ def all_jobs(sweep: Path) -> Iterator[list[RunDirectory]]:
         if not RunDirectory(sweep / name).finished
     }
     with TemporaryDirectory(prefix="fedexp-") as temporary:
-        jobs = [run for run in own_jobs(sweep) if run.directory.name not in lines]
+        jobs = {run: {} for run in own_jobs(sweep) if run.directory.name not in lines}
         for name, line in lines.items():
             directory = Path(temporary) / name
             try:
                 write_files(line, directory)
             except DAMAGE as error:
                 raise ConfigError(f"{sweep / TABLE}: {name}: invalid line ({error!r})") from error
-            jobs.append(RunDirectory(directory))
-        yield sorted(jobs, key=lambda run: run.directory.name)
+            jobs[RunDirectory(directory)] = line
+        yield dict(sorted(jobs.items(), key=lambda job: job[0].directory.name))
 
 
 def write_files(line: Mapping[str, Any], directory: Path) -> None:

@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pandas as pd
@@ -37,21 +37,17 @@ PER_SECTION = 6  # a table with more columns is split by partition, as in the pa
 def describe_cells(table: pd.DataFrame) -> str:
     """Return an explanation of the brackets and marks in the cells, or "" if no cell has any."""
     texts = [str(text) for text in table.to_numpy().ravel()]
+    every = "\n".join(texts)
+    marks = "".join(MARKED.findall(every))
     parts = []
-    if any("[" in text for text in texts):
-        spread = " ± standard deviation over seeds" * any("±" in text for text in texts)
+    if "[" in every:
+        spread = " ± standard deviation over seeds" * ("±" in every)
         missing = "; not run if our value is missing" * any(text[:1] == "[" for text in texts)
         parts.append(f"ours{spread} [published]{missing}")
-    parts += ["forgetting in parentheses"] * any(map(IN_PARENTHESES.search, texts))
-    parts += [f"`{mark}` {NOTES[mark]}" for mark in marks_in(texts)]
+    parts += ["forgetting in parentheses"] * bool(IN_PARENTHESES.search(every))
+    parts += [f"`{mark}` {note}" for mark, note in NOTES.items() if mark in marks]
     text = "; ".join(parts)
     return f"{text[:1].upper()}{text[1:]}." if text else ""
-
-
-def marks_in(texts: Iterable[str]) -> list[str]:
-    """Return the marks that occur in the cells of a table, in the order of NOTES."""
-    found = {mark for text in texts for mark in "".join(MARKED.findall(text.replace("**", "")))}
-    return [mark for mark in NOTES if mark in found]
 
 
 def format_number(value: float | None, unit: str, metric: str = "") -> str:
@@ -174,10 +170,8 @@ def sections(table: pd.DataFrame, text_of: Callable[[Rows], str] = format_cell) 
     groups = named.groupby("partition", sort=False) if wide else [("", named)]
     found = []
     for title, group in groups:
-        cells: dict[tuple[str, str], list[Mapping[Any, Any]]] = {}
-        for row in group.to_dict("records"):
-            cells.setdefault((row["method"], row["column"]), []).append(row)
-        texts = pd.Series({key: text_of(rows) for key, rows in cells.items()}).unstack()
+        cells = group.groupby(["method", "column"], sort=False)
+        texts = pd.Series({key: text_of(rows.to_dict("records")) for key, rows in cells}).unstack()
         texts = texts.reindex(group["method"].unique(), columns=group["column"].unique())
         texts = texts.fillna("")
         found.append(Section(str(title), texts, legend=describe_cells(texts)))

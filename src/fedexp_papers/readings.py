@@ -15,7 +15,6 @@ from fedexp.analysis.layout import Section
 from fedexp_papers import layout
 from fedexp_papers.cells import CELL, cells, published_cells
 from fedexp_papers.layout import format_number
-from fedexp_papers.runs import read_runs
 from fedexp_papers.sweeps import PaperSweep, all_paper_sweeps, load_paper_sweep
 
 KEY = [*CELL, "metric"]
@@ -31,31 +30,22 @@ def compare_everything(root: Path) -> tuple[dict[str, PaperSweep], dict[str, pd.
     file of any run is damaged.
     """
     sweeps = {sweep.name: sweep for sweep in all_paper_sweeps()}
-    runs = read_runs(root / "multirun" / name for name in sweeps)
-    every = {name: join_readings(sweeps[name], runs, name) for name in runs["sweep"].unique()}
+    folders = {name: root / "multirun" / name for name in sweeps}
+    every = {n: join_readings(sweeps[n], path) for n, path in folders.items() if path.is_dir()}
     tables = {name: table for name, table in every.items() if len(table) and table["n"].any()}
     return sweeps, tables
 
 
-def compare_sweep(sweep: PaperSweep, directory: Path) -> pd.DataFrame:
-    """Return comparison.csv of a sweep: its cells, and cells of alternative readings with runs.
+def join_readings(sweep: PaperSweep, directory: Path) -> pd.DataFrame:
+    """Return comparison.csv of a sweep: its cells, each followed by its alternative readings.
 
-    The directories of alternative readings are siblings of the sweep's directory.
+    The directories of alternative readings are siblings of the sweep's directory. Alternative
+    readings that were not run are left out.
     """
     directory = directory.absolute()
-    others = [directory.parent / name for name in sweep.readings]
-    return join_readings(sweep, read_runs([directory, *others]), directory.name)
-
-
-def join_readings(sweep: PaperSweep, runs: pd.DataFrame, name: str) -> pd.DataFrame:
-    """Return the cells of the first reading, each followed by its alternative readings.
-
-    Alternative readings that were not run are left out. runs: see `runs.read_runs`. name: the name
-    of the sweep's directory.
-    """
-    parts = [cells(sweep, runs[runs["sweep"] == name]).assign(reading="")]
+    parts = [cells(sweep, directory).assign(reading="")]
     for other, label in sweep.readings.items():
-        table = cells(load_paper_sweep(other), runs[runs["sweep"] == other])
+        table = cells(load_paper_sweep(other), directory.parent / other)
         run = table[table["n"] > 0]
         if len(run):
             known = label or other.removeprefix(f"{sweep.name}_")

@@ -9,7 +9,6 @@ from fedexp_papers import layout
 from fedexp_papers.cells import cells as compared
 from fedexp_papers.command import main
 from fedexp_papers.readings import check_claims
-from fedexp_papers.runs import read_runs
 from fedexp_papers.sweeps import load_paper_sweep
 from quick_runs import make_run
 
@@ -18,7 +17,7 @@ RUN8 = [*SETTING, "local.epochs=5", "algorithm=fedavg"]  # FedNTD Table 8, E=5
 
 
 def cells(folder, name):
-    return compared(load_paper_sweep(name), read_runs([folder]))
+    return compared(load_paper_sweep(name), folder)
 
 
 def one(table, **wanted):
@@ -149,13 +148,13 @@ def test_alignment_is_compared_for_each_layer_and_pair(tmp_path):
     assert table["verdict"].tolist() == ["within", "within", "outside", "within"]
 
 
-def test_columns_are_named_by_what_differs_between_them():
+def test_columns_are_named_by_what_differs_between_them(tmp_path):
     """Columns are named by what differs between them. A long table is split by partition."""
 
     def columns(name):
         return {
             part.title: list(part.table.columns)
-            for part in layout.sections(compared(load_paper_sweep(name), read_runs([])))
+            for part in layout.sections(compared(load_paper_sweep(name), tmp_path))
         }
 
     assert columns("fedntd_table8") == {"": ["E=1", "E=3", "E=5", "E=10", "E=20"]}

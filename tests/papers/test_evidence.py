@@ -14,8 +14,9 @@ from fedexp.core.errors import ConfigError
 from fedexp.data.partitioned import Partition
 from fedexp.rundir.sweeps import write_sweep_name
 from fedexp_papers import evidence
+from fedexp_papers.cells import cells, select_curve
 from fedexp_papers.command import main
-from fedexp_papers.runs import read_runs, select_curve
+from fedexp_papers.sweeps import load_paper_sweep
 from quick_runs import make_run
 from test_compare import RUN8
 
@@ -105,7 +106,8 @@ def test_curve_of_a_task_has_the_rounds_of_the_task(tmp_path):
     convert(tmp_path / "a", tmp_path / "a")
     path = tmp_path / "a" / "run0" / "rounds.csv"
     pd.read_csv(path).assign(task=[0, 1, 1, 2]).to_csv(path, index=False)
-    (table,) = read_runs([tmp_path / "a"])["table"]
+    with evidence.all_jobs(tmp_path / "a") as (job,):
+        table = job.table
     assert select_curve(table, task=1).to_dict() == {1: 0.25, 2: 0.5}
     assert select_curve(table).tolist() == [0.25, 0.5, 0.75]
     assert select_curve(table, view="augmented").tolist() == [0.25, 0.5, 0.75]
@@ -124,6 +126,6 @@ def test_damaged_table_of_runs_gives_one_message(content, tmp_path, capsys):
     sweep.mkdir()
     (sweep / evidence.TABLE).write_bytes(content)
     with pytest.raises(ConfigError, match=r"runs\.jsonl\.xz: "):
-        read_runs([sweep])
+        cells(load_paper_sweep(sweep.name), sweep)
     assert main(["compare", str(sweep), "--no-figures"]) == 2
     assert len(capsys.readouterr().err.splitlines()) == 1

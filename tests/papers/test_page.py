@@ -28,7 +28,7 @@ LONG = ("cfed_table1", "fedntd_table1")
     ],
 )
 def test_committed_tables_are_current(sweep):
-    current = csv(readings.compare_sweep(load_paper_sweep(sweep), MULTIRUN / sweep))
+    current = csv(readings.join_readings(load_paper_sweep(sweep), MULTIRUN / sweep))
     assert current == (MULTIRUN / sweep / "comparison.csv").read_text(encoding="utf-8")
 
 
