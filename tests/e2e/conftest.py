@@ -75,8 +75,11 @@ def fedexp(monkeypatch, capfd, tmp_path) -> Iterator[CommandLine]:
 
 
 # The environment variable STOP_AFTER has rounds after each of which the process stops itself once.
+# ENGINES has engines: each then trains in a child of its own, in a directory with its name. So torch
+# is imported once.
 PROGRAM = """
 import os, signal, sys
+import fedexp.training.run
 from fedexp.cli.main import main
 from fedexp.training import rounds
 
@@ -88,7 +91,14 @@ def play(simulation, state, *others, play_round=rounds.play_round):
 
 stops = {int(number) for number in os.environ.get("STOP_AFTER", "").split(",") if number}
 rounds.play_round = play
-sys.exit(main())
+engines = os.environ.get("ENGINES", "").split()
+for engine in engines:
+    if os.fork() == 0:
+        sys.exit(main([*sys.argv[1:], f"hardware.engine={engine}", f"hydra.run.dir={engine}"]))
+if not engines:
+    sys.exit(main())
+for engine in engines:
+    os.wait()
 """
 
 

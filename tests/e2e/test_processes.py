@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -37,7 +38,7 @@ def wait_for(condition: Callable[[], bool], process, seconds: float = 240.0) -> 
     while not condition():
         assert process.poll() is None, process.read()
         assert time.monotonic() < deadline, process.read()
-        time.sleep(0.01)
+        time.sleep(0.1)
 
 
 def wait_until_stopped(directory: Path, rounds: int, process) -> None:
@@ -71,19 +72,24 @@ def rounds_in(directory: Path) -> int:
     return torch.load(directory / "checkpoint/latest.pt", weights_only=True)["round"]
 
 
-@pytest.mark.parametrize("engine", ["sequential", "vectorised"])
-def test_a_killed_run_continues_bit_for_bit(start, fedexp, tmp_path, engine):
+def test_a_killed_run_continues_bit_for_bit(start, fedexp, tmp_path):
     """Ranks are killed below."""
-    command = ("algorithm=scaffold", "rounds=4", *SMALL, f"hardware.engine={engine}")
+    engines = ("sequential", "vectorised")
+    command = ("algorithm=scaffold", "rounds=4", *SMALL)
     command = (*command, "forgetting_metric=all", "tracker=none")
-    process = start(*command, "hydra.run.dir=run", STOP_AFTER="2")
-    wait_until_stopped(tmp_path / "run", 2, process)
-    process.kill()
+    process = start(*command, STOP_AFTER="2", ENGINES=" ".join(engines))
+    wait_for(lambda: [*map(state_of, children(process.pid))] == ["T", "T"], process)
+    for pid in children(process.pid):
+        os.kill(pid, signal.SIGKILL)
     process.wait()
-    assert not (tmp_path / "run" / "summary.json").exists()
-    fedexp.done("resume=run")
-    fedexp.done(*command, "hydra.run.dir=undisturbed")
-    assert_same_run(tmp_path / "run", tmp_path / "undisturbed")
+    for engine in engines:
+        run = tmp_path / engine
+        assert rounds_in(run) == 2
+        assert not (run / "summary.json").exists()
+        fedexp.done(f"resume={engine}")
+        fedexp.done(*command, f"hardware.engine={engine}", "hydra.run.dir=undisturbed")
+        assert_same_run(run, tmp_path / "undisturbed")
+        shutil.rmtree(tmp_path / "undisturbed")
 
 
 @pytest.mark.slow
