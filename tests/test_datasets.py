@@ -200,7 +200,10 @@ def test_concurrent_jobs_download_files_once(mnist_files, tmp_path, caplog):
     check_mnist(load("mnist", tmp_path / "data"))
 
 
-@pytest.mark.parametrize("address", ["https://me:secret@host/x", "ftp://me:secret@host/x"])
+@pytest.mark.parametrize(
+    "address",
+    ["https://me:secret@host/x", "ftp://me:secret@host/x", "'https://host/x?token=secret'"],
+)
 def test_passwords_in_addresses_are_rejected_unseen(address, tmp_path):
     with pytest.raises(Exception, match=r"dataset\.url: .* must not contain .*a password") as error:
         dataset("mnist", tmp_path, f"dataset.url={address}")

@@ -138,12 +138,15 @@ def collecting() -> Iterator[None]:
 
 
 def reject_password(key: str, text: str) -> None:
-    """Raise ConfigError if an address contains a user name or a password. They are not shown."""
-    if re.search(r"://[^/?#\s]*@", text):
+    """Raise ConfigError if an address contains a user name or a password. They are not shown.
+
+    The part after ? of an address of data may be a password, too.
+    """
+    if re.search(r"://[^/?#\s]*@", text) or re.search(r"\burl\W+\w+://\S*\?", f"{key}={text}"):
         raise ConfigError(
-            f"{key}: an address must not contain a user name or a password, because it is stored"
-            " with every run, and downloads do not use them. Download the files yourself into"
-            " data_dir (without dataset.url, a message lists them)"
+            f"{key}: an address must not contain a user name, a password or a query (?...),"
+            " because it is stored with every run, and downloads do not use them. Download the"
+            " files yourself into data_dir (without dataset.url, a message lists them)"
         )
 
 
