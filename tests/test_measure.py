@@ -79,6 +79,8 @@ def test_measures_of_a_run_equal_its_summary(tmp_path):
     [
         ([[50.0, 20.0]], ROUNDS, r"accuracy\[0, 0\]=50: must be in \[0, 1\]; divide percentages"),
         ([[0, 0.5], [1, 0.6], [2, 0.7]], ROUNDS, "numbers of rounds, tasks or classes"),
+        ([[0, 0.5], [1, 0.6]], ROUNDS, "numbers of the two rounds, or accuracies"),
+        ([[0, 1], [0.5, 0.6]], ROUNDS[::-1], "numbers of the two rounds, or accuracies"),
         ([[0, 0.5, 0.1], [1, 0.6, 0.8]], TASKS, "first task look like numbers of rows"),
         ([[-0.1]], ROUNDS, "must be in"),
         ([[np.inf]], ROUNDS, "must be in"),

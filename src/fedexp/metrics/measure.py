@@ -95,6 +95,12 @@ def of_rounds(matrix: np.ndarray, start: np.ndarray) -> dict[str, float]:
             "accuracy: a class must be tested in every given round or in none; leave out the rounds"
             " that were not evaluated"
         )
+    if matrix.shape[1] > 1 and matrix[:, 0].tolist() == [0, 1]:
+        raise ConfigError(
+            "accuracy: 0 and 1 may be the numbers of the two rounds, or accuracies on the first"
+            " class. If they are numbers, leave them out; if they are accuracies, put this class in"
+            " another place (the measures do not depend on the order of the classes)"
+        )
     history = np.vstack([start, matrix])
     known = matrix if np.isnan(start[~missing[0]]).any() else history
     return {
