@@ -679,19 +679,22 @@ def test_select_returns_the_runs_with_given_options(sweep):
 
 
 def test_sweep_has_only_the_runs_of_its_jobs(here, sweep, capsys):
-    """The directory also has a copy, and a run that no sweep made."""
-    command = ["--multirun", *SMALL, "rounds=1", "hydra.sweep.dir=mine"]
-    assert main.main([*command, "seed=0"]) == 0
-    (first,) = (path for path in (here / "mine").iterdir() if path.is_dir())
-    shutil.copytree(first, here / "mine" / "z_copy")
+    """The directory, which is renamed, also has a copy and two runs that no sweep made."""
+    command = ["--multirun", *SMALL, "rounds=1"]
+    assert main.main([*command, "hydra.sweep.dir=old", "seed=0"]) == 0
+    (here / "old").rename(here / "mine")
+    assert main.main([*command, "hydra.sweep.dir=mine", "seed=1"]) == 0
+    (second,) = (here / "mine").glob("*_seed1_*")
+    shutil.copytree(second, here / "mine" / "z_copy")
     shutil.copytree(sweep / "fedntd_1", here / "mine" / "single")
-    assert main.main([*command, "seed=1"]) == 0
+    assert train(here / "mine" / "other", "rounds=1").summary["sweep"] is None
     capsys.readouterr()
     loaded = fedexp.load_sweep("mine")
     assert loaded.runs["seed"].tolist() == [0, 1]
     told = capsys.readouterr().err
-    assert "mine: left out: single was not made by the sweep mine" in told
-    assert f"mine: left out: z_copy has the configuration of {first.name}" in told
+    for name in ("single", "other"):
+        assert f"mine: left out: {name} was not made by the sweep mine" in told
+    assert f"mine: left out: z_copy has the configuration of {second.name}" in told
     assert main.main(["report", "mine", "--no-figures"]) == 0
     table = pd.read_csv("mine/table.csv")
     assert table["seeds"].tolist() == ["0 1"]

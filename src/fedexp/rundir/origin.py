@@ -4,6 +4,7 @@
  "identity": "...",         the hash of "values"
  "directory": "...",        the working directory that relative paths refer to
  "shape": [32, 32, 3],      of the stored inputs
+ "sweep": "...",            the sweep that started the run; null for a single run
  "parts": [{"first_round": 0, "versions": {...}, "commit": ..., "hardware": {...},
             "data": {"arrays": <checksum>, ...}}],   another part if a resumed run differs
  "values": {...}}           see `fedexp.rundir.identity.essential`
@@ -34,7 +35,7 @@ def read(directory: Path) -> dict[str, Any]:
     with storage.reading(path):
         if found["format"] != FORMAT:
             raise ValueError(f"has format {found['format']}, not {FORMAT}")
-        return {key: found[key] for key in KEYS}
+        return {key: found[key] for key in KEYS} | {"sweep": found.get("sweep")}
 
 
 def write(
@@ -43,13 +44,15 @@ def write(
     shape: Sequence[int],
     part: Mapping[str, Any],
     resumed: bool,
+    sweep: str | None = None,
 ) -> None:
     """Write origin.json, or update it for a resumed run.
 
     values: the result of `essential`. part: the entry of "parts" for the next rounds. resumed:
-    False if the run has no completed rounds, so that no earlier part counts.
+    False if the run has no completed rounds, so that no earlier part counts. sweep: the name of
+    the sweep that starts the run.
     """
-    begun: dict[str, Any] = {"directory": str(Path.cwd()), "parts": []}
+    begun: dict[str, Any] = {"directory": str(Path.cwd()), "parts": [], "sweep": sweep}
     if resumed:
         begun = read(directory)
     parts = [each for each in begun["parts"] if each["first_round"] < part["first_round"]]
@@ -60,6 +63,7 @@ def write(
         "identity": digest(values),
         "directory": begun["directory"],
         "shape": list(shape),
+        "sweep": begun["sweep"],
         "parts": parts,
         "values": dict(values),
     }

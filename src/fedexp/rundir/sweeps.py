@@ -41,8 +41,8 @@ def job_directories(sweep: Path) -> list[Path]:
 def own_jobs(sweep: Path) -> list[RunDirectory]:
     """Return the jobs of a sweep as `find_jobs`, without runs that do not belong to it.
 
-    These are runs that another sweep or no sweep made, and runs with the configuration of another
-    one, such as a copy. The log names them.
+    These are runs that another sweep or no sweep made, unless their directories have the name of a
+    job, and runs with the configuration of another one, such as a copy. The log names them.
     """
     made_in = sweep_directory_name(sweep)
     runs: list[RunDirectory] = []
@@ -52,7 +52,7 @@ def own_jobs(sweep: Path) -> list[RunDirectory]:
         run = RunDirectory(path)
         is_foreign = made_in is not None and run.summary.get("sweep", made_in) != made_in
         identity = run.summary.get("identity") or path
-        if is_foreign:
+        if is_foreign and not path.name.endswith(f"_{identity}"[:9]):
             left_out[path.name] = f"was not made by the sweep {made_in}"
         elif known.setdefault(identity, path.name) != path.name:
             left_out[path.name] = f"has the configuration of {known[identity]}"

@@ -189,7 +189,7 @@ def write_origin(run: Run) -> None:
     made_with = environment(run.simulation.hardware)
     part = {"first_round": first, **made_with, "data": dict(run.checksums)}
     shape = run.simulation.runtime.data.x_train.shape[1:]
-    origin.write(run.directory, run.values, shape, part, run.saved is not None)
+    origin.write(run.directory, run.values, shape, part, run.saved is not None, sweep_name(run))
 
 
 def begin_new(run: Run) -> None:
@@ -293,7 +293,7 @@ def run_info(run: Run) -> RunInfo:
     return RunInfo.of(
         run.directory,
         run.config,
-        sweep_name(run.job),
+        sweep_name(run),
         total_rounds=run.simulation.rounds,
         first_round=state.round,
         classes=run.simulation.runtime.data.classes,
@@ -338,7 +338,7 @@ def summarise(run: Run, callbacks: Callbacks) -> dict[str, Any]:
     return {
         "status": run.state.status,
         **identity,
-        "sweep": sweep_name(run.job),
+        "sweep": sweep_name(run),
         "identity": digest(run.values),
         **summary_of(run.simulation, run.state),
         **dict(ChainMap(*added)),
@@ -364,13 +364,8 @@ def data_sizes(simulation: Simulation) -> dict[str, int]:
     return sizes | {"classes": len(learned), "clients": federation.num_clients}
 
 
-def sweep_name(job: Job) -> str | None:
-    """Return the name of the sweep that a job belongs to, or None.
-
-    If a job is resumed by name, its sweep is the parent directory, or the directory above it, that
-    contains Hydra's file multirun.yaml.
-    """
-    if job.sweep is not None:
-        return job.sweep
-    above = list(job.directory.absolute().parents)[:2]
-    return next((path.name for path in above if (path / files.MULTIRUN).is_file()), None)
+def sweep_name(run: Run) -> str | None:
+    """Return the name of the sweep that a run belongs to, or None; also if it is resumed by name."""
+    if run.built.settings.resume is None:
+        return run.job.sweep
+    return origin.read(run.directory)["sweep"]
