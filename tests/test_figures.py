@@ -204,7 +204,8 @@ def test_data_distribution_shows_examples_per_client_and_class(tmp_path, clients
 
 
 def test_curves_show_evaluated_rounds_the_best_round_and_targets(tmp_path):
-    accuracy = np.array([[0.1, 0.1], [0.5, 0.3], [0.2, 0.2]])
+    """The initial model is better, but not the best of the run (`best_accuracy`)."""
+    accuracy = np.array([[0.6, 0.4], [0.5, 0.3], [0.2, 0.2]])
     make_run(tmp_path, rounds=4, classes=2, interval=2, accuracy=accuracy, local=False)
     above, below = draw.curves(load_run_data(tmp_path)).axes
     lines = {line.get_label(): line for line in above.lines}
@@ -214,7 +215,7 @@ def test_curves_show_evaluated_rounds_the_best_round_and_targets(tmp_path):
         "target 0.2: round 2",
         "target 0.99: never",
     ]
-    np.testing.assert_allclose(lines["test accuracy"].get_xydata(), [[0, 0.1], [2, 0.4], [4, 0.2]])
+    np.testing.assert_allclose(lines["test accuracy"].get_xydata(), [[0, 0.5], [2, 0.4], [4, 0.2]])
     assert [line.get_label() for line in below.lines] == [draw.FORGETTING]
     np.testing.assert_allclose(below.lines[0].get_xydata(), [[2, 0.1], [3, 0.1], [4, 0.1]])
 

@@ -30,6 +30,7 @@ from fedexp.figures.style import (
     map_cells,
     map_height,
     panels,
+    points,
     round_axis,
     set_panel_title,
     write_note,
@@ -146,8 +147,9 @@ def curves(run: RunData) -> Figure:
         line(above, *run.points(column), colour, label)
     chosen = "validation_accuracy" if run.has("validation_accuracy") else "test_accuracy"
     rounds, accuracy = run.points(chosen)
-    best = int(np.argmax(accuracy))
-    look: dict[str, Any] = {"color": ORANGE, "markersize": 11, "clip_on": False, "zorder": 3}
+    best = int(np.argmax(np.where(rounds > 0, accuracy, -1)))  # not of the initial model
+    size = 1.3 * points("legend.fontsize")  # no higher than a line of the legend
+    look: dict[str, Any] = {"color": ORANGE, "markersize": size, "clip_on": False, "zorder": 3}
     label = f"best: {accuracy[best]:.3f}, round {rounds[best]:.0f}"
     above.plot(rounds[best], accuracy[best], "*", **look, label=label)
     reached = rounds_to_target(rounds.tolist(), accuracy.tolist(), sorted(run.targets), ())
