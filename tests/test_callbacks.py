@@ -2,13 +2,15 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 import fedexp
 from fedexp.core import storage
+from fedexp.core.errors import ConfigError
 from fedexp.rundir import checkpoint, files
-from fedexp.trackers.base import Callback
+from fedexp.trackers.base import Callback, name_states
 from fedexp.training.recorder import Recorder
 from fedexp.training.rounds import run_rounds
 from quick_runs import SMALL
@@ -57,6 +59,44 @@ def test_callback_ends_a_run_with_its_reason(tmp_path):
     assert (state.round, state.status) == (2, "stopped")
     assert state.stopped == {"by": "callback", "reason": "enough"}
     assert checkpoint.load(tmp_path).state["status"] == "stopped"
+
+
+class Wrong(Callback):
+    def __init__(self, kind):
+        self.kind = kind
+
+    def after_round(self, record):
+        if self.kind == "model":
+            next(iter(record.model["params"].values())).zero_()
+        return True if self.kind == "reason" else None
+
+    def state_dict(self):
+        return {"best": [np.float64(0.5)]} if self.kind == "state" else {}
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("model", "a callback changed the global model"),
+        ("reason", "after_round returned True; must be a text"),
+        ("state", r"\['best'\]: is a numpy\.float64, which a resumed run could not read"),
+    ],
+)
+def test_callback_that_would_spoil_a_run_is_rejected(tmp_path, kind, message):
+    with pytest.raises(ConfigError, match=message):
+        play(make_simulation(), tmp_path, Wrong(kind))
+
+
+def test_callbacks_of_one_class_have_a_state_each(tmp_path):
+    callbacks = [Listening(), Listening(), Wrong("nothing")]
+    callbacks[1].calls.append("another")
+    recorder = Recorder(tmp_path, make_simulation(), callbacks, None)
+    run_rounds(recorder.simulation, recorder.simulation.initial_state(), recorder)
+    saved = storage.load_tree(tmp_path / files.CHECKPOINT)["callbacks"]
+    read = {name: saved[name] for name, each in name_states(callbacks).items()}
+    first, second = (len(each.calls) for each in callbacks[:2])
+    assert list(read.values()) == [{"count": first}, {"count": second}, {}]
+    assert first + 1 == second
 
 
 OWN = """

@@ -10,9 +10,11 @@ import json
 import os
 import zipfile
 import zlib
+from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import NoneType
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 import yaml
@@ -112,9 +114,35 @@ def write_json(path: Path, value: Mapping[str, Any]) -> None:
 def save_tree(path: Path, value: "Tree", sync_folder: bool = True) -> None:
     import torch
 
+    check_plain(value, path.name)
     buffer = io.BytesIO()
     torch.save(value, buffer)
     write_atomically(path, buffer.getvalue(), sync_folder)
+
+
+def check_plain(value: object, where: str) -> None:
+    """Raise ConfigError unless `load_tree`, which runs no code, can read a value.
+
+    where: the place of the value, for the message.
+    """
+    import torch
+
+    kind = type(value)
+    if isinstance(value, torch.Tensor):
+        return
+    if kind in (dict, OrderedDict):
+        for key, item in value.items():  # type: ignore[attr-defined]
+            check_plain(key, f"a key of {where}")
+            check_plain(item, f"{where}[{key!r}]")
+    elif kind in (list, tuple, set):
+        for item in value:  # type: ignore[attr-defined]
+            check_plain(item, where)
+    elif kind not in (str, bytes, int, float, bool, NoneType):
+        raise ConfigError(
+            f"{where}: is a {kind.__module__}.{kind.__qualname__}, which a resumed run could not"
+            " read; a state must consist of tensors, dicts, lists and plain numbers and texts, such"
+            " as float(x) for a number of NumPy"
+        )
 
 
 def load_tree(path: Path, mapped: bool = False) -> "Tree":

@@ -142,7 +142,7 @@ class Callback:
 
     @property
     def key(self) -> str:
-        """Return the name of the callback's state in checkpoints, which no other one has."""
+        """Return the name of the callback's state in checkpoints (see `name_states`)."""
         return f"{type(self).__module__}.{type(self).__qualname__}"
 
     def wants_epochs(self, round: int) -> bool:
@@ -213,6 +213,15 @@ class Tracker(Callback):
         return None
 
 
+def name_states(callbacks: Iterable[Callback]) -> dict[str, Callback]:
+    """Return the callbacks by distinct names of their states: a class may be used several times."""
+    found: dict[str, Callback] = {}
+    for each in callbacks:
+        same = sum(other.key == each.key for other in found.values())
+        found[f"{each.key} {same + 1}" if same else each.key] = each
+    return found
+
+
 class Callbacks:
     """Calls the callbacks of a run, in their order.
 
@@ -222,6 +231,7 @@ class Callbacks:
 
     def __init__(self, members: Iterable[Callback]):
         self.members = list(members)
+        self.names = {id(each): name for name, each in name_states(self.members).items()}
 
     def call(self, method: str, *arguments: Any) -> list[Any]:
         """Call a method of each callback, and return the results."""

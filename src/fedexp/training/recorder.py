@@ -12,7 +12,9 @@ from typing import Any
 
 import numpy as np
 
+from fedexp.core import tree
 from fedexp.core.errors import ConfigError
+from fedexp.core.private.torch_internals import changes_in_place
 from fedexp.data.views import LOCAL, file_in_view, name_in_view, rename_for_view
 from fedexp.metrics.record import BEFORE, COLUMNS, Record, Row
 from fedexp.metrics.tasks import FORMULAS, TaskHistory
@@ -99,11 +101,21 @@ class Recorder:
             model={part: state.server[part] for part in ("params", "buffers")},
             result=result,
         )
+        before = changes_in_place(tree.leaves(record.model))
         for reason in filter(None, self.callbacks.call("after_round", record)):
+            if not isinstance(reason, str | Mapping):
+                raise ConfigError(
+                    f"callback: after_round returned {reason!r}; must be a text, which is a reason"
+                    " to end the run, or None"
+                )
             if state.status == "running":
                 state.stop(
                     {"by": CALLBACK, "reason": reason} if isinstance(reason, str) else reason
                 )
+        if changes_in_place(tree.leaves(record.model)) != before:
+            raise ConfigError(
+                "callback: a callback changed the global model, whose tensors it must clone first"
+            )
         if self.simulation.has_tasks and state.round and self.simulation.ends_task(state.round):
             self.callbacks.call("after_task", record)
 
@@ -121,7 +133,8 @@ class Recorder:
         for table in self.files.values():
             table.sync()
         lengths = {name: table.length for name, table in self.files.items()}
-        kept = {each.key: each.state_dict() for each in self.callbacks.members}
+        names = self.callbacks.names
+        kept = {names[id(each)]: each.state_dict() for each in self.callbacks.members}
         versions = state.clients.save(self.directory / files.CLIENT_STATES, state.round)
         saved = state.to_tree(versions) | {"lengths": lengths, "callbacks": kept}
         checkpoint.save(self.directory, saved)

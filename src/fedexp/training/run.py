@@ -35,6 +35,7 @@ from fedexp.trackers.base import (
     RoundRecord,
     RunInfo,
     final_tables,
+    name_states,
     past_rounds,
 )
 from fedexp.trackers.progress import Progress
@@ -270,9 +271,9 @@ def recording(run: Run) -> Iterator[Recorder]:
     if run.saved is not None:
         info = replace(info, past=partial(past_records, run, run.state.round, callbacks))
     saved = run.saved.state if run.saved else {"lengths": None, "callbacks": {}}
-    for each in callbacks:
-        if each.key in saved["callbacks"]:
-            each.load_state_dict(saved["callbacks"][each.key])
+    for name, each in name_states(callbacks).items():
+        if name in saved["callbacks"]:
+            each.load_state_dict(saved["callbacks"][name])
     recorder = Recorder(run.directory, run.simulation, callbacks, saved["lengths"])
     recorder.begin = partial(begin, run)
     if not RunDirectory(run.directory).finished:

@@ -52,6 +52,11 @@ def copy_each(targets: list[torch.Tensor], values: list[torch.Tensor]) -> None:
     torch._foreach_copy_(targets, values)
 
 
+def changes_in_place(tensors: list[torch.Tensor]) -> list[int]:
+    """Return how often each tensor has been changed in place; 0 for tensors of inference mode."""
+    return [0 if tensor.is_inference() else tensor._version for tensor in tensors]
+
+
 class _Unloaded(ModuleType):
     """A placeholder for a module that is not loaded. It has a few of the module's names.
 
