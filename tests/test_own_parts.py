@@ -3,6 +3,7 @@
 import inspect
 import re
 from dataclasses import replace
+from fractions import Fraction
 from typing import Any, ClassVar
 
 import numpy as np
@@ -79,13 +80,15 @@ def test_example_with_a_growing_penalty_has_the_stated_weights():
 
 class Clipped(FedAvg):
     clip: float = 1.0
+    name: str = ""
     more: Any = None
 
 
 @pytest.mark.parametrize("value", [float("inf"), float("-inf"), float("nan")])
 def test_value_that_is_not_finite_is_rejected(value):
     assert make(Clipped, {"clip": 2.0}, "algorithm.").clip == 2
-    for key, wrong in (("clip", value), ("more", [1, [value]]), ("more", {"a": value})):
+    wrongs = (("clip", value), ("name", value), ("more", [1, [value]]), ("more", {"a": value}))
+    for key, wrong in wrongs:
         with pytest.raises(ConfigError, match=rf"algorithm\.{key}=.*: must be finite"):
             make(Clipped, {key: wrong}, "algorithm.")
 
@@ -162,6 +165,21 @@ def test_metric_must_return_numbers(given, message):
     kind = {"of_each": "client_values", "of_run": "summary"}.get(*given, "round_values")
     with pytest.raises(ConfigError, match="forgetting_metric: Own returns mine=.*" + message):
         getattr(metrics, kind)(history)
+
+
+def test_numbers_of_a_metric_become_floats():
+    metrics, history = Metrics([Own(of_rounds=Fraction(1, 4))]), Record(np.ones((4, 2), np.int64))
+    value = metrics.round_values(history)["mine"]
+    assert (value, type(value)) == (0.25, float)
+
+
+def test_metric_cannot_change_what_others_read():
+    history = Record(np.ones((4, 2), np.int64))
+    history.add(1, np.zeros(2))
+    history.add_local(1, np.arange(4), np.zeros((4, 2)))
+    for array in (history.counts, *history.class_accuracy, *history.local_class_accuracy):
+        with pytest.raises(ValueError, match="read-only"):
+            array /= 2
 
 
 @pytest.mark.parametrize("values", [0.5, {}, {"mine": 1.0, "late": 2.0}])
@@ -241,6 +259,16 @@ class Returning(Partitioner):
 def test_partition_must_return_parts_and_info(given):
     with pytest.raises(ConfigError, match="partition: Returning: `assign` must return two things"):
         Returning(given=given).deal(np.array([0, 1, 0, 1]), 2, np.random.default_rng(0))
+
+
+def test_information_on_a_partition_may_be_of_numpy():
+    def info(value):
+        own = Returning(given=([[0], [1]], {"mine": value}))
+        return own.deal(np.array([0, 1, 0, 1]), 2, np.random.default_rng(0)).info["mine"]
+
+    assert (info(np.int64(3)), info(np.arange(2))) == (3, [0, 1])
+    with pytest.raises(ConfigError, match="information that JSON cannot hold"):
+        info(info)
 
 
 def test_keeps_without_its_base_class_is_rejected():

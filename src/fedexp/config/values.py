@@ -171,7 +171,8 @@ def make(schema: type[T], values: Mapping[str, Any], prefix: str) -> T:
     # A user's class may allow infinite values, but config.yaml could not be read back with them.
     for name, value in converted.items():
         finite = not any(
-            isinstance(number, float) and not math.isfinite(number) for number in scalars_in(value)
+            isinstance(number, float) and not math.isfinite(number)
+            for number in scalars_in([values[name], value])  # also if a string was made of it
         )
         require(finite, f"{prefix}{name}", value, "finite")
     return made

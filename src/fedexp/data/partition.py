@@ -5,6 +5,7 @@ Sharding and LDA follow FedNTD (NeurIPS 2022), appendix B.5. Natural clients fol
 depends only on its arguments and on the state of the random generator.
 """
 
+import json
 import random
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
@@ -73,7 +74,13 @@ class Partitioner(Checked, prefix="partition."):
         parts, test = check_parts(given[0], len(labels), num_clients, self.source), NO_EXAMPLES
         if test_fraction:
             parts, test = hold_out_test(parts, test_fraction, rng)
-        info = {"scheme": type(self).__name__} | asdict(self) | dict(given[1])
+        try:
+            noted = json.loads(json.dumps(dict(given[1]), default=lambda value: value.tolist()))
+        except (TypeError, ValueError, AttributeError) as error:
+            raise ConfigError(
+                f"{self.source}: `assign` returns information that JSON cannot hold ({error})"
+            ) from error
+        info = {"scheme": type(self).__name__} | asdict(self) | noted
         return Dealt(list(map(np.sort, parts)), test, info)
 
     @property

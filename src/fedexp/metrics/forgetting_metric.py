@@ -312,7 +312,9 @@ def checked(
             raise ConfigError(
                 f"{name} returns {key}={reprlib.repr(value)}, but {key} must be {wanted}"
             )
-    return values
+    if clients is not None:
+        return values
+    return {key: float(value) for key, value in values.items()}
 
 
 def are_numbers(values: Any, count: int) -> bool:

@@ -30,6 +30,13 @@ OF_ROUNDS = ("rounds", "class_accuracy", "accuracy", "loss", "task_accuracy", "r
 OF_LOCAL = ("local_rounds", "sampled", "local_class_accuracy", "distributed_accuracy")
 
 
+def read_only(values: Any, kind: type) -> np.ndarray:
+    """Return a copy that a metric, which may be a user's, cannot change for the others."""
+    array = np.array(values, dtype=kind)
+    array.flags.writeable = False
+    return array
+
+
 @dataclass
 class Record:
     """The results of one run so far, on one test set.
@@ -71,6 +78,9 @@ class Record:
     personal_round: int = 0
     personal_peak: np.ndarray | None = None
 
+    def __post_init__(self) -> None:
+        self.counts = read_only(self.counts, np.int64)
+
     def add(
         self,
         round: int,
@@ -87,11 +97,11 @@ class Record:
         """
         assert not self.rounds or round > self.rounds[-1], "rounds are recorded in order"
         self.rounds.append(round)
-        self.class_accuracy.append(np.asarray(class_accuracy, dtype=np.float64))
+        self.class_accuracy.append(read_only(class_accuracy, np.float64))
         self.accuracy.append(overall[0])
         self.loss.append(overall[1])
         if right is not None:
-            self.right.append(np.packbits(right))
+            self.right.append(read_only(np.packbits(right), np.uint8))
         if tasks:
             self.task_accuracy.append(list(tasks))
 
@@ -111,17 +121,17 @@ class Record:
             "rounds are recorded in order"
         )
         self.local_rounds.append(round)
-        self.sampled.append(np.asarray(sampled, dtype=np.int64))
-        self.local_class_accuracy.append(np.asarray(class_accuracy, dtype=np.float64))
+        self.sampled.append(read_only(sampled, np.int64))
+        self.local_class_accuracy.append(read_only(class_accuracy, np.float64))
         if distributed is not None:
-            self.distributed_accuracy.append(np.asarray(distributed, dtype=np.float64))
+            self.distributed_accuracy.append(read_only(distributed, np.float64))
 
     def add_personal(self, round: int, class_accuracy: np.ndarray) -> None:
         """Record the class accuracies [K, C] of the clients' personal models after `round`.
 
         nan marks a class that was not tested.
         """
-        found = np.array(class_accuracy, dtype=np.float64)
+        found = read_only(class_accuracy, np.float64)
         if self.personal_accuracy is None or self.personal_peak is None:
             self.personal_peak = np.full_like(found, np.nan)
         elif self.personal_round >= 1:  # the initial model does not count
