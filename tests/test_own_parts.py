@@ -120,6 +120,21 @@ def declares(*names, further=(), base=ForgettingMetric):
     return type("Declared", (base,), values)()
 
 
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ({"columns": ["mine"]}, r"declares \['mine'\]; columns .* to 'max' or 'min'"),
+        ({"further": {"mine": "up"}}, r"declares 'mine'; columns"),
+        ({"columns": {"": "max"}}, r"declares ''; columns"),
+        ({"columns": {"a,b": "max"}}, r"a name without a comma"),
+        ({"columns": {"a": "max"}, "of_clients": ["b"]}, r"has b in of_clients; these must also"),
+    ],
+)
+def test_metric_must_declare_names_and_directions(body, message):
+    with pytest.raises(ConfigError, match=f"forgetting_metric: Wrong .*{message}"):
+        type("Wrong", (ForgettingMetric,), body)
+
+
 def run(directory, metric, **options):
     return record(make_simulation(forgetting_metric=metric, rounds=2, **options), directory)
 

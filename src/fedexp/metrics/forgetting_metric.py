@@ -40,6 +40,24 @@ class ForgettingMetric(Checked, prefix="forgetting_metric."):
     # whether the metric uses the predictions for single test examples
     needs_examples: ClassVar[bool] = False
 
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Raise ConfigError if tables and reports could not use the declared names."""
+        super().__init_subclass__(**options)
+        for declared in (cls.columns, cls.further):
+            known = declared.items() if isinstance(declared, Mapping) else [(declared, None)]
+            for name, better in known:
+                words = isinstance(name, str) and name.isprintable() and name and "," not in name
+                if not words or better not in ("max", "min"):
+                    raise ConfigError(
+                        f"forgetting_metric: {cls.__name__} declares {name!r}; columns and further"
+                        " must map a name without a comma to 'max' or 'min'"
+                    )
+        if unknown := set(cls.of_clients) - set(cls.columns):
+            raise ConfigError(
+                f"forgetting_metric: {cls.__name__} has {', '.join(sorted(unknown))} in of_clients;"
+                " these must also be columns, their means over the clients"
+            )
+
     def names(self) -> Sequence[str]:
         """Return the columns that the metric has with its options. By default, these are all."""
         return tuple(self.columns)
