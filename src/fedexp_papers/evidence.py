@@ -67,7 +67,9 @@ def all_jobs(sweep: Path) -> Iterator[dict[RunDirectory, Mapping[str, Any]]]:
         if not RunDirectory(sweep / name).finished
     }
     with TemporaryDirectory(prefix="fedexp-") as temporary:
-        jobs = {run: {} for run in own_jobs(sweep) if run.directory.name not in lines}
+        jobs: dict[RunDirectory, Mapping[str, Any]] = {
+            run: {} for run in own_jobs(sweep) if run.directory.name not in lines
+        }
         for name, line in lines.items():
             directory = Path(temporary) / name
             try:

@@ -13,7 +13,7 @@ from matplotlib import rcParams
 from matplotlib.figure import Figure
 
 from fedexp.analysis import draw_sweep
-from fedexp.analysis.draw_sweep import look, style_of
+from fedexp.analysis.draw_sweep import look
 from fedexp.analysis.measures import main_measures
 from fedexp.analysis.sweep_figures import Method, Setting
 from fedexp.core.errors import ConfigError
@@ -25,7 +25,7 @@ from fedexp.metrics.forgetting_metric import RoundDrop
 from fedexp.metrics.record import Record
 from fedexp.rundir.reader import RunDirectory
 from fedexp_papers.analyses.layers import TOTAL
-from fedexp_papers.draw import class_styles, draw_lines, draw_maps
+from fedexp_papers.draw import Style, class_styles, draw_lines, draw_maps
 
 COLOURS = {"dominant": "C1", "non-dominant": "C0", "missing": "C3"}  # colour of each class type
 DOMINANCE = 0.5  # a share of at least DOMINANCE/C is dominant (docs/papers/fedka.md)
@@ -80,8 +80,8 @@ def class_curves(settings: Sequence[Setting], title: str) -> Figure:
     tables = {name: pd.DataFrame(r.matrix, r.rounds) for name, r in records.items()}
     every = pd.concat(tables, axis="columns")
     faint = {"linewidth": stroke(0.5), "marker": ""}
-    lines = [
-        (every.xs(label, axis="columns", level=1), style | faint)
+    lines: list[tuple[pd.DataFrame, Style]] = [
+        (pd.DataFrame(every.xs(label, axis="columns", level=1)), style | faint)
         for label, style in enumerate(class_styles(methods[0].files[0].classes))
     ]
     means = pd.DataFrame({name: table.mean(axis="columns") for name, table in tables.items()})
@@ -112,10 +112,14 @@ def curves(settings: Sequence[Setting], title: str) -> Figure:
     return draw_lines(title, lines)
 
 
+def style_of(method: Method) -> dict[str, Any]:
+    return look(method.number) | {"linewidth": stroke(0.8), "label": method.label}
+
+
 def stacked(name: str, runs: Iterable[pd.Series]) -> pd.DataFrame:
     """Return a column with the values of all runs at the positions that all runs have."""
     table = pd.concat(list(runs), axis="columns", join="inner")
-    return table.stack().droplevel(1).to_frame(name)
+    return pd.DataFrame({name: pd.Series(table.stack()).droplevel(1)})
 
 
 def levels(settings: Sequence[Setting], title: str) -> Figure:
@@ -163,8 +167,9 @@ def client_classes(settings: Sequence[Setting], title: str, client: int = 3) -> 
         classify_classes(require_counts(method, client)),
         strict=True,
     ):
-        own = {"label": f"{style['label']} ({name})", "color": COLOURS[name]}
-        own["linewidth"] = stroke(1.3 if name == "dominant" else 0.6)
+        width = stroke(1.3 if name == "dominant" else 0.6)
+        label = f"{style['label']} ({name})"
+        own = {"label": label, "color": COLOURS[name], "linewidth": width}
         lines.append((pd.DataFrame({DEGREE: values}, rounds), style | own))
     text = f"Forgetting degree of each class, client {client}\n{title}: {method.label}"
     return draw_lines(text, lines)

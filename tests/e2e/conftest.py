@@ -75,8 +75,8 @@ def fedexp(monkeypatch, capfd, tmp_path) -> Iterator[CommandLine]:
 
 
 # The environment variable STOP_AFTER has rounds after each of which the process stops itself once.
-# ENGINES has engines: each then trains in a child of its own, in a directory with its name. So torch
-# is imported once.
+# ENGINES has engines: each then trains in a child of its own, in a directory with its name, so that
+# torch is imported once.
 PROGRAM = """
 import os, signal, sys
 import fedexp.training.run

@@ -1,5 +1,7 @@
 """Draw the figures of forgetting in detail, from a run and its record."""
 
+from typing import Any
+
 import numpy as np
 from matplotlib.figure import Figure
 
@@ -44,7 +46,7 @@ def class_reduction(run: RunData, record: Record) -> Figure:
     figure, (above, below) = figure_of(run, subject, 5.2, (2, 1), sharex=True)
     every = np.arange(1, max(record.local_rounds) + 1)
     for number, (client, label) in enumerate(run.reduced[:6]):
-        look = {"color": f"C{number}", "linewidth": stroke(0.8)}
+        look: dict[str, Any] = {"color": f"C{number}", "linewidth": stroke(0.8)}
         name = class_names(run.classes)[label] if label < len(run.classes) else label
         look_above = look | {"label": f"class {name}, client {client}"}
         rounds, degrees, _ = local_series(record, client)
@@ -163,8 +165,15 @@ def task_matrix(run: RunData, file: TaskFile, view: str = PLAIN) -> Figure:
     for after, task in np.argwhere(~np.isnan(cells)) if cells.shape[1] <= 12 else ():
         value = cells[after, task]
         colour = "white" if sum(image.to_rgba(value)[:3]) < 1.5 else "black"
-        look = {"color": colour, "ha": "center", "va": "center", "fontsize": "small"}
-        axes.text(task, after, f"{100 * value:.1f}", **look)
+        axes.text(
+            task,
+            after,
+            f"{100 * value:.1f}",
+            color=colour,
+            ha="center",
+            va="center",
+            fontsize="small",
+        )
     axes.set_xticks(tasks[1], tasks[1] + 1)
     axes.set_yticks(tasks[0], tasks[0] + 1)
     axes.set_xlabel("accuracy on task")

@@ -32,7 +32,7 @@ OF_LOCAL = ("local_rounds", "sampled", "local_class_accuracy", "distributed_accu
 
 def read_only(values: Any, kind: type) -> np.ndarray:
     """Return a copy that a metric, which may be a user's, cannot change for the others."""
-    array = np.array(values, dtype=kind)
+    array: np.ndarray = np.array(values, dtype=kind)
     array.flags.writeable = False
     return array
 

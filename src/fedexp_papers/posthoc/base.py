@@ -137,7 +137,7 @@ def load_subject(
     for the global model, or FIRST for the first saved one, by default of the last round that has
     any. Raises ConfigError if the model or the data are missing.
     """
-    if client == FIRST:
+    if isinstance(client, str):
         number = number or last_local_round(run)
         client = min(kept_models.kept_clients(run.directory, number or 0), default=None)
         if client is None:

@@ -312,7 +312,7 @@ def neurons(runs: Runs, number: int | None, options: Namespace, title: str = "")
     subjects = load_subjects(runs, number, options)
     found = {label: preferred_classes(subject) for label, subject in subjects.items()}
     first = next(iter(subjects.values()))
-    tables = [each.stack().rename("class").reset_index() for each in found.values()]
+    tables = [pd.Series(each.stack(), name="class").reset_index() for each in found.values()]
     lines = {label: agreement(each) for label, each in found.items()}
     shown = f"round {first.model.round}"
     maps = {f"{label or shown}: {lines[label]}": each for label, each in found.items()}

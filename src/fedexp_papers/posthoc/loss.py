@@ -89,7 +89,7 @@ def loss_plane(runs: Runs, number: int | None, options: Namespace, title: str = 
     table = measure_surface(subject, plane)
     lowest = "the loss is not finite anywhere on the plane"
     if np.isfinite(table["loss"]).any():
-        best = table.loc[table["loss"].idxmin()]
+        best = table.iloc[int(table["loss"].argmin())]
         lowest = (
             f"lowest loss {best['loss']:.4f} at ({best['x']:.3g}, {best['y']:.3g}), accuracy"
             f" {best['accuracy']:.4f}"
