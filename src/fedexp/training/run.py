@@ -366,7 +366,7 @@ def data_sizes(simulation: Simulation) -> dict[str, int]:
 
 
 def sweep_name(run: Run) -> str | None:
-    """Return the name of the sweep that a run belongs to, or None; also if it is resumed by name."""
+    """Return the name of the sweep that a run belongs to, or None, also if it is resumed."""
     if run.built.settings.resume is None:
         return run.job.sweep
     return origin.read(run.directory)["sweep"]
