@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -22,6 +23,7 @@ from fedexp.core.launch import first_host, is_launched
 from fedexp.engine.base import Shared
 from fedexp.engine.ranks import world
 from fedexp.engine.ranks.objects import pack, share, signature
+from fedexp.engine.ranks.rank import Rank
 from fedexp.engine.ranks.workers import Workers
 from fedexp.engine.sequential import ClientFailure, Sequential
 from fedexp.engine.vectorised.engine import Vectorised
@@ -244,6 +246,15 @@ def test_a_node_with_other_data_is_named(another_node, breaks, words):
     data = Elsewhere(**NOISE, server=os.getpid(), breaks=breaks)
     with pytest.raises(ConfigError, match=words):
         train(engine_of(3), FedAvg(), dataset=data)
+
+
+def test_a_node_without_a_gpu_is_named(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    monkeypatch.setattr(dist, "get_rank", lambda: 5)
+    hardware = SimpleNamespace(device=torch.device("cuda"))
+    words = r"hardware.device=cuda: rank 5 on .* has 0 CUDA devices; all machines need one"
+    with pytest.raises(ConfigError, match=words):
+        Rank().begin(hardware, 0, Sequential(), None)
 
 
 @pytest.mark.slow

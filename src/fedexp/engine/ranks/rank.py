@@ -21,6 +21,7 @@ from torch import Tensor
 
 from fedexp.algorithms.base import FedAvg
 from fedexp.core import tree
+from fedexp.core.console import plural
 from fedexp.core.errors import ConfigError
 from fedexp.core.tree import Params, Tree
 from fedexp.engine.base import ClientRuntime, Cohort, Engine, Evaluation, Shared, Trained
@@ -73,10 +74,17 @@ class Rank:
         hardware: fedexp.engine.hardware.Resolved. If it does not name a particular GPU, the ranks
             of a node are distributed among its GPUs.
         number: the number of the rank on its node.
+
+        Raises ConfigError if the node does not have the GPU.
         """
-        device = hardware.device
+        device, gpus = hardware.device, torch.cuda.device_count()
+        if device.type == "cuda" and (device.index or 0) >= gpus:
+            raise ConfigError(
+                f"hardware.device={device}: rank {dist.get_rank()} on {platform.node()} has"
+                f" {plural(gpus, 'CUDA device')}; all machines need one, or hardware.device=cpu"
+            )
         if device.type == "cuda" and device.index is None:
-            device = torch.device("cuda", number % torch.cuda.device_count())
+            device = torch.device("cuda", number % gpus)
         replace(hardware, device=device).apply()
         self.use(engine, runtime.to(device))
 
