@@ -45,7 +45,8 @@ def wrong_links(path: Path, text: str) -> Iterator[str]:
             yield target
 
 
-OTHERS = ["REPRODUCTION.md", "CHANGELOG.md", "benchmarks/README.md", "benchmarks/RESULTS.md"]
+OTHERS = ["REPRODUCTION.md", "CHANGELOG.md", "SECURITY.md", "multirun/README.md"]
+OTHERS += ["benchmarks/README.md", "benchmarks/RESULTS.md"]
 
 
 @pytest.mark.parametrize("name", [*NAMES, *OTHERS])
