@@ -140,7 +140,7 @@ def opened(directory, *overrides, space=("local.lr",), objective="accuracy", **o
     config = composed("tracker=none", *overrides)
     with open_dict(config):
         config.hydra = hydra_node(directory, **options)
-    return open_study(config, objective, dict.fromkeys(space))
+    return open_study(config, objective, space if isinstance(space, dict) else dict.fromkeys(space))
 
 
 @pytest.mark.parametrize("sampler", ["random", "tpe"])
@@ -149,7 +149,7 @@ def test_seed_and_number_of_trials_decide_the_values(tmp_path, sampler):
     space, _ = space_of(["local.lr=interval(0.1,1.0)"])
 
     def first(name, seed):
-        study = opened(tmp_path / name, sampler=sampler, seed=seed)
+        study = opened(tmp_path / name, space=space, sampler=sampler, seed=seed)
         return study.ask(space).params["local.lr"]
 
     drawn = first("a", 0)
@@ -226,3 +226,20 @@ def test_study_of_another_experiment_is_rejected(tmp_path):
     ):
         with pytest.raises(ConfigError, match=r"contains a study of .*, not of .*; choose another"):
             opened(tmp_path, *overrides, **more)
+
+
+def test_study_is_not_continued_with_other_choices_or_another_scale(tmp_path):
+    """Optuna would notice it after a trial has been trained. A range may change."""
+
+    def space(rate, momentum):
+        return space_of([f"local.lr={rate}", f"local.momentum={momentum}"])[0]
+
+    first = space("tag(log,interval(0.01,0.1))", "0.0,0.5")
+    opened(tmp_path, space=first).ask(first)
+    opened(tmp_path, space=space("tag(log,interval(0.001,1.0))", "0.0,0.5"))
+    for key, other in (
+        ("local.lr", space("interval(0.01,0.1)", "0.0,0.5")),
+        ("local.momentum", space("tag(log,interval(0.01,0.1))", "0.0,0.9")),
+    ):
+        with pytest.raises(ConfigError, match=rf"contains trials with {key} from .*, not .*choose"):
+            opened(tmp_path, space=other)

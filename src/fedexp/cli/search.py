@@ -141,6 +141,15 @@ def open_study(config: DictConfig, objective: str, space: Mapping[str, Any]) -> 
         direction="maximize" if direction == "max" else "minimize",
         load_if_exists=True,
     )
+    for trial in study.trials:
+        for key, before in trial.distributions.items():
+            try:
+                distributions.check_distribution_compatibility(before, space[key])
+            except ValueError as error:
+                raise ConfigError(
+                    f"hydra.sweep.dir={directory}: contains trials with {key} from {before}, not"
+                    f" {space[key]}; search the same values, or choose another directory"
+                ) from error
     seed = options.seed + len(study.trials)  # a continued study needs a new seed
     if options.sampler == "tpe":
         study.sampler = samplers.TPESampler(seed=seed)
