@@ -14,7 +14,7 @@ figures of single runs show the lowest seed.
 """
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -23,11 +23,10 @@ from fedexp.analysis.naming import (
     displayed,
     named_overrides,
     names,
-    number_methods,
     shared_overrides,
 )
 from fedexp.analysis.sweep import normalise
-from fedexp.analysis.sweep_figures import Method, Setting, slug, sort_by_seed
+from fedexp.analysis.sweep_figures import Setting, group_runs, slug
 from fedexp.core.errors import ConfigError
 from fedexp.rundir.reader import RunDirectory
 from fedexp_papers import pictures
@@ -118,41 +117,30 @@ def label_runs(sweep: PaperSweep, runs: Sequence[RunDirectory]) -> list[Setting]
     """
     shared = shared_overrides(runs)
     same = set.intersection(*(set(run.overrides) for run in runs))
-    groups: dict[tuple[str, str], list[RunDirectory]] = {}
+    named = []
     for run, (setting, method) in zip(runs, names(runs), strict=True):
         fields = (find_cell(sweep, run.overrides, same) or (None, {}))[1]
         own = [text for text in named_overrides(run) if text not in shared]
         label = displayed([method])[0]
         if "method" in fields:
             label = AND.join([fields["method"], *added_overrides(sweep, own)])
-        groups.setdefault((fields.get("setting", setting), label), []).append(run)
-    settings, methods = map(set, zip(*groups, strict=True))
-    places = number_methods(methods)
-    numbers = {name: places[name] for name in sort_labels(sweep, "method", methods)}
-    common = " ".join(added_overrides(sweep, sorted(shared)))
-    found = []
-    for setting in sort_labels(sweep, "setting", settings):
-        shown = [
-            Method(name, sort_by_seed(groups[setting, name]), number)
-            for name, number in numbers.items()
-            if (setting, name) in groups
-        ]
-        found.append(Setting(setting, tuple(shown), common))
-    return found
+        named.append((fields.get("setting", setting), label))
+    found = group_runs(runs, named, " ".join(added_overrides(sweep, sorted(shared))))
+    place, place_of_method = place_in(sweep, "setting"), place_in(sweep, "method")
+    ordered = [
+        replace(each, methods=tuple(sorted(each.methods, key=lambda m: place_of_method(m.name))))
+        for each in found
+    ]
+    return sorted(ordered, key=lambda setting: place(setting.name))
 
 
-def sort_labels(sweep: PaperSweep, field: str, labels: Iterable[str]) -> list[str]:
-    """Sort labels as in the sweep's file. Labels that are not in the file come last."""
+def place_in(sweep: PaperSweep, field: str) -> Callable[[str], tuple[int, str]]:
+    """Return a sort key of labels: the place in the sweep's file; other labels come last."""
     known: dict[str | None, int] = {}
     for block in sweep.blocks:
         for combination in block.combinations():
             known.setdefault(block.fields(combination).get(field), len(known))
-
-    def place(label: str) -> tuple[int, str]:
-        own = known.get(label, known.get(label.partition(AND)[0], len(known)))
-        return own, label
-
-    return sorted(labels, key=place)
+    return lambda label: (known.get(label, known.get(label.partition(AND)[0], len(known))), label)
 
 
 def added_overrides(sweep: PaperSweep, overrides: Sequence[str]) -> list[str]:

@@ -49,13 +49,11 @@ class Rule:
         """
         if not len(values):
             return None
-        if self.value == "last":
-            return float(values[-1])
         if self.value == "best":
             return float(min(values) if metric == "forgetting" else max(values))
-        if number := self._argument("n"):
-            return statistics.fmean(values[-int(number) :])
-        return ema(values, float(self._argument("w") or 0))
+        if weight := self._argument("w"):
+            return ema(values, weight)
+        return statistics.fmean(values[-int(self._argument("n") or 1) :])
 
     def standard_error(self, values: Sequence[float]) -> float | None:
         """Return the standard error of the reported number within one run.
@@ -71,11 +69,9 @@ class Rule:
         window = values[-NOISE_ROUNDS:]
         if len(window) < 2:
             return None
-        deviation = statistics.stdev(window)
-        if number := self._argument("n"):
-            return deviation / math.sqrt(min(int(number), len(values)))
-        weight = float(self._argument("w") or 0)
-        return deviation * math.sqrt((1 - weight) / (1 + weight))
+        rounds, weight = self._argument("n") or 1, self._argument("w")
+        factor = math.sqrt((1 - weight) / (1 + weight))
+        return statistics.stdev(window) * factor / math.sqrt(min(rounds, len(values)))
 
     def error_over_seeds(self, metric: str, seeds: int) -> float | None:
         """Return the standard error of a mean over one or two seeds.
@@ -87,9 +83,10 @@ class Rule:
         known = self.spread.get(metric)
         return None if known is None or not 0 < seeds < 3 else known / math.sqrt(seeds)
 
-    def _argument(self, name: str) -> str | None:
+    def _argument(self, name: str) -> float:
+        """Return n or w in the rule, or 0 if the rule has none."""
         match = FORM.fullmatch(self.value)
-        return match[name] if match else None
+        return float(match[name] or 0) if match else 0.0
 
 
 def read_rule(node: Mapping[str, Any]) -> Rule:

@@ -98,16 +98,26 @@ def slug(name: str) -> str:
 
 
 def settings(runs: Sequence[RunDirectory]) -> list[Setting]:
-    """Group runs by setting and method. Methods are sorted by name, and their runs by seed."""
-    named, shared = names(runs), shared_overrides(runs)
+    """Group runs by setting and method, named by the overrides in which they differ."""
+    shared = shared_overrides(runs)
+    of_experiment = any(text.startswith("experiment=") for text in shared)
+    in_name = ("experiment=", "algorithm=") if of_experiment else NAMED_GROUPS
+    common = " ".join(sorted(text for text in shared if not text.startswith(in_name)))
+    return group_runs(runs, names(runs), common)
+
+
+def group_runs(
+    runs: Sequence[RunDirectory], named: Sequence[tuple[str, str]], common: str
+) -> list[Setting]:
+    """Group runs by setting and method. Methods are sorted by name, and their runs by seed.
+
+    named: the (setting, method) of each run.
+    """
     numbers = number_methods(method for _, method in named)
     shown = dict(zip(numbers, displayed(list(numbers)), strict=True))
     groups: dict[str, dict[str, list[RunDirectory]]] = {}
     for (setting, method), run in zip(named, runs, strict=True):
         groups.setdefault(setting, {}).setdefault(method, []).append(run)
-    of_experiment = any(text.startswith("experiment=") for text in shared)
-    in_name = ("experiment=", "algorithm=") if of_experiment else NAMED_GROUPS
-    common = " ".join(sorted(text for text in shared if not text.startswith(in_name)))
     found = []
     for methods, title in zip(groups.values(), displayed(list(groups)), strict=True):
         mine = [name for name in numbers if name in methods]

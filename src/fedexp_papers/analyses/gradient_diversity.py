@@ -103,7 +103,7 @@ def local_gradient(runtime: ClientRuntime, params: Params, numbers: Tensor) -> P
 
     numbers: int64 [n], the indices of the training examples. They are processed in batches.
     """
-    total = {name: torch.zeros_like(leaf) for name, leaf in params.items()}
+    total = tree.zeros_like(params)
     for index in numbers.split(runtime.evaluation_batch) if len(numbers) else ():
         x, y = runtime.load_train(index, None)
 
@@ -111,5 +111,5 @@ def local_gradient(runtime: ClientRuntime, params: Params, numbers: Tensor) -> P
             return F.cross_entropy(runtime.net(p, x).logits, y, reduction="sum") / len(numbers)
 
         gradient, _ = runtime.net.gradient(loss, params)
-        total = {name: leaf + gradient[name] for name, leaf in total.items()}
+        total = tree.add(total, gradient)
     return total

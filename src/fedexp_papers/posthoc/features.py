@@ -22,7 +22,7 @@ from fedexp.core.errors import ConfigError
 from fedexp.figures.style import colour_bar, colour_map, legend_beside, panels, stroke, width
 from fedexp.rundir import kept_models
 from fedexp.rundir.kept_models import LOCAL_HINT
-from fedexp.rundir.reader import RunDirectory
+from fedexp.rundir.reader import RunDirectory, require_run
 from fedexp_papers.analyses.neurons import preferences
 from fedexp_papers.analyses.test_set import class_means
 from fedexp_papers.draw import MARKERS, POINTS, class_styles, draw_class_legend, draw_maps
@@ -167,7 +167,7 @@ def tsne(runs: Runs, number: int | None, options: Namespace, title: str = "") ->
     The models are those of all runs, including the `--with` runs. The table has the columns round,
     model, example, class, x and y. Raises ConfigError if the features cannot be compared.
     """
-    others = [RunDirectory(path) for path in options.others]
+    others = [require_run(path) for path in options.others]
     if others:
         runs = label_runs([*runs.values(), *others])
     subjects = load_subjects(runs, number, options)
@@ -190,7 +190,8 @@ def tsne(runs: Runs, number: int | None, options: Namespace, title: str = "") ->
     places = embed(features, options.seed, options.perplexity)
     for (label, model), points in zip(models, places, strict=True):
         name = model_name(model)
-        columns = {"round": number, "run": label, "model": f"{label}: {name}" if label else name}
+        columns = {"round": number, "run": label, "is_global": model.client is None}
+        columns |= {"model": f"{label}: {name}" if label else name}
         columns |= {"example": np.arange(len(points)), "class": first.labels}
         frames.append(pd.DataFrame(columns | {"x": points[:, 0], "y": points[:, 1]}))
     table = pd.concat(frames)
@@ -198,7 +199,7 @@ def tsne(runs: Runs, number: int | None, options: Namespace, title: str = "") ->
         title = " and ".join(subjects)
     return Result(
         "_with_".join([f"tsne_round{number}", *(run.directory.resolve().name for run in others)]),
-        table.drop(columns="run"),
+        table.drop(columns=["run", "is_global"]),
         partial(draw_embedding, table, first.classes, first.title(title)),
     )
 
@@ -257,8 +258,8 @@ def draw_embedding(table: pd.DataFrame, classes: Sequence[str], title: str) -> F
     """Draw a joint t-SNE of all models.
 
     The left panel is coloured by class. The right panel is coloured by model (FedNTD Fig. 19, 20)
-    or, if there are several runs, by run (Fig. 21). table: see `tsne`, with the labels of the runs
-    in the column `run`.
+    or, if there are several runs, by run (Fig. 21). table: see `tsne`, with the columns `run`
+    (label) and `is_global`.
     """
     text = f"t-SNE of the features of all models together\n{shortened(title)}"
     figure, ((left, right),) = panels(text, 4.2, 1, 2, width() + 1.2)
@@ -266,7 +267,7 @@ def draw_embedding(table: pd.DataFrame, classes: Sequence[str], title: str) -> F
     for label, points in table.groupby("class"):
         left.plot(points["x"], points["y"], **styles[int(str(label))])
     several = table["run"].nunique() > 1
-    for points, style in runs_of(table) if several else models_of(table):
+    for points, style in style_groups(table, several):
         right.plot(points["x"], points["y"], **POINTS | style)
     name = f"round {table['round'].iloc[0]}"
     left.set(title=f"{name}, by class", xticks=[], yticks=[])
@@ -276,29 +277,27 @@ def draw_embedding(table: pd.DataFrame, classes: Sequence[str], title: str) -> F
     return figure
 
 
-def models_of(table: pd.DataFrame) -> Iterator[tuple[pd.DataFrame, dict[str, Any]]]:
-    """Yield the points and the style of each model, with global models in black."""
-    groups = list(table.groupby("model", sort=False))
-    colours = colormaps["cividis"].resampled(len(groups))
-    for index, (name, points) in enumerate(groups):
-        colour = "black" if str(name).startswith("global") else colours(index)
-        yield points, {"color": colour, "marker": MARKERS[index % len(MARKERS)], "label": name}
+def style_groups(
+    table: pd.DataFrame, several: bool
+) -> Iterator[tuple[pd.DataFrame, dict[str, Any]]]:
+    """Yield the points and the style of each model or, of several runs, of each run's models.
 
-
-def runs_of(table: pd.DataFrame) -> Iterator[tuple[pd.DataFrame, dict[str, Any]]]:
-    """Yield the points and the style of each run, with global models in a darker shade."""
+    Global models are black or, of every second run, grey, and drawn above the runs' local models.
+    """
     numbers = number_methods(table["run"])
-    is_global = table["model"].str.contains(": global", regex=False)
-    for noun, shown in (("local model", table[~is_global]), ("global model", table[is_global])):
-        for index, (run, number) in enumerate(numbers.items()):
-            points = shown[shown["run"] == run]
-            if len(points):
-                black = ("black", "0.45")[index % 2]
-                colour = black if noun == "global model" else look(number)["color"]
-                count = points["model"].nunique()
-                label = f"{run}: {count} {noun}{'s' if count > 1 else ''}"
-                marker = MARKERS[index % len(MARKERS)]
-                yield points, {"color": colour, "marker": marker, "label": label}
+    groups = list(table.groupby(["is_global", "run"] if several else "model", sort=several))
+    colours = colormaps["cividis"].resampled(len(groups))
+    for index, (_, points) in enumerate(groups):
+        colour, label = colours(index), points["model"].iloc[0]
+        run, is_global = points["run"].iloc[0], points["is_global"].iloc[0]
+        if several:
+            index, count = list(numbers).index(run), points["model"].nunique()
+            colour = look(numbers[run])["color"]
+            noun = "global model" if is_global else "local model"
+            label = f"{run}: {count} {noun}{'s' if count > 1 else ''}"
+        if is_global:
+            colour = "0.45" if several and index % 2 else "black"
+        yield points, {"color": colour, "marker": MARKERS[index % len(MARKERS)], "label": label}
 
 
 # --- neurons

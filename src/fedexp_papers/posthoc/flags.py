@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedexp.core.errors import ConfigError
 from fedexp.figures.pictures import add_picture_flags
 
 if TYPE_CHECKING:
@@ -136,25 +135,10 @@ def add_arguments(parser: ArgumentParser) -> None:
             each.add_argument("--with", dest="others", default=[], help=text, **look)
 
 
-def check(options: Namespace) -> None:
-    """Raise ConfigError if a directory contains no run or if flags cannot be combined."""
-    from fedexp.rundir.reader import require_run
-
-    for run in (options.run, *getattr(options, "others", ())):
-        require_run(run)
-    if options.kind != "loss_plane":
-        return
-    if options.directions != "models" and options.models is not None:
-        raise ConfigError("--models: can only be used with --directions models")
-    if options.directions == "models" and (options.span, options.client) != (None, None):
-        raise ConfigError("--directions models: cannot be used with --span or --client")
-
-
 def make_results(runs: "Runs", options: Namespace, title: str = "") -> "Iterator[Result]":
     """Yield the result for each round. title: of the figures; by default, it describes the run."""
     from fedexp_papers.posthoc import features, loss
 
-    check(options)
     analyse = getattr(loss if options.kind in LOSS else features, options.kind)
     for number in options.round or [None]:
         yield analyse(runs, number, options, title)
@@ -165,9 +149,9 @@ def analyse(options: Namespace) -> list[str]:
     from fedexp.config.composition import trusted_classes
     from fedexp.core.console import log_to_console
     from fedexp.figures import read_settings
-    from fedexp.rundir.reader import RunDirectory
+    from fedexp.rundir.reader import require_run
 
-    run = RunDirectory(options.run)
+    run = require_run(options.run)
     look = read_settings(options.run).changed(options)
     log_to_console()
     with trusted_classes(options.config_dir):

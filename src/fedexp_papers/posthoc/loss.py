@@ -78,10 +78,14 @@ def loss_plane(runs: Runs, number: int | None, options: Namespace, title: str = 
     """
     (run,) = runs.values()
     if options.directions == "models":
+        if (options.span, options.client) != (None, None):
+            raise ConfigError("--directions models: cannot be used with --span or --client")
         subject = load_subject(run, options, number or last_local_round(run))
         models = chosen_models(run, subject.model.round, options.models)
         plane = model_plane(subject, models, options.points)
     else:
+        if options.models is not None:
+            raise ConfigError("--models: can only be used with --directions models")
         subject = load_subject(run, options, number, options.client)
         plane = plane_around(
             subject, options.directions, options.points, options.span, options.seed
@@ -114,13 +118,13 @@ def chosen_models(run: RunDirectory, number: int, names: str | None) -> list[Kep
     """
     folder = run.directory
     if names is None:
-        clients = kept_models.kept_clients(folder, number)[:2]
-        if len(clients) < 2:
+        first = kept_models.kept_clients(folder, number)[:2]
+        if len(first) < 2:
             raise ConfigError(
                 f"{folder}: a plane through models needs two local models from round {number}, but"
-                f" only {len(clients)} were saved; {kept_models.LOCAL_HINT}"
+                f" only {len(first)} were saved; {kept_models.LOCAL_HINT}"
             )
-        names = ",".join(["global", *map(str, clients)])
+        names = ",".join(["global", *map(str, first)])
     chosen = names.split(",")
     known = all(name in ("global", "before") or name.isdecimal() for name in chosen)
     if not known or len(chosen) != 3 or len(set(chosen)) != 3:
@@ -128,13 +132,11 @@ def chosen_models(run: RunDirectory, number: int, names: str | None) -> list[Kep
             f"--models {names}: must be three different names, each of them global, before or"
             " a client number"
         )
-    models = []
-    for name in chosen:
-        if name.isdecimal():
-            models.append(kept_models.load(folder, number, int(name)))
-        else:
-            models.append(kept_models.load(folder, number - (name == "before")))
-    return models
+    clients = [int(name) if name.isdecimal() else None for name in chosen]
+    return [
+        kept_models.load(folder, number - (name == "before"), client)
+        for name, client in zip(chosen, clients, strict=True)
+    ]
 
 
 def plane_around(

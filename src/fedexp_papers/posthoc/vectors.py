@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import torch
 import torch.nn.functional as F
 
+from fedexp.core import tree
 from fedexp.core.rng import torch_seed
 from fedexp.core.tree import Params
 
@@ -28,10 +29,7 @@ def unflatten(vector: torch.Tensor, like: Params) -> Params:
 
 def move(origin: Params, steps: Sequence[tuple[float, Params]]) -> Params:
     """Return origin + sum_i s_i d_i for steps (s_i, d_i)."""
-    found = {}
-    for name, value in origin.items():
-        found[name] = value + sum(s * d[name] for s, d in steps)
-    return found
+    return {name: value + sum(s * d[name] for s, d in steps) for name, value in origin.items()}
 
 
 def gaussian(params: Params, seed: int, number: int) -> Params:
@@ -51,7 +49,7 @@ def relative_to(params: Params, direction: Params) -> Params:
 
     The direction is thereby measured in units of each tensor's root mean square.
     """
-    return {name: direction[name] * value.square().mean().sqrt() for name, value in params.items()}
+    return tree.map(lambda d, w: d * w.square().mean().sqrt(), direction, params)
 
 
 def filter_normalised(direction: Params, params: Params) -> Params:
@@ -61,15 +59,14 @@ def filter_normalised(direction: Params, params: Params) -> Params:
     Landscape of Neural Nets", NeurIPS 2018, section 4). A filter produces one output. Its weights
     are a row of a tensor [outputs, ...]. Filters of d that are zero remain zero.
     """
-    found = {}
-    for name, weight in params.items():
+
+    def normalised(d: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         if weight.dim() < 2:
-            found[name] = torch.zeros_like(weight)
-        else:
-            lengths = weight.flatten(1).norm(dim=1, keepdim=True)
-            rows = F.normalize(direction[name].flatten(1), dim=1)
-            found[name] = (lengths * rows).view(weight.shape)
-    return found
+            return torch.zeros_like(weight)
+        lengths = weight.flatten(1).norm(dim=1, keepdim=True)
+        return (lengths * F.normalize(d.flatten(1), dim=1)).view(weight.shape)
+
+    return tree.map(normalised, direction, params)
 
 
 def plane_through(models: Sequence[Params]) -> tuple[Params, Params, torch.Tensor]:
