@@ -25,7 +25,7 @@ from fedexp.metrics.forgetting_metric import RoundDrop
 from fedexp.metrics.record import Record
 from fedexp.rundir.reader import RunDirectory
 from fedexp_papers.analyses.layers import TOTAL
-from fedexp_papers.draw import Style, class_styles, draw_lines, draw_maps
+from fedexp_papers.draw import class_styles, draw_lines, draw_maps
 
 COLOURS = {"dominant": "C1", "non-dominant": "C0", "missing": "C3"}  # colour of each class type
 DOMINANCE = 0.5  # a share of at least DOMINANCE/C is dominant (docs/papers/fedka.md)
@@ -78,12 +78,11 @@ def class_curves(settings: Sequence[Setting], title: str) -> Figure:
     methods = list_methods(settings)
     records = {f"test accuracy, {m.name}": require_record(m) for m in methods}
     tables = {name: pd.DataFrame(r.matrix, r.rounds) for name, r in records.items()}
-    every = pd.concat(tables, axis="columns")
     faint = {"linewidth": stroke(0.5), "marker": ""}
-    lines: list[tuple[pd.DataFrame, Style]] = [
-        (pd.DataFrame(every.xs(label, axis="columns", level=1)), style | faint)
-        for label, style in enumerate(class_styles(methods[0].files[0].classes))
-    ]
+    lines = []
+    for label, style in enumerate(class_styles(methods[0].files[0].classes)):
+        values = pd.DataFrame({name: table[label] for name, table in tables.items()})
+        lines.append((values, style | faint))
     means = pd.DataFrame({name: table.mean(axis="columns") for name, table in tables.items()})
     bold = {"label": "mean of the classes", "color": "black", "linewidth": stroke(1.6)}
     text = f"Class-wise test accuracy of the global model\n{title}"
@@ -119,7 +118,7 @@ def style_of(method: Method) -> dict[str, Any]:
 def stacked(name: str, runs: Iterable[pd.Series]) -> pd.DataFrame:
     """Return a column with the values of all runs at the positions that all runs have."""
     table = pd.concat(list(runs), axis="columns", join="inner")
-    return pd.DataFrame({name: pd.Series(table.stack()).droplevel(1)})
+    return pd.DataFrame({name: table.to_numpy().ravel()}, table.index.repeat(table.shape[1]))
 
 
 def levels(settings: Sequence[Setting], title: str) -> Figure:

@@ -92,27 +92,6 @@ def test_cell_counts_unfinished_runs_and_names_their_origin(tmp_path):
     assert (other["status"], other["verdict"]) == ("not run", "not run")
 
 
-def test_rounds_to_target_use_the_published_accuracy(tmp_path):
-    """Flashback Table 1, CIFAR10 beta=0.1: A = 0.5, so the targets are 0.375, 0.45 and 0.5."""
-    make_run(
-        tmp_path,
-        ["experiment=flashback/cifar10_lda0.1", "algorithm=fedavg"],
-        [0.2, 0.4, 0.44, 0.46, 0.49],
-    )
-    table = cells(tmp_path, "flashback_table1")
-    table = table[
-        (table["dataset"] == "CIFAR10")
-        & (table["partition_param"] == "beta=0.1")
-        & (table["method"] == "FedAvg")
-    ]
-    ours = dict(zip(table["metric"], table["mean"], strict=True))
-    assert ours["rounds_to_0.75A"] == 2
-    assert ours["rounds_to_0.9A"] == 4
-    assert ours["rounds_to_A"] == float("inf")  # never
-    verdicts = dict(zip(table["metric"], table["verdict"], strict=True))
-    assert verdicts["rounds_to_A"] == "outside"  # printed: 445
-
-
 def test_target_that_the_paper_never_reaches_is_compared(tmp_path):
     """Flashback Table 1, CIFAR10 beta=0.1, FedDF: 105 rounds to 0.375, and 0.45 is never reached.
     If only one of two seeds reaches a target, there is no mean."""
@@ -301,16 +280,6 @@ def test_run_without_the_view_is_not_judged(tmp_path):
     assert (row["verdict"], row["n"], row["mean"], row["not_shown"]) == ("within", 1, 40, 1)
 
 
-def test_noise_of_one_seed_widens_the_tolerance(tmp_path):
-    """Rounds 0.30 and 0.50: s = 0.1414, EMA 0.38, error s / 2 = 0.0707, tolerance 14.14 points."""
-    make_run(tmp_path, RUN8, [0.3, 0.5])
-    row = table8(tmp_path)
-    assert (row["mean"], row["error"], row["tolerance"]) == pytest.approx(
-        (38, 5 * 2**0.5, 10 * 2**0.5)
-    )
-    assert row["verdict"] == "within"
-
-
 def test_readings_have_separate_rows(tmp_path):
     """MOON has the published value 38.51. Ours is 39 with the text's mu=1.0 (0.49 away), and 42
     with the released mu=0.1 (3.49 away). FedProx has one run."""
@@ -322,10 +291,8 @@ def test_readings_have_separate_rows(tmp_path):
     text = (folder / "comparison.md").read_text()
     table = pd.read_csv(folder / "comparison.csv", keep_default_na=False)
     here = {"dataset": "CIFAR-10", "partition_param": "s=2", "metric": "accuracy"}
-    own, other = (one(table, **here, method=name) for name in ("MOON", "MOON (released)"))
-    assert (float(own["mean"]), float(other["mean"])) == pytest.approx((39, 42))
-    assert (own["printed"], own["reading"]) == (other["printed"], "")
-    assert float(one(table, **here, method="FedProx (released)")["mean"]) == pytest.approx(50)
+    for method, mean in (("MOON", 39), ("MOON (released)", 42), ("FedProx (released)", 50)):
+        assert float(one(table, **here, method=method)["mean"]) == pytest.approx(mean)
     (line,) = [line for line in text.splitlines() if line.startswith("| MOON (released), acc")]
     assert line == "| MOON (released), accuracy | 3.49 | 0.49 | 0 of 1 |"
 

@@ -35,7 +35,6 @@ from fedexp_papers.analyses.test_set import collect_features, load_model, requir
 
 FOLDER = "analysis"  # name of the folder in the run directory
 LINE = 90  # maximum number of characters in a line of a title
-FIRST = "first"  # value of --client
 SOURCES = {"test": "test", "train": "training"}  # values of --data -> names in titles
 Runs = Mapping[str, RunDirectory]  # by label; the label of a single run is empty
 
@@ -134,16 +133,17 @@ def load_subject(
     of all clients, without augmentation) or the number of a client (its training examples). If
     there are more than `examples` examples, a random subset is drawn with `seed`. number: the
     round, or None for the last saved round. client: the client whose local model is analysed, None
-    for the global model, or FIRST for the first saved one, by default of the last round that has
+    for the global model, or `first` for the first saved one, by default of the last round that has
     any. Raises ConfigError if the model or the data are missing.
     """
     if isinstance(client, str):
         number = number or last_local_round(run)
-        client = min(kept_models.kept_clients(run.directory, number or 0), default=None)
-        if client is None:
+        clients = kept_models.kept_clients(run.directory, number or 0)
+        if not clients:
             raise ConfigError(
                 f"{run.directory}: no local models were saved; {kept_models.LOCAL_HINT}"
             )
+        client = clients[0]
     module, model, parts = load_network(run, number, options.data_dir, client)
     data = select_examples(run, parts, options)
     hardware = choose_hardware(run, options.device, exact=True)

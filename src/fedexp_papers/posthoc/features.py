@@ -288,7 +288,8 @@ def style_groups(
     groups = list(table.groupby(["is_global", "run"] if several else "model", sort=several))
     colours = colormaps["cividis"].resampled(len(groups))
     for index, (_, points) in enumerate(groups):
-        colour, label = colours(index), points["model"].iloc[0]
+        colour: Any = colours(index)
+        label = points["model"].iloc[0]
         run, is_global = points["run"].iloc[0], points["is_global"].iloc[0]
         if several:
             index, count = list(numbers).index(run), points["model"].nunique()
