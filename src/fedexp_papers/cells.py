@@ -143,6 +143,7 @@ def measure_runs(sweep: PaperSweep, printed: pd.DataFrame, directory: Path) -> p
                     numbers = measure_run(sweep, row, run, line, measure)
                     rows.append({"cell": cell, **known, **numbers})
     table = pd.DataFrame(rows, columns=MEASURED)
+    table = table.astype({"diverged": bool} | dict.fromkeys(NUMBERS, float))
     is_relative = table["kind"].isin(AGAINST_FEDAVG).any()
     return add_rounds_to_fedavg(table, printed) if is_relative else table
 
@@ -233,7 +234,7 @@ def add_rounds_to_fedavg(table: pd.DataFrame, printed: pd.DataFrame) -> pd.DataF
     over = over.assign(curve=over["table"].map(select_curve))
     is_fedavg, key = over["method"] == "FedAvg", ["dataset", "changes"]
     is_known = over["curve"].map(len) > 0
-    base = over[is_fedavg & is_known & ~over["diverged"].astype(bool)]
+    base = over[is_fedavg & is_known & ~over["diverged"]]
     base = base.drop_duplicates([*key, "seed"])
     base = base.assign(
         end=[curve.iloc[-1] for curve in base["curve"]],
@@ -309,7 +310,7 @@ def select_one_per_seed(runs: pd.DataFrame) -> pd.DataFrame:
     twice, the run with the precision that most runs have is selected.
     """
     there = runs["value"].notna()
-    known = runs[there | runs["diverged"].astype(bool)] if there.any() else runs
+    known = runs[there | runs["diverged"]] if there.any() else runs
     frequency = known.groupby(known["precision"].astype(str))["run"].transform("size")
     best = known.assign(frequency=frequency, there=known["value"].notna())
     best = best.sort_values(["frequency", "there"], ascending=False, kind="stable")
@@ -357,7 +358,7 @@ def compare_to_published(
     used: the runs that count.
     """
     scale = 100.0 if row["unit"] == "percent" else 1.0
-    numbers = used.loc[~used["diverged"].astype(bool), NUMBERS].astype(float) * scale
+    numbers = used.loc[~used["diverged"], NUMBERS] * scale
     known, printed = numbers["value"].dropna(), float(row["value"] or "nan")
     never = bool(np.isinf(known).any())  # a mean over the other seeds would be too optimistic
     error = math.nan if never else standard_error(known, numbers["error"])
@@ -400,6 +401,6 @@ def reason_not_judged(
         return "by definition"
     if row["rule"] and sweep.rule.view != PLAIN and math.isnan(row["mean"]):
         return f"no {sweep.rule.view} view"
-    known = used.loc[~used["diverged"].astype(bool), "value"].dropna().astype(float)
+    known = used.loc[~used["diverged"], "value"].dropna()
     reached = int(np.isfinite(known).sum())
     return f"reached by {reached} of {len(known)}" if 0 < reached < len(known) else ""

@@ -21,7 +21,7 @@ from fedexp.core.tree import Params
 from fedexp.engine.base import ClientRuntime
 from fedexp.engine.network import flush_subnormals
 from fedexp.figures import read_settings, save_all
-from fedexp.figures.load import load_run_data
+from fedexp.figures.load import run_title
 from fedexp.figures.pictures import Pictures
 from fedexp.rundir.csv_files import CsvFile
 from fedexp.rundir.files import ANALYSES
@@ -203,13 +203,14 @@ def draw_tables(
     """
     from fedexp_papers.analyses.draw import draw_analysis
 
-    run, tables = load_run_data(directory, summary), RunDirectory(directory)
+    run = RunDirectory(directory)
+    title = run_title(run.config, run.summary if summary is None else summary)
     figures = []
     for name in names if look.draw else ():
-        table = tables.read_table(name)
+        table = run.read_table(name)
         if table is not None and len(table):
             kind = Path(name).stem
-            figures.append((kind, partial(draw_analysis, kind, run.title, table)))
+            figures.append((kind, partial(draw_analysis, kind, title, table)))
     return save_all(directory / "figures", figures, look)
 
 

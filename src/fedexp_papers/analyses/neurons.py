@@ -116,20 +116,19 @@ def alignment_rows(
     after: the global model after the round.
     local: the local models.
     """
-    start, end, *trained = [
-        class_means(runtime, load_model(runtime, model)) for model in (before, after, *local)
-    ]
+    models = (before, after, *local)
+    means = [class_means(runtime, load_model(runtime, model)) for model in models]
     rows = []
-    for i, layer in enumerate(start):
-        found = [alignment(layer, each[i]) for each in trained]
+    for number, (start, end, *trained) in enumerate(zip(*means, strict=True), 1):
+        found = [alignment(start, each) for each in trained]
         rows.append(
             {
-                "layer": i + 1,
-                "neurons": layer.shape[1],
-                "dead": dead(layer),
+                "layer": number,
+                "neurons": start.shape[1],
+                "dead": dead(start),
                 "local": float(np.mean(found)) if found else None,
                 "local_std": float(np.std(found)) if found else None,
-                "aggregated": alignment(layer, end[i]),
+                "aggregated": alignment(start, end),
             }
         )
     return rows
