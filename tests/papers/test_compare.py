@@ -32,61 +32,53 @@ def table8(folder, method="FedAvg", metric="accuracy"):
     return one(cells(folder, "fedntd_table8"), setting="E=5", method=method, metric=metric)
 
 
+def compare8(folder, *runs, **wanted):
+    """Make runs of FedAvg for this row, and compare its columns. runs: overrides, curve, more."""
+    for overrides, curve, more in runs:
+        make_run(folder, [*RUN8, *overrides], curve, **more)
+    row = table8(folder)[list(wanted)].to_dict()
+    assert row == pytest.approx(wanted, nan_ok=True)
+
+
 def test_cell_has_mean_and_standard_deviation_over_seeds(tmp_path):
     """FedNTD Table 8, E=5: FedAvg has 40.14 (0.59). Ours: 39 and 43, mean 41, deviation sqrt(8) =
     2.83."""
-    for seed, accuracy in ((0, 0.39), (1, 0.43)):
-        make_run(tmp_path, [*RUN8, f"seed={seed}"], [accuracy], forgetting=0.66)
-    table = cells(tmp_path, "fedntd_table8")
-    row = one(table, setting="E=5", method="FedAvg", metric="accuracy")
-    assert (row["n"], row["printed"], row["protocol"], row["verdict"]) == (
-        2,
-        40.14,
-        "full",
-        "within",
-    )
-    assert (row["mean"], row["std"], row["difference"]) == pytest.approx((41.0, 8**0.5, 0.86))
-    lost = one(table, setting="E=5", method="FedAvg", metric="forgetting")
+    runs = [([f"seed={i}"], [value], {"forgetting": 0.66}) for i, value in enumerate((0.39, 0.43))]
+    wanted = {"n": 2, "printed": 40.14, "protocol": "full", "verdict": "within"}
+    compare8(tmp_path, *runs, **wanted, mean=41, std=8**0.5, difference=0.86)
+    lost = table8(tmp_path, metric="forgetting")
     assert (lost["mean"], lost["verdict"]) == (pytest.approx(0.66), "outside")  # 0.07 away
+    table = cells(tmp_path, "fedntd_table8")
     assert (table["verdict"] == "not run").sum() == len(table) - 2 == 48
 
 
 def test_reduced_runs_are_not_judged_and_not_averaged_with_others(tmp_path):
     """The two runs of 5 rounds are shown, the run of 9 rounds is not. A full run replaces them."""
-    given = ((["rounds=9"], 0.9), (["rounds=5"], 0.2), (["rounds=5", "seed=1"], 0.3))
-    for overrides, accuracy in given:
-        make_run(tmp_path, [*RUN8, *overrides], [accuracy])
-    row = table8(tmp_path)
-    assert (row["protocol"], row["verdict"]) == ("reduced", "not judged: reduced protocol")
-    assert (row["n"], row["mean"], row["changes"], row["not_shown"]) == (2, 25, "rounds=5", 1)
-    make_run(tmp_path, RUN8, [0.4])
-    row = table8(tmp_path)
-    assert (row["protocol"], row["n"], row["mean"]) == ("full", 1, 40)
-    assert (row["changes"], row["not_shown"]) == ("", 3)
+    short = [(["rounds=5"], [0.2], {}), (["rounds=5", "seed=1"], [0.3], {})]
+    wanted = {"protocol": "reduced", "verdict": "not judged: reduced protocol", "n": 2, "mean": 25}
+    longer = (["rounds=9"], [0.9], {})
+    compare8(tmp_path, longer, *short, **wanted, changes="rounds=5", not_shown=1)
+    wanted = {"protocol": "full", "n": 1, "mean": 40, "changes": "", "not_shown": 3}
+    compare8(tmp_path, ([], [0.4], {}), **wanted)
 
 
 def test_cell_counts_unfinished_runs_and_names_their_origin(tmp_path):
     """One seed is completed, one diverged, one failed, and one is unfinished."""
-    more = {"commit": "0123456789", "hardware": {"name": "A", "device": "cpu", "precision": "fp32"}}
-    make_run(tmp_path, RUN8, [0.4], seed=0, **more)
-    make_run(
-        tmp_path,
-        RUN8,
-        [0.1],
-        "diverged",
-        seed=1,
-        **more | {"commit": "abcdefabc+"},
-    )
-    make_run(tmp_path, RUN8, [0.1], "failed", seed=2)
     make_run(tmp_path, RUN8, [0.1])
-    (tmp_path / "run3" / "summary.json").unlink()
-    row = table8(tmp_path)
-    assert row["status"] == "1 completed, 1 diverged, 1 failed, 1 unfinished"
-    assert (row["n"], row["diverged"], row["mean"], row["tolerance"]) == (2, 1, 40, 2.0)
-    assert (row["seeds"], row["commits"], row["hardware"]) == (
-        "0 1",
-        "0123456 abcdefa",
-        "A (cpu, fp32)",
+    (tmp_path / "run0" / "summary.json").unlink()
+    compare8(
+        tmp_path,
+        ([], [0.4], {"seed": 0, "commit": "0123456789", "hardware": hardware("fp32")}),
+        ([], [0.1], {"seed": 1, "commit": "abcdefabc+", "status": "diverged"}),
+        ([], [0.1], {"seed": 2, "status": "failed"}),
+        status="1 unfinished, 1 completed, 1 diverged, 1 failed",
+        n=2,
+        diverged=1,
+        mean=40,
+        tolerance=2.0,
+        seeds="0 1",
+        commits="0123456 abcdefa",
+        hardware="A (cpu, fp32)",
     )
     other = one(cells(tmp_path, "fedntd_table8"), setting="E=1", method="FedAvg", metric="accuracy")
     assert (other["status"], other["verdict"]) == ("not run", "not run")
@@ -213,32 +205,11 @@ def hardware(precision):
 def test_two_precisions_of_one_seed_count_once(tmp_path):
     """Seed 0 is run in fp32 and bf16, seed 1 in bf16. The two bf16 runs count and have a standard
     deviation; seed 0 alone has none."""
-    given = RUN8
-    make_run(tmp_path / "a", given, [0.50], seed=0, hardware=hardware("fp32"))
-    make_run(
-        tmp_path / "a",
-        [*given, "hardware.precision=bf16"],
-        [0.40],
-        seed=0,
-        hardware=hardware("bf16"),
-    )
-    row = table8(tmp_path / "a")
-    assert (row["n"], row["seeds"], row["not_shown"], row["mean"]) == (1, "0", 1, 50)
-    assert row["std"] is None or row["std"] != row["std"]
-    make_run(
-        tmp_path / "a",
-        [*given, "seed=1", "hardware.precision=bf16"],
-        [0.44],
-        seed=1,
-        hardware=hardware("bf16"),
-    )
-    row = table8(tmp_path / "a")
-    assert (row["n"], row["seeds"], row["not_shown"], row["mean"]) == (
-        2,
-        "0 1",
-        1,
-        pytest.approx(42),
-    )
+    low = {"hardware": hardware("bf16")}
+    both = ([], [0.5], {"seed": 0, "hardware": hardware("fp32")}), ([], [0.4], {"seed": 0} | low)
+    compare8(tmp_path, *both, n=1, seeds="0", not_shown=1, mean=50, std=float("nan"))
+    second = (["seed=1"], [0.44], {"seed": 1} | low)
+    compare8(tmp_path, second, n=2, seeds="0 1", not_shown=1, mean=42)
 
 
 @pytest.mark.parametrize(
@@ -266,18 +237,13 @@ def test_published_failure_agrees_only_with_a_failed_run(
 
 
 def test_run_without_the_view_is_not_judged(tmp_path):
-    """Published: 40.14. Plain test: 40, then 42. Only the plain values are shown."""
-    make_run(tmp_path, RUN8, [0.4, 0.42], views=False)
-    row = table8(tmp_path)
-    assert (row["verdict"], row["rule"]) == (
-        "not judged: no augmented view",
-        "inferred protocol: ema(0.6), augmented test",
-    )
-    assert pd.isna(row["mean"])
-    assert (row["plain_last"], row["plain_last10"]) == pytest.approx((42, 41))
-    make_run(tmp_path, [*RUN8, "seed=1"], [0.4])  # a seed that has the view
-    row = table8(tmp_path)
-    assert (row["verdict"], row["n"], row["mean"], row["not_shown"]) == ("within", 1, 40, 1)
+    """Published: 40.14. Plain test: 40, then 42. Only the plain values are shown, until a seed has
+    the view."""
+    plain = {"plain_last": 42, "plain_last10": 41, "mean": float("nan")}
+    rule = "inferred protocol: ema(0.6), augmented test"
+    without, why = ([], [0.4, 0.42], {"views": False}), "not judged: no augmented view"
+    compare8(tmp_path, without, verdict=why, rule=rule, **plain)
+    compare8(tmp_path, (["seed=1"], [0.4], {}), verdict="within", n=1, mean=40, not_shown=1)
 
 
 def test_readings_have_separate_rows(tmp_path):
