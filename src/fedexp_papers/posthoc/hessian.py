@@ -52,18 +52,20 @@ def loss_hessian(subject: Subject, params: Params) -> Product:
     return product
 
 
-def lanczos(
-    product: Product, like: Tensor, count: int, seed: int = 0, tolerance: float = 1e-3
+def largest_eigenvalues(
+    subject: Subject, count: int, seed: int = 0, tolerance: float = 1e-3
 ) -> Spectrum:
-    """Return the `count` largest eigenvalues of a symmetric matrix.
+    """Return the `count` largest eigenvalues of the Hessian for the subject's model.
 
-    The matrix is given only by its products with vectors. The method is implicitly restarted
-    Lanczos iteration (ARPACK, in float64). like: a vector [P] with the dtype and device of the
-    products. tolerance: the relative tolerance for each eigenvalue. Raises ConfigError if the
-    iteration does not converge, or if `count` is not less than P.
+    The method is implicitly restarted Lanczos iteration (ARPACK, in float64), which only needs
+    products of the Hessian with vectors. tolerance: the relative tolerance for each eigenvalue.
+    Raises ConfigError if the iteration does not converge, or if `count` is not less than the number
+    of parameters.
     """
     from scipy.sparse.linalg import ArpackError, LinearOperator, eigsh
 
+    params = subject.load(subject.model)
+    product, like = loss_hessian(subject, params), flatten(params)
     size = len(like)
     if not 0 < count < size:
         raise ConfigError(
@@ -92,11 +94,3 @@ def lanczos(
     values, vectors = values[order], vectors[:, order]
     products = np.stack([times(vector) for vector in vectors.T], 1)
     return values, vectors, np.linalg.norm(products - values * vectors, axis=0)
-
-
-def largest_eigenvalues(
-    subject: Subject, count: int, seed: int = 0, tolerance: float = 1e-3
-) -> Spectrum:
-    """Return the largest eigenvalues of the Hessian for the subject's model."""
-    params = subject.load(subject.model)
-    return lanczos(loss_hessian(subject, params), flatten(params), count, seed, tolerance)
