@@ -12,6 +12,7 @@ import torch
 import fedexp
 from fedexp.analysis.sweep_figures import Method, Setting
 from fedexp.core.errors import ConfigError
+from fedexp.data import augment
 from fedexp.rundir import kept_models
 from fedexp.rundir.kept_models import KeptModel
 from fedexp.rundir.reader import RunDirectory
@@ -293,6 +294,7 @@ def test_noise_figure_of_a_sweep_shows_global_and_local_models(run, others):
     ],
 )
 def test_each_kind_writes_a_table_and_a_figure(run, capsys, arguments, name, columns):
+    augment._scale_and_shift.cache_clear()  # as in a new process
     (table,), paths, printed = tables(run, capsys, *arguments.split())
     assert {path.stem for path in paths} == {name}
     assert {path.suffix for path in paths} - {".npz"} == {

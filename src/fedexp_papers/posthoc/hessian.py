@@ -37,15 +37,17 @@ def loss_hessian(subject: Subject, params: Params) -> Product:
     """
     runtime, count = subject.runtime, len(subject.labels)
 
-    def loss(params: Params, index: Tensor) -> Tensor:
-        x, y = runtime.load_test(index)
+    def loss(params: Params, x: Tensor, y: Tensor, index: Tensor) -> Tensor:
         logits = runtime.class_logits(runtime.net(params, x).logits, index)
         return F.cross_entropy(logits, y, reduction="sum") / count
 
     def product(vector: Tensor) -> Tensor:
         direction, total = unflatten(vector, params), torch.zeros_like(vector)
         for index in torch.arange(count, device=runtime.device).split(BATCH):
-            pull = vjp(grad(partial(loss, index=index)), params)[1]
+            x, y = runtime.load_test(
+                index
+            )  # not in `loss`: it caches constants
+            pull = vjp(grad(partial(loss, x=x, y=y, index=index)), params)[1]
             total += flatten(pull(direction)[0]).detach()
         return total
 
