@@ -27,7 +27,7 @@ NOTES = {  # mark -> its explanation in the legend of a table
     PLAIN_ONLY: "not judged: the plain last round; the view of the paper's rule was not tested",
     SOME_DIVERGED: "without the seeds that diverged",
 }
-MARKED = re.compile(r"(?<=[\dd])[*!?~^†‡]+")  # marks after a number or after "failed"
+MARKED = re.compile(r"(?<=[\ddr])[*!?~^†‡]+")  # marks after a number, "failed" or "never"
 IN_PARENTHESES = re.compile(r"\d\S* \(-?\d(?!\d* of )")
 PLAIN = "Plain test"
 Rows = Sequence[Mapping[Any, Any]]  # rows of the tidy table
