@@ -186,7 +186,7 @@ def begin(run: Run) -> None:
 
 def write_origin(run: Run) -> None:
     """Write what the next rounds are computed with to origin.json."""
-    first = 0 if run.saved is None else run.state.round + 1
+    first = 0 if run.saved is None else run.saved.state["round"] + 1
     made_with = environment(run.simulation.hardware)
     part = {"first_round": first, **made_with, "data": dict(run.checksums)}
     shape = run.simulation.runtime.data.x_train.shape[1:]
