@@ -27,7 +27,7 @@ BASE += ["hardware=cpu", "hardware.engine=sequential", "hardware.threads=1", "fi
 CHOICES = {"dataset": "digits", "scenario": "none", "partition": "lda", "model": "cnn"}
 CHOICES |= {"algorithm": "fedavg", "forgetting_metric": "forgetting", "analysis": "none"}
 CHOICES |= {"hardware": "cpu", "tracker": "none", "cohorts": "uniform"}
-KEYS = known_keys(CONF, CONFS[1:])
+KEYS = known_keys()
 
 # key -> another value that changes what the run writes
 CHANGED = {

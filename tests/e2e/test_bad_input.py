@@ -211,7 +211,7 @@ def test_invalid_run_directories_are_rejected(fedexp, tmp_path, overrides, confi
     assert left - {".lock"} == {"config.yaml", "overrides.yaml", "origin.json"}
 
 
-KEYS = [key for key, owners in known_keys(conf_directory(), []).items() if not owners]
+KEYS = [key for key, owners in known_keys().items() if not owners]
 ODD = (
     *("null", "true", "-1", "0", "1", "2", "0.5", "1e-300", "nan", "inf", "abc", "''", "a=b"),
     *("1,2", "[]", "[1]", "[0.5,a]", "[[1]]", "{}", "{a:1}", "???", "${rounds}", "${nothing}"),

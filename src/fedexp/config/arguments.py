@@ -7,9 +7,7 @@ from typing import NoReturn
 
 from fedexp.config.options import (
     MULTIPLE,
-    added_directories,
     conf_directories,
-    conf_directory,
     known_keys,
     list_groups,
 )
@@ -109,7 +107,7 @@ def check_flags(arguments: Sequence[str]) -> None:
     for text in parser.parse_known_args(arguments)[1]:
         flag, _, value = text.partition("=")
         key = flag.lstrip("-").replace("-", "_")
-        if key in known_keys(conf_directory(), [*added_directories()]):
+        if key in known_keys():
             given = value or "<value>"
             raise ConfigError(f"{text}: must be written without dashes: {key}={given}")
         raise ConfigError(f"{flag}: no such flag{nearest(flag, flags)}; flags: {', '.join(flags)}")

@@ -9,9 +9,7 @@ from hydra.errors import OverrideParseException
 
 from fedexp.config.options import (
     MULTIPLE,
-    added_directories,
     conf_directories,
-    conf_directory,
     known_keys,
     list_options,
 )
@@ -89,7 +87,7 @@ def explain_key(key: str, folders: Sequence[Path]) -> str:
     """Return the message for a key that is not in the composed configuration."""
     if message := explain_removed(key):
         return message
-    known = known_keys(conf_directory(), [*added_directories(), *folders])
+    known = known_keys(folders)
     group, _, rest = key.partition(".")
     renamed = [each for each in known if re.fullmatch(rf"{group}\.\w+\.{re.escape(rest)}", each)]
     if group in MULTIPLE and key not in known and renamed:

@@ -17,12 +17,11 @@ from fedexp.config.options import (
     ALIASES,
     MULTIPLE,
     conf_directories,
-    conf_directory,
     find_option,
     known_keys,
     list_groups,
     list_options,
-    values_of_option,
+    values_in,
 )
 from fedexp.config.overrides import is_path, key_of
 from fedexp.core.errors import ConfigError, nearest
@@ -146,13 +145,13 @@ def without_presets(config: DictConfig) -> DictConfig:
     if not (experiment := hydra.runtime.choices.get("experiment")):
         return config
     chosen, preset = read_experiment(experiment)
-    kept, conf, folders = config.copy(), conf_directory(), search_path()
+    kept, folders = config.copy(), search_path()
     for group, first in chosen.items():
         name = str(hydra.runtime.choices.get(group))
         selected = ALIASES.get(name, name)
         if group in typed and group not in MULTIPLE and selected != first:
-            own = values_of_option(find_option(group, selected, folders), group)
-            known = known_keys(conf, [path for path in folders if path != conf])
+            own = values_of_option(group, selected)
+            known = known_keys(folders)
             of_group = {
                 key: known[key]
                 for key in preset
@@ -164,6 +163,12 @@ def without_presets(config: DictConfig) -> DictConfig:
                 if key not in typed:
                     give_way(kept, key, own)
     return kept
+
+
+def values_of_option(group: str, name: str) -> dict[str, Any]:
+    """Return the values in an option's file, if any, by dotted key. Mappings are also values."""
+    path = find_option(group, name, search_path())
+    return {} if path is None else values_in(path, group)
 
 
 def give_way(config: DictConfig, key: str, own: Mapping[str, Any]) -> None:
@@ -186,7 +191,7 @@ def read_experiment(name: str) -> tuple[dict[str, str], dict[str, Any]]:
     """
     chosen: dict[str, str] = {}
     found: dict[str, Any] = {}
-    values = values_of_option(find_option("experiment", name, search_path()), "experiment")
+    values = values_of_option("experiment", name)
     for entry in values.pop("defaults", []):
         if isinstance(entry, dict):
             chosen |= {key.removeprefix("override /"): each for key, each in entry.items()}

@@ -86,10 +86,8 @@ def find_option(group: str, name: str, folders: Sequence[Path]) -> Path | None:
     return next((path for path in paths if path.exists()), None)
 
 
-def values_of_option(path: Path | None, group: str) -> dict[str, Any]:
-    """Return the values in an option's file, if any, by dotted key. Mappings are also values."""
-    if path is None:
-        return {}
+def values_in(path: Path, group: str) -> dict[str, Any]:
+    """Return the values in an option's file by dotted key. Mappings are also values."""
     text = path.read_text(encoding="utf-8")
     content, found = storage.load_yaml(text), PACKAGE.search(text)
     package = found[1] if found else group
@@ -106,22 +104,22 @@ def walk(node: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
             yield from walk(child, f"{prefix}{name}.")
 
 
-def known_keys(conf: Path, extra: Sequence[Path]) -> dict[str, list[str]]:
+def known_keys(folders: Sequence[Path] = ()) -> dict[str, list[str]]:
     """Return a dict that maps each key that a user may set to the options that define the key.
 
-    Options are written as `group=option`. The list is empty for keys that every run has.
+    Options are written as `group=option`. The list is empty for keys that every run has. folders:
+    the directories with the user's config groups.
     """
-    main = storage.load_yaml((conf / "config.yaml").read_text(encoding="utf-8"))
+    main, places = storage.read_values(conf_directory() / "config.yaml"), conf_directories()
+    places += [each for each in folders if each not in places]
     keys: dict[str, list[str]] = {
         key: [] for key, _ in walk(main) if not key.startswith(("hydra", "defaults"))
     }
     keys |= {"sweep": [], "preview": []}
-    for group in list_groups([conf, *extra]):
+    for group in list_groups(places):
         keys[group] = []
-        for path in sorted(
-            path for each in (conf, *extra) for path in (each / group).glob("*.yaml")
-        ):
-            for key in values_of_option(path, group):
+        for path in sorted(path for each in places for path in (each / group).glob("*.yaml")):
+            for key in values_in(path, group):
                 if key.split(".")[-1] != "defaults" and not (key in keys and not keys[key]):
                     keys.setdefault(key, []).append(f"{group}={path.stem}")
     return keys

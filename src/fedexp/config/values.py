@@ -313,7 +313,7 @@ def user_folders() -> list[Path]:
 
 def targets_in(path: Path) -> Iterator[str]:
     """Yield every `_target_` in a yaml file. Hydra reports a file that cannot be read."""
-    with suppress(OSError, ValueError):
-        for key, text in leaves(storage.load_yaml(path.read_text(encoding="utf-8"))):
+    with suppress(ConfigError):
+        for key, text in leaves(storage.read_values(path)):
             if key.rpartition(".")[2] == TARGET:
                 yield str(text)
