@@ -159,13 +159,7 @@ class Run:
         the run, the initial partition is followed by one partition per change, whose
         `info["from_round"]` is the round of the change. All other runs have one partition.
         """
-        from fedexp.data.partitioned import Partition, find_changed_partitions, find_task_partitions
-
-        later = [
-            *find_task_partitions(self.directory),
-            *find_changed_partitions(self.directory).values(),
-        ]
-        return [Partition.load(path) for path in (self.directory / files.PARTITION, *later)]
+        return self._reader.partitions
 
     @property
     def kept_rounds(self) -> list[int]:

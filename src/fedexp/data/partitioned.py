@@ -113,6 +113,11 @@ class Partition:
             f" {total}{server} ({', '.join([*used, f'hash {self.hash[:12]}'])})"
         )
 
+    @property
+    def is_change(self) -> bool:
+        """Return whether the partition starts during a run, in the round `info["from_round"]`."""
+        return "from_round" in self.info
+
     def with_parts(
         self, parts: Iterable[np.ndarray], labels: np.ndarray, num_classes: int
     ) -> "Partition":
@@ -183,13 +188,10 @@ def find_task_partitions(run_dir: Path) -> list[Path]:
     return list(itertools.takewhile(Path.exists, paths))
 
 
-def find_changed_partitions(run_dir: Path) -> dict[int, Path]:
-    """Return the files of the partitions that start during a run.
-
-    The result maps the first round of each partition to its file. The rounds are ascending.
-    """
+def find_changed_partitions(run_dir: Path) -> list[Path]:
+    """Return the files of the partitions that start during a run, in the order of their rounds."""
     found = {path.stem.removeprefix(CHANGED): path for path in run_dir.glob(f"{CHANGED}*.npz")}
-    return {int(number): found[number] for number in sorted(filter(str.isdecimal, found), key=int)}
+    return [found[number] for number in sorted(filter(str.isdecimal, found), key=int)]
 
 
 def changed_partition_name(number: int) -> str:

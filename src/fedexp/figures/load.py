@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedexp.core.storage import load_npz
-from fedexp.data.partitioned import Partition, find_task_partitions
 from fedexp.data.views import PLAIN, VIEWS, name_in_view
 from fedexp.metrics.record import Record
 from fedexp.rundir import files
@@ -107,13 +105,12 @@ def load_run_data(
 
     run = RunDirectory(run_dir)
     rounds = pd.DataFrame() if run.rounds is None else run.rounds
-    arrays = load_npz(run_dir / files.PARTITION) if run.has(files.PARTITION) else {}
-    last = math.inf
+    is_divided, last = run.has(files.PARTITION), math.inf
     if records is not None:
         summary, last = {}, records[PLAIN].rounds[-1]  # shown as unfinished
         rounds = rounds[rounds["round"] <= last]
     else:
-        there = [view for view in VIEWS if arrays and run.class_accuracy(view) is not None]
+        there = [view for view in VIEWS if is_divided and run.class_accuracy(view) is not None]
         records = {view: run.record(view) for view in there}
     tasks = {view: read_tasks(run, view, last) for view in VIEWS}
     title = run_title(run.config, run.summary if summary is None else summary)
@@ -121,8 +118,8 @@ def load_run_data(
         title=title,
         rounds=rounds,
         targets=tuple(map(float, run.config.get("targets") or ())),
-        counts=_counts(run_dir, arrays),
-        classes=tuple(map(str, arrays["classes"])) if arrays else (),
+        counts=count_examples(run) if is_divided else None,
+        classes=tuple(run.class_names) if is_divided else (),
         records={view: each for view, each in records.items() if each.rounds},
         tasks_of={view: file for view, file in tasks.items() if file is not None},
         reduced=find_reduced_classes(run.config, records.get(PLAIN)),
@@ -146,16 +143,9 @@ def find_reduced_classes(
     return tuple((k, c) for c in labels for k in clients or [int(record.counts[0][:, c].argmax())])
 
 
-def _counts(run_dir: Path, first: dict[str, np.ndarray]) -> np.ndarray | None:
-    """Return the number of training examples per client and class in all tasks, int [K, C].
-
-    first: the arrays in partition.npz.
-    """
-    if "counts" not in first:
-        return None
-    return first["counts"] + sum(
-        Partition.load(path).counts for path in find_task_partitions(run_dir)
-    )
+def count_examples(run: RunDirectory) -> np.ndarray:
+    """Return the number of examples per client and class in all tasks, before the data change."""
+    return np.sum([each.counts for each in run.partitions if not each.is_change], axis=0)
 
 
 def read_tasks(run: RunDirectory, view: str, last: float) -> TaskFile | None:

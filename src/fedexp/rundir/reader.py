@@ -123,16 +123,19 @@ class RunDirectory:
     def _read(self, name: str, read: Callable[[Path], Any]) -> Any:
         return read(self.directory / name) if self.has(name) else None
 
+    @cached_property
+    def partitions(self) -> list[Partition]:
+        """The partitions of all tasks, then those after each change of the clients' data."""
+        later = [*find_task_partitions(self.directory), *find_changed_partitions(self.directory)]
+        return [Partition.load(path) for path in (self.directory / files.PARTITION, *later)]
+
     def record(self, view: str = PLAIN) -> Record:
         """Return the results of the run in a view, from which any metric can be computed."""
-        changes = find_changed_partitions(self.directory)
-        first = self.directory / files.PARTITION
-        paths = [first, *find_task_partitions(self.directory), *changes.values()]
-        partitions = [Partition.load(path) for path in paths]
-        counts = [each.counts for each in partitions]
+        counts = [each.counts for each in self.partitions]
+        changes = [each.info["from_round"] for each in self.partitions if each.is_change]
         empty = Record(
             counts=np.stack(counts) if len(counts) > 1 else counts[0],
-            rounds_per_task=int(partitions[0].info.get("rounds_per_task", 0)),
+            rounds_per_task=int(self.partitions[0].info.get("rounds_per_task", 0)),
             starts=(1, *changes) if changes else (),
         )
         return self.restore(empty, view)

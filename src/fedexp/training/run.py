@@ -244,7 +244,7 @@ def write_partitions(run: Run) -> None:
             task = f" of task {stage.federation.task + 1}"
         classes = simulation.runtime.data.classes
         replace(partition, info=info).save(run.directory / name, classes)
-        if "from_round" in info:
+        if partition.is_change:
             log.info(
                 "schedule: from round %d on: %s", info["from_round"], describe_change(partition)
             )
