@@ -19,7 +19,6 @@ from fedexp.core.packages import how_to_install
 from fedexp.core.storage import read_table
 from fedexp.data.views import CLASSES, PLAIN, VIEWS, file_in_view
 from fedexp.rundir import files
-from fedexp.rundir.identity import group_name, setting
 
 if TYPE_CHECKING:
     import numpy as np
@@ -58,27 +57,6 @@ class RunInfo:
     # draws figures of the run so far: its records -> name and PNG content of each figure
     pictures: "Callable[[Mapping[str, Record]], Mapping[str, bytes]]" = lambda records: {}
     simulation: "Simulation | None" = None  # the parts of the run, which must not be changed
-
-    @classmethod
-    def of(
-        cls, directory: Path, config: dict[str, Any], sweep: str | None, **known: Any
-    ) -> "RunInfo":
-        """Return the facts about a run, with labels derived from its configuration.
-
-        sweep: the name of the sweep that the run belongs to, or None. known: all fields that are
-        not derived from the configuration.
-        """
-        choices = config["choices"]
-        tags = [choices[group] for group in ("dataset", "partition", "algorithm", "model")]
-        return cls(
-            directory=directory,
-            config=config,
-            name=f"{setting(config)}_seed{config['seed']}",
-            group=group_name(config),
-            job_type=choices["algorithm"],
-            tags=(*tags, *([sweep] if sweep else [])),
-            **known,
-        )
 
 
 @dataclass(frozen=True)

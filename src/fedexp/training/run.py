@@ -26,7 +26,7 @@ from fedexp.engine.network import default_torch
 from fedexp.figures import interim_pictures
 from fedexp.rundir import checkpoint, files, origin
 from fedexp.rundir.checkpoint import choose_place
-from fedexp.rundir.identity import digest, essential
+from fedexp.rundir.identity import digest, essential, group_name, setting
 from fedexp.rundir.lock import occupied
 from fedexp.rundir.reader import RunDirectory
 from fedexp.trackers.base import (
@@ -267,9 +267,7 @@ def recording(run: Run) -> Iterator[Recorder]:
     own = [each.create() for each in run.built.callback]
     progress = Progress(shares_terminal=not run.job.place.alone)
     callbacks: list[Callback] = [*callbacks_of(run.built), *trackers, *own, progress]
-    info = run_info(run)
-    if run.saved is not None:
-        info = replace(info, past=partial(past_records, run, run.state.round, callbacks))
+    info = run_info(run, callbacks)
     saved = run.saved.state if run.saved else {"lengths": None, "callbacks": {}}
     for name, each in name_states(callbacks).items():
         if name in saved["callbacks"]:
@@ -289,18 +287,25 @@ def recording(run: Run) -> Iterator[Recorder]:
         run.simulation.engine.close()
 
 
-def run_info(run: Run) -> RunInfo:
-    state = run.state
-    return RunInfo.of(
-        run.directory,
-        run.config,
-        sweep_name(run),
+def run_info(run: Run, callbacks: Sequence[Callback]) -> RunInfo:
+    """Return the facts about a run, with labels derived from its configuration."""
+    state, config, sweep = run.state, run.config, sweep_name(run)
+    choices = config["choices"]
+    tags = [choices[group] for group in ("dataset", "partition", "algorithm", "model")]
+    return RunInfo(
+        directory=run.directory,
+        config=config,
+        name=f"{setting(config)}_seed{config['seed']}",
+        group=group_name(config),
+        job_type=choices["algorithm"],
+        tags=(*tags, *([sweep] if sweep else [])),
         total_rounds=run.simulation.rounds,
         first_round=state.round,
         classes=run.simulation.runtime.data.classes,
         wandb_id=state.wandb_id,
         best_accuracy=None if state.best is None else state.best[1],
         resumed=run.saved is not None,
+        past=partial(past_records, run, state.round, callbacks) if run.saved else tuple,
         pictures=partial(interim_pictures, run.directory),
         simulation=run.simulation,
     )
