@@ -90,7 +90,7 @@ def test_size_and_colours_are_those_of_the_flags(tmp_path):
     [
         (["--size", "3.4"], "figures.size=[3.4]: must be a width and a height"),
         (["--size", "0,2"], "figures.size=[0.0, 2.0]: must be a width and a height"),
-        (["--size", "a,2"], "--size=a,2: must be two numbers, such as 3.4,2.0"),
+        (["--size", "a,2"], "argument --size: a,2 must be two numbers, such as 3.4,2.0"),
         (["--colour-map", "greyy"], "figures.colour_map=greyy: must be a colour map of matplotlib"),
     ],
 )

@@ -9,7 +9,7 @@ import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any
 
 import pandas as pd
 
@@ -18,6 +18,7 @@ from fedexp.analysis.layout import SOME_DIVERGED, Section
 from fedexp.analysis.measures import format_value, less_is_better, main_measures, title_of
 from fedexp.analysis.naming import differing, displayed, ordered
 from fedexp.analysis.significance import find_best
+from fedexp.core.console import comma_list
 from fedexp.core.errors import ConfigError, nearest
 from fedexp.rundir.objective import TARGETS
 
@@ -32,12 +33,6 @@ class Layout:
     sort: str = ""  # "name" or a metric (best first); by default, the first metric
     transpose: bool = False
     baseline: str = ""  # the method that all others are compared with
-
-    @classmethod
-    def of(cls, options: argparse.Namespace) -> Self:
-        """Return the layout that the command line's flags specify."""
-        metrics = tuple(filter(None, (options.metrics or "").split(",")))
-        return cls(metrics, options.sort or "", options.transpose, options.baseline or "")
 
 
 def make_table(table: pd.DataFrame, layout: Layout) -> Section:
@@ -186,10 +181,10 @@ def choose_values(means: pd.DataFrame, accuracy: str) -> Section:
 
 def add_layout_flags(parser: argparse.ArgumentParser) -> None:
     """Add the flags that set the layout of a sweep's table."""
-    parser.add_argument(
-        "--metrics", help="comma-separated keys of summary.json, such as best_accuracy"
-    )
-    parser.add_argument("--sort", help="sort rows by name, or by a metric with the best first")
-    parser.add_argument("--transpose", action="store_true", help="exchange rows and columns")
+    add = parser.add_argument
+    metrics = "comma-separated keys of summary.json, such as best_accuracy"
+    add("--metrics", type=comma_list, default=(), help=metrics)
+    add("--sort", default="", help="sort rows by name, or by a metric with the best first")
+    add("--transpose", action="store_true", help="exchange rows and columns")
     baseline = "method that all others are compared with (default: FedAvg, else the first)"
-    parser.add_argument("--baseline", metavar="NAME", help=baseline)
+    add("--baseline", default="", metavar="NAME", help=baseline)

@@ -69,7 +69,10 @@ def write_report(
     see `add_picture_flags` and `add_layout_flags`.
     """
     jobs = own_jobs(directory)
-    paths = write_tables(directory, jobs, Layout.of(flags) if flags else Layout())
+    asked = Layout()
+    if flags is not None:
+        asked = Layout(flags.metrics, flags.sort, flags.transpose, flags.baseline)
+    paths = write_tables(directory, jobs, asked)
     if not paths:
         return []
     if figures:

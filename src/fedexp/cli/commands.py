@@ -16,7 +16,7 @@ from pathlib import Path
 import fedexp
 from fedexp.config.removed import explain_removed
 from fedexp.core import interrupts
-from fedexp.core.console import Parser
+from fedexp.core.console import Parser, comma_list
 from fedexp.core.errors import FAILED, ConfigError, StorageError, nearest, require_choice, say
 
 WORD = re.compile(r"[A-Za-z][\w-]*")
@@ -87,11 +87,8 @@ def report(parser: ArgumentParser, arguments: Sequence[str]) -> int:
     add("--out", type=Path, help="path of the files TABLE.csv and TABLE.md, without a suffix")
     add("--no-figures", action="store_true", help="write no figures")
     known = ", ".join(MEASURES)
-    add(
-        "--metric",
-        default="",
-        help=f"comma-separated measures of forgetting between tasks: {known}",
-    )
+    measures = f"comma-separated measures of forgetting between tasks: {known}"
+    add("--metric", type=comma_list, default=(), help=measures)
     add_picture_flags(parser)
     add_layout_flags(parser)
     options = parse_arguments(parser, arguments)
@@ -99,13 +96,12 @@ def report(parser: ArgumentParser, arguments: Sequence[str]) -> int:
         raise ConfigError(
             f"--out={options.out}: must be a path without a suffix, such as tables/all"
         )
-    measures = [name for name in options.metric.split(",") if name]
-    for name in measures:
+    for name in options.metric:
         require_choice("--metric", name, tuple(MEASURES))
-    if options.out is None and not measures:
+    if options.out is None and not options.metric:
         write_sweep_reports(options)
     else:
-        write_run_table(options.directories, options.out, measures)
+        write_run_table(options.directories, options.out, options.metric)
     return 0
 
 

@@ -127,6 +127,11 @@ def log_to_console() -> None:
         logger.addHandler(handler)
 
 
+def comma_list(text: str) -> tuple[str, ...]:
+    """Return the words of a flag that are separated by commas."""
+    return tuple(filter(None, text.split(",")))
+
+
 class Parser(ArgumentParser):
     """A parser that raises ConfigError for invalid arguments."""
 

@@ -2,10 +2,11 @@
 
 import argparse
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Self
 
+from fedexp.core.console import comma_list
 from fedexp.core.errors import ConfigError, nearest, require, require_choice
 
 FORMATS = ("png", "pdf", "svg")
@@ -61,15 +62,8 @@ class Pictures:
 
     def changed(self, options: argparse.Namespace) -> "Pictures":
         """Return a copy of these settings, changed by the command line's flags."""
-        return Pictures(
-            draw=self.draw,
-            format=tuple(options.format.split(",")) if options.format else self.format,
-            titles=self.titles and not options.no_titles,
-            style=options.style or self.style,
-            classes=tuple(options.classes.split(",")) if options.classes else self.classes,
-            size=parse_size(options.size) if options.size else self.size,
-            colour_map=options.colour_map or self.colour_map,
-        )
+        given = {field.name: getattr(options, field.name, None) for field in fields(self)}
+        return replace(self, **{name: value for name, value in given.items() if value is not None})
 
     def check_classes(self, number: int) -> None:
         """Raise ConfigError unless there is a name for each class. number: of classes."""
@@ -85,7 +79,7 @@ def parse_size(text: str) -> tuple[float, ...]:
     try:
         return tuple(map(float, text.strip("[]").split(",")))
     except ValueError as error:
-        raise ConfigError(f"--size={text}: must be two numbers, such as 3.4,2.0") from error
+        raise argparse.ArgumentTypeError(f"{text} must be two numbers, such as 3.4,2.0") from error
 
 
 def as_node(value: object) -> Any:
@@ -100,13 +94,12 @@ def picture_files(folder: Path) -> list[Path]:
 
 def add_picture_flags(parser: argparse.ArgumentParser) -> None:
     """Add the flags that set the style of figures and override the run's configuration."""
-    parser.add_argument(
-        "--format", help=f"comma-separated formats of the figures: {','.join(FORMATS)}"
-    )
-    parser.add_argument("--classes", help="names of all classes, separated by commas")
-    parser.add_argument("--size", help="width and height in inches, such as 3.4,2.0")
-    parser.add_argument("--colour-map", help="matplotlib's name of the colours of heat maps")
-    parser.add_argument("--no-titles", action="store_true", help="draw figures without titles")
-    parser.add_argument(
-        "--style", help="matplotlib style file (.mplstyle), applied after fedexp's style"
-    )
+    add = parser.add_argument
+    formats = f"comma-separated formats of the figures: {','.join(FORMATS)}"
+    add("--format", type=comma_list, help=formats)
+    add("--classes", type=comma_list, help="names of all classes, separated by commas")
+    add("--size", type=parse_size, help="width and height in inches, such as 3.4,2.0")
+    add("--colour-map", help="matplotlib's name of the colours of heat maps")
+    titles = "draw figures without titles"
+    add("--no-titles", dest="titles", action="store_const", const=False, help=titles)
+    add("--style", help="matplotlib style file (.mplstyle), applied after fedexp's style")
