@@ -22,6 +22,7 @@ from fedexp.data.partition import Partitioner
 from fedexp.data.surrogate import Surrogate
 from fedexp.data.tasks import Scenario
 from fedexp.data.types import DataSource
+from fedexp.data.views import evaluation_views
 from fedexp.engine.hardware import Hardware
 from fedexp.figures.pictures import Pictures, as_node
 from fedexp.metrics.forgetting_metric import ForgettingMetric
@@ -60,6 +61,13 @@ class Built:
     tracker: list[TrackerConfig]
     callback: list[CallbackConfig]
     values: dict[str, Any]  # the resolved configuration
+
+    @property
+    def views(self) -> tuple[str, ...]:
+        """Return the views in which the run is evaluated."""
+        settings = self.settings
+        held_out = self.validation.fraction > 0
+        return evaluation_views(settings.test_views, settings.evaluate_on, held_out)
 
 
 FIELDS: dict[str, Any] = {field.name: field.type for field in dataclasses.fields(Built)}

@@ -15,7 +15,7 @@ from fedexp.data.partition import Natural
 from fedexp.data.partition_file import File
 from fedexp.data.tasks import DomainIncremental, MultiTask, Scenario
 from fedexp.data.types import DataSource
-from fedexp.data.views import AUGMENTED, TEST, TEST_VIEWS, evaluation_views
+from fedexp.data.views import AUGMENTED, TEST, TEST_VIEWS
 from fedexp.metrics.forgetting_metric import Metrics
 from fedexp.rundir.identity import value_of
 from fedexp.rundir.objective import check_objective, direction_of
@@ -235,10 +235,7 @@ def data_problems(built: Built) -> Iterator[str]:
 def test_problems(built: Built) -> Iterator[str]:
     """Yield a message if clients would train on test examples, or if tasks have no test set."""
     settings, shared = built.settings, shared_split(built.dataset)
-    views = evaluation_views(
-        settings.test_views, settings.evaluate_on, built.validation.fraction > 0
-    )
-    if shared and not settings.test_per_client and views[0] in TEST_VIEWS:
+    if shared and not settings.test_per_client and built.views[0] in TEST_VIEWS:
         yield (
             f"{shared}: clients would also train on the test examples; set test_per_client=0.25,"
             " which holds out the test set from the clients, or choose other splits"
@@ -304,10 +301,7 @@ def measure_problems(built: Built, metrics: Metrics) -> Iterator[str]:
     if why and AUGMENTED in settings.test_views:
         given = ",".join(settings.test_views)
         yield f"test_views=[{given}]: the view `augmented` needs a transform, but {why}"
-    views = evaluation_views(
-        settings.test_views, settings.evaluate_on, built.validation.fraction > 0
-    )
-    if stop.patience is not None and patience_view(stop) not in views:
+    if stop.patience is not None and patience_view(stop) not in built.views:
         needs = (
             ": needs a validation set; set validation.fraction, such as 0.1, or use the test set"
             " with stop.metric=test_accuracy"
@@ -319,7 +313,7 @@ def measure_problems(built: Built, metrics: Metrics) -> Iterator[str]:
             )
         yield f"stop.patience={stop.patience}{needs}"
     if settings.objective is not None:
-        check_objective(settings.objective, views, metrics.summary_names())
+        check_objective(settings.objective, built.views, metrics.summary_names())
         direction_of(settings.objective, settings.objective_direction)
 
 

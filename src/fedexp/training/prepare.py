@@ -17,7 +17,6 @@ from fedexp.core.errors import ConfigError
 from fedexp.core.rng import torch_seed
 from fedexp.data.partition import IID
 from fedexp.data.types import Data
-from fedexp.data.views import evaluation_views
 from fedexp.engine.base import ClientRuntime
 from fedexp.engine.batch_norm import has_batch_norm
 from fedexp.engine.hardware import Hardware, Resolved
@@ -196,9 +195,7 @@ def runtime_of(
         dtype=hardware.dtype,
         heads=None if heads is None else torch.from_numpy(heads).to(hardware.device),
         load=partial(load_data, built),
-        views=evaluation_views(
-            settings.test_views, settings.evaluate_on, built.validation.fraction > 0
-        ),
+        views=built.views,
         seed=built.seeds.training,
     )
     check_reads(built.model, runtime)
