@@ -50,9 +50,20 @@ def test_other_first_arguments_are_overrides(first: str):
     assert not is_subcommand([first, "report"])
 
 
-@pytest.mark.parametrize(("name", "use"), REMOVED.items())
+# a subcommand, a key, one of Hydra's node, and an option of a group
+REPRESENTATIVES = ("view", "budget", "hydra.sweeper.pruner", "model=lstm")
+
+
+@pytest.mark.parametrize(
+    ("name", "use"),
+    [
+        pytest.param(
+            *each, id=each[0], marks=() if each[0] in REPRESENTATIVES else pytest.mark.slow
+        )
+        for each in REMOVED.items()
+    ],
+)
 def test_removed_name_is_rejected_with_its_replacement(name: str, use: str, here, capsys):
-    """The name of a subcommand, a key or an option of a group."""
     words = ["--multirun", name if "=" in name else f"{name}=1"]
     subcommands = ("view", "import", "push", "reproduction", "requirements")
     words = [name] if name in subcommands else words

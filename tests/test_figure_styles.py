@@ -137,9 +137,8 @@ def test_figures_fit_into_a_column_of_a_paper(tmp_path):
         }
         for name, figure in drawn.items():
             assert figure.get_figwidth() == 3.4, name
-            canvas = FigureCanvasAgg(figure)
-            canvas.draw()
-            box = figure.get_tightbbox(canvas.get_renderer())
+            figure.draw_without_rendering()
+            box = figure.get_tightbbox()
             assert box.x0 > -0.05, name
             assert box.x1 < 3.45, name
             assert max(text.get_fontsize() for text in figure.findobj(Text)) <= 5, name

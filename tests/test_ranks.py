@@ -239,7 +239,9 @@ def test_a_node_loads_the_data_of_its_ranks(another_node):
             False,
             r"rank 2 on .*: the loaded data differ from those of rank 0 \(checksum \w+, not \w+\)",
         ),
-        (True, r"rank 2 on .*: data_dir=here: has no images"),
+        pytest.param(
+            True, r"rank 2 on .*: data_dir=here: has no images", marks=pytest.mark.slow
+        ),  # each ends the ranks
     ],
 )
 def test_a_node_with_other_data_is_named(another_node, breaks, words):

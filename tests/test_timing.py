@@ -7,7 +7,8 @@ import pandas as pd
 import pytest
 
 import fedexp
-from fedexp.figures import make_figures
+from fedexp.figures import list_figures
+from fedexp.figures.load import load_run_data
 from fedexp.metrics.record import Record
 from fedexp.metrics.timing import Absence, ForgettingPhases, absence, curve_of_absence, phase_ends
 from fedexp.rundir.reader import RunDirectory
@@ -90,4 +91,6 @@ def test_resumed_run_has_the_same_values_and_both_figures(tmp_path):
     saved = json.loads((tmp_path / "whole/summary.json").read_text())
     again = Absence().summary(RunDirectory(tmp_path / "whole").record())
     assert again == {name: saved[name] for name in again}
-    assert {"phases.png", "absence.png"} < {path.name for path in make_figures(whole.directory)}
+    pictures = dict(list_figures(load_run_data(whole.directory)))
+    assert pictures["phases"]().axes
+    assert pictures["absence"]().axes

@@ -144,7 +144,7 @@ class Limited:
             raise self.error
 
 
-@pytest.mark.parametrize("evaluate_local", [False, True])
+@pytest.mark.parametrize("evaluate_local", [pytest.param(False, marks=pytest.mark.slow), True])
 @pytest.mark.parametrize(
     "error",
     [
@@ -307,7 +307,9 @@ def recording(capture, *options):
 )
 def test_recorded_steps_equal_eager_steps(algorithm, capture, options):
     """A recording must not keep clients, learning rates and server states of its round."""
-    simulation = make_simulation(algorithm, model=DEEP)
+    # a recording takes seconds, and two clients need two
+    few = {} if options else {"sizes": (3, 8, 7), "participation": 0.67}
+    simulation = make_simulation(algorithm, model=DEEP, **few)
     state, capture = simulation.initial_state(), capture()
     engine = recording(capture, *options)
     for number in range(1, 5):
