@@ -11,14 +11,14 @@ from fedexp.config.build import build
 from fedexp.core.errors import ConfigError
 from fedexp.data.partitioned import Partition
 from fedexp.training.prepare import prepare
-from quick_runs import FEDERATION
+from quick_runs import SMALL
 from toy_federation import composed
 
 
 def test_clients_hold_out_the_test_set(here, capsys):
     """digits with training and test images together: each client tests on a quarter of its own."""
     merged = "dataset.train_splits=[train,test]"
-    given = [*FEDERATION, "rounds=1", merged]
+    given = [*SMALL, "rounds=1", merged]
     assert main.main([*given, "hydra.run.dir=run"]) == 2
     assert "clients would also train on the test examples" in capsys.readouterr().err
     given.append("test_per_client=0.25")

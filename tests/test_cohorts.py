@@ -176,9 +176,9 @@ def test_windows_clients_come_once_and_do_not_come_back():
 
 def test_power_law_first_client_of_a_cohort():
     """With cohorts of one client and exponent 1, three clients have the shares 6/11, 3/11, 2/11."""
-    rounds = 11000
+    rounds = 2750
     found = np.sort(times(PowerLaw(exponent=1.0).plan(clients(rounds, 3, 1)), 3) / rounds)
-    assert found == pytest.approx([2 / 11, 3 / 11, 6 / 11], abs=0.015)  # 3 standard errors
+    assert found == pytest.approx([2 / 11, 3 / 11, 6 / 11], abs=0.03)  # 3 standard errors
 
 
 @pytest.mark.parametrize("law", [Uniform, PowerLaw, Cyclic, Markov, Windows])
