@@ -34,7 +34,9 @@ def plainly(monkeypatch):
     return make
 
 
-@pytest.mark.parametrize("engine", ["sequential", "vectorised"])
+@pytest.mark.parametrize(
+    "engine", ["sequential", pytest.param("vectorised", marks=pytest.mark.slow)]
+)
 @one_of_each_kind("name", STORING, *CHANGING)
 def test_training_on_stored_features_equals_training_on_images(name, engine, plainly):
     """Also for algorithms that change the inputs, such as FedReg."""
@@ -52,12 +54,15 @@ def test_training_on_stored_features_equals_training_on_images(name, engine, pla
     assert_equal(*[vars(one) for one in tested], atol=1e-12)
 
 
-@pytest.mark.parametrize("engine", ["sequential", "vectorised"])
-def test_backbone_does_not_run_in_rounds(engine, monkeypatch):
-    simulation = make_simulation(model=FROZEN, augment=False, engine=engine)
+def test_backbone_does_not_run_in_rounds(monkeypatch):
+    simulations = [
+        make_simulation(model=FROZEN, augment=False, engine=engine)
+        for engine in ("sequential", "vectorised")
+    ]
     monkeypatch.setattr(Net, "forward", None)
-    state = play(simulation, 2)
-    simulation.runtime.evaluate(state.server["params"])
+    states = [play(each, 2) for each in simulations]
+    assert_equal(states[1].server, states[0].server, atol=1e-12)
+    simulations[0].runtime.evaluate(states[0].server["params"])
 
 
 def test_features_of_changed_inputs_are_computed_again():

@@ -283,8 +283,10 @@ def test_kept_optimizers_equal_torch(name, drop_last):
 def test_engines_agree_on_kept_optimizers(algorithm, engines):
     local = replace(KEEPING, drop_last=True)
     simulation = make_simulation(algorithm, local=local, sizes=LARGER)
-    for rounds in range(3):
-        assert_engines_agree(simulation, play(simulation, rounds), engines)
+    state = simulation.initial_state()
+    for _ in range(3):
+        assert_engines_agree(simulation, state, engines)
+        state.advance(play_round(simulation, state))
 
 
 @one_of_each_kind("row", first_of_each_class(SHIPPED))

@@ -34,7 +34,7 @@ from toy_federation import SETTINGS, TWO_TASKS, make_simulation
 EXACT = ["hardware.precision=fp64", "checkpoint_interval=1"]
 SMALL = [*quick_runs.SMALL, *EXACT]
 # four rounds of a model that learns
-LONGER = [*quick_runs.FEDERATION, *EXACT, "local.batch_size=60", "rounds=4", "algorithm=fedntd"]
+LONGER = [*SMALL, "model.channels=[8]", "model.hidden=[16]", "rounds=4", "algorithm=fedntd"]
 
 
 def train(directory: Path, *overrides: str) -> fedexp.Run:
@@ -249,10 +249,10 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> pd.DataFrame:
     [
         changed_dtype,
         changed_process,
-        torch.no_grad,
+        pytest.param(torch.no_grad, marks=pytest.mark.slow),
         torch.inference_mode,
         partial(torch.device, "meta"),
-        partial(torch.autocast, "cpu", torch.bfloat16),
+        pytest.param(partial(torch.autocast, "cpu", torch.bfloat16), marks=pytest.mark.slow),
     ],
 )
 def test_settings_of_torch_do_not_change_a_run(changed, plain, tmp_path):

@@ -20,27 +20,21 @@ algorithm=fedntdd => algorithm=fedntdd | nearest: 'fedntd' | fedmultihead, fedno
 algoritm=fedntd => algoritm | nearest: 'algorithm'
 local.lrr=0.1 => local.lrr | nearest: 'local.lr'
 lr=0.1 => lr: no such option or key (nearest: 'local.lr')
-+foo=1 => foo | no such key
 algorithm.beta=1 => algorithm.beta | only exists with | algorithm=fedntd
 dataset=cifar10 algorithm=flashback => Flashback needs a public set | public.fraction=0.025
 model.hidden=[1000000000000] => model: the parameters need | must fit into the free memory of
 num_clients=2000 => num_clients=2000 | 1437
-algorithm._target_=os.system => algorithm._target_=os.system | not a fedexp class | --config-dir
 ++dataset.augmentation._target_=os.system => dataset.augmentation._target_=os.system | not a fedexp
-surrogate.dataset={_target_:os.system} => surrogate.dataset._target_=os.system | a fedexp class
 hardware=cpu hardware.precision=tf32 => tf32 | on a CPU
 forgetting_metric=all eval_interval=2 local_evaluation.every=3 => multiple of eval_interval=2
-model=resnet10 => pixels
 partition=file partition.path=nowhere.npz => nowhere.npz
 dataset=image_folder => image_folder | dataset.root
 num_clients=${nothing} => num_clients | nothing
-algorithm=3 => group | algorithm=fedntd
 partition=[iid,lda] => must be one option of the group | algorithm=fedntd
 --multrun seed=0,1 => fedexp: --multrun: no such flag (nearest: '--multirun'); flags: --help, --
 --cfg nothing => fedexp: argument --cfg/-c: invalid choice: 'nothing'
 alpha=[ => alpha=[
 rounds => rounds: is neither key=value nor a subcommand
-rounds=5;6 => rounds=5;6 | is not quoted, as in 'key="a;b"'
 seed=0,1,2 => seed=0,1,2: several values | needs --multirun | a list is written in brackets
 resume=nowhere => resume=nowhere | not a run directory
 --multirun resume=nowhere => resume | single run
@@ -50,11 +44,8 @@ algorithm= => fedexp: algorithm=: must be one option of the group
 tracker=[] => fedexp: tracker=[]: must name options; use tracker=none or leave it out
 tracker=[wandb,none] => fedexp: tracker=[wandb,none]: none cannot be combined with other
 tracker=wandb tracker.project=x => is now written with the name of the option: tracker.wandb.project
-tracker=wandb tracker.tensorboard.logdir=x => tracker.tensorboard.logdir: only exists with tracker=t
 hydra.run.dir= => fedexp: hydra.run.dir=: must name a directory
-resume= => fedexp: resume=: must name a directory
 seeds=3 => fedexp: seeds=3: must be a node with the keys seeds.partition, seeds.sampling,
-clients=10 => fedexp: clients: no such option or key (nearest: 'num_clients');
 hydra/job_logging=foo => fedexp: hydra/job_logging=foo: no such option; options: default,
 objective=nothing => fedexp: objective=nothing: summary.json has no such number
 figures=false figures.titles=false => fedexp: figures.titles: cannot be combined with
@@ -68,6 +59,15 @@ sweep=fedntd_table1 => fedexp: sweep=fedntd_table1: needs --multirun
 --multirun seed=0,1 dataset=mnist dataset.url=http://me:secret@host/ => dataset.url: an address must
 """
 MORE = """
+model=resnet10 => pixels
+rounds=5;6 => rounds=5;6 | is not quoted, as in 'key="a;b"'
+resume= => fedexp: resume=: must name a directory
+algorithm=3 => group | algorithm=fedntd
+tracker=wandb tracker.tensorboard.logdir=x => tracker.tensorboard.logdir: only exists with tracker=t
+clients=10 => fedexp: clients: no such option or key (nearest: 'num_clients');
++foo=1 => foo | no such key
+surrogate.dataset={_target_:os.system} => surrogate.dataset._target_=os.system | a fedexp class
+algorithm._target_=os.system => algorithm._target_=os.system | not a fedexp class | --config-dir
 dataset=mnist dataset.url=ftp://x => dataset.url
 partition=natural => natural
 partition=file => partition.path
