@@ -44,9 +44,7 @@ def loss_hessian(subject: Subject, params: Params) -> Product:
     def product(vector: Tensor) -> Tensor:
         direction, total = unflatten(vector, params), torch.zeros_like(vector)
         for index in torch.arange(count, device=runtime.device).split(BATCH):
-            x, y = runtime.load_test(
-                index
-            )  # not in `loss`: it caches constants
+            x, y = runtime.load_test(index)  # not in `loss`: it caches constants
             pull = vjp(grad(partial(loss, x=x, y=y, index=index)), params)[1]
             total += flatten(pull(direction)[0]).detach()
         return total
