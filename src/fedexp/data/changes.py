@@ -11,6 +11,7 @@ from typing import Annotated
 
 import numpy as np
 
+from fedexp.core.console import plural
 from fedexp.core.errors import ConfigError, require
 from fedexp.core.limits import Checked, Limit
 from fedexp.core.rng import generator_for
@@ -69,7 +70,7 @@ class DataSchedule(Checked, prefix="schedule."):
             if latest > last:
                 raise ConfigError(
                     f"schedule.{name}: a change is scheduled for round {latest}, but the run has"
-                    f" only {last} rounds (rounds={last})"
+                    f" only {plural(last, 'round')} (rounds={last})"
                 )
 
     def partition_at(self, round: int) -> NewPartition | None:
