@@ -8,7 +8,6 @@ that tests the global model with as many threads as there are actors. The server
 which client's data to train on, so that all contestants have the same cohorts.
 """
 
-import argparse
 import os
 import time
 from collections.abc import Iterable
@@ -30,6 +29,7 @@ from torchvision import transforms
 
 from benchmarks.bare import Net
 from benchmarks.measure import write_rounds
+from benchmarks.peers import make_parser
 from benchmarks.w1 import (
     BATCH,
     CLIENTS,
@@ -173,10 +173,7 @@ def accuracy(weights: dict[str, torch.Tensor], workload: Workload) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.peers.flower", description=__doc__)
-    parser.add_argument("workload", type=Path, help="directory written by benchmarks.w1")
-    parser.add_argument("out", type=Path, help="directory for rounds.csv")
-    parser.add_argument("--rounds", type=int, default=3, help="rounds, including one warm-up round")
+    parser = make_parser("flower", __doc__)
     parser.add_argument("--workers", type=int, default=2, help="number of actors")
     options = parser.parse_args()
     strategy, server_app = TimedFedAvg(options.workload), ServerApp()

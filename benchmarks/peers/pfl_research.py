@@ -9,11 +9,9 @@ torchvision's transforms would transform all examples of a batch in the same way
 is the default, and SGD is not fused. pfl's processes share the test of the global model.
 """
 
-import argparse
 import time
 from collections.abc import Iterator
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -33,6 +31,7 @@ from pfl.model.pytorch import PyTorchModel
 
 from benchmarks.bare import Batches, Net, augment
 from benchmarks.measure import write_rounds
+from benchmarks.peers import make_parser
 from benchmarks.w1 import BATCH, LR, MOMENTUM, WEIGHT_DECAY, Workload
 
 
@@ -95,12 +94,7 @@ class Clock(TrainingProcessCallback):
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.peers.pfl_research", description=__doc__
-    )
-    parser.add_argument("workload", type=Path, help="directory written by benchmarks.w1")
-    parser.add_argument("out", type=Path, help="directory for rounds.csv")
-    parser.add_argument("--rounds", type=int, default=3, help="rounds, including one warm-up round")
+    parser = make_parser("pfl_research", __doc__)
     options = parser.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(0)

@@ -4,14 +4,13 @@ In every round, processes with one thread each compute as many multiply-adds as 
 the cohort, and then as many as the test on all test images, by `torch.mm`.
 """
 
-import argparse
 import time
 from multiprocessing import get_context
-from pathlib import Path
 
 import torch
 
 from benchmarks.measure import write_rounds
+from benchmarks.peers import make_parser
 from benchmarks.w1 import Workload
 
 SIDE = 1024  # rows and columns of each matrix
@@ -30,10 +29,7 @@ def multiply(total: float) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.peers.product", description=__doc__)
-    parser.add_argument("workload", type=Path, help="directory written by benchmarks.w1")
-    parser.add_argument("out", type=Path, help="directory for rounds.csv")
-    parser.add_argument("--rounds", type=int, default=3, help="rounds, including one warm-up round")
+    parser = make_parser("product", __doc__)
     parser.add_argument("--workers", type=int, default=2, help="number of processes")
     options = parser.parse_args()
     workload, rows = Workload.load(options.workload), []
