@@ -26,7 +26,7 @@ from fedexp.core.errors import ConfigError
 from fedexp.core.tree import Params, Tree
 from fedexp.engine.base import ClientRuntime, Cohort, Engine, Evaluation, Shared, Trained
 from fedexp.engine.network import flush_subnormals
-from fedexp.engine.ranks.objects import Mapped, receive, send, share
+from fedexp.engine.ranks.objects import receive, send, share
 
 CPU = torch.device("cpu")
 
@@ -45,8 +45,12 @@ class Rank:
     batches=...)`.
     """
 
-    def load(self, runtime: ClientRuntime, features: dict[str, Any], checksum: str) -> Mapped:
-        """Load the data of a run, and return the runtime for the ranks of this node.
+    def load(
+        self, runtime: ClientRuntime, features: dict[str, Any], checksum: str
+    ) -> tuple[bytes, str]:
+        """Load the data of a run, and return the fields of `Mapped` for the ranks of this node.
+
+        Rank 0, which cannot map the file of another node, would map a `Mapped` when it arrives.
 
         runtime: without data. features: of the examples, if rank 0 has computed them.
         checksum: of rank 0's data.
@@ -66,7 +70,7 @@ class Rank:
             )
         whole = replace(runtime, data=replace(data, **features), load=None)
         mapped, self.file = share(whole)  # it stays open for the other ranks
-        return mapped
+        return mapped.text, mapped.path
 
     def begin(self, hardware: Any, number: int, engine: Engine, runtime: ClientRuntime) -> None:
         """Set up the process for a run.

@@ -21,7 +21,7 @@ from fedexp.data.views import PLAIN
 from fedexp.engine.base import ClientRuntime, Cohort, Engine, Evaluation, Gather, Shared, Trained
 from fedexp.engine.network import flush_subnormals
 from fedexp.engine.ranks import world
-from fedexp.engine.ranks.objects import share
+from fedexp.engine.ranks.objects import Mapped, share
 from fedexp.engine.ranks.rank import CPU, Call, Rank, cut_evenly, move
 from fedexp.engine.ranks.world import World
 
@@ -159,7 +159,7 @@ class Workers(Engine):
 
         def load(rank: int) -> None:
             order = loading(replace(here, load=runtime.load))
-            runtimes[nodes[rank]] = ranks.ask(rank, "loading the data", order)
+            runtimes[nodes[rank]] = Mapped(*ranks.ask(rank, "loading the data", order))
 
         def begin(rank: int) -> None:
             number = nodes[:rank].count(nodes[rank])
