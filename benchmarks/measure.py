@@ -307,15 +307,16 @@ def machine() -> str:
 
 
 def write_section(name: str, text: str, path: Path = RESULTS) -> None:
-    """Replace the section of one command in RESULTS.md, and keep all other sections."""
+    """Replace or append the section of one command in RESULTS.md."""
     old = (
         path.read_text()
         if path.exists()
         else "# Measured speeds\n\nWritten by the commands of README.md.\n"
     )
-    sections = re.split(r"^(?=## )", old, flags=re.MULTILINE)
-    kept = [s.strip() for s in sections if not s.startswith(f"## {name}\n")]
-    path.write_text("\n\n".join([*kept, f"## {name}\n\n{text.strip()}"]) + "\n")
+    new = f"## {name}\n\n{text.strip()}"
+    sections = [s.strip() for s in re.split(r"^(?=## )", old, flags=re.MULTILINE)]
+    kept = [new if s.startswith(f"## {name}\n") else s for s in sections]
+    path.write_text("\n\n".join(kept if new in kept else [*kept, new]) + "\n")
 
 
 def fedexp(*overrides: str) -> tuple[str, ...]:

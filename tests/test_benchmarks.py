@@ -14,6 +14,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # benchmarks/ is not part of
 
 from benchmarks import bare, gpu, measure, pairs, scale, w1
 from benchmarks.measure import Contestant
+from benchmarks.peers import __main__ as peers
 
 from fedexp.algorithms.base import FedAvg
 from fedexp.algorithms.fedntd import FedNTD
@@ -192,3 +193,18 @@ def test_pairs_train_the_same_model(name, capsys):
     assert found.startswith(f"{name}: ")
     apart = float(found.partition("largest difference of a weight ")[2].split()[0])
     assert apart == 0 if name == "views" else apart < 1e-4
+
+
+def test_shares_of_the_limit():
+    """A share is limit / own for seconds, and own / limit for examples per second."""
+    limit = Contestant("limit", ()), measure.Rep(100.0, 0, 4.0, 0, 0, 0, (), 0, tests=1.0)
+    own = Contestant("own", ()), measure.Rep(80.0, 0, 5.0, 0, 0, 0, (), 0, tests=2.0)
+    table = peers.shares([own[0]], {c.name: [rep] for c, rep in (limit, own)}, "limit")
+    assert table.splitlines()[-1] == "| own | 0.80 | 0.50 | 1.00 | 0.80 |"
+
+
+def test_section_of_results_is_replaced_where_it_is(tmp_path):
+    path = tmp_path / "RESULTS.md"
+    for name, text in (("A", "old"), ("A B", "other"), ("A", "new")):
+        measure.write_section(name, text, path)
+    assert path.read_text().endswith("README.md.\n\n## A\n\nnew\n\n## A B\n\nother\n")

@@ -37,24 +37,37 @@ def peers(workload: Path, rounds: int, workers: int) -> list[Contestant]:
     return found
 
 
-def table(contestants: Sequence[Contestant], reps: dict[str, list[Rep]], limit: str) -> str:
-    """Return a Markdown table. In each cell, the share of torch.mm's speed follows the figure."""
-    rounds = ("a round without the test, s", "a round, s")
-    head = ("", "n", "training, examples/s", "test, s", *rounds, "peak PSS, GiB")
+QUANTITIES = {  # by their names in `measure.Rep`: the name in a table, the unit, and the format
+    "rate": ("training", "examples/s", ",.0f"),
+    "tests": ("test", "s", ".2f"),
+    "untested": ("a round without the test", "s", ".2f"),
+    "seconds": ("a round", "s", ".2f"),
+}
+
+
+def figures(contestants: Sequence[Contestant], reps: dict[str, list[Rep]]) -> str:
+    """Return a Markdown table of all quantities."""
     rows = []
-    for own in (c for c in contestants if c.name in reps):
+    for own in contestants:
         found, cells = reps[own.name], [own.name, str(len(reps[own.name]))]
-        fastest = reps.get(limit)
-        for quantity in ("rate", "tests", "untested", "seconds"):
-            form = ",.0f" if quantity == "rate" else ".2f"
-            cell = spread([getattr(rep, quantity) for rep in found], form)
-            if fastest and quantity == "rate":
-                cell += f"; {ratios(found, fastest, quantity)}"
-            elif fastest:
-                cell += f"; {ratios(fastest, found, quantity)}"
-            cells.append(cell)
+        for quantity, (_, _, form) in QUANTITIES.items():
+            cells.append(spread([getattr(rep, quantity) for rep in found], form))
         rows.append([*cells, f"{max(rep.pss for rep in found):.2f}"])
-    return measure.markdown(head, rows)
+    columns = (f"{name}, {unit}" for name, unit, _ in QUANTITIES.values())
+    return measure.markdown(("", "n", *columns, "peak PSS, GiB"), rows)
+
+
+def shares(contestants: Sequence[Contestant], reps: dict[str, list[Rep]], limit: str) -> str:
+    """Return a Markdown table of all speeds as shares of the speed of torch.mm."""
+    rows = []
+    for own in contestants:
+        cells = [own.name]
+        for quantity in QUANTITIES:
+            pair = (own.name, limit) if quantity == "rate" else (limit, own.name)  # or of seconds
+            cells.append(ratios(reps[pair[0]], reps[pair[1]], quantity))
+        rows.append(cells)
+    columns = (name for name, _, _ in QUANTITIES.values())
+    return measure.markdown(("share of torch.mm", *columns), rows)
 
 
 def main() -> int:
@@ -82,7 +95,11 @@ def main() -> int:
         )
     settings = "FedAvg; each tests the global model on all test images in every round"
     heading = bench.heading(options, data, settings)
-    text = [heading, table([limit, *rivals, *own], reps, limit.name), *left_out]
+    finished = [c for c in (limit, *rivals, *own) if c.name in reps]
+    text = [heading, figures(finished, reps)]
+    if limit in finished:
+        text.append(shares(finished[1:], reps, limit.name))
+    text += left_out
     print("\n\n".join(text))
     if not options.no_results:
         measure.write_section("Against other simulators", "\n\n".join(text))
