@@ -53,6 +53,15 @@ def test_unencodable_letters_are_escaped(monkeypatch, terminal):
     assert console.problem is None
 
 
+def test_stream_that_the_program_has_closed_is_ignored(monkeypatch, terminal):
+    stream = io.TextIOWrapper(io.BytesIO())
+    stream.close()
+    with monkeypatch.context() as patched:
+        patched.setattr(sys, "stdout", stream)
+        with console.safe_streams():
+            print("lost", flush=True)
+
+
 def test_broken_pipe_is_ignored(monkeypatch, terminal):
     def leave(*text):
         raise BrokenPipeError

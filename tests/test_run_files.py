@@ -1,8 +1,11 @@
 """Files of a run that cannot be read: one message that names the file, and exit code 2."""
 
 import pytest
+import torch
 
 from fedexp.cli.main import main
+from fedexp.core import storage
+from fedexp.core.errors import ConfigError
 from fedexp.rundir.reader import RunDirectory
 from quick_runs import write_run
 
@@ -31,6 +34,16 @@ def test_report_names_the_file_that_cannot_be_read(sweep, name, damage, capsys):
     printed = capsys.readouterr().err
     assert f"job1/{name}: " in printed
     assert "Traceback" not in printed
+
+
+def test_no_message_advises_to_run_the_code_in_a_file(tmp_path):
+    (tmp_path / "partition.npz").write_bytes(b"damaged")
+    torch.save({"a": tmp_path}, tmp_path / "latest.pt")
+    for read, name in ((storage.load_npz, "partition.npz"), (storage.load_tree, "latest.pt")):
+        words = rf"{name}: cannot be read \((damaged|has values)"
+        with pytest.raises(ConfigError, match=words) as raised:
+            read(tmp_path / name)
+        assert "pickle" not in str(raised.value)
 
 
 def test_half_a_row_is_left_out(sweep):

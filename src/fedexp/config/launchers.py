@@ -99,7 +99,6 @@ def run_name(root: DictConfig) -> str:
     root: the composed configuration, including the node `hydra`.
     """
     from fedexp.config.build import build  # imports torch
-    from fedexp.core.errors import ConfigError
 
     choices, overrides = root.hydra.runtime.choices, root.hydra.overrides.task
     partition = ALIASES.get(choices.partition, choices.partition)

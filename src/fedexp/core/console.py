@@ -31,7 +31,8 @@ class SafeStream:
     def __init__(self, stream: Any):
         self.stream = stream  # None if the stream was closed before the process started
         if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="backslashreplace")
+            with self._ignore_errors():  # this flushes, and fails if the stream is closed
+                stream.reconfigure(errors="backslashreplace")
 
     def write(self, text: str) -> int:
         if self.stream is not None:

@@ -156,7 +156,13 @@ def load_tree(path: Path, mapped: bool = False) -> "Tree":
     if not mapped:
         check_tree(path)
     with reading(path):
-        return torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
+        try:
+            return torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
+        except Exception as error:
+            if type(error).__name__ != "UnpicklingError":
+                raise
+            # torch's text advises to run the code in the file
+            raise ValueError("has values other than tensors and plain values") from error
 
 
 def check_tree(path: Path) -> None:
@@ -257,10 +263,10 @@ def load_npz(path: Path) -> "dict[str, np.ndarray]":
     import numpy as np
 
     with reading(path), open(path, "rb") as file:
-        archive = np.load(file, allow_pickle=False)
-        if not isinstance(archive, np.lib.npyio.NpzFile):
-            raise ValueError("a single array, not an .npz archive")
-        return dict(archive)
+        if not zipfile.is_zipfile(file):  # numpy would advise to unpickle it
+            raise ValueError("damaged, or not an .npz archive")
+        file.seek(0)
+        return dict(np.load(file, allow_pickle=False))
 
 
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)

@@ -1,4 +1,4 @@
-"""The content of json: the results of a run, and the versions and hardware that made them."""
+"""The content of summary.json: a run's results, and the versions and hardware behind them."""
 
 import functools
 import platform
@@ -24,7 +24,7 @@ from fedexp.training.recorder import json_value, require_distinct, table_columns
 from fedexp.training.simulation import Simulation
 from fedexp.training.state import State
 
-# keys of json that are not values of metrics
+# keys of summary.json that are not values of metrics
 RESERVED = (
     *("status", "algorithm", "dataset", "scenario", "partition", "model", "seed", "seeds"),
     *("sweep", "identity", "versions", "commit", "hardware", "checksums", "parts", "data"),
@@ -36,7 +36,7 @@ RESERVED = (
 
 
 def summary_of(simulation: Simulation, state: State) -> dict[str, Any]:
-    """Return the results of a run up to the given state, for json."""
+    """Return the results of a run up to the given state, for summary.json."""
     views = tuple(state.records)
     validated = VALIDATION in views
     best = state.best[0] if validated and state.best is not None else None
