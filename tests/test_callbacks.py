@@ -61,6 +61,15 @@ def test_callback_ends_a_run_with_its_reason(tmp_path):
     assert checkpoint.load(tmp_path).state["status"] == "stopped"
 
 
+def test_interrupt_before_the_first_new_round_leaves_a_run_as_it_is(tmp_path):
+    recorder = Recorder(tmp_path, make_simulation(), [], None)
+    state = run_rounds(recorder.simulation, recorder.simulation.initial_state(), recorder)
+    recorder.begin = lambda: pytest.fail("the summary would be removed")
+    before = (tmp_path / files.CHECKPOINT).stat().st_mtime_ns
+    recorder.save_checkpoint(state)
+    assert (tmp_path / files.CHECKPOINT).stat().st_mtime_ns == before
+
+
 class Wrong(Callback):
     def __init__(self, kind):
         self.kind = kind

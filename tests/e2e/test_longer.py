@@ -1,5 +1,7 @@
 """Runs that stop early (`stop`), and runs that are extended."""
 
+import json
+
 import pandas as pd
 import pytest
 import yaml
@@ -22,6 +24,11 @@ def test_extended_run_equals_longer_run(fedexp, tmp_path):
     assert yaml.safe_load((tmp_path / "run/config.yaml").read_text())["rounds"] == 3
     again = fedexp.done("resume=run")
     assert "complete (3 rounds); nothing to do" in again.err
+    # with a further value but no further round
+    fedexp.done("resume=run", "stop.patience=9", "stop.metric=test_accuracy")
+    assert yaml.safe_load((tmp_path / "run/config.yaml").read_text())["stop"]["patience"] == 9
+    origin = json.loads((tmp_path / "run/origin.json").read_text())
+    assert summary_of(tmp_path / "run")["identity"] == origin["identity"] != whole["identity"]
 
 
 METRIC = """

@@ -122,11 +122,11 @@ class Recorder:
     def save_checkpoint(self, state: State) -> None:
         """Save a checkpoint with the state and the lengths of the tables.
 
-        Nothing is saved before the first round has been recorded.
+        Nothing is saved before a round has been recorded. An extended run that is interrupted
+        before its first new round thus stays complete.
         """
-        if not state.record.rounds:
+        if not state.record.rounds or self.begin is not None:
             return
-        self.begin_once()
         start = time.perf_counter()
         # Sync the tables first, so that the checkpoint never records rows that are not yet on the
         # disk. If the directory was removed, this fails, so no file is created.

@@ -109,6 +109,7 @@ def train_run(job: Job) -> dict[str, Any]:
         log_start(run)
         recorder = held.enter_context(recording(run))
         run_rounds(run.simulation, run.state, recorder)
+        recorder.begin_once()  # if no round was left, such as with another stop.patience
         return finish(run, recorder.callbacks)
 
 
