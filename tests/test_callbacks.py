@@ -10,7 +10,8 @@ import fedexp
 from fedexp.core import storage
 from fedexp.core.errors import ConfigError
 from fedexp.rundir import checkpoint, files
-from fedexp.trackers.base import Callback, name_states
+from fedexp.trackers.base import Callback, CallbackConfig, name_states
+from fedexp.training.callbacks import create_all
 from fedexp.training.recorder import Recorder
 from fedexp.training.rounds import run_rounds
 from quick_runs import SMALL
@@ -147,6 +148,17 @@ def test_own_callback_is_an_option_and_keeps_its_state(here: Path, monkeypatch, 
     again = fedexp.run([f"resume={run.directory}"], config_dir=here / "conf_mine")
     assert again.summary["status"] == "completed"
     assert "seen 7" in capsys.readouterr().out
+
+
+def test_option_that_creates_no_callback_is_named():
+    class Forgotten(CallbackConfig):
+        def create(self):
+            Listening()
+
+    with pytest.raises(
+        ConfigError, match=r"^Forgotten: create returns None, but must return a \S+"
+    ):
+        create_all([Forgotten()], Callback)
 
 
 @pytest.mark.parametrize("value", ["[none,keep]", "null"])

@@ -13,7 +13,7 @@ from fedexp.config.build import build
 from fedexp.config.values import resolve
 from fedexp.core.errors import ConfigError
 from fedexp.metrics.record import Record
-from fedexp.trackers.base import Callbacks, RoundRecord, RunInfo, Tracker
+from fedexp.trackers.base import Callback, Callbacks, RoundRecord, RunInfo, Tracker
 from fedexp.trackers.names import metric_values
 from fedexp.trackers.tensorboard_tracker import TensorBoard
 from fedexp.trackers.wandb_tracker import Wandb
@@ -136,6 +136,28 @@ def test_failed_tracker_and_finished_trackers_are_not_called_again(tmp_path, cap
     assert failing.calls == ["start", 0]
     assert working.calls == ["start", 0, 1, "finish"]
     assert len(warnings(caplog)) == 1
+
+
+class Refusing(Callback):
+    """A callback that fails whenever it can."""
+
+    def start(self, info: RunInfo) -> None:
+        raise ZeroDivisionError
+
+    def abort(self) -> None:
+        raise AttributeError("file")
+
+
+def test_all_that_were_started_are_aborted_even_if_one_fails(tmp_path, caplog):
+    before, after = WorkingTracker(), WorkingTracker()
+    callbacks = Callbacks([before, Refusing(), after])
+    with pytest.raises(ZeroDivisionError):
+        callbacks.call("start", make_info(tmp_path))
+    callbacks.call("abort")
+    assert (before.calls, after.calls) == (["start", "abort"], [])
+    (line,) = warnings(caplog)
+    assert "Refusing could not finish" in line
+    assert callbacks.members == []
 
 
 def test_unevaluated_round_has_no_class_accuracy():

@@ -203,12 +203,14 @@ def name_states(callbacks: Iterable[Callback]) -> dict[str, Callback]:
 class Callbacks:
     """Calls the callbacks of a run, in their order.
 
-    If a tracker raises an error, a warning is logged and that tracker is not called again. No
-    callback is called after its `finish` or `abort`.
+    If a tracker raises an error, a warning is logged and that tracker is not called again. This
+    applies to `abort` of any callback, since the error that ended the run must be reported. No
+    callback is called after its `finish` or `abort`, and `abort` only after `start`.
     """
 
     def __init__(self, members: Iterable[Callback]):
         self.members = list(members)
+        self._started: list[Callback] = []
         self.names = {id(each): name for name, each in name_states(self.members).items()}
 
     def call(self, method: str, *arguments: Any) -> list[Any]:
@@ -217,15 +219,19 @@ class Callbacks:
         for each in tuple(self.members):
             if method in LAST:
                 self.members.remove(each)
+            if method == "start":
+                self._started.append(each)
+            elif method == "abort" and each not in self._started:
+                continue
             try:
                 found.append(getattr(each, method)(*arguments))
             except Exception as error:
-                if not isinstance(each, Tracker):
+                if not isinstance(each, Tracker) and method != "abort":
                     raise
                 self.members = [other for other in self.members if other is not each]
                 log.warning(
                     "%s could not %s; the run continues without it (%s)%s",
-                    each.name,
+                    each.name if isinstance(each, Tracker) else each.key,
                     DOES.get(method, "finish"),
                     describe(error),
                     "".join(getattr(error, "__notes__", ())),

@@ -9,22 +9,24 @@ import logging
 import math
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from fedexp.config.build import Built
 from fedexp.config.settings import Settings, Stop
+from fedexp.core.errors import ConfigError
 from fedexp.data.views import PLAIN, VALIDATION
 from fedexp.figures import make_figures
 from fedexp.figures.pictures import Pictures
 from fedexp.metrics.forgetting_metric import ForgettingMetric
 from fedexp.rundir import kept_models
-from fedexp.trackers.base import Callback, Callbacks, RoundRecord, RunInfo
+from fedexp.trackers.base import Callback, CallbackConfig, Callbacks, RoundRecord, RunInfo
 from fedexp.training.exchange import trained_models
 
 log = logging.getLogger("fedexp")
 PATIENCE, MINUTES, CALLBACK = "patience", "minutes", "callback"
+CallbackType = TypeVar("CallbackType", bound=Callback)
 
 
 def patience_view(stop: Stop) -> str:
@@ -148,10 +150,24 @@ def draw_all(directory: Path, callbacks: Callbacks, summary: dict[str, Any]) -> 
     return pictures
 
 
+def create_all(options: Iterable[CallbackConfig], kind: type[CallbackType]) -> list[CallbackType]:
+    """Return what the options of a group create. Raises ConfigError if it is not of the `kind`."""
+    found = []
+    for each in options:
+        made = each.create()
+        if not isinstance(made, kind):
+            raise ConfigError(
+                f"{type(each).__name__}: create returns {made!r}, but must return a"
+                f" {kind.__module__}.{kind.__name__}"
+            )
+        found.append(made)
+    return found
+
+
 def callbacks_of(built: Built) -> list[Callback]:
     """Return the analyses, and the callbacks that options on the top level ask for."""
     settings = built.settings
-    found: list[Callback] = [each.create() for each in built.analysis]
+    found = create_all(built.analysis, Callback)
     found += filter(None, (each.callback() for each in built.forgetting_metric))
     if built.stop.patience is not None or built.stop.minutes is not None:
         found.append(EarlyStop(built.stop))

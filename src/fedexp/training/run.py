@@ -34,12 +34,13 @@ from fedexp.trackers.base import (
     Callbacks,
     RoundRecord,
     RunInfo,
+    Tracker,
     final_tables,
     name_states,
     past_rounds,
 )
 from fedexp.trackers.progress import Progress
-from fedexp.training.callbacks import callbacks_of, draw_all
+from fedexp.training.callbacks import callbacks_of, create_all, draw_all
 from fedexp.training.checks import check_used
 from fedexp.training.job import Job
 from fedexp.training.prepare import prepare
@@ -264,8 +265,8 @@ def recording(run: Run) -> Iterator[Recorder]:
     The callbacks and the engine are closed even if the block raises an exception. The files of a
     finished run that is extended do not change before the first of the new rounds is recorded.
     """
-    trackers = [each.create() for each in run.built.tracker]
-    own = [each.create() for each in run.built.callback]
+    trackers = create_all(run.built.tracker, Tracker)
+    own = create_all(run.built.callback, Callback)
     progress = Progress(shares_terminal=not run.job.place.alone)
     callbacks: list[Callback] = [*callbacks_of(run.built), *trackers, *own, progress]
     info = run_info(run, callbacks)
