@@ -1,5 +1,7 @@
 """Files of a run that cannot be read: one message that names the file, and exit code 2."""
 
+import shlex
+
 import pytest
 import torch
 
@@ -7,6 +9,8 @@ from fedexp.cli.main import main
 from fedexp.core import storage
 from fedexp.core.errors import ConfigError
 from fedexp.rundir.reader import RunDirectory
+from fedexp.training.job import Job
+from fedexp.training.resuming import require_new
 from quick_runs import write_run
 
 DAMAGES = {
@@ -44,6 +48,19 @@ def test_no_message_advises_to_run_the_code_in_a_file(tmp_path):
         with pytest.raises(ConfigError, match=words) as raised:
             read(tmp_path / name)
         assert "pickle" not in str(raised.value)
+
+
+def test_commands_in_messages_can_be_typed(tmp_path, capsys, caplog, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run = write_run(tmp_path / "my run", {})
+    (run / "partition.npz").unlink()
+    assert main(["report", str(run)]) == 2
+    assert "partition.npz: is missing; figures of classes and clients are left out" in caplog.text
+    assert "`fedexp figures 'my run'`" in capsys.readouterr().err
+    with pytest.raises(ConfigError) as raised:
+        require_new(Job(config=None, directory=run, overrides=(), choices={}, sweep=None))
+    typed = str(raised.value).partition("continue it with ")[2].rpartition(", or")[0]
+    assert shlex.split(typed) == ["resume='my run'"]
 
 
 def test_half_a_row_is_left_out(sweep):

@@ -26,6 +26,7 @@ from fedexp.analysis.sweep_figures import sweep_pictures
 from fedexp.analysis.targets import describe_targets, rounds_to_targets
 from fedexp.core import storage
 from fedexp.core.errors import ConfigError
+from fedexp.core.storage import typed_path
 from fedexp.figures import save_all
 from fedexp.figures.pictures import PNG, Pictures
 from fedexp.rundir import files
@@ -81,7 +82,7 @@ def write_report(
             paths += draw_figures(directory, runs, sweep_pictures(runs), flags)
         except Exception:
             again = "the figures could not be drawn; run `fedexp report %s` to try again"
-            log.exception(again, directory)
+            log.exception(again, typed_path(directory))
     return [*paths, write_page(directory)]
 
 

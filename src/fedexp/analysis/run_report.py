@@ -10,7 +10,7 @@ import pandas as pd
 from fedexp.analysis.layout import Section, all_markdown, csv
 from fedexp.config.values import make_group
 from fedexp.core.errors import ConfigError, say
-from fedexp.core.storage import display_path, write_atomically
+from fedexp.core.storage import display_path, typed_path, write_atomically
 from fedexp.data.views import name_in_view, suffix
 from fedexp.figures import make_figures, read_settings
 from fedexp.figures.load import RunData, TaskFile, load_run_data
@@ -38,7 +38,8 @@ def report_run(directory: Path, options: Namespace) -> None:
     if not written:
         raise ConfigError(
             f"{directory}: this run has no table; tables need two learned tasks, or the results of"
-            f" clients (evaluate=[global,personal]). `fedexp figures {directory}` draws its figures"
+            " clients (evaluate=[global,personal]); its figures are drawn by `fedexp figures"
+            f" {typed_path(directory)}`"
         )
     if not options.no_figures:
         written += draw_run(directory, options)

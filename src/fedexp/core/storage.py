@@ -8,6 +8,7 @@ are imported inside functions, since not every command needs them.
 import io
 import json
 import os
+import shlex
 import zipfile
 import zlib
 from collections import OrderedDict
@@ -32,6 +33,11 @@ def display_path(path: Path) -> Path:
     """Return a path as shown to users. It is relative if the file is in the working directory."""
     path = path.absolute()
     return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+
+
+def typed_path(path: Path) -> str:
+    """Return a path as a user types it in a command."""
+    return shlex.quote(str(display_path(path)))
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 import logging
 import os
+import shlex
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -101,7 +102,12 @@ def suggest_splits(root: Path) -> str:
     held = held or [name for name in splits if name not in train]
     if train and held:
         return f"dataset.train_splits=[{','.join(train)}] dataset.test_splits=[{','.join(held)}]"
-    return f"dataset.root={root / names[0]}" if len(names) == 1 and not splits else ""
+    return typed_root(root / names[0]) if len(names) == 1 and not splits else ""
+
+
+def typed_root(folder: Path) -> str:
+    """Return the option for a folder of images as a user types it in a command."""
+    return shlex.quote(f"dataset.root={folder}")
 
 
 def list_class(folder: Path) -> list[SourceFile]:
@@ -115,8 +121,8 @@ def list_class(folder: Path) -> list[SourceFile]:
     if deeper is None:
         return files
     hint = suggest_splits(folder)
-    if not hint.startswith("dataset.root="):
-        hint = f"dataset.root={folder} {hint}".strip()
+    if "dataset.root=" not in hint:
+        hint = f"{typed_root(folder)} {hint}".strip()
     raise ConfigError(
         f"{folder}: the images of a class must be directly in its folder, but here are images in"
         f" folders below it, such as {os.path.relpath(deeper, folder)}. If {folder.name} is not a"
@@ -226,7 +232,7 @@ def scan_undivided(root: Path, train_splits: Sequence[str]) -> Tree:
         together = f"dataset.train_splits=[{','.join(train_splits)},{{}}]"
         advice = (
             f"{together} also draws from them; dataset.test_splits=[{{}}] with"
-            f" dataset.test_fraction=null tests on them; dataset.root={root / train_splits[0]}"
+            f" dataset.test_fraction=null tests on them; {typed_root(root / train_splits[0])}"
             " leaves them out"
         )
         require_all_used(root, train_splits, advice)

@@ -1,5 +1,6 @@
 """Load a run directory into arrays for its figures. Any file may be missing or incomplete."""
 
+import logging
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,6 +16,8 @@ from fedexp.rundir.reader import RunDirectory
 
 if TYPE_CHECKING:
     import pandas as pd
+
+log = logging.getLogger("fedexp")
 
 
 @dataclass(frozen=True)
@@ -106,6 +109,9 @@ def load_run_data(
     run = RunDirectory(run_dir)
     rounds = pd.DataFrame() if run.rounds is None else run.rounds
     is_divided, last = run.has(files.PARTITION), math.inf
+    if not is_divided:
+        missing = run_dir / files.PARTITION
+        log.warning("%s: is missing; figures of classes and clients are left out", missing)
     if records is not None:
         summary, last = {}, records[PLAIN].rounds[-1]  # shown as unfinished
         rounds = rounds[rounds["round"] <= last]

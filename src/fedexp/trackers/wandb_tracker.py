@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from fedexp.core.errors import describe
 from fedexp.core.limits import Limit, Name, Positive
-from fedexp.core.storage import display_path
+from fedexp.core.storage import typed_path
 from fedexp.trackers.base import RoundRecord, RunInfo, Tracker, TrackerConfig
 from fedexp.trackers.names import SUMMARIES, flat_summary, metric_values
 
@@ -210,7 +210,7 @@ class WandbTracker(Tracker):
 
     def _hint(self) -> str:
         option = "" if self._run.offline else "--include-online "
-        return f"; upload with: wandb sync {option}{display_path(Path(self._run.dir).parent)}"
+        return f"; upload with: wandb sync {option}{typed_path(Path(self._run.dir).parent)}"
 
     def _interim_images(self, record: RoundRecord) -> dict[str, Any]:
         total = self.info.total_rounds

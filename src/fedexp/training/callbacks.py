@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 from fedexp.config.build import Built
 from fedexp.config.settings import Settings, Stop
 from fedexp.core.errors import ConfigError
+from fedexp.core.storage import typed_path
 from fedexp.data.views import PLAIN, VALIDATION
 from fedexp.figures import make_figures
 from fedexp.figures.pictures import Pictures
@@ -138,7 +139,7 @@ class RunFigures(Callback):
 
 def draw_all(directory: Path, callbacks: Callbacks, summary: dict[str, Any]) -> list[Path]:
     """Draw the figures of all callbacks. An error is only logged, so it does not end the run."""
-    again = f"run `fedexp figures {directory}` to try again"
+    again = f"run `fedexp figures {typed_path(directory)}` to try again"
     pictures: list[Path] = []
     for each in callbacks.members:
         try:

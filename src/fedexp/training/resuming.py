@@ -6,6 +6,7 @@ this number, so such a run cannot be extended.
 """
 
 import logging
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import numpy as np
 from fedexp.algorithms.local_training import SCHEDULES_OVER_ALL_ROUNDS
 from fedexp.config.build import Built
 from fedexp.config.cohorts import Rounds
+from fedexp.config.composition import path_override
 from fedexp.core import storage
 from fedexp.core.errors import ConfigError
 from fedexp.data.partitioned import Partition, find_task_partitions
@@ -154,7 +156,8 @@ def require_new(job: Job) -> None:
     elif (job.directory / files.ROUNDS).exists():
         raise ConfigError(
             f"{job.directory}: this directory already contains a run; continue it with"
-            f" resume={job.directory}, or choose another hydra.run.dir"
+            f" {shlex.quote(path_override('resume', job.directory))}, or choose another"
+            " hydra.run.dir"
         )
 
 
