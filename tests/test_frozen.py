@@ -137,3 +137,11 @@ def test_clients_without_a_batch_are_reported_and_refused(
     with pytest.raises(ConfigError, match=message):
         make_simulation(sizes=refused, **given)
     assert make_simulation(sizes=refused).left_out == {}
+
+
+def test_the_refused_batch_size_is_the_given_one():
+    local = replace(LOCAL, batch_size=100, drop_last=True)
+    with pytest.raises(
+        ConfigError, match=r"^local\.batch_size=100: no client has a complete batch"
+    ):
+        make_simulation(sizes=(1, 3), local=local)

@@ -143,9 +143,15 @@ def check_frozen(module: torch.nn.Module) -> None:
 
 
 def count_left_out(
-    algorithm: FedAvg, tasks: Sequence[Federation], local: LocalTraining, skip_single: bool = True
+    algorithm: FedAvg,
+    tasks: Sequence[Federation],
+    local: LocalTraining,
+    skip_single: bool,
+    given: int,
 ) -> dict[str, int]:
     """Count the clients and examples that training leaves out.
+
+    given: the batch size in the configuration, for messages; that of `local` is limited.
 
     With `local.drop_last`, these are the examples in incomplete batches. With `skip_single`, the
     model has batch normalisation, which needs batches of at least two examples. The result has the
@@ -173,7 +179,7 @@ def count_left_out(
         unable = {client for client in clients if sizes[client] == alone[client]}
         if len(unable) == federation.num_clients:
             task = f" of task {federation.task + 1}" if len(tasks) > 1 else ""
-            raise ConfigError(f"local.batch_size={local.batch_size}: no client{task} has {missing}")
+            raise ConfigError(f"local.batch_size={given}: no client{task} has {missing}")
         idle |= unable
         lost += sum(alone)
     if lost:

@@ -76,7 +76,8 @@ def prepare(built: Built, share: int | None = None, before: str | None = None) -
     module = module.to(hardware.device, hardware.dtype)
     module = module.to(memory_format=LAYOUT)  # type: ignore[call-overload]
     # Batches are padded to the batch size, so limit it to the number of training examples.
-    local = replace(built.local, batch_size=min(built.local.batch_size, len(data.y_train)))
+    given = built.local.batch_size
+    local = replace(built.local, batch_size=min(given, len(data.y_train)))
     built = replace(built, algorithm=algorithm, local=local)
     check_frozen(module)
     initial = {name: parameter.detach().clone() for name, parameter in trainable(module).items()}
@@ -85,7 +86,7 @@ def prepare(built: Built, share: int | None = None, before: str | None = None) -
     federations = [each.federation for each in (*stages, *dict(stages[0].changes).values())]
     left_out: dict[str, int] = {}
     if mixes_examples or local.drop_last:
-        left_out = count_left_out(algorithm, federations, local, mixes_examples)
+        left_out = count_left_out(algorithm, federations, local, mixes_examples, given)
     simulation = Simulation(
         settings=built.settings,
         seeds=built.seeds,
