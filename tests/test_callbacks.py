@@ -80,6 +80,10 @@ class Wrong(Callback):
             next(iter(record.model["params"].values())).zero_()
         return True if self.kind == "reason" else None
 
+    def after_task(self, record):
+        if self.kind == "model in after_task":
+            next(iter(record.model["params"].values())).zero_()
+
     def state_dict(self):
         return {"best": [np.float64(0.5)]} if self.kind == "state" else {}
 
@@ -88,13 +92,14 @@ class Wrong(Callback):
     ("kind", "message"),
     [
         ("model", "a callback changed the global model"),
+        ("model in after_task", "a callback changed the global model"),
         ("reason", "after_round returned True; must be a text"),
         ("state", r"\['best'\]: is a numpy\.float64, which a resumed run could not read"),
     ],
 )
 def test_callback_that_would_spoil_a_run_is_rejected(tmp_path, kind, message):
     with pytest.raises(ConfigError, match=message):
-        play(make_simulation(), tmp_path, Wrong(kind))
+        play(make_simulation(scenario=TWO_TASKS), tmp_path, Wrong(kind))
 
 
 def test_callbacks_of_one_class_have_a_state_each(tmp_path):

@@ -112,12 +112,12 @@ class Recorder:
                 state.stop(
                     {"by": CALLBACK, "reason": reason} if isinstance(reason, str) else reason
                 )
+        if self.simulation.has_tasks and state.round and self.simulation.ends_task(state.round):
+            self.callbacks.call("after_task", record)
         if changes_in_place(tree.leaves(record.model)) != before:
             raise ConfigError(
                 "callback: a callback changed the global model, whose tensors it must clone first"
             )
-        if self.simulation.has_tasks and state.round and self.simulation.ends_task(state.round):
-            self.callbacks.call("after_task", record)
 
     def save_checkpoint(self, state: State) -> None:
         """Save a checkpoint with the state and the lengths of the tables.
