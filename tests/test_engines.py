@@ -265,6 +265,7 @@ def hardware(**changes):
     [
         ({"precision": "tf32"}, "hardware.precision=tf32: must be fp32 or bf16"),
         ({"device": "cuda:99"}, "hardware.device=cuda:99: must be"),
+        ({"device": "0"}, "hardware.device=0: must be one of auto, cpu"),
         ({"engine": "sequential", "chunk": 2}, "hardware.chunk=2: must be None with"),
     ],
 )

@@ -4,6 +4,7 @@ import copy
 import ctypes
 import os
 import platform
+import re
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -28,7 +29,7 @@ Device = Annotated[
     str,
     Limit(
         "one of auto, cpu, cuda, cuda:<number>",
-        lambda v: v in ("auto", "cpu", "cuda") or v.removeprefix("cuda:").isdigit(),
+        lambda v: re.fullmatch("auto|cpu|cuda(:[0-9]+)?", v) is not None,
     ),
 ]
 # with more than 1024 threads, OpenMP may end the process
