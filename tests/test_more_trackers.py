@@ -149,12 +149,15 @@ class Refusing(Callback):
 
 
 def test_all_that_were_started_are_aborted_even_if_one_fails(tmp_path, caplog):
-    before, after = WorkingTracker(), WorkingTracker()
-    callbacks = Callbacks([before, Refusing(), after])
+    first, second, never = WorkingTracker(), WorkingTracker(), WorkingTracker()
+    first.calls = second.calls
+    callbacks = Callbacks([first, second, Refusing(), never])
+    second.abort = lambda: second.calls.append("abort of the second")
     with pytest.raises(ZeroDivisionError):
         callbacks.call("start", make_info(tmp_path))
     callbacks.call("abort")
-    assert (before.calls, after.calls) == (["start", "abort"], [])
+    assert first.calls == ["start", "start", "abort of the second", "abort"]
+    assert never.calls == []
     (line,) = warnings(caplog)
     assert "Refusing could not finish" in line
     assert callbacks.members == []

@@ -201,7 +201,7 @@ def name_states(callbacks: Iterable[Callback]) -> dict[str, Callback]:
 
 
 class Callbacks:
-    """Calls the callbacks of a run, in their order.
+    """Calls the callbacks of a run in their order, and `abort` in the reverse order.
 
     If a tracker raises an error, a warning is logged and that tracker is not called again. This
     applies to `abort` of any callback, since the error that ended the run must be reported. No
@@ -216,7 +216,8 @@ class Callbacks:
     def call(self, method: str, *arguments: Any) -> list[Any]:
         """Call a method of each callback, and return the results."""
         found = []
-        for each in tuple(self.members):
+        # a second Ctrl+C, while W&B ends, must not leave the progress display, the last one, open
+        for each in self.members[:: -1 if method == "abort" else 1]:
             if method in LAST:
                 self.members.remove(each)
             if method == "start":
