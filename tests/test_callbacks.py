@@ -115,13 +115,14 @@ def test_callbacks_of_one_class_have_a_state_each(tmp_path):
 
 
 OWN = """
-from fedexp.trackers.base import Callback, CallbackConfig
+from fedexp.trackers.base import Callback, CallbackConfig, Tracker, TrackerConfig
 
 class Counter(Callback):
     seen = 0
 
     def after_round(self, record):
         self.seen += 1
+        record.analysed["seen"] = self.seen
         return "seen 3" if self.seen == 3 else None
 
     def state_dict(self):
@@ -136,20 +137,31 @@ class Counter(Callback):
 class Counting(CallbackConfig):
     def create(self):
         return Counter()
+
+class Shown(Tracker):
+    def after_round(self, record):
+        print("shown", record.analysed)
+
+class Showing(TrackerConfig):
+    def create(self):
+        return Shown()
 """
 
 
 def test_own_callback_is_an_option_and_keeps_its_state(here: Path, monkeypatch, capsys):
     monkeypatch.syspath_prepend(here)
     (here / "counting.py").write_text(OWN)
-    (here / "conf_mine" / "callback").mkdir(parents=True)
-    option = "# @package callback.counting\n_target_: counting.Counting\n"
-    (here / "conf_mine" / "callback" / "counting.yaml").write_text(option)
-    options = [*SMALL, "callback=counting", "rounds=6"]
+    for group, name in (("callback", "Counting"), ("tracker", "Showing")):
+        (here / "conf_mine" / group).mkdir(parents=True)
+        option = f"# @package {group}.mine\n_target_: counting.{name}\n"
+        (here / "conf_mine" / group / "mine.yaml").write_text(option)
+    options = [*SMALL, "callback=mine", "tracker=mine", "rounds=6"]
     run = fedexp.run(options, directory=here / "run", config_dir=here / "conf_mine")
     assert run.summary["stopped"] == {"by": "callback", "reason": "seen 3"}
     assert run.summary["rounds"] == 2  # rounds 0, 1 and 2
-    assert "seen 3" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "seen 3" in printed
+    assert "shown {'seen': 3}" in printed
     again = fedexp.run([f"resume={run.directory}"], config_dir=here / "conf_mine")
     assert again.summary["status"] == "completed"
     assert "seen 7" in capsys.readouterr().out

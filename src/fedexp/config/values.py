@@ -286,6 +286,8 @@ def find_class(name: str, key: str) -> type:
     module_name, _, class_name = name.rpartition(".")
     try:
         found = getattr(importlib.import_module(module_name), class_name)
+    except ConfigError:  # what a class declares is wrong
+        raise
     except (ImportError, AttributeError, ValueError) as error:
         raise ConfigError(
             f"{key}={name}: cannot be imported ({error}); PYTHONPATH=. finds packages in the"

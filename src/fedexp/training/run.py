@@ -268,7 +268,7 @@ def recording(run: Run) -> Iterator[Recorder]:
     trackers = create_all(run.built.tracker, Tracker)
     own = create_all(run.built.callback, Callback)
     progress = Progress(shares_terminal=not run.job.place.alone)
-    callbacks: list[Callback] = [*callbacks_of(run.built), *trackers, *own, progress]
+    callbacks: list[Callback] = [*callbacks_of(run.built), *own, *trackers, progress]
     info = run_info(run, callbacks)
     saved = run.saved.state if run.saved else {"lengths": None, "callbacks": {}}
     for name, each in name_states(callbacks).items():
