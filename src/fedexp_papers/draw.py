@@ -66,12 +66,12 @@ def draw_line(axes: Axes, values: pd.Series, style: Style, ddof: int = 1) -> Non
     """Draw the mean of the values at each position, with bars or, for many points, a band."""
     groups = values.groupby(level=0)
     mean, spread = groups.mean(), groups.std(ddof=ddof)
-    is_few = len(mean) <= FEW
-    base = {"marker": "o" if is_few else "", "markersize": 3, "linewidth": stroke(0.8)}
-    style = {**base, **style}
     if mean.empty:
         return
-    if style.get("linestyle") == "":
+    is_few, is_cloud = len(mean) <= FEW, style.get("linestyle") == ""
+    marker = "o" if is_few or is_cloud else ""
+    style = {"marker": marker, "markersize": 3, "linewidth": stroke(0.8), **style}
+    if is_cloud:
         axes.plot(values.index, values, **style)
         return
     if is_few and groups.size().max() > 1:
@@ -107,6 +107,7 @@ def draw_maps(
         look: dict[str, Any] = {"norm": norm, "cmap": colours or colour_map()}
         axes.imshow(values, aspect="auto", interpolation="nearest", **look)
         axes.grid(False)
+        axes.xaxis.set_major_locator(integers(8))
         axes.set(**options)
         set_panel_title(axes, name)
     for axes in grid.flat[len(maps) :]:

@@ -15,6 +15,7 @@ from matplotlib.figure import Figure
 from fedexp.analysis import draw_sweep
 from fedexp.analysis.draw_sweep import look
 from fedexp.analysis.measures import main_measures
+from fedexp.analysis.naming import displayed
 from fedexp.analysis.sweep_figures import Method, Setting
 from fedexp.core.errors import ConfigError
 from fedexp.figures.draw import PER_ROW, round_picture
@@ -206,11 +207,11 @@ def select_local_series(method: Method, client: int) -> tuple[np.ndarray, np.nda
 def require_counts(method: Method, client: int) -> np.ndarray:
     """Return the number of training examples that a client has of each class, int [C].
 
-    The client is from the method's first run. Raises ConfigError if that run has no such client.
+    The client is from the method's first run. Raises ConfigError if it has no examples there.
     """
     counts = method.files[0].counts
-    if counts is None or not 0 <= client < len(counts):
-        raise ConfigError(f"partition.npz does not contain client {client}")
+    if counts is None or not 0 <= client < len(counts) or not counts[client].any():
+        raise ConfigError(f"partition.npz does not contain examples of client {client}")
     return np.asarray(counts[client])
 
 
@@ -275,7 +276,11 @@ def round_forgetting(settings: Sequence[Setting], title: str) -> Figure:
             name: pd.Series(values).value_counts(normalize=True).sort_index().cumsum()
             for name, values in parts.items()
         }
-        lines.append((pd.DataFrame(shares).dropna(axis="columns", how="all"), style_of(method)))
+        known = {name: steps for name, steps in shares.items() if len(steps)}
+        style = style_of(method) | {"marker": "", "drawstyle": "steps-post"}
+        lines.append((pd.DataFrame(known), style))
+    if not any(len(table) for table, _ in lines):
+        raise ConfigError("round forgetting needs at least two evaluated rounds")
     text = f"Round forgetting\n{title}"
     return draw_lines(text, lines, x="round forgetting", ylim=(0, 1.02))
 
@@ -331,8 +336,8 @@ def analysed(
             rows = rows[rows["epoch"] == ends]
         if x not in AXES:
             correlation = rows[x].corr(rows[next(iter(columns))])
-            label = f"{method.label}: correlation {correlation:.2f}"
-            style |= {"label": label, "linestyle": "", "alpha": 0.4}
+            known_too = "" if np.isnan(correlation) else f": correlation {correlation:.2f}"
+            style |= {"label": f"{method.label}{known_too}", "linestyle": "", "alpha": 0.4}
         lines.append((rows.set_index(x)[list(columns)].rename(columns=columns), style))
     if not lines:
         raise ConfigError(f"no run has the table {table}.csv")
@@ -396,7 +401,8 @@ def parameter(settings: Sequence[Setting], title: str, key: str) -> Figure:
     columns = {measure.key: measure.label for measure in main_measures(runs)}
     algorithms = {run.summary["algorithm"] for each in points.values() for run in each}
     table = pd.concat([summaries(points[x], columns, x) for x in sorted(points)])
-    lines = [(table, {"label": " and ".join(sorted(algorithms)), "color": "C0"})]
+    label = " and ".join(displayed(sorted(algorithms)))
+    lines = [(table, {"label": label, "color": "black"})]
     for method in list_methods(settings):
         if method.runs[0].summary["algorithm"] not in algorithms:
             ends = [summaries(method.runs, columns, x) for x in (min(points), max(points))]
@@ -404,4 +410,5 @@ def parameter(settings: Sequence[Setting], title: str, key: str) -> Figure:
             lines.append((pd.concat(ends).groupby(level=0).mean(), dotted))
     is_log = min(points) > 0 and max(points) >= 10 * min(points)
     scale: dict[str, Any] = {"xscale": "log"} if is_log else {}
-    return draw_lines(f"{key}, {title}", lines, key, **scale)
+    name = key.rpartition(".")[2]
+    return draw_lines(f"{name}, {title}", lines, name, **scale)

@@ -376,6 +376,13 @@ def test_local_epochs_figure_shows_means_and_deviations(tmp_path):
         [segment[:, 1] for segment in bars.get_segments()], [[0.2, 0.6], [0.8, 1.0]]
     )
     assert not own.containers  # the training accuracy is undefined
+    assert outside.get_ylabel() == "out-local accuracy"
+
+
+def test_figures_of_a_run_without_analyses_are_refused(tmp_path, capsys):
+    (tmp_path / "config.yaml").write_text("rounds: 1\n")
+    assert papers(["figures", str(tmp_path)]) == 2
+    assert f"{tmp_path}: the run has no table of an analysis" in capsys.readouterr().err
 
 
 # --- pictures of a sweep

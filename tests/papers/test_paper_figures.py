@@ -2,6 +2,8 @@
 
 import logging
 import re
+import shutil
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -133,6 +135,9 @@ def test_classes_are_dominant_non_dominant_or_missing():
     assert pictures.choose_non_dominant(counts) == 2  # with most examples
     # there is none: the rarest
     assert pictures.choose_non_dominant(np.array([50, 20, 30, 0, 0])) == 1
+    method = SimpleNamespace(files=[SimpleNamespace(counts=np.array([counts, 0 * counts]))])
+    with pytest.raises(ConfigError, match="does not contain examples of client 1"):
+        pictures.require_counts(method, 1)
 
 
 def test_forgetting_degree_of_a_client_equals_its_formula(tmp_path):
@@ -159,6 +164,7 @@ def test_round_forgetting_is_shown_as_distribution(tmp_path):
     settings, sweep = settings_of("flashback_fig4", tmp_path)
     first, second = pictures.round_forgetting(settings[:1], sweep.title).axes[:2]
     history = settings[0].methods[0].files[0].record
+    assert first.lines[0].get_drawstyle() == "steps-post"
     shown = first.lines[0].get_xydata().T
     drops = forgetting.round_drop(history.matrix)
     np.testing.assert_array_equal(shown, [np.sort(drops), [0.5, 1]])
@@ -166,6 +172,12 @@ def test_round_forgetting_is_shown_as_distribution(tmp_path):
     before = np.stack(history.class_accuracy[1:3])[:, None]
     expected = np.unique(forgetting.local_round_drop(before, local))
     np.testing.assert_array_equal(second.lines[0].get_xdata(), expected)
+    shutil.rmtree(tmp_path)
+    for method in settings[0].methods:
+        make_run(tmp_path, method.runs[0].overrides, rounds=1)
+    first_round = label_runs(sweep, find_jobs(tmp_path))
+    with pytest.raises(ConfigError, match="at least two evaluated rounds"):
+        pictures.round_forgetting(first_round, sweep.title)
 
 
 def test_measures_are_drawn_against_a_parameter(tmp_path):
@@ -189,7 +201,7 @@ def test_measures_are_drawn_against_a_parameter(tmp_path):
 def test_analysis_table_is_averaged_over_clients(tmp_path):
     """Clients 3 and 5 have 0.2 and 0.6 before training, and 0.8 and 1 after the second epoch of
     round 2. The divergences 1, 2 and 3 of the whole model rise with the distance."""
-    settings, _ = settings_of("fedntd_fig8", tmp_path)
+    settings, sweep = settings_of("fedntd_fig8", tmp_path)
     epochs = "round,client,epoch,a\n1,3,0,9\n2,3,0,0.2\n2,5,0,0.6\n2,3,1,0.8\n2,5,1,1\n"
     layers = "round,client,layer,l1,distribution_distance\n"
     layers += "1,3,total,1,0.1\n1,3,conv,99,\n1,5,total,2,0.2\n2,3,total,3,0.3\n"
@@ -207,3 +219,8 @@ def test_analysis_table_is_averaged_over_clients(tmp_path):
     points = {"table": "weight_divergence", "columns": {"l1": "L1"}, "x": "distribution_distance"}
     assert line(**points).get_xydata().tolist() == [[0.1, 1], [0.2, 2], [0.3, 3]]
     assert line(**points).get_label().endswith(": correlation 1.00")
+    layers += "".join(f"{i},3,total,{i},0.{i}\n" for i in range(100, 200))
+    for run in find_jobs(tmp_path):
+        (run.directory / "weight_divergence.csv").write_text(layers)
+    settings = label_runs(sweep, find_jobs(tmp_path))
+    assert line(**points).get_marker() == "o", "without a line, points are markers"

@@ -217,11 +217,14 @@ def draw_tables(
 def figures(options: Namespace) -> list[str]:
     """Draw the figures of runs' analyses again. Return lines with the paths of the files.
 
-    options: the flags of `fedexp-papers figures`.
+    options: the flags of `fedexp-papers figures`. Raises ConfigError for a run without analyses.
     """
     paths = []
     for each in options.directories:
         directory = require_run(each).directory
         look = replace(read_settings(directory).changed(options), draw=True)
-        paths += draw_tables(directory, look, None, ANALYSES)
+        found = draw_tables(directory, look, None, ANALYSES)
+        if not found:
+            raise ConfigError(f"{directory}: the run has no table of an analysis")
+        paths += found
     return [f"  {display_path(path)}" for path in paths]

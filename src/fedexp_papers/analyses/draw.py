@@ -9,7 +9,6 @@ from fedexp_papers.analyses.layers import TOTAL
 from fedexp_papers.draw import Style, draw_lines
 
 SHARE = (0, 1.03)  # limits of an axis of shares
-EPOCHS = ("in_local_accuracy", "out_local_accuracy", "train_accuracy")
 # table -> title of the figure, column -> label of its panel, limits of the axis
 PANELS = {
     "weight_divergence": (
@@ -23,19 +22,23 @@ PANELS = {
     "gradient_diversity": (
         "Gradient diversity of a round's clients",
         {
-            "gradient_diversity": "equal weights",
-            "weighted_gradient_diversity": "weights of the aggregation",
+            "gradient_diversity": "gradient diversity,\nequal weights",
+            "weighted_gradient_diversity": "gradient diversity,\nweights of the aggregation",
         },
         None,
     ),
     "cka": (
-        "CKA of the global model's features before and after the round",
-        {"cka": "cka"},
+        "Similarity of the global model's features before and after the round",
+        {"cka": "linear CKA"},
         SHARE,
     ),
     "local_epochs": (
         "Local models during local training",
-        dict(zip(EPOCHS, EPOCHS, strict=True)),
+        {
+            "in_local_accuracy": "in-local accuracy",
+            "out_local_accuracy": "out-local accuracy",
+            "train_accuracy": "accuracy on the client's\ntraining examples",
+        },
         SHARE,
     ),
 }
