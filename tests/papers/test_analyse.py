@@ -18,7 +18,7 @@ from fedexp.rundir.kept_models import KeptModel
 from fedexp.rundir.reader import RunDirectory
 from fedexp_papers.command import main, make_parser
 from fedexp_papers.figures import draw_picture
-from fedexp_papers.posthoc import features, vectors
+from fedexp_papers.posthoc import features, loss, vectors
 from fedexp_papers.posthoc.base import Subject
 from fedexp_papers.posthoc.hessian import largest_eigenvalues, loss_hessian
 from fedexp_papers.posthoc.loss import measure_noise, measure_surface, plane_around
@@ -148,7 +148,11 @@ def test_noise_is_added_to_all_parameters(toy):
 
 
 def test_scale_of_noise_equals_hand_calculation(toy):
-    """Relative: times sqrt((9 + 16 + 0 + 4) / 4) and sqrt((1 + 1) / 2)."""
+    """Absolute: standard normal numbers. Relative: times sqrt((9 + 16 + 0 + 4) / 4) and sqrt((1 +
+    1) / 2)."""
+    e = vectors.gaussian({"w": torch.zeros(200, 100)}, seed=1, number=0)["w"]
+    # 3 of 1 / sqrt(20,000)
+    assert (e.mean().item(), e.std().item()) == pytest.approx((0, 1), abs=0.02)
     d = {"w": torch.tensor([[1.0, -2.0], [0.0, 4.0]]), "b": torch.tensor([3.0, 5.0])}
     found = vectors.relative_to(HAND, d)
     torch.testing.assert_close(found["w"], d["w"] * 7.25**0.5)
@@ -331,6 +335,25 @@ def test_analyses_agree_with_the_results_of_the_run(run, capsys):
     assert f"{agreement:.4f} of the neurons keep their class" in printed
 
 
+def test_noise_under_which_a_loss_is_undefined_has_no_mean(run, capsys, monkeypatch):
+    rows = {"draw": [0, 0, 1, 1], "strength": [0, 0.1, 0, 0.1], "loss": [1, 2, 1, np.nan]}
+    table = pd.DataFrame(rows | {"accuracy": 0.5})
+    monkeypatch.setattr(loss, "measure_noise", lambda *_: table)
+    *_, printed = tables(run, capsys, "noise", "--draws", "2")
+    assert "noise 0.1: loss nan, accuracy 0.5000 (mean of 2 draws)" in printed
+    axes = loss.draw_noise({"": table}, "absolute", "title").axes[0]
+    assert axes.containers[0].lines[0].get_xdata().tolist() == [0]
+
+
+def test_neurons_need_the_model_from_before_the_round(run, tmp_path, capsys):
+    """Without it, the agreement would be that of two clients."""
+    copy = Path(shutil.copytree(run.directory, tmp_path / "copy"))
+    (copy / kept_models.file_of_round(1)).unlink()
+    (copy / "checkpoint" / "previous.pt").unlink()
+    assert main(["analyse", str(copy), "neurons"]) == 2
+    assert "the global model from before this round were not saved" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -339,7 +362,11 @@ def test_analyses_agree_with_the_results_of_the_run(run, capsys):
             "the global model from round 9 was not saved; saved rounds: 1, 2",
         ),
         (["hessian", "--data", "8"], "--data 8: must be test, train or the number of a client"),
-        (["loss_plane", "--points", "1"], "--points: 1: must be at least 2 and less than"),
+        (["loss_plane", "--points", "1"], "--points: 1: must be a whole number, at least 2"),
+        (["tsne", "--round", "1,x"], "argument --round: x: must be a whole number, at least 0"),
+        (["noise", "--client", "x"], "argument --client: x: must be first or the number of a"),
+        (["noise", "--client", "first", "--round", "1"], "no local models from round 1 were saved"),
+        (["tsne", "--round", "0"], "the global model from round 0 was not saved"),
         (
             ["loss_plane", "--directions", "models", "--models", "global,1"],
             "three different names, each of them global",
@@ -349,7 +376,7 @@ def test_analyses_agree_with_the_results_of_the_run(run, capsys):
             "needs two local models from round 1, but only 0 were saved",
         ),
         (["noise", "--strengths", "0,-1"], "argument --strengths: "),
-        (["neurons", "--round", "1"], "the local models from round 1 and the global model from"),
+        (["neurons", "--round", "1"], "the local models from round 1 or the global model from"),
     ],
 )
 def test_bad_input_gives_one_message(run, arguments, words, capsys):

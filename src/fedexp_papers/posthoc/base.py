@@ -137,11 +137,12 @@ def load_subject(
     any. Raises ConfigError if the model or the data are missing.
     """
     if isinstance(client, str):
-        number = number or last_local_round(run)
+        number = last_local_round(run) if number is None else number
         clients = kept_models.kept_clients(run.directory, number or 0)
         if not clients:
+            of_round = "" if number is None else f" from round {number}"
             raise ConfigError(
-                f"{run.directory}: no local models were saved; {kept_models.LOCAL_HINT}"
+                f"{run.directory}: no local models{of_round} were saved; {kept_models.LOCAL_HINT}"
             )
         client = clients[0]
     module, model, parts = load_network(run, number, options.data_dir, client)

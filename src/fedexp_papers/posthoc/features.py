@@ -50,7 +50,8 @@ def load_subjects(runs: Runs, number: int | None, options: Namespace) -> dict[st
     has none, its last saved round.
     """
     (first, *_) = runs.values()
-    number = number or last_local_round(first) or kept_models.load(first.directory).round
+    if number is None:
+        number = last_local_round(first) or kept_models.load(first.directory).round
     return {label: load_subject(run, options, number) for label, run in runs.items()}
 
 
@@ -328,14 +329,14 @@ def preferred_classes(subject: Subject) -> pd.DataFrame:
     """Return the preferred classes in the models of the subject's round, [models, neurons].
 
     The models are the global model before the round, local models, and the global model after the
-    round. Raises ConfigError if no local models were saved, or if the model has no fully connected
-    hidden layer.
+    round. Raises ConfigError if no local models or no global model from before were saved, or if
+    the model has no fully connected hidden layer.
     """
     folder, number = subject.run.directory, subject.model.round
     models = models_of_round(subject.run, number, MOST_CLIENTS)
-    if len(models) < 3:
+    if len(models) < 3 or models[0].client is not None:
         raise ConfigError(
-            f"{folder}: the local models from round {number} and the global model from before this"
+            f"{folder}: the local models from round {number} or the global model from before this"
             f" round were not saved; {LOCAL_HINT}"
         )
     if not hasattr(subject.runtime.net.module, "hidden_activations"):

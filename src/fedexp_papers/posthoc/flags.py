@@ -24,11 +24,16 @@ LOSS, FEATURES = ("loss_plane", "noise", "hessian"), ("hypersphere", "tsne", "ne
 
 def number(least: float, most: float = math.inf, kind: type[float] = int) -> Callable[[str], float]:
     """Return a function that parses a number of a type, at least `least` and less than `most`."""
+    noun = "a whole number" if kind is int else "a number"
 
     def parse(text: str) -> float:
-        value = kind(text)
+        try:
+            value = kind(text)
+        except ValueError:
+            value = math.nan
         if not least <= value < most:
-            raise ArgumentTypeError(f"{text}: must be at least {least} and less than {most}")
+            end = "" if most == math.inf else f" and less than {most:g}"
+            raise ArgumentTypeError(f"{text}: must be {noun}, at least {least:g}{end}")
         return value
 
     return parse
@@ -40,13 +45,21 @@ def listed(kind: Callable[[str], Any]) -> Callable[[str], list[Any]]:
 
 
 def client(text: str) -> int | str:
+    if text != "first" and not text.isdecimal():
+        raise ArgumentTypeError(f"{text}: must be first or the number of a client")
     return text if text == "first" else int(text)
 
 
 ANY = tuple(KINDS)
 # (kinds of analysis, flag, its choices or the function that parses its value, default, help text)
 FLAGS: tuple[tuple[tuple[str, ...], str, Any, Any, str], ...] = (
-    (LOSS, "--round", listed(int), [], "rounds of the models (default: the last saved model)"),
+    (
+        LOSS,
+        "--round",
+        listed(number(0)),
+        [],
+        "rounds of the models (default: the last saved model)",
+    ),
     (
         LOSS,
         "--client",
@@ -57,7 +70,7 @@ FLAGS: tuple[tuple[tuple[str, ...], str, Any, Any, str], ...] = (
     (
         FEATURES,
         "--round",
-        listed(int),
+        listed(number(0)),
         [],
         "rounds of the models (default: the last round with local models)",
     ),

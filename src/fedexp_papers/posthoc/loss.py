@@ -19,6 +19,7 @@ from matplotlib.figure import Figure
 
 from fedexp.analysis.draw_sweep import look
 from fedexp.analysis.naming import number_methods
+from fedexp.core.console import plural
 from fedexp.core.errors import ConfigError
 from fedexp.core.tree import Params
 from fedexp.figures.style import colour_map, panels
@@ -80,7 +81,8 @@ def loss_plane(runs: Runs, number: int | None, options: Namespace, title: str = 
     if options.directions == "models":
         if (options.span, options.client) != (None, None):
             raise ConfigError("--directions models: cannot be used with --span or --client")
-        subject = load_subject(run, options, number or last_local_round(run))
+        number = last_local_round(run) if number is None else number
+        subject = load_subject(run, options, number)
         models = chosen_models(run, subject.model.round, options.models)
         plane = model_plane(subject, models, options.points)
     else:
@@ -237,10 +239,11 @@ def noise(runs: Runs, number: int | None, options: Namespace, title: str = "") -
         )
         tables[", ".join(filter(None, [label, model_name(subject.model)]))] = found
     every = pd.concat(tables)
-    means = every.groupby("strength")[[*COLUMNS]].mean()
+    # a mean over the other draws would flatter a model whose loss is nan in one of them
+    means = every.groupby("strength")[[*COLUMNS]].agg(lambda values: values.mean(skipna=False))
+    draws = plural(options.draws, "draw")
     lines = [
-        f"noise {strength:g}: loss {loss:.4f}, accuracy {accuracy:.4f} (mean of"
-        f" {options.draws} draws)"
+        f"noise {strength:g}: loss {loss:.4f}, accuracy {accuracy:.4f} (mean of {draws})"
         for strength, loss, accuracy in means.itertuples(name=None)
     ]
     return Result(
@@ -288,14 +291,16 @@ def measure_noise(
 def draw_noise(tables: Mapping[str, pd.DataFrame], scale: str, title: str) -> Figure:
     """Draw loss and accuracy against the strength of the noise (FedNTD Fig. 14).
 
-    A line is the mean over draws, with one standard deviation. tables: by the name of the model.
+    A line is the mean over draws, with one standard deviation. A strength at which a value is nan
+    is left out. tables: by the name of the model.
     """
     lines, numbers = [], number_methods(tables)
     for label, table in tables.items():
         shown = table.set_index("strength")[[*COLUMNS]].rename(columns=COLUMNS)
+        shown = shown.where(shown.notna().groupby(level=0).transform("all"))
         lines.append((shown, look(numbers[label]) | {"label": label}))
-    draws = next(iter(tables.values()))["draw"].nunique()
-    text = f"Gaussian noise on the parameters: mean ± standard deviation, {draws} draws"
+    draws = plural(next(iter(tables.values()))["draw"].nunique(), "draw")
+    text = f"Gaussian noise on the parameters: mean ± standard deviation, {draws}"
     return draw_lines(f"{text}\n{title}", lines, f"noise, {UNITS[scale]}")
 
 
@@ -326,6 +331,6 @@ def draw_spectrum(table: pd.DataFrame, title: str) -> Figure:
     figure, ((axes,),) = panels(text, 3.4)
     axes.errorbar(table["number"], table["eigenvalue"], table["residual"], fmt="o", capsize=3)
     axes.axhline(0, color="0.45", linewidth=0.8)
-    label = "number (bars: ||Hv - lambda v||)"
+    label = "rank of the eigenvalue $\\lambda$ (bars: $\\Vert Hv - \\lambda v\\Vert$)"
     axes.set(xlabel=label, ylabel="eigenvalue", xticks=table["number"])
     return figure
