@@ -331,7 +331,7 @@ def make_row(sweep: PaperSweep, row: Mapping[str, Any], jobs: pd.DataFrame) -> d
     protocol = "full" if is_full else "reduced"
     values = compare_to_published(sweep, row, used)
     both = {**row, **values}
-    why = reason_not_judged(sweep, both, used, changes)
+    why = reason_not_judged(sweep, both, used, over)
     return {
         **{name: row[name] for name in ("paper", "table", *CELL, "metric", "unit")},
         "status": ", ".join(states) or "not run",
@@ -388,14 +388,14 @@ def standard_error(values: pd.Series, within: pd.Series) -> float:
 
 
 def reason_not_judged(
-    sweep: PaperSweep, row: Mapping[str, Any], used: pd.DataFrame, changes: str
+    sweep: PaperSweep, row: Mapping[str, Any], used: pd.DataFrame, over: pd.DataFrame
 ) -> str:
     """Return the reason why a value cannot be judged, or "" if it can be judged.
 
-    row: the published value and the result of `compare_to_published`. used: the runs that count.
-    changes: how these runs depart from the protocol.
+    row: the published value and the result of `compare_to_published`. over: all finished runs.
+    used: those that count.
     """
-    if changes:
+    if used["changes"].any():
         return "reduced protocol"
     if row["method"] == "FedAvg" and used["kind"].isin(AGAINST_FEDAVG).any():
         return "by definition"
@@ -403,4 +403,7 @@ def reason_not_judged(
         return f"no {sweep.rule.view} view"
     known = used.loc[~used["diverged"], "value"].dropna()
     reached = int(np.isfinite(known).sum())
-    return f"reached by {reached} of {len(known)}" if 0 < reached < len(known) else ""
+    # a shorter run counts only if it reached the target, so the others must not be forgotten
+    is_short = over["changes"].str.fullmatch(r"rounds=\d+") & np.isinf(over["value"])
+    tried = len(known) + over.loc[is_short & ~over["seed"].isin(used["seed"]), "seed"].nunique()
+    return f"reached by {reached} of {tried}" if 0 < reached < tried else ""

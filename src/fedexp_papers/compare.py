@@ -13,6 +13,7 @@ from fedexp.analysis.report import draw_figures
 from fedexp.analysis.targets import describe_targets
 from fedexp.core import storage
 from fedexp.core.errors import ConfigError
+from fedexp.figures.pictures import PNG
 from fedexp.rundir.reader import RunDirectory
 from fedexp_papers import readings
 from fedexp_papers.cells import published_cells
@@ -30,6 +31,7 @@ def compare(options: Namespace) -> list[str]:
     options: the flags of `fedexp-papers compare`. Raises ConfigError for a directory without a
     finished run of a paper's sweep.
     """
+    PNG.changed(options)  # raises ConfigError for an invalid flag before anything is written
     paths = []
     for directory in options.directories:
         found = compare_sweep(directory, not options.no_figures, options)

@@ -14,7 +14,7 @@ TOLERANCES = (
     " two standard errors of our value, whichever is largest; for forgetting and alignment,"
     f" {FORGETTING}, and for rounds and speed-ups, {RELATIVE:.0%}, or two standard errors. The"
     " standard error is computed from the seeds; for fewer than three, from a known standard"
-    " deviation over seeds or, without one, from the last ten rounds."
+    " deviation over seeds if there is one; otherwise, for one seed, from the last ten rounds."
 )
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pandas as pd
 
 from fedexp.analysis.layout import all_markdown
+from fedexp.core.console import plural
 from fedexp.core.errors import ConfigError
 from fedexp_papers import layout, readings
 from fedexp_papers.sweeps import PaperSweep
@@ -71,12 +72,11 @@ def make_section(sweep: PaperSweep, table: pd.DataFrame) -> str:
 def describe_origin(table: pd.DataFrame) -> str:
     """Return the number of values, departures from the protocol, seeds, commits and hardware."""
     count = Counter(readings.first_reading(table)["protocol"])
+    reduced = count["reduced"] or "other readings"
     changes = list_distinct(table["changes"], "; ")
     texts = [
-        f"{count['full']} published values at the full protocol" if count["full"] else "",
-        f"{count['reduced']} at another protocol, not judged ({'; '.join(changes)})"
-        if changes
-        else "",
+        f"{plural(count['full'], 'published value')} at the full protocol" if count["full"] else "",
+        f"{reduced} at another protocol, not judged ({'; '.join(changes)})" if changes else "",
         f"seeds {', '.join(list_distinct(table['seeds'], ' '))}",
         f"commits {', '.join(list_distinct(table['commits'], ' '))}",
         f"on {', '.join(list_distinct(table['hardware'], '; '))}",

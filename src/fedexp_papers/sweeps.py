@@ -124,7 +124,7 @@ def all_paper_sweeps() -> list[PaperSweep]:
 
 def find_paper_sweep(directory: Path) -> PaperSweep:
     """Return the sweep of a paper that a directory belongs to. Raises ConfigError for another."""
-    name = sweep_name(directory)
+    name = sweep_name(directory.absolute())
     known = [sweep.name for sweep in all_paper_sweeps()]
     if name not in known:
         raise ConfigError(
@@ -160,9 +160,13 @@ def find_cell(
 def find_protocol_changes(sweep: PaperSweep, overrides: Sequence[str]) -> list[str]:
     """Return the overrides that change the published protocol.
 
-    A run with any of these overrides is not a reproduction.
+    A run with any of these overrides is not a reproduction. Overrides of another block than the
+    run's are among them.
     """
+    block, _ = find_cell(sweep, overrides) or (None, {})
     keys, fixed = sweep.keys, sweep.fixed
+    if block is not None and block in sweep.blocks:
+        keys, fixed = set(block.axes), set(block.fixed)
     changes = [text for text in map(normalise, overrides) if text not in fixed]
     named = [(split_override(text)[0].lstrip("+~"), text) for text in changes]
     return [text for key, text in named if key not in keys and not key.startswith(HARMLESS)]

@@ -102,6 +102,16 @@ def test_target_that_the_paper_never_reaches_is_compared(tmp_path):
     assert row["mean"] == float("inf")  # the mean of the other seed would flatter
 
 
+def test_shorter_run_that_misses_the_target_is_counted(tmp_path):
+    """Seed 0 reaches 0.375 in round 101, as printed (105); seed 1 ended before it did."""
+    feddf = ["experiment=flashback/cifar10_lda0.1", "algorithm=feddf"]
+    make_run(tmp_path, [*feddf, "rounds=101", "seed=0"], [0.3] * 100 + [0.4], seed=0)
+    make_run(tmp_path, [*feddf, "rounds=50", "seed=1"], [0.3] * 50, seed=1)
+    here = {"dataset": "CIFAR10", "partition_param": "beta=0.1", "method": "FedDF"}
+    row = one(cells(tmp_path, "flashback_table1"), **here, metric="rounds_to_0.75A")
+    assert row[["mean", "verdict"]].tolist() == [101, "not judged: reached by 1 of 2"]
+
+
 def test_alignment_is_compared_for_each_layer_and_pair(tmp_path):
     """FedNTD Table 2, IID, FedAvg: 0.679 and 0.850 for 512 neurons, 0.771 and 0.898 for 128
     neurons."""
@@ -282,6 +292,8 @@ def test_sweep_is_compared_when_it_ends(tmp_path, capsys):
     """Of FedNTD Table 8, one run of FedAvg: 34.40 is 0.6 x 30 + 0.4 x 41."""
     write_sweep_name(tmp_path, "fedntd_table8")
     make_run(tmp_path, RUN8, [0.3, 0.41], forgetting=0.6)
+    assert main(["compare", str(tmp_path), "--format", "bmp"]) == 2
+    assert not (tmp_path / "comparison.md").exists()
     finish_sweep(tmp_path, figures=True)
     assert "comparison.md" in capsys.readouterr().out
     text = (tmp_path / "comparison.md").read_text()

@@ -3,13 +3,14 @@
 import re
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 from fedexp.analysis.layout import csv
 from fedexp.config.options import conf_directories, list_options
 from fedexp_papers import evidence, readings
 from fedexp_papers.command import main
-from fedexp_papers.page import END, PAGE, START
+from fedexp_papers.page import END, PAGE, START, describe_origin
 from fedexp_papers.sweeps import all_paper_sweeps, load_paper_sweep
 from quick_runs import make_run
 
@@ -62,6 +63,14 @@ def test_tables_are_written_between_the_marks_and_checked(page, capsys):
     papers = len(all_paper_sweeps())
     assert f"{papers - 2} of {papers} tables and figures have no run here." in text
     assert main([*arguments, "--check"]) == 0
+
+
+def test_other_readings_at_another_protocol_are_named():
+    """The value itself was run as published, its other reading with fewer rounds."""
+    rows = {"protocol": ["full", "reduced"], "reading": ["", "released"]}
+    rows |= {"changes": ["", "rounds=5"], "seeds": "0", "commits": "a", "hardware": "A"}
+    text = "1 published value at the full protocol; other readings at another protocol, not judged "
+    assert describe_origin(pd.DataFrame(rows)).startswith(text)
 
 
 @pytest.mark.slow

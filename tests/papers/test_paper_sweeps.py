@@ -3,6 +3,7 @@
 import functools
 import itertools
 from collections import Counter
+from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -14,6 +15,7 @@ from fedexp_papers.cells import TABLES
 from fedexp_papers.sweeps import (
     all_paper_sweeps,
     find_cell,
+    find_paper_sweep,
     find_protocol_changes,
 )
 from fedexp_papers.sweeps import load_paper_sweep as load
@@ -181,6 +183,12 @@ def test_shared_overrides_may_replace_what_a_block_fixes():
         assert find_cell(fig3, changed, ["rounds=9"])[0] == block
 
 
+def test_working_directory_is_known_by_its_name(tmp_path, monkeypatch):
+    (tmp_path / "fedntd_table8").mkdir()
+    monkeypatch.chdir(tmp_path / "fedntd_table8")
+    assert find_paper_sweep(Path()).name == "fedntd_table8"
+
+
 def test_other_overrides_change_the_protocol():
     sweep = load("fedntd_table8")
     same = [
@@ -195,3 +203,14 @@ def test_other_overrides_change_the_protocol():
         "rounds=5",
         "+local.lr=1",
     ]
+
+
+def test_overrides_of_another_block_change_the_protocol():
+    """Table 13 has participation=0.25 only for 64 clients, Table 14 a beta only for FedNTD(MSE)."""
+    given = ["experiment=fedntd/fedalign", "num_clients=16", "alpha=0.1", "algorithm=fedntd"]
+    for name, run, other in (
+        ("fedntd_table13", given, "participation=0.25"),
+        ("fedntd_table14", ["experiment=fedntd/cifar10_s2", given[-1]], "algorithm.beta=0.3"),
+    ):
+        assert find_protocol_changes(load(name), run) == []
+        assert find_protocol_changes(load(name), [*run, other]) == [other]
