@@ -19,7 +19,7 @@ from fedexp.rundir.reader import RunDirectory
 from fedexp_papers.command import main, make_parser
 from fedexp_papers.figures import draw_picture
 from fedexp_papers.posthoc import features, loss, vectors
-from fedexp_papers.posthoc.base import Subject
+from fedexp_papers.posthoc.base import Subject, training_examples
 from fedexp_papers.posthoc.hessian import largest_eigenvalues, loss_hessian
 from fedexp_papers.posthoc.loss import measure_noise, measure_surface, plane_around
 from quick_runs import FEDERATION
@@ -343,6 +343,14 @@ def test_noise_under_which_a_loss_is_undefined_has_no_mean(run, capsys, monkeypa
     assert "noise 0.1: loss nan, accuracy 0.5000 (mean of 2 draws)" in printed
     axes = loss.draw_noise({"": table}, "absolute", "title").axes[0]
     assert axes.containers[0].lines[0].get_xdata().tolist() == [0]
+
+
+def test_examples_of_a_client_are_those_of_the_round(tmp_path):
+    options = [*OPTIONS, "schedule.partition={2:iid}", "model.channels=[4]", "model.hidden=[8]"]
+    found = RunDirectory(fedexp.run(options, directory=tmp_path / "run").directory)
+    for number, partition in zip((1, 2), found.partitions, strict=True):
+        own = training_examples(found, "3", number)
+        np.testing.assert_array_equal(own, np.sort(partition.parts[3]))
 
 
 def test_neurons_need_the_model_from_before_the_round(run, tmp_path, capsys):

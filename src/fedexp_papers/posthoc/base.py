@@ -22,7 +22,6 @@ from fedexp.core import storage, tree
 from fedexp.core.errors import ConfigError
 from fedexp.core.rng import generator_for
 from fedexp.core.tree import Params
-from fedexp.data.partitioned import Partition, find_task_partitions
 from fedexp.data.types import Data
 from fedexp.engine.base import ClientRuntime
 from fedexp.figures import save_all
@@ -146,7 +145,7 @@ def load_subject(
             )
         client = clients[0]
     module, model, parts = load_network(run, number, options.data_dir, client)
-    data = select_examples(run, parts, options)
+    data = select_examples(run, parts, options, model.round)
     hardware = choose_hardware(run, options.device, exact=True)
     runtime = make_runtime(run, module, parts, data, hardware)
     kind = SOURCES.get(options.data)
@@ -154,12 +153,12 @@ def load_subject(
     return Subject(run, runtime, model, f"{len(data.y_test):,} {examples}")
 
 
-def select_examples(run: RunDirectory, parts: Parts, options: Namespace) -> Data:
-    """Return the run's data with the selected examples as the test set."""
+def select_examples(run: RunDirectory, parts: Parts, options: Namespace, number: int) -> Data:
+    """Return the run's data with the selected examples as the test set. number: the round."""
     data = load_own_data(parts, whole=options.data != "test")
     x, y, tasks = data.x_test, data.y_test, data.test_tasks
     if options.data != "test":
-        numbers = torch.from_numpy(training_examples(run, options.data))
+        numbers = torch.from_numpy(training_examples(run, options.data, number))
         if len(numbers) and int(numbers.max()) >= len(data.y_train):
             raise ConfigError(
                 f"{run.directory / files.PARTITION}: refers to more training examples than"
@@ -173,13 +172,16 @@ def select_examples(run: RunDirectory, parts: Parts, options: Namespace) -> Data
     return replace(drop_training_part(data), x_test=x, y_test=y, test_tasks=tasks)
 
 
-def training_examples(run: RunDirectory, source: str) -> np.ndarray:
+def training_examples(run: RunDirectory, source: str, number: int) -> np.ndarray:
     """Return the indices of training examples in ascending order.
 
-    source: `train` for the examples of all clients, or the number of a client.
+    source: `train` for the examples of all clients, or the number of a client. number: the round in
+    which the clients have the examples, if the run divides them again (`schedule.partition`).
     """
-    paths = [run.directory / files.PARTITION, *find_task_partitions(run.directory)]
-    tasks = [Partition.load(path).parts for path in paths]
+    of_tasks = [each for each in run.partitions if not each.is_change]
+    later = [each for each in run.partitions if each.is_change]
+    changed = [each for each in later if each.info["from_round"] <= number]
+    tasks = [each.parts for each in changed[-1:] or of_tasks]
     clients = range(len(tasks[0]))
     if source != "train":
         if not source.isdecimal() or int(source) not in clients:
