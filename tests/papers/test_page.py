@@ -96,6 +96,7 @@ def test_table_of_checks_names_existing_tests_and_each_algorithm():
     defined = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("*.py"))
     assert named
     assert not [name for name in named if f"def {name}(" not in defined]
-    first = {row.split(" | ")[0].strip("| ") for row in text.splitlines() if row.startswith("| ")}
-    listed = {name for row in first for name in row.split(", ")}
+    rows = [row.strip("| ").split(" | ") for row in text.splitlines() if row.startswith("| ")]
+    assert not [name for name, _, _, tests, _ in rows if tests == "-"], "without a test"
+    listed = {name for row in rows for name in row[0].split(", ")}
     assert set(list_options("algorithm", conf_directories())) <= listed
