@@ -239,8 +239,7 @@ def noise(runs: Runs, number: int | None, options: Namespace, title: str = "") -
         )
         tables[", ".join(filter(None, [label, model_name(subject.model)]))] = found
     every = pd.concat(tables)
-    # a mean over the other draws would flatter a model whose loss is nan in one of them
-    means = every.groupby("strength")[[*COLUMNS]].agg(lambda values: values.mean(skipna=False))
+    means = complete_strengths(every).groupby(level=0).mean()
     draws = plural(options.draws, "draw")
     lines = [
         f"noise {strength:g}: loss {loss:.4f}, accuracy {accuracy:.4f} (mean of {draws})"
@@ -288,6 +287,15 @@ def measure_noise(
     return pd.DataFrame(rows, columns=["draw", "strength", *COLUMNS])
 
 
+def complete_strengths(table: pd.DataFrame) -> pd.DataFrame:
+    """Return loss and accuracy by strength, with nan for all draws if a draw has nan.
+
+    A mean over the other draws would flatter a model whose loss is undefined in one of them.
+    """
+    shown = table.set_index("strength")[[*COLUMNS]]
+    return shown.where(shown.notna().groupby(level=0).transform("all"))
+
+
 def draw_noise(tables: Mapping[str, pd.DataFrame], scale: str, title: str) -> Figure:
     """Draw loss and accuracy against the strength of the noise (FedNTD Fig. 14).
 
@@ -296,8 +304,7 @@ def draw_noise(tables: Mapping[str, pd.DataFrame], scale: str, title: str) -> Fi
     """
     lines, numbers = [], number_methods(tables)
     for label, table in tables.items():
-        shown = table.set_index("strength")[[*COLUMNS]].rename(columns=COLUMNS)
-        shown = shown.where(shown.notna().groupby(level=0).transform("all"))
+        shown = complete_strengths(table).rename(columns=COLUMNS)
         lines.append((shown, look(numbers[label]) | {"label": label}))
     draws = plural(next(iter(tables.values()))["draw"].nunique(), "draw")
     text = f"Gaussian noise on the parameters: mean ± standard deviation, {draws}"
