@@ -402,6 +402,8 @@ def reason_not_judged(
     if row["rule"] and sweep.rule.view != PLAIN and math.isnan(row["mean"]):
         return f"no {sweep.rule.view} view"
     known = used.loc[~used["diverged"], "value"].dropna()
+    if row["metric"] == "speedup":
+        known = known.replace(0, np.inf)  # FedAvg's accuracy was never reached
     reached = int(np.isfinite(known).sum())
     # a shorter run counts only if it reached the target, so the others must not be forgotten
     is_short = over["changes"].str.fullmatch(r"rounds=\d+") & np.isinf(over["value"])

@@ -187,6 +187,11 @@ def test_speedup_of_a_method_that_never_reaches_fedavg(tmp_path):
             row = one(table, dataset="CIFAR-10", method=method, metric=metric)
             assert (row["mean"], row["verdict"]) == (value, verdict)
             assert layout.format_values(row)[0] == "never"
+    # another seed reaches it
+    make_run(tmp_path, ["experiment=fedka/cifar10", "algorithm=fedka", "seed=1"], [0.6], seed=1)
+    table = cells(tmp_path, "fedka_table2")
+    row = one(table, dataset="CIFAR-10", method="FedKA", metric="speedup")
+    assert row["verdict"] == "not judged: reached by 1 of 2"
 
 
 def test_diverged_seed_is_counted_and_marked(tmp_path):
