@@ -6,7 +6,9 @@ import signal
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial, wraps
+from importlib import import_module
 from pathlib import Path
+from threading import Event, Thread
 from types import SimpleNamespace
 
 import pytest
@@ -18,13 +20,14 @@ from fedexp.algorithms.base import FedAvg
 from fedexp.algorithms.ditto import Ditto
 from fedexp.algorithms.flashback import Flashback
 from fedexp.algorithms.scaffold import Scaffold
-from fedexp.core.errors import ConfigError, RankDied
+from fedexp.core.errors import INTERRUPTED, ConfigError, RankDied
 from fedexp.core.launch import first_host, is_launched
 from fedexp.engine.base import Shared
 from fedexp.engine.ranks import objects, world
 from fedexp.engine.ranks.objects import pack, share, signature
 from fedexp.engine.ranks.rank import Rank
 from fedexp.engine.ranks.workers import Workers
+from fedexp.engine.ranks.world import World
 from fedexp.engine.sequential import ClientFailure, Sequential
 from fedexp.engine.vectorised.engine import Vectorised
 from fedexp.models.cnn import CNN
@@ -295,6 +298,17 @@ def test_an_exception_names_client_hook_line_and_rank():
     assert 'raise ArithmeticError("the sum is wrong")' in note
 
 
+class OnlyHere:
+    def __reduce__(self):
+        return import_module, ("only_on_rank_0",)
+
+
+def test_a_rank_without_a_module_is_named():
+    words = r"^rank 1 on .*: No module named 'only_on_rank_0'; all ranks must import the same code"
+    with pytest.raises(ConfigError, match=words):
+        world.start(2, 1).ask(1, "a test", OnlyHere())
+
+
 @dataclass(frozen=True, kw_only=True)
 class Dying(FedAvg):
     server: int  # the process that does not die
@@ -333,7 +347,8 @@ def test_a_rank_names_what_keeps_it_from_the_others(monkeypatch):
         raise KeyboardInterrupt
 
     def connect(key, check=lambda: None):
-        store.set("1", signature(b"a secret", b"process 7 on b\n1").hex() + "\nprocess 7 on b\n1")
+        place = "process 7 on b\n1\nfedexp 0.1, torch 1.0"
+        store.set("1", f"{signature(b'a secret', place.encode()).hex()}\n{place}")
         return world.connect(store, 0, size, key, check)
 
     store, size = dist.HashStore(), 2
@@ -341,12 +356,31 @@ def test_a_rank_names_what_keeps_it_from_the_others(monkeypatch):
         ConfigError, match=r"^FEDEXP_KEY: differs between rank 0 and rank 1 \(process 7 on b"
     ):
         connect(b"another")
+    with pytest.raises(
+        ConfigError, match=r"rank 1 \(process 7 on b\) has fedexp 0.1, torch 1.0; all machines"
+    ):
+        connect(b"a secret")
     size = 3
     with pytest.raises(KeyboardInterrupt):
         connect(b"a secret", interrupted)
     monkeypatch.setattr(world, "JOINING", timedelta(0))
     with pytest.raises(ConfigError, match=r"^rank 2 has not started within 0:00:00"):
         connect(b"a secret")
+
+
+def test_an_interrupted_command_does_not_wait_for_ranks(monkeypatch):
+    answered, codes = Event(), []
+    monkeypatch.setattr(world, "_world", World([], b"", launched=True))
+    monkeypatch.setattr(os, "_exit", codes.append)
+    thread = Thread(target=answered.wait, daemon=True)
+    thread.start()
+    world.stop([thread])
+    world.stop()  # the end of the run
+    world.leave()
+    answered.set()
+    thread.join()
+    world.leave()
+    assert codes == [INTERRUPTED]
 
 
 STEP = {

@@ -150,11 +150,22 @@ def answer(orders: Callable[[], Sequence[Call]], rank: Rank) -> Any:
     """
     result = None
     try:
-        for order in orders():
+        for order in importing(orders):
             result = order(rank)
     except Exception as error:
         return failure(error)
     return result
+
+
+def importing(orders: Callable[[], Sequence[Call]]) -> Sequence[Call]:
+    """Return the orders. Raises ConfigError if this machine lacks a class or function in them."""
+    try:
+        return orders()
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(
+            f"rank {dist.get_rank()} on {platform.node()}: {error}; all ranks must import the same"
+            " code"
+        ) from error
 
 
 def failure(error: Exception) -> Failure:

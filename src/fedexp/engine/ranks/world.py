@@ -5,6 +5,7 @@ Rank 0 is the server. The other ranks run its orders (see fedexp.engine.ranks.ra
 on its own machine. The ranks stay for the next run of a sweep.
 """
 
+import atexit
 import os
 import platform
 import secrets
@@ -20,10 +21,12 @@ from datetime import timedelta
 from threading import Thread
 from typing import Any, NamedTuple
 
+import torch
 import torch.distributed as dist
 from hydra.core.utils import env_override
 
-from fedexp.core.errors import ConfigError, RankDied
+import fedexp
+from fedexp.core.errors import INTERRUPTED, ConfigError, RankDied
 from fedexp.core.interrupts import raise_received
 from fedexp.engine.ranks.objects import receive, send, signature
 from fedexp.engine.ranks.rank import Call, Failure, die_with, serve
@@ -41,6 +44,7 @@ class Place(NamedTuple):
 
     name: str  # process and host
     node: str
+    versions: str = ""  # of the packages that train
 
 
 @dataclass
@@ -54,6 +58,8 @@ class World:
     # what the ranks have received last: a runtime with its engine, and rank -> the server's state
     known: tuple[Any, Any] = (None, None)
     servers: dict[int, Any] = field(default_factory=dict)
+    # threads that waited for an answer when the command was stopped
+    waiting: list[Thread] = field(default_factory=list)
 
     def ask(self, rank: int, what: str, *orders: Call) -> Any:
         """Let a rank run orders, and return the result of the last one.
@@ -105,7 +111,19 @@ def join() -> bool:
         serve(key)
         return False
     _world = World(places, key, launched=True)
+    atexit.register(leave)  # first, so that it is called last
     return True
+
+
+def leave() -> None:
+    """End this process if its threads still wait for ranks, after Ctrl+C or SIGTERM.
+
+    An answer that arrives while Python is shut down would abort the process.
+    """
+    if _world is not None and any(thread.is_alive() for thread in _world.waiting):
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(INTERRUPTED)
 
 
 def connect(
@@ -119,11 +137,13 @@ def connect(
 
     check: called again and again while this rank waits for the others.
 
-    Raises ConfigError if a rank does not join, or if it has another key.
+    Raises ConfigError if a rank does not join, or if it has another key or other versions.
     """
     host = platform.node()
     # torchrun numbers the nodes, and two of them may have the same host name.
-    own = f"process {os.getpid()} on {host}\n{os.environ.get('GROUP_RANK', host)}"
+    node = os.environ.get("GROUP_RANK", host)
+    versions = f"fedexp {fedexp.__version__}, torch {torch.__version__}"
+    own = "\n".join([f"process {os.getpid()} on {host}", node, versions])
     store.set(str(rank), f"{signature(key, own.encode()).hex()}\n{own}")
     keys = [str(each) for each in range(size)]
     latest = time.monotonic() + JOINING.total_seconds()
@@ -140,6 +160,11 @@ def connect(
         found = Place(*place.decode().split("\n"))
         if signed.decode() != signature(key, place).hex():
             raise ConfigError(f"{KEY}: differs between rank {rank} and rank {each} ({found.name})")
+        if found.versions != versions:
+            raise ConfigError(
+                f"rank {rank} has {versions}, but rank {each} ({found.name}) has {found.versions};"
+                " all machines need the same versions"
+            )
         places.append(found)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=CONNECTING)
     return places
@@ -234,7 +259,10 @@ def stop(threads: Sequence[Thread] = ()) -> None:
     threads: threads that wait for an answer of a rank.
     """
     global _world
-    if _world is None or _world.launched:
+    if _world is None:
+        return
+    if _world.launched:
+        _world.waiting += threads
         return
     end(_world.processes)
     for thread in threads:
