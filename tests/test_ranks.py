@@ -27,7 +27,7 @@ from fedexp.engine.ranks import objects, world
 from fedexp.engine.ranks.objects import pack, share, signature
 from fedexp.engine.ranks.rank import Rank
 from fedexp.engine.ranks.workers import Workers
-from fedexp.engine.ranks.world import World
+from fedexp.engine.ranks.world import Place, World
 from fedexp.engine.sequential import ClientFailure, Sequential
 from fedexp.engine.vectorised.engine import Vectorised
 from fedexp.models.cnn import CNN
@@ -366,6 +366,16 @@ def test_a_rank_names_what_keeps_it_from_the_others(monkeypatch):
     monkeypatch.setattr(world, "JOINING", timedelta(0))
     with pytest.raises(ConfigError, match=r"^rank 2 has not started within 0:00:00"):
         connect(b"a secret")
+
+
+def test_an_address_that_only_one_machine_can_reach_is_refused():
+    here, there = (Place(f"process 7 on {name}", name) for name in "ab")
+    local = here._replace(address="127.0.1.1")
+    world.check_addresses([local, local._replace(node="2")])
+    world.check_addresses([here, there._replace(address="10.0.0.2")])
+    words = r"^rank 1 \(process 7 on a\): its host name stands for 127.0.1.1, .* GLOO_SOCKET_IFNAME"
+    with pytest.raises(ConfigError, match=words):
+        world.check_addresses([there, local])
 
 
 def test_an_interrupted_command_does_not_wait_for_ranks(monkeypatch):

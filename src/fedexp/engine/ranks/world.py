@@ -45,6 +45,7 @@ class Place(NamedTuple):
     name: str  # process and host
     node: str
     versions: str = ""  # of the packages that train
+    address: str = ""  # that gloo gives to the other ranks; empty if GLOO_SOCKET_IFNAME is set
 
 
 @dataclass
@@ -106,6 +107,7 @@ def join() -> bool:
         store, rank, size = next(dist.rendezvous("env://", timeout=JOINING))
         places = connect(store, rank, size, key, raise_received)
     except (RuntimeError, ValueError) as error:
+        time.sleep(1)  # the store ends with rank 0; let the others read from it what is wrong
         raise ConfigError(f"the ranks cannot connect: {error}") from error
     if rank:
         serve(key)
@@ -143,7 +145,7 @@ def connect(
     # torchrun numbers the nodes, and two of them may have the same host name.
     node = os.environ.get("GROUP_RANK", host)
     versions = f"fedexp {fedexp.__version__}, torch {torch.__version__}"
-    own = "\n".join([f"process {os.getpid()} on {host}", node, versions])
+    own = "\n".join([f"process {os.getpid()} on {host}", node, versions, host_address()])
     store.set(str(rank), f"{signature(key, own.encode()).hex()}\n{own}")
     keys = [str(each) for each in range(size)]
     latest = time.monotonic() + JOINING.total_seconds()
@@ -166,8 +168,35 @@ def connect(
                 " all machines need the same versions"
             )
         places.append(found)
+    check_addresses(places)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=CONNECTING)
     return places
+
+
+def host_address() -> str:
+    """Return the address of this machine's host name, which gloo uses to listen.
+
+    If GLOO_SOCKET_IFNAME selects the address, return an empty string.
+    """
+    if os.environ.get("GLOO_SOCKET_IFNAME"):
+        return ""
+    try:
+        return str(socket.getaddrinfo(platform.node(), None, type=socket.SOCK_STREAM)[0][4][0])
+    except OSError:
+        return HOST  # as gloo does
+
+
+def check_addresses(places: Sequence[Place]) -> None:
+    """Raise ConfigError if another machine could not reach the address of a rank."""
+    if len({place.name.rpartition(" ")[2] for place in places}) == 1:  # one machine
+        return
+    for rank, place in enumerate(places):
+        if place.address.startswith("127.") or place.address == "::1":
+            raise ConfigError(
+                f"rank {rank} ({place.name}): its host name stands for {place.address}, which other"
+                " machines cannot reach; set GLOO_SOCKET_IFNAME to the network interface, such as"
+                " eth0"
+            )
 
 
 def start(count: int, threads: int) -> World:
