@@ -80,6 +80,16 @@ def test_options_of_a_single_algorithm_are_methods(tmp_path):
     }
 
 
+def test_option_with_one_value_for_each_method_belongs_to_the_method(tmp_path):
+    """Methods with tuned learning rates are compared in one figure, as in the table."""
+    for method, lr in (("fedavg", 0.1), ("fedprox", 0.01)):
+        make_run(tmp_path, [f"algorithm={method}", f"local.lr={lr}"])
+    shown = {"FedAvg local.lr=0.1": 1, "FedProx local.lr=0.01": 1}
+    assert methods(settings(tmp_path)["digits lda"]) == shown
+    make_run(tmp_path, ["algorithm=fedprox", "local.lr=0.1"])
+    assert list(settings(tmp_path)) == ["digits lda local.lr=0.1", "digits lda local.lr=0.01"]
+
+
 def test_curves_show_mean_and_standard_deviation(tmp_path):
     """Only rounds of all seeds are shown: the second seed diverged after round 2."""
     first = make_run(tmp_path, ["algorithm=fedntd"], 0).mean(1)

@@ -98,12 +98,18 @@ def slug(name: str) -> str:
 
 
 def settings(runs: Sequence[RunDirectory]) -> list[Setting]:
-    """Group runs by setting and method, named by the overrides in which they differ."""
+    """Group runs by setting and method, named by the overrides in which they differ.
+
+    If every method has one value of each other option, such as its tuned learning rate, the option
+    belongs to the method, as in tables. Otherwise, no figure would compare the methods.
+    """
     shared = shared_overrides(runs)
     of_experiment = any(text.startswith("experiment=") for text in shared)
     in_name = ("experiment=", "algorithm=") if of_experiment else NAMED_GROUPS
     common = " ".join(sorted(text for text in shared if not text.startswith(in_name)))
-    return group_runs(runs, names(runs), common)
+    named, tuned = names(runs), names(runs, of_data=True)
+    own = {(setting, method) for (_, method), (setting, _) in zip(named, tuned, strict=True)}
+    return group_runs(runs, tuned if len(own) == len(set(tuned)) else named, common)
 
 
 def group_runs(
