@@ -11,7 +11,7 @@ from matplotlib.cm import ScalarMappable
 from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 
-from fedexp.analysis.draw_sweep import shortened
+from fedexp.analysis.draw_sweep import MARKERS, shortened
 from fedexp.figures.style import (
     NAMED_CLASSES,
     colour_bar,
@@ -26,7 +26,6 @@ from fedexp.figures.style import (
     tiles,
 )
 
-MARKERS = "osD^vPX*"  # for models, and for classes if the style's colours repeat
 LINES = ("-", "--", ":")  # for classes if the style's colours repeat
 POINTS: dict[str, Any] = {"markersize": 2.5, "linestyle": "", "alpha": 0.7, "markeredgewidth": 0}
 WHOLE = ("round", "local epoch", "number")  # axes with ticks at integers only

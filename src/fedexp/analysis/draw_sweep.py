@@ -21,6 +21,7 @@ STYLES = (  # the next style is used once all colours have been used
     *("-", "--", ":", "-.", (0, (8, 2)), (0, (3, 1, 1, 1)), (0, (1, 3)), (0, (8, 2, 1, 2))),
     *((0, (3, 3, 1, 3, 1, 3)), (0, (12, 4))),
 )
+MARKERS = "osD^vPX*"  # one for each style, since markers can hide the gaps of a line
 SPREAD = "mean ± standard\ndeviation"
 
 
@@ -72,7 +73,8 @@ def curve(axes: Axes, rounds: np.ndarray, values: np.ndarray, number: int, label
     """Draw the curve of one method. values: float [runs, R]."""
     if not rounds.size:
         return
-    mean, marker = values.mean(0), "o" if rounds.size <= 40 else None
+    turn = number // len(rcParams["axes.prop_cycle"])
+    mean, marker = values.mean(0), MARKERS[turn % len(MARKERS)] if rounds.size <= 40 else None
     style = look(number) | {"linewidth": stroke(0.8), "marker": marker, "markersize": 3}
     axes.plot(rounds, mean, **style, label=label)
     if len(values) > 1:

@@ -16,7 +16,7 @@ from matplotlib import colormaps
 from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 
-from fedexp.analysis.draw_sweep import look, shortened
+from fedexp.analysis.draw_sweep import MARKERS, look, shortened
 from fedexp.analysis.naming import number_methods
 from fedexp.core.errors import ConfigError
 from fedexp.figures.style import colour_bar, colour_map, legend_beside, panels, stroke, width
@@ -25,7 +25,7 @@ from fedexp.rundir.kept_models import LOCAL_HINT
 from fedexp.rundir.reader import RunDirectory, require_run
 from fedexp_papers.analyses.neurons import preferences
 from fedexp_papers.analyses.test_set import class_means
-from fedexp_papers.draw import MARKERS, POINTS, class_styles, draw_class_legend, draw_maps
+from fedexp_papers.draw import POINTS, class_styles, draw_class_legend, draw_maps
 from fedexp_papers.posthoc.base import (
     Result,
     Runs,
@@ -273,7 +273,7 @@ def draw_embedding(table: pd.DataFrame, classes: Sequence[str], title: str) -> F
     name = f"round {table['round'].iloc[0]}"
     left.set(title=f"{name}, by class", xticks=[], yticks=[])
     right.set(title=f"{name}, by {'run' if several else 'model'}", xticks=[], yticks=[])
-    legend_beside(right)
+    legend_beside(right, markerscale=2)
     draw_class_legend(figure, [left], classes)
     return figure
 

@@ -17,7 +17,7 @@ import torch
 from matplotlib.colors import LogNorm, Normalize
 from matplotlib.figure import Figure
 
-from fedexp.analysis.draw_sweep import look
+from fedexp.analysis.draw_sweep import MARKERS, look
 from fedexp.analysis.naming import number_methods
 from fedexp.core.console import plural
 from fedexp.core.errors import ConfigError
@@ -26,7 +26,7 @@ from fedexp.figures.style import colour_map, panels
 from fedexp.rundir import kept_models
 from fedexp.rundir.kept_models import KeptModel
 from fedexp.rundir.reader import RunDirectory
-from fedexp_papers.draw import MARKERS, draw_lines, is_wide
+from fedexp_papers.draw import draw_lines, is_wide
 from fedexp_papers.posthoc.base import (
     Result,
     Runs,
