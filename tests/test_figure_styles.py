@@ -145,6 +145,16 @@ def test_figures_fit_into_a_column_of_a_paper(tmp_path):
     assert drawn.keys() > {"curves", "local_round", "digits_lda_class_accuracy"}
 
 
+def test_panels_have_room_beside_their_legends(tmp_path):
+    make_run(tmp_path, rounds=2, classes=3, clients=3, local=True)
+    with styled(Pictures(titles=False, size=(3.4, 2.0))):
+        figure = dict(list_figures(load_run_data(tmp_path)))["curves"]()
+        figure.suptitle("").set_in_layout(False)
+        figure.set_size_inches(3.4, 2.0)
+        figure.draw_without_rendering()
+    assert min(axes.get_position().height for axes in figure.axes) > 0.25
+
+
 def test_classes_are_named_by_the_option(tmp_path):
     make_run(tmp_path, rounds=2, classes=3, clients=3, local=False)
     look = Pictures(format=("svg",), classes=("cat", "dog", "bird"))

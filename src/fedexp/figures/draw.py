@@ -23,6 +23,7 @@ from fedexp.figures.style import (
     colour_map,
     fitting,
     integers,
+    is_narrow,
     label_size,
     legend_above,
     legend_beside,
@@ -33,6 +34,7 @@ from fedexp.figures.style import (
     points,
     round_axis,
     set_panel_title,
+    width,
     write_note,
 )
 from fedexp.metrics.forgetting import normalised_heat_map
@@ -86,10 +88,10 @@ def class_maps(
     if normalised:
         top = min(1.0, 3 / len(classes))
         label = f"share of the round's summed accuracy\n(uniform: 1/C = {1 / len(classes):.3g})"
-    maps = []
+    maps, ticks = [], min(12 // columns + 3, int(3 * width() / columns))
     for axes, (name, run, record) in zip(grid.flat, shown, strict=False):
         maps.append(normalised_heat_map(record.matrix) if normalised else record.matrix)
-        image = map_cells(axes, np.array(record.rounds), maps[-1], top, ticks=12 // columns + 3)
+        image = map_cells(axes, np.array(record.rounds), maps[-1], top, ticks=ticks)
         task_lines(run, axes, "white")
         axes.tick_params(labelbottom=True)
         set_panel_title(axes, name)
@@ -159,6 +161,7 @@ def curves(run: RunData) -> Figure:
     above.set_ylim(0, 1.06 * max(accuracy.max(), *run.targets, 1e-3))
     above.set_ylabel("accuracy")
     view = PLAIN if run.has("test_accuracy") else VALIDATION
+    shown = "forgetting F" if is_narrow() else FORGETTING  # a narrow figure has a caption
     for column, colour, label, faint in (
         (name_in_view("round_forgetting", view), BLUE, "round forgetting", True),
         (
@@ -167,7 +170,7 @@ def curves(run: RunData) -> Figure:
             "local round forgetting,\nmean over clients",
             True,
         ),
-        (name_in_view("forgetting", view), ORANGE, FORGETTING, False),
+        (name_in_view("forgetting", view), ORANGE, shown, False),
         ("forgetting_augmented", GREY, "forgetting F, augmented\ntest images", False),
     ):
         line(below, *run.points(column), colour, label, faint=faint)

@@ -131,6 +131,8 @@ def phases(run: RunData, record: Record, view: str = PLAIN) -> Figure:
                 va="bottom",
                 transform=axes.get_xaxis_transform(),
             )
+    else:
+        axes.set_title("thirds undefined: one of them has no evaluated round")
     axes.set_ylabel("best class accuracy so far\nminus now, mean over classes")
     axes.set_ylim(bottom=0)
     round_axis(axes)
@@ -146,6 +148,7 @@ def absence(run: RunData, record: Record, view: str = PLAIN) -> Figure:
     above.set_ylabel("forgetting of the class,\nmean over rounds")
     below.bar(steps, pairs, color=BLUE)
     below.set_yscale("log")
+    below.set_ylim(bottom=0.5)  # a bar of one class in one round is visible
     below.set_ylabel("classes, summed\nover rounds")
     below.set_xlabel("rounds since a client of the cohort held the class")
     below.xaxis.set_major_locator(integers(12))
@@ -178,7 +181,8 @@ def task_matrix(run: RunData, file: TaskFile, view: str = PLAIN) -> Figure:
     axes.set_yticks(tasks[0], tasks[0] + 1)
     axes.set_xlabel("accuracy on task")
     axes.set_ylabel("after task")
-    colour_bar(figure, axes, image, "test accuracy", cells[~np.isnan(cells)])
+    label = "test accuracy (numbers: in %)" if axes.texts else "test accuracy"
+    colour_bar(figure, axes, image, label, cells[~np.isnan(cells)])
     return figure
 
 

@@ -232,18 +232,24 @@ def legend_columns(labels: Sequence[str], most: int) -> int:
     return int(np.clip(0.85 * width() / wide, 1, most))
 
 
-def legend_beside(axes: Axes) -> None:
-    """Draw a panel's legend beside the panel, or above it in a narrow figure."""
+def legend_beside(axes: Axes, **options: Any) -> None:
+    """Draw a panel's legend beside the panel, or above it in a narrow figure.
+
+    Above the panel, each label is one line. options: of `Axes.legend`.
+    """
     if is_narrow():
-        legend_above(axes, 2)
+        for artist, label in zip(*axes.get_legend_handles_labels(), strict=True):
+            artist.set_label(" ".join(label.split("\n")))
+        legend_above(axes, 2, **options)
     else:
-        axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1), borderaxespad=0)
+        axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1), borderaxespad=0, **options)
 
 
-def legend_above(axes: Axes, columns: int) -> None:
+def legend_above(axes: Axes, columns: int, **options: Any) -> None:
     """Draw a panel's legend above the panel. columns: the largest number of columns."""
     fit = legend_columns(axes.get_legend_handles_labels()[1], columns)
-    axes.legend(loc="lower left", bbox_to_anchor=(0, 1.01), borderaxespad=0, ncols=fit)
+    place: dict[str, Any] = {"loc": "lower left", "bbox_to_anchor": (0, 1.01), "ncols": fit}
+    axes.legend(**place, borderaxespad=0, **options)
 
 
 def line(
