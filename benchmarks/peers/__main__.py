@@ -12,6 +12,13 @@ from benchmarks import measure
 from benchmarks.measure import Contestant, Rep, ratios, spread
 from benchmarks.w1 import EPOCHS, data_overrides, prepare_workload
 
+QUANTITIES = {  # by their names in `measure.Rep`: the name in a table, the unit, and the format
+    "rate": ("training", "examples/s", ",.0f"),
+    "tests": ("test", "s", ".2f"),
+    "untested": ("a round without the test", "s", ".2f"),
+    "seconds": ("a round", "s", ".2f"),
+}
+
 
 def peers(workload: Path, rounds: int, workers: int) -> list[Contestant]:
     """Return the contestants for the other simulators that are installed."""
@@ -35,14 +42,6 @@ def peers(workload: Path, rounds: int, workers: int) -> list[Contestant]:
     if find_spec("pfl"):
         found.append(Contestant(f"pfl-research {version('pfl')}, {workers} processes, fp32", pfl))
     return found
-
-
-QUANTITIES = {  # by their names in `measure.Rep`: the name in a table, the unit, and the format
-    "rate": ("training", "examples/s", ",.0f"),
-    "tests": ("test", "s", ".2f"),
-    "untested": ("a round without the test", "s", ".2f"),
-    "seconds": ("a round", "s", ".2f"),
-}
 
 
 def figures(contestants: Sequence[Contestant], reps: dict[str, list[Rep]]) -> str:

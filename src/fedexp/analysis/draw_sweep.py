@@ -21,7 +21,7 @@ STYLES = (  # the next style is used once all colours have been used
     *("-", "--", ":", "-.", (0, (8, 2)), (0, (3, 1, 1, 1)), (0, (1, 3)), (0, (8, 2, 1, 2))),
     *((0, (3, 3, 1, 3, 1, 3)), (0, (12, 4))),
 )
-MARKERS = "osD^vPX*"  # one for each style, since markers can hide the gaps of a line
+MARKERS = "osD^vPX*"  # the next one is used with the next style, whose gaps markers can hide
 SPREAD = "mean ± standard\ndeviation"
 
 

@@ -32,18 +32,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     if arguments is None:
         set_up_process()
+    launched = arguments is None and is_launched(os.environ)
     with console.safe_streams():
         try:
-            if arguments is None and is_launched(os.environ) and not joins():
+            if launched and not joins():
                 return 0
-            return run_command(sys.argv[1:] if arguments is None else arguments)
+            code = run_command(sys.argv[1:] if arguments is None else arguments)
         except ConfigError as error:
-            return say(str(error))
+            code = say(str(error))
         except KeyboardInterrupt:
-            return INTERRUPTED
+            code = INTERRUPTED
         except BrokenPipeError:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            return 0
+            code = 0
+    if launched:
+        from fedexp.engine.ranks.world import ends_with
+
+        ends_with(code)
+    return code
 
 
 def run_command(arguments: Sequence[str]) -> int:

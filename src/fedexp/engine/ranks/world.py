@@ -59,8 +59,9 @@ class World:
     # what the ranks have received last: a runtime with its engine, and rank -> the server's state
     known: tuple[Any, Any] = (None, None)
     servers: dict[int, Any] = field(default_factory=dict)
-    # threads that waited for an answer when the command was stopped
+    # threads that waited for an answer when a run was stopped
     waiting: list[Thread] = field(default_factory=list)
+    code: int = INTERRUPTED  # exit code of the command
 
     def ask(self, rank: int, what: str, *orders: Call) -> Any:
         """Let a rank run orders, and return the result of the last one.
@@ -117,15 +118,21 @@ def join() -> bool:
     return True
 
 
+def ends_with(code: int) -> None:
+    """Set the exit code with which `leave` ends the command."""
+    if _world is not None:
+        _world.code = code
+
+
 def leave() -> None:
-    """End this process if its threads still wait for ranks, after Ctrl+C or SIGTERM.
+    """End this process if its threads still wait for ranks, after Ctrl+C or the death of a rank.
 
     An answer that arrives while Python is shut down would abort the process.
     """
     if _world is not None and any(thread.is_alive() for thread in _world.waiting):
         sys.stdout.flush()
         sys.stderr.flush()
-        os._exit(INTERRUPTED)
+        os._exit(_world.code)
 
 
 def connect(
