@@ -40,11 +40,12 @@ def cut_class(examples: int, q: np.ndarray) -> np.ndarray:
     """Return how many examples of a class each client gets, int64 [K].
 
     The last client also gets the examples that remain after rounding down. If all proportions are
-    0, the last client gets all examples.
+    0 or nan, the last client gets all examples, as in the released code. numpy's legacy generator
+    draws nan if alpha is so small that all proportions underflow.
 
     q: [K], proportions of the clients. They are normalised to a sum of 1.
     """
-    shares = q / q.sum() if q.sum() > 0 else q
+    shares = q / q.sum() if q.sum() > 0 else np.zeros_like(q)
     cuts = np.floor(examples * np.cumsum(shares)).astype(np.int64)
     cuts[-1] = examples
     return np.diff(cuts, prepend=0)
