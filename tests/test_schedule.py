@@ -41,6 +41,8 @@ def test_examples_kept_of_a_reduced_class_equal_hand_calculation():
     assert set(found.parts[0]) < set(TWO.parts[0])
     own = reduce_classes(TWO, {0: 0.25}, [0], LABELS, 3, seed=1)
     assert own.counts.tolist() == [[3, 5, 0], [3, 0, 0]]
+    with pytest.raises(ConfigError, match="distinct client numbers"):  # it would be reduced twice
+        schedule(classes=[(2, {0: 0.25})], clients=[0, 0])
 
 
 def test_smaller_share_keeps_subset_of_larger_share():

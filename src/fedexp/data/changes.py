@@ -40,7 +40,10 @@ class NewShares:
 
 Clients = Annotated[
     list[int],
-    Limit("a list of client numbers, counted from 0", lambda v: len(v) > 0 and min(v) >= 0),
+    Limit(
+        "a list of distinct client numbers, counted from 0",
+        lambda v: len(set(v)) == len(v) > 0 and min(v) >= 0,
+    ),
 ]
 
 
