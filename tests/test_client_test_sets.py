@@ -10,6 +10,7 @@ from fedexp.cli import main
 from fedexp.config.build import build
 from fedexp.core.errors import ConfigError
 from fedexp.data.partitioned import Partition
+from fedexp.training.checks import test_problems as overlaps_of
 from fedexp.training.prepare import prepare
 from quick_runs import SMALL
 from toy_federation import composed
@@ -33,6 +34,27 @@ def test_clients_hold_out_the_test_set(here, capsys):
     data = build(composed(*given)).dataset.load()
     assert torch.equal(data.x_train[-360:], data.x_test)
     assert torch.equal(data.y_train[-360:], data.y_test)
+
+
+JOINED = "dataset.train_splits=[train,test]"
+DOMAINS = "scenario.domains=[{digits: {train_splits: [train,test]}}]"
+POOLED, FOLDERS = ["scenario=class_incremental", JOINED], ["dataset=image_folder", JOINED]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "overlaps"),
+    [
+        (["scenario=domain_incremental", "scenario.split=null", DOMAINS], True),
+        # the validation set is drawn from training and test examples, some of which are equal
+        ([*POOLED, "validation.fraction=0.1"], True),
+        ([*POOLED, "scenario.split=null", "validation.fraction=0.1"], False),
+        (FOLDERS, True),
+        ([*FOLDERS, "dataset.test_splits=[val]"], False),
+    ],
+)
+def test_overlap_of_training_and_test_examples_is_rejected(overrides, overlaps):
+    problems = list(overlaps_of(build(composed(*overrides))))
+    assert [each.split(":")[0] for each in problems] == [JOINED] * overlaps
 
 
 @pytest.mark.parametrize(

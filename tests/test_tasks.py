@@ -146,7 +146,16 @@ def test_surrogate_set_excludes_test_examples():
     assert problem.startswith("surrogate.dataset=digits: scenario=class_incremental splits")
     for others in (("scenario.split=null",), ("dataset=mnist",)):
         assert not list(surrogate_problems(build(composed(*lines, *others))))
-    assert not list(surrogate_problems(build(composed("surrogate.dataset=digits"))))
+    alone = "surrogate.dataset=digits"
+    assert not list(surrogate_problems(build(composed(alone))))
+    joined = "+surrogate.options.train_splits=[train,test]"
+    for other, why in (
+        ("test_per_client=0.25", "test_per_client holds out"),
+        (joined, "it is read"),
+    ):
+        (problem,) = surrogate_problems(build(composed(alone, other)))
+        assert problem.startswith(f"surrogate.dataset=digits: {why}")
+        assert not list(surrogate_problems(build(composed(alone, other, "dataset=mnist"))))
 
 
 def test_class_has_same_label_in_all_domains():

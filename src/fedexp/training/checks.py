@@ -180,8 +180,8 @@ def domains_of(scenario: Scenario) -> Sequence[DataSource]:
 def surrogate_problems(built: Built) -> Iterator[str]:
     """Yield a message if the surrogate set is missing or overlaps with the test examples.
 
-    The sets may overlap if the scenario splits the same data set again, because training examples
-    of the data set can then become test examples.
+    The sets may overlap if training examples of the same data set can become test examples, because
+    the scenario splits it again or the clients hold out the test set.
     """
     scenario, surrogate = built.scenario, built.surrogate.dataset
     if built.algorithm.needs_surrogate and not built.surrogate.given:
@@ -190,14 +190,21 @@ def surrogate_problems(built: Built) -> Iterator[str]:
             " surrogate.dataset=<data set>, such as caltech256 or weibo, or surrogate.fraction=0.1,"
             " which withholds a part of the training data"
         )
-    if surrogate is None or not isinstance(scenario, MultiTask) or scenario.split is None:
+    own = map(source_of, (built.dataset, *domains_of(scenario)))
+    if surrogate is None or source_of(surrogate) not in own:
         return
-    if source_of(surrogate) in map(source_of, (built.dataset, *domains_of(scenario))):
+    why = ""
+    if isinstance(scenario, MultiTask) and scenario.split is not None:
+        why = f"scenario={scenario.name} splits this data set again (scenario.split=null does not)"
+    elif built.settings.test_per_client:
+        why = "test_per_client holds out the test set from the training data"
+    elif shared_split(surrogate):
+        why = f"it is read with {shared_split(surrogate)}"
+    if why:
         yield (
-            f"surrogate.dataset={surrogate.name}: scenario={scenario.name} splits this data set"
-            " again, so some test examples would also be surrogate examples; use"
-            " surrogate.fraction=0.1, which withholds a part of the training data, or"
-            " scenario.split=null, which keeps the data set's split"
+            f"surrogate.dataset={surrogate.name}: {why}, so some test examples would also be"
+            " surrogate examples; use surrogate.fraction=0.1, which withholds a part of the"
+            " training data"
         )
 
 
@@ -234,14 +241,20 @@ def data_problems(built: Built) -> Iterator[str]:
 
 def test_problems(built: Built) -> Iterator[str]:
     """Yield a message if clients would train on test examples, or if tasks have no test set."""
-    settings, shared = built.settings, shared_split(built.dataset)
-    if shared and not settings.test_per_client and built.views[0] in TEST_VIEWS:
-        yield (
-            f"{shared}: clients would also train on the test examples; set test_per_client=0.25,"
-            " which holds out the test set from the clients, or choose other splits"
-        )
+    settings, scenario = built.settings, built.scenario
+    # A scenario with a split pools both parts, so an example of both would be in it twice.
+    pooled = isinstance(scenario, MultiTask) and scenario.split is not None
+    tested = built.views[0] in TEST_VIEWS and not settings.test_per_client
+    for dataset in (built.dataset, *domains_of(scenario)):
+        shared = shared_split(dataset)
+        if shared and (tested or pooled):
+            yield (
+                f"{shared}: clients would also train on the test examples of {dataset.name}; choose"
+                " other splits or, with scenario=none, set test_per_client=0.25, which holds out"
+                " the test set from the clients"
+            )
     given = f"test_per_client={settings.test_per_client:g}"
-    if settings.test_per_client and built.scenario.name != "none":
+    if settings.test_per_client and scenario.name != "none":
         yield f"{given}: can only be used with scenario=none; tasks have their own test sets"
     if settings.test_per_client and built.schedule.partition:
         yield (
@@ -252,7 +265,8 @@ def test_problems(built: Built) -> Iterator[str]:
 
 def shared_split(dataset: DataSource) -> str:
     """Return the option by which training and test examples overlap, or an empty text."""
-    if "test" in (splits := getattr(dataset, "train_splits", ())):
+    splits = getattr(dataset, "train_splits", ())
+    if {*splits} & {*(getattr(dataset, "test_splits", None) or ("test",))}:
         return f"dataset.train_splits=[{','.join(splits)}]"
     split = getattr(dataset, "test_split", None)
     return f"dataset.test_split={split}" if split == getattr(dataset, "train_split", "") else ""
