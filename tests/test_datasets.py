@@ -380,6 +380,7 @@ def test_torchvision_set_has_the_channels_and_labels_of_its_images(monkeypatch, 
     [
         ({}, "dataset.name=SVNH", "dataset.name=SVNH: must be one of .*nearest: 'SVHN'"),
         ({}, "dataset.train={train: true}", "torchvision cannot read this data set from .*train"),
+        ({}, "dataset.test={split: train}", "must differ from dataset.train={'split': 'train'}"),
         ({"labels": [7, "cat"]}, "dataset.size=2", "example 1 is not an image with an integer"),
         (
             {"images": [Image.new("RGB", (2, 2)), Image.new("L", (2, 2))]},

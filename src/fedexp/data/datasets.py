@@ -342,16 +342,20 @@ class AnyTorchvision(Dataset):
 
         require_choice("dataset.name", self.name, found.__all__)
         cls = getattr(found, self.name)
-        known, given = inspect.signature(cls).parameters, getattr(self, part)
-        if given is None and not {"train", "split"} & {*known}:
+        known = inspect.signature(cls).parameters
+        if None in (self.train, self.test) and not {"train", "split"} & {*known}:
             raise ConfigError(
                 f"{self.source}: its constructor has no argument train or split; set dataset.train"
                 " and dataset.test to the arguments that give the two sets"
             )
-        if given is None:
-            given = {"train": part == "train"} if "train" in known else {"split": part}
-        if self.train is not None and self.train == self.test:
-            raise ConfigError(f"dataset.test={self.test}: must differ from dataset.train")
+        by_flag = "train" in known
+        train = {"train": True} if by_flag else {"split": "train"}
+        test = {"train": False} if by_flag else {"split": "test"}
+        train = train if self.train is None else self.train
+        test = test if self.test is None else self.test
+        if train == test:
+            raise ConfigError(f"dataset.test={test}: must differ from dataset.train={train}")
+        given = train if part == "train" else test
         download = {"download": True} if "download" in known else {}
         try:
             return cls(root=self.data_dir, **download | given)
