@@ -81,7 +81,7 @@ FOUR = [0, 1, 2, 3]
         ("file.txt", "1", "json or .csv"),
         ("file.json", "{", "maps each round to a list of clients"),
         ("file.json", {"1": FOUR, "3": FOUR}, "round 2 is missing.*3 rounds"),
-        ("file.json", '{"1": [0, 1, 2, 3], "1": [0, 1, 2, 4]}', "a round appears twice"),
+        ("file.json", '{"1": [0, 1, 2, 3], "1": [0, 1, 2, 4]}', "1 appears twice"),
         (
             "file.json",
             GOOD | {"2": [0, 1, 2, 5]},

@@ -16,6 +16,7 @@ import numpy as np
 from fedexp.core.errors import ConfigError, require
 from fedexp.core.limits import Checked
 from fedexp.core.rng import generator_for
+from fedexp.core.storage import without_repetitions
 
 Rounds = dict[int, list[int]]  # round (from 1) -> its clients in ascending order
 
@@ -165,14 +166,7 @@ def read_rounds(path: Path) -> Rounds:
 
 def from_json(text: str) -> Rounds:
     """Parse a JSON object, or a list of lists, that gives the clients of each round."""
-
-    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        found = dict(pairs)
-        if len(found) < len(pairs):
-            raise ValueError("a round appears twice")
-        return found
-
-    table = json.loads(text, object_pairs_hook=unique)
+    table = json.loads(text, object_pairs_hook=without_repetitions)
     if isinstance(table, list):
         table = dict(enumerate(table, 1))
     return {int(number): list(clients) for number, clients in table.items()}

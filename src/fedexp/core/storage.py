@@ -11,7 +11,7 @@ import os
 import shlex
 import zipfile
 import zlib
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -27,6 +27,18 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from fedexp.core.tree import Tree
+
+
+def without_repetitions(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return a JSON object as a dict. This is an `object_pairs_hook` of json.loads.
+
+    Raises ValueError if a key appears twice. json would use the last value alone.
+    """
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        key = Counter(key for key, _ in pairs).most_common(1)[0][0]
+        raise ValueError(f"{key} appears twice")
+    return found
 
 
 def display_path(path: Path) -> Path:

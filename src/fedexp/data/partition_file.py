@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from fedexp.core.errors import ConfigError
-from fedexp.core.storage import load_npz
+from fedexp.core.storage import load_npz, without_repetitions
 from fedexp.data.partition import Assigned, Partitioner
 from fedexp.data.partitioned import Partition
 
@@ -72,6 +72,7 @@ def read_clients(path: Path) -> list[Any]:
 
 def _read_json(path: Path) -> Any:
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
+        return json.loads(text, object_pairs_hook=without_repetitions)
     except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"{path}: cannot be read as JSON ({error})") from None
