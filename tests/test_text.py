@@ -258,6 +258,10 @@ CSV = {name: None for name in TXT} | {"test_csv": "body,label\na,x\n"}
         ),
         ({"class_txt": None, "train_txt": "a\t0\nb\t2\n"}, "class 1 has no training texts"),
         ({"class_txt": "a\na\n"}, "class.txt: must have one class name per line"),
+        (
+            {"class_txt": "1\n2\n", "train_txt": "a\t1\nb\t0\n"},
+            "line 1: the label '1' may be the name of a class or the number of the class '2'",
+        ),
         ({"test_txt": "\n \n"}, "test.txt: has no texts"),
         ({"vocab_json": None}, "vocab.json: cannot be read"),
         (CSV | {"train_csv": "text,label\na,0\n"}, "at least one of title, body, content, article"),

@@ -184,14 +184,24 @@ def label_numbers(examples: Sequence[Example], classes: Sequence[str]) -> list[i
     """Return the label of each text as a number.
 
     In the files, a label can be a class name or the number of a class, starting from 0. Raises
-    ConfigError for an unknown label.
+    ConfigError for an unknown label, and if some labels are numbers of classes, but others are both
+    the number of a class and the name of another one.
     """
-    numbers = {str(number): number for number in range(len(classes))}
-    numbers |= {name: number for number, name in enumerate(classes)}
+    places = {str(number): number for number in range(len(classes))}
+    names = {name: number for number, name in enumerate(classes)}
+    numbers = places | names
+    no_names = sorted({example.label for example in examples} - names.keys())
     for example in examples:
-        if example.label not in numbers:
+        label = example.label
+        if label not in numbers:
             raise ConfigError(
-                f"{example.place}: the class '{example.label}' must be a number from 0 to"
+                f"{example.place}: the class '{label}' must be a number from 0 to"
                 f" {len(classes) - 1} or one of {', '.join(classes)}"
+            )
+        if no_names and places.get(label, numbers[label]) != numbers[label]:
+            raise ConfigError(
+                f"{example.place}: the label '{label}' may be the name of a class or the number of"
+                f" the class '{classes[places[label]]}', because the label '{no_names[0]}' can only"
+                " be a number; use only names or only numbers"
             )
     return [numbers[example.label] for example in examples]
