@@ -179,6 +179,8 @@ def test_power_law_first_client_of_a_cohort():
     rounds = 2750
     found = np.sort(times(PowerLaw(exponent=1.0).plan(clients(rounds, 3, 1)), 3) / rounds)
     assert found == pytest.approx([2 / 11, 3 / 11, 6 / 11], abs=0.03)  # 3 standard errors
+    with pytest.raises(ConfigError, match=r"cohorts.exponent=400: must be smaller, because 20\^"):
+        PowerLaw(exponent=400).plan(clients(2, 20, 10))
 
 
 @pytest.mark.parametrize("law", [Uniform, PowerLaw, Cyclic, Markov, Windows])

@@ -147,5 +147,8 @@ class PowerLaw(Law):
 
     def weights(self, clients: Clients) -> Iterator[np.ndarray]:
         ranks = generator_for(clients.seed, "cohort order").permutation(clients.number) + 1
+        found = ranks.astype(float) ** -self.exponent
+        words = f"smaller, because {clients.number}^(-exponent), the smallest weight, rounds to 0"
+        require(bool(found.all()), "cohorts.exponent", self.exponent, words)
         for _ in range(clients.rounds):
-            yield ranks.astype(float) ** -self.exponent
+            yield found
