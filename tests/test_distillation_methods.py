@@ -69,6 +69,15 @@ def test_flashback_sends_label_counts(on_server):
     )
 
 
+def test_flashback_counts_no_labels_of_a_client_without_steps():
+    """As a teacher, its model is weighted by 0, and pi does not count its labels."""
+    algorithm = Flashback(gamma=1.0, epochs_on_server=1, on_clients=True, on_server=False)
+    local = replace(LOCAL, drop_last=True)
+    simulation = make_simulation(algorithm, local, (3, 7), public=0.15, participation=1.0)
+    counts = simulation.stages[0].federation.counts
+    assert play(simulation, 1).server["pi"].tolist() == counts[1].tolist()
+
+
 def test_flashback_client_loss_equals_loops():
     """CE + sum_c alpha_c P_c log(P_c / Q_c) with pi = (3, 1, 0) and mu = (1, 0, 0), so that alpha =
     pi / (pi + mu) = (3/4, 1, 0). The sum may be negative."""

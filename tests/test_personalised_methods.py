@@ -382,6 +382,19 @@ def test_fedpac_combination_minimises_the_objective():
         assert weights[i].argmax() == i, "its own classifier has no bias"
 
 
+def test_fedpac_gives_no_weight_to_clients_without_examples():
+    """Their variance is unknown, not 0. The other clients have the weights of a cohort without
+    them, and such a client keeps its own classifier."""
+    count, square = float64([[4, 0], [0, 0], [3, 3]]), float64([[9.0, 0], [0, 0], [8.0, 7]])
+    mean = float64([[[2, 1], [0, 0]], [[0, 0], [0, 0]], [[1, 2], [1, 1]]])
+    every = {"count": count, "mean": mean, "square": square}
+    weights = combine(every)
+    assert weights[1].tolist() == [0, 1, 0]
+    assert not weights[[0, 2], 1].any()
+    alone = combine({k: v[[0, 2]] for k, v in every.items()})
+    assert_close(weights[[0, 2]][:, [0, 2]], alone, 0.0)
+
+
 def test_fedpac_solver_is_exact_for_a_diagonal_matrix():
     """min sum v_k a_k^2 on the simplex: a_k proportional to 1 / v_k."""
     assert simplex_minimum(np.diag([1.0, 2.0, 4.0]), 0) == pytest.approx(

@@ -18,6 +18,7 @@ class shares p_k^c and class means mu_k^c of client k:
 V and h are computed with the received body before training, on the augmented batches of the first
 epoch. As in the authors' code (JianXu95/FedPAC, tools.py), weights below 0.001 are set to 0. If
 rounding makes an eigenvalue of a matrix negative, all its eigenvalues below 0.01 are dropped. A
+client without a batch (`local.drop_last`) has no V and h, so the others give it the weight 0. A
 client receives its combined classifier when it next takes part. The reported accuracy is measured
 with the averaged body and the mean classifier, weighted by n_k (FedKA's generic accuracy).
 
@@ -152,19 +153,21 @@ class FedPAC(HeadThenBody):
 def combine(statistics: Tree) -> Tensor:
     """Return the weights a [|S|, |S|]; row i combines the cohort's classifiers for client i.
 
-    statistics: the clients' class statistics, "count" [|S|, C], "square" [|S|, C] and "mean" [|S|,
-    C, D].
+    A client without examples has the weight 0, except in its own row. statistics: the clients'
+    class statistics, "count" [|S|, C], "square" [|S|, C] and "mean" [|S|, C, D].
     """
     count, mean, square = (statistics[k].double().cpu() for k in ("count", "mean", "square"))
-    sizes = count.sum(1).clamp(min=1)
+    known, sizes = count.sum(1) > 0, count.sum(1).clamp(min=1)
     share = count / sizes[:, None]
     variance = ((share * square).sum(1) - (share**2 * (mean**2).sum(-1)).sum(1)) / sizes
     h = (share[..., None] * mean).flatten(1)
-    rows = []
+    weights = np.zeros((len(h), len(h)))
     for i in range(len(h)):
         apart = h[i] - h
-        rows.append(simplex_minimum((variance.diag() + apart @ apart.T).numpy(), i))
-    return torch.from_numpy(np.stack(rows))
+        chosen = [k for k in range(len(h)) if known[k] or k == i]
+        matrix = (variance.diag() + apart @ apart.T).numpy()[np.ix_(chosen, chosen)]
+        weights[i, chosen] = simplex_minimum(matrix, chosen.index(i))
+    return torch.from_numpy(weights)
 
 
 def simplex_minimum(matrix: np.ndarray, own: int) -> np.ndarray:

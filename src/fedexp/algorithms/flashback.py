@@ -22,7 +22,8 @@ errors, r_k is compared with the largest integer r with gamma r <= 1. As pi star
 not distil in round 1.
 
 Options: `on_clients` and `on_server` enable distillation on the clients and on the server. Differs
-from the paper: Clients send mu_k (C numbers) in each round instead of once. Public examples are not
+from the paper: Clients send mu_k (C numbers) in each round instead of once. A client that took no
+step in a round (`local.drop_last`) has learned no class and sends zeros. Public examples are not
 augmented, so the teachers' outputs are computed only once per round.
 """
 
@@ -120,7 +121,7 @@ class Flashback(FedAvg):
     def finish(
         self, net: Network, params: Params, data: ClientData, ctx: Context
     ) -> tuple[Tree, Tree]:
-        return {"params": params, "counts": ctx.plan["counts"]}, ctx.client
+        return {"params": params, "counts": ctx.plan["counts"] * (ctx.steps > 0)}, ctx.client
 
     def refine(self, net: ServerNetwork, server: Tree, messages: Tree, round: ServerRound) -> Tree:
         pi, counts = server["pi"], messages["counts"].to(server["pi"].dtype)
