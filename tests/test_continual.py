@@ -429,10 +429,13 @@ def test_centralised_cfed_shuffles_new_and_surrogate_batches():
     assert kinds != sorted(kinds)
 
 
-def test_ewc_fisher_equals_the_formula_for_softmax_regression():
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_ewc_fisher_equals_the_formula_for_softmax_regression(drop_last):
     """d(-log q_y)/dW_cd = (p_c - [c = y]) x_d, so F_cd is the mean of its square over all examples
-    of the task. The four clients form groups of three and one."""
-    simulation = stream(FedEWC(lambda_=1.0, fisher="old_tasks"), model=SoftmaxRegression())
+    of the task, also of clients without a complete batch. The four clients form groups of three
+    and one."""
+    algorithm, local = FedEWC(lambda_=1.0, fisher="old_tasks"), replace(LOCAL, drop_last=drop_last)
+    simulation = stream(algorithm, local=local, model=SoftmaxRegression())
     state, runtime, info = play(simulation, 2), simulation.runtime, simulation.stages[0].federation
     x, y = runtime.load_train(torch.from_numpy(np.concatenate(info.parts)), None)
     x, w = x.flatten(1), state.server["params"]

@@ -150,6 +150,8 @@ class FedAvg(Checked, prefix="algorithm."):
     tests_clients: ClassVar[bool] = False
     # whether training examples are augmented, if the data set defines an augmentation
     augments: ClassVar[bool] = True
+    # whether a pass leaves out batches that `local.drop_last` or batch norm excludes from training
+    skips_batches: ClassVar[bool] = True
     # entries of the server's state that are sent to every client of the cohort, if they exist
     sends: ClassVar[tuple[str, ...]] = ("params",)
 

@@ -8,7 +8,7 @@ as used as a baseline by CFeD (IJCAI 2022, section 5.3). F^(s) is the diagonal o
 information at theta_s, the model at the end of the task:
     L = CE + lambda / 2 sum_{s < t} sum_j F^(s)_j (w_j - theta_{s,j})^2.
 F^(s) is the mean over task s's training examples of the squared gradient of log q(y|x), where y is
-the label. Each client computes F^(s) on its examples without augmentation, and the server averages
+the label. Each client computes F^(s) on all its examples without augmentation; the server averages
 the results with the weights n_k. This takes one additional upload per task. The sum over tasks is
 stored as one quadratic P_j (w_j - a_j)^2 with P = sum_s F^(s) and a = sum_s F^(s) theta_s / P,
 which equals the sum up to a constant.

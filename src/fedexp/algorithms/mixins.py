@@ -21,11 +21,12 @@ from fedexp.core.tree import Params, Tree
 class OnePass(FedAvg):
     """Base class for algorithms and exchanges whose clients do not train.
 
-    In `finish`, a client makes one pass over its examples, without augmentation.
+    In `finish`, a client makes one pass over all its examples, without augmentation.
     """
 
     trains_model = False
     augments = False
+    skips_batches = False
     fresh_optimizer = "its clients do not train"
 
     def epochs(self, local: LocalTraining) -> int:

@@ -129,16 +129,20 @@ class Exchange:
         epochs: the number of passes over the data. None: the number for the client's role.
         again: a suffix that selects other random numbers for a second schedule in the round.
         """
-        runtime = self.simulation.runtime
+        runtime, skips = self.simulation.runtime, role.skips_batches
         return make_schedule(
             part=role.training_part(self.federation, client),
-            local=replace(runtime.local, epochs=epochs or role.epochs(runtime.local)),
+            local=replace(
+                runtime.local,
+                epochs=epochs or role.epochs(runtime.local),
+                drop_last=runtime.local.drop_last and skips,
+            ),
             augmentation=runtime.augmentation if role.augments else None,
             image_size=runtime.data.image_size,
             seed=self.simulation.seeds.training,
             round=self.number,
             client=client,
-            skip_single=self.simulation.mixes_examples,
+            skip_single=self.simulation.mixes_examples and skips,
             again=again,
         )
 

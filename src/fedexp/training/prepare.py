@@ -85,7 +85,7 @@ def prepare(built: Built, share: int | None = None, before: str | None = None) -
     mixes_examples = built.model.mixes_examples and has_batch_norm(module)
     federations = [each.federation for each in (*stages, *dict(stages[0].changes).values())]
     left_out: dict[str, int] = {}
-    if mixes_examples or local.drop_last:
+    if algorithm.skips_batches and (mixes_examples or local.drop_last):
         left_out = count_left_out(algorithm, federations, local, mixes_examples, given)
     simulation = Simulation(
         settings=built.settings,
