@@ -82,6 +82,17 @@ def test_padding_does_not_affect_statistics(shape, affine):
     assert_equal(grads[0], grads[1], atol=1e-12)
 
 
+def test_statistics_of_bf16_values_are_exact():
+    """Autocast rounds the operands and the result of a matrix product to bf16."""
+    x = (3 * random(50, 8, 36) + 10).bfloat16()
+    mean, var = torch.zeros(8), torch.zeros(8)
+    with torch.autocast("cpu", torch.bfloat16):
+        batch_norm(torch.ones(50), x, mean, var, training=True, momentum=1.0)
+    values = x.double().transpose(0, 1).flatten(1)
+    assert_equal(mean.double(), values.mean(1), atol=1e-5)
+    assert_equal(var.double(), values.var(1), atol=1e-4)
+
+
 def test_models_that_normalise_by_the_test_batch_are_recognised():
     found = {
         name: uses_batch_statistics(model.build((1, 6, 6), 4)) for name, model in RESNETS.items()

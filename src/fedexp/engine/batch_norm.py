@@ -10,6 +10,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
@@ -117,4 +118,8 @@ def _sum_over_rows(values: Tensor, share: Tensor) -> Tensor:
     values: [B, C, P], for B rows, C channels and P pixels.
     share: [B], the weight of each row.
     """
-    return (share @ values.flatten(1)).view(values.shape[1:]).sum(1)
+    # Under autocast, the product would be rounded to bf16. torch has no autocast for meta tensors.
+    device = values.device.type
+    exact = nullcontext() if values.is_meta else torch.autocast(device, enabled=False)
+    with exact:
+        return (share @ values.flatten(1)).view(values.shape[1:]).sum(1)
