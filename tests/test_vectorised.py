@@ -5,6 +5,7 @@ from dataclasses import replace
 from functools import partial
 from unittest.mock import Mock
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -339,6 +340,22 @@ def test_recorded_steps_keep_the_optimizer():
         )
         assert_same_training(recorded, plain, atol=1e-13)
         state.advance(play_round(simulation, state))
+
+
+@traces
+def test_recorded_steps_with_clients_without_a_batch():
+    """The last of two parts of the cohort has no other clients."""
+    local = replace(LOCAL, drop_last=True)
+    simulation = make_simulation(local=local, sizes=(1, 3, 7, 8), participation=1.0)
+    state = simulation.initial_state()
+    plain = train(Vectorised(cuda_graphs=False), simulation, state)
+    assert_same_training(train(recording(Closures(), 3), simulation, state), plain)
+    cohort = assemble(simulation, state, 1)
+    cohort = cohort.take(cohort.longest_first())
+    assert cohort.schedules[-1].steps == 0
+    known = np.concatenate(simulation.stages[0].federation.parts)
+    assert 0 not in known  # other examples may have no label
+    assert np.isin(clients_module.pad(cohort.schedules, simulation.runtime).index, known).all()
 
 
 @traces

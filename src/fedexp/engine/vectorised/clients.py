@@ -181,15 +181,18 @@ class PaddedSchedules:
 def pad(schedules: Sequence[BatchSchedule], runtime: ClientRuntime) -> PaddedSchedules:
     """Join schedules of different lengths in padded arrays.
 
-    Padding has mask 0 and the index of an example of the same client.
+    Padding has mask 0 and the index of an example of the same client, or of the first client if the
+    client has no example in a batch. Other examples may have invalid labels.
+
+    schedules: those with more steps come first.
     """
     steps = np.array([s.steps for s in schedules])
     batch_size = schedules[0].index.shape[1]
     lengths = pad_sequence([torch.from_numpy(s.lengths) for s in schedules])
     index = pad_sequence([s.index for s in schedules])
-    for i, schedule in enumerate(schedules):
-        if schedule.steps:
-            index[schedule.steps :, i] = schedule.index[0, 0]
+    for i, schedule in enumerate(schedules if len(index) else ()):
+        valid = schedule if schedule.steps else schedules[0]
+        index[schedule.steps :, i] = valid.index[0, 0]
     mask = (torch.arange(batch_size) < lengths[..., None]).to(runtime.dtype)
     draws = [s.draws for s in schedules if s.draws is not None]
     return PaddedSchedules(

@@ -30,7 +30,8 @@ def run_steps(clients: Clients, graphs: "Graphs | None") -> None:
 
     graphs: the CUDA graphs of the run. None: run the steps without graphs.
     """
-    steps = Steps(clients) if graphs is None or graphs.failed else graphs.open(clients)
+    is_plain = graphs is None or graphs.failed or not clients.padded.steps[0]  # no steps at all
+    steps = Steps(clients) if is_plain else graphs.open(clients)
     if clients.watch is not None:
         clients.watch(0, steps.frame)
     for active, batches in clients.steps():
@@ -229,7 +230,7 @@ def make_frame(clients: Clients) -> Recorded:
     lr = torch.zeros((), dtype=runtime.dtype, device=runtime.device)
     room = tree.map(empty_like, vars(replace(clients.frame, lr=lr)))
     draws = None if padded.draws is None else torch.zeros_like(padded.draws[0])
-    x, y = runtime.load_train(torch.zeros_like(padded.index[0]), draws)
+    x, y = runtime.load_train(padded.index[0], draws)
     number = torch.zeros((), dtype=torch.int64, device=runtime.device)
     known = runtime.net.known.get(x)
     batch = Batch(x, y, torch.zeros_like(padded.mask[0]), number, known)  # type: ignore[arg-type]
