@@ -4,13 +4,16 @@ examples per batch."""
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
+from fedexp.algorithms.base import FedAvg
 from fedexp.algorithms.fedbn import FedBN
 from fedexp.core import tree
 from fedexp.core.errors import ConfigError
+from fedexp.core.storage import read_table
 from fedexp.models.cnn import CNN
 from fedexp.training.rounds import play_round
 from fedexp.training.summary import summary_of
@@ -133,10 +136,26 @@ def test_clients_without_a_batch_are_reported_and_refused(
     assert [schedule.steps for schedule in result.cohort.schedules] == steps
     # clients without a step return the model that they received
     assert [loss for loss, many in zip(result.losses, steps, strict=True) if not many] == [0, 0]
+    weights = [size if many else 0 for size, many in zip(sizes, steps, strict=True)]
+    assert result.train_loss == pytest.approx(np.average(result.losses, weights=weights))
     assert summary_of(simulation, record(simulation, tmp_path))["left_out"] == left_out
+    table = read_table(tmp_path / "clients.csv")
+    assert (table["train_loss"].isna() == (table["steps"] == 0)).all()
     with pytest.raises(ConfigError, match=message):
         make_simulation(sizes=refused, **given)
     assert make_simulation(sizes=refused).left_out == {}
+
+
+class Twice(FedAvg):
+    """Trains on each part of two in separate batches."""
+
+    def training_part(self, federation, client):
+        return federation.parts[client], federation.parts[client]
+
+
+def test_examples_that_are_left_out_of_several_parts_are_counted():
+    simulation = make_simulation(Twice(), local=replace(LOCAL, drop_last=True), sizes=(5, 3))
+    assert simulation.left_out == {"clients": 1, "examples": 8}
 
 
 def test_the_refused_batch_size_is_the_given_one():

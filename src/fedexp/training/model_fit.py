@@ -173,15 +173,18 @@ def count_left_out(
     idle: set[int] = set()
     lost = 0
     for federation in tasks:
-        clients = range(federation.num_clients)
-        sizes = [len(algorithm.training_part(federation, client)) for client in clients]
-        alone = [count_skipped_examples(size, local, skip_single) for size in sizes]
-        unable = {client for client in clients if sizes[client] == alone[client]}
+        unable = set()
+        for client in range(federation.num_clients):
+            part = algorithm.training_part(federation, client)
+            sizes = [len(each) for each in (part if isinstance(part, tuple) else (part,))]
+            skipped = sum(count_skipped_examples(size, local, skip_single) for size in sizes)
+            lost += skipped
+            if skipped == sum(sizes):
+                unable.add(client)
         if len(unable) == federation.num_clients:
             task = f" of task {federation.task + 1}" if len(tasks) > 1 else ""
             raise ConfigError(f"local.batch_size={given}: no client{task} has {missing}")
         idle |= unable
-        lost += sum(alone)
     if lost:
         log.log(
             logging.WARNING if idle else logging.INFO,

@@ -288,7 +288,7 @@ def client_rows(simulation: Simulation, state: State, result: RoundResult) -> It
             row["role"] = type(cohort.roles[i]).__name__.lower()
         row["examples"] = len(result.federation.parts[client])
         row["steps"] = cohort.schedules[i].steps
-        row["train_loss"] = result.losses[i]
+        row["train_loss"] = result.losses[i] if row["steps"] else None
         yield row | {name: float(values[i]) for name, values in measured.items()}
 
 

@@ -12,7 +12,6 @@ import numpy as np
 
 from fedexp.algorithms.base import overrides
 from fedexp.algorithms.interfaces import Pixels, ServerNetwork, TaskStart
-from fedexp.algorithms.local_training import LocalTraining
 from fedexp.core import tree
 from fedexp.core.errors import RankDied
 from fedexp.core.rng import generator_for, torch_seed
@@ -155,7 +154,7 @@ def collect_result(
     number, first = state.round + 1, done[0]
     is_last = number == simulation.rounds
     tests = evaluate(simulation, server, states, number, state.server, done)
-    train_loss = mean_loss(first, simulation.runtime.local)
+    train_loss = mean_loss(first)
     diverged = diverged_clients(number, train_loss, server, done)
     clock.lap("evaluation")
     clock.move("train", "evaluation", sum(each.trained.evaluation_seconds for each in done))
@@ -180,16 +179,15 @@ def collect_result(
     )
 
 
-def mean_loss(result: CohortResult, local: LocalTraining) -> float:
+def mean_loss(result: CohortResult) -> float:
     """Return the weighted mean of the clients' losses.
 
-    With `local.drop_last`, clients that have no complete batch have no loss and do not count. The
-    result is 0 if this applies to all clients.
+    Clients without a batch have no loss and do not count. The result is 0 if this applies to all
+    clients.
     """
     weights = result.round.weights.cpu().numpy()
-    if local.drop_last:
-        trained = np.array([schedule.steps > 0 for schedule in result.cohort.schedules])
-        weights = weights * trained if trained.any() else weights
+    trained = np.array([schedule.steps > 0 for schedule in result.cohort.schedules])
+    weights = weights * trained if trained.any() else weights
     return float(np.average(result.losses, weights=weights.tolist()))
 
 
