@@ -45,18 +45,22 @@ def return_inputs(module: nn.Module, inputs: tuple[Tensor, ...], output: Output)
 def gram_matrices(
     net: Network, params: Params, data: ClientData, ctx: Context, widths: Widths
 ) -> Params:
-    """Return the Gram matrix X^T X [n, n] of the inputs of each watched layer.
+    """Return the Gram matrix X^T X [n, n], float64, of the inputs of each watched layer.
 
     X [N, n] contains the inputs of one layer, with one row per example or, in a transformer, one
-    row per token. The examples are those in the batches of the client's first epoch. params: the
+    row per token. The examples are those in the batches of the client's first epoch. In float32,
+    the pseudo-inverse of a singular matrix would enlarge rounding errors to weights. params: the
     model. widths: as in `watch_inputs`.
     """
     like = next(iter(params.values()))
-    grams = {name: like.new_zeros(widths[name], widths[name]) for name in sorted(widths)}
+    grams = {
+        name: like.new_zeros(width, width, dtype=torch.float64)
+        for name, width in sorted(widths.items())
+    }
     for batch, mask in first_pass(data, ctx, ctx.local.epochs):
         maps = net(params, batch.x, mask).maps
         for name, inputs in zip(grams, maps, strict=True):
-            rows = (inputs * mask.view(-1, *[1] * (inputs.dim() - 1))).flatten(0, -2)
+            rows = (inputs * mask.view(-1, *[1] * (inputs.dim() - 1))).flatten(0, -2).double()
             grams[name] = grams[name] + rows.T @ rows
     return grams
 

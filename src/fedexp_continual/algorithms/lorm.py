@@ -34,7 +34,7 @@ second task on, it is computed with this mean. The batches of the first epoch, o
 computed, are augmented; in the authors' code, they are not. All inverses are pseudo-inverses,
 including the inverse for the head. The head's rows for other tasks do not change. Only linear
 layers are merged. The Gram matrices count as traffic; for a layer with n inputs, each has n^2
-entries. The method requires tasks with new classes.
+float64 entries. The method requires tasks with new classes.
 """
 
 from dataclasses import replace
@@ -93,11 +93,12 @@ class LoRM(NewAdapters):
         for name in layers(local):
             up, down = local[name + UP], local[name + DOWN]
             change[name] = up.new_zeros(len(up), down.shape[1])
-            inputs[name] = down.new_zeros(down.shape[1], down.shape[1])
+            inputs[name] = down.new_zeros(down.shape[1], down.shape[1], dtype=torch.float64)
         return super().server_init(local, federation) | {
             "params": local | {name + CHANGE: value for name, value in change.items()},
             "trains_b": next(iter(local.values())).new_ones(()),
-            "products": change,  # sum of B_s A_s G_s over the completed tasks
+            # sum of B_s A_s G_s over the completed tasks
+            "products": {name: value.double() for name, value in change.items()},
             "grams": inputs,  # sum of G_s over the completed tasks
             "latest": inputs,  # sum of the last round's G_k
         }
@@ -115,7 +116,7 @@ class LoRM(NewAdapters):
 
         """
         products = {
-            name: old + local[name + UP] @ local[name + DOWN] @ latest[name]
+            name: old + (local[name + UP] @ local[name + DOWN]).double() @ latest[name]
             for name, old in server["products"].items()
         }
         return products, tree.add(server["grams"], latest)
@@ -162,7 +163,7 @@ class LoRM(NewAdapters):
         weight = merge_down(parts[WEIGHT], grams["classifier"])
         local[WEIGHT] = torch.where(current[:, None], weight, before[WEIGHT])
         local[BIAS] = torch.where(current, local[BIAS], before[BIAS])
-        latest = {name: grams[name].sum(0).to(before[WEIGHT]) for name in layers(before)}
+        latest = {name: grams[name].sum(0) for name in layers(before)}
         return server | {
             "params": self.merge_tasks(server, local, latest, first=round.federation.task == 0),
             "local": local,
@@ -184,7 +185,8 @@ class LoRM(NewAdapters):
         tested = dict(local)
         for name, product in products.items():
             whole = local[name + UP] @ local[name + DOWN]
-            tested[name + CHANGE] = whole if first else product @ invert(grams[name]).to(product)
+            merged = whole if first else product @ invert(grams[name])
+            tested[name + CHANGE] = merged.to(whole)
             tested[name + UP] = torch.zeros_like(local[name + UP])
         return tested
 

@@ -10,7 +10,7 @@ W_k [m, n], the server solves
     min_W sum_k ||X_k W^T - X_k W_k^T||^2     W = M + (sum_k (W_k - M) G_k) (sum_k G_k)^+
 where M is the mean of the W_k, weighted by p_k as in FedAvg. All layers of type nn.Linear with
 trained weights are merged. All other parameters, including biases, are averaged. G_k has n^2
-entries for a layer with n inputs and counts as traffic.
+float64 entries for a layer with n inputs and counts as traffic.
 
 Differs from the released code (bloomberg/dataless-model-merging, src/model_merge/avg_merger.py):
 That code merges models once, after their training, with Gram matrices of 1,000 examples and, for
