@@ -698,6 +698,9 @@ def test_sweep_has_only_the_runs_of_its_jobs(here, sweep, capsys):
     assert main.main(["report", "mine", "--no-figures"]) == 0
     table = pd.read_csv("mine/table.csv")
     assert table["seeds"].tolist() == ["0 1"]
+    (first,) = (here / "mine").glob("*_seed0_*")
+    assert main.main([f"resume={first}", "rounds=2"]) == 0  # which changes its identity
+    assert fedexp.load_sweep("mine").runs["rounds"].tolist() == [2, 1]
 
 
 def test_varying_options_are_those_that_differ_between_runs():

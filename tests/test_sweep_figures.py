@@ -229,7 +229,10 @@ def test_report_writes_tables_and_figures(tmp_path):
     shown = sorted(path.relative_to(tmp_path).as_posix() for path in drawn)
     assert re.findall('src="(.+?)"', page) == shown
     assert len(list((tmp_path / "figures").iterdir())) == 3  # without temporary files
-    assert len(write_report(tmp_path, figures=False)) == 4
+    assert "<th>best accuracy</th>" in page
+    paths = write_report(tmp_path, figures=False)
+    assert len(paths) == 4
+    assert "src=" not in paths[-1].read_text()  # no pictures of earlier reports
 
 
 def test_failed_figure_does_not_affect_tables(tmp_path, caplog, monkeypatch):

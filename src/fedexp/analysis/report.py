@@ -2,7 +2,8 @@
 
 import argparse
 import logging
-from collections.abc import Callable, Iterable, Sequence
+import re
+from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,13 +23,13 @@ from fedexp.analysis.measures import main_measures
 from fedexp.analysis.run_report import report_run
 from fedexp.analysis.significance import differences, find_baseline, tabulate
 from fedexp.analysis.sweep import find_sweep
-from fedexp.analysis.sweep_figures import sweep_pictures
+from fedexp.analysis.sweep_figures import KINDS, sweep_pictures
 from fedexp.analysis.targets import describe_targets, rounds_to_targets
 from fedexp.core import storage
 from fedexp.core.errors import ConfigError
 from fedexp.core.storage import typed_path
 from fedexp.figures import save_all
-from fedexp.figures.pictures import PNG, Pictures
+from fedexp.figures.pictures import PNG, Pictures, picture_files
 from fedexp.rundir import files
 from fedexp.rundir.reader import RunDirectory
 from fedexp.rundir.sweeps import own_jobs
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("fedexp")
 DIFFERENCES = "differences.csv"
-PICTURES = ("png", "svg")  # formats that a browser shows
 
 
 def write_sweep_reports(options: argparse.Namespace) -> None:
@@ -83,7 +83,7 @@ def write_report(
         except Exception:
             again = "the figures could not be drawn; run `fedexp report %s` to try again"
             log.exception(again, typed_path(directory))
-    return [*paths, write_page(directory)]
+    return [*paths, write_page(directory, paths)]
 
 
 def draw_figures(
@@ -101,26 +101,36 @@ def draw_figures(
     return save_all(directory / "figures", pictures, look.changed(flags) if flags else look)
 
 
-def write_page(directory: Path) -> Path:
-    """Write index.html with the tables and figures in a sweep's directory. Return its path."""
+def write_page(directory: Path, written: Collection[Path]) -> Path:
+    """Write index.html with the tables and figures in a sweep's directory. Return its path.
+
+    written: the paths of the report. Figures of earlier reports are left out, since they may show
+    other runs.
+    """
     from jinja2 import Environment, FileSystemLoader
 
     tables = {
         path.stem: pd.read_csv(path, keep_default_na=False, na_values=[""])
         .dropna(axis="columns", how="all")
+        .rename(columns=heading)
         .to_html(index=False, na_rep="", border=0, float_format="{:.4g}".format)  # escapes text
         for path in sorted(directory.glob("*.csv"))
     }
-    figures = (path for form in PICTURES for path in directory.glob(f"figures/*.{form}"))
+    figures = [
+        path.relative_to(directory).as_posix()
+        for path in picture_files(directory / "figures")
+        if path in written or not path.stem.endswith(KINDS)
+    ]
     folder = FileSystemLoader(Path(__file__).parent)
     template = Environment(loader=folder, autoescape=True).get_template("index.html.j2")
-    page = template.render(
-        title=directory.absolute().name,
-        tables=tables,
-        figures=[path.relative_to(directory).as_posix() for path in sorted(figures)],
-    )
+    page = template.render(title=directory.absolute().name, tables=tables, figures=figures)
     storage.write_atomically(directory / "index.html", page.encode())
     return directory / "index.html"
+
+
+def heading(column: str) -> str:
+    """Return a csv column's name as words, unless it is the key of an option, such as local.lr."""
+    return column if re.search(r"\.[a-z]", column) else column.replace("_", " ")
 
 
 def print_table(directory: Path, paths: Sequence[Path]) -> None:

@@ -29,6 +29,8 @@ from fedexp.rundir.reader import RunDirectory
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+KINDS = ("_curves", "_class_accuracy", "_class_accuracy_normalised")  # ends of the names
+
 
 @dataclass(frozen=True)
 class Method:

@@ -336,7 +336,7 @@ def show_report(directory: Path, name: str | None, figures: bool) -> None:
     name: the name of the sweep in conf/sweep, or None for a sweep without a name. figures: whether
     to draw figures.
     """
-    from fedexp.analysis.report import finish_sweep, print_table, write_report
+    from fedexp.analysis.report import finish_sweep, print_table, write_page, write_report
     from fedexp.rundir.sweeps import write_sweep_name
 
     if name is not None:
@@ -345,6 +345,7 @@ def show_report(directory: Path, name: str | None, figures: bool) -> None:
     if paths:
         print_table(directory, paths)
         finish_sweep(directory, figures)
+        write_page(directory, paths)  # with what the sweep's own function has written
         log_tables(directory, paths)
 
 

@@ -16,6 +16,7 @@ from fedexp.core.private.hydra_internals import get_args_parser
 
 OF_SWEEPER = ("sweep", "preview")  # short names of keys of hydra.sweeper
 MULTIRUN = {"--multirun", "-m"}
+SEARCH = "hydra/sweeper=optuna"
 
 
 def prepare(arguments: Sequence[str]) -> list[list[str]]:
@@ -35,6 +36,10 @@ def prepare(arguments: Sequence[str]) -> list[list[str]]:
             written.append(text)
         elif not in_sweep:
             raise ConfigError(f"{text}: needs --multirun")
+        elif SEARCH in arguments:
+            raise ConfigError(
+                f"{text}: cannot be used with {SEARCH}, which chooses the jobs one after the other"
+            )
         elif key == "sweep":
             names = list(dict.fromkeys(value.split(",")))
         else:

@@ -2,6 +2,7 @@
 
 import logging
 import os
+import re
 from pathlib import Path
 
 from fedexp.core import storage
@@ -10,6 +11,7 @@ from fedexp.rundir.reader import MARKS, RunDirectory
 
 log = logging.getLogger("fedexp")
 MARKER = files.SWEEP[0]  # in the directory of a named sweep
+JOB = re.compile("_[0-9a-f]{8}$")  # end of the name of a job's directory, from its identity
 
 
 def find_runs(directory: Path) -> list[Path]:
@@ -41,8 +43,9 @@ def job_directories(sweep: Path) -> list[Path]:
 def own_jobs(sweep: Path) -> list[RunDirectory]:
     """Return the jobs of a sweep as `find_jobs`, without runs that do not belong to it.
 
-    These are runs that another sweep or no sweep made, unless their directories have the name of a
-    job, and runs with the configuration of another one, such as a copy. The log names them.
+    These are runs that no sweep made, or that another sweep made, unless their directories have the
+    name of a job, and runs with the configuration of another one, such as a copy. The log names
+    them.
     """
     made_in = sweep_directory_name(sweep)
     runs: list[RunDirectory] = []
@@ -50,9 +53,11 @@ def own_jobs(sweep: Path) -> list[RunDirectory]:
     left_out = {}
     for path in job_directories(sweep):
         run = RunDirectory(path)
-        is_foreign = made_in is not None and run.summary.get("sweep", made_in) != made_in
+        maker = run.summary.get("sweep", made_in)
         identity = run.summary.get("identity") or path
-        if is_foreign and not path.name.endswith(f"_{identity}"[:9]):
+        # a sweep can be renamed, and a job that is extended gets another identity
+        is_job = maker == made_in or (maker is not None and JOB.search(path.name))
+        if made_in is not None and not is_job:
             left_out[path.name] = f"was not made by the sweep {made_in}"
         elif known.setdefault(identity, path.name) != path.name:
             left_out[path.name] = f"has the configuration of {known[identity]}"

@@ -62,14 +62,20 @@ class Progress(Tracker):
     """Show the progress of one run, and then its result.
 
     shares_terminal: whether other runs write to the same terminal. If so, the output is plain lines
-    that start with the run's name.
+    that start with the run's name. in_sweep: whether the result is a single line.
     """
 
     name: ClassVar[str] = "the console"
 
-    def __init__(self, console: Console | None = None, shares_terminal: bool = False) -> None:
+    def __init__(
+        self,
+        console: Console | None = None,
+        shares_terminal: bool = False,
+        in_sweep: bool = False,
+    ) -> None:
         self.console = console or Console(highlight=False)
         self.shares_terminal = shares_terminal
+        self.in_sweep = in_sweep
         self._live: Live | None = None
 
     def start(self, info: RunInfo) -> None:
@@ -109,7 +115,7 @@ class Progress(Tracker):
     ) -> None:
         self._status = str(summary.get("status", "completed"))
         self._stop()
-        if self.shares_terminal:
+        if self.shares_terminal or self.in_sweep:
             result_line(self._name, summary, self._directory, self.console)
         else:
             result_table(summary, self._directory, figures, self.console)
@@ -193,7 +199,7 @@ def write_line(text: str, console: Console) -> None:
 
 
 def result_line(name: str, summary: Mapping[str, Any], directory: Path, console: Console) -> None:
-    """Print a run's result in one line, for runs that share a terminal."""
+    """Print a run's result in one line, for the runs of a sweep."""
     rows = _result_rows(summary)
     prefix = "" if "accuracy" in summary else "validation "
     shown = [f"{prefix}accuracy", f"{prefix}forgetting", "time"]

@@ -88,7 +88,7 @@ def train_run(job: Job) -> dict[str, Any]:
             check_used(config, typed_overrides(job.overrides))
         built = at_place(built, job)
         if job.sweep is not None:
-            log.info("job %s", job.directory.name)
+            log.info("job %s: %s", job.directory.name, " ".join(job.overrides))
         before = recorded_precision(job.directory) if continues else None
         simulation = prepare(built, job.place.cores, before)
         built.figures.check_classes(len(simulation.runtime.data.classes))
@@ -267,7 +267,7 @@ def recording(run: Run) -> Iterator[Recorder]:
     """
     trackers = create_all(run.built.tracker, Tracker)
     own = create_all(run.built.callback, Callback)
-    progress = Progress(shares_terminal=not run.job.place.alone)
+    progress = Progress(None, not run.job.place.alone, in_sweep=run.job.sweep is not None)
     callbacks: list[Callback] = [*callbacks_of(run.built), *own, *trackers, progress]
     info = run_info(run, callbacks)
     saved = run.saved.state if run.saved else {"lengths": None, "callbacks": {}}
