@@ -710,7 +710,7 @@ def test_varying_options_are_those_that_differ_between_runs():
     def config(algorithm: str, alpha: float, **own: float) -> dict:
         node = {"_target_": f"x.{algorithm}", **own}
         base = {
-            "choices": {"algorithm": algorithm, "dataset": "digits"},
+            "choices": {"algorithm": algorithm, "tuned": f"digits_{algorithm}"},
             "rounds": 3,
             "figures": alpha > 1,
         }

@@ -68,6 +68,11 @@ def all_markdown(parts: Sequence[Section], level: int = 3) -> str:
     return "\n\n".join(texts) + "\n"
 
 
+def heading(column: str) -> str:
+    """Return a csv column's name as words, unless it is the key of an option, such as local.lr."""
+    return column if re.search(r"\.[a-z]", column) else column.replace("_", " ")
+
+
 def plain_number(value: Any) -> str:
     if pd.isna(value):
         return "-"

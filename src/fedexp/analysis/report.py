@@ -2,7 +2,6 @@
 
 import argparse
 import logging
-import re
 from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -112,7 +111,7 @@ def write_page(directory: Path, written: Collection[Path]) -> Path:
     tables = {
         path.stem: pd.read_csv(path, keep_default_na=False, na_values=[""])
         .dropna(axis="columns", how="all")
-        .rename(columns=heading)
+        .rename(columns=layout.heading)
         .to_html(index=False, na_rep="", border=0, float_format="{:.4g}".format)  # escapes text
         for path in sorted(directory.glob("*.csv"))
     }
@@ -126,11 +125,6 @@ def write_page(directory: Path, written: Collection[Path]) -> Path:
     page = template.render(title=directory.absolute().name, tables=tables, figures=figures)
     storage.write_atomically(directory / "index.html", page.encode())
     return directory / "index.html"
-
-
-def heading(column: str) -> str:
-    """Return a csv column's name as words, unless it is the key of an option, such as local.lr."""
-    return column if re.search(r"\.[a-z]", column) else column.replace("_", " ")
 
 
 def print_table(directory: Path, paths: Sequence[Path]) -> None:

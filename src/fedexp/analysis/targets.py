@@ -86,7 +86,7 @@ def describe_targets(runs: Sequence[RunDirectory]) -> str:
     """Return the section of a report with the rounds to fractions of A and to the key `targets`."""
     every = rounds_to_targets(runs)
     hidden = [*KEYS, *([] if every["diverged"].any() else ["diverged"])]
-    targets = every.drop(columns=hidden).dropna(axis=1, how="all")
+    targets = every.drop(columns=hidden).dropna(axis=1, how="all").rename(columns=layout.heading)
     targets = targets.set_axis(label_rows(every), axis="index").map(layout.plain_number)
     parts = ["## Rounds to target\n"]
     table = tidy(runs)

@@ -30,7 +30,10 @@ def varying_options(configs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]
 
 
 def flat_options(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a configuration's chosen options by group, and its values by dotted key."""
+    """Return a configuration's chosen options by group, and its values by dotted key.
+
+    The group `tuned` is left out, since its option follows from the data set and the algorithm.
+    """
     choices = dict(config.get("choices") or {})
     values = flatten({key: value for key, value in config.items() if key != "choices"})
     kept = {
@@ -38,7 +41,8 @@ def flat_options(config: Mapping[str, Any]) -> dict[str, Any]:
         for key, value in values.items()
         if not is_free(key) and not key.endswith("_target_") and key not in choices
     }
-    return {key: value for key, value in choices.items() if not is_free(key)} | kept
+    chosen = {key: value for key, value in choices.items() if key != "tuned" and not is_free(key)}
+    return chosen | kept
 
 
 def hashable(value: Any) -> Any:
