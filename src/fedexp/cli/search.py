@@ -86,8 +86,11 @@ def search(multirun: Multirun, arguments: Sequence[str]) -> None:
         for number, result in zip(numbers, results, strict=True):
             tell(study, number, result, objective)
         returns += results
-    write_results(study, directory, objective)
-    multirun.finish(returns)
+    found = write_results(study, directory, objective)
+    try:
+        multirun.finish(returns)
+    finally:
+        print(found)  # below the tables
 
 
 def space_of(arguments: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
@@ -186,8 +189,8 @@ def tell(study: optuna.Study, number: int, result: Any, objective: str) -> None:
         study.tell(number, state=TrialState.FAIL)
 
 
-def write_results(study: optuna.Study, directory: Path, objective: str) -> None:
-    """Write trials.csv and print the number of trials and the best trial."""
+def write_results(study: optuna.Study, directory: Path, objective: str) -> str:
+    """Write trials.csv, and return a text with the number of trials and the best trial."""
     rows: list[dict[str, Any]] = []
     for trial in study.trials:
         state = "diverged" if trial.state == TrialState.PRUNED else trial.state.name.lower()
@@ -199,8 +202,7 @@ def write_results(study: optuna.Study, directory: Path, objective: str) -> None:
     states = Counter(table["state"])
     counts = f"{states['complete']} trials, {states['diverged']} diverged, {states['fail']} failed"
     if not states["complete"]:
-        print(f"{counts}; no completed trial has a value for {objective}")
-        return
+        return f"{counts}; no completed trial has a value for {objective}"
     best = study.best_trial
     values = " ".join(assigned(study, best.number))
-    print(f"{counts}; the best, trial {best.number}, has {objective}={best.value:.6g}: {values}")
+    return f"{counts}; the best, trial {best.number}, has {objective}={best.value:.6g}: {values}"
