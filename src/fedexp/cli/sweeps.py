@@ -197,7 +197,10 @@ def run_grid(multirun: Multirun, arguments: Sequence[str]) -> None:
     grids = [list(arguments)]
     if (name := multirun.options.sweep) is not None:
         grids = launches(load_sweep(name, search_path()), arguments)
-    jobs = check_jobs(multirun, [job for grid in grids for job in expand(grid)], shows=preview)
+    every = [job for grid in grids for job in expand(grid)]
+    if not preview:
+        print(f"checking {len(every)} jobs", flush=True)
+    jobs = check_jobs(multirun, every, shows=preview)
     if preview:
         return
     check_installed(multirun.config.hydra.runtime.choices)
