@@ -203,8 +203,10 @@ def run_grid(multirun: Multirun, arguments: Sequence[str]) -> None:
     jobs = check_jobs(multirun, every, shows=preview)
     if preview:
         return
-    check_installed(multirun.config.hydra.runtime.choices)
-    print(f"{display_path(multirun.directory)}: {len(jobs)} jobs", flush=True)
+    choices = multirun.config.hydra.runtime.choices
+    check_installed(choices)
+    away = "; output in .submitit/" if choices["hydra/launcher"].startswith("submitit") else ""
+    print(f"{display_path(multirun.directory)}: {len(jobs)} jobs{away}", flush=True)
     multirun.finish(multirun.launch([job.overrides for job in jobs], planned=jobs))
 
 
