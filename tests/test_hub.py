@@ -2,6 +2,7 @@
 
 import sys
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ from PIL import Image
 
 from fedexp.cli import main
 from fedexp.core.errors import ConfigError
+from fedexp.data.huggingface import encode_labels
 from fedexp.data.partitioned import Partition
 from test_datasets import load
 
@@ -129,6 +131,15 @@ def test_missing_labels_and_texts_are_rejected(texts, labels, message, datasets,
     path = save(datasets, tmp_path / "saved", part, part)
     with pytest.raises(ConfigError, match=message):
         load("huggingface_text", tmp_path, f"dataset.path='{path}'")
+
+
+def test_lists_of_labels_are_rejected():
+    class Split(dict):
+        features: ClassVar = {"labels": "a list"}
+
+    split = Split(labels=[[0, 2], [1]])
+    with pytest.raises(ConfigError, match=r"dataset.label=labels: .* a label is \[0, 2\]"):
+        encode_labels(split, split, "labels")
 
 
 @pytest.mark.parametrize(

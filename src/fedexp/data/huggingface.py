@@ -135,6 +135,12 @@ def encode_labels(
     for split, labels in (("training", raw[0]), ("test", raw[1])):
         absent = [number for number, label in enumerate(labels) if is_missing(label)]
         require_none(absent, len(labels), f"dataset.label={column}", f"{split} examples", lacking)
+    for label in (*raw[0], *raw[1]):
+        if isinstance(label, list | dict):
+            raise ConfigError(
+                f"dataset.label={column}: each example must have one label, but a label is"
+                f" {label}; choose another column"
+            )
     known = list(range(len(names))) if names else sort_classes(set(raw[0]))
     source = f"dataset.label={column}"
     y_train, y_test = (number_labels(labels, known, source) for labels in raw)
