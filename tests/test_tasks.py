@@ -234,6 +234,8 @@ def test_withheld_examples_are_unlabelled_and_unassigned(classes):
     kept = np.concatenate([task.train for task in left])
     assert sorted([*kept.tolist(), *numbers.tolist()]) == list(range(400))
     assert torch.equal(attached.y_train[kept], data.y_train[kept])
+    hundred = [replace(tasks[0], train=np.arange(100))]
+    assert len(surrogate(fraction=0.29).attach(data, hundred, rng())[2]) == 29
 
 
 @pytest.mark.parametrize("classes", [None, [5]])

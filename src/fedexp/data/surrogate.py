@@ -116,7 +116,7 @@ class Surrogate(Checked, prefix="surrogate."):
             return data, tuple(tasks), numbers
         everything = np.concatenate([task.train for task in tasks])
         everything = everything[self.chosen(labels[everything], data).numpy()]
-        count = int(self.fraction * len(everything))
+        count = int(self.fraction * len(everything) + 1e-9)  # 0.29 * 100 is less than 29
         words = f"large enough to select at least one of the {len(everything)} examples"
         require(count > 0, "surrogate.fraction", self.fraction, words)
         chosen = np.sort(rng.choice(everything, count, replace=False))
