@@ -110,7 +110,7 @@ def test_resumed_run_keeps_cohorts():
     before = {round: ASCENDING[round] for round in (1, 2)}
     check_cohorts(Path("run"), ASCENDING, before)
     check_cohorts(Path("run"), {}, before)
-    with pytest.raises(ConfigError, match="the clients of round 2"):
+    with pytest.raises(ConfigError, match="would take part in round 2"):
         check_cohorts(Path("run"), ASCENDING | {2: [0, 2, 3, 4]}, before)
 
 

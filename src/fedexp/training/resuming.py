@@ -144,8 +144,9 @@ def check_cohorts(directory: Path, planned: Rounds, before: Mapping[int, Sequenc
     for number, clients in before.items():
         if planned.get(number, clients) != clients:
             raise ConfigError(
-                f"resume={directory}: the clients of round {number} have changed; restore the file"
-                " cohorts.path, or start a new run"
+                f"resume={directory}: other clients than before would take part in round {number}."
+                " Restore the file cohorts.path or, with cohorts=windows, the number of rounds, on"
+                " which its windows depend; or start a new run"
             )
 
 
