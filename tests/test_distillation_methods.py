@@ -403,6 +403,20 @@ def test_fedreg_round_equals_autograd():
     assert_close(flat(play(simulation, 1).server["params"]), w, 1e-10)
 
 
+def test_fedreg_says_that_it_ignores_momentum_and_weight_decay(caplog):
+    algorithm = FedReg(gamma=0.6, eta_s=0.05, eta_ratio=0.3, ascent=1)
+    for local in (PLAIN, replace(LOCAL, optimizer="adam")):
+        make_simulation(algorithm, local)
+    assert not caplog.records
+    found = [
+        play(make_simulation(algorithm, local), 1) for local in (LOCAL, replace(PLAIN, epochs=2))
+    ]
+    assert_close(found[0].server, found[1].server, 0.0)
+    assert [each.getMessage() for each in caplog.records] == [
+        "local.momentum=0.9, local.weight_decay=0.001 has no effect: FedReg takes plain SGD steps"
+    ]
+
+
 def test_fedreg_images_do_not_change_running_statistics():
     """With a negligible learning rate and 60 batches, the running mean is the examples' mean: the
     initial value has the weight 0.9**60 = 0.002. In the released code, generated images pass

@@ -117,6 +117,8 @@ class FedAvg(Checked, prefix="algorithm."):
     fresh_optimizer: ClassVar[str] = ""
     # values of `local.optimizer` that the algorithm supports
     optimizers: ClassVar[tuple[str, ...]] = OPTIMIZERS
+    # whether steps with local.optimizer=sgd have no momentum and no weight decay
+    plain_sgd: ClassVar[bool] = False
     # why `server.optimizer` cannot be used with this algorithm; empty if it can be used
     own_step: ClassVar[str] = ""
     scenarios: ClassVar[tuple[str, ...]] = (

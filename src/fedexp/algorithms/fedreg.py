@@ -47,6 +47,7 @@ SMALLEST = 1e-30  # added to denominators, as in the authors' code
 
 class FedReg(FedAvg):
     inputs = ("images",)  # gradients are added to the inputs
+    plain_sgd = True
 
     gamma: Share  # weight of the local model at the point where the gradient is computed
     eta_s: Positive  # step size of the ascent steps for the pseudo data

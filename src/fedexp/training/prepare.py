@@ -57,6 +57,7 @@ def prepare(built: Built, share: int | None = None, before: str | None = None) -
             "algorithm.paradigm=centralized: one client holds all training data; partition and"
             " participation have no effect"
         )
+    warn_of_unused(built)
     if before is not None:
         built = replace(built, hardware=built.hardware.resumed(before))
     metrics = metrics_of(built)
@@ -110,6 +111,18 @@ def prepare(built: Built, share: int | None = None, before: str | None = None) -
         for each in observer:
             each.check_run(simulation)
     return simulation
+
+
+def warn_of_unused(built: Built) -> None:
+    """Warn if momentum or weight decay is set, but the algorithm takes plain SGD steps."""
+    algorithm, local = built.algorithm, built.local
+    if not algorithm.plain_sgd or local.optimizer != "sgd":
+        return
+    values = {"local.momentum": local.momentum, "local.weight_decay": local.weight_decay}
+    unused = ", ".join(f"{key}={value:g}" for key, value in values.items() if value)
+    if unused:
+        name = type(algorithm).__name__
+        log.warning("%s has no effect: %s takes plain SGD steps", unused, name)
 
 
 def plan_cohorts(built: Built, rounds: int, federation: Federation) -> Rounds | None:
