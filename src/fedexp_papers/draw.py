@@ -8,7 +8,7 @@ import pandas as pd
 from matplotlib import colormaps, rcParams
 from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
-from matplotlib.colors import Normalize
+from matplotlib.colors import Normalize, to_rgba_array
 from matplotlib.figure import Figure
 
 from fedexp.analysis.draw_sweep import MARKERS, shortened
@@ -30,6 +30,7 @@ LINES = ("-", "--", ":")  # for classes if the style's colours repeat
 POINTS: dict[str, Any] = {"markersize": 2.5, "linestyle": "", "alpha": 0.7, "markeredgewidth": 0}
 WHOLE = ("round", "local epoch", "number")  # axes with ticks at integers only
 FEW = 40  # maximum number of points that are marked
+MOST_BARS = 4  # maximum number of lines whose marked points have bars
 Style = Mapping[str, Any]  # matplotlib's options of a line
 
 
@@ -51,7 +52,7 @@ def draw_lines(
     for axes, name in zip(grid, names, strict=True):
         shown = [(table[name].dropna(), style) for table, style in lines if name in table]
         for values, style in shown:
-            draw_line(axes, values, style, ddof)
+            draw_line(axes, values, style, ddof, has_bars=len(shown) <= MOST_BARS)
         axes.set(xlabel=x, ylabel=name, **options)
         if x in WHOLE:
             axes.xaxis.set_major_locator(integers(8))
@@ -61,8 +62,14 @@ def draw_lines(
     return figure
 
 
-def draw_line(axes: Axes, values: pd.Series, style: Style, ddof: int = 1) -> None:
-    """Draw the mean of the values at each position, with bars or, for many points, a band."""
+def draw_line(
+    axes: Axes, values: pd.Series, style: Style, ddof: int = 1, has_bars: bool = True
+) -> None:
+    """Draw the mean of the values at each position, with bars or, for many points, a band.
+
+    If the style's line style is empty, all values are drawn as points, and `alpha` may contain the
+    opacity of each.
+    """
     groups = values.groupby(level=0)
     mean, spread = groups.mean(), groups.std(ddof=ddof)
     if mean.empty:
@@ -71,14 +78,16 @@ def draw_line(axes: Axes, values: pd.Series, style: Style, ddof: int = 1) -> Non
     marker = "o" if is_few or is_cloud else ""
     style = {"marker": marker, "markersize": 3, "linewidth": stroke(0.8), **style}
     if is_cloud:
-        axes.plot(values.index, values, **style)
+        (named,) = axes.plot([], [], **style | {"alpha": None})
+        colours = to_rgba_array([named.get_color()] * len(values), style.get("alpha"))
+        axes.scatter(values.index, values, 9, colours, linewidths=0)
         return
-    if is_few and groups.size().max() > 1:
+    if is_few and has_bars and groups.size().max() > 1:
         axes.errorbar(mean.index, mean, spread, capsize=2.5, **style)
         return
     (line,) = axes.plot(mean.index, mean, **style)
     ends = (mean - spread, mean + spread)
-    if groups.size().max() > 1:
+    if groups.size().max() > 1 and not is_few:
         axes.fill_between(mean.index, *ends, color=line.get_color(), alpha=0.18, linewidth=0)
 
 

@@ -20,6 +20,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from fedexp.analysis.naming import (
+    display_names,
     displayed,
     named_overrides,
     names,
@@ -127,10 +128,14 @@ def label_runs(sweep: PaperSweep, runs: Sequence[RunDirectory]) -> list[Setting]
         named.append((fields.get("setting", setting), label))
     found = group_runs(runs, named, " ".join(added_overrides(sweep, sorted(shared))))
     place, place_of_method = place_in(sweep, "setting"), place_in(sweep, "method")
-    ordered = [
-        replace(each, methods=tuple(sorted(each.methods, key=lambda m: place_of_method(m.name))))
-        for each in found
-    ]
+    # names that are no algorithms, such as data sets, have the first colours
+    algorithms = len(display_names())
+    offset = algorithms if all(m.number >= algorithms for s in found for m in s.methods) else 0
+    ordered = []
+    for each in found:
+        methods = [replace(method, number=method.number - offset) for method in each.methods]
+        methods.sort(key=lambda method: place_of_method(method.name))
+        ordered.append(replace(each, methods=tuple(methods)))
     return sorted(ordered, key=lambda setting: place(setting.name))
 
 

@@ -28,7 +28,8 @@ from fedexp.rundir.reader import RunDirectory
 from fedexp_papers.analyses.layers import TOTAL
 from fedexp_papers.draw import class_styles, draw_lines, draw_maps
 
-COLOURS = {"dominant": "C1", "non-dominant": "C0", "missing": "C3"}  # colour of each class type
+# class type -> line style, and line width as a share of the style's
+TYPES = {"dominant": ("-", 1.3), "non-dominant": ("--", 0.8), "missing": (":", 0.8)}
 DOMINANCE = 0.5  # a share of at least DOMINANCE/C is dominant (docs/papers/fedka.md)
 DEGREE = "forgetting degree\n(gains clipped at -1)"
 AXES = {"round": "round", "epoch": "local epoch"}  # axes of means, and their labels
@@ -131,7 +132,7 @@ def levels(settings: Sequence[Setting], title: str) -> Figure:
     found: dict[tuple[str, int], list[pd.DataFrame]] = {}
     for place, setting in enumerate(settings):
         for method in setting.methods:
-            values = summaries(method.runs, {"forgetting": "forgetting"}, place)
+            values = summaries(method.runs, {"forgetting": "forgetting F"}, place)
             found.setdefault((method.name, method.number), []).append(values)
     lines = [(pd.concat(t), look(number) | {"label": n}) for (n, number), t in found.items()]
     names = [setting.name for setting in settings]
@@ -155,22 +156,25 @@ def summaries(runs: Sequence[RunDirectory], columns: dict[str, str], place: floa
 def client_classes(settings: Sequence[Setting], title: str, client: int = 3) -> Figure:
     """Draw the forgetting degree of each class in one client's local model (FedKA Eq. 1, Fig. 2b).
 
-    The client is from the first run. Degrees are clipped at -1. The colour shows whether the client
-    has many, few or no examples of the class.
+    The client is from the first run. Degrees are clipped at -1. The line style shows whether the
+    client has many, few or no examples of the class, and the colours distinguish classes of the
+    same type.
     """
     method = settings[0].methods[0]
     rounds, degree, _ = select_local_series(method, client)
     lines = []
-    for values, style, name in zip(
-        degree.T,
-        class_styles(method.files[0].classes),
-        classify_classes(require_counts(method, client)),
-        strict=True,
-    ):
-        width = stroke(1.3 if name == "dominant" else 0.6)
-        label = f"{style['label']} ({name})"
-        own = {"label": label, "color": COLOURS[name], "linewidth": width}
-        lines.append((pd.DataFrame({DEGREE: values}, rounds), style | own))
+    types = classify_classes(require_counts(method, client))
+    styles = class_styles(method.files[0].classes)
+    for label, (values, style, name) in enumerate(zip(degree.T, styles, types, strict=True)):
+        dashes, share = TYPES[name]
+        own = {
+            "label": f"{style['label']} ({name})",
+            "color": f"C{types[:label].count(name)}",
+            "linestyle": dashes,
+            "linewidth": stroke(share),
+            "marker": "",
+        }
+        lines.append((pd.DataFrame({DEGREE: values}, rounds), own))
     text = f"Forgetting degree of each class, client {client}\n{title}: {method.label}"
     return draw_lines(text, lines)
 
@@ -255,6 +259,8 @@ def round_models(settings: Sequence[Setting], title: str, round: int | None = No
     for axes, values in zip(grid, maps.values(), strict=True):
         last = len(values) - 1
         axes.set_yticks([0, last / 2, last], ["before", "clients", "after"])
+        for boundary in (0.5, last - 0.5):
+            axes.axhline(boundary, color="white", linewidth=1.5)
     return figure
 
 
@@ -315,10 +321,10 @@ def analysed(
     """Draw columns of an analysis table against another one (FedNTD Fig. 6, 8, 11, 12).
 
     Values are those of the whole model, averaged over clients and seeds. If `x` is neither the
-    round nor the local epoch, there is a point for each client and round, and the legend has
-    Pearson's correlation. columns: column -> its name. last: `round` to draw only the last measured
-    round, `epoch` to draw only each client's last local epoch. Raises ConfigError if no run has the
-    table.
+    round nor the local epoch, there is a point for each client and round, with a higher opacity in
+    later rounds, and the legend has Pearson's correlation. columns: column -> its name. last:
+    `round` to draw only the last measured round, `epoch` to draw only each client's last local
+    epoch. Raises ConfigError if no run has the table.
     """
     lines = []
     for method in list_methods(settings):
@@ -335,9 +341,11 @@ def analysed(
             ends = rows.groupby(["round", "client"])["epoch"].transform("max")
             rows = rows[rows["epoch"] == ends]
         if x not in AXES:
+            rows = rows.dropna(subset=[x, *columns])
             correlation = rows[x].corr(rows[next(iter(columns))])
             known_too = "" if np.isnan(correlation) else f": correlation {correlation:.2f}"
-            style |= {"label": f"{method.label}{known_too}", "linestyle": "", "alpha": 0.4}
+            opacity = 0.1 + 0.7 * (rows["round"] / rows["round"].max()).to_numpy()
+            style |= {"label": f"{method.label}{known_too}", "linestyle": "", "alpha": opacity}
         lines.append((rows.set_index(x)[list(columns)].rename(columns=columns), style))
     if not lines:
         raise ConfigError(f"no run has the table {table}.csv")
@@ -411,4 +419,8 @@ def parameter(settings: Sequence[Setting], title: str, key: str) -> Figure:
     is_log = min(points) > 0 and max(points) >= 10 * min(points)
     scale: dict[str, Any] = {"xscale": "log"} if is_log else {}
     name = key.rpartition(".")[2]
-    return draw_lines(f"{name}, {title}", lines, name, **scale)
+    figure = draw_lines(f"Accuracy and forgetting by {name}\n{title}", lines, name, **scale)
+    for axes in figure.axes:
+        axes.set_xticks(sorted(points), [f"{x:g}" for x in sorted(points)])
+        axes.minorticks_off()
+    return figure

@@ -75,6 +75,7 @@ def test_labels_and_order_are_those_of_the_sweep_file(tmp_path):
     ]
     assert [each.name for each in settings] == ["IID", "alpha=0.5", "alpha=0.3", "alpha=0.1"]
     assert [[m.name for m in each.methods] for each in settings] == [["CIFAR-10", "CIFAR-100"]] * 4
+    assert [[m.number for m in each.methods] for each in settings] == [[0, 1]] * 4
     assert all(len(method.runs) == 2 for each in settings for method in each.methods)
 
 
@@ -156,6 +157,8 @@ def test_forgetting_degree_of_a_client_equals_its_formula(tmp_path):
     )
     axes = pictures.client_classes(settings, sweep.title, client=3).axes[0]
     np.testing.assert_allclose(axes.lines[2].get_ydata(), degree[:, 2])
+    looks = [(line.get_color(), line.get_linestyle()) for line in axes.lines]
+    assert len(set(looks)) == len(looks)  # also of classes of the same type
     with pytest.raises(ConfigError, match="client 7"):
         pictures.client_classes(settings, sweep.title, client=7)
 
@@ -192,6 +195,7 @@ def test_measures_are_drawn_against_a_parameter(tmp_path):
             make_run(tmp_path, [*given, f"algorithm.beta={beta}"], seed, **values)
     settings = label_runs(load_paper_sweep("fedntd_fig15"), find_jobs(tmp_path))
     above, below = pictures.parameter(settings, "title", "algorithm.beta").axes
+    assert [text.get_text() for text in above.get_xticklabels()] == ["0.3", "1", "3"]
     points, dotted = above.lines[0], above.lines[-1]
     assert points.get_xdata().tolist() == [0.3, 1, 3]
     assert points.get_ydata().tolist() == pytest.approx([0.55, 0.75, 0.65], rel=1e-12)
@@ -210,18 +214,25 @@ def test_analysis_table_is_averaged_over_clients(tmp_path):
         (run.directory / "local_epochs.csv").write_text(epochs)
         (run.directory / "weight_divergence.csv").write_text(layers)
 
+    def panel(**options):
+        return pictures.analysed(settings, "title", **options).axes[0]
+
     def line(**options):
-        return pictures.analysed(settings, "title", **options).axes[0].lines[0]
+        return panel(**options).lines[0]
 
     shown = line(table="local_epochs", columns={"a": "A"}, x="epoch", last=["round"])
     assert shown.get_xydata().tolist() == [[0, 0.4], [1, 0.9]]
     shown = line(table="local_epochs", columns={"a": "A"}, last=["epoch"])
     assert shown.get_xydata().tolist() == [[1, 9], [2, 0.9]]
     points = {"table": "weight_divergence", "columns": {"l1": "L1"}, "x": "distribution_distance"}
-    assert line(**points).get_xydata().tolist() == [[0.1, 1], [0.2, 2], [0.3, 3]]
+    (cloud, _) = panel(**points).collections  # one of each method
+    assert cloud.get_offsets().tolist() == [[0.1, 1], [0.2, 2], [0.3, 3]]
+    first, also_first, second = cloud.get_facecolors()[:, 3]
+    assert 0 < first == also_first < second < 1
     assert line(**points).get_label().endswith(": correlation 1.00")
     layers += "".join(f"{i},3,total,{i},0.{i}\n" for i in range(100, 200))
     for run in find_jobs(tmp_path):
         (run.directory / "weight_divergence.csv").write_text(layers)
     settings = label_runs(sweep, find_jobs(tmp_path))
-    assert line(**points).get_marker() == "o", "without a line, points are markers"
+    assert len(panel(**points).collections[0].get_offsets()) == 103
+    assert line(**points).get_marker() == "o"

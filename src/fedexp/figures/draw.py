@@ -235,8 +235,9 @@ def local_round(run: RunData, record: Record, view: str = PLAIN) -> Figure:
     figure, (axes,) = figure_of(run, subject, 1.9 + map_height(len(names)))
     image = round_map(axes, rows)
     colour_bar(figure, axes, image, "test accuracy of the class", rows)
-    # Label at most 30 rows. If some rows have no label, leave a gap next to the two global models.
-    step = -(-len(names) // 30)
+    # Label only rows that are not too close. If some rows have no label, leave a gap next to the
+    # two global models.
+    step = -(-len(names) // (6 if is_narrow() else 30))
     shown = [0, *range(step, len(names) - step, step), len(names) - 1]
     axes.set_yticks(shown, [names[i] for i in shown], fontsize="small")
     class_axis(axes, run.classes, horizontal=True)

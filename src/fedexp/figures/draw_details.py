@@ -208,5 +208,6 @@ def clients(run: RunData, record: Record, view: str = PLAIN) -> Figure:
         axes.set_ylabel(measure)
         axes.xaxis.set_major_locator(integers(12))
         legend_beside(axes)
+    both[0].set_ylim(0, 1.03)
     axes.set_xlabel("clients, from the worst to the best")
     return figure
