@@ -214,10 +214,7 @@ def test_one_command_runs_several_sweeps(here):
     (here / "own" / "sweep").mkdir(parents=True)
     for name, algorithms in (("x", ["fedavg"]), ("y", ["fedavg", "fedprox"])):
         axis = ", ".join(f"{each}: {{}}" for each in algorithms)
-        text = (
-            f'# {name}\npaper: none\ntable: "0"\nblocks: [{{algorithm: {{{axis}}}, measures:'
-            " []}]\n"
-        )
+        text = f"# {name}\nchoose: best\nblocks: [{{algorithm: {{{axis}}}, measures: []}}]\n"
         (here / "own" / "sweep" / f"{name}.yaml").write_text(text)
     command = ["--multirun", *FEDERATION, "--config-dir", "own", "sweep=x,y", "rounds=1", "seed=0"]
     assert main.main(command) == 0
@@ -225,7 +222,8 @@ def test_one_command_runs_several_sweeps(here):
     assert sorted(path.parent.parent.name for path in folder.rglob("summary.json")) == [*"xyy"]
     assert pd.read_csv(folder / "y" / "table.csv")["n"].tolist() == [1, 1]
     assert pd.read_csv(folder / "x" / "table.csv")["n"].tolist() == [1]
-    assert (folder / "y" / "multirun.yaml").exists()
+    assert main.main(["report", str(folder / "y"), "--no-figures"]) == 0
+    assert "Chosen values" in (folder / "y" / "table.md").read_text()  # as the file of y says
 
 
 def test_unwritable_tables_fail_only_the_command(here, capsys):

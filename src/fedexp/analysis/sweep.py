@@ -27,7 +27,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from fedexp.config.options import conf_directories, read_sweeps
 from fedexp.config.overrides import is_path, key_of
 from fedexp.core.errors import ConfigError, nearest
-from fedexp.rundir.sweeps import sweep_name
+from fedexp.rundir.sweeps import config_folders, sweep_name
 
 Fields = Mapping[str, str]  # name -> value, such as {method: FedAvg}
 NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
@@ -161,7 +161,8 @@ def load_sweep(
 def find_sweep(directory: Path) -> Sweep | None:
     """Return the named sweep that a directory belongs to, or None for an unnamed sweep."""
     try:
-        return load_sweep(sweep_name(directory), conf_directories())
+        folders = [*conf_directories(), *config_folders(directory)]
+        return load_sweep(sweep_name(directory), folders)
     except ConfigError:
         return None
 

@@ -77,6 +77,17 @@ def sweep_directory_name(sweep: Path) -> str | None:
         return Path(storage.read_mapping(path)["hydra"]["sweep"]["dir"]).name
 
 
+def config_folders(sweep: Path) -> list[Path]:
+    """Return the directories with config groups that the command of a sweep used."""
+    path = sweep / files.MULTIRUN
+    if not path.exists():
+        return []
+    with storage.reading(path):
+        hydra = storage.read_mapping(path)["hydra"]
+        sources = hydra.get("runtime", {}).get("config_sources", [])
+        return [Path(each["path"]) for each in sources if each["schema"] == "file"]
+
+
 def sweep_name(directory: Path) -> str:
     """Return a sweep's name from sweep.json, or the directory's name if this file is missing."""
     path = directory / MARKER
