@@ -26,6 +26,7 @@ from fedexp.cli import main
 from fedexp.cli.evaluate import read_dataset
 from fedexp.core.errors import ConfigError
 from fedexp.data.image_files import stratified_split
+from fedexp.engine.base import Engine
 from fedexp.rundir import files, kept_models
 from fedexp.rundir.objective import declared_direction
 from fedexp.rundir.reader import RunDirectory
@@ -338,7 +339,7 @@ def contents_of(directory: Path) -> set[str]:
     return found - {".lock"}
 
 
-def test_overwrite_deletes_only_files_of_the_old_run(tmp_path):
+def test_overwrite_deletes_only_files_of_the_old_run(tmp_path, monkeypatch):
     there = tmp_path / "run"
     first = train(there, *EVERYTHING)
     (there / "wandb").mkdir()
@@ -360,6 +361,14 @@ def test_overwrite_deletes_only_files_of_the_old_run(tmp_path):
     (aside / "rounds.csv").touch()
     with pytest.raises(ConfigError, match="the number of training examples"):
         fedexp.run([*SMALL, "rounds=1", "num_clients=2000"], directory=there, overwrite=True)
+
+    def start(engine, runtime, server):
+        raise ConfigError("rank 1 on b: the data are missing")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Engine, "start", start)
+        with pytest.raises(ConfigError, match="rank 1 on b"):
+            fedexp.run([*SMALL, "rounds=1"], directory=there, overwrite=True)
     assert contents_of(there) == before | own
     assert fedexp.load_run(there).summary == first.summary
     second = fedexp.run([*SMALL, "rounds=2"], directory=there, overwrite=True)

@@ -379,7 +379,7 @@ class Engine(ABC):
     """Base class of the engines. An engine trains the clients of a round and evaluates models."""
 
     def start(self, runtime: ClientRuntime, server: Tree) -> None:  # noqa: B027
-        """Do slow work before the rounds are timed, for example start processes.
+        """Do slow work before the run starts, for example start processes.
 
         server: a dict with the `params` and `buffers` of a model.
         """

@@ -19,10 +19,7 @@ from fedexp.core.tree import Tree
 from fedexp.data.changes import describe_change
 from fedexp.data.types import ImageData
 from fedexp.engine.network import LiveNetwork, flush_subnormals, seeded_torch
-from fedexp.training.evaluation import (
-    evaluate,
-    select_model,
-)
+from fedexp.training.evaluation import evaluate
 from fedexp.training.exchange import (
     Clock,
     CohortResult,
@@ -53,8 +50,6 @@ def run_rounds(
     try:
         if not state.record.rounds:
             record_initial(simulation, state, recorder)
-        if state.status == "running":
-            simulation.engine.start(simulation.runtime, select_model(state.server))
         while state.status == "running":
             result = play_round(simulation, state, recorder.wants_epochs(state.round + 1))
             record_round(state, result, recorder)

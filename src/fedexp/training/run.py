@@ -42,6 +42,7 @@ from fedexp.trackers.base import (
 from fedexp.trackers.progress import Progress
 from fedexp.training.callbacks import callbacks_of, create_all, draw_all
 from fedexp.training.checks import check_used
+from fedexp.training.evaluation import select_model
 from fedexp.training.job import Job
 from fedexp.training.prepare import prepare
 from fedexp.training.recorder import Recorder
@@ -97,17 +98,18 @@ def train_run(job: Job) -> dict[str, Any]:
         if not is_locked:
             held.enter_context(occupied(job.directory))
             require_new(job)  # another process may have started a run there
-        if job.overwrite:
-            files.remove_run(job.directory)
         checksums = data_checksums(built, simulation.runtime.data.checksum)
         saved = checkpoint.load(job.directory) if continues else None
         state = simulation.initial_state()
         if saved is not None:
             state = restore_state(job.directory, saved.state, simulation, checksums)
         run = Run(job, built, config, values, simulation, checksums, saved, state)
+        log_start(run)
+        held.enter_context(started_engine(run))  # before files change: a rank may lack the data
+        if job.overwrite:
+            files.remove_run(job.directory)
         held.enter_context(as_failure())
         held.enter_context(run_log(run.directory, early))
-        log_start(run)
         recorder = held.enter_context(recording(run))
         run_rounds(run.simulation, run.state, recorder)
         recorder.begin_once()  # if no round was left, such as with another stop.patience
@@ -142,6 +144,18 @@ class Run:
     @property
     def directory(self) -> Path:
         return self.job.directory
+
+
+@contextmanager
+def started_engine(run: Run) -> Iterator[None]:
+    """Start the engine if rounds are left, and close it at the end of the block."""
+    engine, state = run.simulation.engine, run.state
+    try:
+        if state.status == "running":
+            engine.start(run.simulation.runtime, select_model(state.server))
+        yield
+    finally:
+        engine.close()
 
 
 @contextmanager
@@ -262,8 +276,8 @@ def write_partitions(run: Run) -> None:
 def recording(run: Run) -> Iterator[Recorder]:
     """Open the recorder and the callbacks of a run while the block runs.
 
-    The callbacks and the engine are closed even if the block raises an exception. The files of a
-    finished run that is extended do not change before the first of the new rounds is recorded.
+    The callbacks are closed even if the block raises an exception. The files of a finished run that
+    is extended do not change before the first of the new rounds is recorded.
     """
     trackers = create_all(run.built.tracker, Tracker)
     own = create_all(run.built.callback, Callback)
@@ -285,8 +299,6 @@ def recording(run: Run) -> Iterator[Recorder]:
     except BaseException:
         recorder.callbacks.call("abort")
         raise
-    finally:
-        run.simulation.engine.close()
 
 
 def run_info(run: Run, callbacks: Sequence[Callback]) -> RunInfo:
