@@ -3,6 +3,9 @@
 import math
 import os
 import signal
+import socket
+import sys
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial, wraps
@@ -224,20 +227,30 @@ class Elsewhere(Noise):
 
 
 @pytest.fixture
-def another_node(monkeypatch):
-    """The last of three ranks seems to run on another node."""
-    ranks = world.start(3, 1)
-    monkeypatch.setattr(ranks, "places", [*ranks.places[:2], ranks.places[2]._replace(node="b")])
+def another_node(monkeypatch, request):
+    """The last of three ranks seems to run on another node, or in another container."""
+    ranks, other = world.start(3, 1), {getattr(request, "param", "node"): "b"}
+    monkeypatch.setattr(ranks, "places", [*ranks.places[:2], ranks.places[2]._replace(**other)])
 
 
-def test_a_node_loads_the_data_of_its_ranks(another_node, monkeypatch):
+@pytest.mark.parametrize(
+    ("another_node", "gpus"), [("node", [1]), ("namespaces", [1, 2])], indirect=["another_node"]
+)
+def test_a_node_loads_the_data_of_its_ranks(another_node, gpus, monkeypatch):
     @wraps(objects.map_value)  # so that it can be pickled
     def elsewhere(text, path):
         raise FileNotFoundError(path)
 
+    def asked(self, rank, what, *orders):
+        numbers.append(orders[-1].keywords.get("number"))
+        return ask(self, rank, what, *orders)
+
+    numbers, ask = [], World.ask
+    monkeypatch.setattr(World, "ask", asked)
     monkeypatch.setattr(objects, "map_value", elsewhere)  # only in this process, rank 0
     expected = train(Sequential(), FedAvg())
     assert_equal(train(engine_of(3), FedAvg()).messages, expected.messages)
+    assert sorted(filter(None, numbers)) == gpus  # containers on one node share its GPUs
 
 
 @pytest.mark.parametrize(
@@ -376,6 +389,31 @@ def test_an_address_that_only_one_machine_can_reach_is_refused():
     words = r"^rank 1 \(process 7 on a\): its host name stands for 127.0.1.1, .* GLOO_SOCKET_IFNAME"
     with pytest.raises(ConfigError, match=words):
         world.check_addresses([there, local])
+
+
+def test_a_missing_interface_is_named(monkeypatch):
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", f"{world.LOOPBACK['GLOO_SOCKET_IFNAME']},eth99")
+    words = r"^GLOO_SOCKET_IFNAME=eth99: rank 0 \(process \d+ on .*\) has no such network interface"
+    with pytest.raises(ConfigError, match=words):
+        world.connect(dist.HashStore(), 0, 1, b"a secret")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux lists the connections")
+def test_connections_notice_a_machine_that_is_gone():
+    world.start(3, 1)
+    seconds = []
+    for path in Path("/proc/self/fd").glob("*"):
+        if not path.is_socket():
+            continue
+        with suppress(OSError), socket.socket(fileno=os.dup(int(path.name))) as end:
+            end.getpeername()
+            if end.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE):
+                idle, every, count = (
+                    end.getsockopt(socket.IPPROTO_TCP, each)
+                    for each in (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT)
+                )
+                seconds.append(idle + every * count)
+    assert seconds.count(300) >= 2  # one for each of the other ranks
 
 
 def test_an_interrupted_command_does_not_wait_for_ranks(monkeypatch):

@@ -144,7 +144,7 @@ class Workers(Engine):
     def _ranks(self, runtime: ClientRuntime) -> World:
         """Return the ranks. They receive the model once.
 
-        The ranks of a node share the data, which the first of them loads.
+        The ranks that can share memory share the data, which the first of them loads.
         """
         ranks = world.start(self.count, self.hardware.threads)
         others = range(1, self.count)
@@ -154,17 +154,18 @@ class Workers(Engine):
         here = replace(runtime.to(CPU), load=None)
         mapped, file = share(here)
         nodes = [place.node for place in ranks.places]
-        runtimes = {nodes[0]: mapped}
-        first = [rank for rank in others if nodes.index(nodes[rank]) == rank]
+        memories = [(place.node, place.namespaces) for place in ranks.places]
+        runtimes = {memories[0]: mapped}
+        first = [rank for rank in others if memories.index(memories[rank]) == rank]
 
         def load(rank: int) -> None:
             order = loading(replace(here, load=runtime.load))
-            runtimes[nodes[rank]] = Mapped(*ranks.ask(rank, "loading the data", order))
+            runtimes[memories[rank]] = Mapped(*ranks.ask(rank, "loading the data", order))
 
         def begin(rank: int) -> None:
             number = nodes[:rank].count(nodes[rank])
             call = partial(Rank.begin, hardware=self.hardware, number=number, engine=self.inner)
-            ranks.ask(rank, "starting", partial(call, runtime=runtimes[nodes[rank]]))
+            ranks.ask(rank, "starting", partial(call, runtime=runtimes[memories[rank]]))
 
         try:
             with file, ThreadPoolExecutor(len(others)) as pool:
@@ -178,7 +179,7 @@ class Workers(Engine):
 
 
 def loading(runtime: ClientRuntime) -> Call:
-    """Return the order for the first rank of another node, which loads the data itself."""
+    """Return the order for the first rank with another memory, which loads the data itself."""
     data, unsent = runtime.data, replace(runtime, data=NOT_SENT)
     features = {"train_features": data.train_features, "test_features": data.test_features}
     return partial(Rank.load, runtime=unsent, features=features, checksum=data.crc())

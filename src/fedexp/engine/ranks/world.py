@@ -15,9 +15,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
+from pathlib import Path
 from threading import Thread
 from typing import Any, NamedTuple
 
@@ -40,12 +41,14 @@ Processes = Sequence[subprocess.Popen[bytes]]
 
 
 class Place(NamedTuple):
-    """Where a rank runs. Ranks of the same node can share memory."""
+    """Where a rank runs. Ranks of the same node and the same namespaces can share memory."""
 
     name: str  # process and host
     node: str
     versions: str = ""  # of the packages that train
     address: str = ""  # that gloo gives to the other ranks; empty if GLOO_SOCKET_IFNAME is set
+    namespaces: str = ""  # of Linux; containers on one node have different ones
+    missing: str = ""  # an interface in GLOO_SOCKET_IFNAME that the machine does not have
 
 
 @dataclass
@@ -152,7 +155,16 @@ def connect(
     # torchrun numbers the nodes, and two of them may have the same host name.
     node = os.environ.get("GROUP_RANK", host)
     versions = f"fedexp {fedexp.__version__}, torch {torch.__version__}"
-    own = "\n".join([f"process {os.getpid()} on {host}", node, versions, host_address()])
+    own = "\n".join(
+        Place(
+            name=f"process {os.getpid()} on {host}",
+            node=node,
+            versions=versions,
+            address=host_address(),
+            namespaces=namespaces(),
+            missing=missing_interface(),
+        )
+    )
     store.set(str(rank), f"{signature(key, own.encode()).hex()}\n{own}")
     keys = [str(each) for each in range(size)]
     latest = time.monotonic() + JOINING.total_seconds()
@@ -174,9 +186,15 @@ def connect(
                 f"rank {rank} has {versions}, but rank {each} ({found.name}) has {found.versions};"
                 " all machines need the same versions"
             )
+        if found.missing:
+            raise ConfigError(
+                f"GLOO_SOCKET_IFNAME={found.missing}: rank {each} ({found.name}) has no such"
+                " network interface"
+            )
         places.append(found)
     check_addresses(places)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=CONNECTING)
+    notice_lost_machines()
     return places
 
 
@@ -191,6 +209,38 @@ def host_address() -> str:
         return str(socket.getaddrinfo(platform.node(), None, type=socket.SOCK_STREAM)[0][4][0])
     except OSError:
         return HOST  # as gloo does
+
+
+def missing_interface() -> str:
+    """Return an interface in GLOO_SOCKET_IFNAME that this machine does not have, or nothing."""
+    wanted = filter(None, os.environ.get("GLOO_SOCKET_IFNAME", "").split(","))
+    known = [name for _, name in socket.if_nameindex()]
+    return next((name for name in wanted if name not in known), "")
+
+
+def namespaces() -> str:
+    """Return the Linux namespaces on which the access to another process's memory depends."""
+    try:
+        return " ".join(os.readlink(f"/proc/self/ns/{kind}") for kind in ("pid", "user"))
+    except OSError:
+        return ""  # another system
+
+
+def notice_lost_machines() -> None:
+    """Let connections fail if nothing answers for five minutes, as after a power failure.
+
+    A rank waits for the next order without a limit, and gloo does not check idle connections. The
+    system answers for a busy rank. This has no effect on other systems than Linux.
+    """
+    for path in Path("/proc/self/fd").glob("*"):
+        if not path.is_socket():
+            continue
+        # not all sockets are TCP's
+        with suppress(OSError), socket.socket(fileno=os.dup(int(path.name))) as connection:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 60)
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 60)
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 4)
 
 
 def check_addresses(places: Sequence[Place]) -> None:
