@@ -14,6 +14,7 @@ import toy_federation
 from fedexp.core import storage, tree
 from fedexp.data.partition import Partitioner
 from fedexp.engine.base import Engine
+from fedexp.engine.sequential import Sequential
 from fedexp.rundir import files
 from test_algorithms import SHIPPED, record
 from test_continual import ROWS as CONTINUAL
@@ -25,7 +26,9 @@ from toy_federation import (
     ON_THE_SERVER,
     STRUCTURE,
     Noise,
+    Normed,
     first_of_each_class,
+    make_simulation,
     one_of_each_kind,
 )
 
@@ -85,6 +88,20 @@ def test_non_finite_client_ends_run_and_is_named(name, factor, tmp_path, caplog)
     saved = storage.load_tree(tmp_path / files.CHECKPOINT)
     assert (saved["status"], saved["not_finite"]) == ("diverged", [2])
     assert pd.read_csv(tmp_path / files.ROUNDS)["round"].tolist() == [0, 1]
+
+
+def test_infinite_running_statistics_end_the_run(tmp_path, monkeypatch):
+    """The batch statistics of training stay finite."""
+    trained = Sequential.train
+
+    def train(*arguments):
+        result = trained(*arguments)
+        scaled = {k: v / 0 if v.is_floating_point() else v for k, v in result.buffers.items()}
+        return replace(result, buffers=scaled)
+
+    monkeypatch.setattr(Sequential, "train", train)
+    state = record(make_simulation(model=Normed()), tmp_path, resume=False)
+    assert (state.status, state.round) == ("diverged", 1)
 
 
 # --- odd data

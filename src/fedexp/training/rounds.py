@@ -194,7 +194,8 @@ def diverged_clients(
     The list is empty if only the aggregated model is not finite. This function waits for the
     device.
     """
-    if math.isfinite(train_loss) and tree.is_finite(server["params"]):
+    model = server["params"], server["buffers"]
+    if math.isfinite(train_loss) and tree.is_finite(model):
         return None
     clients = find_non_finite(done)
     what = f"the loss or the model of clients {clients}" if clients else "the aggregated model"
