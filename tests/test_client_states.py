@@ -14,6 +14,7 @@ from fedexp.algorithms.fedrep import FedRep
 from fedexp.algorithms.flashback import Flashback
 from fedexp.algorithms.local_only import LocalOnly
 from fedexp.algorithms.scaffold import Scaffold
+from fedexp.core import memory
 from fedexp.core.memory import free_memory, size_of
 from fedexp.rundir import checkpoint
 from fedexp.rundir.checkpoint import ClientStates, choose_place
@@ -104,6 +105,25 @@ def test_large_states_are_kept_in_files(monkeypatch):
         "client states: 9.0 MB each, 30.89 GB in total for 3,432 clients; in memory-mapped files"
     )
     assert free_memory() > 0
+
+
+@pytest.mark.parametrize(
+    ("group", "folder", "limit", "used"),
+    [
+        ("0::/job/step", "job", "memory.max", "anon 200\nshmem 100\nfile 900"),
+        ("4:memory:/job", "memory/job", "memory.limit_in_bytes", "total_rss 300\ncache 900"),
+    ],
+)
+def test_a_limit_of_slurm_or_a_container_counts(tmp_path, monkeypatch, group, folder, limit, used):
+    monkeypatch.setattr(memory, "CGROUPS", tmp_path)
+    monkeypatch.setattr(memory, "OWN_CGROUP", tmp_path / "own")
+    (tmp_path / "own").write_text(f"1:name=systemd:/\n{group}\n")
+    assert free_memory() > 700
+    (tmp_path / folder / "step").mkdir(parents=True)
+    (tmp_path / folder / "step" / limit).write_text("max\n")
+    (tmp_path / folder / limit).write_text("1000\n")
+    (tmp_path / folder / "memory.stat").write_text(used)
+    assert free_memory() == 700  # the kernel can free the cache of files
     assert size_of(1_500_000) == "1.5 MB"
 
 

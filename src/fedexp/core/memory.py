@@ -1,11 +1,40 @@
-"""Find the machine's free memory, and format sizes in bytes."""
+"""Find the free memory, and format sizes in bytes."""
 
 import os
+from contextlib import suppress
 from pathlib import Path
+
+CGROUPS, OWN_CGROUP = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
+UNKNOWN = 2**62
 
 
 def free_memory() -> int:
-    """Return the available memory in bytes, or a very large number if it is unknown."""
+    """Return the available memory in bytes, or a very large number if it is unknown.
+
+    A job of Slurm or a container may have less than the machine.
+    """
+    return min(free_in_machine(), free_in_cgroups())
+
+
+def free_in_cgroups() -> int:
+    """Return the memory that the limits of this process's control groups leave."""
+    found = [UNKNOWN]
+    groups = OWN_CGROUP.read_text(encoding="utf-8").splitlines() if OWN_CGROUP.exists() else []
+    for kinds, path in (line.split(":", 2)[1:] for line in groups):
+        limit, parts = "memory.max", ("anon", "shmem")
+        if kinds:  # version 1
+            limit, parts = "memory.limit_in_bytes", ("total_rss", "total_shmem")
+        folder = CGROUPS / kinds / path.lstrip("/")
+        for each in (folder, *folder.parents):
+            with suppress(OSError, ValueError):  # no limit
+                most = int((each / limit).read_text(encoding="ascii"))
+                lines = (each / "memory.stat").read_text(encoding="ascii").splitlines()
+                stat = dict(line.split() for line in lines)
+                found.append(max(most - sum(int(stat.get(part, 0)) for part in parts), 0))
+    return min(found)
+
+
+def free_in_machine() -> int:
     try:
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
         return next(
@@ -15,7 +44,7 @@ def free_memory() -> int:
         try:
             return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         except (ValueError, OSError):
-            return 2**62
+            return UNKNOWN
 
 
 def size_of(number: int) -> str:
