@@ -17,9 +17,11 @@ trained before starts from the global model. The reported accuracy is that of th
 (FedKA's generic accuracy).
 
 Differs from the released code (TsingZ0/FedALA, system/flcore/servers/serverALA.py): In that code,
-all clients mix in every round, even if they are not sampled; here, only the cohort mixes. Here, the
-examples from which W is learned are not augmented, so their features are computed only once. p is
-not an option, because with more layers the features would have to be recomputed in each step.
+all clients mix in every round, even if they are not sampled; here, only the cohort mixes. The
+personalised test therefore mixes the new global classifier with the W that the client learned last.
+The examples from which W is learned are not augmented, and the model runs in eval mode, so that
+their features are computed only once. p is not an option, because with more layers the features
+would have to be recomputed in each step.
 """
 
 import numpy as np

@@ -21,6 +21,9 @@ the diagonal. The result of `sample` is larger by a factor of about the batch si
 lambda depends on the estimator. As in FedNTD's code, the gradients are computed in eval mode in an
 extra pass after training. For this pass, the examples are shuffled and augmented again. The pass
 stops after the batch in which the number of examples exceeds `samples`.
+
+Differs from FedNTD's released code: That code subtracts a client's u_k and v_k from the sums in
+place. The next clients of the cohort therefore lack the terms of all clients before them, too.
 """
 
 from typing import Literal

@@ -30,7 +30,8 @@ number of epochs and the same learning rate as the training of the new model.
 Differs from CFeD's released code: In that code, each client initialises its student randomly in
 each round (all layers except the embeddings); here, all students start from the run's initial
 model. The code also reinitialises the new model at the start of each round, even in task 1.
-This part of the released code stops with an error.
+This part of the released code stops with an error. Weights are n_k, and clients use all of their
+examples in a new order in each epoch, as in cfed.py.
 """
 
 from collections.abc import Sequence

@@ -11,9 +11,9 @@ one. With `models=1`, the teacher is the received model, and no separate teacher
 code (CGCL-codes/FedGKD, pcode/masters/master_fedgkd.py). The first round has no distillation. In
 early rounds, the mean is over the global models so far.
 
-Differs from the paper: The teacher uses the running statistics of the received global model, not
-their mean. FedGKD-VOTE, which weights the single models' predictions by a validation loss on the
-server, is not implemented.
+Differs from the released code: The teacher uses the running statistics of the received global
+model, not their mean. The server weights clients by n_k, not equally. FedGKD-VOTE, which weights
+the single models' predictions by a validation loss on the server, is not implemented.
 """
 
 import torch

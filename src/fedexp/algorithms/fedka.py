@@ -57,7 +57,8 @@ class FedKA(FedAvg):
     # Texts are not supported, because anchors have no dropout keys, which texts need in training.
     inputs = ("images",)
 
-    beta: NonNegative  # weight of the anchors; 0 is FedAvg
+    # weight of the anchors; 0 is FedAvg, but anchors are still part of batch norm's batches
+    beta: NonNegative
     dominance: PositiveShare | None  # smallest share of a dominant class; None: 0.5 / C
     max_anchors: Count
     anchors: Literal["both", "non_dominant", "missing"]

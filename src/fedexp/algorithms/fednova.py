@@ -10,7 +10,8 @@ change:
     a_k = (tau_k - rho (1 - rho^tau_k) / (1 - rho)) / (1 - rho),      rho = 0: a_k = tau_k
     d_k = (w_global - w_k) / (lr a_k),   w_global <- w_global - lr * (sum_k p_k a_k) * sum_k p_k d_k
 The learning rate lr is constant within a round and cancels. If all clients have the same number of
-examples, they have the same a_k, and FedNova is FedAvg.
+examples, they have the same a_k, and FedNova is FedAvg. For adaptive optimizers, a_k is tau_k.
+Running statistics of batch norm are averaged as in FedAvg.
 
 Option `variant`: In FedNTD's tables, the results of FedNova and FedAvg differ even for clients of
 equal size, so they are not results of plain FedNova. FedNTD's released code adds variance reduction
@@ -56,9 +57,9 @@ class FedNova(FedAvg):
     def optimizers(self) -> tuple[str, ...]:  # type: ignore[override]
         """Return the allowed optimizers.
 
-        For adaptive optimizers, a_k is tau_k. A direction d_k from an adaptive optimizer has a
-        different scale from a gradient and cannot correct it, so the variants `ccvr` and
-        `ccvr_frozen` allow only SGD. The paper gives no a_k for Nesterov's momentum.
+        A direction d_k from an adaptive optimizer has a different scale from a gradient and cannot
+        correct it, so the variants `ccvr` and `ccvr_frozen` allow only SGD. The paper gives no a_k
+        for Nesterov's momentum.
         """
         return (
             ("sgd",) if self.corrects else tuple(name for name in OPTIMIZERS if name != "nesterov")

@@ -20,7 +20,8 @@ epoch. As in the authors' code (JianXu95/FedPAC, tools.py), weights below 0.001 
 rounding makes an eigenvalue of a matrix negative, all its eigenvalues below 0.01 are dropped. A
 client without a batch (`local.drop_last`) has no V and h, so the others give it the weight 0. A
 client receives its combined classifier when it next takes part. The reported accuracy is measured
-with the averaged body and the mean classifier, weighted by n_k (FedKA's generic accuracy).
+with the averaged body and the mean classifier, weighted by n_k (FedKA's generic accuracy). The
+personalised test uses the averaged body and the client's combined classifier, before training.
 
 `head_lr` is constant over the rounds, as in the authors' code (methods/fedpac.py: 0.1 with momentum
 0.5). Differs from the released code: In that code, the body's learning rate is also constant; in

@@ -24,10 +24,11 @@ Differs from the released code (yuetan031/FedProto, lib/update.py, lib/utils.py)
 computed after local training in eval mode, as in the paper's Eq. (3), over one epoch's augmented
 batches. In the code, they are computed during the last epoch. With `weighting=uniform`, all clients
 that have a class have equal weights, as in the code; otherwise, they are weighted by their number
-of examples, as in the paper. If no client in a round has a class, the prototype of this class does
-not change; in the code, all clients take part. The prediction uses the nearest prototype among all
-known classes, not only among the client's classes. In the code, clients may have different
-architectures; here, all clients have the same one.
+of examples, as in the paper. (The paper's Eq. (6) also divides by the number of these clients, so
+that its weights do not sum to 1; neither the code nor fedexp does.) If no client in a round has a
+class, the prototype of this class does not change; in the code, all clients take part. The
+prediction uses the nearest prototype among all known classes, not only among the client's classes.
+In the code, clients may have different architectures; here, all clients have the same one.
 """
 
 import torch

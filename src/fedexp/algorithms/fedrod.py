@@ -11,7 +11,8 @@ of class c:
     personal classifier: CE of z + z_personal, where z and the features are constants.
 The server averages the body and the generic classifier. The personal classifier starts at 0 and
 stays on its client. The reported accuracy is that of the generic model (the paper's G-FL). This
-model is tested without the class counts n_c.
+model is tested without the class counts n_c. The personalised test (P-FL) adds the client's latest
+personal classifier to the generic one, on the averaged body.
 """
 
 import numpy as np

@@ -33,7 +33,8 @@ def ascent(grads: Params, rho: float) -> Params:
 
 
 class FedSAM(FedAvg):
-    rho: NonNegative  # radius of the neighbourhood; 0: FedAvg
+    # radius of the neighbourhood; 0: FedAvg, but running statistics are updated twice per step
+    rho: NonNegative
 
     def local_step(
         self, net: Network, params: Params, memory: Tree, batch: Batch, ctx: Context
