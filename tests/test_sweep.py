@@ -12,7 +12,8 @@ import torch
 from filelock import FileLock
 from omegaconf import OmegaConf
 
-from fedexp.analysis.sweep import load_sweep
+from fedexp.analysis.report import finish_sweep
+from fedexp.analysis.sweep import find_sweep, load_sweep
 from fedexp.cli import main, sweeps
 from fedexp.cli.sweeps import Planned, job_status
 from fedexp.config import composition
@@ -23,6 +24,7 @@ from fedexp.core import interrupts
 from fedexp.core.errors import INTERRUPTED, ConfigError
 from fedexp.rundir.lock import LOCK, Occupied, is_occupied, occupied
 from fedexp.rundir.reader import RunDirectory
+from fedexp.rundir.sweeps import config_folders, write_sweep_name
 from fedexp.training import summary
 from fedexp.training.summary import peak_memory
 from quick_runs import FEDERATION, change_summary, write_run
@@ -224,6 +226,21 @@ def test_one_command_runs_several_sweeps(here):
     assert pd.read_csv(folder / "x" / "table.csv")["n"].tolist() == [1]
     assert main.main(["report", str(folder / "y"), "--no-figures"]) == 0
     assert "Chosen values" in (folder / "y" / "table.md").read_text()  # as the file of y says
+
+
+def test_function_that_a_foreign_sweep_names_is_not_called(tmp_path):
+    """The file of a sweep is found by its multirun.yaml, which may come from another person."""
+    (tmp_path / "own" / "sweep").mkdir(parents=True)
+    content = {"choose": "best", "finish": "shutil.rmtree", "blocks": []}
+    (tmp_path / "own" / "sweep" / "mine.yaml").write_text(json.dumps(content))
+    write_sweep_name(tmp_path / "x", "mine")
+    sources = [{"path": str(tmp_path / "own"), "schema": "file"}]
+    (tmp_path / "x" / "multirun.yaml").write_text(
+        json.dumps({"hydra": {"runtime": {"config_sources": sources}}})
+    )
+    assert find_sweep(tmp_path / "x", config_folders(tmp_path / "x")).choose == "best"
+    finish_sweep(tmp_path / "x", figures=True)
+    assert (tmp_path / "x").exists()
 
 
 def test_unwritable_tables_fail_only_the_command(here, capsys):

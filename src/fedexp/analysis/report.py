@@ -24,14 +24,16 @@ from fedexp.analysis.significance import differences, find_baseline, tabulate
 from fedexp.analysis.sweep import find_sweep
 from fedexp.analysis.sweep_figures import KINDS, sweep_pictures
 from fedexp.analysis.targets import describe_targets, rounds_to_targets
+from fedexp.config.named import search_path
+from fedexp.config.options import conf_directories
 from fedexp.core import storage
-from fedexp.core.errors import ConfigError
+from fedexp.core.errors import ConfigError, reason_of
 from fedexp.core.storage import typed_path
 from fedexp.figures import save_all
 from fedexp.figures.pictures import PNG, Pictures, picture_files
 from fedexp.rundir import files
 from fedexp.rundir.reader import RunDirectory
-from fedexp.rundir.sweeps import own_jobs
+from fedexp.rundir.sweeps import config_folders, own_jobs
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -138,10 +140,17 @@ def finish_sweep(directory: Path, figures: bool) -> None:
 
     figures: whether to draw figures
     """
-    sweep = find_sweep(directory)
-    if sweep is not None and sweep.finish:
-        for path in get_method(sweep.finish)(directory, figures):
-            print(f"  {storage.display_path(path)}")
+    # only folders of this command, since the directory may come from another person
+    sweep = find_sweep(directory, search_path())
+    if sweep is None or not sweep.finish:
+        return
+    try:
+        function = get_method(sweep.finish)
+    except Exception as error:
+        message = f"sweep={sweep.name}: finish={sweep.finish}: {reason_of(error)}"
+        raise ConfigError(message) from error
+    for path in function(directory, figures):
+        print(f"  {storage.display_path(path)}")
 
 
 def write_tables(directory: Path, jobs: Sequence[RunDirectory], asked: Layout) -> list[Path]:
@@ -149,7 +158,8 @@ def write_tables(directory: Path, jobs: Sequence[RunDirectory], asked: Layout) -
 
     Return the paths. Nothing is written if no run is finished. asked: the layout of table.md.
     """
-    sweep, runs = find_sweep(directory), select_runs(jobs)
+    sweep = find_sweep(directory, [*conf_directories(), *config_folders(directory)])
+    runs = select_runs(jobs)
     left_out = describe_left_out(jobs)
     for line in left_out:
         log.warning("%s: %s", directory, line)

@@ -24,10 +24,10 @@ from typing import Any, TypeVar
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from fedexp.config.options import conf_directories, read_sweeps
+from fedexp.config.options import read_sweeps
 from fedexp.config.overrides import is_path, key_of
 from fedexp.core.errors import ConfigError, nearest
-from fedexp.rundir.sweeps import config_folders, sweep_name
+from fedexp.rundir.sweeps import sweep_name
 
 Fields = Mapping[str, str]  # name -> value, such as {method: FedAvg}
 NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
@@ -158,10 +158,12 @@ def load_sweep(
         ) from error
 
 
-def find_sweep(directory: Path) -> Sweep | None:
-    """Return the named sweep that a directory belongs to, or None for an unnamed sweep."""
+def find_sweep(directory: Path, folders: Sequence[Path]) -> Sweep | None:
+    """Return the named sweep that a directory belongs to, or None if it is in none of the folders.
+
+    folders: directories with config groups.
+    """
     try:
-        folders = [*conf_directories(), *config_folders(directory)]
         return load_sweep(sweep_name(directory), folders)
     except ConfigError:
         return None
