@@ -19,6 +19,7 @@ from fedexp.algorithms.fedewc import FedEWC
 from fedexp.algorithms.fedlwf import FedLwF
 from fedexp.algorithms.fedmultihead import FedMultiHead
 from fedexp.algorithms.heads import HEAD
+from fedexp.algorithms.mixins import OnePass
 from fedexp.config.options import conf_directories
 from fedexp.config.values import find_class
 from fedexp.core import storage, tree
@@ -443,6 +444,39 @@ def test_ewc_fisher_equals_the_formula_for_softmax_regression(drop_last):
     assert_equal(state.server["importance"][HEAD[0]], (delta**2).T @ (x**2) / len(y), atol=1e-13)
     assert_equal(state.server["importance"][HEAD[1]], (delta**2).mean(0), atol=1e-13)
     assert_equal(state.server["anchor"], w)
+
+
+@dataclass(frozen=True)
+class Counting(FedAvg):
+    """Clients count the rounds in which they take part."""
+
+    def client_init(self, params, federation):
+        return {"rounds": torch.zeros(1)}
+
+    def finish(self, net, params, data, ctx):
+        return {"params": params}, {"rounds": ctx.client["rounds"] + 1}
+
+    def closing_exchanges(self, federation):
+        return (Counts(),)
+
+
+@dataclass(frozen=True)
+class Counts(OnePass):
+    """The server asks all clients for their counts."""
+
+    def client_init(self, params, federation):
+        return {"rounds": torch.zeros(1)}
+
+    def finish(self, net, params, data, ctx):
+        return ctx.client, ctx.client
+
+    def aggregate(self, server, messages, round):
+        return server | {"mean": tree.weighted_mean(messages["rounds"], round.weights)}
+
+
+def test_closing_exchange_reads_the_states_after_the_round():
+    """In two rounds with three of four clients, a client takes part 6 / 4 times on average."""
+    assert play(stream(Counting(), weighting="uniform"), 2).server["mean"].item() == 1.5
 
 
 def test_ewc_quadratic_sums_over_tasks():

@@ -259,7 +259,7 @@ class FedAvg(Checked, prefix="algorithm."):
     def closing_exchanges(self, federation: Federation) -> "Sequence[FedAvg]":
         """Return additional exchanges, in which all clients take part at the end of a task.
 
-        They are not run after the last task.
+        They are not run after the last task. The states that clients return in them are not kept.
         """
         return ()
 

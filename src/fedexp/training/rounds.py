@@ -121,7 +121,7 @@ def play_round(simulation: Simulation, state: State, copies_epochs: bool = False
     # 3. At the end of each task except the last one, run the closing exchanges with all clients.
     if simulation.ends_task(number) and number < simulation.rounds:
         for each in algorithm.closing_exchanges(stage.federation):
-            exchange = Exchange(simulation, each, server, state.clients, number)
+            exchange = Exchange(simulation, each, server, states, number)
             server, groups = aggregate_all(exchange, clock)
             done += groups
 
