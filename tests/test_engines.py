@@ -299,6 +299,12 @@ def test_hardware_auto_chooses_engine_workers_and_threads(monkeypatch):
         ConfigError, match=r"null with hardware.engine=sequential \(hardware.workers=null\)"
     ):
         hardware(engine="sequential", workers=2)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
+    assert chosen(device="cuda").engine == "vectorised"
+    ranks = chosen(device="cuda", workers=2)
+    assert (ranks.engine, ranks.workers, ranks.vectorises) == ("workers", 2, True)
+    assert hardware(device="cuda", workers=2).for_job(3).device == "cuda"
+    assert hardware(device="cuda").for_job(3).device == "cuda:3"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -62,7 +62,7 @@ class Hardware(Checked, prefix="hardware."):
         The jobs use this machine's GPUs in turn, unless `device` names a GPU or a job uses all.
         """
         gpus = torch.cuda.device_count()
-        in_workers = self.engine == "workers" or launched_ranks()
+        in_workers = self.engine == "workers" or self.workers or launched_ranks()
         if not gpus or self.device not in ("auto", "cuda") or in_workers:
             return self
         return replace(self, device=f"cuda:{number % gpus}")
@@ -95,7 +95,7 @@ class Hardware(Checked, prefix="hardware."):
         if launched_ranks():
             self._check_launched()
             engine = "workers"
-        elif engine == "auto" and device.type == "cuda":
+        elif engine == "auto" and device.type == "cuda" and self.workers is None:
             engine = "vectorised"
         elif engine == "auto":
             engine = "workers" if workers > 1 or self.workers else "sequential"
