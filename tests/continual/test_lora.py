@@ -48,6 +48,16 @@ def test_linear_layer_adds_its_low_rank_product():
     assert adapted(torch.tensor([1.0, 5.0])).item() == 6
 
 
+@pytest.mark.parametrize("padding", [1, "same"])
+def test_adapter_of_convolution_pads_like_the_convolution(padding):
+    """With A = W and B = 1, the output is doubled."""
+    conv = nn.Conv2d(1, 1, 3, padding=padding, padding_mode="circular", bias=False)
+    adapted = LowRank(conv, 1, 1.0)
+    adapted.down.weight.data, adapted.up.weight.data = conv.weight.data, torch.ones(1, 1, 1, 1)
+    x = torch.randn(2, 1, 5, 5)
+    torch.testing.assert_close(adapted(x), 2 * conv(x))
+
+
 def test_only_adapters_and_head_are_trained_and_sent():
     """inner (3 -> 6) with rank 2: A has 6 numbers and B 12; the head (6 -> C) has 7 C. Eight bytes
     each."""

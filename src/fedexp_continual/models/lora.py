@@ -145,9 +145,9 @@ class LowRank(nn.Module):
         self.down: Layer
         self.up: Layer
         if isinstance(base, nn.Conv2d):
-            assert not isinstance(base.padding, str)
             places: Any = {"kernel_size": base.kernel_size, "stride": base.stride}
             places |= {"padding": base.padding, "dilation": base.dilation}
+            places |= {"padding_mode": base.padding_mode}
             self.down = nn.Conv2d(base.in_channels, rank, bias=False, **places)
             self.up = nn.Conv2d(rank, base.out_channels, 1, bias=False)
         else:
