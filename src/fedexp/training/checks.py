@@ -1,7 +1,7 @@
 """Check that the parts of a configuration are compatible, before data are loaded."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import chain
+from itertools import chain, combinations
 from typing import Any
 
 from fedexp.algorithms.base import FedAvg
@@ -245,7 +245,14 @@ def test_problems(built: Built) -> Iterator[str]:
     # A scenario with a split pools both parts, so an example of both would be in it twice.
     pooled = isinstance(scenario, MultiTask) and scenario.split is not None
     tested = built.views[0] in TEST_VIEWS and not settings.test_per_client
-    for dataset in (built.dataset, *domains_of(scenario)):
+    every = (built.dataset, *domains_of(scenario))
+    if pooled and any(one == other for one, other in combinations(every, 2)):
+        yield (
+            f"scenario.domains: the data sets {', '.join(each.name for each in every)} contain one"
+            " twice, and each task splits it anew, so clients would also train on test examples;"
+            " choose different data sets, or scenario.split=null"
+        )
+    for dataset in every:
         shared = shared_split(dataset)
         if shared and (tested or pooled):
             yield (
