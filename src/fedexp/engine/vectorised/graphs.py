@@ -30,8 +30,10 @@ def run_steps(clients: Clients, graphs: "Graphs | None") -> None:
 
     graphs: the CUDA graphs of the run. None: run the steps without graphs.
     """
-    is_plain = graphs is None or graphs.failed or not clients.padded.steps[0]  # no steps at all
-    steps = Steps(clients) if is_plain else graphs.open(clients)
+    if graphs is None or graphs.failed or not clients.padded.steps[0]:  # no steps at all
+        steps = Steps(clients)
+    else:
+        steps = graphs.open(clients)
     if clients.watch is not None:
         clients.watch(0, steps.frame)
     for active, batches in clients.steps():
