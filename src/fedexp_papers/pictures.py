@@ -32,6 +32,7 @@ from fedexp_papers.draw import class_styles, draw_lines, draw_maps
 TYPES = {"dominant": ("-", 1.3), "non-dominant": ("--", 0.8), "missing": (":", 0.8)}
 DOMINANCE = 0.5  # a share of at least DOMINANCE/C is dominant (docs/papers/fedka.md)
 DEGREE = "forgetting degree\n(gains clipped at -1)"
+TEST_ACCURACY = {"test_accuracy": "test accuracy"}
 AXES = {"round": "round", "epoch": "local epoch"}  # axes of means, and their labels
 MODELS = {"global model before": ":", "local models": "-", "global model after": "--"}
 
@@ -103,13 +104,23 @@ def consistency(settings: Sequence[Setting], title: str) -> Figure:
     return draw_lines(text, lines)
 
 
-def curves(settings: Sequence[Setting], title: str) -> Figure:
-    """Draw test accuracy by round (Flashback Fig. 1a)."""
+def curves(
+    settings: Sequence[Setting], title: str, columns: Mapping[str, str] = TEST_ACCURACY
+) -> Figure:
+    """Draw columns of rounds.csv by round (Flashback Fig. 1a; CFeD Fig. 3 and 4).
+
+    columns: column -> its name. Raises ConfigError if no run has values of a column.
+    """
     lines = []
-    for method in list_methods(settings):
-        rounds, values = method.curve("test_accuracy")
-        series = (pd.Series(row, rounds) for row in values)
-        lines.append((stacked("test accuracy", series), style_of(method)))
+    for column, name in columns.items():
+        tables = []
+        for method in list_methods(settings):
+            rounds, values = method.curve(column)
+            series = (pd.Series(row, rounds) for row in values)
+            tables.append((stacked(name, series), style_of(method)))
+        if all(table.empty for table, _ in tables):
+            raise ConfigError(f"no run has values of {column} in rounds.csv")
+        lines += tables
     return draw_lines(title, lines)
 
 

@@ -36,6 +36,10 @@ def runs_of(sweep, folder, seeds=(0,)):
     keys = pd.MultiIndex.from_product(
         [range(1, 4), range(4), range(5)], names=["round", "client", "class"]
     )
+    for path in folder.glob("*/rounds.csv"):
+        table = pd.read_csv(path)
+        columns = {f"{name}_accuracy": table["test_accuracy"] for name in ("new_task", "average")}
+        table.assign(**columns).to_csv(path, index=False)
     for path in folder.glob("*/local_class_accuracy.csv"):
         pd.DataFrame({"accuracy": rng.uniform(0, 1, len(keys))}, keys).to_csv(path)
     return find_jobs(folder)
@@ -109,6 +113,8 @@ def test_consistency_is_the_cosine_of_consecutive_rounds(tmp_path):
         matrix = setting.methods[0].files[0].record.matrix
         np.testing.assert_allclose(line.get_ydata(), forgetting.consistency(matrix))
         assert line.get_label() == setting.name
+    with pytest.raises(ConfigError, match="no run has values of absent"):
+        pictures.curves(settings, sweep.title, {"absent": "a column that no run has"})
 
 
 def test_round_picture_shows_the_requested_round(tmp_path):
