@@ -451,7 +451,7 @@ class Counting(FedAvg):
     """Clients count the rounds in which they take part."""
 
     def client_init(self, params, federation):
-        return {"rounds": torch.zeros(1)}
+        return {"rounds": torch.zeros(1, dtype=torch.int64)}
 
     def finish(self, net, params, data, ctx):
         return {"params": params}, {"rounds": ctx.client["rounds"] + 1}
@@ -465,7 +465,7 @@ class Counts(OnePass):
     """The server asks all clients for their counts."""
 
     def client_init(self, params, federation):
-        return {"rounds": torch.zeros(1)}
+        return {"rounds": torch.zeros(1, dtype=torch.int64)}
 
     def finish(self, net, params, data, ctx):
         return ctx.client, ctx.client

@@ -391,6 +391,9 @@ def test_task_metrics_equal_hand_calculation():
     assert middle["task_forgetting"] == pytest.approx(((0.9 - 0.4) + (0.8 - 0.5)) / 2)
     start = TaskHistory.of(rows[:1], 2).summary()
     assert (start["average_accuracy"], start["new_task_accuracy"]) == (None, None)
+    (end,) = TaskHistory.of([(2, [np.nan, 0.5])], 2).summary()["tasks"]  # no test examples
+    both = {"average_accuracy": None, "new_task_accuracy": None}
+    assert end == {"task": 1, **both, "accuracies": [None, 0.5]}
 
 
 # --- from a configuration

@@ -42,10 +42,11 @@ def unstack(tree: Tree, count: int) -> list[Tree]:
 def weighted_mean(stacked: Tree, weights: torch.Tensor) -> Tree:
     """Return the weighted mean over the first dimension of the leaves, [C, ...] -> [...].
 
-    weights: [C]. Their sum may differ from one.
+    The mean of integers is a floating-point number. weights: [C]. Their sum may differ from one.
     """
 
     def mean(leaf: torch.Tensor) -> torch.Tensor:
+        leaf = leaf if leaf.is_floating_point() else leaf.to(weights.dtype)
         share = (weights / weights.sum()).to(leaf)
         return torch.tensordot(share, leaf.reshape(len(leaf), -1), 1).view(leaf.shape[1:])
 

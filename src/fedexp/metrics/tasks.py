@@ -96,13 +96,17 @@ class TaskHistory:
 
     def summary(self) -> dict[str, Any]:
         """Return the metrics for the last round and the accuracies at the end of each task."""
-        values: dict[str, Any] = {k: None if np.isnan(v) else v for k, v in self.values().items()}
+
+        def known(value: float) -> float | None:
+            return None if np.isnan(value) else value
+
+        values: dict[str, Any] = {k: known(v) for k, v in self.values().items()}
         matrix = self.matrix()
         ends = []
         for t, row in enumerate(matrix, 1):
             found = self.values_of(matrix[:t])
-            both = {name: found[name] for name in ("average_accuracy", "new_task_accuracy")}
-            accuracies = [None if np.isnan(a) else a for a in row.tolist()]
+            both = {name: known(found[name]) for name in ("average_accuracy", "new_task_accuracy")}
+            accuracies = list(map(known, row.tolist()))
             ends.append({"task": t, **both, "accuracies": accuracies})
         orders = {} if self.orders is None else {"task_orders": (self.orders + 1).tolist()}
         return values | {"tasks": ends} | orders
