@@ -260,11 +260,11 @@ def default_threads(share: int) -> int:
 def cores() -> int:
     """Return the number of cores that this process may use.
 
-    Slurm and taskset may limit this number.
+    Slurm, taskset and containers (such as `docker run --cpus=2`) may limit this number.
     """
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    from joblib import cpu_count
+
+    return int(cpu_count())
 
 
 def has_bf16() -> bool:
