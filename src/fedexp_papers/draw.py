@@ -30,7 +30,7 @@ LINES = ("-", "--", ":")  # for classes if the style's colours repeat
 POINTS: dict[str, Any] = {"markersize": 2.5, "linestyle": "", "alpha": 0.7, "markeredgewidth": 0}
 WHOLE = ("round", "local epoch", "number")  # axes with ticks at integers only
 FEW = 40  # maximum number of points that are marked
-MOST_BARS = 4  # maximum number of lines whose marked points have bars
+MOST_BARS = 4  # maximum number of lines with bars; those of more methods cover each other
 Style = Mapping[str, Any]  # matplotlib's options of a line
 
 
@@ -39,20 +39,22 @@ def draw_lines(
     lines: Sequence[tuple[pd.DataFrame, Style]],
     x: str = "round",
     ddof: int = 1,
+    most_bars: int = MOST_BARS,
     **options: Any,
 ) -> Figure:
     """Draw a panel for each column of the tables, with one line per table.
 
     lines: tables and their styles. The index is the position on the axis x. Values at the same
     position are shown by their mean and standard deviation. ddof: 1 for a sample such as seeds, 0
-    for all members of a group. options: of `Axes.set`.
+    for all members of a group. most_bars: if there are more lines than this, few points have no
+    bars. options: of `Axes.set`.
     """
     names = list(dict.fromkeys(name for table, _ in lines for name in table))
     figure, grid = tiles(shortened(title), 3.4, len(names), 2.4)
     for axes, name in zip(grid, names, strict=True):
         shown = [(table[name].dropna(), style) for table, style in lines if name in table]
         for values, style in shown:
-            draw_line(axes, values, style, ddof, has_bars=len(shown) <= MOST_BARS)
+            draw_line(axes, values, style, ddof, has_bars=len(shown) <= most_bars)
         axes.set(xlabel=x, ylabel=name, **options)
         if x in WHOLE:
             axes.xaxis.set_major_locator(integers(8))

@@ -69,4 +69,4 @@ def draw_analysis(name: str, title: str, table: pd.DataFrame) -> Figure:
     shown = [(part[[*columns]].rename(columns=columns), style) for part, style in lines]
     x = "local epoch" if "epoch" in rows else "round"
     about += ":\nmean and standard deviation over the clients" * ("client" in rows)
-    return draw_lines(f"{about}\n{title}", shown, x, ddof=0, ylim=limits)
+    return draw_lines(f"{about}\n{title}", shown, x, ddof=0, most_bars=len(shown), ylim=limits)
