@@ -28,6 +28,7 @@ SOURCES = sorted(path for folder in ("src", "benchmarks") for path in (ROOT / fo
 # The ranks of a run send each other signed pickles.
 KNOWN = {
     "engine/ranks/objects.py": {"import pickle"},
+    "engine/hardware.py": {"import joblib"},  # its cpu_count
     # archives with the published md5 checksum
     "data/download.py": {"extract_archive"},
 }
