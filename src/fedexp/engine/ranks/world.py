@@ -276,7 +276,8 @@ def start_processes(count: int, threads: int) -> World:
     store = dist.TCPStore(
         *(HOST, port, count, True, JOINING),
         wait_for_workers=False,
-        master_listen_fd=listener.detach(),
+        master_listen_fd=listener.detach(),  # of this machine only
+        use_libuv=False,  # with libuv, torch 2.6 refuses this socket
     )
     # The ranks must be able to import the same modules as the current process.
     paths = os.pathsep.join(path or os.getcwd() for path in sys.path)
