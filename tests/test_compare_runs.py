@@ -3,10 +3,9 @@
 import json
 import shutil
 
-import pandas as pd
-
 import fedexp
 from fedexp.cli.main import main
+from fedexp.core.storage import read_table
 from quick_runs import SMALL
 
 
@@ -16,7 +15,7 @@ def test_first_difference_and_its_reasons_are_named(tmp_path, capsys):
     runs = [tmp_path / name for name in ("one", "two", "three")]
     fedexp.run([*SMALL, "rounds=2"], directory=runs[0])
     shutil.copytree(runs[0], runs[1])
-    table = pd.read_csv(runs[1] / "rounds.csv")
+    table = read_table(runs[1] / "rounds.csv")
     table["seconds"] += 1
     table.to_csv(runs[1] / "rounds.csv", index=False)
 

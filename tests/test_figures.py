@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 from PIL import Image
 
+from fedexp.core.storage import read_table
 from fedexp.data.partitioned import Partition, partition_hash
 from fedexp.figures import draw, make_figures, style
 from fedexp.figures.draw_details import class_reduction, local_series
@@ -58,8 +59,8 @@ def make_run(
     table["test_loss"] = 1.5 + 0 * table["test_accuracy"]
     table.loc[0, "train_loss"] = table.loc[:1, "forgetting"] = np.nan
     table.to_csv(folder / "rounds.csv", index_label="round")
-    cells = pd.DataFrame(accuracy, evaluated).rename_axis("round").rename_axis(columns="class")
-    cells.stack().rename("accuracy").to_csv(folder / "class_accuracy.csv")
+    keys = pd.MultiIndex.from_product([evaluated, range(classes)], names=["round", "class"])
+    pd.Series(accuracy.ravel(), keys, name="accuracy").to_csv(folder / "class_accuracy.csv")
     (folder / "config.yaml").write_text(CONFIG)
     (folder / "summary.json").write_text(json.dumps({"status": "completed"}))
     if local:
@@ -171,7 +172,7 @@ def test_normalised_columns_sum_to_one_except_a_zero_column(tmp_path):
 
 def test_local_round_shows_local_models_between_the_global_models(tmp_path):
     accuracy = make_run(tmp_path, rounds=3, classes=5)
-    table = pd.read_csv(tmp_path / "local_class_accuracy.csv")
+    table = read_table(tmp_path / "local_class_accuracy.csv")
     saved = table["accuracy"].to_numpy().reshape(3, 2, 5)
     run = load_run_data(tmp_path)
     expected = np.vstack([accuracy[2], saved[2], accuracy[3]])

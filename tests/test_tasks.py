@@ -11,6 +11,7 @@ import torch
 from fedexp.config.build import build
 from fedexp.config.values import resolve
 from fedexp.core.errors import ConfigError
+from fedexp.core.storage import read_table
 from fedexp.data.datasets import Caltech256
 from fedexp.data.partition import Shards
 from fedexp.data.surrogate import Surrogate, inputs_like, resize_images
@@ -501,7 +502,7 @@ def test_files_of_a_run_with_tasks_agree(tmp_path):
     summary = run_once(
         tmp_path, "algorithm=cfed", "surrogate.fraction=0.2", "surrogate.total_shards=40"
     )
-    tasks, rounds = (pd.read_csv(tmp_path / name) for name in ("tasks.csv", "rounds.csv"))
+    tasks, rounds = (read_table(tmp_path / name) for name in ("tasks.csv", "rounds.csv"))
     assert len(tasks) == 7 * 3
     assert rounds["task"].tolist() == [0, 1, 1, 2, 2, 3, 3]
     table = tasks.pivot(index="round", columns="evaluated_task", values="accuracy").to_numpy()

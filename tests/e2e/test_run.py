@@ -11,6 +11,7 @@ from helpers import SMALL, assert_same_run, summary_of, write_images
 from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 
+from fedexp.core.storage import read_table
 from fedexp.training.summary import RESERVED
 
 
@@ -25,7 +26,7 @@ def test_run_directory_is_complete(fedexp, tmp_path):
         "figures=true",
     )
     (directory,) = (tmp_path / "outputs").glob("*/*")
-    rounds = pd.read_csv(directory / "rounds.csv")
+    rounds = read_table(directory / "rounds.csv")
     named = "round test_accuracy test_loss train_loss lr forgetting round_forgetting"
     assert rounds.columns[:7].tolist() == named.split()
     assert rounds["round"].tolist() == [0, 1, 2, 3]
@@ -33,7 +34,7 @@ def test_run_directory_is_complete(fedexp, tmp_path):
     np.testing.assert_allclose(rounds["lr"][1:], [0.05, 0.05 * 0.99, 0.05 * 0.99**2], rtol=1e-12)
 
     # The three views of accuracy agree: per class, per round, summary.
-    classes = pd.read_csv(directory / "class_accuracy.csv")
+    classes = read_table(directory / "class_accuracy.csv")
     assert classes.columns.tolist() == ["round", "class", "accuracy"]
     totals = examples_per_class()
     per_class = classes.pivot(index="round", columns="class", values="accuracy").to_numpy()
