@@ -40,7 +40,8 @@ from fedexp.core.tree import Params, Tree
 
 def cross_entropies(logits: Tensor, labels: Tensor) -> Tensor:
     """Return the cross-entropy of each example, [B], for logits [B, C] and labels [B]."""
-    return F.cross_entropy(logits, labels, reduction="none")
+    # On a GPU, this takes fewer kernels inside vmap than F.cross_entropy, and has the same bits.
+    return -F.log_softmax(logits, -1).gather(-1, labels[:, None])[:, 0]
 
 
 def masked_mean(values: Tensor, mask: Tensor | None) -> Tensor:
@@ -329,7 +330,8 @@ class FedAvg(Checked, prefix="algorithm."):
     def objective(self, net: Network, params: Params, batch: Batch, ctx: Context) -> Tensor:
         """Return the scalar that a local step minimises: the mean example loss plus the penalty."""
         losses = require_loss_per_example(self, self.example_loss(net, params, batch, ctx), batch)
-        return masked_mean(losses, batch.mask) + self.penalty(net, params, ctx)
+        mean = masked_mean(losses, batch.mask)
+        return mean + self.penalty(net, params, ctx) if overrides(self, "penalty") else mean
 
     def local_step(
         self, net: Network, params: Params, memory: Tree, batch: Batch, ctx: Context

@@ -20,21 +20,21 @@ Loss = Callable[[Tensor, Tensor, np.ndarray], Tensor]
 Update = Callable[[Params, Params], None]
 
 
-def kl_divergence(teacher: Tensor, student: Tensor, tau: float, keep: Tensor | None) -> Tensor:
+def kl_divergence(
+    teacher: Tensor, student: Tensor, tau: float, without: Tensor | None = None
+) -> Tensor:
     """Return KL(softmax(teacher / tau) || softmax(student / tau)) of each example, [B].
 
-    teacher, student: logits [B, C]; keep: the classes over which the divergence is computed, bool
-    [B, C], or None for all classes. No gradient flows to the teacher.
+    teacher, student: logits [B, C]. without: int64 [B], a class of each example that both softmax
+    functions leave out, or None. No gradient flows to the teacher.
     """
-    # Excluded logits get the dtype's lowest value, because 0 * -inf would be NaN.
-    low = torch.finfo(student.dtype).min
-    rows = [
-        t / tau if keep is None else torch.where(keep, t / tau, low)
-        for t in (teacher.detach(), student)
-    ]
-    log_p, log_q = (F.log_softmax(t, dim=-1) for t in rows)
-    terms = log_p.exp() * (log_p - log_q)
-    return (terms if keep is None else torch.where(keep, terms, 0.0)).sum(-1)
+    rows = [row if tau == 1 else row / tau for row in (teacher.detach(), student)]
+    if without is not None:
+        lowest = torch.finfo(student.dtype).min  # finite, because 0 * -inf would be NaN
+        shift = torch.zeros_like(student).scatter(-1, without[:, None], lowest)
+        rows = [row + shift for row in rows]
+    log_p, log_q = (F.log_softmax(row, -1) for row in rows)
+    return (log_p.exp() * (log_p - log_q)).sum(-1)
 
 
 def local_models(messages: Tree, buffers: Params) -> list[Params]:

@@ -50,9 +50,7 @@ class FedGKD(FedAvg):
         student = net(params, batch.x).logits
         model = ctx.server.get("teacher", ctx.server["params"])
         teacher = net(model, batch.x).logits.detach()
-        distance = (
-            self.tau**2 * kl_divergence(teacher, student, self.tau, None) * ctx.server["distils"]
-        )
+        distance = self.tau**2 * kl_divergence(teacher, student, self.tau) * ctx.server["distils"]
         return cross_entropies(student, batch.y) + self.gamma * distance
 
     def aggregate(self, server: Tree, messages: Tree, round: ServerRound) -> Tree:

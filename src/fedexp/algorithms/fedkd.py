@@ -26,4 +26,4 @@ class FedKD(FedAvg):
         student = net(params, batch.x).logits
         teacher = net(ctx.server["params"], batch.x).logits.detach()
         loss = cross_entropies(student, batch.y)
-        return loss + self.beta * self.tau**2 * kl_divergence(teacher, student, self.tau, None)
+        return loss + self.beta * self.tau**2 * kl_divergence(teacher, student, self.tau)

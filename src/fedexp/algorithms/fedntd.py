@@ -21,6 +21,7 @@ Further options: The published Eq. (10)-(11) have no factor tau^2, but the autho
 results (0.001 to 0.1) suggests a sum over classes and examples; see `mse_reduction`.
 """
 
+from functools import reduce
 from typing import Literal
 
 import torch
@@ -56,39 +57,32 @@ class FedNTD(FedAvg):
     def example_loss(self, net: Network, params: Params, batch: Batch, ctx: Context) -> Tensor:
         student = net(params, batch.x).logits
         teacher = net(ctx.server["params"], batch.x).logits.detach()
-        not_true = torch.arange(student.shape[-1], device=student.device) != batch.y[:, None]
         loss = cross_entropies(student, batch.y)
         if self.distance == "mse":
-            return loss + self.beta * self.squared_error(teacher, student, not_true, batch.mask)
-        return loss + self.beta * self.distillation(teacher, student, not_true)
+            return loss + self.beta * self.squared_error(teacher, student, batch)
+        return loss + self.beta * self.distillation(teacher, student, batch.y)
 
-    def distillation(self, teacher: Tensor, student: Tensor, not_true: Tensor) -> Tensor:
+    def distillation(self, teacher: Tensor, student: Tensor, labels: Tensor) -> Tensor:
         """Return the distillation loss of Eq. (17)-(18) for each example, [B].
 
         Terms whose weight is 0 are not computed.
         """
         scale = self.tau**2 if self.tau_squared else 1.0
-        parts = [(1 - self.lambda_, None), (self.lambda_, not_true)]
         terms = [
-            w * scale * kl_divergence(teacher, student, self.tau, keep)
-            for w, keep in parts
-            if w > 0
+            weight * scale * kl_divergence(teacher, student, self.tau, without)
+            for weight, without in ((1 - self.lambda_, None), (self.lambda_, labels))
+            if weight > 0
         ]
-        return torch.stack(terms).sum(0)
+        return reduce(torch.add, terms)
 
-    def squared_error(
-        self,
-        teacher: Tensor,
-        student: Tensor,
-        not_true: Tensor,
-        mask: Tensor | None,
-    ) -> Tensor:
+    def squared_error(self, teacher: Tensor, student: Tensor, batch: Batch) -> Tensor:
         """Return the squared error of Table 14 for each example, [B].
 
         The loss of a batch is the mean of these values. They are scaled so that this mean equals
         the reduction `mse_reduction`.
         """
+        not_true = torch.arange(student.shape[-1], device=student.device) != batch.y[:, None]
         total = torch.where(not_true, (teacher - student) ** 2, 0.0).sum(-1)
         if self.mse_reduction == "mean":
             return total / (student.shape[-1] - 1)
-        return total * (len(total) if mask is None else mask.sum())
+        return total * (len(total) if batch.mask is None else batch.mask.sum())

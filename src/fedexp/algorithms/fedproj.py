@@ -113,7 +113,7 @@ class FedProj(FedAvg):
         x, teacher = self.recall(batch.step, ctx)
 
         def forgetting(p: Params) -> Tensor:
-            return kl_divergence(teacher, net(p, x).logits, self.tau, None).mean()
+            return kl_divergence(teacher, net(p, x).logits, self.tau).mean()
 
         grads, loss = net.gradient(lambda p: self.objective(net, p, batch, ctx), params)
         past, _ = net.gradient(forgetting, params)
@@ -140,7 +140,7 @@ class FedProj(FedAvg):
 
         def loss(student: Tensor, labels: Tensor, numbers: np.ndarray) -> Tensor:
             teacher = ensemble[torch.as_tensor(numbers, device=ensemble.device)]
-            return self.tau**2 * kl_divergence(teacher, student, self.tau, None).mean()
+            return self.tau**2 * kl_divergence(teacher, student, self.tau).mean()
 
         adam = replace(round.local, optimizer="adam", weight_decay=0.0)
         batches = distillation.minibatches(

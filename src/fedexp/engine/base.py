@@ -3,6 +3,7 @@
 An engine trains the clients of a round and returns their messages and new states.
 """
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -21,7 +22,7 @@ from fedexp.core import tree
 from fedexp.core.rng import generator_for
 from fedexp.core.tree import Params, Tree
 from fedexp.data.augment import Draws
-from fedexp.data.types import Data
+from fedexp.data.types import Data, ImageData
 from fedexp.data.views import AUGMENTED, PLAIN, VALIDATION
 from fedexp.engine.batch_norm import uses_batch_statistics
 from fedexp.engine.network import FunctionalNetwork
@@ -30,7 +31,9 @@ from fedexp.models import Output
 
 # small enough that the output of a layer is still in the CPU cache when the next layer reads it
 EVALUATION_BATCH = 100
-EVALUATION_BATCH_CUDA = 1000  # larger, because each batch costs kernel launches
+# On CUDA, batches are larger, because each batch costs kernel launches: they have this number of
+# examples, or as many images as have this number of values.
+EVALUATION_BATCH_CUDA, EVALUATION_VALUES_CUDA = 1000, 1 << 23
 Load = Callable[[Tensor, Tensor | None], tuple[Tensor, Tensor]] | None
 
 
@@ -264,7 +267,8 @@ class ClientRuntime:
         same on every device.
         """
         if self.device.type == "cuda" and not uses_batch_statistics(self.net.module):
-            return EVALUATION_BATCH_CUDA
+            values = math.prod(self.data.shape) if isinstance(self.data, ImageData) else math.inf
+            return max(EVALUATION_BATCH_CUDA, int(EVALUATION_VALUES_CUDA / values))
         return EVALUATION_BATCH
 
     @property

@@ -12,7 +12,7 @@ from functools import cached_property
 import numpy as np
 import torch
 
-from fedexp.algorithms.base import FedAvg
+from fedexp.algorithms.base import FedAvg, overrides
 from fedexp.algorithms.interfaces import Federation, ServerRound
 from fedexp.algorithms.server_optimizers import ServerOptimizer
 from fedexp.core import tree
@@ -84,6 +84,8 @@ class Exchange:
         clock.lap("sampling")
         sent = broadcast(self.algorithm, self.server)
         trained = self.train(sent, cohort, evaluate_local)
+        if self.simulation.runtime.device.type == "cuda":
+            self.prepare_next_round()  # instead of waiting for the device
         losses = trained.losses.tolist()  # waits for the device, so that the timing is correct
         clock.lap("train")
         messages = trained.messages | {"buffers": trained.buffers}
@@ -121,6 +123,19 @@ class Exchange:
             personals.append(to(personal, device))
         return Cohort(self.number, clients, roles, schedules, states, plans, personals)
 
+    def prepare_next_round(self) -> None:
+        """Make the schedules of the next round, if they do not depend on the server's new state."""
+        simulation, following = self.simulation, self.number + 1
+        hooks = ("training_data", "roles", "exchanges")
+        if self.algorithm is not simulation.algorithm or following > simulation.rounds:
+            return
+        if any(overrides(self.algorithm, hook) for hook in hooks):
+            return
+        simulation.prepared.clear()
+        ahead = replace(self, number=following)
+        for client in sample(simulation, following):
+            simulation.prepared[following, client] = ahead.schedule(self.algorithm, client)
+
     def schedule(
         self, role: FedAvg, client: int, epochs: int | None = None, again: str = ""
     ) -> BatchSchedule:
@@ -129,6 +144,9 @@ class Exchange:
         epochs: the number of passes over the data. None: the number for the client's role.
         again: a suffix that selects other random numbers for a second schedule in the round.
         """
+        usual = role is self.simulation.algorithm and epochs is None and not again
+        if usual and (self.number, client) in self.simulation.prepared:
+            return self.simulation.prepared.pop((self.number, client))
         runtime, skips = self.simulation.runtime, role.skips_batches
         return make_schedule(
             part=role.training_part(self.federation, client),

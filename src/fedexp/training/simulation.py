@@ -17,6 +17,7 @@ from fedexp.data.partitioned import Partition, changed_partition_name, task_part
 from fedexp.data.types import Data
 from fedexp.engine.base import ClientRuntime, Engine
 from fedexp.engine.hardware import Resolved
+from fedexp.engine.schedule import BatchSchedule
 from fedexp.metrics.forgetting_metric import Metrics
 from fedexp.metrics.record import Record
 from fedexp.rundir import files
@@ -76,6 +77,8 @@ class Simulation:
     local_evaluation: LocalEvaluation = ALL_LOCAL
     # int [K, T]: each client's task at each stage; None: the same task for all clients
     task_orders: np.ndarray | None = None
+    # schedules that were made in advance, by round and client
+    prepared: dict[tuple[int, int], BatchSchedule] = field(default_factory=dict)
 
     @property
     def changes(self) -> tuple[tuple[int, Stage], ...]:

@@ -20,6 +20,7 @@ from fedexp.engine.base import ClientRuntime, Cohort, Shared
 from fedexp.engine.network import FunctionalNetwork
 from fedexp.engine.schedule import BatchSchedule
 from fedexp.engine.vectorised.convolution import PerClientConvolutions
+from fedexp.engine.vectorised.streams import beside, join, mark
 from fedexp.models import Output
 
 # Maximum size in bytes of the images that are loaded together, for several steps. Loading them
@@ -66,14 +67,25 @@ class ClientNetwork(Network):
     returns the updated running statistics.
     """
 
-    def __init__(self, net: FunctionalNetwork, buffers: Params, reference: Params | None = None):
+    def __init__(
+        self,
+        net: FunctionalNetwork,
+        buffers: Params,
+        reference: Params | None = None,
+        teacher: Params | None = None,
+        start: torch.cuda.Event | None = None,
+    ):
         """Wrap a network.
 
         buffers: the running statistics of the client.
         reference: the running statistics for models in eval mode. None: the statistics in
             `net`, those of the model that the client received.
+        teacher: parameters that exist when a local step starts, those of the received model.
+        start: the mark of this start in a recorded step (see `streams`). With it, the first call
+            with `teacher` and the inputs of the batch runs beside the work before it.
         """
         self.net, self._buffers, self._reference = net, buffers, reference or {}
+        self._teacher, self._start = teacher, start
         self._moving: Params | None = None
         self._batch: Batch | None = None
 
@@ -92,13 +104,23 @@ class ClientNetwork(Network):
             mask = self._batch.mask
         with PerClientConvolutions():
             if params is not self._moving:
-                return self.net(self._reference | params, x, mask)
+                return self._in_eval_mode(params, x, mask)
             moved = {name: value.clone() for name, value in self._buffers.items()}
             output = self.net.call_in_training(params, moved, x, mask)
-        if mask is not None:  # a batch without examples does not change the running statistics
+        if mask is not None and moved:  # a batch without examples does not change the statistics
             there = mask.sum() > 0
             moved = {k: torch.where(there, moved[k], v) for k, v in self._buffers.items()}
         self._buffers = moved
+        return output
+
+    def _in_eval_mode(self, params: Params, x: Tensor, mask: Tensor | None) -> Output:
+        start, batch = self._start, self._batch
+        if start is None or params is not self._teacher or batch is None or x is not batch.x:
+            return self.net(self._reference | params, x, mask)
+        self._start = None
+        with beside(batch.x.device, start):
+            output = self.net(self._reference | params, x, mask)
+        join(batch.x.device)
         return output
 
     def gradient(
@@ -371,6 +393,7 @@ def local_step(shared: Shared, frame: Frame, active: int, batch: Batch) -> None:
     params, memory = head
     algorithm, runtime = shared.algorithm, shared.runtime
     own = overrides(algorithm, "local_step")
+    start, teacher = mark(runtime.device), frame.server.get("params")
 
     def step(
         params: Params, memory: Tree, buffers: Params, tensors: Tree, one: ClientInputs
@@ -381,7 +404,7 @@ def local_step(shared: Shared, frame: Frame, active: int, batch: Batch) -> None:
         the result is the gradient.
         """
         ctx = context(shared, frame.server, frame.lr, one)
-        net = ClientNetwork(runtime.net, buffers)
+        net = ClientNetwork(runtime.net, buffers, teacher=teacher, start=start)
         rows = net.set_batch(batch._replace(**tensors))
         if own:
             *moved, loss = algorithm.local_step(net, params, memory, rows, ctx)

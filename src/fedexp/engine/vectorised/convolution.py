@@ -46,7 +46,7 @@ class PerClientConvolutions(TorchFunctionMode):
                 return pooled_convolutions.convolve_and_pool(*args)
             with self:  # for the convolutions of the layers
                 return pooling.in_layers(*args)
-        return (convolve if function is F.conv2d else function)(*args, **(kwargs or {}))
+        return REPLACED.get(function, function)(*args, **(kwargs or {}))
 
 
 def convolve(
@@ -74,6 +74,18 @@ def convolve(
     if plain and is_wrapped(input) and is_wrapped(weight) and input.dim() == 4:
         return _Convolution.apply(input, weight, bias, _pair(padding), _pair(stride))
     return F.conv2d(input, weight, bias, stride, padding, dilation, groups)
+
+
+def apply_linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Compute F.linear. Inside vmap on a GPU, F.linear would also multiply the bias by 1."""
+    if bias is None or not (is_wrapped(input) and input.dim() == 2):
+        return F.linear(input, weight, bias)
+    if not input.is_meta and torch.is_autocast_enabled(input.device.type):
+        bias = bias.to(torch.get_autocast_dtype(input.device.type))
+    return input @ weight.mT + bias
+
+
+REPLACED = {F.conv2d: convolve, F.linear: apply_linear}
 
 
 def _pair(value: Any) -> Pair:

@@ -338,17 +338,47 @@ def add_first_parts(
     part, out, parts,
     height: tl.constexpr, width: tl.constexpr, C: tl.constexpr, K: tl.constexpr,
     P: tl.constexpr, D: tl.constexpr, h: tl.constexpr, w: tl.constexpr,
-    KP: tl.constexpr, BM: tl.constexpr,
+    KP: tl.constexpr, BM: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """Add the results of `gradient_of_first_weight` to gradients out [S, D, K, K, C]."""
+    """Add the results of `gradient_of_first_weight` to gradients out [S, D, K, K, C].
+
+    ROWS: the number of parts that are loaded at once.
+    """
     s = tl.program_id(1)
     e = tl.program_id(0) * BM + tl.arange(0, BM)
     valid = e < K * K * C * D
     dy, dx, c, o = e // (K * C * D), e // (C * D) % K, e // D % C, e % D
-    total = tl.zeros((BM,), tl.float32)
-    for split in range(parts):
+    total = tl.zeros((ROWS, BM), tl.float32)
+    for start in range(0, parts, ROWS):
+        row = start + tl.arange(0, ROWS)
+        there = (row < parts)[:, None] & valid[None, :]
         for place in tl.static_range(4):
             k = ((dy + place // 2) * (K + 1) + dx + place % 2) * C + c
-            at = ((s * parts + split) * KP + k) * (4 * D) + place * D + o
-            total += tl.load(part + at, mask=valid, other=0.0)
-    tl.store(out + (s * D + o) * (K * K * C) + (dy * K + dx) * C + c, total, mask=valid)
+            at = ((s * parts + row) * (KP * 4 * D))[:, None] + (k * (4 * D) + place * D + o)[
+                None, :
+            ]
+            total += tl.load(part + at, mask=there, other=0.0)
+    to = out + (s * D + o) * (K * K * C) + (dy * K + dx) * C + c
+    tl.store(to, tl.sum(total, 0), mask=valid)
+
+
+@triton.jit(do_not_specialize=["parts", "size"])
+def add_parts(
+    part, out, parts, size,
+    height: tl.constexpr, width: tl.constexpr, C: tl.constexpr, K: tl.constexpr,
+    P: tl.constexpr, D: tl.constexpr, h: tl.constexpr, w: tl.constexpr,
+    BM: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    """Add parts [S, parts, size] to out [S, size].
+
+    ROWS: the number of parts that are loaded at once.
+    """
+    s = tl.program_id(1)
+    e = tl.program_id(0) * BM + tl.arange(0, BM)
+    total = tl.zeros((ROWS, BM), tl.float32)
+    for start in range(0, parts, ROWS):
+        row = start + tl.arange(0, ROWS)
+        there = (row < parts)[:, None] & (e < size)[None, :]
+        at = ((s * parts + row) * size)[:, None] + e[None, :]
+        total += tl.load(part + at, mask=there, other=0.0)
+    tl.store(out + s * size + e, tl.sum(total, 0), mask=e < size)

@@ -17,6 +17,7 @@ from torch.autograd import Function
 
 from fedexp.core.errors import reason_of
 from fedexp.core.private.torch_internals import outside_transforms, size_of_vmap
+from fedexp.engine.vectorised.streams import beside, join
 from fedexp.models.pooling import Stage
 
 log = logging.getLogger("fedexp")
@@ -53,7 +54,12 @@ CONFIGURATIONS: dict[str, dict[str, dict[str, int]]] = {
     },
 }
 # blocks of the kernels without products
-SMALL = {"unpool": {"BM": 128, "num_warps": 4}, "add_first_parts": {"BM": 256, "num_warps": 4}}
+SMALL = {
+    "unpool": {"BM": 128, "num_warps": 4},
+    "add_first_parts": {"BM": 64, "ROWS": 8, "num_warps": 4},
+    "add_parts": {"BM": 64, "num_warps": 4},
+}
+MANY = 1024  # number of sums that occupy the device with few rows
 TYPES = {"bf16": torch.bfloat16, "tf32": torch.float32, "fp32": torch.float32}
 # Triton's `input_precision`; it has no effect in bf16. In fp32, each product is the sum of three
 # products in tf32, which is about as exact (benchmarks/RESULTS.md) and faster than cuDNN.
@@ -346,19 +352,26 @@ def backward(
     images, places = kept[: len(layers) - 1], kept[len(layers) - 1 :]
     grad = with_layout(grad, (0, 1, 3, 4, 2), TYPES[precision])
     found: list[Tensor] = []
+    spreads: list[Tensor] = []  # kept until `join`
     for number in reversed(range(1, len(layers))):
         layer = layers[number]
-        spread, of_bias = unpool(grad, places[number], layer, precision)
-        of_weight = gradient_of_weight(spread, images[number - 1], layer, precision)
+        spread, parts = unpool(grad, places[number], layer, precision)
+        with beside(x.device):
+            of_weight = gradient_of_weight(spread, images[number - 1], layer, precision)
+            of_bias = add_parts(parts, layer)
         grad = gradient_of_input(spread, weights[number], layer, precision)
         found = [of_weight, of_bias, *found]
-    return [*first_gradients(x, grad, places[0], layers[0], precision), *found]
+        spreads += [spread, parts]
+    first = first_gradients(x, grad, places[0], layers[0], precision)
+    if spreads:
+        join(x.device)
+    return [*first, *found]
 
 
 def unpool(grad: Tensor, places: Tensor, layer: Layer, precision: str) -> tuple[Tensor, Tensor]:
-    """Return the gradient of a convolution's output, with margins, and of its bias.
+    """Return the gradient of a convolution's output, with margins, and parts of the bias's.
 
-    grad: the gradient of the pooled output, [S, B, h, w, D].
+    grad: the gradient of the pooled output, [S, B, h, w, D]. The parts are [S, parts, D].
     """
     clients, batch = grad.shape[:2]
     height, width = layer.height + layer.kernel - 1, layer.width + layer.kernel - 1
@@ -366,7 +379,7 @@ def unpool(grad: Tensor, places: Tensor, layer: Layer, precision: str) -> tuple[
     spread = grad.new_empty((clients, batch, height, width, layer.out))
     parts = grad.new_empty((clients, batch * blocks, layer.out), dtype=torch.float32)
     launch("unpool", precision, (clients * batch, blocks), layer, grad, places, spread, parts)
-    return spread, parts.sum(1)
+    return spread, parts
 
 
 def gradient_of_input(spread: Tensor, weight: Tensor, layer: Layer, precision: str) -> Tensor:
@@ -399,7 +412,7 @@ def gradient_of_weight(spread: Tensor, x: Tensor, layer: Layer, precision: str) 
     more = {"N1": first, "N2": power_of_two(columns - first)}
     grid, tensors = (k, parts, clients), (spread, x, part)
     launch("gradient_of_weight", precision, grid, layer, *tensors, pixels, steps, **more)
-    return part.sum(1).permute(0, 1, 4, 2, 3)
+    return add_parts(part, layer).permute(0, 1, 4, 2, 3)
 
 
 def first_gradients(
@@ -422,7 +435,18 @@ def first_gradients(
     of_weight = x.new_empty((clients, layer.out, k, k, channels))
     grid = (cdiv(of_weight[0].numel(), SMALL["add_first_parts"]["BM"]), clients)
     launch("add_first_parts", precision, grid, layer, part, of_weight, parts)
-    return of_weight.permute(0, 1, 4, 2, 3), of_bias.sum(1)
+    return of_weight.permute(0, 1, 4, 2, 3), add_parts(of_bias, layer)
+
+
+def add_parts(part: Tensor, layer: Layer) -> Tensor:
+    """Return the sum over the second dimension of [S, parts, ...]."""
+    clients, parts, *shape = part.shape
+    out = part.new_empty((clients, *shape))
+    size = out[0].numel()
+    rows = 8 if size > MANY else 64  # with few sums, each program adds more parts at once
+    grid = (cdiv(size, SMALL["add_parts"]["BM"]), clients)
+    launch("add_parts", "", grid, layer, part, out, parts, size, ROWS=rows)
+    return out
 
 
 def launch(
@@ -431,8 +455,9 @@ def launch(
     """Launch the kernel with this name. It ignores constants that it does not use."""
     from fedexp.engine.vectorised import kernels
 
-    products = {"PRODUCTS": PRODUCTS[precision]}
-    options: dict[str, Any] = dict(SMALL.get(name) or CONFIGURATIONS[precision][name] | products)
+    options: dict[str, Any] = dict(SMALL.get(name, {}))
+    if not options:
+        options = CONFIGURATIONS[precision][name] | {"PRODUCTS": PRODUCTS[precision]}
     if "first" in name:
         options["KP"] = power_of_two(layer.patch)
     with torch.cuda.device_of(arguments[0]):
