@@ -15,7 +15,7 @@ from fedexp.metrics.forgetting_metric import RoundDrop
 from fedexp.rundir import files
 from fedexp.trackers.base import Tracker
 from fedexp.training.evaluation import local_accuracy
-from fedexp.training.exchange import Clock, Exchange, aggregate, find_non_finite
+from fedexp.training.exchange import Clock, Exchange, aggregate, find_non_finite, sample
 from fedexp.training.recorder import (
     Recorder,
     client_rows,
@@ -47,6 +47,34 @@ def test_client_rows_have_examples_and_steps():
     rows = list(client_rows(simulation, state, result))
     assert [(row["client"], row["examples"]) for row in rows] == list(enumerate(SIZES))
     assert [row["steps"] for row in rows] == [2, 2, 4, 4, 4]
+
+
+def test_schedules_made_in_advance_equal_those_of_the_round():
+    """On a GPU, the schedules of a round are made in the round before."""
+    simulation = make_simulation(rounds=2)
+    state, clients = simulation.initial_state(), sample(simulation, 2)
+    first, second = (
+        Exchange(simulation, simulation.algorithm, state.server, {}, number) for number in (1, 2)
+    )
+    expected = second.assemble(clients).schedules
+    first.prepare_next_round()
+    assert list(simulation.prepared) == [(2, client) for client in clients]
+    found = second.assemble(clients).schedules
+    assert not simulation.prepared
+    for ours, plain in zip(found, expected, strict=True):
+        assert torch.equal(ours.index, plain.index)
+        assert ours.lengths.tolist() == plain.lengths.tolist()
+    second.prepare_next_round()  # there is no third round
+    assert not simulation.prepared
+
+
+def test_schedules_of_several_exchanges_are_not_made_in_advance():
+    """Their order is not known, and they may need the server's new state."""
+    simulation = make_simulation(Twice(), rounds=2)
+    server = simulation.initial_state().server
+    for algorithm in (simulation.algorithm, FedAvg()):
+        Exchange(simulation, algorithm, server, {}, 1).prepare_next_round()
+        assert not simulation.prepared
 
 
 @dataclass(frozen=True, kw_only=True)

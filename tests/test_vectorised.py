@@ -20,7 +20,7 @@ from fedexp.engine.vectorised import clients as clients_module
 from fedexp.engine.vectorised import convolution
 from fedexp.engine.vectorised import engine as engine_module
 from fedexp.engine.vectorised import graphs as graphs_module
-from fedexp.engine.vectorised.convolution import convolve
+from fedexp.engine.vectorised.convolution import apply_linear, convolve
 from fedexp.engine.vectorised.engine import OutOfMemory, Vectorised
 from fedexp.engine.vectorised.graphs import Graphs
 from fedexp.models.cnn import CNN
@@ -49,6 +49,26 @@ def normal(*shape):
     return torch.randn(
         shape, dtype=torch.float64, generator=torch.Generator().manual_seed(sum(shape))
     )
+
+
+# --- layers
+
+
+@pytest.mark.parametrize(("bf16", "tolerance"), [(False, 1e-5), (True, 2e-2)])
+@pytest.mark.parametrize("dim", [0, None])
+def test_linear_layers_of_several_clients_equal_torch(dim, bf16, tolerance):
+    """With a student's weights, and with those of a teacher that all clients share (dim=None).
+
+    Inside vmap on a CPU, torch would not convert the tensors to bf16.
+    """
+    x, weights, biases = (normal(*size).float() for size in ((3, 4, 5), (3, 2, 5), (3, 2)))
+    if dim is None:
+        weights, biases = (one[:1].expand_as(one) for one in (weights, biases))
+    own = [weights, biases] if dim == 0 else [weights[0], biases[0]]
+    with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
+        found = vmap(apply_linear, in_dims=(0, dim, dim))(x, *own)
+        expected = torch.stack([F.linear(*each) for each in zip(x, weights, biases, strict=True)])
+    torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance)
 
 
 # --- convolutions
