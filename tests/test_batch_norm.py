@@ -11,7 +11,7 @@ from fedexp.algorithms.fedewc import FedEWC
 from fedexp.algorithms.fedfomo import FedFOMO
 from fedexp.algorithms.fedntd import FedNTD
 from fedexp.algorithms.fedreg import FedReg
-from fedexp.engine.base import EVALUATION_BATCH, EVALUATION_BATCH_CUDA, ClientRuntime
+from fedexp.engine.base import EVALUATION_BATCH, EVALUATION_VALUES_CUDA, ClientRuntime
 from fedexp.engine.batch_norm import batch_norm, uses_batch_statistics
 from fedexp.engine.network import FunctionalNetwork, LiveNetwork
 from fedexp.engine.sequential import Sequential
@@ -109,7 +109,8 @@ def test_evaluation_batches_have_one_size_if_they_affect_the_result():
         return runtime.evaluation_batch, OnCuda(**vars(runtime)).evaluation_batch
 
     assert sizes(CifarResNet(widths=(4, 8))) == (EVALUATION_BATCH, EVALUATION_BATCH)
-    assert sizes(Normed()) == (EVALUATION_BATCH, EVALUATION_BATCH_CUDA)
+    pixels = 6 * 6  # of an image
+    assert sizes(Normed()) == (EVALUATION_BATCH, EVALUATION_VALUES_CUDA // pixels)
 
 
 # --- the network of one client
