@@ -63,6 +63,14 @@ def test_commands_in_messages_can_be_typed(tmp_path, capsys, caplog, monkeypatch
     assert shlex.split(typed) == ["resume='my run'"]
 
 
+@pytest.mark.parametrize("read", [storage.read_csv, storage.read_table])
+def test_floats_are_read_exactly(tmp_path, read):
+    """By default, pandas before 3.1 reads these floats as their neighbours."""
+    values = [0.1184668989547038, 0.25891675029296335]
+    (tmp_path / "rounds.csv").write_text("\n".join(["loss", *map(str, values), ""]))
+    assert read(tmp_path / "rounds.csv")["loss"].tolist() == values
+
+
 def test_half_a_row_is_left_out(sweep):
     path = sweep / "job0" / "rounds.csv"
     whole = RunDirectory(path.parent).rounds

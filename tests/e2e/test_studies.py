@@ -5,6 +5,8 @@ import pytest
 import yaml
 from helpers import SMALL, summary_of
 
+from fedexp.core.storage import read_csv
+
 pytest.importorskip("optuna")
 
 SEARCH = ("--multirun", "hydra/sweeper=optuna", *SMALL, "rounds=2", "hydra.sweep.dir=study")
@@ -14,9 +16,9 @@ VALIDATED = (*SEARCH, "validation.fraction=0.2", "local.lr=tag(log,interval(0.00
 def test_study_finds_the_best_trial_and_continues(fedexp, tmp_path):
     search = (*VALIDATED, "local.momentum=0.0,0.9")
     fedexp.done(*search, "hydra.sweeper.n_trials=1")
-    first = pd.read_csv(tmp_path / "study/trials.csv")
+    first = read_csv(tmp_path / "study/trials.csv")
     answer = fedexp.done(*search, "hydra.sweeper.n_trials=2")
-    trials = pd.read_csv(tmp_path / "study/trials.csv")
+    trials = read_csv(tmp_path / "study/trials.csv")
     pd.testing.assert_frame_equal(trials.iloc[:1], first)
     assert trials["local.lr"].nunique() == 2
     assert trials["state"].tolist() == ["complete"] * 2
@@ -36,7 +38,7 @@ def test_study_finds_the_best_trial_and_continues(fedexp, tmp_path):
         f"2 trials, 0 diverged, 0 failed; the best, trial {best['trial']}, has validation_accuracy="
     )
     assert said in answer.out
-    table = pd.read_csv(tmp_path / "study/table.csv")  # the usual report
+    table = read_csv(tmp_path / "study/table.csv")  # the usual report
     assert sorted(table["validation_accuracy"]) == sorted(trials["validation_accuracy"])
     over = fedexp(*search, "hydra.sweeper.n_trials=2")
     assert "all 2 trials are done" in over.out
@@ -58,7 +60,7 @@ def test_interrupted_trial_resumes(fedexp, tmp_path, monkeypatch):
     assert fedexp(*VALIDATED, "hydra.sweeper.n_trials=1").code == 130
     fedexp.done(*VALIDATED, "hydra.sweeper.n_trials=1")
     assert played == [1, 2, 2]  # the second round again, not the first
-    trials = pd.read_csv(tmp_path / "study/trials.csv")
+    trials = read_csv(tmp_path / "study/trials.csv")
     assert trials["state"].tolist() == ["complete"]
     assert len(list((tmp_path / "study").glob("*/config.yaml"))) == 1
 
@@ -90,7 +92,7 @@ def test_parallel_trials_share_a_study(fedexp, tmp_path, fresh_processes):
     fedexp.done(
         *VALIDATED, "hydra/launcher=joblib", "hydra.launcher.n_jobs=2", "hydra.sweeper.n_trials=4"
     )
-    trials = pd.read_csv(tmp_path / "study/trials.csv")
+    trials = read_csv(tmp_path / "study/trials.csv")
     assert trials["trial"].tolist() == [0, 1, 2, 3]
     assert set(trials["state"]) == {"complete"}
     assert trials["run"].nunique() == 4

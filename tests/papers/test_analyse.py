@@ -13,6 +13,7 @@ from scipy.integrate import trapezoid
 import fedexp
 from fedexp.analysis.sweep_figures import Method, Setting
 from fedexp.core.errors import ConfigError
+from fedexp.core.storage import read_csv
 from fedexp.data import augment
 from fedexp.rundir import kept_models
 from fedexp.rundir.kept_models import KeptModel
@@ -205,7 +206,7 @@ def tables(run, capsys, *arguments):
     printed = capsys.readouterr().out
     paths = [Path(line.strip()) for line in printed.splitlines() if line.startswith("  ")]
     assert all(path.stat().st_size > 0 for path in paths)
-    return [pd.read_csv(path) for path in paths if path.suffix == ".csv"], paths, printed
+    return [read_csv(path) for path in paths if path.suffix == ".csv"], paths, printed
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,6 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import pandas as pd
 from hydra.utils import get_method
 
 from fedexp.analysis import layout
@@ -111,7 +110,7 @@ def write_page(directory: Path, written: Collection[Path]) -> Path:
     from jinja2 import Environment, FileSystemLoader
 
     tables = {
-        path.stem: pd.read_csv(path, keep_default_na=False, na_values=[""])
+        path.stem: storage.read_csv(path, keep_default_na=False, na_values=[""])
         .dropna(axis="columns", how="all")
         .rename(columns=layout.heading)
         .to_html(index=False, na_rep="", border=0, float_format="{:.4g}".format)  # escapes text

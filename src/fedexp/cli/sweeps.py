@@ -37,7 +37,7 @@ from fedexp.core.errors import (
     require,
     say,
 )
-from fedexp.core.storage import display_path
+from fedexp.core.storage import display_path, read_csv
 from fedexp.engine.ranks.world import keeping_ranks
 from fedexp.figures.pictures import as_node
 from fedexp.rundir import files
@@ -359,8 +359,6 @@ def log_tables(directory: Path, paths: Sequence[Path]) -> None:
 
     paths: the files of the report.
     """
-    import pandas as pd
-
     from fedexp.trackers.base import Callbacks, RunInfo
 
     jobs = (RunDirectory(path.parent) for path in sorted(directory.glob(f"*/{files.CONFIG}")))
@@ -382,7 +380,7 @@ def log_tables(directory: Path, paths: Sequence[Path]) -> None:
     )
     guarded = Callbacks([tracker.create()])
     guarded.call("start", info)
-    tables = {path.stem: pd.read_csv(path) for path in paths if path.name in TABLES}
+    tables = {path.stem: read_csv(path) for path in paths if path.name in TABLES}
     guarded.call("finish", {}, [], tables)
 
 

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import NoneType
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import IO, TYPE_CHECKING, Any, BinaryIO
 
 import yaml
 
@@ -244,6 +244,16 @@ def read_overrides(path: Path) -> list[str]:
     return content
 
 
+def read_csv(source: Path | IO[str], **options: Any) -> "pd.DataFrame":
+    """Read a .csv file with pandas, and each float as the nearest one to its digits."""
+    import pandas as pd
+
+    # pandas 3.1 and later always read floats exactly, and warn about the option
+    if tuple(map(int, pd.__version__.split(".")[:2])) < (3, 1):
+        options["float_precision"] = "round_trip"
+    return pd.read_csv(source, **options)
+
+
 def read_table(path: Path) -> "pd.DataFrame":
     """Return a .csv file as a table of numbers, in which empty cells are nan.
 
@@ -254,10 +264,7 @@ def read_table(path: Path) -> "pd.DataFrame":
     with reading(path):
         text = path.read_text(encoding="utf-8")
         whole = text[: text.rfind("\n") + 1]
-        # pandas 3.1 and later always read floats exactly, and warn about the option
-        exact = tuple(map(int, pd.__version__.split(".")[:2])) >= (3, 1)
-        options: dict[str, Any] = {} if exact else {"float_precision": "round_trip"}
-        table = pd.read_csv(io.StringIO(whole), index_col=False, **options)
+        table = read_csv(io.StringIO(whole), index_col=False)
         for name in table.columns.difference(list(TEXTS)):
             if not pd.api.types.is_numeric_dtype(table[name]):
                 raise ValueError(f"the column {name} has cells that are not numbers")
