@@ -18,6 +18,7 @@ import pandas as pd
 from fedexp.algorithms.local_training import SCHEDULES_OVER_ALL_ROUNDS
 from fedexp.analysis.measures import describe_origin
 from fedexp.data.views import PLAIN, VALIDATION, name_in_view
+from fedexp.metrics.targets import rounds_to_target
 from fedexp.rundir.identity import value_of
 from fedexp.rundir.reader import OVER, RunDirectory
 from fedexp_papers.evidence import all_jobs
@@ -209,8 +210,9 @@ def select_curve(
 
 def count_rounds_to(curve: pd.Series, accuracy: float) -> float:
     """Return the first round that reaches an accuracy, or infinity if no round does."""
-    reached = curve.index[curve >= accuracy]
-    return float(reached[0]) if len(reached) else math.inf
+    found = rounds_to_target(curve.index.tolist(), curve.tolist(), [accuracy], ())
+    (number,) = found.values()
+    return math.inf if number is None else float(number)
 
 
 def look_up_target(row: Mapping[str, Any]) -> float:

@@ -112,6 +112,14 @@ def test_shorter_run_that_misses_the_target_is_counted(tmp_path):
     assert row[["mean", "verdict"]].tolist() == [101, "not judged: reached by 1 of 2"]
 
 
+def test_accuracy_equal_to_a_target_reaches_it(tmp_path):
+    """Flashback Table 1, CINIC10 beta=0.1: in floating point, 0.75 x 0.46 is above 0.345."""
+    make_run(tmp_path, ["experiment=flashback/cinic10_lda0.1", "algorithm=fedavg"], [0.1, 0.345])
+    here = {"dataset": "CINIC10", "partition_param": "beta=0.1", "method": "FedAvg"}
+    row = one(cells(tmp_path, "flashback_table1"), **here, metric="rounds_to_0.75A")
+    assert row["mean"] == 2
+
+
 def test_alignment_is_compared_for_each_layer_and_pair(tmp_path):
     """FedNTD Table 2, IID, FedAvg: 0.679 and 0.850 for 512 neurons, 0.771 and 0.898 for 128
     neurons."""
