@@ -197,7 +197,7 @@ def test_user_option_with_a_name_of_fedexp_is_rejected(fedexp, tmp_path, argumen
         (b"a: 1\n", b"{}", "overrides.yaml: is not a list of strings"),
         (b"[]\n", b"\xff", "config.yaml: cannot be read"),
         (b"[]\n", b"[1]\n", "config.yaml: is not a mapping"),
-        (b"[]\n", b"- " * 10_000, "config.yaml: cannot be read ("),
+        (b"[]\n", b"{a: " * 10_000, "config.yaml: cannot be read ("),
     ],
 )
 def test_invalid_run_directories_are_rejected(fedexp, tmp_path, overrides, config, word):
