@@ -366,7 +366,10 @@ def test_failure_names_client_and_hook(hook):
 # --- schedules, sampling, seeds
 
 
-def schedule(part=range(100, 123), local=LOCAL, seed=0, round=1, client=0, **options):
+PART = range(100, 123)
+
+
+def schedule(part=PART, local=LOCAL, seed=0, round=1, client=0, **options):
     return make_schedule(
         np.array(part), local, AUGMENTATION, (6, 6), seed, round, client, **options
     )
@@ -387,9 +390,9 @@ def test_every_epoch_covers_every_example_once():
     assert (made.steps, made.examples) == (18, 69)
     rows = [row[:n].tolist() for row, n in zip(made.index, made.lengths, strict=True)]
     epochs = [np.concatenate(rows[i : i + 6]).tolist() for i in (0, 6, 12)]
-    assert all(sorted(epoch) == list(range(100, 123)) for epoch in epochs)
+    assert all(sorted(epoch) == list(PART) for epoch in epochs)
     assert len(set(map(tuple, epochs))) == 3
-    assert made.index[5, 3] in range(100, 123)  # padding: an example of the same client
+    assert made.index[5, 3] in PART  # padding: an example of the same client
 
 
 @pytest.mark.slow

@@ -56,7 +56,7 @@ def make_record(number: int) -> RoundRecord:
     return RoundRecord(number, values, {"plain": history})
 
 
-def track(tracker: Tracker, info: RunInfo, rounds=range(4)) -> None:
+def track(tracker: Tracker, info: RunInfo, rounds=(0, 1, 2, 3)) -> None:
     from PIL import Image
 
     callbacks = Callbacks([tracker])
