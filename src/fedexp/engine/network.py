@@ -299,7 +299,9 @@ def default_torch() -> Iterator[None]:
             held.enter_context(torch.cuda.device(torch.cuda.current_device()))
         held.enter_context(torch.inference_mode(False))
         held.enter_context(torch.enable_grad())
-        if torch.get_default_device().type != "cpu":  # the mode slows down every call of torch
+        # only if needed, as the mode slows down every call of torch; torch 2.6's
+        # get_default_device() does not return the device of `with torch.device(...)`
+        if torch.empty(0).device.type != "cpu":
             held.enter_context(torch.device("cpu"))
         for device in ("cpu", "cuda"):
             if torch.is_autocast_enabled(device):
