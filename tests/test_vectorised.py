@@ -1,6 +1,7 @@
 """The vectorised engine's fast paths against slow simple ones. Some tests need a GPU."""
 
 import logging
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from unittest.mock import Mock
@@ -13,6 +14,7 @@ from torch.func import grad, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from fedexp.algorithms.base import FedAvg
+from fedexp.algorithms.interfaces import Batch
 from fedexp.core import tree
 from fedexp.engine.base import Shared
 from fedexp.engine.network import FunctionalNetwork
@@ -20,6 +22,7 @@ from fedexp.engine.vectorised import clients as clients_module
 from fedexp.engine.vectorised import convolution
 from fedexp.engine.vectorised import engine as engine_module
 from fedexp.engine.vectorised import graphs as graphs_module
+from fedexp.engine.vectorised.clients import ClientNetwork
 from fedexp.engine.vectorised.convolution import apply_linear, convolve
 from fedexp.engine.vectorised.engine import OutOfMemory, Vectorised
 from fedexp.engine.vectorised.graphs import Graphs
@@ -360,6 +363,32 @@ def test_recorded_steps_keep_the_optimizer():
         )
         assert_same_training(recorded, plain, atol=1e-13)
         state.advance(play_round(simulation, state))
+
+
+@pytest.mark.parametrize(
+    ("order", "beside"),
+    [("teacher", 1), ("teacher teacher", 1), ("gradient teacher", 0), ("masked", 0)],
+)
+def test_teacher_runs_beside_only_work_before_the_first_gradient(monkeypatch, order, beside):
+    """Later, the second stream could write into memory that the first stream still reads. The same
+    holds for a mask that the step itself computes."""
+    found = Mock(side_effect=lambda *_: nullcontext())
+    monkeypatch.setattr(clients_module, "beside", found)
+    simulation = make_simulation()
+    runtime, server = simulation.runtime, simulation.initial_state().server
+    x, y = runtime.load_train(torch.arange(4), None)
+    net = ClientNetwork(runtime.net, {}, teacher=server["params"], start=Mock())
+    batch = net.set_batch(Batch(x, y, torch.ones(4, dtype=x.dtype), 0))
+    calls = {
+        "teacher": lambda: net(server["params"], batch.x),
+        "masked": lambda: net(server["params"], batch.x, torch.ones_like(batch.mask)),
+        "gradient": lambda: net.gradient(
+            lambda p: net(p, batch.x).logits.sum(), dict(server["params"])
+        ),
+    }
+    for name in order.split():
+        calls[name]()
+    assert found.call_count == beside
 
 
 @traces

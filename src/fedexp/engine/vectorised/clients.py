@@ -82,7 +82,8 @@ class ClientNetwork(Network):
             `net`, those of the model that the client received.
         teacher: parameters that exist when a local step starts, those of the received model.
         start: the mark of this start in a recorded step (see `streams`). With it, the first call
-            with `teacher` and the inputs of the batch runs beside the work before it.
+            with `teacher` and the batch runs beside the work before it, but only until the first
+            gradient: a backward pass uses the same second stream, so its memory may still be read.
         """
         self.net, self._buffers, self._reference = net, buffers, reference or {}
         self._teacher, self._start = teacher, start
@@ -115,7 +116,8 @@ class ClientNetwork(Network):
 
     def _in_eval_mode(self, params: Params, x: Tensor, mask: Tensor | None) -> Output:
         start, batch = self._start, self._batch
-        if start is None or params is not self._teacher or batch is None or x is not batch.x:
+        given = batch is not None and x is batch.x and mask is batch.mask
+        if start is None or batch is None or not given or params is not self._teacher:
             return self.net(self._reference | params, x, mask)
         self._start = None
         with beside(batch.x.device, start):
@@ -132,7 +134,7 @@ class ClientNetwork(Network):
 
         before = self._buffers
         grads, (value, self._buffers) = grad_and_value(scored, has_aux=True)(params)
-        self._moving = None
+        self._moving = self._start = None
         if not moves:
             self._buffers = before
         return grads, value
