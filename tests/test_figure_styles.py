@@ -5,19 +5,22 @@ from pathlib import Path
 
 import matplotlib
 import numpy as np
+import pandas as pd
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.text import Text
 from PIL import Image
 
-from fedexp.analysis.sweep_figures import sweep_pictures
+from fedexp.analysis import draw_sweep
+from fedexp.analysis.sweep_figures import settings, sweep_pictures
 from fedexp.cli.main import main
 from fedexp.core.errors import ConfigError
 from fedexp.figures import draw, list_figures, make_figures
 from fedexp.figures.load import load_run_data
 from fedexp.figures.pictures import Pictures
-from fedexp.figures.style import styled
+from fedexp.figures.style import fitting, styled
 from fedexp.rundir.sweeps import find_jobs
+from fedexp_papers.analyses.draw import draw_analysis
 from test_figures import ALL, CONFIG, make_run
 from test_sweep_figures import make_run as make_job
 
@@ -162,3 +165,64 @@ def test_classes_are_named_by_the_option(tmp_path):
     assert "bird" in (tmp_path / "figures" / "class_accuracy.svg").read_text()
     with pytest.raises(ConfigError, match=r"figures.classes=\['cat'\]: must be a list of 3 names"):
         make_figures(tmp_path, look=replace(look, classes=("cat",)))
+
+
+def overlapping(boxes):
+    """Return the pairs of boxes that cover each other by more than half a dot."""
+    small = [box.padded(-0.25) for box in boxes if box.width > 1 and box.height > 1]
+    return [(a, b) for i, a in enumerate(small) for b in small[:i] if a.overlaps(b)]
+
+
+def assert_readable(figure):
+    """Check that panels, with their labels, and the labels of an axis do not overlap."""
+    figure.draw_without_rendering()
+    assert not overlapping([axes.get_tightbbox() for axes in figure.axes if axes.axison])
+    for axes in figure.axes:
+        assert axes.get_window_extent().width > 20 < axes.get_window_extent().height or (
+            axes is figure.axes[-1]  # the colour bar
+        )
+        for axis in (axes.xaxis, axes.yaxis):
+            low, high = sorted(axis.get_view_interval())
+            shown = [
+                tick.label1.get_window_extent()
+                for tick in axis.get_major_ticks()
+                if low <= tick.get_loc() <= high and tick.label1.get_visible()
+            ]
+            assert not overlapping(shown)
+
+
+@pytest.mark.parametrize("size", [(3.4, 2.0), (3.4, 2.6), ()], ids=str)
+@pytest.mark.parametrize(("methods", "classes"), [(3, 10), (9, 10), (9, 100)])
+def test_heat_maps_of_several_methods_are_readable(tmp_path, methods, classes, size):
+    names = [
+        "fedavg",
+        "fedntd",
+        "scaffold",
+        "fedprox",
+        "moon",
+        "flashback",
+        "feddf",
+        "fedreg",
+        "fednova",
+    ]
+    for name in names[:methods]:
+        make_job(tmp_path, [f"algorithm={name}"], classes=classes)
+    (setting,) = settings(find_jobs(tmp_path))
+    with styled(Pictures(size=size)):
+        assert_readable(draw_sweep.class_accuracy(setting, normalised=True))
+
+
+@pytest.mark.parametrize("size", [(3.4, 2.0), (3.4, 2.6)], ids=str)
+def test_analysis_of_local_epochs_is_readable(size):
+    keys = pd.MultiIndex.from_product([range(8), range(6)], names=["round", "epoch"])
+    columns = ["in_local_accuracy", "out_local_accuracy", "train_accuracy"]
+    table = pd.DataFrame(0.5, keys, columns).reset_index()
+    title = "fedavg on cifar10, sharding shards_per_client=2, 100 clients, seed 0"
+    with styled(Pictures(size=size)):
+        assert_readable(draw_analysis("local_epochs", title, table))
+
+
+@pytest.mark.parametrize(("count", "columns"), [(1, 1), (3, 3), (5, 3), (7, 4), (9, 3)])
+def test_rows_of_panels_are_equally_long(count, columns):
+    with styled():
+        assert fitting(count, 1.6, most=4) == columns

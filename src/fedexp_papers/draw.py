@@ -16,14 +16,17 @@ from fedexp.figures.style import (
     NAMED_CLASSES,
     colour_bar,
     colour_map,
+    fixed_height,
     integers,
     label_size,
     legend,
+    legend_columns,
     one_line,
     panels,
     set_panel_title,
     stroke,
     tiles,
+    wrapped,
 )
 
 LINES = ("-", "--", ":")  # for classes if the style's colours repeat
@@ -51,11 +54,13 @@ def draw_lines(
     """
     names = list(dict.fromkeys(name for table, _ in lines for name in table))
     figure, grid = tiles(shortened(title), 3.4, len(names), 2.4)
+    high = (figure.get_figheight() - 1.2) / grid[0].get_subplotspec().get_gridspec().nrows
     for axes, name in zip(grid, names, strict=True):
         shown = [(table[name].dropna(), style) for table, style in lines if name in table]
         for values, style in shown:
             draw_line(axes, values, style, ddof, has_bars=len(shown) <= most_bars)
-        axes.set(xlabel=x, ylabel=name, **options)
+        words = name if fixed_height() is None else " ".join(name.split())
+        axes.set(xlabel=x, ylabel=wrapped(words, high, "axes.labelsize"), **options)
         if x in WHOLE:
             axes.xaxis.set_major_locator(integers(8))
         if name == "cross-entropy" and is_wide(np.concatenate([values for values, _ in shown])):
@@ -113,12 +118,14 @@ def draw_maps(
     figure, grid = panels(shortened(title), 1.0 + rows * height, rows, columns, wide)
     norm = norm or Normalize(0, 1)
     shown = list(grid.flat[: len(maps)])
-    for axes, (name, values) in zip(shown, maps.items(), strict=True):
+    for number, (axes, (name, values)) in enumerate(zip(shown, maps.items(), strict=True)):
         look: dict[str, Any] = {"norm": norm, "cmap": colours or colour_map()}
         axes.imshow(values, aspect="auto", interpolation="nearest", **look)
         axes.grid(False)
         axes.xaxis.set_major_locator(integers(8))
         axes.set(**options)
+        if number + columns < len(maps):
+            axes.set_xlabel("")  # it is below the last panel of each column
         set_panel_title(axes, name)
     for axes in grid.flat[len(maps) :]:
         axes.set_axis_off()
@@ -162,4 +169,4 @@ def draw_class_legend(figure: Figure, axes: Sequence[Axes], classes: Sequence[st
         return
     handles, labels = axes[0].get_legend_handles_labels()
     look: dict[str, Any] = {"loc": "outside lower center", "fontsize": label_size()}
-    figure.legend(handles, labels, ncols=min(len(labels), 10), markerscale=2, **look)
+    figure.legend(handles, labels, ncols=legend_columns(labels, 10), markerscale=2, **look)

@@ -20,7 +20,7 @@ from fedexp.analysis.sweep_figures import Method, Setting
 from fedexp.core.errors import ConfigError
 from fedexp.figures.draw import PER_ROW, round_picture
 from fedexp.figures.draw_details import local_series
-from fedexp.figures.style import map_height, stroke
+from fedexp.figures.style import fitting, map_height, stroke
 from fedexp.metrics import forgetting
 from fedexp.metrics.forgetting_metric import RoundDrop
 from fedexp.metrics.record import Record
@@ -265,7 +265,7 @@ def round_models(settings: Sequence[Setting], title: str, round: int | None = No
         maps[f"{method.name}, round {past.local_rounds[-1]}"] = round_picture(past)
     height = 0.6 + min(max(map_height(len(values)) for values in maps.values()), 2.6)
     text, label = f"Class accuracies within a round\n{title}", "test accuracy of the class"
-    columns = min(len(maps), PER_ROW)
+    columns = fitting(len(maps), 1.6, PER_ROW)
     figure, grid = draw_maps(text, maps, label, height, columns, xlabel="class (index)")
     for axes, values in zip(grid, maps.values(), strict=True):
         last = len(values) - 1

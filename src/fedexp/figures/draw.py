@@ -34,7 +34,6 @@ from fedexp.figures.style import (
     points,
     round_axis,
     set_panel_title,
-    width,
     write_note,
 )
 from fedexp.metrics.forgetting import normalised_heat_map
@@ -72,7 +71,7 @@ def class_maps(
     runs can be compared. Larger values are clipped.
     """
     classes = shown[0][1].classes
-    columns = min(fitting(len(shown), 1.6), PER_ROW)
+    columns = fitting(len(shown), 1.6, PER_ROW)
     rows = -(-len(shown) // columns)
     height = 0.9 + rows * (0.6 + map_height(len(classes)) * (1 if len(shown) == 1 else 0.75))
     end = ", normalised in every round" if normalised else ""
@@ -88,19 +87,21 @@ def class_maps(
     if normalised:
         top = min(1.0, 3 / len(classes))
         label = f"share of the round's summed accuracy\n(uniform: 1/C = {1 / len(classes):.3g})"
-    maps, ticks = [], min(12 // columns + 3, int(3 * width() / columns))
-    for axes, (name, run, record) in zip(grid.flat, shown, strict=False):
+    maps = []
+    for number, (axes, (name, run, record)) in enumerate(zip(grid.flat, shown, strict=False)):
         maps.append(normalised_heat_map(record.matrix) if normalised else record.matrix)
-        image = map_cells(axes, np.array(record.rounds), maps[-1], top, ticks=ticks)
+        image = map_cells(axes, np.array(record.rounds), maps[-1], top)
         task_lines(run, axes, "white")
-        axes.tick_params(labelbottom=True)
+        axes.tick_params(labelbottom=number + columns >= len(shown))
         set_panel_title(axes, name)
     grid.flat[0].set_ylim(len(classes) - 0.5, -0.5)
     for axes in grid.flat[len(shown) :]:
         axes.set_axis_off()
-    for axes in grid[:, 0]:
-        class_axis(axes, classes)
-    figure.supxlabel("round", fontsize=rcParams["axes.labelsize"])
+    class_axis(grid[0, 0], classes)
+    size = rcParams["axes.labelsize"]
+    figure.supylabel(grid[0, 0].get_ylabel(), fontsize=size)
+    grid[0, 0].set_ylabel("")
+    figure.supxlabel("round", fontsize=size)
     values = np.concatenate([each.ravel() for each in maps])
     colour_bar(figure, list(grid.flat), image, label, values)
     return figure

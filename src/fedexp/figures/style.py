@@ -20,7 +20,7 @@ from matplotlib.colors import Colormap
 from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties
 from matplotlib.style import context
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import FixedLocator, MaxNLocator
 
 from fedexp.figures.pictures import PNG, Pictures
 
@@ -62,16 +62,20 @@ def styled(pictures: Pictures = PNG) -> Iterator[None]:
             _named.pop()
 
 
+def settings() -> Pictures:
+    """Return the settings of the figures that are being drawn."""
+    return _named[-1] if _named else PNG
+
+
 def class_names(classes: Sequence[str]) -> Sequence[str]:
     """Return the names of the classes that figures show.
 
     classes: the names in the data. Raises ConfigError if `figures.classes` has another number of
     names.
     """
-    if not _named or not _named[-1].classes:
-        return classes
-    _named[-1].check_classes(len(classes))
-    return _named[-1].classes
+    look = settings()
+    look.check_classes(len(classes))
+    return look.classes or classes
 
 
 def one_line(names: Sequence[str]) -> list[str]:
@@ -82,6 +86,11 @@ def one_line(names: Sequence[str]) -> list[str]:
 def width() -> float:
     """Return the width of a figure in inches."""
     return float(matplotlib.rcParams["figure.figsize"][0])
+
+
+def fixed_height() -> float | None:
+    """Return the height of all figures in inches, or None if it depends on the content."""
+    return settings().size[1] if settings().size else None
 
 
 def stroke(share: float = 1.0) -> float:
@@ -104,11 +113,13 @@ def wrapped(text: str, inches: float, size: str) -> str:
 def set_title(figure: Figure, text: str) -> None:
     """Write a title above all panels. The text is not parsed as mathematics.
 
-    Long lines are broken, and the figure becomes higher by the additional lines.
+    Long lines are broken, and the figure becomes higher by the additional lines unless its height
+    is fixed.
     """
     shown = wrapped(text, figure.get_figwidth(), "figure.titlesize")
-    more = shown.count("\n") - text.count("\n")
-    figure.set_figheight(figure.get_figheight() + more * 1.3 * points("figure.titlesize") / 72)
+    if fixed_height() is None:
+        more = shown.count("\n") - text.count("\n")
+        figure.set_figheight(figure.get_figheight() + more * 1.3 * points("figure.titlesize") / 72)
     figure.suptitle(shown, parse_math=False)
 
 
@@ -136,13 +147,13 @@ def cell_edges(rounds: np.ndarray) -> np.ndarray:
 
 
 def map_cells(
-    axes: Axes, rounds: np.ndarray, values: np.ndarray, top: float, first: int = 0, ticks: int = 12
+    axes: Axes, rounds: np.ndarray, values: np.ndarray, top: float, first: int = 0
 ) -> QuadMesh:
     """Draw a heat map without axis labels or colour bar."""
     rows, cells = np.arange(values.shape[1] + 1) + first - 0.5, np.ma.masked_invalid(values.T)
     image = axes.pcolormesh(cell_edges(rounds), rows, cells, cmap=colour_map(), vmin=0, vmax=top)
     axes.invert_yaxis()
-    axes.xaxis.set_major_locator(integers(ticks))
+    axes.xaxis.set_major_locator(integers(12))
     return image
 
 
@@ -158,10 +169,16 @@ def colour_bar(
     label: str,
     values: np.ndarray,
 ) -> None:
-    finite = np.isfinite(values)
+    """Draw the colour bar of one or several panels. values: those that are shown."""
+    finite, every = np.isfinite(values), np.ravel(np.asarray(axes))
+    places = filter(None, (each.get_subplotspec() for each in every))
+    rows = len({place.rowspan.start for place in places}) or 1
     clipped = image.norm.vmax is not None and bool((values[finite] > image.norm.vmax).any())
-    bar = figure.colorbar(image, ax=axes, extend="max" if clipped else "neither", pad=0.02)
-    bar.set_label(label if finite.all() else f"{label}\n(grey: undefined)", fontsize=label_size())
+    look: dict[str, Any] = {"extend": "max" if clipped else "neither", "aspect": 20 * rows}
+    bar = figure.colorbar(image, ax=axes, pad=0.02, **look)
+    bar.ax.yaxis.set_major_locator(Fitting(6))
+    text = label if finite.all() else f"{label}\n(grey: undefined)"
+    bar.set_label(wrapped(text, 0.8 * figure.get_figheight(), "axes.titlesize"), size=label_size())
 
 
 def label_size() -> Any:
@@ -169,9 +186,37 @@ def label_size() -> Any:
     return matplotlib.rcParams["axes.titlesize"]
 
 
-def integers(most: int) -> MaxNLocator:
-    """Return a tick locator for integers, at multiples of 1, 2 or 5 times a power of ten."""
-    return MaxNLocator(nbins=most, integer=True, min_n_ticks=1, steps=[1, 2, 5, 10])
+class Fitting(MaxNLocator):
+    """Ticks at multiples of 1, 2 or 5 times a power of ten, not more than fit beside each other."""
+
+    def __init__(self, most: int, **options: Any):
+        super().__init__(most, min_n_ticks=1, steps=[1, 2, 5, 10], **options)
+        self.most = most
+
+    def __call__(self) -> Any:
+        self.set_params(nbins=int(np.clip(self.axis.get_tick_space(), 2, self.most)))
+        return super().__call__()
+
+
+def integers(most: int) -> Fitting:
+    """Return a locator of ticks at integers. most: the approximate maximum number of ticks."""
+    return Fitting(most, integer=True)
+
+
+class Thinned(FixedLocator):
+    """Ticks at 0 to count - 1, or at every n-th of them if not all labels fit beside each other.
+
+    length: the length of a label along the axis, relative to the size of its font.
+    """
+
+    def __init__(self, count: int, length: float):
+        super().__init__(range(count))
+        self.length = length
+
+    def tick_values(self, vmin: Any, vmax: Any) -> Any:
+        of_axis = 3 if self.axis.axis_name == "x" else 2  # length for which it computes the space
+        fit = max(self.axis.get_tick_space() * of_axis / self.length, 1)
+        return self.locs[:: int(np.ceil(len(self.locs) / fit))]
 
 
 def panels(
@@ -180,19 +225,33 @@ def panels(
     """Return a figure and its panels as an array [rows, columns].
 
     height, wide: the size in inches. The figure is as wide as the style's, or `wide` if this is
-    more. If the style is narrower than 8 inches, a height above 3 inches is reduced. options:
-    keyword arguments of `Figure.subplots`.
+    more. If the style is narrower than 8 inches, a height above 3 inches is reduced. Both are
+    ignored if the settings have a size. options: keyword arguments of `Figure.subplots`.
     """
     height = min(height, max(3.0, height * (width() / 8) ** 0.5))
-    figure = Figure(figsize=(max(width(), wide), height), layout="constrained")
+    size = settings().size or (max(width(), wide), height)
+    figure = Figure(figsize=size, layout="constrained")
     if title:
         set_title(figure, title)
     return figure, figure.subplots(rows, columns, squeeze=False, **options)
 
 
-def fitting(count: int, inches: float) -> int:
-    """Return how many of `count` panels fit side by side if each is at least `inches` wide."""
-    return int(np.clip(width() / inches, 1, count))
+def fitting(count: int, inches: float, most: int = 100, between: float = 0.35) -> int:
+    """Return how many of `count` panels to draw side by side, so that the last row is not short.
+
+    Each is at least `inches` wide, and at most `most` are in a row. If the height of the figure is
+    fixed, the panels are as large as possible instead. between: the height of the texts of a row.
+    """
+    high = fixed_height()
+    best = int(np.clip(width() / inches, 1, min(count, most)))
+    if high is not None:
+
+        def size(columns: int) -> float:
+            rows = -(-count // columns)
+            return min(width() / columns - 0.4, 1.6 * ((high - 0.8) / rows - between))
+
+        best = max(range(1, count + 1), key=size)
+    return -(-count // -(-count // best))
 
 
 def tiles(title: str, height: float, count: int, inches: float, **options: Any) -> Any:
@@ -201,7 +260,7 @@ def tiles(title: str, height: float, count: int, inches: float, **options: Any) 
     height: the height of a row and the title. inches: the smallest width of a panel. options: see
     `panels`.
     """
-    columns = fitting(count, inches)
+    columns = fitting(count, inches, between=0.5)
     rows = -(-count // columns)
     figure, grid = panels(title, height + (rows - 1) * (height - 0.6), rows, columns, **options)
     for axes in grid.flat[count:]:
@@ -221,14 +280,15 @@ def legend(figure: Figure, axes: Axes, title: str = "") -> None:
         return
     place: dict[str, Any] = {"loc": "outside right center"}
     if is_narrow():
-        place = {"loc": "outside lower center", "ncols": legend_columns(labels, len(labels))}
+        columns = legend_columns(labels, len(labels))
+        place = {"loc": "outside lower center", "ncols": columns, "columnspacing": 1}
     figure.legend(handles, labels, title=title or None, **place)
 
 
 def legend_columns(labels: Sequence[str], most: int) -> int:
     """Return how many columns of a legend fit into the width of a figure, at most `most`."""
     longest = max(len(line) for label in labels for line in label.split("\n"))
-    wide = (LETTER * longest + 5) * points("legend.fontsize") / 72
+    wide = (LETTER * longest + (4 if is_narrow() else 5)) * points("legend.fontsize") / 72
     return int(np.clip(0.85 * width() / wide, 1, most))
 
 
@@ -262,10 +322,10 @@ def line(
         axes.plot(rounds, values, **look, linewidth=stroke(0.6 if faint else 1.0), label=label)
 
 
-def round_axis(axes: Axes, ticks: int = 12) -> None:
-    """Label the axis of rounds. ticks: the approximate maximum number of ticks."""
+def round_axis(axes: Axes) -> None:
+    """Label the axis of rounds."""
     axes.set_xlabel("round")
-    axes.xaxis.set_major_locator(integers(ticks))
+    axes.xaxis.set_major_locator(integers(12))
 
 
 def write_note(axes: Axes, why: str) -> None:
@@ -277,8 +337,8 @@ def write_note(axes: Axes, why: str) -> None:
 def class_axis(axes: Axes, classes: Sequence[str], horizontal: bool = False) -> None:
     """Label the axis of classes.
 
-    Up to 20 classes are labelled by name, or by number if the name is empty. With more classes,
-    only some class numbers are labelled.
+    Up to 20 classes are labelled by name, or by number if the name is empty; some labels are left
+    out if they do not fit. With more classes, only some class numbers are labelled.
     """
     axis = axes.xaxis if horizontal else axes.yaxis
     if len(classes) > NAMED_CLASSES:
@@ -288,6 +348,9 @@ def class_axis(axes: Axes, classes: Sequence[str], horizontal: bool = False) -> 
     axis.set_label_text("class")
     shown = one_line(class_names(classes))
     names = [name if len(name) <= 20 else f"{name[:9]}…{name[-10:]}" for name in shown]
-    axis.set_ticks(range(len(names)), names, fontsize="small", parse_math=False)
-    if horizontal and max(map(len, names)) > 4:
+    axis.set_ticks(range(len(names)), names, parse_math=False)
+    longest = max(map(len, names))
+    is_upright = horizontal and longest <= 4
+    axis.set_major_locator(Thinned(len(names), 0.8 + LETTER * longest if is_upright else 1.2))
+    if horizontal and not is_upright:
         axes.tick_params("x", rotation=90)
