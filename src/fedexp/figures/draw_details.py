@@ -206,8 +206,9 @@ def clients(run: RunData, record: Record, view: str = PLAIN) -> Figure:
             axes.axhline(worst, color=colour, linestyle=":", linewidth=stroke(0.5))
             axes.axvspan(0.5, np.ceil(len(shown) / 10) + 0.5, color=ABSENT, zorder=0)
         axes.set_ylabel(measure)
+        axes.set_xlim(0.5, len(shown) + 0.5)
         axes.xaxis.set_major_locator(integers(12))
         legend_beside(axes)
-    both[0].set_ylim(0, 1.03)
+    both[0].set_ylim(-0.03, 1.03)  # a line at 0 is visible
     axes.set_xlabel("clients, from the worst to the best")
     return figure
