@@ -107,7 +107,7 @@ def draw_picture(node: Mapping[str, Any], settings: Sequence[Setting], title: st
     flags = [f"--{key}={value}" for key, value in options.items()]
     first = str(methods[0].runs[0].directory)
     given = make_parser().parse_args(["analyse", first, kind, *flags])
-    return next(make_results(runs, given, title if methods[1:] else "")).draw()
+    return next(make_results(runs, given, title)).draw()
 
 
 def label_runs(sweep: PaperSweep, runs: Sequence[RunDirectory]) -> list[Setting]:

@@ -66,6 +66,16 @@ def test_each_picture_of_each_sweep_is_drawn(name, tmp_path, caplog):
     assert all(figure().axes for figure in drawn.values())
 
 
+def test_title_of_a_single_run_names_the_figure_and_the_method(tmp_path, monkeypatch):
+    def results(runs, given, title):
+        return iter([SimpleNamespace(draw=lambda: title)])
+
+    monkeypatch.setattr("fedexp_papers.figures.make_results", results)
+    sweep = load_paper_sweep("fedntd_fig18")
+    (draw,) = dict(make_pictures(sweep, runs_of(sweep, tmp_path))).values()
+    assert draw() == "FedNTD Fig. 18, IID, then s=2, FedAvg"
+
+
 def settings_of(name, folder, **options):
     sweep = load_paper_sweep(name)
     return label_runs(sweep, runs_of(sweep, folder, **options)), sweep

@@ -17,7 +17,8 @@ from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 
 from fedexp.analysis.draw_sweep import MARKERS, look, shortened
-from fedexp.analysis.naming import number_methods
+from fedexp.analysis.naming import displayed, number_methods
+from fedexp.core.console import plural
 from fedexp.core.errors import ConfigError
 from fedexp.figures.style import colour_bar, colour_map, legend_beside, panels, stroke, width
 from fedexp.rundir import kept_models
@@ -197,7 +198,7 @@ def tsne(runs: Runs, number: int | None, options: Namespace, title: str = "") ->
         frames.append(pd.DataFrame(columns | {"x": points[:, 0], "y": points[:, 1]}))
     table = pd.concat(frames)
     if others:
-        title = " and ".join(subjects)
+        title = " and ".join(displayed(list(subjects)))
     return Result(
         "_with_".join([f"tsne_round{number}", *(run.directory.resolve().name for run in others)]),
         table.drop(columns=["run", "is_global"]),
@@ -296,7 +297,7 @@ def style_groups(
             index, count = list(numbers).index(run), points["model"].nunique()
             colour = look(numbers[run])["color"]
             noun = "global model" if is_global else "local model"
-            label = f"{run}: {count} {noun}{'s' if count > 1 else ''}"
+            label = f"{displayed([run])[0]}: {plural(count, noun)}"
         if is_global:
             colour = "0.45" if several and index % 2 else "black"
         yield points, {"color": colour, "marker": MARKERS[index % len(MARKERS)], "label": label}
