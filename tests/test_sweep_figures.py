@@ -9,7 +9,7 @@ import yaml
 
 from fedexp.analysis import draw_sweep, sweep_figures
 from fedexp.analysis.means_table import Layout
-from fedexp.analysis.report import write_report, write_tables
+from fedexp.analysis.report import write_page, write_report, write_tables
 from fedexp.rundir.sweeps import find_jobs
 from test_figures import make_run as make_files
 
@@ -222,31 +222,33 @@ def test_report_writes_tables_and_figures(tmp_path):
         make_run(tmp_path, ["experiment=fedntd/cifar10_s2", f"algorithm={name}"])
     paths = write_report(tmp_path, figures=True)
     kinds = ("curves", "class_accuracy", "class_accuracy_normalised")
-    drawn = paths[3:-1]
+    drawn = paths[3:]
     assert [path.name for path in drawn] == [f"fedntd_cifar10_s2_{kind}.png" for kind in kinds]
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in drawn)
-    page = paths[-1].read_text()
+    page = write_page(tmp_path, paths).read_text()
     shown = sorted(path.relative_to(tmp_path).as_posix() for path in drawn)
     assert re.findall('src="(.+?)"', page) == shown
     assert len(list((tmp_path / "figures").iterdir())) == 3  # without temporary files
     assert "<th>best accuracy</th>" in page
+    assert page.index("<td>FedNTD</td>") < page.index("src=") < page.index(">rounds to target</a>")
     paths = write_report(tmp_path, figures=False)
-    assert len(paths) == 4
-    assert "src=" not in paths[-1].read_text()  # no pictures of earlier reports
+    assert len(paths) == 3
+    # no pictures of earlier reports
+    assert "src=" not in write_page(tmp_path, paths).read_text()
 
 
 def test_failed_figure_does_not_affect_tables(tmp_path, caplog, monkeypatch):
     make_run(tmp_path, ["algorithm=fedavg"])
     (tmp_path / "run00" / "partition.npz").write_text("no archive")
     monkeypatch.setattr("fedexp.analysis.report.log.propagate", True)
-    assert len(write_report(tmp_path, figures=True)) == 4
+    assert len(write_report(tmp_path, figures=True)) == 3
     assert "the figures could not be drawn" in caplog.text
 
 
 def test_page_shows_text_of_the_runs_as_text(tmp_path):
     make_run(tmp_path, ["algorithm=fedavg", "model.name=<script>"], accuracy=0.25)
     make_run(tmp_path, ["algorithm=fedavg", "model.name=b"], accuracy=0.5)
-    page = write_report(tmp_path, figures=False)[-1].read_text()
+    page = write_page(tmp_path, write_report(tmp_path, figures=False)).read_text()
     assert "&lt;script&gt;" in page
     assert "<script" not in page
     assert "<td>0.25</td>" in page

@@ -25,6 +25,8 @@ def test_missing_launcher_names_its_extra(fedexp, monkeypatch, tmp_path):
     # a preview launches nothing
     preview = fedexp("--multirun", "hydra/launcher=ray", "seed=0,1", "preview=true")
     assert preview.out.splitlines()[-1] == "2 jobs: 0 done, 2 new"
+    preview = fedexp("--multirun", "seed=0", "preview=true")
+    assert preview.out.splitlines()[-1] == "1 job: 0 done, 1 new"
 
 
 @pytest.fixture

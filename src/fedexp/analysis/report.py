@@ -18,6 +18,7 @@ from fedexp.analysis.frame import (
 )
 from fedexp.analysis.means_table import Layout, choose_values, make_table, shown_metrics
 from fedexp.analysis.measures import main_measures
+from fedexp.analysis.naming import displayed
 from fedexp.analysis.run_report import report_run
 from fedexp.analysis.significance import differences, find_baseline, tabulate
 from fedexp.analysis.sweep import find_sweep
@@ -39,6 +40,14 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("fedexp")
 DIFFERENCES = "differences.csv"
+ORIGIN = ("seeds", "commits", "hardware")  # the last columns of the page
+# columns whose names are no words -> their headings on the page
+HEADINGS = {
+    "n": "runs",
+    "low": "95 % interval from",
+    "high": "to",
+    "least_p": "smallest possible p",
+}
 
 
 def write_sweep_reports(options: argparse.Namespace) -> None:
@@ -58,13 +67,13 @@ def write_sweep_reports(options: argparse.Namespace) -> None:
         paths = write_report(directory, not options.no_figures, options)
         if not paths:
             raise ConfigError(f"no finished run in {directory}")
-        print_table(directory, paths)
+        print_table(directory, [*paths, write_page(directory, paths)])
 
 
 def write_report(
     directory: Path, figures: bool, flags: argparse.Namespace | None = None
 ) -> list[Path]:
-    """Write a sweep's tables and page, and its figures if `figures` is true. Return all paths.
+    """Write a sweep's tables, and its figures if `figures` is true. Return all paths.
 
     If a figure cannot be drawn, the report is written without it. flags: the command line's flags,
     see `add_picture_flags` and `add_layout_flags`.
@@ -83,7 +92,7 @@ def write_report(
         except Exception:
             again = "the figures could not be drawn; run `fedexp report %s` to try again"
             log.exception(again, typed_path(directory))
-    return [*paths, write_page(directory, paths)]
+    return paths
 
 
 def draw_figures(
@@ -109,18 +118,16 @@ def write_page(directory: Path, written: Collection[Path]) -> Path:
     """
     from jinja2 import Environment, FileSystemLoader
 
+    names = [path.stem for path in directory.glob("*.csv")]
     tables = {
-        path.stem: storage.read_csv(path, keep_default_na=False, na_values=[""])
-        .dropna(axis="columns", how="all")
-        .rename(columns=layout.heading)
-        .to_html(index=False, na_rep="", border=0, float_format="{:.4g}".format)  # escapes text
-        for path in sorted(directory.glob("*.csv"))
+        name: page_table(directory / f"{name}.csv")
+        for name in sorted(names, key=lambda name: (name != "table", name))  # the means come first
     }
-    figures = [
-        path.relative_to(directory).as_posix()
+    figures = {
+        path.relative_to(directory).as_posix(): path.stem.replace("_", " ")
         for path in picture_files(directory / "figures")
         if path in written or not path.stem.endswith(KINDS)
-    ]
+    }
     folder = FileSystemLoader(Path(__file__).parent)
     template = Environment(loader=folder, autoescape=True).get_template("index.html.j2")
     page = template.render(title=directory.absolute().name, tables=tables, figures=figures)
@@ -128,10 +135,27 @@ def write_page(directory: Path, written: Collection[Path]) -> Path:
     return directory / "index.html"
 
 
+def page_table(path: Path) -> str:
+    """Return a csv file as a table of the page, with the display names of methods."""
+    table = storage.read_csv(path, keep_default_na=False, na_values=[""]).dropna(axis=1, how="all")
+    for column in {"method", "baseline"} & set(table):
+        known = table[column].dropna().astype(str).unique().tolist()
+        table[column] = table[column].replace(dict(zip(known, displayed(known), strict=True)))
+    order = sorted(table.columns, key=ORIGIN.__contains__)  # the others keep their places
+    table = table[order].rename(columns=lambda name: HEADINGS.get(name) or layout.heading(name))
+    html: str = table.to_html(index=False, na_rep="", border=0, float_format="{:.4g}".format)
+    return html  # with text escaped
+
+
 def print_table(directory: Path, paths: Sequence[Path]) -> None:
-    """Print a sweep's table, and the paths that `write_report` returned."""
+    """Print a sweep's table and the paths of its report."""
     print((directory / "table.md").read_text(encoding="utf-8"))
-    print("\n".join(f"  {storage.display_path(path)}" for path in paths))
+    print_paths(paths)
+
+
+def print_paths(paths: Iterable[Path]) -> None:
+    for path in paths:
+        print(f"  {storage.display_path(path)}")
 
 
 def finish_sweep(directory: Path, figures: bool) -> None:
@@ -148,8 +172,7 @@ def finish_sweep(directory: Path, figures: bool) -> None:
     except Exception as error:
         message = f"sweep={sweep.name}: finish={sweep.finish}: {reason_of(error)}"
         raise ConfigError(message) from error
-    for path in function(directory, figures):
-        print(f"  {storage.display_path(path)}")
+    print_paths(function(directory, figures))
 
 
 def write_tables(directory: Path, jobs: Sequence[RunDirectory], asked: Layout) -> list[Path]:

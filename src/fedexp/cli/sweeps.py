@@ -27,6 +27,7 @@ from fedexp.config.named import search_path
 from fedexp.config.settings import Stop
 from fedexp.config.values import make_target
 from fedexp.core import interrupts
+from fedexp.core.console import plural
 from fedexp.core.errors import (
     FAILED,
     ConfigError,
@@ -199,14 +200,15 @@ def run_grid(multirun: Multirun, arguments: Sequence[str]) -> None:
         grids = launches(load_sweep(name, search_path()), arguments)
     every = [job for grid in grids for job in expand(grid)]
     if not preview:
-        print(f"checking {len(every)} jobs", flush=True)
+        print(f"checking {plural(len(every), 'job')}", flush=True)
     jobs = check_jobs(multirun, every, shows=preview)
     if preview:
         return
     choices = multirun.config.hydra.runtime.choices
     check_installed(choices)
     away = "; output in .submitit/" if choices["hydra/launcher"].startswith("submitit") else ""
-    print(f"{display_path(multirun.directory)}: {len(jobs)} jobs{away}", flush=True)
+    count = plural(len(jobs), "job")
+    print(f"{display_path(multirun.directory)}: {count}{away}", flush=True)
     multirun.finish(multirun.launch([job.overrides for job in jobs], planned=jobs))
 
 
@@ -285,10 +287,10 @@ def check_jobs(multirun: Multirun, jobs: Sequence[Sequence[str]], shows: bool) -
         interrupts.raise_received()
     if shows:
         others = [f", {number} {kind}" for kind, number in sorted(counts.items()) if kind != "done"]
-        print(f"{len(planned)} jobs: {counts['done']} done{''.join(others)}")
+        print(f"{plural(len(planned), 'job')}: {counts['done']} done{''.join(others)}")
     if wrong:
         texts = [
-            f"{message}\n  (in {len(jobs_of)} of {len(planned)} jobs: {jobs_of[0]}"
+            f"{message}\n  (in {len(jobs_of)} of {plural(len(planned), 'job')}: {jobs_of[0]}"
             f"{', ...' if len(jobs_of) > 1 else ''})"
             for message, jobs_of in wrong.items()
         ]
@@ -341,7 +343,13 @@ def show_report(directory: Path, name: str | None, figures: bool) -> None:
     name: the name of the sweep in conf/sweep, or None for a sweep without a name. figures: whether
     to draw figures.
     """
-    from fedexp.analysis.report import finish_sweep, print_table, write_page, write_report
+    from fedexp.analysis.report import (
+        finish_sweep,
+        print_paths,
+        print_table,
+        write_page,
+        write_report,
+    )
     from fedexp.rundir.sweeps import write_sweep_name
 
     if name is not None:
@@ -350,7 +358,7 @@ def show_report(directory: Path, name: str | None, figures: bool) -> None:
     if paths:
         print_table(directory, paths)
         finish_sweep(directory, figures)
-        write_page(directory, paths)  # with what the sweep's own function has written
+        print_paths([write_page(directory, paths)])  # with what the sweep's function has written
         log_tables(directory, paths)
 
 
