@@ -87,6 +87,19 @@ def test_plain_line_shows_metrics_and_time():
         " left 20 s"
     )
     assert "forgetting" not in lines[0]
+    assert lines[-1].endswith("2 s/round")  # nothing is left
+
+
+def test_job_of_a_sweep_has_one_name():
+    """The lines of jobs that share a terminal start with the name, and so does the result."""
+    console = Console(file=io.StringIO())
+    progress = Progress(console, shares_terminal=True, job="job 3")
+    progress.start(make_info(1))
+    progress.after_round(make_record(1))
+    progress.finish(SUMMARY, [], {})
+    line, result = console.file.getvalue().splitlines()
+    assert line.startswith("job 3  round 1/1  accuracy 0.5000")
+    assert result == "job 3: completed  accuracy 0.9123  forgetting 0.2000  time 1:02:05  run"
 
 
 @pytest.mark.parametrize("total", [1, 2, 49, 50, 51, 99, 200, 1000, 4001])

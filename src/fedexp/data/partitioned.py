@@ -99,7 +99,7 @@ class Partition:
         It gives the clients' numbers of examples and classes, the settings and the hash.
         """
         used = [
-            f"{key} {value}"
+            f"{key}={str(value).lower() if isinstance(value, bool) else value}"
             for key, value in self.info.items()
             if isinstance(value, int | float | str) and not key.startswith(("scheme", "size_"))
         ]
@@ -110,7 +110,7 @@ class Partition:
             server += f"; {len(self.test):,} more are the test set"
         return (
             f"{plural(len(self.parts), 'client')} with {sizes} examples each, of {classes} of the"
-            f" {total}{server} ({', '.join([*used, f'hash {self.hash[:12]}'])})"
+            f" {total}{server} ({', '.join([*used, f'hash={self.hash[:12]}'])})"
         )
 
     @property

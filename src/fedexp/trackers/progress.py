@@ -62,7 +62,8 @@ class Progress(Tracker):
     """Show the progress of one run, and then its result.
 
     shares_terminal: whether other runs write to the same terminal. If so, the output is plain lines
-    that start with the run's name. in_sweep: whether the result is a single line.
+    that start with the run's name. job: the name of the run in a sweep, whose result is a single
+    line, or an empty text.
     """
 
     name: ClassVar[str] = "the console"
@@ -71,15 +72,15 @@ class Progress(Tracker):
         self,
         console: Console | None = None,
         shares_terminal: bool = False,
-        in_sweep: bool = False,
+        job: str = "",
     ) -> None:
         self.console = console or Console(highlight=False)
         self.shares_terminal = shares_terminal
-        self.in_sweep = in_sweep
+        self.job = job
         self._live: Live | None = None
 
     def start(self, info: RunInfo) -> None:
-        self._name, self._directory = info.name, info.directory
+        self._name, self._directory = self.job or info.name, info.directory
         self._total, self._round = info.total_rounds, info.first_round
         self._every = math.ceil(info.total_rounds / MOST_LINES) or 1
         self._status, self._started, self._first_line = "running", time.monotonic(), True
@@ -115,7 +116,7 @@ class Progress(Tracker):
     ) -> None:
         self._status = str(summary.get("status", "completed"))
         self._stop()
-        if self.shares_terminal or self.in_sweep:
+        if self.shares_terminal or self.job:
             result_line(self._name, summary, self._directory, self.console)
         else:
             result_table(summary, self._directory, figures, self.console)
@@ -145,7 +146,8 @@ class Progress(Tracker):
         number = f"round {self._round:>{len(str(self._total))}}/{self._total}"
         parts = [number, *self._metrics(values)]
         if self._pace is not None and self.seconds_left is not None:
-            parts += [f"{duration(self._pace)}/round", f"left {duration(self.seconds_left)}"]
+            parts.append(f"{duration(self._pace)}/round")
+            parts += [f"left {duration(self.seconds_left)}"] * (self._round < self._total)
         return "  ".join(parts)
 
     def _metrics(self, values: Mapping[str, float | None]) -> list[str]:
@@ -204,7 +206,7 @@ def result_line(name: str, summary: Mapping[str, Any], directory: Path, console:
     prefix = "" if "accuracy" in summary else "validation "
     shown = [f"{prefix}accuracy", f"{prefix}forgetting", "time"]
     values = [f"{key} {rows[key]}" for key in shown if key in rows]
-    line = "  ".join([name, rows["status"], *values, str(display_path(directory))])
+    line = "  ".join([f"{name}: {rows['status']}", *values, str(display_path(directory))])
     write_line(line, console)
 
 

@@ -29,3 +29,9 @@ class Job:
     overwrite: bool = False  # whether to replace a run in the directory
     place: Place = field(default_factory=Place)
     in_search: bool = False  # whether the job is a trial of a search
+
+    @property
+    def name(self) -> str:
+        """Return the job's name on the console: its number or, without a number, its directory."""
+        number = self.place.number
+        return f"job {self.directory.name if number is None else number + 1}"

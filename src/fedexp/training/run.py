@@ -89,7 +89,7 @@ def train_run(job: Job) -> dict[str, Any]:
             check_used(config, typed_overrides(job.overrides))
         built = at_place(built, job)
         if job.sweep is not None:
-            log.info("job %s: %s", job.directory.name, " ".join(job.overrides))
+            log.info("%s: %s", job.name, " ".join(job.overrides))
         before = recorded_precision(job.directory) if continues else None
         simulation = prepare(built, job.place.cores, before)
         built.figures.check_classes(len(simulation.runtime.data.classes))
@@ -281,7 +281,8 @@ def recording(run: Run) -> Iterator[Recorder]:
     """
     trackers = create_all(run.built.tracker, Tracker)
     own = create_all(run.built.callback, Callback)
-    progress = Progress(None, not run.job.place.alone, in_sweep=run.job.sweep is not None)
+    job = "" if run.job.sweep is None else run.job.name
+    progress = Progress(None, not run.job.place.alone, job)
     callbacks: list[Callback] = [*callbacks_of(run.built), *own, *trackers, progress]
     info = run_info(run, callbacks)
     saved = run.saved.state if run.saved else {"lengths": None, "callbacks": {}}
