@@ -20,7 +20,15 @@ from fedexp.analysis.draw_sweep import MARKERS, look, shortened
 from fedexp.analysis.naming import displayed, number_methods
 from fedexp.core.console import plural
 from fedexp.core.errors import ConfigError
-from fedexp.figures.style import colour_bar, colour_map, legend_beside, panels, stroke, width
+from fedexp.figures.style import (
+    Thinned,
+    colour_bar,
+    colour_map,
+    legend_beside,
+    panels,
+    stroke,
+    width,
+)
 from fedexp.rundir import kept_models
 from fedexp.rundir.kept_models import LOCAL_HINT
 from fedexp.rundir.reader import RunDirectory, require_run
@@ -381,4 +389,5 @@ def draw_neurons(maps: Mapping[str, pd.DataFrame], classes: int, title: str) -> 
     )
     for axes, each in zip(grid, maps.values(), strict=True):
         axes.set_yticks(range(len(each)), each.index, fontsize="x-small")
+        axes.yaxis.set_major_locator(Thinned(len(each), 1.2))
     return figure
