@@ -173,8 +173,12 @@ def overlapping(boxes):
     return [(a, b) for i, a in enumerate(small) for b in small[:i] if a.overlaps(b)]
 
 
-def assert_readable(figure):
-    """Check that panels, with their labels, and the labels of an axis do not overlap."""
+def assert_readable(figure, size):
+    """Check that panels, with their labels, and the labels of an axis do not overlap.
+
+    The figure gets its size again, as by `save_all`.
+    """
+    figure.set_size_inches(size or figure.get_size_inches())
     figure.draw_without_rendering()
     assert not overlapping([axes.get_tightbbox() for axes in figure.axes if axes.axison])
     for axes in figure.axes:
@@ -209,7 +213,7 @@ def test_heat_maps_of_several_methods_are_readable(tmp_path, methods, classes, s
         make_job(tmp_path, [f"algorithm={name}"], classes=classes)
     (setting,) = settings(find_jobs(tmp_path))
     with styled(Pictures(size=size)):
-        assert_readable(draw_sweep.class_accuracy(setting, normalised=True))
+        assert_readable(draw_sweep.class_accuracy(setting, normalised=True), size)
 
 
 @pytest.mark.parametrize("size", [(3.4, 2.0), (3.4, 2.6)], ids=str)
@@ -219,7 +223,7 @@ def test_analysis_of_local_epochs_is_readable(size):
     table = pd.DataFrame(0.5, keys, columns).reset_index()
     title = "fedavg on cifar10, sharding shards_per_client=2, 100 clients, seed 0"
     with styled(Pictures(size=size)):
-        assert_readable(draw_analysis("local_epochs", title, table))
+        assert_readable(draw_analysis("local_epochs", title, table), size)
 
 
 @pytest.mark.parametrize(("count", "columns"), [(1, 1), (3, 3), (5, 3), (7, 4), (9, 3)])

@@ -52,7 +52,7 @@ def draw_lines(
     for all members of a group. most_bars: if there are more lines than this, few points have no
     bars. options: of `Axes.set`.
     """
-    names = list(dict.fromkeys(name for table, _ in lines for name in table))
+    names = list(dict.fromkeys(str(name) for table, _ in lines for name in table))
     figure, grid = tiles(shortened(title), 3.4, len(names), 2.4)
     high = (figure.get_figheight() - 1.2) / grid[0].get_subplotspec().get_gridspec().nrows
     for axes, name in zip(grid, names, strict=True):

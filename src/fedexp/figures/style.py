@@ -189,6 +189,8 @@ def label_size() -> Any:
 class Fitting(MaxNLocator):
     """Ticks at multiples of 1, 2 or 5 times a power of ten, not more than fit beside each other."""
 
+    axis: Any
+
     def __init__(self, most: int, **options: Any):
         super().__init__(most, min_n_ticks=1, steps=[1, 2, 5, 10], **options)
         self.most = most
@@ -209,14 +211,16 @@ class Thinned(FixedLocator):
     length: the length of a label along the axis, relative to the size of its font.
     """
 
+    axis: Any
+
     def __init__(self, count: int, length: float):
         super().__init__(range(count))
-        self.length = length
+        self.count, self.length = count, length
 
     def tick_values(self, vmin: Any, vmax: Any) -> Any:
         of_axis = 3 if self.axis.axis_name == "x" else 2  # length for which it computes the space
         fit = max(self.axis.get_tick_space() * of_axis / self.length, 1)
-        return self.locs[:: int(np.ceil(len(self.locs) / fit))]
+        return range(0, self.count, int(np.ceil(self.count / fit)))
 
 
 def panels(
@@ -229,7 +233,7 @@ def panels(
     ignored if the settings have a size. options: keyword arguments of `Figure.subplots`.
     """
     height = min(height, max(3.0, height * (width() / 8) ** 0.5))
-    size = settings().size or (max(width(), wide), height)
+    size: Any = settings().size or (max(width(), wide), height)
     figure = Figure(figsize=size, layout="constrained")
     if title:
         set_title(figure, title)
