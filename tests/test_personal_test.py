@@ -111,6 +111,8 @@ def test_forgetting_of_personal_models_equals_hand_calculation():
     assert values["personal_forgetting_worst"] == pytest.approx(0.3)
     assert values["personal_global_accuracy"] == 0.5
     assert values["personal_global_forgetting"] == 0.0
+    assert history.upto(3).personal_accuracy is history.personal_accuracy
+    assert history.upto(2).personal_accuracy is None, "those of round 3 are not round 2's"
 
 
 def test_accuracy_of_the_worst_tenth_of_clients_equals_hand_calculation():

@@ -107,9 +107,9 @@ def check_claims(sweep: PaperSweep, table: pd.DataFrame) -> list[Section]:
         mine = rounds[(rounds["dataset"] == claim["dataset"]) | (claim["dataset"] == "all")]
         found = []
         for of in ("printed", "ours"):
-            wide = mine.pivot(index=SETTING, columns="method", values=of)
+            wide = mine.pivot(index=SETTING, columns="method", values=of).replace(np.inf, np.nan)
             ratios = wide.drop(columns=claim["method"]).div(wide[claim["method"]], axis=0)
-            known = ratios.stack().replace(np.inf, np.nan).dropna()
+            known = ratios.stack().dropna()
             found.append(known.min() if "minimum" in claim["setting"] else known.max())
         name = f"{claim['setting'].partition(' (')[0]} ({claim['dataset']})"
         run = f"{mine['ours'].notna().sum()} of {len(mine)}"

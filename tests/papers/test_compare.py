@@ -299,6 +299,9 @@ def test_claims_of_the_text_are_compared_with_the_published_table(tmp_path):
     )
     assert all(row["ours"] == row["printed table"] for row in rows)
     assert len(rows) == 4
+    never = ran | {"mean": table["printed"].where(table["method"] != "Flashback", float("inf"))}
+    (section,) = check_claims(sweep, table.assign(**never))
+    assert set(section.table["ours"]) == {"-"}, "a method that reaches no target has no ratio"
 
 
 def test_sweep_is_compared_when_it_ends(tmp_path, capsys):

@@ -149,11 +149,16 @@ class Record:
         return self.personal_peak - self.personal_accuracy
 
     def upto(self, round: int) -> "Record":
-        """Return the record as it was after `round`."""
+        """Return the record as it was after `round`.
+
+        It has no personal models if they were tested again later, since only the latest are kept.
+        """
         evaluated, local = bisect_right(self.rounds, round), bisect_right(self.local_rounds, round)
         cut = {name: getattr(self, name)[:evaluated] for name in OF_ROUNDS}
         cut |= {name: getattr(self, name)[:local] for name in OF_LOCAL}
         cut["cohorts"] = {n: clients for n, clients in self.cohorts.items() if n <= round}
+        if self.personal_round > round:
+            cut |= {"personal_accuracy": None, "personal_peak": None, "personal_round": 0}
         return replace(self, **cut)
 
     @property
