@@ -267,9 +267,10 @@ def round_models(settings: Sequence[Setting], title: str, round: int | None = No
     text, label = f"Class accuracies within a round\n{title}", "test accuracy of the class"
     columns = fitting(len(maps), 1.6, PER_ROW)
     figure, grid = draw_maps(text, maps, label, height, columns, xlabel="class (index)")
-    for axes, values in zip(grid, maps.values(), strict=True):
+    for number, (axes, values) in enumerate(zip(grid, maps.values(), strict=True)):
         last = len(values) - 1
-        axes.set_yticks([0, last / 2, last], ["before", "clients", "after"])
+        names = ["before", "clients", "after"] if number % columns == 0 else ["", "", ""]
+        axes.set_yticks([0, last / 2, last], names)
         for boundary in (0.5, last - 0.5):
             axes.axhline(boundary, color="white", linewidth=1.5)
     return figure
