@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import NoneType
-from typing import IO, TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import yaml
 
@@ -244,7 +244,7 @@ def read_overrides(path: Path) -> list[str]:
     return content
 
 
-def read_csv(source: Path | IO[str], **options: Any) -> "pd.DataFrame":
+def read_csv(source: Path | io.StringIO, **options: Any) -> "pd.DataFrame":
     """Read a .csv file with pandas, and each float as the nearest one to its digits."""
     import pandas as pd
 
