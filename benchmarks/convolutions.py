@@ -1,7 +1,8 @@
 """Check and time the vectorised engine's Triton convolutions on a CUDA device, in 100 seconds.
 
 - check: their results and gradients against float64, beside those of the usual path
-- time: a local step of FedAvg and FedNTD with 1, 4 and 10 clients on both paths
+- time: a local step of FedAvg and FedNTD with 1, 4 and 10 clients on both paths, and whether
+  recorded steps have the bits of eager steps
 - options: the convolutions with other blocks and launch options
 
 Every line is printed as soon as it is known. When the budget is used up, the program ends.
@@ -295,16 +296,27 @@ class Steps:
         self.simulation = make_simulation([*engine, *size, *choices])
         self.state = self.simulation.initial_state()
 
+    def train(self, engine: Vectorised, clients: int, triton: bool) -> tree.Tree:
+        """Return the clients' models after a round."""
+        algorithm, server = self.simulation.algorithm, self.state.server
+        cohort = Exchange(self.simulation, algorithm, server, {}, 1).assemble(range(clients))
+        # a power of two, which is the same number in float32
+        shared = Shared(algorithm, self.simulation.runtime, broadcast(algorithm, server), 2.0**-7)
+        with path(triton):
+            return engine.train(shared, cohort, False).messages["params"]
+
+    def is_equal_without_graphs(self, clients: int) -> bool:
+        """Return whether steps recorded as CUDA graphs and eager steps give the same bits."""
+        recorded, eager = (
+            self.train(Vectorised(cuda_graphs=graphs), clients, True) for graphs in (True, False)
+        )
+        return all(torch.equal(value, eager[name]) for name, value in recorded.items())
+
     def milliseconds(self, clients: int, triton: bool) -> list[float]:
         """Return the milliseconds of a step, from replays of its CUDA graph."""
-        engine, runtime = Vectorised(), self.simulation.runtime
-        algorithm, server = self.simulation.algorithm, self.state.server
-        exchange = Exchange(self.simulation, algorithm, server, {}, 1)
-        cohort = exchange.assemble(range(clients))
-        shared = Shared(algorithm, runtime, broadcast(algorithm, server), 0.01)
-        with path(triton):
-            engine.train(shared, cohort, False)
-        if runtime.device.type == "cpu":
+        engine = Vectorised()
+        self.train(engine, clients, triton)
+        if self.simulation.runtime.device.type == "cpu":
             return [float("nan")]
         assert engine._graphs is not None
         assert not engine._graphs.failed
@@ -331,7 +343,8 @@ def timed(call: Callable[[], Any], count: int = 60) -> float:
 ROUND = {1: 56.4, 2: 18.6, 3: 13.6, 4: 10.0, 5: 10.0, 6: 7.2, 7: 5.4, 8: 10.0, 10: 14.2}
 
 
-def time_steps(precision: str, algorithm: str, counts: list[int], device: str) -> None:
+def time_steps(precision: str, algorithm: str, counts: list[int], device: str) -> bool:
+    """Time local steps, and return whether recorded steps equal eager steps."""
     steps = Steps(precision, algorithm, device)
     totals = {}
     for triton in (False, True):
@@ -347,7 +360,10 @@ def time_steps(precision: str, algorithm: str, counts: list[int], device: str) -
             " ".join(cells),
             f"| steps of a round of W1 {totals[triton]:.1f} ms (interpolated)",
         )
+    same = all(map(steps.is_equal_without_graphs, counts))
+    say(f"{algorithm} {precision}: recorded and eager steps", "equal" if same else "DIFFER")
     steps.simulation.engine.close()
+    return same
 
 
 def between(found: dict[int, float], clients: int) -> float:
@@ -366,8 +382,9 @@ def measure(parts: list[str], device: str) -> int:
         for precision, clients in product(PRECISIONS, counts):
             bad += not check("cnn 32x32x3", precision, clients, batch, device)
     if "time" in parts:
-        for precision, algorithm in product(PRECISIONS, ("fedntd", "fedavg")):
-            time_steps(precision, algorithm, counts, device)
+        known = PRECISIONS if cuda else ("bf16", "fp32")
+        for precision, algorithm in product(known, ("fedntd", "fedavg")):
+            bad += not time_steps(precision, algorithm, counts, device)
     if "shapes" in parts:
         for name, (clients, images) in product(NETWORKS, ((3, 37), (1, 1)) if cuda else ((1, 1),)):
             for precision in precisions(name):
