@@ -8,7 +8,7 @@ Besides the keys that fedexp reads (fedexp.analysis.sweep), a sweep's file has t
 - `measures`: for each published metric, the measured value that is compared with it
 - `report`: the rule by which the paper reports accuracy and forgetting (fedexp_papers.rules)
 - `protocol`: values that the configuration of a run must have
-- `earlier`: blocks of runs that were started with other overrides; they are not started again
+- `earlier`: blocks of runs that were made with another protocol; they are not started again
 - `readings`, `claims`: see fedexp_papers.readings
 - `pictures`: the paper's figures that can be drawn from the runs (fedexp_papers.figures)
 """
@@ -165,7 +165,7 @@ def find_protocol_changes(sweep: PaperSweep, overrides: Sequence[str]) -> list[s
     """
     block, _ = find_cell(sweep, overrides) or (None, {})
     keys, fixed = sweep.keys, sweep.fixed
-    if block is not None:
+    if block is not None and block in sweep.blocks:
         keys, fixed = set(block.axes), set(block.fixed)
     changes = [text for text in map(normalise, overrides) if text not in fixed]
     named = [(split_override(text)[0].lstrip("+~"), text) for text in changes]
