@@ -140,7 +140,7 @@ def test_only_plain_convolutions_run_per_client(shape, options, taken, monkeypat
     expected = value_and_gradients(function, x, weight, bias)
 
     def under_the_mode(*inputs):
-        with convolution.PerClientConvolutions():
+        with convolution.PerClientLayers():
             return function(*inputs)
 
     torch.testing.assert_close(

@@ -77,7 +77,7 @@ class Simulation:
     local_evaluation: LocalEvaluation = ALL_LOCAL
     # int [K, T]: each client's task at each stage; None: the same task for all clients
     task_orders: np.ndarray | None = None
-    # schedules that were made in advance, by round and client
+    # the only part that changes: schedules made in advance, by round and client
     prepared: dict[tuple[int, int], BatchSchedule] = field(default_factory=dict)
 
     @property

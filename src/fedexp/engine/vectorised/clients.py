@@ -19,7 +19,7 @@ from fedexp.core.tree import Params, Tree
 from fedexp.engine.base import ClientRuntime, Cohort, Shared
 from fedexp.engine.network import FunctionalNetwork
 from fedexp.engine.schedule import BatchSchedule
-from fedexp.engine.vectorised.convolution import PerClientConvolutions
+from fedexp.engine.vectorised.convolution import PerClientLayers
 from fedexp.engine.vectorised.streams import beside, join, mark
 from fedexp.models import Output
 
@@ -103,7 +103,7 @@ class ClientNetwork(Network):
     def __call__(self, params: Params, x: Tensor, mask: Tensor | None = None) -> Output:
         if mask is None and self._batch is not None and x is self._batch.x:
             mask = self._batch.mask
-        with PerClientConvolutions():
+        with PerClientLayers():
             if params is not self._moving:
                 return self._in_eval_mode(params, x, mask)
             moved = {name: value.clone() for name, value in self._buffers.items()}
@@ -140,7 +140,7 @@ class ClientNetwork(Network):
         return grads, value
 
     def slim(self, params: Params, x: Tensor, width: float, mask: Tensor | None = None) -> Tensor:
-        with PerClientConvolutions():
+        with PerClientLayers():
             return self.net.slim(params, x, width, mask)
 
     def buffers(self) -> Params:

@@ -1,4 +1,4 @@
-"""Convolutions of several clients, where each client has separate weights.
+"""Convolutions and linear layers of several clients, where each client has separate weights.
 
 torch.func.vmap converts the convolutions of several clients to one grouped convolution with one
 group per client. This module runs one ordinary convolution per client instead, on CUDA in several
@@ -31,8 +31,9 @@ One = Callable[..., Tensor]  # function of the tensors of one client
 Dims = tuple[Any, ...]
 
 
-class PerClientConvolutions(TorchFunctionMode):
-    """Mode that replaces F.conv2d by `convolve`, and pooled convolutions by kernels for them."""
+class PerClientLayers(TorchFunctionMode):
+    """Mode that replaces F.conv2d by `convolve`, F.linear by `apply_linear`, and pooled
+    convolutions by kernels for them."""
 
     def __torch_function__(
         self,
