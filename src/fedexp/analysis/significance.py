@@ -17,7 +17,7 @@ LEVEL = 0.05
 ABOUT = (
     "Mean difference over the n pairs of runs with the same setting and seeds, without runs that"
     " diverged, and its 95 % interval (Student's t). p: two-sided sign-flip test of the pairs,"
-    " adjusted for the number of methods (Holm)."
+    " adjusted for the number of methods (Holm); no p is given if n pairs cannot be significant."
 )
 
 
@@ -133,11 +133,13 @@ def tabulate(found: pd.DataFrame, baseline: str) -> list[Section]:
 
 
 def format_difference(row: Mapping[Any, Any]) -> str:
-    """Return a text such as `+1.20 [0.40, 2.00], n=10, p=0.012`, in points for accuracies."""
+    """Return a text such as `+1.20 [0.40, 2.00], n=10, p=0.012`, in points for accuracies.
+
+    There is no p if it would exceed 0.05 even with all differences of the same sign.
+    """
     metric, size = str(row["metric"]), row["n"]
     shown = [format_value(row[key], metric) for key in ("difference", "low", "high")]
     sign = "+" if row["difference"] > 0 else ""
     text = f"{sign}{shown[0]}" + (f" [{shown[1]}, {shown[2]}]" if size > 1 else "")
-    if row["least_p"] > LEVEL:
-        return f"{text}, cannot be significant with n={size}"
-    return f"{text}, n={size}, p={row['p']:.2g}"
+    end = "" if row["least_p"] > LEVEL else f", p={row['p']:.2g}"
+    return f"{text}, n={size}{end}"
