@@ -19,7 +19,7 @@ from fedexp.figures import draw, list_figures, make_figures
 from fedexp.figures.load import load_run_data
 from fedexp.figures.pictures import Pictures
 from fedexp.figures.style import fitting, styled
-from fedexp.rundir.sweeps import find_jobs
+from fedexp.rundir.sweeps import own_jobs
 from fedexp_papers.analyses.draw import draw_analysis
 from test_figures import ALL, CONFIG, make_run
 from test_sweep_figures import make_run as make_job
@@ -136,7 +136,7 @@ def test_figures_fit_into_a_column_of_a_paper(tmp_path):
     with styled(Pictures(style=str(tmp_path / "narrow.mplstyle"))):
         of_run = list_figures(load_run_data(tmp_path / "run"))
         drawn = {
-            name: make() for name, make in (*of_run, *sweep_pictures(find_jobs(tmp_path / "sweep")))
+            name: make() for name, make in (*of_run, *sweep_pictures(own_jobs(tmp_path / "sweep")))
         }
         for name, figure in drawn.items():
             assert figure.get_figwidth() == 3.4, name
@@ -211,7 +211,7 @@ def test_heat_maps_of_several_methods_are_readable(tmp_path, methods, classes, s
     ]
     for name in names[:methods]:
         make_job(tmp_path, [f"algorithm={name}"], classes=classes)
-    (setting,) = settings(find_jobs(tmp_path))
+    (setting,) = settings(own_jobs(tmp_path))
     with styled(Pictures(size=size)):
         assert_readable(draw_sweep.class_accuracy(setting, normalised=True), size)
 

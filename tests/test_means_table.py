@@ -14,7 +14,7 @@ from fedexp.analysis.report import write_tables
 from fedexp.analysis.significance import holm
 from fedexp.cli.main import main
 from fedexp.core.errors import ConfigError
-from fedexp.rundir.sweeps import find_jobs
+from fedexp.rundir.sweeps import own_jobs
 from test_sweep_figures import make_run
 
 
@@ -30,7 +30,7 @@ def make(folder, results):
 
 def body(folder, **layout):
     """Return the cells of each row of the table, including the header."""
-    section = make_table(tidy(find_jobs(folder)), Layout(**layout))
+    section = make_table(tidy(own_jobs(folder)), Layout(**layout))
     head, _, *rows = markdown(section.table, section.corner).splitlines()
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in (head, *rows)]
 
@@ -54,7 +54,7 @@ def test_rows_are_methods_and_columns_are_metrics(tmp_path):
         ["FedProx mu=0.1", "40.00†", "0.100†"],
         ["FedProx mu=1.0", "diverged", "diverged"],
     ]
-    text = all_markdown([make_table(tidy(find_jobs(tmp_path)), Layout())])
+    text = all_markdown([make_table(tidy(own_jobs(tmp_path)), Layout())])
     assert text.endswith("\n\n`†` without the seeds that diverged.\n")
     assert text.startswith("Mean ± standard deviation over 2 seeds; bold: the best, and ")
 
@@ -64,7 +64,7 @@ def test_text_of_other_people_is_neither_html_nor_a_formula(tmp_path):
     name = "=HYPERLINK(1)|<script>alert(1)</script>"
     make_run(tmp_path, [f"algorithm={name}"], 0, algorithm=name)
     make_run(tmp_path, ["algorithm=fedavg"], 0, forgetting=-0.5)
-    write_tables(tmp_path, find_jobs(tmp_path), Layout())
+    write_tables(tmp_path, own_jobs(tmp_path), Layout())
     text, cells = (tmp_path / "table.md").read_text(), pd.read_csv(tmp_path / "table.csv")
     assert "<" not in text
     assert r"| =HYPERLINK(1)\|&lt;script>alert(1)&lt;/script> |" in text
@@ -127,14 +127,14 @@ def test_bold_values_cannot_be_told_from_the_best(tmp_path):
         ("b", False),
         ("c", True),
     ]
-    table = make_table(tidy(find_jobs(tmp_path / "one")), Layout())
+    table = make_table(tidy(own_jobs(tmp_path / "one")), Layout())
     assert "**" not in all_markdown([table])
     assert table.about == "One seed, so nothing is in bold."
 
 
 def test_report_is_written_if_all_runs_diverged(tmp_path):
     make(tmp_path, {f"algorithm={name}": ((None, None), 0.1) for name in ("fedavg", "fedntd")})
-    assert len(write_tables(tmp_path, find_jobs(tmp_path), Layout())) == 3
+    assert len(write_tables(tmp_path, own_jobs(tmp_path), Layout())) == 3
     assert body(tmp_path)[1:] == [
         ["FedAvg", "diverged", "diverged"],
         ["FedNTD", "diverged", "diverged"],
@@ -172,7 +172,7 @@ def test_each_setting_has_the_measures_of_its_runs(tmp_path):
     for name in ("fedavg", "fedntd"):
         make_run(tmp_path, ["experiment=a", f"algorithm={name}"], accuracy=0.5)
         make_run(tmp_path, ["experiment=b", f"algorithm={name}"], **tasks)
-    assert list(make_table(tidy(find_jobs(tmp_path)), Layout()).table) == [
+    assert list(make_table(tidy(own_jobs(tmp_path)), Layout()).table) == [
         ("a", "Accuracy (%)"),
         ("a", "Forgetting"),
         ("b", "Average accuracy (%)"),
@@ -207,7 +207,7 @@ def test_rounds_to_a_target_are_over_the_seeds_that_reached_it(tmp_path):
         for seed, number in enumerate(rounds):
             targets = {"0.5": number, "0.9*best": 2}
             make_run(tmp_path, [f"algorithm={method}"], seed, rounds_to_target=targets)
-    write_tables(tmp_path, find_jobs(tmp_path), Layout())
+    write_tables(tmp_path, own_jobs(tmp_path), Layout())
     section = (tmp_path / "table.md").read_text().partition("## Rounds to target")[2]
     assert [line for line in section.splitlines() if line.startswith("| Fed")][:3] == [
         "| FedNTD | **8 ± 0** |",
@@ -215,7 +215,7 @@ def test_rounds_to_a_target_are_over_the_seeds_that_reached_it(tmp_path):
         "| FedProx | never (0 of 3 seeds) |",
     ]
     assert "in parentheses" not in section
-    wide = make_table(tidy(find_jobs(tmp_path)), Layout(metrics=("rounds_to_target",))).table
+    wide = make_table(tidy(own_jobs(tmp_path)), Layout(metrics=("rounds_to_target",))).table
     assert list(wide.columns.get_level_values(1)) == [
         "Rounds to target 0.5",
         "Rounds to target 0.9*best",
@@ -233,7 +233,7 @@ def test_seed_counts_once(tmp_path, caplog):
     for seed, training, accuracy in ((0, 0, 0.4), (1, 0, 0.6), (0, 0, 0.9), (0, 5, 0.5)):
         own = seeds | {"partition": seed, "training": training}
         make_run(tmp_path, every, seed, accuracy=accuracy, seeds=own)
-    write_tables(tmp_path, find_jobs(tmp_path), Layout())
+    write_tables(tmp_path, own_jobs(tmp_path), Layout())
     table = pd.read_csv(tmp_path / "table.csv")
     assert table["n"].tolist() == [3]
     assert table["accuracy"].tolist() == pytest.approx([0.5])
@@ -245,7 +245,7 @@ def test_seed_counts_once(tmp_path, caplog):
 def test_table_names_failed_jobs(tmp_path):
     make_run(tmp_path, ["algorithm=fedavg"])
     make_run(tmp_path, ["algorithm=fedntd"], status="failed", error="out of memory")
-    write_tables(tmp_path, find_jobs(tmp_path), Layout())
+    write_tables(tmp_path, own_jobs(tmp_path), Layout())
     text = (tmp_path / "table.md").read_text()
     assert "Not in the tables: run01 failed: out of memory\n" in text
 
@@ -275,7 +275,7 @@ def test_differences_to_a_baseline_are_paired_by_setting_and_seed(tmp_path):
     assert first[["n", "p", "least_p"]].tolist() == [8, 2 * 2 / 256, 2 * 2 / 256]
     assert "| FedAvg | -4.50 [-6.55, -2.45], n=8" in difference("--baseline", "fedntd")
     assert main(["report", str(tmp_path), "--no-figures", "--baseline", "fednt"]) == 2
-    for run in find_jobs(tmp_path):
+    for run in own_jobs(tmp_path):
         if run.summary["seed"] > 2 or "alpha=1" in run.overrides:
             shutil.rmtree(run.directory)
     assert "| FedNTD | +2.00 [-0.48, 4.48], n=3 |" in difference()

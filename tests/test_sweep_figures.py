@@ -10,7 +10,7 @@ import yaml
 from fedexp.analysis import draw_sweep, sweep_figures
 from fedexp.analysis.means_table import Layout
 from fedexp.analysis.report import write_page, write_report, write_tables
-from fedexp.rundir.sweeps import find_jobs
+from fedexp.rundir.sweeps import own_jobs
 from test_figures import make_run as make_files
 
 
@@ -43,7 +43,7 @@ def make_run(
 
 
 def settings(folder):
-    return {each.name: each for each in sweep_figures.settings(find_jobs(folder))}
+    return {each.name: each for each in sweep_figures.settings(own_jobs(folder))}
 
 
 def methods(setting):
@@ -180,7 +180,7 @@ def test_continual_learning_has_the_same_measures_in_figure_and_table(tmp_path):
     assert above.lines[0].get_ydata().tolist() == [0.1, 0.2, 0.3, 0.6]
     assert below.lines[0].get_ydata().tolist() == [0.25, 0.25]
     assert [line.get_xdata()[0] for line in above.lines if line.get_linestyle() == ":"] == [2.5]
-    write_tables(tmp_path, find_jobs(tmp_path), Layout())
+    write_tables(tmp_path, own_jobs(tmp_path), Layout())
     first, second = (tmp_path / "table.md").read_text().splitlines()[4:8:3]
     assert first == "| | Average accuracy (%) | Task forgetting |"
     assert second == "| FedAvg | 40.00 | 0.500 |"
@@ -207,7 +207,7 @@ def make_search(folder):
 
 def test_tables_of_a_search_show_validation_measures(tmp_path):
     make_search(tmp_path)
-    write_tables(tmp_path, find_jobs(tmp_path), Layout())
+    write_tables(tmp_path, own_jobs(tmp_path), Layout())
     lines = (tmp_path / "table.md").read_text().splitlines()
     assert lines[2] == "One seed, so nothing is in bold."
     assert lines[6:9] == [

@@ -7,7 +7,7 @@ from fedexp.analysis.means_table import Layout
 from fedexp.analysis.report import write_tables
 from fedexp.analysis.targets import rounds_to_targets
 from fedexp.cli.main import main
-from fedexp.rundir.sweeps import find_jobs, write_sweep_name
+from fedexp.rundir.sweeps import own_jobs, write_sweep_name
 from quick_runs import make_run
 
 
@@ -22,13 +22,13 @@ def test_tables_show_means_and_rounds_to_target(tmp_path):
     make_run(tmp_path, ["algorithm=fedntd", "seed=0"], [0.6, 0.75, 0.8, 0.8])
     make_run(tmp_path, ["algorithm=fedntd", "seed=1"], [0.6, 0.6, 0.7, 0.7])
     make_run(tmp_path, ["algorithm=fedntd", "seed=2", "rounds=9"], [0.1], status="failed")
-    names = {path.name for path in write_tables(tmp_path, find_jobs(tmp_path), Layout())}
+    names = {path.name for path in write_tables(tmp_path, own_jobs(tmp_path), Layout())}
     assert names == {"table.csv", "table.md", "rounds_to_target.csv"}
     table = pd.read_csv(tmp_path / "table.csv").set_index("method")
     assert table["n"].tolist() == [2, 2]
     assert table.loc["fedavg", "accuracy"] == pytest.approx(0.77)
     assert table.loc["fedavg", "accuracy_std"] == pytest.approx(0.01 * 2**0.5)
-    targets = rounds_to_targets(find_jobs(tmp_path)).set_index("method")
+    targets = rounds_to_targets(own_jobs(tmp_path)).set_index("method")
     fedavg, fedntd = (targets.loc[name] for name in ("fedavg", "fedntd"))
     assert fedavg["A"] == pytest.approx(0.76)
     assert fedavg[["rounds_to_0.75A", "rounds_to_0.9A", "rounds_to_1A"]].tolist() == [2, 3.5, 4]
@@ -55,7 +55,7 @@ def test_all_runs_of_a_setting_have_one_target(tmp_path):
     given = ["local.lr=0.1", "hardware.precision=bf16", "rounds=3"]
     make_run(tmp_path, ["algorithm=fedavg", *given], [0.1, 0.5, 0.5], hardware=hardware("bf16"))
     make_run(tmp_path, ["algorithm=fedntd", *given], [0.5, 0.5, 0.5], hardware=hardware("bf16"))
-    write_tables(tmp_path, find_jobs(tmp_path), Layout())
+    write_tables(tmp_path, own_jobs(tmp_path), Layout())
     table = pd.read_csv(tmp_path / "rounds_to_target.csv")
     assert table["A"].tolist() == pytest.approx([0.57] * 3)
     names = ["fedavg", "fedntd hardware.precision=bf16", "fedavg hardware.precision=bf16"]
@@ -70,7 +70,7 @@ def test_speed_up_is_relative_to_the_fastest_fedavg(tmp_path):
     make_run(tmp_path, ["algorithm=fedavg", "local.lr=0.1"], [0.1, 0.1, 0.5, 0.5])
     make_run(tmp_path, ["algorithm=fedavg", "local.lr=0.2"], [0.1, 0.5, 0.5, 0.5])
     make_run(tmp_path, ["algorithm=fedntd", "local.lr=0.2"], [0.5, 0.5, 0.5, 0.5])
-    targets = rounds_to_targets(find_jobs(tmp_path)).set_index("method")
+    targets = rounds_to_targets(own_jobs(tmp_path)).set_index("method")
     assert targets["rounds_to_0.75A"].tolist() == [1, 2, 3], "the fastest first"
     assert targets["speedup_0.75A"].tolist() == [2, 1, 2 / 3]
 
@@ -87,7 +87,7 @@ def test_diverged_run_reaches_no_target(tmp_path):
         )
     make_run(tmp_path, ["algorithm=fedntd", "seed=0"], [0.4, 0.8])
     make_run(tmp_path, ["algorithm=fedavg", "alpha=1e6"], [0.1, 0.1], status="diverged")
-    write_tables(tmp_path, find_jobs(tmp_path), Layout())
+    write_tables(tmp_path, own_jobs(tmp_path), Layout())
     table = pd.read_csv(tmp_path / "rounds_to_target.csv").set_index(["setting", "method"])
     assert table.loc[("cifar10 p", "fedntd"), ["A", "rounds_to_1A"]].tolist() == pytest.approx(
         [0.95 * 0.8, 2]
@@ -110,7 +110,7 @@ def test_report_names_the_best_value_of_each_method(tmp_path):
         make_run(tmp_path, overrides, [accuracy], status=status)
     make_run(tmp_path, ["algorithm.mu=1", "algorithm=fedprox"], [0.4])
     write_sweep_name(tmp_path, "fedka_search")
-    write_tables(tmp_path, find_jobs(tmp_path), Layout())
+    write_tables(tmp_path, own_jobs(tmp_path), Layout())
     text = (tmp_path / "table.md").read_text()
     assert "### Chosen values (highest accuracy in the last round, averaged over seeds)" in text
     assert "| FedKA | beta=0.01 | 57.00 |" in text

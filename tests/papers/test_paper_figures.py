@@ -11,7 +11,7 @@ import pytest
 
 from fedexp.core.errors import ConfigError
 from fedexp.metrics import forgetting
-from fedexp.rundir.sweeps import find_jobs
+from fedexp.rundir.sweeps import own_jobs
 from fedexp_papers import pictures
 from fedexp_papers.figures import label_runs, make_pictures
 from fedexp_papers.sweeps import all_paper_sweeps, load_paper_sweep
@@ -42,7 +42,7 @@ def runs_of(sweep, folder, seeds=(0,)):
         table.assign(**columns).to_csv(path, index=False)
     for path in folder.glob("*/local_class_accuracy.csv"):
         pd.DataFrame({"accuracy": rng.uniform(0, 1, len(keys))}, keys).to_csv(path)
-    return find_jobs(folder)
+    return own_jobs(folder)
 
 
 @pytest.mark.parametrize("name", SWEEPS)
@@ -83,7 +83,7 @@ def settings_of(name, folder, **options):
 
 def test_labels_and_order_are_those_of_the_sweep_file(tmp_path):
     settings, sweep = settings_of("fedntd_fig2c", tmp_path, seeds=(0, 1))
-    backwards = label_runs(sweep, find_jobs(tmp_path)[::-1])
+    backwards = label_runs(sweep, own_jobs(tmp_path)[::-1])
     assert [(s.name, [m.name for m in s.methods]) for s in backwards] == [
         (s.name, [m.name for m in s.methods]) for s in settings
     ]
@@ -105,12 +105,12 @@ def test_changed_fixed_override_keeps_the_labels(tmp_path):
             ]
             make_run(tmp_path, run, seed, classes=5)
     sweep = load_paper_sweep("flashback_fig1")
-    (setting,) = label_runs(sweep, find_jobs(tmp_path))
+    (setting,) = label_runs(sweep, own_jobs(tmp_path))
     assert (setting.name, [method.name for method in setting.methods]) == (
         "CIFAR10 (beta=0.1)",
         ["FedAvg", "Flashback"],
     )
-    assert [name for name, _ in make_pictures(sweep, find_jobs(tmp_path))] == [
+    assert [name for name, _ in make_pictures(sweep, own_jobs(tmp_path))] == [
         "flashback_fig1_a",
         "flashback_fig1_b",
     ]
@@ -195,7 +195,7 @@ def test_round_forgetting_is_shown_as_distribution(tmp_path):
     shutil.rmtree(tmp_path)
     for method in settings[0].methods:
         make_run(tmp_path, method.runs[0].overrides, rounds=1)
-    first_round = label_runs(sweep, find_jobs(tmp_path))
+    first_round = label_runs(sweep, own_jobs(tmp_path))
     with pytest.raises(ConfigError, match="at least two evaluated rounds"):
         pictures.round_forgetting(first_round, sweep.title)
 
@@ -209,7 +209,7 @@ def test_measures_are_drawn_against_a_parameter(tmp_path):
         for beta, accuracy in ((3, 0.6), (0.3, 0.5), (1, 0.7)):
             values = {"accuracy": accuracy + 0.1 * seed, "forgetting": beta / 10}
             make_run(tmp_path, [*given, f"algorithm.beta={beta}"], seed, **values)
-    settings = label_runs(load_paper_sweep("fedntd_fig15"), find_jobs(tmp_path))
+    settings = label_runs(load_paper_sweep("fedntd_fig15"), own_jobs(tmp_path))
     above, below = pictures.parameter(settings, "title", "algorithm.beta").axes
     assert [text.get_text() for text in above.get_xticklabels()] == ["0.3", "1", "3"]
     points, dotted = above.lines[0], above.lines[-1]
@@ -226,7 +226,7 @@ def test_analysis_table_is_averaged_over_clients(tmp_path):
     epochs = "round,client,epoch,a\n1,3,0,9\n2,3,0,0.2\n2,5,0,0.6\n2,3,1,0.8\n2,5,1,1\n"
     layers = "round,client,layer,l1,distribution_distance\n"
     layers += "1,3,total,1,0.1\n1,3,conv,99,\n1,5,total,2,0.2\n2,3,total,3,0.3\n"
-    for run in find_jobs(tmp_path):
+    for run in own_jobs(tmp_path):
         (run.directory / "local_epochs.csv").write_text(epochs)
         (run.directory / "weight_divergence.csv").write_text(layers)
 
@@ -247,8 +247,8 @@ def test_analysis_table_is_averaged_over_clients(tmp_path):
     assert 0 < first == also_first < second < 1
     assert line(**points).get_label().endswith(": correlation 1.00")
     layers += "".join(f"{i},3,total,{i},0.{i}\n" for i in range(100, 200))
-    for run in find_jobs(tmp_path):
+    for run in own_jobs(tmp_path):
         (run.directory / "weight_divergence.csv").write_text(layers)
-    settings = label_runs(sweep, find_jobs(tmp_path))
+    settings = label_runs(sweep, own_jobs(tmp_path))
     assert len(panel(**points).collections[0].get_offsets()) == 103
     assert line(**points).get_marker() == "o"

@@ -25,23 +25,15 @@ def find_runs(directory: Path) -> list[Path]:
     return found
 
 
-def find_jobs(sweep: Path) -> list[RunDirectory]:
-    """Return the jobs of a sweep, sorted by directory name, including failed and unfinished jobs.
-
-    sweep: the directory of the sweep.
-    """
-    return [RunDirectory(path) for path in job_directories(sweep)]
-
-
 def job_directories(sweep: Path) -> list[Path]:
-    """Return the directories of a sweep's jobs, sorted by name."""
+    """Return the directories of a sweep's jobs, also of failed and unfinished ones, by name."""
     found = {path.parent for name in MARKS for path in sweep.glob(f"*/{name}")}
     found |= {path.parent.parent for path in sweep.glob(f"*/{files.OVERRIDES}")}
     return sorted(found)
 
 
 def own_jobs(sweep: Path) -> list[RunDirectory]:
-    """Return the jobs of a sweep as `find_jobs`, without runs that do not belong to it.
+    """Return the jobs of a sweep, sorted by directory name, without runs that are not part of it.
 
     These are runs that no sweep made, or that another sweep made, unless their directories have the
     name of a job, and runs with the configuration of another one, such as a copy. The log names
