@@ -304,7 +304,7 @@ class FedFOMO(FedAvg):
 
 def trained_models(clients: Sequence[int], kept: Mapping[int, Tree], like: Tensor) -> list[Params]:
     """Return the models that the clients trained last, on the device of `like`."""
-    return [tree.map(lambda leaf: leaf.to(like.device), kept[j]["params"]) for j in clients]
+    return [tree.to(kept[j]["params"], like.device) for j in clients]
 
 
 def cluster_clients(affinity: Tensor, number: int) -> Tensor:

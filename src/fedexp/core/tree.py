@@ -16,6 +16,11 @@ def map(function: Callable[..., Any], *trees: Tree) -> Tree:
     return tree_map(function, *trees)
 
 
+def to(tree: Tree, device: torch.device) -> Tree:
+    """Return a tree whose tensors are on the device. Other leaves are unchanged."""
+    return tree_map(lambda leaf: leaf.to(device) if isinstance(leaf, torch.Tensor) else leaf, tree)
+
+
 def zeros_like(tree: Tree) -> Tree:
     return tree_map(torch.zeros_like, tree)
 

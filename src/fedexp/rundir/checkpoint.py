@@ -157,11 +157,11 @@ class ClientStates(MutableMapping[int, Tree]):
             self.folder / file_name(client, self.versions[client]), mapped=True
         )
         if self.resident:
-            state = self._memory[client] = to(state, self.home)
+            state = self._memory[client] = tree.to(state, self.home)
         return state
 
     def __setitem__(self, client: int, state: Tree) -> None:
-        self._memory[client] = to(state, self.home)
+        self._memory[client] = tree.to(state, self.home)
         self._changed.add(client)
 
     def __delitem__(self, client: int) -> None:
@@ -213,11 +213,6 @@ class ClientStates(MutableMapping[int, Tree]):
 def file_name(client: int, round: int) -> str:
     """Return the name of the file with a client's state."""
     return f"{client}.{round}.pt"
-
-
-def to(state: Tree, device: torch.device) -> Tree:
-    """Move a state's tensors to a device."""
-    return tree.map(lambda leaf: leaf.to(device) if isinstance(leaf, torch.Tensor) else leaf, state)
 
 
 def choose_place(each: int, clients: int, device: torch.device) -> tuple[torch.device, bool, str]:

@@ -13,12 +13,12 @@ import numpy as np
 import torch
 
 from fedexp.algorithms import heads
+from fedexp.core import tree
 from fedexp.core.tree import Params, Tree
 from fedexp.engine.base import ClientRuntime
 from fedexp.engine.batch_norm import uses_batch_statistics
 from fedexp.metrics.accuracy import class_accuracy, overall_accuracy
 from fedexp.models import Output
-from fedexp.rundir.checkpoint import to
 from fedexp.training.exchange import CohortResult
 from fedexp.training.simulation import Simulation, class_counts
 from fedexp.training.state import Scores
@@ -92,7 +92,7 @@ def personal_models(
     algorithm, federation = simulation.algorithm, simulation.stage_of(number).federation
     first = simulation.first_client_state(algorithm, federation)
     for client in range(federation.num_clients):
-        state = to(kept.get(client, first), simulation.runtime.device)
+        state = tree.to(kept.get(client, first), simulation.runtime.device)
         yield algorithm.personal_model(server, client, state, federation)
 
 

@@ -22,7 +22,6 @@ from fedexp.data.text import DropoutKeys
 from fedexp.data.types import TextData
 from fedexp.engine.base import ClientRuntime, Cohort, Engine, Gather, Shared, Trained
 from fedexp.engine.schedule import BatchSchedule, make_schedule, padded_schedule
-from fedexp.rundir.checkpoint import to
 from fedexp.training.simulation import Simulation
 
 
@@ -115,12 +114,12 @@ class Exchange:
             state = self.states.get(client)
             if state is None:
                 state = self.simulation.first_client_state(role, self.federation)
-            states.append(to(state, device))
+            states.append(tree.to(state, device))
             plan = role.host_plan(self.federation, client, self.generator("plan", client))
             plans.append(plan | self.extra_plan(role, client))
             rng = self.generator("personal", client)
             personal = role.personal_broadcast(self.server, client, self.states, rng)
-            personals.append(to(personal, device))
+            personals.append(tree.to(personal, device))
         return Cohort(self.number, clients, roles, schedules, states, plans, personals)
 
     def prepare_next_round(self) -> None:

@@ -9,12 +9,13 @@ import numpy as np
 import torch
 
 from fedexp.algorithms.interfaces import Federation
+from fedexp.core import tree
 from fedexp.core.tree import Tree
 from fedexp.data.views import selection_view
 from fedexp.engine.base import Cohort
 from fedexp.metrics.record import Record
 from fedexp.rundir import files
-from fedexp.rundir.checkpoint import ClientStates, to
+from fedexp.rundir.checkpoint import ClientStates
 from fedexp.rundir.files import CHECKPOINT_FORMAT
 
 if TYPE_CHECKING:
@@ -170,7 +171,7 @@ class State:
         directory. It contains the files of the client states.
         """
         return cls(
-            server=to(saved["server"], device),
+            server=tree.to(saved["server"], device),
             records=records,
             clients=ClientStates(directory / files.CLIENT_STATES, saved["clients"]),
             **{name: saved[name] for name in SAVED},

@@ -97,10 +97,10 @@ class Rank:
 
     def publish(self, server: Tree) -> None:
         """Store the server's state for later orders."""
-        self.server = move(server, self.runtime.device)
+        self.server = tree.to(server, self.runtime.device)
 
     def train(self, algorithm: FedAvg, cohort: Cohort, lr: float, evaluate_local: bool) -> Trained:
-        states, personals = move((cohort.states, cohort.personals), self.runtime.device)
+        states, personals = tree.to((cohort.states, cohort.personals), self.runtime.device)
         cohort = replace(cohort, states=states, personals=personals)
         shared = Shared(algorithm, self.runtime, self.server, lr)
         return self.engine.train(shared, cohort, evaluate_local)
@@ -111,7 +111,7 @@ class Rank:
         return self.runtime.tested_on(view).evaluate(self.server["params"], draws, batches)
 
     def logits(self, model: Params, numbers: Tensor) -> Tensor:
-        return self.runtime.logits(move(model, self.runtime.device), numbers)
+        return self.runtime.logits(tree.to(model, self.runtime.device), numbers)
 
 
 Call = Callable[[Rank], Any]  # an order
@@ -122,11 +122,6 @@ def cut_evenly(total: int, most: int) -> list[range]:
     count = min(most, total)
     edges = [total * i // count for i in range(count + 1)]
     return [range(*edge) for edge in pairwise(edges)]
-
-
-def move(values: Tree, device: torch.device) -> Tree:
-    """Return a copy of a tree whose tensors are on the device."""
-    return tree.map(lambda leaf: leaf.to(device) if isinstance(leaf, Tensor) else leaf, values)
 
 
 def serve(key: bytes) -> None:

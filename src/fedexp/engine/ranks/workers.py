@@ -16,13 +16,14 @@ from typing import Any
 
 from torch import Tensor
 
+from fedexp.core import tree
 from fedexp.core.tree import Params, Tree
 from fedexp.data.views import PLAIN
 from fedexp.engine.base import ClientRuntime, Cohort, Engine, Evaluation, Gather, Shared, Trained
 from fedexp.engine.network import flush_subnormals
 from fedexp.engine.ranks import world
 from fedexp.engine.ranks.objects import Mapped, share
-from fedexp.engine.ranks.rank import CPU, Call, Rank, cut_evenly, move
+from fedexp.engine.ranks.rank import CPU, Call, Rank, cut_evenly
 from fedexp.engine.ranks.world import World
 
 NOT_SENT: Any = None
@@ -56,7 +57,7 @@ class Workers(Engine):
 
     def train(self, shared: Shared, cohort: Cohort, evaluate_local: bool) -> Trained:
         # Calls of CUDA in the threads below would disturb the recording of CUDA graphs.
-        states, personals = move((cohort.states, cohort.personals), CPU)
+        states, personals = tree.to((cohort.states, cohort.personals), CPU)
         cohort = replace(cohort, states=states, personals=personals)
         shares = [[position] for position in cohort.longest_first()]
         if self.share:
@@ -69,7 +70,7 @@ class Workers(Engine):
             orders.append(Order(name, partial(call, evaluate_local=evaluate_local), positions))
         gather = Gather(cohort)
         for order, answer in self._do(shared.runtime, orders, shared.server):
-            part = move(vars(answer), shared.runtime.device)
+            part = tree.to(vars(answer), shared.runtime.device)
             gather.add(order.positions, Trained(**part))
         return gather.result(parallel=min(self.count, len(orders)))
 
@@ -82,14 +83,14 @@ class Workers(Engine):
             call = partial(Rank.evaluate, batches=piece, view=view, round=round)
             orders.append(Order("evaluating the global model", call, [i]))
         parts = self._answers(runtime, orders, server)
-        here = [replace(part, **move(vars(part), runtime.device)) for part in parts]
+        here = [replace(part, **tree.to(vars(part), runtime.device)) for part in parts]
         return Evaluation.joined(here)
 
     def logits(
         self, runtime: ClientRuntime, models: Sequence[Params], numbers: Sequence[Tensor]
     ) -> list[Tensor]:
         orders = []
-        for i, (model, each) in enumerate(zip(move(list(models), CPU), numbers, strict=True)):
+        for i, (model, each) in enumerate(zip(tree.to(list(models), CPU), numbers, strict=True)):
             call = partial(Rank.logits, model=model, numbers=each)
             orders.append(Order(f"computing logits of model {i}", call, [i]))
         return [answer.to(runtime.device) for answer in self._answers(runtime, orders)]
@@ -192,7 +193,7 @@ class Dealing:
         self.ranks, self.waiting, self.server = ranks, waiting, server
         # the answers, or exceptions, as they arrive
         self.answers: SimpleQueue[tuple[Order, Any]] = SimpleQueue()
-        self._publish = partial(Rank.publish, server=move(server, CPU))
+        self._publish = partial(Rank.publish, server=tree.to(server, CPU))
 
     def serve(self, rank: int) -> None:
         """Let a rank run waiting orders, one after the other."""
