@@ -21,7 +21,7 @@ from fedexp.config.build import build
 from fedexp.config.settings import Seeds
 from fedexp.core.errors import ConfigError
 from fedexp.core.storage import load_npz, save_npz
-from fedexp.data.held_out import NO_VALIDATION, Public, Validation
+from fedexp.data.held_out import Public, Validation
 from fedexp.data.partition import IID, Natural, Partitioner, Sharding, Shards
 from fedexp.data.partition_file import File
 from fedexp.data.partition_lda import LDA
@@ -73,7 +73,7 @@ def of_task(partitioner, labels, clients, owners=None, public=0.0, test=0.0) -> 
         algorithm=FedAvg(),
         partition=partitioner,
         public=Public(fraction=public, balanced=False),
-        validation=NO_VALIDATION,
+        validation=Validation(fraction=0.0, per_client=False),
     )
     return make_task_partition(built, data, task, ())
 

@@ -8,7 +8,7 @@ import pytest
 from omegaconf import OmegaConf, open_dict
 
 from fedexp.cli.search import open_study, options_of, space_of
-from fedexp.config.settings import NO_STOP, Stop
+from fedexp.config.settings import Stop
 from fedexp.core.errors import ConfigError
 from fedexp.data.views import VALIDATION
 from fedexp.rundir.objective import check_objective, direction_of, objective_name, objective_value
@@ -203,12 +203,13 @@ def test_stopped_run_counts_as_finished_for_the_same_options():
         Stop(patience=3, metric=None, minutes=None),
         Stop(patience=None, metric=None, minutes=5.0),
     )
-    assert is_finished({"status": "completed"}, NO_STOP, True)
+    no_stop = Stop(patience=None, metric=None, minutes=None)
+    assert is_finished({"status": "completed"}, no_stop, True)
     assert is_finished(patient, three, True)
-    assert not is_finished(patient, NO_STOP, False)
+    assert not is_finished(patient, no_stop, False)
     assert not is_finished(timed, five, True)  # resumed by name: it gets the minutes again
     assert is_finished(timed, five, False)
-    assert not is_finished(timed, NO_STOP, False)
+    assert not is_finished(timed, no_stop, False)
 
 
 def test_study_of_another_experiment_is_rejected(tmp_path):

@@ -27,18 +27,18 @@ from fedexp.algorithms.base import FedAvg
 from fedexp.algorithms.fedntd import FedNTD
 from fedexp.algorithms.interfaces import Context, Federation, ServerRound, TaskStart
 from fedexp.algorithms.local_training import LocalTraining
-from fedexp.algorithms.server_optimizers import NO_SERVER_OPTIMIZER
+from fedexp.algorithms.server_optimizers import ServerOptimizer
 from fedexp.config import launchers
 from fedexp.config.build import Built
-from fedexp.config.cohorts import SAMPLED, Cohorts
+from fedexp.config.cohorts import Cohorts, Uniform
 from fedexp.config.composition import isolated_hydra
 from fedexp.config.options import conf_directories
-from fedexp.config.settings import ALL_LOCAL, NO_STOP, LocalEvaluation, Seeds, Settings
+from fedexp.config.settings import LocalEvaluation, Seeds, Settings, Stop
 from fedexp.core.tree import Params, Tree
 from fedexp.data.augment import Augmentation
-from fedexp.data.changes import NO_SCHEDULE, DataSchedule
+from fedexp.data.changes import DataSchedule
 from fedexp.data.datasets import Dataset
-from fedexp.data.held_out import NO_VALIDATION, Public, Validation
+from fedexp.data.held_out import Public, Validation
 from fedexp.data.partition import Partitioner
 from fedexp.data.surrogate import Surrogate
 from fedexp.data.tasks import ClassIncremental, OneTask, Scenario
@@ -206,6 +206,11 @@ class SoftmaxRegressionModule(nn.Module):
         return Output(features, self.classifier(features))
 
 
+NO_SCHEDULE = DataSchedule(partition=[], classes=[], clients=None)
+NO_VALIDATION = Validation(fraction=0.0, per_client=False)
+SAMPLED, ALL_LOCAL = Uniform(), LocalEvaluation(every=None)
+
+
 def make_simulation(
     algorithm: FedAvg | None = None,
     local: LocalTraining = LOCAL,
@@ -252,7 +257,8 @@ def make_simulation(
         validation=validation,
         local_evaluation=local_evaluation,
         values={},
-        **{"server": NO_SERVER_OPTIMIZER, "stop": NO_STOP, "figures": PNG, **groups},
+        stop=Stop(patience=None, metric=None, minutes=None),
+        **{"server": ServerOptimizer(), "figures": PNG, **groups},
     )
     return prepare(built)
 

@@ -95,6 +95,3 @@ class ServerOptimizer(Checked, prefix="server."):
         if self.optimizer == "yogi":
             return v - (1 - self.beta2) * square * (v - square).sign()
         return self.beta2 * v + (1 - self.beta2) * square
-
-
-NO_SERVER_OPTIMIZER = ServerOptimizer()

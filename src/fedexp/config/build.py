@@ -17,7 +17,7 @@ from fedexp.config.settings import LocalEvaluation, Seeds, Settings, Stop
 from fedexp.config.values import attempt, deduplicate, make, make_group, resolve
 from fedexp.core.errors import ConfigError
 from fedexp.data.changes import DataSchedule
-from fedexp.data.held_out import NO_VALIDATION, Public, Validation
+from fedexp.data.held_out import Public, Validation
 from fedexp.data.partition import Partitioner
 from fedexp.data.surrogate import Surrogate
 from fedexp.data.tasks import Scenario
@@ -44,7 +44,7 @@ class Built:
     server: ServerOptimizer
     public: Public
     surrogate: Surrogate
-    validation: Validation = NO_VALIDATION
+    validation: Validation
     stop: Stop
     local_evaluation: LocalEvaluation
     cohorts: Cohorts

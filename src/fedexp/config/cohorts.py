@@ -124,9 +124,6 @@ def draw_round(number: int, num_clients: int, size: int) -> list[int]:
     return sorted(drawn.tolist())
 
 
-SAMPLED = Uniform()
-
-
 def check_clients(path: Path, number: int, clients: list[Any], num_clients: int, size: int) -> None:
     """Raise ConfigError unless a cohort has `size` different clients from 0 to num_clients - 1."""
     prefix = f"{path}: round {number}"

@@ -34,16 +34,10 @@ class Stop(Checked, prefix="stop."):
     minutes: PositiveOrNone
 
 
-NO_STOP = Stop(patience=None, metric=None, minutes=None)
-
-
 class LocalEvaluation(Checked, prefix="local_evaluation."):
     """The rounds in which local models are tested (node `local_evaluation`)."""
 
     every: CountOrNone  # test every n-th round; None: as often as the global model
-
-
-ALL_LOCAL = LocalEvaluation(every=None)
 
 
 class Seeds(Checked, prefix="seeds."):

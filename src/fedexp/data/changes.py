@@ -92,9 +92,6 @@ class DataSchedule(Checked, prefix="schedule."):
         return found
 
 
-NO_SCHEDULE = DataSchedule(partition=[], classes=[], clients=None)
-
-
 def reduce_classes(
     partition: Partition,
     shares: Mapping[int, float],

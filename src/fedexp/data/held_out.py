@@ -54,6 +54,3 @@ class Validation(Checked, prefix="validation."):
     def choose(self, count: int, rng: np.random.Generator) -> np.ndarray:
         """Draw floor(fraction * count) different numbers from 0 to count - 1, ascending."""
         return np.sort(rng.choice(count, int(self.fraction * count + 1e-9), replace=False))
-
-
-NO_VALIDATION = Validation(fraction=0.0, per_client=False)

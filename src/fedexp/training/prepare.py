@@ -11,7 +11,7 @@ from torch import nn
 from fedexp.algorithms.base import FedAvg, overrides
 from fedexp.algorithms.interfaces import Federation
 from fedexp.config.build import Built
-from fedexp.config.cohorts import SAMPLED, Clients, Rounds
+from fedexp.config.cohorts import Clients, Rounds, Uniform
 from fedexp.config.settings import PERSONAL
 from fedexp.core.errors import ConfigError
 from fedexp.core.rng import torch_seed
@@ -244,7 +244,7 @@ def centralized_config(built: Built) -> Built:
     """
     if built.algorithm.paradigm != "centralized":
         return built
-    if built.cohorts != replace(SAMPLED, draw=getattr(built.cohorts, "draw", "seed")):
+    if built.cohorts != Uniform(draw=getattr(built.cohorts, "draw", "seed")):
         raise ConfigError(
             "cohorts: must be uniform, with cohorts.path=null and cohorts.size=fixed, if"
             " algorithm.paradigm=centralized, which has only one client"

@@ -9,9 +9,9 @@ import torch
 from fedexp.algorithms import optimizers
 from fedexp.algorithms.base import FedAvg
 from fedexp.algorithms.interfaces import Federation
-from fedexp.algorithms.server_optimizers import NO_SERVER_OPTIMIZER, ServerOptimizer
+from fedexp.algorithms.server_optimizers import ServerOptimizer
 from fedexp.config.cohorts import Rounds
-from fedexp.config.settings import ALL_LOCAL, LocalEvaluation, Seeds, Settings
+from fedexp.config.settings import LocalEvaluation, Seeds, Settings
 from fedexp.core.tree import Params, Tree
 from fedexp.data.partitioned import Partition, changed_partition_name, task_partition_name
 from fedexp.data.types import Data
@@ -69,14 +69,14 @@ class Simulation:
     initial_buffers: Params  # running statistics of the initial model
     mixes_examples: bool  # the model's batch norm needs batches of at least two examples
     # the clients of each round; None: the clients are drawn with seeds.sampling
-    cohorts: Rounds | None = None
-    server_optimizer: ServerOptimizer = NO_SERVER_OPTIMIZER
+    cohorts: Rounds | None
+    server_optimizer: ServerOptimizer
     # numbers of clients and examples that training leaves out because of batch norm or
     # local.drop_last
-    left_out: dict[str, int] = field(default_factory=dict)
-    local_evaluation: LocalEvaluation = ALL_LOCAL
+    left_out: dict[str, int]
+    local_evaluation: LocalEvaluation
     # int [K, T]: each client's task at each stage; None: the same task for all clients
-    task_orders: np.ndarray | None = None
+    task_orders: np.ndarray | None
     # the only part that changes: schedules made in advance, by round and client
     prepared: dict[tuple[int, int], BatchSchedule] = field(default_factory=dict)
 
