@@ -68,7 +68,7 @@ def test_invalid_project_is_rejected(project, capsys):
 
 
 def test_dashboard_needs_wandb_workspaces(monkeypatch, capsys):
-    monkeypatch.setitem(sys.modules, "wandb_workspaces", None)
+    monkeypatch.setitem(sys.modules, "wandb_workspaces.workspaces", None)
     assert main(["dashboard", "team/project", "--print"]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert "pip install -e '.[dashboard]'" in line

@@ -160,6 +160,6 @@ def test_missing_package_is_reported_with_its_command(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(
         ConfigError,
-        match=r"dataset.path=x/y: needs the package datasets: pip install .*huggingface",
+        match=r"dataset.path=x/y: .*; install it with pip install .*huggingface",
     ):
         load("huggingface", tmp_path, "dataset.path=x/y")

@@ -227,9 +227,7 @@ def test_torchvision_weights_are_read_with_weights_only(monkeypatch):
 def test_hugging_face_loader_names_are_rejected(path, monkeypatch):
     """`pandas` would unpickle files in the working directory."""
     monkeypatch.setitem(sys.modules, "datasets", None)
-    allowed = (
-        "needs the package datasets" if path == "./pandas" else "must be the name of a data set on"
-    )
+    allowed = "install it with" if path == "./pandas" else "must be the name of a data set on"
     with pytest.raises(ConfigError, match=allowed):
         load(path, None)
 

@@ -32,7 +32,11 @@ class OptunaSweeper(GridSweeper):
     """Runs the trials of an Optuna study (`fedexp.cli.search`)."""
 
     def sweep(self, arguments: list[str]) -> Any:
-        from fedexp.cli.search import search
         from fedexp.cli.sweeps import Multirun
+        from fedexp.config.launchers import check_installed
 
-        search(Multirun.of(self), arguments)
+        multirun = Multirun.of(self)
+        check_installed(multirun.config.hydra.runtime.choices)
+        from fedexp.cli.search import search  # it imports optuna, which may be missing
+
+        search(multirun, arguments)

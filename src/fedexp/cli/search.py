@@ -22,7 +22,6 @@ from optuna.trial import TrialState
 from fedexp.analysis.layout import csv
 from fedexp.cli.sweeps import Multirun
 from fedexp.config.composition import without_hydra
-from fedexp.config.launchers import check_installed
 from fedexp.config.values import make, resolve
 from fedexp.core import storage
 from fedexp.core.errors import ConfigError
@@ -58,7 +57,6 @@ def search(multirun: Multirun, arguments: Sequence[str]) -> None:
     arguments: the command's overrides. Raises ConfigError if the objective or the values to search
     for are missing, or if the directory contains a different study.
     """
-    check_installed(multirun.config.hydra.runtime.choices)
     config, directory = multirun.config, multirun.directory
     options = options_of(config)
     objective, (space, fixed) = objective_name(config), space_of(arguments)

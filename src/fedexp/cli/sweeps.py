@@ -65,10 +65,7 @@ class Multirun:
 
     @classmethod
     def of(cls, sweeper: Any) -> "Multirun":
-        """Return the sweep of a sweeper. Jobs get its absolute directory, also on other machines.
-
-        Raises ConfigError if the launcher or the sweeper is not installed.
-        """
+        """Return the sweep of a sweeper. Jobs get its absolute path, also on other machines."""
         config, context = sweeper.config, sweeper.hydra_context
         assert config is not None
         assert context is not None

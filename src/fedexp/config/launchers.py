@@ -4,7 +4,6 @@ import hashlib
 from collections.abc import Mapping
 from contextlib import suppress
 from functools import cache
-from importlib.util import find_spec
 from typing import Any
 
 import hydra
@@ -16,20 +15,20 @@ from omegaconf import DictConfig, OmegaConf
 from fedexp.config.named import describe_groups
 from fedexp.config.options import ALIASES, add_resolver, conf_directory, list_options
 from fedexp.core.errors import ConfigError
-from fedexp.core.packages import how_to_install
+from fedexp.core.packages import import_extra
 from fedexp.rundir.identity import digest, essential
 
 # Hydra 1.4 has a single set of defaults, and warns if they are chosen.
 IS_OLD = hydra.__version__.startswith("1.3.")
 DEFAULTS: dict[str, Any] = {"version_base": "1.3"} if IS_OLD else {}
 REPLACE: dict[str, Any] = {} if IS_OLD else {"replace": True}  # a config of a plugin
-# option of hydra/launcher or hydra/sweeper -> (needed modules, extra that installs them)
+# option of hydra/launcher or hydra/sweeper -> (needed module, extra that installs it)
 NEEDED = {
-    "joblib": (("joblib", "hydra_plugins.hydra_joblib_launcher"), "joblib"),
-    "submitit_local": (("submitit", "hydra_plugins.hydra_submitit_launcher"), "slurm"),
-    "submitit_slurm": (("submitit", "hydra_plugins.hydra_submitit_launcher"), "slurm"),
-    "ray": (("ray", "hydra_plugins.hydra_ray_launcher"), "ray"),
-    "optuna": (("optuna",), "optuna"),
+    "joblib": ("hydra_plugins.hydra_joblib_launcher", "joblib"),
+    "submitit_local": ("hydra_plugins.hydra_submitit_launcher", "slurm"),
+    "submitit_slurm": ("hydra_plugins.hydra_submitit_launcher", "slurm"),
+    "ray": ("hydra_plugins.hydra_ray_launcher", "ray"),
+    "optuna": ("optuna", "optuna"),
 }
 
 
@@ -60,19 +59,8 @@ def register() -> None:
 def check_installed(choices: Mapping[str, Any]) -> None:
     """Raise ConfigError if the chosen launcher or sweeper is not installed."""
     for group in ("hydra/launcher", "hydra/sweeper"):
-        modules, extra = NEEDED.get(choices[group], ((), ""))
-        if not all(map(is_installed, modules)):
-            raise ConfigError(
-                f"{group}={choices[group]}: is not installed; install it with"
-                f" {how_to_install(extra)}"
-            )
-
-
-def is_installed(module: str) -> bool:
-    try:
-        return find_spec(module) is not None
-    except ModuleNotFoundError:  # its parent package is missing
-        return False
+        if needed := NEEDED.get(choices[group]):
+            import_extra(*needed, f"{group}={choices[group]}")
 
 
 def jobs_at_once(device: str, engine: str) -> int:

@@ -1,9 +1,25 @@
-"""Find the checkout that contains this code, if any, and say how to install missing packages."""
+"""Import optional packages, or say how to install them, from the checkout of this code if any."""
 
-from importlib import metadata
+from importlib import import_module, metadata
 from pathlib import Path
+from typing import Any
+
+from fedexp.core.errors import ConfigError, reason_of
 
 ROOT = Path(__file__).resolve().parents[3]  # the checkout if fedexp runs from source
+
+
+def import_extra(module: str, extra: str, setting: str) -> Any:
+    """Return a module of a package that an extra of fedexp installs.
+
+    setting: what needs the package, for the message. Raises ConfigError if the import fails.
+    """
+    try:
+        return import_module(module)
+    except ImportError as error:
+        raise ConfigError(
+            f"{setting}: {reason_of(error)}; install it with {how_to_install(extra)}"
+        ) from error
 
 
 def how_to_install(extra: str) -> str:

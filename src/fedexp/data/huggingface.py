@@ -15,7 +15,7 @@ import numpy as np
 from PIL import Image
 
 from fedexp.core.errors import ConfigError, reason_of, require_choice
-from fedexp.core.packages import how_to_install
+from fedexp.core.packages import import_extra
 from fedexp.data.cache import Arrays, load_cached, make_arrays
 from fedexp.data.datasets import Dataset, Side, stack_images
 from fedexp.data.image_files import Form
@@ -66,12 +66,7 @@ def load(path: str | None, subset: str | None) -> Mapping[str, Any]:
             f"dataset.path={path or 'null'}: must be the name of a data set on the Hugging Face"
             " hub, <owner>/<name>, or a local folder"
         )
-    try:
-        import datasets
-    except ImportError:
-        raise ConfigError(
-            f"dataset.path={path}: needs the package datasets: {how_to_install('huggingface')}"
-        ) from None
+    datasets = import_extra("datasets", "huggingface", f"dataset.path={path}")
     try:
         if (Path(path) / "dataset_dict.json").is_file():
             found = datasets.load_from_disk(path)

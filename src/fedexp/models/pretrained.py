@@ -16,7 +16,7 @@ from torch import nn
 
 from fedexp.core.errors import ConfigError, nearest, reason_of, require
 from fedexp.core.limits import CountOrNone
-from fedexp.core.packages import how_to_install
+from fedexp.core.packages import import_extra
 from fedexp.models.own import Headed, LogitsOnly, OwnModel, Reading
 from fedexp.models.resnet import load_weights
 
@@ -146,12 +146,7 @@ class Timm(Pretrained):
 
     @weights_only()
     def network(self, shape: Any, num_classes: int) -> nn.Module:
-        try:
-            import timm
-        except ImportError:
-            raise ConfigError(
-                f"model=timm: needs the package timm: {how_to_install('timm')}"
-            ) from None
+        timm = import_extra("timm", "timm", "model=timm")
         if not timm.is_model(self.name.partition(".")[0]):
             raise ConfigError(
                 f"model.name={self.name}: timm has no network with this"

@@ -4,7 +4,6 @@ The files in the run directory are the authoritative record. A tracker only disp
 a tracker fails, one warning is logged and the run continues (see `Callbacks`).
 """
 
-import importlib.util
 import logging
 import math
 from abc import ABC, abstractmethod
@@ -13,9 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from fedexp.core.errors import ConfigError, describe
+from fedexp.core.errors import describe
 from fedexp.core.limits import Checked
-from fedexp.core.packages import how_to_install
 from fedexp.core.storage import read_table
 from fedexp.data.views import CLASSES, PLAIN, VIEWS, file_in_view
 from fedexp.rundir import files
@@ -263,14 +261,6 @@ class TrackerConfig(CallbackConfig, prefix="tracker."):
     @abstractmethod
     def create(self) -> Tracker:
         """Create a tracker for one run."""
-
-
-def require_package(package: str, tracker: str) -> None:
-    """Raise ConfigError if the package that a tracker needs is not installed."""
-    if importlib.util.find_spec(package) is None:
-        raise ConfigError(
-            f"tracker={tracker}: needs the package {package}: {how_to_install(tracker)}"
-        )
 
 
 def final_tables(directory: Path) -> "dict[str, pd.DataFrame]":

@@ -4,7 +4,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from fedexp.core.errors import ConfigError, reason_of
-from fedexp.core.packages import how_to_install
+from fedexp.core.packages import import_extra
 from fedexp.data.views import VIEWS, suffix
 from fedexp.trackers.names import NAMES, metric_name, target_name
 from fedexp.trackers.wandb_tracker import end_service, is_logged_in, wandb_settings
@@ -49,13 +49,7 @@ def workspace(project: str, name: str) -> "Workspace":
     entity, _, short = project.partition("/")
     if not entity or not short or "/" in short:
         raise ConfigError(f"{project}: must be ENTITY/PROJECT, such as team/fedexp")
-    try:
-        from wandb_workspaces import workspaces as ws
-    except ImportError as error:
-        raise ConfigError(
-            "fedexp dashboard: needs the package wandb-workspaces:"
-            f" {how_to_install('dashboard')} ({error})"
-        ) from None
+    ws = import_extra("wandb_workspaces.workspaces", "dashboard", "fedexp dashboard")
     results = (f"summary:{name}" for name in RESULTS)
     return ws.Workspace(
         entity=entity,

@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from fedexp.core import storage
-from fedexp.trackers.base import RoundRecord, RunInfo, Tracker, TrackerConfig, require_package
+from fedexp.core.packages import import_extra
+from fedexp.trackers.base import RoundRecord, RunInfo, Tracker, TrackerConfig
 from fedexp.trackers.names import metric_values
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ class TensorBoard(TrackerConfig):
     logdir: str | None
 
     def check(self) -> None:
-        require_package("tensorboard", "tensorboard")
+        import_extra("tensorboard", "tensorboard", "tracker=tensorboard")
 
     def create(self) -> Tracker:
         return TensorBoardTracker(self)
