@@ -424,7 +424,7 @@ def test_partition_is_read_from_every_file_format(tmp_path):
         ('[[0], ["1"]]', "gives client 1 an array of <U1 with shape [1]"),
         ("[[0], [[1], 2]]", "must give a list of example indices for each client"),
         ('{"0": [0], "2": [1]}', "the clients must be named 0 to 1"),
-        ('{"0": [0], "1": [1], "1": [2]}', "cannot be read as JSON (1 appears twice)"),
+        ('{"0": [0], "1": [1], "1": [2]}', "cannot be read (1 appears twice)"),
         ("3", "must be a JSON object"),
         ({"0": [0], "1": np.array([{}], dtype=object)}, "cannot be read"),
         ({"indices": [0, 1], "sizes": [1, 2]}, "is not a partition written by fedexp"),

@@ -362,7 +362,7 @@ def test_overwrite_deletes_only_files_of_the_old_run(tmp_path, monkeypatch):
     with pytest.raises(ConfigError, match="the number of training examples"):
         fedexp.run([*SMALL, "rounds=1", "num_clients=2000"], directory=there, overwrite=True)
 
-    def start(engine, runtime, server):
+    def start(engine, runtime):
         raise ConfigError("rank 1 on b: the data are missing")
 
     with monkeypatch.context() as patched:

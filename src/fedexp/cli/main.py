@@ -35,8 +35,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     launched = arguments is None and is_launched(os.environ)
     with console.safe_streams():
         try:
-            if launched and not joins():
-                return 0
+            if launched:
+                from fedexp.engine.ranks import world
+
+                if not world.join():  # another rank than 0, which has served rank 0 to its end
+                    return 0
             code = run_command(sys.argv[1:] if arguments is None else arguments)
         except ConfigError as error:
             code = say(str(error))
@@ -46,9 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             code = 0
     if launched:
-        from fedexp.engine.ranks.world import ends_with
-
-        ends_with(code)
+        world.ends_with(code)
     return code
 
 
@@ -60,16 +61,6 @@ def run_command(arguments: Sequence[str]) -> int:
         print(version_text())
         return 0
     return max(run_hydra(each) for each in prepare(arguments))
-
-
-def joins() -> bool:
-    """Join the ranks of this command (see fedexp.engine.ranks).
-
-    On rank 0, return True. Other ranks serve rank 0 until it ends, and return False.
-    """
-    from fedexp.engine.ranks.world import join
-
-    return join()
 
 
 def set_up_process() -> None:

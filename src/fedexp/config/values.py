@@ -188,7 +188,7 @@ def convert(annotation: Any, value: Any, key: str) -> Any:
         return convert_part(annotation, base, value, key)
     if annotation is Any:
         return value
-    if value is None and type(None) in getattr(annotation, "__args__", ()):
+    if value is None and type(None) in get_args(annotation):
         return None  # as OmegaConf would, which takes 0.2 ms
     if annotation is str and isinstance(value, bool | int | float):
         return str(value)
@@ -213,7 +213,7 @@ def dataclass_in(annotation: Any) -> type | None:
     """
     if isinstance(annotation, type) and dataclasses.is_dataclass(annotation):
         return annotation
-    return next(filter(None, map(dataclass_in, getattr(annotation, "__args__", ()))), None)
+    return next(filter(None, map(dataclass_in, get_args(annotation))), None)
 
 
 def convert_part(annotation: Any, base: type, value: object, key: str) -> Any:
@@ -221,11 +221,11 @@ def convert_part(annotation: Any, base: type, value: object, key: str) -> Any:
 
     base: the dataclass in the annotation. The classes of the objects must derive from it.
     """
-    if getattr(annotation, "__origin__", None) is list and isinstance(value, list):
+    if get_origin(annotation) is list and isinstance(value, list):
         return [convert_part(base, base, item, f"{key}[{i}]") for i, item in enumerate(value)]
     if isinstance(value, dict) and "_target_" in value:
         return make_target(value, key, base)
-    if value is None and type(None) in getattr(annotation, "__args__", ()):
+    if value is None and type(None) in get_args(annotation):
         return None
     raise ConfigError(f"{key}={value}: must be {describe_type(annotation)}")
 
@@ -257,19 +257,16 @@ def describe_type(annotation: Any) -> str:
         return str(words)
     if dataclasses.is_dataclass(annotation):
         return "a node with _target_"
-    parts = [part for part in getattr(annotation, "__args__", ()) if part is not Ellipsis]
+    parts = [part for part in get_args(annotation) if part is not Ellipsis]
     optional = type(None) in parts
     names = [describe_type(part) for part in parts if part is not type(None)]
-    origin = getattr(annotation, "__origin__", None)
+    origin = get_origin(annotation)
     if origin is dict:
         return OPTIONS
     if origin in (list, tuple):
         return f"a list of values, each {names[0]}"
     text = " or ".join(names) or str(annotation)
     return f"{text}, or null" if optional else text
-
-
-TARGET = "_target_"
 
 
 def find_class(name: str, key: str) -> type:
@@ -317,5 +314,5 @@ def targets_in(path: Path) -> Iterator[str]:
     """Yield every `_target_` in a yaml file. Hydra reports a file that cannot be read."""
     with suppress(ConfigError):
         for key, text in leaves(storage.read_values(path)):
-            if key.rpartition(".")[2] == TARGET:
+            if key.rpartition(".")[2] == "_target_":
                 yield str(text)

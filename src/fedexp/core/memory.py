@@ -35,16 +35,27 @@ def free_in_cgroups() -> int:
 
 
 def free_in_machine() -> int:
+    if found := proc_bytes("meminfo", "MemAvailable"):
+        return found
     try:
-        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-        return next(
-            int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable")
-        )
-    except (OSError, StopIteration):
-        try:
-            return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-        except (ValueError, OSError):
-            return UNKNOWN
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (ValueError, OSError):
+        return UNKNOWN
+
+
+def proc_value(file: str, name: str) -> str:
+    """Return the value of the first line `name: value` in a file of /proc, or an empty text."""
+    with suppress(OSError):
+        for line in Path("/proc", file).read_text(encoding="utf-8").splitlines():
+            key, _, value = line.partition(":")
+            if key.strip() == name:
+                return value.strip()
+    return ""
+
+
+def proc_bytes(file: str, name: str) -> int:
+    """Return a size such as `1024 kB` in a file of /proc in bytes, or 0 if it is unknown."""
+    return 1024 * int(proc_value(file, name).removesuffix(" kB") or 0)
 
 
 def size_of(number: int) -> str:

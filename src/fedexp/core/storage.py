@@ -225,7 +225,9 @@ def read_values(path: Path) -> Any:
     """Return the plain values in a .json or .yaml file."""
     with reading(path):
         text = path.read_text(encoding="utf-8")
-        return json.loads(text) if path.suffix == ".json" else load_yaml(text)
+        if path.suffix == ".json":
+            return json.loads(text, object_pairs_hook=without_repetitions)
+        return load_yaml(text)
 
 
 def read_mapping(path: Path) -> dict[str, Any]:

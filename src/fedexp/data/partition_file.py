@@ -1,13 +1,12 @@
 """Read a partition from a file: a file made by the user, or the partition.npz of an earlier run."""
 
-import json
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 
 from fedexp.core.errors import ConfigError
-from fedexp.core.storage import load_npz, without_repetitions
+from fedexp.core.storage import load_npz, read_values
 from fedexp.data.partition import Assigned, Partitioner
 from fedexp.data.partitioned import Partition
 
@@ -54,7 +53,7 @@ def read_clients(path: Path) -> list[Any]:
         raise ConfigError(f"partition.path={path}: must be a .npz or .json file")
     if not path.is_file():
         raise ConfigError(f"partition.path={path}: this file does not exist")
-    table: Any = load_npz(path) if path.suffix == ".npz" else _read_json(path)
+    table: Any = (load_npz if path.suffix == ".npz" else read_values)(path)
     if isinstance(table, list):
         return table
     if not isinstance(table, dict):
@@ -68,11 +67,3 @@ def read_clients(path: Path) -> list[Any]:
     if set(clients) != table.keys():
         raise ConfigError(f"{path}: the clients must be named 0 to {len(table) - 1}")
     return [table[client] for client in clients]
-
-
-def _read_json(path: Path) -> Any:
-    try:
-        text = path.read_text(encoding="utf-8")
-        return json.loads(text, object_pairs_hook=without_repetitions)
-    except (OSError, ValueError, RecursionError) as error:
-        raise ConfigError(f"{path}: cannot be read as JSON ({error})") from None

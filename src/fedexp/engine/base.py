@@ -382,11 +382,8 @@ class Shared:
 class Engine(ABC):
     """Base class of the engines. An engine trains the clients of a round and evaluates models."""
 
-    def start(self, runtime: ClientRuntime, server: Tree) -> None:  # noqa: B027
-        """Do slow work before the run starts, for example start processes.
-
-        server: a dict with the `params` and `buffers` of a model.
-        """
+    def start(self, runtime: ClientRuntime) -> None:  # noqa: B027
+        """Do slow work before the run starts, for example start processes."""
 
     @abstractmethod
     def train(self, shared: Shared, cohort: Cohort, evaluate_local: bool) -> Trained:

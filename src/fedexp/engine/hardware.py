@@ -5,9 +5,7 @@ import ctypes
 import os
 import platform
 import re
-from contextlib import suppress
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import torch
@@ -15,6 +13,7 @@ import torch
 from fedexp.core.console import plural
 from fedexp.core.errors import require
 from fedexp.core.limits import Checked, CountOrNone, Limit
+from fedexp.core.memory import proc_value
 from fedexp.engine.base import Engine
 from fedexp.engine.ranks.workers import Workers
 from fedexp.engine.ranks.world import launched_ranks
@@ -274,11 +273,8 @@ def has_bf16() -> bool:
 
 def cpu_name() -> str:
     """Return the model name of the CPU, from /proc/cpuinfo on Linux."""
-    with suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
+    known = proc_value("cpuinfo", "model name")
+    return known or platform.processor() or platform.machine()
 
 
 def keep_freed_memory() -> None:

@@ -257,15 +257,9 @@ def _result_rows(summary: Mapping[str, Any]) -> dict[str, str]:
     seconds = summary.get("seconds")
     rows["time"] = "-" if seconds is None else duration(seconds)
     rows["samples/s"] = shown("train_samples_per_second", ",.0f")
-    rows["hardware"] = _hardware(summary.get("hardware"))
+    hardware = summary.get("hardware") or {}
+    rows["hardware"] = ", ".join(f"{key} {value}" for key, value in hardware.items()) or "-"
     return rows
-
-
-def _hardware(value: object) -> str:
-    if not isinstance(value, Mapping):
-        return "-" if value is None else str(value)
-    shown = {k: v for k, v in value.items() if v is not None and not isinstance(v, Mapping | list)}
-    return ", ".join(f"{k} {v}" for k, v in shown.items()) or "-"
 
 
 def duration(seconds: float) -> str:

@@ -42,7 +42,6 @@ from fedexp.trackers.base import (
 from fedexp.trackers.progress import Progress
 from fedexp.training.callbacks import callbacks_of, create_all, draw_all
 from fedexp.training.checks import check_used
-from fedexp.training.evaluation import select_model
 from fedexp.training.job import Job
 from fedexp.training.prepare import prepare
 from fedexp.training.recorder import Recorder
@@ -149,10 +148,10 @@ class Run:
 @contextmanager
 def started_engine(run: Run) -> Iterator[None]:
     """Start the engine if rounds are left, and close it at the end of the block."""
-    engine, state = run.simulation.engine, run.state
+    engine = run.simulation.engine
     try:
-        if state.status == "running":
-            engine.start(run.simulation.runtime, select_model(state.server))
+        if run.state.status == "running":
+            engine.start(run.simulation.runtime)
         yield
     finally:
         engine.close()

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 import fedexp
+from fedexp.core.memory import proc_bytes
 from fedexp.core.packages import ROOT
 from fedexp.data.views import VALIDATION, name_in_view, rename_for_view, selection_view
 from fedexp.engine.hardware import Resolved
@@ -121,7 +122,6 @@ def check_result_names(simulation: Simulation) -> None:
 
 # packages that affect the results, from decoding images to solving linear programs
 NUMERIC = ("torch", "torchvision", "numpy", "scipy", "scikit-learn", "pillow")
-PROCESSES = Path("/proc")
 
 
 def environment(hardware: Resolved) -> dict[str, Any]:
@@ -178,19 +178,10 @@ def peak_memory(device: torch.device) -> dict[str, int | None]:
     held = torch.cuda.max_memory_reserved(device) if device.type == "cuda" else None
     host = 0
     with suppress(OSError):  # the system has no /proc
-        children = (PROCESSES / "self" / "task").glob("*/children")
+        children = Path("/proc/self/task").glob("*/children")
         names = " ".join(["self", *(path.read_text() for path in children)]).split()
-        host = sum(peak_of(PROCESSES / name) for name in names)
+        host = sum(proc_bytes(f"{name}/status", "VmHWM") for name in names)
     return {"host": host or own_peak(), "device": held}
-
-
-def peak_of(process: Path) -> int:
-    """Return a process's peak resident memory (VmHWM) in bytes, or 0 if it is unknown."""
-    try:
-        lines = (process / "status").read_text().splitlines()
-    except OSError:
-        return 0
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:")), 0)
 
 
 def own_peak() -> int:

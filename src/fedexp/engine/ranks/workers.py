@@ -52,7 +52,7 @@ class Workers(Engine):
     def __init__(self, inner: Engine, hardware: Any, count: int, share: bool):
         self.inner, self.hardware, self.count, self.share = inner, hardware, count, share
 
-    def start(self, runtime: ClientRuntime, server: Tree) -> None:
+    def start(self, runtime: ClientRuntime) -> None:
         self._ranks(runtime)
 
     def train(self, shared: Shared, cohort: Cohort, evaluate_local: bool) -> Trained:
