@@ -3,6 +3,7 @@
 import pandas as pd
 import pytest
 
+from fedexp.analysis.frame import tidy
 from fedexp.analysis.means_table import Layout
 from fedexp.analysis.report import write_tables
 from fedexp.analysis.targets import rounds_to_targets
@@ -28,7 +29,7 @@ def test_tables_show_means_and_rounds_to_target(tmp_path):
     assert table["n"].tolist() == [2, 2]
     assert table.loc["fedavg", "accuracy"] == pytest.approx(0.77)
     assert table.loc["fedavg", "accuracy_std"] == pytest.approx(0.01 * 2**0.5)
-    targets = rounds_to_targets(own_jobs(tmp_path)).set_index("method")
+    targets = rounds_to_targets(tidy(own_jobs(tmp_path))).set_index("method")
     fedavg, fedntd = (targets.loc[name] for name in ("fedavg", "fedntd"))
     assert fedavg["A"] == pytest.approx(0.76)
     assert fedavg[["rounds_to_0.75A", "rounds_to_0.9A", "rounds_to_1A"]].tolist() == [2, 3.5, 4]
@@ -70,7 +71,7 @@ def test_speed_up_is_relative_to_the_fastest_fedavg(tmp_path):
     make_run(tmp_path, ["algorithm=fedavg", "local.lr=0.1"], [0.1, 0.1, 0.5, 0.5])
     make_run(tmp_path, ["algorithm=fedavg", "local.lr=0.2"], [0.1, 0.5, 0.5, 0.5])
     make_run(tmp_path, ["algorithm=fedntd", "local.lr=0.2"], [0.5, 0.5, 0.5, 0.5])
-    targets = rounds_to_targets(own_jobs(tmp_path)).set_index("method")
+    targets = rounds_to_targets(tidy(own_jobs(tmp_path))).set_index("method")
     assert targets["rounds_to_0.75A"].tolist() == [1, 2, 3], "the fastest first"
     assert targets["speedup_0.75A"].tolist() == [2, 1, 2 / 3]
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from fedexp.analysis.frame import describe_left_out, select_runs
+from fedexp.analysis.frame import describe_left_out, select_runs, tidy
 from fedexp.analysis.layout import all_markdown, csv, markdown_text
 from fedexp.analysis.report import draw_figures
 from fedexp.analysis.targets import describe_targets
@@ -79,7 +79,7 @@ def write_comparison(
     text = all_markdown(readings.report_sections(sweep, table))
     contents = {
         "comparison.csv": csv(table),
-        "comparison.md": f"{head}\n{text}\n{describe_targets(runs)}",
+        "comparison.md": f"{head}\n{text}\n{describe_targets(tidy(runs))}",
     }
     for name, content in contents.items():
         storage.write_atomically(directory / name, content.encode())

@@ -45,7 +45,9 @@ def curves(setting: "Setting") -> Figure:
     Each curve is a method's mean over seeds, in a band of one standard deviation.
     """
     measures = main_measures(setting.runs)
-    figure, grid = panels_of(setting.title, len(measures))
+    height = 0.6 + 2.5 * len(measures)
+    figure, grid = panels(shortened(setting.title), height, len(measures), sharex=True)
+    grid = grid[:, 0]
     sizes = {len(method.runs) for method in setting.methods}
     for axes, measure in zip(grid, measures, strict=True):
         for method in setting.methods:
@@ -93,13 +95,6 @@ def class_accuracy(setting: "Setting", normalised: bool) -> Figure:
         if record := method.files[0].record:
             shown.append((f"{method.name}{seed}", method.files[0], record))
     return class_maps(shown, shortened(setting.title), normalised)
-
-
-def panels_of(title: str, rows: int = 1) -> tuple[Figure, list[Axes]]:
-    """Return a figure and its panels, one below the other. Long title lines are shortened."""
-    height = 0.6 + 2.5 * rows if rows > 1 else 3.7
-    figure, grid = panels(shortened(title), height, rows, sharex=True)
-    return figure, list(grid[:, 0])
 
 
 def shortened(title: str) -> str:

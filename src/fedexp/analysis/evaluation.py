@@ -118,7 +118,7 @@ def convert_dataset(dataset: DataSource, run: RunDirectory, parts: Parts) -> Dat
     else:
         like = image_template(run, parts)
     data = load_like(dataset, like)
-    classes = run.class_names or []
+    classes = run.class_names
     labels, keeps = match_classes(data, classes, run.config.get("dataset", {}).get("name", ""))
     return replace(
         like,
@@ -152,7 +152,7 @@ def image_template(run: RunDirectory, parts: Parts) -> ImageData:
         y_train=label,
         x_test=black,
         y_test=label,
-        classes=tuple(run.class_names or ()),
+        classes=tuple(run.class_names),
         mean=form.mean,
         std=form.std,
         max_value=form.max_value,

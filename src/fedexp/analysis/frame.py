@@ -90,12 +90,17 @@ def average(table: pd.DataFrame, values: Iterable[str]) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
+def main_keys(table: pd.DataFrame) -> list[str]:
+    """Return the keys of the runs' main measures. table: see `tidy`."""
+    return [measure.key for measure in main_measures(table["run"])]
+
+
 def means(table: pd.DataFrame) -> pd.DataFrame:
     """Return table.csv: the averages of VALUES and targets, in each setting the best method first.
 
     Methods are sorted by the main accuracy. table: see `tidy`.
     """
-    main = [measure.key for measure in main_measures(table["run"])]
+    main = main_keys(table)
     found = average(table, [*main, *VALUES, *absolute_targets(table)])
     found = found.dropna(axis="columns", how="all")
     by = [name for name in ("setting", main[0]) if name in found]

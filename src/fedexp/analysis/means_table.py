@@ -13,9 +13,9 @@ from typing import Any
 
 import pandas as pd
 
-from fedexp.analysis.frame import average
+from fedexp.analysis.frame import average, main_keys
 from fedexp.analysis.layout import SOME_DIVERGED, Section
-from fedexp.analysis.measures import format_value, less_is_better, main_measures, title_of
+from fedexp.analysis.measures import format_value, less_is_better, title_of
 from fedexp.analysis.naming import differing, displayed, ordered
 from fedexp.analysis.significance import find_best
 from fedexp.core.console import comma_list
@@ -40,9 +40,9 @@ def make_table(table: pd.DataFrame, layout: Layout) -> Section:
 
     table: the runs, see `frame.tidy`.
     """
-    asked, metrics = find_metrics(table, layout.metrics), shown_metrics(table, layout)
+    metrics = shown_metrics(table, layout)
     metrics_of = {
-        str(setting): asked or [measure.key for measure in main_measures(group["run"])]
+        str(setting): metrics if layout.metrics else main_keys(group)
         for setting, group in table.groupby("setting")
     }
     require_known([layout.sort or "name"], ("name", *metrics), "--sort")
@@ -75,20 +75,17 @@ def make_table(table: pd.DataFrame, layout: Layout) -> Section:
 
 
 def shown_metrics(table: pd.DataFrame, layout: Layout) -> list[str]:
-    """Return the keys of all metrics in the table of means, in order."""
-    asked = find_metrics(table, layout.metrics)
-    return asked or [measure.key for measure in main_measures(table["run"])]
+    """Return the keys of all metrics in the table of means, in order.
 
-
-def find_metrics(table: pd.DataFrame, metrics: Iterable[str]) -> list[str]:
-    """Return the keys of the requested metrics; rounds_to_target stands for all targets.
-
-    Raises ConfigError if no run has a requested metric.
+    Of the requested metrics, rounds_to_target stands for all targets. Raises ConfigError if no run
+    has a requested metric.
     """
+    if not layout.metrics:
+        return main_keys(table)
     found = list(map(str, table.select_dtypes("number").dropna(axis="columns", how="all")))
     targets = [key for key in found if key.startswith(TARGETS)]
-    require_known(metrics, sorted({*found, *([TARGETS] if targets else [])}), "--metrics")
-    keys = [targets if metric == TARGETS else [metric] for metric in metrics]
+    require_known(layout.metrics, sorted({*found, *([TARGETS] if targets else [])}), "--metrics")
+    keys = [targets if metric == TARGETS else [metric] for metric in layout.metrics]
     return list(itertools.chain.from_iterable(keys))
 
 

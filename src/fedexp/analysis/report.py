@@ -12,12 +12,12 @@ from fedexp.analysis import layout
 from fedexp.analysis.frame import (
     describe_left_out,
     describe_states,
+    main_keys,
     means,
     select_runs,
     tidy,
 )
 from fedexp.analysis.means_table import Layout, choose_values, make_table, shown_metrics
-from fedexp.analysis.measures import main_measures
 from fedexp.analysis.naming import displayed
 from fedexp.analysis.run_report import report_run
 from fedexp.analysis.significance import differences, find_baseline, tabulate
@@ -194,13 +194,13 @@ def write_tables(directory: Path, jobs: Sequence[RunDirectory], asked: Layout) -
     compared_text = tabulate(compared, baseline)
     shown += compared_text
     if sweep is not None and sweep.choose:
-        shown.append(choose_values(table, main_measures(runs)[0].key))
+        shown.append(choose_values(table, main_keys(every)[0]))
     head = f"# {layout.markdown_text(directory.name)}\n{describe_states(jobs)}"
     head += "".join(f"\n{layout.markdown_text(line)}\n" for line in left_out)
     contents = {
         "table.csv": layout.csv(table),
-        "table.md": f"{head}\n{layout.all_markdown(shown)}\n{describe_targets(runs)}",
-        "rounds_to_target.csv": layout.csv(rounds_to_targets(runs)),
+        "table.md": f"{head}\n{layout.all_markdown(shown)}\n{describe_targets(every)}",
+        "rounds_to_target.csv": layout.csv(rounds_to_targets(every)),
     }
     (directory / DIFFERENCES).unlink(missing_ok=True)  # of an earlier report
     if compared_text:

@@ -1,13 +1,12 @@
 """Rounds to fractions of the best accuracy of a setting, and speed-ups (Flashback Table 1)."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from fedexp.analysis import layout
-from fedexp.analysis.frame import KEYS, absolute_targets, tidy
+from fedexp.analysis.frame import KEYS, absolute_targets
 from fedexp.analysis.means_table import Layout, label_rows, make_table
 from fedexp.analysis.measures import precision_of
 from fedexp.data.views import VALIDATION, name_in_view
@@ -23,14 +22,15 @@ WHAT_A_IS = (
 )
 
 
-def rounds_to_targets(runs: Sequence[RunDirectory]) -> pd.DataFrame:
+def rounds_to_targets(every: pd.DataFrame) -> pd.DataFrame:
     """Return how many rounds methods need to reach 0.75 A, 0.9 A and A, and speed-ups over FedAvg.
 
     A is 0.95 times the best accuracy of any run of the setting that did not diverge. The rounds are
     averaged over seeds. A number is missing if any seed diverged or never reached the target
-    (Flashback Table 1). The column `diverged` counts the seeds that diverged.
+    (Flashback Table 1). The column `diverged` counts the seeds that diverged. every: the runs, see
+    `frame.tidy`.
     """
-    table = tidy(runs)[[*KEYS, "diverged"]]
+    runs, table = every["run"], every[[*KEYS, "diverged"]].copy()
     table["best"] = [np.nan if run.diverged else read_best_accuracy(run) for run in runs]
     table["A"] = SHARE * table.groupby("setting")["best"].transform("max")
     for name, factor in zip(ROUNDS, FACTORS, strict=True):
@@ -82,14 +82,16 @@ def rounds_to(run: RunDirectory, accuracy: float) -> int | None:
     return next(iter(rounds_to_target(rounds, values, [accuracy], ()).values()))
 
 
-def describe_targets(runs: Sequence[RunDirectory]) -> str:
-    """Return the section of a report with the rounds to fractions of A and to the key `targets`."""
-    every = rounds_to_targets(runs)
-    hidden = [*KEYS, *([] if every["diverged"].any() else ["diverged"])]
-    targets = every.drop(columns=hidden).dropna(axis=1, how="all").rename(columns=layout.heading)
-    targets = targets.set_axis(label_rows(every), axis="index").map(layout.plain_number)
+def describe_targets(every: pd.DataFrame) -> str:
+    """Return the section of a report with the rounds to fractions of A and to the key `targets`.
+
+    every: the runs, see `frame.tidy`.
+    """
+    table = rounds_to_targets(every)
+    hidden = [*KEYS, *([] if table["diverged"].any() else ["diverged"])]
+    targets = table.drop(columns=hidden).dropna(axis=1, how="all").rename(columns=layout.heading)
+    targets = targets.set_axis(label_rows(table), axis="index").map(layout.plain_number)
     parts = ["## Rounds to target\n"]
-    table = tidy(runs)
-    if wished := absolute_targets(table):
-        parts.append(layout.all_markdown([make_table(table, Layout(tuple(wished)))]))
+    if wished := absolute_targets(every):
+        parts.append(layout.all_markdown([make_table(every, Layout(tuple(wished)))]))
     return "\n".join([*parts, f"{WHAT_A_IS}\n", layout.markdown(targets)])

@@ -279,7 +279,7 @@ def save_npz(path: Path, **arrays: Any) -> None:
 
     buffer = io.BytesIO()
     np.savez(buffer, **arrays)
-    write_atomically(Path(path), buffer.getvalue())
+    write_atomically(path, buffer.getvalue())
 
 
 def load_npz(path: Path) -> "dict[str, np.ndarray]":
