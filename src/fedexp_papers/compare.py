@@ -81,9 +81,7 @@ def write_comparison(
         "comparison.csv": csv(table),
         "comparison.md": f"{head}\n{text}\n{describe_targets(tidy(runs))}",
     }
-    for name, content in contents.items():
-        storage.write_atomically(directory / name, content.encode())
-    return [directory / name for name in contents]
+    return storage.write_texts(directory, contents)
 
 
 def make_heading(sweep: PaperSweep, tidy: pd.DataFrame) -> str:

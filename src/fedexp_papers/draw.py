@@ -16,6 +16,7 @@ from fedexp.figures.style import (
     NAMED_CLASSES,
     colour_bar,
     colour_map,
+    fitting,
     fixed_height,
     integers,
     label_size,
@@ -25,7 +26,6 @@ from fedexp.figures.style import (
     panels,
     set_panel_title,
     stroke,
-    tiles,
     wrapped,
 )
 
@@ -53,8 +53,13 @@ def draw_lines(
     bars. options: of `Axes.set`.
     """
     names = list(dict.fromkeys(str(name) for table, _ in lines for name in table))
-    figure, grid = tiles(shortened(title), 3.4, len(names), 2.4)
-    high = (figure.get_figheight() - 1.2) / grid[0].get_subplotspec().get_gridspec().nrows
+    columns = fitting(len(names), 2.4, between=0.5)
+    rows = -(-len(names) // columns)
+    figure, places = panels(shortened(title), 0.6 + 2.8 * rows, rows, columns)
+    for axes in places.flat[len(names) :]:
+        axes.set_axis_off()
+    grid = list(places.flat[: len(names)])
+    high = (figure.get_figheight() - 1.2) / rows
     for axes, name in zip(grid, names, strict=True):
         shown = [(table[name].dropna(), style) for table, style in lines if name in table]
         for values, style in shown:

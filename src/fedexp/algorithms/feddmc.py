@@ -93,9 +93,9 @@ class FedDMC(Remembering):
             return (self,)
         shared = {
             name: getattr(self, name)
-            for name in ("targets", "student", "epochs_factor", "rate_factor")
+            for name in ("targets", "student", "epochs_factor", "rate_factor", "whole_set")
         }
-        return NewModel(targets=self.targets), Consolidation(**shared, whole_set=self.whole_set)
+        return NewModel(targets=self.targets), Consolidation(**shared)
 
 
 def split_models(model: Params, server: Tree) -> Tree:

@@ -116,7 +116,3 @@ def parts_of(summary: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 def describe_machine(hardware: Mapping[str, Any]) -> str:
     """Return a text about a run's hardware, such as `AMD EPYC (cpu, fp32)`."""
     return f"{hardware.get('name')} ({hardware.get('device')}, {hardware.get('precision')})"
-
-
-def precision_of(run: RunDirectory) -> str:
-    return str((run.summary.get("hardware") or {}).get("precision"))

@@ -14,6 +14,7 @@ from torch import nn
 
 from fedexp.algorithms.base import FedAvg
 from fedexp.algorithms.interfaces import Federation
+from fedexp.config.build import GROUPS
 from fedexp.config.overrides import with_new_folder
 from fedexp.config.settings import Seeds
 from fedexp.config.values import make, make_target
@@ -71,17 +72,17 @@ def read_parts(run: RunDirectory, data_dir: str | None = None) -> Parts:
     if data_dir is not None:
         config = with_new_folder(config, config.get("data_dir", data_dir), data_dir)
     try:
-        model = make_target(config.get("model"), "model", Model)
-        algorithm = make_target(config.get("algorithm"), "algorithm", FedAvg)
-        scenario = make_target(config.get("scenario"), "scenario", Scenario)
-        dataset = make_target(config.get("dataset"), "dataset", DataSource)
+        made: dict[str, Any] = {
+            name: make_target(config.get(name), name, GROUPS[name])
+            for name in ("model", "algorithm", "scenario", "dataset")
+        }
         seeds = make(Seeds, config.get("seeds", {}), "seeds.")
     except ConfigError as error:
         raise ConfigError(f"{where}: {error}") from error
     classes = len(run.class_names)
-    drawn = scenario.task_classes(classes, generator_for(seeds.partition, "tasks"))
+    drawn = made["scenario"].task_classes(classes, generator_for(seeds.partition, "tasks"))
     tasks = tuple(map(tuple, drawn))
-    return Parts(model, algorithm, scenario, dataset, tasks, classes, seeds)
+    return Parts(**made, tasks=tasks, num_classes=classes, seeds=seeds)
 
 
 def input_shape(run: RunDirectory, parts: Parts, kept: KeptModel) -> Any:

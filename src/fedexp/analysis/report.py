@@ -205,6 +205,4 @@ def write_tables(directory: Path, jobs: Sequence[RunDirectory], asked: Layout) -
     (directory / DIFFERENCES).unlink(missing_ok=True)  # of an earlier report
     if compared_text:
         contents[DIFFERENCES] = layout.csv(compared.assign(baseline=baseline))
-    for name, content in contents.items():
-        storage.write_atomically(directory / name, content.encode())
-    return [directory / name for name in contents]
+    return storage.write_texts(directory, contents)

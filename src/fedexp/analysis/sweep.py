@@ -80,7 +80,8 @@ class Block:
         mapping for this key is left out, since Hydra would merge the two mappings.
         """
         keys = set(map(key_of, others))
-        kept = [text for text in self.fixed if not (is_mapping(text) and key_of(text) in keys)]
+        mappings = [text for text in self.fixed if split_override(text)[1].startswith("{")]
+        kept = [text for text in self.fixed if text not in mappings or key_of(text) not in keys]
         every = [f"{key}={','.join(values)}" for key, values in self.axes.items()] + kept
         # Put groups first, since a key such as algorithm.beta belongs to the selected option.
         return [*sorted(every, key=lambda text: "." in split_override(text)[0]), *others]
@@ -90,11 +91,6 @@ def split_override(override: str) -> tuple[str, str]:
     """Return (key, value) of an override."""
     key, _, value = override.partition("=")
     return key, value
-
-
-def is_mapping(override: str) -> bool:
-    """Return whether the value of an override is a mapping."""
-    return split_override(override)[1].startswith("{")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,6 @@ import pandas as pd
 from fedexp.analysis import layout
 from fedexp.analysis.frame import KEYS, absolute_targets
 from fedexp.analysis.means_table import Layout, label_rows, make_table
-from fedexp.analysis.measures import precision_of
 from fedexp.data.views import VALIDATION, name_in_view
 from fedexp.metrics.targets import rounds_to_target
 from fedexp.rundir.reader import RunDirectory
@@ -37,7 +36,7 @@ def rounds_to_targets(every: pd.DataFrame) -> pd.DataFrame:
         pairs = zip(runs, factor * table["A"], strict=True)
         table[name] = np.array([rounds_to(run, goal) for run, goal in pairs], dtype=float)
     table["fedavg"] = list(map(is_fedavg, runs))
-    table["precision"] = list(map(precision_of, runs))
+    table["precision"] = [str(run.summary.get("hardware", {}).get("precision")) for run in runs]
     rules: dict[str, Any] = dict.fromkeys(("A", "fedavg", "precision"), "first")
     rules["diverged"] = "sum"
     rules |= dict.fromkeys(ROUNDS, lambda column: column.mean(skipna=False))

@@ -111,14 +111,6 @@ class Settings(Checked):
         return max(math.floor(self.participation * self.num_clients + 1e-9), 1)
 
 
-def subjects_of(word: str) -> list[str]:
-    """Return the list of models to test if `evaluate` is a single word.
-
-    The list always includes the global model.
-    """
-    return [GLOBAL, PERSONAL] if word == PERSONAL else [word]
-
-
 def require_rounds(key: str, value: Any, first: int) -> None:
     """Raise ConfigError unless the value is n (every n-th round), a list of rounds, or None.
 

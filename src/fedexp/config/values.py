@@ -28,7 +28,7 @@ from fedexp.config.named import (
 )
 from fedexp.config.options import add_resolver, conf_directories
 from fedexp.config.overrides import leaves
-from fedexp.config.settings import subjects_of
+from fedexp.config.settings import GLOBAL, PERSONAL
 from fedexp.core import storage
 from fedexp.core.errors import ConfigError, collecting, nearest, require
 from fedexp.core.limits import without_limits
@@ -100,7 +100,8 @@ def resolve(config: DictConfig) -> dict[str, Any]:
             f"{error.full_key or 'configuration'}: {str(error).splitlines()[0]}"
         ) from error
     if isinstance(word := found.get("evaluate"), str):
-        found["evaluate"] = subjects_of(word)
+        # the global model is always tested
+        found["evaluate"] = [GLOBAL, PERSONAL] if word == PERSONAL else [word]
     return found
 
 

@@ -114,6 +114,13 @@ def write_atomically(path: Path, content: bytes, sync_folder: bool = True) -> No
             sync(path.parent)
 
 
+def write_texts(folder: Path, contents: Mapping[str, str]) -> list[Path]:
+    """Write the files of a folder atomically, and return their paths. contents: text by name."""
+    for name, text in contents.items():
+        write_atomically(folder / name, text.encode())
+    return [folder / name for name in contents]
+
+
 def sync(folder: Path) -> None:
     """Sync a folder's directory entries, so that a file moved into it survives a power failure."""
     if not hasattr(os, "O_DIRECTORY"):

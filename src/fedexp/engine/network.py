@@ -221,10 +221,7 @@ class LiveNetwork(FunctionalNetwork):
         if params is self.params:
             return self._forward(lambda: self.module(x), self._own, x, mask)
         if params is self._moving:
-            weights = self.own(params)
-            return self._forward(
-                lambda: functional_call(self.module, weights, (x,)), weights, x, mask
-            )
+            return super().__call__(params, x, mask)
         return self.frozen(params, x, mask)
 
     def norm_inputs(self, params: Params, x: Tensor) -> tuple[Output, list[tuple[Tensor, ...]]]:

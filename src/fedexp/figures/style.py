@@ -258,20 +258,6 @@ def fitting(count: int, inches: float, most: int = 100, between: float = 0.35) -
     return -(-count // -(-count // best))
 
 
-def tiles(title: str, height: float, count: int, inches: float, **options: Any) -> Any:
-    """Return a figure and a list of its panels, in as many columns as fit.
-
-    height: the height of a row and the title. inches: the smallest width of a panel. options: see
-    `panels`.
-    """
-    columns = fitting(count, inches, between=0.5)
-    rows = -(-count // columns)
-    figure, grid = panels(title, height + (rows - 1) * (height - 0.6), rows, columns, **options)
-    for axes in grid.flat[count:]:
-        axes.set_axis_off()
-    return figure, list(grid.flat[:count])
-
-
 def is_narrow() -> bool:
     """Return whether a figure has no room for a legend beside its panels."""
     return width() < NARROW
