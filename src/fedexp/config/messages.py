@@ -4,7 +4,6 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import yaml
 from hydra.errors import OverrideParseException
 
 from fedexp.config.options import (
@@ -15,6 +14,7 @@ from fedexp.config.options import (
 )
 from fedexp.config.removed import explain_removed
 from fedexp.core.errors import nearest
+from fedexp.core.storage import load_yaml
 
 OPTION = re.compile(r"Could not find '((?:hydra/)?[^'/]+)/([^']*)'")
 KEY = re.compile(r"Could not override '([^']+)'|Key '[^']+' is not in struct\s+full_key: (\S+)")
@@ -53,8 +53,8 @@ def unreadable_file(folders: Sequence[Path]) -> str | None:
     """Return the message for the user's first yaml file that cannot be read."""
     for path in sorted(path for folder in folders for path in folder.rglob("*.yaml")):
         try:
-            yaml.safe_load(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError, RecursionError, yaml.YAMLError) as problem:
+            load_yaml(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as problem:
             return f"{path}: is not a valid yaml file ({' '.join(str(problem).split())})"
     return None
 

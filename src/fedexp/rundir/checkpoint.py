@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from fedexp.core import storage, tree
-from fedexp.core.errors import ConfigError, StorageError
+from fedexp.core.errors import ConfigError
 from fedexp.core.memory import free_memory, size_of
 from fedexp.core.tree import Tree
 from fedexp.rundir import csv_files, files
@@ -103,7 +103,7 @@ def saved_round(directory: Path) -> int | None:
     """Return the round of the saved state, or None if no state was saved."""
     try:
         saved = load(directory)
-    except (ConfigError, OSError, StorageError):
+    except (ConfigError, OSError):
         return None
     return None if saved is None else saved.state["round"]
 

@@ -130,15 +130,14 @@ def from_checkpoints(directory: Path) -> tuple[list[KeptModel], list[str]]:
         try:
             state = storage.load_tree(path)
             check_form(path, state)
-            models.append(
-                check_model(path, state["server"] | {"round": state["round"]}, state["round"])
-            )
+            server = state["server"]
+            models.append(KeptModel(state["round"], server["params"], server["buffers"]))
         except ConfigError as error:
             problems.append(str(error))
     return models, problems
 
 
-def check_model(path: Path, state: object, number: int, client: int | None = None) -> KeptModel:
+def check_model(path: Path, state: object, number: int, client: int | None) -> KeptModel:
     """Return the model in the content `state` of a file.
 
     Raises ConfigError unless the content is the model from this round and client.
