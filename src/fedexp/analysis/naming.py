@@ -5,10 +5,10 @@ import math
 import re
 from collections.abc import Iterable, Sequence
 from functools import cache
-from typing import Any
 
 from fedexp.config.options import conf_directories
 from fedexp.rundir.identity import FREE
+from fedexp.rundir.reader import RunDirectory
 
 # Prefixes of overrides that do not appear in names. hardware.precision changes results.
 UNNAMED = (
@@ -32,29 +32,28 @@ FIRST = ("fedavg", "fedntd", "fedprox", "scaffold", "moon", "flashback", "fedka"
 LONG = re.compile(r"\d*\.\d{4,}(e[+-]?\d+)?")
 
 
-def named_overrides(run: Any) -> list[str]:
+def named_overrides(run: RunDirectory) -> list[str]:
     """Return the overrides of a run that may appear in its name."""
     return [text.lstrip("+") for text in run.overrides if not text.startswith(UNNAMED)]
 
 
-def shared_overrides(runs: Iterable[Any]) -> set[str]:
+def shared_overrides(runs: Iterable[RunDirectory]) -> set[str]:
     """Return the overrides that all runs share."""
     every = [set(named_overrides(run)) for run in runs]
     return set.intersection(*every) if every else set()
 
 
-def names(runs: Sequence[Any], of_data: bool = False) -> list[tuple[str, str]]:
+def names(runs: Sequence[RunDirectory], of_data: bool = False) -> list[tuple[str, str]]:
     """Return the (setting, method) of each run.
 
     Options of the data belong to the setting, and options of the algorithm belong to the method.
     Other options in which the runs differ belong to the setting if the runs have several
     algorithms, and to the method if all runs have the same algorithm.
 
-    runs: anything with `overrides` and `summary`, and, for runs that have not ended, `config`.
     of_data: whether these other options always belong to the method, as in tables.
     """
     shared = shared_overrides(runs)
-    chosen = [(getattr(run, "config", {}).get("choices") or {}) | run.summary for run in runs]
+    chosen = [(run.config.get("choices") or {}) | run.summary for run in runs]
     of_data = of_data or len({options.get("algorithm") for options in chosen}) == 1
     found = []
     for run, options in zip(runs, chosen, strict=True):
