@@ -19,9 +19,11 @@ def convolve_and_pool(x: Tensor, stages: Sequence[Stage]) -> Tensor:
     """Apply convolutions to x [N, C, H, W], each followed by a layer and `pool`.
 
     The convolutions have the same padding, and no stride, dilation or groups. A mode
-    (torch.overrides.TorchFunctionMode) may replace this function by a faster one.
+    (torch.overrides.TorchFunctionMode) may replace this function by a faster one. Layers such as
+    batch norm must run in all modes, but a mode is off while it passes a call on.
     """
-    if has_torch_function((x,)):
+    plain = all(isinstance(layer, nn.Identity) for _, layer in stages)
+    if plain and has_torch_function((x,)):
         return handle_torch_function(convolve_and_pool, (x,), x, stages)
     return in_layers(x, stages)
 
