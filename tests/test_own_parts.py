@@ -7,6 +7,7 @@ from fractions import Fraction
 from typing import Any, ClassVar
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch.nn.functional as F
 
@@ -133,6 +134,36 @@ def declares(*names, further=(), base=ForgettingMetric):
 def test_metric_must_declare_names_and_directions(body, message):
     with pytest.raises(ConfigError, match=f"forgetting_metric: Wrong .*{message}"):
         type("Wrong", (ForgettingMetric,), body)
+
+
+class Widest(ForgettingMetric):
+    """The best class accuracy of each local model."""
+
+    columns: ClassVar = {"widest": "max"}
+    of_clients = ("widest",)
+    needs_local = True
+
+    def local_values(self, record, index):
+        return {"widest": record.local_class_accuracy[index].max(1)}
+
+
+def test_metric_of_clients_is_their_mean(tmp_path):
+    run(tmp_path, Widest())
+    rounds, clients = (pd.read_csv(tmp_path / name) for name in ("rounds.csv", "clients.csv"))
+    local = pd.read_csv(tmp_path / "local_class_accuracy.csv")
+    expected = local.groupby(["round", "client"])["accuracy"].max()
+    found = clients.set_index(["round", "client"])["widest"]
+    pd.testing.assert_series_equal(found, expected, check_names=False)
+    means = [np.nan, *expected.groupby("round").mean()]
+    np.testing.assert_allclose(rounds["widest"], means, rtol=1e-15)
+
+
+def test_metric_of_clients_must_need_local_models(tmp_path):
+    class Forgot(Widest):
+        needs_local = False
+
+    with pytest.raises(ConfigError, match="so it must have needs_local = True"):
+        run(tmp_path, Forgot())
 
 
 def run(directory, metric, **options):

@@ -74,8 +74,12 @@ class ForgettingMetric(Checked, prefix="forgetting_metric."):
         return {}
 
     def round_values(self, record: Record) -> dict[str, float]:
-        """Return the values of the last recorded round, as columns of rounds.csv."""
-        raise NotImplementedError
+        """Return the values of the last recorded round, as columns of rounds.csv.
+
+        By default, these are the means of `local_values` over the round's clients.
+        """
+        clients = self.client_values(record)
+        return {name: _mean(clients.get(name, ())) for name in client_names(self)}
 
     def local_values(self, record: Record, index: int) -> dict[str, np.ndarray]:
         """Return a value per client, [S] each, for the local models of one round.
@@ -96,14 +100,6 @@ class ForgettingMetric(Checked, prefix="forgetting_metric."):
     def summary(self, record: Record) -> dict[str, float]:
         """Return the values of the run for summary.json; by default, those of the last round."""
         return self.round_values(record)
-
-    def _client_mean(self, record: Record, key: str) -> float:
-        """Return the mean of a value over the clients of the last round.
-
-        key: the name of the value in `local_values`.
-
-        """
-        return _mean(self.client_values(record).get(key, ()))
 
     def _run_mean(self, record: Record, key: str) -> float:
         """Return the mean of a value over the clients of each round, averaged over the rounds.
@@ -152,10 +148,8 @@ class RoundDrop(ForgettingMetric):
     def round_values(self, record: Record) -> dict[str, float]:
         # compute only the last drop, so that the cost does not grow with the run
         drops = forgetting.round_drop(record.matrix[-3:])
-        values = {"round_forgetting": float(drops[-1]) if drops.size else float("nan")}
-        if self.local:
-            values["local_round_forgetting"] = self._client_mean(record, "local_round_forgetting")
-        return values
+        last = float(drops[-1]) if drops.size else float("nan")
+        return {"round_forgetting": last} | super().round_values(record)
 
     def local_values(self, record: Record, index: int) -> dict[str, np.ndarray]:
         if not self.local:
@@ -183,9 +177,6 @@ class ClientDrop(ForgettingMetric):
     of_clients = ("client_forgetting",)
     needs_local = True
 
-    def round_values(self, record: Record) -> dict[str, float]:
-        return {"client_forgetting": self._client_mean(record, "client_forgetting")}
-
     def local_values(self, record: Record, index: int) -> dict[str, np.ndarray]:
         rounds = slice(index + 1)
         drops = forgetting.client_drop(record.sampled[rounds], record.local_class_accuracy[rounds])
@@ -205,9 +196,6 @@ class ForgettingDegree(ForgettingMetric):
     of_clients = ("forgetting_degree",)
     xi: Positive  # small constant in the denominator
     needs_local = True
-
-    def round_values(self, record: Record) -> dict[str, float]:
-        return {"forgetting_degree": self._client_mean(record, "forgetting_degree")}
 
     def local_values(self, record: Record, index: int) -> dict[str, np.ndarray]:
         before = record.distributed(record.local_rounds[index])
@@ -374,6 +362,12 @@ class Metrics:
                         f" declare {name}; rename it in your metric"
                     )
         self.needs_local = any(each.needs_local for each in members)
+        for each in members if not self.needs_local else ():
+            if names := client_names(each):
+                raise ConfigError(
+                    f"forgetting_metric: {type(each).__name__} has {', '.join(names)} in"
+                    " of_clients, so it must have needs_local = True"
+                )
         self.needs_personal = any(each.needs_personal for each in members)
         self.needs_examples = any(each.needs_examples for each in members)
 

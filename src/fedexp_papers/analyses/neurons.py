@@ -10,7 +10,6 @@ from fedexp.core.tree import Params
 from fedexp.engine.base import ClientRuntime
 from fedexp.engine.network import flush_subnormals
 from fedexp.metrics.forgetting_metric import ForgettingMetric
-from fedexp.metrics.record import Record
 from fedexp.trackers.base import Callback, RoundRecord, RunInfo
 from fedexp_papers.analyses.base import Measured
 from fedexp_papers.analyses.test_set import class_means, load_model
@@ -50,9 +49,6 @@ class Alignment(ForgettingMetric):
     A neuron's class is the class that it prefers (FedNTD Table 2). The metric compares models
     before and after local training, and the global models before and after the round.
     """
-
-    def round_values(self, record: Record) -> dict[str, float]:
-        return {}
 
     def check_run(self, simulation: Any) -> None:
         network = simulation.runtime.net.module
