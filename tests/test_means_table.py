@@ -283,3 +283,15 @@ def test_differences_to_a_baseline_are_paired_by_setting_and_seed(tmp_path):
 
 def test_holm_multiplies_each_p_by_the_number_of_larger_ones():
     assert holm(np.array([0.03, 0.01, 0.02, 0.9])).tolist() == [0.06, 0.04, 0.06, 0.9]
+
+
+@pytest.mark.parametrize(("direction", "best"), [("min", "FedNTD"), ("max", "FedAvg")])
+def test_best_value_of_an_own_metric_is_marked(tmp_path, direction, best):
+    """The report does not load the metric, so the run says whether less is better."""
+    for name, value in (("fedavg", 0.3), ("fedntd", 0.2)):
+        for seed in range(2):
+            own = {"mine": value, "directions": {"mine": direction}}
+            make_run(tmp_path, [f"algorithm={name}"], seed, **own)
+    rows = body(tmp_path, metrics=("mine",), sort="mine")
+    assert [row for row in rows if "**" in row[1]] == [rows[1]]
+    assert rows[1][0] == best

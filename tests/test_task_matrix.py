@@ -108,3 +108,12 @@ def test_report_shows_measures_of_forgetting_between_tasks(finished, capsys):
     assert {name: float(run[name]) for name in MEASURES} == pytest.approx(BY_HAND, abs=5e-5)
     # files are only written with --out
     assert not any(path.name.startswith("table") for path in finished.iterdir())
+
+
+def test_table_of_a_sweep_shows_measures_between_tasks(finished, capsys):
+    asked = ["--metrics", "backward_transfer,forgetting_from_best", "--no-figures"]
+    assert main(["report", str(finished), *asked]) == 0
+    text = capsys.readouterr().out
+    assert "shards: Backward transfer | shards: Forgetting from best |" in text
+    values = [BY_HAND[name] for name in ("backward_transfer", "forgetting_from_best")]
+    assert "| FedAvg | - | - | {:.3f} | {:.3f} |".format(*values) in text

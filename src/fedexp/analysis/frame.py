@@ -6,10 +6,13 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from fedexp.analysis.measures import describe_origin, less_is_better, main_measures
 from fedexp.analysis.naming import names
+from fedexp.metrics.task_matrix import MEASURES
+from fedexp.metrics.tasks import over_clients
 from fedexp.rundir.objective import TARGETS
 from fedexp.rundir.reader import RunDirectory
 
@@ -25,7 +28,7 @@ KEYS = ["setting", "method"]
 
 
 def tidy(runs: Sequence[RunDirectory]) -> pd.DataFrame:
-    """Return one row per run: setting, method, seeds, diverged, run, and numbers of summary.json.
+    """Return one row per run: setting, method, seeds, diverged, run, and its numbers.
 
     The column `run` has the RunDirectory. A number is nan if it is undefined. The rounds to targets
     are in the columns rounds_to_target_<target>, and inf if the run never reached the target.
@@ -38,13 +41,35 @@ def tidy(runs: Sequence[RunDirectory]) -> pd.DataFrame:
 
 
 def numbers_of(run: RunDirectory) -> dict[str, float]:
-    """Return the numbers in summary.json, see `tidy`."""
+    """Return the numbers in summary.json and the measures between tasks, see `tidy`."""
     found = {key: value for key, value in run.summary.items() if is_number(value)}
+    if run.summary.get("tasks"):
+        found |= task_measures(run, MEASURES)
     targets = run.summary.get(TARGETS) or {}
     return found | {
         f"{TARGETS}_{target}": math.inf if number is None else number
         for target, number in targets.items()
     }
+
+
+def task_measures(run: RunDirectory, names: Iterable[str]) -> dict[str, float]:
+    """Return measures of forgetting between tasks.
+
+    A measure is nan if the run has no tasks, or if the measure needs the initial model's accuracy
+    but the run did not record it.
+    """
+    matrix = np.array(
+        [end["accuracies"] for end in run.summary.get("tasks") or []], dtype=np.float64
+    )
+    if not len(matrix):
+        return dict.fromkeys(names, float("nan"))
+    start = np.full(matrix.shape[1], np.nan)
+    if run.tasks is not None:
+        first = run.tasks[run.tasks["round"] == 0]
+        start[first["evaluated_task"].to_numpy(dtype=np.int64) - 1] = first["accuracy"]
+    orders = run.summary.get("task_orders")
+    columns = None if orders is None else np.array(orders, dtype=np.int64) - 1
+    return {name: over_clients(MEASURES[name], columns, matrix, start) for name in names}
 
 
 def is_number(value: object) -> bool:

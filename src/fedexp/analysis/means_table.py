@@ -61,7 +61,9 @@ def make_table(table: pd.DataFrame, layout: Layout) -> Section:
     texts = pd.Series(cells)
     methods, settings = ordered(set(found["method"])), ordered(metrics_of)
     if layout.sort != "name":
-        ranks = found.apply(rank, axis="columns", args=(layout.sort or metrics[0],))
+        metric = layout.sort or metrics[0]
+        less = less_is_better(metric, table["run"])
+        ranks = found.apply(rank, axis="columns", args=(metric, less))
         order = ranks.groupby(found["method"]).mean().to_dict()
         methods.sort(key=lambda method: (math.isnan(order[method]), order[method]))
     rows, columns = (settings, methods) if layout.transpose else (methods, settings)
@@ -107,13 +109,14 @@ def make_section(table: pd.DataFrame, about: str) -> Section:
     return Section("", table, "", about, legend)
 
 
-def rank(record: Mapping[Any, Any], metric: str) -> float:
+def rank(record: Mapping[Any, Any], metric: str, less: bool | None) -> float:
     """Return a sort key that is smaller for better results.
 
     Results that are displayed as the same number have the same key. A missing result, a target that
-    some seed missed and a metric whose direction is unknown have the key nan.
+    some seed missed and a metric whose direction is unknown have the key nan. less: whether less is
+    better, or None if this is unknown.
     """
-    value, less = record[metric], less_is_better(metric)
+    value = record[metric]
     missed = record.get(f"{metric}_reached", record["n"]) < record["n"]
     if math.isnan(value) or missed or less is None:
         return math.nan
@@ -179,7 +182,7 @@ def choose_values(means: pd.DataFrame, accuracy: str) -> Section:
 def add_layout_flags(parser: argparse.ArgumentParser) -> None:
     """Add the flags that set the layout of a sweep's table."""
     add = parser.add_argument
-    metrics = "comma-separated keys of summary.json, such as best_accuracy"
+    metrics = "comma-separated keys of summary.json, such as best_accuracy, or measures of --metric"
     add("--metrics", type=comma_list, default=(), help=metrics)
     add("--sort", default="", help="sort rows by name, or by a metric with the best first")
     add("--transpose", action="store_true", help="exchange rows and columns")

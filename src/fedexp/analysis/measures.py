@@ -69,9 +69,10 @@ def is_accuracy_key(key: str) -> bool:
     return re.sub("(_worst|_std)?(_augmented)?$", "", key).endswith("accuracy")
 
 
-def less_is_better(key: str) -> bool | None:
-    """Return whether a smaller value is better, or None for the number of a user's own metric."""
-    direction = declared_direction(key)
+def less_is_better(key: str, runs: Iterable[RunDirectory] = ()) -> bool | None:
+    """Return whether a smaller value is better, or None if neither fedexp nor the runs know it."""
+    own = (run.summary.get("directions", {}).get(key) for run in runs)
+    direction = next(filter(None, own), None) or declared_direction(key)
     return None if direction is None else direction == "min"
 
 

@@ -7,12 +7,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from fedexp.analysis.frame import task_measures
 from fedexp.analysis.layout import csv, markdown
 from fedexp.analysis.naming import named_overrides, shared_overrides
 from fedexp.core.errors import ConfigError
 from fedexp.core.storage import write_atomically
-from fedexp.metrics.task_matrix import MEASURES
-from fedexp.metrics.tasks import over_clients
 from fedexp.rundir.reader import RunDirectory
 from fedexp.rundir.sweeps import find_runs
 
@@ -58,26 +57,6 @@ def run_row(run: RunDirectory, shared: set[str], tasks: Sequence[int]) -> dict[s
         found[f"new_task{task}"] = ends.get(task, {}).get("new_task_accuracy")
     found["task_forgetting"] = summary.get("task_forgetting")
     return found | {name: summary.get(name) for name in FURTHER}
-
-
-def task_measures(run: RunDirectory, names: Sequence[str]) -> dict[str, float]:
-    """Return measures of forgetting between tasks.
-
-    A measure is nan if the run has no tasks, or if the measure needs the initial model's accuracy
-    but the run did not record it.
-    """
-    matrix = np.array(
-        [end["accuracies"] for end in run.summary.get("tasks") or []], dtype=np.float64
-    )
-    if not len(matrix):
-        return dict.fromkeys(names, float("nan"))
-    start = np.full(matrix.shape[1], np.nan)
-    if run.tasks is not None:
-        first = run.tasks[run.tasks["round"] == 0]
-        start[first["evaluated_task"].to_numpy(dtype=np.int64) - 1] = first["accuracy"]
-    orders = run.summary.get("task_orders")
-    columns = None if orders is None else np.array(orders, dtype=np.int64) - 1
-    return {name: over_clients(MEASURES[name], columns, matrix, start) for name in names}
 
 
 def write_run_table(directories: Sequence[Path], out: Path | None, measures: Sequence[str]) -> None:

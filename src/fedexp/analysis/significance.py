@@ -40,7 +40,7 @@ def find_best(table: pd.DataFrame, metric: str) -> list[str]:
     are not comparable. The result is empty for fewer than two methods with two seeds each, and for
     a metric whose direction is unknown. table: the runs of one setting, see `frame.tidy`.
     """
-    less = less_is_better(metric)
+    less = less_is_better(metric, table["run"])
     values: dict[str, pd.Series[float]] = {}
     for name, group in table.groupby("method"):
         found = group.set_index("seeds")[metric].dropna()

@@ -383,6 +383,11 @@ class Metrics:
         """Return the names of the values in summary.json."""
         return distinct((*each.names(), *each.further) for each in self.members)
 
+    def own_directions(self) -> dict[str, str]:
+        """Return `max` or `min` for the names of the user's metrics, which reports do not load."""
+        own = (each for each in self.members if f"{__package__}." not in type(each).__module__)
+        return dict(pair for each in own for pair in {**each.columns, **each.further}.items())
+
     def round_values(self, record: Record) -> dict[str, float]:
         """Return the values of the last recorded round."""
         found: dict[str, float] = {}

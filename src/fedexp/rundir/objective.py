@@ -15,11 +15,13 @@ from fedexp.data.views import (
     suffix,
 )
 from fedexp.metrics.forgetting_metric import directions as metric_directions
+from fedexp.metrics.task_matrix import MEASURES
 from fedexp.metrics.tasks import FORMULAS
 
 DEFAULT = name_in_view("accuracy", VALIDATION)
-# The direction of each number in summary.json that is not a metric's.
+# The directions of measures between tasks and of numbers in summary.json that no metric makes.
 DIRECTIONS = {
+    **{name: "min" if name.startswith("forgetting") else "max" for name in MEASURES},
     **dict.fromkeys(("accuracy", "best_accuracy", "train_samples_per_second"), "max"),
     **dict.fromkeys(("seconds", "rounds", "best_round"), "min"),
     **dict.fromkeys(("average_accuracy", "new_task_accuracy"), "max"),

@@ -31,7 +31,7 @@ RESERVED = (
     *("sweep", "identity", "versions", "commit", "hardware", "checksums", "parts", "data"),
     *("peak_memory", "accuracy", "best_accuracy", "rounds_to_target", "tasks", "task_orders"),
     *("local_evaluation", "left_out", "schedule", "stopped", "hint", "best_round"),
-    *("not_finite", "rounds", "seconds", "train_samples_per_second", *FORMULAS),
+    *("not_finite", "directions", "rounds", "seconds", "train_samples_per_second", *FORMULAS),
     *("setting", "method", "run", "diverged", "n", "commits"),  # columns of a sweep's tables
 )
 
@@ -51,7 +51,9 @@ def summary_of(simulation: Simulation, state: State) -> dict[str, Any]:
         elif not validated:
             found |= rename_for_view({"rounds_to_target": reached}, view)
     every = simulation.local_evaluation.every
+    directions = simulation.metrics.own_directions().items()
     optional = {
+        "directions": {name_in_view(name, view): way for view in views for name, way in directions},
         "local_evaluation": {"every": every} if every else {},
         "left_out": simulation.left_out,
         "schedule": list_changes(simulation),
