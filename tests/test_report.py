@@ -161,6 +161,25 @@ def test_report_of_a_run_without_tables_names_what_they_need(tmp_path, capsys):
     assert len(pd.read_csv(tmp_path / "a/task_matrix.csv")) == 1
 
 
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        (["run"], "run is a run"),
+        ([".", "--metric", "backward_transfer"], "--out and --metric write one row per run"),
+        ([".", "--out", "all"], "--out and --metric write one row per run"),
+    ],
+)
+@pytest.mark.parametrize(
+    "flag", [["--metrics", "accuracy"], ["--sort", "name"], ["--transpose"], ["--baseline", "a"]]
+)
+def test_flag_of_a_sweeps_table_is_not_ignored(given, reason, flag, tmp_path, capsys, monkeypatch):
+    make_run(tmp_path / "run")
+    monkeypatch.chdir(tmp_path)
+    assert main(["report", *given, *flag]) == 2
+    message = f"fedexp: {flag[0]}: is for the table of a sweep, but {reason}\n"
+    assert capsys.readouterr().err == message
+
+
 def test_directory_without_runs_is_an_error(tmp_path, capsys):
     assert main(["report", str(tmp_path), "--out", str(tmp_path / "table")]) == 2
     assert "no finished run in" in capsys.readouterr().err

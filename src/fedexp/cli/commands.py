@@ -18,6 +18,7 @@ from fedexp.config.removed import explain_removed
 from fedexp.core import interrupts
 from fedexp.core.console import Parser, comma_list
 from fedexp.core.errors import FAILED, ConfigError, StorageError, nearest, require_choice, say
+from fedexp.rundir import files
 
 WORD = re.compile(r"[A-Za-z][\w-]*")
 PACKAGES = ("torch", "torchvision", "numpy", "hydra-core", "omegaconf", "wandb")
@@ -98,11 +99,22 @@ def report(parser: ArgumentParser, arguments: Sequence[str]) -> int:
         )
     for name in options.metric:
         require_choice("--metric", name, tuple(MEASURES))
+    check_layout(options)
     if options.out is None and not options.metric:
         write_sweep_reports(options)
     else:
         write_run_table(options.directories, options.out, options.metric)
     return 0
+
+
+def check_layout(options: Namespace) -> None:
+    """Raise ConfigError for a flag of a sweep's table if no such table is written."""
+    reasons = [f"{path} is a run" for path in options.directories if (path / files.CONFIG).exists()]
+    if options.out is not None or options.metric:
+        reasons = ["--out and --metric write one row per run"]
+    for flag in ("metrics", "sort", "transpose", "baseline") if reasons else ():
+        if getattr(options, flag):
+            raise ConfigError(f"--{flag}: is for the table of a sweep, but {reasons[0]}")
 
 
 def compare(parser: ArgumentParser, arguments: Sequence[str]) -> int:
