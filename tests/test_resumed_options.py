@@ -8,7 +8,7 @@ import pytest
 
 from fedexp.algorithms.fedrod import FedRoD
 from fedexp.algorithms.server_optimizers import ServerOptimizer
-from fedexp.config.overrides import with_new_folder
+from fedexp.config.overrides import with_new_folder, with_new_paths
 from fedexp.config.settings import LocalEvaluation
 from fedexp.data.held_out import Validation
 from fedexp.data.partition import IID
@@ -75,3 +75,9 @@ def test_only_paths_in_the_data_directory_move_with_it():
     paths = {"data_dir": "data", "parts": [{"root": "data/x"}, {"root": "data2/x"}]}
     moved = {"data_dir": "new", "parts": [{"root": "new/x"}, {"root": "data2/x"}]}
     assert with_new_folder(paths, "data/", "new") == moved
+
+
+def test_files_of_a_text_data_set_are_names_in_its_folder():
+    """A file of this name where the run was started, such as the folder itself, is not meant."""
+    node = {"root": "x", "vocabulary": "x", "vectors": "x"}
+    assert with_new_paths(node, "/place/{}".format) == node | {"root": "/place/x"}

@@ -8,7 +8,7 @@ from typing import Any
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 
-FILES = ("data_dir", "root", "path", "weights", "vectors")  # keys of paths to data
+FILES = ("data_dir", "root", "path", "weights")  # keys of paths to data
 OF_COMMAND = ("resume", "accept_changed_data")  # keys that apply to one command only
 
 
