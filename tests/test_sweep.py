@@ -146,6 +146,15 @@ def test_preview_names_jobs_by_options(here, capsys):
     assert not list(here.iterdir())
 
 
+def test_error_of_the_program_in_a_sweep_is_not_reported_as_bad_input(here, monkeypatch):
+    def fail(*_, **__):
+        int("no number")
+
+    monkeypatch.setattr(sweeps.Multirun, "launch", fail)
+    with pytest.raises(ValueError, match="no number"):
+        main.main(["--multirun", "seed=0,1", *FEDERATION])
+
+
 def test_signal_ends_the_checks_of_jobs(here, capsys, monkeypatch):
     """It is only recorded until all modules are imported, see `fedexp.core.interrupts`."""
     monkeypatch.setattr(sweeps, "check_job", lambda job: interrupts._note(signal.SIGTERM, None))

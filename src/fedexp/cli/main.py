@@ -141,12 +141,12 @@ def report(error: Exception, folders: Sequence[Path]) -> int:
 
     Any other error is re-raised. Jobs report their own errors. folders: the user's config groups.
     """
-    from fedexp.config.composition import COMPOSITION_ERRORS
+    from fedexp.config.composition import is_of_composition
     from fedexp.config.messages import explain
 
     if isinstance(error, ConfigError):
         raise error
-    if isinstance(error, COMPOSITION_ERRORS):
+    if is_of_composition(error):
         raise ConfigError(explain(error, folders)) from error
     if lacks_memory(error):
         return say_no_memory(error)

@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
+from traceback import walk_tb
 from typing import Any
 
 import yaml
@@ -23,14 +24,20 @@ from fedexp.core.errors import ConfigError
 from fedexp.core.storage import display_path
 
 PLAIN = re.compile(r"[\w./:~+-]+", re.ASCII)  # texts that Hydra's grammar reads without quotes
-# errors raised by Hydra, OmegaConf and yaml that `explain` turns into messages
-COMPOSITION_ERRORS = (
-    HydraException,
-    OmegaConfBaseException,
-    ValueError,
-    yaml.YAMLError,
-    RecursionError,
-)
+# errors of Hydra, OmegaConf and yaml that `explain` turns into messages
+OWN_ERRORS = (HydraException, OmegaConfBaseException, yaml.YAMLError)
+COMPOSITION_ERRORS = (*OWN_ERRORS, ValueError, RecursionError)
+LIBRARIES = ("hydra", "omegaconf", "yaml")
+
+
+def is_of_composition(error: Exception) -> bool:
+    """Return whether Hydra, OmegaConf or yaml raised an error, not the code that Hydra runs."""
+    if isinstance(error, OWN_ERRORS):
+        return True
+    frames = [frame.f_globals.get("__name__", "") for frame, _ in walk_tb(error.__traceback__)]
+    packages = [name.partition(".")[0] for name in reversed(frames)]
+    last = next(each for each in packages if each in LIBRARIES or each.startswith("fedexp"))
+    return isinstance(error, COMPOSITION_ERRORS) and last in LIBRARIES
 
 
 @contextmanager
