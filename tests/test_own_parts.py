@@ -21,6 +21,7 @@ from fedexp.data.partition import Partitioner
 from fedexp.metrics.forgetting_metric import ForgettingMetric, Metrics
 from fedexp.metrics.record import Record
 from fedexp.testing import record
+from fedexp.trackers.base import Callback
 from fedexp.training.checks import task_problems
 from fedexp.training.summary import check_result_names
 from toy_federation import AUGMENTATION, CONF, PAIR, assert_close, composed, make_simulation, play
@@ -47,6 +48,36 @@ def test_reduced_example_loss_is_rejected(engine):
     ):
         play(make_simulation(Reduced(reduction="number"), engine=engine), 1)
     play(make_simulation(Reduced(reduction="none"), engine=engine), 1)
+
+
+class Averaged(FedAvg):
+    change: Any
+
+    def aggregate(self, server, messages, round):
+        new = super().aggregate(server, messages, round)
+        return self.change(new["params"])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda params: None, "a dict with params; got NoneType"),
+        (lambda params: params, "a dict with params; got dict"),
+        (
+            lambda params: {"params": {**params, "a": 1.0}},
+            r"params\['a'\] must be None, but is 1.0",
+        ),
+        (
+            lambda params: {"params": {k: v.mean(-1, True) for k, v in params.items()}},
+            r"params\['\S+bias'\] must be \[4\], torch.float64, but is \[1\], torch.float64",
+        ),
+    ],
+)
+def test_aggregate_must_return_a_model_like_the_one_before(change, message):
+    with pytest.raises(
+        ConfigError, match="aggregate of Averaged must return the server's.*" + message
+    ):
+        play(make_simulation(Averaged(change=change)), 1)
 
 
 def test_page_lists_all_hooks_with_arguments():
@@ -92,6 +123,22 @@ def test_value_that_is_not_finite_is_rejected(value):
     for key, wrong in wrongs:
         with pytest.raises(ConfigError, match=rf"algorithm\.{key}=.*: must be finite"):
             make(Clipped, {key: wrong}, "algorithm.")
+
+
+@pytest.mark.parametrize(
+    ("base", "name", "meant"),
+    [
+        (FedAvg, "agregate", "aggregate"),
+        (FedAvg, "exampleloss", "example_loss"),
+        (ForgettingMetric, "need_local", "needs_local"),
+        (Partitioner, "asign", "assign"),
+        (Callback, "after_rounds", "after_round"),
+    ],
+)
+def test_misspelt_hook_is_rejected(base, name, meant):
+    with pytest.raises(ConfigError, match=rf"Mine\.{name}: is not used .*'{meant}'"):
+        type("Mine", (base,), {name: lambda self: None})
+    type("Mine", (base,), {f"_{name}": None, "helper": None})
 
 
 # --- a metric

@@ -680,6 +680,7 @@ def test_sweep_has_tables_of_runs_and_rounds(sweep):
 def test_select_returns_the_runs_with_given_options(sweep):
     found = fedexp.load_sweep(sweep)
     assert found.select(algorithm="fedntd", seed=1).names == ["fedntd_1"]
+    assert found.select(algorithm="fedntd", seed=1)[0].summary["seed"] == 1
     assert found.select({"local.epochs": 1}, seed=0).names == ["fedavg_0", "fedntd_0"]
     with pytest.raises(ConfigError, match=r"no run has seed=7; existing values: 0, 1, None"):
         found.select(seed=7)

@@ -214,7 +214,8 @@ class Run:
 class Sweep:
     """The runs in a directory.
 
-    Iterating over a sweep yields each `Run`. `sweep[name]` returns a run by its name in `names`.
+    Iterating over a sweep yields each `Run`. `sweep[name]` returns a run by its name in `names`,
+    `sweep[0]` the first one.
     """
 
     directory: Path
@@ -229,7 +230,9 @@ class Sweep:
     def __len__(self) -> int:
         return len(self.members)
 
-    def __getitem__(self, name: str) -> Run:
+    def __getitem__(self, name: str | int) -> Run:
+        if isinstance(name, int):
+            return self.members[name]
         names = self.names
         if name not in names:
             raise ConfigError(f"{self.directory}: has no run {name}{nearest(name, names)}")

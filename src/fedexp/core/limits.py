@@ -7,10 +7,11 @@ accepts one of two words.
 import math
 from collections.abc import Callable, Container
 from dataclasses import FrozenInstanceError, dataclass, fields
+from difflib import get_close_matches
 from types import NoneType
 from typing import Annotated, Any, ClassVar, Literal, dataclass_transform, get_args, get_origin
 
-from fedexp.core.errors import require, require_choice
+from fedexp.core.errors import ConfigError, require, require_choice
 
 
 @dataclass(frozen=True)
@@ -90,6 +91,7 @@ class Checked:
 
     def __init_subclass__(cls, prefix: str | None = None, **options: Any) -> None:
         super().__init_subclass__(**options)
+        require_known_names(cls)
         if prefix is not None:
             cls.prefix = prefix
         dataclass(frozen=True, kw_only=True)(cls)
@@ -104,6 +106,19 @@ class Checked:
 
     def __delattr__(self, name: str) -> None:
         raise FrozenInstanceError(f"cannot delete field {name!r}")
+
+
+def require_known_names(cls: type) -> None:
+    """Raise ConfigError for a misspelt hook or attribute of a class, which would be ignored."""
+    inherited = {name for base in cls.__mro__[1:] for name in vars(base) if name[0] != "_"}
+    own = vars(cls).keys()
+    fields = vars(cls).get("__annotations__", {})
+    for name in sorted(own - inherited - fields.keys()):
+        if name[0] != "_" and (meant := get_close_matches(name, inherited - own, 1, 0.85)):
+            raise ConfigError(
+                f"{cls.__name__}.{name}: is not used by fedexp (nearest: '{meant[0]}'); correct the"
+                " name, or begin it with an underscore"
+            )
 
 
 def without_limits(annotation: Any) -> Any:

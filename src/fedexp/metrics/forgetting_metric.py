@@ -95,7 +95,10 @@ class ForgettingMetric(Checked, prefix="forgetting_metric."):
         The result is empty if the local models of this round were not evaluated.
         """
         recorded = bool(record.local_rounds) and record.local_rounds[-1] == record.rounds[-1]
-        return self.local_values(record, len(record.local_rounds) - 1) if recorded else {}
+        if not recorded:
+            return {}
+        values = self.local_values(record, len(record.local_rounds) - 1)
+        return dict(checked(self, values, client_names(self), len(record.sampled[-1])))
 
     def summary(self, record: Record) -> dict[str, float]:
         """Return the values of the run for summary.json; by default, those of the last round."""
@@ -403,9 +406,8 @@ class Metrics:
         found: dict[str, np.ndarray] = {}
         if record.local_rounds[-1:] != record.rounds[-1:]:
             return found
-        clients = len(record.sampled[-1])
         for each in self.members:
-            found |= checked(each, each.client_values(record), client_names(each), clients)
+            found |= each.client_values(record)
         return found
 
     def summary(self, record: Record) -> dict[str, float]:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from fedexp.core.errors import describe
-from fedexp.core.limits import Checked
+from fedexp.core.limits import Checked, require_known_names
 from fedexp.core.storage import read_table
 from fedexp.data.views import CLASSES, PLAIN, VIEWS, file_in_view
 from fedexp.rundir import files
@@ -112,6 +112,10 @@ class Callback:
 
     This base class does nothing. An error in a callback ends the run.
     """
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        require_known_names(cls)
 
     def start(self, info: RunInfo) -> None:
         """Called when the run starts or continues from a checkpoint."""

@@ -8,14 +8,17 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from fedexp.algorithms.base import FedAvg, overrides
 from fedexp.algorithms.interfaces import Federation, ServerRound
 from fedexp.algorithms.server_optimizers import ServerOptimizer
 from fedexp.core import tree
+from fedexp.core.errors import ConfigError
 from fedexp.core.rng import generator_for
 from fedexp.core.tree import Params, Tree
 from fedexp.data.text import DropoutKeys
@@ -264,10 +267,29 @@ def aggregate(
 ) -> Tree:
     """Return the server's state after aggregation and the server optimizer's step."""
     new = algorithm.aggregate(server, result.trained.messages, result.round)
+    require_same_model(algorithm, server["params"], new)
     if algorithm.trains_model:
         buffers = tree.average_buffers(result.trained.buffers, result.round.weights)
         return optimizer.step(server, new) | {"buffers": buffers}
     return new
+
+
+def require_same_model(algorithm: FedAvg, before: Params, server: Any) -> None:
+    """Raise ConfigError unless a server's state has a model with the names, shapes and dtypes of
+    `before`. torch would expand a bias of another shape to all units."""
+    after = server.get("params") if isinstance(server, Mapping) else None
+    what = f"algorithm: aggregate of {type(algorithm).__name__} must return the server's state"
+    if not isinstance(after, Mapping):
+        raise ConfigError(f"{what}, a dict with params; got {type(server).__name__}")
+    for name in sorted({*before, *after}):
+        found, expected = (
+            f"{list(leaf.shape)}, {leaf.dtype}"
+            if isinstance(leaf := params.get(name), Tensor)
+            else f"{leaf}"
+            for params in (after, before)
+        )
+        if found != expected:
+            raise ConfigError(f"{what}; params[{name!r}] must be {expected}, but is {found}")
 
 
 def aggregate_all(exchange: Exchange, clock: Clock) -> tuple[Tree, list[CohortResult]]:
