@@ -141,6 +141,15 @@ def test_misspelt_hook_is_rejected(base, name, meant):
     type("Mine", (base,), {f"_{name}": None, "helper": None})
 
 
+def test_partition_without_assign_is_rejected():
+    class Forgot(Partitioner):
+        pass
+
+    rng = np.random.default_rng(0)
+    with pytest.raises(ConfigError, match="partition: Forgot must have the method assign"):
+        Forgot().deal(np.zeros(9, np.int64), 3, rng)
+
+
 # --- a metric
 class Own(ForgettingMetric):
     """Return the given values, and in clients.csv the given ones too."""

@@ -116,7 +116,7 @@ class Partitioner(Checked, prefix="partition."):
         rng: the generator from `deal`. If the scheme has a field `numpy_seed` that is not None, it
             is a legacy generator of numpy with this seed instead.
         """
-        raise NotImplementedError
+        raise ConfigError(f"partition: {type(self).__name__} must have the method assign")
 
 
 def hold_out_test(
