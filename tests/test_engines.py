@@ -353,12 +353,13 @@ class Failing(FedAvg):
 
 
 @pytest.mark.parametrize("hook", ["client_setup", "local training", "finish"])
-def test_failure_names_client_and_hook(hook):
+def test_failure_names_client_hook_and_line(hook):
     simulation = make_simulation(Failing(hook=hook))
     first = assemble(simulation, simulation.initial_state(), 1).clients[0]
-    with pytest.raises(
-        ClientFailure, match=f"round 1, client {first}, in {hook} of Failing: by the test"
-    ) as failure:
+    line = Failing.fail.__code__.co_firstlineno + 2
+    where = rf"client {first}, in {hook} of Failing \(test_engines.py, line {line}\)"
+    message = f"^round 1, {where}: ZeroDivisionError: by the test$"
+    with pytest.raises(ClientFailure, match=message) as failure:
         play(simulation, 1)
     assert isinstance(failure.value.__cause__, ZeroDivisionError)
 

@@ -5,6 +5,8 @@ The model is updated in place by torch's fused optimizer. Use this engine for de
 
 import time
 from dataclasses import dataclass, replace
+from pathlib import Path
+from traceback import walk_tb
 
 import numpy as np
 import torch
@@ -13,7 +15,7 @@ from torch import Tensor
 from fedexp.algorithms import optimizers
 from fedexp.algorithms.base import Batch, Context, overrides
 from fedexp.core import tree
-from fedexp.core.errors import ConfigError
+from fedexp.core.errors import ConfigError, describe
 from fedexp.core.rng import torch_seed
 from fedexp.core.tree import Params, Tree
 from fedexp.engine.base import (
@@ -30,7 +32,8 @@ from fedexp.engine.network import LiveNetwork, seeded_torch
 class ClientFailure(RuntimeError):
     """Raised if the training of a client fails.
 
-    The message names the round, the client and the hook that raised the exception.
+    The message names the round, the client, the hook that raised the exception, and the line of the
+    algorithm's file.
     """
 
 
@@ -102,9 +105,15 @@ class ClientTraining:
         except ConfigError:
             raise
         except Exception as error:
-            name = type(self.algorithm).__name__
-            where = f"round {self.round}, client {self.client}, in {hook} of {name}"
-            raise ClientFailure(f"{where}: {error}") from error
+            kind = type(self.algorithm)
+            lines = [
+                f" ({Path(frame.f_code.co_filename).name}, line {line})"
+                for frame, line in walk_tb(error.__traceback__)
+                if frame.f_globals.get("__name__") == kind.__module__
+            ]
+            where = f"client {self.client}, in {hook} of {kind.__name__}{''.join(lines[-1:])}"
+            message = f"round {self.round}, {where}: {describe(error)}"
+            raise ClientFailure(message) from error
         buffers = self.live.buffers()
         correct, seconds = None, 0.0
         if evaluate_local:
