@@ -55,7 +55,8 @@ sweep=fedntd_table1 => fedexp: sweep=fedntd_table1: needs --multirun
 -m hydra/sweeper=optuna preview=true => preview=true: cannot be used with hydra/sweeper=optuna
 --multirun preview=maybe => preview=maybe: must be true or false
 --multirun sweep=cfed_table1,cfed_table2 hydra.sweep.dir=x => x: cannot be used with several sweeps
--m alpha=1,2 partition.alpha=1,3 => alpha=1,2 and partition.alpha=1,3: both set alpha; give all of
+-m alpha=1,2 partition.alpha=1,3 => alpha=1,2 and partition.alpha=1,3: both set alpha; give only one
+min_size=5 partition.min_size=9 => min_size=5 and partition.min_size=9: both set min_size
 -m sweep=cfed_table1 seed=0,1 seed=2 => seed=0,1 and seed=2: both set
 --multirun seed=0,1 dataset=mnist dataset.url=http://me:secret@host/ => dataset.url: an address must
 """

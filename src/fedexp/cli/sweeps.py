@@ -213,7 +213,7 @@ def check_set_once(arguments: Sequence[str]) -> None:
     """Raise ConfigError if a key with several values is given twice, since Hydra uses the last."""
     given: dict[str, Any] = {}
     for override in OverridesParser.create().parse_overrides(list(arguments)):
-        key = override.key_or_group.removeprefix("partition.")  # partition.alpha refers to alpha
+        key = override.key_or_group
         other = given.setdefault(key, override)
         several = other.is_sweep_override() or override.is_sweep_override()
         if other is not override and several:

@@ -119,10 +119,14 @@ def check_flags(arguments: Sequence[str]) -> None:
 
 
 def check_options(overrides: Sequence[str]) -> None:
-    """Raise ConfigError for empty directories, which are the working directory to Hydra, and for
-    lists of options that Hydra would merge into one node or ignore.
+    """Raise ConfigError for empty directories, which are the working directory to Hydra, for lists
+    of options that Hydra would merge into one node or ignore, and for two values of one setting.
     """
     groups = list_groups(conf_directories())
+    given = {text.partition("=")[0]: text for text in overrides}
+    for key, text in given.items():
+        if other := given.get(f"partition.{key}"):  # by default, refers to the key
+            raise ConfigError(f"{text} and {other}: both set {key}; give only one of them")
     for text in overrides:
         if text in ("hydra.run.dir=", "hydra.sweep.dir=", "resume="):
             raise ConfigError(f"{text}: must name a directory")
