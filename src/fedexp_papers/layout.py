@@ -160,6 +160,17 @@ def all_sections(table: pd.DataFrame) -> list[Section]:
     return parts
 
 
+def list_methods(table: pd.DataFrame) -> list[str]:
+    """Return the methods of a table in order, each one's first reading before the others."""
+    first = table.drop_duplicates("method")
+    readings = " (" + first["reading"] + ")" if "reading" in first else [""] * len(first)
+    found: dict[str, list[str]] = {}
+    for method, reading in zip(first["method"], readings, strict=True):
+        mine = found.setdefault(method.removesuffix(reading), [])
+        mine.insert(0 if reading in ("", " ()") else len(mine), method)
+    return [method for mine in found.values() for method in mine]
+
+
 def sections(table: pd.DataFrame, text_of: Callable[[Rows], str] = format_cell) -> list[Section]:
     """Lay out the tidy table as in the paper.
 
@@ -172,7 +183,7 @@ def sections(table: pd.DataFrame, text_of: Callable[[Rows], str] = format_cell) 
     for title, group in groups:
         cells = group.groupby(["method", "column"], sort=False)
         texts = pd.Series({key: text_of(rows.to_dict("records")) for key, rows in cells}).unstack()
-        texts = texts.reindex(group["method"].unique(), columns=group["column"].unique())
+        texts = texts.reindex(list_methods(group), columns=group["column"].unique())
         texts = texts.fillna("")
         found.append(Section(str(title), texts, legend=describe_cells(texts)))
     return found

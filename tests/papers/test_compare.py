@@ -286,6 +286,14 @@ def test_readings_have_separate_rows(tmp_path):
     assert line == "| MOON (released), accuracy | 3.49 | 0.49 | 0 of 1 |"
 
 
+def test_first_reading_is_shown_before_the_others():
+    """Another reading may be the only one in an earlier column."""
+    columns = {"FedAvg (E=2)": "E=2", "Flashback (E=2)": "E=2", "FedAvg": "", "FedAvg (E=1)": "E=1"}
+    table = pd.DataFrame({"method": columns.keys(), "reading": columns.values()})
+    order = ["FedAvg", "FedAvg (E=2)", "FedAvg (E=1)", "Flashback (E=2)"]
+    assert layout.list_methods(table) == order
+
+
 def test_claims_of_the_text_are_compared_with_the_published_table(tmp_path):
     """By hand: 118/4, 490/9, 244/2 and 126/44. Ours equal the published values."""
     sweep = load_paper_sweep("flashback_table1")
