@@ -1,7 +1,8 @@
 """Every option composes and builds, and errors in a configuration are reported once and completely.
 
 `python tests/test_build.py --write` writes golden/options.txt, the list of all options, and
-golden/experiments.txt, a hash of the values of each experiment.
+golden/experiments.txt, a hash of the values of each experiment, and adds the identities of new
+options to golden/identities.txt.
 """
 
 import re
@@ -18,11 +19,14 @@ from fedexp.config.options import MULTIPLE, known_keys, list_groups, list_option
 from fedexp.config.values import convert, find_class
 from fedexp.core.errors import ConfigError
 from fedexp.data.types import TextShape
-from fedexp.rundir.identity import digest, result_values
+from fedexp.rundir.identity import digest, essential, result_values
 from toy_federation import CONF, CONFS, composed, conf_file
 
 SURFACE = Path(__file__).parent / "golden" / "options.txt"
 EXPERIMENTS = SURFACE.with_name("experiments.txt")  # hashes of their values
+# The identity of a run with each option. A line is added for a new option and never changes, since
+# sweeps would run their finished jobs again.
+IDENTITIES = SURFACE.with_name("identities.txt")
 OPTIONS = {group: list_options(group, CONFS) for group in list_groups(CONFS)}
 # An option of every group, until each has been had. Composing takes long and most options of
 # `algorithm` are files without a defaults list, so the last of those are read from their files.
@@ -142,6 +146,24 @@ def test_list_of_options_has_every_composed_key():
 
     for chosen in TOGETHER:
         assert keys(OmegaConf.to_container(together(chosen))) <= known, chosen
+
+
+FROZEN = dict(line.split() for line in IDENTITIES.read_text(encoding="utf-8").splitlines())
+SELECTED = [f"{group}={option}" for group in list_groups(CONFS) for option in OPTIONS[group]]
+SELECTED += [f"experiment={name}" for name in HASHES]
+
+
+def identity_of(selected: str) -> str:
+    option = selected.partition("=")[2]
+    return digest(essential(build(composed(selected, *NEEDED.get(option, [])))))
+
+
+@pytest.mark.parametrize("group", [*list_groups(CONFS), "experiment"])
+def test_identities_stay_as_they_are(group):
+    selected = [each for each in SELECTED if each.startswith(f"{group}=")]
+    assert {each: identity_of(each) for each in selected} == {
+        each: identity for each, identity in FROZEN.items() if each.startswith(f"{group}=")
+    }
 
 
 # --- values that reach the objects
@@ -376,3 +398,6 @@ if __name__ == "__main__":
     SURFACE.write_text("\n".join(sorted(known_keys())) + "\n", encoding="utf-8")
     hashes = [f"{name} {hash_of(name)}\n" for name in list_options("experiment", CONFS)]
     EXPERIMENTS.write_text("".join(hashes), encoding="utf-8")
+    frozen = {each: identity_of(each) for each in SELECTED} | FROZEN
+    lines = [f"{each} {identity}\n" for each, identity in sorted(frozen.items())]
+    IDENTITIES.write_text("".join(lines), encoding="utf-8")

@@ -4,6 +4,7 @@ import json
 import shutil
 import subprocess
 from dataclasses import field, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
 from typing import ClassVar
@@ -187,6 +188,26 @@ def test_origin_lists_the_parts_of_a_run(tmp_path):
     assert origin.read(tmp_path)["identity"] == digest(VALUES)
     origin.write(tmp_path, VALUES, [8], part(0, "e"), resumed=False)
     assert json.loads((tmp_path / origin.NAME).read_text())["parts"] == [part(0, "e")]
+
+
+def test_start_of_a_run_is_kept_when_it_is_resumed(tmp_path, monkeypatch):
+    """A run of a version that did not write it has none; origin.json stays readable."""
+    before = datetime.now(UTC).replace(microsecond=0)
+    origin.write(tmp_path, VALUES, [8], part(), resumed=False)
+    started = origin.read(tmp_path)["started"]
+    assert before <= datetime.fromisoformat(started) <= datetime.now(UTC)
+    later = SimpleNamespace(now=lambda zone: datetime(2100, 1, 1, tzinfo=zone))
+    monkeypatch.setattr(origin, "datetime", later)
+    origin.write(tmp_path, VALUES, [8], part(3, "b"), resumed=True)
+    assert origin.read(tmp_path)["started"] == started
+    origin.write(tmp_path, VALUES, [8], part(), resumed=False)
+    assert origin.read(tmp_path)["started"] == "2100-01-01T00:00:00+00:00"
+
+    content = json.loads((tmp_path / origin.NAME).read_text())
+    del content["started"]
+    (tmp_path / origin.NAME).write_text(json.dumps(content))
+    origin.write(tmp_path, VALUES, [8], part(3, "b"), resumed=True)
+    assert origin.read(tmp_path)["started"] is None
 
 
 # --- the commit

@@ -2,6 +2,8 @@
 
 {"format": 2,               of the run directory
  "identity": "...",         the hash of "values"
+ "started": "...",          the time at which the run started, in UTC; it stays when the run is
+                            resumed, and is null if the run was started by a version without it
  "directory": "...",        the working directory that relative paths refer to
  "shape": [32, 32, 3],      of the stored inputs
  "sweep": "...",            the sweep that started the run; null for a single run
@@ -12,6 +14,7 @@
 
 import re
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +38,8 @@ def read(directory: Path) -> dict[str, Any]:
     with storage.reading(path):
         if found["format"] != FORMAT:
             raise ValueError(f"has format {found['format']}, not {FORMAT}")
-        return {key: found[key] for key in KEYS} | {"sweep": found.get("sweep")}
+        optional = {key: found.get(key) for key in ("started", "sweep")}
+        return {key: found[key] for key in KEYS} | optional
 
 
 def write(
@@ -52,7 +56,9 @@ def write(
     False if the run has no completed rounds, so that no earlier part counts. sweep: the name of
     the sweep that starts the run.
     """
-    begun: dict[str, Any] = {"directory": str(Path.cwd()), "parts": [], "sweep": sweep}
+    started = datetime.now(UTC).isoformat(timespec="seconds")
+    begun: dict[str, Any] = {"started": started, "directory": str(Path.cwd()), "sweep": sweep}
+    begun["parts"] = []
     if resumed:
         begun = read(directory)
     parts = [each for each in begun["parts"] if each["first_round"] < part["first_round"]]
@@ -61,6 +67,7 @@ def write(
     content = {
         "format": FORMAT,
         "identity": digest(values),
+        "started": begun["started"],
         "directory": begun["directory"],
         "shape": list(shape),
         "sweep": begun["sweep"],
