@@ -59,13 +59,19 @@ ROUNDING = 0.001  # relative tolerance of expected numbers, as splits may be rou
 
 
 @cache
+def load_entries() -> pd.DataFrame:
+    """Return all entries of the published tables as text, including those without a result."""
+    return pd.read_csv(TABLES, dtype=str, keep_default_na=False)
+
+
+@cache
 def load_published() -> pd.DataFrame:
     """Return all published values as text.
 
     The column `released` contains values that the paper's released code is known to give, such as
     `84.5 (round 110, seed 1)`.
     """
-    table = pd.read_csv(TABLES, dtype=str, keep_default_na=False)
+    table = load_entries()
     released = pd.read_csv(RELEASED, dtype=str, keep_default_na=False).drop(columns="source")
     known = table[~table["note"].str.startswith(EMPTY)]
     return known.merge(released, how="left").fillna({"released": ""})

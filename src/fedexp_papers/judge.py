@@ -9,6 +9,8 @@ from typing import Any
 ABSOLUTE = {"percent": 2.0, "fraction": 0.02}
 FORGETTING, RELATIVE = 0.05, 0.25
 REDUCED = "reduced protocol"
+AGREEING = ("within", "failed as printed", "not reached as printed")
+VERDICTS = (*AGREEING, "outside")  # on judged values
 TOLERANCES = (
     f"Tolerance: for accuracy, {ABSOLUTE['percent']:g} points, two published standard deviations or"
     " two standard errors of our value, whichever is largest; for forgetting and alignment,"
@@ -26,10 +28,15 @@ def compute_tolerance(row: Mapping[str, str], error: float | None = None) -> flo
     noise = 0.0 if error is None or math.isnan(error) else 2 * error
     if not row["value"]:
         return math.nan
-    if row["unit"] in ("rounds", "ratio"):
-        return max(RELATIVE * float(row["value"]), noise)
-    least = FORGETTING if row["metric"] in ("forgetting", "alignment") else ABSOLUTE[row["unit"]]
+    least = strict_tolerance(row["unit"], row["metric"], float(row["value"]))
     return max(least, 2 * float(row["std"] or 0), noise)
+
+
+def strict_tolerance(unit: str, metric: str, published: float) -> float:
+    """Return the tolerance that does not depend on any standard deviation."""
+    if unit in ("rounds", "ratio"):
+        return RELATIVE * published
+    return FORGETTING if metric in ("forgetting", "alignment") else ABSOLUTE[unit]
 
 
 def judge(row: Mapping[str, Any], diverged: Sequence[bool], why: str = "") -> str:

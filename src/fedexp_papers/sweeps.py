@@ -7,6 +7,8 @@ Besides the keys that fedexp reads (fedexp.analysis.sweep), a sweep's file has t
   reproduce, by columns of tables.csv, such as `method: FedAvg`
 - `measures`: for each published metric, the measured value that is compared with it
 - `report`: the rule by which the paper reports accuracy and forgetting (fedexp_papers.rules)
+- `inferred_from`: columns of the paper from which `report` or other settings were inferred, by
+  columns of tables.csv; all other columns are held out
 - `protocol`: values that the configuration of a run must have
 - `earlier`: blocks of runs that were made with another protocol; they are not started again
 - `readings`, `claims`: see fedexp_papers.readings
@@ -75,6 +77,7 @@ class PaperSweep(Sweep):
     rule: Rule
     # name of a sweep that interprets cells of the same table differently -> its label
     readings: Fields = field(default_factory=dict)
+    inferred_from: tuple[Fields, ...] = ()
     required: Mapping[str, Any] = field(default_factory=dict)
     earlier: tuple[PaperBlock, ...] = ()
     claims: str = ""  # table in tables.csv that lists the claims in the paper's text
@@ -96,6 +99,7 @@ def read_paper_sweep(name: str, content: Mapping[str, Any]) -> PaperSweep:
         paper=str(content["paper"]),
         table=str(content["table"]),
         rule=read_rule(content.get("report", {})),
+        inferred_from=tuple(map(read_fields, content.get("inferred_from", ()))),
         required=dict(content.get("protocol", {})),
         earlier=tuple(map(read, content.get("earlier", ()))),
         readings={str(other): str(label or "") for other, label in readings.items()},
@@ -108,6 +112,11 @@ def read_paper_block(node: Mapping[str, Any], measures: Sequence[Mapping[str, An
     """Read a block. measures: the measures to use if the block does not set any."""
     block = read_block(node)
     return PaperBlock(block.axes, block.fixed, tuple(node.get("measures", measures)))
+
+
+def read_fields(node: Mapping[str, Any]) -> Fields:
+    """Read columns of tables.csv and their values."""
+    return {str(name): str(value) for name, value in node.items()}
 
 
 def load_paper_sweep(name: str) -> PaperSweep:
