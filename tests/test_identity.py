@@ -22,6 +22,7 @@ from fedexp.data.cache import load_mapped
 from fedexp.data.mapped import Chosen
 from fedexp.rundir import origin
 from fedexp.rundir.identity import digest, essential, group_name
+from fedexp.trackers.base import Callback, CallbackConfig
 from fedexp.training import summary
 from toy_federation import composed, make_simulation
 
@@ -85,6 +86,37 @@ def test_an_option_is_left_out_at_its_neutral_value_only():
     assert found(old=1.0, new=0.0) == found(old=1.0)
     assert found(old=1.0, new=0.5)["part.parts.0.new"] == 0.5, "the default need not be neutral"
     assert found(old=1.0, new=0.0)["part.parts.0.old"] == 1.0
+
+
+class Watcher(CallbackConfig):
+    after: int
+
+    def create(self):
+        return Callback()
+
+
+class Stopper(Watcher):
+    ends_runs: ClassVar[bool] = True
+    version: ClassVar[int] = 2
+
+    also: int = field(default=0, metadata={"neutral": 0})
+
+
+def test_only_callbacks_that_may_end_a_run_belong_to_its_identity():
+    """A run without one keeps the identity that it had before callbacks could declare this."""
+    plain = build(composed("data_dir=data"))
+    base = essential(plain)
+
+    def found(**callbacks):
+        nodes = {name: {"_target_": "x", **vars(each)} for name, each in callbacks.items()}
+        values = plain.values | {"callback": nodes}
+        return essential(replace(plain, callback=list(callbacks.values()), values=values))
+
+    assert found(a=Watcher(after=2)) == base
+    both = found(a=Watcher(after=2), b=Stopper(after=3))
+    added = {"_target_": "x", "after": 3, "Stopper.version": 2}
+    assert both == base | {f"callback.b.{key}": value for key, value in added.items()}
+    assert found(b=Stopper(after=3, also=1)) == both | {"callback.b.also": 1}
 
 
 def test_seeds_share_a_group_name():

@@ -6,13 +6,14 @@ added later declares the value that keeps the earlier behaviour, and is left out
 
     lr_min: float = field(default=0.0, metadata={"neutral": 0.0})
 
-Such a declaration is never edited. The content of the data is compared separately, see
+Such a declaration is never edited. A callback belongs to the identity only if its class declares
+that it may end runs (`ends_runs`). The content of the data is compared separately, see
 `fedexp.rundir.origin`.
 """
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from typing import Any
 
@@ -101,8 +102,25 @@ def essential(built: Any) -> dict[str, Any]:
     top = {field.name for field in fields(built.settings)}
     found = {key: value for key, value in found.items() if "." in key or key in top}
     for name, part in vars(built).items():
-        if not is_free(name) and name != "values":
+        if name == "callback":
+            found |= essential_callbacks(built.values[name], part)
+        elif not is_free(name) and name != "values":
             apply_class(found, "" if name == "settings" else f"{name}.", part)
+    return found
+
+
+def essential_callbacks(nodes: Mapping[str, Any], callbacks: Sequence[Any]) -> dict[str, Any]:
+    """Return the options of the callbacks that may end a run, by dotted key.
+
+    Runs without such a callback have the identity that they had before `ends_runs` existed.
+
+    nodes: name of the option -> its node, in the order of `callbacks`.
+    """
+    found: dict[str, Any] = {}
+    for (name, node), part in zip(nodes.items(), callbacks, strict=True):
+        if part.ends_runs:
+            found |= flatten(node, f"callback.{name}")
+            apply_class(found, f"callback.{name}.", part)
     return found
 
 

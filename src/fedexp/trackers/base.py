@@ -245,6 +245,10 @@ class Callbacks:
 class CallbackConfig(Checked, ABC, prefix="callback."):
     """Base class for the options of the group `callback`."""
 
+    # Whether the callback may end a run before its last round. Its options then belong to the
+    # identity of the run.
+    ends_runs: ClassVar[bool] = False
+
     def check(self) -> None:
         """Raise ConfigError if a package that the callback needs is not installed.
 
